@@ -17,7 +17,7 @@ from meshscope.interconnect.lines import collective_lines
 from meshscope.interconnect.samples import KINDS
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.plan.plan import Plan
+from meshscope.spec.plan.mesh import Mesh
 from meshscope.store.run import RunRecord
 
 MIN_STEPS = 3  # profiled, so that one disturbed step shows
@@ -37,11 +37,11 @@ class Capture:
 
 def capture_of(record: RunRecord) -> Capture:
     """The measurements of a run; RunError if it holds none of a TPU slice."""
-    topology, plan, measured = _measured_on_tpu(record)
+    topology, mesh, measured = _measured_on_tpu(record)
     reasons: Counter[str] = Counter()
     timed: dict[tuple[object, ...], list[ContributedPoint]] = {}
     for row in record.rows_of(Source.MEASURED):
-        point = _point(row, plan, topology, measured, reasons)
+        point = _point(row, mesh, topology, measured, reasons)
         if point is not None:
             timed.setdefault((point.axis, point.kind, point.payload_bytes), []).append(point)
     return Capture(
@@ -53,7 +53,7 @@ def capture_of(record: RunRecord) -> Capture:
     )
 
 
-def _measured_on_tpu(record: RunRecord) -> tuple[Topology, Plan, Measured]:
+def _measured_on_tpu(record: RunRecord) -> tuple[Topology, Mesh, Measured]:
     source, topology = record.manifest.source, record.manifest.experiment.topology
     if source is not Source.MEASURED or record.measured is None:
         raise RunError(
@@ -63,13 +63,13 @@ def _measured_on_tpu(record: RunRecord) -> tuple[Topology, Plan, Measured]:
     if topology is None or topology.chip.kind is not ChipKind.TPU:
         name = "an unknown machine" if topology is None else f"'{topology.name}'"
         raise RunError(f"'{record.path}' was measured on {name}. Contribute a run on a TPU slice.")
-    plan = record.manifest.experiment.plan
-    if plan is None:
+    experiment = record.manifest.experiment
+    if experiment.plan is None:
         raise RunError(
             f"'{record.path}' has no plan, so the groups of its collectives are unknown. "
             "Import the profile again with --plan."
         )
-    return topology, plan, record.measured
+    return topology, experiment.device_mesh, record.measured
 
 
 def _faults(record: RunRecord, topology: Topology, measured: Measured) -> Iterator[str]:
@@ -85,10 +85,10 @@ def _faults(record: RunRecord, topology: Topology, measured: Measured) -> Iterat
 
 
 def _point(
-    row: Collective, plan: Plan, topology: Topology, measured: Measured, reasons: Counter[str]
+    row: Collective, mesh: Mesh, topology: Topology, measured: Measured, reasons: Counter[str]
 ) -> ContributedPoint | None:
     """The timed collective of a row; None, with the reason counted, if it has no usable time."""
-    reason = _unusable(row) or _other_groups(row, plan)
+    reason = _unusable(row) or _other_groups(row, mesh)
     if reason is None:
         assert row.axis is not None
         assert row.payload_bytes is not None
@@ -119,10 +119,10 @@ def _unusable(row: Collective) -> str | None:
     return None
 
 
-def _other_groups(row: Collective, plan: Plan) -> str | None:
+def _other_groups(row: Collective, mesh: Mesh) -> str | None:
     """The reason to leave out a row of a part of its axis, such as one pipeline stage."""
     assert row.axis is not None
-    groups = plan.mesh.groups(*row.axis.split("+"))
+    groups = mesh.groups(*row.axis.split("+"))
     same = {frozenset(group) for group in groups} == {frozenset(group) for group in row.groups}
     return None if same else "groups of a part of the axis"
 

@@ -74,6 +74,7 @@ def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
     microbatches: int | None = None,
     prefill_chunk: int | str = "auto",
     routing_skew: float = 1.0,
+    device_order: str | None = None,
     profile: str | Path | None = None,
     cycles: Cycles | str = Cycles.ESTIMATED,
     engine_version: str | None = None,

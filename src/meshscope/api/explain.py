@@ -9,7 +9,6 @@ from meshscope.events.enums import Source
 from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.resharding import reshardings
-from meshscope.spec.plan.mesh import Mesh
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
 
@@ -20,7 +19,7 @@ def explained(run: RunRecord, hlo: Path | None = None) -> tuple[Insertion, ...]:
     `hlo` is the text of a run without a folder.
     """
     topology = run.manifest.experiment.topology
-    mesh = Mesh(axes=tuple(run.manifest.experiment.mesh.items()))
+    mesh = run.manifest.experiment.device_mesh
     texts = list(_texts(run, hlo))
     if topology is None or not mesh.axes or not texts:
         raise RunError(

@@ -49,6 +49,7 @@ def run(  # noqa: D417, PLR0913  the options of the command
     microbatches: int | None = None,
     prefill_chunk: int | str = "auto",
     routing_skew: float = 1.0,
+    device_order: str | None = None,
     profile: str | Path | None = None,
     repeats: int = 3,
     warmup: int = 1,

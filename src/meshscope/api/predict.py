@@ -38,6 +38,7 @@ def predict(  # noqa: PLR0913  the options of the command
     microbatches: int | None = None,
     prefill_chunk: int | str = "auto",
     routing_skew: float = 1.0,
+    device_order: str | None = None,
     profile: str | Path | None = None,
     speculate: str | None = None,
     out: str | Path | None = None,
@@ -74,6 +75,8 @@ def predict(  # noqa: PLR0913  the options of the command
         prefill_chunk: Prompt tokens that prefill processes at a time on a data-parallel rank, `auto`
             (up to 8,192) or `off`.
         routing_skew: Load of the most loaded device's experts over the mean.
+        device_order: Which axes of the plan have which dimension of the torus, such as
+            `y:dp=2,x:tp=4`, or the device ids in the order of the mesh; by default 0, 1, 2, ...
         profile: A chip profile that `meshscope calibrate` wrote, for times.
         speculate: Speculative decoding: `mtp:k=1,acceptance=0.85`, `eagle:...` or `draft:MODEL,...`;
             the result is `Run.speculation`.

@@ -15,7 +15,6 @@ from meshscope.events.step_time import StepTime
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scope_rules import RULES, read_rules
 from meshscope.spec.experiment import experiment_of_record
-from meshscope.spec.plan.mesh import Mesh
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
 
@@ -61,7 +60,7 @@ def _repriced_import(run: RunRecord, profile_path: Path) -> RunRecord:
     read = read_imported(
         programs,
         topology=topology,
-        mesh=Mesh(axes=tuple(experiment.mesh.items()), order=experiment.device_order),
+        mesh=experiment.device_mesh,
         rules=[read_rules(rules)] if rules.exists() else [],
         n_layers=experiment.extended_layers,
         lengths={} if experiment.lengths is None else parse_lengths(experiment.lengths),

@@ -1,6 +1,8 @@
 """Requests for an experiment: the options of predict, compile and run, typed and checked one by one."""
 
+import hashlib
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from enum import StrEnum
@@ -11,9 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_type_hin
 from meshscope.api.idle_options import check_no_idle_options
 from meshscope.backends.compile.cycles import Cycles
 from meshscope.errors import SpecError, nearest
+from meshscope.interconnect.axis_placement import parse_device_order
 from meshscope.serialize import picked
 from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.model.model import Model
 from meshscope.spec.model.stored_format import weight_dtype_of
@@ -21,7 +24,7 @@ from meshscope.spec.plan.chunks import ChunkRule, chunk_option
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.kernel_choice import Kernels
-from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program
 from meshscope.spec.quantization import PROGRAM_DTYPES, UNQUANTIZED_DTYPE
 from meshscope.spec.workload import Workload
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound="DataclassInstance")
 
+MAX_ORDER_WORD = 32
 AUTO = "auto"  # weights in the format of the checkpoint, activations and KV cache in bf16
 
 _FORMS: dict[Any, str] = {
@@ -76,6 +80,7 @@ class ExperimentRequest:
     microbatches: int | None = None
     prefill_chunk: str = ChunkRule.AUTO.value
     routing_skew: float = 1.0
+    device_order: str | None = None
     profile: Path | None = None
 
     # Whether a program is built, which lacks some formats of weights.
@@ -92,11 +97,13 @@ class ExperimentRequest:
             )
         chunk = chunk_option(self.prefill_chunk)
         model = read_model(self.model)
+        topology = parse_topology(self.topology)
+        plan = parse_plan(self.plan)
         wide = dtype_name(UNQUANTIZED_DTYPE if self.dtype == AUTO else self.dtype)
         experiment = experiment_of(
             model=model,
-            plan=parse_plan(self.plan),
-            topology=parse_topology(self.topology),
+            plan=plan,
+            topology=topology,
             workload=Workload(
                 batch=self.batch,
                 prompt=self.prompt,
@@ -110,9 +117,15 @@ class ExperimentRequest:
             program=Program(**picked(self, *_PROGRAM_OPTIONS)),
             engine=self.engine,
             n_layers=self.layers,
+            device_order=self._device_order(plan, topology),
         )
         check_no_idle_options(changed_options(self), experiment)
         return experiment.with_auto_chunk() if chunk is ChunkRule.AUTO else experiment
+
+    def _device_order(self, plan: Plan, topology: Topology) -> tuple[int, ...] | None:
+        if self.device_order is None:
+            return None
+        return parse_device_order(self.device_order, plan.filled(topology.n_devices).mesh, topology)
 
     def _cache_dtype(self, wide: str) -> str:
         """The dtype of the KV cache, by default that of activations."""
@@ -301,4 +314,15 @@ def run_folder(request: ExperimentRequest, experiment: Experiment, out: Path | N
         "" if program.dispatch is DispatchForm.AUTO else program.dispatch.value,
         "" if program.microbatches is None else f"microbatches{program.microbatches}",
         _chunk_word(experiment),
+        _order_word(request.device_order),
     )
+
+
+def _order_word(device_order: str | None) -> str:
+    """The order of devices in the name of a folder; a digest of a long one."""
+    if device_order is None:
+        return ""
+    text = re.sub(r"[:=]", "", device_order)
+    if len(text) > MAX_ORDER_WORD:
+        text = f"devices{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return text

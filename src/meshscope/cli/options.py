@@ -80,6 +80,10 @@ OPTIONS: dict[str, Any] = {
     "routing_skew": typer.Option(
         metavar="X", help="Load of the most loaded device's experts over the mean."
     ),
+    "device_order": typer.Option(
+        metavar="ORDER",
+        help="Axes on the torus, such as y:dp=2,x:tp=4, or device ids in the order of the mesh.",
+    ),
     "profile": PROFILE,
     "speculate": typer.Option(
         metavar="METHOD:k=N,acceptance=X",

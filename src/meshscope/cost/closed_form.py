@@ -94,13 +94,9 @@ def plan_form(  # noqa: PLR0913  a plan, its chip and its program
     *,
     profile: ChipProfile | None = None,
     efficiency: ChipEfficiency | None = None,
-    devices: Sequence[int] | None = None,
     program: ModeledProgram = ModeledProgram.PUBLISHED,
 ) -> PlanForm:
-    """The closed form of one phase of a plan; SpecError for a chip without published figures or profile.
-
-    `devices` are the device ids in the order of the mesh, if they do not follow it.
-    """
+    """The closed form of one phase of a plan; SpecError for a chip without published figures or profile."""
     chip, plan, model = experiment.topology.chip, experiment.plan, experiment.model
     rates = rates_of(chip, profile)
     constants = constants_of(chip) if profile is None else profile.constants
@@ -110,7 +106,7 @@ def plan_form(  # noqa: PLR0913  a plan, its chip and its program
         phase=phase,
         topology=experiment.topology,
         costs=plan_costs(experiment, phase, rates, program),
-        collectives=collective_costs(experiment, phase, constants, devices),
+        collectives=collective_costs(experiment, phase, constants),
         rates=rates,
         efficiency=taken.of_own_program if program is ModeledProgram.OWN else taken,
         constants=constants,

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshscope.cost.features import FloatArray
 from meshscope.cost.workload_features import Feature
-from meshscope.events.collective import Collective, Groups
+from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, wire_factor
 from meshscope.interconnect import LinkConstants, collective_lines, geometry_of
 from meshscope.interconnect.geometry import GroupGeometry
@@ -107,9 +107,8 @@ def collective_costs(
     experiment: Experiment,
     phase: Phase,
     constants: LinkConstants,
-    devices: Sequence[int] | None = None,
 ) -> tuple[CollectiveCost, ...]:
-    """The collectives of one phase of a plan; `devices` are the ids in the order of the mesh, if other."""
+    """The collectives of one phase of a plan."""
     references = _references(experiment, phase)
     runs = [list(_runs(_with_workload(experiment, phase, ref), phase)) for ref in references]
     payloads = np.array([[_payload_bytes(run.collective) for run in of] for of in runs], float)
@@ -122,7 +121,7 @@ def collective_costs(
         collective = run.collective
         key = (collective.kind, id(collective.groups))
         if key not in transfers:
-            groups = _on_devices(collective.groups, devices)
+            groups = experiment.mesh.devices_at(collective.groups)
             geometry = geometry_of(experiment.topology, groups)
             transfers[key] = _transfer(collective.kind, geometry, constants)
         costs.append(
@@ -140,13 +139,6 @@ def collective_costs(
             )
         )
     return tuple(costs)
-
-
-def _on_devices(groups: Groups, devices: Sequence[int] | None) -> Groups:
-    """The groups of mesh positions as device ids."""
-    if devices is None:
-        return groups
-    return tuple(tuple(devices[position] for position in group) for group in groups)
 
 
 def with_weight_dtype(

@@ -174,6 +174,7 @@ def _draft(experiment: Experiment, speculation: Speculation) -> tuple[Experiment
         workload=workload,
         program=experiment.program,
         engine=experiment.engine,
+        device_order=experiment.device_order,
     )
     return checked, projection
 

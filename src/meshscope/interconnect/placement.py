@@ -1,7 +1,7 @@
 """Physical coordinates of each device id.
 
-Device ids are mesh positions; the programs lay the mesh over the devices in the TPU compiler's order
-(`programs/jax/build.device_mesh`). libtpu 0.0.42 lists the topologies of
+Device ids count the devices in the TPU compiler's order; programs lay the mesh over them in this order
+unless an experiment has another (`programs/jax/build.device_mesh`). libtpu 0.0.42 lists the topologies of
 `tests/golden/placements.json` as follows: slices; hosts of a slice, x fastest, then y, then z; chips of
 a host, x fastest, then y; cores of a chip. GPUs are listed node by node.
 """

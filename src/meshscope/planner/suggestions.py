@@ -138,6 +138,7 @@ def _checked(experiment: Experiment, plan: Plan | None, **sizes: str | int) -> I
             workload=workload,
             program=experiment.program,
             engine=experiment.engine,
+            device_order=experiment.device_order if plan is None else None,
         )
     except MeshscopeError:  # a plan that does not divide the model is no suggestion
         return

@@ -36,7 +36,7 @@ class PlannedCollective:
     part: Part
     kind: Kind
     axis: str
-    groups: Groups
+    groups: Groups  # of positions in the mesh; of devices in a row
     shape: tuple[int, ...]
     dtype: str
     count: int = 1
@@ -73,9 +73,18 @@ def repeated(stage: PlannedStage, n_times: int) -> PlannedStage:
 
 def stage_rows(stage: PlannedStage, step: PlannedStep, experiment: Experiment) -> list[Collective]:
     """Event-table rows of one stage in program order."""
+    mesh = experiment.mesh
+    placed: dict[int, Groups] = {}  # by the identity of the groups of positions
+
+    def on_devices(planned: PlannedCollective) -> PlannedCollective:
+        if mesh.order is None:
+            return planned
+        if id(planned.groups) not in placed:
+            placed[id(planned.groups)] = mesh.devices_at(planned.groups)
+        return replace(planned, groups=placed[id(planned.groups)])
 
     def rows(collectives: tuple[PlannedCollective, ...], layer: int | None) -> list[Collective]:
-        return [_row(planned, layer, stage.index, step, experiment) for planned in collectives]
+        return [_row(on_devices(p), layer, stage.index, step, experiment) for p in collectives]
 
     layer_rows = [row for layer, collectives in stage.layers for row in rows(collectives, layer)]
     return [*rows(stage.before, None), *layer_rows, *rows(stage.after, None)]

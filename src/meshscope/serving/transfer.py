@@ -140,7 +140,7 @@ def _networks(
 
 def _rank_devices(experiment: Experiment) -> tuple[int, ...]:
     """The devices that hold the cache of a sequence of the first rank."""
-    return experiment.plan.mesh.groups("pp", "cp", "tp")[0]
+    return experiment.mesh.groups("pp", "cp", "tp")[0]
 
 
 def _joined_slice(topology: Topology) -> Topology:

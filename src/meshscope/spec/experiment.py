@@ -1,6 +1,6 @@
 """An experiment: model, plan, slice, workload and program, checked for consistency."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,6 +49,7 @@ from meshscope.spec.plan.dispatch import (
     routed_tokens,
 )
 from meshscope.spec.plan.kernel_choice import KernelChoices, Kernels, kernel_choices
+from meshscope.spec.plan.mesh import Mesh
 from meshscope.spec.plan.plan import Plan, check_batch, check_model
 from meshscope.spec.plan.stages import default_microbatches
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program
@@ -76,6 +77,12 @@ class Experiment:
     workload: Workload
     program: Program
     engine: Engine = Engine.MESHSCOPE
+    device_order: tuple[int, ...] | None = None  # device at each mesh position; None: 0, 1, 2, ...
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the plan over the devices of the slice, whose groups are those of device ids."""
+        return Mesh(axes=self.plan.mesh.axes, order=self.device_order)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -287,6 +294,7 @@ class Experiment:
             context=self.context_form if self.plan.cp > 1 else None,
             engine=self.engine,
             dispatch=self._dispatch_record,
+            device_order=self.device_order,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -328,6 +336,7 @@ def experiment_of_record(record: ExperimentRecord) -> Experiment:
         workload=workload,
         program=program,
         engine=engine,
+        device_order=record.device_order,
     )
 
 
@@ -341,7 +350,7 @@ def first_layers(model: Model, n_layers: int) -> Model:
     return model.first(n_layers)
 
 
-def experiment_of(  # noqa: PLR0913  the five types and the engine
+def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of devices
     *,
     model: Model,
     plan: Plan,
@@ -350,8 +359,12 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     program: Program | None = None,
     engine: Engine = Engine.MESHSCOPE,
     n_layers: int | None = None,
+    device_order: Sequence[int] | None = None,
 ) -> Experiment:
-    """Build and check an experiment; fills the plan to the slice and truncates the model."""
+    """Build and check an experiment; fills the plan to the slice and truncates the model.
+
+    `device_order` has the device at each position of the mesh, if they do not follow it.
+    """
     if n_layers is not None:
         model = first_layers(model, n_layers)
     plan = plan.filled(topology.n_devices)
@@ -381,9 +394,29 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
         workload=workload,
         program=program,
         engine=engine,
+        device_order=_checked_order(device_order, program, topology),
     )
     _check_kernels(experiment)
     return experiment
+
+
+def _checked_order(
+    order: Sequence[int] | None, program: Program, topology: Topology
+) -> tuple[int, ...] | None:
+    """The order of the devices; None for that of their ids."""
+    ids = tuple(range(topology.n_devices))
+    if order is None or tuple(order) == ids:
+        return None
+    if program.frontend is not Frontend.JAX:
+        raise SpecError(
+            f"--device-order: --frontend {program.frontend} orders the devices itself. Drop the option, or "
+            "use --frontend jax."
+        )
+    if tuple(sorted(order)) != ids:
+        raise SpecError(
+            f"the device order must have each of the {len(ids)} devices of {topology.name} once."
+        )
+    return tuple(order)
 
 
 def _check_kernels(experiment: Experiment) -> None:

@@ -13,6 +13,7 @@ from meshscope.spec.model.model import Model
 from meshscope.spec.plan.chunks import PrefillChunks
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import Dispatch, DispatchForm
+from meshscope.spec.plan.mesh import Mesh
 from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.spec.program import Engine, Program
 from meshscope.spec.workload import Workload
@@ -128,6 +129,11 @@ class ExperimentRecord:
     lengths: str | None = None  # sequences of a step, as typed, of an imported program
 
     @property
+    def device_mesh(self) -> Mesh:
+        """The mesh over the devices of the slice; without axes if the run knows none."""
+        return Mesh(axes=tuple(self.mesh.items()), order=self.device_order)
+
+    @property
     def layout(self) -> str | None:
         """The plan as typed, such as `tp=8`; for a mesh of the user's axes these, such as `data=8,model=8`."""
         if self.plan is not None:
@@ -166,14 +172,17 @@ class ExperimentRecord:
             return {name: stored[name] for name in _IMPORTED if stored[name] is not None}
         if self.function is not None:
             return {name: stored[name] for name in _FUNCTION if stored[name] is not None}
+        if self.device_order is None:
+            del stored["device_order"]
         return {name: value for name, value in stored.items() if name not in _IMPORT_ONLY}
 
 
-_OF_IMPORTS = ("device_order", "program_phases", "extended_layers", "lengths")
+_OF_IMPORTS = ("program_phases", "extended_layers", "lengths")
 _IMPORT_ONLY = ("imported", "phase", "function", *_OF_IMPORTS)
 _FUNCTION = ("model", "function", "mesh", "topology", "n_devices", "n_chips", "phase")
 _IMPORTED = (
     *("imported", "model", "plan", "mesh", "topology", "n_devices", "n_chips", "phase"),
+    "device_order",
     *_OF_IMPORTS,
 )
 

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshscope.events.enums import Phase
+from meshscope.interconnect.axis_placement import order_text
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.plan.chunks import DEFAULT_CHUNK, why_no_chunks
 from meshscope.spec.program import Engine
@@ -74,8 +75,15 @@ def _plan(experiment: ExperimentRecord) -> str:
         return ""
     mesh = f"the mesh ({_pairs(experiment.mesh)})"
     if experiment.device_order is not None:
-        mesh += f" of devices {','.join(map(str, experiment.device_order))}"
+        mesh += f" of devices {_order(experiment)}"
     return mesh if experiment.plan is None else f"{experiment.plan} on {mesh}"
+
+
+def _order(experiment: ExperimentRecord) -> str:
+    """The placement on the torus if one has this order of devices, else the ids."""
+    if experiment.topology is not None:
+        return order_text(experiment.device_mesh, experiment.topology) or ""
+    return ",".join(map(str, experiment.device_order or ()))
 
 
 def _request(workload: Workload | None) -> str:

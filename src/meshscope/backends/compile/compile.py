@@ -351,7 +351,7 @@ def _read_timed(  # noqa: PLR0913  a program, its hardware and its profile
     """
     module = read_hlo(path)
     collectives = module_collectives(
-        module, mesh=experiment.plan.mesh, crosses_slices=experiment.crosses_slices
+        module, mesh=experiment.mesh, crosses_slices=experiment.crosses_slices
     )
     rows = rows_of(
         collectives,

@@ -79,9 +79,10 @@ class BuiltProgram:
 
 
 def device_mesh(experiment: Experiment, devices: list[Any]) -> Mesh:
-    """The plan's mesh over these devices in the given order, with Auto axis types."""
-    mesh = experiment.plan.mesh
-    grid = np.array(devices).reshape(mesh.sizes)
+    """The mesh over these devices of the slice, in the experiment's order, with Auto axis types."""
+    mesh = experiment.mesh
+    order = range(mesh.n_devices) if mesh.order is None else mesh.order
+    grid = np.array([devices[device] for device in order]).reshape(mesh.sizes)
     return Mesh(grid, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
 
 

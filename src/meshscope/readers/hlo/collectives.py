@@ -205,7 +205,7 @@ def program_collectives(
     """One row for each layer and operation of a phase's program, attributed to the plan."""
     return collectives_of(
         module,
-        mesh=experiment.plan.mesh,
+        mesh=experiment.mesh,
         n_steps_of=n_steps_of(experiment),
         crosses_slices=experiment.crosses_slices,
         default_phase=phase,

@@ -144,10 +144,11 @@ def parse_mesh(text: str, *, order: str | None = None) -> Mesh:
         if names.count(name) > 1:
             raise PlanError(f"mesh '{text}': {name} appears twice. Give it once.")
     mesh = Mesh(axes=tuple(axes))
-    return mesh if order is None else Mesh(axes=mesh.axes, order=_order(order, mesh.n_devices))
+    return mesh if order is None else Mesh(axes=mesh.axes, order=parse_order(order, mesh.n_devices))
 
 
-def _order(text: str, n_devices: int) -> tuple[int, ...]:
+def parse_order(text: str, n_devices: int) -> tuple[int, ...]:
+    """The device at each position of a mesh, from ids separated by commas; PlanError unless each is there once."""
     devices = tuple(int(piece) for piece in re.findall(r"\d+", text))
     is_list = re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text) is not None
     if not is_list or sorted(devices) != list(range(n_devices)):
