@@ -1,6 +1,7 @@
 """Predicted equals compiled: kind, count, shape, groups and payload of every collective."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import pytest
 from meshscope.backends.compile.compile import CompileResult, compile_experiment
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
+from meshscope.interconnect.axis_placement import parse_device_order
 from meshscope.prediction import predict
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
@@ -271,6 +273,29 @@ def test_predicted_equals_compiled(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", WHOLE_MATRIX, ids=lambda c: "-".join(map(str, c[:3])))
 def test_predicted_equals_compiled_everywhere(case: Case, tmp_path: Path) -> None:
     assert_predicted_equals_compiled(case, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("topology", "plan", "order"),
+    [
+        ("v6e:2x4", "dp=2,tp=4", "y:tp=4,x:dp=2"),
+        ("v5p:2x2x2", "pp=2,tp=4", "z:tp=2,y:pp=2,x:tp=2"),
+    ],
+)
+def test_an_order_of_devices_is_that_of_the_program(
+    topology: str, plan: str, order: str, tmp_path: Path
+) -> None:
+    experiment = experiment_for(Case(LLAMA_3B, topology, plan, n_layers=2))
+    devices = parse_device_order(order, experiment.plan.mesh, experiment.topology)
+    ordered = replace(experiment, device_order=devices)
+
+    result = compiled(ordered, tmp_path)
+
+    assert meanings(predict(ordered)) == meanings(result.rows)
+    assert meanings(predict(ordered)) != meanings(predict(experiment))
+    groups = {frozenset(group) for group in ordered.mesh.groups("tp")}
+    in_rows = {frozenset(g) for row in result.rows if row.axis == "tp" for g in row.groups}
+    assert in_rows == groups
 
 
 def test_scanned_and_unrolled_layers_give_the_same_table(tmp_path: Path) -> None:

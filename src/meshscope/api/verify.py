@@ -14,6 +14,7 @@ from meshscope.api.sweep import (
     run_sweep,
 )
 from meshscope.errors import RunError
+from meshscope.interconnect.axis_placement import order_text
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.search import Choice, PlanSearch
 from meshscope.planner.verified import VerifiedChoice, corrected_order, verified_choice
@@ -113,6 +114,7 @@ def _request(choice: Choice, model: str, layers: int | None) -> CompileRequest:
         weight_dtype=workload.weight_dtype,
         cache_dtype=workload.cache_dtype,
         layers=layers,
+        device_order=order_text(experiment.mesh, experiment.topology),
         prefill_chunk=str(workload.prefill_chunk or "off"),
     )
 

@@ -88,7 +88,7 @@ class PlanForm:
     residual_bytes: float  # residual stream of one token
 
 
-def plan_form(  # noqa: PLR0913  a plan, its chip and its program
+def plan_form(
     experiment: Experiment,
     phase: Phase,
     *,

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from meshscope.interconnect.axis_placement import order_text
 from meshscope.spec.experiment import Experiment
 
 VLLM = "vllm-project/tpu-inference@b8692ff01"
@@ -132,6 +133,8 @@ def _own_flags(experiment: Experiment) -> _Flags:
     workload = experiment.workload
     yield _flag(OWN, "--topology", experiment.topology.name)
     yield _flag(OWN, "--plan", str(experiment.plan))
+    if (order := order_text(experiment.mesh, experiment.topology)) is not None:
+        yield _flag(OWN, "--device-order", order)
     for name in ("batch", "prompt", "output"):
         yield _flag(OWN, f"--{name}", getattr(workload, name))
     if workload.activation_dtype != "bf16":
@@ -204,6 +207,7 @@ def _sglang_flags(experiment: Experiment) -> _Flags:
 def _maxtext_flags(experiment: Experiment) -> _Flags:
     workload = experiment.workload
     yield from _maxtext_axes(experiment)
+    yield from _placement(experiment)
     yield _flag(MAXTEXT, f"per_device_batch_size={workload.batch / experiment.plan.n_devices:g}")
     yield _flag(MAXTEXT, f"max_prefill_predict_length={workload.prompt}")
     yield _flag(MAXTEXT, f"max_target_length={workload.context}")
@@ -256,6 +260,12 @@ def _left_out(experiment: Experiment, *known: str) -> Iterator[str]:
         yield f"pp={plan.pp}: no pipeline"
     if plan.fsdp > 1:
         yield f"fsdp={plan.fsdp}: dp replicates the weights instead"
+    yield from _placement(experiment)
+
+
+def _placement(experiment: Experiment) -> Iterator[str]:
+    if experiment.device_order is not None:
+        yield "the placement on the torus: no flag orders the devices of the mesh"
 
 
 def _as_loaded(experiment: Experiment) -> set[str]:

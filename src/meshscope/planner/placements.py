@@ -13,7 +13,7 @@ from meshscope.cost.predicted import evaluated
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.interconnect.axis_placement import AxisPlacement, axis_placements, device_order
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.spec.experiment import Experiment
+from meshscope.spec.experiment import Experiment, keeps_slices
 from meshscope.spec.hardware.chips import ChipKind
 
 MAX_DEVICES = 1024  # of a slice; the geometry of a placement takes milliseconds
@@ -54,30 +54,38 @@ class PlacementSearch:
 
 
 def search_placements(
-    experiment: Experiment, profile: ChipProfile | None = None
+    experiment: Experiment,
+    profile: ChipProfile | None = None,
+    *,
+    max_placements: int = MAX_PLACEMENTS,
 ) -> PlacementSearch | None:
     """The experiment with every placement of its axes; None if they have one, or the slice has no torus."""
     topology, mesh = experiment.topology, experiment.plan.mesh
     is_large = topology.n_devices > MAX_DEVICES
     if topology.chip.kind is not ChipKind.TPU or is_large or len(mesh.axes) == 1:
         return None
-    every = axis_placements(mesh, topology)
-    placed = [_placed(experiment, one, profile) for one in islice(every, MAX_PLACEMENTS)]
+    orders = (
+        (one, device_order(mesh, topology, one).tolist()) for one in axis_placements(mesh, topology)
+    )
+    every = ((one, order) for one, order in orders if keeps_slices(order, topology))
+    placed = [
+        _placed(experiment, one, order, profile) for one, order in islice(every, max_placements)
+    ]
     return PlacementSearch(
-        in_order=_placed(experiment, None, profile),
+        in_order=_placed(experiment, None, range(topology.n_devices), profile),
         placed=tuple(sorted(placed, key=lambda one: one.e2e_s)),
         n_left=sum(1 for _ in every),
     )
 
 
 def _placed(
-    experiment: Experiment, placement: AxisPlacement | None, profile: ChipProfile | None
+    experiment: Experiment,
+    placement: AxisPlacement | None,
+    devices: Sequence[int],
+    profile: ChipProfile | None,
 ) -> PlacedPlan:
-    order = None
-    if placement is not None:
-        devices = device_order(experiment.plan.mesh, experiment.topology, placement).tolist()
-        order = None if devices == list(range(len(devices))) else tuple(devices)
-    placed = replace(experiment, device_order=order)
+    is_in_order = list(devices) == list(range(len(devices)))
+    placed = replace(experiment, device_order=None if is_in_order else tuple(devices))
     forms = (plan_form(placed, phase, profile=profile) for phase in REQUEST_PHASES)
     ttft_s, tpot_s = (evaluated(form, placed.workload)[1].value_s for form in forms)
     return PlacedPlan(

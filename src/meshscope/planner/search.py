@@ -1,6 +1,6 @@
 """The search for the best plan: legal plans, their candidates, the Pareto front, and the winner."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -11,23 +11,26 @@ from meshscope.analysis.floor import why_sentence
 from meshscope.cost.closed_form import plan_form
 from meshscope.cost.predicted import evaluated, has_figures, predicted_times
 from meshscope.errors import SpecError
-from meshscope.events.enums import Phase
+from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.combinations import SearchSpace
 from meshscope.planner.grid import Grid, grid_of
 from meshscope.planner.objective import Goal, Objective
 from meshscope.planner.pareto import pareto_front
-from meshscope.planner.placements import PlacementSearch, search_placements
+from meshscope.planner.placements import MAX_PLACEMENTS, PlacementSearch, search_placements
 from meshscope.planner.progress import SearchProgress
 from meshscope.planner.space import PlanSpace, plan_space
 from meshscope.serving.transfer import TransferPath, cache_transfer
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.memory import Memory
+from meshscope.spec.plan.plan import Plan
 from meshscope.units import DTYPE_BITS, format_bytes, format_seconds
 
 BoolArray = NDArray[np.bool_]
+N_PLACED = 4  # best plans whose placements are predicted
+MAX_PLACEMENTS_OF_OTHERS = 32  # for those behind the best
 N_BEST = 20  # plans that --verify can compile
 MIN_GAIN_S = 1e-6  # of an axis or of compute in a comparison of two plans
 
@@ -140,9 +143,11 @@ def search(
     _check(space)
     plans = plans_of(space)
     grid = grid_of(space, plans, progress)
-    ranking = _Ranking(grid=grid, objective=objective)
+    ranking = Ranking(grid=grid, objective=objective)
     meets = ranking.meets
-    front = tuple(ranking.front(meets))
+    front, best, placements = with_placements(
+        ranking, tuple(ranking.front(meets)), tuple(islice(ranking.best_of_plans(), N_BEST))
+    )
     winner = front[0] if front else None
     closest = None if front else ranking.closest()
     times = () if winner is None else predicted_times(winner.experiment, space.profile)
@@ -157,16 +162,52 @@ def search(
         n_refused=grid.n_refused,
         n_pruned=grid.n_pruned,
         front=front,
-        best=tuple(islice(ranking.best_of_plans(), N_BEST)),
+        best=best,
         closest=closest,
         fastest=() if front else tuple(ranking.fastest()),
-        won_by=None if winner is None else ranking.won_by(winner),
+        won_by=None if winner is None else ranking.won_by(winner, best),
         unquantized=None if winner is None else ranking.unquantized(),
         apart=None if winner is None else ranking.apart(),
         times=times,
         why={time.phase: why_sentence(time, space.topology.chip) for time in times},
-        placements=None if winner is None else search_placements(winner.experiment, space.profile),
+        placements=None if winner is None else placements.get(winner.experiment.plan),
     )
+
+
+def with_placements(
+    ranking: "Ranking", front: tuple[Choice, ...], best: tuple[Choice, ...]
+) -> tuple[tuple[Choice, ...], tuple[Choice, ...], dict[Plan, PlacementSearch | None]]:
+    """The front and the best of each plan again, with the first plans placed on the torus.
+
+    A placement is found for the best choice of a plan and kept for its others.
+    """
+    profile = ranking.grid.space.profile
+    searches = {
+        choice.experiment.plan: search_placements(
+            choice.experiment,
+            profile,
+            max_placements=MAX_PLACEMENTS if index == 0 else MAX_PLACEMENTS_OF_OTHERS,
+        )
+        for index, choice in enumerate(best[:N_PLACED])
+    }
+    orders = {
+        plan: found.best.experiment.device_order
+        for plan, found in searches.items()
+        if found is not None and found.best is not None
+    }
+
+    def placed(choice: Choice) -> Choice:
+        order = orders.get(choice.experiment.plan)
+        if order is None:
+            return choice
+        return ranking.priced(replace(choice.experiment, device_order=order), choice.memory)
+
+    best = tuple(sorted(map(placed, best), key=ranking.cost_of))
+    on_front = [placed(choice) for choice in front]
+    every = sorted([*on_front, *(c for c in best[:1] if c not in on_front)], key=ranking.cost_of)
+    figures = np.array([[c.ttft_s, c.tpot_s, -c.tokens_per_s_per_chip] for c in every])
+    kept = sorted(pareto_front(figures.reshape(-1, 3)))
+    return tuple(every[i] for i in kept), best, searches
 
 
 def _check(space: SearchSpace) -> None:
@@ -186,7 +227,7 @@ def _check(space: SearchSpace) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ranking:
+class Ranking:
     """The order of the candidates of a grid under an objective."""
 
     grid: Grid
@@ -260,17 +301,36 @@ class _Ranking:
     def choice(self, at: int) -> Choice:
         """A candidate with its figures."""
         grid = self.grid
-        experiment = grid.experiment(at)
-        n_chips, batch = grid.space.topology.n_chips, experiment.workload.batch
+        seconds = (float(grid.ttft_s[at]), float(grid.tpot_s[at]))
+        return self._choice(grid.experiment(at), *seconds, grid.memory(at))
+
+    def priced(self, experiment: Experiment, memory: Memory) -> Choice:
+        """An experiment with its figures, predicted apart from the grid."""
+        forms = (
+            plan_form(experiment, phase, profile=self.grid.space.profile)
+            for phase in REQUEST_PHASES
+        )
+        ttft_s, tpot_s = (evaluated(form, experiment.workload)[1].value_s for form in forms)
+        return self._choice(experiment, ttft_s, tpot_s, memory)
+
+    @staticmethod
+    def _choice(experiment: Experiment, ttft_s: float, tpot_s: float, memory: Memory) -> Choice:
+        workload, n_chips = experiment.workload, experiment.topology.n_chips
+        e2e_s = ttft_s + workload.n_decode_steps * tpot_s
         return Choice(
             experiment=experiment,
-            ttft_s=float(grid.ttft_s[at]),
-            tpot_s=float(grid.tpot_s[at]),
-            e2e_s=float(grid.e2e_s[at]),
-            tokens_per_s_per_chip=float(grid.tokens_per_s_per_chip[at]),
-            decode_tokens_per_s_per_chip=batch / float(grid.tpot_s[at]) / n_chips,
-            memory=grid.memory(at),
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            e2e_s=e2e_s,
+            tokens_per_s_per_chip=workload.batch * workload.output / (e2e_s * n_chips),
+            decode_tokens_per_s_per_chip=workload.batch / tpot_s / n_chips,
+            memory=memory,
         )
+
+    def cost_of(self, choice: Choice) -> float:
+        """What the goal minimizes."""
+        is_throughput = self.objective.goal is Goal.THROUGHPUT
+        return -choice.tokens_per_s_per_chip if is_throughput else choice.e2e_s
 
     def unquantized(self) -> Choice | None:
         """The best choice whose weights and cache are as wide as the activations."""
@@ -286,26 +346,29 @@ class _Ranking:
         at = self.best(np.logical_and.reduce([self.meets, *is_wide]))
         return None if at is None else self.choice(at)
 
-    def won_by(self, winner: Choice) -> WonBy | None:
-        """The winner against the best choice with other axes; None if all have the winner's."""
-        mine = self.grid.plans.index(winner.experiment.plan)
-        at = self.best(self.meets & (self.grid.plan != mine))
-        if at is None:
+    def won_by(self, winner: Choice, best: Sequence[Choice]) -> WonBy | None:
+        """The winner against the best of the others with other axes; None if there are none."""
+        plan = winner.experiment.plan
+        runner_up = next((choice for choice in best if choice.experiment.plan != plan), None)
+        if runner_up is None:
             return None
-        same = self._same(winner, at)
-        return _comparison(winner, self.choice(at), same, self.grid.space.profile)
+        same = self._same(winner, runner_up.experiment)
+        return _comparison(winner, runner_up, same, self.grid.space.profile)
 
-    def _same(self, winner: Choice, at: int) -> Experiment | None:
-        """The plan of a candidate with the workload of the winner, but for the chunk; None if none fits."""
+    def _same(self, winner: Choice, other: Experiment) -> Experiment | None:
+        """The other plan with the workload of the winner, but for the chunk; None if none fits."""
         grid, workload = self.grid, winner.experiment.workload
         is_same = (
-            (grid.plan == grid.plan[at])
+            (grid.plan == grid.plans.index(other.plan))
             & (grid.batch == workload.batch)
             & (grid.weight_dtype == grid.space.weight_dtypes.index(workload.weight_dtype))
             & (grid.cache_dtype == grid.space.cache_dtypes.index(workload.cache_dtype))
         )
         (same,) = np.nonzero(is_same)
-        return grid.experiment(int(same[self.cost[same].argmin()])) if len(same) else None
+        if not len(same):
+            return None
+        at = int(same[self.cost[same].argmin()])
+        return replace(grid.experiment(at), device_order=other.device_order)
 
     def apart(self) -> Apart | None:
         """The best prefill and the best decode on slices of their own."""

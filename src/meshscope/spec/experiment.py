@@ -416,7 +416,19 @@ def _checked_order(
         raise SpecError(
             f"the device order must have each of the {len(ids)} devices of {topology.name} once."
         )
+    if not keeps_slices(order, topology):
+        raise SpecError(
+            f"the device order mixes the slices of {topology.name}, which is not supported. Give 'slices' "
+            "to the outermost axes of the mesh."
+        )
     return tuple(order)
+
+
+def keeps_slices(order: Sequence[int], topology: Topology) -> bool:
+    """Whether the devices of each slice follow one another in the order."""
+    n = topology.devices_per_slice
+    blocks = tuple(tuple(order[at : at + n]) for at in range(0, len(order), n))
+    return not topology.crosses_slices(blocks)
 
 
 def _check_kernels(experiment: Experiment) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 from meshscope.analysis.agreement import TimeAgreement
 from meshscope.analysis.request import ASSUMPTION
 from meshscope.events.enums import REQUEST_PHASES
+from meshscope.interconnect.axis_placement import order_text
 from meshscope.planner.combinations import TOO_LARGE
 from meshscope.planner.launch import Launch, launches_of
 from meshscope.planner.objective import Goal
-from meshscope.planner.placements import PlacedPlan, PlacementSearch
+from meshscope.planner.placements import MIN_GAIN, PlacedPlan, PlacementSearch
 from meshscope.planner.search import Apart, Choice, PlanSearch, interval_of
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.serialize import picked
@@ -74,20 +75,19 @@ def _head(result: PlanSearch) -> Iterator[str]:
 
 
 def placement_text(placements: PlacementSearch) -> str:
-    """Whether another placement of the axes on the torus is faster than device ids in mesh order."""
+    """The placement of the axes on the torus that was chosen, and what it saves against mesh order."""
     n, in_order, best = len(placements.placed), placements.in_order, placements.best
     more = f" ({placements.n_left:,} more were not tried)" if placements.n_left else ""
     if best is None:
         slowest = placements.placed[-1].e2e_s / in_order.e2e_s
         return (
-            f"none of {n} on the torus{more} is faster than device ids in mesh order; the slowest "
-            f"takes {slowest:.2f} x"
+            f"device ids in mesh order: none of {n} placements on the torus{more} saves {MIN_GAIN:.0%} of "
+            f"a request; the slowest takes {slowest:.2f} x"
         )
     gain_s = in_order.e2e_s - best.e2e_s
     return (
-        f"with '{best.placement}', the best of {n} on the torus{more}, a request would save "
-        f"{format_seconds(gain_s)} ({gain_s / in_order.e2e_s:.1%}). Programs are compiled in mesh order; "
-        "in JAX, order the devices of the Mesh (--json has the order)"
+        f"{best.placement}, the fastest of {n} on the torus{more}: a request saves "
+        f"{format_seconds(gain_s)} ({gain_s / in_order.e2e_s:.1%}) against device ids in mesh order"
     )
 
 
@@ -268,7 +268,7 @@ def search_notes(result: PlanSearch) -> Iterator[str]:
         yield f"limits: {result.objective.source}"
     yield (
         "tokens/s/chip: output tokens of a batch over its prefill and all decode steps. TTFT: prefill of "
-        f"the whole batch. Placement: device ids in mesh order. Assumes {ASSUMPTION}."
+        f"the whole batch. Assumes {ASSUMPTION}."
     )
 
 
@@ -347,6 +347,7 @@ def _choice_document(choice: Choice) -> dict[str, Any]:
     figures = ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s_per_chip", "decode_tokens_per_s_per_chip")
     return {
         "plan": str(choice.experiment.plan),
+        "device_order": order_text(choice.experiment.mesh, choice.experiment.topology),
         **picked(workload, "batch", "weight_dtype", "cache_dtype", "prefill_chunk"),
         **picked(choice, *figures),
         "memory": picked(memory, *_MEMORY),
