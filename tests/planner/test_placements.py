@@ -9,7 +9,7 @@ from meshscope.planner.grid import grid_of
 from meshscope.planner.launch import launches_of
 from meshscope.planner.objective import Goal, Objective
 from meshscope.planner.placements import search_placements
-from meshscope.planner.search import Ranking, plans_of, with_placements
+from meshscope.planner.search import GridRanking, plans_of, with_placements
 from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
@@ -71,7 +71,9 @@ def test_a_faster_placement_replaces_mesh_order() -> None:
         weight_dtypes=("bf16",),
         cache_dtypes=("bf16",),
     )
-    ranking = Ranking(grid=grid_of(space, plans_of(space)), objective=Objective(goal=Goal.LATENCY))
+    ranking = GridRanking(
+        grid=grid_of(space, plans_of(space)), objective=Objective(goal=Goal.LATENCY)
+    )
     in_order = experiment_of(
         model=read_model("deepseek-ai/DeepSeek-V3.1"),
         plan=parse_plan("dp=16,tp=16,ep=256"),
@@ -90,9 +92,9 @@ def test_a_faster_placement_replaces_mesh_order() -> None:
     assert small in best  # mesh order is as fast as any placement of it
     assert best[0] is small
     assert best[0] in front
-    found = searches[in_order.plan]
-    assert found is not None
-    assert found.best is not None
-    assert found.best.experiment == placed.experiment
+    result = searches[in_order.plan]
+    assert result is not None
+    assert result.best is not None
+    assert result.best.experiment == placed.experiment
     command = launches_of(placed.experiment)[0].command
-    assert f"--device-order {found.best.placement}" in command
+    assert f"--device-order {result.best.placement}" in command

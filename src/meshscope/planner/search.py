@@ -143,7 +143,7 @@ def search(
     _check(space)
     plans = plans_of(space)
     grid = grid_of(space, plans, progress)
-    ranking = Ranking(grid=grid, objective=objective)
+    ranking = GridRanking(grid=grid, objective=objective)
     meets = ranking.meets
     front, best, placements = with_placements(
         ranking, tuple(ranking.front(meets)), tuple(islice(ranking.best_of_plans(), N_BEST))
@@ -175,7 +175,7 @@ def search(
 
 
 def with_placements(
-    ranking: "Ranking", front: tuple[Choice, ...], best: tuple[Choice, ...]
+    ranking: "GridRanking", front: tuple[Choice, ...], best: tuple[Choice, ...]
 ) -> tuple[tuple[Choice, ...], tuple[Choice, ...], dict[Plan, PlacementSearch | None]]:
     """The front and the best of each plan again, with the first plans placed on the torus.
 
@@ -191,9 +191,9 @@ def with_placements(
         for index, choice in enumerate(best[:N_PLACED])
     }
     orders = {
-        plan: found.best.experiment.device_order
-        for plan, found in searches.items()
-        if found is not None and found.best is not None
+        plan: result.best.experiment.device_order
+        for plan, result in searches.items()
+        if result is not None and result.best is not None
     }
 
     def placed(choice: Choice) -> Choice:
@@ -227,7 +227,7 @@ def _check(space: SearchSpace) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
+class GridRanking:
     """The order of the candidates of a grid under an objective."""
 
     grid: Grid
