@@ -38,6 +38,7 @@ FAMILY_NAMES = {
     Family.MIXTRAL: "Mixtral",
     Family.LLAMA4: "Llama 4",
     Family.QWEN3_MOE: "Qwen3-MoE",
+    Family.QWEN3_NEXT: "Qwen3-Next",
     Family.GLM4_MOE: "GLM-4.5",
     Family.GPT_OSS: "gpt-oss",
     Family.DEEPSEEK_V2: "DeepSeek-V2",

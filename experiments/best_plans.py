@@ -27,6 +27,8 @@ from meshscope.errors import MeshscopeError
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.planner.objective import Goal
 from meshscope.spec.model.catalog import catalog
+from meshscope.spec.model.config import read_model
+from meshscope.spec.model.flops import has_linear_attention
 from meshscope.spec.quantization import PROGRAM_DTYPES
 from meshscope.store.read import read_run
 
@@ -133,9 +135,14 @@ def _communication(document: Mapping[str, Any]) -> Cell:
     return totals
 
 
+def models() -> list[str]:
+    """The built-in models whose memory has an estimate."""
+    return [name for name in catalog() if not has_linear_attention(read_model(name))]
+
+
 def wanted(chips: Iterable[str] = tuple(EIGHT_CHIPS)) -> list[Key]:
     """Every cell: model, generation and goal."""
-    return [(model, chip, goal) for chip in chips for goal in Goal for model in catalog()]
+    return [(model, chip, goal) for chip in chips for goal in Goal for model in models()]
 
 
 def _file(key: Key) -> Path:

@@ -49,6 +49,7 @@ SCOUT, GEMMA_2B, GEMMA_4B, MISTRAL, PHI, GLM_AIR, GLM_5 = (
     "zai-org/GLM-4.5-Air",
     "zai-org/GLM-5",
 )
+QWEN_NEXT = "Qwen/Qwen3-Next-80B-A3B-Instruct"
 SLICES_OF_8 = ("v4-16", "v5e-8", "v5p-16", "v6e-8", "tpu7x-8")  # eight devices each
 PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "fsdp=8", "fsdp=2,tp=4")
 
@@ -196,6 +197,14 @@ WHOLE_MATRIX += [
     for model, n_layers in ((GLM_AIR, 3), (SCOUT, 4))
     for topology in ("v6e-8", "v5p-16")
     for plan in (*CLOSE_PLANS, "dp=2,tp=4,ep=8", "dp=4,tp=2,ep=8,sp", "fsdp=8,ep=8", "tp=8,ep=8")
+]
+WHOLE_MATRIX += [
+    Case(QWEN_NEXT, topology, plan, loop, n_layers=4)
+    for topology in ("v6e-8", "v5p-16")
+    for plan, loop in (
+        *(("tp=8", Loop.UNROLL), ("dp=4,tp=2,ep=8,sp", Loop.SCAN), ("fsdp=4,tp=2", Loop.SCAN)),
+        *(("dp=8,ep=8", Loop.UNROLL), ("pp=2,dp=2,tp=2", Loop.SCAN)),
+    )
 ]
 WHOLE_MATRIX += [
     Case(LLAMA_3B, "2xv6e:2x2", "cp=2,tp=4", Loop.SCAN, 2),  # merged over DCN, with padding

@@ -138,6 +138,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"model_type": "qwen3_moe", "num_attention_heads": 8, "num_key_value_heads": 2}
     | {"head_dim": 16, "num_experts": 16, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
     | {"norm_topk_prob": True, "mlp_only_layers": [1], "num_hidden_layers": 3},
+    "qwen3_next": BASE
+    | {"model_type": "qwen3_next", "num_attention_heads": 8, "num_key_value_heads": 2}
+    | {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
+    | {"shared_expert_intermediate_size": 16, "num_hidden_layers": 4, "full_attention_interval": 2}
+    | {"linear_num_key_heads": 8, "linear_num_value_heads": 16, "linear_key_head_dim": 16}
+    | {"linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "partial_rotary_factor": 0.25},
     "gpt_oss": BASE
     | {"model_type": "gpt_oss", "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}
     | {"intermediate_size": 16, "num_local_experts": 8, "num_experts_per_tok": 2}
@@ -234,6 +240,9 @@ def oracle_model(name: str) -> Any:
                 tensor.add_(0.1 * torch.randn(tensor.shape))  # ones and zeros would hide a mistake
         if config.model_type == "deepseek_v4":
             _fill_blank(model)
+        for tensor_name, tensor in model.named_parameters():
+            if tensor_name.endswith("A_log"):
+                tensor.sub_(3.0)  # slow decays: else a state forgets a position at the next one
         for tensor in model.state_dict().values():
             tensor.copy_(tensor.half())
     return model.float().eval()

@@ -65,6 +65,7 @@ SIZES = [
     Size("Qwen/Qwen3-4B-Instruct-2507", 4.0),
     Size("Qwen/Qwen3-30B-A3B-Instruct-2507", 30.5),
     Size("Qwen/Qwen3-235B-A22B-Instruct-2507", 235),
+    Size("Qwen/Qwen3-Next-80B-A3B-Instruct", 80),
     Size("google/gemma-2-2b", 2.61),  # arXiv 2408.00118, table 2
     Size("google/gemma-2-9b", 9.24),
     Size("google/gemma-2-27b", 27.2),

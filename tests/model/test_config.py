@@ -365,6 +365,7 @@ WITHOUT_CONFIG = {
     "deepseek-ai/DeepSeek-V4-Pro",
     "moonshotai/Kimi-K2.5",
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
     *(f"Qwen/Qwen3-{size}-Instruct-2507" for size in ("4B", "30B-A3B", "235B-A22B")),
     *(
         name
@@ -582,13 +583,42 @@ def test_other_forms_of_llama_4_are_refused(changes: dict[str, Any], complaint: 
         model_from_config(config, name="small", source="small.json")
 
 
+def test_qwen3_next_has_full_attention_in_every_fourth_layer() -> None:
+    model = read_model("Qwen/Qwen3-Next-80B-A3B-Thinking")
+    kinds = [layer.attention.value for layer in model.layers]
+    assert kinds == ["linear", "linear", "linear", "full"] * 12
+    assert model.moe is not None
+    assert (model.moe.n_experts, model.moe.shared_ffn, model.moe.has_shared_gate) == (
+        512,
+        512,
+        True,
+    )
+    assert model.attention.rope.rotary_dim(256) == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"linear_num_value_heads": 24}, "linear_num_value_heads=24 is not a multiple of"),
+        ({"linear_conv_kernel_dim": 0}, "'linear_conv_kernel_dim' must be positive"),
+        ({"linear_key_head_dim": 0}, "'linear_key_head_dim' must be positive"),
+        ({"layer_types": ["sliding_attention"] * 2}, "must list one of linear_attention, full"),
+    ],
+)
+def test_wrong_configs_of_qwen3_next_are_refused(changes: dict[str, Any], complaint: str) -> None:
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    config = LLAMA | {"model_type": "qwen3_next"} | experts | {"shared_expert_intermediate_size": 8}
+    with pytest.raises(SpecError, match=complaint):
+        model_from_config(config | changes, name="small", source="small.json")
+
+
 @pytest.mark.parametrize(
     ("config", "nearest"),
     [
         ({"model_type": "olmo2"}, "The nearest is 'llama'; "),
         (
-            {"model_type": "qwen3_next", "num_experts": 512, "linear_num_key_heads": 16},
-            "The nearest is 'qwen3_moe', which has no gated linear attention (linear_num_key_heads); ",
+            {"model_type": "qwen3_5_moe", "num_experts": 512, "linear_num_key_heads": 16},
+            "The nearest is 'qwen3_next'; ",
         ),
         (
             {"model_type": "kimi_linear", "kv_lora_rank": 512, "num_experts": 256},

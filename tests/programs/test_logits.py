@@ -167,6 +167,8 @@ PIPELINES = [
         ("deepseek_v4", "pp=2,dp=2,ep=2", Loop.SCAN, 1),
         ("deepseek_v4", "pp=2,dp=2,tp=2,ep=4,sp", Loop.SCAN, 4),
         ("deepseek_v4", "pp=4,fsdp=2", Loop.SCAN, None),
+        ("qwen3_next", "pp=2,tp=4", Loop.SCAN, None),
+        ("qwen3_next", "pp=2,dp=2,tp=2,ep=4,sp", Loop.UNROLL, 2),
     )
 ]
 PIPELINES += [
@@ -253,6 +255,7 @@ _CHUNKED = [
     Case("gpt_oss", "fsdp=2,tp=4,ep=2", chunk=16),
     Case("deepseek_v32", "tp=8", chunk=64),
     Case("deepseek_v4", "dp=2,tp=4", loop=Loop.SCAN, chunk=32),
+    Case("qwen3_next", "dp=2,tp=4", loop=Loop.SCAN, chunk=8),
     Case("llama", "dp=8", chunk=4),
     Case("qwen3", "tp=8,sp", loop=Loop.SCAN, chunk=8),
     Case("deepseek_v3", "dp=2,tp=4,ep=8", loop=Loop.SCAN, chunk=8),

@@ -21,7 +21,13 @@ from meshscope.cost.rates import Rates
 from meshscope.cost.workload_features import Feature
 from meshscope.events.enums import Part, Phase
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.flops import entry_rate, pair_flops, window_of
+from meshscope.spec.model.flops import (
+    chunked_flops,
+    entry_rate,
+    linear_of,
+    pair_flops,
+    window_of,
+)
 from meshscope.spec.model.model import (
     Attention,
     AttentionKind,
@@ -129,7 +135,7 @@ class _Device:
     phase: Phase
     weight_dtype: str
     act_bytes: float
-    cache_bytes: float
+    cache_dtype: str
     has_expert_kernel: bool
     row_s: float  # to gather a row of the residual stream from HBM
     row_read_s: float  # to read one in order
@@ -161,7 +167,7 @@ def plan_costs(
         phase=phase,
         weight_dtype=workload.weight_dtype,
         act_bytes=act_bytes,
-        cache_bytes=DTYPE_BITS[workload.cache_dtype] / 8,
+        cache_dtype=workload.cache_dtype,
         has_expert_kernel=experiment.kernels.has_expert_kernel,
         row_s=row_s(rates, experiment.model.hidden, act_bytes),
         row_read_s=experiment.model.hidden * act_bytes / rates.hbm_bytes_per_s,
@@ -266,21 +272,27 @@ def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
     is_grouped = isinstance(model.attention, GroupedAttention)
     n_ops = GROUPED_OPS if is_grouped else LATENT_OPS
     yield Part.ATTN, Cost.SMALL_OPS, Feature.ONE, n_ops
-    width = _head_passes(device) * device.act_bytes
+    width = _head_passes(device, layer) * device.act_bytes
     yield Part.ATTN, Cost.WIDE_BYTES, Feature.TOKENS, width
     if device.phase is Phase.PREFILL:
         yield from _prefill_scores(device, layer)
         return
     for array in layer_cache(model, plan, layer):
         feature, n_read = _positions(device, layer, array)
+        is_state = array.dtype is not None  # read and written whole
+        n_bytes = (2 if is_state else 1) * array.bits(device.cache_dtype) / 8
         elements = prod(array.local_shape(plan)) * n_read
-        yield Part.ATTN, Cost.CACHE_BYTES, feature, elements * device.cache_bytes
+        yield Part.ATTN, Cost.CACHE_BYTES, feature, elements * n_bytes
 
 
-def _head_passes(device: _Device) -> float:
+def _head_passes(device: _Device, layer: Layer) -> float:
     """Numbers per token that pass between the projections and the attention, on one device."""
     attention, plan = device.model.attention, device.plan
     local_heads = attention.n_heads / plan.tp
+    if layer.attention is AttentionKind.LINEAR:  # and the gate of the output
+        linear = linear_of(attention)
+        width = linear.n_channels + linear.n_value_heads * linear.value_dim
+        return (HEAD_PASSES + NORM_PASSES) * width / plan.tp
     match attention:
         case GroupedAttention():
             local_kv_heads = stored_kv_heads(attention, plan) / plan.tp
@@ -323,6 +335,10 @@ def _prefill_scores(device: _Device, layer: Layer) -> Iterator[_Entry]:
     An indexer saves nothing here: its layers count as full attention.
     """
     attention = device.model.attention
+    if layer.attention is AttentionKind.LINEAR:
+        flops = chunked_flops(linear_of(attention)) / device.plan.tp
+        yield Part.ATTN, Cost.MATMUL_FLOPS, Feature.TOKENS, flops
+        return
     is_compressed = isinstance(attention, CompressedAttention)
     rate = entry_rate(attention, layer.attention) if is_compressed else 1
     flops = pair_flops(attention) / device.plan.tp / rate

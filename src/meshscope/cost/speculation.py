@@ -24,6 +24,7 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.prediction import predict
 from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.model.flops import has_linear_attention
 from meshscope.spec.model.model import Layer, MlpKind, Model
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.memory import Memory
@@ -96,6 +97,11 @@ def speculative_step(
     experiment: Experiment, speculation: Speculation, profile: ChipProfile | None = None
 ) -> SpeculativeStep:
     """The predicted step; SpecError if the model has no such draft, or the plan cannot hold it."""
+    if has_linear_attention(experiment.model):
+        raise SpecError(
+            f"{experiment.model.name}: --speculate does not support linear attention, whose state cannot drop "
+            "the tokens that a verification rejects. Drop the option."
+        )
     n_tokens = speculation.n_drafted + 1
     wide = _with_batch(experiment, experiment.workload.batch * n_tokens)
     draft, projection_bytes = _draft(experiment, speculation)

@@ -44,13 +44,15 @@ def _cache_padding(experiment: Experiment, layers: Mapping[Layer, int]) -> int:
     """Padding of the cache as the decode kernel reads it."""
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     n_positions = cache_slots(plan, workload)
-    elements = sum(
-        n_layers * _missing(array.local_shape(plan)) * array.n_slots(n_positions)
+    bits = sum(
+        n_layers
+        * _missing(array.local_shape(plan))
+        * array.n_slots(n_positions)
+        * array.bits(workload.cache_dtype)
         for layer, n_layers in layers.items()
         for array in joined_narrow_heads(layer_cache(model, plan, layer))
     )
-    n_sequences = workload.batch // plan.data_size
-    return elements * n_sequences * DTYPE_BITS[workload.cache_dtype] // 8
+    return bits * (workload.batch // plan.data_size) // 8
 
 
 def _missing(shape: Sequence[int]) -> int:

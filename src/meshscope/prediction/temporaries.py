@@ -16,6 +16,7 @@ from meshscope.events.enums import Phase
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.compiler_facts import compiler_facts
+from meshscope.spec.model.flops import has_linear_attention
 from meshscope.spec.model.model import (
     CompressedAttention,
     GroupedAttention,
@@ -87,6 +88,8 @@ def why_no_estimate(experiment: Experiment) -> str | None:
         return f"--engine {experiment.engine} has other programs"
     if program.frontend is not Frontend.JAX:
         return f"--frontend {program.frontend} has no formulas"
+    if has_linear_attention(experiment.model):
+        return "linear attention has no formulas"
     if program.partitioner is not Partitioner.MANUAL and experiment.model.moe is not None:
         return f"--partitioner {program.partitioner} chooses how experts exchange their rows"
     return None if chip.kind is ChipKind.TPU else f"the formulas are those of TPUs, not {chip.name}"

@@ -28,6 +28,7 @@ from meshscope.spec.plan.checks import (
     check_context,
     check_dispatch,
     check_frontend,
+    check_linear,
     check_pipeline,
     check_quantization,
     check_ring,
@@ -378,6 +379,7 @@ def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of
     if program.frontend is Frontend.TORCHXLA:
         check_frontend(program, plan)
     check_context(plan, program)
+    check_linear(plan, model)
     check_batch(plan, workload)
     check_model(plan, model)
     check_weights(plan, model)

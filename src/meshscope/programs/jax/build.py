@@ -404,6 +404,16 @@ class ArgumentSpecs:
         return self._by_layer(of_layer)
 
     @property
+    def cache_dtypes(self) -> Any:
+        """XLA's names of the dtypes of the cache."""
+        default = self.experiment.workload.cache_dtype
+
+        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, str]:  # noqa: ARG001
+            return {a.name: a.dtype or default for a in _cache_arrays(self.experiment, layer)}
+
+        return self._by_layer(of_layer)
+
+    @property
     def inputs(self) -> tuple[Any, ...]:
         """Partition specs of (weights, tokens, cache, position)."""
         return (self.weights, self.layout.tokens_spec, self.cache, P())
@@ -417,7 +427,6 @@ class ArgumentSpecs:
 def _abstract(specs: ArgumentSpecs, mesh: Mesh, phase: Phase) -> tuple[Any, ...]:
     """Shapes, dtypes and shardings of the arguments."""
     experiment = specs.experiment
-    workload = experiment.workload
 
     def array(shape: tuple[int, ...], spec: Any, dtype: Any) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(mesh, spec) if _is_spec(spec) else spec
@@ -432,11 +441,10 @@ def _abstract(specs: ArgumentSpecs, mesh: Mesh, phase: Phase) -> tuple[Any, ...]
             is_leaf=_is_spec,
         )
 
-    cache_dtypes = jax.tree.map(lambda _: workload.cache_dtype, specs.cache, is_leaf=_is_spec)
     n_sequences = experiment.n_sequences(phase) * experiment.plan.data_size
     return (
         arrays(specs.weight_shapes, _weight_formats(specs, mesh), specs.weight_dtypes),
         array((n_sequences, experiment.n_positions(phase)), specs.layout.tokens_spec, jnp.int32),
-        arrays(specs.cache_shapes, specs.cache, cache_dtypes),
+        arrays(specs.cache_shapes, specs.cache, specs.cache_dtypes),
         array((), P(), jnp.int32),
     )

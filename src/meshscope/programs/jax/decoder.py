@@ -22,6 +22,7 @@ from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.grouped import grouped_attention
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.latent import latent_attention
+from meshscope.programs.jax.linear import linear_attention
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.mixture import Mixture
 from meshscope.programs.jax.numerics import Array, rms_norm, soft_capped
@@ -29,6 +30,7 @@ from meshscope.programs.jax.residual import Residual
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 from meshscope.spec.model.model import (
     Activation,
+    AttentionKind,
     CompressedAttention,
     GroupedAttention,
     LatentAttention,
@@ -214,6 +216,8 @@ class Decoder:
         self, x: Array, w: LayerWeights, cache: LayerCache, positions: Array, layer: Layer
     ) -> tuple[Array, LayerCache]:
         match self.model.attention:
+            case GroupedAttention() if layer.attention is AttentionKind.LINEAR:
+                attention = linear_attention
             case GroupedAttention():
                 attention = grouped_attention
             case LatentAttention():

@@ -7,6 +7,7 @@ K key and value heads, H head width.
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from meshscope.events.enums import Phase
@@ -44,7 +45,7 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     """
     attention = model.attention
     assert isinstance(attention, GroupedAttention)
-    q, k, v = (_heads(x, w, letter) for letter in "qkv")
+    q, k, v = (heads(x, w, letter) for letter in "qkv")
     if attention.has_qk_norm:
         eps, offset = model.norm_eps, model.norm_offset
         q, k = (rms_norm(x, w(f"{n}_norm"), eps, offset=offset) for n, x in (("q", q), ("k", k)))
@@ -61,7 +62,7 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     if isinstance(kernel, DecodeKernel):
         seen = {"window": window, "is_chunked": is_chunked}
         out, cache = _decode(q, new, cache, positions[0], kernel, **seen, **scores)
-        return w.einsum("bsnh,nhd->bsd", out, "wo"), cache
+        return _output(out, x, w), cache
     for name, array in new.items():
         cache = cache.written(name, array)
     k_positions = positions
@@ -87,7 +88,14 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     else:
         mask = causal_mask(positions, k_positions, window, is_chunked=is_chunked)
         out = dot_product_attention(q, k, v, mask, **scores)
-    return w.einsum("bsnh,nhd->bsd", out, "wo"), cache
+    return _output(out, x, w), cache
+
+
+def _output(out: Array, x: Array, w: LayerWeights) -> Array:
+    """[B, S, N, H] -> [B, S, D], scaled by the gates of the heads if the layer has them."""
+    if "wq_gate" in w:
+        out = out * jax.nn.sigmoid(heads(x, w, "q_gate"))
+    return w.einsum("bsnh,nhd->bsd", out, "wo")
 
 
 def _positioned(  # noqa: PLR0913  queries, keys and where they are
@@ -114,10 +122,10 @@ def _positioned(  # noqa: PLR0913  queries, keys and where they are
     return q, k
 
 
-def _heads(x: Array, w: LayerWeights, letter: str) -> Array:
+def heads(x: Array, w: LayerWeights, letter: str) -> Array:
     """[B, S, D] -> [B, S, heads, H]."""
-    heads = w.einsum("bsd,dnh->bsnh", w.at_least(x), f"w{letter}")
-    return w.biased(heads[:, : x.shape[1]], f"b{letter}")
+    out = w.einsum("bsd,dnh->bsnh", w.at_least(x), f"w{letter}")
+    return w.biased(out[:, : x.shape[1]], f"b{letter}")
 
 
 def _cached(k: Array, v: Array, cache: LayerCache) -> dict[str, Array]:

@@ -66,7 +66,8 @@ def shared_experts(
 
     `inner` is the result of `shared_inner`, if already computed.
     """
-    return w.dot(shared_inner(x, w, moe) if inner is None else inner, "shared_w_down")
+    out = w.dot(shared_inner(x, w, moe) if inner is None else inner, "shared_w_down")
+    return out * jax.nn.sigmoid(x @ w("shared_gate")) if moe.has_shared_gate else out
 
 
 def shared_inner(x: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:

@@ -55,6 +55,7 @@ DEFAULTS: Mapping[Family, Mapping[str, Any]] = {
         "num_key_value_heads": 4,
         "max_position_embeddings": 131_072,
     },
+    Family.QWEN3_NEXT: {"partial_rotary_factor": 0.25},
 }
 # Keys of a multimodal config that hold for its text part, too.
 OF_WHOLE_MODEL = ("quantization_config", "dtype", "torch_dtype", "tie_word_embeddings")
@@ -153,7 +154,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         else read_moe(reader, family),
         hyper=hyper_connections(reader) if family is Family.DEEPSEEK_V4 else None,
         activation=Activation.GEGLU if is_gemma else Activation.SWIGLU,
-        norm_offset=1.0 if is_gemma else 0.0,
+        norm_offset=1.0 if is_gemma or family is Family.QWEN3_NEXT else 0.0,
         has_post_norms=is_gemma,
         embed_scale=hidden**0.5 if is_gemma else 1.0,
         logit_softcap=reader.optional_number("final_logit_softcapping") if is_gemma else None,
@@ -229,6 +230,8 @@ def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
             return compressed_moe(reader)
         case Family.MIXTRAL | Family.QWEN3_MOE | Family.GPT_OSS:
             return _softmax_moe(reader, family)
+        case Family.QWEN3_NEXT:
+            return _qwen3_next_moe(reader)
         case Family.LLAMA4:
             return _llama4_moe(reader)
         case _:
@@ -253,6 +256,19 @@ def _softmax_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
         has_bias=True,
         activation=Activation.CLAMPED_SWIGLU,
         activation_limit=reader.number("swiglu_limit", 7.0),
+    )
+
+
+def _qwen3_next_moe(reader: ConfigReader) -> MixtureOfExperts:
+    """Source: Qwen3NextSparseMoeBlock of transformers."""
+    return MixtureOfExperts(
+        n_experts=reader.integer("num_experts"),
+        n_active=reader.integer("num_experts_per_tok"),
+        ffn=reader.integer("moe_intermediate_size"),
+        shared_ffn=reader.integer("shared_expert_intermediate_size"),
+        scoring=Scoring.SOFTMAX,
+        is_normalized=reader.boolean("norm_topk_prob", default=True),
+        has_shared_gate=True,
     )
 
 
@@ -326,7 +342,7 @@ def _mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpK
         step = reader.integer("interleave_moe_layer_step", 1)
         sparse = set(reader.integers("moe_layers") or range(step - 1, n_layers, step))
         return [MlpKind.MOE if index in sparse else MlpKind.DENSE for index in range(n_layers)]
-    if family is Family.QWEN3_MOE:
+    if family in {Family.QWEN3_MOE, Family.QWEN3_NEXT}:
         step = reader.integer("decoder_sparse_step", 1)
         dense = set(reader.integers("mlp_only_layers"))
         return [

@@ -9,6 +9,8 @@ from meshscope.spec.model.model import (
     GroupedAttention,
     Indexer,
     LatentAttention,
+    LinearAttention,
+    Model,
 )
 
 
@@ -16,10 +18,46 @@ def attention_flops(attention: Attention, kind: AttentionKind, context: int) -> 
     """FLOPs of one query token over `context` positions in one layer, all heads, indexer included.
 
     Two for each multiplication of a query with a key and of a weight with a value. A causal mask saves
-    nothing; a window or an indexer's choice does.
+    nothing; a window or an indexer's choice does. Linear attention counts the recurrence.
     """
+    if kind is AttentionKind.LINEAR:
+        return recurrence_flops(linear_of(attention))
     n_keys = attended_keys(attention, kind, context)
     return pair_flops(attention) * n_keys + _indexer_flops(attention, kind, context)
+
+
+def has_linear_attention(model: Model) -> bool:
+    """Whether any layer has linear attention."""
+    return any(layer.attention is AttentionKind.LINEAR for layer in model.layers)
+
+
+def linear_of(attention: Attention) -> LinearAttention:
+    """The linear attention of a model whose layers have it."""
+    assert isinstance(attention, GroupedAttention)
+    assert attention.linear is not None
+    return attention.linear
+
+
+def recurrence_flops(linear: LinearAttention) -> float:
+    """FLOPs of one token: the key's and the query's product with the state, its update, the convolution."""
+    state = 6.0 * linear.n_value_heads * linear.key_dim * linear.value_dim
+    return state + 2.0 * linear.conv_width * linear.n_channels
+
+
+LINEAR_CHUNK = 64  # positions of a prompt that linear attention computes at once; a power of two
+
+
+def chunked_flops(linear: LinearAttention) -> float:
+    """FLOPs of one token of a prompt in chunks, all heads: products with the state and within the chunk.
+
+    A chunk multiplies its keys and its queries with its keys, inverts a triangle by blocks that double,
+    multiplies the inverse with values and keys, and weights the values.
+    """
+    k, v, chunk = linear.key_dim, linear.value_dim, LINEAR_CHUNK
+    inverse = 2.0 * (chunk**2 - 1) / 3
+    within = chunk * (4.0 * k + 2.0 * (k + v) + 2.0 * v) + inverse
+    convolution = 2.0 * linear.conv_width * linear.n_channels
+    return linear.n_value_heads * (6.0 * k * v + within) + convolution
 
 
 def attended_keys(attention: Attention, kind: AttentionKind, context: int) -> int:

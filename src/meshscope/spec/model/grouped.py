@@ -7,15 +7,18 @@ from meshscope.spec.model.model import (
     AttentionKind,
     Family,
     GroupedAttention,
+    LinearAttention,
     Rope,
     Temperature,
 )
 from meshscope.spec.model.reader import ConfigReader, check_factors, read_rope
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+LINEAR = "linear_attention"
 KINDS = {SLIDING: AttentionKind.SLIDING, FULL: AttentionKind.FULL}
+HYBRID_KINDS = {LINEAR: AttentionKind.LINEAR, FULL: AttentionKind.FULL}
 QWEN3_HEAD_DIM = 128  # default of transformers' Qwen3Config for every hidden size
-GEMMA_HEAD_DIM = 256  # of Gemma2Config and Gemma3TextConfig
+WIDE_HEAD_DIM = 256  # of Gemma2Config, Gemma3TextConfig and Qwen3NextConfig
 # The window if the config has no `sliding_window`; null in a config means full attention.
 WINDOWS = {
     Family.GPT_OSS: 128,
@@ -69,6 +72,19 @@ def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
         has_full_rope=family is not Family.LLAMA4,
         has_l2_norm=family is Family.LLAMA4 and reader.boolean("use_qk_norm", default=True),
         temperature=_temperature(reader, family, rope),
+        has_gate=family is Family.QWEN3_NEXT,
+        linear=_linear(reader) if family is Family.QWEN3_NEXT else None,
+    )
+
+
+def _linear(reader: ConfigReader) -> LinearAttention:
+    """Defaults of Qwen3NextConfig."""
+    return LinearAttention(
+        n_key_heads=reader.integer("linear_num_key_heads", 16),
+        n_value_heads=reader.integer("linear_num_value_heads", 32),
+        key_dim=reader.integer("linear_key_head_dim", 128),
+        value_dim=reader.integer("linear_value_head_dim", 128),
+        conv_width=reader.integer("linear_conv_kernel_dim", 4, minimum=2),
     )
 
 
@@ -92,7 +108,7 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
     """The kind of each layer, from `layer_types` or by the default of the family.
 
     gpt-oss and Gemma 2 have a window in every other layer, starting with the first; Gemma 3 in
-    five of six; Mistral and Phi-3 in all layers or none.
+    five of six; Mistral and Phi-3 in all layers or none. Qwen3-Next has linear attention in three of four.
     """
     match family:
         case Family.GPT_OSS | Family.GEMMA2:
@@ -101,6 +117,8 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
             period = reader.integer("sliding_window_pattern", 6)
         case Family.LLAMA4:
             return _llama4_kinds(reader, n_layers)
+        case Family.QWEN3_NEXT:
+            return _hybrid_kinds(reader, n_layers)
         case Family.MISTRAL | Family.MINISTRAL | Family.MINISTRAL3 | Family.PHI3:
             has_window = _window(reader, family) is not None
             every = SLIDING if has_window else FULL
@@ -123,6 +141,14 @@ def _llama4_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
     return [AttentionKind.CHUNKED if turn else AttentionKind.FULL for turn in turns[:n_layers]]
 
 
+def _hybrid_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
+    """From `layer_types`, or full attention in the last layer of each interval."""
+    interval = reader.integer("full_attention_interval", 4)
+    default = [LINEAR if (index + 1) % interval else FULL for index in range(n_layers)]
+    names = reader.names("layer_types", n_layers, HYBRID_KINDS, default)
+    return [HYBRID_KINDS[name] for name in names]
+
+
 def _kinds(reader: ConfigReader, family: Family, default: list[str]) -> list[AttentionKind]:
     is_uniform = family in {
         Family.MISTRAL,
@@ -136,15 +162,15 @@ def _kinds(reader: ConfigReader, family: Family, default: list[str]) -> list[Att
 def _head_dim(reader: ConfigReader, family: Family, n_heads: int) -> int:
     if family in {Family.QWEN3, Family.QWEN3_MOE}:
         return reader.integer("head_dim", QWEN3_HEAD_DIM)
-    if family in {Family.GEMMA2, Family.GEMMA3}:
-        return reader.integer("head_dim", GEMMA_HEAD_DIM)
+    if family in {Family.GEMMA2, Family.GEMMA3, Family.QWEN3_NEXT}:
+        return reader.integer("head_dim", WIDE_HEAD_DIM)
     return reader.integer("head_dim", reader.integer("hidden_size") // n_heads)
 
 
 def _has_qk_norm(reader: ConfigReader, family: Family) -> bool:
     if family is Family.GLM4_MOE:
         return reader.boolean("use_qk_norm", default=False)
-    return family in {Family.QWEN3, Family.QWEN3_MOE, Family.GEMMA3}
+    return family in {Family.QWEN3, Family.QWEN3_MOE, Family.QWEN3_NEXT, Family.GEMMA3}
 
 
 def _window(reader: ConfigReader, family: Family) -> int | None:

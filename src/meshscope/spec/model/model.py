@@ -22,6 +22,7 @@ class Family(StrEnum):
     QWEN3 = "qwen3"
     MIXTRAL = "mixtral"
     QWEN3_MOE = "qwen3_moe"
+    QWEN3_NEXT = "qwen3_next"
     GLM4_MOE = "glm4_moe"
     GPT_OSS = "gpt_oss"
     DEEPSEEK_V2 = "deepseek_v2"
@@ -86,6 +87,31 @@ class Temperature:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention:
+    """Gated delta rule (arXiv 2412.06464): each value head keeps a state [key_dim, value_dim] for a sequence.
+
+    Each key head serves `n_value_heads / n_key_heads` value heads. Queries, keys and values pass a causal
+    convolution over `conv_width` positions first.
+    """
+
+    n_key_heads: int
+    n_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+
+    @property
+    def group(self) -> int:
+        """Value heads that a key head serves."""
+        return self.n_value_heads // self.n_key_heads
+
+    @property
+    def n_channels(self) -> int:
+        """Channels that pass the convolution: queries, keys and values of all heads."""
+        return 2 * self.n_key_heads * self.key_dim + self.n_value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedAttention:
     """Grouped-query attention.
 
@@ -94,7 +120,8 @@ class GroupedAttention:
     The rotary embedding of `sliding` layers is `sliding_rope` if that is given; `full` layers have none if
     `has_full_rope` is false, and scale queries by `temperature`. With `has_l2_norm`, turned queries and keys
     are normed without a learned scale. Scores are products times
-    `scale`, by default 1 / sqrt(head_dim), and at most `softcap` in magnitude.
+    `scale`, by default 1 / sqrt(head_dim), and at most `softcap` in magnitude. With `has_gate`, the sigmoid of
+    another projection scales the output of each head. Layers of kind `linear` have `linear` instead.
     """
 
     n_heads: int
@@ -112,6 +139,8 @@ class GroupedAttention:
     has_full_rope: bool = True
     has_l2_norm: bool = False
     temperature: Temperature | None = None  # of layers of kind `full`
+    has_gate: bool = False
+    linear: LinearAttention | None = None
 
     @property
     def score_scale(self) -> float:
@@ -255,6 +284,7 @@ class MixtureOfExperts:
     group_score: GroupScore = GroupScore.MAX
     has_correction_bias: bool = False  # added to the scores for expert selection only
     has_bias: bool = False  # router and experts have biases
+    has_shared_gate: bool = False  # a sigmoid scales the output of the shared experts
     scales_inputs: bool = (
         False  # the score of the one chosen expert scales its input, not its output
     )
@@ -268,6 +298,7 @@ class AttentionKind(StrEnum):
     FULL = "full"
     SLIDING = "sliding"
     CHUNKED = "chunked"
+    LINEAR = "linear"  # a state of fixed size instead of a cache
     COMPRESSED_SPARSE = "compressed_sparse"
     HEAVILY_COMPRESSED = "heavily_compressed"
 
@@ -332,7 +363,8 @@ class Model:
 
     def __post_init__(self) -> None:
         """Check that sizes are positive and consistent."""
-        for part in (self, self.attention, self.moe, self.hyper):
+        linear = getattr(self.attention, "linear", None)
+        for part in (self, self.attention, linear, self.moe, self.hyper):
             for one in fields(part) if part is not None else ():
                 value = getattr(part, one.name)
                 if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
@@ -380,6 +412,7 @@ class Model:
                         f"{self.source}: num_attention_heads={n_heads} is not a multiple of "
                         f"num_key_value_heads={n_kv_heads}. Correct the config."
                     )
+                self._check_linear(self.attention.linear)
             case LatentAttention(indexer=indexer, rope_dim=rope_dim):
                 if indexer is not None and indexer.head_dim < rope_dim:
                     raise SpecError(
@@ -388,6 +421,13 @@ class Model:
                     )
             case CompressedAttention():
                 self._check_compressed(self.attention)
+
+    def _check_linear(self, linear: LinearAttention | None) -> None:
+        if linear is not None and linear.n_value_heads % linear.n_key_heads:
+            raise SpecError(
+                f"{self.source}: linear_num_value_heads={linear.n_value_heads} is not a multiple of "
+                f"linear_num_key_heads={linear.n_key_heads}. Correct the config."
+            )
 
     def _check_compressed(self, attention: CompressedAttention) -> None:
         narrowest = min(attention.head_dim, attention.indexer.head_dim)

@@ -13,13 +13,17 @@ LATENT = frozenset(
     }
 )
 EXPERTS = frozenset(
-    {Family.MIXTRAL, Family.QWEN3_MOE, Family.GPT_OSS, Family.GLM4_MOE, Family.LLAMA4, *LATENT}
+    {
+        *(Family.MIXTRAL, Family.QWEN3_MOE, Family.QWEN3_NEXT, Family.GPT_OSS),
+        *(Family.GLM4_MOE, Family.LLAMA4),
+        *LATENT,
+    }
 )
 GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
 NO_FAMILY: frozenset[Family] = frozenset()
 # Keys of configs that name a part of an architecture, what it is, and the families that have it.
 PARTS: Mapping[str, tuple[str, frozenset[Family]]] = {
-    "linear_num_key_heads": ("gated linear attention", NO_FAMILY),
+    "linear_num_key_heads": ("gated linear attention", frozenset({Family.QWEN3_NEXT})),
     "linear_attn_config": ("linear attention", NO_FAMILY),
     "ssm_state_size": ("state space layers", NO_FAMILY),
     "mamba_num_heads": ("state space layers", NO_FAMILY),

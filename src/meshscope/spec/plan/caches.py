@@ -27,6 +27,7 @@ class CacheArray:
     """One array of a layer's cache, [batch, *heads, slots, width]; `shape` is (*heads, width).
 
     `dims` are the logical axes of `shape`. It has one slot per `rate` positions, or a fixed number of slots that are reused cyclically.
+    `dtype` is set if it differs from that of the cache.
     """
 
     name: str
@@ -34,6 +35,11 @@ class CacheArray:
     shape: tuple[int, ...]
     rate: int = 1
     n_fixed_slots: int | None = None
+    dtype: str | None = None
+
+    def bits(self, cache_dtype: str) -> int:
+        """Bits of an element if the cache is stored in `cache_dtype`."""
+        return DTYPE_BITS[self.dtype or cache_dtype]
 
     def n_slots(self, n_positions: int) -> int:
         """Slots for `n_positions` of one sequence; a fixed window counts in full."""
@@ -64,6 +70,8 @@ def layer_cache(model: Model, plan: Plan, layer: Layer) -> tuple[CacheArray, ...
 def _arrays(model: Model, plan: Plan, layer: Layer) -> Iterator[CacheArray]:
     attention = model.attention
     match attention:
+        case GroupedAttention() if layer.attention is AttentionKind.LINEAR:
+            yield from _linear_arrays(attention)
         case GroupedAttention():
             shape = (stored_kv_heads(attention, plan), attention.head_dim)
             for name in ("k", "v"):
@@ -79,6 +87,26 @@ def _arrays(model: Model, plan: Plan, layer: Layer) -> Iterator[CacheArray]:
             yield from _compressed_arrays(attention, layer)
         case _:
             assert_never(attention)
+
+
+def _linear_arrays(attention: GroupedAttention) -> Iterator[CacheArray]:
+    """The state [key_dim, value_dim] of each value head, and the last inputs of the convolution.
+
+    Both are float32: the state adds up all positions.
+    """
+    linear = attention.linear
+    assert linear is not None
+    values = (linear.n_value_heads, linear.value_dim)
+    keys = (linear.n_key_heads, linear.key_dim)
+    n_before = linear.conv_width - 1
+    for name, shape, n_slots in (
+        ("state", values, linear.key_dim),
+        ("conv_q", keys, n_before),
+        ("conv_k", keys, n_before),
+        ("conv_v", values, n_before),
+    ):
+        dims = (Dim.HEADS, Dim.HEAD_DIM)
+        yield CacheArray(name=name, dims=dims, shape=shape, n_fixed_slots=n_slots, dtype="f32")
 
 
 def _compressed_arrays(attention: CompressedAttention, layer: Layer) -> Iterator[CacheArray]:
@@ -119,12 +147,11 @@ def device_cache_bytes(
 
     `layers` defaults to all layers that the device allocates.
     """
-    n_positions = cache_slots(plan, workload)
+    n_positions, dtype = cache_slots(plan, workload), workload.cache_dtype
     counts = stored_layers(model, plan.pp) if layers is None else Counter(layers)
-    elements = sum(
-        n * prod(array.local_shape(plan)) * array.n_slots(n_positions)
+    bits = sum(
+        n * prod(array.local_shape(plan)) * array.n_slots(n_positions) * array.bits(dtype)
         for layer, n in counts.items()
         for array in layer_cache(model, plan, layer)
     )
-    n_sequences = workload.batch // plan.data_size
-    return elements * n_sequences * DTYPE_BITS[workload.cache_dtype] // 8
+    return bits * (workload.batch // plan.data_size) // 8

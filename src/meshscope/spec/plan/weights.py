@@ -18,6 +18,7 @@ from meshscope.spec.model.model import (
     GroupedAttention,
     LatentAttention,
     Layer,
+    LinearAttention,
     MixtureOfExperts,
     MlpKind,
     Model,
@@ -364,6 +365,9 @@ def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, .
     tensor = norm_tensors(model.family)[0]
     norm = WeightBuilder().vector("attn_norm", (Dim.NORM,), (model.hidden,), tensor)
     match model.attention:
+        case GroupedAttention(linear=linear) if layer.attention is AttentionKind.LINEAR:
+            assert linear is not None
+            return (norm, *linear_weights(model.hidden, linear))
         case GroupedAttention():
             return (norm, *_grouped_weights(model, model.attention, plan), *_post_norm(model, 0))
         case LatentAttention():
@@ -388,14 +392,23 @@ def _grouped_weights(model: Model, attention: GroupedAttention, plan: Plan) -> I
     n, k, h = attention.n_heads, stored_kv_heads(attention, plan), attention.head_dim
     heads, kv_heads = (Dim.HEADS, Dim.HEAD_DIM), (Dim.KV_HEADS, Dim.HEAD_DIM)
     fused = _fused_heads(attention) if model.family is Family.PHI3 else {}
+    if attention.has_gate:  # each head's query, then its gate, in one tensor
+        fused = {"q": ColumnSlice(whole=2 * h, start=0, stop=h)}
+        gate = ColumnSlice(whole=2 * h, start=h, stop=2 * h)
+        into = (Dim.HIDDEN, *heads)
+        yield builder.matrix("wq_gate", into, (d, n, h), "q_proj.weight", columns=gate)
     for name, dims, size in (("q", heads, n), ("k", kv_heads, k), ("v", kv_heads, k)):
-        tensor, columns = ("qkv_proj.weight" if fused else f"{name}_proj.weight"), fused.get(name)
+        is_fused = fused and not attention.has_gate
+        tensor, columns = (
+            ("qkv_proj.weight" if is_fused else f"{name}_proj.weight"),
+            fused.get(name),
+        )
         shape = (d, size, h)
         yield builder.matrix(f"w{name}", (Dim.HIDDEN, *dims), shape, tensor, columns=columns)
     out = (*heads, Dim.HIDDEN)
     yield builder.matrix("wo", out, (n, h, d), "o_proj.weight", inputs=(0, 1))
     if attention.has_qkv_bias:
-        yield builder.vector("bq", heads, (n, h), "q_proj.bias")
+        yield builder.vector("bq", heads, (n, h), "q_proj.bias", columns=fused.get("q"))
         yield builder.vector("bk", kv_heads, (k, h), "k_proj.bias")
         yield builder.vector("bv", kv_heads, (k, h), "v_proj.bias")
     if attention.has_o_bias:
@@ -405,6 +418,37 @@ def _grouped_weights(model: Model, attention: GroupedAttention, plan: Plan) -> I
         yield builder.vector("k_norm", (Dim.HEAD_DIM,), (h,), "k_norm.weight")
     if attention.has_sinks:
         yield builder.vector("sinks", (Dim.HEADS,), (n,), "sinks")
+
+
+def linear_weights(d: int, linear: LinearAttention) -> Iterator[Weight]:
+    """Weights of linear attention, whose key heads are split over tp with the value heads that they serve.
+
+    The checkpoint has queries, keys, values and output gates of a key head together, and likewise the
+    learning rates b and decays a. Its convolution has all queries first, then all keys, then all values.
+    """
+    builder = WeightBuilder(base="model.layers.{layer}.linear_attn.")
+    n, k, v, group = linear.n_key_heads, linear.key_dim, linear.value_dim, linear.group
+    into, start = (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM), 0
+    for name, width in (("wq", k), ("wk", k), ("wv", group * v), ("wz", group * v)):
+        columns = ColumnSlice(whole=2 * (k + group * v), start=start, stop=start + width)
+        yield builder.matrix(name, into, (d, n, width), "in_proj_qkvz.weight", columns=columns)
+        start += width
+    for name, start in (("wb", 0), ("wa", group)):
+        columns = ColumnSlice(whole=2 * group, start=start, stop=start + group)
+        shape, tensor = (d, n, group), "in_proj_ba.weight"
+        yield builder.matrix(name, into, shape, tensor, columns=columns, inputs=())
+    start = 0
+    for name, size in (("q", n * k), ("k", n * k), ("v", n * group * v)):
+        columns = ColumnSlice(whole=linear.n_channels, start=start, stop=start + size, dim=-2)
+        shape, dims = (size, linear.conv_width), (Dim.HEADS, Dim.NORM)
+        yield builder.vector(f"conv_{name}", dims, shape, "conv1d.weight", columns=columns)
+        start += size
+    for name, tensor in (("decay_log", "A_log"), ("decay_bias", "dt_bias")):
+        yield builder.vector(name, (Dim.HEADS,), (linear.n_value_heads,), tensor)
+    yield builder.vector("state_norm", (Dim.HEAD_DIM,), (v,), "norm.weight")
+    out = (Dim.HEADS, Dim.HEAD_DIM, Dim.HIDDEN)
+    shape = (linear.n_value_heads, v, d)
+    yield builder.matrix("wo", out, shape, "out_proj.weight", inputs=(0, 1))
 
 
 def _fused_heads(attention: GroupedAttention) -> dict[str, ColumnSlice]:
@@ -594,7 +638,16 @@ def shared_weights(model: Model) -> tuple[Weight, ...]:
     moe = model.moe
     if moe is None or moe.shared_ffn is None:
         return ()
-    return tuple(_gated(model.hidden, moe.shared_ffn, "shared_", shared_tensors(model.family)))
+    weights = _gated(model.hidden, moe.shared_ffn, "shared_", shared_tensors(model.family))
+    return (*weights, *_shared_gate(model.hidden, moe))
+
+
+def _shared_gate(d: int, moe: MixtureOfExperts) -> Iterator[Weight]:
+    """The replicated gate of the shared experts, if they have one."""
+    if moe.has_shared_gate:
+        shape, tensor = (d, 1), "mlp.shared_expert_gate.weight"
+        dims = (Dim.NORM, Dim.NORM)
+        yield WeightBuilder().matrix("shared_gate", dims, shape, tensor, inputs=())
 
 
 def _gated(
