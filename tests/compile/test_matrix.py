@@ -108,7 +108,7 @@ class Case(NamedTuple):
 
 TELLING = [
     Case(LLAMA_3B, "tpu7x-8", "fsdp=2,tp=4"),  # tied embeddings; collectives on the sparse core
-    Case(ODD_VOCABULARY, "v6e-8", "tp=8", Loop.UNROLL),  # tp does not divide the vocabulary
+    Case(ODD_VOCABULARY, "v6e-8", "tp=8", Loop.UNROLL, 1),  # tp does not divide the vocabulary
     Case(LLAMA_8B, "2xv6e:2x4", "fsdp=2,tp=8"),  # weights are gathered over DCN
     Case(LLAMA_8B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2),
     Case(V2_LITE, "v6e-8", "dp=2,tp=4,ep=8", n_layers=3),

@@ -58,15 +58,10 @@ def install_compiler(
             installation fails. Nothing is left of it then.
     """
     recipe = compiler_release(name).recipe
-    install_environment(recipe, python=python, report=report or _ignore)
+    install_environment(recipe, python=python, report=report or (lambda _: None))
     return recipe.home
 
 
 def remove_compiler(name: str) -> Path:
     """Removes the environment of a compiler; returns its former folder."""
     return remove_environment(compiler_release(name).recipe)
-
-
-def _ignore(step: str) -> None:
-    """Drops the report of a step."""
-    del step

@@ -51,14 +51,9 @@ def install_engine(
             installation fails. Nothing is left of it then.
     """
     release = release_of(engine, engine_version)
-    return environments.install(release, python=python, report=report or _ignore).folder
+    return environments.install(release, python=python, report=report or (lambda _: None)).folder
 
 
 def remove_engine(engine: str, *, engine_version: str | None = None) -> Path:
     """Removes the environment of a release, by default the newest; returns its former folder."""
     return environments.remove(release_of(engine, engine_version))
-
-
-def _ignore(step: str) -> None:
-    """Drops the report of a step."""
-    del step

@@ -38,7 +38,8 @@ def write_front_plot(search: PlanSearch, path: Path, *, to: str) -> None:
 def draw_front(search: PlanSearch, axes: Axes) -> None:
     """Draws the front with a marker for each plan, a ring around the winner, and the limit of TTFT."""
     first = search.front[0]
-    norm = Normalize(*_range([choice.tpot_s for choice in search.front]))
+    tpots = [choice.tpot_s for choice in search.front]
+    norm = Normalize(min(tpots), max(tpots))
     for (name, choices), marker in zip(_by_plan(search.front), MARKERS, strict=False):
         points = [(c.ttft_s, c.tokens_per_s_per_chip) for c in choices]
         colors = [c.tpot_s for c in choices]
@@ -63,16 +64,12 @@ def draw_front(search: PlanSearch, axes: Axes) -> None:
     legend_below(axes)
 
 
-def _range(seconds: Sequence[float]) -> tuple[float, float]:
-    return min(seconds), max(seconds)
-
-
 def _scales(axes: Axes, front: Sequence[Choice]) -> None:
     """Logarithmic scales with ticks at powers of ten, on a short scale also at 2 and 5 times them."""
-    low, high = _range([choice.ttft_s for choice in front])
+    ttfts = [choice.ttft_s for choice in front]
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=FINE if high < 100 * low else (1,)))
+    axes.xaxis.set_major_locator(LogLocator(subs=FINE if max(ttfts) < 100 * min(ttfts) else (1,)))
     axes.yaxis.set_major_locator(LogLocator(subs=FINE))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_minor_locator(NullLocator())
