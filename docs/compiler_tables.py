@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.api.compilers import list_compilers
-from meshscope.spec.model.catalog import catalog
 from meshscope.units import format_bytes, format_seconds
 
 STORED = Path(__file__).parent / "compilers" / "cells.jsonl"
@@ -58,7 +57,7 @@ def extent() -> Iterator[str]:
     families = {cells[COMPILERS[0]]["family"] for cells in models.values()}
     versions = [libtpu_of(compiler) for compiler in COMPILERS]
     yield (
-        f"{len(models)} of the {len(catalog())} built-in models, of {len(families)} families, under libtpu "
+        f"{len(models)} built-in models, of {len(families)} families, under libtpu "
         f"{', '.join(versions[:-1])} and {versions[-1]}:"
     )
     yield ""
