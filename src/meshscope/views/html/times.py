@@ -11,7 +11,7 @@ from meshscope.views.charts.timeline import Bursts, StepTimeline, axis_bursts, s
 from meshscope.views.html import charts
 from meshscope.views.html.blocks import Block, Chart, Paragraph, basis_text, columns, fold
 from meshscope.views.html.page_run import PageRun
-from meshscope.views.model import joined
+from meshscope.views.model import Figure, Unit, joined
 from meshscope.views.plain import short
 from meshscope.views.times import step_notes
 from meshscope.views.trace import is_trace
@@ -54,10 +54,8 @@ def step_charts(bars: Sequence[tuple[str, CostBar]]) -> Iterator[Chart]:
 
 
 def _with_interval(bar: CostBar) -> str:
-    step = format_seconds(bar.step_s)
-    if bar.low_s is None or bar.high_s is None:
-        return step
-    return f"{step} ({format_seconds(bar.low_s)} to {format_seconds(bar.high_s)})"
+    step = Figure(value=bar.step_s, unit=Unit.SECONDS, low=bar.low_s, high=bar.high_s)
+    return step.text_with_range
 
 
 def _cost_tables(run: PageRun) -> Iterator[Block]:
