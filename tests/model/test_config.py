@@ -617,7 +617,8 @@ def test_wrong_configs_of_qwen3_next_are_refused(changes: dict[str, Any], compla
     [
         ({"model_type": "olmo2"}, "The nearest is 'llama'; "),
         (
-            {"model_type": "qwen3_5_moe", "num_experts": 512, "linear_num_key_heads": 16},
+            {"model_type": "qwen3_5_moe", "num_experts": 512}
+            | {"linear_num_key_heads": 16, "attn_output_gate": True},
             "The nearest is 'qwen3_next'; ",
         ),
         (

@@ -28,7 +28,7 @@ PARTS: Mapping[str, tuple[str, frozenset[Family]]] = {
     "ssm_state_size": ("state space layers", NO_FAMILY),
     "mamba_num_heads": ("state space layers", NO_FAMILY),
     "state_size": ("state space layers", NO_FAMILY),
-    "attn_output_gate": ("output gate of attention", NO_FAMILY),
+    "attn_output_gate": ("output gate of attention", frozenset({Family.QWEN3_NEXT})),
     "num_kv_shared_layers": ("caches that layers share", NO_FAMILY),
     "hidden_size_per_layer_input": ("embeddings of each layer", NO_FAMILY),
     "global_head_dim": ("wider heads in some layers", NO_FAMILY),
