@@ -304,13 +304,3 @@ ALIASES = {"modelled_latency": "modeled_latency"}
 def metrics_of(inputs: MetricInputs) -> dict[str, Result]:
     """Every metric of a run by its name, or the reason why the run lacks it."""
     return {metric.name: metric.compute(inputs) for metric in METRICS}
-
-
-def metrics_page() -> str:
-    """All metrics with unit, definition and source, as Markdown."""
-    sections = (
-        f"## {metric.title}\n\n`{metric.name}`, unit: {metric.unit}.\n\n{metric.definition}\n\n"
-        f"*Source*: {metric.source}\n"
-        for metric in METRICS
-    )
-    return "\n".join(sections)
