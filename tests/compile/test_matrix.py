@@ -201,6 +201,7 @@ WHOLE_MATRIX += [
 WHOLE_MATRIX += [
     Case(QWEN_NEXT, "v6e-8", "tp=8", Loop.UNROLL, n_layers=4),
     Case(QWEN_NEXT, "v6e-8", "fsdp=4,tp=2", n_layers=4),
+    Case(QWEN_NEXT, "v6e-8", "pp=2,dp=2,tp=2", n_layers=8),
 ]
 WHOLE_MATRIX += [
     Case(LLAMA_3B, "2xv6e:2x2", "cp=2,tp=4", Loop.SCAN, 2),  # merged over DCN, with padding
@@ -301,6 +302,24 @@ def test_an_order_of_devices_is_that_of_the_program(
     groups = {frozenset(group) for group in ordered.mesh.groups("tp")}
     in_rows = {frozenset(g) for row in result.rows if row.axis == "tp" for g in row.groups}
     assert in_rows == groups
+
+
+@pytest.mark.matrix
+def test_row_counts_of_512_experts_are_gathered_in_another_shape(tmp_path: Path) -> None:
+    """libtpu gathers s32[8,512] as s32[8,4,128]: the same bytes; all other rows are equal."""
+    experiment = experiment_for(Case(QWEN_NEXT, "v6e-8", "dp=4,tp=2,ep=8,sp", n_layers=1))
+
+    predicted, of_program = (
+        meanings(predict(experiment)),
+        meanings(compiled(experiment, tmp_path).rows),
+    )
+
+    only_predicted, only_compiled = (
+        Counter({(*key[:9], *key[10:]): n for key, n in rows.items() if key[8] == "s32"})
+        for rows in (predicted, of_program)
+    )
+    assert only_predicted == only_compiled
+    assert {key[8] for key in (predicted - of_program) + (of_program - predicted)} <= {"s32"}
 
 
 def test_scanned_and_unrolled_layers_give_the_same_table(tmp_path: Path) -> None:
