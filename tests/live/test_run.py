@@ -58,6 +58,19 @@ def test_predicted_compiled_and_measured_agree(live) -> None:
     assert live[1]["verdict"]["verdict"] == "equal"
 
 
+def test_an_order_of_devices_is_that_of_the_profile(config_file: Path, tmp_path: Path) -> None:
+    plan = ("--topology", "cpu:4", "--plan", "dp=2,tp=2", "--device-order", "3,1,2,0")
+    done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = read_run(tmp_path / "r")
+    assert run.manifest.experiment.device_order == (3, 1, 2, 0)
+    for source in Source:
+        groups = {frozenset(g) for row in run.rows_of(source) for g in row.groups}
+        assert groups == {frozenset({1, 3}), frozenset({0, 2})}
+    assert compare(run.rows_of(Source.PREDICTED), run.rows_of(Source.MEASURED)).is_exact
+    assert "dp=2,tp=2 on devices in another order" in done.stdout
+
+
 def test_times_are_measured(live) -> None:
     run, document = read_run(live[0]), live[1]
     assert document["time"]["basis"] == "measured"

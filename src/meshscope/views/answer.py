@@ -22,7 +22,7 @@ from meshscope.spec.workload import Workload
 from meshscope.store.run import RunRecord
 from meshscope.units import format_gib, format_seconds
 from meshscope.views.model import Figure, Unit, joined
-from meshscope.views.run_label import program_options
+from meshscope.views.run_label import placed_layout, program_options
 from meshscope.views.times import time_figure
 from meshscope.views.words import counted, signed_seconds, verdict_sentence
 
@@ -175,7 +175,8 @@ def title_of(run: RunRecord) -> str:
     if experiment.topology is not None:
         chips = "" if experiment.n_chips is None else f" ({counted(experiment.n_chips, 'chip')})"
         model += f" on {experiment.topology.name}{chips}"
-    return model if experiment.layout is None else f"{model}, {experiment.layout}"
+    layout = placed_layout(experiment)
+    return model if layout is None else f"{model}, {layout}"
 
 
 def request_of(run: RunRecord) -> str:

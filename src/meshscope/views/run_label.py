@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from meshscope.interconnect.axis_placement import order_text
+from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.program import Frontend, Partitioner
 from meshscope.store.run import RunRecord
 from meshscope.views.plain import short
@@ -14,12 +16,23 @@ MAX_MODEL = 80  # characters of a model's name
 _DEFAULTS = {"partitioner": Partitioner.MANUAL, "frontend": Frontend.JAX}
 
 
+def placed_layout(experiment: ExperimentRecord) -> str | None:
+    """The plan as typed, and the order of devices of a run that has another than their ids."""
+    if experiment.device_order is None or experiment.imported is not None:
+        return experiment.layout
+    order = None
+    if experiment.topology is not None:
+        order = order_text(experiment.device_mesh, experiment.topology)
+    is_placement = order is not None and ":" in order
+    return f"{experiment.layout} on {order if is_placement else 'devices in another order'}"
+
+
 def label_columns(run: RunRecord) -> tuple[str, ...]:
     """Model, plan, slice, and the program options that are not defaults; unknown ones are empty."""
     experiment = run.manifest.experiment
     model = (experiment.model_name or IMPORTED).rpartition("/")[2]
     slice_name = "" if experiment.topology is None else experiment.topology.name
-    return (model, experiment.layout or "", slice_name, *_options(run))
+    return (model, placed_layout(experiment) or "", slice_name, *_options(run))
 
 
 def program_options(run: RunRecord) -> list[str]:
@@ -59,7 +72,7 @@ def distinct_labels(runs: Sequence[RunRecord]) -> list[str]:
     """
     sources = list(_differing([(run.manifest.source.value,) for run in runs]))
     names = list(_differing([label_columns(run) for run in runs])) or [
-        tuple(run.manifest.experiment.layout or "" for run in runs)
+        tuple(placed_layout(run.manifest.experiment) or "" for run in runs)
     ]
     labels = _joined([*names, *sources])
     for column in _differing([tuple(_work_words(run)) for run in runs]):

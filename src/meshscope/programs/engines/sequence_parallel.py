@@ -24,7 +24,8 @@ _SHARDING_KEYS = ("out_sharding", "sharding_names", "sharding")  # by release of
 
 def split_tokens(model: Any, mesh: Any) -> None:
     """Splits the tokens around every sharded projection of the layers."""
-    for _, module in nnx.iter_modules(model):
+    modules: list[Any] = [module for _, module in nnx.iter_modules(model)]
+    for module in modules:
         method = vars(module).get("quant_method")
         if isinstance(method, UnquantizedLinearMethod):
             module.quant_method = _SequenceParallelMethod(module, mesh)
