@@ -24,6 +24,7 @@ _NEW_ARRAYS = frozenset({"broadcast", "constant", "iota"})
 _MAX_NESTING = 8
 _CONTRACTING = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _DIM_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_BATCH_WINDOW = re.compile(r"window=\{[^}]*(?:pad|lhs_dilate|rhs_dilate)=")
 
 
 def traffic(flow: Dataflow, computation: Computation, instruction: Instruction) -> ArrayTraffic:
@@ -211,7 +212,7 @@ def _product(computation: Computation, instruction: Instruction) -> _Product | N
         return _free(result, prod(left) // contracted, prod(right) // contracted, contracted)
     if match := _DIM_LABELS.search(instruction.attributes):
         # A padded or dilated window holds a batch as a spatial dim, of which one position counts.
-        kernel, is_batch = match[2], "pad=" in instruction.attributes
+        kernel, is_batch = match[2], _BATCH_WINDOW.search(instruction.attributes) is not None
         counted = [
             size
             for label, size in zip(kernel, right, strict=True)
