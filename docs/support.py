@@ -39,6 +39,8 @@ FAMILY_NAMES = {
     Family.LLAMA4: "Llama 4",
     Family.QWEN3_MOE: "Qwen3-MoE",
     Family.QWEN3_NEXT: "Qwen3-Next",
+    Family.QWEN3_5: "Qwen3.5 dense",
+    Family.QWEN3_5_MOE: "Qwen3.5 with experts",
     Family.GLM4_MOE: "GLM-4.5",
     Family.GPT_OSS: "gpt-oss",
     Family.DEEPSEEK_V2: "DeepSeek-V2",

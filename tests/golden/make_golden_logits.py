@@ -80,6 +80,16 @@ COMPRESSED: dict[str, Any] = {key: BASE[key] for key in BASE if key != "intermed
 }
 GROUPED: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16}
 GEMMA: dict[str, Any] = GROUPED | {"query_pre_attn_scalar": 24, "sliding_window": 5}
+HYBRID: dict[str, Any] = GROUPED | {
+    "num_hidden_layers": 4,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "partial_rotary_factor": 0.25,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": BASE
     | {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 2, "mlp_bias": True}
@@ -139,11 +149,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"head_dim": 16, "num_experts": 16, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
     | {"norm_topk_prob": True, "mlp_only_layers": [1], "num_hidden_layers": 3},
     "qwen3_next": BASE
-    | {"model_type": "qwen3_next", "num_attention_heads": 8, "num_key_value_heads": 2}
-    | {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
-    | {"shared_expert_intermediate_size": 16, "num_hidden_layers": 4, "full_attention_interval": 2}
-    | {"linear_num_key_heads": 8, "linear_num_value_heads": 16, "linear_key_head_dim": 16}
-    | {"linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "partial_rotary_factor": 0.25},
+    | HYBRID
+    | {"model_type": "qwen3_next", "num_experts": 8, "num_experts_per_tok": 3}
+    | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+    "qwen3_5": BASE
+    | HYBRID
+    | {"model_type": "qwen3_5_text", "linear_num_key_heads": 8, "linear_num_value_heads": 24},
+    "qwen3_5_moe": BASE
+    | HYBRID
+    | {"model_type": "qwen3_5_moe_text", "num_experts": 8, "num_experts_per_tok": 3}
+    | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
     "gpt_oss": BASE
     | {"model_type": "gpt_oss", "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}
     | {"intermediate_size": 16, "num_local_experts": 8, "num_experts_per_tok": 2}

@@ -66,6 +66,13 @@ SIZES = [
     Size("Qwen/Qwen3-30B-A3B-Instruct-2507", 30.5),
     Size("Qwen/Qwen3-235B-A22B-Instruct-2507", 235),
     Size("Qwen/Qwen3-Next-80B-A3B-Instruct", 80),
+    Size("Qwen/Qwen3.5-0.8B", 0.75),  # the text part; the names of the others round to these
+    Size("Qwen/Qwen3.5-4B", 4.2),
+    Size("Qwen/Qwen3.5-9B", 9),
+    Size("Qwen/Qwen3.5-27B", 27),
+    Size("Qwen/Qwen3.5-35B-A3B", 35),
+    Size("Qwen/Qwen3.5-122B-A10B", 122),
+    Size("Qwen/Qwen3.5-397B-A17B", 397),
     Size("google/gemma-2-2b", 2.61),  # arXiv 2408.00118, table 2
     Size("google/gemma-2-9b", 9.24),
     Size("google/gemma-2-27b", 27.2),

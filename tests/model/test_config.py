@@ -21,6 +21,7 @@ from meshscope.spec.model.model import (
     Indexer,
     LatentAttention,
     Layer,
+    LinearAttention,
     MixtureOfExperts,
     Model,
     Rope,
@@ -349,6 +350,7 @@ PUBLISHED_AS = {
     "Llama-2-13b-hf": "Llama-2-13B",
     "Qwen3-Coder-480B-A35B-Instruct": "Qwen3-Coder-480B-A35B",
     "Kimi-K2-Instruct": "Kimi-K2",
+    "Qwen3.5-397B-A17B-FP8": "Qwen3.5-397B-A17B",
 }
 # Models whose config.json is not among the published files here; their sizes are tested.
 WITHOUT_CONFIG = {
@@ -367,6 +369,7 @@ WITHOUT_CONFIG = {
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
     "Qwen/Qwen3-Next-80B-A3B-Instruct",
     *(f"Qwen/Qwen3-{size}-Instruct-2507" for size in ("4B", "30B-A3B", "235B-A22B")),
+    *(f"Qwen/Qwen3.5-{size}" for size in ("0.8B", "4B", "9B", "27B", "35B-A3B", "122B-A10B")),
     *(
         name
         for name in catalog()
@@ -375,7 +378,7 @@ WITHOUT_CONFIG = {
         )
     ),
 }
-UNSUPPORTED = {"qwen3_5_moe", "deepseek"}
+UNSUPPORTED = {"deepseek"}
 
 
 def test_the_catalog_equals_the_published_configs() -> None:
@@ -596,6 +599,21 @@ def test_qwen3_next_has_full_attention_in_every_fourth_layer() -> None:
     assert model.attention.rope.rotary_dim(256) == 64
 
 
+def test_the_text_part_of_qwen3_5_is_read() -> None:
+    """The defaults of Qwen3_5TextConfig hold for what the config leaves out."""
+    text = {key: value for key, value in LLAMA.items() if key != "model_type"}
+    text |= {"head_dim": 16, "num_hidden_layers": 8, "full_attention_interval": 4}
+    config = {"model_type": "qwen3_5", "text_config": text | {"model_type": "qwen3_5_text"}}
+    model = model_from_config(config, name="small", source="small.json")
+    assert (model.family, model.text_part_of) == (Family.QWEN3_5, "qwen3_5")
+    assert [layer.name for layer in model.layers] == (["linear/dense"] * 3 + ["full/dense"]) * 2
+    assert model.attention.rope.rotary_dim(16) == 4
+    assert isinstance(model.attention, GroupedAttention)
+    assert model.attention.linear == LinearAttention(
+        n_key_heads=16, n_value_heads=32, key_dim=128, value_dim=128, conv_width=4
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -617,7 +635,7 @@ def test_wrong_configs_of_qwen3_next_are_refused(changes: dict[str, Any], compla
     [
         ({"model_type": "olmo2"}, "The nearest is 'llama'; "),
         (
-            {"model_type": "qwen3_5_moe", "num_experts": 512}
+            {"model_type": "qwen4_exp_text", "num_experts": 512}
             | {"linear_num_key_heads": 16, "attn_output_gate": True},
             "The nearest is 'qwen3_next'; ",
         ),

@@ -83,6 +83,7 @@ CLOSE_CONFIGS = (
     "mistral",
     "phi3",
 )
+ONE_CASE = (*CLOSE_CONFIGS, "qwen3_5", "qwen3_5_moe")
 DENSE = [name for name, config in golden.CONFIGS.items() if "num_experts_per_tok" not in config]
 MIXTURES = [name for name in golden.CONFIGS if name not in DENSE]
 
@@ -169,6 +170,9 @@ PIPELINES = [
         ("deepseek_v4", "pp=4,fsdp=2", Loop.SCAN, None),
         ("qwen3_next", "pp=2,tp=4", Loop.SCAN, None),
         ("qwen3_next", "pp=2,dp=2,tp=2,ep=4,sp", Loop.UNROLL, 2),
+        ("qwen3_5", "pp=2,tp=4", Loop.UNROLL, None),
+        ("qwen3_5", "pp=2,tp=2,dp=2,sp", Loop.SCAN, 2),
+        ("qwen3_5_moe", "pp=2,dp=2,tp=2,ep=4,sp", Loop.SCAN, None),
     )
 ]
 PIPELINES += [
@@ -201,7 +205,7 @@ def _is_telling(case: Case) -> bool:
     is_manual = case.partitioner is Partitioner.MANUAL
     if (case.config, case.plan) in SLOW:
         return False
-    if case.config in CLOSE_CONFIGS:
+    if case.config in ONE_CASE:
         return is_manual and case.plan == "tp=8,sp"
     if case.config == "qwen3":
         return is_manual or case.loop is Loop.UNROLL

@@ -4,7 +4,7 @@ A head decays its state, adds the correction of the value that the state predict
 by the query. Decode does so for its token. A prompt is computed in chunks (Yang et al., arXiv 2412.06464):
 products within a chunk, and a loop over chunks that passes the state on.
 
-Source: the Qwen3-Next of transformers.
+Source: the Qwen3-Next and the Qwen3.5 of transformers.
 
 Shapes: B batch, S positions of this step, D residual width, N key heads, V value heads, K width of a key,
 H width of a value, C positions of a chunk, W positions of the convolution.

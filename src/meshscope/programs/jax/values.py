@@ -44,6 +44,8 @@ def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) 
     shape = reshaped(weight, tensor.shape, name)
     value = np.swapaxes(tensor, -1, -2) if weight.is_transposed else tensor
     value = _selected(value.reshape(shape), weight.columns)
+    if weight.columns is not None and weight.columns.is_flat:
+        return value.reshape(weight.shape)
     for at, dim in enumerate(weight.dims):
         if dim is Dim.KV_HEADS:
             value = np.repeat(value, weight.shape[at] // value.shape[at], axis=at)

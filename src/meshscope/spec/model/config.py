@@ -17,6 +17,7 @@ from meshscope.spec.model.compressed import (
 )
 from meshscope.spec.model.grouped import attention_kinds, grouped_attention
 from meshscope.spec.model.model import (
+    HYBRID_FAMILIES,
     Activation,
     Attention,
     Family,
@@ -55,7 +56,7 @@ DEFAULTS: Mapping[Family, Mapping[str, Any]] = {
         "num_key_value_heads": 4,
         "max_position_embeddings": 131_072,
     },
-    Family.QWEN3_NEXT: {"partial_rotary_factor": 0.25},
+    **{key: {"partial_rotary_factor": 0.25} for key in HYBRID_FAMILIES},
 }
 # Keys of a multimodal config that hold for its text part, too.
 OF_WHOLE_MODEL = ("quantization_config", "dtype", "torch_dtype", "tie_word_embeddings")
@@ -68,6 +69,8 @@ SAME_ARCHITECTURE = {
     "qwen2_5_vl_text": Family.QWEN2.value,
     "qwen3_vl_text": Family.QWEN3.value,
     "qwen3_vl_moe_text": Family.QWEN3_MOE.value,
+    "qwen3_5": Family.QWEN3_5.value,
+    "qwen3_5_moe": Family.QWEN3_5_MOE.value,
 }
 HUB = "https://huggingface.co"
 HUB_TIMEOUT_S = 5.0
@@ -154,7 +157,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         else read_moe(reader, family),
         hyper=hyper_connections(reader) if family is Family.DEEPSEEK_V4 else None,
         activation=Activation.GEGLU if is_gemma else Activation.SWIGLU,
-        norm_offset=1.0 if is_gemma or family is Family.QWEN3_NEXT else 0.0,
+        norm_offset=1.0 if is_gemma or family in HYBRID_FAMILIES else 0.0,
         has_post_norms=is_gemma,
         embed_scale=hidden**0.5 if is_gemma else 1.0,
         logit_softcap=reader.optional_number("final_logit_softcapping") if is_gemma else None,
@@ -230,8 +233,8 @@ def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
             return compressed_moe(reader)
         case Family.MIXTRAL | Family.QWEN3_MOE | Family.GPT_OSS:
             return _softmax_moe(reader, family)
-        case Family.QWEN3_NEXT:
-            return _qwen3_next_moe(reader)
+        case Family.QWEN3_NEXT | Family.QWEN3_5_MOE:
+            return _qwen3_next_moe(reader, family)
         case Family.LLAMA4:
             return _llama4_moe(reader)
         case _:
@@ -259,15 +262,16 @@ def _softmax_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
     )
 
 
-def _qwen3_next_moe(reader: ConfigReader) -> MixtureOfExperts:
-    """Source: Qwen3NextSparseMoeBlock of transformers."""
+def _qwen3_next_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
+    """Source: Qwen3NextSparseMoeBlock and Qwen3_5MoeSparseMoeBlock of transformers."""
+    is_next = family is Family.QWEN3_NEXT  # Qwen3.5 always normalizes
     return MixtureOfExperts(
         n_experts=reader.integer("num_experts"),
         n_active=reader.integer("num_experts_per_tok"),
         ffn=reader.integer("moe_intermediate_size"),
         shared_ffn=reader.integer("shared_expert_intermediate_size"),
         scoring=Scoring.SOFTMAX,
-        is_normalized=reader.boolean("norm_topk_prob", default=True),
+        is_normalized=not is_next or reader.boolean("norm_topk_prob", default=True),
         has_shared_gate=True,
     )
 
@@ -336,7 +340,7 @@ def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
 
 
 def _mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpKind]:
-    if family in {Family.MIXTRAL, Family.GPT_OSS}:
+    if family in {Family.MIXTRAL, Family.GPT_OSS, Family.QWEN3_5_MOE}:
         return [MlpKind.MOE] * n_layers
     if family is Family.LLAMA4:
         step = reader.integer("interleave_moe_layer_step", 1)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from meshscope.errors import SpecError
 from meshscope.spec.model.model import (
+    HYBRID_FAMILIES,
     AttentionKind,
     Family,
     GroupedAttention,
@@ -18,7 +19,7 @@ LINEAR = "linear_attention"
 KINDS = {SLIDING: AttentionKind.SLIDING, FULL: AttentionKind.FULL}
 HYBRID_KINDS = {LINEAR: AttentionKind.LINEAR, FULL: AttentionKind.FULL}
 QWEN3_HEAD_DIM = 128  # default of transformers' Qwen3Config for every hidden size
-WIDE_HEAD_DIM = 256  # of Gemma2Config, Gemma3TextConfig and Qwen3NextConfig
+WIDE_HEAD_DIM = 256  # of Gemma2Config, Gemma3TextConfig, Qwen3NextConfig and Qwen3_5TextConfig
 # The window if the config has no `sliding_window`; null in a config means full attention.
 WINDOWS = {
     Family.GPT_OSS: 128,
@@ -72,13 +73,13 @@ def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
         has_full_rope=family is not Family.LLAMA4,
         has_l2_norm=family is Family.LLAMA4 and reader.boolean("use_qk_norm", default=True),
         temperature=_temperature(reader, family, rope),
-        has_gate=family is Family.QWEN3_NEXT,
-        linear=_linear(reader) if family is Family.QWEN3_NEXT else None,
+        has_gate=family in HYBRID_FAMILIES,
+        linear=_linear(reader) if family in HYBRID_FAMILIES else None,
     )
 
 
 def _linear(reader: ConfigReader) -> LinearAttention:
-    """Defaults of Qwen3NextConfig."""
+    """Defaults of Qwen3NextConfig and Qwen3_5TextConfig."""
     return LinearAttention(
         n_key_heads=reader.integer("linear_num_key_heads", 16),
         n_value_heads=reader.integer("linear_num_value_heads", 32),
@@ -108,7 +109,7 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
     """The kind of each layer, from `layer_types` or by the default of the family.
 
     gpt-oss and Gemma 2 have a window in every other layer, starting with the first; Gemma 3 in
-    five of six; Mistral and Phi-3 in all layers or none. Qwen3-Next has linear attention in three of four.
+    five of six; Mistral and Phi-3 in all layers or none. Qwen3-Next and Qwen3.5 have linear attention in three of four.
     """
     match family:
         case Family.GPT_OSS | Family.GEMMA2:
@@ -117,7 +118,7 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
             period = reader.integer("sliding_window_pattern", 6)
         case Family.LLAMA4:
             return _llama4_kinds(reader, n_layers)
-        case Family.QWEN3_NEXT:
+        case Family.QWEN3_NEXT | Family.QWEN3_5 | Family.QWEN3_5_MOE:
             return _hybrid_kinds(reader, n_layers)
         case Family.MISTRAL | Family.MINISTRAL | Family.MINISTRAL3 | Family.PHI3:
             has_window = _window(reader, family) is not None
@@ -162,7 +163,7 @@ def _kinds(reader: ConfigReader, family: Family, default: list[str]) -> list[Att
 def _head_dim(reader: ConfigReader, family: Family, n_heads: int) -> int:
     if family in {Family.QWEN3, Family.QWEN3_MOE}:
         return reader.integer("head_dim", QWEN3_HEAD_DIM)
-    if family in {Family.GEMMA2, Family.GEMMA3, Family.QWEN3_NEXT}:
+    if family in {Family.GEMMA2, Family.GEMMA3} | HYBRID_FAMILIES:
         return reader.integer("head_dim", WIDE_HEAD_DIM)
     return reader.integer("head_dim", reader.integer("hidden_size") // n_heads)
 
@@ -170,7 +171,7 @@ def _head_dim(reader: ConfigReader, family: Family, n_heads: int) -> int:
 def _has_qk_norm(reader: ConfigReader, family: Family) -> bool:
     if family is Family.GLM4_MOE:
         return reader.boolean("use_qk_norm", default=False)
-    return family in {Family.QWEN3, Family.QWEN3_MOE, Family.QWEN3_NEXT, Family.GEMMA3}
+    return family in {Family.QWEN3, Family.QWEN3_MOE, Family.GEMMA3} | HYBRID_FAMILIES
 
 
 def _window(reader: ConfigReader, family: Family) -> int | None:

@@ -23,6 +23,8 @@ class Family(StrEnum):
     MIXTRAL = "mixtral"
     QWEN3_MOE = "qwen3_moe"
     QWEN3_NEXT = "qwen3_next"
+    QWEN3_5 = "qwen3_5_text"
+    QWEN3_5_MOE = "qwen3_5_moe_text"
     GLM4_MOE = "glm4_moe"
     GPT_OSS = "gpt_oss"
     DEEPSEEK_V2 = "deepseek_v2"
@@ -30,6 +32,10 @@ class Family(StrEnum):
     DEEPSEEK_V32 = "deepseek_v32"
     GLM_MOE_DSA = "glm_moe_dsa"
     DEEPSEEK_V4 = "deepseek_v4"
+
+
+# Families that mix layers of linear attention with layers of full attention.
+HYBRID_FAMILIES = frozenset({Family.QWEN3_NEXT, Family.QWEN3_5, Family.QWEN3_5_MOE})
 
 
 class RopeType(StrEnum):

@@ -37,7 +37,7 @@ def shared_tensors(family: Family) -> Mapping[str, str]:
     """Tensors of the shared experts, by role in the gated MLP."""
     if family is Family.DEEPSEEK_V4:
         return _gated("ffn.shared_experts.", ("w1", "w3", "w2"))
-    if family is Family.QWEN3_NEXT:
+    if family in {Family.QWEN3_NEXT, Family.QWEN3_5_MOE}:
         return _gated("mlp.shared_expert.", PROJECTIONS)
     base = "feed_forward.shared_expert." if family is Family.LLAMA4 else "mlp.shared_experts."
     return _gated(base, PROJECTIONS)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from meshscope.spec.model.model import Family
+from meshscope.spec.model.model import HYBRID_FAMILIES, Family
 
 LATENT = frozenset(
     {
@@ -14,8 +14,8 @@ LATENT = frozenset(
 )
 EXPERTS = frozenset(
     {
-        *(Family.MIXTRAL, Family.QWEN3_MOE, Family.QWEN3_NEXT, Family.GPT_OSS),
-        *(Family.GLM4_MOE, Family.LLAMA4),
+        *(Family.MIXTRAL, Family.QWEN3_MOE, Family.QWEN3_NEXT, Family.QWEN3_5_MOE),
+        *(Family.GPT_OSS, Family.GLM4_MOE, Family.LLAMA4),
         *LATENT,
     }
 )
@@ -23,12 +23,12 @@ GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
 NO_FAMILY: frozenset[Family] = frozenset()
 # Keys of configs that name a part of an architecture, what it is, and the families that have it.
 PARTS: Mapping[str, tuple[str, frozenset[Family]]] = {
-    "linear_num_key_heads": ("gated linear attention", frozenset({Family.QWEN3_NEXT})),
+    "linear_num_key_heads": ("gated linear attention", HYBRID_FAMILIES),
     "linear_attn_config": ("linear attention", NO_FAMILY),
     "ssm_state_size": ("state space layers", NO_FAMILY),
     "mamba_num_heads": ("state space layers", NO_FAMILY),
     "state_size": ("state space layers", NO_FAMILY),
-    "attn_output_gate": ("output gate of attention", frozenset({Family.QWEN3_NEXT})),
+    "attn_output_gate": ("output gate of attention", HYBRID_FAMILIES),
     "num_kv_shared_layers": ("caches that layers share", NO_FAMILY),
     "hidden_size_per_layer_input": ("embeddings of each layer", NO_FAMILY),
     "global_head_dim": ("wider heads in some layers", NO_FAMILY),

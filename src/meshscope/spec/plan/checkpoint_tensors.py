@@ -44,11 +44,14 @@ def reshaped(weight: Weight, tensor: Sequence[int], name: str) -> tuple[int, ...
     tensor_shape = (
         [*tensor[:-2], tensor[-1], tensor[-2]] if weight.is_transposed and not is_flat else tensor
     )
+    columns = weight.columns
     shape = list(weight.shape)
-    if weight.columns is not None:
-        shape[weight.columns.dim] = weight.columns.whole
-    for at, dim in enumerate(weight.dims):
-        if weight.columns is not None and at - len(shape) == weight.columns.dim:
+    if columns is not None and columns.is_flat:
+        shape = [shape[0], columns.whole]
+    elif columns is not None:
+        shape[columns.dim] = columns.whole
+    for at, dim in enumerate(weight.dims[: len(shape)]):
+        if columns is not None and at - len(shape) == columns.dim:
             continue
         n_heads = prod(tensor_shape) // (prod(shape) // shape[at])
         if dim is Dim.KV_HEADS and n_heads and shape[at] % n_heads == 0:

@@ -105,6 +105,7 @@ class ColumnSlice:
     """A slice of a tensor's dimension, of size `whole`, after transposing and reshaping.
 
     `dim` counts from the end: -1 is the last dimension, -2 the heads of a tensor [in, heads, width].
+    With `is_flat`, it is a slice of the columns of a matrix [in, `whole`], which are reshaped afterwards.
     """
 
     whole: int
@@ -112,6 +113,7 @@ class ColumnSlice:
     stop: int
     step: int = 1
     dim: int = -1
+    is_flat: bool = False
 
     @property
     def size(self) -> int:
@@ -367,7 +369,7 @@ def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, .
     match model.attention:
         case GroupedAttention(linear=linear) if layer.attention is AttentionKind.LINEAR:
             assert linear is not None
-            return (norm, *linear_weights(model.hidden, linear))
+            return (norm, *linear_weights(model.hidden, linear, model.family))
         case GroupedAttention():
             return (norm, *_grouped_weights(model, model.attention, plan), *_post_norm(model, 0))
         case LatentAttention():
@@ -420,23 +422,21 @@ def _grouped_weights(model: Model, attention: GroupedAttention, plan: Plan) -> I
         yield builder.vector("sinks", (Dim.HEADS,), (n,), "sinks")
 
 
-def linear_weights(d: int, linear: LinearAttention) -> Iterator[Weight]:
+def linear_weights(d: int, linear: LinearAttention, family: Family) -> Iterator[Weight]:
     """Weights of linear attention, whose key heads are split over tp with the value heads that they serve.
 
-    The checkpoint has queries, keys, values and output gates of a key head together, and likewise the
-    learning rates b and decays a. Its convolution has all queries first, then all keys, then all values.
+    The convolution has all queries first, then all keys, then all values.
     """
     builder = WeightBuilder(base="model.layers.{layer}.linear_attn.")
     n, k, v, group = linear.n_key_heads, linear.key_dim, linear.value_dim, linear.group
-    into, start = (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM), 0
+    into = (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM)
+    tensors = _fused_linear(linear) if family is Family.QWEN3_NEXT else _split_linear(linear)
     for name, width in (("wq", k), ("wk", k), ("wv", group * v), ("wz", group * v)):
-        columns = ColumnSlice(whole=2 * (k + group * v), start=start, stop=start + width)
-        yield builder.matrix(name, into, (d, n, width), "in_proj_qkvz.weight", columns=columns)
-        start += width
-    for name, start in (("wb", 0), ("wa", group)):
-        columns = ColumnSlice(whole=2 * group, start=start, stop=start + group)
-        shape, tensor = (d, n, group), "in_proj_ba.weight"
-        yield builder.matrix(name, into, shape, tensor, columns=columns, inputs=())
+        tensor, columns = tensors[name]
+        yield builder.matrix(name, into, (d, n, width), tensor, columns=columns)
+    for name in ("wb", "wa"):
+        tensor, columns = tensors[name]
+        yield builder.matrix(name, into, (d, n, group), tensor, columns=columns, inputs=())
     start = 0
     for name, size in (("q", n * k), ("k", n * k), ("v", n * group * v)):
         columns = ColumnSlice(whole=linear.n_channels, start=start, stop=start + size, dim=-2)
@@ -449,6 +449,36 @@ def linear_weights(d: int, linear: LinearAttention) -> Iterator[Weight]:
     out = (Dim.HEADS, Dim.HEAD_DIM, Dim.HIDDEN)
     shape = (linear.n_value_heads, v, d)
     yield builder.matrix("wo", out, shape, "out_proj.weight", inputs=(0, 1))
+
+
+def _fused_linear(linear: LinearAttention) -> Mapping[str, tuple[str, ColumnSlice]]:
+    """Tensors with queries, keys, values and gates of a key head together, and its rates b and decays a."""
+    k, width, group = linear.key_dim, linear.group * linear.value_dim, linear.group
+    whole, ends = 2 * (k + width), (0, k, 2 * k, 2 * k + width, 2 * (k + width))
+    fused = {
+        name: ("in_proj_qkvz.weight", ColumnSlice(whole=whole, start=start, stop=stop))
+        for name, start, stop in zip(("wq", "wk", "wv", "wz"), ends[:-1], ends[1:], strict=True)
+    }
+    for name, start in (("wb", 0), ("wa", group)):
+        columns = ColumnSlice(whole=2 * group, start=start, stop=start + group)
+        fused[name] = ("in_proj_ba.weight", columns)
+    return fused
+
+
+def _split_linear(linear: LinearAttention) -> Mapping[str, tuple[str, ColumnSlice | None]]:
+    """A tensor with all queries, then all keys, then all values; the others have their own (Qwen3.5)."""
+    n_keys, whole = linear.n_key_heads * linear.key_dim, linear.n_channels
+    split: dict[str, tuple[str, ColumnSlice | None]] = {
+        f"w{name}": (f"in_proj_{name}.weight", None) for name in "zba"
+    }
+    for name, start, stop in (
+        ("wq", 0, n_keys),
+        ("wk", n_keys, 2 * n_keys),
+        ("wv", 2 * n_keys, whole),
+    ):
+        columns = ColumnSlice(whole=whole, start=start, stop=stop, is_flat=True)
+        split[name] = ("in_proj_qkv.weight", columns)
+    return split
 
 
 def _fused_heads(attention: GroupedAttention) -> dict[str, ColumnSlice]:
