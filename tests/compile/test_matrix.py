@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from compared import assert_predicted_equals_compiled, compiled, meanings
 
-from meshscope.backends.compile.compile import CompileResult, compile_experiment
-from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.interconnect.axis_placement import parse_device_order
 from meshscope.prediction import predict
@@ -49,7 +48,11 @@ SCOUT, GEMMA_2B, GEMMA_4B, MISTRAL, PHI, GLM_AIR, GLM_5 = (
     "zai-org/GLM-4.5-Air",
     "zai-org/GLM-5",
 )
-QWEN_NEXT = "Qwen/Qwen3-Next-80B-A3B-Instruct"
+QWEN_NEXT, QWEN_35, QWEN_35_MOE = (
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    "Qwen/Qwen3.5-9B",
+    "Qwen/Qwen3.5-35B-A3B",
+)
 SLICES_OF_8 = ("v4-16", "v5e-8", "v5p-16", "v6e-8", "tpu7x-8")  # eight devices each
 PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "fsdp=8", "fsdp=2,tp=4")
 
@@ -202,6 +205,9 @@ WHOLE_MATRIX += [
     Case(QWEN_NEXT, "v6e-8", "tp=8", Loop.UNROLL, n_layers=4),
     Case(QWEN_NEXT, "v6e-8", "fsdp=4,tp=2", n_layers=4),
     Case(QWEN_NEXT, "v6e-8", "pp=2,dp=2,tp=2", n_layers=8),
+    Case(QWEN_35, "v6e-8", "tp=8", Loop.UNROLL, n_layers=4),
+    Case(QWEN_35, "v6e-8", "fsdp=4,tp=2", n_layers=4),
+    Case(QWEN_35_MOE, "v5p-16", "pp=2,dp=2,tp=2", n_layers=8),
 ]
 WHOLE_MATRIX += [
     Case(LLAMA_3B, "2xv6e:2x2", "cp=2,tp=4", Loop.SCAN, 2),  # merged over DCN, with padding
@@ -246,39 +252,15 @@ def _model(name: str) -> Model:
     return read_model(name)
 
 
-def compiled(experiment: Experiment, directory: Path) -> CompileResult:
-    return compile_experiment(experiment, directory, progress=lambda *_: None)
-
-
-def meanings(rows: list[Collective]) -> Counter[tuple[object, ...]]:
-    """The compared fields of each row, with its executions per step; libtpu adds dimensions of 1 to some shapes."""
-    counted: Counter[tuple[object, ...]] = Counter()
-    for row in rows:
-        groups = frozenset(map(frozenset, row.groups))
-        place = (row.phase, row.stage, row.layer, row.part, row.kind, row.axis, row.crosses_slices)
-        shape = None if row.shape is None else tuple(size for size in row.shape if size != 1)
-        counted[(*place, groups, row.dtype, shape, row.payload_bytes, row.n_steps)] += row.count
-    return counted
-
-
-def assert_predicted_equals_compiled(case: Case, directory: Path) -> None:
-    experiment = experiment_for(case)
-
-    result = compiled(experiment, directory)
-
-    assert meanings(predict(experiment)) == meanings(result.rows)
-    assert [row.hlo_name for row in result.rows if row.axis_reason is not None] == []
-
-
 @pytest.mark.parametrize("case", TELLING, ids=lambda c: "-".join(map(str, c[:4])))
 def test_predicted_equals_compiled(case: Case, tmp_path: Path) -> None:
-    assert_predicted_equals_compiled(case, tmp_path)
+    assert_predicted_equals_compiled(experiment_for(case), tmp_path)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("case", WHOLE_MATRIX, ids=lambda c: "-".join(map(str, c[:3])))
 def test_predicted_equals_compiled_everywhere(case: Case, tmp_path: Path) -> None:
-    assert_predicted_equals_compiled(case, tmp_path)
+    assert_predicted_equals_compiled(experiment_for(case), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -305,9 +287,14 @@ def test_an_order_of_devices_is_that_of_the_program(
 
 
 @pytest.mark.matrix
-def test_row_counts_of_512_experts_are_gathered_in_another_shape(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "plan"), [(QWEN_NEXT, "dp=4,tp=2,ep=8,sp"), (QWEN_35_MOE, "dp=2,tp=4,ep=8")]
+)
+def test_many_row_counts_are_gathered_in_another_shape(
+    model: str, plan: str, tmp_path: Path
+) -> None:
     """libtpu gathers s32[8,512] as s32[8,4,128]: the same bytes; all other rows are equal."""
-    experiment = experiment_for(Case(QWEN_NEXT, "v6e-8", "dp=4,tp=2,ep=8,sp", n_layers=1))
+    experiment = experiment_for(Case(model, "v6e-8", plan, n_layers=1))
 
     predicted, of_program = (
         meanings(predict(experiment)),

@@ -1,0 +1,32 @@
+"""Compiles an experiment in a test, and what of its rows is compared."""
+
+from collections import Counter
+from pathlib import Path
+
+from meshscope.backends.compile.compile import CompileResult, compile_experiment
+from meshscope.events.collective import Collective
+from meshscope.prediction import predict
+from meshscope.spec.experiment import Experiment
+
+
+def compiled(experiment: Experiment, directory: Path) -> CompileResult:
+    return compile_experiment(experiment, directory, progress=lambda *_: None)
+
+
+def meanings(rows: list[Collective]) -> Counter[tuple[object, ...]]:
+    """The compared fields of each row, with its executions per step; libtpu adds dimensions of 1 to some shapes."""
+    counted: Counter[tuple[object, ...]] = Counter()
+    for row in rows:
+        groups = frozenset(map(frozenset, row.groups))
+        place = (row.phase, row.stage, row.layer, row.part, row.kind, row.axis, row.crosses_slices)
+        shape = None if row.shape is None else tuple(size for size in row.shape if size != 1)
+        counted[(*place, groups, row.dtype, shape, row.payload_bytes, row.n_steps)] += row.count
+    return counted
+
+
+def assert_predicted_equals_compiled(experiment: Experiment, directory: Path) -> None:
+    """Kind, count, shape, groups and payload of every collective, each of which has an axis."""
+    result = compiled(experiment, directory)
+
+    assert meanings(predict(experiment)) == meanings(result.rows)
+    assert [row.hlo_name for row in result.rows if row.axis_reason is not None] == []
