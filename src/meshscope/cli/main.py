@@ -169,6 +169,7 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
+        _drop_output()
         _fail(f"{error.strerror}. Free some space and rerun the command.")
 
 
@@ -195,5 +196,10 @@ def _fail(message: str) -> None:
 
 def _leave_quietly() -> None:
     """Exits without a message after the reader closed the pipe."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _drop_output()
     sys.exit(1)
+
+
+def _drop_output() -> None:
+    """Drops what stdout could not take, which the interpreter would write again when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,8 +2,8 @@
 
 import io
 import sys
-import tarfile
 import time
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +27,7 @@ class RemoteCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteEnd:
-    """How a command ended on its node; `archive` is the run folder as a tar file, if it was made."""
+    """How a command ended on its node; `archive` is the run folder as a zip file, if it was made."""
 
     returncode: int
     log: str
@@ -61,13 +61,14 @@ def unpack(archive: bytes, path: Path, *, force: bool) -> None:
     """Writes the run folder to `path`, whole or not at all."""
     with (
         new_folder(path, force=force) as partial,
-        tarfile.open(fileobj=io.BytesIO(archive)) as tar,
+        zipfile.ZipFile(io.BytesIO(archive)) as stored,
     ):
-        tar.extractall(partial, filter="data")
+        stored.extractall(partial)  # names stay inside of the folder
 
 
 def _archive(folder: Path) -> bytes:
     content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as tar:
-        tar.add(folder, arcname=".")
+    with zipfile.ZipFile(content, mode="w") as stored:
+        for path in sorted(folder.rglob("*")):
+            stored.write(path, path.relative_to(folder))
     return content.getvalue()
