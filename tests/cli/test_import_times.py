@@ -138,6 +138,30 @@ def test_a_program_of_two_layers_stands_for_all(meshscope) -> None:
 
 
 @pytest.mark.parametrize(
+    ("mesh", "lengths", "n_sequences"),
+    [
+        ("model=2", "8x1:1024", 8),
+        ("model=2", "decode=7x1:1024,1x2:1024", 7),
+        ("data=2", "8x1:1024", 16),
+        ("x=2", "8x1:1024", None),
+        ("model=2", "8x1024:1024", None),
+        ("model=2", "prefill=8x1:1024", None),
+    ],
+)
+def test_lengths_give_the_throughput_of_a_step(
+    meshscope, mesh: str, lengths: str, n_sequences: int | None
+) -> None:
+    """Sequences with one new token decode, on every data-parallel rank."""
+    ask = (str(LLAMA), "--topology", "v6e:1x2", "--mesh", mesh, "--phase", "decode")
+    status, out, err = meshscope("import", *ask, "--lengths", lengths, "--out", "run", "--json")
+    assert status == 0, err
+    document = json.loads(out)
+    expected = None if n_sequences is None else n_sequences / document["time"]["tpot_s"]
+    assert document["throughput"]["decode_tokens_per_s"] == pytest.approx(expected)
+    assert document["throughput"]["output_tokens_per_s"] is None
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--layers", "1"), "the program has 2 layers"),

@@ -9,7 +9,6 @@ from meshscope.cost.expert_load import ExpertLoad, expert_load
 from meshscope.cost.kernel_work import KernelWork, WorkSource, in_place, touched_traffic
 from meshscope.cost.op_cost import declared_cost, kernel_time, kernel_work
 from meshscope.cost.rates import rates_of
-from meshscope.cost.sequence_lengths import SequenceLengths, sequence_lengths
 from meshscope.cost.traffic import ArrayTraffic
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.events.step_time import TimeBasis
@@ -21,6 +20,7 @@ from meshscope.spec.hardware.chips import chip_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.sequence_lengths import SequenceLengths, sequence_lengths
 from meshscope.spec.workload import Workload
 
 V6E, V5E = rates_of(chip_of("v6e")), rates_of(chip_of("v5e"))

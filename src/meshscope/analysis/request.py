@@ -2,10 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from meshscope.analysis.latency import Latency, Spread, latency_of, spread_of
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import NO_TIME, StepTime, TimeBasis, TimeEstimate
+from meshscope.spec.experiment_record import ExperimentRecord
+from meshscope.spec.plan.plan import ALIASES, MESH_AXES
+from meshscope.spec.sequence_lengths import parse_lengths
 from meshscope.store.run import RunRecord
 
 ASSUMPTION = (
@@ -50,18 +54,35 @@ class Throughput:
 
 
 def throughput_of(request: RequestTime, run: RunRecord) -> Throughput | None:
-    """The rates of a request's times; None if the run does not know its workload."""
-    workload, n_chips = run.manifest.experiment.workload, run.manifest.experiment.n_chips
-    if workload is None:
+    """The rates of a request's times; None if the run does not know how many sequences decode.
+
+    An imported run may know them from `--lengths`, but not how many tokens a request has.
+    """
+    experiment = run.manifest.experiment
+    workload, n_chips = experiment.workload, experiment.n_chips
+    batch = _imported_batch(experiment) if workload is None else workload.batch
+    if batch is None:
         return None
-    decode_per_s = _per_second(workload.batch, request.decode_step)
+    decode_per_s = _per_second(batch, request.decode_step)
     per_chip = None if decode_per_s is None or not n_chips else decode_per_s / n_chips
+    n_output = None if workload is None else batch * workload.output
     return Throughput(
         decode_tokens_per_s=decode_per_s,
         decode_tokens_per_s_per_chip=per_chip,
-        output_tokens_per_s=_per_second(workload.batch * workload.output, request.e2e),
-        requests_per_s=_per_second(workload.batch, request.e2e),
+        output_tokens_per_s=None if n_output is None else _per_second(n_output, request.e2e),
+        requests_per_s=_per_second(batch, request.e2e),
     )
+
+
+def _imported_batch(experiment: ExperimentRecord) -> int | None:
+    """Sequences that decode on all data-parallel ranks; None if lengths or ranks are unknown."""
+    axes = [(ALIASES.get(name, name), size) for name, size in experiment.mesh.items() if size > 1]
+    if experiment.lengths is None or not {axis for axis, _ in axes} <= set(MESH_AXES):
+        return None
+    lengths = parse_lengths(experiment.lengths)
+    decoding = lengths.get(Phase.DECODE, lengths.get(None, ()))
+    n_sequences = sum(s.n_sequences for s in decoding if s.n_queries == 1)
+    return n_sequences * prod(size for axis, size in axes if axis in {"dp", "fsdp"}) or None
 
 
 def _per_second(count: int, time: TimeEstimate | None) -> float | None:

@@ -14,7 +14,6 @@ from meshscope.api.request import option_words
 from meshscope.api.run import Run
 from meshscope.backends.compile.import_hlo import ImportedProgram, read_imported
 from meshscope.backends.compile.saved_graph import compile_graph
-from meshscope.cost.sequence_lengths import parse_lengths
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import PlanError, SpecError
 from meshscope.events.collective import Collective
@@ -30,6 +29,7 @@ from meshscope.spec.model.model import Model
 from meshscope.spec.plan.mesh import Mesh, parse_mesh
 from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.spec.program import Frontend
+from meshscope.spec.sequence_lengths import parse_lengths
 from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.folder_names import default_folder, safe_name
 from meshscope.store.run import Manifest, RunRecord

@@ -7,7 +7,6 @@ from meshscope.api.records import chip_profile
 from meshscope.backends.compile.compile import read_chunks
 from meshscope.backends.compile.import_hlo import ImportedProgram, read_imported
 from meshscope.cost.predicted import predicted_times, timed_predictions
-from meshscope.cost.sequence_lengths import parse_lengths
 from meshscope.errors import RunError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Source
@@ -15,6 +14,7 @@ from meshscope.events.step_time import StepTime
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scope_rules import RULES, read_rules
 from meshscope.spec.experiment import experiment_of_record
+from meshscope.spec.sequence_lengths import parse_lengths
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
 

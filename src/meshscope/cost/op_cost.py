@@ -27,7 +27,6 @@ from meshscope.cost.kernel_work import (
     touched_traffic,
 )
 from meshscope.cost.rates import OpTime, Rates, exactly, longest
-from meshscope.cost.sequence_lengths import SequenceLengths
 from meshscope.cost.traffic import ArrayTraffic
 from meshscope.events.step_time import Activity, TimeBasis, TimeEstimate
 from meshscope.readers.hlo.attribution import scope_of
@@ -41,6 +40,7 @@ from meshscope.spec.hardware.operation_rates import (
     KERNEL_INTERVAL,
     MODEL_INTERVAL,
 )
+from meshscope.spec.sequence_lengths import SequenceLengths
 
 # Ops without work on the core.
 FREE = frozenset(

@@ -16,7 +16,6 @@ from meshscope.cost.op_cost import OpCostModel
 from meshscope.cost.rates import rates_of
 from meshscope.cost.row_times import timed_rows
 from meshscope.cost.scheduled_collectives import CollectiveEstimator
-from meshscope.cost.sequence_lengths import SequenceLengths
 from meshscope.cost.shallow import folded_schedules
 from meshscope.cost.simulator import BUBBLE, ScheduleSimulator, SimulatedStep
 from meshscope.events.collective import Collective
@@ -37,6 +36,7 @@ from meshscope.readers.hlo.operations import Operation
 from meshscope.spec.hardware.operation_rates import SPREAD
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.shallow import ShallowLayers
+from meshscope.spec.sequence_lengths import SequenceLengths
 
 NO_AXIS = "unknown"
 _Timed = tuple[float, TimeEstimate]  # seconds in the step, and the estimate of one execution

@@ -32,7 +32,6 @@ from meshscope.backends.compile.files import program_file
 from meshscope.backends.compile.gpu import check_can_compile_for_gpu
 from meshscope.cost.chunk_times import placed_chunks, prefill_time
 from meshscope.cost.expert_load import expert_load
-from meshscope.cost.sequence_lengths import sequence_lengths
 from meshscope.cost.shallow_rows import DeepRows, deep_rows
 from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.errors import CompileError, MissingToolError, SpecError
@@ -63,6 +62,7 @@ from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.plan.memory import Memory, compiled_memory
 from meshscope.spec.program import Frontend, Partitioner
 from meshscope.spec.quantization import check_program_dtype
+from meshscope.spec.sequence_lengths import sequence_lengths
 from meshscope.store.folder import scratch_folder
 from meshscope.workers.failure import WorkerTask, failure_of, worker_error
 from meshscope.workers.progress import error_report

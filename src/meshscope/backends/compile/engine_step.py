@@ -9,7 +9,6 @@ from pathlib import Path
 from meshscope.backends.compile.files import program_file
 from meshscope.cost.chunk_times import prefill_time, summed_time
 from meshscope.cost.expert_load import expert_load
-from meshscope.cost.sequence_lengths import SequenceLengths, sequence_lengths
 from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
@@ -24,6 +23,7 @@ from meshscope.readers.hlo.collectives import (
 )
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.sequence_lengths import SequenceLengths, sequence_lengths
 
 
 def read_engine_phase(

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from meshscope.cost.chunk_times import summed_time
-from meshscope.cost.sequence_lengths import SequenceLengths
 from meshscope.cost.shallow_rows import deep_rows
 from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.errors import ParseError, SpecError
@@ -28,6 +27,7 @@ from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.repeats import MAX_PERIOD
 from meshscope.spec.model.shallow import FOLDED_LAYERS, Fold, ShallowLayers
 from meshscope.spec.plan.mesh import Mesh
+from meshscope.spec.sequence_lengths import SequenceLengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
