@@ -54,7 +54,7 @@ class GridCase:
         return self.line.replace(" ", "_") + ".json"
 
 
-N_FITTED = 17  # cases from the first on with which the rules of the estimate were made
+N_FITTED = 20  # cases from the first on with which the rules of the estimate were made
 LINES = """
 Llama-3.1-8B v6e:1x1 tp=1 b:1 p:1024
 Llama-3.1-8B v6e-8 tp=8 b:8 p:1024
@@ -73,6 +73,15 @@ Qwen3-32B v6e-8 tp=8,sp b:8 p:1024
 Qwen2.5-7B tpu7x:1x1x1 dp=2 b:16 p:1024 loop:unroll layers:8
 Llama-3.3-70B v6e-8 tp=8 b:64 p:1024
 Llama-3.1-8B v6e-8 pp=2,tp=4 b:8 p:1024
+Qwen3.5-9B v6e-8 tp=8 b:8 p:1024 layers:8
+Qwen3.5-9B v6e-8 tp=8 b:64 p:1024 layers:8
+Qwen3.5-9B v6e:1x1 tp=1 b:4 p:1024 layers:8
+Qwen3.5-35B-A3B v6e-8 dp=2,tp=4,ep=8 b:8 p:1024 layers:8
+Qwen3.5-9B v6e-8 fsdp=8 b:8 p:1024 layers:8
+Qwen3.5-9B v6e-8 tp=8 b:8 p:1024
+Qwen3-Next-80B-A3B-Instruct v6e-8 tp=8 b:32 p:1024
+Qwen3.5-35B-A3B v5e-8 tp=8,ep=8 b:16 p:1024
+Qwen3.5-9B v6e-8 pp=2,tp=4 b:8 p:1024
 Qwen3-30B-A3B v6e-8 dp=2,tp=4,ep=8 b:8 p:1024
 Llama-3.1-8B v6e-8 cp=2,tp=4 b:4 p:8192
 Mixtral-8x7B-v0.1 v6e-8 tp=8 b:16 p:1024
@@ -164,14 +173,28 @@ def compile_missing(cache: Path) -> None:
 
 
 def write_table(cache: Path) -> None:
-    """One row per program: the case and the compiler's memory analysis in bytes."""
+    """One row per program: the case and the compiler's memory analysis in bytes.
+
+    Cases that the folder lacks keep the rows that they have.
+    """
+    kept = _stored_rows()
     with CSV.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for case in CASES:
             file = cache / case.file_name
-            for row in json.loads(file.read_text(encoding="utf-8")) if file.exists() else ():
+            made = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+            for row in kept.get(case.line, ()) if made is None else made:
                 writer.writerow({"case": case.line, **row})
+
+
+def _stored_rows() -> dict[str, list[dict[str, str]]]:
+    """The rows of each case in the table."""
+    rows: dict[str, list[dict[str, str]]] = {}
+    with CSV.open() as stream:
+        for row in csv.DictReader(stream):
+            rows.setdefault(row["case"], []).append(row)
+    return rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,10 +222,7 @@ class JudgedCase:
 
 def judged_cases() -> tuple[JudgedCase, ...]:
     """The compiled cases beside their estimates."""
-    rows: dict[str, list[dict[str, str]]] = {}
-    with CSV.open() as stream:
-        for row in csv.DictReader(stream):
-            rows.setdefault(row["case"], []).append(row)
+    rows = _stored_rows()
     judged: list[JudgedCase] = []
     for case in CASES:
         estimate = temp_estimate(case.experiment) if case.line in rows else None

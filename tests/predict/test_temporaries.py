@@ -48,6 +48,14 @@ def test_the_parts_of_a_dense_model_are_its_activations() -> None:
     assert parts.converted == 0
 
 
+def test_linear_attention_keeps_float32_arrays_twice() -> None:
+    """8,192 tokens; 12,288 inputs in bf16; 32 value heads of queries, keys, values and outputs, each of 128."""
+    of = experiment(model="Qwen/Qwen3.5-9B")
+    parts = temp_parts(of, Phase.PREFILL)
+    assert parts.attention == 8192 * (12288 * 2 + 2 * 4 * 32 * 128 * 4) // 8
+    assert why_no_estimate(of) is None
+
+
 def test_sequence_parallelism_splits_the_residual_stream() -> None:
     whole, split = (temp_parts(experiment(plan), Phase.PREFILL) for plan in ("tp=8", "tp=8,sp"))
     assert whole.residual == 8 * split.residual

@@ -16,7 +16,7 @@ from meshscope.events.enums import Phase
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.compiler_facts import compiler_facts
-from meshscope.spec.model.flops import has_linear_attention
+from meshscope.spec.model.flops import has_linear_attention, linear_of
 from meshscope.spec.model.model import (
     CompressedAttention,
     GroupedAttention,
@@ -48,6 +48,9 @@ N_WHOLE = (
 # times the VMEM of a v5e and a v6e, which buffers use one after the other; assumed for other chips, too.
 VMEM_BYTES = 128 * 2**20  # scaling book, part 2, tpus.md
 ON_CHIP_BYTES = VMEM_BYTES * 3 // 2
+# Float32 arrays of linear attention in prefill: queries, keys, values and outputs, each of them as the layer has it
+# and as the loop over chunks reads or writes it.
+N_CHUNKED = 2
 N_BRANCH_COPIES = 2  # the cache before and after the branch of a stage
 LOW, HIGH = 0.45, 1.4
 SMALL_BYTES = 64 * 2**20  # beyond the margin
@@ -59,7 +62,7 @@ class TempParts:
 
     residual: float  # the residual stream, which sp splits
     whole: float  # the input or the output of a block: the residual stream of all tokens
-    attention: float  # queries, keys, values and outputs of a layer
+    attention: float  # queries, keys, values and outputs of a layer, or of its linear attention
     scores: float  # attention scores, where no kernel avoids them
     mlp: float  # the two intermediates of a dense MLP
     experts: float  # rows of experts before and after their exchange, and their intermediates
@@ -88,8 +91,6 @@ def why_no_estimate(experiment: Experiment) -> str | None:
         return f"--engine {experiment.engine} has other programs"
     if program.frontend is not Frontend.JAX:
         return f"--frontend {program.frontend} has no formulas"
-    if has_linear_attention(experiment.model):
-        return "linear attention has no formulas"
     if program.partitioner is not Partitioner.MANUAL and experiment.model.moe is not None:
         return f"--partitioner {program.partitioner} chooses how experts exchange their rows"
     return None if chip.kind is ChipKind.TPU else f"the formulas are those of TPUs, not {chip.name}"
@@ -131,7 +132,9 @@ def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
     return TempParts(
         residual=tokens.n_tokens * model.hidden * n_streams * act / split,
         whole=tokens.n_tokens * model.hidden * n_streams * act,
-        attention=_attention_elements(experiment, tokens) * act,
+        attention=max(
+            _attention_elements(experiment, tokens) * act, _linear_bytes(experiment, tokens, act)
+        ),
         scores=_scores_elements(experiment, phase, tokens) * F32_BYTES,
         mlp=2 * tokens.n_tokens * (model.ffn or 0) / plan.tp * act * has_dense,
         experts=_experts_elements(experiment, phase, tokens) * act,
@@ -179,6 +182,17 @@ def _attention_elements(experiment: Experiment, tokens: _Tokens) -> float:
         case CompressedAttention() as attention:
             n_heads = attention.n_heads / plan.tp
             return 2 * tokens.n_tokens * n_heads * attention.head_dim
+
+
+def _linear_bytes(experiment: Experiment, tokens: _Tokens, act: float) -> float:
+    """Inputs of the convolution and gates, and the float32 arrays of all value heads; 0 without linear attention."""
+    if not has_linear_attention(experiment.model):
+        return 0
+    linear = linear_of(experiment.model.attention)
+    values = linear.n_value_heads * linear.value_dim
+    chunked = N_CHUNKED * 2 * (linear.n_value_heads * linear.key_dim + values)
+    of_token = (linear.n_channels + values) * act + chunked * F32_BYTES
+    return tokens.n_tokens * of_token / experiment.plan.tp
 
 
 def _scores_elements(experiment: Experiment, phase: Phase, tokens: _Tokens) -> float:
