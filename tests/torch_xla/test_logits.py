@@ -50,8 +50,11 @@ class Case(NamedTuple):
     microbatches: int | None = None
 
 
-DENSE = ("llama", "llama-tied", "qwen2", "qwen3")
-MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v2-limited", "deepseek_v3")
+DENSE = (
+    *("llama", "llama-tied", "qwen2", "qwen3"),
+    *("mistral", "ministral", "ministral3", "gemma2", "gemma3"),
+)
+MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v2-limited", "deepseek_v3", "glm4_moe")
 PLANS = ("tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
 EXPERT_PLANS = (
     "tp=8,sp",
@@ -72,7 +75,10 @@ CASES += [Case(config, plan) for config in MIXTURES for plan in EXPERT_PLANS]
 RING, ALLGATHER = ContextForm.RING, ContextForm.ALLGATHER
 CASES += [
     Case(config, plan, context=form)
-    for config in ("llama", "qwen3", "mixtral", "deepseek_v2", "deepseek_v3")
+    for config in (
+        *("llama", "qwen3", "mixtral", "deepseek_v2", "deepseek_v3"),
+        *("mistral", "ministral3", "gemma2", "gemma3", "glm4_moe"),
+    )
     for plan, form in (
         ("cp=8", RING),
         ("cp=8", ALLGATHER),
@@ -99,6 +105,8 @@ CASES += [
         ("mixtral", "pp=2,dp=4,ep=4", 1),
         ("mixtral", "pp=2,fsdp=4,ep=4", None),
         ("mixtral", "pp=2,dp=2,tp=2,ep=2,sp", 2),
+        ("mistral", "pp=2,tp=4,sp", None),
+        ("ministral3", "pp=2,tp=4", None),
     )
 ]
 TELLING = {
@@ -111,6 +119,10 @@ TELLING = {
     Case("qwen3_moe", "dp=2,tp=4,ep=8"),
     Case("deepseek_v2", "dp=4,tp=2,ep=4"),
     Case("deepseek_v3", "tp=8,ep=8"),
+    Case("mistral", "cp=2,tp=4,sp"),
+    Case("gemma2", "dp=2,tp=4,sp"),
+    Case("gemma3", "fsdp=2,tp=4"),
+    Case("glm4_moe", "dp=2,tp=4,ep=2,sp"),
 }
 ITSELF = [
     pytest.param(Case("qwen3", "pp=2,tp=4"), marks=pytest.mark.matrix),
@@ -182,6 +194,7 @@ def _check_logits(case: Case, runner: Any) -> None:
     ("config", "plan", "message"),
     [
         ("llama", "pp=2,tp=4", r"would add the biases of .* 4 times"),
+        ("ministral", "pp=2,tp=4", r"has windows in some"),
         ("deepseek_v3", "pp=2,tp=4", r"stages of .* differ \(2, 2 of 4 layers\)"),
     ],
 )

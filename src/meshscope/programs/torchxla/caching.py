@@ -65,6 +65,8 @@ class Caches:
         """A cache filled up to `position`, whose arrays [B, K, T, H] are program arguments."""
         n_slots = n_cache_slots(self.experiment)
         cache: Any = transformers.StaticCache(config=model.config, max_cache_len=n_slots)
+        # Windows are in the mask: a layer with one would keep fewer slots and move them in each step.
+        cache.layers = [StaticLayer(max_cache_len=n_slots) for _ in cache.layers]
         if self.experiment.plan.cp > 1:
             cache.layers = [ContextLayer(self, n_slots) for _ in cache.layers]
         n_stages = self.experiment.plan.pp

@@ -5,6 +5,7 @@ from typing import Any, assert_never
 
 from meshscope.errors import SpecError
 from meshscope.spec.model.model import (
+    AttentionKind,
     CompressedAttention,
     Family,
     GroupedAttention,
@@ -31,7 +32,22 @@ FAMILIES = (
     Family.MIXTRAL,
     Family.DEEPSEEK_V2,
     Family.DEEPSEEK_V3,
+    Family.MISTRAL,
+    Family.MINISTRAL,
+    Family.MINISTRAL3,
+    Family.GEMMA2,
+    Family.GEMMA3,
+    Family.GLM4_MOE,
 )
+GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
+HAS_ATTENTION_BIAS = frozenset({Family.LLAMA, Family.QWEN3, Family.QWEN3_MOE, Family.GLM4_MOE})
+WINDOWED = GEMMA | {Family.MISTRAL, Family.MINISTRAL, Family.MINISTRAL3}
+MASKED_BY_KIND = GEMMA | {Family.MINISTRAL}  # the others have one mask for all layers
+# Names that transformers gives to the layers' kinds of attention, in `layer_types` and in masks.
+LAYER_TYPES = {
+    AttentionKind.FULL: "full_attention",
+    AttentionKind.SLIDING: "sliding_attention",
+}
 
 
 def transformers_config(model: Model) -> dict[str, Any]:
@@ -106,12 +122,38 @@ def _grouped(model: Model, attention: GroupedAttention) -> dict[str, Any]:
         "head_dim": attention.head_dim,
         "rope_parameters": _rope(attention.rope),
     }
-    if model.family in {Family.LLAMA, Family.QWEN3, Family.QWEN3_MOE}:
+    if model.family in HAS_ATTENTION_BIAS:
         config["attention_bias"] = attention.has_qkv_bias
+    if model.family in WINDOWED:
+        config["sliding_window"] = attention.window
+        config["layer_types"] = [LAYER_TYPES[layer.attention] for layer in model.layers]
+    if model.family in GEMMA:
+        config |= _gemma(model, attention)
+    if model.family is Family.GLM4_MOE:
+        config["use_qk_norm"] = attention.has_qk_norm
+    if attention.temperature is not None:
+        config["rope_parameters"]["llama_4_scaling_beta"] = attention.temperature.strength
     if model.family is Family.LLAMA:
         config["mlp_bias"] = model.has_mlp_bias
     if model.family is Family.MIXTRAL:
         config["sliding_window"] = None
+    return config
+
+
+def _gemma(model: Model, attention: GroupedAttention) -> dict[str, Any]:
+    """The scale of scores, the limits of scores and logits, and two rotary embeddings in Gemma 3."""
+    config: dict[str, Any] = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": round(attention.score_scale**-2),
+        "attn_logit_softcapping": attention.softcap,
+        "final_logit_softcapping": model.logit_softcap,
+    }
+    if attention.sliding_rope is not None:
+        ropes = {
+            AttentionKind.FULL: attention.rope,
+            AttentionKind.SLIDING: attention.sliding_rope,
+        }
+        config["rope_parameters"] = {LAYER_TYPES[kind]: _rope(ropes[kind]) for kind in ropes}
     return config
 
 
@@ -135,6 +177,8 @@ def _latent(model: Model, attention: LatentAttention) -> dict[str, Any]:
 def _rope(rope: Rope) -> dict[str, Any]:
     """Only the keys that the scaling type reads; transformers warns about others."""
     parameters: dict[str, Any] = {"rope_type": rope.rope_type.value, "rope_theta": rope.theta}
+    if rope.rotary_frac != 1.0:
+        parameters["partial_rotary_factor"] = rope.rotary_frac
     match rope.rope_type:
         case RopeType.DEFAULT:
             pass
@@ -200,7 +244,7 @@ def _no_experts(model: Model) -> dict[str, Any]:
     """Keys that keep MoE classes from building experts if all layers are dense."""
     if model.family is Family.QWEN3_MOE:
         return {"mlp_only_layers": list(range(model.n_layers))}
-    if model.family in {Family.DEEPSEEK_V2, Family.DEEPSEEK_V3}:
+    if model.family in {Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, Family.GLM4_MOE}:
         return {"first_k_dense_replace": model.n_layers}
     return {}
 
@@ -222,7 +266,7 @@ def _deepseek_experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
         "routed_scaling_factor": moe.scale,
         "first_k_dense_replace": n_dense,
     }
-    if model.family is Family.DEEPSEEK_V3:
+    if model.family in {Family.DEEPSEEK_V3, Family.GLM4_MOE}:
         return config | {
             "n_group": moe.n_groups,
             "topk_group": moe.n_active_groups,

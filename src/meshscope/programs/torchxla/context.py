@@ -28,6 +28,8 @@ from meshscope.events.enums import Phase
 from meshscope.programs.torchxla.layouts import KV_AXES
 from meshscope.programs.torchxla.tensors import Tensors, all_gather, all_reduce, permuted
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.flops import window_of
+from meshscope.spec.model.model import AttentionKind, GroupedAttention, Model
 from meshscope.spec.plan.context_form import ContextForm, ring_pairs
 
 LOWEST = -1e30  # score of masked positions
@@ -63,10 +65,31 @@ class PartialSoftmax:
         )
 
 
-def partly_attended(q: Any, k: Any, v: Any, is_seen: Any, scale: float) -> PartialSoftmax:
-    """Attention of q [B, K, G, S, H] over k, v [B, K, T, H] with mask `is_seen` [S, T]."""
-    scores = torch.einsum("bkgsh,bkth->bkgst", q, k).float() * scale
-    scores = torch.where(is_seen, scores, torch.full_like(scores, LOWEST))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """How products of queries and keys become scores: their factor, their limit, and the window of positions."""
+
+    scale: float
+    softcap: float | None
+    window: int | None
+
+    def limited(self, products: Any) -> Any:
+        """The scores of products, at most `softcap` in magnitude."""
+        scores = products * self.scale
+        return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
+
+
+def is_seen(queries: Any, keys: Any, window: int | None) -> Any:
+    """[S, T]: whether queries at these positions [S] see keys [T]: not later ones, nor beyond the window."""
+    seen = keys[None, :] <= queries[:, None]
+    return seen if window is None else seen & (keys[None, :] > queries[:, None] - window)
+
+
+def partly_attended(q: Any, k: Any, v: Any, places: tuple[Any, Any], of: Scores) -> PartialSoftmax:
+    """Attention of q [B, K, G, S, H] over k, v [B, K, T, H] at `places` [S] and [T]."""
+    scores = of.limited(torch.einsum("bkgsh,bkth->bkgst", q, k).float())
+    seen = is_seen(*places, of.window)
+    scores = torch.where(seen, scores, torch.full_like(scores, LOWEST))
     largest = scores.amax(dim=-1)
     shares = torch.exp(scores - largest[..., None])
     return PartialSoftmax(
@@ -84,7 +107,7 @@ class ContextAttention:
     phase: Phase
     tensors: Tensors
 
-    def __call__(self, query: Any, key: Any, value: Any, scale: float) -> Any:
+    def __call__(self, query: Any, key: Any, value: Any, scores: Scores) -> Any:
         """[B, N, S, H], [B, K, T, H] -> [B, S, N, H]; in prefill S and T are split, in decode T is."""
         layouts, entered = self.tensors.layouts, self.tensors.entered
         heads, context = layouts.axes("tp"), layouts.axes("cp")
@@ -99,11 +122,11 @@ class ContextAttention:
         batch, n_heads, n_queries, width = q.shape
         q = q.reshape(batch, k.shape[1], n_heads // k.shape[1], n_queries, width)
         way = self._merged if self.phase is Phase.DECODE else self._of_blocks
-        out = way(q, k, v, rank, scale).to(q.dtype)  # [B, K, G, S, H]
+        out = way(q, k, v, rank, scores).to(q.dtype)  # [B, K, G, S, H]
         out = out.reshape(batch, n_heads, n_queries, -1).transpose(1, 2)
         return self.tensors.left(out, (layouts.data, of_queries, heads, ()))
 
-    def _of_blocks(self, q: Any, k: Any, v: Any, rank: Any, scale: float) -> Any:
+    def _of_blocks(self, q: Any, k: Any, v: Any, rank: Any, scores: Scores) -> Any:
         """Attention of a block of queries over the keys of all blocks."""
         groups, size = self.tensors.groups("cp"), self.experiment.plan.cp
         places = torch.arange(q.shape[3], device=torch_xla.device())
@@ -111,26 +134,24 @@ class ContextAttention:
         if self.experiment.context_form is ContextForm.ALLGATHER:
             k, v = all_gather(k, 2, groups), all_gather(v, 2, groups)
             every = torch.arange(k.shape[2], device=torch_xla.device())
-            part = partly_attended(q, k, v, every[None, :] <= query_positions[:, None], scale)
+            part = partly_attended(q, k, v, (query_positions, every), scores)
             return part.numerator / part.total[..., None]
         parts: list[PartialSoftmax] = []
         for number in range(size):
             source = (rank + size - number) % size
             keys_at = source * q.shape[3] + places
-            parts.append(
-                partly_attended(q, k, v, keys_at[None, :] <= query_positions[:, None], scale)
-            )
+            parts.append(partly_attended(q, k, v, (query_positions, keys_at), scores))
             if number < size - 1:  # the last step sends nothing
                 k, v = (permuted(x, ring_pairs(groups)) for x in (k, v))
         whole = reduce(PartialSoftmax.merged, parts)
         return whole.numerator / whole.total[..., None]
 
-    def _merged(self, q: Any, k: Any, v: Any, rank: Any, scale: float) -> Any:
+    def _merged(self, q: Any, k: Any, v: Any, rank: Any, scores: Scores) -> Any:
         """Attention of one token over all devices' positions: an all-reduce max and an all-reduce sum."""
         groups = self.tensors.groups("cp")
         at = cached_positions(self.experiment, rank)
         position = self.tensors.entered(self.tensors.position, ())
-        part = partly_attended(q, k, v, (at <= position)[None, :], scale)
+        part = partly_attended(q, k, v, (position.reshape(1), at), scores)
         part = part.scaled(all_reduce(part.largest, groups, "max"))
         batch, n_total = q.shape[0], part.total[0].numel()
         flat = [x.reshape(batch, 1, -1) for x in (part.numerator, part.total)]
@@ -166,16 +187,18 @@ def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -
         dropout: float = 0.0,
         **_: Any,
     ) -> tuple[Any, None]:
-        del module, dropout  # of training
+        del dropout  # of training
+        kind = experiment.model.layers[module.layer_idx].attention
+        scores = scores_of(experiment.model, kind, scaling)
         if is_split:
-            return of_context(query, key, value, scaling), None
+            return of_context(query, key, value, scores), None
         of_keys = tuple(axis for axis in heads if axis != KV_AXES[1])
         of_copies = tuple(axis for axis in heads if axis == KV_AXES[1])
         batch, n_heads, n_queries, width = query.shape
         n_shared = key.shape[1]
         q = query.reshape(batch, n_shared, n_heads // n_shared, n_queries, width)
         tensors.annotate(q, (layouts.data, of_keys, of_copies, (), ()))
-        out = plain_attention(q, key, value, attention_mask, scaling)
+        out = plain_attention(q, key, value, attention_mask, scores)
         out = out.reshape(batch, n_queries, n_heads, value.shape[-1])
         return tensors.annotate(out, (layouts.data, (), heads, ())), None
 
@@ -183,8 +206,18 @@ def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -
     return NAME
 
 
-def plain_attention(q: Any, k: Any, v: Any, mask: Any, scale: float) -> Any:
-    """[B, K, G, S, H], [B, K, T, H], [B, K, T, Hv] -> [B, S, K, G, Hv], as in transformers' `eager`."""
-    scores = torch.einsum("bkgsh,bkth->bkgst", q, k) * scale + mask[:, :, None]
+def scores_of(model: Model, kind: AttentionKind, scale: float) -> Scores:
+    """The scores of layers of this kind."""
+    attention = model.attention
+    softcap = attention.softcap if isinstance(attention, GroupedAttention) else None
+    return Scores(scale=scale, softcap=softcap, window=window_of(attention, kind))
+
+
+def plain_attention(q: Any, k: Any, v: Any, mask: Any, of: Scores) -> Any:
+    """[B, K, G, S, H], [B, K, T, H], [B, K, T, Hv] -> [B, S, K, G, Hv], as in transformers' `eager`.
+
+    The mask has the window, too.
+    """
+    scores = of.limited(torch.einsum("bkgsh,bkth->bkgst", q, k)) + mask[:, :, None]
     shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
     return torch.einsum("bkgst,bkth->bskgh", shares, v)

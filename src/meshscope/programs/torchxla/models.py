@@ -76,9 +76,24 @@ def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict
             if n_stages > 1:
                 array = tensors.entered(array, (("pp",), *replicated))[0]
             module._buffers[name] = array  # noqa: SLF001
+    return values | _scales(model, experiment, tensors)
+
+
+def _scales(model: Any, experiment: Experiment, tensors: Tensors) -> dict[str, Any]:
+    """Values of scales that are not in the model's memory: of Gemma's embedding and of complex numbers."""
+    values: dict[str, Any] = {}
+    embedding = model.model.embed_tokens
+    if hasattr(embedding, "scalar_embed_scale"):
+        values["model.embed_tokens.embed_scale"] = np.float32(embedding.scalar_embed_scale)
     if experiment.model.family is Family.DEEPSEEK_V2:
         values |= _complex_scaling(model.model.rotary_emb, tensors)
     return values
+
+
+def norms_before_blocks(layer: Any) -> tuple[Any, Any]:
+    """The norms before attention and before the MLP of a layer of transformers."""
+    of_mlp = getattr(layer, "pre_feedforward_layernorm", layer.post_attention_layernorm)
+    return layer.input_layernorm, of_mlp
 
 
 def _own_parameters(module: Any) -> dict[str, Any]:

@@ -17,7 +17,8 @@ import torch_xla.runtime as xr
 
 from meshscope.events.enums import Part, Phase
 from meshscope.programs.torchxla.caching import Caches, n_cache_slots, new_arrays
-from meshscope.programs.torchxla.context import register_attention
+from meshscope.programs.torchxla.configs import LAYER_TYPES, MASKED_BY_KIND
+from meshscope.programs.torchxla.context import is_seen, register_attention
 from meshscope.programs.torchxla.experts import register_experts
 from meshscope.programs.torchxla.layouts import (
     Layouts,
@@ -27,11 +28,12 @@ from meshscope.programs.torchxla.layouts import (
     residual_specs,
 )
 from meshscope.programs.torchxla.lowering import Lowered, Traced, lowered, parameters_of
-from meshscope.programs.torchxla.models import meta_model, with_arguments
+from meshscope.programs.torchxla.models import meta_model, norms_before_blocks, with_arguments
 from meshscope.programs.torchxla.stages import add_pipeline, layers_of_stage
 from meshscope.programs.torchxla.tensors import ARGUMENT, TORCH_DTYPES, Argument, Tensors, scope
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import MlpKind
+from meshscope.spec.model.flops import window_of
+from meshscope.spec.model.model import AttentionKind, MlpKind
 from meshscope.spec.program import Partitioner
 
 TOKENS, POSITION = "tokens", "position"
@@ -138,7 +140,7 @@ class _Step:
         logits = model(
             input_ids=tokens,
             position_ids=positions[None],
-            attention_mask=self._mask(positions),
+            attention_mask=self._masks(positions),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
@@ -148,11 +150,20 @@ class _Step:
             self.tensors.annotate(next_tokens, self.streams.entered[:1])
         return next_tokens, logits, new_arrays(cache, self.tensors)
 
-    def _mask(self, positions: Any) -> Any:
+    def _masks(self, positions: Any) -> Any:
+        """The mask of every layer, or of each kind by name if the model has several."""
+        kinds = dict.fromkeys(layer.attention for layer in self.experiment.model.layers)
+        masks = {LAYER_TYPES[kind]: self._mask(positions, kind) for kind in kinds}
+        return (
+            masks if self.experiment.model.family in MASKED_BY_KIND else next(iter(masks.values()))
+        )
+
+    def _mask(self, positions: Any, kind: AttentionKind) -> Any:
         """[1, 1, S, T]: zero for visible slots, the lowest number for masked ones."""
         dtype = TORCH_DTYPES[self.experiment.workload.activation_dtype]
         slots = torch.arange(n_cache_slots(self.experiment), device=torch_xla.device())
-        is_hidden = slots[None, :] > positions[:, None]
+        window = window_of(self.experiment.model.attention, kind)
+        is_hidden = ~is_seen(positions, slots, window)
         lowest = torch.finfo(dtype).min
         return (is_hidden.to(dtype) * lowest)[None, None]
 
@@ -185,10 +196,13 @@ def scope_of_module(name: str, experiment: Experiment) -> str | None:
     if inner is None:
         return f"layer{layer}"
     is_dense = experiment.model.layers[layer].mlp is MlpKind.DENSE
+    before_mlp = Part.MLP if is_dense else Part.MOE_ROUTER
     of_inner = {
         "input_layernorm": Part.ATTN,
         "self_attn": Part.ATTN,
-        "post_attention_layernorm": Part.MLP if is_dense else Part.MOE_ROUTER,
+        "post_attention_layernorm": Part.ATTN if experiment.model.has_post_norms else before_mlp,
+        "pre_feedforward_layernorm": before_mlp,
+        "post_feedforward_layernorm": Part.MLP,
         "mlp": Part.MLP if is_dense else None,
         "mlp.gate": Part.MOE_ROUTER,
         "mlp.shared_experts": Part.MOE_SHARED,
@@ -235,7 +249,7 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
         for block in (layer.self_attn, layer.mlp):
             _lay_out(block, tensors, streams.residual)
         if streams.is_split:
-            for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            for norm in norms_before_blocks(layer):
                 _lay_out(norm, tensors, streams.residual, streams.entered)
     if streams.is_split and experiment.plan.pp == 1:  # a pipeline returns only the last positions
         _lay_out(model.model.norm, tensors, streams.residual)

@@ -23,6 +23,7 @@ from transformers.cache_utils import StaticLayer
 from meshscope.errors import PlanError
 from meshscope.events.enums import Part, Phase
 from meshscope.programs.torchxla.layouts import Spec, residual_specs
+from meshscope.programs.torchxla.models import norms_before_blocks
 from meshscope.programs.torchxla.tensors import (
     Tensors,
     all_gather,
@@ -49,6 +50,11 @@ def layers_of_stage(experiment: Experiment) -> int:
             f"plan '{plan}': with pp, --frontend torchxla reduces the outputs of modules over tp, which "
             f"would add the biases of {model.name} {plan.tp} times. Use a plan without tp or pp, or "
             "--frontend jax."
+        )
+    if len({layer.attention for layer in model.layers}) > 1:
+        raise PlanError(
+            f"plan '{plan}': with pp, --frontend torchxla has one attention mask for all layers, but "
+            f"{model.name} has windows in some. Use a plan without pp, or --frontend jax."
         )
     stages = stage_layers(model.n_layers, plan.pp)
     kinds = {tuple(model.layers[index] for index in indices) for indices in stages}
@@ -131,6 +137,7 @@ class StagedModel(torch.nn.Module):
             ),
             "past_key_values": cache,
             "use_cache": True,
+            "position_ids": tensors.entered(given["position_ids"], ((), ())),
         }
         ranks = torch.arange(self.experiment.plan.pp, device=torch_xla.device())
         stage = tensors.entered(ranks, (STAGES,))
@@ -213,7 +220,7 @@ def add_pipeline(model: Any, experiment: Experiment, phase: Phase, tensors: Tens
             elif experiment.plan.tp > 1:
                 _add_behind(block, lambda x: all_reduce(x, groups), part)
         if is_split:
-            for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            for norm in norms_before_blocks(layer):
                 _add_behind(norm, lambda x: all_gather(x, dim, groups))
     _gather_when_used(tensors)
     pipeline = StagedModel(layers, experiment, phase, tensors)
