@@ -14,7 +14,7 @@ from meshscope.programs.engines.engine_config import (
     vllm_config,
 )
 from meshscope.programs.engines.page_size import PallasAttentionBackend
-from meshscope.programs.engines.releases import RELEASES
+from meshscope.programs.engines.releases import ENGINES, releases_of
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.config import read_model
 from meshscope.spec.program import Frontend
@@ -125,8 +125,9 @@ def test_page_numbers_of_many_long_sequences_fit_in_scalar_memory() -> None:
     assert PallasAttentionBackend.get_min_page_size(config) == 256
 
 
-def test_releases_are_sorted_from_old_to_new() -> None:
-    versions = [tuple(map(int, release.version.split("."))) for release in RELEASES]
+@pytest.mark.parametrize("engine", ENGINES)
+def test_releases_are_sorted_from_old_to_new(engine: Frontend) -> None:
+    versions = [tuple(map(int, release.version.split("."))) for release in releases_of(engine)]
 
     assert versions == sorted(versions)
 

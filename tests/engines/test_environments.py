@@ -137,7 +137,7 @@ def test_unknown_engines_and_releases_are_refused() -> None:
 def test_every_release_pins_what_decides_the_program() -> None:
     for release in RELEASES:
         names = {pin.partition("==")[0].partition("[")[0] for pin in release.requirements}
-        assert {"jax", "flax", "qwix"} <= names
+        assert {"jax", "flax"} <= names
         assert release.package == f"tpu-inference=={release.version}"
 
 

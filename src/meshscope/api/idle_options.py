@@ -47,7 +47,7 @@ _NO_EXPERTS = "{model} has no experts"
 _NO_EXCHANGE = "plan '{plan}' exchanges no rows of experts: it has no ep over dp or fsdp"
 _VLLM = "--engine vllm predicts the collectives of vLLM, not of a program of meshscope"
 
-_ENGINE = "--frontend vllm-tpu compiles the engine's own program"
+_ENGINE = "--frontend {frontend} compiles the engine's own program"
 
 RULES: tuple[IdleRule, ...] = (
     IdleRule(
@@ -85,7 +85,11 @@ def check_no_idle_options(options: Mapping[str, Any], experiment: Experiment) ->
     """SpecError for the first of the given options that changes nothing in the experiment."""
     for rule in RULES:
         if rule.option in options and rule.is_idle(experiment):
-            reason = rule.reason.format(model=experiment.model.name, plan=experiment.plan)
+            reason = rule.reason.format(
+                model=experiment.model.name,
+                plan=experiment.plan,
+                frontend=experiment.program.frontend,
+            )
             raise idle_option(rule.option, options[rule.option], reason)
 
 

@@ -15,11 +15,12 @@ class Frontend(StrEnum):
     JAX = "jax"
     TORCHXLA = "torchxla"
     VLLM_TPU = "vllm-tpu"
+    SGLANG_JAX = "sglang-jax"
 
     @property
     def is_engine(self) -> bool:
         """Whether a serving engine's own model code is the program."""
-        return self is Frontend.VLLM_TPU
+        return self not in {Frontend.JAX, Frontend.TORCHXLA}
 
 
 class Partitioner(StrEnum):

@@ -1,11 +1,13 @@
 """Checks that the model code of a serving engine can be compiled for an experiment."""
 
+from meshscope.backends.compile.sglang_checks import check_sglang
 from meshscope.errors import PlanError, SpecError
 from meshscope.programs.engines.engine_config import ARCHITECTURES, CACHE_DTYPES, QUANTIZATION
 from meshscope.programs.engines.environments import environment_of
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.model.model import Family, LatentAttention
+from meshscope.spec.program import Frontend
 
 WITHOUT_LINEAR_METHODS = ("0.12.0",)  # of tpu-inference
 AXES = ("tp", "dp", "ep", "sp")
@@ -19,11 +21,18 @@ def check_can_compile_engine(experiment: Experiment) -> None:
         raise SpecError(
             f"'{topology.name}': {option} compiles for one TPU slice, e.g. v6e-8. Use --frontend jax."
         )
+    if program.frontend is Frontend.SGLANG_JAX:
+        check_sglang(experiment)
+    else:
+        _check_tpu_inference(experiment, option)
+    environment_of(program.frontend, program.engine_version)
+
+
+def _check_tpu_inference(experiment: Experiment, option: str) -> None:
     _check_model(experiment, option)
     _check_plan(experiment, option)
     _check_dtypes(experiment, option)
     _check_release(experiment, option)
-    environment_of(program.frontend, program.engine_version)
 
 
 def _check_model(experiment: Experiment, option: str) -> None:

@@ -47,7 +47,7 @@ def read_engine_phase(
             mesh=mesh,
             crosses_slices=experiment.crosses_slices,
         )
-        for name in STEP_PROGRAMS
+        for name in report.get("programs", STEP_PROGRAMS)  # reports up to version 0.1 lack it
     ]
     last = sequence_lengths(experiment, phase)
     first = replace(last, n_keys=float(last.n_queries))

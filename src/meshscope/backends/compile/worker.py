@@ -20,7 +20,7 @@ from typing import Any
 from meshscope.backends.compile.files import program_file
 from meshscope.backends.compile.gpu import gpu_devices, plugin
 from meshscope.events.enums import Phase
-from meshscope.programs.engines.preparation import prepare_tpu_inference
+from meshscope.programs.engines.adapters import ADAPTERS
 from meshscope.programs.jax.analysis import memory_analysis
 from meshscope.programs.torchxla.interpreter import tracing_environment
 from meshscope.spec.experiment import Experiment, experiment_from_dict
@@ -130,6 +130,7 @@ def compile_program(
         "seconds": seconds,
         "memory": _memory(analyses, step.resident_bytes),
         "versions": _versions(experiment),
+        "programs": list(step.programs),
         "order": [devices.index(device) for device in step.devices],
         "devices": [_device(device, experiment.topology.chip.kind) for device in step.devices],
     }
@@ -148,10 +149,7 @@ def _builder(experiment: Experiment, chunk: int) -> Callable[..., Any]:
     """The function that builds the programs of a step with the experiment's front end."""
     frontend = experiment.program.frontend
     if frontend.is_engine:
-        prepare_tpu_inference(experiment)
-        from meshscope.programs.engines.tpu_inference import build_step  # noqa: PLC0415  the engine's Python
-
-        return build_step
+        return ADAPTERS[frontend].builder(experiment)
     if frontend is Frontend.TORCHXLA:
         from meshscope.programs.torchxla.program import build_program  # noqa: PLC0415  torch_xla before JAX
     else:
@@ -190,7 +188,7 @@ def _versions(experiment: Experiment) -> dict[str, str]:
     if experiment.program.frontend is Frontend.TORCHXLA:
         names = ["torch", "torch_xla", "transformers", *names]
     if experiment.program.frontend.is_engine:
-        names = ["tpu-inference", "flax", *names]
+        names = [*ADAPTERS[experiment.program.frontend].packages, *names]
     return {name: version(name) for name in names if name is not None}
 
 

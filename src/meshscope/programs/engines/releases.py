@@ -72,6 +72,15 @@ RELEASES: tuple[Release, ...] = (
         n_bytes=1_840_000_000,
         seconds=180,
     ),
+    Release(
+        engine=Frontend.SGLANG_JAX,
+        version="0.0.2",
+        package="sglang-jax==0.0.2",
+        requirements=("jax[tpu]==0.8.1", "flax==0.12.6"),
+        least_python=(3, 12),
+        n_bytes=1_410_000_000,
+        seconds=180,
+    ),
 )
 ENGINES = tuple(dict.fromkeys(release.engine for release in RELEASES))
 

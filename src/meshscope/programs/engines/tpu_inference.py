@@ -7,10 +7,9 @@ server does around them. It was read in releases 0.12 to 0.32, and inspects what
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib import import_module
-from math import prod
 from typing import Any
 
 import jax
@@ -30,6 +29,7 @@ from tpu_inference.runner import utils as runner_utils
 
 from meshscope.events.enums import Part, Phase
 from meshscope.programs.engines.engine_config import QUANTIZATION, vllm_config
+from meshscope.programs.engines.engine_program import EngineProgram, EngineStep, local_bytes
 from meshscope.programs.engines.loading import process_loaded
 from meshscope.programs.engines.page_size import PallasAttentionBackend
 from meshscope.programs.engines.scopes import with_scopes
@@ -39,32 +39,6 @@ from meshscope.spec.model.model import Family, GroupedAttention, LatentAttention
 
 DTYPES: dict[str, Any] = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
 LANES = 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineProgram:
-    """A jitted function of the engine and its abstract arguments."""
-
-    function: Any
-    arguments: tuple[Any, ...]
-    mesh: Any
-
-    def lower(self) -> Any:
-        """Lowers the function to StableHLO."""
-        with jax.set_mesh(self.mesh):
-            return self.function.lower(*self.arguments)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStep:
-    """The programs of one step by name, in their order, and the devices in the order of the mesh.
-
-    `resident_bytes` are those of a device's weights and caches, which all programs share.
-    """
-
-    programs: Mapping[str, EngineProgram]
-    devices: list[Any]
-    resident_bytes: int | None = None
 
 
 def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> EngineStep:
@@ -82,7 +56,7 @@ def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> Engi
     return EngineStep(
         programs=programs,
         devices=list(runner.mesh.devices.flat),
-        resident_bytes=sum(map(_local_bytes, (*leaves, *caches))),
+        resident_bytes=local_bytes((*leaves, *caches)),
     )
 
 
@@ -300,11 +274,6 @@ class _StepBuilder:
     def _integers(self, size: int) -> Any:
         """A list over data-parallel ranks."""
         return self._array((size,), jnp.int32, self._sharding(ShardingAxisName.ATTN_DATA))
-
-
-def _local_bytes(array: Any) -> int:
-    """Bytes of an array on one device."""
-    return prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
 
 
 def _aligned(size: int) -> int:
