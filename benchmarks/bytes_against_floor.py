@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from meshscope.backends.compile.worker import compile_program, set_environment
 from meshscope.cost.expert_load import expert_load
-from meshscope.cost.sequence_lengths import sequence_lengths
 from meshscope.cost.steps import timed_step
 from meshscope.events.enums import Part, Phase
 from meshscope.events.step_time import StepTime
@@ -42,6 +41,7 @@ from meshscope.spec.plan.weights import (
     router_weights,
     shared_weights,
 )
+from meshscope.spec.sequence_lengths import sequence_lengths
 from meshscope.spec.workload import Workload
 from meshscope.units import DTYPE_BITS, dtype_name, format_bytes
 
