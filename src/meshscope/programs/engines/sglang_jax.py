@@ -82,7 +82,7 @@ def _mesh(experiment: Experiment, devices: list[Any]) -> Any:
 
 
 def _abstract(data: Any, sharding: Any = None, **_: Any) -> Any:
-    """Abstract arrays in place of arrays on devices."""
+    """Abstract arrays with the shapes of arrays on devices."""
 
     def one(value: Any) -> Any:
         value = np.asarray(value)
