@@ -366,6 +366,7 @@ WITHOUT_CONFIG = {
     "deepseek-ai/DeepSeek-V4-Flash",
     "deepseek-ai/DeepSeek-V4-Pro",
     "moonshotai/Kimi-K2.5",
+    "moonshotai/Kimi-K2-Instruct-0905",
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
     "Qwen/Qwen3-Next-80B-A3B-Instruct",
     *(f"Qwen/Qwen3-{size}-Instruct-2507" for size in ("4B", "30B-A3B", "235B-A22B")),

@@ -83,7 +83,7 @@ CLOSE_CONFIGS = (
     "mistral",
     "phi3",
 )
-ONE_CASE = (*CLOSE_CONFIGS, "qwen3_5", "qwen3_5_moe")
+ONE_CASE = (*CLOSE_CONFIGS, "qwen3_5", "qwen3_5_moe", "glm4_moe_lite")
 DENSE = [name for name, config in golden.CONFIGS.items() if "num_experts_per_tok" not in config]
 MIXTURES = [name for name in golden.CONFIGS if name not in DENSE]
 

@@ -58,11 +58,15 @@ DEFAULTS: Mapping[Family, Mapping[str, Any]] = {
     },
     **{key: {"partial_rotary_factor": 0.25} for key in HYBRID_FAMILIES},
 }
+# Defaults of Glm4MoeLiteConfig, whose layers are those of another family.
+LITE_DEFAULTS = {"first_k_dense_replace": 1, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5}
 # Keys of a multimodal config that hold for its text part, too.
 OF_WHOLE_MODEL = ("quantization_config", "dtype", "torch_dtype", "tie_word_embeddings")
-# Kimi K2's config states DeepseekV3ForCausalLM as its architecture; the text parts of Qwen-VL are Qwen2 and Qwen3.
+# Kimi K2's config states DeepseekV3ForCausalLM as its architecture, and GLM-4.7-Flash has the same layers; the text
+# parts of Qwen-VL are Qwen2 and Qwen3.
 SAME_ARCHITECTURE = {
     "kimi_k2": Family.DEEPSEEK_V3.value,
+    "glm4_moe_lite": Family.DEEPSEEK_V3.value,
     "qwen2_vl": Family.QWEN2.value,
     "qwen2_vl_text": Family.QWEN2.value,
     "qwen2_5_vl": Family.QWEN2.value,
@@ -131,7 +135,9 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
     """The model described by a config; SpecError names the missing or unsupported key."""
     reader, outer_type = _text_reader(config, source)
     family = _family(reader)
-    reader = ConfigReader({**DEFAULTS.get(family, {}), **reader.config}, source)
+    is_lite = reader.config.get("model_type") == "glm4_moe_lite"
+    defaults = LITE_DEFAULTS if is_lite else DEFAULTS.get(family, {})
+    reader = ConfigReader({**defaults, **reader.config}, source)
     layers = _layers(reader, family)
     has_dense = any(layer.mlp is MlpKind.DENSE for layer in layers)
     stored = stored_format(config)
