@@ -16,11 +16,17 @@ class Frontend(StrEnum):
     TORCHXLA = "torchxla"
     VLLM_TPU = "vllm-tpu"
     SGLANG_JAX = "sglang-jax"
+    MAXTEXT = "maxtext"
 
     @property
     def is_engine(self) -> bool:
         """Whether a serving engine's own model code is the program."""
         return self not in {Frontend.JAX, Frontend.TORCHXLA}
+
+    @property
+    def prefills_one_prompt(self) -> bool:
+        """Whether a program of prefill takes one whole prompt on all devices."""
+        return self is Frontend.MAXTEXT
 
 
 class Partitioner(StrEnum):

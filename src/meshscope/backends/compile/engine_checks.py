@@ -1,5 +1,6 @@
 """Checks that the model code of a serving engine can be compiled for an experiment."""
 
+from meshscope.backends.compile.maxtext_checks import check_maxtext
 from meshscope.backends.compile.sglang_checks import check_sglang
 from meshscope.errors import PlanError, SpecError
 from meshscope.programs.engines.engine_config import ARCHITECTURES, CACHE_DTYPES, QUANTIZATION
@@ -23,6 +24,8 @@ def check_can_compile_engine(experiment: Experiment) -> None:
         )
     if program.frontend is Frontend.SGLANG_JAX:
         check_sglang(experiment)
+    elif program.frontend is Frontend.MAXTEXT:
+        check_maxtext(experiment)
     else:
         _check_tpu_inference(experiment, option)
     environment_of(program.frontend, program.engine_version)

@@ -21,8 +21,11 @@ from meshscope.readers.hlo.collectives import (
     n_steps_of,
     rows_of,
 )
+from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
+from meshscope.readers.hlo.scopes import with_scopes
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.program import Frontend
 from meshscope.spec.sequence_lengths import SequenceLengths, sequence_lengths
 
 
@@ -43,7 +46,7 @@ def read_engine_phase(
     mesh = replace(experiment.plan.mesh, order=tuple(report["order"]))
     tables = [
         module_collectives(
-            read_hlo(hlo_dir / program_file(phase, name)),
+            _with_parts(experiment, read_hlo(hlo_dir / program_file(phase, name))),
             mesh=mesh,
             crosses_slices=experiment.crosses_slices,
         )
@@ -65,6 +68,11 @@ def read_engine_phase(
     if n_chunks == 1:
         return rows, times[0], steps[0]
     return rows, prefill_time(times, chunks), steps[-1]
+
+
+def _with_parts(experiment: Experiment, module: HloModule) -> HloModule:
+    """The module with scopes: those that its front end entered, else those that its names imply."""
+    return with_scopes(module) if experiment.program.frontend is Frontend.MAXTEXT else module
 
 
 def _timed(  # noqa: PLR0913  programs, their hardware and their profile

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from meshscope.programs.engines.maxtext_preparation import prepare_maxtext
 from meshscope.programs.engines.preparation import prepare_tpu_inference
 from meshscope.programs.engines.sglang_preparation import prepare_sglang_jax
 from meshscope.spec.experiment import Experiment
@@ -40,5 +41,10 @@ ADAPTERS: dict[Frontend, Adapter] = {
         prepare=prepare_sglang_jax,
         module="sglang_jax",
         packages=("sglang-jax", "flax"),
+    ),
+    Frontend.MAXTEXT: Adapter(
+        prepare=prepare_maxtext,
+        module="maxtext_step",
+        packages=("maxtext", "flax"),
     ),
 }

@@ -81,6 +81,26 @@ RELEASES: tuple[Release, ...] = (
         n_bytes=1_410_000_000,
         seconds=180,
     ),
+    Release(
+        engine=Frontend.MAXTEXT,
+        version="0.2.5",
+        package="maxtext==0.2.5",
+        requirements=(
+            "jax==0.11.2",
+            "libtpu==0.0.48",
+            "flax==0.12.10",
+            "qwix==0.1.8",
+            "tokamax==0.0.17",
+            "aqtp==0.9.0",
+            "optax==0.2.8",
+            "orbax-checkpoint==0.12.4",
+            "omegaconf==2.4.0",
+            "packaging",
+        ),
+        least_python=(3, 12),
+        n_bytes=1_830_000_000,
+        seconds=120,
+    ),
 )
 ENGINES = tuple(dict.fromkeys(release.engine for release in RELEASES))
 

@@ -175,6 +175,8 @@ def with_auto_chunk(  # noqa: PLR0913  the parts of an experiment
 ) -> Workload:
     """The workload with the largest chunk up to `limit`; unchanged if prefill has one chunk."""
     n_sequences, prompt = workload.batch // plan.data_size, workload.prompt
+    if program.frontend.prefills_one_prompt:
+        return workload if n_sequences == 1 else replace(workload, prefill_chunk=prompt)
     is_short = n_sequences * prompt <= limit
     if is_short or why_no_chunks(plan, program, engine) is not None:
         return workload

@@ -1,0 +1,199 @@
+"""The programs of MaxText's inference engine (`MaxEngine`): prefill of one prompt, and a step of decoding.
+
+MaxText's own code builds the model, its caches and their shardings from its own configuration files.
+Weights, caches and random states are abstract here. It was read in release 0.2.5.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import maxtext
+from flax import nnx, struct
+from flax.core.spmd import logical_axis_rules
+from jax.sharding import NamedSharding, PartitionSpec
+from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE
+from maxtext.configs import pyconfig
+from maxtext.inference.maxengine import maxengine
+from maxtext.utils import maxtext_utils, sharding
+
+from meshscope.errors import SpecError
+from meshscope.events.enums import Phase
+from meshscope.programs.engines.engine_program import EngineProgram, EngineStep, local_bytes
+from meshscope.programs.engines.maxtext_models import AXES, maxtext_model, sizes_of
+from meshscope.programs.engines.step_names import MODEL
+from meshscope.spec.experiment import Experiment
+
+CONFIGS = Path(*maxtext.__path__) / "configs"
+DTYPES = {"bf16": "bfloat16", "f32": "float32"}
+
+
+@struct.dataclass
+class ResultTokens:
+    """JetStream's result of a step, of which MaxText returns the arrays."""
+
+    data: Any
+    log_prob: Any
+    tokens_idx: tuple[int, int] = struct.field(pytree_node=False)
+    valid_idx: tuple[int, int] = struct.field(pytree_node=False)
+    length_idx: tuple[int, int] = struct.field(pytree_node=False)
+    samples_per_slot: int = struct.field(pytree_node=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaxTextProgram(EngineProgram):
+    """A function of MaxText, which enters its mesh itself."""
+
+    def lower(self) -> Any:
+        """Lowers the function to StableHLO."""
+        return self.function.lower(*self.arguments)
+
+
+def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> EngineStep:
+    """The program of one step: the model, the logits and the sampler are one in MaxText."""
+    config = configuration(experiment, devices)
+    builder = _StepBuilder(experiment=experiment, config=config, devices=devices)
+    program = builder.prefill() if phase is Phase.PREFILL else builder.decode()
+    return EngineStep(
+        programs={MODEL: program},
+        devices=list(builder.engine.mesh.devices.flat),
+        resident_bytes=local_bytes(jax.tree.leaves((builder.params, builder.cache))),
+    )
+
+
+def configuration(
+    experiment: Experiment,
+    devices: list[Any],
+    *,
+    base: str = "inference/inference.yml",
+    **options: Any,
+) -> Any:
+    """MaxText's configuration of an experiment; SpecError if its model has other sizes.
+
+    `base` is the file of `maxtext/configs`, and `options` are more of MaxText's settings.
+    """
+    jax.config.update("jax_default_prng_impl", "unsafe_rbg")  # as MaxText's scripts set it
+    jax.devices = lambda *_, **__: devices  # MaxText counts them for the batch and the mesh
+    jax.device_count = lambda *_, **__: len(devices)
+    plan, workload = experiment.plan, experiment.workload
+    axes = {f"ici_{name}_parallelism": getattr(plan, axis) for axis, name in AXES.items()}
+    settings = {
+        "model_name": maxtext_model(experiment.model),
+        "override_model_config": True,  # the number of layers
+        "base_num_decoder_layers": experiment.model.n_layers,
+        "scan_layers": False,
+        "dtype": DTYPES[workload.activation_dtype],
+        "weight_dtype": DTYPES[workload.weight_dtype],
+        **axes,
+        "dcn_data_parallelism": 1,
+        "num_slices": 1,
+        "per_device_batch_size": workload.batch / len(devices),
+        "max_prefill_predict_length": workload.prompt,
+        "max_target_length": workload.context,
+        "hardware": "tpu",
+        "run_name": "meshscope",
+        "skip_jax_distributed_system": True,
+        "enable_checkpointing": False,
+        "log_config": False,
+        **options,
+    }
+    texts = [f"{name}={value}" for name, value in settings.items()]
+    config = pyconfig.initialize(["meshscope", str(CONFIGS / base), *texts])
+    jax.config.update("jax_use_shardy_partitioner", config.shardy)
+    _check_sizes(experiment, config)
+    return config
+
+
+def _check_sizes(experiment: Experiment, config: Any) -> None:
+    model = experiment.model
+    for name, size in sizes_of(model).items():
+        if (configured := getattr(config, name)) != size:
+            raise SpecError(
+                f"{model.name}: MaxText's {config.model_name} has {name}={configured} instead of {size}. Use "
+                "--frontend jax, or a model of MaxText's sizes."
+            )
+
+
+class _StepBuilder:
+    """The engine with abstract weights and caches, and its functions."""
+
+    def __init__(self, *, experiment: Experiment, config: Any, devices: list[Any]) -> None:
+        self._experiment = experiment
+        self._config = config
+        maxengine.engine_api.ResultTokens = ResultTokens
+        self.engine = engine = maxengine.MaxEngine(config, devices)
+        _, params, _, rest = nnx.split(engine.model, nnx.Param, nnx.Cache, ...)
+        with logical_axis_rules(config.logical_axis_rules):
+            shardings = sharding.nnx_construct_named_sharding(params, engine.mesh)
+        self.params = jax.tree.map(_placed, params, shardings)
+        self._rest = jax.tree.map(lambda a: self._replicated(a.shape, a.dtype), rest)
+        annotations = maxtext_utils.get_kv_cache_annotations_nnx(
+            engine.model_ar, config, engine.mesh
+        )
+        engine.kv_cache_shardings = jax.tree.map(
+            lambda spec: NamedSharding(engine.mesh, spec), annotations
+        )
+        cache = nnx.to_pure_dict(engine._nnx_cache_state_template(MODEL_MODE_AUTOREGRESSIVE))  # noqa: SLF001  the engine has no public one
+        self.cache = jax.tree.map(_placed, cache, engine.kv_cache_shardings)
+
+    def prefill(self) -> MaxTextProgram:
+        """Prefill of one prompt, which samples the first token."""
+        prefill = self._unwrapped("_prefill_jit")
+
+        def step(params: Any, rest: Any, tokens: Any, length: Any, key: Any) -> Any:
+            self.engine._nnx_rest_state = rest  # noqa: SLF001  set by its load_params
+            return prefill(
+                self.engine, params=params, padded_tokens=tokens, true_length=length, rng=key
+            )
+
+        n_tokens = self._experiment.workload.prompt
+        tokens, length = self._replicated((n_tokens,)), self._replicated(())
+        return MaxTextProgram(
+            function=jax.jit(step),
+            arguments=(self.params, self._rest, tokens, length, self._key),
+            mesh=self.engine.mesh,
+        )
+
+    def decode(self) -> MaxTextProgram:
+        """One token for every sequence of the batch."""
+        generate = self._unwrapped("_generate_jit")
+
+        def step(params: Any, rest: Any, state: Any, key: Any) -> Any:
+            self.engine._nnx_rest_state = rest  # noqa: SLF001  set by its load_params
+            return generate(self.engine, params, state, rng=key)
+
+        n_sequences = self._experiment.workload.batch
+        column = (n_sequences, 1)
+        state = {
+            "logits": self._replicated((*column, self._config.vocab_size), jnp.float32),
+            "cache": self.cache,
+            "next_pos": self._replicated(column),
+            "generated_tokens": self._replicated(column),
+            "tokens": self._replicated(column),
+            "token_logp": self._replicated(column, jnp.float32),
+        }
+        return MaxTextProgram(
+            function=jax.jit(step, donate_argnums=2),
+            arguments=(self.params, self._rest, state, self._key),
+            mesh=self.engine.mesh,
+        )
+
+    def _unwrapped(self, name: str) -> Callable[..., Any]:
+        """A jitted method, to be jitted with random states among its arguments."""
+        return getattr(maxengine.MaxEngine, name).__wrapped__
+
+    @property
+    def _key(self) -> Any:
+        return jax.eval_shape(lambda: jax.random.PRNGKey(0))
+
+    def _replicated(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> Any:
+        whole = NamedSharding(self.engine.mesh, PartitionSpec())
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=whole)
+
+
+def _placed(array: Any, sharding: Any) -> Any:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
