@@ -117,6 +117,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"hidden_size": 64, "pad_token_id": 0, "partial_rotary_factor": 0.5}
     | {"original_max_position_embeddings": 8}
     | {"rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1], "long_factor": [1.5, 4.0]}},
+    "phi4": BASE
+    | {"model_type": "phi3", "num_attention_heads": 8, "num_key_value_heads": 4}
+    | {"hidden_size": 64, "pad_token_id": 0, "sliding_window": 7},
     "gemma2": BASE
     | GEMMA
     | {"model_type": "gemma2", "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},

@@ -82,6 +82,7 @@ CLOSE_CONFIGS = (
     "ministral3",
     "mistral",
     "phi3",
+    "phi4",
 )
 ONE_CASE = (*CLOSE_CONFIGS, "qwen3_5", "qwen3_5_moe", "glm4_moe_lite")
 DENSE = [name for name, config in golden.CONFIGS.items() if "num_experts_per_tok" not in config]

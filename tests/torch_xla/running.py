@@ -167,6 +167,11 @@ def _weight(name: str, weights: dict[str, np.ndarray]) -> np.ndarray:
     for candidate in (name, moe):
         if candidate in weights:
             return weights[candidate]
+    fused, part = name.removesuffix(".weight").rpartition(".")[::2]
+    if f"{fused}.weight" in weights:
+        layer = name.split(".self_attn.", maxsplit=1)[0].split(".mlp.", maxsplit=1)[0]
+        n_queries = weights[f"{layer}.self_attn.o_proj.weight"].shape[1]
+        return _part_of(weights[f"{fused}.weight"], part, n_queries)
     layer = name.split(".mlp.experts.", maxsplit=1)[0]
     for block, (gate, up, down) in (
         ("mlp", ("gate_proj", "up_proj", "down_proj")),
@@ -184,3 +189,11 @@ def _weight(name: str, weights: dict[str, np.ndarray]) -> np.ndarray:
             return np.stack([stacked(gate), stacked(up)], axis=1)
         return stacked(down)
     raise KeyError(name)
+
+
+def _part_of(fused: np.ndarray, part: str, n_queries: int) -> np.ndarray:
+    """Queries, keys or values of Phi-3's fused matrix [outputs, inputs], or its gate or up projection."""
+    n_keys, half = (len(fused) - n_queries) // 2, len(fused) // 2
+    starts = {"q": 0, "k": n_queries, "v": n_queries + n_keys, "gate": 0, "up": half}
+    sizes = {"q": n_queries, "k": n_keys, "v": n_keys, "gate": half, "up": half}
+    return fused[starts[part] : starts[part] + sizes[part]]

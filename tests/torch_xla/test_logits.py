@@ -52,7 +52,7 @@ class Case(NamedTuple):
 
 DENSE = (
     *("llama", "llama-tied", "qwen2", "qwen3"),
-    *("mistral", "ministral", "ministral3", "gemma2", "gemma3"),
+    *("mistral", "ministral", "ministral3", "gemma2", "gemma3", "phi4"),
 )
 MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v2-limited", "deepseek_v3", "glm4_moe")
 PLANS = ("tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
@@ -121,6 +121,7 @@ TELLING = {
     Case("deepseek_v3", "tp=8,ep=8"),
     Case("mistral", "cp=2,tp=4,sp"),
     Case("gemma2", "dp=2,tp=4,sp"),
+    Case("phi4", "dp=2,tp=4"),
     Case("gemma3", "fsdp=2,tp=4"),
     Case("glm4_moe", "dp=2,tp=4,ep=2,sp"),
 }

@@ -38,6 +38,7 @@ FAMILIES = (
     Family.GEMMA2,
     Family.GEMMA3,
     Family.GLM4_MOE,
+    Family.PHI3,
 )
 GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
 HAS_ATTENTION_BIAS = frozenset({Family.LLAMA, Family.QWEN3, Family.QWEN3_MOE, Family.GLM4_MOE})
@@ -124,6 +125,8 @@ def _grouped(model: Model, attention: GroupedAttention) -> dict[str, Any]:
     }
     if model.family in HAS_ATTENTION_BIAS:
         config["attention_bias"] = attention.has_qkv_bias
+    if model.family is Family.PHI3:
+        config["sliding_window"] = attention.window
     if model.family in WINDOWED:
         config["sliding_window"] = attention.window
         config["layer_types"] = [LAYER_TYPES[layer.attention] for layer in model.layers]

@@ -14,6 +14,10 @@ from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.weights import Dim, Weight, layer_weights, outer_weights
 
 EXPERTS = "mlp.experts."
+FUSED = (
+    "qkv_proj",
+    "gate_up_proj",
+)  # tensors of Phi-3 that are separate parameters here (joined.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,8 @@ def rules_of(model: Model, plan: Plan) -> Mapping[str, Rule]:
             name = weight.checkpoint
             if "{expert}" in name:
                 continue
-            rules[_module_name(name.format(layer=index), model.family)] = _rule(weight)
+            name = _module_name(name.format(layer=index), model.family)
+            rules[_name_of_part(name, weight.name)] = _rule(weight)
         rules |= _expert_rules(layer_weights(model, plan, layer), index)
     return rules
 
@@ -99,3 +104,12 @@ def _expert_rules(weights: tuple[Weight, ...], index: int) -> dict[str, Rule]:
 def _module_name(name: str, family: Family) -> str:
     """The module name of a checkpoint tensor; Mixtral's blocks have another name in transformers."""
     return name.replace("block_sparse_moe.", "mlp.") if family is Family.MIXTRAL else name
+
+
+def _name_of_part(checkpoint: str, weight: str) -> str:
+    """The parameter of a part, of the tensor that the checkpoint has for all: `wq` of `qkv_proj.weight`."""
+    tensor = checkpoint.rsplit(".", 2)[1]
+    if tensor not in FUSED:
+        return checkpoint
+    part = weight.removeprefix("w").removeprefix("_")
+    return f"{checkpoint.removesuffix('weight')}{part}.weight"

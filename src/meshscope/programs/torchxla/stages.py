@@ -33,7 +33,7 @@ from meshscope.programs.torchxla.tensors import (
     scope,
 )
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import GroupedAttention, LatentAttention, MlpKind
+from meshscope.spec.model.model import Family, GroupedAttention, LatentAttention, MlpKind
 from meshscope.spec.plan.stages import n_ticks, stage_layers
 
 STAGES = ("pp",)
@@ -55,6 +55,12 @@ def layers_of_stage(experiment: Experiment) -> int:
         raise PlanError(
             f"plan '{plan}': with pp, --frontend torchxla has one attention mask for all layers, but "
             f"{model.name} has windows in some. Use a plan without pp, or --frontend jax."
+        )
+    if model.family is Family.PHI3 and plan.tp > 1:
+        raise PlanError(
+            f"plan '{plan}': with pp and tp, --frontend torchxla has a share of the heads on each device, but "
+            f"transformers separates queries, keys and values of {model.name} by the number of all heads. Use a "
+            "plan without tp or pp, or --frontend jax."
         )
     stages = stage_layers(model.n_layers, plan.pp)
     kinds = {tuple(model.layers[index] for index in indices) for indices in stages}
