@@ -83,6 +83,7 @@ CASES = {
         topology="v6e-4",
         options={"batch": 32, "output": 1024, "prefill_chunk": "2048"},
     ),
+    "llama-maxtext": Case(model=LLAMA, release="0.2.5", options={"frontend": "maxtext"}),
     "llama-own": Case(model=LLAMA, release=None),
     "qwen-own": Case(model=QWEN, release=None),
     "gpt-oss-own": Case(model=GPT_OSS, release=None, plan="tp=8,ep=8", options={"dtype": "bf16"}),

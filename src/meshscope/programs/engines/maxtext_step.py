@@ -5,7 +5,9 @@ Weights, caches and random states are abstract here. It was read in release 0.2.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,10 +104,21 @@ def configuration(
         **options,
     }
     texts = [f"{name}={value}" for name, value in settings.items()]
-    config = pyconfig.initialize(["meshscope", str(CONFIGS / base), *texts])
+    with _own_flags():
+        config = pyconfig.initialize(["meshscope", str(CONFIGS / base), *texts])
     jax.config.update("jax_use_shardy_partitioner", config.shardy)
     _check_sizes(experiment, config)
     return config
+
+
+@contextmanager
+def _own_flags() -> Generator[None]:
+    """Keeps XLA_FLAGS, to which MaxText adds a folder for dumps."""
+    flags = os.environ.get("XLA_FLAGS")
+    yield
+    os.environ.pop("XLA_FLAGS", None)
+    if flags is not None:
+        os.environ["XLA_FLAGS"] = flags
 
 
 def _check_sizes(experiment: Experiment, config: Any) -> None:
