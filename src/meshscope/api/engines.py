@@ -26,9 +26,11 @@ def list_engines() -> list[dict[str, Any]]:
     ]
 
 
-def engine_release(engine: str, version: str | None = None) -> Release:
+def engine_release(
+    engine: str, version: str | None = None, *, is_checkout: bool = False
+) -> Release:
     """The release with this version, or the newest; SpecError for an unknown one."""
-    return release_of(engine, version)
+    return release_of(engine, version, is_checkout=is_checkout)
 
 
 def install_engine(
@@ -36,6 +38,7 @@ def install_engine(
     *,
     engine_version: str | None = None,
     python: str | None = None,
+    source: str | Path | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Path:
     """Installs a release into an environment of its own in the user's cache; returns its folder.
@@ -44,14 +47,21 @@ def install_engine(
         engine: Such as `vllm-tpu`.
         engine_version: By default the newest known release.
         python: The interpreter that makes the environment; by default one that is new enough.
+        source: A checkout of the engine's repository, for code that has no release.
         report: Called with each step.
 
     Raises:
         MeshscopeError: The release is unknown, no Python is new enough, the disk is full, or the
             installation fails. Nothing is left of it then.
     """
-    release = release_of(engine, engine_version)
-    return environments.install(release, python=python, report=report or (lambda _: None)).folder
+    release = release_of(engine, engine_version, is_checkout=source is not None)
+    environment = environments.install(
+        release,
+        python=python,
+        source=None if source is None else Path(source),
+        report=report or (lambda _: None),
+    )
+    return environment.folder
 
 
 def remove_engine(engine: str, *, engine_version: str | None = None) -> Path:

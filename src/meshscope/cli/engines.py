@@ -1,5 +1,6 @@
 """`meshscope engines`: environments of serving engines: known, installed, removed."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ from meshscope.cli.installation import (
     report_step,
 )
 from meshscope.cli.options import JsonOption
-from meshscope.programs.engines.environments import engines_folder, installed
+from meshscope.programs.engines.environments import check_source, engines_folder, installed
 
 NOTE = "Installed: meshscope compile --frontend ENGINE --engine-version V uses it."
 
@@ -35,13 +36,20 @@ def install(
     *,
     engine_version: VersionOption = None,
     python: PythonOption = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--source", metavar="DIR", help="Checkout of an engine whose code has no release."
+        ),
+    ] = None,
     yes: YesOption = False,
 ) -> None:
     """Install a release of a serving engine into an environment of its own."""
-    release = engine_release(engine, engine_version)
+    release = engine_release(engine, engine_version, is_checkout=source is not None)
     if (existing := installed(release)) is not None:
         typer.echo(f"{engine} {release.version} is installed in {existing.folder}")
         return
+    check_source(release, source)
     confirm_installation(
         f"{engine} {release.version}",
         engines_folder() / release.name,
@@ -54,6 +62,7 @@ def install(
         engine,
         engine_version=release.version,
         python=python,
+        source=source,
         report=report_step,
     )
     typer.echo(f"{engine} {release.version} is installed in {folder}")

@@ -13,6 +13,8 @@ class Release:
     `package` has the engine's model code; it is installed without its dependencies. `requirements`
     are those of them that a lowered program needs, at the versions that the package itself requires.
     Imports of the others, such as torch, get empty modules. `least_python` is what JAX requires.
+    `checkout` is the repository and commit of code that has no release: the user's checkout is
+    installed, and that commit was tried.
     """
 
     engine: Frontend
@@ -22,6 +24,7 @@ class Release:
     least_python: tuple[int, int]
     n_bytes: int  # what an environment takes, measured
     seconds: int  # to download and install, on 2 busy cores
+    checkout: str | None = None
 
     @property
     def name(self) -> str:
@@ -82,6 +85,16 @@ RELEASES: tuple[Release, ...] = (
         seconds=180,
     ),
     Release(
+        engine=Frontend.SGLANG_JAX,
+        version="main",
+        package="sglang-jax",
+        requirements=("jax==0.10.2", "libtpu==0.0.42.1", "flax==0.12.4"),
+        least_python=(3, 12),
+        n_bytes=1_500_000_000,
+        seconds=180,
+        checkout="sgl-project/sglang-jax@cddbf6f1",
+    ),
+    Release(
         engine=Frontend.MAXTEXT,
         version="0.2.5",
         package="maxtext==0.2.5",
@@ -113,11 +126,15 @@ def releases_of(engine: str) -> tuple[Release, ...]:
     return releases
 
 
-def release_of(engine: str, version: str | None) -> Release:
-    """The release with this version, or the newest; SpecError for an unknown one."""
+def release_of(engine: str, version: str | None, *, is_checkout: bool = False) -> Release:
+    """The release with this version, or the newest; SpecError for an unknown one.
+
+    Without a version, `is_checkout` chooses the code that has no release, if the engine has such.
+    """
     releases = releases_of(engine)
     if version is None:
-        return releases[-1]
+        kinds = [release for release in releases if (release.checkout is not None) is is_checkout]
+        return (kinds or releases)[-1]
     for release in releases:
         if release.version == version:
             return release

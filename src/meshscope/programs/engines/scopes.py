@@ -20,18 +20,21 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)$")
 # The first pattern that the end of a module's path matches gives the part.
 PARTS: tuple[tuple[str, Part], ...] = (
     (r"(^|\.)embed(der|_tokens)?$", Part.EMBED),
-    (r"(^|\.)lm_head$", Part.LM_HEAD),
+    (r"(^|\.)(lm_head|logits_processor)$", Part.LM_HEAD),
     (r"(^|\.)layers\.\d+\.(self_attn|attn|input_layernorm|pre_attention_norm)$", Part.ATTN),
-    (r"(^|\.)(gate|router)$", Part.MOE_ROUTER),
+    (r"(^|\.)(gate|router|moe_gate|topk)$", Part.MOE_ROUTER),
     (r"(^|\.)shared_experts$", Part.MOE_SHARED),
     (r"(^|\.)(mlp|custom_module)\.experts$", Part.MOE_EXPERTS),
     (r"(^|\.)combine_experts$", Part.MOE_COMBINE),
     (r"(^|\.)layers\.\d+\.custom_module$", Part.MOE_EXPERTS),  # gpt-oss: router and experts
     (r"(^|\.)layers\.\d+\.(mlp|post_attention_layernorm|pre_mlp_norm)$", Part.MLP),
-    (r"^(model\.norm|final_norm)$", Part.LM_HEAD),
+    (r"^((model|transformer)\.norm|final_norm)$", Part.LM_HEAD),
 )
 # Methods of a module that do its work; gpt-oss looks up embeddings and logits by names of their own.
 METHODS = ("__call__", "encode", "decode")
+# The class of SGLang-JAX whose instances, by the name of a dense MLP, are all experts of a layer; its
+# method sums their results over devices.
+EXPERTS, COMBINE = "EPMoE", "_combine"
 
 _scope_of_module: dict[int, str] = {}
 _wrapped: set[type] = set()
@@ -58,6 +61,8 @@ def with_scopes(model: Any) -> Any:
     for path, module in modules:
         has_experts = f"{path}.experts" in paths
         scope = scope_of_path(path, has_experts=has_experts)
+        if type(module).__name__ == EXPERTS:
+            scope = Part.MOE_EXPERTS.value
         if scope is not None:
             _scope_of_module[id(module)] = scope
             _wrap(type(module))
@@ -73,6 +78,8 @@ def _wrap(kind: type) -> None:
         method = getattr(kind, name, None)
         if inspect.isfunction(method):
             setattr(kind, name, _scoped(method))
+    if kind.__name__ == EXPERTS:
+        setattr(kind, COMBINE, jax.named_scope(Part.MOE_COMBINE.value)(getattr(kind, COMBINE)))
 
 
 def _scoped(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -231,7 +231,7 @@ class _StepBuilder:
         return _Batch(**values)
 
     def _sampler(self, output: Any, batch: Any, n_vocab: int) -> tuple[Any, ...]:
-        """Greedy sampling, under the scope of the part."""
+        """Greedy sampling with its log probabilities, under the scope of the part."""
         read = sampling_batch_info.SamplingMetadata.from_model_worker_batch
         metadata = read(batch, mesh=self.mesh, **_known(read, vocab_size=n_vocab))
         options = _known(Sampler.__call__, use_sort_for_toppk_minp=False)
@@ -247,7 +247,7 @@ class _StepBuilder:
             ]
             sampler = Sampler(nnx.Rngs(0), **_known(Sampler.__init__, mesh=self.mesh))
             with jax.named_scope(self.phase.value), jax.named_scope(Part.SAMPLE.value):
-                return sampler(output, treedef.unflatten(every), **inputs, **options)[0]
+                return sampler(output, treedef.unflatten(every), **inputs, **options)
 
         return jax.jit(greedy), self._placed(output), arrays, inputs
 
