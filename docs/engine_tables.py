@@ -61,6 +61,16 @@ def collectives(name: str, phase: str) -> None:
     _table(("collective", "array", "part", "count", "sent by a device"), lines)
 
 
+def beside(names: dict[str, str]) -> None:
+    """Prints both phases of stored steps, whose labels are the keys."""
+    lines = [
+        _line(phase, label, *_step_cells(name, phase))
+        for phase in _PHASES
+        for label, name in names.items()
+    ]
+    _table(("phase", "program", *_STEP), lines)
+
+
 def sequence_parallel() -> None:
     """Prints prefill of Qwen3-32B with and without split tokens."""
     lines = [

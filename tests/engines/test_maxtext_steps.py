@@ -91,3 +91,32 @@ def test_import_reads_the_same_dump_with_the_axes_of_maxtext(
 
     assert {row.axis for row in imported.record.rows} == {"tensor"}
     assert summary(rows(imported, Phase.DECODE)) == summary(rows(run, Phase.DECODE))
+
+
+def test_a_gather_of_scales_takes_two_thirds_of_a_sum(run: meshscope.Run) -> None:
+    exposed = {
+        kind: [
+            row.exposed_s for row in rows(run, Phase.DECODE) if row.kind is kind and row.layer == 0
+        ]
+        for kind in (Kind.ALL_GATHER, Kind.ALL_REDUCE)
+    }
+
+    gathers, sums = exposed[Kind.ALL_GATHER], exposed[Kind.ALL_REDUCE]
+    assert (len(gathers), len(sums)) == (2, 2)
+    assert gathers[0] is not None
+    assert sums[0] is not None
+    assert gathers[0] / sums[0] == pytest.approx(2 / 3, abs=0.05)
+
+
+def test_prefill_multiplies_every_position_with_the_vocabulary() -> None:
+    text = gzip.decompress((GOLDEN / NAME / "prefill.hlo.txt.gz").read_bytes()).decode()
+
+    assert "[1024,16032]" in text
+    assert "tpu_custom_call" in text  # splash attention
+
+
+def test_decode_attends_without_a_kernel_and_samples_from_whole_logits() -> None:
+    text = gzip.decompress((GOLDEN / NAME / "decode.hlo.txt.gz").read_bytes()).decode()
+
+    assert "tpu_custom_call" not in text
+    assert "f32[64,1,128256]" in text
