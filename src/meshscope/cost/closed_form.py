@@ -178,6 +178,7 @@ class PlanBatch:
     coefficients: FloatArray  # [plan, used part and cost, feature]
     cost_s: FloatArray  # [plan, cost] seconds per unit of cost
     streams_weights: FloatArray  # [plan]
+    overlap: FloatArray  # [plan] share of products during which later weights arrive
     is_once: FloatArray  # [part]
     row: IntArray  # [plan]
     payload: FloatArray  # [row, collective, feature]
@@ -249,6 +250,7 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
         coefficients=coefficients[:, is_used],
         cost_s=np.array([cost_s(form) for form in forms]),
         streams_weights=by_plan(lambda f: f.efficiency.streams_weights),
+        overlap=by_plan(lambda f: f.efficiency.constants.overlap),
         is_once=forms[0].costs.is_once if forms else np.zeros(len(PARTS)),
         row=np.array([row_of[id(form.collectives)] for form in forms], dtype=int),
         payload=by_collective(lambda c: c.payload, len(Feature)),
@@ -378,11 +380,11 @@ def _chunks(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Work:
-    """Seconds of each part [n, part]: on the core, of weights that stream in, of small operations."""
+    """Seconds of each part [n, part]: on the core, of weights that stream in, and of what hides those."""
 
     core_s: FloatArray
     stream_s: FloatArray
-    ops_s: FloatArray
+    hiding_s: FloatArray
 
 
 def _in_hbm(plans: PlanBatch, at: IntArray, costs: FloatArray, features: FloatArray) -> FloatArray:
@@ -408,18 +410,18 @@ def _work(plans: PlanBatch, at: IntArray, costs: FloatArray) -> _Work:
         core_s=np.where(streams, products_s, np.maximum(products_s, weights_s))
         + seconds[..., others].sum(axis=-1),
         stream_s=np.where(streams, weights_s, 0.0),
-        ops_s=seconds[..., Cost.SMALL_OPS],
+        hiding_s=seconds[..., Cost.SMALL_OPS] + (plans.overlap * plans.is_decode)[at][:, None] * products_s,
     )
 
 
 def _waits_s(plans: PlanBatch, work: _Work, exposed_tick_s: FloatArray) -> FloatArray:
-    """[n, part] seconds that products wait for weights which collectives and small operations did not hide.
+    """[n, part] seconds that products wait for weights which nothing before them hid.
 
     Nothing hides the weights of parts outside the layers.
     """
     in_layers = plans.is_once[None, :] == 0
     stream_s = np.where(in_layers, work.stream_s, 0.0).sum(axis=1)
-    hiding_s = np.where(in_layers, work.ops_s, 0.0).sum(axis=1) + exposed_tick_s.sum(axis=1)
+    hiding_s = np.where(in_layers, work.hiding_s, 0.0).sum(axis=1) + exposed_tick_s.sum(axis=1)
     waits_s = np.maximum(0.0, stream_s - hiding_s)
     frac = np.divide(waits_s, stream_s, out=np.zeros_like(waits_s), where=stream_s > 0)
     return work.stream_s * np.where(in_layers, frac[:, None], 1.0)

@@ -41,7 +41,8 @@ class ClosedConstants:
     `matmul`, `attention` and `experts` are fractions of the matmul peak: in products with weights, in
     attention kernels over prompts, and in kernels that multiply rows with the weights of experts. Others are fractions of the HBM rate: for weights that stream in, for the cache
     that decode attention reads, and for element-wise passes. `gathers` is the compiler's time of gathers of
-    rows over the real one, and `op_s` the time of a small operation.
+    rows over the real one, and `op_s` the time of a small operation. `overlap` is the share of a product
+    during which the weights of later ones stream in.
     """
 
     matmul: float
@@ -52,6 +53,7 @@ class ClosedConstants:
     passes: float
     gathers: float
     op_s: float
+    overlap: float
 
     def faster(self, spreads: Mapping[str, float]) -> "ClosedConstants":
         """Every constant better by its factor in `spreads`; below 1 for worse. Nothing exceeds a peak."""
@@ -89,7 +91,7 @@ class ChipEfficiency:
 
 def _uniform(*, flops: float, hbm: float) -> ClosedConstants:
     by_bytes = dict.fromkeys(("weights", "cache", "passes", "gathers"), hbm)
-    return ClosedConstants(matmul=flops, attention=flops, experts=flops, op_s=0.0, **by_bytes)
+    return ClosedConstants(matmul=flops, attention=flops, experts=flops, op_s=0.0, overlap=0.0, **by_bytes)
 
 
 def _of_large_operations(peak: PeakEfficiency, source: str) -> ChipEfficiency:
