@@ -15,7 +15,7 @@ from published_serving import (
     simulated_serving,
 )
 
-HOST_S = 4.72e-3
+HOST_S = 4.57e-3
 
 
 def holdout(topology: str) -> list[PublishedServing]:
