@@ -410,7 +410,8 @@ def _work(plans: PlanBatch, at: IntArray, costs: FloatArray) -> _Work:
         core_s=np.where(streams, products_s, np.maximum(products_s, weights_s))
         + seconds[..., others].sum(axis=-1),
         stream_s=np.where(streams, weights_s, 0.0),
-        hiding_s=seconds[..., Cost.SMALL_OPS] + (plans.overlap * plans.is_decode)[at][:, None] * products_s,
+        hiding_s=seconds[..., Cost.SMALL_OPS]
+        + (plans.overlap * plans.is_decode)[at][:, None] * products_s,
     )
 
 

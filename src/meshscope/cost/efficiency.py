@@ -91,7 +91,9 @@ class ChipEfficiency:
 
 def _uniform(*, flops: float, hbm: float) -> ClosedConstants:
     by_bytes = dict.fromkeys(("weights", "cache", "passes", "gathers"), hbm)
-    return ClosedConstants(matmul=flops, attention=flops, experts=flops, op_s=0.0, overlap=0.0, **by_bytes)
+    return ClosedConstants(
+        matmul=flops, attention=flops, experts=flops, op_s=0.0, overlap=0.0, **by_bytes
+    )
 
 
 def _of_large_operations(peak: PeakEfficiency, source: str) -> ChipEfficiency:
