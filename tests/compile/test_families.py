@@ -39,13 +39,18 @@ LATENT = {
     "v_head_dim": 128,
 }
 INDEXER = {"index_n_heads": 8, "index_head_dim": 128, "index_topk": 32}
+SHARED_INDEXER = {"index_topk_freq": 2, "index_skip_topk_offset": 1}  # the second layer has none
 WINDOW = {"sliding_window": 64}
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "qwen3_next": LINEAR | EXPERTS | SHARED,
     "qwen3_5_text": LINEAR,
     "qwen3_5_moe_text": LINEAR | EXPERTS | SHARED,
     "glm4_moe": ROUTED | {"n_shared_experts": 1, "first_k_dense_replace": 1},
-    "glm_moe_dsa": ROUTED | LATENT | INDEXER | {"n_shared_experts": 1, "first_k_dense_replace": 1},
+    "glm_moe_dsa": ROUTED
+    | LATENT
+    | INDEXER
+    | SHARED_INDEXER
+    | {"n_shared_experts": 1, "first_k_dense_replace": 1},
     "llama4_text": {"num_local_experts": 16, "intermediate_size_mlp": 1024}
     | {"interleave_moe_layer_step": 2, "no_rope_layer_interval": 2, "attention_chunk_size": 64},
     "mistral": WINDOW,
@@ -67,7 +72,7 @@ CASES = [
     Case("qwen3_5_text", "v6e-8", "fsdp=2,tp=4"),
     Case("qwen3_5_moe_text", "v5p-16", "pp=2,dp=2,tp=2"),
     Case("glm4_moe", "v6e-8", "dp=4,tp=2,ep=8,sp"),
-    Case("glm_moe_dsa", "v6e-8", "dp=2,tp=4,ep=8"),
+    Case("glm_moe_dsa", "v6e-8", "cp=2,dp=2,tp=2,ep=4"),
     Case("llama4_text", "v6e-8", "dp=4,tp=2,ep=8,sp"),
     Case("mistral", "v6e-8", "cp=2,tp=4"),
     Case("phi3", "v5e-8", "fsdp=4,tp=2"),

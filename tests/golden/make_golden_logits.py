@@ -185,6 +185,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"model_type": "glm_moe_dsa", "q_lora_rank": 16, "first_k_dense_replace": 1}
     | {"num_hidden_layers": 3, "rms_norm_eps": 1e-5, "routed_scaling_factor": 2.0}
     | {"v_head_dim": 16, "index_n_heads": 24, "index_head_dim": 16, "index_topk": 8},
+    "glm_moe_dsa-shared": BASE
+    | LATENT
+    | {"model_type": "glm_moe_dsa", "q_lora_rank": 16, "first_k_dense_replace": 1}
+    | {"num_hidden_layers": 6, "index_topk_freq": 2, "index_skip_topk_offset": 3}
+    | {"v_head_dim": 16, "index_n_heads": 24, "index_head_dim": 16, "index_topk": 4},
     "glm4_moe_lite": {key: value for key, value in BASE.items() if key != "rms_norm_eps"}
     | LATENT
     | {"model_type": "glm4_moe_lite", "q_lora_rank": 16, "num_hidden_layers": 3},

@@ -68,6 +68,7 @@ SIZES = [
     Size("Qwen/Qwen3-Next-80B-A3B-Instruct", 80),
     Size("moonshotai/Kimi-K2-Instruct-0905", 1026),
     Size("zai-org/GLM-4.6", 355),
+    Size("zai-org/GLM-5.2", 744, 0.02),
     Size("zai-org/GLM-4.7-Flash", 30, 0.02),
     Size("Qwen/Qwen3.5-0.8B", 0.75),  # the text part; the names of the others round to these
     Size("Qwen/Qwen3.5-4B", 4.2),

@@ -489,17 +489,38 @@ def test_the_indexer_of_glm_5_pairs_neighbors(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "kinds"),
     [
-        ({"index_topk_freq": 4}, "'index_topk_freq' lets layers share .* Remove it"),
-        ({"index_topk_pattern": "FSSF"}, "'index_topk_pattern' lets layers share"),
-        ({"indexer_types": ["full", "shared"] * 2}, "'indexer_types' lets layers share"),
-        ({"indexer_types": 4}, "'indexer_types' must list a kind for each layer, got 4"),
+        ({"index_topk_freq": 2}, "FFSF"),  # from layer 1 on, every second one
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 3}, "FFFS"),
+        ({"index_topk_pattern": "FSSF"}, "FSSF"),
+        ({"indexer_types": ["full", "shared"] * 2}, "FSFS"),
     ],
 )
-def test_shared_indexers_are_refused_with_their_key(
-    changes: dict[str, Any], complaint: str
-) -> None:
+def test_layers_of_glm_5_2_share_an_indexer(changes: dict[str, Any], kinds: str) -> None:
+    model = model_from_config(GLM_5 | changes, name="small", source="small.json")
+    letters = {AttentionKind.FULL: "F", AttentionKind.SHARED: "S"}
+    assert "".join(letters[layer.attention] for layer in model.layers) == kinds
+
+
+def test_glm_5_2_has_an_indexer_in_every_fourth_layer() -> None:
+    """Its config.json lists 21 layers with an indexer and 57 without."""
+    kinds = [layer.attention for layer in read_model("zai-org/GLM-5.2").layers]
+    has_indexer = [index for index, kind in enumerate(kinds) if kind is AttentionKind.FULL]
+    assert has_indexer == [0, 1, *range(2, 78, 4)]
+    assert len(has_indexer) == 21
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"indexer_types": 4}, "'indexer_types' must list one of full, F, .* for each of 4 layers"),
+        ({"index_topk_pattern": "FF"}, "'index_topk_pattern' must list one of .* got 'FF'"),
+        ({"index_topk_pattern": "FXFF"}, "'index_topk_pattern' must list one of"),
+        ({"index_topk_pattern": "SFFF"}, "lets the first layer take the positions .* Start with"),
+    ],
+)
+def test_wrong_lists_of_indexers_are_refused(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(SpecError, match=complaint):
         model_from_config(GLM_5 | changes, name="small", source="small.json")
 

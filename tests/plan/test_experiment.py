@@ -7,8 +7,10 @@ from meshscope.events.enums import REQUEST_PHASES
 from meshscope.spec.experiment import Experiment, experiment_from_dict, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.caches import layer_cache
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.plan.weights import layer_weights
 from meshscope.spec.program import Engine, Partitioner, Program
 from meshscope.spec.workload import Workload
 
@@ -178,3 +180,28 @@ def test_a_stored_experiment_with_a_missing_value_is_refused() -> None:
     del values["engine"]
     with pytest.raises(SpecError, match=r"lacks engine\. Rerun the experiment"):
         experiment_from_dict(values)
+
+
+GLM_52 = "zai-org/GLM-5.2"
+
+
+def test_layers_that_share_an_indexer_have_no_weights_and_no_cache_of_one() -> None:
+    model, plan = read_model(GLM_52), parse_plan("tp=8")
+    with_indexer, without = model.layers[6], model.layers[7]
+    for layer, count in ((with_indexer, 5), (without, 0)):
+        weights = [weight.name for weight in layer_weights(model, plan, layer)]
+        assert sum(name.startswith("index_") for name in weights) == count
+    caches = [
+        [array.name for array in layer_cache(model, plan, one)] for one in (with_indexer, without)
+    ]
+    assert caches == [["latent", "index_k"], ["latent"]]
+
+
+def test_stages_of_layers_that_share_an_indexer_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"pp=2 is not supported for zai-org/GLM-5.2, whose layers"):
+        experiment_of(
+            model=read_model(GLM_52),
+            plan=parse_plan("pp=2,tp=8"),
+            topology=parse_topology("v6e-16"),
+            workload=Workload(batch=8, prompt=128, output=2),
+        )

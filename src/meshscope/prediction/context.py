@@ -41,7 +41,7 @@ def context_collectives(
         return (*_gather_index_scores(experiment, layer), *_merge_softmax(experiment))
     if isinstance(experiment.model.attention, CompressedAttention):
         return tuple(_gather_entries(experiment, layer))
-    return (*_gather_index_keys(experiment), *_share_keys(experiment, layer))
+    return (*_gather_index_keys(experiment, layer), *_share_keys(experiment, layer))
 
 
 def _share_keys(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollective]:
@@ -118,9 +118,11 @@ def _rate(attention: Attention, layer: Layer) -> int:
     return attention.sparse_rate if is_sparse else attention.heavy_rate
 
 
-def _gather_index_keys(experiment: Experiment) -> Iterator[PlannedCollective]:
+def _gather_index_keys(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollective]:
     """All-gather of the indexer's single key head: it selects among all positions of the prompt."""
     attention, workload = experiment.model.attention, experiment.workload
+    if layer.attention is AttentionKind.SHARED:
+        return
     if isinstance(attention, LatentAttention) and attention.indexer is not None:
         shape = (
             _local_batch(experiment, Phase.PREFILL),

@@ -32,6 +32,7 @@ from meshscope.spec.plan.checks import (
     check_pipeline,
     check_quantization,
     check_ring,
+    check_shared_indexers,
     check_weights,
 )
 from meshscope.spec.plan.chunks import (
@@ -380,6 +381,7 @@ def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of
         check_frontend(program, plan)
     check_context(plan, program)
     check_linear(plan, model)
+    check_shared_indexers(plan, model)
     check_batch(plan, workload)
     check_model(plan, model)
     check_weights(plan, model)

@@ -21,13 +21,14 @@ from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.grouped import grouped_attention
 from meshscope.programs.jax.kernels import PrefillKernel
-from meshscope.programs.jax.latent import latent_attention
+from meshscope.programs.jax.latent import latent_attention, seen_positions
 from meshscope.programs.jax.linear import linear_attention
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.mixture import Mixture
 from meshscope.programs.jax.numerics import Array, rms_norm, soft_capped
 from meshscope.programs.jax.residual import Residual
 from meshscope.programs.jax.state import LayerCache, LayerWeights
+from meshscope.spec.model.flops import has_shared_indexers
 from meshscope.spec.model.model import (
     Activation,
     AttentionKind,
@@ -40,6 +41,10 @@ from meshscope.spec.model.model import (
 )
 from meshscope.spec.model.repeats import Repeat
 from meshscope.spec.plan.weights import Weight
+
+_Carry = tuple[
+    Array, Any, Array | None
+]  # the residual stream, the cache, and the positions that an indexer chose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,26 +143,34 @@ class Decoder:
     ) -> tuple[Array, Any]:
         """Runs all layers, repeated ones in loops."""
         n_before: dict[str, int] = {}
+        carry = (x, cache, self._none_chosen(cache, positions, tokens))
         for repeat in self.repeats:
-            x, cache = self._repeat(x, layers, cache, positions, tokens, repeat, n_before)
+            carry = self._repeat(carry, layers, positions, tokens, repeat, n_before)
             for layer in repeat.body:
                 n_before[layer.name] = n_before.get(layer.name, 0) + repeat.times
-        return x, cache
+        return carry[0], carry[1]
+
+    def _none_chosen(self, cache: Any, positions: Array, tokens: Array) -> Array | None:
+        """The mask [B, S, T] of positions before an indexer chooses any; None unless layers share its choice."""
+        if not has_shared_indexers(self.model):
+            return None
+        entry = next(iter(cache.values())) if isinstance(cache, Mapping) else cache[0]
+        mask = seen_positions(positions, entry["latent"], self.context)[1]
+        return jnp.zeros((tokens.shape[0], *mask.shape), dtype=bool)
 
     def _repeat(  # noqa: PLR0913, PLR0917  the state of the loop
         self,
-        x: Array,
+        start: _Carry,
         layers: Any,
-        cache: Any,
         positions: Array,
         tokens: Array,
         repeat: Repeat,
         n_before: Mapping[str, int],
-    ) -> tuple[Array, Any]:
+    ) -> _Carry:
         names = [layer.name for layer in repeat.body]
 
-        def body(carry: tuple[Array, Any], time: Array | int) -> tuple[tuple[Array, Any], None]:
-            x, cache = carry
+        def body(carry: _Carry, time: Array | int) -> tuple[_Carry, None]:
+            x, cache, chosen = carry
             for position, layer in enumerate(repeat.body):
                 name = layer.name
                 of_kind = n_before.get(name, 0) + time * names.count(name)
@@ -173,14 +186,15 @@ class Decoder:
                         index=index,
                         is_local=self.context.is_local(positions),
                         first_row=self.first_row,
+                        chosen=chosen,
                     )
                     x, layer_cache = self._layer(x, w, layer_cache, positions, tokens, layer)
-                cache = _with(cache, key, layer_cache.arrays)
-            return (x, cache), None
+                cache, chosen = _with(cache, key, layer_cache.arrays), layer_cache.chosen
+            return (x, cache, chosen), None
 
         if repeat.times == 1:
-            return body((x, cache), 0)[0]
-        return lax.scan(body, (x, cache), jnp.arange(repeat.times))[0]
+            return body(start, 0)[0]
+        return lax.scan(body, start, jnp.arange(repeat.times))[0]
 
     def _layer(  # noqa: PLR0913, PLR0917  the inputs of a layer
         self,

@@ -30,7 +30,14 @@ from meshscope.programs.jax.numerics import (
     yarn_mscale,
 )
 from meshscope.programs.jax.state import LayerCache, LayerWeights
-from meshscope.spec.model.model import Indexer, LatentAttention, Layer, Model, RopeType
+from meshscope.spec.model.model import (
+    AttentionKind,
+    Indexer,
+    LatentAttention,
+    Layer,
+    Model,
+    RopeType,
+)
 
 LATENT_NORM_EPS = 1e-6  # for norms inside attention, instead of rms_norm_eps (transformers)
 
@@ -42,7 +49,7 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
     positions: Array,
     *,
     model: Model,
-    layer: Layer,  # noqa: ARG001  all layers have the same attention
+    layer: Layer,
     context: Context,
     kernel: PrefillKernel | DecodeKernel | None = None,
 ) -> tuple[Array, LayerCache]:
@@ -55,13 +62,11 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
     angles = rope_angles(attention.rope, attention.rope_dim, positions)
     q, q_latent = _queries(x, w, attention, angles)
     latent = _latent(x, w, attention, angles)
-    k_positions = positions
-    if context.phase is Phase.DECODE:
-        k_positions = context.cache_positions(cache.arrays["latent"].shape[-2])
-    elif context.n_cached:
-        k_positions = jnp.arange(context.chunk_slots(x.shape[1]).stop)
-    mask = causal_mask(positions, context.prompt_positions if context.splits_step else k_positions)
-    if attention.indexer is not None:
+    k_positions, mask = seen_positions(positions, cache.arrays["latent"], context)
+    if layer.attention is AttentionKind.SHARED:
+        assert cache.chosen is not None
+        mask = cache.chosen
+    elif attention.indexer is not None:
         assert q_latent is not None
         mask, cache = _index_mask(
             x, q_latent, w, cache, mask, attention=attention, angles=angles, context=context
@@ -88,6 +93,17 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
         # Else TPUs multiply head by head, and 128 values of a head do not fill a matrix unit.
         out = lax.optimization_barrier(out.reshape(*out.shape[:2], -1)).reshape(out.shape)
     return w.einsum("bsnv,nvd->bsd", out, "wo"), cache
+
+
+def seen_positions(positions: Array, latents: Array, context: Context) -> tuple[Array, Array]:
+    """The positions of the keys of a step, and the causal mask [S, T]."""
+    k_positions = positions
+    if context.phase is Phase.DECODE:
+        k_positions = context.cache_positions(latents.shape[-2])
+    elif context.n_cached:
+        k_positions = jnp.arange(context.chunk_slots(positions.shape[0]).stop)
+    every = context.prompt_positions if context.splits_step else k_positions
+    return k_positions, causal_mask(positions, every)
 
 
 def softmax_scale(attention: LatentAttention) -> float:
@@ -291,7 +307,8 @@ def _index_mask(  # noqa: PLR0913  the inputs of the indexer
         k = (context.gathered(head) if context.splits_step else head)[:, :, 0]
     scores = index_scores(q, k, x @ w("index_weights"), indexer)
     scores = jnp.where(mask, scores, MASKED)
-    return context.top_k_mask(scores, indexer.top_k) & mask, cache
+    chosen = context.top_k_mask(scores, indexer.top_k) & mask
+    return chosen, cache if cache.chosen is None else replace(cache, chosen=chosen)
 
 
 def index_scores(q: Array, k: Array, weights: Array, indexer: Indexer) -> Array:

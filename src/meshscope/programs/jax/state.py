@@ -123,6 +123,7 @@ class LayerCache:
     index: Array | int | None = None
     is_local: Array | None = None
     first_row: Array | int = 0
+    chosen: Array | None = None  # [B, S, T], the positions that the last indexer chose
 
     def written(
         self,

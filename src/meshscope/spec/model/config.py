@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from meshscope.spec.model.model import (
     HYBRID_FAMILIES,
     Activation,
     Attention,
+    AttentionKind,
     Family,
     GroupScore,
     Indexer,
@@ -48,6 +49,10 @@ N_DENSE = {
     Family.GLM4_MOE: 1,
 }
 INDEXER_PATTERNS = ("indexer_types", "index_topk_pattern")  # keys of GlmMoeDsaConfig
+INDEXER_KINDS = {
+    **dict.fromkeys(("full", "F"), AttentionKind.FULL),
+    **dict.fromkeys(("shared", "S"), AttentionKind.SHARED),
+}
 # Defaults of transformers on which published configs rely (Gemma3TextConfig).
 DEFAULTS: Mapping[Family, Mapping[str, Any]] = {
     Family.GEMMA3: {
@@ -199,36 +204,38 @@ def _latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
 
 def _indexer(reader: ConfigReader, family: Family) -> Indexer:
     """Source: DeepseekV32Indexer and GlmMoeDsaIndexer of transformers."""
-    is_glm = family is Family.GLM_MOE_DSA
-    if is_glm:
-        _refuse_shared_indexers(reader)
     return Indexer(
         n_heads=reader.integer("index_n_heads"),
         head_dim=reader.integer("index_head_dim"),
         top_k=reader.integer("index_topk"),
-        is_interleaved=is_glm,
+        is_interleaved=family is Family.GLM_MOE_DSA,
     )
 
 
-def _refuse_shared_indexers(reader: ConfigReader) -> None:
-    """SpecError if layers take the positions that an earlier layer chose."""
+def _indexer_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
+    """Which layers have an indexer, and which take the choice of an earlier layer; as GlmMoeDsaConfig."""
     key = next((key for key in INDEXER_PATTERNS if reader.config.get(key) is not None), None)
     if key is None:
-        key, is_shared = "index_topk_freq", reader.integer("index_topk_freq", 1) > 1
-    else:
-        is_shared = {"shared", "S"} & set(map(str, _kinds(reader, key)))
-    if is_shared:
-        raise SpecError(
-            f"{reader.source}: '{key}' lets layers share the positions that an indexer chooses, which is not "
-            "supported for glm_moe_dsa. Remove it to give every layer an indexer."
+        every, first = (
+            reader.integer("index_topk_freq", 1),
+            reader.count("index_skip_topk_offset", 2),
         )
-
-
-def _kinds(reader: ConfigReader, key: str) -> Iterable[object]:
-    """The kinds of layers, as letters or as names."""
-    kinds = reader.config[key]
-    if not isinstance(kinds, str | list):
-        raise SpecError(f"{reader.source}: '{key}' must list a kind for each layer, got {kinds!r}.")
+        return [
+            AttentionKind.SHARED if max(index - first + 1, 0) % every else AttentionKind.FULL
+            for index in range(n_layers)
+        ]
+    names = reader.config[key]
+    is_list = isinstance(names, str | list) and len(names) == n_layers
+    if not is_list or any(str(name) not in INDEXER_KINDS for name in names):
+        raise SpecError(
+            f"{reader.source}: '{key}' must list one of {', '.join(INDEXER_KINDS)} for each of {n_layers} layers, "
+            f"got {names!r}."
+        )
+    kinds = [INDEXER_KINDS[str(name)] for name in names]
+    if kinds[0] is AttentionKind.SHARED:
+        raise SpecError(
+            f"{reader.source}: '{key}' lets the first layer take the positions of an earlier one. Start with 'full'."
+        )
     return kinds
 
 
@@ -340,7 +347,10 @@ def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
     n_layers = reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
     if family is Family.DEEPSEEK_V4:
         return compressed_layers(reader, n_layers)
-    attention = attention_kinds(reader, family, n_layers)
+    is_glm = family is Family.GLM_MOE_DSA
+    attention = (
+        _indexer_kinds(reader, n_layers) if is_glm else attention_kinds(reader, family, n_layers)
+    )
     mlp = _mlp_kinds(reader, family, n_layers)
     return tuple(Layer(attention=a, mlp=m) for a, m in zip(attention, mlp, strict=True))
 

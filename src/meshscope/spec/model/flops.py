@@ -31,6 +31,11 @@ def has_linear_attention(model: Model) -> bool:
     return any(layer.attention is AttentionKind.LINEAR for layer in model.layers)
 
 
+def has_shared_indexers(model: Model) -> bool:
+    """Whether any layer takes the positions that the indexer of an earlier layer chose."""
+    return any(layer.attention is AttentionKind.SHARED for layer in model.layers)
+
+
 def linear_of(attention: Attention) -> LinearAttention:
     """The linear attention of a model whose layers have it."""
     assert isinstance(attention, GroupedAttention)
@@ -117,6 +122,8 @@ def _has_entries(kind: AttentionKind) -> bool:
 
 def _indexer_flops(attention: Attention, kind: AttentionKind, context: int) -> float:
     """The indexer's products of one query with every position or entry, and their weighted sum."""
+    if kind is AttentionKind.SHARED:
+        return 0.0
     if isinstance(attention, LatentAttention) and attention.indexer is not None:
         return _scored(attention.indexer, context)
     if isinstance(attention, CompressedAttention) and kind is AttentionKind.COMPRESSED_SPARSE:

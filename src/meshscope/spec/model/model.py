@@ -305,6 +305,7 @@ class AttentionKind(StrEnum):
     SLIDING = "sliding"
     CHUNKED = "chunked"
     LINEAR = "linear"  # a state of fixed size instead of a cache
+    SHARED = "shared"  # the positions that the indexer of an earlier layer chose
     COMPRESSED_SPARSE = "compressed_sparse"
     HEAVILY_COMPRESSED = "heavily_compressed"
 

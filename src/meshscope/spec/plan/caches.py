@@ -79,7 +79,7 @@ def _arrays(model: Model, plan: Plan, layer: Layer) -> Iterator[CacheArray]:
         case LatentAttention():
             width = attention.kv_rank + attention.rope_dim
             yield CacheArray(name="latent", dims=(Dim.NORM,), shape=(width,))
-            if attention.indexer is not None:
+            if attention.indexer is not None and layer.attention is not AttentionKind.SHARED:
                 yield CacheArray(
                     name="index_k", dims=(Dim.NORM,), shape=(attention.indexer.head_dim,)
                 )

@@ -9,7 +9,7 @@ from math import prod
 from meshscope.errors import PlanError, SpecError
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.flops import has_linear_attention
+from meshscope.spec.model.flops import has_linear_attention, has_shared_indexers
 from meshscope.spec.model.model import Model
 from meshscope.spec.plan.context_form import ContextForm, why_no_ring
 from meshscope.spec.plan.dispatch import DispatchForm, exchange_axes
@@ -144,6 +144,15 @@ def check_linear(plan: Plan, model: Model) -> None:
         raise PlanError(
             f"plan '{plan}': cp={plan.cp} is not supported for {model.name}, whose linear attention passes a "
             "state from position to position. Use tp, dp, fsdp, ep or pp."
+        )
+
+
+def check_shared_indexers(plan: Plan, model: Model) -> None:
+    """Raise PlanError for pp if layers take the positions that an earlier layer chose."""
+    if plan.pp > 1 and has_shared_indexers(model):
+        raise PlanError(
+            f"plan '{plan}': pp={plan.pp} is not supported for {model.name}, whose layers take the positions that "
+            "the indexer of an earlier layer chose, which stages do not send. Use tp, dp, fsdp, ep or cp."
         )
 
 

@@ -373,7 +373,8 @@ def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, .
         case GroupedAttention():
             return (norm, *_grouped_weights(model, model.attention, plan), *_post_norm(model, 0))
         case LatentAttention():
-            return (norm, *_latent_weights(model.hidden, model.attention))
+            is_shared = layer.attention is AttentionKind.SHARED
+            return (norm, *_latent_weights(model.hidden, model.attention, is_shared=is_shared))
         case CompressedAttention():
             hyper = _hyper_weights(model, "attn", "attn")
             return (*hyper, norm, *_compressed_weights(model.hidden, model.attention, layer))
@@ -491,7 +492,7 @@ def _fused_heads(attention: GroupedAttention) -> dict[str, ColumnSlice]:
     }
 
 
-def _latent_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
+def _latent_weights(d: int, attention: LatentAttention, *, is_shared: bool) -> Iterator[Weight]:
     """Heads are split over tp; the projections to latents are replicated."""
     builder = WeightBuilder(base="model.layers.{layer}.self_attn.")
     n, rank = attention.n_heads, attention.kv_rank
@@ -530,7 +531,8 @@ def _latent_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
     yield builder.matrix("wo", out, shape, "o_proj.weight", inputs=(0, 1))
     if attention.has_bias:
         yield builder.vector("bo", (Dim.NORM,), (d,), "o_proj.bias")
-    yield from _indexer_weights(d, attention)
+    if not is_shared:
+        yield from _indexer_weights(d, attention)
 
 
 def _indexer_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
