@@ -54,7 +54,7 @@ class GridCase:
         return self.line.replace(" ", "_") + ".json"
 
 
-N_FITTED = 20  # cases from the first on with which the rules of the estimate were made
+N_FITTED = 22  # cases from the first on with which the rules of the estimate were made
 LINES = """
 Llama-3.1-8B v6e:1x1 tp=1 b:1 p:1024
 Llama-3.1-8B v6e-8 tp=8 b:8 p:1024
@@ -76,12 +76,12 @@ Llama-3.1-8B v6e-8 pp=2,tp=4 b:8 p:1024
 Qwen3.5-9B v6e-8 tp=8 b:8 p:1024 layers:8
 Qwen3.5-9B v6e-8 tp=8 b:64 p:1024 layers:8
 Qwen3.5-9B v6e:1x1 tp=1 b:4 p:1024 layers:8
-Qwen3.5-35B-A3B v6e-8 dp=2,tp=4,ep=8 b:8 p:1024 layers:8
-Qwen3.5-9B v6e-8 fsdp=8 b:8 p:1024 layers:8
 Qwen3.5-9B v6e-8 tp=8 b:8 p:1024
-Qwen3-Next-80B-A3B-Instruct v6e-8 tp=8 b:32 p:1024
-Qwen3.5-35B-A3B v5e-8 tp=8,ep=8 b:16 p:1024
 Qwen3.5-9B v6e-8 pp=2,tp=4 b:8 p:1024
+Qwen3.5-35B-A3B v6e-8 dp=2,tp=4,ep=8 b:8 p:1024 layers:8
+Qwen3-Next-80B-A3B-Instruct v6e-8 tp=8 b:32 p:1024 layers:12
+Qwen3.5-9B v6e-8 fsdp=8 b:8 p:1024 layers:8
+Qwen3.5-35B-A3B v5e-8 tp=8,ep=8 b:16 p:1024
 Qwen3-30B-A3B v6e-8 dp=2,tp=4,ep=8 b:8 p:1024
 Llama-3.1-8B v6e-8 cp=2,tp=4 b:4 p:8192
 Mixtral-8x7B-v0.1 v6e-8 tp=8 b:16 p:1024

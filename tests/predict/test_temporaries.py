@@ -56,6 +56,16 @@ def test_linear_attention_keeps_float32_arrays_twice() -> None:
     assert why_no_estimate(of) is None
 
 
+def test_scanned_layers_of_linear_attention_copy_their_projections() -> None:
+    """24 layers of 4,096 x 12,288: 16 x 128 of queries and keys, 32 x 128 of values and gates."""
+    scanned, unrolled = (
+        temp_parts(experiment(model="Qwen/Qwen3.5-9B", loop=loop), Phase.DECODE).stacked
+        for loop in ("scan", "unroll")
+    )
+    assert (scanned, unrolled) == (24 * 4096 * 12288 // 8 * 2, 0)
+    assert temp_parts(experiment(loop="scan"), Phase.DECODE).stacked == 0
+
+
 def test_sequence_parallelism_splits_the_residual_stream() -> None:
     whole, split = (temp_parts(experiment(plan), Phase.PREFILL) for plan in ("tp=8", "tp=8,sp"))
     assert whole.residual == 8 * split.residual

@@ -18,6 +18,7 @@ from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.model.flops import has_linear_attention, linear_of
 from meshscope.spec.model.model import (
+    AttentionKind,
     CompressedAttention,
     GroupedAttention,
     LatentAttention,
@@ -25,6 +26,7 @@ from meshscope.spec.model.model import (
 )
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.context_form import cache_slots, local_tokens
+from meshscope.spec.plan.stages import stored_layers
 from meshscope.spec.plan.weights import (
     Dim,
     Weight,
@@ -51,6 +53,7 @@ ON_CHIP_BYTES = VMEM_BYTES * 3 // 2
 # Float32 arrays of linear attention in prefill: queries, keys, values and outputs, each of them as the layer has it
 # and as the loop over chunks reads or writes it.
 N_CHUNKED = 2
+LINEAR_PROJECTIONS = ("wq", "wk", "wv", "wz")
 N_BRANCH_COPIES = 2  # the cache before and after the branch of a stage
 LOW, HIGH = 0.45, 1.4
 SMALL_BYTES = 64 * 2**20  # beyond the margin
@@ -71,6 +74,7 @@ class TempParts:
     layer: (
         float  # the weights of a layer that unrolled programs fetch ahead, as far as VMEM has room
     )
+    stacked: float  # projections of linear attention, whose stack scanned programs copy into another layout
     converted: float  # weights of 8 bits in the dtype of their matrix product
     branches: float  # copies of the cache in the branches of a pipeline's stages
 
@@ -112,7 +116,8 @@ def phase_estimate(experiment: Experiment, phase: Phase) -> TempEstimate:
     block = parts.attention + parts.scores + parts.mlp
     dense = max(0.0, parts.residual + N_WHOLE * parts.whole + block - ON_CHIP_BYTES)
     routed = parts.residual + parts.whole + parts.experts if parts.experts else 0.0
-    value = max(dense, routed) + parts.gathered + parts.layer + parts.converted + parts.branches
+    value = max(dense, routed) + parts.gathered + parts.layer + parts.stacked + parts.converted
+    value += parts.branches
     return TempEstimate(
         value_bytes=round(value),
         low_bytes=round(LOW * value),
@@ -141,6 +146,7 @@ def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
         logits=logits,
         gathered=_gathered_elements(experiment) * act if plan.fsdp > 1 else 0,
         layer=0 if experiment.is_scanned else min(VMEM_BYTES, _layer_elements(experiment) * act),
+        stacked=_stacked_elements(experiment) * act if experiment.is_scanned else 0,
         converted=_converted_bytes(experiment, act),
         branches=0 if plan.pp == 1 else N_BRANCH_COPIES * device_cache_bytes(model, plan, workload),
     )
@@ -250,6 +256,18 @@ def _layer_elements(experiment: Experiment) -> int:
     return max(
         sum(prod(weight.local_shape(plan)) for weight in _dense(layer_weights(model, plan, layer)))
         for layer in dict.fromkeys(model.layers)
+    )
+
+
+def _stacked_elements(experiment: Experiment) -> int:
+    """The projections into heads of all layers of linear attention on one device."""
+    model, plan = experiment.model, experiment.plan
+    return sum(
+        n_layers * prod(weight.local_shape(plan))
+        for layer, n_layers in stored_layers(model, plan.pp).items()
+        if layer.attention is AttentionKind.LINEAR
+        for weight in layer_weights(model, plan, layer)
+        if weight.name in LINEAR_PROJECTIONS
     )
 
 
