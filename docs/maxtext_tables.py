@@ -1,5 +1,6 @@
 """Tables of docs/maxtext.md from the stored steps of MaxText, printed by cog."""
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -8,9 +9,25 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "golden" / "engines
 
 from engine_steps import replayed
 
+from meshscope.api.request import CompileRequest
+from meshscope.backends.compile.training import read_training
+from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
+from meshscope.spec.program import Frontend
 from meshscope.units import format_bytes, format_seconds
 
+STORED = Path(__file__).parents[1] / "tests" / "golden" / "maxtext_training"
+TRAINING = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "topology": "v6e-8",
+    "plan": "fsdp=8",
+    "layers": 2,
+    "batch": 8,
+    "prompt": 2048,
+    "frontend": Frontend.MAXTEXT,
+    "training": True,
+}
+SMALL = 2**20  # bytes
 TITLES = ("collective", "array", "part", "count", "sent by a device", "exposed")
 
 
@@ -18,15 +35,33 @@ def collectives(name: str, phase: str) -> None:
     """Prints the collectives of one step by kind, part and array, with the time that nothing hides."""
     with tempfile.TemporaryDirectory() as folder:
         rows = replayed(name, Path(folder) / "run").record.rows
+    _print([r for r in rows if r.phase is Phase(phase) and r.source is Source.COMPILED])
+
+
+def training() -> None:
+    """Prints the large collectives of the stored training step, and its time."""
+    experiment = CompileRequest(**TRAINING).experiment()
+    report = json.loads((STORED / "step.json").read_text(encoding="utf-8"))
+    result = read_training(experiment, STORED, report)
+    rows = [row for row in result.rows if (row.payload_bytes or 0) > SMALL]
+    _print(rows)
+    time = result.step.time
+    sys.stdout.write(
+        f"\nThe step takes {format_seconds(time.step.value_s)} ({format_seconds(time.step.low_s or 0)} to "
+        f"{format_seconds(time.step.high_s or 0)}); collectives of at most {format_bytes(SMALL)} are left "
+        "out of the table.\n"
+    )
+
+
+def _print(rows: list[Collective]) -> None:
     cells: dict[tuple[str, str, str], list[float]] = {}
     for row in rows:
-        if row.phase is Phase(phase) and row.source is Source.COMPILED:
-            array = "unknown" if row.shape is None else f"{row.dtype}{list(row.shape)}"
-            key = (str(row.kind), array.replace(" ", ""), str(row.part))
-            sums = cells.setdefault(key, [0.0, 0.0, 0.0])
-            sums[0] += row.count
-            sums[1] += (row.wire_bytes or 0.0) * row.count
-            sums[2] += (row.exposed_s or 0.0) * row.count
+        array = "unknown" if row.shape is None else f"{row.dtype}{list(row.shape)}"
+        key = (str(row.kind), array.replace(" ", ""), str(row.part))
+        sums = cells.setdefault(key, [0.0, 0.0, 0.0])
+        sums[0] += row.count
+        sums[1] += (row.wire_bytes or 0.0) * row.count
+        sums[2] += (row.exposed_s or 0.0) * row.count
     lines = [
         (*key, f"{n:.0f}", format_bytes(wire), format_seconds(exposed))
         for key, (n, wire, exposed) in cells.items()

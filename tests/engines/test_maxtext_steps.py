@@ -120,3 +120,16 @@ def test_decode_attends_without_a_kernel_and_samples_from_whole_logits() -> None
 
     assert "tpu_custom_call" not in text
     assert "f32[64,1,128256]" in text
+
+
+def test_experts_of_mixtral_are_summed_over_devices_before_they_are_combined(
+    tmp_path: Path,
+) -> None:
+    mixture = replayed("mixtral-maxtext", tmp_path / "run")
+    collectives = rows(mixture, Phase.DECODE)
+    sums = [row for row in collectives if row.part is Part.MOE_EXPERTS]
+
+    assert [(row.kind, row.layer, row.shape) for row in sums] == [
+        (Kind.ALL_REDUCE, layer, (64, 1, 4096, 8)) for layer in (0, 1)
+    ]
+    assert all(row.axis == "tp" and row.part is not None for row in collectives)

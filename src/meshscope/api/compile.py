@@ -8,6 +8,7 @@ from typing import Any
 
 from meshscope.api.checkpoint_note import checkpoint_notes
 from meshscope.api.compile_function import compile_user_function, function_request
+from meshscope.api.compile_training import compile_training_request
 from meshscope.api.idle_options import idle_option
 from meshscope.api.progress import compile_progress, report_tracing_python
 from meshscope.api.records import (
@@ -79,6 +80,7 @@ def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
     cycles: Cycles | str = Cycles.ESTIMATED,
     engine_version: str | None = None,
     compiler: str | None = None,
+    training: bool = False,
     out: str | Path | None = None,
     force: bool = False,
     progress: Progress | None = None,
@@ -111,6 +113,8 @@ def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
             is installed.
         compiler: Another version of JAX and libtpu, such as `jax-0.9.2`, that `meshscope compilers install`
             installed. A function is traced by the JAX of this process and compiled by that one.
+        training: Compile a training step of `frontend` maxtext instead, of `batch` sequences of `prompt`
+            tokens. Its rows have the phase `step`, and nothing is predicted.
         out: Folder of the run; by default `runs/<model>-<slice>-<plan>`. A function's run stays in memory.
         force: Replace the run in this folder.
         progress: Called with a part of the work, its step, and the seconds left or None.
@@ -153,6 +157,11 @@ def compile_request(
 ) -> Run:
     """The compiled run that the request asks for."""
     compiler = chosen_compiler(request.compiler)
+    if request.training:
+        experiment = _with_engine_version(request.experiment(), request)
+        return compile_training_request(
+            request, experiment, out=out, force=force, progress=progress
+        )
     experiment = compilable_experiment(request, compiler)
     path = run_folder(request, experiment, out)
     profile = chip_profile(request.profile, experiment.topology.chip)

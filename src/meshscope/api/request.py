@@ -163,6 +163,7 @@ class CompileRequest(ExperimentRequest):
     cycles: Cycles = Cycles.ESTIMATED
     engine_version: str | None = None
     compiler: str | None = None
+    training: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +291,7 @@ _NAME_WORDS: dict[str, str] = {
     "capacity_factor": "capacity{}",
     "routing_skew": "skew{}",
     "compiler": "{}",
+    "training": "training",
 }
 
 

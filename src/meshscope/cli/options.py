@@ -98,6 +98,10 @@ OPTIONS: dict[str, Any] = {
     "compiler": typer.Option(
         metavar="NAME", help="Another version of JAX and libtpu, from meshscope compilers list."
     ),
+    "training": typer.Option(
+        "--training",
+        help="A training step of --frontend maxtext: --prompt tokens of each of --batch sequences.",
+    ),
     "repeats": typer.Option(metavar="N", min=1, help="Timed requests."),
     "warmup": typer.Option(metavar="N", min=1, help="Untimed requests before them."),
     "profiled_steps": typer.Option(

@@ -194,6 +194,15 @@ def compile_step_time(
     return prefill_time(times, experiment.prefill_chunks) if phase is Phase.PREFILL else times[0]
 
 
+def compile_step_program(
+    experiment: Experiment, hlo_dir: Path, *, progress: Progress
+) -> dict[str, Any]:
+    """Compiles the program of a step that is neither prefill nor decode; returns the worker's report."""
+    program = _Program(experiment=experiment, phase=Phase.STEP, folder=hlo_dir)
+    _run_workers((program,), progress)
+    return program.report
+
+
 def _programs(experiment: Experiment, hlo_dir: Path) -> Iterator[_Program]:
     """The programs of all layers: one per phase, and the first chunk of a prompt beside the last."""
     for phase in experiment.phases:

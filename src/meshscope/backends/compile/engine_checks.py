@@ -16,12 +16,9 @@ AXES = ("tp", "dp", "ep", "sp")
 
 def check_can_compile_engine(experiment: Experiment) -> None:
     """Raises an error if the engine's model code cannot be compiled here, or not for this plan."""
-    program, topology = experiment.program, experiment.topology
+    program = experiment.program
     option = f"--frontend {program.frontend}"
-    if topology.chip.kind is not ChipKind.TPU or topology.n_slices > 1:
-        raise SpecError(
-            f"'{topology.name}': {option} compiles for one TPU slice, e.g. v6e-8. Use --frontend jax."
-        )
+    check_slice(experiment)
     if program.frontend is Frontend.SGLANG_JAX:
         check_sglang(experiment)
     elif program.frontend is Frontend.MAXTEXT:
@@ -29,6 +26,16 @@ def check_can_compile_engine(experiment: Experiment) -> None:
     else:
         _check_tpu_inference(experiment, option)
     environment_of(program.frontend, program.engine_version)
+
+
+def check_slice(experiment: Experiment) -> None:
+    """Raises SpecError unless the experiment's chips are one TPU slice."""
+    topology = experiment.topology
+    if topology.chip.kind is not ChipKind.TPU or topology.n_slices > 1:
+        raise SpecError(
+            f"'{topology.name}': --frontend {experiment.program.frontend} compiles for one TPU slice, e.g. "
+            "v6e-8. Use --frontend jax."
+        )
 
 
 def _check_tpu_inference(experiment: Experiment, option: str) -> None:

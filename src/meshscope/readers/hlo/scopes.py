@@ -101,13 +101,15 @@ class _Placement:
         phases = {name.phase for name in names if name.phase is not None}
         self._phase = phases.pop() if len(phases) == 1 else None
         self._has_layers = any(name.layer is not None for name in names)
+        # A training step passes its layers forward and backward: their order is not their number.
+        self._is_counted = self._phase is not Phase.STEP
 
     def place(self, computation: Computation, outer: _Place, *, depth: int) -> None:
         """Places the instructions of a computation that is called from `outer`."""
         if computation.name in self.scopes or depth > _MAX_DEPTH:
             return
         self.scopes[computation.name] = scopes = {}
-        flow = _Flow(self, computation, is_counted=not self._has_layers)
+        flow = _Flow(self, computation, is_counted=self._is_counted and not self._has_layers)
         for instruction in computation.instructions:
             if instruction.opcode == "parameter":
                 continue
@@ -201,7 +203,7 @@ class _Placement:
 
     def looped_layers(self, computation: Computation, instruction: Instruction) -> int:
         """Layers that a loop executes: its trips times those of its body; 0 if it is no loop over layers."""
-        if instruction.opcode != "while":
+        if instruction.opcode != "while" or not self._is_counted:
             return 0
         trips = trip_count(self._module, instruction, computation).count
         names = instruction.called.get("body", ())
