@@ -27,8 +27,6 @@ from meshscope.errors import MeshscopeError
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.planner.objective import Goal
 from meshscope.spec.model.catalog import catalog
-from meshscope.spec.model.config import read_model
-from meshscope.spec.model.flops import has_linear_attention
 from meshscope.spec.quantization import PROGRAM_DTYPES
 from meshscope.store.read import read_run
 
@@ -136,8 +134,8 @@ def _communication(document: Mapping[str, Any]) -> Cell:
 
 
 def models() -> list[str]:
-    """The built-in models whose memory has an estimate."""
-    return [name for name in catalog() if not has_linear_attention(read_model(name))]
+    """Every built-in model."""
+    return list(catalog())
 
 
 def wanted(chips: Iterable[str] = tuple(EIGHT_CHIPS)) -> list[Key]:

@@ -174,6 +174,29 @@ def test_the_head_of_a_multimodal_checkpoint_is_read(config_file: Path, tmp_path
     assert Checkpoint(folder).shape("lm_head.weight") == (64, 32)
 
 
+def test_experts_in_one_tensor_are_read_one_by_one(config_file: Path, tmp_path: Path) -> None:
+    """Two experts of 3 x 5, as Qwen3.5 stores them; gate and up are halves of the rows."""
+    numpy, safetensors = pytest.importorskip("numpy"), pytest.importorskip("safetensors.numpy")
+    folder = small_checkpoint(config_file, tmp_path)
+    prefix = "model.language_model.layers.0.mlp.experts."
+    both = numpy.arange(2 * 6 * 5, dtype=numpy.float32).reshape(2, 6, 5)
+    down = numpy.arange(2 * 5 * 3, dtype=numpy.float32).reshape(2, 5, 3)
+    tensors = {f"{prefix}gate_up_proj": both, f"{prefix}down_proj": down}
+    safetensors.save_file(tensors, folder / "model.safetensors")
+    checkpoint = Checkpoint(folder)
+
+    read = {
+        role: checkpoint.read(f"model.layers.0.mlp.experts.1.{role}_proj.weight")
+        for role in ("gate", "up", "down")
+    }
+
+    assert (read["gate"] == both[1, :3]).all()
+    assert (read["up"] == both[1, 3:]).all()
+    assert (read["down"] == down[1]).all()
+    for role, array in read.items():
+        assert checkpoint.shape(f"model.layers.0.mlp.experts.1.{role}_proj.weight") == array.shape
+
+
 def test_a_tensor_of_a_multimodal_checkpoint_without_its_prefix_is_missing(
     config_file: Path, tmp_path: Path
 ) -> None:

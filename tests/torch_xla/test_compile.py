@@ -36,6 +36,21 @@ MIXTURE = DENSE | {
     "moe_intermediate_size": 128,
     "norm_topk_prob": True,
 }
+GEMMA = DENSE | {
+    "model_type": "gemma2",
+    "sliding_window": 64,
+    "query_pre_attn_scalar": 128,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+GLM = DENSE | {
+    "model_type": "glm4_moe",
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 128,
+    "first_k_dense_replace": 1,
+}
+PHI = DENSE | {"model_type": "phi3", "hidden_size": 1024}
 
 
 class Case(NamedTuple):
@@ -54,6 +69,9 @@ CASES = {
     "pp-ep-over-tp": Case(MIXTURE, "pp=2,dp=2,tp=2,ep=2"),
     "fsdp": Case(DENSE, "fsdp=8"),
     "hybrid": Case(MIXTURE, "dp=2,tp=4,ep=8"),
+    "post-norms": Case(GEMMA, "dp=2,tp=4,sp"),
+    "shared-expert": Case(GLM, "dp=2,tp=4,ep=8"),
+    "fused-heads": Case(PHI, "tp=8"),
 }
 DAILY = {"sp", "ep"}
 # In decode, where sp splits the batch, the partitioner tells tokens of halves of tp.
@@ -102,6 +120,9 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
         "pp-ep-over-tp": {(Part.STAGE, Kind.PERMUTE), (Part.MOE_COMBINE, Kind.ALL_REDUCE)},
         "fsdp": {(Part.MLP, Kind.ALL_GATHER)},
         "hybrid": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.ATTN, Kind.ALL_REDUCE)},
+        "post-norms": {(Part.ATTN, Kind.ALL_GATHER), (Part.MLP, Kind.ALL_GATHER)},
+        "shared-expert": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.ATTN, Kind.ALL_REDUCE)},
+        "fused-heads": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MLP, Kind.ALL_REDUCE)},
     }[name]
     assert expected <= equal, [str(m) for m in comparison.matches]
     if name == "ep":  # slots for experts are predicted, in decode at least one each

@@ -4,6 +4,7 @@ Tensors are read one at a time from mapped files.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ TEXT_PREFIXES = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
+# A tensor of one expert; checkpoints of Qwen3.5 have those of a layer in one, [E, 2F, D] and [E, D, F].
+OF_EXPERT = re.compile(
+    r"(?P<experts>.*\.experts)\.(?P<index>\d+)\.(?P<role>gate|up|down)_proj\.weight"
+)
 MAX_NAMES = 3  # of missing or misshapen tensors in a message
 
 
@@ -40,25 +45,34 @@ class Checkpoint:
 
     def read(self, name: str) -> Any:
         """The tensor as a NumPy array, in its stored dtype."""
-        file = self._file(name)
+        fused = self._fused(name)
+        file = self._file(name if fused is None else fused[0])
         try:
+            if fused is not None:
+                tensor = self._open(file).get_slice(self._stored[fused[0]])
+                return _of_expert(tensor, *fused[1:])
             return self._open(file).get_tensor(self._stored[name])
         except Exception as error:  # safetensors raises undocumented types
             raise self._unreadable(file, name, error) from error
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of the tensor, from the header of its file."""
-        file = self._file(name)
+        fused = self._fused(name)
+        stored = name if fused is None else fused[0]
+        file = self._file(stored)
         try:
-            return tuple(self._open(file).get_slice(self._stored[name]).get_shape())
+            shape = tuple(self._open(file).get_slice(self._stored[stored]).get_shape())
         except Exception as error:  # safetensors raises undocumented types
             raise self._unreadable(file, name, error) from error
+        if fused is None:
+            return shape
+        return shape[1:] if fused[2] == "down" else (shape[1] // 2, *shape[2:])
 
     def check(self, experiment: Experiment) -> None:
         """SpecError if tensors of the model are missing or misshapen; reads only headers."""
         model = experiment.model
         tensors = list(tensors_of(model, experiment.plan))
-        missing = [f"'{name}'" for name, _ in tensors if name not in self._files]
+        missing = [f"'{n}'" for n, _ in tensors if n not in self._files and not self._fused(n)]
         if missing:
             raise SpecError(
                 f"checkpoint '{self._folder}' lacks tensors of {model.name}: {_some(missing, ', ')}. "
@@ -73,6 +87,15 @@ class Checkpoint:
             reshaped(weight, self.shape(name), name)
         except SpecError as error:
             yield str(error)
+
+    def _fused(self, name: str) -> tuple[str, int, str] | None:
+        """The tensor of all experts that holds this one, its index and its role; None if it has its own."""
+        match = OF_EXPERT.fullmatch(name)
+        if match is None or name in self._files:
+            return None
+        stored = "down_proj" if match["role"] == "down" else "gate_up_proj"
+        whole = f"{match['experts']}.{stored}"
+        return (whole, int(match["index"]), match["role"]) if whole in self._files else None
 
     def _file(self, name: str) -> str:
         if name not in self._files:
@@ -92,6 +115,14 @@ class Checkpoint:
             f"checkpoint '{self._folder / file}' has no readable tensor '{name}' ({error}). "
             "Copy the file again."
         )
+
+
+def _of_expert(tensor: Any, index: int, role: str) -> Any:
+    """The matrix [out, in] of an expert; the gate is the first half of the rows, up the second."""
+    if role == "down":
+        return tensor[index]
+    half = tensor.get_shape()[1] // 2
+    return tensor[index, :half] if role == "gate" else tensor[index, half:]
 
 
 def _text_name(name: str) -> str:
