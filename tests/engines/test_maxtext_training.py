@@ -80,6 +80,12 @@ def test_a_training_step_has_time_and_memory(stored: meshscope.Run) -> None:
     assert memory["argument_bytes"] == pytest.approx(3 * 4 * 1.487e9 / 8, rel=0.01)
 
 
+def test_the_report_shows_the_memory_of_a_step(stored: meshscope.Run, tmp_path: Path) -> None:
+    page = stored.report(tmp_path / "report.html").read_text(encoding="utf-8")
+
+    assert "arguments 2.08 GiB" in page
+
+
 def test_the_stored_text_is_of_maxtexts_own_step() -> None:
     text = gzip.decompress((GOLDEN / "step.hlo.txt.gz").read_bytes()).decode()
     report = json.loads((GOLDEN / "step.json").read_text(encoding="utf-8"))

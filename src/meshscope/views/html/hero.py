@@ -44,6 +44,8 @@ FIT_CLASSES = {FitState.YES: "good", FitState.NO: "bad"}
 SEGMENT_CLASSES = {
     "weights": "c-compute",
     "KV cache": "ax1",
+    "arguments": "c-compute",
+    "outputs": "ax1",
     "temporaries": "c-stages",
     "other": "c-idle",
 }
