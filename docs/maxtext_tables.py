@@ -12,7 +12,7 @@ from engine_steps import replayed
 from meshscope.api.request import CompileRequest
 from meshscope.backends.compile.training import read_training
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Phase, Source
+from meshscope.events.enums import Kind, Phase, Source
 from meshscope.spec.program import Frontend
 from meshscope.units import format_bytes, format_seconds
 
@@ -36,6 +36,29 @@ def collectives(name: str, phase: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = replayed(name, Path(folder) / "run").record.rows
     _print([r for r in rows if r.phase is Phase(phase) and r.source is Source.COMPILED])
+
+
+def whole() -> None:
+    """Prints the times of all layers, predicted and compiled, and what the gathers of scales expose."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = replayed("llama-maxtext-32", Path(folder) / "run").record
+    for time in run.times:
+        step = time.step
+        sys.stdout.write(
+            f"- {time.phase}, {time.source}: {format_seconds(step.value_s)} "
+            f"({format_seconds(step.low_s or 0)} to {format_seconds(step.high_s or 0)}), of which "
+            f"{format_seconds(time.exposed_s)} exposed communication\n"
+        )
+    gathers = [
+        row
+        for row in run.rows
+        if (row.source, row.phase, row.kind) == (Source.COMPILED, Phase.DECODE, Kind.ALL_GATHER)
+        and row.layer is not None
+    ]
+    exposed = sum((row.exposed_s or 0) * row.count for row in gathers)
+    sys.stdout.write(
+        f"\nThe {len(gathers)} gathers of scales expose {format_seconds(exposed)} of a decode step.\n"
+    )
 
 
 def training() -> None:

@@ -133,3 +133,12 @@ def test_experts_of_mixtral_are_summed_over_devices_before_they_are_combined(
         (Kind.ALL_REDUCE, layer, (64, 1, 4096, 8)) for layer in (0, 1)
     ]
     assert all(row.axis == "tp" and row.part is not None for row in collectives)
+
+
+def test_all_layers_are_attributed(tmp_path: Path) -> None:
+    """The layers of a program share one trace, so the reader counts them."""
+    whole = replayed("llama-maxtext-32", tmp_path / "run")
+    layers = [row.layer for row in rows(whole, Phase.DECODE) if row.part is Part.ATTN]
+
+    assert sorted(layer for layer in layers if layer is not None) == sorted([*range(32)] * 2)
+    assert whole.as_dict()["unattributed"]["count"] == 0

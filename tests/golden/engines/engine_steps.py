@@ -84,6 +84,9 @@ CASES = {
         options={"batch": 32, "output": 1024, "prefill_chunk": "2048"},
     ),
     "llama-maxtext": Case(model=LLAMA, release="0.2.5", options={"frontend": "maxtext"}),
+    "llama-maxtext-32": Case(
+        model=LLAMA, release="0.2.5", layers=None, options={"frontend": "maxtext"}
+    ),
     "mixtral-maxtext": Case(
         model="mistralai/Mixtral-8x7B-v0.1", release="0.2.5", options={"frontend": "maxtext"}
     ),
