@@ -55,7 +55,6 @@ def configuration(
         "skip_jax_distributed_system": True,
         "enable_checkpointing": False,
         "log_config": False,
-        **_model_settings(experiment),
         **options,
     }
     texts = [f"{name}={value}" for name, value in settings.items()]
@@ -66,8 +65,8 @@ def configuration(
     return config
 
 
-def _model_settings(experiment: Experiment) -> dict[str, Any]:
-    """Settings without which a decode step does not lower under `tensor`, in release 0.2.5.
+def inference_settings(experiment: Experiment) -> dict[str, Any]:
+    """The model's settings without which a decode step does not lower under `tensor`, in release 0.2.5.
 
     Megablox leaves the sum of the experts split over `tensor`; MaxText's inference settings of Llama 4 and
     Mixtral turn it off, too. The cache of whole keys takes those of 192 for values of 128.

@@ -20,7 +20,7 @@ from maxtext.utils import maxtext_utils, sharding
 
 from meshscope.events.enums import Phase
 from meshscope.programs.engines.engine_program import EngineProgram, EngineStep, local_bytes
-from meshscope.programs.engines.maxtext_config import configuration
+from meshscope.programs.engines.maxtext_config import configuration, inference_settings
 from meshscope.programs.engines.step_names import MODEL
 from meshscope.spec.experiment import Experiment
 
@@ -55,7 +55,7 @@ def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> Engi
         from meshscope.programs.engines.maxtext_training import build_training  # noqa: PLC0415  imports the optimizer
 
         return build_training(experiment, devices)
-    config = configuration(experiment, devices)
+    config = configuration(experiment, devices, **inference_settings(experiment))
     builder = _StepBuilder(experiment=experiment, config=config, devices=devices)
     program = builder.prefill() if phase is Phase.PREFILL else builder.decode()
     return EngineStep(
