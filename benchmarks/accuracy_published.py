@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from published_steps import Half, PublishedStep, closed_time, published_steps
 
 CSV = Path(__file__).with_suffix(".csv")
+JUDGED = (Half.FITTED, Half.HOLDOUT, Half.UNSEEN)
 FIELDS = ("id", "step_s", "low_s", "high_s", "libtpu")
 
 
@@ -122,11 +123,11 @@ def groups() -> None:
     )
     lines: list[Sequence[str]] = []
     for group in dict.fromkeys(step.group for step in steps):
-        for half in (Half.FITTED, Half.HOLDOUT):
+        for half in JUDGED:
             chosen = [s for s in steps if s.group == group and s.published.half is half]
             if chosen:
                 lines.append((*group, half.value, *_distribution(chosen)))
-    for half in (Half.FITTED, Half.HOLDOUT):
+    for half in JUDGED:
         chosen = [s for s in steps if s.published.half is half]
         lines.append(("all", "", "", "", half.value, *_distribution(chosen)))
     _print_table(head, lines)
@@ -180,7 +181,7 @@ def ranked_pairs() -> list[tuple[ComparedStep, ComparedStep]]:
 
     Upper bounds, and the step whose cache was not full, take no part.
     """
-    steps = [s for s in compared_steps() if s.published.half in {Half.FITTED, Half.HOLDOUT}]
+    steps = [s for s in compared_steps() if s.published.half in JUDGED]
     pairs = combinations(sorted(steps, key=lambda step: step.published.device_s), 2)
     return [(a, b) for a, b in pairs if _subject(a) == _subject(b)]
 
@@ -202,10 +203,10 @@ def rankings() -> None:
     for subject in dict.fromkeys(_subject(fast) for fast, _ in pairs):
         chosen = [pair for pair in pairs if _subject(pair[0]) == subject]
         n_ranked = sum(is_ranked(*pair) for pair in chosen)
-        n_judged = sum(any(s.published.half is Half.HOLDOUT for s in pair) for pair in chosen)
+        n_judged = sum(any(s.published.half is not Half.FITTED for s in pair) for pair in chosen)
         cells = (subject[0].rpartition("/")[2], *subject[1:], str(len(chosen)), str(n_judged))
         lines.append((*cells, str(n_ranked)))
-    head = ("model", "chip", "phase", "pairs", "with a held-out step", "in the published order")
+    head = ("model", "chip", "phase", "pairs", "with a step not fitted", "in the published order")
     _print_table(head, lines)
     sys.stdout.write("\n")
     head = ("plans, faster first", "step", "slower by, published", "predicted", "compiled")
