@@ -1,6 +1,7 @@
 """Tables of docs/maxtext.md from the stored steps of MaxText, printed by cog."""
 
 import json
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -9,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "golden" / "engines
 
 from engine_steps import replayed
 
+import meshscope
 from meshscope.api.request import CompileRequest
 from meshscope.backends.compile.training import read_training
 from meshscope.events.collective import Collective
@@ -36,6 +38,18 @@ def collectives(name: str, phase: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = replayed(name, Path(folder) / "run").record.rows
     _print([r for r in rows if r.phase is Phase(phase) and r.source is Source.COMPILED])
+
+
+def compared(phase: str) -> None:
+    """Prints what `compare` says of our own program (A) and MaxText's (B) in one phase."""
+    with tempfile.TemporaryDirectory() as folder:
+        textbook, engine = (
+            replayed(name, Path(folder) / name) for name in ("llama-own", "llama-maxtext")
+        )
+        text = meshscope.compare(textbook, engine).text()
+    joined = re.sub(r"\n  (?=\S)", " ", text)
+    lines = [line for line in joined.splitlines() if line.startswith(f"- {phase}: ")]
+    sys.stdout.write("\n".join(lines[1:]) + "\n")  # the first one counts the rows that differ
 
 
 def whole() -> None:
