@@ -22,6 +22,8 @@ from meshscope.errors import SpecError
         ("half", "f16"),
         ("AWQ", "s4"),
         ("gptq", "s4"),
+        ("w8a8", "s8_w8a8"),
+        ("fp8_w8a8", "f8e4m3fn_w8a8"),
     ],
 )
 def test_dtype_names_are_those_of_xla(typed: str, name: str) -> None:
@@ -35,7 +37,7 @@ def test_an_unknown_dtype_suggests_the_nearest() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "remedy"),
-    [("w8a8", "Use --weight-dtype int8"), ("modelopt", "--weight-dtype fp8"), ("nvfp4", "mxfp4")],
+    [("modelopt", "--weight-dtype fp8"), ("nvfp4", "mxfp4")],
 )
 def test_a_format_that_is_no_dtype_names_the_nearest_option(typed: str, remedy: str) -> None:
     with pytest.raises(SpecError, match=f"'{typed}' is not a dtype. .*{remedy}"):

@@ -13,6 +13,8 @@ _EIGHT_BITS = (
     "f8e8m0fnu",
     "f8e4m3fn_block128",  # a format of weights: scales of 128 x 128 blocks beside them
     "f8e4m3fn_block128_f4e2m1fn_experts",  # fp8 as before, experts in mxfp4
+    "s8_w8a8",  # int8 weights, multiplied by activations that are rounded to int8
+    "f8e4m3fn_w8a8",
 )
 DTYPE_BITS: dict[str, int] = {
     "pred": 8,
@@ -43,12 +45,13 @@ _NAMES = {
     "f4e2m1fn": ("fp4", "mxfp4", "float4_e2m1fn"),
     "f4e2m1fn_experts": ("mxfp4_experts",),
     "f8e4m3fn_block128_f4e2m1fn_experts": ("fp8_block128_mxfp4_experts",),
+    "s8_w8a8": ("w8a8", "int8_w8a8"),
+    "f8e4m3fn_w8a8": ("fp8_w8a8",),
 }
 DTYPE_ALIASES = {alias: dtype for dtype, aliases in _NAMES.items() for alias in aliases}
 
 # Names of formats that are no dtype -> what to use for them.
 _FORMATS: dict[str, str] = {
-    "w8a8": "It means 8-bit activations, too, which meshscope lacks. Use --weight-dtype int8.",
     "nvfp4": "Use mxfp4, which has a scale for 32 weights, not 16.",
     "bitsandbytes": "Use --weight-dtype int8, or int4 for its 4-bit values.",
     "modelopt": "Use --weight-dtype fp8.",

@@ -208,17 +208,23 @@ QUANTIZED = {
     "deepseek_v3-s8": ("deepseek_v3", "s8"),
     "deepseek_v3-block8": ("deepseek_v3", "block8"),
 }
+# 8-bit weights and activations: the config, the dtype, and the tp devices that scale their own activations.
+NARROW = {
+    "qwen3-s8_w8a8": ("qwen3", "s8", 1),
+    "qwen3-s8_w8a8-tp4": ("qwen3", "s8", 4),
+    "llama-f8e4m3fn_w8a8-tp2": ("llama", "f8e4m3fn", 2),
+}
 BLOCK = 8  # rows and columns that share a scale; DeepSeek-V3 has 128
 TABLES = ("embed_tokens", "lm_head")  # that stay in bfloat16 if blocks have scales
 WIDE = ("norm", "bias", "sinks", "mlp.gate.", "router")  # in names of tensors that stay in bfloat16
 
 
-def quantized_model(name: str, dtype: str) -> Any:
+def quantized_model(name: str, dtype: str, *, has_wide_tables: bool = False) -> Any:
     """The same model with matrices rounded to 8 bits, and a scale per output channel or block."""
     import torch  # noqa: PLC0415  only the oracle needs it
 
     model = oracle_model(name)
-    wide = (*WIDE, *TABLES) if dtype == "block8" else WIDE
+    wide = (*WIDE, *TABLES) if dtype == "block8" or has_wide_tables else WIDE
     with torch.no_grad():
         for tensor_name, tensor in model.state_dict().items():
             if any(part in tensor_name for part in wide):
@@ -230,6 +236,29 @@ def quantized_model(name: str, dtype: str) -> Any:
                 dim = -2 if name == "gpt_oss" and "experts" in tensor_name else -1
                 tensor.copy_(_rounded(tensor, dim, dtype))
     return model
+
+
+def narrow_model(name: str, dtype: str, n_devices: int) -> Any:
+    """The quantized model whose layers round the inputs of every product, by a scale for each token.
+
+    The products that tp sums over devices have a scale for each of the `n_devices` parts of their inputs.
+    """
+    import torch  # noqa: PLC0415  only the oracle needs it
+
+    model = quantized_model(name, dtype, has_wide_tables=True)
+    for module_name, module in model.model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            is_summed = module_name.endswith(("o_proj", "down_proj"))
+            n_parts = n_devices if is_summed else 1
+            module.register_forward_pre_hook(
+                lambda _, inputs, n=n_parts: _rounded_parts(inputs[0], n, dtype)
+            )
+    return model
+
+
+def _rounded_parts(x: Any, n_parts: int, dtype: str) -> Any:
+    """Activations [..., width] rounded in parts of the width."""
+    return _rounded(x.unflatten(-1, (n_parts, -1)), -1, dtype).flatten(-2)
 
 
 def _rounded(matrix: Any, dim: int, dtype: str) -> Any:
@@ -313,9 +342,9 @@ def read_golden(name: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarra
 
     If the name has a dtype, the weights are those before they are rounded.
     """
-    if name in QUANTIZED:
+    if name in QUANTIZED | NARROW:
         with np.load(DIRECTORY / f"{name}.npz") as stored:
-            weights, prompt, _ = read_golden(QUANTIZED[name][0])
+            weights, prompt, _ = read_golden((QUANTIZED | NARROW)[name][0])
             return weights, prompt, stored["logits"]
     with np.load(DIRECTORY / f"{name}.npz") as stored:
         names = [name for name in stored.files if name not in {"prompt", "logits"}]
@@ -326,10 +355,12 @@ def read_golden(name: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarra
 def main() -> None:
     """Writes the golden files of the given names, by default of all."""
     DIRECTORY.mkdir(exist_ok=True)
-    for name in sys.argv[1:] or (*CONFIGS, *QUANTIZED):
-        if name in QUANTIZED:
-            _, prompt, _ = read_golden(QUANTIZED[name][0])
-            logits = greedy_logits(quantized_model(*QUANTIZED[name]), prompt)
+    for name in sys.argv[1:] or (*CONFIGS, *QUANTIZED, *NARROW):
+        if name in QUANTIZED | NARROW:
+            _, prompt, _ = read_golden((QUANTIZED | NARROW)[name][0])
+            is_narrow = name in NARROW
+            model = narrow_model(*NARROW[name]) if is_narrow else quantized_model(*QUANTIZED[name])
+            logits = greedy_logits(model, prompt)
             np.savez_compressed(DIRECTORY / f"{name}.npz", logits=logits)
             continue
         config = CONFIGS[name]

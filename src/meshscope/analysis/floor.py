@@ -7,6 +7,7 @@ from meshscope.analysis.roofline import BindingResource, device_peaks
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import Activity, ActivityTime, PartCost, StepTime
 from meshscope.spec.hardware.chips import Chip
+from meshscope.spec.hardware.precision import peak_dtype, product_speedup
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_seconds
 
@@ -59,6 +60,7 @@ class StepFloor:
     link_s: float
     binding: BindingResource
     causes: tuple[FloorCause, ...]
+    peak: str = "bf16"  # whose products count at their peak
 
     @property
     def floor_s(self) -> float:
@@ -66,10 +68,10 @@ class StepFloor:
         return max(self.hbm_s, self.compute_s, self.link_s)
 
 
-def step_floor(time: StepTime, chip: Chip) -> StepFloor | None:
+def step_floor(time: StepTime, chip: Chip, weight_dtype: str | None = None) -> StepFloor | None:
     """The floor of a modeled step; None without published peaks or without the work of its parts.
 
-    Bounds are HBM bytes / HBM rate, FLOPs / bf16 peak and wire bytes / link rate, of one device. A cause
+    Bounds are HBM bytes / HBM rate, FLOPs / matrix peak and wire bytes / link rate, of one device. A cause
     is the time of an activity in which the binding resource is not used: less FLOPs / peak where compute
     binds, less the time in which the HBM is busy where the HBM does. The time in which it is busy beyond
     bytes / peak is a cause of its own. An activity whose products fill tiles of the matrix units with
@@ -83,7 +85,7 @@ def step_floor(time: StepTime, chip: Chip) -> StepFloor | None:
     links_bytes_per_s = chip.link_bytes_per_s * 2 * chip.n_grid_dims
     rates = {
         BindingResource.HBM: peaks.hbm_bytes_per_s,
-        BindingResource.COMPUTE: peaks.flops_per_s,
+        BindingResource.COMPUTE: peaks.flops_per_s * _speedup(weight_dtype, chip),
         BindingResource.INTERCONNECT: links_bytes_per_s,
     }
     bounds = {r: sum(_work(part, r) for part in time.parts) / rate for r, rate in rates.items()}
@@ -98,8 +100,14 @@ def step_floor(time: StepTime, chip: Chip) -> StepFloor | None:
         compute_s=bounds[BindingResource.COMPUTE],
         link_s=bounds[BindingResource.INTERCONNECT],
         binding=binding,
+        peak="bf16" if weight_dtype is None else peak_dtype(weight_dtype, chip),
         causes=_ranked(causes, beyond_s, MIN_FRAC * time.step.value_s),
     )
+
+
+def _speedup(weight_dtype: str | None, chip: Chip) -> float:
+    """Peak of the products over the bf16 peak; 1 if the format of the weights is unknown."""
+    return 1.0 if weight_dtype is None else product_speedup(weight_dtype, chip)
 
 
 def _work(part: PartCost, resource: BindingResource) -> float:
@@ -147,15 +155,16 @@ def _ranked(
 
 def why_sentences(run: RunRecord) -> dict[Phase, str]:
     """A sentence for each modeled phase of the strongest source that has times."""
-    chip = run.manifest.experiment.chip
+    experiment = run.manifest.experiment
+    chip, weight_dtype = experiment.chip, experiment.weight_dtype
     sources = [source for source in Source if run.times_of(source)]
     times = run.times_of(sources[-1]) if sources else ()
-    return {time.phase: why_sentence(time, chip) for time in times}
+    return {time.phase: why_sentence(time, chip, weight_dtype) for time in times}
 
 
-def why_sentence(time: StepTime, chip: Chip | None) -> str:
+def why_sentence(time: StepTime, chip: Chip | None, weight_dtype: str | None = None) -> str:
     """What binds the step and where its time beyond the floor goes, with seconds and shares."""
-    floor = None if chip is None else step_floor(time, chip)
+    floor = None if chip is None else step_floor(time, chip, weight_dtype)
     if floor is None or not floor.floor_s:
         return f"{time.phase} takes {format_seconds(time.step.value_s)}"
     causes = sorted(_named(floor), key=lambda cause: -cause.seconds)
@@ -192,7 +201,7 @@ def _by_rate(time: StepTime, floor: StepFloor) -> str:
             n_bytes = format_bytes(time.hbm_bytes)
             return f"{time.phase} reads and writes {n_bytes} a device at {rate} of the HBM rate"
         case BindingResource.COMPUTE:
-            return f"{time.phase} runs at {rate} of the bf16 peak"
+            return f"{time.phase} runs at {rate} of the {floor.peak} peak"
         case BindingResource.INTERCONNECT:
             n_bytes = format_bytes(time.wire_bytes)
             return f"{time.phase} sends {n_bytes} a device at {rate} of the rate of all links"

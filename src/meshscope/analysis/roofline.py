@@ -5,7 +5,7 @@ interconnect as a third bound.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import StepCost
 from meshscope.events.step_time import PartCost, StepTime
 from meshscope.spec.hardware.chips import Chip
+from meshscope.spec.hardware.precision import product_speedup
 
 if TYPE_CHECKING:  # it loads polars, which predict does not need
     from meshscope.analysis.metric_inputs import MetricInputs
@@ -175,15 +176,20 @@ class RooflineBound:
     roof_frac: float | None
 
 
-def roofline_bounds(time: StepTime, chip: Chip) -> list[RooflineBound]:
+def roofline_bounds(
+    time: StepTime, chip: Chip, weight_dtype: str | None = None
+) -> list[RooflineBound]:
     """Bounds of the whole step, then of its parts, the costliest first; empty without published peaks.
 
-    Compute and HBM are bounded by the device's peaks, communication by the interconnect model including
+    Compute and HBM are bounded by the device's peaks for products with weights in `weight_dtype`, communication by the interconnect model including
     latency. No schedule beats the largest bound, and perfect overlap reaches it.
     """
     peaks = device_peaks(chip)
     if peaks is None:
         return []
+    if weight_dtype is not None:
+        speedup = product_speedup(weight_dtype, chip)
+        peaks = replace(peaks, flops_per_s=peaks.flops_per_s * speedup)
     whole = _bound(STEP, time.parts, peaks, time.step.value_s)
     parts = [_bound(p.part or OTHER, [p], peaks, p.compute_s + p.exposed_s) for p in time.parts]
     return [whole, *(part for part in parts if part.taken_s > 0)]

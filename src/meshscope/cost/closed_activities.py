@@ -6,6 +6,7 @@ from meshscope.cost.closed_form import ClosedSteps, PlanForm, cost_s
 from meshscope.cost.features import Cost
 from meshscope.events.step_time import Activity, ActivityTime
 
+_PRODUCTS = [Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS]
 _KERNEL_FLOPS = [Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS]
 _READS = [Cost.CHOSEN_BYTES, Cost.CACHE_BYTES]  # of kernels
 _PASSES = [Cost.PASS_BYTES, Cost.WIDE_BYTES]
@@ -21,10 +22,10 @@ def closed_activities(form: PlanForm, steps: ClosedSteps, at: int) -> tuple[Acti
     costs = steps.costs[at].sum(axis=0)
     seconds = costs * cost_s(form)
     weights_s, ops_s = float(seconds[Cost.WEIGHT_BYTES]), float(seconds[Cost.SMALL_OPS])
-    others = [cost for cost in Cost if cost not in {Cost.MATMUL_FLOPS, Cost.WEIGHT_BYTES}]
+    others = [cost for cost in Cost if cost not in {*_PRODUCTS, Cost.WEIGHT_BYTES}]
     matmuls_s = float(steps.compute_s[at] - seconds[others].sum())  # with their waits for weights
     streams = form.efficiency.streams_weights
-    waits_s = matmuls_s - float(seconds[Cost.MATMUL_FLOPS]) if streams else 0.0
+    waits_s = matmuls_s - float(seconds[_PRODUCTS].sum()) if streams else 0.0
     waiting_s = ops_s + float(steps.exposed_s[at].sum())
     streaming_frac = min(1.0, (weights_s - waits_s) / waiting_s) if streams and waiting_s else 0.0
     reads_s, passes_s = float(seconds[_READS].sum()), float(seconds[_PASSES].sum())
@@ -33,7 +34,7 @@ def closed_activities(form: PlanForm, steps: ClosedSteps, at: int) -> tuple[Acti
             activity=Activity.MATMUL,
             seconds=matmuls_s - waits_s,
             hbm_busy_s=0.0 if streams else weights_s,
-            flops=float(costs[Cost.MATMUL_FLOPS]),
+            flops=float(costs[_PRODUCTS].sum()),
         ),
         ActivityTime(activity=Activity.COPY, seconds=waits_s, hbm_busy_s=waits_s),
         ActivityTime(

@@ -41,6 +41,7 @@ from meshscope.interconnect import LinkConstants, constants_of
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.operation_rates import VMEM_OVER_HBM
+from meshscope.spec.hardware.precision import product_speedup
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.flops import causal_blocks, window_blocks
 from meshscope.spec.model.model import CompressedAttention, GroupedAttention, Model
@@ -86,6 +87,7 @@ class PlanForm:
     sorted_rows: float  # by expert, per token
     vmem_gather_frac: float
     residual_bytes: float  # residual stream of one token
+    narrow_speedup: float = 1.0  # peak of products of 8-bit operands over that of bf16
 
 
 def plan_form(
@@ -123,6 +125,7 @@ def plan_form(
         sorted_rows=0.0 if moe is None else sorted_rows_per_token(model, plan),
         vmem_gather_frac=_vmem_gather_frac(rates, model.hidden),
         residual_bytes=model.hidden * DTYPE_BITS[experiment.workload.activation_dtype] / 8,
+        narrow_speedup=product_speedup(experiment.workload.weight_dtype, chip),
     )
 
 
@@ -285,6 +288,7 @@ def cost_s(form: PlanForm) -> FloatArray:
         Cost.SORTED_S: 1 / constants.gathers,
         Cost.RETURNED_S: 1 / constants.gathers,
         Cost.SMALL_OPS: constants.op_s,
+        Cost.NARROW_FLOPS: flop_s / constants.matmul / form.narrow_speedup,
     }
     return np.array([by_cost[cost] for cost in Cost])
 
@@ -403,9 +407,11 @@ def _in_hbm(plans: PlanBatch, at: IntArray, costs: FloatArray, features: FloatAr
 
 def _work(plans: PlanBatch, at: IntArray, costs: FloatArray) -> _Work:
     seconds = costs * plans.cost_s[at][:, None, :]
-    products_s, weights_s = seconds[..., Cost.MATMUL_FLOPS], seconds[..., Cost.WEIGHT_BYTES]
+    products_s = seconds[..., [Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS]].sum(axis=-1)
+    weights_s = seconds[..., Cost.WEIGHT_BYTES]
     streams = plans.streams_weights[at][:, None] > 0
-    others = [cost for cost in Cost if cost not in {Cost.MATMUL_FLOPS, Cost.WEIGHT_BYTES}]
+    apart = {Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS, Cost.WEIGHT_BYTES}
+    others = [cost for cost in Cost if cost not in apart]
     return _Work(
         core_s=np.where(streams, products_s, np.maximum(products_s, weights_s))
         + seconds[..., others].sum(axis=-1),

@@ -21,6 +21,7 @@ from meshscope.cost.rates import Rates
 from meshscope.cost.workload_features import Feature
 from meshscope.events.enums import Part, Phase
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.hardware.precision import product_speedup
 from meshscope.spec.model.flops import (
     chunked_flops,
     entry_rate,
@@ -52,6 +53,7 @@ from meshscope.spec.plan.weights import (
     shared_weights,
     stored_kv_heads,
 )
+from meshscope.spec.quantization import activation_dtype_of
 from meshscope.units import DTYPE_BITS
 
 FloatArray = NDArray[np.float64]
@@ -103,6 +105,7 @@ class Cost(IntEnum):
     SORTED_S = 8  # seconds to gather rows in the order of their experts, from HBM
     RETURNED_S = 9  # and back, in the order of their tokens, and to add them up
     SMALL_OPS = 10
+    NARROW_FLOPS = 11  # products of 8-bit operands at the peak of their dtype
 
 
 PARTS = (
@@ -134,6 +137,7 @@ class _Device:
     plan: Plan
     phase: Phase
     weight_dtype: str
+    has_narrow_unit: bool  # for 8-bit activations in products with these weights
     act_bytes: float
     cache_dtype: str
     has_expert_kernel: bool
@@ -166,6 +170,7 @@ def plan_costs(
         plan=_one_device(experiment.plan),
         phase=phase,
         weight_dtype=workload.weight_dtype,
+        has_narrow_unit=product_speedup(workload.weight_dtype, experiment.topology.chip) > 1,
         act_bytes=act_bytes,
         cache_dtype=workload.cache_dtype,
         has_expert_kernel=experiment.kernels.has_expert_kernel,
@@ -256,13 +261,29 @@ def _mlp(device: _Device, part: Part, weights: tuple[Weight, ...], ffn: int) -> 
 def _block(device: _Device, part: Part, weights: tuple[Weight, ...]) -> Iterator[_Entry]:
     """Products of tokens with weights, and the residual stream around them."""
     matrices = [weight for weight in weights if len(weight.shape) > 1 and weight.is_transposed]
-    yield part, Cost.MATMUL_FLOPS, Feature.TOKENS, 2 * sum(map(device.elements, matrices))
+    products = Cost.NARROW_FLOPS if device.has_narrow_unit else Cost.MATMUL_FLOPS
+    yield part, products, Feature.TOKENS, 2 * sum(map(device.elements, matrices))
+    yield from _narrowing(device, part, matrices)
     yield part, Cost.WEIGHT_BYTES, Feature.ONE, sum(map(device.read_bytes, weights))
     split_frac = SPLIT_FRAC if device.plan.sp else 0.0
     post_norm_passes = NORM_PASSES * device.model.has_post_norms
     passes = (RESIDUAL_PASSES + post_norm_passes) * ((1 - split_frac) + split_frac / device.plan.tp)
     residual_bytes = passes * device.model.hidden * device.act_bytes
     yield part, Cost.PASS_BYTES, Feature.TOKENS, residual_bytes
+
+
+def _narrowing(device: _Device, part: Part, matrices: Iterable[Weight]) -> Iterator[_Entry]:
+    """Rounding of each input of the products to 8 bits, if the format has 8-bit activations."""
+    dtype = activation_dtype_of(device.weight_dtype)
+    if dtype is None:
+        return
+    widths: dict[tuple[str, ...], int] = {}  # matrices with the same input share its rounding
+    for weight in matrices:
+        shape = weight.gathered_shape(device.plan)
+        widths[tuple(weight.dims[i] for i in weight.inputs)] = prod(shape[i] for i in weight.inputs)
+    n_bytes = device.act_bytes + DTYPE_BITS[dtype] / 8
+    yield part, Cost.WIDE_BYTES, Feature.TOKENS, sum(widths.values()) * n_bytes
+    yield part, Cost.SMALL_OPS, Feature.ONE, len(widths)
 
 
 def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:

@@ -29,7 +29,7 @@ from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.hardware.precision import precision_notes
 from meshscope.spec.workload import Workload
 
-FLOPS = (Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS)
+FLOPS = (Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS, Cost.NARROW_FLOPS)
 HBM_BYTES = (
     *(Cost.WEIGHT_BYTES, Cost.CHOSEN_BYTES, Cost.CACHE_BYTES),
     *(Cost.PASS_BYTES, Cost.WIDE_BYTES),

@@ -29,6 +29,8 @@ _PRECISIONS = {
     "f8e4m3fn": "fp8_e4m3",
     "f8e5m2": "fp8_e5m2",
     "s8": "int8",
+    "s8_w8a8": "int8",
+    "f8e4m3fn_w8a8": "fp8_e4m3",
 }
 
 # Packages whose versions stand for the driver and for the communication library. On TPUs libtpu is

@@ -151,6 +151,7 @@ def search(
     winner = front[0] if front else None
     closest = None if front else ranking.closest()
     times = () if winner is None else predicted_times(winner.experiment, space.profile)
+    dtype = None if winner is None else winner.experiment.workload.weight_dtype
     return PlanSearch(
         space=space,
         objective=objective,
@@ -169,7 +170,7 @@ def search(
         unquantized=None if winner is None else ranking.unquantized(),
         apart=None if winner is None else ranking.apart(),
         times=times,
-        why={time.phase: why_sentence(time, space.topology.chip) for time in times},
+        why={time.phase: why_sentence(time, space.topology.chip, dtype) for time in times},
         placements=None if winner is None else placements.get(winner.experiment.plan),
     )
 

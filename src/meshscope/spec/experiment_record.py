@@ -141,6 +141,11 @@ class ExperimentRecord:
         return ",".join(f"{name}={size}" for name, size in self.mesh.items()) or None
 
     @property
+    def weight_dtype(self) -> str | None:
+        """The format of the weights; None if the run knows no workload."""
+        return None if self.workload is None else self.workload.weight_dtype
+
+    @property
     def model_name(self) -> str | None:
         """The model's id or config path."""
         return None if self.model is None else self.model.name

@@ -1,4 +1,4 @@
-"""How 8-bit and 4-bit weights are stored: their scales and the weights that stay in bfloat16."""
+"""How 8-bit and 4-bit weights are stored and multiplied: scales, and what stays in bfloat16."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -8,7 +8,12 @@ from meshscope.errors import SpecError
 FP8_BLOCKS = "f8e4m3fn_block128"
 MXFP4_EXPERTS = "f4e2m1fn_experts"
 FP8_MXFP4 = "f8e4m3fn_block128_f4e2m1fn_experts"  # DeepSeek-V4: experts in mxfp4, the rest in fp8
-PROGRAM_DTYPES = ("bf16", "f16", "f32", "s8", "f8e4m3fn", "f8e5m2", FP8_BLOCKS)  # of weights
+INT8_W8A8 = "s8_w8a8"  # weights and activations in int8
+FP8_W8A8 = "f8e4m3fn_w8a8"
+PROGRAM_DTYPES = (  # of weights
+    *("bf16", "f16", "f32", "s8", "f8e4m3fn", "f8e5m2"),
+    *(FP8_BLOCKS, INT8_W8A8, FP8_W8A8),
+)
 UNQUANTIZED_DTYPE = "bf16"  # norms, biases and routers of quantized checkpoints
 
 
@@ -25,7 +30,8 @@ class Quantization:
     """Scales of a quantized matrix: one per output channel, or per `block` inputs of a channel.
 
     With `has_square_blocks`, a scale is that of `block` inputs and `block` outputs. `values_dtype` is set
-    if the format is not itself XLA's name of a dtype.
+    if the format is not itself XLA's name of a dtype. With `activation_dtype`, products take activations in
+    that dtype, with a scale for each token that is computed as it comes.
     """
 
     scale_dtype: str
@@ -34,6 +40,7 @@ class Quantization:
     coverage: Coverage = Coverage.ALL
     experts: "Quantization | None" = None  # format of experts, if another
     values_dtype: str | None = None
+    activation_dtype: str | None = None
 
     @property
     def square_block(self) -> int | None:
@@ -42,6 +49,13 @@ class Quantization:
 
 
 _PER_CHANNEL = Quantization(scale_dtype="f32")
+
+
+def _w8a8(dtype: str) -> Quantization:
+    return replace(
+        _PER_CHANNEL, coverage=Coverage.LAYERS, values_dtype=dtype, activation_dtype=dtype
+    )
+
 
 _FP8_BLOCKS = Quantization(
     scale_dtype="f32",
@@ -58,6 +72,7 @@ _MXFP4_EXPERTS = Quantization(
 # README_WEIGHTS.md). Per channel: jax-ml/jax-llm-examples (int8) and the strategy "channel" of compressed-tensors (int8,
 # fp8). Int4: groups of 128 (AWQ, GPTQ), which leave embedding and head as they are. MXFP4: OCP Microscaling
 # Formats 1.0, section 5.3; gpt-oss stores only its experts so (quantization_config of its config.json).
+# W8A8: int8 and fp8 with a dynamic scale per token (strategy "token" of compressed-tensors); head left out.
 _QUANTIZATIONS = {
     "s8": _PER_CHANNEL,
     "f8e4m3fn": _PER_CHANNEL,
@@ -67,6 +82,8 @@ _QUANTIZATIONS = {
     "s4": Quantization(scale_dtype="bf16", block=128, coverage=Coverage.LAYERS),
     "f4e2m1fn": Quantization(scale_dtype="f8e8m0fnu", block=32),
     MXFP4_EXPERTS: _MXFP4_EXPERTS,
+    INT8_W8A8: _w8a8("s8"),
+    FP8_W8A8: _w8a8("f8e4m3fn"),
 }
 
 
@@ -79,6 +96,12 @@ def values_dtype(dtype: str) -> str:
     """XLA's name of the dtype of values stored in this format."""
     quantization = quantization_of(dtype)
     return dtype if quantization is None else quantization.values_dtype or dtype
+
+
+def activation_dtype_of(dtype: str) -> str | None:
+    """The dtype in which products with weights stored in `dtype` take activations; None for their own."""
+    quantization = quantization_of(dtype)
+    return None if quantization is None else quantization.activation_dtype
 
 
 def check_program_dtype(weight_dtype: str) -> None:

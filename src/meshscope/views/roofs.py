@@ -32,13 +32,16 @@ def roofline_document(run: RunRecord, source: Source, chip: Chip | None) -> dict
     times = run.times_of(source)
     if chip is None or not times:
         return {}
-    bounds = {t.phase.value: [asdict(b) for b in roofline_bounds(t, chip)] for t in times}
+    dtype = run.manifest.experiment.weight_dtype
+    bounds = {t.phase.value: [asdict(b) for b in roofline_bounds(t, chip, dtype)] for t in times}
     return {"roofline": bounds}
 
 
 def roofline_lines(run: RunRecord, chip: Chip | None) -> Iterator[RenderableType]:
     """What binds each step in a sentence, then a table for each modeled step."""
-    bounds = [] if chip is None else [(time, roofline_bounds(time, chip)) for time in run.times]
+    dtype = run.manifest.experiment.weight_dtype
+    times = run.times
+    bounds = [] if chip is None else [(t, roofline_bounds(t, chip, dtype)) for t in times]
     if chip is None or not any(rows for _, rows in bounds):
         yield Text("no roofline: no step of this run is modeled", style="yellow")
         return
@@ -79,13 +82,16 @@ def _cells(bound: RooflineBound) -> Iterator[CellValue]:
 
 def floor_document(run: RunRecord, source: Source, chip: Chip | None) -> dict[str, Any]:
     """The floor of each phase of one source under `floor`; empty if no step has one."""
-    floors = {t.phase.value: to_plain(f) for t, f in _floors(run.times_of(source), chip)}
+    of_times = _floors(run.times_of(source), chip, run.manifest.experiment.weight_dtype)
+    floors = {t.phase.value: to_plain(f) for t, f in of_times}
     return {"floor": floors} if floors else {}
 
 
-def floor_lines(times: Sequence[StepTime], chip: Chip | None) -> Iterator[Text]:
+def floor_lines(
+    times: Sequence[StepTime], chip: Chip | None, weight_dtype: str | None = None
+) -> Iterator[Text]:
     """One line for each modeled step: how far it is from its floor, and what takes the rest."""
-    for time, floor in _floors(times, chip):
+    for time, floor in _floors(times, chip, weight_dtype):
         ratio = time.step.value_s / floor.floor_s
         head = f"{time.phase}, {time.source}: {ratio:.2f} x its {LABELS[floor.binding]} floor"
         causes = [cause for cause in floor.causes if cause.seconds > 0][:MAX_CAUSES]
@@ -98,10 +104,10 @@ def floor_lines(times: Sequence[StepTime], chip: Chip | None) -> Iterator[Text]:
 
 
 def floor_rows(
-    times: Sequence[StepTime], chip: Chip | None
+    times: Sequence[StepTime], chip: Chip | None, weight_dtype: str | None = None
 ) -> Iterator[tuple[str, list[CellValue]]]:
     """The bounds of each step by resource, as rows of the table of steps."""
-    floors = {id(time): floor for time, floor in _floors(times, chip)}
+    floors = {id(time): floor for time, floor in _floors(times, chip, weight_dtype)}
     if not floors:
         return
     of_times = [floors.get(id(time)) for time in times]
@@ -110,8 +116,10 @@ def floor_rows(
     yield "wire bytes / link rate", [None if f is None else f.link_s for f in of_times]
 
 
-def _floors(times: Sequence[StepTime], chip: Chip | None) -> Iterator[tuple[StepTime, StepFloor]]:
+def _floors(
+    times: Sequence[StepTime], chip: Chip | None, weight_dtype: str | None
+) -> Iterator[tuple[StepTime, StepFloor]]:
     for time in times:
-        floor = None if chip is None else step_floor(time, chip)
+        floor = None if chip is None else step_floor(time, chip, weight_dtype)
         if floor is not None and floor.floor_s > 0:
             yield time, floor

@@ -91,8 +91,9 @@ def time_lines(run: RunRecord) -> Iterator[RenderableType]:
     """The modeled steps side by side, with their lower bounds and what they take beyond them."""
     times = _times(run)
     if times:
-        yield rich_table(step_table(times, run.manifest.experiment.chip))
-        yield from floor_lines(times, run.manifest.experiment.chip)
+        experiment = run.manifest.experiment
+        yield rich_table(step_table(times, experiment.chip, experiment.weight_dtype))
+        yield from floor_lines(times, experiment.chip, experiment.weight_dtype)
 
 
 def caveat_lines(run: RunRecord, *, min_unestimated_frac: float = MIN_SHARE) -> Iterator[Text]:
@@ -112,13 +113,16 @@ def _times(run: RunRecord) -> list[StepTime]:
     return [t for phase in Phase for s in run.sources for t in run.times_of(s) if t.phase is phase]
 
 
-def step_table(times: Sequence[StepTime], chip: Chip | None = None) -> ViewTable:
+def step_table(
+    times: Sequence[StepTime], chip: Chip | None = None, weight_dtype: str | None = None
+) -> ViewTable:
     """One column for each step: its time, its interval, the parts of the time, and its lower bounds."""
     labels = [f"{time.phase}\n{time.source}" for time in times]
     columns = (figure_column(label, Unit.SECONDS) for label in labels)
+    rows = (*_rows(times), *floor_rows(times, chip, weight_dtype))
     return ViewTable(
         columns=(text_column("time of one step"), *columns),
-        rows=tuple((label, *cells) for label, cells in (*_rows(times), *floor_rows(times, chip))),
+        rows=tuple((label, *cells) for label, cells in rows),
     )
 
 

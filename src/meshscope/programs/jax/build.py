@@ -35,7 +35,7 @@ from meshscope.spec.plan.kernel_choice import Kernel
 from meshscope.spec.plan.stages import stage_runs, stage_slots
 from meshscope.spec.plan.weights import Weight, layer_weights, outer_weights, stored_arrays
 from meshscope.spec.program import Partitioner
-from meshscope.spec.quantization import quantization_of, values_dtype
+from meshscope.spec.quantization import activation_dtype_of, quantization_of, values_dtype
 
 JAX_DTYPES: dict[str, Any] = {
     "bf16": jnp.bfloat16,
@@ -224,6 +224,7 @@ def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Me
         min_rows=GPU_MIN_ROWS if experiment.topology.chip.kind is ChipKind.GPU else 1,
         kernel_dtypes=_kernel_dtypes(experiment),
         scale_block=_scale_block(experiment),
+        narrow_dtype=_narrow_dtype(experiment),
     )
 
 
@@ -231,6 +232,12 @@ def _scale_block(experiment: Experiment) -> int | None:
     """The inputs and outputs of a matrix that share a scale; None if scales are not those of blocks."""
     quantization = quantization_of(experiment.workload.weight_dtype)
     return None if quantization is None else quantization.square_block
+
+
+def _narrow_dtype(experiment: Experiment) -> Any:
+    """The dtype of activations in products with quantized matrices; None for their own."""
+    dtype = activation_dtype_of(experiment.workload.weight_dtype)
+    return None if dtype is None else JAX_DTYPES[dtype]
 
 
 def _kernel_dtypes(experiment: Experiment) -> tuple[Any, ...]:

@@ -70,6 +70,7 @@ class Decoder:
     min_rows: int = 1
     kernel_dtypes: tuple[Any, ...] = ()
     scale_block: int | None = None
+    narrow_dtype: Any = None
 
     def step(
         self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array | int
@@ -116,6 +117,7 @@ class Decoder:
             min_rows=self.min_rows,
             kernel_dtypes=self.kernel_dtypes,
             block=self.scale_block,
+            narrow_dtype=self.narrow_dtype,
         )
 
     def logits(self, outer: LayerWeights, x: Array, table: Matrix | None) -> Array:

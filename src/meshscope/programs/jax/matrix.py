@@ -20,7 +20,8 @@ class Matrix:
     """A matrix in its stored dtype; `scale` has a factor for each index of the dims `outputs`.
 
     With `block`, `scale` [*experts, input blocks, output blocks] has a factor for that many inputs and
-    outputs. `dtype` is that of products.
+    outputs. `dtype` is that of products. With `narrow_dtype`, products round the other operand to that dtype,
+    by a scale for each of its tokens, and multiply the stored values as they are.
     """
 
     values: Array
@@ -28,6 +29,7 @@ class Matrix:
     outputs: tuple[int, ...]
     dtype: Any
     block: int | None = None
+    narrow_dtype: Any = None
 
     def einsum(self, subscripts: str, x: Array) -> Array:
         """`jnp.einsum(subscripts, x, matrix)` in `dtype`.
@@ -36,14 +38,17 @@ class Matrix:
         """
         if self.block is not None and self.scale is not None:
             return self._einsum_of_blocks(subscripts, x)
-        values = self.values.astype(self.dtype)
         if self.scale is None:
-            return jnp.einsum(subscripts, x, values)
+            return jnp.einsum(subscripts, x, self.values.astype(self.dtype))
         operands, of_product = subscripts.split("->")
         of_x, of_matrix = operands.split(",")
         channels = [of_matrix[i] for i in self.outputs]
         if set(channels) <= set(of_product):
+            if self.narrow_dtype is not None:
+                return self._narrow_einsum(subscripts, x, channels)
+            values = self.values.astype(self.dtype)
             return self._scaled(jnp.einsum(subscripts, x, values), of_product, channels)
+        values = self.values.astype(self.dtype)
         return jnp.einsum(subscripts, self._scaled(x, of_x, channels), values)
 
     def dot(self, x: Array) -> Array:
@@ -51,8 +56,31 @@ class Matrix:
         if self.block is not None and self.scale is not None:
             rows = "abcdefgh"[: x.ndim - 1]
             return self._einsum_of_blocks(f"{rows}x,xy->{rows}y", x)
+        if self.narrow_dtype is not None and self.scale is not None:
+            rows = "abcdefgh"[: x.ndim - 1]
+            return self._narrow_einsum(f"{rows}x,xy->{rows}y", x, ["y"])
         product = x @ self.values.astype(self.dtype)
         return product if self.scale is None else _times(product, self.scale)
+
+    def _narrow_einsum(self, subscripts: str, x: Array, channels: list[str]) -> Array:
+        """`jnp.einsum(subscripts, x, matrix)` of 8-bit operands, summed in int32 or float32.
+
+        A token has a scale for the inputs on this device: under tp, a product that sums over devices has
+        one scale for each, as the shards of vLLM have.
+        """
+        assert self.scale is not None
+        operands, of_product = subscripts.split("->")
+        of_x = operands.split(",")[0]
+        summed = tuple(i for i, letter in enumerate(of_x) if letter not in of_product)
+        rounded, factors = narrowed(x, summed, self.narrow_dtype)
+        is_integer = jnp.issubdtype(self.narrow_dtype, jnp.integer)
+        total = jnp.int32 if is_integer else jnp.float32
+        product = jnp.einsum(subscripts, rounded, self.values, preferred_element_type=total)
+        kept = [of_product.index(letter) for letter in of_x if letter in of_product]
+        of_token = lax.broadcast_in_dim(factors, product.shape, kept)
+        at = [of_product.index(letter) for letter in channels]
+        of_channel = lax.broadcast_in_dim(self.scale, product.shape, at)
+        return (product.astype(jnp.float32) * of_token * of_channel).astype(x.dtype)
 
     def rows(self, index: Array) -> Array:
         """The rows at `index` in `dtype`; only these are converted."""
@@ -114,6 +142,20 @@ class Matrix:
         assert self.scale is not None
         at = [letters.index(letter) for letter in channels]
         return _times(x, lax.broadcast_in_dim(self.scale, x.shape, at))
+
+
+def narrowed(x: Array, summed: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
+    """`x` in an 8-bit `dtype`, and float32 factors of the dims that are not `summed` over.
+
+    The largest magnitude over the dims `summed` becomes the largest number of the dtype.
+    """
+    is_integer = jnp.issubdtype(dtype, jnp.integer)
+    largest = float((jnp.iinfo if is_integer else jnp.finfo)(dtype).max)
+    wide = x.astype(jnp.float32)
+    factors = jnp.abs(wide).max(axis=summed, keepdims=True) / largest
+    scaled = wide / jnp.where(factors == 0, 1.0, factors)
+    rounded = jnp.rint(scaled) if is_integer else scaled
+    return rounded.astype(dtype), factors.squeeze(summed)
 
 
 def _times(x: Array, scale: Array) -> Array:

@@ -19,7 +19,8 @@ class LayerWeights:
 
     `min_rows` is the minimum number of rows in a dot with a small weight; see `at_least`.
     `kernel_dtypes` are those of experts that their kernel reads as they are stored; `block` is the number
-    of inputs and of outputs that share a scale, if they do.
+    of inputs and of outputs that share a scale, if they do. `narrow_dtype` is that of activations in products
+    with matrices that have scales, if another than `dtype`.
     """
 
     arrays: Mapping[str, Array]
@@ -30,6 +31,7 @@ class LayerWeights:
     min_rows: int = 1
     kernel_dtypes: tuple[Any, ...] = ()
     block: int | None = None
+    narrow_dtype: Any = None
 
     def __contains__(self, name: str) -> bool:
         """Whether the layer has this weight."""
@@ -49,6 +51,7 @@ class LayerWeights:
             outputs=self.specs[name].outputs,
             dtype=self.dtype,
             block=self.block,
+            narrow_dtype=self.narrow_dtype,
         )
 
     def scale(self, name: str) -> Array | None:

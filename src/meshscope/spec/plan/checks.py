@@ -10,14 +10,19 @@ from meshscope.errors import PlanError, SpecError
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.flops import has_linear_attention, has_shared_indexers
-from meshscope.spec.model.model import Model
+from meshscope.spec.model.model import GroupedAttention, Model
 from meshscope.spec.plan.context_form import ContextForm, why_no_ring
 from meshscope.spec.plan.dispatch import DispatchForm, exchange_axes
 from meshscope.spec.plan.kernel_choice import Kernels
 from meshscope.spec.plan.plan import AXES, Plan
 from meshscope.spec.plan.weights import layer_weights, mesh_axes_of, outer_weights
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program
-from meshscope.spec.quantization import Coverage, quantization_of, values_dtype
+from meshscope.spec.quantization import (
+    Coverage,
+    activation_dtype_of,
+    quantization_of,
+    values_dtype,
+)
 from meshscope.spec.workload import Workload
 
 # Axes supported by each engine.
@@ -119,13 +124,41 @@ def cut_block(plan: Plan, model: Model, weight_dtype: str) -> CutBlock | None:
 
 
 def check_quantization(model: Model, workload: Workload) -> None:
-    """Raise SpecError for a format of experts if the model has none."""
+    """Raise SpecError for a format that the layers of the model do not define."""
     quantization = quantization_of(workload.weight_dtype)
+    if quantization is not None and quantization.activation_dtype is not None:
+        _check_narrow_activations(model, workload.weight_dtype)
     is_of_experts = quantization is not None and quantization.coverage is Coverage.EXPERTS
     if is_of_experts and model.moe is None:
         raise SpecError(
             f"--weight-dtype {workload.weight_dtype} quantizes experts, and {model.name} has none. "
             f"Use {values_dtype(workload.weight_dtype)} for all matrices."
+        )
+
+
+def _check_narrow_activations(model: Model, weight_dtype: str) -> None:
+    """Raise SpecError for 8-bit activations outside dense layers with grouped attention."""
+    lack = None
+    if model.moe is not None:
+        lack = "routed experts"
+    elif not isinstance(model.attention, GroupedAttention) or has_linear_attention(model):
+        lack = "latent or linear attention"
+    if lack is not None:
+        raise SpecError(
+            f"--weight-dtype {weight_dtype}: {model.name} has {lack}, whose products take 16-bit "
+            f"activations here. Use --weight-dtype {values_dtype(weight_dtype)}."
+        )
+
+
+def check_partitioned_scales(workload: Workload, program: Program) -> None:
+    """Raise SpecError for 8-bit activations with the auto partitioner."""
+    if (
+        activation_dtype_of(workload.weight_dtype) is not None
+        and program.partitioner is Partitioner.AUTO
+    ):
+        raise SpecError(
+            f"--weight-dtype {workload.weight_dtype}: each device scales its own part of the activations, "
+            "which annotations for --partitioner auto cannot express. Use --partitioner manual."
         )
 
 

@@ -167,14 +167,15 @@ def roofline_blocks(run: PageRun) -> Iterator[Block]:
 
 def _bounds(run: PageRun) -> Iterator[Block]:
     """The binding resource of each part, as `show --roofline` prints it."""
-    chip = run.run.manifest.experiment.chip
+    experiment = run.run.manifest.experiment
+    chip, dtype = experiment.chip, experiment.weight_dtype
     rows = [
         (
             *(t.phase.value, t.source.value, b.part, LABELS[b.binding]),
             *(b.compute_s, b.hbm_s, b.interconnect_s, b.taken_s, b.roof_frac),
         )
         for t in run.inputs.times
-        for b in (() if chip is None else roofline_bounds(t, chip))
+        for b in (() if chip is None else roofline_bounds(t, chip, dtype))
     ]
     if not rows:
         return

@@ -1,0 +1,76 @@
+"""Predicted cost of 8-bit activations: the peak of their dtype where a chip has it."""
+
+import pytest
+
+from meshscope.analysis.floor import step_floor
+from meshscope.cost.predicted import predicted_times
+from meshscope.events.enums import Phase
+from meshscope.events.step_time import Activity, StepTime
+from meshscope.spec.experiment import experiment_of
+from meshscope.spec.hardware.chips import chip_of
+from meshscope.spec.hardware.precision import precision_notes, product_speedup
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
+
+
+def _prefill(weight_dtype: str, topology: str) -> StepTime:
+    experiment = experiment_of(
+        model=read_model("meta-llama/Llama-3.1-8B"),
+        plan=parse_plan("tp=4"),
+        topology=parse_topology(topology),
+        workload=Workload(batch=8, prompt=1024, weight_dtype=weight_dtype),
+    )
+    return next(t for t in predicted_times(experiment) if t.phase is Phase.PREFILL)
+
+
+@pytest.mark.parametrize(
+    ("weight_dtype", "chip", "speedup"),
+    [
+        ("s8_w8a8", "v4", 1.0),
+        ("s8_w8a8", "v5e", 2.0),
+        ("s8_w8a8", "v6e", 2.0),
+        ("s8_w8a8", "tpu7x", 1.0),
+        ("f8e4m3fn_w8a8", "v6e", 1.0),
+        ("f8e4m3fn_w8a8", "tpu7x", 2.0),
+        ("s8", "v6e", 1.0),
+        ("s8_w8a8", "h100", 1.0),
+    ],
+)
+def test_products_run_at_the_published_peak_of_their_dtype(
+    weight_dtype: str, chip: str, speedup: float
+) -> None:
+    assert product_speedup(weight_dtype, chip_of(chip)) == speedup
+
+
+def test_int8_products_take_half_the_time_and_compute_as_much() -> None:
+    """On v6e, without the head and the kernels of attention."""
+    wide, narrow = _prefill("s8", "v6e-4"), _prefill("s8_w8a8", "v6e-4")
+
+    def matmul(step: StepTime) -> float:
+        return sum(a.seconds for a in step.activities if a.activity is Activity.MATMUL)
+
+    assert matmul(narrow) == pytest.approx(matmul(wide) / 2, rel=0.02)
+    flops = [sum(part.flops or 0.0 for part in step.parts) for step in (wide, narrow)]
+    assert flops[0] == pytest.approx(flops[1], rel=1e-9)
+
+
+def test_the_floor_of_a_step_counts_the_peak_of_its_products() -> None:
+    narrow, chip = _prefill("s8_w8a8", "v6e-4"), chip_of("v6e")
+
+    at_int8, at_bf16 = step_floor(narrow, chip, "s8_w8a8"), step_floor(narrow, chip, "s8")
+
+    assert at_int8 is not None
+    assert at_bf16 is not None
+    assert at_int8.compute_s == pytest.approx(at_bf16.compute_s / 2)
+    assert (at_int8.peak, at_bf16.peak) == ("s8", "bf16")
+
+
+def test_emulation_costs_the_rounding() -> None:
+    """v6e has no fp8 unit: products take as long as with fp8 weights, and rounding is added."""
+    wide, narrow = _prefill("f8e4m3fn", "v6e-4"), _prefill("f8e4m3fn_w8a8", "v6e-4")
+
+    assert narrow.step.value_s > wide.step.value_s
+    notes = precision_notes(Workload(weight_dtype="f8e4m3fn_w8a8"), chip_of("v6e"))
+    assert "emulates it" in " ".join(notes)

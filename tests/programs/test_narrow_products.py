@@ -1,0 +1,169 @@
+"""Products of 8-bit activations and weights, against NumPy and against `transformers`."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshscope.errors import SpecError
+from meshscope.events.enums import REQUEST_PHASES
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import model_from_config, read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Loop, Partitioner, Program
+from meshscope.spec.workload import Workload
+
+jax = pytest.importorskip("jax", reason="the programs need JAX")
+
+
+def _golden() -> Any:
+    path = Path(__file__).parents[1] / "golden" / "make_golden_logits.py"
+    spec = importlib.util.spec_from_file_location("make_golden_logits", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+golden = _golden()
+# Float32 sums in another order differ by 1e-6. Where that moves a value to the next number of 8 bits, the logits of the
+# sequence differ from then on; unrounded activations would change those of all sequences.
+TOLERANCE = 2e-5
+MEAN_ERROR = 0.05
+
+
+def test_int8_products_are_sums_of_integers() -> None:
+    """[2, 3, 8] x [8, 4, 5]: rounded in NumPy, multiplied as integers, scaled by token and by channel."""
+    from meshscope.programs.jax.matrix import Matrix  # noqa: PLC0415  imports JAX
+
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(2, 3, 8)).astype(np.float32)
+    x[0, 1] = 0.0  # a token without a scale
+    values = generator.integers(-127, 128, (8, 4, 5)).astype(np.int8)
+    scale = generator.uniform(0.5, 2.0, (4, 5)).astype(np.float32)
+    matrix = Matrix(
+        values=jax.numpy.asarray(values),
+        scale=jax.numpy.asarray(scale),
+        outputs=(1, 2),
+        dtype=np.float32,
+        narrow_dtype=np.int8,
+    )
+
+    got = np.asarray(matrix.einsum("bsd,dnh->bsnh", x))
+
+    factor = np.abs(x).max(-1, keepdims=True) / np.float32(127)
+    rounded = np.rint(x / np.where(factor == 0, 1, factor)).astype(np.int64)
+    exact = np.einsum("bsd,dnh->bsnh", rounded, values.astype(np.int64))
+    np.testing.assert_allclose(got, exact * factor[..., None] * scale, rtol=1e-6)
+    wide = np.einsum("bsd,dnh->bsnh", x, values * scale)
+    assert np.abs(got - wide).max() > 1e-2  # rounding shows
+
+
+@pytest.mark.parametrize(("name", "largest"), [("int8", 127.0), ("float8_e4m3fn", 448.0)])
+def test_the_largest_value_of_a_token_becomes_the_largest_number(name: str, largest: float) -> None:
+    """Scales of outer tokens, and their largest value, come back exactly."""
+    from meshscope.programs.jax.matrix import narrowed  # noqa: PLC0415  imports JAX
+
+    dtype = np.dtype(getattr(jax.numpy, name))
+    x = np.array([[1.0, -4.0, 0.5], [0.0, 0.0, 0.0]], np.float32)
+
+    rounded, factors = narrowed(x, (1,), dtype)
+
+    assert rounded.dtype == dtype
+    np.testing.assert_allclose(factors, [4 / largest, 0.0], rtol=1e-6)
+    assert float(np.asarray(rounded, np.float32)[0, 1]) == -largest
+    assert not np.asarray(rounded, np.float32)[1].any()
+
+
+CASES = [
+    ("qwen3-s8_w8a8", "tp=1", Loop.UNROLL),
+    ("qwen3-s8_w8a8", "fsdp=2,pp=2", Loop.SCAN),
+    ("qwen3-s8_w8a8", "cp=4", Loop.SCAN),
+    ("qwen3-s8_w8a8-tp4", "tp=4", Loop.SCAN),
+    ("qwen3-s8_w8a8-tp4", "fsdp=2,tp=4,sp", Loop.UNROLL),
+    ("llama-f8e4m3fn_w8a8-tp2", "dp=2,cp=2,tp=2", Loop.UNROLL),
+]
+
+
+@pytest.mark.parametrize(("name", "plan", "loop"), CASES)
+def test_8_bit_activations_give_the_logits_of_rounded_ones(
+    name: str, plan: str, loop: Loop
+) -> None:
+    """`transformers` with matrices dequantized, and the inputs of each product rounded for each device."""
+    weights, prompt, expected = golden.read_golden(name)
+    config, dtype, _ = golden.NARROW[name]
+    experiment = _tiny(config, plan, f"{dtype}_w8a8", Program(loop=loop))
+
+    tokens = np.concatenate([prompt, expected.argmax(axis=-1).T], axis=1).astype(np.int32)
+
+    got = np.stack(list(_logits(experiment, weights, tokens)))
+
+    errors = np.abs(got - expected).max(axis=-1)  # [step, sequence]
+    assert np.median(errors) < TOLERANCE
+    assert np.mean(errors) < MEAN_ERROR
+
+
+def _logits(
+    experiment: Experiment, weights: dict[str, np.ndarray], tokens: np.ndarray
+) -> Iterator[np.ndarray]:
+    """Logits of prefill and of each decode step, fed these tokens [B, S]."""
+    from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.values import empty_cache, placed_weights  # noqa: PLC0415
+
+    devices = jax.devices()[: experiment.plan.n_devices]
+    prefill, decode = (build_program(experiment, phase, devices) for phase in REQUEST_PHASES)
+    arrays = placed_weights(experiment, prefill, weights.__getitem__)
+    out = prefill.step(arrays, tokens[:, : golden.PROMPT], empty_cache(prefill), np.int32(0))
+    yield np.asarray(prefill.logits(out))
+    for step in range(golden.N_DECODE):
+        at = golden.PROMPT + step
+        out = decode.step(arrays, tokens[:, at : at + 1], out[2], np.int32(at))
+        yield np.asarray(decode.logits(out))
+
+
+def _tiny(config: str, plan: str, weight_dtype: str, program: Program) -> Experiment:
+    parsed = parse_plan(plan)
+    return experiment_of(
+        model=model_from_config(golden.CONFIGS[config], name="tiny", source="test"),
+        plan=parsed,
+        topology=parse_topology(f"cpu:{parsed.n_devices}"),
+        workload=Workload(
+            batch=golden.BATCH,
+            prompt=golden.PROMPT,
+            output=1 + golden.N_DECODE,
+            weight_dtype=weight_dtype,
+            activation_dtype="f32",
+            cache_dtype="f32",
+        ),
+        program=program,
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "partitioner", "text"),
+    [
+        ("mixtral", Partitioner.MANUAL, "has routed experts, .* Use --weight-dtype s8."),
+        ("deepseek_v3", Partitioner.MANUAL, "Use --weight-dtype s8."),
+        ("qwen3", Partitioner.AUTO, "Use --partitioner manual."),
+    ],
+)
+def test_layers_without_8_bit_activations_are_refused(
+    config: str, partitioner: Partitioner, text: str
+) -> None:
+    with pytest.raises(SpecError, match=text):
+        _tiny(config, "tp=2", "s8_w8a8", Program(partitioner=partitioner))
+
+
+def test_linear_attention_is_refused() -> None:
+    with pytest.raises(SpecError, match="has latent or linear attention"):
+        experiment_of(
+            model=read_model("Qwen/Qwen3.5-9B"),
+            plan=parse_plan("tp=4"),
+            topology=parse_topology("v6e-4"),
+            workload=Workload(weight_dtype="s8_w8a8"),
+        )
