@@ -21,7 +21,7 @@ from meshscope.spec.workload import Workload
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from accuracy_published import is_ranked, ranked_pairs
+from accuracy_published import compared_steps, is_ranked, ranked_pairs
 from published_steps import Half, closed_time, published_steps
 
 STEPS = published_steps()
@@ -48,6 +48,19 @@ def test_errors_of_unseen_steps_are_those_in_the_documentation() -> None:
     assert median(map(abs, errors.values())) < 0.12
     beyond_host = {name for name, error in errors.items() if abs(error) > 0.28}
     assert beyond_host == {"sgl-oct-q3moe-epmoe-D-c32-i4096"}
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("sgl-q7b-tp1-P-c128-i1024", 0.03), ("sgl-oct-q32b-tp4-P-c32-i4096", 0.09)]
+)
+def test_compiled_prefills_of_unseen_models_are_nearer_than_the_closed_form(
+    name: str, limit: float
+) -> None:
+    step = next(step for step in compared_steps() if step.published.id == name)
+    assert step.compiled is not None
+    error = abs(step.compiled.value_s / step.published.device_s - 1)
+    assert error < limit
+    assert error < abs(step.error)
 
 
 @pytest.mark.parametrize(
