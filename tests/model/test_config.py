@@ -678,3 +678,10 @@ def test_an_unknown_family_names_the_nearest_and_what_it_lacks(
     with pytest.raises(SpecError) as caught:
         model_from_config(LLAMA | config, name="small", source="small.json")
     assert nearest in str(caught.value)
+
+
+def test_a_later_gemma_is_nearest_to_gemma_3() -> None:
+    """Its config has no key that only Gemma has, and parts that no family has."""
+    config = {"model_type": "gemma4_text", "num_kv_shared_layers": 4, "global_head_dim": 512}
+    with pytest.raises(SpecError, match=r"The nearest is 'gemma3_text', which has no caches that "):
+        model_from_config(config, name="tiny", source="test")

@@ -56,7 +56,12 @@ def unknown_family(model_type: str, config: Mapping[str, Any]) -> str:
 
 
 def _nearest(model_type: str, config: Mapping[str, Any]) -> Family:
-    """The family with the most parts of the config; then the one whose name starts most alike."""
+    """The family with the most parts of the config; then the one whose name starts most alike.
+
+    Another release of Gemma is nearest to Gemma, whose norms and windows no key names.
+    """
+    if model_type.startswith("gemma"):
+        return Family.GEMMA3
     present = {part for key, (part, _) in PARTS.items() if config.get(key)}
     known = dict(PARTS.values())
 
