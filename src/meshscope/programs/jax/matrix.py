@@ -65,8 +65,8 @@ class Matrix:
     def _narrow_einsum(self, subscripts: str, x: Array, channels: list[str]) -> Array:
         """`jnp.einsum(subscripts, x, matrix)` of 8-bit operands, summed in int32 or float32.
 
-        A token has a scale for the inputs on this device: under tp, a product that sums over devices has
-        one scale for each, as the shards of vLLM have.
+        A token has a scale for the inputs on this device. Under tp, a product that sums over devices has one
+        for each of them, so that scales need no collective.
         """
         assert self.scale is not None
         operands, of_product = subscripts.split("->")
