@@ -1,14 +1,15 @@
-"""Tables of docs/engines.md from the stored steps of vLLM on TPU, printed by cog."""
+"""Tables of docs/engines.md from the stored steps of engines, printed by cog."""
 
 import sys
 import tempfile
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "golden" / "engines"))
 
-from engine_steps import replayed
+from engine_steps import CASES, replayed
 
 import meshscope
 from meshscope.events.enums import Kind, Part, Phase, Source
@@ -17,8 +18,20 @@ from meshscope.units import format_bytes, format_seconds
 
 RELEASES = ("0.12.0", "0.24.0", "0.32.0")
 MODELS = {"llama": "Llama-3.1-8B", "qwen": "Qwen3-32B"}
+SGLANG_MAIN = "SGLang-JAX main"
 _PHASES = (Phase.PREFILL, Phase.DECODE)
 _EXPERTS = "moe."
+
+
+class Served(NamedTuple):
+    """A published step of Qwen3-8B; `suffix` names the slice in the names of stored programs."""
+
+    label: str
+    suffix: str
+    phase: Phase
+    n_chunks: int
+    host_s: float
+    published_s: float
 
 
 @cache
@@ -37,9 +50,23 @@ def releases() -> None:
     _table(("model", "tpu-inference", *_STEP), lines)
 
 
+def sglang_releases() -> None:
+    """Prints the decode step of Qwen3-32B in the released SGLang-JAX and in its repository."""
+    lines = [
+        _line(release, *_step_cells(f"qwen-sglang-{release}", Phase.DECODE))
+        for release in ("0.0.2", "main")
+    ]
+    _table(("SGLang-JAX", *_STEP), lines)
+
+
 def against_own(model: str, release: str = "0.32.0") -> None:
     """Prints both phases of a model by part: the engine's, and meshscope's own compiled program."""
-    names = {f"vLLM {release}": f"{model}-{release}", "own": f"{model}-own"}
+    cases = {
+        f"vLLM {release}": f"{model}-{release}",
+        SGLANG_MAIN: f"{model}-sglang-main",
+        "own": f"{model}-own",
+    }
+    names = {label: name for label, name in cases.items() if name in CASES}
     lines = [
         _line(phase, label, *_step_cells(name, phase))
         for phase in _PHASES
@@ -103,31 +130,38 @@ def quantized() -> None:
 
 def served() -> None:
     """Prints steps of Qwen3-8B beside those of sglang-jax, with the host's time on one chip."""
-    lines: list[str] = []
-    for label, name, phase, n_chunks, host_s, published_s in SERVED:
-        step = _time(_run(name), Phase(phase)).step
-        assert step.low_s is not None
-        assert step.high_s is not None
-        value_s, low_s, high_s = (s / n_chunks for s in (step.value_s, step.low_s, step.high_s))
-        cells = (
-            label,
-            format_seconds(value_s),
-            f"{format_seconds(low_s)} to {format_seconds(high_s)}",
-            format_seconds(host_s) if host_s else "overlaps",
-            format_seconds(published_s),
-            f"{(value_s + host_s) / published_s - 1:+.0%}",
-        )
-        lines.append(_line(*cells))
-    _table(("step", "device, modeled", "range", "host", "published", "error"), lines)
+    lines = [
+        _served_line(step, engine, f"{name}{step.suffix}")
+        for step in SERVED
+        for engine, name in _SERVERS.items()
+    ]
+    _table(("step", "program", "device, modeled", "range", "host", "published", "error"), lines)
+
+
+def _served_line(served: Served, engine: str, name: str) -> str:
+    step = _time(_run(name), served.phase).step
+    assert step.low_s is not None
+    assert step.high_s is not None
+    value_s, low_s, high_s = (s / served.n_chunks for s in (step.value_s, step.low_s, step.high_s))
+    return _line(
+        served.label,
+        engine,
+        format_seconds(value_s),
+        f"{format_seconds(low_s)} to {format_seconds(high_s)}",
+        format_seconds(served.host_s) if served.host_s else "overlaps",
+        format_seconds(served.published_s),
+        f"{(value_s + served.host_s) / served.published_s - 1:+.0%}",
+    )
 
 
 # Published: pathfinder-pf/sglang-jax-ci-data@444cfdd and @f258261, perf/2026-01-13, prompts of 1,024 tokens.
 # Throughput of prefill gives 2,048 tokens a chunk; decode is the median ITL. Host: docs/time.md.
 SERVED = (
-    ("prefill of 2,048 tokens, v6e-1", "qwen3-8b-0.32.0", "prefill", 4, 0.0, 2048 / 31243.6),
-    ("decode of 8, v6e-1", "qwen3-8b-0.32.0", "decode", 1, 4e-3, 15.194e-3),
-    ("prefill of 2,048 tokens, v6e-4", "qwen3-8b-0.32.0-tp4", "prefill", 16, 0.0, 2048 / 72770.3),
+    Served("prefill of 2,048 tokens, v6e-1", "", Phase.PREFILL, 4, 0.0, 2048 / 31243.6),
+    Served("decode of 8, v6e-1", "", Phase.DECODE, 1, 4e-3, 15.194e-3),
+    Served("prefill of 2,048 tokens, v6e-4", "-tp4", Phase.PREFILL, 16, 0.0, 2048 / 72770.3),
 )
+_SERVERS = {SGLANG_MAIN: "qwen3-8b-sglang-main", "vLLM 0.32.0": "qwen3-8b-0.32.0"}
 
 
 _STEP = (

@@ -1,4 +1,4 @@
-"""Steps of vLLM on TPU that tpu-inference compiled, kept as HLO: `replayed` reads them without an engine.
+"""Steps of serving engines, kept as HLO: `replayed` reads them without an engine.
 
 Write one or all again with make_engine_steps.py.
 """
@@ -17,7 +17,8 @@ from meshscope.spec.experiment import Experiment
 
 FOLDER = Path(__file__).parent
 LLAMA, QWEN, DEEPSEEK = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-32B", "deepseek-ai/DeepSeek-V3"
-GPT_OSS = "openai/gpt-oss-20b"
+GPT_OSS, QWEN_MOE = "openai/gpt-oss-20b", "Qwen/Qwen3-30B-A3B"
+SGLANG = "sglang-jax"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +30,13 @@ class Case:
     plan: str = "tp=8"
     layers: int | None = 2
     topology: str = "v6e-8"
+    frontend: str = "vllm-tpu"
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of `meshscope.compile`."""
-        engine = {"frontend": "vllm-tpu", "engine_version": self.release}
+        engine = {"frontend": self.frontend, "engine_version": self.release}
         return {
             "model": self.model,
             "topology": self.topology,
@@ -90,8 +92,33 @@ CASES = {
     "mixtral-maxtext": Case(
         model="mistralai/Mixtral-8x7B-v0.1", release="0.2.5", options={"frontend": "maxtext"}
     ),
+    "llama-sglang-main": Case(model=LLAMA, release="main", frontend=SGLANG),
+    "qwen-sglang-0.0.2": Case(model=QWEN, release="0.0.2", frontend=SGLANG),
+    "qwen-sglang-main": Case(model=QWEN, release="main", frontend=SGLANG),
+    "qwen3-moe-sglang-main": Case(
+        model=QWEN_MOE, release="main", frontend=SGLANG, plan="tp=8,ep=8"
+    ),
+    "qwen3-8b-sglang-main": Case(
+        model="Qwen/Qwen3-8B",
+        release="main",
+        frontend=SGLANG,
+        plan="tp=1",
+        layers=None,
+        topology="v6e-1",
+        options={"batch": 8, "output": 1024, "prefill_chunk": "2048"},
+    ),
+    "qwen3-8b-sglang-main-tp4": Case(
+        model="Qwen/Qwen3-8B",
+        release="main",
+        frontend=SGLANG,
+        plan="tp=4",
+        layers=None,
+        topology="v6e-4",
+        options={"batch": 32, "output": 1024, "prefill_chunk": "2048"},
+    ),
     "llama-own": Case(model=LLAMA, release=None),
     "qwen-own": Case(model=QWEN, release=None),
+    "qwen3-moe-own": Case(model=QWEN_MOE, release=None, plan="tp=8,ep=8"),
     "gpt-oss-own": Case(model=GPT_OSS, release=None, plan="tp=8,ep=8", options={"dtype": "bf16"}),
 }
 

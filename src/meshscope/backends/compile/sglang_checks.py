@@ -6,7 +6,7 @@ from meshscope.spec.model.model import GroupedAttention
 
 AXES = ("tp", "dp", "ep")
 DTYPE = "bf16"
-WITHOUT_DATA_PARALLEL_ATTENTION = ("0.0.2",)
+TENSOR_PARALLEL_ONLY = ("0.0.2",)
 
 
 def check_sglang(experiment: Experiment) -> None:
@@ -28,7 +28,7 @@ def check_sglang(experiment: Experiment) -> None:
             f"plan '{plan}': {option} takes {', '.join(AXES)}, not {used[0]}. Use --frontend jax for it."
         )
     version = experiment.program.engine_version
-    if plan.dp > 1 and version in WITHOUT_DATA_PARALLEL_ATTENTION:
+    if max(plan.dp, plan.ep) > 1 and version in TENSOR_PARALLEL_ONLY:
         raise PlanError(
             f"plan '{plan}': servers of {option} {version} run tp alone. Use tp={plan.n_devices}, or "
             "a newer release."

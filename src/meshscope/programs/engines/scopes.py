@@ -78,7 +78,7 @@ def _wrap(kind: type) -> None:
         method = getattr(kind, name, None)
         if inspect.isfunction(method):
             setattr(kind, name, _scoped(method))
-    if kind.__name__ == EXPERTS:
+    if kind.__name__ == EXPERTS and hasattr(kind, COMBINE):  # not in 0.0.2
         setattr(kind, COMBINE, jax.named_scope(Part.MOE_COMBINE.value)(getattr(kind, COMBINE)))
 
 
