@@ -13,7 +13,7 @@ from engine_steps import CASES, replayed
 
 import meshscope
 from meshscope.events.enums import Kind, Part, Phase, Source
-from meshscope.events.step_time import StepTime
+from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.units import format_bytes, format_seconds
 
 RELEASES = ("0.12.0", "0.24.0", "0.32.0")
@@ -130,27 +130,37 @@ def quantized() -> None:
 
 def served() -> None:
     """Prints steps of Qwen3-8B beside those of sglang-jax, with the host's time on one chip."""
-    lines = [
-        _served_line(step, engine, f"{name}{step.suffix}")
-        for step in SERVED
-        for engine, name in _SERVERS.items()
-    ]
+    lines = [_served_line(step, engine) for step in SERVED for engine in _SERVERS]
     _table(("step", "program", "device, modeled", "range", "host", "published", "error"), lines)
 
 
-def _served_line(served: Served, engine: str, name: str) -> str:
-    step = _time(_run(name), served.phase).step
+def served_errors(engine: str) -> list[float]:
+    """Modeled over published time, less 1, of the steps of an engine."""
+    return [_served_error(step, _served_step(step, engine).value_s) for step in SERVED]
+
+
+def _served_error(served: Served, value_s: float) -> float:
+    return (value_s + served.host_s) / served.published_s - 1
+
+
+def _served_step(served: Served, engine: str) -> TimeEstimate:
+    """The time of a decode step, or of a chunk of prefill."""
+    step = _time(_run(f"{_SERVERS[engine]}{served.suffix}"), served.phase).step
+    return step * (1 / served.n_chunks)
+
+
+def _served_line(served: Served, engine: str) -> str:
+    step = _served_step(served, engine)
     assert step.low_s is not None
     assert step.high_s is not None
-    value_s, low_s, high_s = (s / served.n_chunks for s in (step.value_s, step.low_s, step.high_s))
     return _line(
         served.label,
         engine,
-        format_seconds(value_s),
-        f"{format_seconds(low_s)} to {format_seconds(high_s)}",
+        format_seconds(step.value_s),
+        f"{format_seconds(step.low_s)} to {format_seconds(step.high_s)}",
         format_seconds(served.host_s) if served.host_s else "overlaps",
         format_seconds(served.published_s),
-        f"{(value_s + served.host_s) / served.published_s - 1:+.0%}",
+        f"{_served_error(served, step.value_s):+.0%}",
     )
 
 
