@@ -98,6 +98,7 @@ readme: $(VENV)/.dev demo ## write real output into the README and the docs
 .PHONY: site
 site: $(VENV)/.dev ## the documentation site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python experiments/best_plans.py --runs build/site/best-plans/runs
 
 .PHONY: fuzz
 fuzz: $(VENV)/.dev ## damaged files for every reader, a minute each: SECONDS=600 for longer

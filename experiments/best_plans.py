@@ -2,6 +2,7 @@
 
     python experiments/best_plans.py              search what is missing, then write docs/best-plans/cells.js
     python experiments/best_plans.py --compile v6e   also compile the winners on one generation (hours for all)
+    python experiments/best_plans.py --runs FOLDER   write the run folder of every published cell, as archives
 
 A cell is one model on one generation with one goal. For `throughput`, `meshscope.plan` chooses the smallest
 slice that answers within SLO, the plan, the batch and the precision; for `latency`, the plan with the least
@@ -13,11 +14,14 @@ time of a request on eight chips, or on that smallest slice if it is larger. Eac
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import repeat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import meshscope
@@ -144,8 +148,11 @@ def wanted(chips: Iterable[str] = tuple(EIGHT_CHIPS)) -> list[Key]:
 
 
 def _file(key: Key) -> Path:
-    model, chip, goal = key
-    return RUNS / "cells" / f"{chip}-{goal}-{model.replace('/', '--')}.json"
+    return RUNS / "cells" / f"{_name(*key)}.json"
+
+
+def _name(model: str, chip: str, goal: str) -> str:
+    return f"{chip}-{goal}-{model.replace('/', '--')}"
 
 
 def search_cells(keys: Sequence[Key], *, n_jobs: int) -> None:
@@ -195,10 +202,20 @@ def _is_compiled(cell: Cell) -> bool:
 
 
 def read_cells(keys: Iterable[Key]) -> list[Cell]:
-    """The cells that were searched, with what the compiler made of them where it did."""
+    """The cells that were searched, with what the compiler made of them where it did.
+
+    A program that was compiled for the published page and is not here counts as long as its command is the same.
+    """
     cells = [json.loads(_file(key).read_text("utf-8")) for key in keys if _file(key).exists()]
-    compiled = _compiled()
+    compiled = {_command_key(cell): cell["compiled"] for cell in published() if cell["compiled"]}
+    compiled |= _compiled()
     return [cell | {"compiled": compiled.get(_command_key(cell))} for cell in cells]
+
+
+def published() -> list[Cell]:
+    """The cells of the page."""
+    text = PAGE.read_text("utf-8")
+    return json.loads(text[text.index("[") : text.rindex("]") + 1])
 
 
 def _compiled() -> dict[tuple[Any, ...], Cell]:
@@ -235,14 +252,43 @@ def publish(cells: Sequence[Cell]) -> None:
     _write(PAGE, f"{PREFIX}[\n{lines}\n];")
 
 
+def write_runs(folder: Path, cells: Iterable[Cell], *, n_jobs: int) -> None:
+    """Archives `<generation>-<goal>-<model>.zip` with the run folder of each cell, for the site.
+
+    It is that of the compiled program where `runs/best-plans/compiled` has it, else that of the prediction.
+    `runs.js` beside them tells the page that they are there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    known = [cell for cell in cells if "options" in cell]
+    with ProcessPoolExecutor(n_jobs) as pool:
+        list(pool.map(_write_run, known, repeat(folder), chunksize=8))
+    _write(folder / "runs.js", "window.meshscopeBestPlanRuns = true;")
+
+
+def _write_run(cell: Cell, folder: Path) -> None:
+    name = _name(cell["model"], cell["chip"], cell["goal"])
+    compiled = RUNS / "compiled" / (cell["compiled"] or {"run": "none"})["run"]
+    with TemporaryDirectory() as work:
+        run = Path(work) / name
+        if compiled.is_dir():
+            shutil.copytree(compiled, run)
+        else:
+            meshscope.predict(cell["model"], **cell["options"]).save(run)
+        shutil.make_archive(str(folder / name), "zip", work, name)
+
+
 def main() -> None:
     """Searches, compiles if asked, and publishes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--compile", action="append", default=[], choices=EIGHT_CHIPS, metavar="CHIP"
     )
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="only write the run folders")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     asked = parser.parse_args()
+    if asked.runs:
+        write_runs(asked.runs, published(), n_jobs=asked.jobs)
+        return
     search_cells(wanted(), n_jobs=asked.jobs)
     if asked.compile:
         compile_cells(read_cells(wanted(asked.compile)), n_jobs=1)

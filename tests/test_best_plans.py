@@ -1,6 +1,7 @@
 """The table of best plans holds what `plan` and `predict` say, for every built-in model."""
 
 import json
+import shutil
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -83,3 +84,34 @@ def test_a_search_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(program, "cell_of", lambda *_: pytest.fail("it was searched again"))
     assert program.searched(*key) == first
     assert program.read_cells([key]) == [first | {"compiled": None}]
+
+
+def test_a_compiled_program_stays_on_the_page_while_its_command_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = import_module("best_plans")
+    cell = next(cell for cell in known_cells() if cell["compiled"])
+    monkeypatch.setattr(program, "RUNS", tmp_path)
+    key = (cell["model"], cell["chip"], Goal(cell["goal"]))
+    file = (
+        tmp_path
+        / "cells"
+        / f"{cell['chip']}-{cell['goal']}-{cell['model'].replace('/', '--')}.json"
+    )
+    file.parent.mkdir()
+    file.write_text(json.dumps(cell | {"compiled": None}))
+    assert program.read_cells([key])[0]["compiled"] == cell["compiled"]
+    other = cell | {"compiled": None, "options": cell["options"] | {"batch": 7}}
+    file.write_text(json.dumps(other))
+    assert program.read_cells([key])[0]["compiled"] is None
+
+
+def test_the_site_carries_the_run_folder_of_each_cell(tmp_path: Path) -> None:
+    program = import_module("best_plans")
+    cell = next(cell for cell in known_cells() if cell["model"] == "Qwen/Qwen3-0.6B")
+    program.write_runs(tmp_path / "runs", [cell], n_jobs=1)
+    (archive,) = (tmp_path / "runs").glob("*.zip")
+    shutil.unpack_archive(archive, tmp_path)
+    run = meshscope.open(tmp_path / archive.stem).as_dict()
+    assert run["time"]["tpot_s"] == pytest.approx(cell["tpot_s"][0], rel=0.2)
+    assert (tmp_path / "runs" / "runs.js").is_file()

@@ -98,7 +98,12 @@
     const list = element("dl", {});
     for (const [term, text] of lines) list.append(element("dt", {}, term), element("dd", {}, text));
     const command = `meshscope ${cell.compiled ? "compile" : "predict"} ${cell.model} ${options.join(" ")}`;
-    return element("div", {}, list, element("pre", {}, element("code", {}, command)));
+    const made = element("div", {}, list, element("pre", {}, element("code", {}, command)));
+    if (window.meshscopeBestPlanRuns) {
+      const file = `${cell.chip}-${cell.goal}-${cell.model.replaceAll("/", "--")}.zip`;
+      made.append(element("p", {}, element("a", { href: `best-plans/runs/${encodeURIComponent(file)}`, download: "" }, "its run folder (zip)")));
+    }
+    return made;
   }
 
   function row(cell) {
@@ -147,6 +152,8 @@
     );
   }
   window.addEventListener("hashchange", () => { readAddress(); draw(); });
+  // The site carries the run folders; a checkout has none, and then there is no link.
+  document.head.append(element("script", { src: "best-plans/runs/runs.js", onload: draw }));
   readAddress();
   draw();
   table.querySelector("tr.open")?.scrollIntoView({ block: "center" });
