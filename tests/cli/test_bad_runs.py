@@ -48,6 +48,7 @@ def hostile(runs):
     return runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", ["80", "200"])
 @pytest.mark.parametrize("words", READERS, ids=" ".join)
 def test_hostile_names_neither_steer_nor_flood_a_terminal(
@@ -61,6 +62,7 @@ def test_hostile_names_neither_steer_nor_flood_a_terminal(
     assert max(map(len, out.splitlines())) <= int(width)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_hostile_names_are_harmless_in_every_export(hostile, form: str) -> None:
     status, _, err = hostile("export", "bad", "--to", form, "--out", "x")

@@ -194,6 +194,7 @@ def test_ctrl_c_while_tables_are_read_is_no_traceback(sql, monkeypatch) -> None:
 
 
 # The second query never checks for signals while it runs.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "query",
     [

@@ -244,6 +244,7 @@ def test_twenty_kills_lose_nothing_and_repeat_nothing(meshscope, tmp_path: Path)
         read_run(Path("runs/s", name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_leaves_nothing_half(tmp_path: Path, meshscope, number: int) -> None:
     """Ctrl-C reaches the whole group, as a terminal sends it."""

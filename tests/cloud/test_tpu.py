@@ -58,6 +58,7 @@ def runs() -> list[str]:
     return sorted(p.parent.name for p in Path("runs/e").glob("*/manifest.json"))
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_after_a_preemption_and_deletes_its_slice(tpu, cloud) -> None:
     cloud.set(preemptions=1)
 
@@ -70,6 +71,7 @@ def test_a_sweep_goes_on_after_a_preemption_and_deletes_its_slice(tpu, cloud) ->
     assert cloud.state["resources"] == {}
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_where_it_stopped_and_keeps_a_failure(tpu, cloud) -> None:
     write_sweep(2, 7)
     status, _, err = tpu("sweep", "bench", "e.yaml", *SWEEP, "--keep")
@@ -90,6 +92,7 @@ def test_a_refused_slice_is_not_deleted_and_the_reason_is_the_message(tpu, cloud
     assert cloud.calls_of("queued-resources", "delete") == []
 
 
+@pytest.mark.slow
 def test_a_finished_sweep_needs_no_slice(tpu, cloud) -> None:
     write_sweep(2)
     assert tpu("sweep", "bench", "e.yaml", *SWEEP)[0] == 0
@@ -98,6 +101,7 @@ def test_a_finished_sweep_needs_no_slice(tpu, cloud) -> None:
     assert len(cloud.calls_of("queued-resources", "create")) == n_calls
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_ends_its_command_and_deletes_its_slice(tpu, cloud) -> None:  # noqa: ARG001
     """Ctrl-C reaches the process of meshscope alone, as `kill -INT` does."""
     write_sweep(9)
@@ -117,6 +121,7 @@ def test_an_interrupted_sweep_ends_its_command_and_deletes_its_slice(tpu, cloud)
     assert cloud.state["resources"] == {}
 
 
+@pytest.mark.slow
 def test_workers_of_several_hosts_find_each_other(tpu, cloud) -> None:
     write_sweep(4, topology="v6e-16")
     cloud.set(workers=4, endpoints=",".join(f"x:y:10.0.0.{i}" for i in range(4)))

@@ -294,6 +294,7 @@ def test_a_chunked_prefill_reads_its_weights_once_per_chunk():
     assert steps.step_s[1] > steps.step_s[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [512, 1024, 4096, 8192])
 def test_windowed_kernels_compute_the_blocks_of_their_window(prompt: int):
     """gpt-oss: every other layer attends to 128 positions, in blocks of 512 x 512."""

@@ -66,6 +66,7 @@ def test_examples_give_rows_or_one_message(reader: Reader, tmp_path: Path) -> No
         answer_of(reader, tmp_path / f"example{reader.ending}", content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 def test_a_damaged_file_gives_rows_or_one_message(reader: Reader, tmp_path: Path) -> None:
     path = tmp_path / f"damaged{reader.ending}"

@@ -34,6 +34,7 @@ def meeting(slo: str) -> set[str]:
     return {r.space.topology.name for r in searches if r.winner is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slo", ["ttft=1,tpot=0.03", "ttft=0.2,tpot=0.008"])
 @pytest.mark.parametrize("text", [None, "v6e=2.7,v5e=1.2", "v6e=1,v5e=9"])
 def test_no_cheaper_slice_meets_the_objective(slo: str, text: str | None) -> None:

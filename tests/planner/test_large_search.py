@@ -87,6 +87,7 @@ def test_a_candidate_fits_if_its_own_memory_does() -> None:
     assert set(expected) == {True, False}
 
 
+@pytest.mark.slow
 def test_the_front_of_many_blocks_is_that_of_each_row() -> None:
     figures = np.random.default_rng(2).integers(0, 400, (6_000, 3)).astype(float)
     front = pareto_front(figures)
@@ -98,6 +99,7 @@ def test_the_front_of_many_blocks_is_that_of_each_row() -> None:
     assert len(front) == len(expected)
 
 
+@pytest.mark.slow
 def test_a_million_pairs_are_ranked_within_half_a_gigabyte() -> None:
     done = subprocess.run(
         [sys.executable, "-c", MILLION], capture_output=True, text=True, check=True

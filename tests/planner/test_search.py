@@ -73,6 +73,7 @@ def _brute_force(model: str, topology: str, batch: int) -> dict[str, meshscope.R
     return runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"])
 def test_the_space_and_the_winner_are_those_of_brute_force(model: str) -> None:
     runs = _brute_force(model, "v6e:2x2", batch=8)
@@ -94,6 +95,7 @@ def test_the_space_and_the_winner_are_those_of_brute_force(model: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_every_choice_on_the_front_has_the_predicted_times() -> None:
     result = _searched("Qwen/Qwen3-32B", "v6e-8", dtypes=("bf16", "s8"), slo="tpot=0.02")
     assert len(result.front) > 5

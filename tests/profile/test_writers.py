@@ -124,6 +124,7 @@ def test_hosts_are_on_one_clock(tmp_path: Path) -> None:
     assert starts == [("h0 /device:TPU:3", 5), ("h1 /device:TPU:3", 5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cpu", "tpu"])
 def test_both_traces_have_every_event(backend: str, tmp_path: Path) -> None:
     profile = read_profile(GOLDEN) if backend == "cpu" else read(tmp_path, *v6e_host())

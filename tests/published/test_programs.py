@@ -101,6 +101,7 @@ def _model_s(name: str) -> float:
     return _time(name).step.value_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAM_OF)
 def test_simulated_step_takes_the_published_time(name: str):
     program = PROGRAM_OF[name]

@@ -18,6 +18,7 @@ def served(
     return served_alone(load, pool(policy, blocks))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("utilization", [0.3, 0.6, 0.8])
 def test_waits_of_equal_requests_are_those_of_m_d_1(utilization: float) -> None:
     """Pollaczek-Khinchine for constant service: W = rho s / (2 (1 - rho))."""
@@ -29,6 +30,7 @@ def test_waits_of_equal_requests_are_those_of_m_d_1(utilization: float) -> None:
     assert float(waits_s.mean()) == pytest.approx(expected_s, rel=0.08)
 
 
+@pytest.mark.slow
 def test_waits_of_requests_of_random_length_are_those_of_m_g_1() -> None:
     """Pollaczek-Khinchine: W = lambda E[S^2] / (2 (1 - rho)), with geometric output lengths."""
     load = poisson(2.0, 40_000, output=21, is_geometric=True)

@@ -233,6 +233,7 @@ def test_a_command_that_is_told_twice_to_end_leaves_nothing(
     assert (done.returncode, names(tmp_path)) == (143, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_bytes", [0, 40, 2000, 8000])
 def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path: Path, n_bytes: int) -> None:
     """Wherever the writing ends: at the mark, in the table, in the manifest."""

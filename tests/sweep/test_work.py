@@ -87,6 +87,7 @@ def test_a_terminated_run_has_not_failed(make: Make) -> None:
     assert (folder.failures, events.lines[-1]) == ({}, ("interrupted", "a"))
 
 
+@pytest.mark.slow
 def test_so_many_at_a_time_and_live_runs_alone(make: Make) -> None:
     """Each child waits long enough that those that may run beside it have started."""
     runs = [

@@ -183,6 +183,7 @@ print(run.record.measured.findings)
 """
 
 
+@pytest.mark.slow
 def test_many_distinct_names_need_bounded_memory(tmp_path: Path) -> None:
     """200,000 different kernels, ten times the limit: they share a row, and memory stays bounded."""
     path = tmp_path / "names.json"
