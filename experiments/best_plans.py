@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -158,11 +159,16 @@ def _name(model: str, chip: str, goal: str) -> str:
 def search_cells(keys: Sequence[Key], *, n_jobs: int) -> None:
     """Writes the missing cells, several at a time."""
     missing = [key for key in keys if not _file(key).exists()]
-    with ProcessPoolExecutor(n_jobs) as pool:
+    with _processes(n_jobs) as pool:
         cells = {pool.submit(searched, *key): key for key in missing}
         for n_done, cell in enumerate(as_completed(cells), start=1):
             cell.result()
             sys.stderr.write(f"{n_done}/{len(missing)} {' '.join(cells[cell])}\n")
+
+
+def _processes(n_jobs: int) -> ProcessPoolExecutor:
+    """New processes: a fork of one that has threads, as Parquet's, can wait for their locks forever."""
+    return ProcessPoolExecutor(n_jobs, mp_context=get_context("spawn"))
 
 
 def _write(path: Path, text: str) -> None:
@@ -260,7 +266,7 @@ def write_runs(folder: Path, cells: Iterable[Cell], *, n_jobs: int) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     known = [cell for cell in cells if "options" in cell]
-    with ProcessPoolExecutor(n_jobs) as pool:
+    with _processes(n_jobs) as pool:
         list(pool.map(_write_run, known, repeat(folder), chunksize=8))
     _write(folder / "runs.js", "window.meshscopeBestPlanRuns = true;")
 
