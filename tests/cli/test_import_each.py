@@ -9,6 +9,8 @@ import pytest
 from meshscope.store.read import read_run
 from meshscope.sweep import queue
 
+pytestmark = pytest.mark.slow  # starts processes
+
 DUMP = (Path(__file__).parents[1] / "golden/hlo/foreign_step.hlo.txt").read_text()
 TP4 = ("--topology", "v6e-4", "--plan", "tp=4")
 OUT = Path("runs/imports")

@@ -15,6 +15,8 @@ from meshscope.events.enums import Source
 from meshscope.store.read import read_run
 from meshscope.sweep import queue
 
+pytestmark = pytest.mark.slow  # starts and kills processes
+
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SMALL = {"topology": "v6e-8", "batch": 2, "prompt": 16, "output": 2, "layers": 1}
 GRID = {"model": ["Qwen/Qwen3-4B", "meta-llama/Llama-3.1-8B"], "plan": ["tp=8", "dp=2,tp=4"]}
@@ -208,7 +210,6 @@ def whole_runs(folder: Path) -> dict[str, tuple[int, int]]:
     return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
-@pytest.mark.slow
 def test_twenty_kills_lose_nothing_and_repeat_nothing(meshscope, tmp_path: Path) -> None:
     """Half of the kills hit a run that is being written, half one that was just finished."""
     write({"defaults": SMALL, "grid": GRID | {"batch": [2, 4, 6]}})
@@ -244,7 +245,6 @@ def test_twenty_kills_lose_nothing_and_repeat_nothing(meshscope, tmp_path: Path)
         read_run(Path("runs/s", name))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_leaves_nothing_half(tmp_path: Path, meshscope, number: int) -> None:
     """Ctrl-C reaches the whole group, as a terminal sends it."""

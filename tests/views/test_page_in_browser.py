@@ -14,7 +14,10 @@ from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 from meshscope.store.run import RunRecord
 from meshscope.views.html.page import page_html
 
-pytestmark = pytest.mark.skipif(chromium() is None, reason="needs a Chromium on the PATH")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(chromium() is None, reason="needs a Chromium on the PATH"),
+]
 
 READY = "document.documentElement?.dataset.ready !== undefined"  # no element yet while it loads
 OPENED = (  # every fold, with the charts inside
