@@ -22,6 +22,7 @@ from meshscope.prediction import planned_stages
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.compiler_facts import compiler_facts
+from meshscope.spec.model.model import GroupedAttention
 from meshscope.spec.plan.dispatch import exchange_axes
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.stages import n_ticks, stage_layers
@@ -250,7 +251,14 @@ def _with_workload(experiment: Experiment, phase: Phase, reference: _Reference) 
     )
     is_pipelined = plan.pp > 1 and phase is Phase.PREFILL
     program = replace(experiment.program, microbatches=n_microbatches if is_pipelined else None)
-    return replace(experiment, workload=workload, program=program)
+    scaled = replace(experiment, workload=workload, program=program)
+    attention = experiment.model.attention
+    if plan.cp == 1 or not isinstance(attention, GroupedAttention) or attention.window is None:
+        return scaled
+    # The steps of a ring depend on how many blocks a window spans: as many as in the experiment.
+    span = -(-(attention.window - 1) * workload.prompt // experiment.workload.prompt)
+    attention = replace(attention, window=span + 1)
+    return replace(scaled, model=replace(experiment.model, attention=attention))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
