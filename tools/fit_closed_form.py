@@ -4,7 +4,8 @@
 
 The fit takes the fitted half of `tools/published_steps.csv`, and pulls every constant towards its prior: a
 published microbenchmark, or what compiled programs show. A constant without a published step of its chip
-keeps its prior. Intervals are scaled until they cover the holdout. Read the difference in
+keeps its prior. The widths of intervals come from the fitted half, too: each model is left out in turn, and
+its steps are predicted by a fit to the other models. Read the difference in
 `src/meshscope/spec/hardware/fitted_constants.json`.
 """
 
@@ -15,6 +16,7 @@ import numpy as np
 from constants_file import update_constants
 from published_steps import Half, PublishedStep, closed_time, published_steps
 from scipy.optimize import least_squares
+from scipy.stats import t as student
 
 from meshscope.cost.efficiency import ChipEfficiency, ClosedConstants
 from meshscope.events.step_time import TimeEstimate
@@ -97,7 +99,7 @@ PRIORS = {
 }
 ERROR = 0.08  # of the model itself
 MIN_SCALE = 1.5  # of the errors at the bounds of an interval
-MIN_FRAC = 0.9  # of the holdout that the intervals cover
+LEVEL = 0.9  # of the steps of a model that was not fitted, inside their intervals
 
 Point = dict[str, float]  # constants by name; those of a chip as name@chip
 
@@ -112,24 +114,43 @@ class Outcome:
     @property
     def error(self) -> float:
         """The natural logarithm of modeled over published."""
-        return float(np.log(self.time.value_s / self.step.device_s))
+        return float(np.log(self.time.value_s / self.step.nearest_s(self.time.value_s)))
 
     @property
     def is_inside(self) -> bool:
         """Whether the interval contains the published time."""
-        return self.time.lower_s <= self.step.device_s <= self.time.upper_s
+        return self.step.is_inside(self.time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widths:
+    """What makes intervals wide: a factor of the errors of the constants, and the spread of models."""
+
+    scale: float
+    model_spread: float
+
+
+NO_WIDTHS = Widths(scale=1.0, model_spread=1.0)
 
 
 def fit() -> None:
-    """Least squares of logarithms, then intervals that cover the holdout."""
+    """Least squares of logarithms, then the widths of intervals from models that are left out in turn."""
     steps = [step for step in published_steps() if step.half in {Half.FITTED, Half.HOLDOUT}]
     fitted = [step for step in steps if step.half is Half.FITTED]
     start = _start(fitted)
+    point = _solved(fitted, start)
+    widths = _widths(fitted, start)
+    _report(_outcomes(steps, point, widths))
+    _store(point, widths, n_fitted=len(fitted), n_holdout=len(steps) - len(fitted))
+
+
+def _solved(fitted: Sequence[PublishedStep], start: Point) -> Point:
+    """The constants with the least squares of errors and of distances from their priors."""
     names = list(start)
 
     def residuals(logs: Sequence[float]) -> list[float]:
         point = dict(zip(names, np.exp(logs), strict=True))
-        errors = [outcome.error / ERROR for outcome in _outcomes(fitted, point, 1.0)]
+        errors = [outcome.error / ERROR for outcome in _outcomes(fitted, point)]
         pulls = [
             float(np.log(point[name] / start[name])) / PRIORS[name.partition("@")[0]].error
             for name in names
@@ -137,14 +158,41 @@ def fit() -> None:
         return [*errors, *pulls]
 
     solution = least_squares(residuals, np.log(list(start.values())))
-    point = {name: float(f"{v:.3g}") for name, v in zip(names, np.exp(solution.x), strict=True)}
-    scale = next(
-        scale
-        for scale in np.arange(MIN_SCALE, 5.0, 0.1)
-        if _coverage(steps, point, scale) >= MIN_FRAC
-    )
-    _report(_outcomes(steps, point, scale))
-    _store(point, float(scale), n_fitted=len(fitted), n_holdout=len(steps) - len(fitted))
+    return {name: float(f"{v:.3g}") for name, v in zip(names, np.exp(solution.x), strict=True)}
+
+
+def _widths(fitted: Sequence[PublishedStep], start: Point) -> Widths:
+    """Widths of intervals by the errors for models that were left out of the fit.
+
+    The scale covers nine tenths of these steps. The spread is that of a further model: the root mean square
+    of the models' errors, times Student's factor for as many models.
+    """
+    left_out: list[tuple[PublishedStep, Point]] = []
+    squares: list[float] = []
+    for model in dict.fromkeys(_model(step) for step in fitted):
+        point = _solved([step for step in fitted if _model(step) != model], start)
+        of_model = [step for step in fitted if _model(step) == model]
+        squares.append(float(np.mean([o.error**2 for o in _outcomes(of_model, point)])))
+        left_out += [(step, point) for step in of_model]
+        print(f"without {model}: {np.sqrt(squares[-1]):.1%}")
+    quantile = float(student.ppf((1 + LEVEL) / 2, len(squares)))
+    spread = float(np.exp(quantile * np.sqrt(np.mean(squares))))
+    return Widths(scale=_covering_scale(left_out), model_spread=round(spread, 3))
+
+
+def _model(step: PublishedStep) -> str:
+    return step.experiment.model.name
+
+
+def _covering_scale(left_out: Sequence[tuple[PublishedStep, Point]]) -> float:
+    """The least scale whose intervals contain enough steps, each predicted without its model."""
+
+    def covered_frac(scale: float) -> float:
+        widths = Widths(scale=scale, model_spread=1.0)
+        return float(np.mean([_outcomes([s], point, widths)[0].is_inside for s, point in left_out]))
+
+    scales = np.arange(MIN_SCALE, 5.0, 0.1)
+    return float(next(scale for scale in scales if covered_frac(scale) >= LEVEL))
 
 
 def _start(fitted: Sequence[PublishedStep]) -> Point:
@@ -167,14 +215,15 @@ def _value(point: Point, name: str, chip: str) -> float:
     return point.get(f"{name}@{chip}", point.get(name, values.get(chip, 0.0)))
 
 
-def _efficiency(point: Point, chip: str, scale: float) -> ChipEfficiency:
+def _efficiency(point: Point, chip: str, widths: Widths) -> ChipEfficiency:
     constants = ClosedConstants(**{name: _value(point, name, chip) for name in PRIORS})
-    spreads = _spreads(point, chip, scale)
+    spreads = _spreads(point, chip, widths.scale)
     return ChipEfficiency(
         constants=constants,
         fast=constants.faster(spreads),
         slow=constants.faster({name: 1 / spread for name, spread in spreads.items()}),
         streams_weights=True,
+        model_spread=widths.model_spread,
     )
 
 
@@ -192,15 +241,11 @@ def _is_fitted(point: Point, chip: str) -> bool:
     return f"matmul@{chip}" in point
 
 
-def _outcomes(steps: Sequence[PublishedStep], point: Point, scale: float) -> list[Outcome]:
-    efficiencies = {step.chip: _efficiency(point, step.chip, scale) for step in steps}
+def _outcomes(
+    steps: Sequence[PublishedStep], point: Point, widths: Widths = NO_WIDTHS
+) -> list[Outcome]:
+    efficiencies = {step.chip: _efficiency(point, step.chip, widths) for step in steps}
     return [Outcome(step=step, time=closed_time(step, efficiencies[step.chip])) for step in steps]
-
-
-def _coverage(steps: Sequence[PublishedStep], point: Point, scale: float) -> float:
-    """The fraction of the holdout inside the intervals."""
-    holdout = [step for step in steps if step.half is Half.HOLDOUT]
-    return float(np.mean([outcome.is_inside for outcome in _outcomes(holdout, point, scale)]))
 
 
 def _report(outcomes: Sequence[Outcome]) -> None:
@@ -217,12 +262,13 @@ def _report(outcomes: Sequence[Outcome]) -> None:
     print(f"median half-width {np.median(widths):.1%}")
 
 
-def _store(point: Point, scale: float, *, n_fitted: int, n_holdout: int) -> None:
+def _store(point: Point, widths: Widths, *, n_fitted: int, n_holdout: int) -> None:
     chips = [chip.name for chip in CHIPS.values() if chip.kind is ChipKind.TPU]
     by_chip = {
         chip: {
-            "constants": asdict(_efficiency(point, chip, scale).constants),
-            "spreads": _spreads(point, chip, scale),
+            "constants": asdict(_efficiency(point, chip, widths).constants),
+            "spreads": _spreads(point, chip, widths.scale),
+            "model_spread": widths.model_spread,
             "is_fitted": _is_fitted(point, chip),
         }
         for chip in chips

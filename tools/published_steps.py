@@ -4,8 +4,10 @@ Every second row of a group (same model, plan and phase) is for the fit, the oth
 were read after both the form of the model and its constants were fixed.
 Prefill times follow from a published throughput: tokens over the rate. Decode times are medians; those of
 servers contain the host. `host_ms` is an assumption of this project: the 4 ms that one chip's decode times
-have in common at five batches and contexts. A server of four chips waits for its host, so its times are
-only upper bounds of the device's. The contexts of Llama-3.1-70B are the capacity of the cache, of which the
+have in common at five batches and contexts. On four chips the host's share is unknown: a server may overlap
+its host with the device, or wait for it. There `least_host_ms` is 0, the time of the device is a range, and
+an error counts from the nearer end of it. The server of January 2026 waited for its host on four chips, so
+its times there are only upper bounds ("bound"). The contexts of Llama-3.1-70B are the capacity of the cache, of which the
 attention kernel reads what is filled; how much that is was not published.
 """
 
@@ -49,6 +51,7 @@ class PublishedStep:
     phase: Phase
     published_s: float
     host_s: float
+    least_host_s: float
     source: str
 
     @property
@@ -58,8 +61,21 @@ class PublishedStep:
 
     @property
     def device_s(self) -> float:
-        """Published time without the host's."""
+        """Published time without the host's, or the least that is left where its share is unknown."""
         return self.published_s - self.host_s
+
+    @property
+    def most_device_s(self) -> float:
+        """Published time without what the host takes for certain."""
+        return self.published_s - self.least_host_s
+
+    def nearest_s(self, seconds: float) -> float:
+        """The time in the range of the device's that is nearest to `seconds`."""
+        return min(max(seconds, self.device_s), self.most_device_s)
+
+    def is_inside(self, time: TimeEstimate) -> bool:
+        """Whether an interval contains the published time, or a part of its range."""
+        return time.lower_s <= self.most_device_s and self.device_s <= time.upper_s
 
 
 def published_steps() -> tuple[PublishedStep, ...]:
@@ -77,6 +93,7 @@ def _step(row: dict[str, str]) -> PublishedStep:
         phase=Phase(row["phase"]),
         published_s=float(row["published_ms"]) / 1e3,
         host_s=float(row["host_ms"] or 0) / 1e3,
+        least_host_s=float(row["least_host_ms"] or row["host_ms"] or 0) / 1e3,
         source=row["source"],
     )
 

@@ -411,13 +411,13 @@ def _work(plans: PlanBatch, at: IntArray, costs: FloatArray) -> _Work:
     weights_s = seconds[..., Cost.WEIGHT_BYTES]
     streams = plans.streams_weights[at][:, None] > 0
     apart = {Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS, Cost.WEIGHT_BYTES}
+    overlap = np.where(plans.is_decode > 0, plans.overlap, 1.0)[at]
     others = [cost for cost in Cost if cost not in apart]
     return _Work(
         core_s=np.where(streams, products_s, np.maximum(products_s, weights_s))
         + seconds[..., others].sum(axis=-1),
         stream_s=np.where(streams, weights_s, 0.0),
-        hiding_s=seconds[..., Cost.SMALL_OPS]
-        + (plans.overlap * plans.is_decode)[at][:, None] * products_s,
+        hiding_s=seconds[..., Cost.SMALL_OPS] + overlap[:, None] * products_s,
     )
 
 

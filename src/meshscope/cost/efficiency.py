@@ -68,13 +68,15 @@ class ChipEfficiency:
 
     With `streams_weights`, weights of coming products arrive while the core waits in collectives and
     small operations, and products wait for the rest; otherwise each product overlaps with its own
-    weights only.
+    weights only. An interval reaches at least from 1 / `model_spread` to `model_spread` times the step:
+    the error for a model of which no step was fitted.
     """
 
     constants: ClosedConstants
     fast: ClosedConstants
     slow: ClosedConstants
     streams_weights: bool
+    model_spread: float = 1.0
     source: str = ""
 
     @property
@@ -135,6 +137,7 @@ def _fitted(chip: str) -> ChipEfficiency:
         fast=constants.faster(spreads),
         slow=constants.faster({name: 1 / spread for name, spread in spreads.items()}),
         streams_weights=True,
+        model_spread=fit.closed_form["model_spread"],
         source=f"constants fitted to {fit.n_fitted} published steps"
         + ("" if fit.closed_form["is_fitted"] else f" of other chips; none of {chip} is known"),
     )

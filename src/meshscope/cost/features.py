@@ -21,6 +21,7 @@ from meshscope.cost.rates import Rates
 from meshscope.cost.workload_features import Feature
 from meshscope.events.enums import Part, Phase
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.precision import product_speedup
 from meshscope.spec.model.flops import (
     chunked_flops,
@@ -59,12 +60,18 @@ from meshscope.units import DTYPE_BITS
 FloatArray = NDArray[np.float64]
 
 # Passes over activations beside the products, each a read or a write of the whole array: the residual
-# stream is summed with the output of a block and normalized; queries, keys and values are rotated, some
-# also normalized; the gated product of an MLP is written and read.
-RESIDUAL_PASSES = 4
+# stream is summed with the output of a block; queries, keys and values are rotated, some also normalized.
+# Norms of the residual stream and the gated product of a dense MLP are fused with products, which write
+# their outputs while they compute. Counted in simulated prefills of meshscope's Llama-3.1-8B, Qwen3-8B and
+# Qwen3-32B on v6e, and of Llama-3.1-8B in vLLM 0.12 (libtpu 0.0.42.1).
+RESIDUAL_PASSES = 2
 HEAD_PASSES = 2
 NORM_PASSES = 2
-GATED_PASSES = 2
+GATED_PASSES = 2  # of experts, whose kernels leave the gated product to a pass
+# Servers on TPU also bring queries, keys and outputs into the layouts of their kernel and back. Counted in
+# simulated prefills of Llama-3.1-8B in vLLM 0.12, and of Qwen2.5-7B and Qwen3-8B in SGLang-JAX (August 2026).
+SERVED_HEAD_PASSES = 5
+SERVED_NORM_PASSES = 4
 # Passes between the projections of latent attention and its kernel over prompts: queries and keys of two
 # parts are rotated, joined and padded. The program of DeepSeek-V3.1 for v6e (libtpu 0.0.42.1) moves 5.2 GB
 # for the 128 heads of 8,192 tokens.
@@ -144,6 +151,7 @@ class _Device:
     row_s: float  # to gather a row of the residual stream from HBM
     row_read_s: float  # to read one in order
     program: ModeledProgram
+    is_served: bool  # by an engine on TPU, with the layouts of its attention kernel
 
     def read_bytes(self, weight: Weight) -> float:
         """Bytes of a weight and its scales as the device uses them: sharded over tp, gathered over fsdp."""
@@ -177,6 +185,8 @@ def plan_costs(
         row_s=row_s(rates, experiment.model.hidden, act_bytes),
         row_read_s=experiment.model.hidden * act_bytes / rates.hbm_bytes_per_s,
         program=program,
+        is_served=program is ModeledProgram.PUBLISHED
+        and experiment.topology.chip.kind is ChipKind.TPU,
     )
     return _device_costs(device, experiment.plan.pp)
 
@@ -247,14 +257,11 @@ def _layer(device: _Device, layer: Layer) -> Iterator[_Entry]:
     if layer.mlp is not MlpKind.DENSE:
         yield from _mixture(device, layer)
         return
-    assert device.model.ffn is not None
-    yield from _mlp(device, Part.MLP, dense_weights(device.model), device.model.ffn)
+    yield from _mlp(device, Part.MLP, dense_weights(device.model))
 
 
-def _mlp(device: _Device, part: Part, weights: tuple[Weight, ...], ffn: int) -> Iterator[_Entry]:
+def _mlp(device: _Device, part: Part, weights: tuple[Weight, ...]) -> Iterator[_Entry]:
     yield from _block(device, part, weights)
-    width = GATED_PASSES * ffn / device.plan.tp
-    yield part, Cost.WIDE_BYTES, Feature.TOKENS, width * device.act_bytes
     yield part, Cost.SMALL_OPS, Feature.ONE, MLP_OPS
 
 
@@ -318,7 +325,9 @@ def _head_passes(device: _Device, layer: Layer) -> float:
         case GroupedAttention():
             local_kv_heads = stored_kv_heads(attention, plan) / plan.tp
             width = (local_heads + 2 * local_kv_heads) * attention.head_dim
-            return (HEAD_PASSES + NORM_PASSES * attention.has_qk_norm) * width
+            head_passes = SERVED_HEAD_PASSES if device.is_served else HEAD_PASSES
+            norm_passes = SERVED_NORM_PASSES if device.is_served else NORM_PASSES
+            return (head_passes + norm_passes * attention.has_qk_norm) * width
         case LatentAttention():
             passes = HEAD_PASSES if device.phase is Phase.DECODE else LATENT_PREFILL_PASSES
             return passes * local_heads * (attention.qk_dim + attention.value_dim)
@@ -379,7 +388,7 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
     yield from _router(device, layer)
     yield from _experts(device)
     if model.moe.shared_ffn is not None:
-        yield from _mlp(device, Part.MOE_SHARED, shared_weights(model), model.moe.shared_ffn)
+        yield from _mlp(device, Part.MOE_SHARED, shared_weights(model))
     else:
         # The norm before the experts, and the sum after them.
         residual = RESIDUAL_PASSES * model.hidden * device.act_bytes

@@ -75,9 +75,14 @@ def evaluated(form: PlanForm, workload: Workload) -> tuple[ClosedSteps, TimeEsti
         return closed_steps(plan_batch(forms), at, **repeated)
 
     steps = steps_of(form)
+    value_s = float(steps.step_s[0])
     bounds = bounding_forms(form, steps)
-    low_s, high_s = (None, None) if bounds is None else map(float, steps_of(*bounds).step_s)
-    return steps, TimeEstimate(value_s=float(steps.step_s[0]), low_s=low_s, high_s=high_s)
+    if bounds is None:
+        return steps, TimeEstimate(value_s=value_s, low_s=None, high_s=None)
+    low_s, high_s = map(float, steps_of(*bounds).step_s)
+    spread = form.efficiency.model_spread
+    low_s, high_s = min(low_s, value_s / spread), max(high_s, value_s * spread)
+    return steps, TimeEstimate(value_s=value_s, low_s=low_s, high_s=high_s)
 
 
 def step_time(form: PlanForm, steps: ClosedSteps, step: TimeEstimate, *, at: int = 0) -> StepTime:

@@ -109,8 +109,9 @@ class FittedConstants:
 
     `collectives` are the fields of `interconnect.LinkConstants`; None without published link figures.
     `closed_form` has `constants`, the fields of `cost.efficiency.ClosedConstants`, fitted to `n_fitted`
-    published steps, `spreads`, their factors at the bounds of an interval that covers the `n_holdout`
-    other steps, and `is_fitted`, whether any of the steps ran on this chip.
+    published steps, `spreads`, their factors at the bounds of an interval, `model_spread`, the least factor
+    at the bounds for a model that was not fitted, and `is_fitted`, whether any of the steps ran on this chip.
+    `n_holdout` other steps judge them.
     """
 
     libtpu: str
