@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from published_steps import Half, PublishedStep, closed_time, published_steps
 
 CSV = Path(__file__).with_suffix(".csv")
-JUDGED = (Half.FITTED, Half.HOLDOUT, Half.UNSEEN)
+JUDGED = (Half.FITTED, Half.HOLDOUT, Half.EXAMINED, Half.UNSEEN)
 FIELDS = ("id", "step_s", "low_s", "high_s", "libtpu")
 
 
@@ -40,13 +40,17 @@ class ComparedStep:
 
     @property
     def error(self) -> float:
-        """Predicted over published, minus 1."""
-        return self.predicted.value_s / self.published.device_s - 1
+        """Predicted over published, minus 1; over the nearer end of a published range."""
+        return self.error_of(self.predicted)
+
+    def error_of(self, time: TimeEstimate) -> float:
+        """A time over the published one, minus 1."""
+        return time.value_s / self.published.nearest_s(time.value_s) - 1
 
     @property
     def is_inside(self) -> bool:
-        """Whether the published time is in the predicted interval."""
-        return self.predicted.lower_s <= self.published.device_s <= self.predicted.upper_s
+        """Whether the published time, or a part of its range, is in the predicted interval."""
+        return self.published.is_inside(self.predicted)
 
     @property
     def group(self) -> tuple[str, str, str, str]:
@@ -160,20 +164,28 @@ def _line(step: ComparedStep) -> Sequence[str]:
     experiment, workload = published.experiment, published.experiment.workload
     name = experiment.model.name.rpartition("/")[2]
     tokens = f"{workload.batch} x {workload.prompt}"
-    limit = "at most " if published.half is Half.BOUND else ""
     compiled = step.compiled
     return (
         f"{name} {published.phase.value}, {tokens}",
         f"`{experiment.topology.name}`, `{experiment.plan}`",
         workload.weight_dtype,
-        limit + format_seconds(published.device_s),
+        _published(published),
         format_seconds(step.predicted.value_s),
         f"{step.error:+.0%}",
         f"{format_seconds(step.predicted.low_s)} to {format_seconds(step.predicted.high_s)}",
         "" if compiled is None else format_seconds(compiled.value_s),
-        "" if compiled is None else f"{compiled.value_s / published.device_s - 1:+.0%}",
+        "" if compiled is None else f"{step.error_of(compiled):+.0%}",
         published.half.value,
     )
+
+
+def _published(step: PublishedStep) -> str:
+    """The published time of the device, as far as it is known."""
+    if step.half is Half.BOUND:
+        return f"at most {format_seconds(step.device_s)}"
+    if step.most_device_s > step.device_s:
+        return f"{format_seconds(step.device_s)} to {format_seconds(step.most_device_s)}"
+    return format_seconds(step.device_s)
 
 
 def ranked_pairs() -> list[tuple[ComparedStep, ComparedStep]]:

@@ -25,9 +25,11 @@ def summary() -> None:
     print_row("| half | phase | steps | within 15 % | median | worst |\n")
     print_row("| --- | --- | --- | --- | --- | --- |\n")
     steps = published_steps()
-    for half in (Half.FITTED, Half.HOLDOUT):
+    for half in (Half.FITTED, Half.HOLDOUT, Half.EXAMINED, Half.UNSEEN):
         for phase in REQUEST_PHASES:
             errors = _errors([s for s in steps if s.half is half and s.phase is phase])
+            if not errors:
+                continue
             n_within = sum(error <= TARGET_ERROR for error in errors)
             figures = f"{n_within} | {median(errors):.1%} | {max(errors):.0%}"
             print_row(f"| {half} | {phase} | {len(errors)} | {figures} |\n")
@@ -56,4 +58,5 @@ def compiled_summary() -> None:
 
 
 def _errors(steps: Sequence[PublishedStep]) -> list[float]:
-    return [abs(closed_time(step).value_s / step.device_s - 1) for step in steps]
+    times = [closed_time(step).value_s for step in steps]
+    return [abs(t / step.nearest_s(t) - 1) for step, t in zip(steps, times, strict=True)]

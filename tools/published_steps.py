@@ -1,7 +1,8 @@
 """Published times of whole steps on real TPUs: the data for fitting and checking the closed form.
 
 Every second row of a group (same model, plan and phase) is for the fit, the others are the holdout. Unseen rows
-were read after both the form of the model and its constants were fixed.
+were read after both the form of the model and its constants were fixed; examined rows were unseen until their
+errors led to changes of the form.
 Prefill times follow from a published throughput: tokens over the rate. Decode times are medians; those of
 servers contain the host. `host_ms` is an assumption of this project: the 4 ms that one chip's decode times
 have in common at five batches and contexts. On four chips the host's share is unknown: a server may overlap
@@ -37,6 +38,7 @@ class Half(StrEnum):
     HOLDOUT = "holdout"
     BOUND = "bound"  # the published time is an upper bound of the device's
     UNFILLED = "unfilled"  # the published time is too short to read the whole cache
+    EXAMINED = "examined"  # not fitted, but the form of the model was changed in view of them
     UNSEEN = "unseen"  # read after the form of the model and its constants were fixed
 
 

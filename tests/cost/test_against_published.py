@@ -1,18 +1,23 @@
 """The closed form against published steps on real TPUs; docs/time.md has the distribution."""
 
 import sys
+from dataclasses import replace
+from math import exp, sqrt
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
 from meshscope.cost.closed_form import closed_steps, plan_batch, plan_form
 from meshscope.cost.efficiency import PEAKS
 from meshscope.cost.features import Cost
 from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import Phase
+from meshscope.events.step_time import Activity, TimeEstimate
 from meshscope.spec.experiment import experiment_of
+from meshscope.spec.hardware.compiler_facts import fitted_constants
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.plan.plan import parse_plan
@@ -21,46 +26,106 @@ from meshscope.spec.workload import Workload
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from accuracy_published import compared_steps, is_ranked, ranked_pairs
-from published_steps import Half, closed_time, published_steps
+from accuracy_published import ComparedStep, compared_steps, is_ranked, ranked_pairs
+from published_steps import Half, PublishedStep, closed_time, published_steps
 
 STEPS = published_steps()
 
 
+JUDGES = (Half.HOLDOUT, Half.EXAMINED, Half.UNSEEN)
+
+
+def steps_of(*halves: Half) -> list[ComparedStep]:
+    return [step for step in compared_steps() if step.published.half in halves]
+
+
+def errors_of(*halves: Half) -> list[float]:
+    return sorted(abs(step.error) for step in steps_of(*halves))
+
+
 @pytest.mark.parametrize("half", [Half.FITTED, Half.HOLDOUT])
 def test_errors_are_those_in_the_documentation(half: Half) -> None:
-    errors = [
-        abs(closed_time(step).value_s / step.device_s - 1) for step in STEPS if step.half is half
-    ]
+    errors = errors_of(half)
     assert len(errors) >= 9
     assert median(errors) < 0.07
-    assert sorted(errors)[-2] < 0.13  # without the fused kernel of experts
-    assert max(errors) < 0.26
+    assert errors[-2] < 0.13  # without the fused kernel of experts
+    assert errors[-1] < 0.2
 
 
-def test_errors_of_unseen_steps_are_those_in_the_documentation() -> None:
-    errors = {
-        step.id: closed_time(step).value_s / step.device_s - 1
-        for step in STEPS
-        if step.half is Half.UNSEEN
-    }
-    assert len(errors) >= 20
-    assert median(map(abs, errors.values())) < 0.12
-    beyond_host = {name for name, error in errors.items() if abs(error) > 0.28}
-    assert beyond_host == {"sgl-oct-q3moe-epmoe-D-c32-i4096"}
+@pytest.mark.parametrize(
+    ("half", "n", "typical", "worst"),
+    [(Half.EXAMINED, 23, 0.08, 0.15), (Half.UNSEEN, 6, 0.09, 0.18)],
+)
+def test_errors_of_other_models_are_those_in_the_documentation(
+    half: Half, n: int, typical: float, worst: float
+) -> None:
+    errors = errors_of(half)
+    assert len(errors) == n
+    assert median(errors) < typical
+    assert errors[-1] < worst
+
+
+def test_each_group_that_judges_is_within_a_tenth_and_its_worst_step_within_a_quarter() -> None:
+    judges = steps_of(*JUDGES)
+    groups = {step.group for step in judges}
+    assert len(groups) == 6
+    for group in groups:
+        errors = [abs(step.error) for step in judges if step.group == group]
+        is_mixture_prefill = group[1] == "prefill" and group[3] != "dense"
+        assert median(errors) < (0.12 if is_mixture_prefill else 0.1)
+        assert max(errors) < 0.25
 
 
 @pytest.mark.parametrize(
     ("name", "limit"), [("sgl-q7b-tp1-P-c128-i1024", 0.03), ("sgl-oct-q32b-tp4-P-c32-i4096", 0.09)]
 )
-def test_compiled_prefills_of_unseen_models_are_nearer_than_the_closed_form(
+def test_compiled_prefills_of_other_models_are_nearer_than_the_closed_form(
     name: str, limit: float
 ) -> None:
     step = next(step for step in compared_steps() if step.published.id == name)
     assert step.compiled is not None
-    error = abs(step.compiled.value_s / step.published.device_s - 1)
+    error = abs(step.error_of(step.compiled))
     assert error < limit
     assert error < abs(step.error)
+
+
+def test_weights_of_a_prefill_arrive_during_its_products() -> None:
+    """As in its simulated schedules: products of a chunk take several times as long as its weights."""
+    step = next(step for step in STEPS if step.id == "sgl-q7b-tp1-P-c128-i1024")
+    (time,) = (t for t in predicted_times(step.experiment) if t.phase is Phase.PREFILL)
+    waits = [spent.seconds for spent in time.activities if spent.activity is Activity.COPY]
+    assert sum(waits) < 0.02 * time.step.value_s
+
+
+def step_with(host_s: float, least_host_s: float) -> PublishedStep:
+    return replace(STEPS[0], published_s=14e-3, host_s=host_s, least_host_s=least_host_s)
+
+
+@pytest.mark.parametrize(
+    ("predicted_ms", "nearest_ms", "is_inside"),
+    [(9, 10, False), (9.5, 10, True), (12, 12, True), (14.5, 14, True), (15, 14, False)],
+)
+def test_an_error_counts_from_the_nearer_end_of_a_range(
+    predicted_ms: float, nearest_ms: float, *, is_inside: bool
+) -> None:
+    step = step_with(host_s=4e-3, least_host_s=0.0)
+    value_s = predicted_ms / 1e3
+    time = TimeEstimate(value_s=value_s, low_s=0.94 * value_s, high_s=1.06 * value_s)
+    assert step.nearest_s(value_s) == pytest.approx(nearest_ms / 1e3)
+    assert step.is_inside(time) is is_inside
+
+
+def test_a_known_host_leaves_no_range() -> None:
+    step = step_with(host_s=4e-3, least_host_s=4e-3)
+    assert step.nearest_s(12e-3) == pytest.approx(10e-3)
+
+
+def test_only_servers_on_several_chips_have_a_range() -> None:
+    ranges = [step for step in STEPS if step.most_device_s > step.device_s]
+    assert len(ranges) == 8
+    for step in ranges:
+        assert step.experiment.topology.n_chips == 4
+        assert step.phase is Phase.DECODE
 
 
 @pytest.mark.parametrize(
@@ -82,15 +147,24 @@ def test_host_time_leaves_less_than_the_bytes_of_two_unseen_steps_take(
     assert step.device_s < 1.01 * floor_s
 
 
-def test_intervals_contain_the_published_times_and_are_narrow() -> None:
-    steps = [step for step in STEPS if step.half in {Half.FITTED, Half.HOLDOUT}]
-    times = [closed_time(step) for step in steps]
-    is_inside = [
-        time.lower_s <= step.device_s <= time.upper_s
-        for step, time in zip(steps, times, strict=True)
-    ]
-    assert sum(is_inside) >= 0.9 * len(steps)
-    assert median((time.upper_s - time.lower_s) / 2 / time.value_s for time in times) < 0.25
+@pytest.mark.parametrize("half", [Half.FITTED, *JUDGES])
+def test_intervals_contain_the_published_times_and_are_narrow(half: Half) -> None:
+    steps = steps_of(half)
+    assert sum(step.is_inside for step in steps) >= 0.9 * len(steps)
+    widths = [(s.predicted.upper_s - s.predicted.lower_s) / 2 / s.predicted.value_s for s in steps]
+    assert median(widths) < 0.25
+
+
+def test_intervals_are_as_wide_as_the_errors_for_models_that_were_left_out() -> None:
+    """Five models, each left out of the fit in turn; the widths saw no step that judges."""
+    spread = fitted_constants("v6e").closed_form["model_spread"]
+    errors = [0.049, 0.091, 0.025, 0.069, 0.164]  # printed by the fit
+    of_further_model = student.ppf(0.95, 5) * sqrt(sum(e**2 for e in errors) / 5)
+    assert spread == pytest.approx(exp(of_further_model), rel=0.002)
+    for step in steps_of(*JUDGES):
+        time = step.predicted
+        assert time.lower_s <= time.value_s / spread * 1.001
+        assert time.upper_s >= time.value_s * spread * 0.999
 
 
 @pytest.mark.parametrize(
@@ -123,14 +197,18 @@ def test_plans_rank_as_published() -> None:
 
 
 def test_all_steps_of_a_model_rank_as_published() -> None:
-    """But for two kernels of experts of one server, which have one prediction."""
+    """But for two kernels of experts, which have one prediction, and three pairs less than 10 % apart."""
     pairs = ranked_pairs()
     assert len(pairs) >= 100
     wrong = [(fast, slow) for fast, slow in pairs if not is_ranked(fast, slow)]
-    assert len(wrong) == 5
+    same = [pair for pair in wrong if pair[0].published.experiment == pair[1].published.experiment]
+    assert len(same) == 5
+    assert len(wrong) == 8
     for fast, slow in wrong:
-        assert slow.predicted.value_s == fast.predicted.value_s
-        assert fast.published.experiment == slow.published.experiment
+        if (fast, slow) in same:
+            assert slow.predicted.value_s == fast.predicted.value_s
+        else:
+            assert slow.published.device_s < 1.1 * fast.published.device_s
 
 
 @pytest.mark.parametrize(("chip", "is_known"), [("v6e", True), ("v5p", False)])

@@ -40,7 +40,7 @@ def test_the_time_of_the_host_is_that_of_the_fitted_half() -> None:
     ("topology", "name", "typical", "worst"),
     [
         ("v6e-1", "itl_s", 0.03, 0.04),
-        ("v6e-1", "ttft_s", 0.03, 0.08),
+        ("v6e-1", "ttft_s", 0.03, 0.11),
         ("v6e-1", "output_tokens_per_s", 0.02, 0.04),
         ("v6e-4", "itl_s", 0.10, 0.33),
         ("v6e-4", "ttft_s", 0.16, 0.23),

@@ -2,10 +2,12 @@
 
 One HBM serves a step. Products wait for what they compute and for their weights; attention for the keys
 and values it reads; passes over activations for their bytes. While the core waits in a collective or
-works through small operations, weights of the coming products arrive:
+works through small operations, and during products, weights of the coming products arrive:
 
-    step = products + attention + passes + gathers + max(weights from HBM, collectives + small operations)
+    step = products + attention + passes + gathers + collectives + small operations + waits
+    waits = max(0, weights from HBM - collectives - small operations - overlap x products)
 
+The overlap of a prefill is 1, as no schedule of a compiled one waits for weights; that of decode is fitted.
 Experts that a router chooses cannot be fetched ahead: the kernel of their products reads them.
 In decode with few sequences the weights are the longest, and collectives cost nothing; in prefill, and in
 decode with many sequences, collectives add up. Collectives are the alpha-beta lines of the interconnect
@@ -289,6 +291,7 @@ def cost_s(form: PlanForm) -> FloatArray:
         Cost.RETURNED_S: 1 / constants.gathers,
         Cost.SMALL_OPS: constants.op_s,
         Cost.NARROW_FLOPS: flop_s / constants.matmul / form.narrow_speedup,
+        Cost.FUSED_BYTES: 0.0,
     }
     return np.array([by_cost[cost] for cost in Cost])
 
@@ -395,7 +398,7 @@ def _in_hbm(plans: PlanBatch, at: IntArray, costs: FloatArray, features: FloatAr
     """The costs with passes over arrays in VMEM, and gathers from it, as the HBM's that take as long."""
     array_bytes = features[:, Feature.TOKENS] * plans.residual_bytes[at]
     in_vmem = (array_bytes <= VMEM_ARRAY_BYTES) & (plans.streams_weights[at] > 0)
-    passes = [Cost.PASS_BYTES, Cost.WIDE_BYTES]
+    passes = [Cost.PASS_BYTES, Cost.WIDE_BYTES, Cost.FUSED_BYTES]
     costs[..., passes] /= np.where(in_vmem, VMEM_OVER_HBM.value, 1.0)[:, None, None]
     for cost, is_in_vmem in (
         (Cost.SORTED_S, array_bytes <= VMEM_TOKENS_BYTES),

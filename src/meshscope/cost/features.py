@@ -67,7 +67,8 @@ FloatArray = NDArray[np.float64]
 RESIDUAL_PASSES = 2
 HEAD_PASSES = 2
 NORM_PASSES = 2
-GATED_PASSES = 2  # of experts, whose kernels leave the gated product to a pass
+FUSED_RESIDUAL_PASSES = 2  # the norms of the residual stream
+GATED_PASSES = 2  # fused in an MLP; kernels of experts leave them to a pass
 # Servers on TPU also bring queries, keys and outputs into the layouts of their kernel and back. Counted in
 # simulated prefills of Llama-3.1-8B in vLLM 0.12, and of Qwen2.5-7B and Qwen3-8B in SGLang-JAX (August 2026).
 SERVED_HEAD_PASSES = 5
@@ -113,6 +114,7 @@ class Cost(IntEnum):
     RETURNED_S = 9  # and back, in the order of their tokens, and to add them up
     SMALL_OPS = 10
     NARROW_FLOPS = 11  # products of 8-bit operands at the peak of their dtype
+    FUSED_BYTES = 12  # activations that products read and write while they compute
 
 
 PARTS = (
@@ -257,11 +259,14 @@ def _layer(device: _Device, layer: Layer) -> Iterator[_Entry]:
     if layer.mlp is not MlpKind.DENSE:
         yield from _mixture(device, layer)
         return
-    yield from _mlp(device, Part.MLP, dense_weights(device.model))
+    assert device.model.ffn is not None
+    yield from _mlp(device, Part.MLP, dense_weights(device.model), device.model.ffn)
 
 
-def _mlp(device: _Device, part: Part, weights: tuple[Weight, ...]) -> Iterator[_Entry]:
+def _mlp(device: _Device, part: Part, weights: tuple[Weight, ...], ffn: int) -> Iterator[_Entry]:
     yield from _block(device, part, weights)
+    width = GATED_PASSES * ffn / device.plan.tp
+    yield part, Cost.FUSED_BYTES, Feature.TOKENS, width * device.act_bytes
     yield part, Cost.SMALL_OPS, Feature.ONE, MLP_OPS
 
 
@@ -277,6 +282,8 @@ def _block(device: _Device, part: Part, weights: tuple[Weight, ...]) -> Iterator
     passes = (RESIDUAL_PASSES + post_norm_passes) * ((1 - split_frac) + split_frac / device.plan.tp)
     residual_bytes = passes * device.model.hidden * device.act_bytes
     yield part, Cost.PASS_BYTES, Feature.TOKENS, residual_bytes
+    fused_bytes = FUSED_RESIDUAL_PASSES * device.model.hidden * device.act_bytes
+    yield part, Cost.FUSED_BYTES, Feature.TOKENS, fused_bytes
 
 
 def _narrowing(device: _Device, part: Part, matrices: Iterable[Weight]) -> Iterator[_Entry]:
@@ -388,7 +395,7 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
     yield from _router(device, layer)
     yield from _experts(device)
     if model.moe.shared_ffn is not None:
-        yield from _mlp(device, Part.MOE_SHARED, shared_weights(model))
+        yield from _mlp(device, Part.MOE_SHARED, shared_weights(model), model.moe.shared_ffn)
     else:
         # The norm before the experts, and the sum after them.
         residual = RESIDUAL_PASSES * model.hidden * device.act_bytes

@@ -32,7 +32,7 @@ from meshscope.spec.workload import Workload
 FLOPS = (Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS, Cost.NARROW_FLOPS)
 HBM_BYTES = (
     *(Cost.WEIGHT_BYTES, Cost.CHOSEN_BYTES, Cost.CACHE_BYTES),
-    *(Cost.PASS_BYTES, Cost.WIDE_BYTES),
+    *(Cost.PASS_BYTES, Cost.WIDE_BYTES, Cost.FUSED_BYTES),
 )
 
 
