@@ -8,11 +8,13 @@ import pytest
 from meshscope.api.compile import compile as compile_model
 from meshscope.api.request import CompileRequest
 from meshscope.backends.compile.engine_checks import check_can_compile_engine
+from meshscope.cost.predicted import predicted_times
 from meshscope.errors import MeshscopeError, MissingToolError, PlanError, SpecError
 from meshscope.programs.engines.adapters import ADAPTERS
 from meshscope.programs.engines.releases import ENGINES
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.program import Frontend
+from meshscope.spec.plan.kernel_choice import Kernel
+from meshscope.spec.program import Frontend, Program
 
 
 def experiment(
@@ -79,3 +81,14 @@ def test_an_option_of_our_own_programs_is_refused_with_the_name_of_the_front_end
         compile_model(
             "Qwen/Qwen3-8B", topology="v6e-8", plan="tp=8", frontend="sglang-jax", kernels="off"
         )
+
+
+def test_a_prediction_of_an_engine_has_the_kernels_that_the_engine_runs() -> None:
+    engine = experiment(dtype="bf16")
+    own = replace(engine, program=Program())
+
+    times = [predicted_times(of)[0].step.value_s for of in (engine, own)]
+
+    assert engine.kernels == own.kernels
+    assert engine.kernels.prefill_attention.kernel is Kernel.SPLASH
+    assert times[0] == pytest.approx(times[1])
