@@ -85,10 +85,10 @@ def test_an_option_of_our_own_programs_is_refused_with_the_name_of_the_front_end
 
 def test_a_prediction_of_an_engine_has_the_kernels_that_the_engine_runs() -> None:
     engine = experiment(dtype="bf16")
-    own = replace(engine, program=Program())
+    of_jax = replace(engine, program=Program())
 
-    times = [predicted_times(of)[0].step.value_s for of in (engine, own)]
+    times = [predicted_times(of)[0].step.value_s for of in (engine, of_jax)]
 
-    assert engine.kernels == own.kernels
+    assert engine.kernels == of_jax.kernels
     assert engine.kernels.prefill_attention.kernel is Kernel.SPLASH
     assert times[0] == pytest.approx(times[1])

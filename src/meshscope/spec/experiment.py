@@ -245,7 +245,7 @@ class Experiment:
             plan=self.plan,
             workload=self.workload,
             form=self.dispatch_form,
-            has_kernels=self.program.frontend is Frontend.JAX,
+            has_kernels=self.program.frontend is not Frontend.TORCHXLA,
         )
 
     def _local_tokens(self, phase: Phase) -> int:
