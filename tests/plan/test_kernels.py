@@ -2,8 +2,11 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
+import meshscope
+from meshscope.cost import closed_form
 from meshscope.errors import SpecError
 from meshscope.spec.experiment import Experiment, experiment_from_dict, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
@@ -88,6 +91,11 @@ CASES = [
             "decode_attention": "plain: the cache has fewer than 128 positions (120)",
         },
         workload={"prompt": 100, "output": 20},
+    ),
+    Case(
+        LLAMA,
+        {"prefill_attention": SPLASH, "decode_attention": DECODE},
+        workload={"prompt": 1100},
     ),
     Case(
         LLAMA,
@@ -219,3 +227,24 @@ def test_kernels_on_equals_auto_if_all_kernels_can_be_used() -> None:
 def test_the_block_size_is_the_largest_divisor_of_the_prompt() -> None:
     prompts = (128, 256, 384, 512, 1024, 8192, 100, 130)
     assert [splash_block(n) for n in prompts] == [128, 256, 128, 512, 512, 512, None, None]
+
+
+def test_closed_form_chooses_the_block_of_the_program() -> None:
+    prompts = [100, 128, 640, 1023, 1024, 1025, 1100, 2000, 3000, 4100, 8200, 65_500, 131_000]
+
+    blocks = closed_form._splash_block(np.array(prompts, float))
+
+    assert [int(block) or None for block in blocks] == [splash_block(n) for n in prompts]
+
+
+def test_a_padded_prompt_takes_the_time_and_memory_of_whole_blocks() -> None:
+    padded, whole = (
+        meshscope.predict(
+            "meta-llama/Llama-3.1-8B", topology="v6e-8", plan="cp=2,tp=4", prompt=prompt, output=8
+        )
+        for prompt in (131_000, 130_048)
+    )
+
+    assert padded.time.ttft_s == pytest.approx(whole.time.ttft_s, rel=2e-2)
+    assert padded.memory.total_bytes == pytest.approx(whole.memory.total_bytes, rel=2e-2)
+    assert padded.memory.fits

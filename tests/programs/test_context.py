@@ -123,16 +123,25 @@ def test_top_k_over_all_devices_equals_top_k_of_the_whole(n_best: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "size", "window", "has_sinks"),
+    ("form", "size", "n_local", "window", "has_sinks"),
     [
-        (ContextForm.RING, 4, None, False),
-        (ContextForm.RING, 4, 200, True),
-        (ContextForm.ALLGATHER, 4, None, True),
-        (ContextForm.ALLGATHER, 2, 200, False),
+        (ContextForm.RING, 4, 128, None, False),
+        (ContextForm.RING, 4, 128, 200, True),
+        (ContextForm.RING, 4, 120, None, True),  # padded to 128
+        (ContextForm.RING, 4, 120, 200, False),
+        (ContextForm.ALLGATHER, 4, 128, None, True),
+        (ContextForm.ALLGATHER, 2, 128, 200, False),
+        (ContextForm.ALLGATHER, 4, 120, None, False),
     ],
 )
 def test_kernel_attends_to_the_blocks_of_all_devices(
-    form: ContextForm, size: int, window: int | None, *, has_sinks: bool
+    form: ContextForm,
+    size: int,
+    n_local: int,
+    window: int | None,
+    *,
+    has_sinks: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Splash attention, interpreted, on each device against plain attention to the whole prompt."""
     from jax.sharding import PartitionSpec as P  # noqa: PLC0415
@@ -144,7 +153,8 @@ def test_kernel_attends_to_the_blocks_of_all_devices(
     from meshscope.spec.plan.plan import parse_plan  # noqa: PLC0415
     from meshscope.spec.workload import Workload  # noqa: PLC0415
 
-    n_prompt = 128 * size
+    monkeypatch.setattr("meshscope.spec.plan.kernel_choice.PADDED_FROM", 1)
+    n_prompt = n_local * size
     random = np.random.default_rng(0)
     q, k, v = (
         random.normal(size=(1, n_prompt, n_heads, 128)).astype(np.float32) for n_heads in (2, 1, 1)

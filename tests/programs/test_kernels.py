@@ -53,6 +53,8 @@ CASES = [
     Case("gpt-oss", 4, 1, window=128, has_sinks=True, positions=384),
     Case("soft-cap", 4, 2, softcap=0.5),
     Case("latent", 4, 4, 192, 128),
+    Case("padded", 2, 1, positions=1100),
+    Case("padded-window", 2, 1, positions=1100, window=100, has_sinks=True),
     Case("bf16", 8, 2, 128, 128, dtype="bfloat16"),
     Case("latent-bf16", 4, 4, 192, 128, dtype="bfloat16"),
 ]
@@ -154,7 +156,8 @@ def test_the_band_mask_gives_the_kernel_of_the_masks_of_jax(
     made = [
         splash.make_splash_mha_single_device(masks.MultiHeadMask([mask] * 2)).fwd_mask_info
         for mask in (
-            mask_type(shape, sizes, offset=n_cached) for mask_type in (Band, masks.LocalMask)
+            Band(shape, window=window, offset=n_cached, n_keys=512),
+            masks.LocalMask(shape, sizes, offset=n_cached),
         )
     ]
     for ours, theirs in zip(*made, strict=True):

@@ -47,7 +47,7 @@ from meshscope.spec.hardware.precision import product_speedup
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.flops import causal_blocks, window_blocks
 from meshscope.spec.model.model import CompressedAttention, GroupedAttention, Model
-from meshscope.spec.plan.kernel_choice import SPLASH_BLOCKS
+from meshscope.spec.plan.kernel_choice import MAX_PADDING_FRAC, PADDED_FROM, SPLASH_BLOCKS
 from meshscope.units import DTYPE_BITS
 
 IntArray = NDArray[np.int64]
@@ -462,7 +462,8 @@ def _features(
     tokens = sequences * n_queries
     block = _splash_block(chunks.n_positions / cp)
     is_kernel = (plans.has_kernel[at] > 0) & (block > 0) & ~is_decode
-    causal_pairs, window_pairs = _block_pairs(prompt, block, plans.window[at])
+    padded = prompt * _padding_factor(chunks.n_positions / cp, block)
+    causal_pairs, window_pairs = _block_pairs(padded, block, plans.window[at])
     keys = (prompt + chunks.n_positions) / 2  # of the mean chunk: its positions and those before it
     per_pair = np.where(is_kernel, sequences * n_queries / prompt, 0.0)
     features = np.zeros((len(prompt), len(Feature)))
@@ -497,11 +498,20 @@ def _positions(
 
 
 def _splash_block(prompt: FloatArray) -> FloatArray:
-    """[n] the largest block of splash attention that divides the prompt; 0 if none does."""
+    """[n] block of splash attention as `kernel_choice.splash_block` chooses it; 0 if there is none."""
     block = np.zeros(len(prompt))
     for size in SPLASH_BLOCKS:
         block = np.where((block == 0) & (prompt % size == 0), float(size), block)
+    for size in SPLASH_BLOCKS:
+        is_padded = (prompt >= PADDED_FROM) & (-prompt % size <= MAX_PADDING_FRAC * prompt)
+        block = np.where((block == 0) & is_padded, float(size), block)
     return block
+
+
+def _padding_factor(prompt: FloatArray, block: FloatArray) -> FloatArray:
+    """[n] positions in whole blocks of splash attention, divided by those of the prompt."""
+    size = np.where(block > 0, block, prompt)
+    return np.ceil(prompt / size) * size / prompt
 
 
 def _block_pairs(

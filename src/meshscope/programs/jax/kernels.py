@@ -112,16 +112,32 @@ class Band(masks.LocalMask):
     """A causal or windowed mask that returns uniform blocks as one broadcastable element.
 
     Splash attention classifies every block on the host: 65,536 blocks for 131,072 positions, of which
-    only 256 are on the diagonal.
+    only 256 are on the diagonal. Keys from `n_keys` on are padding, which no query attends to.
     """
+
+    def __init__(
+        self, shape: tuple[int, int], *, window: int | None, offset: int, n_keys: int
+    ) -> None:
+        super().__init__(shape, (None if window is None else window - 1, 0), offset=offset)
+        self.n_keys = n_keys
+        within_band = self.mask_function
+        if n_keys < shape[1]:
+            self.mask_function = lambda queries, keys: within_band(queries, keys) & (keys < n_keys)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the masks are equal; splash attention keeps what it made of a mask."""
+        return isinstance(other, Band) and super().__eq__(other) and self.n_keys == other.n_keys
+
+    def __hash__(self) -> int:
+        return hash((super().__hash__(), self.n_keys))
 
     def __getitem__(self, idx: Any) -> np.ndarray:
         """The mask of a block of queries and keys."""
         queries, keys = idx
         left, _ = self.window_size
         first, last = queries.start + self.offset, queries.stop - 1 + self.offset
-        is_hidden = keys.start > last
-        mask = keys.stop - 1 <= first
+        is_hidden = keys.start > last or keys.start >= self.n_keys
+        mask = keys.stop - 1 <= first and keys.stop <= self.n_keys
         if left is not None:
             is_hidden |= keys.stop - 1 < first - left
             mask &= keys.start >= last - left
@@ -156,14 +172,16 @@ def splash_attention(  # noqa: PLR0913  the inputs of attention
 ) -> Array:
     """Splash attention [B, S, N, V] on one device to T positions, of which the last S are the queries'.
 
-    S and T are multiples of the block size.
+    S and T are padded to multiples of the block size.
     """
     n_positions, n_keys = q.shape[1], k.shape[1]
-    left = None if window is None else window - 1
-    seen = Band((n_positions, n_keys), (left, 0), offset=n_keys - n_positions)
-    kernel = _splash_kernel(seen, q, softcap=softcap, is_interpreted=is_interpreted)
+    q, k, v = _in_blocks(q, k, v)
+    seen = Band((q.shape[1], k.shape[1]), window=window, offset=n_keys - n_positions, n_keys=n_keys)
+    kernel = _splash_kernel(
+        seen, q, n_positions=n_positions, softcap=softcap, is_interpreted=is_interpreted
+    )
     attend: Callable[..., Array] = jax.vmap(lambda q, k, v: kernel(q, k, v, sinks=sinks))
-    return attend(*_by_head(q, k, v, scale)).swapaxes(1, 2)
+    return attend(*_by_head(q, k, v, scale)).swapaxes(1, 2)[:, :n_positions]
 
 
 def partial_splash_attention(  # noqa: PLR0913  the inputs of attention
@@ -182,25 +200,44 @@ def partial_splash_attention(  # noqa: PLR0913  the inputs of attention
     Also returns the logarithms [B, S, N] of the sums of exp(score), with which parts can be merged.
     """
     n_positions = q.shape[1]
-    left = None if window is None else window - 1
-    is_whole = offset >= n_positions and (left is None or offset + n_positions <= left)
+    q, k, v = _in_blocks(q, k, v)
+    n_padded = q.shape[1]
+    is_whole = offset >= n_positions and (window is None or offset + n_positions < window)
     seen = (
-        masks.FullMask((n_positions, n_positions))
-        if is_whole
-        else Band((n_positions, n_positions), (left, 0), offset=offset)
+        masks.FullMask((n_padded, n_padded))
+        if is_whole and n_padded == n_positions
+        else Band((n_padded, n_padded), window=window, offset=offset, n_keys=n_positions)
     )
     kernel = _splash_kernel(
-        seen, q, softcap=softcap, is_interpreted=is_interpreted, save_residuals=True
+        seen,
+        q,
+        n_positions=n_positions,
+        softcap=softcap,
+        is_interpreted=is_interpreted,
+        save_residuals=True,
     )
     out, (sums,) = jax.vmap(kernel)(*_by_head(q, k, v, scale))
-    return out.swapaxes(1, 2), sums.swapaxes(1, 2)
+    return out.swapaxes(1, 2)[:, :n_positions], sums.swapaxes(1, 2)[:, :n_positions]
+
+
+def _in_blocks(q: Array, k: Array, v: Array) -> tuple[Array, ...]:
+    """Pads queries, keys and values [B, positions, heads, width] to whole blocks for the queries' length."""
+    block = splash_block(q.shape[1])
+    assert block is not None
+    return tuple(jnp.pad(x, ((0, 0), (0, -x.shape[1] % block), (0, 0), (0, 0))) for x in (q, k, v))
 
 
 def _splash_kernel(
-    seen: masks.Mask, q: Array, *, softcap: float | None, is_interpreted: bool, **options: Any
+    seen: masks.Mask,
+    q: Array,
+    *,
+    n_positions: int,
+    softcap: float | None,
+    is_interpreted: bool,
+    **options: Any,
 ) -> Callable[..., Any]:
-    """The kernel for queries [B, S, N, H] under a mask that all heads share."""
-    n_positions, n_heads = q.shape[1:3]
+    """The kernel for queries [B, S, N, H], padded from `n_positions`, under a mask that all heads share."""
+    n_heads = q.shape[2]
     block = splash_block(n_positions)
     assert block is not None
     return splash.make_splash_mha_single_device(

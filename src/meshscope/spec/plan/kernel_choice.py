@@ -45,6 +45,10 @@ class Kernel(StrEnum):
 # (configs/base.yml, sa_block_q).
 SPLASH_BLOCKS = (512, 256, 128)
 
+# Other prompts are padded from this length on, by at most this fraction. Shorter ones have small scores.
+PADDED_FROM = 1024
+MAX_PADDING_FRAC = 1 / 8
+
 # Keys in a block of decode attention. Longer blocks fetch more slots after the last position.
 DECODE_BLOCKS = (512, 256, 128)
 
@@ -145,8 +149,12 @@ def kernel_choices(  # noqa: PLR0913  the parts of an experiment
 
 
 def splash_block(prompt: int) -> int | None:
-    """Block size of splash attention for a prompt; None if no block size divides it."""
-    return next((size for size in SPLASH_BLOCKS if prompt % size == 0), None)
+    """Block size of splash attention for a prompt; None if no block divides it and it is too short to pad."""
+    divisors = (size for size in SPLASH_BLOCKS if prompt % size == 0)
+    block = next(divisors, None)
+    if block is not None or prompt < PADDED_FROM:
+        return block
+    return next(size for size in SPLASH_BLOCKS if -prompt % size <= MAX_PADDING_FRAC * prompt)
 
 
 def _choice(kernel: Kernel, reason: str | None) -> KernelChoice:
