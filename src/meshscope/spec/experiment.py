@@ -374,7 +374,8 @@ def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of
     if model.max_position is not None and workload.context > model.max_position:
         raise SpecError(
             f"prompt={workload.prompt} and output={workload.output} need {workload.context} positions; "
-            f"{model.name} has max_position_embeddings={model.max_position}. Shorten one of them."
+            f"{model.name} has max_position_embeddings={model.max_position}. Shorten one of them, or name a config.json "
+            "with a larger max_position_embeddings and the rope_scaling that its model card gives."
         )
     program = program or Program()
     check_axes(plan, engine)
