@@ -151,11 +151,15 @@ def _check_narrow_activations(model: Model, weight_dtype: str) -> None:
 
 
 def check_partitioned_scales(workload: Workload, program: Program) -> None:
-    """Raise SpecError for 8-bit activations with the auto partitioner."""
-    if (
-        activation_dtype_of(workload.weight_dtype) is not None
-        and program.partitioner is Partitioner.AUTO
-    ):
+    """Raise SpecError for 8-bit activations with the torchxla frontend or the auto partitioner."""
+    if activation_dtype_of(workload.weight_dtype) is None:
+        return
+    if program.frontend is Frontend.TORCHXLA:
+        raise SpecError(
+            f"--weight-dtype {workload.weight_dtype}: --frontend torchxla has no products with 8-bit "
+            "activations. Use --weight-dtype bf16 or --frontend jax."
+        )
+    if program.partitioner is Partitioner.AUTO:
         raise SpecError(
             f"--weight-dtype {workload.weight_dtype}: each device scales its own part of the activations, "
             "which annotations for --partitioner auto cannot express. Use --partitioner manual."
