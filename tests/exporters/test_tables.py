@@ -12,9 +12,12 @@ from meshscope.exporters.tables import write_csv, write_parquet
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    csv.field_size_limit(sys.maxsize)
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    finally:
+        csv.field_size_limit(limit)  # of the whole process: other tests rely on it
 
 
 def test_parquet_is_the_table(make_run, tmp_path: Path) -> None:
