@@ -227,7 +227,9 @@ def published() -> list[Cell]:
 def _compiled() -> dict[tuple[Any, ...], Cell]:
     """Communication, verdict and folder of each compiled run, by its options."""
     compiled: dict[tuple[Any, ...], Cell] = {}
-    for path in sorted((RUNS / "compiled").glob("*/manifest.json")):
+    for path in sorted(
+        (RUNS / "compiled").glob("[!.]*/manifest.json")
+    ):  # none that is half-written
         run = Run(record=read_run(path.parent))
         document = run.as_dict()
         workload = document["experiment"]["workload"]
