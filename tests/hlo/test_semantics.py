@@ -147,6 +147,35 @@ def test_a_conversion_and_slice_in_a_fusion_are_a_scatter() -> None:
     assert row.kind is Kind.REDUCE_SCATTER
 
 
+PREFETCH = (
+    "%bytes = s8[256] bitcast(%sum)",
+    "%start0 = ((s8[256]), s8[192], s32[]) slice-start(%bytes), slice={[0:192]}",
+    "%start1 = ((s8[256]), s8[64], s32[]) slice-start(%bytes), slice={[192:256]}",
+    "%done0 = s8[192] slice-done(%start0)",
+    "%done1 = s8[64] slice-done(%start1)",
+)
+
+
+@pytest.mark.parametrize(
+    ("joined", "kind"),
+    [("ConcatBitcast", Kind.REDUCE_SCATTER), ("Other", Kind.ALL_REDUCE)],
+)
+def test_a_shard_of_a_sum_that_is_prefetched_in_slices_is_a_scatter(
+    joined: str, kind: Kind
+) -> None:
+    """As libtpu 0.0.42.1 moves the reduced experts of Kimi-K2 on TPU7x to VMEM, in four slices."""
+    row = _row(
+        [
+            f"%sum = f32[8,8] {REDUCE.format('%whole')}",
+            *PREFETCH,
+            f'%joined = f32[8,8] custom-call(%done0, %done1), custom_call_target="{joined}"',
+            f"ROOT %kept = f32[2,8] {SLICE.format('%joined')}",
+        ]
+    )
+
+    assert row.kind is kind
+
+
 def test_a_sum_without_a_name_takes_that_of_its_operand_not_of_the_fusion() -> None:
     """A fusion has the name of its costliest instruction; the compiler drops names in rewrites."""
     scopes = "jit(f)/decode/layer1"

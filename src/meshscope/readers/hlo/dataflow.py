@@ -104,6 +104,17 @@ class Dataflow:
         start = computation.producer(done) if done and done.opcode == "slice-done" else None
         return computation.producer(start) if start and start.opcode == "slice-start" else None
 
+    def joined_slices(
+        self, computation: Computation, slice_start: Instruction
+    ) -> Instruction | None:
+        """The array that libtpu prefetches in slices, of which this is one; None if it is no prefetch."""
+        if slice_start.opcode != "slice-start":
+            return None
+        dones = [u for u in self.users(computation, slice_start) if u.opcode == "slice-done"]
+        joins = [u for done in dones for u in self.users(computation, done)]
+        is_prefetch = len(joins) == 1 and joins[0].custom_call_target == "ConcatBitcast"
+        return joins[0] if is_prefetch else None
+
     def origin(self, context: CallContext, instruction: Instruction) -> Location:
         """The instruction that computes a value, behind moves and inside fusions."""
         for _ in range(_MAX_NESTING):

@@ -178,6 +178,8 @@ def _takes_local_shard(
         return is_shard and is_sliced_from_it and _is_device_offset(flow, context, inputs[1:])
     if flow.keeps_values(user):
         return _is_sliced(flow, context, user, element)
+    if (prefetched := flow.joined_slices(context.computation, user)) is not None:
+        return _is_sliced(flow, context, prefetched, element)
     if user.opcode != "fusion":
         return False
     inner = flow.inside(context, user)
