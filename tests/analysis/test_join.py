@@ -239,3 +239,13 @@ def test_wire_bytes_read_back_from_a_float_are_equal() -> None:
     """2/3 of the payload has no exact float, and both sides were stored as one."""
     thirds = row(groups=((0, 1, 2),), group_size=3, wire_bytes=Fraction(float(Fraction(1024, 3))))
     assert compare([thirds], [thirds]).is_exact
+
+
+def test_a_repeated_collective_is_the_surplus_whatever_its_place_in_the_table() -> None:
+    kept, repeated = row(inserted_by="program"), row(inserted_by="rematerialization")
+    comparison = compare([row()], [repeated, kept])
+
+    assert [(m.verdict, m.shown.inserted_by) for m in comparison.matches] == [
+        (Verdict.EQUAL, "program"),
+        (Verdict.EXTRA, "rematerialization"),
+    ]

@@ -42,14 +42,18 @@ REDUCE = (
 
 
 def _row(body: list[str], computations: str = "") -> Collective:
+    (row,) = _rows(body, computations)
+    return row
+
+
+def _rows(body: list[str], computations: str = "") -> list[Collective]:
     text = TEXT.format(body="\n".join(f"  {line}" for line in body), computations=computations)
-    (row,) = collectives_of(
+    return collectives_of(
         parse_hlo(text, "m.hlo"),
         mesh=Mesh(axes=(("tp", 4),)),
         n_steps_of={},
         crosses_slices=lambda _: None,
     )
-    return row
 
 
 WHOLE_BYTES = 8 * 8 * 4
@@ -467,3 +471,22 @@ ENTRY %main (a: bf16[8,1,3072], b: bf16[8,1,3072], c: pred[8,1,3072]) -> bf16[24
 
     assert (row.kind, row.axis, row.crosses_slices) == (Kind.ALL_REDUCE, "cp", True)
     assert (row.shape, row.payload_bytes) == ((8, 3072), 8 * 3072 * 2)
+
+
+def test_a_gather_that_the_compiler_repeats_has_a_row_of_its_inserter() -> None:
+    """libtpu 0.0.42.1 names it so in prefill of GLM-5.2 on v5e, where the HBM is nearly full."""
+    gather = "all-gather(%part), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}, " + (
+        'use_global_device_ids=true, metadata={op_name="jit(f)/prefill/layer0/attn/all_gather"}'
+    )
+    rows = _rows(
+        [
+            f"%all-gather.69 = f32[8,8] {gather}",
+            f"%all-gather.69.remat = f32[8,8] {gather.replace('channel_id=1', 'channel_id=2')}",
+            "ROOT %out = f32[8,8] add(%all-gather.69, %all-gather.69.remat)",
+        ]
+    )
+
+    assert [(row.inserted_by, row.count) for row in rows] == [
+        ("program", 1),
+        ("rematerialization", 1),
+    ]

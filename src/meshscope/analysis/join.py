@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cache
 
 from meshscope.analysis.grouping import without_place
-from meshscope.events.collective import Collective, Groups
+from meshscope.events.collective import REMATERIALIZATION, Collective, Groups
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.units import format_shape
 
@@ -173,7 +173,9 @@ def _pair(
 ) -> list[_Piece]:
     """Matches rows with equal keys in table order and consumes their counts."""
     waiting: dict[tuple[Hashable, ...], list[_Open]] = {}
-    for entry in reversed(open_right):
+    # A collective that the compiler repeats is the surplus, so it is matched last.
+    ordered = sorted(open_right, key=lambda e: e.row.inserted_by == REMATERIALIZATION)
+    for entry in reversed(ordered):
         if entry.n_open:
             waiting.setdefault(key(entry.row), []).append(entry)
     pieces: list[_Piece] = []

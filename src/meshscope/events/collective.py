@@ -8,6 +8,9 @@ from meshscope.units import array_bytes
 
 Groups = tuple[tuple[int, ...], ...]
 
+# Inserter of a collective that XLA runs again instead of keeping its result in memory.
+REMATERIALIZATION = "rematerialization"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:

@@ -88,7 +88,9 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         name="algorithm", dtype=pl.String, meaning="emitter and strategy chosen by the compiler"
     ),
-    Column(name="inserted_by", dtype=pl.String, meaning="program or partitioner"),
+    Column(
+        name="inserted_by", dtype=pl.String, meaning="program, partitioner or rematerialization"
+    ),
     Column(
         name="crosses_slices", dtype=pl.Boolean, meaning="whether a group spans slices and uses DCN"
     ),

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from meshscope.analysis.grouping import grouped, layer_ranges, without_place
 from meshscope.analysis.join import Match, Verdict
-from meshscope.events.collective import Collective
+from meshscope.events.collective import REMATERIALIZATION, Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.units import format_bytes
 from meshscope.views.model import (
@@ -43,7 +43,11 @@ LEGEND = (
 )
 
 _ARROW = " -> "
-_INSERTERS = {"": "", "program": "written in the program"}
+_INSERTERS = {
+    "": "",
+    "program": "written in the program",
+    REMATERIALIZATION: "repeated by the compiler to save HBM (rematerialized)",
+}
 _STACKED = (
     "array",
     "layers",

@@ -4,6 +4,7 @@ import re
 from collections import deque
 from collections.abc import Iterable
 
+from meshscope.events.collective import REMATERIALIZATION
 from meshscope.events.enums import Kind, Part
 from meshscope.readers.hlo.async_fusion import starts_async_chain
 from meshscope.readers.hlo.attribution import NO_SCOPE, leaf, scope_of
@@ -19,6 +20,8 @@ _PROGRAM_PRIMITIVES = frozenset(
     | {"ppermute", "pbroadcast", "all_reduce", "collective_permute"}
     | {"xla__all_gather", "xla__all_to_all", "xla__collective_permute", "xla__cross_replica_sum"}
 )
+# XLA names a repeated instruction all-gather.69.remat, and the next ones .remat2 and so on.
+_REMATERIALIZED = re.compile(r"\.remat\d*(?:$|\.)")
 _BY_PARTITIONER = ("is_spmd_generated", "from-cross-replica-sharding")
 _GATHERS = frozenset({Kind.ALL_GATHER, Kind.BROADCAST, Kind.RECV})
 _MAX_NEIGHBORS = 200  # instructions to search for a name
@@ -137,8 +140,13 @@ def _name_after(flow: Dataflow, element: Element) -> str | None:
 
 
 def inserted_by(flow: Dataflow, element: Element) -> str | None:
-    """Who inserted the collective, `program` or `partitioner`; None if unknown."""
+    """Who inserted the collective; None if unknown.
+
+    `program`, `partitioner`, or `rematerialization` for one that the compiler repeats to save memory.
+    """
     instructions = (element.site.instruction, *wrappers(element.site))
+    if any(_REMATERIALIZED.search(i.name) for i in instructions):
+        return REMATERIALIZATION
     if any(mark in i.frontend_attributes for i in instructions for mark in _BY_PARTITIONER):
         return "partitioner"
     # A collective across slices loses its op_name, but its rendezvous is named after it.
