@@ -475,7 +475,8 @@ ENTRY %main (a: bf16[8,1,3072], b: bf16[8,1,3072], c: pred[8,1,3072]) -> bf16[24
 
 def test_a_gather_that_the_compiler_repeats_has_a_row_of_its_inserter() -> None:
     """libtpu 0.0.42.1 names it so in prefill of GLM-5.2 on v5e, where the HBM is nearly full."""
-    gather = "all-gather(%part), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}, " + (
+    gather = (
+        "all-gather(%part), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}, "
         'use_global_device_ids=true, metadata={op_name="jit(f)/prefill/layer0/attn/all_gather"}'
     )
     rows = _rows(
