@@ -80,6 +80,21 @@ def test_weights_are_in_the_format_of_the_checkpoint_unless_an_option_names_one(
     assert (workload.weight_dtype, workload.activation_dtype, workload.cache_dtype) == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"weight_dtype": "int8"}, "no quantized weights. Use --weight-dtype bf16"),
+        ({"weight_dtype": "w8a8"}, "no quantized weights. Use --weight-dtype bf16"),
+        ({"cache_dtype": "fp8"}, "no quantized cache. Use --cache-dtype bf16"),
+    ],
+)
+def test_formats_that_torchxla_has_no_modules_for_are_refused(
+    tmp_path: Path, options: dict[str, str], text: str
+) -> None:
+    with pytest.raises(SpecError, match=text):
+        predicted(tmp_path, {}, frontend="torchxla", **options)
+
+
 def test_a_program_has_bf16_weights_where_it_lacks_the_format_of_the_checkpoint() -> None:
     values = {"model": "openai/gpt-oss-20b", "topology": "v6e-8", "plan": "tp=8"}
     request = request_of(CompileRequest, values)

@@ -14,7 +14,7 @@ from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import model_from_config, read_model
 from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Frontend, Loop, Partitioner, Program
+from meshscope.spec.program import Loop, Partitioner, Program
 from meshscope.spec.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
@@ -157,11 +157,6 @@ def test_layers_without_8_bit_activations_are_refused(
 ) -> None:
     with pytest.raises(SpecError, match=text):
         _tiny(config, "tp=2", "s8_w8a8", Program(partitioner=partitioner))
-
-
-def test_torchxla_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"torchxla has no products .* Use --weight-dtype bf16"):
-        _tiny("qwen3", "tp=2", "s8_w8a8", Program(frontend=Frontend.TORCHXLA))
 
 
 def test_linear_attention_is_refused() -> None:

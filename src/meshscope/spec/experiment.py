@@ -34,6 +34,7 @@ from meshscope.spec.plan.checks import (
     check_quantization,
     check_ring,
     check_shared_indexers,
+    check_torchxla_dtypes,
     check_weights,
 )
 from meshscope.spec.plan.chunks import (
@@ -381,6 +382,7 @@ def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of
     check_axes(plan, engine)
     if program.frontend is Frontend.TORCHXLA:
         check_frontend(program, plan)
+        check_torchxla_dtypes(workload)
     check_context(plan, program)
     check_linear(plan, model)
     check_shared_indexers(plan, model)

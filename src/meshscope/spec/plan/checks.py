@@ -23,7 +23,7 @@ from meshscope.spec.quantization import (
     quantization_of,
     values_dtype,
 )
-from meshscope.spec.workload import Workload
+from meshscope.spec.workload import ACTIVATION_DTYPES, Workload
 
 # Axes supported by each engine.
 SUPPORTED: dict[Engine, tuple[str, ...]] = {
@@ -150,16 +150,21 @@ def _check_narrow_activations(model: Model, weight_dtype: str) -> None:
         )
 
 
+def check_torchxla_dtypes(workload: Workload) -> None:
+    """Raise SpecError for weights or a cache in a format that the modules of transformers do not compute in."""
+    dtypes = {"weight": workload.weight_dtype, "cache": workload.cache_dtype}
+    for what, dtype in dtypes.items():
+        if dtype not in ACTIVATION_DTYPES:
+            raise SpecError(
+                f"--{what}-dtype {dtype}: --frontend torchxla traces the modules of transformers, which have "
+                f"no quantized {what}{'s' * (what == 'weight')}. Use --{what}-dtype bf16 or --frontend jax."
+            )
+
+
 def check_partitioned_scales(workload: Workload, program: Program) -> None:
-    """Raise SpecError for 8-bit activations with the torchxla frontend or the auto partitioner."""
-    if activation_dtype_of(workload.weight_dtype) is None:
-        return
-    if program.frontend is Frontend.TORCHXLA:
-        raise SpecError(
-            f"--weight-dtype {workload.weight_dtype}: --frontend torchxla has no products with 8-bit "
-            "activations. Use --weight-dtype bf16 or --frontend jax."
-        )
-    if program.partitioner is Partitioner.AUTO:
+    """Raise SpecError for 8-bit activations with the auto partitioner."""
+    is_narrow = activation_dtype_of(workload.weight_dtype) is not None
+    if is_narrow and program.partitioner is Partitioner.AUTO:
         raise SpecError(
             f"--weight-dtype {workload.weight_dtype}: each device scales its own part of the activations, "
             "which annotations for --partitioner auto cannot express. Use --partitioner manual."
