@@ -67,6 +67,14 @@ def test_splash_attention_takes_the_cycles_of_its_bundles(chip: str, cycles: int
     assert work.cycles == pytest.approx(64 * 3 * cycles)  # three of four blocks of 512 x 512
 
 
+def test_splash_attention_to_an_earlier_block_computes_all_of_it():
+    """A step of the ring of cp: the same operands, without a causal mask."""
+    shapes = "s8[1,2,2];s8[1,2,2];bf16[8,8,1024,128];bf16[8,1,1024,128];bf16[8,1,1024,128]"
+    scope = ', metadata={op_name="jit(prefill)/attn/cond/branch_1_fun/whole_block/vmap(splash)"}'
+    kernel = _kernel(shapes, "splash_mha_fwd_residuals.4", scope)
+    assert attention_flops(*kernel) == 4 * 64 * 1024 * 1024 * 128
+
+
 def test_windowed_splash_attention_computes_the_blocks_of_its_band():
     """gpt-oss on v6e-8 with tp=8: libtpu's grid has 8 rows of 2 blocks, so 15 of 64 blocks are computed."""
     grid, keys = "s8[1,8,2]", "bf16[8,1,4096,64]"

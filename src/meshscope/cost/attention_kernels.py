@@ -18,7 +18,7 @@ from meshscope.errors import SpecError
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 from meshscope.spec.hardware.compiler_facts import CompilerFacts
 from meshscope.spec.model.flops import causal_blocks
-from meshscope.spec.plan.kernel_choice import SPLASH_BLOCKS
+from meshscope.spec.plan.kernel_choice import SPLASH_BLOCKS, WHOLE_BLOCK_SCOPE
 from meshscope.spec.sequence_lengths import SequenceLengths
 
 _WINDOW = re.compile(r'"sliding_window_length":\s*(\d+)')
@@ -257,7 +257,10 @@ def _splash_flops(
     ]
     n_rows, width = max(grids, default=(1, 1))
     # A chunk of a prompt has more columns than rows: those before it are computed for every row.
-    n_blocks = causal_blocks(n_rows, min(width, n_rows)) + max(0, width - n_rows) * n_rows
+    if WHOLE_BLOCK_SCOPE in (instruction.op_name or "").split("/"):
+        n_blocks = n_rows * width
+    else:
+        n_blocks = causal_blocks(n_rows, min(width, n_rows)) + max(0, width - n_rows) * n_rows
     computed_frac = n_blocks * queries[-2] / (n_rows**2 * keys[-2])
     n_pairs = prod(queries[:-1]) * keys[-2]
     return round(2 * n_pairs * (queries[-1] + values[-1]) * computed_frac)

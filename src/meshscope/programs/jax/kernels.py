@@ -9,6 +9,7 @@ V width of a value.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshscope.programs.jax.layout import ShardLayout
 from meshscope.programs.jax.numerics import Array
-from meshscope.spec.plan.kernel_choice import Kernel, splash_block
+from meshscope.spec.plan.kernel_choice import WHOLE_BLOCK_SCOPE, Kernel, splash_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +217,8 @@ def partial_splash_attention(  # noqa: PLR0913  the inputs of attention
         is_interpreted=is_interpreted,
         save_residuals=True,
     )
-    out, (sums,) = jax.vmap(kernel)(*_by_head(q, k, v, scale))
+    with jax.named_scope(WHOLE_BLOCK_SCOPE) if is_whole else nullcontext():
+        out, (sums,) = jax.vmap(kernel)(*_by_head(q, k, v, scale))
     return out.swapaxes(1, 2)[:, :n_positions], sums.swapaxes(1, 2)[:, :n_positions]
 
 

@@ -45,6 +45,10 @@ class Kernel(StrEnum):
 # (configs/base.yml, sa_block_q).
 SPLASH_BLOCKS = (512, 256, 128)
 
+# The scope of splash attention to a block of keys that every query attends to: its operands look like those
+# under a causal mask.
+WHOLE_BLOCK_SCOPE = "whole_block"
+
 # Other prompts are padded from this length on, by at most this fraction. Shorter ones have small scores.
 PADDED_FROM = 1024
 MAX_PADDING_FRAC = 1 / 8
