@@ -113,7 +113,7 @@ TELLING = [
     Case(LLAMA_3B, "tpu7x-8", "fsdp=2,tp=4"),  # tied embeddings; collectives on the sparse core
     Case(ODD_VOCABULARY, "v6e-8", "tp=8", Loop.UNROLL, 1),  # tp does not divide the vocabulary
     Case(LLAMA_8B, "2xv6e:2x4", "fsdp=2,tp=8"),  # weights are gathered over DCN
-    Case(LLAMA_8B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2),
+    Case(LLAMA_8B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2, prompt=512),  # with both kernels
     Case(V2_LITE, "v6e-8", "dp=2,tp=4,ep=8", n_layers=3),
     Case(MIXTRAL, "v5p-16", "dp=4,tp=2,ep=8,sp"),
     Case(LLAMA_3B, "2xv6e:2x2", "pp=2,tp=4"),  # stages send over DCN
@@ -225,6 +225,7 @@ WHOLE_MATRIX += [
     Case(V32, "v6e-8", "dp=4,tp=2,ep=4,sp", n_layers=4),
     Case(QWEN_32B, "v6e-8", "pp=2,tp=4"),
     Case(QWEN_32B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2),
+    Case(V2_LITE, "v6e-8", "cp=4,tp=2", n_layers=3, prompt=1024),  # the decode kernel on latents
     Case(LLAMA_3B, "v6e:1x1", "tp=1"),
     Case(LLAMA_3B, "v5p-16", "tp=8", kernels=Kernels.OFF),
     Case(V2_LITE, "v6e-8", "pp=2,tp=4"),  # 27 layers, the first one dense

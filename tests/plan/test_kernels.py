@@ -74,13 +74,14 @@ CASES = [
         LLAMA,
         {
             "prefill_attention": "plain: prompt=128 over cp=2 is not a multiple of 128",
-            "decode_attention": "plain: cp splits the cache",
+            "decode_attention": "plain: the share of the cache under cp=2 has fewer than 128 positions (74)",
         },
         plan="cp=2,tp=4",
+        workload={"output": 20},
     ),
     Case(
         LLAMA,
-        {"prefill_attention": SPLASH, "decode_attention": "plain: cp splits the cache"},
+        {"prefill_attention": SPLASH, "decode_attention": DECODE},
         plan="cp=2,tp=4",
         workload={"prompt": 256},
     ),

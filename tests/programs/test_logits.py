@@ -430,6 +430,14 @@ KERNEL_CASES = [
     (Case("deepseek_v32", "dp=2,tp=2", loop=Loop.SCAN), True),
     (Case("deepseek_v32", "tp=2", Partitioner.AUTO), True),
     (Case("deepseek_v3", "tp=2", Partitioner.AUTO, Loop.SCAN), True),
+    (Case("qwen3", "cp=2,tp=4", loop=Loop.SCAN), True),
+    (Case("qwen3", "cp=4"), False),
+    (Case("gpt_oss", "cp=2,tp=2", loop=Loop.SCAN), True),
+    (Case("gemma2", "dp=2,cp=2"), True),
+    (Case("llama4", "cp=2", loop=Loop.SCAN), True),
+    (Case("deepseek_v3", "cp=2,tp=2", loop=Loop.SCAN), True),
+    (Case("deepseek_v3", "pp=2,cp=2"), True),
+    (Case("deepseek_v32", "cp=4"), True),
 ]
 
 
@@ -460,7 +468,7 @@ def test_logits_with_the_decode_kernel_equal_those_of_transformers(
         model=replace(model, max_position=None),
         plan=plan,
         topology=parse_topology(f"cpu:{plan.n_devices}"),
-        workload=Workload(batch=golden.BATCH, prompt=golden.PROMPT, output=150, **f32),
+        workload=Workload(batch=golden.BATCH, prompt=golden.PROMPT, output=150 * plan.cp, **f32),
         program=Program(partitioner=case.partitioner, loop=case.loop),
     )
     assert experiment.kernels.decode_attention.kernel is Kernel.FLASH_DECODE

@@ -269,7 +269,8 @@ def _attention_kernel(
     if layout.phase is Phase.DECODE:
         if experiment.kernels.decode_attention.kernel is None:
             return None
-        return DecodeKernel(layout=layout, mean_context=experiment.workload.mean_context, mesh=mesh)
+        mean_context = experiment.workload.mean_context / experiment.plan.cp
+        return DecodeKernel(layout=layout, mean_context=mean_context, mesh=mesh)
     kernel = experiment.kernels.prefill_attention.kernel
     return None if kernel is None else PrefillKernel(layout=layout, kernel=kernel, mesh=mesh)
 

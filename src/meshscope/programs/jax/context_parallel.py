@@ -20,96 +20,20 @@ a value; n devices of cp.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Phase
+from meshscope.programs.jax.decode_attention import CacheShare
 from meshscope.programs.jax.kernels import PrefillKernel
-from meshscope.programs.jax.numerics import MASKED, Array, soft_capped
+from meshscope.programs.jax.numerics import MASKED, Array
+from meshscope.programs.jax.partial_attention import PartialAttention, partial_attention
 from meshscope.spec.plan.context_form import ContextForm, ring_sends
 from meshscope.spec.plan.kernel_choice import splash_block
 
 AXIS = "cp"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartialAttention:
-    """Unnormalized attention to a subset of the positions, in float32.
-
-    `numerator` [B, S, N, H] and `total` [B, S, N] are sums of exp(score - largest), with `largest`
-    [B, S, N] the maximum score. If all positions are masked, `largest` is MASKED and a merge drops
-    the sums.
-    """
-
-    numerator: Array
-    total: Array
-    largest: Array
-
-    @property
-    def arrays(self) -> tuple[Array, Array, Array]:
-        """Numerator, total and largest."""
-        return self.numerator, self.total, self.largest
-
-    def rescaled(self, largest: Array) -> "PartialAttention":
-        """Rescales the sums to a larger maximum."""
-        factor = jnp.exp(self.largest - largest)
-        return PartialAttention(
-            numerator=self.numerator * factor[..., None],
-            total=self.total * factor,
-            largest=largest,
-        )
-
-    def merged(self, other: "PartialAttention") -> "PartialAttention":
-        """Merges attention to disjoint positions."""
-        largest = jnp.maximum(self.largest, other.largest)
-        one, two = self.rescaled(largest), other.rescaled(largest)
-        return PartialAttention(
-            numerator=one.numerator + two.numerator, total=one.total + two.total, largest=largest
-        )
-
-    def with_sinks(self, sinks: Array | None) -> "PartialAttention":
-        """Adds a position with logits [N] and no value."""
-        if sinks is None:
-            return self
-        logits = jnp.broadcast_to(sinks.astype(jnp.float32), self.largest.shape)
-        sink = PartialAttention(
-            numerator=jnp.zeros_like(self.numerator),
-            total=jnp.ones_like(self.total),
-            largest=logits,
-        )
-        return self.merged(sink)
-
-    def normalized(self, dtype: Any) -> Array:
-        """The normalized attention output [B, S, N, H]."""
-        return (self.numerator / self.total[..., None]).astype(dtype)
-
-
-def partial_attention(  # noqa: PLR0913  the inputs of attention
-    q: Array, k: Array, v: Array, mask: Array, *, scale: float, softcap: float | None = None
-) -> PartialAttention:
-    """Unnormalized attention of q [B, S, N, Hk] to k [B, T, K, Hk] and v [B, T, K, H].
-
-    `mask` is [S, T] or [B, S, T].
-    """
-    batch, n_queries, n_heads = q.shape[:3]
-    q = q.reshape(batch, n_queries, k.shape[2], n_heads // k.shape[2], q.shape[3])
-    scores = jnp.einsum("bskgh,btkh->bskgt", q, k, preferred_element_type=jnp.float32) * scale
-    scores = soft_capped(scores, softcap)
-    mask = jnp.broadcast_to(mask, (batch, *mask.shape[-2:]))
-    scores = jnp.where(mask[:, :, None, None, :], scores, MASKED)
-    largest = scores.max(axis=-1)
-    shares = jnp.exp(scores - largest[..., None])
-    numerator = jnp.einsum(
-        "bskgt,btkh->bskgh", shares.astype(q.dtype), v, preferred_element_type=jnp.float32
-    )
-    return PartialAttention(
-        numerator=numerator.reshape(batch, n_queries, n_heads, -1),
-        total=shares.sum(axis=-1).reshape(batch, n_queries, n_heads),
-        largest=largest.reshape(batch, n_queries, n_heads),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +69,7 @@ class AttentionInputs:
             window=self.window,
             softcap=self.softcap,
         )
-        return PartialAttention(
-            numerator=out.astype(jnp.float32), total=jnp.ones_like(sums), largest=sums
-        )
+        return PartialAttention.of_normalized(out, sums)
 
     def part(self, local: Sequence[Array], positions: Array) -> PartialAttention:
         """Unnormalized attention to arrays at these positions."""
@@ -220,6 +142,22 @@ class Context:
         generated = self.n_prompt + (slots - n_block) * self.size + rank
         return jnp.where(slots < n_block, rank * n_block + slots, generated)
 
+    def share(self, position: Array, window: int | None, *, is_chunked: bool) -> CacheShare:
+        """The local slots that a query at this position of decode attends to.
+
+        Slots are in the order of their positions, so that those of a window or a chunk are the last ones.
+        """
+        rank, n_block = self.rank, self.n_prompt // self.size
+        number = position - self.n_prompt
+        turn, n_rounds = number % self.size, number // self.size
+        last = n_block + n_rounds - (turn < rank).astype(jnp.int32)
+        if window is None:
+            return CacheShare(last=last, is_new_here=turn == rank)
+        start = position // window * window if is_chunked else position - window + 1
+        n_before = jnp.clip(start - rank * n_block, 0, n_block)
+        n_before += -(-jnp.maximum(start - self.n_prompt - rank, 0) // self.size)
+        return CacheShare(last=last, is_new_here=turn == rank, lowest=n_before)
+
     @property
     def prompt_positions(self) -> Array:
         """The positions [T] of the whole prompt."""
@@ -272,7 +210,9 @@ class Context:
         prefill, those of the cache in decode.
         """
         if self.phase is Phase.DECODE:
-            return self._merged(inputs, local, positions)
+            part = inputs.part(local, positions)
+            merged = self.merged(part, inputs.project).with_sinks(inputs.sinks)
+            return merged.normalized(inputs.q.dtype)
         if self.form is ContextForm.RING:
             return self._ring(inputs, local, positions)
         gathered = [self.gathered(x) for x in local]
@@ -350,25 +290,25 @@ class Context:
         shared = merged.with_sinks(inputs.sinks).normalized(inputs.q.dtype)
         return inputs.project(shared).astype(shared.dtype)
 
-    def _merged(self, inputs: AttentionInputs, local: Sequence[Array], positions: Array) -> Array:
-        """Merges the partial attention of all devices, after `project`, as values are narrower.
+    def merged(
+        self, part: PartialAttention, project: Callable[[Array], Array] = lambda x: x
+    ) -> PartialAttention:
+        """The attention of all devices of cp to their positions, after `project`, as values are narrower.
 
         Numerators and denominators are reduced as one flat [B, S, N(H+1)], since an array of width
         H+1 would be padded to the next multiple of 128.
         """
-        part = inputs.part(local, positions)
         part = part.rescaled(lax.pmax(part.largest, AXIS))
-        narrow = inputs.project(part.numerator)
+        narrow = project(part.numerator)
         numerator = narrow.reshape(*narrow.shape[:2], -1)
         both = jnp.concatenate([numerator, part.total], axis=-1)
         both = lax.psum(both, AXIS)
         n_heads = part.total.shape[-1]
-        merged = PartialAttention(
+        return PartialAttention(
             numerator=both[..., :-n_heads].reshape(narrow.shape),
             total=both[..., -n_heads:],
             largest=part.largest,
         )
-        return merged.with_sinks(inputs.sinks).normalized(inputs.q.dtype)
 
 
 def _at_least(scores: Array, least: Array, n_best: int) -> Array:

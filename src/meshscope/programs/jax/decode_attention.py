@@ -2,8 +2,10 @@
 
 The kernel attends to the cache and writes the new position in place. Its grid goes over groups of
 sequences and blocks of keys, with dynamic bounds: blocks after the current position or before the window
-are neither fetched nor computed. Blocks are read in the dtype of the cache and converted in VMEM. The sums
-are those of FlashAttention (Dao et al., arXiv 2205.14135), algorithm 1, for one query.
+are neither fetched nor computed. Blocks are read in the dtype of the cache and converted in VMEM.
+
+Where cp splits the cache, each device attends to its own slots and returns the logarithms of its sums, by
+which the parts are merged.
 
 The values are an array of their own or the first channels of the keys, which are then fetched only once.
 
@@ -25,8 +27,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from meshscope.programs.jax.decode_kernel import decode_block
 from meshscope.programs.jax.layout import ShardLayout
-from meshscope.programs.jax.numerics import MASKED, Array, soft_capped
+from meshscope.programs.jax.numerics import MASKED, Array
 from meshscope.programs.jax.state import LayerCache
 from meshscope.spec.plan.caches import LANES
 from meshscope.spec.plan.kernel_choice import DECODE_BLOCKS
@@ -36,6 +39,19 @@ TILE_BYTES = 32  # of a column of a tile: 8 rows of 4 bytes, 16 of 2, 32 of 1
 # Bytes that one step of the grid fetches. A step takes some 0.35 us beside its copies, in which HBM
 # delivers 0.3 MB (v5e) to 1.3 MB (tpu7x).
 BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheShare:
+    """The slots of this device's share of the cache that a query attends to, if cp splits it.
+
+    `last` is the slot of the new position if `is_new_here`, else the last one present. `lowest` is the first
+    slot in the window; a device may have none.
+    """
+
+    last: Array
+    is_new_here: Array
+    lowest: Array | int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +118,43 @@ class DecodeKernel:
         at = (jnp.int32(cache.layer), position)
         out, written = local(q, list(new.values()), arrays, at, (sinks, mask))
         return out, cache.with_stacks(list(new), written)
+
+    def part(  # noqa: PLR0913  the inputs of attention
+        self,
+        q: Array,
+        new: Mapping[str, Array],
+        cache: LayerCache,
+        share: CacheShare,
+        *,
+        scale: float,
+        value_width: int,
+        window: int | None = None,
+        softcap: float | None = None,
+        mask: Array | None = None,
+    ) -> tuple[Array, Array, LayerCache]:
+        """As `__call__`, for the local slots: also the logarithms [B, 1, N] of the sums, before the cache.
+
+        The output is in float32. `new` is written on the device that has its slot.
+        """
+        arrays = list(new.values())
+        inputs = DecodeInputs(
+            q=q.reshape(q.shape[0], arrays[0].shape[1], -1, q.shape[-1]),
+            new=arrays,
+            caches=cache.stacks(list(new)),
+            value_width=value_width,
+            layer=jnp.int32(cache.layer),
+            position=share.last,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            mask=mask,
+            share=share,
+        )
+        out, logs, *written = decode_attention(
+            inputs, mean_context=self.mean_context, is_interpreted=self.is_interpreted
+        )
+        out = out.reshape(*q.shape[:-1], value_width)
+        return out, logs[..., 0].reshape(q.shape[:-1]), cache.with_stacks(list(new), written)
 
     def _mapped(self, local: Any, new: Mapping[str, Array], has_extra: tuple[bool, bool]) -> Any:
         """`local` on the shards of global arrays; `has_extra` is whether there are sinks and a mask."""
@@ -191,6 +244,7 @@ class DecodeInputs:
     softcap: float | None = None
     sinks: Array | None = None
     mask: Array | None = None
+    share: CacheShare | None = None
 
 
 def decode_attention(
@@ -198,13 +252,22 @@ def decode_attention(
 ) -> tuple[Array, ...]:
     """Attention [B, K, G, V] to the slots up to `position`, or a window of them, and the new caches.
 
+    For a share of the cache, the output is in float32, and behind it are the logarithms [B, K, G, lanes] of
+    the sums.
+
     The kernel states the FLOPs and bytes of a step with `mean_context` positions.
     """
     n_sequences, n_heads, n_group, _ = inputs.q.shape
     blocks = _blocks(inputs)
-    first = blocks.first(inputs.position, inputs.window, is_chunked=inputs.is_chunked)
+    share, of_share = inputs.share, ()
+    if share is None:
+        first = blocks.first(inputs.position, inputs.window, is_chunked=inputs.is_chunked)
+    else:
+        first = blocks.index(lax.min(jnp.int32(share.lowest), share.last))
+        of_share = (share.is_new_here, share.lowest)
     n_blocks = blocks.index(inputs.position) + 1 - first
-    scalars = jnp.stack([jnp.asarray(x, jnp.int32) for x in (inputs.layer, first, inputs.position)])
+    values = (inputs.layer, first, inputs.position, *of_share)
+    scalars = jnp.stack([jnp.asarray(x, jnp.int32) for x in values])
 
     def per_sequence(array: Array) -> pl.BlockSpec:
         shape = (blocks.n_together, *array.shape[1:])
@@ -239,32 +302,36 @@ def decode_attention(
             ),
             pl.BlockSpec((blocks.n_together, 1, 1), lambda b, *_: (b, 0, 0)),
         ]
-    out = jax.ShapeDtypeStruct((*inputs.q.shape[:-1], inputs.value_width), inputs.q.dtype)
+    out_dtype = inputs.q.dtype if share is None else jnp.float32
+    outs = [jax.ShapeDtypeStruct((*inputs.q.shape[:-1], inputs.value_width), out_dtype)]
+    if share is not None:
+        outs.append(jax.ShapeDtypeStruct((*inputs.q.shape[:-1], LANES), jnp.float32))
     n_caches = len(inputs.caches)
     n_rows = blocks.n_together * n_heads
     call = pl.pallas_call(
         partial(
-            _kernel,
+            decode_block,
             n_caches=n_caches,
             scale=inputs.scale,
             window=None if inputs.is_chunked else inputs.window,
             softcap=inputs.softcap,
             has_sinks=inputs.sinks is not None,
             has_mask=inputs.mask is not None,
+            is_part=share is not None,
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(n_sequences // blocks.n_together, n_blocks),
             in_specs=in_specs,
-            out_specs=[per_sequence(out), *(written(x) for x in inputs.caches)],
+            out_specs=[*map(per_sequence, outs), *(written(x) for x in inputs.caches)],
             scratch_shapes=[
                 pltpu.VMEM((n_rows, n_group, width), jnp.float32)
                 for width in (LANES, LANES, inputs.value_width)
             ],
         ),
-        out_shape=[out, *(pltpu.HBM(x.shape, x.dtype) for x in inputs.caches)],
+        out_shape=[*outs, *(pltpu.HBM(x.shape, x.dtype) for x in inputs.caches)],
         # Operands count from the scalars.
-        input_output_aliases={2 + n_caches + i: 1 + i for i in range(n_caches)},
+        input_output_aliases={2 + n_caches + i: len(outs) + i for i in range(n_caches)},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         cost_estimate=_cost(inputs, blocks, round(mean_context)),
         name=blocks.name,
@@ -307,135 +374,3 @@ def _cost(inputs: DecodeInputs, blocks: DecodeBlocks, n_present: int) -> pl.Cost
         transcendentals=n_rows * n_group * n_fetched,
         bytes_accessed=small + cache_bytes,
     )
-
-
-def _kernel(  # noqa: PLR0913  the form of a kernel
-    scalars: Any,
-    q_ref: Any,
-    *refs: Any,
-    n_caches: int,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    has_sinks: bool,
-    has_mask: bool,
-) -> None:
-    """One block of keys for one group of sequences."""
-    new_refs, cache_refs = refs[:n_caches], refs[n_caches : 2 * n_caches]
-    sinks_ref = refs[2 * n_caches] if has_sinks else None
-    n_inputs = 2 * n_caches + has_sinks + 2 * has_mask
-    bias_ref, new_bias_ref = refs[n_inputs - 2 : n_inputs] if has_mask else (None, None)
-    out_ref, *written_refs = refs[n_inputs:-3]
-    sums = _Sums(*refs[-3:])
-    step = pl.program_id(1)
-    n_keys = cache_refs[0].shape[-2]
-    start, position = (scalars[1] + step) * n_keys, scalars[2]
-    q = _rows(q_ref)
-    value_width = sums.weighted.shape[-1]
-
-    @pl.when(step == 0)
-    def _() -> None:
-        new = [_rows(x).astype(c.dtype) for x, c in zip(new_refs, cache_refs, strict=True)]
-        score = soft_capped(_scores(q, new[0]) * scale, softcap)
-        if new_bias_ref is not None:
-            score += _per_row(new_bias_ref, score.shape[0])
-        sums.start(score, new[-1][..., :value_width], sinks_ref)
-
-    def attend(*, is_last: bool) -> None:
-        keys, values = (_rows(cache_refs[i]).astype(q.dtype) for i in (0, -1))
-        scores = soft_capped(_dot(q, keys, 2) * scale, softcap)
-        if bias_ref is not None:
-            scores += _per_row(bias_ref, scores.shape[0])
-        at = start + lax.broadcasted_iota(jnp.int32, (1, 1, n_keys), 2)
-        if window is not None:
-            scores = jnp.where(at > position - window, scores, MASKED)
-        values = values[..., :value_width]
-        if is_last:  # later slots may hold anything, and the new position is already counted
-            scores = jnp.where(at < position, scores, MASKED)
-            at = start + lax.broadcasted_iota(jnp.int32, (1, n_keys, 1), 1)
-            values = jnp.where(at < position, values, jnp.zeros_like(values))
-        sums.add(scores, values)
-
-    is_last = step == pl.num_programs(1) - 1
-    pl.when(jnp.logical_not(is_last))(partial(attend, is_last=False))
-    pl.when(is_last)(partial(attend, is_last=True))
-
-    @pl.when(is_last)
-    def _() -> None:
-        out_ref[...] = sums.normalized().reshape(out_ref.shape).astype(out_ref.dtype)
-        for new, cache, written in zip(new_refs, cache_refs, written_refs, strict=True):
-            _write(new, cache, written, position - start)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """Sums over the keys so far in VMEM, [rows, G, ...]: see `PartialAttention`."""
-
-    largest: Any
-    total: Any
-    weighted: Any
-
-    def start(self, score: Array, value: Array, sinks: Any | None) -> None:
-        """Starts with the score [rows, G, 1] of the new position, and the sinks [K, G, 1]."""
-        score = jnp.broadcast_to(score, self.largest.shape)
-        value = value.astype(jnp.float32)
-        if sinks is None:
-            self.largest[...] = score
-            self.total[...] = jnp.ones_like(score)
-            self.weighted[...] = jnp.broadcast_to(value, self.weighted.shape)
-            return
-        shape = (score.shape[0] // sinks.shape[0], *sinks.shape[:2], score.shape[2])
-        sink = jnp.broadcast_to(sinks[...][None], shape).reshape(score.shape)
-        largest = jnp.maximum(score, sink)
-        share = jnp.exp(score - largest)
-        self.largest[...] = largest
-        self.total[...] = share + jnp.exp(sink - largest)
-        self.weighted[...] = share[..., :1] * value
-
-    def add(self, scores: Array, values: Array) -> None:
-        """Adds scores [rows, G, T] and values [rows, T, V]."""
-        before = self.largest[...]
-        largest = jnp.maximum(before, scores.max(axis=2, keepdims=True))
-        factor = jnp.exp(before - largest)
-        shares = jnp.exp(scores - largest[..., :1])
-        self.largest[...] = largest
-        self.total[...] = self.total[...] * factor + shares.sum(axis=2, keepdims=True)
-        added = _dot(shares.astype(values.dtype), values, 1)
-        self.weighted[...] = self.weighted[...] * factor[..., :1] + added
-
-    def normalized(self) -> Array:
-        """The attention output [rows, G, V]."""
-        return self.weighted[...] / self.total[...][..., :1]
-
-
-def _rows(ref: Any) -> Array:
-    """A block [B, K, ...] as rows [B*K, ...]."""
-    return ref[...].reshape(-1, *ref.shape[2:])
-
-
-def _per_row(ref: Any, n_rows: int) -> Array:
-    """A block [B, 1, T] for all heads as [rows, 1, T]."""
-    n_together, _, n_keys = ref.shape
-    heads = jnp.broadcast_to(ref[...][:, None], (n_together, n_rows // n_together, 1, n_keys))
-    return heads.reshape(n_rows, 1, n_keys)
-
-
-def _scores(q: Array, key: Array) -> Array:
-    """Products [rows, G, 1] of queries [rows, G, H] and one key [rows, 1, H], in float32."""
-    products = q.astype(jnp.float32) * key.astype(q.dtype).astype(jnp.float32)
-    return products.sum(axis=2, keepdims=True)
-
-
-def _dot(left: Array, right: Array, contracted: int) -> Array:
-    """Products of each row in float32, over the last dim of `left` and this one of `right`."""
-    dims = (((2,), (contracted,)), ((0,), (0,)))
-    return lax.dot_general(left, right, dims, preferred_element_type=jnp.float32)
-
-
-def _write(new_ref: Any, cache_ref: Any, written_ref: Any, offset: Array) -> None:
-    """Writes the tile of the new position, which is at `offset` in the fetched block."""
-    n_rows = written_ref.shape[-2]
-    first = pl.multiple_of(lax.div(offset, n_rows) * n_rows, n_rows)
-    tile = cache_ref[:, :, pl.ds(first, n_rows), :]
-    at = first + lax.broadcasted_iota(jnp.int32, (1, 1, n_rows, 1), 2)
-    written_ref[...] = jnp.where(at == offset, new_ref[...].astype(tile.dtype), tile)

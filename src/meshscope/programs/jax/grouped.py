@@ -23,6 +23,7 @@ from meshscope.programs.jax.numerics import (
     rope_angles,
     unscaled_rms_norm,
 )
+from meshscope.programs.jax.partial_attention import PartialAttention
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 from meshscope.spec.model.flops import window_of
 from meshscope.spec.model.model import AttentionKind, GroupedAttention, Layer, Model
@@ -61,7 +62,12 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     new = _cached(k, v, cache)
     if isinstance(kernel, DecodeKernel):
         seen = {"window": window, "is_chunked": is_chunked}
-        out, cache = _decode(q, new, cache, positions[0], kernel, **seen, **scores)
+        if context.is_split:
+            out, cache = _decode_share(
+                q, new, cache, positions[0], kernel=kernel, context=context, **seen, **scores
+            )
+        else:
+            out, cache = _decode(q, new, cache, positions[0], kernel, **seen, **scores)
         return _output(out, x, w), cache
     for name, array in new.items():
         cache = cache.written(name, array)
@@ -162,3 +168,27 @@ def _decode(
     q = jnp.pad(q, [(0, 0)] * 3 + [(0, width)])
     out, cache = kernel(q, new, cache, position, value_width=2 * width, **settings)
     return out[..., width:], cache
+
+
+def _decode_share(  # noqa: PLR0913  the inputs of attention
+    q: Array,
+    new: dict[str, Array],
+    cache: LayerCache,
+    position: Array,
+    *,
+    kernel: DecodeKernel,
+    context: Context,
+    window: int | None,
+    is_chunked: bool,
+    sinks: Array | None,
+    **settings: Any,
+) -> tuple[Array, LayerCache]:
+    """As `_decode`, where cp splits the cache: the devices' attention to their slots, merged."""
+    width, n_arrays = q.shape[-1], len(new)
+    wide = q if n_arrays > 1 else jnp.pad(q, [(0, 0)] * 3 + [(0, width)])
+    share = context.share(position, window, is_chunked=is_chunked)
+    out, logs, cache = kernel.part(
+        wide, new, cache, share, value_width=wide.shape[-1], window=window, **settings
+    )
+    part = PartialAttention.of_normalized(out[..., -width:], logs)
+    return context.merged(part).with_sinks(sinks).normalized(q.dtype), cache

@@ -7,7 +7,9 @@ Shapes: B batch, S query positions, T key positions, D residual width, N heads, 
 P rotary width, H width of a head without its rotary part, V width of a value.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +31,7 @@ from meshscope.programs.jax.numerics import (
     rope_angles,
     yarn_mscale,
 )
+from meshscope.programs.jax.partial_attention import PartialAttention
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 from meshscope.spec.model.model import (
     AttentionKind,
@@ -74,7 +77,15 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
     if isinstance(kernel, DecodeKernel):
         chosen = None if attention.indexer is None else mask[:, 0]
         out, cache = _decode(
-            q, latent, w, cache, positions[0], attention=attention, kernel=kernel, mask=chosen
+            q,
+            latent,
+            w,
+            cache,
+            positions[0],
+            attention=attention,
+            kernel=kernel,
+            mask=chosen,
+            context=context,
         )
         return w.einsum("bsnv,nvd->bsd", out, "wo"), cache
     cache = cache.written("latent", latent)
@@ -219,20 +230,24 @@ def _decode(  # noqa: PLR0913  the inputs of attention
     attention: LatentAttention,
     kernel: DecodeKernel,
     mask: Array | None,
+    context: Context,
 ) -> tuple[Array, LayerCache]:
     """Absorbed attention [B, 1, N, V] of one position to the cache, and the cache with it.
 
     `mask` [B, T] has the positions that the indexer chooses.
     """
-    out, cache = kernel(
-        _absorbed_queries(q, w, attention),
-        {"latent": latent[:, None]},
-        cache,
-        position,
-        scale=softmax_scale(attention),
-        value_width=attention.kv_rank,
-        mask=mask,
-    )
+    absorbed, new = _absorbed_queries(q, w, attention), {"latent": latent[:, None]}
+    settings: dict[str, Any] = {
+        "scale": softmax_scale(attention),
+        "value_width": attention.kv_rank,
+        "mask": mask,
+    }
+    if context.is_split:
+        share = context.share(position, None, is_chunked=False)
+        out, logs, cache = kernel.part(absorbed, new, cache, share, **settings)
+        part = PartialAttention.of_normalized(out, logs)
+        return context.merged(part, _value_projection(q, w)).normalized(q.dtype), cache
+    out, cache = kernel(absorbed, new, cache, position, **settings)
     return w.einsum("bsnr,rnv->bsnv", out, "w_uv"), cache
 
 
@@ -243,6 +258,16 @@ def _absorbed_queries(q: Array, w: LayerWeights, attention: LatentAttention) -> 
     return jnp.concatenate([nope, rope], axis=-1)
 
 
+def _value_projection(q: Array, w: LayerWeights) -> Callable[[Array], Array]:
+    """Maps sums [B, S, N, R] over latents to [B, S, N, V] in float32."""
+
+    def project(out: Array) -> Array:
+        out = out.astype(q.dtype)
+        return jnp.einsum("bsnr,rnv->bsnv", out, w("w_uv"), preferred_element_type=jnp.float32)
+
+    return project
+
+
 def _split_attention(
     q: Array, mask: Array, w: LayerWeights, attention: LatentAttention, context: Context
 ) -> AttentionInputs:
@@ -251,11 +276,6 @@ def _split_attention(
     Prefill sends latents, which are narrower than heads, and expands them after receiving. `mask`
     covers the whole prompt in prefill and the local cache in decode.
     """
-
-    def project(out: Array) -> Array:
-        out = out.astype(q.dtype)
-        return jnp.einsum("bsnr,rnv->bsnv", out, w("w_uv"), preferred_element_type=jnp.float32)
-
     scale = softmax_scale(attention)
     if context.phase is Phase.DECODE:
         return AttentionInputs(
@@ -263,7 +283,7 @@ def _split_attention(
             keys=lambda latent: (latent[:, :, None, :], latent[:, :, None, : attention.kv_rank]),
             mask_of=lambda _: mask,
             scale=scale,
-            project=project,
+            project=_value_projection(q, w),
         )
     w_uk, w_uv = w.matrix("w_uk"), w.matrix("w_uv")
     return AttentionInputs(

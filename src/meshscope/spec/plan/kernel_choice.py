@@ -16,6 +16,7 @@ from meshscope.spec.model.model import (
     LatentAttention,
     Model,
 )
+from meshscope.spec.plan.context_form import cache_slots
 from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.quantization import quantization_of
@@ -218,7 +219,8 @@ def _cudnn_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
 def _decode_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
     match model.attention:
         case GroupedAttention(window=window):
-            if _has_chunks(model) and window is not None and window % DECODE_BLOCKS[0]:
+            has_parts = window is not None and window % DECODE_BLOCKS[0] and plan.cp == 1
+            if _has_chunks(model) and has_parts:
                 return f"chunks of {window} positions are no multiple of {DECODE_BLOCKS[0]}"
         case LatentAttention():
             pass
@@ -226,10 +228,10 @@ def _decode_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
             return "the kernel reads no compressed caches"
         case _:
             assert_never(model.attention)
-    if plan.cp > 1:
-        return "cp splits the cache"
-    if workload.context < DECODE_BLOCKS[-1]:
-        return f"the cache has fewer than {DECODE_BLOCKS[-1]} positions ({workload.context})"
+    n_slots = cache_slots(plan, workload)
+    if n_slots < DECODE_BLOCKS[-1]:
+        share = "the cache" if plan.cp == 1 else f"the share of the cache under cp={plan.cp}"
+        return f"{share} has fewer than {DECODE_BLOCKS[-1]} positions ({n_slots})"
     if workload.cache_dtype not in DECODE_CACHE_DTYPES:
         return f"the kernel reads caches in {', '.join(DECODE_CACHE_DTYPES)}, not {workload.cache_dtype}"
     return None
