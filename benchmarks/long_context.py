@@ -15,10 +15,10 @@ import meshscope
 from meshscope.api.records import predicted_record
 from meshscope.api.request import ExperimentRequest, request_of
 from meshscope.api.run import Run
-from meshscope.events.enums import Source
+from meshscope.events.enums import Phase, Source
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.chunks import with_auto_chunk
-from meshscope.units import format_seconds
+from meshscope.units import format_bytes, format_seconds
 
 CSV = Path(__file__).with_suffix(".csv")
 OUTPUT = 1024
@@ -87,6 +87,26 @@ def times_table(length: str) -> None:
                 answer = "close" if fits is None else "yes" if fits else "no"
                 label = context if "cp" in plan else ""
                 _print_row(_short(model), topology, f"`{plan}`", label, *_times(run), answer)
+
+
+def chunks_table() -> None:
+    """Llama-3.1-8B under cp=2,tp=4, by the size of chunks."""
+    _print_head("length", "chunk", "TTFT", "GiB of a device", "sent over cp", "fits")
+    for length, prompt in LENGTHS.items():
+        for chunk in ("off", "7936" if length == "1M" else "1024", "33792"):
+            if chunk.isdigit() and prompt % int(chunk):
+                continue
+            run = predicted(*MODELS[0][:2], "cp=2,tp=4", prompt=prompt, chunk=chunk)
+            memory = run.record.memory[Source.PREDICTED]
+            wire = sum(
+                row.wire_bytes * row.count
+                for row in run.record.rows
+                if row.axis == "cp" and row.phase is Phase.PREFILL
+            )
+            fits = "close" if memory.fits is None else "yes" if memory.fits else "no"
+            label = "whole" if chunk == "off" else chunk
+            cells = (_times(run)[0], _gib(memory.total_bytes), format_bytes(wire), fits)
+            _print_row(length, label, *cells)
 
 
 def compiled_table() -> None:

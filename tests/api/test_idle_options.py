@@ -15,6 +15,12 @@ MOE = {**DENSE, "model": "Qwen/Qwen3-30B-A3B", "plan": "dp=2,tp=4", "batch": 2}
 
 IDLE = [
     ("context", "ring", DENSE, "plan 'tp=8' has no cp, which splits the sequence"),
+    (
+        "context",
+        "ring",
+        {**DENSE, "plan": "cp=2,tp=4", "prompt": 1024, "prefill_chunk": 256},
+        "the chunks of a prompt gather queries over cp, not keys",
+    ),
     ("capacity_factor", 2.0, DENSE, "Qwen/Qwen3-4B has no experts"),
     ("dispatch", "capacity", DENSE, "Qwen/Qwen3-4B has no experts"),
     ("routing_skew", 1.5, DENSE, "Qwen/Qwen3-4B has no experts"),

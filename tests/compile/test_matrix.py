@@ -107,6 +107,7 @@ class Case(NamedTuple):
     prompt: int = 128
     context: ContextForm = ContextForm.AUTO
     kernels: Kernels = Kernels.AUTO
+    chunk: int | None = None
 
 
 TELLING = [
@@ -114,6 +115,7 @@ TELLING = [
     Case(ODD_VOCABULARY, "v6e-8", "tp=8", Loop.UNROLL, 1),  # tp does not divide the vocabulary
     Case(LLAMA_8B, "2xv6e:2x4", "fsdp=2,tp=8"),  # weights are gathered over DCN
     Case(LLAMA_8B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2, prompt=512),  # with both kernels
+    Case(LLAMA_8B, "v6e-8", "cp=4,tp=2", Loop.UNROLL, 1, batch=2, prompt=2048, chunk=1024),
     Case(V2_LITE, "v6e-8", "dp=2,tp=4,ep=8", n_layers=3),
     Case(MIXTRAL, "v5p-16", "dp=4,tp=2,ep=8,sp"),
     Case(LLAMA_3B, "2xv6e:2x2", "pp=2,tp=4"),  # stages send over DCN
@@ -226,6 +228,7 @@ WHOLE_MATRIX += [
     Case(QWEN_32B, "v6e-8", "pp=2,tp=4"),
     Case(QWEN_32B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2),
     Case(V2_LITE, "v6e-8", "cp=4,tp=2", n_layers=3, prompt=1024),  # the decode kernel on latents
+    Case(V2_LITE, "v6e-8", "cp=2,tp=4,sp", n_layers=3, batch=2, prompt=1024, chunk=512),
     Case(LLAMA_3B, "v6e:1x1", "tp=1"),
     Case(LLAMA_3B, "v5p-16", "tp=8", kernels=Kernels.OFF),
     Case(V2_LITE, "v6e-8", "pp=2,tp=4"),  # 27 layers, the first one dense
@@ -239,7 +242,9 @@ def experiment_for(case: Case) -> Experiment:
         model=_model(case.model),
         plan=parse_plan(case.plan),
         topology=parse_topology(case.topology),
-        workload=Workload(batch=case.batch, prompt=case.prompt, output=16),
+        workload=Workload(
+            batch=case.batch, prompt=case.prompt, output=16, prefill_chunk=case.chunk
+        ),
         program=Program(loop=case.loop, context=case.context, kernels=case.kernels),
         n_layers=case.n_layers,
     )

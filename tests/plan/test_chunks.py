@@ -119,10 +119,29 @@ def test_compressed_attention_keeps_prompts_whole() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "plan", "message"),
+    [
+        ("openai/gpt-oss-120b", "cp=2,tp=4", r"prompts with windows of attention .* Use 1024"),
+        ("deepseek-ai/DeepSeek-V3.2", "cp=2,tp=4", "the indexer of .* Use 1024"),
+        ("Qwen/Qwen3-32B", "cp=2,tp=4", r"cp=2 does not divide it\. Use 12 or 18"),
+        ("Qwen/Qwen3-32B", "cp=2,tp=4,sp", r"cp=2 x tp=4 does not divide it \(sp\)\. Use 8 or 24"),
+    ],
+)
+def test_chunks_that_cp_cannot_split_are_refused(model: str, plan: str, message: str) -> None:
+    is_odd = "Qwen" in model
+    with pytest.raises(SpecError, match=message):
+        _experiment(15 if is_odd else 4, plan=plan, model=model, prompt=1080 if is_odd else 1024)
+
+
+def test_auto_cuts_no_prompts_that_cp_splits() -> None:
+    whole = _experiment(plan="cp=2,tp=4", prompt=32768)
+    assert whole.with_auto_chunk() == whole
+
+
+@pytest.mark.parametrize(
     ("plan", "program", "engine", "message"),
     [
         ("pp=2,tp=4", None, Engine.MESHSCOPE, "micro-batches of a pipeline"),
-        ("cp=2,tp=4", None, Engine.MESHSCOPE, "cp splits the positions"),
         ("tp=8", Program(frontend=Frontend.TORCHXLA), Engine.MESHSCOPE, "traces a whole prompt"),
         ("tp=8", Program(partitioner=Partitioner.AUTO), Engine.MESHSCOPE, "no rows of one device"),
         ("tp=8", None, Engine.VLLM, "prefills all sequences in one step"),

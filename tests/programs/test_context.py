@@ -220,3 +220,73 @@ def test_kernel_attends_to_the_blocks_of_all_devices(
     mask = causal_mask(positions, positions, window)
     expected = dot_product_attention(q, k, v, mask, scale=0.1, sinks=sinks)
     np.testing.assert_allclose(got, expected, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize(("size", "n_local", "n_before"), [(2, 128, 2), (4, 128, 1), (4, 120, 0)])
+def test_kernel_attends_to_the_chunks_before(
+    size: int, n_local: int, n_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queries of a chunk behind `n_before` others, of which each device has a block, with sinks."""
+    from jax.sharding import PartitionSpec as P  # noqa: PLC0415
+
+    from meshscope.programs.jax.context_parallel import AttentionInputs, Context  # noqa: PLC0415
+    from meshscope.programs.jax.kernels import PrefillKernel  # noqa: PLC0415
+    from meshscope.programs.jax.layout import layout_of  # noqa: PLC0415
+    from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: PLC0415
+    from meshscope.spec.plan.plan import parse_plan  # noqa: PLC0415
+    from meshscope.spec.workload import Workload  # noqa: PLC0415
+
+    monkeypatch.setattr("meshscope.spec.plan.kernel_choice.PADDED_FROM", 1)
+    n_chunk, n_chunks = n_local * size, n_before + 1
+    random = np.random.default_rng(0)
+    q, k, v = (
+        random.normal(size=(2, n_chunk * n, n_heads, 128)).astype(np.float32)
+        for n, n_heads in ((1, 2), (n_chunks, 1), (n_chunks, 1))
+    )
+    sinks = random.normal(size=2).astype(np.float32)
+    context = Context(
+        size=size,
+        form=ContextForm.RING,
+        phase=Phase.PREFILL,
+        n_prompt=n_chunk * (n_chunks + 1),
+        n_cached=n_chunk * n_before,
+        n_chunk=n_chunk,
+    )
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        inputs = AttentionInputs(
+            q=q,
+            keys=lambda k, v: (k, v),
+            mask_of=lambda _: pytest.fail("the kernel needs no mask"),
+            scale=0.1,
+            sinks=sinks,
+            kernel=PrefillKernel(
+                layout=layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL), is_interpreted=True
+            ),
+        )
+        return context.attend(inputs, (k, v), context.cache_positions(k.shape[1]))
+
+    def by_device(x: np.ndarray) -> np.ndarray:
+        blocks = x.reshape(2, n_chunks, size, n_local, 1, 128).swapaxes(1, 2)
+        return blocks.reshape(x.shape)
+
+    mesh = jax.make_mesh((size,), ("cp",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = P(None, "cp")
+    each = jax.shard_map(attend, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
+    got = jax.jit(each)(q, by_device(k), by_device(v))
+
+    keys = np.arange(n_chunk * n_chunks)
+    mask = causal_mask(keys[-n_chunk:], keys)
+    expected = dot_product_attention(q, k, v, mask, scale=0.1, sinks=sinks)
+    np.testing.assert_allclose(got, expected, atol=2e-6, rtol=2e-6)
+
+
+def test_each_device_has_a_block_of_every_chunk() -> None:
+    """Chunks of 8 positions over 4 devices: device 1 has positions 2, 3, 10, 11, 18, 19, then 25 and 29."""
+    from dataclasses import replace  # noqa: PLC0415
+
+    context = replace(_context(4, Phase.DECODE), n_chunk=8)
+    held = _on_each(lambda: context.cache_positions(8), 4)
+
+    assert held[1].tolist() == [2, 3, 10, 11, 18, 19, 25, 29]
+    assert sorted(held.flatten()) == list(range(32))

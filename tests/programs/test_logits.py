@@ -268,6 +268,13 @@ _CHUNKED = [
     Case("deepseek_v3", "dp=2,tp=4,ep=8", loop=Loop.SCAN, chunk=8),
     Case("gpt_oss", "dp=8,ep=8", chunk=4),
     Case("deepseek_v32", "dp=8", chunk=8),
+    Case("llama", "dp=4,cp=2", chunk=16),
+    Case("gpt_oss", "cp=2,tp=2", chunk=32),  # windows, in chunks of whole prompts
+    Case("llama", "cp=4,tp=2", loop=Loop.SCAN, chunk=8),
+    Case("qwen3", "cp=2,tp=2,sp", chunk=4),
+    Case("deepseek_v3", "cp=2,tp=2,ep=2", loop=Loop.SCAN, chunk=8),
+    Case("mixtral", "dp=2,cp=2,tp=2,ep=4", chunk=8),
+    Case("llama", "cp=2", chunk=8, context=ContextForm.ALLGATHER),
 ]
 CHUNKED = [
     pytest.param(case, id=f"{case.config}-{case.plan}-chunk{case.chunk}") for case in _CHUNKED

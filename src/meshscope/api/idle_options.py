@@ -55,6 +55,11 @@ RULES: tuple[IdleRule, ...] = (
         is_idle=lambda experiment: experiment.plan.cp == 1,
         reason="plan '{plan}' has no cp, which splits the sequence",
     ),
+    IdleRule(
+        option="context",
+        is_idle=lambda experiment: experiment.plan.cp > 1 and experiment.has_cut_prompts,
+        reason="the chunks of a prompt gather queries over cp, not keys",
+    ),
     IdleRule(option="capacity_factor", is_idle=_has_no_experts, reason=_NO_EXPERTS),
     IdleRule(option="dispatch", is_idle=_has_no_experts, reason=_NO_EXPERTS),
     IdleRule(option="routing_skew", is_idle=_has_no_experts, reason=_NO_EXPERTS),

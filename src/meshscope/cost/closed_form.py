@@ -471,7 +471,9 @@ def _features(
     features[:, Feature.SEQUENCES] = sequences
     features[:, Feature.TOKENS] = tokens
     # The last device of cp attends to all blocks before its own: (2 cp - 1) / cp of the mean device's pairs.
-    features[:, Feature.CAUSAL_PAIRS] = per_pair * causal_pairs * (2 * cp - 1) / cp
+    # In chunks, this is true of the pairs within a chunk.
+    n_parts = np.where(is_decode, 1.0, prompt / chunks.n_positions)
+    features[:, Feature.CAUSAL_PAIRS] = per_pair * causal_pairs * (1 + (cp - 1) / cp / n_parts)
     features[:, Feature.WINDOW_PAIRS] = per_pair * window_pairs
     features[:, Feature.ALL_PAIRS] = np.where(is_kernel | is_decode, 0.0, tokens * keys)
     features[:, Feature.ALL_SEQUENCES] = chunks.n_sequences

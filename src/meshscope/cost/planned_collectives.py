@@ -111,7 +111,11 @@ def collective_costs(
 ) -> tuple[CollectiveCost, ...]:
     """The collectives of one phase of a plan."""
     references = _references(experiment, phase)
-    runs = [list(_runs(_with_workload(experiment, phase, ref), phase)) for ref in references]
+    is_cut = phase is Phase.PREFILL and experiment.has_cut_prompts
+    runs = [
+        list(_runs(_with_workload(experiment, phase, ref), phase, is_cut=is_cut))
+        for ref in references
+    ]
     payloads = np.array([[_payload_bytes(run.collective) for run in of] for of in runs], float)
     coefficients = _coefficients(references, payloads)
     transfers: dict[
@@ -150,7 +154,8 @@ def with_weight_dtype(
     `costs` are those of the same plan and phase with weights in another dtype.
     """
     first = _references(experiment, phase)[0]
-    runs = _runs(_with_workload(experiment, phase, first), phase)
+    is_cut = phase is Phase.PREFILL and experiment.has_cut_prompts
+    runs = _runs(_with_workload(experiment, phase, first), phase, is_cut=is_cut)
     return tuple(
         replace(cost, payload=_of_feature(Feature.ONE, _payload_bytes(run.collective)))
         if not cost.payload[Feature.SEQUENCES :].any()
@@ -270,12 +275,12 @@ class _Run:
     n_once: float = 0.0
 
 
-def _runs(experiment: Experiment, phase: Phase) -> Iterator[_Run]:
+def _runs(experiment: Experiment, phase: Phase, *, is_cut: bool) -> Iterator[_Run]:
     """The collectives of one device in the stage with the most layers; equal layers merged."""
     n_tokens = experiment.workload.prompt if phase is Phase.PREFILL else 1
     pp = experiment.plan.pp
     sizes = [len(layers) for layers in stage_layers(experiment.model.n_layers, pp)]
-    step = PlannedStep(phase=phase, n_tokens=n_tokens, n_steps=1)
+    step = PlannedStep(phase=phase, n_tokens=n_tokens, n_steps=1, is_cut=is_cut)
     stages = planned_stages(experiment, step, chosen={sizes.index(max(sizes))})
     if pp == 1:
         (stage,) = stages

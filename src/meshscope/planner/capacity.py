@@ -10,7 +10,7 @@ from meshscope.spec.experiment import Experiment, experiment_of_record
 from meshscope.spec.plan.chunks import (
     DEFAULT_CHUNK,
     POSITION_STEP,
-    why_no_chunks,
+    why_auto_is_whole,
     why_no_position_chunks,
 )
 from meshscope.spec.plan.memory import Memory
@@ -113,10 +113,10 @@ def _chunk(experiment: Experiment, workload: Workload) -> int | None:
     by_rule = replace(
         experiment, workload=replace(experiment.workload, prefill_chunk=None)
     ).with_auto_chunk()
-    reason = why_no_chunks(plan, experiment.program, experiment.engine)
+    reason = why_auto_is_whole(plan, experiment.program, experiment.engine)
     if by_rule.workload.prefill_chunk != chunk or reason is not None:
         return chunk
-    if why_no_position_chunks(model) is not None:
+    if why_no_position_chunks(model, plan) is not None:
         return max(DEFAULT_CHUNK, workload.prompt)
     return DEFAULT_CHUNK
 

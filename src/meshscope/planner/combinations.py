@@ -189,6 +189,8 @@ class Combiner:
         if rule is ChunkRule.AUTO:
             chosen = with_auto_chunk(self.space.model, plan, workload, *parts, limit=limit)
             return chosen.prefill_chunk or WHOLE
+        if plan.cp > 1:  # its forms are those of whole prompts
+            return None
         try:
             check_chunks(self.space.model, plan, replace(workload, prefill_chunk=rule), *parts)
         except SpecError:

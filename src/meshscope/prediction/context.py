@@ -39,6 +39,8 @@ def context_collectives(
         return ()
     if step.phase is Phase.DECODE:
         return (*_gather_index_scores(experiment, layer), *_merge_softmax(experiment))
+    if step.is_cut:
+        return tuple(_share_queries(experiment, step))
     if isinstance(experiment.model.attention, CompressedAttention):
         return tuple(_gather_entries(experiment, layer))
     return (*_gather_index_keys(experiment, layer), *_share_keys(experiment, layer))
@@ -66,6 +68,25 @@ def _share_keys(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollect
             case _:
                 whole = (local_batch, workload.prompt, *shape)
                 yield _collective(experiment, Kind.ALL_GATHER, whole)
+
+
+def _share_queries(experiment: Experiment, step: PlannedStep) -> Iterator[PlannedCollective]:
+    """In chunks: the queries of all blocks, then each device's outputs and sums for their owners."""
+    attention, plan = experiment.model.attention, experiment.plan
+    match attention:
+        case GroupedAttention():
+            width, value_width = attention.head_dim, attention.head_dim
+        case LatentAttention():
+            width, value_width = attention.qk_dim, attention.value_dim
+        case CompressedAttention():
+            raise AssertionError("compressed attention keeps prompts whole")
+        case _:
+            assert_never(attention)
+    n_heads, local_batch = attention.n_heads // plan.tp, _local_batch(experiment, Phase.PREFILL)
+    of_device = (plan.cp, local_batch, local_tokens(plan, Phase.PREFILL, step.n_tokens))
+    yield _collective(experiment, Kind.ALL_GATHER, (local_batch, step.n_tokens, n_heads, width))
+    yield _collective(experiment, Kind.ALL_TO_ALL, (*of_device, n_heads * value_width))
+    yield _collective(experiment, Kind.ALL_TO_ALL, (*of_device, n_heads), dtype="f32")
 
 
 def _position_shapes(experiment: Experiment) -> tuple[tuple[int, ...], ...]:
@@ -163,9 +184,8 @@ def _merge_softmax(experiment: Experiment) -> Iterator[PlannedCollective]:
 
 
 def _local_batch(experiment: Experiment, phase: Phase) -> int:
-    """Sequences of one device, or of one micro-batch in a pipeline."""
-    local_batch = experiment.workload.batch // experiment.plan.data_size
-    return local_batch // experiment.n_microbatches(phase)
+    """Sequences of one device, of one of its chunks, or of one micro-batch in a pipeline."""
+    return experiment.n_sequences(phase) // experiment.n_microbatches(phase)
 
 
 def _collective(

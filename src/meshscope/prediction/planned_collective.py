@@ -12,18 +12,22 @@ from meshscope.spec.experiment import Experiment
 class PlannedStep:
     """One step of a phase: `n_tokens` new tokens per sequence, repeated `n_steps` times per request.
 
-    A prefill step in chunks has the tokens of one chunk, and collectives that run once per chunk.
+    A prefill step in chunks has the tokens of one chunk, and collectives that run once per chunk; `is_cut`
+    if a chunk is a part of a prompt.
     """
 
     phase: Phase
     n_tokens: int
     n_steps: int
+    is_cut: bool = False
 
 
 def planned_steps(experiment: Experiment) -> tuple[PlannedStep, ...]:
     """One prefill step over the whole prompt, then the decode steps (none for a one-token output)."""
     n_tokens = experiment.n_positions(Phase.PREFILL)
-    prefill = PlannedStep(phase=Phase.PREFILL, n_tokens=n_tokens, n_steps=1)
+    prefill = PlannedStep(
+        phase=Phase.PREFILL, n_tokens=n_tokens, n_steps=1, is_cut=experiment.has_cut_prompts
+    )
     n_decode_steps = experiment.workload.n_decode_steps
     decode = PlannedStep(phase=Phase.DECODE, n_tokens=1, n_steps=n_decode_steps)
     return (prefill, decode) if decode.n_steps else (prefill,)

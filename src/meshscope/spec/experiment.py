@@ -202,6 +202,11 @@ class Experiment:
             workload.prefill_chunk, n_sequences=n_sequences, prompt=workload.prompt
         )
 
+    @property
+    def has_cut_prompts(self) -> bool:
+        """Whether prefill cuts prompts into chunks of positions."""
+        return self.prefill_chunks.is_cut
+
     def programs(self, phase: Phase) -> tuple[PhaseProgram, ...]:
         """The programs of a phase: one, or one for each chunk of a prompt."""
         return phase_programs(phase, self.prefill_chunks)

@@ -9,7 +9,7 @@ from rich.text import Text
 from meshscope.events.enums import Phase
 from meshscope.interconnect.axis_placement import order_text
 from meshscope.spec.experiment_record import ExperimentRecord
-from meshscope.spec.plan.chunks import DEFAULT_CHUNK, why_no_chunks
+from meshscope.spec.plan.chunks import DEFAULT_CHUNK, why_auto_is_whole
 from meshscope.spec.program import Engine
 from meshscope.spec.workload import Workload
 from meshscope.store.run import RunRecord
@@ -119,7 +119,8 @@ def _program(experiment: ExperimentRecord, *, is_timed_apart: bool) -> str:
     layers += ", timed unrolled" if is_timed_apart else ""
     context = ""
     if "cp" in experiment.mesh:
-        context = f", {experiment.context or program.context} over cp"
+        is_cut = experiment.prefill_chunks is not None and experiment.prefill_chunks.is_cut
+        context = f", {'queries' if is_cut else experiment.context or program.context} over cp"
     return f"{frontend}{layers} (--loop {program.loop}){context}{_microbatches(experiment)}{_chunks(experiment)}"
 
 
@@ -153,7 +154,7 @@ def _whole_prefill(experiment: ExperimentRecord, n_tokens: int) -> str:
     plan, program, engine = experiment.plan, experiment.program, experiment.engine
     if n_tokens <= DEFAULT_CHUNK or plan is None or program is None or engine is None:
         return ""
-    reason = why_no_chunks(plan, program, engine)
+    reason = why_auto_is_whole(plan, program, engine)
     return f"; prefill in one chunk{'' if reason is None else f', as {reason}'}"
 
 

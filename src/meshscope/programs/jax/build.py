@@ -215,6 +215,7 @@ def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Me
             form=experiment.context_form,
             phase=phase,
             n_prompt=experiment.workload.prompt,
+            n_chunk=experiment.n_positions(Phase.PREFILL) if experiment.has_cut_prompts else None,
         ),
         residual=residual,
         specs=_weight_specs(experiment),

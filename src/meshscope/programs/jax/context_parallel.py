@@ -7,6 +7,8 @@ permutes: packing them would save one start per step and cost a copy of both. Wi
 computes the blocks up to its own, so that the last device has the most to do; without one, future blocks
 are computed and masked, as in the paper.
 
+A prompt that is cut into chunks has a block of every chunk on each device; see `Context._by_queries`.
+
 Decode: cp splits the cache by positions. All devices have the same token, and each attends to its
 local positions. The merge all-reduces the maximum (N) and the numerators and denominators (N(H+1)) in
 float32: each device sends 8 N (H+2) (n-1)/n bytes per token. An all-gather of outputs and sums would
@@ -18,8 +20,9 @@ a value; n devices of cp.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +31,7 @@ from jax import lax
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.decode_attention import CacheShare
 from meshscope.programs.jax.kernels import PrefillKernel
-from meshscope.programs.jax.numerics import MASKED, Array
+from meshscope.programs.jax.numerics import MASKED, Array, causal_mask
 from meshscope.programs.jax.partial_attention import PartialAttention, partial_attention
 from meshscope.spec.plan.context_form import ContextForm, ring_sends
 from meshscope.spec.plan.kernel_choice import splash_block
@@ -83,7 +86,7 @@ class Context:
     """The distribution of a sequence over the `size` devices of cp in one phase.
 
     `n_prompt` is the length of the whole prompt. A chunk of prefill attends to `n_cached` positions before
-    its own.
+    its own. If prompts are cut, `n_chunk` is the length of a chunk, of which every device has a block.
     """
 
     size: int
@@ -91,6 +94,7 @@ class Context:
     phase: Phase
     n_prompt: int
     n_cached: int = 0
+    n_chunk: int | None = None
 
     @property
     def is_split(self) -> bool:
@@ -114,7 +118,12 @@ class Context:
         return first + jnp.arange(n_local)
 
     def chunk_slots(self, n_positions: int, window: int | None = None) -> range:
-        """The cache slots that a chunk of `n_positions` attends to, from the start of a kernel's block on."""
+        """The cache slots that a chunk of `n_positions` attends to, from the start of a kernel's block on.
+
+        Under cp, `n_positions` are those of this device, and prompts of models with windows are not cut.
+        """
+        if self.is_split:
+            return range(self.n_cached // self.size + n_positions)
         n_before = self.n_cached if window is None else min(self.n_cached, window - 1)
         block = splash_block(n_positions) or 1
         return range((self.n_cached - n_before) // block * block, self.n_cached + n_positions)
@@ -124,7 +133,7 @@ class Context:
         if not self.is_split:
             return positions[0]
         if self.phase is Phase.PREFILL:
-            return 0
+            return self.n_cached // self.size
         return self.n_prompt // self.size + (positions[0] - self.n_prompt) // self.size
 
     def is_local(self, positions: Array) -> Array | None:
@@ -140,7 +149,9 @@ class Context:
             return slots
         rank, n_block = lax.axis_index(AXIS), self.n_prompt // self.size
         generated = self.n_prompt + (slots - n_block) * self.size + rank
-        return jnp.where(slots < n_block, rank * n_block + slots, generated)
+        n_local = (self.n_chunk or self.n_prompt) // self.size  # of a chunk
+        before = slots // n_local * n_local * self.size  # the chunks before that of a slot
+        return jnp.where(slots < n_block, before + rank * n_local + slots % n_local, generated)
 
     def share(self, position: Array, window: int | None, *, is_chunked: bool) -> CacheShare:
         """The local slots that a query at this position of decode attends to.
@@ -213,6 +224,8 @@ class Context:
             part = inputs.part(local, positions)
             merged = self.merged(part, inputs.project).with_sinks(inputs.sinks)
             return merged.normalized(inputs.q.dtype)
+        if self.n_chunk is not None:
+            return self._by_queries(inputs, local, positions)
         if self.form is ContextForm.RING:
             return self._ring(inputs, local, positions)
         gathered = [self.gathered(x) for x in local]
@@ -242,6 +255,59 @@ class Context:
 
         branches = [partial(attend, (rank + 1) * n_local) for rank in range(self.size)]
         return lax.switch(self.rank, branches)
+
+    def _by_queries(
+        self, inputs: AttentionInputs, local: Sequence[Array], positions: Array
+    ) -> Array:
+        """All queries of a chunk attend to the local positions, and each device merges the parts of its own.
+
+        Queries travel, not keys: a chunk may have many positions before it, and every chunk has the same
+        collectives. Source: Yang et al., arXiv 2411.01783, section 3.5.2 ("pass-Q"), with an all-gather
+        instead of a ring.
+        """
+        every = replace(inputs, q=self.gathered(inputs.q))
+        if inputs.kernel is None:
+            queries = self.n_cached + jnp.arange(every.q.shape[1])
+            every = replace(every, mask_of=lambda of_keys: causal_mask(queries, of_keys))
+            part = every.part(local, positions)
+        else:
+            part = self._by_kernel(every, local, n_local=inputs.q.shape[1])
+        outs = self._to_owners(part.normalized(inputs.q.dtype))
+        logarithms = self._to_owners(part.largest + jnp.log(part.total))
+        parts = map(PartialAttention.of_normalized, outs, logarithms)
+        return self._finish(inputs, reduce(PartialAttention.merged, parts))
+
+    def _by_kernel(
+        self, every: AttentionInputs, local: Sequence[Array], *, n_local: int
+    ) -> PartialAttention:
+        """Attention of the queries of a chunk to this device's positions before it, and to its block of it.
+
+        The queries before the block do not attend to it: a branch for each device, as shapes are static.
+        """
+        n_before = local[0].shape[1] - n_local
+
+        def attend(first: int) -> tuple[Array, ...]:
+            behind = replace(every, q=every.q[:, first:])
+            part = behind.block([x[:, n_before:] for x in local], 0)
+            missing = ((0, 0), (first, 0), (0, 0))
+            return (
+                jnp.pad(part.numerator, (*missing, (0, 0))),
+                jnp.pad(part.total, missing, constant_values=1),
+                jnp.pad(part.largest, missing, constant_values=MASKED),
+            )
+
+        branches = [partial(attend, rank * n_local) for rank in range(self.size)]
+        numerator, total, largest = lax.switch(self.rank, branches)
+        of_block = PartialAttention(numerator=numerator, total=total, largest=largest)
+        if n_before == 0:
+            return of_block
+        return of_block.merged(every.block([x[:, :n_before] for x in local], n_before))
+
+    def _to_owners(self, x: Array) -> Array:
+        """[B, T, ...] for all queries -> [n, B, S, ...] for the local ones, from each device."""
+        blocks = x.reshape(x.shape[0], self.size, -1, prod(x.shape[2:])).swapaxes(0, 1)
+        received = lax.all_to_all(blocks, AXIS, split_axis=0, concat_axis=0, tiled=True)
+        return received.reshape(*received.shape[:3], *x.shape[2:])
 
     def _ring(self, inputs: AttentionInputs, local: Sequence[Array], positions: Array) -> Array:
         """Attends to each block while the permute of the next one runs."""

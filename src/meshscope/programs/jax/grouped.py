@@ -79,6 +79,8 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
         slots = context.chunk_slots(x.shape[1], None if is_chunked else window)
         k, v = (x.swapaxes(1, 2) for x in _read(cache, x.dtype, n_rows=x.shape[0], slots=slots))
         k_positions = jnp.arange(slots.start, slots.stop)
+        if context.is_split:
+            k_positions = context.cache_positions(slots.stop)
     if context.is_split:
         inputs = AttentionInputs(
             q=q,

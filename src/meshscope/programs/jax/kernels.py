@@ -196,18 +196,18 @@ def partial_splash_attention(  # noqa: PLR0913  the inputs of attention
     softcap: float | None,
     is_interpreted: bool,
 ) -> tuple[Array, Array]:
-    """Attention [B, S, N, V] to a block of S keys that starts `offset` positions before the queries.
+    """Attention [B, S, N, V] to a block of T keys that starts `offset` positions before the queries.
 
     Also returns the logarithms [B, S, N] of the sums of exp(score), with which parts can be merged.
     """
-    n_positions = q.shape[1]
+    n_positions, n_keys = q.shape[1], k.shape[1]
     q, k, v = _in_blocks(q, k, v)
-    n_padded = q.shape[1]
-    is_whole = offset >= n_positions and (window is None or offset + n_positions < window)
+    shape = (q.shape[1], k.shape[1])
+    is_whole = offset >= n_keys and (window is None or offset + n_positions < window)
     seen = (
-        masks.FullMask((n_padded, n_padded))
-        if is_whole and n_padded == n_positions
-        else Band((n_padded, n_padded), window=window, offset=offset, n_keys=n_positions)
+        masks.FullMask(shape)
+        if is_whole and shape == (n_positions, n_keys)
+        else Band(shape, window=window, offset=offset, n_keys=n_keys)
     )
     kernel = _splash_kernel(
         seen,

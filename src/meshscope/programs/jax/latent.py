@@ -112,7 +112,7 @@ def seen_positions(positions: Array, latents: Array, context: Context) -> tuple[
     if context.phase is Phase.DECODE:
         k_positions = context.cache_positions(latents.shape[-2])
     elif context.n_cached:
-        k_positions = jnp.arange(context.chunk_slots(positions.shape[0]).stop)
+        k_positions = context.cache_positions(context.chunk_slots(positions.shape[0]).stop)
     every = context.prompt_positions if context.splits_step else k_positions
     return k_positions, causal_mask(positions, every)
 

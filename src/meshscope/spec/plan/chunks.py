@@ -11,7 +11,8 @@ from math import lcm
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
-from meshscope.spec.model.model import CompressedAttention, Model
+from meshscope.spec.model.flops import window_of
+from meshscope.spec.model.model import CompressedAttention, LatentAttention, Model
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.program import Engine, Frontend, Partitioner, Program
 from meshscope.spec.workload import Workload
@@ -46,6 +47,11 @@ class PrefillChunks:
     def count(self) -> int:
         """Executions of prefill programs in a request."""
         return self.n_sequence_chunks * self.n_position_chunks
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a chunk is a part of a prompt."""
+        return self.n_position_chunks > 1
 
     @property
     def n_tokens(self) -> int:
@@ -124,13 +130,28 @@ def why_no_chunks(plan: Plan, program: Program, engine: Engine) -> str | None:
         return f"--partitioner {program.partitioner} has no rows of one device"
     if plan.pp > 1:
         return "the micro-batches of a pipeline are its chunks (--microbatches)"
-    return "cp splits the positions of a prompt" if plan.cp > 1 else None
+    return None
 
 
-def why_no_position_chunks(model: Model) -> str | None:
+def why_auto_is_whole(plan: Plan, program: Program, engine: Engine) -> str | None:
+    """The reason why `auto` leaves prefill in one chunk, however long; None if it does not."""
+    if plan.cp > 1:
+        return f"{ChunkRule.AUTO} cuts no prompts that cp splits"
+    return why_no_chunks(plan, program, engine)
+
+
+def why_no_position_chunks(model: Model, plan: Plan) -> str | None:
     """The reason why a prompt cannot be cut; None if it can."""
-    if isinstance(model.attention, CompressedAttention):
+    attention = model.attention
+    if isinstance(attention, CompressedAttention):
         return f"{model.name} compresses the positions of a prompt together"
+    if plan.cp == 1:
+        return None
+    if isinstance(attention, LatentAttention) and attention.indexer is not None:
+        return f"under cp, the indexer of {model.name} needs the scores of a whole prompt"
+    kinds = {layer.attention for layer in model.layers}
+    if any(window_of(attention, kind) is not None for kind in kinds):
+        return f"under cp, prompts with windows of attention ({model.name}) stay whole"
     return None
 
 
@@ -155,11 +176,13 @@ def check_chunks(
                 f"{n_sequences} sequences of a device. Use {sizes}."
             )
         return
-    if reason := why_no_position_chunks(model):
+    if reason := why_no_position_chunks(model, plan):
         raise SpecError(f"{option} is shorter than prompt={prompt}, and {reason}. Use {prompt}.")
-    step = plan.tp if plan.sp else 1
+    step = plan.cp * (plan.tp if plan.sp else 1)
     if prompt % chunk or chunk % step:
-        split = f", or tp={plan.tp} does not divide it (sp)" if plan.sp else ""
+        sizes_of = [f"cp={plan.cp}"] * (plan.cp > 1) + [f"tp={plan.tp}"] * plan.sp
+        reason = " (sp)" if plan.sp else ""
+        split = f", or {' x '.join(sizes_of)} does not divide it{reason}" if sizes_of else ""
         sizes = _nearest((n for n in divisors(prompt) if n % step == 0), chunk)
         raise SpecError(f"{option} does not divide prompt={prompt}{split}. Use {sizes}.")
 
@@ -178,14 +201,14 @@ def with_auto_chunk(  # noqa: PLR0913  the parts of an experiment
     if program.frontend.prefills_one_prompt:
         return workload if n_sequences == 1 else replace(workload, prefill_chunk=prompt)
     is_short = n_sequences * prompt <= limit
-    if is_short or why_no_chunks(plan, program, engine) is not None:
+    if is_short or why_auto_is_whole(plan, program, engine) is not None:
         return workload
     if prompt <= limit:
         n_each = max(n for n in divisors(n_sequences) if n * prompt <= limit)
         return replace(workload, prefill_chunk=n_each * prompt)
     step = lcm(POSITION_STEP, plan.tp if plan.sp else 1)
     sizes = [n for n in divisors(prompt) if n <= limit and n % step == 0]
-    if not sizes or why_no_position_chunks(model) is not None:
+    if not sizes or why_no_position_chunks(model, plan) is not None:
         return workload if n_sequences == 1 else replace(workload, prefill_chunk=prompt)
     return replace(workload, prefill_chunk=max(sizes))
 
