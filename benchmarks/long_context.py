@@ -23,7 +23,17 @@ from meshscope.units import format_bytes, format_seconds
 CSV = Path(__file__).with_suffix(".csv")
 OUTPUT = 1024
 LENGTHS = {"128k": 131_072 - OUTPUT, "1M": 1_048_576 - OUTPUT}
-COLUMNS = ("model", "topology", "plan", "context", "prompt", "ttft_s", "tpot_s", "total_bytes")
+COLUMNS = (
+    "model",
+    "topology",
+    "plan",
+    "context",
+    "chunk",
+    "prompt",
+    "ttft_s",
+    "tpot_s",
+    "total_bytes",
+)
 COLUMNS += ("prefill_compile_s", "jax", "libtpu")
 MODELS = (
     ("meta-llama/Llama-3.1-8B", "v6e-8", ("tp=8", "cp=2,tp=4", "cp=4,tp=2", "cp=8")),
@@ -93,7 +103,7 @@ def chunks_table() -> None:
     """Llama-3.1-8B under cp=2,tp=4, by the size of chunks."""
     _print_head("length", "chunk", "TTFT", "GiB of a device", "sent over cp", "fits")
     for length, prompt in LENGTHS.items():
-        for chunk in ("off", "7936" if length == "1M" else "1024", "33792"):
+        for chunk in ("off", "1024", "7936", "16256", "33792"):
             if chunk.isdigit() and prompt % int(chunk):
                 continue
             run = predicted(*MODELS[0][:2], "cp=2,tp=4", prompt=prompt, chunk=chunk)
@@ -115,7 +125,7 @@ def compiled_table() -> None:
         *(
             "model",
             "plan",
-            "keys over cp",
+            "keys over cp, chunk",
             "TTFT predicted",
             "compiled",
             "TPOT predicted",
@@ -127,18 +137,27 @@ def compiled_table() -> None:
         rows = list(csv.DictReader(stream))
     for row in rows:
         names = [row[name] for name in ("model", "topology", "plan")]
-        run = predicted(*names, prompt=int(row["prompt"]), context=row["context"], chunk="off")
+        context = row["context"] if row["chunk"] == "off" else "auto"
+        run = predicted(*names, prompt=int(row["prompt"]), context=context, chunk=row["chunk"])
         memory = run.record.memory[Source.PREDICTED]
         ttft, tpot = _times(run)
         _print_row(
             _short(row["model"]),
             f"`{row['plan']}`",
-            row["context"] if "cp" in row["plan"] else "",
+            _form(row),
             *(ttft, format_seconds(float(row["ttft_s"]))),
             *(tpot, format_seconds(float(row["tpot_s"]))),
             *(_gib(memory.total_bytes), _gib(int(row["total_bytes"]))),
             format_seconds(float(row["prefill_compile_s"])),
         )
+
+
+def _form(row: dict[str, str]) -> str:
+    """How keys reach queries, and the chunk of a prompt that is not prefilled whole."""
+    is_cut, has_cp = row["chunk"] != "off", "cp" in row["plan"]
+    if not is_cut:
+        return row["context"] if has_cp else ""
+    return f"{'queries, ' if has_cp else ''}{int(row['chunk']):,}"
 
 
 def write_rows(runs: list[str]) -> None:
@@ -155,6 +174,7 @@ def write_rows(runs: list[str]) -> None:
                 (
                     *(recorded.model.name, command[command.index("--topology") + 1]),
                     *(command[command.index("--plan") + 1], recorded.context or "auto"),
+                    recorded.workload.prefill_chunk or "off",
                     *(recorded.workload.prompt, *_compiled_times(run)),
                     run.record.memory[Source.COMPILED].total_bytes,
                     round(manifest.seconds["prefill.compile"], 1),

@@ -13,7 +13,8 @@ from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 from meshscope.planner.estimate import Estimate, estimates_of, phase_of
 from meshscope.spec.experiment import Experiment, experiment_of, experiment_of_record
-from meshscope.spec.plan.chunks import divisors
+from meshscope.spec.plan.chunks import chunk_of_split_prompts, divisors
+from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.program import Engine
 from meshscope.store.run import RunRecord
@@ -97,6 +98,10 @@ def _changes(experiment: Experiment) -> Iterator[_Change]:
     workload = experiment.workload
     if workload.prefill_chunk is not None:
         for chunk in (workload.prefill_chunk // 2, 2 * workload.prefill_chunk):
+            yield from _checked(experiment, None, prefill_chunk=chunk)
+    elif experiment.program.context is ContextForm.AUTO:  # a chunk gathers queries, not keys
+        parts = (experiment.model, experiment.plan, workload, experiment.program, experiment.engine)
+        if chunk := chunk_of_split_prompts(*parts):
             yield from _checked(experiment, None, prefill_chunk=chunk)
     for dtype in ("weight_dtype", "cache_dtype"):
         if DTYPE_BITS[getattr(workload, dtype)] > DTYPE_BITS[LOWER_PRECISION]:

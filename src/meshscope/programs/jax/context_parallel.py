@@ -262,8 +262,8 @@ class Context:
         """All queries of a chunk attend to the local positions, and each device merges the parts of its own.
 
         Queries travel, not keys: a chunk may have many positions before it, and every chunk has the same
-        collectives. Source: Yang et al., arXiv 2411.01783, section 3.5.2 ("pass-Q"), with an all-gather
-        instead of a ring.
+        collectives. Source: Yang et al., arXiv 2411.01783 ("pass-Q"), here with an all-gather instead
+        of a ring.
         """
         every = replace(inputs, q=self.gathered(inputs.q))
         if inputs.kernel is None:

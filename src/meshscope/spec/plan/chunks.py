@@ -213,6 +213,18 @@ def with_auto_chunk(  # noqa: PLR0913  the parts of an experiment
     return replace(workload, prefill_chunk=max(sizes))
 
 
+def chunk_of_split_prompts(
+    model: Model, plan: Plan, workload: Workload, program: Program, engine: Engine
+) -> int | None:
+    """The longest chunk of a prompt that cp splits, up to DEFAULT_CHUNK tokens; None without one."""
+    reason = why_no_chunks(plan, program, engine) or why_no_position_chunks(model, plan)
+    if plan.cp == 1 or reason is not None:
+        return None
+    step = plan.cp * POSITION_STEP * (plan.tp if plan.sp else 1)
+    limit = min(DEFAULT_CHUNK, workload.prompt - 1)
+    return max((n for n in divisors(workload.prompt) if n <= limit and n % step == 0), default=None)
+
+
 def divisors(number: int) -> list[int]:
     """All divisors, smallest first."""
     small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
