@@ -17,7 +17,7 @@ PYTHON3 = """#!/bin/bash
 case "$*" in
   "-m pip install --quiet --user uv") ;;
   "-m uv venv --quiet --clear --python 3.11 $HOME/meshscope/env") mkdir -p "$HOME/meshscope/env/bin" ;;
-  "-m uv pip install --quiet --python $HOME/meshscope/env/bin/python $HOME/m.whl jax[tpu]=="*)
+  "-m uv pip install --quiet --python $HOME/meshscope/env/bin/python $HOME/"*".whl jax[tpu]=="*)
     cp "$(dirname "$0")/meshscope" "$HOME/meshscope/env/bin/meshscope" ;;
   *) echo "unexpected: $*" >&2; exit 9 ;;
 esac
@@ -45,14 +45,15 @@ Path(Path.home(), "called").open("a").write(" ".join(words) + "\\n")
 if words == ["--version"]:
     sys.exit()
 assert words[0] == "run", words
-value = lambda name: words[words.index(name) + 1]
-if value("--batch") == "7":
+value = lambda name, default=None: words[words.index(name) + 1] if name in words else default
+batch = int(value("--batch", 1))
+if batch == 7:
     sys.exit("meshscope: there is no such chip")
-if value("--batch") == "9":
+if batch == 9:
     time.sleep(20)
 if "--process-id" in words and value("--process-id") != "0":
     sys.exit()
-meshscope.predict(words[1], topology=value("--topology"), plan=value("--plan"), batch=int(value("--batch")), out="p", force=True)
+meshscope.predict(words[1], topology=value("--topology"), plan=value("--plan"), batch=batch, out="p", force=True)
 run = read_run(Path("p"))
 out = Path(value("--out"))
 out.mkdir()

@@ -1,5 +1,7 @@
 """Slices are asked for within a quota, run sweeps, survive preemption, and are deleted."""
 
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from meshscope.cloud.quota import Quota, check_quota
 from meshscope.errors import SpecError
 from meshscope.spec.hardware.topology import parse_topology
 
+PAGE = Path(__file__).parents[2] / "docs" / "tpu-pods.md"
 QUOTA = '[[quota]]\nchip = "v6e"\nzone = "us-east1-d"\nchips = 16\nspot = true\n'
 ASK = ("--topology", "v6e-8", "--zone", "us-east1-d", "--quota", "quota.toml")
 SWEEP = (*ASK, "--wheel", "m.whl", "--jax", "0.10.2")
@@ -146,6 +149,27 @@ def test_a_dry_run_prints_each_command_and_runs_none(tpu, cloud) -> None:
         "describe", "list", "create", "delete",
     ]  # fmt: skip
     assert sum("run_on_worker.sh " in line and " ssh " in line for line in lines) == 2
+
+
+def test_the_commands_of_the_page_run_as_they_are_written(tpu, cloud) -> None:
+    """A reader copies quota file, experiments and command from docs/tpu-pods.md, then leaves out --dry-run."""
+    page = PAGE.read_text(encoding="utf-8")
+    section = page[: page.index("## One host")]
+    for name, language in (("quota.toml", "toml"), ("experiments.yaml", "yaml")):
+        (text,) = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+        Path(name).write_text(text)
+    (command,) = re.findall(r"^meshscope tpu (sweep(?:.*\\\n)*.*)", section, re.MULTILINE)
+    words = shlex.split(command.replace("\\\n", " "))
+    wheel = Path(words[words.index("--wheel") + 1])
+    wheel.parent.mkdir()
+    wheel.touch()
+    assert tpu(*words)[0] == 0
+    assert not cloud.calls
+    words.remove("--dry-run")
+    status, _, err = tpu(*words)
+    assert status == 0, err
+    assert len(list(Path("runs/experiments").glob("*/manifest.json"))) == 2
+    assert not cloud.state["resources"]
 
 
 def test_create_status_ssh_and_delete(tpu, cloud) -> None:
