@@ -121,7 +121,6 @@ def test_compressed_attention_keeps_prompts_whole() -> None:
 @pytest.mark.parametrize(
     ("model", "plan", "message"),
     [
-        ("openai/gpt-oss-120b", "cp=2,tp=4", r"prompts with windows of attention .* Use 1024"),
         ("deepseek-ai/DeepSeek-V3.2", "cp=2,tp=4", "the indexer of .* Use 1024"),
         ("Qwen/Qwen3-32B", "cp=2,tp=4", r"cp=2 does not divide it\. Use 12 or 18"),
         ("Qwen/Qwen3-32B", "cp=2,tp=4,sp", r"cp=2 x tp=4 does not divide it \(sp\)\. Use 8 or 24"),

@@ -1,5 +1,6 @@
 """Attention over a sequence split by cp equals attention over the whole sequence."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,17 +77,17 @@ def test_every_position_is_written_once_to_the_slot_that_is_read(size: int) -> N
         assert held[is_local.argmax(), int(context.slot(at))] == position
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize(("size", "n_chunk"), [(2, None), (4, None), (8, None), (2, 8), (4, 12)])
 @pytest.mark.parametrize(
-    ("window", "is_chunked"), [(None, False), (1, False), (5, False), (13, False), (6, True)]
+    ("window", "is_chunked"), [(None, False), (1, False), (5, False), (23, False), (6, True)]
 )
 def test_decode_attends_to_the_slots_of_the_window(
-    size: int, window: int | None, *, is_chunked: bool
+    size: int, n_chunk: int | None, window: int | None, *, is_chunked: bool
 ) -> None:
     """Compares with the positions of all slots and the causal mask."""
     from meshscope.programs.jax.numerics import causal_mask  # noqa: PLC0415  imports JAX
 
-    context = _context(size, Phase.DECODE)
+    context = replace(_context(size, Phase.DECODE), n_chunk=n_chunk)
     n_slots = N_PROMPT // size + -(-N_OUTPUT // size)
     held = _on_each(lambda: context.cache_positions(n_slots), size)
     slots = np.arange(n_slots)
@@ -124,8 +125,8 @@ def test_prefill_writes_each_block_to_the_first_slots() -> None:
 @pytest.mark.parametrize("has_sinks", [False, True])
 def test_partial_attention_merges_to_the_whole_with_fully_masked_parts(*, has_sinks: bool) -> None:
     """Three parts of 4 positions; the last two are masked for the first query."""
-    from meshscope.programs.jax.context_parallel import partial_attention  # noqa: PLC0415  imports JAX
     from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: PLC0415
+    from meshscope.programs.jax.partial_attention import partial_attention  # noqa: PLC0415  imports JAX
 
     random = np.random.default_rng(0)
     q, k, v = (
@@ -182,10 +183,11 @@ def test_kernel_attends_to_the_blocks_of_all_devices(
     """Splash attention, interpreted, on each device against plain attention to the whole prompt."""
     from jax.sharding import PartitionSpec as P  # noqa: PLC0415
 
-    from meshscope.programs.jax.context_parallel import AttentionInputs, Context  # noqa: PLC0415
+    from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415
     from meshscope.programs.jax.kernels import PrefillKernel  # noqa: PLC0415
     from meshscope.programs.jax.layout import layout_of  # noqa: PLC0415
     from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: PLC0415
+    from meshscope.programs.jax.partial_attention import AttentionInputs  # noqa: PLC0415
     from meshscope.spec.plan.plan import parse_plan  # noqa: PLC0415
     from meshscope.spec.workload import Workload  # noqa: PLC0415
 
@@ -222,17 +224,33 @@ def test_kernel_attends_to_the_blocks_of_all_devices(
     np.testing.assert_allclose(got, expected, atol=2e-6, rtol=2e-6)
 
 
-@pytest.mark.parametrize(("size", "n_local", "n_before"), [(2, 128, 2), (4, 128, 1), (4, 120, 0)])
+@pytest.mark.parametrize(
+    ("size", "n_local", "n_before", "window"),
+    [
+        (2, 128, 2, None),
+        (4, 128, 1, None),
+        (4, 120, 0, None),
+        (2, 128, 2, 100),
+        (2, 128, 2, 300),
+        (4, 128, 1, 1),
+        (2, 120, 2, 500),
+    ],
+)
 def test_kernel_attends_to_the_chunks_before(
-    size: int, n_local: int, n_before: int, monkeypatch: pytest.MonkeyPatch
+    size: int,
+    n_local: int,
+    n_before: int,
+    window: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The queries of a chunk behind `n_before` others, of which each device has a block, with sinks."""
     from jax.sharding import PartitionSpec as P  # noqa: PLC0415
 
-    from meshscope.programs.jax.context_parallel import AttentionInputs, Context  # noqa: PLC0415
+    from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415
     from meshscope.programs.jax.kernels import PrefillKernel  # noqa: PLC0415
     from meshscope.programs.jax.layout import layout_of  # noqa: PLC0415
     from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: PLC0415
+    from meshscope.programs.jax.partial_attention import AttentionInputs  # noqa: PLC0415
     from meshscope.spec.plan.plan import parse_plan  # noqa: PLC0415
     from meshscope.spec.workload import Workload  # noqa: PLC0415
 
@@ -263,6 +281,7 @@ def test_kernel_attends_to_the_chunks_before(
             kernel=PrefillKernel(
                 layout=layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL), is_interpreted=True
             ),
+            window=window,
         )
         return context.attend(inputs, (k, v), context.cache_positions(k.shape[1]))
 
@@ -276,15 +295,13 @@ def test_kernel_attends_to_the_chunks_before(
     got = jax.jit(each)(q, by_device(k), by_device(v))
 
     keys = np.arange(n_chunk * n_chunks)
-    mask = causal_mask(keys[-n_chunk:], keys)
+    mask = causal_mask(keys[-n_chunk:], keys, window)
     expected = dot_product_attention(q, k, v, mask, scale=0.1, sinks=sinks)
     np.testing.assert_allclose(got, expected, atol=2e-6, rtol=2e-6)
 
 
 def test_each_device_has_a_block_of_every_chunk() -> None:
     """Chunks of 8 positions over 4 devices: device 1 has positions 2, 3, 10, 11, 18, 19, then 25 and 29."""
-    from dataclasses import replace  # noqa: PLC0415
-
     context = replace(_context(4, Phase.DECODE), n_chunk=8)
     held = _on_each(lambda: context.cache_positions(8), 4)
 

@@ -274,6 +274,9 @@ _CHUNKED = [
     Case("qwen3", "cp=2,tp=2,sp", chunk=4),
     Case("deepseek_v3", "cp=2,tp=2,ep=2", loop=Loop.SCAN, chunk=8),
     Case("mixtral", "dp=2,cp=2,tp=2,ep=4", chunk=8),
+    Case("gpt_oss", "cp=2,tp=2", chunk=4),
+    Case("gemma3", "cp=2,tp=2", loop=Loop.SCAN, chunk=8),
+    Case("llama4", "cp=4", chunk=4),
     Case("llama", "cp=2", chunk=8, context=ContextForm.ALLGATHER),
 ]
 CHUNKED = [

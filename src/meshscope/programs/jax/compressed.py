@@ -28,12 +28,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Phase
-from meshscope.programs.jax.context_parallel import (
-    AttentionInputs,
-    Context,
-    PartialAttention,
-    partial_attention,
-)
+from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.latent import index_scores
@@ -46,6 +41,11 @@ from meshscope.programs.jax.numerics import (
     rope_angles,
     rope_scale,
     unscaled_rms_norm,
+)
+from meshscope.programs.jax.partial_attention import (
+    AttentionInputs,
+    PartialAttention,
+    partial_attention,
 )
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 from meshscope.spec.model.model import AttentionKind, CompressedAttention, Layer, Model, Rope

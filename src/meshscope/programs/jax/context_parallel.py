@@ -19,7 +19,7 @@ Shapes: B batch, S query positions, T key positions, N query heads, K key and va
 a value; n devices of cp.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from math import prod
@@ -31,54 +31,12 @@ from jax import lax
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.decode_attention import CacheShare
 from meshscope.programs.jax.kernels import PrefillKernel
-from meshscope.programs.jax.numerics import MASKED, Array, causal_mask
-from meshscope.programs.jax.partial_attention import PartialAttention, partial_attention
+from meshscope.programs.jax.numerics import MASKED, Array
+from meshscope.programs.jax.partial_attention import AttentionInputs, PartialAttention
 from meshscope.spec.plan.context_form import ContextForm, ring_sends
 from meshscope.spec.plan.kernel_choice import splash_block
 
 AXIS = "cp"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionInputs:
-    """The attention of one layer, independent of which device has the keys.
-
-    `keys` maps cached or received arrays [B, T, ...] to k [B, T, K, Hk] and v [B, T, K, Hv];
-    `mask_of` maps their positions [T] to the mask [S, T] or [B, S, T]; `project` is linear and maps
-    [B, S, N, Hv] to [B, S, N, H], which may be narrower. The `kernel` of prefill needs no mask but the
-    number of positions that a query attends to, `window`.
-    """
-
-    q: Array
-    keys: Callable[..., tuple[Array, Array]]
-    mask_of: Callable[[Array], Array]
-    scale: float
-    softcap: float | None = None
-    sinks: Array | None = None
-    project: Callable[[Array], Array] = lambda x: x
-    kernel: PrefillKernel | None = None
-    window: int | None = None
-
-    def block(self, local: Sequence[Array], offset: int) -> PartialAttention:
-        """By the kernel: attention to the arrays of a device `offset` positions before this one."""
-        assert self.kernel is not None
-        k, v = self.keys(*local)
-        out, sums = self.kernel.part(
-            self.q,
-            k,
-            v,
-            offset=offset,
-            scale=self.scale,
-            window=self.window,
-            softcap=self.softcap,
-        )
-        return PartialAttention.of_normalized(out, sums)
-
-    def part(self, local: Sequence[Array], positions: Array) -> PartialAttention:
-        """Unnormalized attention to arrays at these positions."""
-        k, v = self.keys(*local)
-        mask = self.mask_of(positions)
-        return partial_attention(self.q, k, v, mask, scale=self.scale, softcap=self.softcap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +75,16 @@ class Context:
             first = first + lax.axis_index(AXIS) * n_local
         return first + jnp.arange(n_local)
 
+    def query_positions(self, local: Array) -> Array:
+        """The positions of the queries that a device computes: all of a chunk if prompts are cut, else its own."""
+        if self.n_chunk is None or self.phase is Phase.DECODE:
+            return local
+        return self.n_cached + jnp.arange(self.n_chunk)
+
     def chunk_slots(self, n_positions: int, window: int | None = None) -> range:
         """The cache slots that a chunk of `n_positions` attends to, from the start of a kernel's block on.
 
-        Under cp, `n_positions` are those of this device, and prompts of models with windows are not cut.
+        Under cp, `n_positions` are those of this device, and slots before a window are included.
         """
         if self.is_split:
             return range(self.n_cached // self.size + n_positions)
@@ -165,7 +129,10 @@ class Context:
         if window is None:
             return CacheShare(last=last, is_new_here=turn == rank)
         start = position // window * window if is_chunked else position - window + 1
-        n_before = jnp.clip(start - rank * n_block, 0, n_block)
+        n_chunk = self.n_chunk or self.n_prompt
+        n_local, in_prompt = n_chunk // self.size, jnp.clip(start, 0, self.n_prompt)
+        n_before = in_prompt // n_chunk * n_local
+        n_before += jnp.clip(in_prompt % n_chunk - rank * n_local, 0, n_local)
         n_before += -(-jnp.maximum(start - self.n_prompt - rank, 0) // self.size)
         return CacheShare(last=last, is_new_here=turn == rank, lowest=n_before)
 
@@ -267,8 +234,6 @@ class Context:
         """
         every = replace(inputs, q=self.gathered(inputs.q))
         if inputs.kernel is None:
-            queries = self.n_cached + jnp.arange(every.q.shape[1])
-            every = replace(every, mask_of=lambda of_keys: causal_mask(queries, of_keys))
             part = every.part(local, positions)
         else:
             part = self._by_kernel(every, local, n_local=inputs.q.shape[1])
@@ -286,22 +251,39 @@ class Context:
         """
         n_before = local[0].shape[1] - n_local
 
-        def attend(first: int) -> tuple[Array, ...]:
+        def attend(rank: int) -> tuple[Array, ...]:
+            first = rank * n_local
             behind = replace(every, q=every.q[:, first:])
             part = behind.block([x[:, n_before:] for x in local], 0)
             missing = ((0, 0), (first, 0), (0, 0))
-            return (
-                jnp.pad(part.numerator, (*missing, (0, 0))),
-                jnp.pad(part.total, missing, constant_values=1),
-                jnp.pad(part.largest, missing, constant_values=MASKED),
+            part = PartialAttention(
+                numerator=jnp.pad(part.numerator, (*missing, (0, 0))),
+                total=jnp.pad(part.total, missing, constant_values=1),
+                largest=jnp.pad(part.largest, missing, constant_values=MASKED),
             )
+            for start, offset in self._blocks_of_window(every.window, n_local, rank):
+                block = [x[:, start : start + n_local] for x in local]
+                part = part.merged(every.block(block, offset))
+            return part.arrays
 
-        branches = [partial(attend, rank * n_local) for rank in range(self.size)]
+        branches = [partial(attend, rank) for rank in range(self.size)]
         numerator, total, largest = lax.switch(self.rank, branches)
-        of_block = PartialAttention(numerator=numerator, total=total, largest=largest)
-        if n_before == 0:
-            return of_block
-        return of_block.merged(every.block([x[:, :n_before] for x in local], n_before))
+        part = PartialAttention(numerator=numerator, total=total, largest=largest)
+        if every.window is not None or n_before == 0:
+            return part
+        return part.merged(every.block([x[:, :n_before] for x in local], n_before))
+
+    def _blocks_of_window(
+        self, window: int | None, n_local: int, rank: int
+    ) -> Iterator[tuple[int, int]]:
+        """The blocks of earlier chunks in the window of a chunk: first slot, and positions before the queries."""
+        if window is None:
+            return
+        for start in range(self.n_cached // self.size - n_local, -1, -n_local):
+            offset = self.n_cached - start * self.size - rank * n_local
+            if offset - n_local >= window - 1:
+                return
+            yield start, offset
 
     def _to_owners(self, x: Array) -> Array:
         """[B, T, ...] for all queries -> [n, B, S, ...] for the local ones, from each device."""

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from meshscope.events.enums import Phase
-from meshscope.programs.jax.context_parallel import AttentionInputs, Context
+from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.numerics import (
@@ -23,7 +23,7 @@ from meshscope.programs.jax.numerics import (
     rope_angles,
     unscaled_rms_norm,
 )
-from meshscope.programs.jax.partial_attention import PartialAttention
+from meshscope.programs.jax.partial_attention import AttentionInputs, PartialAttention
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 from meshscope.spec.model.flops import window_of
 from meshscope.spec.model.model import AttentionKind, GroupedAttention, Layer, Model
@@ -82,10 +82,11 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
         if context.is_split:
             k_positions = context.cache_positions(slots.stop)
     if context.is_split:
+        of_queries = context.query_positions(positions)
         inputs = AttentionInputs(
             q=q,
             keys=lambda k, v: (k, v),
-            mask_of=lambda of_keys: causal_mask(positions, of_keys, window, is_chunked=is_chunked),
+            mask_of=lambda of_keys: causal_mask(of_queries, of_keys, window, is_chunked=is_chunked),
             kernel=kernel,
             window=None if is_chunked else window,
             **scores,

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Phase
-from meshscope.programs.jax.context_parallel import AttentionInputs, Context
+from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.matrix import MAX_BLOCK_ROWS, Matrix
@@ -31,7 +31,7 @@ from meshscope.programs.jax.numerics import (
     rope_angles,
     yarn_mscale,
 )
-from meshscope.programs.jax.partial_attention import PartialAttention
+from meshscope.programs.jax.partial_attention import AttentionInputs, PartialAttention
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 from meshscope.spec.model.model import (
     AttentionKind,
@@ -114,7 +114,7 @@ def seen_positions(positions: Array, latents: Array, context: Context) -> tuple[
     elif context.n_cached:
         k_positions = context.cache_positions(context.chunk_slots(positions.shape[0]).stop)
     every = context.prompt_positions if context.splits_step else k_positions
-    return k_positions, causal_mask(positions, every)
+    return k_positions, causal_mask(context.query_positions(positions), every)
 
 
 def softmax_scale(attention: LatentAttention) -> float:
@@ -289,7 +289,11 @@ def _split_attention(
     return AttentionInputs(
         q=q,
         keys=lambda latent: _expanded_heads(latent, w_uk, w_uv, attention),
-        mask_of=lambda of: lax.dynamic_slice_in_dim(mask, of[0], of.shape[0], axis=-1),
+        mask_of=lambda of: (
+            mask[..., of]
+            if context.n_chunk is not None
+            else lax.dynamic_slice_in_dim(mask, of[0], of.shape[0], axis=-1)
+        ),
         scale=scale,
     )
 

@@ -4,11 +4,13 @@ Shapes: B batch, S query positions, T key positions, N query heads, K key and va
 a value.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 
+from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.numerics import MASKED, Array, soft_capped
 
 
@@ -32,11 +34,15 @@ class PartialAttention:
 
     @classmethod
     def of_normalized(cls, out: Array, logarithms: Array) -> "PartialAttention":
-        """From an output [B, S, N, H] and the logarithms [B, S, N] of the sums of exp(score)."""
+        """From an output [B, S, N, H] and the logarithms [B, S, N] of the sums of exp(score).
+
+        Kernels leave the output undefined where a query attends to no position.
+        """
+        has_any = logarithms > MASKED
         return cls(
-            numerator=out.astype(jnp.float32),
+            numerator=jnp.where(has_any[..., None], out.astype(jnp.float32), 0),
             total=jnp.ones_like(logarithms),
-            largest=logarithms,
+            largest=jnp.where(has_any, logarithms, MASKED),
         )
 
     def rescaled(self, largest: Array) -> "PartialAttention":
@@ -96,3 +102,45 @@ def partial_attention(  # noqa: PLR0913  the inputs of attention
         total=shares.sum(axis=-1).reshape(batch, n_queries, n_heads),
         largest=largest.reshape(batch, n_queries, n_heads),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionInputs:
+    """The attention of one layer, independent of which device has the keys.
+
+    `keys` maps cached or received arrays [B, T, ...] to k [B, T, K, Hk] and v [B, T, K, Hv];
+    `mask_of` maps their positions [T] to the mask [S, T] or [B, S, T]; `project` is linear and maps
+    [B, S, N, Hv] to [B, S, N, H], which may be narrower. The `kernel` of prefill needs no mask but the
+    number of positions that a query attends to, `window`.
+    """
+
+    q: Array
+    keys: Callable[..., tuple[Array, Array]]
+    mask_of: Callable[[Array], Array]
+    scale: float
+    softcap: float | None = None
+    sinks: Array | None = None
+    project: Callable[[Array], Array] = lambda x: x
+    kernel: PrefillKernel | None = None
+    window: int | None = None
+
+    def block(self, local: Sequence[Array], offset: int) -> PartialAttention:
+        """By the kernel: attention to the arrays of a device `offset` positions before this one."""
+        assert self.kernel is not None
+        k, v = self.keys(*local)
+        out, sums = self.kernel.part(
+            self.q,
+            k,
+            v,
+            offset=offset,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+        )
+        return PartialAttention.of_normalized(out, sums)
+
+    def part(self, local: Sequence[Array], positions: Array) -> PartialAttention:
+        """Unnormalized attention to arrays at these positions."""
+        k, v = self.keys(*local)
+        mask = self.mask_of(positions)
+        return partial_attention(self.q, k, v, mask, scale=self.scale, softcap=self.softcap)

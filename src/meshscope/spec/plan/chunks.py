@@ -11,7 +11,6 @@ from math import lcm
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
-from meshscope.spec.model.flops import window_of
 from meshscope.spec.model.model import CompressedAttention, LatentAttention, Model
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.program import Engine, Frontend, Partitioner, Program
@@ -149,9 +148,6 @@ def why_no_position_chunks(model: Model, plan: Plan) -> str | None:
         return None
     if isinstance(attention, LatentAttention) and attention.indexer is not None:
         return f"under cp, the indexer of {model.name} needs the scores of a whole prompt"
-    kinds = {layer.attention for layer in model.layers}
-    if any(window_of(attention, kind) is not None for kind in kinds):
-        return f"under cp, prompts with windows of attention ({model.name}) stay whole"
     return None
 
 
