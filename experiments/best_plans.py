@@ -264,16 +264,17 @@ def write_runs(folder: Path, cells: Iterable[Cell], *, n_jobs: int) -> None:
     """Archives `<generation>-<goal>-<model>.zip` with the run folder of each cell, for the site.
 
     It is that of the compiled program where `runs/best-plans/compiled` has it, else that of the prediction.
-    `runs.js` beside them tells the page that they are there.
+    `runs.js` beside them lists the archives for the page: true for a compiled program.
     """
     folder.mkdir(parents=True, exist_ok=True)
     known = [cell for cell in cells if "options" in cell]
     with _processes(n_jobs) as pool:
-        list(pool.map(_write_run, known, repeat(folder), chunksize=8))
-    _write(folder / "runs.js", "window.meshscopeBestPlanRuns = true;")
+        is_compiled = dict(pool.map(_write_run, known, repeat(folder), chunksize=8))
+    _write(folder / "runs.js", f"window.meshscopeBestPlanRuns = {json.dumps(is_compiled)};")
 
 
-def _write_run(cell: Cell, folder: Path) -> None:
+def _write_run(cell: Cell, folder: Path) -> tuple[str, bool]:
+    """Writes the archive of a cell; its name, and whether it holds the compiled program."""
     name = _name(cell["model"], cell["chip"], cell["goal"])
     compiled = RUNS / "compiled" / (cell["compiled"] or {"run": "none"})["run"]
     with TemporaryDirectory() as work:
@@ -283,6 +284,7 @@ def _write_run(cell: Cell, folder: Path) -> None:
         else:
             meshscope.predict(cell["model"], **cell["options"]).save(run)
         shutil.make_archive(str(folder / name), "zip", work, name)
+    return f"{name}.zip", compiled.is_dir()
 
 
 def main() -> None:

@@ -114,4 +114,6 @@ def test_the_site_carries_the_run_folder_of_each_cell(tmp_path: Path) -> None:
     shutil.unpack_archive(archive, tmp_path)
     run = meshscope.open(tmp_path / archive.stem).as_dict()
     assert run["time"]["tpot_s"] == pytest.approx(cell["tpot_s"][0], rel=0.2)
-    assert (tmp_path / "runs" / "runs.js").is_file()
+    listed = (tmp_path / "runs" / "runs.js").read_text().partition(" = ")[2].rstrip(";\n")
+    compiled = Path(program.RUNS, "compiled", (cell["compiled"] or {"run": "none"})["run"])
+    assert json.loads(listed) == {archive.name: compiled.is_dir()}

@@ -4,7 +4,7 @@
   const cells = window.meshscopeBestPlans;
   const home = document.getElementById("best-plans");
   if (!cells || !home) return;
-  document.querySelector(".best-plans-static")?.setAttribute("hidden", "");
+  home.classList.add("drawn"); // site.css hides the static table, which is not parsed yet
 
   const seconds = (s) =>
     s >= 1 ? `${s.toPrecision(3)} s` : s >= 1e-3 ? `${(s * 1e3).toPrecision(3)} ms` : `${(s * 1e6).toPrecision(3)} us`;
@@ -14,6 +14,7 @@
     for (; n >= 1000 && i < 4; i++) n /= 1000;
     return `${i ? Number(n.toPrecision(3)) : n} ${units[i]}`;
   };
+  const rate = (n) => Number(n.toPrecision(3)).toLocaleString("en-US");
   const name = (cell) => cell.model.split("/").pop();
   const source = (cell) => (cell.compiled ? `compiled: ${cell.compiled.verdict}` : "predicted only");
   const communication = (cell) => cell.compiled || cell.predicted;
@@ -28,7 +29,7 @@
     ["weights", "weights", (c) => c.options.weight_dtype, (c) => c.options.weight_dtype, false],
     ["ttft", "TTFT", (c) => c.ttft_s[0], (c) => seconds(c.ttft_s[0]), false],
     ["tpot", "TPOT", (c) => c.tpot_s[0], (c) => seconds(c.tpot_s[0]), true],
-    ["rate", "tokens/s/chip", (c) => c.tokens_per_s_per_chip, (c) => c.tokens_per_s_per_chip.toPrecision(3), true],
+    ["rate", "tokens/s/chip", (c) => c.tokens_per_s_per_chip, (c) => rate(c.tokens_per_s_per_chip), true],
     ["prefill", "sent, prefill", (c) => communication(c).prefill.wire_bytes, (c) => bytes(communication(c).prefill.wire_bytes), false],
     ["decode", "sent, decode step", (c) => communication(c).decode.wire_bytes, (c) => bytes(communication(c).decode.wire_bytes), false],
     ["exposed", "exposed, decode", (c) => c.exposed_frac.decode, (c) => `${Math.round(c.exposed_frac.decode * 100)}%`, false],
@@ -99,9 +100,11 @@
     for (const [term, text] of lines) list.append(element("dt", {}, term), element("dd", {}, text));
     const command = `meshscope ${cell.compiled ? "compile" : "predict"} ${cell.model} ${options.join(" ")}`;
     const made = element("div", {}, list, element("pre", {}, element("code", {}, command)));
-    if (window.meshscopeBestPlanRuns) {
-      const file = `${cell.chip}-${cell.goal}-${cell.model.replaceAll("/", "--")}.zip`;
-      made.append(element("p", {}, element("a", { href: `best-plans/runs/${encodeURIComponent(file)}`, download: "" }, "its run folder (zip)")));
+    const file = `${cell.chip}-${cell.goal}-${cell.model.replaceAll("/", "--")}.zip`;
+    const runs = window.meshscopeBestPlanRuns || {};
+    if (file in runs) {
+      const label = runs[file] ? "its compiled run folder (zip)" : "the run folder of its prediction (zip)";
+      made.append(element("p", {}, element("a", { href: `best-plans/runs/${encodeURIComponent(file)}`, download: "" }, label)));
     }
     return made;
   }
@@ -114,7 +117,7 @@
       onkeydown: (event) => event.key === "Enter" && toggle() });
     for (const [key, , , text, onPhone] of columns) {
       const plain = key === "model" ? name(cell) : key === "chip" ? cell.chip : cell.options ? String(text(cell)) : "";
-      made.append(element("td", { class: onPhone ? "" : "wide" }, plain || (key === "plan" && !cell.options ? "none" : "")));
+      made.append(element("td", { class: onPhone ? key : "wide" }, plain || (key === "plan" && !cell.options ? "none" : "")));
     }
     if (!open) return [made];
     return [made, element("tr", { class: "details" }, element("td", { colspan: String(columns.length) }, details(cell)))];
