@@ -1,5 +1,7 @@
 """The stored constants equal a fresh fit."""
 
+from dataclasses import replace
+
 import pytest
 from fit_collectives import fit_constants
 
@@ -33,6 +35,11 @@ def test_stored_constants_equal_the_fit(chip: Chip) -> None:
 def test_a_chip_without_published_wires_is_refused() -> None:
     with pytest.raises(SpecError, match="has no published"):
         constants_of(CHIPS["cpu"])
+
+
+def test_a_new_chip_is_refused_until_its_constants_are_fitted() -> None:
+    with pytest.raises(SpecError, match=r"v9 are fitted\. Run 'make constants'"):
+        constants_of(replace(CHIPS["v6e"], name="v9"))
 
 
 def _figures(constants: LinkConstants) -> dict[str, float]:

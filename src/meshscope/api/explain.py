@@ -23,7 +23,7 @@ def explained(run: RunRecord, hlo: Path | None = None) -> tuple[Insertion, ...]:
     texts = list(_texts(run, hlo))
     if topology is None or not mesh.axes or not texts:
         raise RunError(
-            f"{run.path or 'the run'} has no compiled program. Compile one to explain it."
+            f"{run.path or 'the run'} has no compiled program. Compile one, into a folder if it is to be explained later."
         )
     rows = run.rows_of(Source.COMPILED)
     every: list[Insertion] = []

@@ -132,10 +132,13 @@ def _distance(fitted_size: int | None, group_size: int) -> tuple[int, float]:
 
 @cache
 def constants_of(chip: Chip) -> LinkConstants:
-    """The fitted constants of a chip, with intervals; SpecError for a chip without published links."""
+    """The fitted constants of a chip, with intervals; SpecError for a chip without links or without a fit."""
     spec_constants(chip)  # raises SpecError
     stored = fitted_constants(chip.name).collectives
-    assert stored is not None, "tools/fit_collectives.py fits every chip with published links"
+    if stored is None:
+        raise SpecError(
+            f"no constants of {chip.name} are fitted. Run 'make constants' in the clone of meshscope."
+        )
     return constants_from_dict(stored)
 
 

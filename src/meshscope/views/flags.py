@@ -16,7 +16,11 @@ def flag_lines(program: str, topology: str, effects: Sequence[FlagEffect]) -> It
     changing = {str(effect.flag) for effect in effects if effect.is_changed}
     refused = {str(effect.flag): effect.refused for effect in effects if effect.refused}
     head = f"{len(changing)} of {len(by_flag)} flags change {plain(program)} on {topology}"
-    yield from wrapped(f"{head}; {len(refused)} are unknown to this compiler" if refused else head)
+    yield from wrapped(
+        f"{head}; {len(refused)} {'is' if len(refused) == 1 else 'are'} unknown to this compiler"
+        if refused
+        else head
+    )
     changed = [effect for effect in effects if effect.is_changed]
     for effect in sorted(changed, key=lambda one: -abs(_change_s(one))):
         yield f"{effect.flag}"
