@@ -74,7 +74,7 @@ def test_flags_change_a_program_or_not_or_are_refused() -> None:
     assert [effect.flag.name for effect in sweep.changing] == ["xla_jf_conv_output_fusion"]
     assert "No such compile option" in (refused.refused or "")
     text = "\n".join(flag_lines(sweep.program, sweep.topology, sweep.effects))
-    assert "1 of 3 flags change data_parallel on v6e:2x2; 1 are unknown" in text
+    assert "1 of 3 flags change data_parallel on v6e:2x2; 1 is unknown" in text
     document = flag_document(sweep.program, sweep.topology, sweep.effects)
     assert [effect["is_changed"] for effect in document["effects"]] == [False, True, False]
 
