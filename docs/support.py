@@ -33,6 +33,7 @@ FAMILY_NAMES = {
     Family.PHI3: "Phi-3, Phi-4",
     Family.GEMMA2: "Gemma 2",
     Family.GEMMA3: "Gemma 3",
+    Family.GEMMA4: "Gemma 4 dense",
     Family.QWEN2: "Qwen2",
     Family.QWEN3: "Qwen3",
     Family.MIXTRAL: "Mixtral",

@@ -57,6 +57,9 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "phi3": {},
     "gemma2": WINDOW,
     "gemma3_text": WINDOW | {"sliding_window_pattern": 2},
+    "gemma4_text": WINDOW
+    | {"layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 256}
+    | {"attention_k_eq_v": True, "num_global_key_value_heads": 4, "hidden_size_per_layer_input": 0},
 }
 
 
@@ -78,6 +81,7 @@ CASES = [
     Case("phi3", "v5e-8", "fsdp=4,tp=2"),
     Case("gemma2", "v6e-8", "pp=2,tp=4"),
     Case("gemma3_text", "v6e-8", "dp=4,tp=2,sp"),
+    Case("gemma4_text", "v6e-8", "cp=2,tp=2,dp=2"),
 ]
 
 

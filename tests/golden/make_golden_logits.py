@@ -128,6 +128,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"model_type": "gemma3_text", "num_hidden_layers": 3, "sliding_window_pattern": 2}
     | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_theta": 1_000.0}
     | {"rope_local_base_freq": 100.0},
+    "gemma4": {key: value for key, value in BASE.items() if key != "rope_theta"}
+    | GROUPED
+    | {"model_type": "gemma4_text", "num_hidden_layers": 4, "sliding_window": 5}
+    | {"layer_types": ["sliding_attention", "full_attention"] * 2, "global_head_dim": 32}
+    | {"attention_k_eq_v": True, "num_global_key_value_heads": 4, "final_logit_softcapping": 3.0}
+    | {"hidden_size_per_layer_input": 0, "pad_token_id": 0}
+    | {
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1_000.0,
+            },
+        }
+    },
     "glm4_moe": BASE
     | GROUPED
     | {
@@ -291,7 +307,7 @@ def oracle_model(name: str) -> Any:
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if "norm" in tensor_name or tensor_name.endswith("bias"):
+            if "norm" in tensor_name or tensor_name.endswith(("bias", "layer_scalar")):
                 tensor.add_(0.1 * torch.randn(tensor.shape))  # ones and zeros would hide a mistake
         if config.model_type == "deepseek_v4":
             _fill_blank(model)

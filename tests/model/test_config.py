@@ -554,6 +554,50 @@ def test_the_text_part_of_a_multimodal_config_is_the_model() -> None:
     assert replace(model, source=entry.source) == entry
 
 
+GEMMA4 = LLAMA | {
+    "model_type": "gemma4_text",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "num_global_key_value_heads": 4,
+    "attention_k_eq_v": True,
+    "num_hidden_layers": 8,
+    "hidden_size_per_layer_input": 0,
+}
+
+
+def test_gemma_4_has_heads_and_rotary_embeddings_by_kind_of_layer() -> None:
+    """The defaults are those of transformers' Gemma4TextConfig; the last layer is always full."""
+    model = model_from_config(GEMMA4, name="small", source="test")
+    attention = model.attention
+    assert isinstance(attention, GroupedAttention)
+    kinds = [layer.attention for layer in model.layers]
+    full, sliding = AttentionKind.FULL, AttentionKind.SLIDING
+    assert kinds == [*[sliding] * 5, full, sliding, full]
+    heads = [
+        (one.n_kv_heads, one.head_dim, one.has_shared_values) for one in map(attention.of, kinds)
+    ]
+    assert heads[4:6] == [(16, 256, False), (4, 512, True)]
+    assert attention.score_scale == 1.0
+    assert (attention.window, attention.rope_of(sliding).theta) == (512, 10_000.0)
+    rope = attention.rope_of(full)
+    assert (rope.rope_type, rope.theta, rope.rotary_frac) == ("proportional", 1_000_000.0, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"hidden_size_per_layer_input": 256}, "no embeddings of each layer"),
+        ({"num_kv_shared_layers": 2}, "no caches that layers share"),
+        ({"enable_moe_block": True}, "no experts beside the MLP"),
+        ({"use_bidirectional_attention": "all"}, "makes an encoder"),
+        ({"num_global_key_value_heads": 5}, "not a multiple of num_global_key_value_heads=5"),
+    ],
+)
+def test_parts_of_gemma_4_without_programs_are_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(SpecError, match=text):
+        model_from_config(GEMMA4 | changes, name="small", source="test")
+
+
 def test_gemma_3_has_windows_in_five_of_six_layers_with_their_own_rotary_embedding() -> None:
     attention = read_model("google/gemma-3-27b-it").attention
     kinds = [layer.attention for layer in read_model("google/gemma-3-27b-it").layers]
@@ -682,6 +726,6 @@ def test_an_unknown_family_names_the_nearest_and_what_it_lacks(
 
 def test_a_later_gemma_is_nearest_to_gemma_3() -> None:
     """Its config has no key that only Gemma has, and parts that no family has."""
-    config = {"model_type": "gemma4_text", "num_kv_shared_layers": 4, "global_head_dim": 512}
+    config = {"model_type": "gemma5_text", "num_kv_shared_layers": 4, "global_head_dim": 512}
     with pytest.raises(SpecError, match=r"The nearest is 'gemma3_text', which has no caches that "):
         model_from_config(config, name="tiny", source="test")

@@ -75,6 +75,7 @@ class Case(NamedTuple):
 CLOSE_CONFIGS = (
     "gemma2",
     "gemma3",
+    "gemma4",
     "glm4_moe",
     "glm_moe_dsa",
     "glm_moe_dsa-shared",

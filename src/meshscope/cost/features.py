@@ -27,6 +27,7 @@ from meshscope.spec.model.flops import (
     chunked_flops,
     entry_rate,
     linear_of,
+    of_kind,
     pair_flops,
     window_of,
 )
@@ -322,7 +323,7 @@ def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
 
 def _head_passes(device: _Device, layer: Layer) -> float:
     """Numbers per token that pass between the projections and the attention, on one device."""
-    attention, plan = device.model.attention, device.plan
+    attention, plan = of_kind(device.model.attention, layer.attention), device.plan
     local_heads = attention.n_heads / plan.tp
     if layer.attention is AttentionKind.LINEAR:  # and the gate of the output
         linear = linear_of(attention)
@@ -371,7 +372,7 @@ def _prefill_scores(device: _Device, layer: Layer) -> Iterator[_Entry]:
 
     An indexer saves nothing here: its layers count as full attention.
     """
-    attention = device.model.attention
+    attention = of_kind(device.model.attention, layer.attention)
     if layer.attention is AttentionKind.LINEAR:
         flops = chunked_flops(linear_of(attention)) / device.plan.tp
         yield Part.ATTN, Cost.MATMUL_FLOPS, Feature.TOKENS, flops

@@ -10,7 +10,7 @@ from typing import assert_never
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStep
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.flops import window_of
+from meshscope.spec.model.flops import of_kind, window_of
 from meshscope.spec.model.model import (
     Attention,
     AttentionKind,
@@ -38,9 +38,9 @@ def context_collectives(
     if experiment.plan.cp == 1:
         return ()
     if step.phase is Phase.DECODE:
-        return (*_gather_index_scores(experiment, layer), *_merge_softmax(experiment))
+        return (*_gather_index_scores(experiment, layer), *_merge_softmax(experiment, layer))
     if step.is_cut:
-        return tuple(_share_queries(experiment, step))
+        return tuple(_share_queries(experiment, step, layer))
     if isinstance(experiment.model.attention, CompressedAttention):
         return tuple(_gather_entries(experiment, layer))
     return (*_gather_index_keys(experiment, layer), *_share_keys(experiment, layer))
@@ -59,7 +59,7 @@ def _share_keys(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollect
         and layer.attention is not AttentionKind.CHUNKED
     )
     window = window_of(experiment.model.attention, layer.attention) if has_window else None
-    for shape in _position_shapes(experiment):
+    for shape in _position_shapes(experiment, layer):
         match experiment.context_form:
             case ContextForm.RING:
                 local = (local_batch, n_local, *shape)
@@ -70,9 +70,11 @@ def _share_keys(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollect
                 yield _collective(experiment, Kind.ALL_GATHER, whole)
 
 
-def _share_queries(experiment: Experiment, step: PlannedStep) -> Iterator[PlannedCollective]:
+def _share_queries(
+    experiment: Experiment, step: PlannedStep, layer: Layer
+) -> Iterator[PlannedCollective]:
     """In chunks: the queries of all blocks, then each device's outputs and sums for their owners."""
-    attention, plan = experiment.model.attention, experiment.plan
+    attention, plan = of_kind(experiment.model.attention, layer.attention), experiment.plan
     match attention:
         case GroupedAttention():
             width, value_width = attention.head_dim, attention.head_dim
@@ -89,9 +91,9 @@ def _share_queries(experiment: Experiment, step: PlannedStep) -> Iterator[Planne
     yield _collective(experiment, Kind.ALL_TO_ALL, (*of_device, n_heads), dtype="f32")
 
 
-def _position_shapes(experiment: Experiment) -> tuple[tuple[int, ...], ...]:
+def _position_shapes(experiment: Experiment, layer: Layer) -> tuple[tuple[int, ...], ...]:
     """Shapes cached per position on one device: [K,H] for keys and values, or the latent [R+P]."""
-    attention, plan = experiment.model.attention, experiment.plan
+    attention, plan = of_kind(experiment.model.attention, layer.attention), experiment.plan
     match attention:
         case GroupedAttention():
             return ((stored_kv_heads(attention, plan) // plan.tp, attention.head_dim),) * 2
@@ -167,9 +169,9 @@ def _gather_index_scores(experiment: Experiment, layer: Layer) -> Iterator[Plann
     yield _collective(experiment, Kind.ALL_GATHER, shape, dtype="f32")
 
 
-def _merge_softmax(experiment: Experiment) -> Iterator[PlannedCollective]:
+def _merge_softmax(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollective]:
     """All-reduces that merge partial softmaxes: maxima [b,1,N], then sums [b,1,N(H+1)]."""
-    attention, plan = experiment.model.attention, experiment.plan
+    attention, plan = of_kind(experiment.model.attention, layer.attention), experiment.plan
     match attention:
         case GroupedAttention() | CompressedAttention():
             width = attention.head_dim

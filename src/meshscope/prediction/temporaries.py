@@ -177,10 +177,15 @@ def _attention_elements(experiment: Experiment, tokens: _Tokens) -> float:
     plan, n_keys = experiment.plan, tokens.n_sequences * tokens.n_keys
     match experiment.model.attention:
         case GroupedAttention() as attention:
-            n_heads = attention.n_heads / plan.tp
-            n_kv_heads = stored_kv_heads(attention, plan) / plan.tp
-            width = attention.head_dim
-            return (2 * tokens.n_tokens * n_heads + 2 * n_keys * n_kv_heads) * width
+
+            def elements(heads: GroupedAttention) -> float:
+                n_kv_heads = stored_kv_heads(heads, plan) / plan.tp
+                n_heads = heads.n_heads / plan.tp
+                return (2 * tokens.n_tokens * n_heads + 2 * n_keys * n_kv_heads) * heads.head_dim
+
+            return max(
+                elements(attention.of(kind)) for kind in (AttentionKind.SLIDING, AttentionKind.FULL)
+            )
         case LatentAttention() as attention:
             n_heads = attention.n_heads / plan.tp
             of_token = attention.qk_dim + attention.value_dim

@@ -226,6 +226,9 @@ class Decoder:
             h = self.mixture(h, w, tokens)
             with scope(Part.MOE_COMBINE):
                 x = add(h)
+        if "layer_scale" in w:
+            with scope(Part.MLP):
+                x = x * w("layer_scale").astype(x.dtype)
         return x, cache
 
     def _attention(

@@ -44,12 +44,9 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
 
     `kernel` is that of the phase.
     """
-    attention = model.attention
-    assert isinstance(attention, GroupedAttention)
-    q, k, v = (heads(x, w, letter) for letter in "qkv")
-    if attention.has_qk_norm:
-        eps, offset = model.norm_eps, model.norm_offset
-        q, k = (rms_norm(x, w(f"{n}_norm"), eps, offset=offset) for n, x in (("q", q), ("k", k)))
+    assert isinstance(model.attention, GroupedAttention)
+    attention = model.attention.of(layer.attention)
+    q, k, v = _projected(x, w, attention, model)
     q, k = _positioned(q, k, positions, attention, layer.attention, eps=model.norm_eps)
     is_chunked = layer.attention is AttentionKind.CHUNKED
     window = window_of(attention, layer.attention)
@@ -105,6 +102,20 @@ def _output(out: Array, x: Array, w: LayerWeights) -> Array:
     if "wq_gate" in w:
         out = out * jax.nn.sigmoid(heads(x, w, "q_gate"))
     return w.einsum("bsnh,nhd->bsd", out, "wo")
+
+
+def _projected(
+    x: Array, w: LayerWeights, attention: GroupedAttention, model: Model
+) -> tuple[Array, Array, Array]:
+    """Queries, keys and values [B, S, heads, H], normed where the model does so."""
+    q, k = heads(x, w, "q"), heads(x, w, "k")
+    v = k if attention.has_shared_values else heads(x, w, "v")
+    if attention.has_value_norm:
+        v = unscaled_rms_norm(v, model.norm_eps)
+    if attention.has_qk_norm:
+        eps, offset = model.norm_eps, model.norm_offset
+        q, k = (rms_norm(x, w(f"{n}_norm"), eps, offset=offset) for n, x in (("q", q), ("k", k)))
+    return q, k, v
 
 
 def _positioned(  # noqa: PLR0913  queries, keys and where they are

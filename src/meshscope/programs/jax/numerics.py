@@ -123,7 +123,7 @@ def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
 
     Source: transformers modeling_rope_utils, `_compute_default_rope_parameters`,
     `_compute_linear_scaling_rope_parameters`, `_compute_llama3_parameters`, `_compute_yarn_parameters`,
-    `_compute_longrope_parameters`.
+    `_compute_longrope_parameters`, `_compute_proportional_rope_parameters`.
     """
     plain = rope.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     match rope.rope_type:
@@ -137,6 +137,9 @@ def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
             scaled = _yarn_frequencies(plain, rope, head_dim)
         case RopeType.LONGROPE:
             scaled = plain / np.array(rope.long_factors if rope.is_long else rope.short_factors)
+        case RopeType.PROPORTIONAL:
+            n_turning = int(rope.rotary_frac * head_dim // 2)
+            scaled = np.where(np.arange(plain.size) < n_turning, plain / rope.factor, 0.0)
     return scaled.astype(np.float32)
 
 

@@ -38,7 +38,9 @@ from meshscope.spec.model.unknown_family import unknown_family
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
 SPARSE_FAMILIES = frozenset({Family.DEEPSEEK_V32, Family.GLM_MOE_DSA})  # with an indexer
 LATENT_FAMILIES = frozenset({Family.DEEPSEEK_V2, Family.DEEPSEEK_V3}) | SPARSE_FAMILIES
-GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
+GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3, Family.GEMMA4})
+# Norms multiply by one plus their weight.
+UNIT_OFFSET_FAMILIES = frozenset({Family.GEMMA2, Family.GEMMA3}) | HYBRID_FAMILIES
 V3_DEFAULTS = frozenset({Family.DEEPSEEK_V3}) | SPARSE_FAMILIES
 # Defaults of `first_k_dense_replace` in transformers.
 N_DENSE = {
@@ -78,6 +80,7 @@ SAME_ARCHITECTURE = {
     "qwen2_5_vl_text": Family.QWEN2.value,
     "qwen3_vl_text": Family.QWEN3.value,
     "qwen3_vl_moe_text": Family.QWEN3_MOE.value,
+    "gemma4_unified_text": Family.GEMMA4.value,
     "qwen3_5": Family.QWEN3_5.value,
     "qwen3_5_moe": Family.QWEN3_5_MOE.value,
 }
@@ -148,6 +151,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
     stored = stored_format(config)
     _refuse_sliding_window(reader, family)
     _check_activation(reader, family)
+    _refuse_gemma4_parts(reader, family)
     is_gemma = family in GEMMA
     hidden = reader.integer("hidden_size")
     return Model(
@@ -168,8 +172,9 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         else read_moe(reader, family),
         hyper=hyper_connections(reader) if family is Family.DEEPSEEK_V4 else None,
         activation=Activation.GEGLU if is_gemma else Activation.SWIGLU,
-        norm_offset=1.0 if is_gemma or family in HYBRID_FAMILIES else 0.0,
+        norm_offset=1.0 if family in UNIT_OFFSET_FAMILIES else 0.0,
         has_post_norms=is_gemma,
+        has_layer_scale=family is Family.GEMMA4,
         embed_scale=hidden**0.5 if is_gemma else 1.0,
         logit_softcap=reader.optional_number("final_logit_softcapping") if is_gemma else None,
         text_part_of=outer_type,
@@ -408,6 +413,31 @@ def _check_activation(reader: ConfigReader, family: Family) -> None:
             raise SpecError(
                 f"{reader.source}: {key}={name!r} is not supported. Supported: '{known[0]}'."
             )
+
+
+# Keys of Gemma4TextConfig, their defaults, and the parts that its programs do not have yet.
+GEMMA4_PARTS = {
+    "hidden_size_per_layer_input": (256, "embeddings of each layer"),
+    "num_kv_shared_layers": (0, "caches that layers share"),
+    "enable_moe_block": (False, "experts beside the MLP"),
+}
+
+
+def _refuse_gemma4_parts(reader: ConfigReader, family: Family) -> None:
+    """Raise SpecError for a Gemma 4 with parts that the programs lack."""
+    if family is not Family.GEMMA4:
+        return
+    for key, (default, part) in GEMMA4_PARTS.items():
+        value = reader.config.get(key, default)
+        if value:
+            raise SpecError(
+                f"{reader.source}: {key}={value!r}: the programs of gemma4_text have no {part}. "
+                "Use a dense Gemma 4, such as gemma-4-31B."
+            )
+    if reader.config.get("use_bidirectional_attention") == "all":
+        raise SpecError(
+            f"{reader.source}: use_bidirectional_attention='all' makes an encoder. Use a decoder."
+        )
 
 
 def _refuse_sliding_window(reader: ConfigReader, family: Family) -> None:

@@ -23,7 +23,12 @@ def attention_flops(attention: Attention, kind: AttentionKind, context: int) -> 
     if kind is AttentionKind.LINEAR:
         return recurrence_flops(linear_of(attention))
     n_keys = attended_keys(attention, kind, context)
-    return pair_flops(attention) * n_keys + _indexer_flops(attention, kind, context)
+    return pair_flops(of_kind(attention, kind)) * n_keys + _indexer_flops(attention, kind, context)
+
+
+def of_kind(attention: Attention, kind: AttentionKind) -> Attention:
+    """The attention of layers of this kind, whose heads may differ from those of other layers."""
+    return attention.of(kind) if isinstance(attention, GroupedAttention) else attention
 
 
 def has_linear_attention(model: Model) -> bool:

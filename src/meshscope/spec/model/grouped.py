@@ -7,6 +7,7 @@ from meshscope.spec.model.model import (
     HYBRID_FAMILIES,
     AttentionKind,
     Family,
+    FullHeads,
     GroupedAttention,
     LinearAttention,
     Rope,
@@ -29,6 +30,7 @@ WINDOWS = {
     Family.PHI3: None,
     Family.GEMMA2: 4096,
     Family.GEMMA3: 4096,
+    Family.GEMMA4: 512,
 }
 LLAMA4_CHUNK = 8192  # of Llama4TextConfig, as the values below
 LLAMA4_TEMPERATURE = Temperature(floor=8192, strength=0.1)
@@ -46,6 +48,11 @@ MINISTRAL3_ROPE = {
 MINISTRAL3_BETA = 0.1  # of Ministral3Config
 GEMMA3_LOCAL_THETA = 10_000.0  # of Gemma3TextConfig.default_theta
 GEMMA3_THETA = 1_000_000.0
+GEMMA4_FULL_HEAD_DIM = 512  # of Gemma4TextConfig, as the parameters below
+GEMMA4_ROPE = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
 
 
 def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
@@ -54,7 +61,8 @@ def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
     is_gemma = family in {Family.GEMMA2, Family.GEMMA3}
     is_gpt_oss = family is Family.GPT_OSS
     has_bias = reader.boolean("attention_bias", default=is_gpt_oss or family is Family.QWEN2)
-    scalar = reader.number("query_pre_attn_scalar", 256.0) if is_gemma else None
+    is_gemma4 = family is Family.GEMMA4
+    scale = reader.number("query_pre_attn_scalar", 256.0) ** -0.5 if is_gemma else None
     head_dim, rope = _head_dim(reader, family, n_heads), _rope(reader, family)
     check_factors(rope, head_dim, reader.source)
     return GroupedAttention(
@@ -68,14 +76,26 @@ def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
         has_sinks=is_gpt_oss,
         window=_window(reader, family),
         sliding_rope=_sliding_rope(reader, family),
-        scale=None if scalar is None else scalar**-0.5,
+        scale=1.0 if is_gemma4 else scale,
         softcap=_softcap(reader, family),
         has_full_rope=family is not Family.LLAMA4,
         has_l2_norm=family is Family.LLAMA4 and reader.boolean("use_qk_norm", default=True),
         temperature=_temperature(reader, family, rope),
         has_gate=family in HYBRID_FAMILIES,
+        has_value_norm=is_gemma4,
+        full_heads=_gemma4_heads(reader, n_heads) if is_gemma4 else None,
         linear=_linear(reader) if family in HYBRID_FAMILIES else None,
     )
+
+
+def _gemma4_heads(reader: ConfigReader, n_heads: int) -> FullHeads:
+    """The heads of full attention; defaults of Gemma4TextConfig."""
+    n_kv_heads = reader.integer("num_key_value_heads", n_heads)
+    is_shared = reader.boolean("attention_k_eq_v", default=False)
+    if is_shared:
+        n_kv_heads = reader.optional_integer("num_global_key_value_heads") or n_kv_heads
+    head_dim = reader.integer("global_head_dim", GEMMA4_FULL_HEAD_DIM)
+    return FullHeads(n_kv_heads=n_kv_heads, head_dim=head_dim, has_shared_values=is_shared)
 
 
 def _linear(reader: ConfigReader) -> LinearAttention:
@@ -116,6 +136,8 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
             period = 2
         case Family.GEMMA3:
             period = reader.integer("sliding_window_pattern", 6)
+        case Family.GEMMA4:
+            return _gemma4_kinds(reader, n_layers)
         case Family.LLAMA4:
             return _llama4_kinds(reader, n_layers)
         case Family.QWEN3_NEXT | Family.QWEN3_5 | Family.QWEN3_5_MOE:
@@ -128,6 +150,13 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
             return [AttentionKind.FULL] * n_layers
     default = [FULL if (index + 1) % period == 0 else SLIDING for index in range(n_layers)]
     return _kinds(reader, family, default)
+
+
+def _gemma4_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
+    """From `layer_types`, or full attention in every sixth layer; always in the last."""
+    default = [SLIDING if (index + 1) % 6 else FULL for index in range(n_layers)]
+    kinds = _kinds(reader, Family.GEMMA4, default)
+    return [*kinds[:-1], AttentionKind.FULL]
 
 
 def _llama4_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
@@ -163,7 +192,7 @@ def _kinds(reader: ConfigReader, family: Family, default: list[str]) -> list[Att
 def _head_dim(reader: ConfigReader, family: Family, n_heads: int) -> int:
     if family in {Family.QWEN3, Family.QWEN3_MOE}:
         return reader.integer("head_dim", QWEN3_HEAD_DIM)
-    if family in {Family.GEMMA2, Family.GEMMA3} | HYBRID_FAMILIES:
+    if family in {Family.GEMMA2, Family.GEMMA3, Family.GEMMA4} | HYBRID_FAMILIES:
         return reader.integer("head_dim", WIDE_HEAD_DIM)
     return reader.integer("head_dim", reader.integer("hidden_size") // n_heads)
 
@@ -171,7 +200,9 @@ def _head_dim(reader: ConfigReader, family: Family, n_heads: int) -> int:
 def _has_qk_norm(reader: ConfigReader, family: Family) -> bool:
     if family is Family.GLM4_MOE:
         return reader.boolean("use_qk_norm", default=False)
-    return family in {Family.QWEN3, Family.QWEN3_MOE, Family.GEMMA3} | HYBRID_FAMILIES
+    return (
+        family in {Family.QWEN3, Family.QWEN3_MOE, Family.GEMMA3, Family.GEMMA4} | HYBRID_FAMILIES
+    )
 
 
 def _window(reader: ConfigReader, family: Family) -> int | None:
@@ -196,6 +227,8 @@ def _rope(reader: ConfigReader, family: Family) -> Rope:
     """The rotary embedding of layers that attend to all positions."""
     if family is Family.GEMMA3:
         reader = ConfigReader({"rope_theta": GEMMA3_THETA} | dict(reader.config), reader.source)
+    if family is Family.GEMMA4:
+        reader = _gemma4_rope(reader)
     if family is Family.MINISTRAL3:
         config = {"rope_parameters": MINISTRAL3_ROPE, **reader.config}
         reader = ConfigReader(config, reader.source)
@@ -204,6 +237,8 @@ def _rope(reader: ConfigReader, family: Family) -> Rope:
 
 def _sliding_rope(reader: ConfigReader, family: Family) -> Rope | None:
     """The rotary embedding of windows where it differs: Gemma 3 scales only the other layers."""
+    if family is Family.GEMMA4:
+        return read_rope(_gemma4_rope(reader), SLIDING)
     if family is not Family.GEMMA3:
         return None
     by_type = reader.config.get("rope_parameters") or {}
@@ -214,3 +249,9 @@ def _sliding_rope(reader: ConfigReader, family: Family) -> Rope | None:
     if (length := reader.config.get("max_position_embeddings")) is not None:
         plain["max_position_embeddings"] = length
     return read_rope(ConfigReader(plain, reader.source))
+
+
+def _gemma4_rope(reader: ConfigReader) -> ConfigReader:
+    config = {**reader.config}
+    config["rope_parameters"] = config.get("rope_parameters") or GEMMA4_ROPE
+    return ConfigReader(config, reader.source)

@@ -18,6 +18,7 @@ class Family(StrEnum):
     PHI3 = "phi3"
     GEMMA2 = "gemma2"
     GEMMA3 = "gemma3_text"
+    GEMMA4 = "gemma4_text"
     QWEN2 = "qwen2"
     QWEN3 = "qwen3"
     MIXTRAL = "mixtral"
@@ -46,6 +47,7 @@ class RopeType(StrEnum):
     LLAMA3 = "llama3"
     YARN = "yarn"
     LONGROPE = "longrope"
+    PROPORTIONAL = "proportional"  # Gemma 4: all channels are paired, the last pairs do not turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class Rope:
     """Rotary position embedding; names as in `transformers.modeling_rope_utils`.
 
     `is_interleaved` pairs channel 2i with 2i+1 (DeepSeek), otherwise i with i + half. Only the first
-    `rotary_frac` of the channels turn. LongRoPE divides each frequency by its own factor, one of
+    `rotary_frac` of the channels turn, or of the pairs if the type is `proportional`. LongRoPE divides each frequency by its own factor, one of
     `short_factors` or, if `is_long`, of `long_factors`.
     """
 
@@ -76,8 +78,9 @@ class Rope:
     is_long: bool = False
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Channels of a head that turn."""
-        return int(head_dim * self.rotary_frac)
+        """Channels of a head that are paired."""
+        is_whole = self.rope_type is RopeType.PROPORTIONAL
+        return head_dim if is_whole else int(head_dim * self.rotary_frac)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,18 @@ class LinearAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FullHeads:
+    """The heads of layers of kind `full` where they differ from those of windows (Gemma 4).
+
+    With `has_shared_values`, values are the projected keys before their norm and rotary embedding.
+    """
+
+    n_kv_heads: int
+    head_dim: int
+    has_shared_values: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedAttention:
     """Grouped-query attention.
 
@@ -127,7 +142,9 @@ class GroupedAttention:
     `has_full_rope` is false, and scale queries by `temperature`. With `has_l2_norm`, turned queries and keys
     are normed without a learned scale. Scores are products times
     `scale`, by default 1 / sqrt(head_dim), and at most `softcap` in magnitude. With `has_gate`, the sigmoid of
-    another projection scales the output of each head. Layers of kind `linear` have `linear` instead.
+    another projection scales the output of each head. With `has_value_norm`, values are normed without a
+    learned scale. Layers of kind `full` have `full_heads` if those are given; `of` gives the attention of a
+    layer. Layers of kind `linear` have `linear` instead.
     """
 
     n_heads: int
@@ -146,7 +163,23 @@ class GroupedAttention:
     has_l2_norm: bool = False
     temperature: Temperature | None = None  # of layers of kind `full`
     has_gate: bool = False
+    has_value_norm: bool = False
+    has_shared_values: bool = False
+    full_heads: FullHeads | None = None
     linear: LinearAttention | None = None
+
+    def of(self, kind: "AttentionKind") -> "GroupedAttention":
+        """The attention of layers of this kind, with their heads."""
+        full = self.full_heads
+        if full is None or kind is not AttentionKind.FULL:
+            return self
+        return replace(
+            self,
+            full_heads=None,
+            n_kv_heads=full.n_kv_heads,
+            head_dim=full.head_dim,
+            has_shared_values=full.has_shared_values,
+        )
 
     @property
     def score_scale(self) -> float:
@@ -337,8 +370,8 @@ class Model:
 
     `hidden` is the width of the residual stream, `ffn` the width of the gated MLP in dense layers
     (None without dense layers), and `layers` the kind of each layer in order. Norms multiply by their
-    scale plus `norm_offset`; with `has_post_norms`, another norm follows each block. `logit_softcap` limits
-    the magnitude of logits.
+    scale plus `norm_offset`; with `has_post_norms`, another norm follows each block, and with
+    `has_layer_scale`, a number scales the output of each layer. `logit_softcap` limits the magnitude of logits.
     """
 
     name: str
@@ -358,6 +391,7 @@ class Model:
     activation: Activation = Activation.SWIGLU  # of the MLP in dense layers
     norm_offset: float = 0.0
     has_post_norms: bool = False
+    has_layer_scale: bool = False
     embed_scale: float = 1.0
     logit_softcap: float | None = None
     # The `model_type` of a multimodal config of which this is the text part.
@@ -370,8 +404,8 @@ class Model:
 
     def __post_init__(self) -> None:
         """Check that sizes are positive and consistent."""
-        linear = getattr(self.attention, "linear", None)
-        for part in (self, self.attention, linear, self.moe, self.hyper):
+        parts = (getattr(self.attention, name, None) for name in ("linear", "full_heads"))
+        for part in (self, self.attention, *parts, self.moe, self.hyper):
             for one in fields(part) if part is not None else ():
                 value = getattr(part, one.name)
                 if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
@@ -413,13 +447,11 @@ class Model:
 
     def _check_attention(self) -> None:
         match self.attention:
-            case GroupedAttention(n_heads=n_heads, n_kv_heads=n_kv_heads):
-                if n_heads % n_kv_heads:
-                    raise SpecError(
-                        f"{self.source}: num_attention_heads={n_heads} is not a multiple of "
-                        f"num_key_value_heads={n_kv_heads}. Correct the config."
-                    )
-                self._check_linear(self.attention.linear)
+            case GroupedAttention() as attention:
+                self._check_kv_heads(attention, "num_key_value_heads")
+                full = attention.of(AttentionKind.FULL)
+                self._check_kv_heads(full, "num_global_key_value_heads")
+                self._check_linear(attention.linear)
             case LatentAttention(indexer=indexer, rope_dim=rope_dim):
                 if indexer is not None and indexer.head_dim < rope_dim:
                     raise SpecError(
@@ -428,6 +460,13 @@ class Model:
                     )
             case CompressedAttention():
                 self._check_compressed(self.attention)
+
+    def _check_kv_heads(self, attention: GroupedAttention, key: str) -> None:
+        if attention.n_heads % attention.n_kv_heads:
+            raise SpecError(
+                f"{self.source}: num_attention_heads={attention.n_heads} is not a multiple of "
+                f"{key}={attention.n_kv_heads}. Correct the config."
+            )
 
     def _check_linear(self, linear: LinearAttention | None) -> None:
         if linear is not None and linear.n_value_heads % linear.n_key_heads:

@@ -50,7 +50,7 @@ def dense_tensors(family: Family) -> Mapping[str, str]:
 
 def norm_tensors(family: Family) -> tuple[str, str]:
     """Tensors of the norms before attention and before the MLP."""
-    if family in {Family.GEMMA2, Family.GEMMA3}:
+    if family in {Family.GEMMA2, Family.GEMMA3, Family.GEMMA4}:
         return "input_layernorm.weight", "pre_feedforward_layernorm.weight"
     if family is Family.DEEPSEEK_V4:
         return "attn_norm.weight", "ffn_norm.weight"

@@ -31,7 +31,7 @@ PARTS: Mapping[str, tuple[str, frozenset[Family]]] = {
     "attn_output_gate": ("output gate of attention", HYBRID_FAMILIES),
     "num_kv_shared_layers": ("caches that layers share", NO_FAMILY),
     "hidden_size_per_layer_input": ("embeddings of each layer", NO_FAMILY),
-    "global_head_dim": ("wider heads in some layers", NO_FAMILY),
+    "global_head_dim": ("wider heads in some layers", frozenset({Family.GEMMA4})),
     "kv_lora_rank": ("latent attention", LATENT),
     "num_experts": ("experts", EXPERTS),
     "num_local_experts": ("experts", EXPERTS),

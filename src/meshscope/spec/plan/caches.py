@@ -73,7 +73,8 @@ def _arrays(model: Model, plan: Plan, layer: Layer) -> Iterator[CacheArray]:
         case GroupedAttention() if layer.attention is AttentionKind.LINEAR:
             yield from _linear_arrays(attention)
         case GroupedAttention():
-            shape = (stored_kv_heads(attention, plan), attention.head_dim)
+            of_layer = attention.of(layer.attention)
+            shape = (stored_kv_heads(of_layer, plan), of_layer.head_dim)
             for name in ("k", "v"):
                 yield CacheArray(name=name, dims=(Dim.KV_HEADS, Dim.HEAD_DIM), shape=shape)
         case LatentAttention():

@@ -290,12 +290,12 @@ def _check_tp(plan: Plan, model: Model) -> None:
         if size is not None and size % plan.tp:
             raise _indivisible(plan, model, (label, size), "tp")
     if isinstance(attention, GroupedAttention):
-        n_kv_heads = attention.n_kv_heads
-        if n_kv_heads % plan.tp and plan.tp % n_kv_heads:
-            raise PlanError(
-                f"plan '{plan}' cannot split {model.name}: tp={plan.tp} neither divides nor is a multiple "
-                f"of n_kv_heads={n_kv_heads}. Use a divisor, or a multiple (KV heads are replicated)."
-            )
+        for n_kv_heads in {attention.of(layer.attention).n_kv_heads for layer in set(model.layers)}:
+            if n_kv_heads % plan.tp and plan.tp % n_kv_heads:
+                raise PlanError(
+                    f"plan '{plan}' cannot split {model.name}: tp={plan.tp} neither divides nor is a multiple "
+                    f"of n_kv_heads={n_kv_heads}. Use a divisor, or a multiple (KV heads are replicated)."
+                )
 
 
 def _check_experts(plan: Plan, model: Model) -> None:

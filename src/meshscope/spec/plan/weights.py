@@ -371,7 +371,8 @@ def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, .
             assert linear is not None
             return (norm, *linear_weights(model.hidden, linear, model.family))
         case GroupedAttention():
-            return (norm, *_grouped_weights(model, model.attention, plan), *_post_norm(model, 0))
+            attention = model.attention.of(layer.attention)
+            return (norm, *_grouped_weights(model, attention, plan), *_post_norm(model, 0))
         case LatentAttention():
             is_shared = layer.attention is AttentionKind.SHARED
             return (norm, *_latent_weights(model.hidden, model.attention, is_shared=is_shared))
@@ -390,6 +391,12 @@ def _post_norm(model: Model, block: int) -> Iterator[Weight]:
         yield WeightBuilder().vector(name, (Dim.NORM,), (model.hidden,), tensor)
 
 
+def _layer_scale(model: Model) -> Iterator[Weight]:
+    """The number that scales the output of a layer, if the model has it."""
+    if model.has_layer_scale:
+        yield WeightBuilder().vector("layer_scale", (Dim.NORM,), (1,), "layer_scalar")
+
+
 def _grouped_weights(model: Model, attention: GroupedAttention, plan: Plan) -> Iterator[Weight]:
     builder, d = WeightBuilder(base="model.layers.{layer}.self_attn."), model.hidden
     n, k, h = attention.n_heads, stored_kv_heads(attention, plan), attention.head_dim
@@ -406,6 +413,8 @@ def _grouped_weights(model: Model, attention: GroupedAttention, plan: Plan) -> I
             ("qkv_proj.weight" if is_fused else f"{name}_proj.weight"),
             fused.get(name),
         )
+        if name == "v" and attention.has_shared_values:
+            continue
         shape = (d, size, h)
         yield builder.matrix(f"w{name}", (Dim.HIDDEN, *dims), shape, tensor, columns=columns)
     out = (*heads, Dim.HIDDEN)
@@ -634,7 +643,7 @@ def mlp_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
     before = (*_hyper_weights(model, "mlp", "ffn"), norm)
     match layer.mlp:
         case MlpKind.DENSE:
-            return (*before, *dense_weights(model), *_post_norm(model, 1))
+            return (*before, *dense_weights(model), *_post_norm(model, 1), *_layer_scale(model))
         case MlpKind.MOE | MlpKind.HASH_MOE:
             router = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
             return (*before, *router, *expert_weights(model), *shared_weights(model))
