@@ -185,7 +185,7 @@ def _rope(rope: Rope) -> dict[str, Any]:
     match rope.rope_type:
         case RopeType.DEFAULT:
             pass
-        case RopeType.LINEAR:
+        case RopeType.LINEAR | RopeType.PROPORTIONAL:
             parameters["factor"] = rope.factor
         case RopeType.LLAMA3:
             parameters |= {
