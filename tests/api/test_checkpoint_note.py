@@ -80,6 +80,44 @@ def test_weights_are_in_the_format_of_the_checkpoint_unless_an_option_names_one(
     assert (workload.weight_dtype, workload.activation_dtype, workload.cache_dtype) == expected
 
 
+W8A8 = {
+    "quantization_config": {
+        "quant_method": "compressed-tensors",
+        "config_groups": {
+            "group_0": {
+                "weights": {"type": "int", "num_bits": 8},
+                "input_activations": {"num_bits": 8, "strategy": "token", "dynamic": True},
+            }
+        },
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "note"),
+    [
+        ({}, "s8_w8a8", "here s8_w8a8"),
+        ({"weight_dtype": "int8"}, "s8", None),
+        ({"partitioner": "auto"}, "s8", "here s8 with activations of 16 bits"),
+        ({"frontend": "torchxla"}, "bf16", "bf16 is assumed"),
+    ],
+)
+def test_activations_are_in_the_format_of_the_checkpoint_where_the_program_has_it(
+    tmp_path: Path, options: dict[str, str], expected: str, note: str | None
+) -> None:
+    run = predicted(tmp_path, W8A8, **options)
+    assert run.experiment.workload.weight_dtype == expected
+    assert [note in text for text in run.warnings] == ([] if note is None else [True])
+
+
+def test_experts_of_a_w8a8_checkpoint_keep_16_bit_activations(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**catalog()["Qwen/Qwen3-30B-A3B"].config, **W8A8}))
+    run = predict(path, topology="v6e-8", plan="tp=8", layers=1)
+    assert run.experiment.workload.weight_dtype == "s8"
+    assert ["here s8 with activations of 16 bits" in text for text in run.warnings] == [True]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -15,6 +15,14 @@ def compressed(**weights: Any) -> dict[str, Any]:
     return {"quant_method": TENSORS, "config_groups": {"group_0": group}}
 
 
+def token_wise(**weights: Any) -> dict[str, Any]:
+    """As RedHatAI's W8A8 checkpoints state it: a scale for each token, computed in each step."""
+    config = compressed(**weights)
+    group = config["config_groups"]["group_0"]
+    group["input_activations"] |= {"strategy": "token", "dynamic": True}
+    return config
+
+
 CASES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"quant_method": "fp8"}, "fp8", "f8e4m3fn"),
     ({"quant_method": "fbgemm_fp8"}, "fbgemm_fp8", "f8e4m3fn"),
@@ -39,6 +47,9 @@ CASES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt", None),
     (compressed(type="float", num_bits=8), f"{TENSORS} W8A8 (float)", "f8e4m3fn"),
     (compressed(type="int", num_bits=8), f"{TENSORS} W8A8 (int)", "s8"),
+    (token_wise(type="float", num_bits=8), f"{TENSORS} W8A8 (float)", "f8e4m3fn_w8a8"),
+    (token_wise(type="int", num_bits=8), f"{TENSORS} W8A8 (int)", "s8_w8a8"),
+    (token_wise(type="int", num_bits=4), f"{TENSORS} W4A8 (int)", "s4"),
     (compressed(type="int", num_bits=4), f"{TENSORS} W4A8 (int)", "s4"),
     (compressed(type="float", num_bits=4), f"{TENSORS} W4A8 (float)", None),
     (

@@ -2,7 +2,7 @@
 
 from meshscope.api.request import ExperimentRequest
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.quantization import quantization_of
+from meshscope.spec.quantization import activation_dtype_of, quantization_of
 from meshscope.units import DTYPE_BITS
 
 
@@ -30,7 +30,8 @@ def _format_note(request: ExperimentRequest, experiment: Experiment) -> tuple[st
         is_plain = not request.has_default_weights or quantization_of(assumed) is None
         return () if is_plain else (f"{stored}, here {assumed}. Use --dtype bf16 for wide ones",)
     if DTYPE_BITS[model.stored_dtype] == DTYPE_BITS[assumed]:
-        return ()
+        is_wide = activation_dtype_of(model.stored_dtype) is not None
+        return (f"{stored}, here {assumed} with activations of 16 bits",) if is_wide else ()
     if request.has_program and model.default_weight_dtype != assumed:
         return (f"{stored}, which programs lack; {assumed} is assumed",)
     return (

@@ -26,7 +26,12 @@ from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.kernel_choice import Kernels
 from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program
-from meshscope.spec.quantization import PROGRAM_DTYPES, UNQUANTIZED_DTYPE
+from meshscope.spec.quantization import (
+    PROGRAM_DTYPES,
+    UNQUANTIZED_DTYPE,
+    activation_dtype_of,
+    values_dtype,
+)
 from meshscope.spec.workload import Workload
 from meshscope.store.folder_names import default_folder
 from meshscope.units import dtype_name
@@ -143,8 +148,13 @@ class ExperimentRequest:
         if not self.has_default_weights:
             return weight_dtype_of(model, self.weight_dtype or self.dtype)
         is_torchxla = self.frontend is Frontend.TORCHXLA
-        is_lacking = self.has_program and model.default_weight_dtype not in PROGRAM_DTYPES
-        return UNQUANTIZED_DTYPE if is_torchxla or is_lacking else model.default_weight_dtype
+        stored = model.default_weight_dtype
+        if is_torchxla or (self.has_program and stored not in PROGRAM_DTYPES):
+            return UNQUANTIZED_DTYPE
+        is_narrow = activation_dtype_of(stored) is not None
+        is_ours = self.frontend is Frontend.JAX and self.engine is Engine.MESHSCOPE
+        has_narrow = is_ours and self.partitioner is Partitioner.MANUAL
+        return values_dtype(stored) if is_narrow and not has_narrow else stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

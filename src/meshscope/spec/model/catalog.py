@@ -68,7 +68,9 @@ def _compressed(kind: str, bits: int, *, activations: int | None) -> dict[str, A
     """A `quantization_config` of compressed-tensors."""
     group = {
         "weights": {"type": kind, "num_bits": bits},
-        "input_activations": None if activations is None else {"num_bits": activations},
+        "input_activations": None
+        if activations is None
+        else {"type": kind, "num_bits": activations, "strategy": "token", "dynamic": True},
     }
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
 
@@ -81,7 +83,8 @@ _FORMATS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"-awq$", {"quant_method": "awq", "bits": 4}),
     (r"-gptq(-int4)?$", {"quant_method": "gptq", "bits": 4}),
     (r"-gptq-int8$", {"quant_method": "gptq", "bits": 8}),
-    (r"[-.](w8a8|int8)$", _compressed("int", 8, activations=8)),
+    (r"[-.]w8a8$", _compressed("int", 8, activations=8)),
+    (r"-int8$", _compressed("int", 8, activations=None)),
     (r"[-.](w4a16|int4)$", _compressed("int", 4, activations=None)),
 )
 

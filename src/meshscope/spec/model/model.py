@@ -4,7 +4,12 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
 from meshscope.errors import SpecError
-from meshscope.spec.quantization import UNQUANTIZED_DTYPE, quantization_of
+from meshscope.spec.quantization import (
+    UNQUANTIZED_DTYPE,
+    activation_dtype_of,
+    quantization_of,
+    values_dtype,
+)
 
 
 class Family(StrEnum):
@@ -428,10 +433,23 @@ class Model:
     def default_weight_dtype(self) -> str:
         """The weight dtype unless one is named: the quantized format of the checkpoint, else bf16.
 
-        TPU servers load 16-bit and 32-bit checkpoints as bf16.
+        TPU servers load 16-bit and 32-bit checkpoints as bf16. Layers without products of 8-bit
+        activations have the format's weights alone.
         """
         stored = self.stored_dtype
-        return stored if stored is not None and quantization_of(stored) else UNQUANTIZED_DTYPE
+        if stored is None or quantization_of(stored) is None:
+            return UNQUANTIZED_DTYPE
+        is_narrow = activation_dtype_of(stored) is not None
+        return values_dtype(stored) if is_narrow and self.wide_part is not None else stored
+
+    @property
+    def wide_part(self) -> str | None:
+        """The part whose products take 16-bit activations only; None if all take 8-bit ones, too."""
+        if self.moe is not None:
+            return "routed experts"
+        is_grouped = isinstance(self.attention, GroupedAttention)
+        has_linear = any(layer.attention is AttentionKind.LINEAR for layer in self.layers)
+        return None if is_grouped and not has_linear else "latent or linear attention"
 
     def for_context(self, n_positions: int) -> "Model":
         """The model with the factors of LongRoPE for sequences of this length, which servers fix at start."""

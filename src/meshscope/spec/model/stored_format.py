@@ -10,13 +10,15 @@ from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.spec.model.model import Model
-from meshscope.spec.quantization import FP8_BLOCKS, FP8_MXFP4, MXFP4_EXPERTS
+from meshscope.spec.quantization import FP8_BLOCKS, FP8_MXFP4, FP8_W8A8, INT8_W8A8, MXFP4_EXPERTS
 from meshscope.units import DTYPE_ALIASES, dtype_name
 
 BLOCK = [128, 128]
 PLAIN_DTYPES = ("bfloat16", "float16", "float32")
 METHODS = frozenset({"fp8", "fbgemm_fp8", "mxfp4", "awq", "gptq", "compressed-tensors", "modelopt"})
 _OF_BITS = {("float", 8): "f8e4m3fn", ("int", 8): "s8", ("int", 4): "s4"}
+NARROW_BITS = 8
+_NARROW = {("float", 8): FP8_W8A8, ("int", 8): INT8_W8A8}  # with activations of 8 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,10 @@ def _fp8(method: str, block: object, *, expert_dtype: object) -> StoredFormat:
 
 
 def _compressed(config: Mapping[str, Any]) -> StoredFormat:
-    """The format of the first group of layers; groups of one checkpoint rarely differ."""
+    """The format of the first group of layers; groups of one checkpoint rarely differ.
+
+    Activations count if their scales are computed in each step; programs have no fixed ones.
+    """
     groups = config.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
     group = first if isinstance(first, Mapping) else {}
@@ -89,12 +94,17 @@ def _compressed(config: Mapping[str, Any]) -> StoredFormat:
         return StoredFormat(text="compressed-tensors")
     kind, bits = str(weights.get("type", "int")), weights.get("num_bits", 8)
     activations = group.get("input_activations")
-    wide = activations.get("num_bits") if isinstance(activations, Mapping) else 16
+    activations = activations if isinstance(activations, Mapping) else {"num_bits": 16}
+    wide = activations.get("num_bits")
     text = f"compressed-tensors W{bits}A{wide} ({kind})"
     if (kind, bits) == ("float", 8) and weights.get("strategy") == "block":
         dtype = FP8_BLOCKS if weights.get("block_structure") == BLOCK else None
+    elif type(bits) is not int:
+        dtype = None
     else:
-        dtype = _OF_BITS.get((kind, bits)) if type(bits) is int else None
+        is_narrow = wide == NARROW_BITS and activations.get("dynamic") is True
+        dtypes = _OF_BITS | _NARROW if is_narrow else _OF_BITS
+        dtype = dtypes.get((kind, bits))
     return StoredFormat(text=text, weight_dtype=dtype)
 
 

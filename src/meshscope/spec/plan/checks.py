@@ -10,7 +10,7 @@ from meshscope.errors import PlanError, SpecError
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.flops import has_linear_attention, has_shared_indexers
-from meshscope.spec.model.model import GroupedAttention, Model
+from meshscope.spec.model.model import Model
 from meshscope.spec.plan.context_form import ContextForm, why_no_ring
 from meshscope.spec.plan.dispatch import DispatchForm, exchange_axes
 from meshscope.spec.plan.kernel_choice import Kernels
@@ -138,11 +138,7 @@ def check_quantization(model: Model, workload: Workload) -> None:
 
 def _check_narrow_activations(model: Model, weight_dtype: str) -> None:
     """Raise SpecError for 8-bit activations outside dense layers with grouped attention."""
-    lack = None
-    if model.moe is not None:
-        lack = "routed experts"
-    elif not isinstance(model.attention, GroupedAttention) or has_linear_attention(model):
-        lack = "latent or linear attention"
+    lack = model.wide_part
     if lack is not None:
         raise SpecError(
             f"--weight-dtype {weight_dtype}: {model.name} has {lack}, whose products take 16-bit "
