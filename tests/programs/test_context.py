@@ -159,6 +159,26 @@ def test_top_k_over_all_devices_equals_top_k_of_the_whole(n_best: int) -> None:
     assert (masks == (scores >= threshold[None, :, None, None])).all()
 
 
+def _of_kernel(q: Any, *, sinks: np.ndarray | None, window: int | None) -> Any:
+    """The inputs of splash attention, interpreted, which needs no mask."""
+    from meshscope.programs.jax.kernels import PrefillKernel  # noqa: PLC0415
+    from meshscope.programs.jax.layout import layout_of  # noqa: PLC0415
+    from meshscope.programs.jax.partial_attention import AttentionInputs  # noqa: PLC0415
+    from meshscope.spec.plan.plan import parse_plan  # noqa: PLC0415
+    from meshscope.spec.workload import Workload  # noqa: PLC0415
+
+    layout = layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL)
+    return AttentionInputs(
+        q=q,
+        keys=lambda k, v: (k, v),
+        mask_of=lambda _: pytest.fail("the kernel needs no mask"),
+        scale=0.1,
+        sinks=sinks,
+        kernel=PrefillKernel(layout=layout, is_interpreted=True),
+        window=window,
+    )
+
+
 @pytest.mark.parametrize(
     ("form", "size", "n_local", "window", "has_sinks"),
     [
@@ -184,12 +204,7 @@ def test_kernel_attends_to_the_blocks_of_all_devices(
     from jax.sharding import PartitionSpec as P  # noqa: PLC0415
 
     from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415
-    from meshscope.programs.jax.kernels import PrefillKernel  # noqa: PLC0415
-    from meshscope.programs.jax.layout import layout_of  # noqa: PLC0415
     from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: PLC0415
-    from meshscope.programs.jax.partial_attention import AttentionInputs  # noqa: PLC0415
-    from meshscope.spec.plan.plan import parse_plan  # noqa: PLC0415
-    from meshscope.spec.workload import Workload  # noqa: PLC0415
 
     monkeypatch.setattr("meshscope.spec.plan.kernel_choice.PADDED_FROM", 1)
     n_prompt = n_local * size
@@ -198,19 +213,10 @@ def test_kernel_attends_to_the_blocks_of_all_devices(
         random.normal(size=(1, n_prompt, n_heads, 128)).astype(np.float32) for n_heads in (2, 1, 1)
     )
     sinks = random.normal(size=2).astype(np.float32) if has_sinks else None
-    layout = layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL)
     context = Context(size=size, form=form, phase=Phase.PREFILL, n_prompt=n_prompt)
 
     def attend(q: Any, k: Any, v: Any) -> Any:
-        inputs = AttentionInputs(
-            q=q,
-            keys=lambda k, v: (k, v),
-            mask_of=lambda _: pytest.fail("the kernel needs no mask"),
-            scale=0.1,
-            sinks=sinks,
-            kernel=PrefillKernel(layout=layout, is_interpreted=True),
-            window=window,
-        )
+        inputs = _of_kernel(q, sinks=sinks, window=window)
         return context.attend(inputs, (k, v), context.positions(0, q.shape[1]))
 
     mesh = jax.make_mesh((size,), ("cp",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -247,12 +253,7 @@ def test_kernel_attends_to_the_chunks_before(
     from jax.sharding import PartitionSpec as P  # noqa: PLC0415
 
     from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415
-    from meshscope.programs.jax.kernels import PrefillKernel  # noqa: PLC0415
-    from meshscope.programs.jax.layout import layout_of  # noqa: PLC0415
     from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: PLC0415
-    from meshscope.programs.jax.partial_attention import AttentionInputs  # noqa: PLC0415
-    from meshscope.spec.plan.plan import parse_plan  # noqa: PLC0415
-    from meshscope.spec.workload import Workload  # noqa: PLC0415
 
     monkeypatch.setattr("meshscope.spec.plan.kernel_choice.PADDED_FROM", 1)
     n_chunk, n_chunks = n_local * size, n_before + 1
@@ -272,17 +273,7 @@ def test_kernel_attends_to_the_chunks_before(
     )
 
     def attend(q: Any, k: Any, v: Any) -> Any:
-        inputs = AttentionInputs(
-            q=q,
-            keys=lambda k, v: (k, v),
-            mask_of=lambda _: pytest.fail("the kernel needs no mask"),
-            scale=0.1,
-            sinks=sinks,
-            kernel=PrefillKernel(
-                layout=layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL), is_interpreted=True
-            ),
-            window=window,
-        )
+        inputs = _of_kernel(q, sinks=sinks, window=window)
         return context.attend(inputs, (k, v), context.cache_positions(k.shape[1]))
 
     def by_device(x: np.ndarray) -> np.ndarray:
