@@ -7,7 +7,7 @@ from functools import cache
 from math import prod
 
 from meshscope.errors import PlanError, nearest
-from meshscope.spec.model.model import CompressedAttention, GroupedAttention, Model
+from meshscope.spec.model.model import AttentionKind, CompressedAttention, GroupedAttention, Model
 from meshscope.spec.plan.mesh import Mesh
 from meshscope.spec.workload import Workload
 
@@ -290,7 +290,7 @@ def _check_tp(plan: Plan, model: Model) -> None:
         if size is not None and size % plan.tp:
             raise _indivisible(plan, model, (label, size), "tp")
     if isinstance(attention, GroupedAttention):
-        for n_kv_heads in {attention.of(layer.attention).n_kv_heads for layer in set(model.layers)}:
+        for n_kv_heads in {attention.n_kv_heads, attention.of(AttentionKind.FULL).n_kv_heads}:
             if n_kv_heads % plan.tp and plan.tp % n_kv_heads:
                 raise PlanError(
                     f"plan '{plan}' cannot split {model.name}: tp={plan.tp} neither divides nor is a multiple "
