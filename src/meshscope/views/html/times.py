@@ -68,7 +68,7 @@ def _cost_tables(run: PageRun) -> Iterator[Block]:
 
 
 def timeline_blocks(run: PageRun) -> Iterator[Block]:
-    """One layer of each phase, and the whole steps."""
+    """A repetition of the layers of each phase, and the whole steps."""
     timelines = step_timelines(run.run.path, run.inputs)
     steps = [_step_chart(timeline) for timeline in timelines]
     layers = [_layer_chart(timeline) for timeline in timelines if timeline.layer is not None]
@@ -114,7 +114,7 @@ def _layer_chart(timeline: StepTimeline) -> Chart:
     name, start_s, end_s = timeline.layer
     return Chart(
         kind="timeline",
-        title=f"One layer of {timeline.phase} ({timeline.source}): {name}",
+        title=f"Detail of {timeline.phase} ({timeline.source}): {name}",
         description=f"From {format_seconds(start_s)} to {format_seconds(end_s)} of the step",
         data=charts.timeline_data(timeline, (start_s, end_s)),
     )

@@ -114,7 +114,7 @@ def _scaling_plot(points: Sequence[ScalingPoint], phase: Phase) -> Plot:
 
 
 def timeline_plots(run: PlotRun) -> Iterator[Plot]:
-    """The timeline of one step of each phase, and of one layer of it."""
+    """The timeline of one step of each phase, and of a repetition of its layers."""
     timelines = step_timelines(run.run.path, run.inputs)
     if not timelines:
         yield Plot(name="timeline", reason=NO_TIMELINE)
@@ -125,7 +125,7 @@ def timeline_plots(run: PlotRun) -> Iterator[Plot]:
         yield _timeline_plot(name, timeline, (0.0, timeline.end_s), heading)
         if timeline.layer is not None:
             layer, start_s, end_s = timeline.layer
-            heading = f"One layer of {timeline.phase}: {layer}"
+            heading = f"Detail of {timeline.phase}: {layer}"
             yield _timeline_plot(f"{name}-layer", timeline, (start_s, end_s), heading)
 
 
