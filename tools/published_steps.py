@@ -25,7 +25,9 @@ from meshscope.events.step_time import TimeEstimate
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Program
 from meshscope.spec.workload import Workload
 
 CSV = Path(__file__).with_suffix(".csv")
@@ -113,6 +115,7 @@ def _experiment(row: dict[str, str]) -> Experiment:
             cache_dtype=row["cache_dtype"],
             prefill_chunk=int(row["chunk"]) if row["chunk"] else None,
         ),
+        program=Program(dispatch=DispatchForm(row["dispatch"] or DispatchForm.AUTO)),
     )
 
 

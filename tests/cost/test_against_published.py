@@ -197,18 +197,13 @@ def test_plans_rank_as_published() -> None:
 
 
 def test_all_steps_of_a_model_rank_as_published() -> None:
-    """But for two kernels of experts, which have one prediction, and three pairs less than 10 % apart."""
+    """But for three pairs less than 10 % apart."""
     pairs = ranked_pairs()
     assert len(pairs) >= 100
     wrong = [(fast, slow) for fast, slow in pairs if not is_ranked(fast, slow)]
-    same = [pair for pair in wrong if pair[0].published.experiment == pair[1].published.experiment]
-    assert len(same) == 5
-    assert len(wrong) == 8
+    assert len(wrong) == 3
     for fast, slow in wrong:
-        if (fast, slow) in same:
-            assert slow.predicted.value_s == fast.predicted.value_s
-        else:
-            assert slow.published.device_s < 1.1 * fast.published.device_s
+        assert slow.published.device_s < 1.1 * fast.published.device_s
 
 
 @pytest.mark.parametrize(("chip", "is_known"), [("v6e", True), ("v5p", False)])

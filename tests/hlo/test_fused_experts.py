@@ -68,6 +68,17 @@ def test_the_kernel_computes_while_it_communicates() -> None:
     assert any("balanced routing of 512 rows over 256 experts" in note for note in time.notes)
 
 
+def test_each_block_of_tokens_reads_the_experts_again() -> None:
+    """In a block of 16 tokens, 1,024 draws miss 2 % of 256 experts."""
+    bytes_of_blocks = []
+    for n_tokens in (64, 16):
+        _, time = _read(KERNEL.replace("bt_64", f"bt_{n_tokens}"), "model=8")
+        (part,) = [p for p in time.parts if p.part == "moe.experts"]
+        bytes_of_blocks.append(part.hbm_bytes)
+    once, four_times = bytes_of_blocks
+    assert four_times == pytest.approx(4 * (1 - (1 - 1 / 256) ** 1024) * once, rel=1e-3)
+
+
 def test_devices_of_an_unknown_axis_are_said() -> None:
     row, _ = _read(KERNEL, "x=2,y=4")
     assert row.axis == "x+y"  # both together are the 8 devices of the experts

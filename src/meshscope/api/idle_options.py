@@ -34,7 +34,7 @@ def _is_engine(experiment: Experiment) -> bool:
 def _exchanges_nothing(experiment: Experiment) -> bool:
     """Whether no rows of experts move between devices by a program of our own."""
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
-    return is_manual and not exchange_axes(experiment.plan)
+    return is_manual and not exchange_axes(experiment.plan, experiment.dispatch_form)
 
 
 def _is_gathered(experiment: Experiment) -> bool:

@@ -100,6 +100,11 @@ class ExperimentRequest:
                 f"--frontend {self.frontend} compiles the engine's own programs, which only compile can "
                 "do. Drop the option, or use meshscope compile."
             )
+        if self.has_program and self.dispatch is DispatchForm.FUSED:
+            raise SpecError(
+                "--dispatch fused is a kernel of serving engines, which no program of meshscope has: only "
+                "predict knows its time. Drop the option, or use meshscope predict."
+            )
         chunk = chunk_option(self.prefill_chunk)
         model = read_model(self.model)
         topology = parse_topology(self.topology)

@@ -10,7 +10,7 @@ _PRODUCTS = [Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS]
 _KERNEL_FLOPS = [Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS]
 _READS = [Cost.CHOSEN_BYTES, Cost.CACHE_BYTES]  # of kernels
 _PASSES = [Cost.PASS_BYTES, Cost.WIDE_BYTES]
-_GATHERS = [Cost.SORTED_S, Cost.RETURNED_S]
+_GATHERS = [Cost.SORTED_S, Cost.RETURNED_S, Cost.SENT_S]
 
 
 def closed_activities(form: PlanForm, steps: ClosedSteps, at: int) -> tuple[ActivityTime, ...]:
@@ -39,7 +39,7 @@ def closed_activities(form: PlanForm, steps: ClosedSteps, at: int) -> tuple[Acti
         ActivityTime(activity=Activity.COPY, seconds=waits_s, hbm_busy_s=waits_s),
         ActivityTime(
             activity=Activity.KERNEL,
-            seconds=reads_s + float(seconds[_KERNEL_FLOPS].sum()),
+            seconds=reads_s + float(seconds[[*_KERNEL_FLOPS, Cost.TILES_S]].sum()),
             hbm_busy_s=reads_s,
             flops=float(costs[_KERNEL_FLOPS].sum()),
         ),

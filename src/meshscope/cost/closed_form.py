@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from meshscope.cost.efficiency import ChipEfficiency, ModeledProgram, efficiency_of
 from meshscope.cost.expert_load import routed_tokens_per_token, sorted_rows_per_token
 from meshscope.cost.features import PARTS, Cost, FloatArray, PlanCosts, plan_costs
+from meshscope.cost.fused_experts import TILE_ROWS
 from meshscope.cost.gathers import row_s
 from meshscope.cost.planned_collectives import (
     CollectiveCost,
@@ -47,6 +48,7 @@ from meshscope.spec.hardware.precision import product_speedup
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.flops import causal_blocks, window_blocks
 from meshscope.spec.model.model import CompressedAttention, GroupedAttention, Model
+from meshscope.spec.plan.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
 from meshscope.spec.plan.kernel_choice import MAX_PADDING_FRAC, PADDED_FROM, SPLASH_BLOCKS
 from meshscope.units import DTYPE_BITS
 
@@ -87,6 +89,7 @@ class PlanForm:
     miss_frac: float  # of tokens that do not choose a given expert; 1 for a dense model
     routed_tokens: float  # tokens that may choose a device's experts, per token of its tp group
     sorted_rows: float  # by expert, per token
+    block_tokens: float  # of a tp group in a block of a fused kernel of experts
     vmem_gather_frac: float
     residual_bytes: float  # residual stream of one token
     narrow_speedup: float = 1.0  # peak of products of 8-bit operands over that of bf16
@@ -125,6 +128,7 @@ def plan_form(
         miss_frac=1.0 if moe is None else 1 - moe.n_active / moe.n_experts,
         routed_tokens=0.0 if moe is None else routed_tokens_per_token(model, plan),
         sorted_rows=0.0 if moe is None else sorted_rows_per_token(model, plan),
+        block_tokens=_block_tokens(experiment),
         vmem_gather_frac=_vmem_gather_frac(rates, model.hidden),
         residual_bytes=model.hidden * DTYPE_BITS[experiment.workload.activation_dtype] / 8,
         narrow_speedup=product_speedup(experiment.workload.weight_dtype, chip),
@@ -135,6 +139,11 @@ def _vmem_gather_frac(rates: Rates, width: int) -> float:
     """Time to gather rows from VMEM over that from HBM."""
     in_vmem, in_hbm = (row_s(rates, width, 1.0, is_in_hbm=is_in_hbm) for is_in_hbm in (False, True))
     return in_vmem / in_hbm
+
+
+def _block_tokens(experiment: Experiment) -> float:
+    is_fused = experiment.dispatch_form is DispatchForm.FUSED
+    return float(FUSED_BLOCK_TOKENS * experiment.plan.tp) if is_fused else NO_LIMIT
 
 
 def _window(model: Model) -> float:
@@ -207,6 +216,7 @@ class PlanBatch:
     chosen: FloatArray
     residual_bytes: FloatArray
     sorted_rows: FloatArray
+    block_tokens: FloatArray
     vmem_gather_frac: FloatArray
     miss_frac: FloatArray
     routed_tokens: FloatArray
@@ -217,7 +227,7 @@ class PlanBatch:
 _PLAN_NUMBERS = (
     *("data_size", "cp", "n_microbatches", "n_stages", "has_kernel", "reads_static_cache"),
     *("window", "chosen", "residual_bytes", "sorted_rows", "vmem_gather_frac", "miss_frac"),
-    "routed_tokens",
+    *("routed_tokens", "block_tokens"),
 )
 
 
@@ -292,6 +302,8 @@ def cost_s(form: PlanForm) -> FloatArray:
         Cost.SMALL_OPS: constants.op_s,
         Cost.NARROW_FLOPS: flop_s / constants.matmul / form.narrow_speedup,
         Cost.FUSED_BYTES: 0.0,
+        Cost.SENT_S: 1 / constants.gathers,
+        Cost.TILES_S: 1.0,
     }
     return np.array([by_cost[cost] for cost in Cost])
 
@@ -477,7 +489,7 @@ def _features(
     features[:, Feature.WINDOW_PAIRS] = per_pair * window_pairs
     features[:, Feature.ALL_PAIRS] = np.where(is_kernel | is_decode, 0.0, tokens * keys)
     features[:, Feature.ALL_SEQUENCES] = chunks.n_sequences
-    features[:, Feature.HIT_FRAC] = 1 - plans.miss_frac[at] ** (tokens * plans.routed_tokens[at])
+    features[:, Feature.HIT_FRAC], features[:, Feature.EMPTY_TILES] = _hits(plans, at, tokens)
     positions = _positions(plans, at, prompt, output)
     for feature, limit in (
         (Feature.CACHED_POSITIONS, NO_LIMIT),
@@ -488,6 +500,24 @@ def _features(
         n_read = np.where(is_limited, np.minimum(positions, limit), positions)
         features[:, feature] = np.where(is_decode, sequences * n_read, 0.0)
     return features
+
+
+def _hits(plans: PlanBatch, at: IntArray, tokens: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """[n] fraction of the experts that get rows, summed over blocks of tokens, and what their tiles lack.
+
+    A tile of a fused kernel has no more rows than a block has tokens on a device. An expert with several tiles
+    has half an empty tile on average, and an expert with a single one what its rows do not fill.
+    """
+    n_blocks = np.ceil(tokens / plans.block_tokens[at])
+    block_tokens = tokens / np.maximum(1.0, n_blocks)
+    n_routed = block_tokens * plans.routed_tokens[at]
+    hit_frac = 1 - plans.miss_frac[at] ** n_routed
+    of_tile = np.minimum(
+        1.0, block_tokens / plans.block_tokens[at] * FUSED_BLOCK_TOKENS / TILE_ROWS
+    )
+    filled = n_routed * (1 - plans.miss_frac[at]) / TILE_ROWS
+    empty = np.maximum(of_tile * hit_frac / 2, of_tile * hit_frac - filled)
+    return n_blocks * hit_frac, n_blocks * empty
 
 
 def _positions(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.expert_load import rows_per_token, sorted_rows_per_token
+from meshscope.cost.fused_experts import FUSED_ROW_PASSES, TILE_ROWS, FusedRates, fused_rates
 from meshscope.cost.gathers import row_s
 from meshscope.cost.rates import Rates
 from meshscope.cost.workload_features import Feature
@@ -116,6 +117,8 @@ class Cost(IntEnum):
     SMALL_OPS = 10
     NARROW_FLOPS = 11  # products of 8-bit operands at the peak of their dtype
     FUSED_BYTES = 12  # activations that products read and write while they compute
+    SENT_S = 13  # seconds in which a fused kernel of experts sends, fetches and adds up rows
+    TILES_S = 14  # and multiplies tiles of rows
 
 
 PARTS = (
@@ -155,6 +158,7 @@ class _Device:
     row_read_s: float  # to read one in order
     program: ModeledProgram
     is_served: bool  # by an engine on TPU, with the layouts of its attention kernel
+    fused: FusedRates | None = None  # a fused kernel of experts, if the program has one
 
     def read_bytes(self, weight: Weight) -> float:
         """Bytes of a weight and its scales as the device uses them: sharded over tp, gathered over fsdp."""
@@ -188,6 +192,7 @@ def plan_costs(
         row_s=row_s(rates, experiment.model.hidden, act_bytes),
         row_read_s=experiment.model.hidden * act_bytes / rates.hbm_bytes_per_s,
         program=program,
+        fused=fused_rates(experiment, rates),
         is_served=program is ModeledProgram.PUBLISHED
         and experiment.topology.chip.kind is ChipKind.TPU,
     )
@@ -411,6 +416,9 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     model, plan, part = device.model, device.plan, Part.MOE_EXPERTS
     assert model.moe is not None
     weights = expert_weights(model)
+    if device.fused is not None:
+        yield from _fused_experts(device, device.fused)
+        return
     matrix_elements = sum(device.elements(w) for w in weights if len(w.shape) > 2)
     rows = rows_per_token(model, plan)
     flops = 2 * rows * matrix_elements / (model.moe.n_experts / plan.ep)
@@ -426,6 +434,25 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     buffer_rows = rows if exchange_axes(plan) else model.moe.n_active  # the gated product reads all
     wide_bytes = GATED_PASSES * buffer_rows * width * device.act_bytes
     yield part, Cost.WIDE_BYTES, Feature.TOKENS, wide_bytes
+    yield part, Cost.SMALL_OPS, Feature.ONE, EXPERT_OPS
+
+
+def _fused_experts(device: _Device, rates: FusedRates) -> Iterator[_Entry]:
+    """A kernel that sends rows to their experts, multiplies them tile by tile, and sends them back.
+
+    Its loops over rows run before and after the products. The last tile of an expert is partly empty.
+    """
+    model, plan, part = device.model, device.plan, Part.MOE_EXPERTS
+    assert model.moe is not None
+    rows = rows_per_token(model, plan)
+    n_bytes = sum(map(device.read_bytes, expert_weights(model)))
+    yield part, Cost.SENT_S, Feature.TOKENS, rows * rates.row_s
+    yield part, Cost.TILES_S, Feature.TOKENS, rows / TILE_ROWS * rates.tile_s
+    n_local = model.moe.n_experts / plan.ep
+    yield part, Cost.TILES_S, Feature.EMPTY_TILES, n_local * rates.tile_s
+    yield part, Cost.CHOSEN_BYTES, Feature.HIT_FRAC, n_bytes
+    row_bytes = FUSED_ROW_PASSES * model.hidden * device.act_bytes
+    yield part, Cost.WIDE_BYTES, Feature.TOKENS, rows * row_bytes
     yield part, Cost.SMALL_OPS, Feature.ONE, EXPERT_OPS
 
 

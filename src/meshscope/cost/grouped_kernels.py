@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from meshscope.cost.expert_load import ExpertLoad
+from meshscope.cost.fused_experts import TILE_ROWS, row_cycles, tile_cycles
 from meshscope.cost.kernel_work import KernelWork, WorkSource, operand_arrays
 from meshscope.cost.traffic import ArrayTraffic
-from meshscope.readers.hlo.fused_experts import fused_experts
+from meshscope.readers.hlo.fused_experts import FusedExperts, fused_experts
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 from meshscope.spec.hardware.compiler_facts import CompilerFacts
 from meshscope.spec.plan.kernel_choice import WIDE_BLOCK_ROWS, WIDE_TILE_ROWS
@@ -101,31 +102,49 @@ def _wide_cycles(
 
 
 def fused_work(
-    computation: Computation, instruction: Instruction, load: ExpertLoad | None
+    computation: Computation,
+    instruction: Instruction,
+    load: ExpertLoad | None,
+    facts: CompilerFacts,
 ) -> KernelWork | None:
     """Work of a mixture of experts in one kernel; None for another kernel.
 
     Under balanced routing a device computes as many rows as it sends. It reads the weights of the experts
-    that get any rows.
+    that get any rows, once in each block of tokens.
     """
     sizes = fused_experts(computation, instruction)
     if sizes is None:
         return None
     n_rows = sizes.n_tokens * sizes.n_active
-    miss_frac = (1 - 1 / sizes.n_experts) ** (n_rows * sizes.n_ranks)
-    read_frac = 1 - miss_frac if load is None else load.experts / sizes.n_local
+    n_blocks = ceil(sizes.n_tokens / sizes.block_tokens)
+    miss_frac = (1 - 1 / sizes.n_experts) ** (n_rows * sizes.n_ranks / n_blocks)
+    hit_frac = 1 - miss_frac if load is None else min(1.0, load.experts / sizes.n_local)
+    n_reads = n_blocks * hit_frac
     token_bytes = sizes.exchanged_bytes // (2 * sizes.n_active)
     return KernelWork(
         source=WorkSource.ALGORITHM,
         flops=2 * n_rows * sizes.n_expert_weights,
         moved=ArrayTraffic(
-            hbm_bytes=round(sizes.weights_bytes * min(1.0, read_frac)) + 2 * token_bytes,
+            hbm_bytes=round(sizes.weights_bytes * n_reads) + 2 * token_bytes,
             hbm_written_bytes=token_bytes,
         ),
+        cycles=_fused_cycles(sizes, n_reads, facts),
         note=None
         if load
         else f"fused experts are timed for balanced routing of {n_rows} rows over {sizes.n_experts} experts",
     )
+
+
+def _fused_cycles(sizes: FusedExperts, n_reads: float, facts: CompilerFacts) -> float | None:
+    """Cycles of the loops over rows and of the products, by their bundles; None on a chip without counts."""
+    of_row = row_cycles(facts)
+    of_tile = tile_cycles(facts, sizes.n_expert_weights)
+    if of_row is None or of_tile is None:
+        return None
+    n_rows = sizes.n_tokens * sizes.n_active
+    of_tile_frac = min(1.0, sizes.n_tokens / TILE_ROWS)
+    n_tiles = sizes.n_local * n_reads * of_tile_frac
+    return n_rows * of_row + max(n_tiles, n_rows / TILE_ROWS + n_tiles / 2) * of_tile
 
 
 def _note(operands: GroupedOperands) -> str:

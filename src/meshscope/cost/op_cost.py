@@ -322,7 +322,7 @@ def kernel_work(
 ) -> KernelWork:
     """The work of a kernel, for the given load of experts and lengths of sequences."""
     return (
-        fused_work(computation, instruction, experts)
+        fused_work(computation, instruction, experts, rates.facts)
         or grouped_work(computation, instruction, experts, rates.facts)
         or _stated_work(computation, instruction)
         or attention_work(computation, instruction, lengths, rates)

@@ -23,7 +23,7 @@ from meshscope.prediction.planned_collective import PlannedCollective, PlannedSt
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.model.model import GroupedAttention
-from meshscope.spec.plan.dispatch import exchange_axes
+from meshscope.spec.plan.dispatch import DispatchForm, exchange_axes
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.stages import n_ticks, stage_layers
 from meshscope.spec.program import Engine
@@ -50,10 +50,12 @@ def hidden_behind(
     """Compute that overlaps a collective; None for a synchronous one.
 
     The ring of cp overlaps attention. On some chips, libtpu gathers the fsdp weights of prefill layers
-    ahead.
+    ahead. The rows of a fused kernel are in flight while it sends the next ones and multiplies.
     """
     if collective.kind is Kind.PERMUTE and collective.part is Part.ATTN:
         return HiddenBehind.ATTENTION
+    if collective.kind is Kind.ALL_TO_ALL and experiment.dispatch_form is DispatchForm.FUSED:
+        return HiddenBehind.LAYERS
     facts = compiler_facts(experiment.topology.chip.name)
     is_ahead = facts.has_async_fsdp_gathers.value and phase is Phase.PREFILL
     is_gather = collective.axis == "fsdp" and collective.kind is Kind.ALL_GATHER
@@ -223,24 +225,24 @@ class _Reference:
         return self.b * self.s
 
 
-def batch_is_split(plan: Plan, n_local: int) -> bool:
+def batch_is_split(plan: Plan, n_local: int, form: DispatchForm = DispatchForm.AUTO) -> bool:
     """Whether tp divides the decode batch of a device that sp, or an exchange with experts, splits over tp.
 
     Otherwise sp uses plain tensor parallelism, and an exchange pads the tokens.
     """
-    return _splits_batch(plan) and n_local % plan.tp == 0
+    return _splits_batch(plan, form) and n_local % plan.tp == 0
 
 
-def _splits_batch(plan: Plan) -> bool:
-    return plan.sp or "tp" in exchange_axes(plan)
+def _splits_batch(plan: Plan, form: DispatchForm) -> bool:
+    return plan.sp or "tp" in exchange_axes(plan, form)
 
 
 def _references(experiment: Experiment, phase: Phase) -> list[_Reference]:
     """Reference workloads whose decode batch is split over tp if and only if it is in the experiment."""
-    plan = experiment.plan
+    plan, form = experiment.plan, experiment.dispatch_form
     n_local = experiment.n_sequences(phase) // experiment.n_microbatches(phase)
-    first = plan.tp if batch_is_split(plan, n_local) else 1
-    second = first + (plan.tp if _splits_batch(plan) else 1)
+    first = plan.tp if batch_is_split(plan, n_local, form) else 1
+    second = first + (plan.tp if _splits_batch(plan, form) else 1)
     s = LANES * plan.tp
     references = [_Reference(b=first, s=s), _Reference(b=second, s=s)]
     return references if phase is Phase.DECODE else [*references, _Reference(b=first, s=2 * s)]

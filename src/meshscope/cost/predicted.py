@@ -18,6 +18,7 @@ from meshscope.cost.closed_form import (
 )
 from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.features import PARTS, Cost
+from meshscope.cost.fused_experts import fused_notes
 from meshscope.cost.planned_collectives import hidden_behind
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Part, Phase, Source
@@ -61,7 +62,7 @@ def _phase_time(
     form = plan_form(experiment, phase, profile=profile, program=program)
     time = step_time(form, *evaluated(form, experiment.workload))
     notes = precision_notes(experiment.workload, experiment.topology.chip)
-    return replace(time, notes=(*time.notes, *notes))
+    return replace(time, notes=(*time.notes, *notes, *fused_notes(experiment)))
 
 
 def evaluated(form: PlanForm, workload: Workload) -> tuple[ClosedSteps, TimeEstimate]:

@@ -18,4 +18,6 @@ class Feature(IntEnum):
     WINDOW_POSITIONS = 7  # the same in layers with a sliding window
     CHOSEN_POSITIONS = 8  # the same behind an indexer
     ALL_SEQUENCES = 9  # of all micro-batches
-    HIT_FRAC = 10  # fraction of the device's experts that get a row
+    # Fraction of the device's experts that get a row, summed over the blocks of tokens of a fused kernel
+    HIT_FRAC = 10
+    EMPTY_TILES = 11  # what the last tiles of a fused kernel lack, for each expert of the device

@@ -198,7 +198,7 @@ def _mixture(program: _DecoderStep) -> tuple[PlannedCollective, ...]:
         *_combine(program),
     )
     shared = shared_weights(model)
-    if "tp" not in exchange_axes(plan):
+    if "tp" not in exchange_axes(plan, program.experiment.dispatch_form):
         return (
             *_gather_activations(program, Part.MOE_DISPATCH),
             *routed,
@@ -243,7 +243,8 @@ def _rows_shape(program: _DecoderStep, dispatch: Dispatch) -> tuple[int, ...]:
 
 def _gather_routed_tokens(program: _DecoderStep) -> tuple[PlannedCollective, ...]:
     """All-gather over tp of the tokens that each tp device routed, including padding."""
-    n_padded = routed_tokens(program.plan, program.n_local_tokens) * program.plan.tp
+    form = program.experiment.dispatch_form
+    n_padded = routed_tokens(program.plan, program.n_local_tokens, form) * program.plan.tp
     shape = (n_padded, program.model.hidden)
     return _tp(program, Part.MOE_COMBINE, Kind.ALL_GATHER, shape)
 

@@ -26,6 +26,7 @@ from meshscope.spec.model.model import (
 )
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.context_form import cache_slots, local_tokens
+from meshscope.spec.plan.dispatch import FUSED_BLOCK_TOKENS, Dispatch, DispatchForm
 from meshscope.spec.plan.stages import stored_layers
 from meshscope.spec.plan.weights import (
     Dim,
@@ -229,8 +230,21 @@ def _experts_elements(experiment: Experiment, phase: Phase, tokens: _Tokens) -> 
     if dispatch is None:
         n_rows = tokens.n_tokens * min(moe.n_active, moe.n_experts // plan.ep)
         return n_rows * 2 * (model.hidden + width)
+    if dispatch.form is DispatchForm.FUSED:
+        return _fused_elements(experiment, dispatch)
     n_sent, n_received = dispatch.n_rows, dispatch.n_buffer_rows
     return 2 * (n_sent + n_received) * model.hidden + 2 * n_received * width
+
+
+def _fused_elements(experiment: Experiment, dispatch: Dispatch) -> int:
+    """Buffers of a fused kernel: of the rows that each of its experts may get and returns, and of all results.
+
+    Beyond a share of the HBM, fewer experts have one at a time.
+    """
+    n_block = min(FUSED_BLOCK_TOKENS, dispatch.n_tokens)
+    of_expert = 2 * dispatch.n_ranks * n_block
+    n_results = dispatch.n_ranks * dispatch.n_local_experts * n_block
+    return (dispatch.n_local_experts * of_expert + n_results) * experiment.model.hidden
 
 
 def _gathered_elements(experiment: Experiment) -> int:

@@ -28,6 +28,7 @@ from meshscope.spec.plan.checks import (
     check_context,
     check_dispatch,
     check_frontend,
+    check_fused,
     check_linear,
     check_partitioned_scales,
     check_pipeline,
@@ -179,7 +180,7 @@ class Experiment:
         return dispatch_of(
             self.model.moe,
             self.plan,
-            n_tokens=routed_tokens(self.plan, self._local_tokens(phase)),
+            n_tokens=routed_tokens(self.plan, self._local_tokens(phase), self.dispatch_form),
             form=self.dispatch_form if is_explicit else self._natural_form,
             capacity_factor=self.capacity_factor if is_explicit else None,
             has_expert_slots=is_torchxla,
@@ -399,6 +400,8 @@ def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of
     check_blocks(plan, model, workload)
     check_pipeline(plan, workload, program, engine)
     check_dispatch(program, topology)
+    if program.dispatch is DispatchForm.FUSED and model.moe is not None:
+        check_fused(plan, topology)
     check_ring(model, plan, program, topology)
     check_chunks(model, plan, workload, program, engine)
     experiment = Experiment(

@@ -2,8 +2,9 @@
 
 The kernels of tpu-inference and SGLang-JAX declare neither bytes nor FLOPs. Their operands are tokens
 [T, D], packed as [T, 2, D/2] in bf16; weights [E, 2, D, F] and [E, F, D] of the local experts; logits [T, all
-experts]; and a buffer [all experts, ...] for the results. The number of experts of a token is in the name:
-`fused-moe-k_8-...` (source: kernels/fused_moe of both projects, November 2026).
+experts]; and a buffer [all experts, ...] for the results. The number of experts of a token is in the name, and
+in that of SGLang-JAX the tokens of a block, too: `fused-moe-k_8-bt_512_128_128-...` (source:
+kernels/fused_moe in both projects, November 2026).
 """
 
 import re
@@ -13,7 +14,7 @@ from math import prod
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 from meshscope.units import DTYPE_BITS
 
-_NAME = re.compile(r"fused[-_](?:ep[-_])?moe(?:[-_]v\d+)?[-_]k[-_](\d+)")
+_NAME = re.compile(r"fused[-_](?:ep[-_])?moe(?:[-_]v\d+)?[-_]k[-_](\d+)(?:.*?[-_]bt[-_](\d+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class FusedExperts:
 
     dtype: str
     n_tokens: int
+    block_tokens: int  # that read the weights together; all if unknown
     n_active: int  # experts of a token
     n_local: int  # experts of the device
     n_experts: int  # experts of all devices
@@ -56,6 +58,7 @@ def fused_experts(computation: Computation, kernel: Instruction) -> FusedExperts
     return FusedExperts(
         dtype=tokens.dtype,
         n_tokens=tokens.dims[0],
+        block_tokens=int(match[2] or tokens.dims[0]),
         n_active=int(match[1]),
         n_local=weights[0].dims[0],
         n_experts=n_experts,

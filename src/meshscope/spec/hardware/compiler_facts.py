@@ -72,6 +72,7 @@ class CompilerFacts:
     sorted_register_cycles: Fact[float]
     splash_block_cycles: Fact[float | None]
     wide_matmul_cycles: Fact[tuple[float, ...] | None]
+    fused_expert_cycles: Fact[tuple[float, float] | None]
     vector_interval: Fact[tuple[float, float]]
     cycles_interval: Fact[tuple[float, float]]
 

@@ -8,6 +8,7 @@ from math import prod
 
 from meshscope.errors import PlanError, SpecError
 from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.flops import has_linear_attention, has_shared_indexers
 from meshscope.spec.model.model import Model
@@ -33,7 +34,7 @@ SUPPORTED: dict[Engine, tuple[str, ...]] = {
 
 # Dispatch forms implemented by the programs of each partitioner.
 DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
-    Partitioner.MANUAL: (DispatchForm.RAGGED, DispatchForm.CAPACITY),
+    Partitioner.MANUAL: (DispatchForm.RAGGED, DispatchForm.CAPACITY, DispatchForm.FUSED),
     Partitioner.AUTO: (
         DispatchForm.ONE_HOT,
         DispatchForm.ONE_HOT_PINNED,
@@ -241,6 +242,21 @@ def check_dispatch(program: Program, topology: Topology) -> None:
         raise SpecError(
             "--dispatch ragged: XLA has no ragged all-to-all on CPU. Use --dispatch capacity, which "
             "drops no tokens unless --capacity-factor is set."
+        )
+
+
+def check_fused(plan: Plan, topology: Topology) -> None:
+    """Raise an error unless a fused kernel of experts fits the plan and its time on the chip is known."""
+    chip = topology.chip.name
+    if compiler_facts(chip).fused_expert_cycles.value is None:
+        raise SpecError(
+            f"--dispatch fused: the time of the kernel on {chip} is not known. Use another chip or form."
+        )
+    n_devices = plan.data_size * plan.tp
+    if plan.ep != n_devices or plan.pp * plan.cp > 1:
+        raise PlanError(
+            f"plan '{plan}': the kernel of --dispatch fused splits experts over all devices, and needs "
+            f"ep={n_devices} without pp and cp. Change the plan, or drop --dispatch fused."
         )
 
 

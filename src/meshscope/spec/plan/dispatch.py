@@ -21,6 +21,8 @@ ROUND_DEVIATIONS = 6
 MIN_ROUND_ROWS = 512
 ROWS_STEP = 8  # of grouped matmuls
 TILE_ELEMENTS = 1024  # of a TPU's tile of 8 x 128
+# Tokens of a device in a block of a fused kernel, as tuned for Qwen3-30B-A3B on v6e; fewer if there are fewer.
+FUSED_BLOCK_TOKENS = 512
 ROUNDS_SCOPE = "exchange_rounds"  # names the loop over rounds in the program
 
 
@@ -40,6 +42,7 @@ class DispatchForm(StrEnum):
         "one_hot_pinned"  # as one_hot, with rows annotated before and after the exchange
     )
     GATHERED = "gathered"  # auto partitioner: rows gathered by index, then a grouped matmul
+    FUSED = "fused"  # one kernel of a serving engine exchanges and multiplies rows (predicted only)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +139,7 @@ def dispatch_of(  # noqa: PLR0913  the parameters of an exchange
     a device has room for that multiple of the mean. With expert slots, the factor applies to each
     expert, with at least one slot per device.
     """
-    axes = exchange_axes(plan)
+    axes = exchange_axes(plan, form)
     if not axes:
         return None
     n_local = moe.n_experts // plan.ep
@@ -148,7 +151,7 @@ def dispatch_of(  # noqa: PLR0913  the parameters of an exchange
         n_expert_slots = slots_of_expert(moe, n_tokens, capacity_factor)
         n_slots = n_local * n_expert_slots
         room = plan.ep * n_slots
-    elif form is DispatchForm.RAGGED:
+    elif form in {DispatchForm.RAGGED, DispatchForm.FUSED}:
         room = _room(plan.ep * worst, n_rows, capacity_factor, least=MIN_ROUND_ROWS)
         has_rounds = capacity_factor is None and room < plan.ep * worst
         n_slots = None
@@ -186,14 +189,19 @@ def slots_of_expert(moe: MixtureOfExperts, n_tokens: int, capacity_factor: float
     return min(n_tokens, max(1, ceil(n_tokens * moe.n_active * capacity_factor / moe.n_experts)))
 
 
-def exchange_axes(plan: Plan) -> tuple[str, ...]:
-    """The axes of the dispatch all-to-all; () if the experts are sharded over tp only."""
-    return plan.expert_axes if plan.data_axis in plan.expert_axes else ()
+def exchange_axes(plan: Plan, form: DispatchForm = DispatchForm.AUTO) -> tuple[str, ...]:
+    """The axes of the dispatch all-to-all; () if the experts are sharded over tp only.
+
+    The devices of a tp group have the same tokens and need no exchange among themselves, but a fused kernel
+    splits the tokens over them.
+    """
+    is_exchanged = form is DispatchForm.FUSED or plan.data_axis in plan.expert_axes
+    return plan.expert_axes if is_exchanged else ()
 
 
-def routed_tokens(plan: Plan, n_local_tokens: int) -> int:
+def routed_tokens(plan: Plan, n_local_tokens: int, form: DispatchForm = DispatchForm.AUTO) -> int:
     """Tokens that one device routes, given the `n_local_tokens` of its tp group.
 
     If the dispatch includes tp, each device of the group routes its share, rounded up.
     """
-    return -(-n_local_tokens // plan.tp) if "tp" in exchange_axes(plan) else n_local_tokens
+    return -(-n_local_tokens // plan.tp) if "tp" in exchange_axes(plan, form) else n_local_tokens
