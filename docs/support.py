@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from meshscope.errors import MeshscopeError
-from meshscope.programs.torchxla.configs import transformers_config
+from meshscope.programs.torchxla.checks import check_traceable
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.chips import CHIPS, ChipKind
 from meshscope.spec.hardware.compiler_facts import read_fitted_constants
@@ -19,7 +19,6 @@ from meshscope.spec.model.catalog import catalog
 from meshscope.spec.model.config import read_model
 from meshscope.spec.model.model import Family, Model
 from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.plan.stages import stage_layers
 from meshscope.spec.program import Frontend, Partitioner, Program
 from meshscope.spec.workload import Workload
 
@@ -113,11 +112,9 @@ def _is_supported(model: Model, program: Program, plan: str) -> bool:
 
 
 def _is_traceable(experiment: Experiment) -> bool:
-    """Whether TorchXLA has rules for the family, and all stages have the same kinds of layers."""
-    transformers_config(experiment.model)
-    layers = experiment.model.layers
-    stages = stage_layers(len(layers), experiment.plan.pp)
-    return len({tuple(layers[index] for index in stage) for stage in stages}) == 1
+    """Whether TorchXLA has rules for the family, and one program for all stages; MeshscopeError if not."""
+    check_traceable(experiment)
+    return True
 
 
 def _compilers_of(chip: str) -> list[str]:

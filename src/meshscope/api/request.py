@@ -14,6 +14,7 @@ from meshscope.api.idle_options import check_no_idle_options
 from meshscope.backends.compile.cycles import Cycles
 from meshscope.errors import SpecError, nearest
 from meshscope.interconnect.axis_placement import parse_device_order
+from meshscope.programs.torchxla.checks import check_traceable
 from meshscope.serialize import picked
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import Topology, parse_topology
@@ -130,6 +131,8 @@ class ExperimentRequest:
             device_order=self._device_order(plan, topology),
         )
         check_no_idle_options(changed_options(self), experiment)
+        if self.frontend is Frontend.TORCHXLA:
+            check_traceable(experiment)
         return experiment.with_auto_chunk() if chunk is ChunkRule.AUTO else experiment
 
     def _device_order(self, plan: Plan, topology: Topology) -> tuple[int, ...] | None:

@@ -42,7 +42,7 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.programs.compilers import Compiler
 from meshscope.programs.engines.environments import environment_of
 from meshscope.programs.environments import lone_variables
-from meshscope.programs.torchxla.configs import transformers_config
+from meshscope.programs.torchxla.checks import check_traceable
 from meshscope.programs.torchxla.interpreter import (
     check_torchxla,
     torchxla_environment,
@@ -437,7 +437,7 @@ def check_can_compile(experiment: Experiment) -> None:
         return
     if is_torchxla:
         check_torchxla()
-        transformers_config(experiment.model)
+        check_traceable(experiment)
         return
     check_tpu_compiler()
 

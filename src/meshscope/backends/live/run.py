@@ -20,7 +20,7 @@ from meshscope.errors import MissingToolError, RunFailedError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.measured import Measured, Request, StepCost
-from meshscope.programs.torchxla.configs import transformers_config
+from meshscope.programs.torchxla.checks import check_traceable
 from meshscope.programs.torchxla.interpreter import (
     check_torchxla,
     torchxla_environment,
@@ -178,7 +178,7 @@ def _check_torchxla(experiment: Experiment, options: RunOptions) -> None:
             "or a TPU slice or --topology cpu:8."
         )
     check_torchxla()
-    transformers_config(experiment.model)
+    check_traceable(experiment)
 
 
 def check_can_run() -> None:

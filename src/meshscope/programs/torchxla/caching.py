@@ -12,8 +12,9 @@ import transformers
 from transformers.cache_utils import StaticLayer
 
 from meshscope.events.enums import Phase
+from meshscope.programs.torchxla.checks import layers_of_stage
 from meshscope.programs.torchxla.layouts import Spec
-from meshscope.programs.torchxla.stages import StageLayer, layers_of_stage
+from meshscope.programs.torchxla.stages import StageLayer
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import GroupedAttention, LatentAttention

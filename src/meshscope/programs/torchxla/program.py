@@ -17,6 +17,7 @@ import torch_xla.runtime as xr
 
 from meshscope.events.enums import Part, Phase
 from meshscope.programs.torchxla.caching import Caches, n_cache_slots, new_arrays
+from meshscope.programs.torchxla.checks import layers_of_stage
 from meshscope.programs.torchxla.configs import LAYER_TYPES, MASKED_BY_KIND
 from meshscope.programs.torchxla.context import is_seen, register_attention
 from meshscope.programs.torchxla.experts import register_experts
@@ -29,7 +30,7 @@ from meshscope.programs.torchxla.layouts import (
 )
 from meshscope.programs.torchxla.lowering import Lowered, Traced, lowered, parameters_of
 from meshscope.programs.torchxla.models import meta_model, norms_before_blocks, with_arguments
-from meshscope.programs.torchxla.stages import add_pipeline, layers_of_stage
+from meshscope.programs.torchxla.stages import add_pipeline
 from meshscope.programs.torchxla.tensors import ARGUMENT, TORCH_DTYPES, Argument, Tensors, scope
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.flops import window_of

@@ -20,8 +20,8 @@ import torch
 import torch_xla
 from transformers.cache_utils import StaticLayer
 
-from meshscope.errors import PlanError
 from meshscope.events.enums import Part, Phase
+from meshscope.programs.torchxla.checks import layers_of_stage
 from meshscope.programs.torchxla.layouts import Spec, residual_specs
 from meshscope.programs.torchxla.models import norms_before_blocks
 from meshscope.programs.torchxla.tensors import (
@@ -33,44 +33,10 @@ from meshscope.programs.torchxla.tensors import (
     scope,
 )
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import Family, GroupedAttention, LatentAttention, MlpKind
-from meshscope.spec.plan.stages import n_ticks, stage_layers
+from meshscope.spec.model.model import MlpKind
+from meshscope.spec.plan.stages import n_ticks
 
 STAGES = ("pp",)
-
-
-def layers_of_stage(experiment: Experiment) -> int:
-    """Layers per stage; PlanError if stages differ, or if a bias would be added more than once."""
-    plan, model = experiment.plan, experiment.model
-    attention = model.attention
-    has_bias = attention.has_o_bias if isinstance(attention, GroupedAttention) else False
-    has_bias |= isinstance(attention, LatentAttention) and attention.has_bias
-    if plan.tp > 1 and (has_bias or model.has_mlp_bias):
-        raise PlanError(
-            f"plan '{plan}': with pp, --frontend torchxla reduces the outputs of modules over tp, which "
-            f"would add the biases of {model.name} {plan.tp} times. Use a plan without tp or pp, or "
-            "--frontend jax."
-        )
-    if len({layer.attention for layer in model.layers}) > 1:
-        raise PlanError(
-            f"plan '{plan}': with pp, --frontend torchxla has one attention mask for all layers, but "
-            f"{model.name} has windows in some. Use a plan without pp, or --frontend jax."
-        )
-    if model.family is Family.PHI3 and plan.tp > 1:
-        raise PlanError(
-            f"plan '{plan}': with pp and tp, --frontend torchxla has a share of the heads on each device, but "
-            f"transformers separates queries, keys and values of {model.name} by the number of all heads. Use a "
-            "plan without tp or pp, or --frontend jax."
-        )
-    stages = stage_layers(model.n_layers, plan.pp)
-    kinds = {tuple(model.layers[index] for index in indices) for indices in stages}
-    if len(kinds) > 1:
-        raise PlanError(
-            f"plan '{plan}': --frontend torchxla traces one program for all stages, but the stages of "
-            f"{model.name} differ ({', '.join(str(len(s)) for s in stages)} of {model.n_layers} layers). Use a "
-            "pp that divides layers of one kind, --layers, or --frontend jax."
-        )
-    return len(stages[0])
 
 
 @dataclass(slots=True, kw_only=True)

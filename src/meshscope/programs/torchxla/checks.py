@@ -1,0 +1,57 @@
+"""What the torch_xla front end can trace; plain Python, so that `predict` refuses what `compile` does."""
+
+from collections.abc import Sequence
+
+from meshscope.errors import PlanError
+from meshscope.programs.torchxla.configs import transformers_config
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.model import Family, GroupedAttention, LatentAttention, Layer, MlpKind
+from meshscope.spec.plan.stages import stage_layers
+
+
+def check_traceable(experiment: Experiment) -> None:
+    """SpecError or PlanError unless there are rules for the family, and its stages can share a program."""
+    transformers_config(experiment.model)
+    if experiment.plan.pp > 1:
+        layers_of_stage(experiment)
+
+
+def layers_of_stage(experiment: Experiment) -> int:
+    """Layers per stage; PlanError if stages differ, or if a bias would be added more than once."""
+    plan, model = experiment.plan, experiment.model
+    attention = model.attention
+    has_bias = attention.has_o_bias if isinstance(attention, GroupedAttention) else False
+    has_bias |= isinstance(attention, LatentAttention) and attention.has_bias
+    if plan.tp > 1 and (has_bias or model.has_mlp_bias):
+        raise PlanError(
+            f"plan '{plan}': with pp, --frontend torchxla reduces the outputs of modules over tp, which "
+            f"would add the biases of {model.name} {plan.tp} times. Use a plan without tp or pp, or "
+            "--frontend jax."
+        )
+    if len({layer.attention for layer in model.layers}) > 1:
+        raise PlanError(
+            f"plan '{plan}': with pp, --frontend torchxla has one attention mask for all layers, but "
+            f"{model.name} has windows in some. Use a plan without pp, or --frontend jax."
+        )
+    if model.family is Family.PHI3 and plan.tp > 1:
+        raise PlanError(
+            f"plan '{plan}': with pp and tp, --frontend torchxla has a share of the heads on each device, but "
+            f"transformers separates queries, keys and values of {model.name} by the number of all heads. Use a "
+            "plan without tp or pp, or --frontend jax."
+        )
+    stages = stage_layers(model.n_layers, plan.pp)
+    kinds = [tuple(model.layers[index] for index in indices) for indices in stages]
+    if len(set(kinds)) > 1:
+        sizes = ", ".join(_stage_words(layers) for layers in kinds)
+        raise PlanError(
+            f"plan '{plan}': --frontend torchxla traces one program for all stages, but the stages of "
+            f"{model.name} differ ({sizes}). Use a pp that divides layers of one kind, --layers, or "
+            "--frontend jax."
+        )
+    return len(stages[0])
+
+
+def _stage_words(layers: Sequence[Layer]) -> str:
+    """The number of layers, and how many of them are dense if others have experts."""
+    n_dense = sum(layer.mlp is MlpKind.DENSE for layer in layers)
+    return f"{len(layers)} layers" + (f" with {n_dense} dense" if n_dense < len(layers) else "")
