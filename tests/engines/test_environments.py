@@ -87,6 +87,17 @@ def test_an_old_python_is_refused(fake_python: Callable[..., Path]) -> None:
         install_engine(ENGINE, python=str(python))
 
 
+def test_without_a_new_python_the_release_for_this_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.version_info", (3, 11, 9, "final", 0))
+    with pytest.raises(MissingToolError, match=r"or install --engine-version 0\.24\.0$"):
+        install_engine(ENGINE)
+    with pytest.raises(MissingToolError, match=r"--python /path/to/python3\.12$"):
+        install_engine("maxtext")
+
+
 def test_a_python_that_does_not_run_is_refused() -> None:
     with pytest.raises(MissingToolError, match="--python /no/python does not run"):
         install_engine(ENGINE, python="/no/python")

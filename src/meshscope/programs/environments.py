@@ -30,7 +30,7 @@ class Recipe:
     `installations` are the arguments of `pip install`, each with what to report before it. `pins` are the
     versions that a usable environment has. `removal` is the command that removes it, and `group` the
     word of its commands. `least_python` is what the packages require; `n_bytes` is what the environment
-    takes, measured.
+    takes, measured. `alternative` is what else a user with an older Python can do.
     """
 
     parent: Path
@@ -42,6 +42,7 @@ class Recipe:
     pins: Mapping[str, str]
     least_python: tuple[int, int]
     n_bytes: int
+    alternative: str = ""
 
     @property
     def home(self) -> Path:
@@ -185,7 +186,7 @@ def _python_for(recipe: Recipe) -> str:
             return path
     raise MissingToolError(
         f"{recipe.label} needs Python {major}.{least} or newer, which is not on PATH. "
-        f"Install it, or name one: --python /path/to/python{major}.{least}"
+        f"Install it, or name one: --python /path/to/python{major}.{least}{recipe.alternative}"
     )
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -74,7 +75,15 @@ def recipe_of(release: Release, package: str | None = None) -> Recipe:
         pins={name.partition("[")[0]: version for name, version in pins.items()},
         least_python=release.least_python,
         n_bytes=release.n_bytes,
+        alternative=_alternative(release),
     )
+
+
+def _alternative(release: Release) -> str:
+    """The option that installs the newest release for this Python; empty if there is none."""
+    python = sys.version_info[:2]
+    others = [r for r in releases_of(release.engine) if r.least_python <= python]
+    return f", or install --engine-version {others[-1].version}" if others else ""
 
 
 def installed(release: Release) -> Environment | None:
