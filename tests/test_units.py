@@ -22,6 +22,7 @@ from meshscope.errors import SpecError
         ("half", "f16"),
         ("AWQ", "s4"),
         ("gptq", "s4"),
+        ("int4_group32", "s4_group32"),
         ("w8a8", "s8_w8a8"),
         ("fp8_w8a8", "f8e4m3fn_w8a8"),
     ],

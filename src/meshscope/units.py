@@ -20,6 +20,9 @@ DTYPE_BITS: dict[str, int] = {
     "pred": 8,
     **{f"{kind}{bits}": bits for bits in (1, 2, 4, 8, 16, 32, 64) for kind in "su"},
     **dict.fromkeys(_EIGHT_BITS, 8),
+    "s4_group32": 4,  # formats of weights: int4 with a scale for 32 or 64 inputs, or for all of a channel
+    "s4_group64": 4,
+    "s4_channel": 4,
     "f4e2m1fn": 4,
     "f4e2m1fn_experts": 4,  # a format of weights: only experts are quantized
     "bf16": 16,
@@ -38,6 +41,9 @@ _NAMES = {
     "f64": ("float64",),
     "s8": ("int8", "w8a16", "tpu_int8"),
     "s4": ("int4", "awq", "gptq", "w4a16"),
+    "s4_group32": ("int4_group32",),
+    "s4_group64": ("int4_group64",),
+    "s4_channel": ("int4_channel",),
     "s32": ("int32",),
     "f8e4m3fn": ("fp8", "fp8_e4m3", "float8", "float8_e4m3", "float8_e4m3fn"),
     "f8e5m2": ("fp8_e5m2", "float8_e5m2"),

@@ -39,6 +39,27 @@ CASES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"quant_method": "mxfp4"}, "mxfp4 in the experts", "f4e2m1fn_experts"),
     ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq of 4 bits", "s4"),
     ({"quant_method": "awq", "w_bit": 4}, "awq of 4 bits", "s4"),
+    ({"quant_method": "gptq", "bits": 4}, "gptq of 4 bits", "s4"),
+    (
+        {"quant_method": "gptq", "bits": 4, "group_size": 32},
+        "gptq of 4 bits with scales of 32 inputs",
+        "s4_group32",
+    ),
+    (
+        {"quant_method": "gptq", "bits": 4, "group_size": -1},
+        "gptq of 4 bits with a scale a channel",
+        "s4_channel",
+    ),
+    (
+        {"quant_method": "awq", "w_bit": 4, "q_group_size": 64},
+        "awq of 4 bits with scales of 64 inputs",
+        "s4_group64",
+    ),
+    (
+        {"quant_method": "awq", "bits": 4, "group_size": 48},
+        "awq of 4 bits with scales of 48 inputs",
+        None,
+    ),
     ({"quant_method": "gptq", "bits": 8}, "gptq of 8 bits", "s8"),
     ({"quant_method": "gptq", "bits": 3}, "gptq of 3 bits", None),
     ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes of 8 bits", "s8"),
@@ -51,6 +72,16 @@ CASES: list[tuple[dict[str, Any], str, str | None]] = [
     (token_wise(type="int", num_bits=8), f"{TENSORS} W8A8 (int)", "s8_w8a8"),
     (token_wise(type="int", num_bits=4), f"{TENSORS} W4A8 (int)", "s4"),
     (compressed(type="int", num_bits=4), f"{TENSORS} W4A8 (int)", "s4"),
+    (
+        compressed(type="int", num_bits=4, strategy="group", group_size=32),
+        f"{TENSORS} W4A8 (int) with scales of 32 inputs",
+        "s4_group32",
+    ),
+    (
+        compressed(type="int", num_bits=4, strategy="channel"),
+        f"{TENSORS} W4A8 (int) with a scale a channel",
+        "s4_channel",
+    ),
     (compressed(type="float", num_bits=4), f"{TENSORS} W4A8 (float)", None),
     (
         compressed(type="float", num_bits=8, strategy="block", block_structure=[128, 128]),

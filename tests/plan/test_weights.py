@@ -179,7 +179,12 @@ def test_8_bit_matrices_have_float32_scales_per_output_channel(
 
 @pytest.mark.parametrize(
     ("dtype", "bits", "table_bits"),
-    [("s4", 4 + 16 / 128, 16), ("f4e2m1fn", 4.25, 4.25)],  # AWQ and GPTQ; OCP MX 1.0, table 1
+    [  # AWQ and GPTQ; OCP MX 1.0, table 1
+        ("s4", 4 + 16 / 128, 16),
+        ("s4_group64", 4 + 16 / 64, 16),
+        ("s4_group32", 4 + 16 / 32, 16),
+        ("f4e2m1fn", 4.25, 4.25),
+    ],
 )
 def test_4_bit_matrices_have_scales_per_block_of_inputs(
     dtype: str, bits: float, table_bits: float
@@ -189,6 +194,14 @@ def test_4_bit_matrices_have_scales_per_block_of_inputs(
     n_tables = 2 * QWEN.vocab * QWEN.hidden
     n_bits = (QWEN_MATRICES - n_tables) * bits + n_tables * table_bits
     assert device_bytes == n_bits / 8 / 8 + 2 * QWEN_NORMS
+
+
+def test_int4_by_channel_has_bfloat16_scales_per_output_channel() -> None:
+    device_bytes = device_weight_bytes(QWEN, Plan(tp=8), "s4_channel")
+    n_tables = 2 * QWEN.vocab * QWEN.hidden
+    n_scales = SPLIT_CHANNELS // 8 + WHOLE_CHANNELS - 2 * QWEN.vocab // 8
+    matrices = (QWEN_MATRICES - n_tables) / 2 + n_tables * 2
+    assert device_bytes == matrices / 8 + 2 * n_scales + 2 * QWEN_NORMS
 
 
 def test_mxfp4_of_gpt_oss_is_that_of_its_experts() -> None:

@@ -10,6 +10,13 @@ MXFP4_EXPERTS = "f4e2m1fn_experts"
 FP8_MXFP4 = "f8e4m3fn_block128_f4e2m1fn_experts"  # DeepSeek-V4: experts in mxfp4, the rest in fp8
 INT8_W8A8 = "s8_w8a8"  # weights and activations in int8
 FP8_W8A8 = "f8e4m3fn_w8a8"
+# Int4 by the number of inputs that share a scale; None for all of a channel.
+INT4_OF_GROUP: dict[int | None, str] = {
+    128: "s4",
+    64: "s4_group64",
+    32: "s4_group32",
+    None: "s4_channel",
+}
 PROGRAM_DTYPES = (  # of weights
     *("bf16", "f16", "f32", "s8", "f8e4m3fn", "f8e5m2"),
     *(FP8_BLOCKS, INT8_W8A8, FP8_W8A8),
@@ -68,9 +75,16 @@ _MXFP4_EXPERTS = Quantization(
     scale_dtype="f8e8m0fnu", block=32, coverage=Coverage.EXPERTS, values_dtype="f4e2m1fn"
 )
 
+
+def _int4(group: int | None) -> Quantization:
+    return Quantization(
+        scale_dtype="bf16", block=group, coverage=Coverage.LAYERS, values_dtype="s4"
+    )
+
+
 # Square blocks: weight_block_size and weight_scale_inv of DeepSeek-V3 (deepseek-ai/DeepSeek-V3,
 # README_WEIGHTS.md). Per channel: jax-ml/jax-llm-examples (int8) and the strategy "channel" of compressed-tensors (int8,
-# fp8). Int4: groups of 128 (AWQ, GPTQ), which leave embedding and head as they are. MXFP4: OCP Microscaling
+# fp8). Int4: groups of 128, 64 or 32, or channels (AWQ, GPTQ), which leave embedding and head as they are. MXFP4: OCP Microscaling
 # Formats 1.0, section 5.3; gpt-oss stores only its experts so (quantization_config of its config.json).
 # W8A8: int8 and fp8 with a dynamic scale per token (strategy "token" of compressed-tensors); head left out.
 _QUANTIZATIONS = {
@@ -79,7 +93,7 @@ _QUANTIZATIONS = {
     "f8e5m2": _PER_CHANNEL,
     FP8_BLOCKS: _FP8_BLOCKS,
     FP8_MXFP4: replace(_FP8_BLOCKS, experts=_MXFP4_EXPERTS),
-    "s4": Quantization(scale_dtype="bf16", block=128, coverage=Coverage.LAYERS),
+    **{name: _int4(group) for group, name in INT4_OF_GROUP.items()},
     "f4e2m1fn": Quantization(scale_dtype="f8e8m0fnu", block=32),
     MXFP4_EXPERTS: _MXFP4_EXPERTS,
     INT8_W8A8: _w8a8("s8"),

@@ -13,7 +13,14 @@ from meshscope.spec.hardware.slices import cloud_name, standard_slices
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.catalog import CatalogEntry, catalog
 from meshscope.spec.model.config import catalog_ids, read_model
-from meshscope.spec.quantization import FP8_BLOCKS, FP8_MXFP4, FP8_W8A8, INT8_W8A8, MXFP4_EXPERTS
+from meshscope.spec.quantization import (
+    FP8_BLOCKS,
+    FP8_MXFP4,
+    FP8_W8A8,
+    INT4_OF_GROUP,
+    INT8_W8A8,
+    MXFP4_EXPERTS,
+)
 from meshscope.units import format_gib
 from meshscope.views.tables import new_table
 
@@ -98,7 +105,7 @@ SHORT_DTYPES = {
     "s8": "int8",
     INT8_W8A8: "int8 W8A8",
     FP8_W8A8: "fp8 W8A8",
-    "s4": "int4",
+    **dict.fromkeys(INT4_OF_GROUP.values(), "int4"),
 }
 
 

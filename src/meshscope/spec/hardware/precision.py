@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from meshscope.spec.hardware.chips import Chip, ChipKind
-from meshscope.spec.quantization import activation_dtype_of, quantization_of
+from meshscope.spec.quantization import activation_dtype_of, quantization_of, values_dtype
 from meshscope.spec.workload import Workload
 
 # Dtypes with a published peak, beside bf16: cloud.google.com/tpu/docs, "Peak compute per chip" of v4 (bf16
@@ -44,10 +44,11 @@ def precision_notes(workload: Workload, chip: Chip) -> Iterator[str]:
     if narrow is not None:
         yield _narrow_note(narrow, activations, chip)
     elif quantization_of(weights) is not None:
-        lack = "" if weights in native else f" has no {weights} unit and"
+        values = values_dtype(weights)
+        lack = "" if values in native else f" has no {values} unit and"
         units = ", ".join(("bf16", *native))
         yield (
-            f"{chip.name}{lack} multiplies {weights} weights as {activations}: bytes count as stored, "
+            f"{chip.name}{lack} multiplies {values} weights as {activations}: bytes count as stored, "
             "products at the bf16 peak, and conversions only in the compiler's own cycles (matrix "
             f"units: {units})"
         )

@@ -10,7 +10,14 @@ from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.spec.model.model import Model
-from meshscope.spec.quantization import FP8_BLOCKS, FP8_MXFP4, FP8_W8A8, INT8_W8A8, MXFP4_EXPERTS
+from meshscope.spec.quantization import (
+    FP8_BLOCKS,
+    FP8_MXFP4,
+    FP8_W8A8,
+    INT4_OF_GROUP,
+    INT8_W8A8,
+    MXFP4_EXPERTS,
+)
 from meshscope.units import DTYPE_ALIASES, dtype_name
 
 BLOCK = [128, 128]
@@ -18,6 +25,7 @@ PLAIN_DTYPES = ("bfloat16", "float16", "float32")
 METHODS = frozenset({"fp8", "fbgemm_fp8", "mxfp4", "awq", "gptq", "compressed-tensors", "modelopt"})
 _OF_BITS = {("float", 8): "f8e4m3fn", ("int", 8): "s8", ("int", 4): "s4"}
 NARROW_BITS = 8
+INT4, INT4_GROUP = "s4", 128  # the group of a config that names none
 _NARROW = {("float", 8): FP8_W8A8, ("int", 8): INT8_W8A8}  # with activations of 8 bits
 
 
@@ -61,6 +69,8 @@ def _quantized(config: Mapping[str, Any], expert_dtype: object) -> StoredFormat:
             bits = config.get("bits", config.get("w_bit"))
             text = method if bits is None else f"{method} of {bits} bits"
             dtype = _OF_BITS.get(("int", 4 if bits is None else bits))
+            if dtype == INT4:
+                return _int4(text, config.get("group_size", config.get("q_group_size")))
         case "bitsandbytes" if config.get("load_in_8bit") is True:
             text, dtype = "bitsandbytes of 8 bits", "s8"
         case "modelopt" if config.get("quant_algo") == "FP8":
@@ -105,7 +115,22 @@ def _compressed(config: Mapping[str, Any]) -> StoredFormat:
         is_narrow = wide == NARROW_BITS and activations.get("dynamic") is True
         dtypes = _OF_BITS | _NARROW if is_narrow else _OF_BITS
         dtype = dtypes.get((kind, bits))
+        if dtype == INT4:
+            is_channel = weights.get("strategy") == "channel"
+            return _int4(
+                text, None if is_channel else weights.get("group_size"), is_channel=is_channel
+            )
     return StoredFormat(text=text, weight_dtype=dtype)
+
+
+def _int4(text: str, group: object, *, is_channel: bool = False) -> StoredFormat:
+    """Int4 with a scale for each group of inputs; -1 stands for a whole channel."""
+    if is_channel or group == -1:
+        return StoredFormat(text=f"{text} with a scale a channel", weight_dtype=INT4_OF_GROUP[None])
+    size = INT4_GROUP if group is None else group
+    dtype = INT4_OF_GROUP.get(size) if isinstance(size, int) else None
+    named = "" if size == INT4_GROUP else f" with scales of {size} inputs"
+    return StoredFormat(text=f"{text}{named}", weight_dtype=dtype)
 
 
 def weight_dtype_of(model: Model, name: str) -> str:
