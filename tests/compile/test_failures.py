@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+import meshscope
 from meshscope.backends.compile import compile as compile_module
 from meshscope.backends.compile.compile import compile_experiment
-from meshscope.errors import CompileError, MissingToolError, SpecError
+from meshscope.errors import CompileError, MeshscopeError, MissingToolError, SpecError
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
@@ -123,11 +124,27 @@ def test_a_missing_compiler_names_what_to_install(
         compile_experiment(experiment(), tmp_path, progress=lambda *_: None)
 
 
-@pytest.mark.parametrize("dtype", ["s4", "f4e2m1fn"])
-def test_4_bit_weights_have_no_program(tmp_path: Path, dtype: str) -> None:
+def test_mxfp4_weights_have_no_program(tmp_path: Path) -> None:
     asked = experiment()
-    narrow = replace(asked, workload=replace(asked.workload, weight_dtype=dtype))
+    narrow = replace(asked, workload=replace(asked.workload, weight_dtype="f4e2m1fn"))
     with pytest.raises(
-        SpecError, match=rf"--weight-dtype {dtype}: .* Use one of these, or predict"
+        SpecError, match=r"--weight-dtype f4e2m1fn: .* Use one of these, or predict"
     ):
         compile_experiment(narrow, tmp_path, progress=lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "options", "message"),
+    [
+        ("Qwen/Qwen3-30B-A3B", "tp=8", {}, "not for routed experts"),
+        ("Qwen/Qwen3-8B", "tp=8", {"partitioner": "auto"}, "not for --partitioner auto"),
+        ("Qwen/Qwen3-0.6B", "tp=16", {"topology": "v6e-16"}, "splits groups of w_down"),
+    ],
+)
+def test_int4_weights_that_no_program_has_are_refused(
+    model: str, plan: str, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(MeshscopeError, match=message):
+        meshscope.compile(
+            model, plan=plan, batch=8, weight_dtype="int4", **({"topology": "v6e-8"} | options)
+        )

@@ -223,6 +223,8 @@ QUANTIZED = {
     "gpt_oss-s8": ("gpt_oss", "s8"),
     "deepseek_v3-s8": ("deepseek_v3", "s8"),
     "deepseek_v3-block8": ("deepseek_v3", "block8"),
+    "qwen3-s4_group8": ("qwen3", "s4_group8"),
+    "gemma3-s4_channel": ("gemma3", "s4_channel"),
 }
 # 8-bit weights and activations: the config, the dtype, and the tp devices that scale their own activations.
 NARROW = {
@@ -240,13 +242,18 @@ def quantized_model(name: str, dtype: str, *, has_wide_tables: bool = False) -> 
     import torch  # noqa: PLC0415  only the oracle needs it
 
     model = oracle_model(name)
-    wide = (*WIDE, *TABLES) if dtype == "block8" or has_wide_tables else WIDE
+    has_wide_tables |= dtype == "block8" or dtype.startswith("s4")
+    wide = (*WIDE, *TABLES) if has_wide_tables else WIDE
     with torch.no_grad():
         for tensor_name, tensor in model.state_dict().items():
             if any(part in tensor_name for part in wide):
                 tensor.copy_(tensor.bfloat16())
             elif dtype == "block8":
                 tensor.copy_(_rounded_blocks(tensor))
+            elif dtype == "s4_group8":
+                tensor.copy_(_rounded(tensor.unflatten(-1, (-1, BLOCK)), -1, "s4").flatten(-2))
+            elif dtype == "s4_channel":
+                tensor.copy_(_rounded(tensor, -1, "s4"))
             else:
                 # gpt-oss has experts [E, in, out], all other matrices are [out, in]
                 dim = -2 if name == "gpt_oss" and "experts" in tensor_name else -1
@@ -278,13 +285,19 @@ def _rounded_parts(x: Any, n_parts: int, dtype: str) -> Any:
 
 
 def _rounded(matrix: Any, dim: int, dtype: str) -> Any:
-    """The matrix as 8-bit values times scales, whose inputs are along `dim`."""
+    """The matrix as 8-bit or 4-bit values times scales, whose inputs are along `dim`.
+
+    Int4 has bfloat16 scales.
+    """
     import torch  # noqa: PLC0415  only the oracle needs it
 
-    largest = {"s8": 127, "f8e4m3fn": 448}[dtype]
+    largest = {"s4": 7, "s8": 127, "f8e4m3fn": 448}[dtype]
     scale = matrix.abs().amax(dim=dim, keepdim=True) / largest
+    scale = scale.bfloat16().float() if dtype == "s4" else scale
     values = matrix / scale
-    return scale * (values.round() if dtype == "s8" else values.to(torch.float8_e4m3fn).float())
+    return scale * (
+        values.to(torch.float8_e4m3fn).float() if dtype == "f8e4m3fn" else values.round()
+    )
 
 
 def _rounded_blocks(matrix: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from meshscope.events.enums import REQUEST_PHASES, Phase
+from meshscope.spec import quantization
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.chips import CHIPS
 from meshscope.spec.hardware.topology import parse_topology
@@ -341,7 +342,7 @@ def quantized_experiment(case: Case) -> Experiment:
             batch=golden.BATCH,
             prompt=golden.PROMPT,
             output=1 + golden.N_DECODE,
-            weight_dtype=FP8_BLOCKS if dtype == "block8" else dtype,
+            weight_dtype={"block8": FP8_BLOCKS, "s4_group8": "s4_group32"}.get(dtype, dtype),
             activation_dtype="f32",
             cache_dtype="f32",
         ),
@@ -352,6 +353,35 @@ def quantized_experiment(case: Case) -> Experiment:
 @pytest.mark.parametrize("case", QUANTIZED, ids=lambda case: "-".join(map(str, case)))
 def test_8_bit_weights_give_the_logits_of_dequantized_ones(case: Case) -> None:
     """`transformers` with matrices dequantized in float32, and norms and routers in bfloat16."""
+    weights, prompt, expected = golden.read_golden(case.config)
+    experiment = quantized_experiment(case)
+
+    got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
+
+    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+INT4_CASES = [
+    Case("qwen3-s4_group8", "tp=1"),
+    Case("qwen3-s4_group8", "tp=4,sp", loop=Loop.SCAN),
+    Case("qwen3-s4_group8", "fsdp=2,tp=2"),
+    Case("qwen3-s4_group8", "pp=2,dp=2,tp=2", loop=Loop.SCAN),
+    Case("gemma3-s4_channel", "dp=2,tp=4"),
+    Case("gemma3-s4_channel", "cp=4", loop=Loop.SCAN),
+]
+
+
+@pytest.mark.parametrize("most_rows", [4, 1024])
+@pytest.mark.parametrize("case", INT4_CASES, ids=lambda case: "-".join(map(str, case)))
+def test_int4_weights_give_the_logits_of_dequantized_ones(
+    case: Case, most_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By sums over groups for few rows, and by the whole matrix for the rows of a prefill."""
+    groups = quantization_of("s4_group32")
+    assert groups is not None
+    small = dict(quantization._QUANTIZATIONS) | {"s4_group32": replace(groups, block=golden.BLOCK)}
+    monkeypatch.setattr("meshscope.spec.quantization._QUANTIZATIONS", small)
+    monkeypatch.setattr("meshscope.programs.jax.matrix.MAX_BLOCK_ROWS", most_rows)
     weights, prompt, expected = golden.read_golden(case.config)
     experiment = quantized_experiment(case)
 

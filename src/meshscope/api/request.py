@@ -27,8 +27,8 @@ from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.kernel_choice import Kernels
 from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program
+from meshscope.spec.program_formats import has_program_format
 from meshscope.spec.quantization import (
-    PROGRAM_DTYPES,
     UNQUANTIZED_DTYPE,
     activation_dtype_of,
     values_dtype,
@@ -157,7 +157,8 @@ class ExperimentRequest:
             return weight_dtype_of(model, self.weight_dtype or self.dtype)
         is_torchxla = self.frontend is Frontend.TORCHXLA
         stored = model.default_weight_dtype
-        if is_torchxla or (self.has_program and stored not in PROGRAM_DTYPES):
+        lacks_program = not has_program_format(model, stored, self.partitioner)
+        if is_torchxla or (self.has_program and lacks_program):
             return UNQUANTIZED_DTYPE
         is_narrow = activation_dtype_of(stored) is not None
         is_ours = self.frontend is Frontend.JAX and self.engine is Engine.MESHSCOPE

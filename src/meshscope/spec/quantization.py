@@ -20,6 +20,7 @@ INT4_OF_GROUP: dict[int | None, str] = {
 PROGRAM_DTYPES = (  # of weights
     *("bf16", "f16", "f32", "s8", "f8e4m3fn", "f8e5m2"),
     *(FP8_BLOCKS, INT8_W8A8, FP8_W8A8),
+    *INT4_OF_GROUP.values(),
 )
 UNQUANTIZED_DTYPE = "bf16"  # norms, biases and routers of quantized checkpoints
 
@@ -48,6 +49,11 @@ class Quantization:
     experts: "Quantization | None" = None  # format of experts, if another
     values_dtype: str | None = None
     activation_dtype: str | None = None
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether groups of inputs share a scale, for each output."""
+        return self.block is not None and not self.has_square_blocks
 
     @property
     def square_block(self) -> int | None:

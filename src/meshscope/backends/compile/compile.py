@@ -61,7 +61,7 @@ from meshscope.spec.hardware.precision import precision_notes
 from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.plan.memory import Memory, compiled_memory
 from meshscope.spec.program import Frontend, Partitioner
-from meshscope.spec.quantization import check_program_dtype
+from meshscope.spec.program_formats import check_program_format
 from meshscope.spec.sequence_lengths import sequence_lengths
 from meshscope.store.folder import scratch_folder
 from meshscope.workers.failure import WorkerTask, failure_of, worker_error
@@ -417,7 +417,7 @@ def _round_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
 
 def check_can_compile(experiment: Experiment) -> None:
     """Raises an error if the experiment cannot be compiled here."""
-    check_program_dtype(experiment.workload.weight_dtype)
+    check_program_format(experiment)
     if experiment.program.frontend.is_engine:
         check_can_compile_engine(experiment)
         return
@@ -444,7 +444,7 @@ def check_can_compile(experiment: Experiment) -> None:
 
 def check_compiler_takes(experiment: Experiment, name: str) -> None:
     """SpecError unless another version of JAX and libtpu can compile the experiment."""
-    check_program_dtype(experiment.workload.weight_dtype)
+    check_program_format(experiment)
     frontend, topology = experiment.program.frontend, experiment.topology
     if frontend is not Frontend.JAX:
         raise SpecError(

@@ -33,7 +33,7 @@ from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.plan.memory import Memory, compiled_memory
 from meshscope.spec.program import Frontend
-from meshscope.spec.quantization import check_program_dtype
+from meshscope.spec.program_formats import check_program_format
 from meshscope.store.folder import scratch_folder
 from meshscope.store.write import write_table
 from meshscope.workers.failure import WorkerTask, failure_of, worker_error
@@ -150,7 +150,7 @@ def run_process(
     if experiment.program.frontend is Frontend.TORCHXLA:
         _check_torchxla(experiment, options)
     else:
-        check_program_dtype(experiment.workload.weight_dtype)
+        check_program_format(experiment)
         check_can_run()
     if experiment.topology.n_devices % options.n_processes:
         raise SpecError(

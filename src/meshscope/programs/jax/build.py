@@ -42,6 +42,7 @@ JAX_DTYPES: dict[str, Any] = {
     "f16": jnp.float16,
     "f32": jnp.float32,
     "s8": jnp.int8,
+    "s4": jnp.int4,
     "s32": jnp.int32,
     "f8e4m3fn": jnp.float8_e4m3fn,
     "f8e5m2": jnp.float8_e5m2,

@@ -20,7 +20,7 @@ class Matrix:
     """A matrix in its stored dtype; `scale` has a factor for each index of the dims `outputs`.
 
     With `block`, `scale` [*experts, input blocks, output blocks] has a factor for that many inputs and
-    outputs. `dtype` is that of products. With `narrow_dtype`, products round the other operand to that dtype,
+    outputs. A scale with as many dims as the values has a factor for each group of the last input dim. `dtype` is that of products. With `narrow_dtype`, products round the other operand to that dtype,
     by a scale for each of its tokens, and multiply the stored values as they are.
     """
 
@@ -31,6 +31,13 @@ class Matrix:
     block: int | None = None
     narrow_dtype: Any = None
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether groups of inputs have scales, for each output."""
+        if self.scale is None or self.block is not None:
+            return False
+        return self.scale.ndim == self.values.ndim > len(self.outputs)
+
     def einsum(self, subscripts: str, x: Array) -> Array:
         """`jnp.einsum(subscripts, x, matrix)` in `dtype`.
 
@@ -38,6 +45,8 @@ class Matrix:
         """
         if self.block is not None and self.scale is not None:
             return self._einsum_of_blocks(subscripts, x)
+        if self.has_groups:
+            return self._einsum_of_groups(subscripts, x)
         if self.scale is None:
             return jnp.einsum(subscripts, x, self.values.astype(self.dtype))
         operands, of_product = subscripts.split("->")
@@ -53,9 +62,9 @@ class Matrix:
 
     def dot(self, x: Array) -> Array:
         """`x @ matrix`, of two dims."""
-        if self.block is not None and self.scale is not None:
+        if self.has_groups or (self.block is not None and self.scale is not None):
             rows = "abcdefgh"[: x.ndim - 1]
-            return self._einsum_of_blocks(f"{rows}x,xy->{rows}y", x)
+            return self.einsum(f"{rows}x,xy->{rows}y", x)
         if self.narrow_dtype is not None and self.scale is not None:
             rows = "abcdefgh"[: x.ndim - 1]
             return self._narrow_einsum(f"{rows}x,xy->{rows}y", x, ["y"])
@@ -94,7 +103,36 @@ class Matrix:
             return values
         if self.block is not None:
             return _times(values, self._factors(self.scale))
+        if self.has_groups:
+            n_inputs, n_groups = self._grouped_inputs()
+            factors = self.scale.reshape(n_groups, -1).repeat(n_inputs // n_groups, axis=0)
+            return _times(values, factors.reshape(values.shape))
         return _times(values, lax.broadcast_in_dim(self.scale, values.shape, self.outputs))
+
+    def _grouped_inputs(self) -> tuple[int, int]:
+        """The inputs, which are the leading dims, and the groups that share a scale."""
+        assert self.scale is not None
+        n_dims = self.outputs[0]
+        return prod(self.values.shape[:n_dims]), prod(self.scale.shape[:n_dims])
+
+    def _einsum_of_groups(self, subscripts: str, x: Array) -> Array:
+        """As the product of blocks, but each output has its own scale for a group of inputs.
+
+        XLA fuses the conversion of int4 values and the sum over groups into one pass that reads the values as
+        they are stored (v5e and v6e, libtpu 0.0.42.1).
+        """
+        assert self.scale is not None
+        operands, of_product = subscripts.split("->")
+        of_x, of_matrix = operands.split(",")
+        shape, n_dims = self.values.shape, self.outputs[0]
+        summed, outputs = of_matrix[:n_dims], of_matrix[n_dims:]
+        n_inputs, n_groups = self._grouped_inputs()
+        is_sum = of_x.endswith(summed) and not set(summed) & set(of_product)
+        if not is_sum or x.size > MAX_BLOCK_ROWS * n_inputs:
+            return jnp.einsum(subscripts, x, self.whole())
+        products = self._products(x, n_inputs // n_groups, of_x, outputs, of_product)
+        factors = self.scale.reshape(n_groups, *shape[n_dims:])
+        return _summed_groups(products, factors, outputs, of_product).astype(x.dtype)
 
     def _einsum_of_blocks(self, subscripts: str, x: Array) -> Array:
         """`jnp.einsum(subscripts, x, matrix)`: the scaled sums of blocks for few rows, else of the whole matrix.
@@ -112,15 +150,19 @@ class Matrix:
         is_sum = n_dims > 0 and of_x.endswith(summed) and not set(summed) & set(of_product)
         if not is_sum or n_inputs % self.block or x.size > MAX_BLOCK_ROWS * n_inputs:
             return jnp.einsum(subscripts, x, self.whole())
-        products = jnp.einsum(
+        products = self._products(x, self.block, of_x, outputs, of_product)
+        factors = self._by_output(self.scale).reshape(-1, *shape[n_dims:])
+        return _summed_groups(products, factors, outputs, of_product).astype(x.dtype)
+
+    def _products(self, x: Array, n: int, of_x: str, outputs: str, of_product: str) -> Array:
+        """The products over each `n` inputs [inputs / n, *product] in float32."""
+        n_dims = self.outputs[0]
+        return jnp.einsum(
             f"{of_x[:-n_dims]}YZ,YZ{outputs}->Y{of_product}",
-            x.reshape(*x.shape[: x.ndim - n_dims], -1, self.block),
-            self.values.reshape(-1, self.block, *shape[n_dims:]).astype(self.dtype),
+            x.reshape(*x.shape[: x.ndim - n_dims], -1, n),
+            self.values.reshape(-1, n, *self.values.shape[n_dims:]).astype(self.dtype),
             preferred_element_type=jnp.float32,
         )
-        factors = self._by_output(self.scale).reshape(-1, *shape[n_dims:])
-        at = [0, *(1 + of_product.index(letter) for letter in outputs)]
-        return (products * lax.broadcast_in_dim(factors, products.shape, at)).sum(0).astype(x.dtype)
 
     def _by_output(self, scale: Array) -> Array:
         """The factors of each output, [..., input blocks, outputs]."""
@@ -142,6 +184,12 @@ class Matrix:
         assert self.scale is not None
         at = [letters.index(letter) for letter in channels]
         return _times(x, lax.broadcast_in_dim(self.scale, x.shape, at))
+
+
+def _summed_groups(products: Array, factors: Array, outputs: str, of_product: str) -> Array:
+    """The sum of the products of groups [groups, *product], times their factors [groups, *outputs]."""
+    at = [0, *(1 + of_product.index(letter) for letter in outputs)]
+    return (products * lax.broadcast_in_dim(factors, products.shape, at)).sum(0)
 
 
 def narrowed(x: Array, summed: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:

@@ -24,11 +24,12 @@ from meshscope.spec.plan.weights import (
     layer_weights,
     outer_weights,
 )
-from meshscope.spec.quantization import quantization_of, values_dtype
+from meshscope.spec.quantization import values_dtype
 
 TABLE = "router_table"  # the weight that contains expert IDs
 RANDOM_SCALE = 0.02  # the initializer_range of most published configs
-RANDOM_LARGEST = 127  # of 8-bit values, which are multiplied by scales
+RANDOM_LARGEST = 127  # of 8-bit values, which are multiplied by float32 scales
+LARGEST_INT4 = 7  # with bfloat16 scales
 
 ReadTensor = Callable[[str], np.ndarray]
 
@@ -133,17 +134,39 @@ def stored_values(
     stored = JAX_DTYPES[values_dtype(dtype)]
     is_integer = jnp.issubdtype(stored, jnp.integer)
     largest = float((jnp.iinfo if is_integer else jnp.finfo)(stored).max)
-    quantization = quantization_of(dtype)
+    quantization = weight.quantization(dtype)
     block = None if quantization is None else quantization.square_block
-    if block is None:
+    if quantization is not None and quantization.has_groups:
+        scales = _rounded(_group_maxima(weight, np.abs(wide), scale) / largest, scale)
+        factors = _of_group(weight, scales)
+    elif block is None:
         magnitudes = np.abs(wide).max(axis=weight.inputs, keepdims=True)
-        factors = scales = magnitudes / largest
+        factors = scales = _rounded(magnitudes / largest, scale)
     else:
         scales = _block_maxima(weight, np.abs(wide), block) / largest
         factors = _of_elements(weight, scales, block)
     factors = np.where(factors == 0, 1, factors)
     yield weight.name, np.rint(wide / factors) if is_integer else wide / factors
     yield scale.name, np.where(scales == 0, 1, scales).reshape(scale.shape)
+
+
+def _rounded(scales: np.ndarray, scale: Weight) -> np.ndarray:
+    """The scales as they are stored."""
+    assert scale.dtype is not None
+    return scales.astype(JAX_DTYPES[scale.dtype]).astype(np.float32)
+
+
+def _group_maxima(weight: Weight, values: np.ndarray, scale: Weight) -> np.ndarray:
+    """The largest value of each group of inputs, [groups, outputs]."""
+    n_inputs = prod(weight.shape[i] for i in weight.inputs)
+    n_groups = prod(scale.shape[i] for i in weight.inputs)
+    return values.reshape(n_groups, n_inputs // n_groups, -1).max(axis=1)
+
+
+def _of_group(weight: Weight, scales: np.ndarray) -> np.ndarray:
+    """The scale of each element of the weight."""
+    n_inputs = prod(weight.shape[i] for i in weight.inputs)
+    return scales.repeat(n_inputs // scales.shape[0], axis=0).reshape(weight.shape)
 
 
 def _block_maxima(weight: Weight, values: np.ndarray, block: int) -> np.ndarray:
@@ -221,12 +244,14 @@ def _ones(_seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def _scales(_seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
-    return jnp.full(shape, RANDOM_SCALE / RANDOM_LARGEST, dtype)
+    largest = RANDOM_LARGEST if dtype == jnp.float32 else LARGEST_INT4
+    return jnp.full(shape, RANDOM_SCALE / largest, dtype)
 
 
 def _hashed(seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Uniform values in +-RANDOM_SCALE, or +-RANDOM_LARGEST if they are quantized."""
+    """Uniform values in +-RANDOM_SCALE, or +-RANDOM_LARGEST or its int4 equal if they are quantized."""
     largest = RANDOM_LARGEST if jnp.dtype(dtype).itemsize == 1 else RANDOM_SCALE
+    largest = LARGEST_INT4 if dtype == jnp.int4 else largest
     unit = (_bits(seed, shape) >> 8).astype(jnp.float32)
     return (unit * (largest / 2**23) - largest).astype(dtype)
 

@@ -191,9 +191,8 @@ class Weight:
         kept = self.outputs
         if quantization.square_block is not None:
             return self._block_scale(quantization.square_block, quantization.scale_dtype)
-        if quantization.block is None:
-            dims = tuple(_UNSPLIT.get(dim, dim) for dim in dims)
-        else:
+        dims = tuple(_UNSPLIT.get(dim, dim) for dim in dims)
+        if quantization.block is not None:
             sizes[last], kept = -(-sizes[last] // quantization.block), tuple(range(len(dims)))
         return Weight(
             name=self.name + SCALE_SUFFIX,
