@@ -1,4 +1,4 @@
-"""A compiled decode step reads 8-bit weights and the cache where and as they are stored."""
+"""A compiled decode step reads 8-bit and 4-bit weights and the cache where and as they are stored."""
 
 import json
 import re
@@ -67,12 +67,15 @@ CASES = [
     Case(V2_LITE, "tpu7x-8", "s8", 2),
     Case("Qwen/Qwen3-30B-A3B", "v5e-8", "f8e4m3fn", plan="tp=8,ep=8"),
     Case("meta-llama/Llama-3.1-8B", "v6e-8", "f8e4m3fn"),
+    Case("meta-llama/Llama-3.1-8B", "v6e-8", "s4"),
 ]
 MATRIX = [
     Case(V2_LITE, "v5e-8", "f8e4m3fn", 2),
     Case(V2_LITE, "v6e-8", "s8", 2),
     Case(V2_LITE, "tpu7x-8", "f8e4m3fn", 2),
     Case("meta-llama/Llama-3.1-8B", "tpu7x-8", "s8"),
+    Case("meta-llama/Llama-3.1-8B", "v5e-8", "s4_group32"),
+    Case("meta-llama/Llama-3.1-8B", "tpu7x-8", "s4"),
 ]
 
 
