@@ -49,6 +49,8 @@ FAMILY_NAMES = {
     Family.GLM_MOE_DSA: "GLM-5",
     Family.DEEPSEEK_V4: "DeepSeek-V4",
 }
+# Models whose parts differ from those of their family: they have a row after that of this family.
+VARIANTS = {Family.LLAMA4: ("Gemma 4 with experts", "google/gemma-4-26B-A4B-it")}
 # A plan of eight devices that uses the axis.
 PLANS = {
     "tp": "dp=4,tp=2",
@@ -91,8 +93,13 @@ def axes(model: Model, program: Program) -> list[str]:
 def _cells() -> Iterator[tuple[str, ...]]:
     # Of GLM-5, the first: GLM-5.2, whose layers share indexers, has no pp.
     models = {model.family: model for model in map(read_model, reversed(catalog()))}
+    rows: list[tuple[str, Model]] = []
     for family, name in FAMILY_NAMES.items():
-        model = models[family]
+        rows.append((name, models[family]))
+        if family in VARIANTS:
+            variant, model_id = VARIANTS[family]
+            rows.append((variant, read_model(model_id)))
+    for name, model in rows:
         supported = [" ".join(axes(model, program)) for program in PROGRAMS.values()]
         yield (name, *(text or "none" for text in supported))
 

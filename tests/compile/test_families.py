@@ -41,6 +41,14 @@ LATENT = {
 INDEXER = {"index_n_heads": 8, "index_head_dim": 128, "index_topk": 32}
 SHARED_INDEXER = {"index_topk_freq": 2, "index_skip_topk_offset": 1}  # the second layer has none
 WINDOW = {"sliding_window": 64}
+GEMMA4 = WINDOW | {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "global_head_dim": 256,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 4,
+    "hidden_size_per_layer_input": 0,
+}
+GEMMA4_EXPERTS = {"num_experts": 16, "top_k_experts": 2, "moe_intermediate_size": 256}
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "qwen3_next": LINEAR | EXPERTS | SHARED,
     "qwen3_5_text": LINEAR,
@@ -57,9 +65,8 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "phi3": {},
     "gemma2": WINDOW,
     "gemma3_text": WINDOW | {"sliding_window_pattern": 2},
-    "gemma4_text": WINDOW
-    | {"layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 256}
-    | {"attention_k_eq_v": True, "num_global_key_value_heads": 4, "hidden_size_per_layer_input": 0},
+    "gemma4_text": GEMMA4,
+    "gemma4_text-moe": GEMMA4 | {"enable_moe_block": True} | GEMMA4_EXPERTS,
 }
 
 
@@ -82,12 +89,14 @@ CASES = [
     Case("gemma2", "v6e-8", "pp=2,tp=4"),
     Case("gemma3_text", "v6e-8", "dp=4,tp=2,sp"),
     Case("gemma4_text", "v6e-8", "cp=2,tp=2,dp=2"),
+    Case("gemma4_text-moe", "v6e-8", "dp=4,tp=2,ep=8,sp"),
+    Case("gemma4_text-moe", "v6e-8", "dp=2,tp=4,ep=4"),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c[:3])))
 def test_predicted_equals_compiled(case: Case, tmp_path: Path) -> None:
-    config = {**BASE, "model_type": case.family, **CONFIGS[case.family]}
+    config = {**BASE, "model_type": case.family.partition("-")[0], **CONFIGS[case.family]}
     experiment = experiment_of(
         model=model_from_config(config, name=f"small-{case.family}", source="test"),
         plan=parse_plan(case.plan),

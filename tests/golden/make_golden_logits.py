@@ -90,6 +90,24 @@ HYBRID: dict[str, Any] = GROUPED | {
     "linear_conv_kernel_dim": 4,
     "partial_rotary_factor": 0.25,
 }
+GEMMA4: dict[str, Any] = (
+    {key: value for key, value in BASE.items() if key != "rope_theta"}
+    | GROUPED
+    | {"model_type": "gemma4_text", "num_hidden_layers": 4, "sliding_window": 5}
+    | {"layer_types": ["sliding_attention", "full_attention"] * 2, "global_head_dim": 32}
+    | {"attention_k_eq_v": True, "num_global_key_value_heads": 4, "final_logit_softcapping": 3.0}
+    | {"hidden_size_per_layer_input": 0, "pad_token_id": 0}
+    | {
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1_000.0,
+            },
+        }
+    }
+)
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": BASE
     | {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 2, "mlp_bias": True}
@@ -128,22 +146,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"model_type": "gemma3_text", "num_hidden_layers": 3, "sliding_window_pattern": 2}
     | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_theta": 1_000.0}
     | {"rope_local_base_freq": 100.0},
-    "gemma4": {key: value for key, value in BASE.items() if key != "rope_theta"}
-    | GROUPED
-    | {"model_type": "gemma4_text", "num_hidden_layers": 4, "sliding_window": 5}
-    | {"layer_types": ["sliding_attention", "full_attention"] * 2, "global_head_dim": 32}
-    | {"attention_k_eq_v": True, "num_global_key_value_heads": 4, "final_logit_softcapping": 3.0}
-    | {"hidden_size_per_layer_input": 0, "pad_token_id": 0}
-    | {
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-            "full_attention": {
-                "rope_type": "proportional",
-                "partial_rotary_factor": 0.25,
-                "rope_theta": 1_000.0,
-            },
-        }
-    },
+    "gemma4": GEMMA4,
+    "gemma4-moe": GEMMA4
+    | {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 16},
     "glm4_moe": BASE
     | GROUPED
     | {
@@ -234,6 +240,7 @@ NARROW = {
 }
 BLOCK = 8  # rows and columns that share a scale; DeepSeek-V3 has 128
 TABLES = ("embed_tokens", "lm_head")  # that stay in bfloat16 if blocks have scales
+BLANK = ("bias", "layer_scalar", "router.scale", "per_expert_scale")  # ones and zeros at the start
 WIDE = ("norm", "bias", "sinks", "mlp.gate.", "router")  # in names of tensors that stay in bfloat16
 
 
@@ -320,7 +327,7 @@ def oracle_model(name: str) -> Any:
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if "norm" in tensor_name or tensor_name.endswith(("bias", "layer_scalar")):
+            if "norm" in tensor_name or tensor_name.endswith(BLANK):
                 tensor.add_(0.1 * torch.randn(tensor.shape))  # ones and zeros would hide a mistake
         if config.model_type == "deepseek_v4":
             _fill_blank(model)

@@ -85,6 +85,7 @@ SIZES = [
     Size("google/gemma-3-12b-it", 11.77),
     Size("google/gemma-3-27b-it", 27.0),
     Size("google/gemma-4-12B", 12, 0.03),  # its name, which counts embeddings of other modes, too
+    Size("google/gemma-4-26B-A4B-it", 25.2),  # its model card
     Size("google/gemma-4-31B-it", 30.7),  # its model card
     Size("mistralai/Mistral-7B-v0.1", 7.24),  # the cards' safetensors
     Size("mistralai/Mistral-7B-Instruct-v0.2", 7.24),

@@ -23,6 +23,7 @@ from meshscope.spec.model.model import (
     Layer,
     LinearAttention,
     MixtureOfExperts,
+    MlpKind,
     Model,
     Rope,
     RopeType,
@@ -583,12 +584,27 @@ def test_gemma_4_has_heads_and_rotary_embeddings_by_kind_of_layer() -> None:
     assert (rope.rope_type, rope.theta, rope.rotary_frac) == ("proportional", 1_000_000.0, 0.25)
 
 
+def test_gemma_4_may_have_experts_beside_the_mlp_of_every_layer() -> None:
+    experts = {"num_experts": 16, "top_k_experts": 4, "moe_intermediate_size": 704}
+    model = model_from_config(
+        GEMMA4 | experts | {"enable_moe_block": True}, name="small", source="test"
+    )
+    assert {layer.mlp for layer in model.layers} == {MlpKind.DENSE_AND_MOE}
+    assert model.moe is not None
+    assert (model.ffn, model.moe.ffn, model.moe.shared_ffn) == (
+        LLAMA["intermediate_size"],
+        704,
+        None,
+    )
+    assert (model.moe.n_experts, model.moe.n_active) == (16, 4)
+    assert model_from_config(GEMMA4 | experts, name="small", source="test").moe is None
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
         ({"hidden_size_per_layer_input": 256}, "no embeddings of each layer"),
         ({"num_kv_shared_layers": 2}, "no caches that layers share"),
-        ({"enable_moe_block": True}, "no experts beside the MLP"),
         ({"use_bidirectional_attention": "all"}, "makes an encoder"),
         ({"num_global_key_value_heads": 5}, "not a multiple of num_global_key_value_heads=5"),
     ],

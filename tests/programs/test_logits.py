@@ -77,6 +77,7 @@ CLOSE_CONFIGS = (
     "gemma2",
     "gemma3",
     "gemma4",
+    "gemma4-moe",
     "glm4_moe",
     "glm_moe_dsa",
     "glm_moe_dsa-shared",
@@ -88,7 +89,8 @@ CLOSE_CONFIGS = (
     "phi4",
 )
 ONE_CASE = (*CLOSE_CONFIGS, "qwen3_5", "qwen3_5_moe", "glm4_moe_lite")
-DENSE = [name for name, config in golden.CONFIGS.items() if "num_experts_per_tok" not in config]
+EXPERTS_OF_TOKEN = {"num_experts_per_tok", "top_k_experts"}
+DENSE = [name for name, config in golden.CONFIGS.items() if not EXPERTS_OF_TOKEN & set(config)]
 MIXTURES = [name for name in golden.CONFIGS if name not in DENSE]
 
 # Every dense family under every plan with both partitioners; scanned layers for one family.

@@ -262,11 +262,11 @@ def _head(device: _Device) -> Iterator[_Entry]:
 
 def _layer(device: _Device, layer: Layer) -> Iterator[_Entry]:
     yield from _attention(device, layer)
-    if layer.mlp is not MlpKind.DENSE:
+    if layer.has_mlp:
+        assert device.model.ffn is not None
+        yield from _mlp(device, Part.MLP, dense_weights(device.model), device.model.ffn)
+    if layer.has_experts:
         yield from _mixture(device, layer)
-        return
-    assert device.model.ffn is not None
-    yield from _mlp(device, Part.MLP, dense_weights(device.model), device.model.ffn)
 
 
 def _mlp(device: _Device, part: Part, weights: tuple[Weight, ...], ffn: int) -> Iterator[_Entry]:
@@ -404,7 +404,8 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
         yield from _mlp(device, Part.MOE_SHARED, shared_weights(model), model.moe.shared_ffn)
     else:
         # The norm before the experts, and the sum after them.
-        residual = RESIDUAL_PASSES * model.hidden * device.act_bytes
+        passes = RESIDUAL_PASSES + NORM_PASSES * model.has_post_norms
+        residual = passes * model.hidden * device.act_bytes
         yield Part.MOE_EXPERTS, Cost.PASS_BYTES, Feature.TOKENS, residual
 
 

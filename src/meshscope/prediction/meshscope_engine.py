@@ -17,7 +17,7 @@ from meshscope.prediction.planned_collective import (
     repeated,
 )
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import CompressedAttention, Layer, MlpKind, Model
+from meshscope.spec.model.model import CompressedAttention, Layer, Model
 from meshscope.spec.plan.context_form import local_tokens
 from meshscope.spec.plan.dispatch import Dispatch, exchange_axes, routed_tokens
 from meshscope.spec.plan.plan import Plan
@@ -134,14 +134,13 @@ def _split_residual(program: _DecoderStep) -> tuple[int, ...]:
 
 
 def _layer(program: _DecoderStep, layer: Layer) -> tuple[PlannedCollective, ...]:
-    """Attention, then a dense MLP or a mixture of experts."""
+    """Attention, then an MLP, a mixture of experts, or both."""
     model, plan = program.model, program.plan
     weights = _used_weights(program, attention_weights(model, plan, layer))
     over_cp = context_collectives(program.experiment, program.step, layer)
     attention = _block(program, Part.ATTN, weights, over_cp)
-    if layer.mlp is MlpKind.DENSE:
-        return (*attention, *_block(program, Part.MLP, dense_weights(model)))
-    return (*attention, *_mixture(program))
+    mlp = _block(program, Part.MLP, dense_weights(model)) if layer.has_mlp else ()
+    return (*attention, *mlp, *(_mixture(program) if layer.has_experts else ()))
 
 
 def _used_weights(program: _DecoderStep, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:

@@ -22,7 +22,6 @@ from meshscope.spec.model.model import (
     CompressedAttention,
     GroupedAttention,
     LatentAttention,
-    MlpKind,
 )
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.context_form import cache_slots, local_tokens
@@ -133,7 +132,7 @@ def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
     act = DTYPE_BITS[workload.activation_dtype] / 8
     n_streams = model.hyper.n_streams if model.hyper is not None else 1
     split = plan.tp if plan.sp and phase is Phase.PREFILL else 1
-    has_dense = any(layer.mlp is MlpKind.DENSE for layer in model.layers)
+    has_dense = any(layer.has_mlp for layer in model.layers)
     logits = tokens.n_sequences * padded_vocab(model, plan) * F32_BYTES
     return TempParts(
         residual=tokens.n_tokens * model.hidden * n_streams * act / split,

@@ -25,7 +25,7 @@ from meshscope.programs.jax.latent import latent_attention, seen_positions
 from meshscope.programs.jax.linear import linear_attention
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.mixture import Mixture
-from meshscope.programs.jax.numerics import Array, rms_norm, soft_capped
+from meshscope.programs.jax.numerics import Array, rms_norm, soft_capped, unscaled_rms_norm
 from meshscope.programs.jax.residual import Residual
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 from meshscope.spec.model.flops import has_shared_indexers
@@ -36,7 +36,6 @@ from meshscope.spec.model.model import (
     GroupedAttention,
     LatentAttention,
     Layer,
-    MlpKind,
     Model,
 )
 from meshscope.spec.model.repeats import Repeat
@@ -212,24 +211,43 @@ class Decoder:
             h = self.collectives.gather_activations(self._norm(h, w("attn_norm")))
             h, cache = self._attention(h, w, cache, positions, layer)
             x = add(self._after(w.biased(self.collectives.reduce_output(h), "bo"), w, "attn"))
-        if layer.mlp is MlpKind.DENSE:
-            with scope(Part.MLP):
-                h, add = self.residual.read(x, w, "mlp")
-                h = self.collectives.gather_activations(self._norm(h, w("mlp_norm")))
-                out = self.collectives.reduce_output(_mlp(h, w, self.model.activation))
-                x = add(self._after(w.biased(out, "b_down"), w, "mlp"))
-        else:
-            assert self.mixture is not None
-            with scope(Part.MOE_ROUTER):
-                h, add = self.residual.read(x, w, "mlp")
-                h = self._norm(h, w("mlp_norm"))
-            h = self.mixture(h, w, tokens)
+        with scope(Part.MLP if layer.has_mlp else Part.MOE_ROUTER):
+            h, add = self.residual.read(x, w, "mlp")
+        out = self._mlp_block(h, w) if layer.has_mlp else None
+        if layer.has_experts:
+            if out is not None:  # else XLA may merge the reductions of both
+                out, h = lax.optimization_barrier((out, h))
+            of_experts = self._experts_block(h, w, tokens)
             with scope(Part.MOE_COMBINE):
-                x = add(h)
-        if "layer_scale" in w:
-            with scope(Part.MLP):
+                out = of_experts if out is None else self._both(out, of_experts, w)
+        assert out is not None
+        with scope(Part.MOE_COMBINE if layer.has_experts else Part.MLP):
+            x = add(self._after(out, w, "mlp"))
+            if "layer_scale" in w:
                 x = x * w("layer_scale").astype(x.dtype)
         return x, cache
+
+    def _mlp_block(self, x: Array, w: LayerWeights) -> Array:
+        """The norm and the MLP that all tokens pass."""
+        with scope(Part.MLP):
+            h = self.collectives.gather_activations(self._norm(x, w("mlp_norm")))
+            out = self.collectives.reduce_output(_mlp(h, w, self.model.activation))
+            return w.biased(out, "b_down")
+
+    def _experts_block(self, x: Array, w: LayerWeights, tokens: Array) -> Array:
+        """The norm and the mixture of experts; router and experts may scale normed tokens on their own."""
+        assert self.mixture is not None
+        assert self.model.moe is not None
+        with scope(Part.MOE_ROUTER):
+            is_plain = self.model.moe.has_scales
+            eps = self.model.norm_eps
+            h = unscaled_rms_norm(x, eps) if is_plain else self._norm(x, w("mlp_norm"))
+        return self.mixture(h, w, tokens)
+
+    def _both(self, dense: Array, experts: Array, w: LayerWeights) -> Array:
+        """The sum of an MLP and of experts beside it, each normed."""
+        dense = self._norm(dense, w("dense_post_norm"))
+        return dense + self._norm(experts, w("experts_post_norm"))
 
     def _attention(
         self, x: Array, w: LayerWeights, cache: LayerCache, positions: Array, layer: Layer

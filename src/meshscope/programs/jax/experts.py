@@ -24,19 +24,29 @@ CLAMPED_SWIGLU_ALPHA = 1.702  # transformers GptOssConfig.swiglu_alpha
 def routing(x: Array, w: LayerWeights, moe: MixtureOfExperts, ids: Array) -> tuple[Array, Array]:
     """Expert IDs [T, K] and routing weights [T, K] in float32 for tokens [T, D] with IDs [T].
 
-    Source: the routers of transformers' Mixtral, Qwen3-MoE, gpt-oss, DeepSeek-V2, -V3 and -V4.
+    Source: the routers of transformers' Mixtral, Qwen3-MoE, gpt-oss, Gemma 4, DeepSeek-V2, -V3 and -V4.
     """
-    logits = x.astype(jnp.float32) @ w("router").astype(jnp.float32)
+    x = x.astype(jnp.float32)
+    if moe.has_scales:
+        x = x * (w("router_scale").astype(jnp.float32) * x.shape[-1] ** -0.5)
+    logits = x @ w("router").astype(jnp.float32)
     scores = _scores(w.biased(logits, "router_bias"), moe)
     experts = w("router_table")[ids] if "router_table" in w else _choose_experts(scores, w, moe)
     shares = chosen_scores(scores, experts)
     if moe.is_normalized:
         shares = shares / (shares.sum(axis=-1, keepdims=True) + 1e-20)
+    if moe.has_scales:
+        of_experts = w("expert_scale").astype(shares.dtype)
+        shares = shares * chosen_scores(jnp.broadcast_to(of_experts, scores.shape), experts)
     return experts.astype(jnp.int32), shares * moe.scale
 
 
-def scaled_inputs(tokens: Array, shares: Array, moe: MixtureOfExperts) -> tuple[Array, Array]:
+def scaled_inputs(
+    tokens: Array, shares: Array, w: LayerWeights, moe: MixtureOfExperts
+) -> tuple[Array, Array]:
     """The inputs [T, D] of experts and the weights [T, K] of their outputs, by what the scores scale."""
+    if moe.has_scales:
+        tokens = tokens * w("experts_norm").astype(tokens.dtype)
     if not moe.scales_inputs:
         return tokens, shares
     return (tokens * shares).astype(tokens.dtype), jnp.ones_like(shares)

@@ -115,7 +115,7 @@ class ManualMixture:
         tokens = x.reshape(-1, x.shape[-1])
         with scope(Part.MOE_ROUTER):
             expert_ids, shares = routing(tokens, w, self.moe, ids.reshape(-1))
-            tokens, shares = scaled_inputs(tokens, shares, self.moe)
+            tokens, shares = scaled_inputs(tokens, shares, w, self.moe)
         dispatch, inner = self._dispatch(tokens.shape[0]), None
         if dispatch is not None:
             # Two dots of the shared experts can hide the dispatch, the third the combine.
@@ -155,7 +155,7 @@ class ManualMixture:
             local = tokens if is_split else _share(tokens, n_tokens)
             local_ids = self._split(ids) if is_split else _share(ids.reshape(-1), n_tokens)
             expert_ids, shares = routing(local, w, self.moe, local_ids.reshape(-1))
-            local, shares = scaled_inputs(local, shares, self.moe)
+            local, shares = scaled_inputs(local, shares, w, self.moe)
             if not is_split:
                 expert_ids = self._without_padding(expert_ids, tokens.shape[0])
         dispatch = self._dispatch(n_tokens)
@@ -235,7 +235,7 @@ class AutoMixture:
         tokens = x.reshape(-1, x.shape[-1])
         with scope(Part.MOE_ROUTER):
             expert_ids, shares = routing(tokens, w, self.moe, ids.reshape(-1))
-            tokens, shares = scaled_inputs(tokens, shares, self.moe)
+            tokens, shares = scaled_inputs(tokens, shares, w, self.moe)
         by_form = self._gathered if self.form is DispatchForm.GATHERED else self._one_hot
         out = by_form(tokens, expert_ids, shares, w).reshape(x.shape)
         if self.moe.shared_ffn is not None:

@@ -147,7 +147,8 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
     defaults = LITE_DEFAULTS if is_lite else DEFAULTS.get(family, {})
     reader = ConfigReader({**defaults, **reader.config}, source)
     layers = _layers(reader, family)
-    has_dense = any(layer.mlp is MlpKind.DENSE for layer in layers)
+    has_dense = any(layer.has_mlp for layer in layers)
+    has_experts = any(layer.has_experts for layer in layers)
     stored = stored_format(config)
     _refuse_sliding_window(reader, family)
     _check_activation(reader, family)
@@ -167,9 +168,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         has_mlp_bias=reader.boolean("mlp_bias", default=False),
         max_position=reader.optional_integer("max_position_embeddings"),
         source=source,
-        moe=None
-        if all(layer.mlp is MlpKind.DENSE for layer in layers)
-        else read_moe(reader, family),
+        moe=read_moe(reader, family) if has_experts else None,
         hyper=hyper_connections(reader) if family is Family.DEEPSEEK_V4 else None,
         activation=Activation.GEGLU if is_gemma else Activation.SWIGLU,
         norm_offset=1.0 if family in UNIT_OFFSET_FAMILIES else 0.0,
@@ -255,6 +254,8 @@ def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
             return _qwen3_next_moe(reader, family)
         case Family.LLAMA4:
             return _llama4_moe(reader)
+        case Family.GEMMA4:
+            return _gemma4_moe(reader)
         case _:
             return _deepseek_moe(reader, family)
 
@@ -314,6 +315,20 @@ def _llama4_moe(reader: ConfigReader) -> MixtureOfExperts:
     )
 
 
+def _gemma4_moe(reader: ConfigReader) -> MixtureOfExperts:
+    """Source: Gemma4TextRouter and Gemma4TextExperts of transformers."""
+    return MixtureOfExperts(
+        n_experts=reader.integer("num_experts"),
+        n_active=reader.integer("top_k_experts"),
+        ffn=reader.integer("moe_intermediate_size"),
+        shared_ffn=None,
+        scoring=Scoring.SOFTMAX,
+        is_normalized=True,
+        has_scales=True,
+        activation=Activation.GEGLU,
+    )
+
+
 def _deepseek_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
     """Source: DeepseekV2TopkRouter and DeepseekV3TopkRouter of transformers."""
     is_v2 = family is Family.DEEPSEEK_V2
@@ -363,6 +378,8 @@ def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
 def _mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpKind]:
     if family in {Family.MIXTRAL, Family.GPT_OSS, Family.QWEN3_5_MOE}:
         return [MlpKind.MOE] * n_layers
+    if family is Family.GEMMA4 and reader.boolean("enable_moe_block", default=False):
+        return [MlpKind.DENSE_AND_MOE] * n_layers
     if family is Family.LLAMA4:
         step = reader.integer("interleave_moe_layer_step", 1)
         sparse = set(reader.integers("moe_layers") or range(step - 1, n_layers, step))
@@ -419,7 +436,6 @@ def _check_activation(reader: ConfigReader, family: Family) -> None:
 GEMMA4_PARTS = {
     "hidden_size_per_layer_input": (256, "embeddings of each layer"),
     "num_kv_shared_layers": (0, "caches that layers share"),
-    "enable_moe_block": (False, "experts beside the MLP"),
 }
 
 
@@ -432,7 +448,7 @@ def _refuse_gemma4_parts(reader: ConfigReader, family: Family) -> None:
         if value:
             raise SpecError(
                 f"{reader.source}: {key}={value!r}: the programs of gemma4_text have no {part}. "
-                "Use a dense Gemma 4, such as gemma-4-31B."
+                "Use one without, such as gemma-4-31B-it or gemma-4-26B-A4B-it."
             )
     if reader.config.get("use_bidirectional_attention") == "all":
         raise SpecError(

@@ -329,6 +329,8 @@ class MixtureOfExperts:
     has_correction_bias: bool = False  # added to the scores for expert selection only
     has_bias: bool = False  # router and experts have biases
     has_shared_gate: bool = False  # a sigmoid scales the output of the shared experts
+    # Gemma 4: router and experts each have scales for the normed input, and each expert a scale of its score.
+    has_scales: bool = False
     scales_inputs: bool = (
         False  # the score of the one chosen expert scales its input, not its output
     )
@@ -353,6 +355,7 @@ class MlpKind(StrEnum):
 
     DENSE = "dense"
     MOE = "moe"
+    DENSE_AND_MOE = "dense_and_moe"  # an MLP beside experts, each with a norm after it (Gemma 4)
     HASH_MOE = "hash_moe"  # experts are looked up by token id in a table
 
 
@@ -362,6 +365,16 @@ class Layer:
 
     attention: AttentionKind = AttentionKind.FULL
     mlp: MlpKind = MlpKind.DENSE
+
+    @property
+    def has_mlp(self) -> bool:
+        """Whether the layer has an MLP that all tokens pass, beside that of shared experts."""
+        return self.mlp in {MlpKind.DENSE, MlpKind.DENSE_AND_MOE}
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the layer has routed experts."""
+        return self.mlp is not MlpKind.DENSE
 
     @property
     def name(self) -> str:

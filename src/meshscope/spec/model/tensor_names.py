@@ -16,6 +16,8 @@ def moe_block(family: Family) -> str:
             return "mlp.router."
         case Family.LLAMA4:
             return "feed_forward.router."
+        case Family.GEMMA4:
+            return "router.proj."
         case Family.DEEPSEEK_V4:
             return "ffn.gate."
         case _:
@@ -59,6 +61,12 @@ def norm_tensors(family: Family) -> tuple[str, str]:
 
 # Tensors of the norms after attention and after the MLP, in families that have them.
 POST_NORM_TENSORS = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
+# Scales of an MLP beside experts (Gemma 4): of the MLP's output, and of the experts' input and output.
+SIDE_NORM_TENSORS = {
+    "dense_post_norm": "post_feedforward_layernorm_1.weight",
+    "experts_norm": "pre_feedforward_layernorm_2.weight",
+    "experts_post_norm": "post_feedforward_layernorm_2.weight",
+}
 
 
 def head_tensor(family: Family) -> str:

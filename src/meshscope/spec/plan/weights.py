@@ -25,6 +25,7 @@ from meshscope.spec.model.model import (
 )
 from meshscope.spec.model.tensor_names import (
     POST_NORM_TENSORS,
+    SIDE_NORM_TENSORS,
     correction_tensor,
     dense_tensors,
     expert_tensors,
@@ -642,12 +643,22 @@ def mlp_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
     before = (*_hyper_weights(model, "mlp", "ffn"), norm)
     match layer.mlp:
         case MlpKind.DENSE:
-            return (*before, *dense_weights(model), *_post_norm(model, 1), *_layer_scale(model))
+            blocks = dense_weights(model)
+        case MlpKind.DENSE_AND_MOE:
+            experts = (*router_weights(model), *expert_weights(model), *_side_norms(model))
+            blocks = (*dense_weights(model), *experts)
         case MlpKind.MOE | MlpKind.HASH_MOE:
             router = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
-            return (*before, *router, *expert_weights(model), *shared_weights(model))
+            blocks = (*router, *expert_weights(model), *shared_weights(model))
         case _:
             assert_never(layer.mlp)
+    return (*before, *blocks, *_post_norm(model, 1), *_layer_scale(model))
+
+
+def _side_norms(model: Model) -> Iterator[Weight]:
+    """The norms of an MLP and of experts side by side."""
+    for name, tensor in SIDE_NORM_TENSORS.items():
+        yield WeightBuilder().vector(name, (Dim.NORM,), (model.hidden,), tensor)
 
 
 @lru_cache(maxsize=CACHED_WEIGHTS)
@@ -725,6 +736,12 @@ def router_weights(model: Model, *, has_table: bool = False) -> tuple[Weight, ..
         weights.append(builder.vector("router_correction", (Dim.NORM,), shape, tensor))
     if moe.has_bias:
         weights.append(builder.vector("router_bias", (Dim.NORM,), (moe.n_experts,), "bias"))
+    if moe.has_scales:
+        scales = {"router_scale": ("scale", model.hidden)}
+        scales["expert_scale"] = ("per_expert_scale", moe.n_experts)
+        beside = WeightBuilder(base="model.layers.{layer}.router.")
+        for name, (tensor, size) in scales.items():
+            weights.append(beside.vector(name, (Dim.NORM,), (size,), tensor))
     return tuple(weights)
 
 
@@ -738,6 +755,8 @@ def expert_weights(model: Model) -> tuple[Weight, ...]:
             weights = _fused_experts(model, moe, "mlp.experts.", step=2)
         case Family.LLAMA4:
             weights = _fused_experts(model, moe, "feed_forward.experts.", step=1)
+        case Family.GEMMA4:
+            weights = _fused_experts(model, moe, "experts.", step=1, is_transposed=True)
         case _:
             weights = _single_experts(model, moe)
     return tuple(
@@ -754,9 +773,9 @@ def _single_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
 
 
 def _fused_experts(
-    model: Model, moe: MixtureOfExperts, block: str, *, step: int
+    model: Model, moe: MixtureOfExperts, block: str, *, step: int, is_transposed: bool = False
 ) -> Iterator[Weight]:
-    """Gate and up columns in one tensor [E, D, 2F], which is not transposed.
+    """Gate and up columns in one tensor [E, D, 2F], or [E, 2F, D] if it `is_transposed` (Gemma 4).
 
     They alternate with `step` 2 (gpt-oss); with 1, those of the gate come first (Llama 4).
     """
@@ -768,14 +787,14 @@ def _fused_experts(
         into = builder.matrix(
             f"experts_w_{name}", _EXPERT_IN, (n, d, f), "gate_up_proj", inputs=(1,)
         )
-        yield replace(into, columns=columns, is_transposed=False)
+        yield replace(into, columns=columns, is_transposed=is_transposed)
         if not moe.has_bias:
             continue
         bias = (Dim.EXPERT, Dim.EXPERT_FFN)
         tensor = "gate_up_proj_bias"
         yield builder.vector(f"experts_b_{name}", bias, (n, f), tensor, columns=columns)
     out = builder.matrix("experts_w_down", _EXPERT_OUT, (n, f, d), "down_proj", inputs=(1,))
-    yield replace(out, is_transposed=False)
+    yield replace(out, is_transposed=is_transposed)
     if moe.has_bias:
         yield builder.vector("experts_b_down", (Dim.EXPERT, Dim.NORM), (n, d), "down_proj_bias")
 
