@@ -164,6 +164,8 @@ def _of_stages(name: str, program: TracedProgram, weights: dict[str, np.ndarray]
 
 def _weight(name: str, weights: dict[str, np.ndarray]) -> np.ndarray:
     moe = name.replace(".mlp.", ".block_sparse_moe.")
+    if name.partition(".experts.")[2] and f"{name.removesuffix('_bias')}_bias" in weights:
+        return _of_alternating(name, weights[name])
     for candidate in (name, moe):
         if candidate in weights:
             return weights[candidate]
@@ -189,6 +191,14 @@ def _weight(name: str, weights: dict[str, np.ndarray]) -> np.ndarray:
             return np.stack([stacked(gate), stacked(up)], axis=1)
         return stacked(down)
     raise KeyError(name)
+
+
+def _of_alternating(name: str, value: np.ndarray) -> np.ndarray:
+    """An array of gpt-oss' experts, whose gates and ups alternate in the last dimension, as others store it."""
+    outputs_first = np.moveaxis(value, -1, 1)
+    if "gate_up_proj" not in name:
+        return outputs_first
+    return np.stack([outputs_first[:, ::2], outputs_first[:, 1::2]], axis=1)
 
 
 def _part_of(fused: np.ndarray, part: str, n_queries: int) -> np.ndarray:

@@ -50,6 +50,12 @@ GLM = DENSE | {
     "moe_intermediate_size": 128,
     "first_k_dense_replace": 1,
 }
+GPT = DENSE | {
+    "model_type": "gpt_oss",
+    "num_local_experts": 16,
+    "num_experts_per_tok": 4,
+    "sliding_window": 64,
+}
 PHI = DENSE | {"model_type": "phi3", "hidden_size": 1024}
 
 
@@ -72,6 +78,7 @@ CASES = {
     "post-norms": Case(GEMMA, "dp=2,tp=4,sp"),
     "shared-expert": Case(GLM, "dp=2,tp=4,ep=8"),
     "fused-heads": Case(PHI, "tp=8"),
+    "biased-experts": Case(GPT, "tp=8,ep=8"),
 }
 DAILY = {"sp", "ep"}
 # In decode, where sp splits the batch, the partitioner tells tokens of halves of tp.
@@ -123,6 +130,7 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
         "post-norms": {(Part.ATTN, Kind.ALL_GATHER), (Part.MLP, Kind.ALL_GATHER)},
         "shared-expert": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.ATTN, Kind.ALL_REDUCE)},
         "fused-heads": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MLP, Kind.ALL_REDUCE)},
+        "biased-experts": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MOE_COMBINE, Kind.ALL_REDUCE)},
     }[name]
     assert expected <= equal, [str(m) for m in comparison.matches]
     if name == "ep":  # slots for experts are predicted, in decode at least one each

@@ -55,6 +55,7 @@ DENSE = (
     *("mistral", "ministral", "ministral3", "gemma2", "gemma3", "phi4"),
 )
 MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v2-limited", "deepseek_v3", "glm4_moe")
+MIXTURES += ("gpt_oss",)
 PLANS = ("tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
 EXPERT_PLANS = (
     "tp=8,sp",
@@ -77,7 +78,7 @@ CASES += [
     Case(config, plan, context=form)
     for config in (
         *("llama", "qwen3", "mixtral", "deepseek_v2", "deepseek_v3"),
-        *("mistral", "ministral3", "gemma2", "gemma3", "glm4_moe"),
+        *("mistral", "ministral3", "gemma2", "gemma3", "glm4_moe", "gpt_oss"),
     )
     for plan, form in (
         ("cp=8", RING),
@@ -124,6 +125,9 @@ TELLING = {
     Case("phi4", "dp=2,tp=4"),
     Case("gemma3", "fsdp=2,tp=4"),
     Case("glm4_moe", "dp=2,tp=4,ep=2,sp"),
+    Case("gpt_oss", "dp=2,tp=4,ep=2,sp"),
+    Case("gpt_oss", "tp=8,ep=8"),
+    Case("gpt_oss", "cp=2,tp=4,sp"),
 }
 ITSELF = [
     pytest.param(Case("qwen3", "pp=2,tp=4"), marks=pytest.mark.matrix),

@@ -6,7 +6,7 @@ from typing import Any
 from meshscope.errors import SpecError
 from meshscope.programs.torchxla.configs import hugging_face_config
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import Family, GroupedAttention, LatentAttention, Model
+from meshscope.spec.model.model import Family, LatentAttention, Model
 from meshscope.spec.quantization import FP8_BLOCKS
 
 # `architectures` of the published configs.
@@ -50,23 +50,7 @@ def architecture_config(model: Model) -> dict[str, Any]:
     }
     if model.family is Family.QWEN3_MOE:
         config["decoder_sparse_step"] = 1  # dense layers are in `mlp_only_layers`
-    if model.family is Family.GPT_OSS:
-        config |= _gpt_oss(model)
     return config
-
-
-def _gpt_oss(model: Model) -> dict[str, Any]:
-    """Keys that only gpt-oss has."""
-    attention, moe = model.attention, model.moe
-    assert isinstance(attention, GroupedAttention)
-    assert moe is not None
-    return {
-        "num_local_experts": moe.n_experts,
-        "num_experts_per_tok": moe.n_active,
-        "intermediate_size": moe.ffn,
-        "swiglu_limit": moe.activation_limit,
-        "sliding_window": attention.window,
-    }
 
 
 def engine_variables_of(experiment: Experiment) -> dict[str, str]:

@@ -39,11 +39,15 @@ FAMILIES = (
     Family.GEMMA3,
     Family.GLM4_MOE,
     Family.PHI3,
+    Family.GPT_OSS,
 )
 GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
-HAS_ATTENTION_BIAS = frozenset({Family.LLAMA, Family.QWEN3, Family.QWEN3_MOE, Family.GLM4_MOE})
-WINDOWED = GEMMA | {Family.MISTRAL, Family.MINISTRAL, Family.MINISTRAL3}
-MASKED_BY_KIND = GEMMA | {Family.MINISTRAL}  # the others have one mask for all layers
+HAS_ATTENTION_BIAS = frozenset(
+    {Family.LLAMA, Family.QWEN3, Family.QWEN3_MOE, Family.GLM4_MOE, Family.GPT_OSS}
+)
+WINDOWED = GEMMA | {Family.MISTRAL, Family.MINISTRAL, Family.MINISTRAL3, Family.GPT_OSS}
+# The others have one mask for all layers.
+MASKED_BY_KIND = GEMMA | {Family.MINISTRAL, Family.GPT_OSS}
 # Names that transformers gives to the layers' kinds of attention, in `layer_types` and in masks.
 LAYER_TYPES = {
     AttentionKind.FULL: "full_attention",
@@ -238,7 +242,12 @@ def _experts(model: Model) -> dict[str, Any]:
                 "mlp_only_layers": dense,
             }
         case Family.GPT_OSS:
-            return {"num_local_experts": moe.n_experts, "num_experts_per_tok": moe.n_active}
+            return {
+                "intermediate_size": moe.ffn,
+                "num_local_experts": moe.n_experts,
+                "num_experts_per_tok": moe.n_active,
+                "swiglu_limit": moe.activation_limit,
+            }
         case _:
             return _deepseek_experts(model, moe)
 

@@ -16,7 +16,7 @@ H width of a head.
 """
 
 # pyright: reportMissingImports=false
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -56,6 +56,15 @@ class PartialSoftmax:
             largest=largest,
         )
 
+    def normalized(self, sinks: Any) -> Any:
+        """The weighted sum [B, K, G, S, H] of values; sinks [K, G] take a share of the weights."""
+        if sinks is None:
+            return self.numerator / self.total[..., None]
+        logits = sinks.float()[None, :, :, None]
+        part = self.scaled(torch.maximum(self.largest, logits))
+        total = part.total + torch.exp(logits - part.largest)
+        return part.numerator / total[..., None]
+
     def merged(self, other: "PartialSoftmax") -> "PartialSoftmax":
         """Attention over the keys of both parts."""
         largest = torch.maximum(self.largest, other.largest)
@@ -67,11 +76,15 @@ class PartialSoftmax:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """How products of queries and keys become scores: their factor, their limit, and the window of positions."""
+    """How products of queries and keys become scores, and what else takes a share of their weights.
+
+    `scale` is the factor of products, `softcap` their limit, and `sinks` [K, G] the score of no position, or None.
+    """
 
     scale: float
     softcap: float | None
     window: int | None
+    sinks: Any = None
 
     def limited(self, products: Any) -> Any:
         """The scores of products, at most `softcap` in magnitude."""
@@ -119,6 +132,9 @@ class ContextAttention:
         v = entered(value, (layouts.data, of_keys, context, ()))
         ranks = torch.arange(self.experiment.plan.cp, device=torch_xla.device())
         rank = entered(ranks, (context,))
+        if scores.sinks is not None:
+            of_copies = tuple(axis for axis in heads if axis not in of_keys)
+            scores = replace(scores, sinks=entered(scores.sinks, (of_keys, of_copies)))
         batch, n_heads, n_queries, width = q.shape
         q = q.reshape(batch, k.shape[1], n_heads // k.shape[1], n_queries, width)
         way = self._merged if self.phase is Phase.DECODE else self._of_blocks
@@ -135,7 +151,7 @@ class ContextAttention:
             k, v = all_gather(k, 2, groups), all_gather(v, 2, groups)
             every = torch.arange(k.shape[2], device=torch_xla.device())
             part = partly_attended(q, k, v, (query_positions, every), scores)
-            return part.numerator / part.total[..., None]
+            return part.normalized(scores.sinks)
         parts: list[PartialSoftmax] = []
         for number in range(size):
             source = (rank + size - number) % size
@@ -143,8 +159,7 @@ class ContextAttention:
             parts.append(partly_attended(q, k, v, (query_positions, keys_at), scores))
             if number < size - 1:  # the last step sends nothing
                 k, v = (permuted(x, ring_pairs(groups)) for x in (k, v))
-        whole = reduce(PartialSoftmax.merged, parts)
-        return whole.numerator / whole.total[..., None]
+        return reduce(PartialSoftmax.merged, parts).normalized(scores.sinks)
 
     def _merged(self, q: Any, k: Any, v: Any, rank: Any, scores: Scores) -> Any:
         """Attention of one token over all devices' positions: an all-reduce max and an all-reduce sum."""
@@ -156,8 +171,12 @@ class ContextAttention:
         batch, n_total = q.shape[0], part.total[0].numel()
         flat = [x.reshape(batch, 1, -1) for x in (part.numerator, part.total)]
         both = all_reduce(torch.cat(flat, dim=-1), groups)
-        numerator = both[..., :-n_total].reshape(part.numerator.shape)
-        return numerator / both[..., -n_total:].reshape(part.total.shape)[..., None]
+        whole = PartialSoftmax(
+            numerator=both[..., :-n_total].reshape(part.numerator.shape),
+            total=both[..., -n_total:].reshape(part.total.shape),
+            largest=part.largest,
+        )
+        return whole.normalized(scores.sinks)
 
 
 def cached_positions(experiment: Experiment, rank: Any) -> Any:
@@ -185,15 +204,19 @@ def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -
         attention_mask: Any,
         scaling: float,
         dropout: float = 0.0,
+        s_aux: Any = None,
         **_: Any,
     ) -> tuple[Any, None]:
         del dropout  # of training
         kind = experiment.model.layers[module.layer_idx].attention
         scores = scores_of(experiment.model, kind, scaling)
-        if is_split:
-            return of_context(query, key, value, scores), None
         of_keys = tuple(axis for axis in heads if axis != KV_AXES[1])
         of_copies = tuple(axis for axis in heads if axis == KV_AXES[1])
+        if s_aux is not None:
+            sinks = tensors.annotate(s_aux.reshape(key.shape[1], -1), (of_keys, of_copies))
+            scores = replace(scores, sinks=sinks)
+        if is_split:
+            return of_context(query, key, value, scores), None
         batch, n_heads, n_queries, width = query.shape
         n_shared = key.shape[1]
         q = query.reshape(batch, n_shared, n_heads // n_shared, n_queries, width)
@@ -219,5 +242,11 @@ def plain_attention(q: Any, k: Any, v: Any, mask: Any, of: Scores) -> Any:
     The mask has the window, too.
     """
     scores = of.limited(torch.einsum("bkgsh,bkth->bkgst", q, k)) + mask[:, :, None]
-    shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
-    return torch.einsum("bkgst,bkth->bskgh", shares, v)
+    if of.sinks is None:
+        shares = torch.softmax(scores, dim=-1, dtype=torch.float32)
+    else:
+        scores, sinks = scores.float(), of.sinks.float()[None, :, :, None, None]
+        largest = torch.maximum(scores.amax(dim=-1, keepdim=True), sinks)
+        shares = torch.exp(scores - largest)
+        shares = shares / (shares.sum(dim=-1, keepdim=True) + torch.exp(sinks - largest))
+    return torch.einsum("bkgst,bkth->bskgh", shares.to(q.dtype), v)

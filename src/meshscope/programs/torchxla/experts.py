@@ -22,6 +22,7 @@ from meshscope.events.enums import Part, Phase
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.tensors import Tensors, all_reduce, all_to_all, scope
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.model import Activation, MixtureOfExperts
 from meshscope.spec.plan.dispatch import exchange_axes, slots_of_expert
 from meshscope.spec.plan.weights import Dim
 
@@ -39,21 +40,25 @@ def register_experts(experiment: Experiment, phase: Phase, tensors: Tensors) -> 
 
     def of_tokens(module: Any, x: Any, chosen: Any, shares: Any) -> Any:
         if dispatch is None:
-            return _everywhere(module, x, chosen, shares, tensors)
+            return _everywhere(module, x, chosen, shares, tensors, moe)
         return dispatch(module, x, chosen, shares)
 
     registry.ALL_EXPERTS_FUNCTIONS.register(NAME, of_tokens)
     return NAME
 
 
-def _everywhere(module: Any, x: Any, chosen: Any, shares: Any, tensors: Tensors) -> Any:
+def _everywhere(  # noqa: PLR0913, PLR0917  tokens, their routing, the experts
+    module: Any, x: Any, chosen: Any, shares: Any, tensors: Tensors, moe: MixtureOfExperts
+) -> Any:
     """[T, D] -> [T, D]: all experts process all tokens, and the partitioner reduces their outputs."""
     layouts = tensors.layouts
     of_experts, of_ffn = layouts.split(Dim.EXPERT), layouts.split(Dim.EXPERT_FFN)
     with scope(Part.MOE_EXPERTS.value):
         gates = _stacked(module, "gate_up_proj")
         inner = torch.einsum("td,ehfd->ethf", x, gates)
-        inner = module.act_fn(inner[:, :, 0]) * inner[:, :, 1]
+        if moe.has_bias:
+            inner = inner + _stacked_bias(module)[:, None]
+        inner = _gated(module, inner[:, :, 0], inner[:, :, 1], moe)
         # [E, T, F] is sharded like the weights.
         tensors.annotate(inner, (of_experts, layouts.data, of_ffn))
     with scope(Part.MOE_COMBINE.value):
@@ -63,6 +68,8 @@ def _everywhere(module: Any, x: Any, chosen: Any, shares: Any, tensors: Tensors)
         # reduces [T, D] instead of [E, T, D].
         inner = inner * share_of.t()[..., None]
         out = torch.einsum("etf,edf->td", inner, module.down_proj)
+        if moe.has_bias:
+            out = out + torch.einsum("te,ed->td", share_of, module.down_proj_bias)
         return tensors.annotate(out, (layouts.data, ()))
 
 
@@ -79,6 +86,32 @@ def _stacked(module: Any, name: str) -> Any:
     return weight.reshape(weight.shape[0], 2, -1, weight.shape[2])
 
 
+def _stacked_bias(module: Any) -> Any:
+    """The biases of gate and up as [E, 2, F]."""
+    bias = module.gate_up_proj_bias
+    return bias.reshape(bias.shape[0], 2, -1)
+
+
+def _gated(module: Any, gate: Any, up: Any, moe: MixtureOfExperts) -> Any:
+    """The expert's activation function of its gate and up projections."""
+    if moe.activation is not Activation.CLAMPED_SWIGLU:
+        return module.act_fn(gate) * up
+    limit = moe.activation_limit
+    assert limit is not None
+    gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    return (up + 1) * gate * torch.sigmoid(gate * module.alpha)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    """The experts' weights on one device: [e, 2, F, D] and [e, D, F]; biases [e, 2, F] and [e, D], or None."""
+
+    gates: Any
+    downs: Any
+    gate_bias: Any
+    down_bias: Any
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Exchange:
     """The exchange of rows in a manual region over all devices."""
@@ -90,8 +123,7 @@ class _Exchange:
     def __call__(self, module: Any, x: Any, chosen: Any, shares: Any) -> Any:
         """[T, D] -> [T, D]; tokens are split over the axes of the exchange and the data axis."""
         if self.tensors.is_inside:  # in a pipeline stage all tensors are local
-            gates = _stacked(module, "gate_up_proj")
-            return self._local(module, x, chosen, shares, gates, module.down_proj)
+            return self._local(module, x, chosen, shares, self._stored(module))
         n_tokens = x.shape[0]
         data = self.tensors.layouts.data
         for tensor in (
@@ -105,19 +137,51 @@ class _Exchange:
         chosen = _padded(chosen, missing, module.num_experts)  # no expert
         tokens: Spec = (self._token_axes, ())
         layouts, entered = self.tensors.layouts, self.tensors.entered
-        experts, ffn = layouts.split(Dim.EXPERT), layouts.split(Dim.EXPERT_FFN)
-        hidden = ()  # fsdp gathers what it split
         with scope(Part.MOE_DISPATCH.value):
             x, shares = entered(x, tokens), entered(shares, tokens)
             chosen = entered(chosen, tokens)
         with scope(Part.MOE_EXPERTS.value):
-            gates = entered(_stacked(module, "gate_up_proj"), (experts, (), ffn, hidden))
-            downs = entered(module.down_proj, (experts, hidden, ffn))
-        out = self._local(module, x, chosen, shares, gates, downs)
+            weights = self._entered(self._stored(module))
+        out = self._local(module, x, chosen, shares, weights)
         with scope(Part.MOE_COMBINE.value):
             out = self.tensors.left(out, tokens)
             out = out[:n_tokens] if missing else out
             return self.tensors.annotate(out, (layouts.data, ()))
+
+    def _stored(self, module: Any) -> _Weights:
+        """The weights of a module of transformers."""
+        assert self.experiment.model.moe is not None
+        has_bias = self.experiment.model.moe.has_bias
+        return _Weights(
+            gates=_stacked(module, "gate_up_proj"),
+            downs=module.down_proj,
+            gate_bias=_stacked_bias(module) if has_bias else None,
+            down_bias=module.down_proj_bias if has_bias else None,
+        )
+
+    def _entered(self, weights: _Weights) -> _Weights:
+        """This device's share, with the bias that follows the sum over tp on the first device only."""
+        layouts, entered = self.tensors.layouts, self.tensors.entered
+        experts, ffn = layouts.split(Dim.EXPERT), layouts.split(Dim.EXPERT_FFN)
+        hidden = ()  # fsdp gathers what it split
+        gate_bias, down_bias = weights.gate_bias, weights.down_bias
+        if down_bias is not None:
+            gate_bias = entered(gate_bias, (experts, (), ffn))
+            down_bias = entered(down_bias, (experts, hidden))
+            if self._is_partial:
+                down_bias = down_bias * (self.tensors.rank("tp") == 0).to(down_bias.dtype)
+        return _Weights(
+            gates=entered(weights.gates, (experts, (), ffn, hidden)),
+            downs=entered(weights.downs, (experts, hidden, ffn)),
+            gate_bias=gate_bias,
+            down_bias=down_bias,
+        )
+
+    @property
+    def _is_partial(self) -> bool:
+        """Whether tp splits each expert, so that its devices add up their outputs."""
+        plan = self.experiment.plan
+        return plan.tp > 1 and "tp" not in plan.expert_axes
 
     @property
     def _token_axes(self) -> tuple[str, ...]:
@@ -133,9 +197,7 @@ class _Exchange:
             n_parts *= self.tensors.layouts.mesh.size(axis)
         return n_parts
 
-    def _local(  # noqa: PLR0913, PLR0917  tokens, their routing, the experts
-        self, module: Any, x: Any, chosen: Any, shares: Any, gates: Any, downs: Any
-    ) -> Any:
+    def _local(self, module: Any, x: Any, chosen: Any, shares: Any, weights: _Weights) -> Any:
         """[t, D] -> [t, D] on one device."""
         plan, device = self.experiment.plan, torch_xla.device()
         n_tokens, n_active = chosen.shape
@@ -162,9 +224,14 @@ class _Exchange:
             # [n, e*C, D] -> [e, n*C, D]
             rows = rows.reshape(n_ranks, -1, n_slots, rows.shape[-1]).transpose(0, 1)
             rows = rows.reshape(rows.shape[0], n_ranks * n_slots, -1)
-            gate = torch.einsum("ecd,efd->ecf", rows, gates[:, 0])
-            up = torch.einsum("ecd,efd->ecf", rows, gates[:, 1])
-            out = torch.einsum("ecf,edf->ecd", module.act_fn(gate) * up, downs)
+            gate = torch.einsum("ecd,efd->ecf", rows, weights.gates[:, 0])
+            up = torch.einsum("ecd,efd->ecf", rows, weights.gates[:, 1])
+            if weights.gate_bias is not None:
+                gate = gate + weights.gate_bias[:, None, 0]
+                up = up + weights.gate_bias[:, None, 1]
+            out = torch.einsum("ecf,edf->ecd", _gated(module, gate, up, moe), weights.downs)
+            if weights.down_bias is not None:
+                out = out + weights.down_bias[:, None]
             out = out.reshape(out.shape[0], n_ranks, n_slots, -1).transpose(0, 1)
         with scope(Part.MOE_COMBINE.value):
             back = all_to_all(out.reshape(n_ranks, -1, out.shape[-1]), groups)
@@ -172,8 +239,8 @@ class _Exchange:
             weighted = back.reshape(n_tokens, n_active, -1) * shares.to(back.dtype)[..., None]
             summed = weighted.sum(dim=1)
             # In a stage, partial sums of all experts are added up behind the block.
-            is_partial = plan.tp > 1 and "tp" not in plan.expert_axes and not self.tensors.is_inside
-            return all_reduce(summed, self.tensors.groups("tp")) if is_partial else summed
+            is_summed = self._is_partial and not self.tensors.is_inside
+            return all_reduce(summed, self.tensors.groups("tp")) if is_summed else summed
 
 
 def _padded(x: Any, n_more: int, value: float = 0) -> Any:

@@ -1,7 +1,8 @@
-"""Matrices that transformers fuses, as separate parameters: a device's share of each is contiguous.
+"""Matrices that transformers fuses, in a form whose shares of a device are contiguous.
 
 Phi-3 has queries, keys and values in one matrix, and gate and up projections in another. Splitting the rows of
-the whole over devices would not split the parts by heads or columns.
+the whole over devices would not split the parts by heads or columns, so they become separate parameters. The
+experts of gpt-oss have columns [E, D, 2F] that alternate between gate and up; here they are as in other families.
 """
 
 # pyright: reportMissingImports=false
@@ -26,8 +27,18 @@ class Joined(torch.nn.Module):
         return torch.cat([getattr(self, name)(x) for name in self.names], dim=-1)
 
 
+def _store_experts(module: Any) -> None:
+    """Give experts the matrices [E, 2F, D] and [E, D, F], those of all gates before those of all ups."""
+    for name in ("gate_up_proj", "down_proj"):
+        shape = getattr(module, name).transpose(1, 2).shape
+        setattr(module, name, torch.nn.Parameter(torch.empty(shape)))
+
+
 def separate_fused(model: Any, described: Model) -> None:
     """Replace fused matrices of the model by their parts."""
+    if described.family is Family.GPT_OSS:
+        for layer in model.model.layers:
+            _store_experts(layer.mlp.experts)
     if described.family is not Family.PHI3:
         return
     attention = described.attention

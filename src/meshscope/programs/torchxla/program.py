@@ -206,6 +206,7 @@ def scope_of_module(name: str, experiment: Experiment) -> str | None:
         "post_feedforward_layernorm": Part.MLP,
         "mlp": Part.MLP if is_dense else None,
         "mlp.gate": Part.MOE_ROUTER,
+        "mlp.router": Part.MOE_ROUTER,
         "mlp.shared_experts": Part.MOE_SHARED,
     }
     part = of_inner.get(inner)

@@ -1,7 +1,8 @@
 """Sharding rules for the parameters of a transformers model, derived from the plan's weights.
 
 `spec/plan/weights.py` declares each weight with its checkpoint name. Modules of transformers store
-some of them differently: all experts of a layer in one array, with gate and up stacked.
+some of them differently: all experts of a layer in one array, with gate and up stacked, also in those that
+`joined.py` changes.
 """
 
 from collections.abc import Mapping
@@ -82,23 +83,23 @@ def _rule(weight: Weight) -> Rule:
 
 
 def _expert_rules(weights: tuple[Weight, ...], index: int) -> dict[str, Rule]:
-    """Rules for the experts of one layer, stored by transformers as [E, 2F, D] and [E, D, F]."""
+    """Rules for the experts of one layer: [E, 2F, D] and [E, D, F], and biases [E, 2F] and [E, D]."""
     by_name = {weight.name: weight for weight in weights}
     if "experts_w_gate" not in by_name:
         return {}
     gate, down = by_name["experts_w_gate"], by_name["experts_w_down"]
     base = f"model.layers.{index}.{EXPERTS}"
-    return {
-        f"{base}gate_up_proj": Rule(
-            dims=(gate.dims[0], gate.dims[2], gate.dims[1]),
-            sizes=gate.shape,
-            is_transposed=False,
-            n_stacked=2,
-        ),
-        f"{base}down_proj": Rule(
-            dims=(down.dims[0], down.dims[2], down.dims[1]), sizes=down.shape, is_transposed=False
-        ),
-    }
+
+    def rule(weight: Weight, n_stacked: int) -> Rule:
+        dims = weight.dims if weight.is_vector else (weight.dims[i] for i in (0, 2, 1))
+        sizes = weight.shape
+        return Rule(dims=tuple(dims), sizes=sizes, is_transposed=False, n_stacked=n_stacked)
+
+    rules = {f"{base}gate_up_proj": rule(gate, 2), f"{base}down_proj": rule(down, 1)}
+    if "experts_b_gate" in by_name:
+        rules[f"{base}gate_up_proj_bias"] = rule(by_name["experts_b_gate"], 2)
+        rules[f"{base}down_proj_bias"] = rule(by_name["experts_b_down"], 1)
+    return rules
 
 
 def _module_name(name: str, family: Family) -> str:
