@@ -50,7 +50,10 @@ FAMILY_NAMES = {
     Family.DEEPSEEK_V4: "DeepSeek-V4",
 }
 # Models whose parts differ from those of their family: they have a row after that of this family.
-VARIANTS = {Family.LLAMA4: ("Gemma 4 with experts", "google/gemma-4-26B-A4B-it")}
+VARIANTS = {
+    Family.GEMMA4: ("Gemma 4 E2B, E4B", "google/gemma-4-E2B-it"),
+    Family.LLAMA4: ("Gemma 4 with experts", "google/gemma-4-26B-A4B-it"),
+}
 # A plan of eight devices that uses the axis.
 PLANS = {
     "tp": "dp=4,tp=2",

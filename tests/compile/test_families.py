@@ -66,6 +66,10 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "gemma2": WINDOW,
     "gemma3_text": WINDOW | {"sliding_window_pattern": 2},
     "gemma4_text": GEMMA4,
+    "gemma4_text-shared": GEMMA4
+    | {"attention_k_eq_v": False, "num_hidden_layers": 4, "num_kv_shared_layers": 2}
+    | {"layer_types": ["sliding_attention", "full_attention"] * 2, "use_double_wide_mlp": True}
+    | {"hidden_size_per_layer_input": 128, "vocab_size_per_layer_input": BASE["vocab_size"]},
     "gemma4_text-moe": GEMMA4 | {"enable_moe_block": True} | GEMMA4_EXPERTS,
 }
 
@@ -89,6 +93,8 @@ CASES = [
     Case("gemma2", "v6e-8", "pp=2,tp=4"),
     Case("gemma3_text", "v6e-8", "dp=4,tp=2,sp"),
     Case("gemma4_text", "v6e-8", "cp=2,tp=2,dp=2"),
+    Case("gemma4_text-shared", "v6e-8", "cp=2,dp=2,tp=2"),
+    Case("gemma4_text-shared", "v6e-8", "fsdp=4,tp=2,sp", Loop.SCAN),
     Case("gemma4_text-moe", "v6e-8", "dp=4,tp=2,ep=8,sp"),
     Case("gemma4_text-moe", "v6e-8", "dp=2,tp=4,ep=4"),
 ]

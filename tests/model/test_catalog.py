@@ -87,6 +87,9 @@ SIZES = [
     Size("google/gemma-4-12B", 12, 0.03),  # its name, which counts embeddings of other modes, too
     Size("google/gemma-4-26B-A4B-it", 25.2),  # its model card
     Size("google/gemma-4-31B-it", 30.7),  # its model card
+    # The cards count 0.45e9 parameters of the parts for images and sound, too.
+    Size("google/gemma-4-E2B-it", 5.1 - 0.45, 0.02),
+    Size("google/gemma-4-E4B-it", 8.0 - 0.45, 0.02),
     Size("mistralai/Mistral-7B-v0.1", 7.24),  # the cards' safetensors
     Size("mistralai/Mistral-7B-Instruct-v0.2", 7.24),
     Size("mistralai/Mistral-7B-v0.3", 7.25),

@@ -29,6 +29,9 @@ from meshscope.spec.model.model import (
     RopeType,
     Scoring,
 )
+from meshscope.spec.plan.caches import layer_cache
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.plan.weights import layer_weights, outer_weights
 
 # Published configs; SOURCES.md in this folder says where each file is from.
 PUBLISHED_CONFIGS = Path(__file__).parent / "data" / "configs"
@@ -600,16 +603,39 @@ def test_gemma_4_may_have_experts_beside_the_mlp_of_every_layer() -> None:
     assert model_from_config(GEMMA4 | experts, name="small", source="test").moe is None
 
 
+def test_gemma_4_may_share_caches_and_embed_tokens_for_each_layer() -> None:
+    """The last layers have no keys and values, wider MLPs, and the cache of the last layer of their kind before."""
+    parts = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+    parts |= {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": LLAMA["vocab_size"]}
+    model = model_from_config(GEMMA4 | parts, name="small", source="test")
+    assert [layer.shares_cache for layer in model.layers] == [False] * 6 + [True] * 2
+    last = model.layers[-1]
+    assert model.ffn_of(last) == 2 * model.ffn_of(model.layers[0]) == 2 * LLAMA["intermediate_size"]
+    assert model.cache_layer(last) == model.layers[5]
+    plan = parse_plan("tp=1")
+    names = [
+        {weight.name for weight in layer_weights(model, plan, one)}
+        for one in (model.layers[5], last)
+    ]
+    assert names[0] - names[1] == {"wk", "k_norm"}
+    assert [len(layer_cache(model, plan, one)) for one in model.layers] == [2] * 6 + [0] * 2
+    tables = {weight.name: weight for weight in outer_weights(model.first(4), plan)}
+    assert tables["layer_embed"].shape == (model.vocab, 4 * 16)
+    assert tables["layer_embed"].columns is not None
+    assert tables["layer_embed"].columns.whole == 8 * 16
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"hidden_size_per_layer_input": 256}, "no embeddings of each layer"),
-        ({"num_kv_shared_layers": 2}, "no caches that layers share"),
+        ({"hidden_size_per_layer_input": 256}, "vocab_size_per_layer_input=262144 differs"),
+        ({"num_kv_shared_layers": 7}, "no layer of kind 'full' before them"),
+        ({"num_kv_shared_layers": 8}, "no layer of kind 'sliding' before them"),
         ({"use_bidirectional_attention": "all"}, "makes an encoder"),
         ({"num_global_key_value_heads": 5}, "not a multiple of num_global_key_value_heads=5"),
     ],
 )
-def test_parts_of_gemma_4_without_programs_are_refused(changes: dict[str, Any], text: str) -> None:
+def test_wrong_configs_of_gemma_4_are_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(SpecError, match=text):
         model_from_config(GEMMA4 | changes, name="small", source="test")
 
@@ -740,8 +766,8 @@ def test_an_unknown_family_names_the_nearest_and_what_it_lacks(
     assert nearest in str(caught.value)
 
 
-def test_a_later_gemma_is_nearest_to_gemma_3() -> None:
-    """Its config has no key that only Gemma has, and parts that no family has."""
+def test_a_later_gemma_is_nearest_to_gemma_4() -> None:
+    """Gemma 4 has all parts that the keys of the config name."""
     config = {"model_type": "gemma5_text", "num_kv_shared_layers": 4, "global_head_dim": 512}
-    with pytest.raises(SpecError, match=r"The nearest is 'gemma3_text', which has no caches that "):
+    with pytest.raises(SpecError, match=r"The nearest is 'gemma4_text'; a config with "):
         model_from_config(config, name="tiny", source="test")

@@ -199,11 +199,20 @@ def test_layers_that_share_an_indexer_have_no_weights_and_no_cache_of_one() -> N
     assert caches == [["latent", "index_k"], ["latent"]]
 
 
-def test_stages_of_layers_that_share_an_indexer_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"pp=2 is not supported for zai-org/GLM-5.2, whose layers"):
+@pytest.mark.parametrize(
+    ("model", "needed"),
+    [
+        (GLM_52, "take the positions that the indexer of an earlier layer chose"),
+        ("google/gemma-4-E2B-it", "read the keys and values of earlier layers"),
+    ],
+)
+def test_stages_of_layers_that_need_earlier_layers_are_refused(model: str, needed: str) -> None:
+    with pytest.raises(
+        PlanError, match=f"pp=2 is not supported for {model}, whose layers {needed}"
+    ):
         experiment_of(
-            model=read_model(GLM_52),
-            plan=parse_plan("pp=2,tp=8"),
+            model=read_model(model),
+            plan=parse_plan("pp=2,dp=8"),
             topology=parse_topology("v6e-16"),
             workload=Workload(batch=8, prompt=128, output=2),
         )

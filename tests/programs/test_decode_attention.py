@@ -1,7 +1,7 @@
 """The decode attention kernel, interpreted on a CPU, equals plain attention to a written cache."""
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -157,6 +157,19 @@ def test_decode_attention_equals_plain_attention(case: Case) -> None:
     np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=tolerance, rtol=0)
     for got, cache in zip(caches, written(inputs), strict=True):
         np.testing.assert_array_equal(np.asarray(got, np.float32), np.asarray(cache, np.float32))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_a_position_that_an_earlier_layer_wrote_counts_once(case: Case) -> None:
+    """Layers that share a cache attend to it as it is, and return none."""
+    inputs = random_inputs(case)
+    shared = replace(inputs, caches=written(inputs), new=[])
+
+    (out,) = interpreted(**{f.name: getattr(shared, f.name) for f in fields(shared)})
+
+    expected = plain(case, inputs)
+    tolerance = TOLERANCES[case.dtype] * max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize(

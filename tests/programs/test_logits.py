@@ -78,6 +78,7 @@ CLOSE_CONFIGS = (
     "gemma3",
     "gemma4",
     "gemma4-moe",
+    "gemma4-shared",
     "glm4_moe",
     "glm_moe_dsa",
     "glm_moe_dsa-shared",
@@ -184,7 +185,8 @@ PIPELINES = [
 PIPELINES += [
     Case(config, plan, loop=loop)
     for config in CLOSE_CONFIGS
-    if config != "glm_moe_dsa-shared"  # refused: a stage would need the choice of an earlier one
+    # Refused: a stage would need the choice, or the keys and values, of an earlier one.
+    if config not in {"glm_moe_dsa-shared", "gemma4-shared"}
     for plan, loop in (("pp=2,tp=4", Loop.SCAN), ("pp=2,tp=2,dp=2,sp", Loop.UNROLL))
 ]
 PIPELINES += [  # a ring is an error on CPU devices
@@ -280,6 +282,8 @@ _CHUNKED = [
     Case("mixtral", "dp=2,cp=2,tp=2,ep=4", chunk=8),
     Case("gpt_oss", "cp=2,tp=2", chunk=4),
     Case("gemma3", "cp=2,tp=2", loop=Loop.SCAN, chunk=8),
+    Case("gemma4-shared", "dp=2,tp=4", loop=Loop.SCAN, chunk=8),
+    Case("gemma4-shared", "cp=2,tp=2", chunk=8),
     Case("llama4", "cp=4", chunk=4),
     Case("llama", "cp=2", chunk=8, context=ContextForm.ALLGATHER),
 ]

@@ -9,8 +9,11 @@ from meshscope.spec.model.flops import attention_flops
 from meshscope.spec.model.model import Layer, Model
 from meshscope.spec.plan.memory import Memory
 from meshscope.spec.plan.plan import Plan
-from meshscope.spec.plan.weights import Dim, Weight, layer_weights, outer_weights
+from meshscope.spec.plan.weights import Dim, Weight, head_weight, layer_weights, outer_weights
 from meshscope.spec.workload import Workload
+
+# Whether a matrix outside the layers multiplies every token; tables are looked up.
+OUTER_MATRICES = {"layer_embed_proj": True, "collapse": False}
 
 
 def model_flops(model: Model, workload: Workload, phase: Phase) -> float:
@@ -33,7 +36,9 @@ def model_flops(model: Model, workload: Workload, phase: Phase) -> float:
         n * (2.0 * _active_weights(model, layer) + _mean_attention_flops(model, layer, contexts))
         for layer, n in Counter(model.layers).items()
     )
-    head = 2.0 * sum(prod(weight.shape) for weight in _head_matrices(model))
+    of_tokens, of_last = _outer_matrices(model)
+    per_token += 2.0 * sum(prod(weight.shape) for weight in of_tokens)
+    head = 2.0 * sum(prod(weight.shape) for weight in of_last)
     return workload.batch * (n_new * per_token + head)
 
 
@@ -44,11 +49,12 @@ def _contexts(workload: Workload, phase: Phase) -> range:
     return range(workload.prompt + 1, workload.prompt + max(workload.n_decode_steps, 1) + 1)
 
 
-def _head_matrices(model: Model) -> list[Weight]:
-    """The matrices after the last layer, which only the last position of a sequence needs."""
-    embed, *others = outer_weights(model, Plan())
-    matrices = [weight for weight in others if not weight.is_vector]
-    return [embed, *matrices] if model.has_tied_embeddings else matrices
+def _outer_matrices(model: Model) -> tuple[list[Weight], list[Weight]]:
+    """The matrices outside the layers for every token, and those for the last position of a sequence."""
+    matrices = [weight for weight in outer_weights(model, Plan()) if weight.name in OUTER_MATRICES]
+    of_tokens = [weight for weight in matrices if OUTER_MATRICES[weight.name]]
+    of_last = [weight for weight in matrices if not OUTER_MATRICES[weight.name]]
+    return of_tokens, [head_weight(model, Plan()), *of_last]
 
 
 def _active_weights(model: Model, layer: Layer) -> float:

@@ -42,7 +42,7 @@ from meshscope.spec.model.model import (
     MlpKind,
     Model,
 )
-from meshscope.spec.plan.caches import CacheArray, layer_cache
+from meshscope.spec.plan.caches import CacheArray, read_cache
 from meshscope.spec.plan.dispatch import ROUND_ROOM, exchange_axes, fills_tiles
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.stages import stage_layers
@@ -51,6 +51,8 @@ from meshscope.spec.plan.weights import (
     attention_weights,
     dense_weights,
     expert_weights,
+    head_weight,
+    layer_input_weights,
     outer_weights,
     router_weights,
     shared_weights,
@@ -82,6 +84,8 @@ LATENT_PREFILL_PASSES = 8
 # Passes over the rows that an exchange sends: gathered (2), and summed for their token (3); and over its
 # buffers: into the layout of a matrix (2) and back (2), in the same program.
 SENT_PASSES = 5
+# The embeddings of all layers are read from their table and written, normed and added to the projection.
+LAYER_TABLE_PASSES = 6
 RECEIVED_PASSES = 4
 CACHED_COSTS = 4096  # of plans that differ in more than the number of replicas
 SPLIT_FRAC = (
@@ -96,6 +100,7 @@ SPLIT_FRAC = (
 GROUPED_OPS = 20
 LATENT_OPS = 30
 MLP_OPS = 10
+LAYER_INPUT_OPS = 5  # counted in no program: half of an MLP, whose gate and two products it has
 ROUTER_OPS = 10
 ROUTER_GROUP_OPS = {ModeledProgram.PUBLISHED: 130, ModeledProgram.OWN: 63}
 EXPERT_OPS = 5
@@ -248,11 +253,21 @@ def _embedding(device: _Device) -> Iterator[_Entry]:
     row_bytes = device.model.hidden * device.act_bytes
     yield Part.EMBED, Cost.PASS_BYTES, Feature.TOKENS, 2 * row_bytes
     yield Part.EMBED, Cost.SMALL_OPS, Feature.ONE, 1
+    inputs = device.model.layer_inputs
+    if inputs is None:
+        return
+    weights = {weight.name: weight for weight in outer_weights(device.model, device.plan)}
+    projection = weights["layer_embed_proj"]
+    row_bytes = inputs.width * device.model.n_layers * device.act_bytes
+    yield Part.EMBED, Cost.MATMUL_FLOPS, Feature.TOKENS, 2 * device.elements(projection)
+    yield Part.EMBED, Cost.WEIGHT_BYTES, Feature.ONE, device.read_bytes(projection)
+    yield Part.EMBED, Cost.PASS_BYTES, Feature.TOKENS, LAYER_TABLE_PASSES * row_bytes
+    yield Part.EMBED, Cost.SMALL_OPS, Feature.ONE, LAYER_INPUT_OPS
 
 
 def _head(device: _Device) -> Iterator[_Entry]:
     """Product of the last token of every sequence with the vocabulary."""
-    table = outer_weights(device.model, device.plan)[0]
+    table = head_weight(device.model, device.plan)
     yield Part.LM_HEAD, Cost.MATMUL_FLOPS, Feature.ALL_SEQUENCES, 2 * device.elements(table)
     yield Part.LM_HEAD, Cost.WEIGHT_BYTES, Feature.ONE, device.read_bytes(table)
     logits_bytes = table.gathered_shape(device.plan)[0] * device.plan.tp * device.act_bytes
@@ -263,10 +278,20 @@ def _head(device: _Device) -> Iterator[_Entry]:
 def _layer(device: _Device, layer: Layer) -> Iterator[_Entry]:
     yield from _attention(device, layer)
     if layer.has_mlp:
-        assert device.model.ffn is not None
-        yield from _mlp(device, Part.MLP, dense_weights(device.model), device.model.ffn)
+        ffn = device.model.ffn_of(layer)
+        yield from _mlp(device, Part.MLP, dense_weights(device.model, layer), ffn)
     if layer.has_experts:
         yield from _mixture(device, layer)
+    if device.model.layer_inputs is not None:
+        yield from _layer_input(device, device.model.layer_inputs.width)
+
+
+def _layer_input(device: _Device, width: int) -> Iterator[_Entry]:
+    """A small MLP of every device: a gate for the embeddings of the layer, and the way back to its output."""
+    yield from _block(device, Part.MLP, layer_input_weights(device.model))
+    n_bytes = (1 + GATED_PASSES) * width * device.act_bytes
+    yield Part.MLP, Cost.FUSED_BYTES, Feature.TOKENS, n_bytes
+    yield Part.MLP, Cost.SMALL_OPS, Feature.ONE, LAYER_INPUT_OPS
 
 
 def _mlp(device: _Device, part: Part, weights: tuple[Weight, ...], ffn: int) -> Iterator[_Entry]:
@@ -318,7 +343,7 @@ def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
     if device.phase is Phase.PREFILL:
         yield from _prefill_scores(device, layer)
         return
-    for array in layer_cache(model, plan, layer):
+    for array in read_cache(model, plan, layer):
         feature, n_read = _positions(device, layer, array)
         is_state = array.dtype is not None  # read and written whole
         n_bytes = (2 if is_state else 1) * array.bits(device.cache_dtype) / 8

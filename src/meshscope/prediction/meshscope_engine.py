@@ -27,6 +27,8 @@ from meshscope.spec.plan.weights import (
     dense_weights,
     expert_weights,
     gathered_arrays,
+    head_weight,
+    layer_input_weights,
     outer_weights,
     padded_vocab,
     shared_weights,
@@ -139,8 +141,10 @@ def _layer(program: _DecoderStep, layer: Layer) -> tuple[PlannedCollective, ...]
     weights = _used_weights(program, attention_weights(model, plan, layer))
     over_cp = context_collectives(program.experiment, program.step, layer)
     attention = _block(program, Part.ATTN, weights, over_cp)
-    mlp = _block(program, Part.MLP, dense_weights(model)) if layer.has_mlp else ()
-    return (*attention, *mlp, *(_mixture(program) if layer.has_experts else ()))
+    mlp = _block(program, Part.MLP, dense_weights(model, layer)) if layer.has_mlp else ()
+    mixture = _mixture(program) if layer.has_experts else ()
+    of_inputs = _gather_weights(program, Part.MLP, *layer_input_weights(model))
+    return (*attention, *mlp, *mixture, *of_inputs)
 
 
 def _used_weights(program: _DecoderStep, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
@@ -155,8 +159,14 @@ def _used_weights(program: _DecoderStep, weights: tuple[Weight, ...]) -> tuple[W
 
 def _embed(program: _DecoderStep) -> tuple[PlannedCollective, ...]:
     """Vocabulary-parallel embedding: each tp device looks up its shard and the results are summed."""
-    table = outer_weights(program.model, program.plan)[0]
-    return (*_gather_weights(program, Part.EMBED, table), *_reduce_output(program, Part.EMBED))
+    weights = {weight.name: weight for weight in outer_weights(program.model, program.plan)}
+    tables = [weights["embed"]]
+    reductions = _reduce_output(program, Part.EMBED)
+    if program.model.layer_inputs is not None:
+        table = weights["layer_embed"]
+        tables += [table, weights["layer_embed_proj"]]
+        reductions += _reduction(program, Part.EMBED, (*program.residual[:2], table.shape[1]))
+    return (*_gather_weights(program, Part.EMBED, *tables), *reductions)
 
 
 def _head_weights(program: _DecoderStep) -> tuple[Weight, ...]:
@@ -164,8 +174,9 @@ def _head_weights(program: _DecoderStep) -> tuple[Weight, ...]:
 
     In a pipeline, the last stage gathers the tied table for its head.
     """
-    table, _, *head = outer_weights(program.model, program.plan)
-    return tuple(head or [table] * (program.plan.pp > 1))
+    model, plan = program.model, program.plan
+    is_gathered = not model.has_tied_embeddings or plan.pp > 1
+    return (head_weight(model, plan),) * is_gathered
 
 
 def _block(
@@ -279,9 +290,16 @@ def _gather_activations(program: _DecoderStep, part: Part) -> tuple[PlannedColle
 
 
 def _reduce_output(program: _DecoderStep, part: Part) -> tuple[PlannedCollective, ...]:
-    """Sum of a block's partial outputs over tp: all-reduce, or reduce-scatter under sp."""
+    """Sum of a block's partial outputs over tp."""
+    return _reduction(program, part, program.residual)
+
+
+def _reduction(
+    program: _DecoderStep, part: Part, shape: tuple[int, ...]
+) -> tuple[PlannedCollective, ...]:
+    """Sum of an array of tokens over tp: all-reduce, or reduce-scatter under sp."""
     kind = Kind.REDUCE_SCATTER if program.is_split else Kind.ALL_REDUCE
-    return _tp(program, part, kind, program.residual)
+    return _tp(program, part, kind, shape)
 
 
 def _tp(

@@ -22,6 +22,7 @@ from meshscope.spec.model.model import (
     CompressedAttention,
     GroupedAttention,
     LatentAttention,
+    Model,
 )
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.context_form import cache_slots, local_tokens
@@ -31,6 +32,7 @@ from meshscope.spec.plan.weights import (
     Dim,
     Weight,
     expert_weights,
+    head_weight,
     layer_weights,
     outer_weights,
     padded_vocab,
@@ -63,7 +65,7 @@ SMALL_BYTES = 64 * 2**20  # beyond the margin
 class TempParts:
     """Bytes of temporary buffers on one device by what they hold; the block with the most counts."""
 
-    residual: float  # the residual stream, which sp splits
+    residual: float  # the residual stream and the embeddings of layers, which sp splits
     whole: float  # the input or the output of a block: the residual stream of all tokens
     attention: float  # queries, keys, values and outputs of a layer, or of its linear attention
     scores: float  # attention scores, where no kernel avoids them
@@ -131,17 +133,17 @@ def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     act = DTYPE_BITS[workload.activation_dtype] / 8
     n_streams = model.hyper.n_streams if model.hyper is not None else 1
+    of_layers = 0 if model.layer_inputs is None else model.layer_inputs.width * model.n_layers
     split = plan.tp if plan.sp and phase is Phase.PREFILL else 1
-    has_dense = any(layer.has_mlp for layer in model.layers)
     logits = tokens.n_sequences * padded_vocab(model, plan) * F32_BYTES
     return TempParts(
-        residual=tokens.n_tokens * model.hidden * n_streams * act / split,
+        residual=tokens.n_tokens * (model.hidden * n_streams + of_layers) * act / split,
         whole=tokens.n_tokens * model.hidden * n_streams * act,
         attention=max(
             _attention_elements(experiment, tokens) * act, _linear_bytes(experiment, tokens, act)
         ),
         scores=_scores_elements(experiment, phase, tokens) * F32_BYTES,
-        mlp=2 * tokens.n_tokens * (model.ffn or 0) / plan.tp * act * has_dense,
+        mlp=2 * tokens.n_tokens * _widest_mlp(model) / plan.tp * act,
         experts=_experts_elements(experiment, phase, tokens) * act,
         logits=logits,
         gathered=_gathered_elements(experiment) * act if plan.fsdp > 1 else 0,
@@ -193,6 +195,11 @@ def _attention_elements(experiment: Experiment, tokens: _Tokens) -> float:
         case CompressedAttention() as attention:
             n_heads = attention.n_heads / plan.tp
             return 2 * tokens.n_tokens * n_heads * attention.head_dim
+
+
+def _widest_mlp(model: Model) -> int:
+    """The width of the widest MLP; 0 if no layer has one."""
+    return max((model.ffn_of(layer) for layer in set(model.layers) if layer.has_mlp), default=0)
 
 
 def _linear_bytes(experiment: Experiment, tokens: _Tokens, act: float) -> float:
@@ -260,7 +267,7 @@ def _converted_bytes(experiment: Experiment, act: float) -> float:
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     if DTYPE_BITS[workload.weight_dtype] >= DTYPE_BITS[workload.activation_dtype]:
         return 0
-    head = max(prod(weight.local_shape(plan)) for weight in outer_weights(model, plan)) * act
+    head = prod(head_weight(model, plan).local_shape(plan)) * act
     facts = compiler_facts(experiment.topology.chip.name)
     if model.moe is None or workload.weight_dtype in facts.ragged_dot_dtypes.value:
         return head

@@ -34,7 +34,7 @@ from meshscope.spec.plan.checks import (
     check_pipeline,
     check_quantization,
     check_ring,
-    check_shared_indexers,
+    check_shared_layers,
     check_torchxla_dtypes,
     check_weights,
 )
@@ -391,7 +391,7 @@ def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of
         check_torchxla_dtypes(workload)
     check_context(plan, program)
     check_linear(plan, model)
-    check_shared_indexers(plan, model)
+    check_shared_layers(plan, model)
     check_batch(plan, workload)
     check_model(plan, model)
     check_weights(plan, model)

@@ -9,7 +9,7 @@ from meshscope.events.enums import Phase
 from meshscope.serialize import FormatError, from_plain, picked, to_plain
 from meshscope.spec.hardware.chips import Chip
 from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.spec.model.model import Model
+from meshscope.spec.model.model import SHARED_CACHE, Model
 from meshscope.spec.plan.chunks import PrefillChunks
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import Dispatch, DispatchForm
@@ -224,12 +224,13 @@ def model_from_dict(values: Mapping[str, Any]) -> Model | NamedModel:
         return from_plain(NamedModel, stored, path)
     stored.pop("n_layers", None)
     names = from_plain(list[str], stored.get("layers"), f"{path}.layers")
-    layers: list[dict[str, str]] = []
+    layers: list[dict[str, Any]] = []
     for name in names:
-        attention, separator, mlp = name.partition("/")
+        kind = name.removesuffix(SHARED_CACHE)
+        attention, separator, mlp = kind.partition("/")
         if not separator:
             raise FormatError(
                 f"{path}.layers: expected a kind such as 'full/moe', got {name[:40]!r}"
             )
-        layers.append({"attention": attention, "mlp": mlp})
+        layers.append({"attention": attention, "mlp": mlp, "shares_cache": kind != name})
     return from_plain(Model, stored | {"layers": layers}, path)

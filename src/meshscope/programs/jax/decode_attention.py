@@ -86,13 +86,14 @@ class DecodeKernel:
         """Attention [B, 1, N, V] of q [B, 1, N, H], and the cache with `new` at this position.
 
         `new` has the arrays [B, K, 1, H] of the new position by their names in the cache: keys and
-        values, or one array whose first `value_width` channels are the values. `mask` [B, T] selects slots
-        among those of the window.
+        values, or one array whose first `value_width` channels are the values; without any, the cache has the
+        new position already. `mask` [B, T] selects slots among those of the window.
         """
+        names = list(new or cache.arrays)
 
         def local(q: Array, new: Any, caches: Any, at: tuple[Array, ...], extra: Any) -> Any:
             sinks, mask = extra
-            n_heads = new[0].shape[1]
+            n_heads = caches[0].shape[2]
             inputs = DecodeInputs(
                 q=q.reshape(q.shape[0], n_heads, -1, q.shape[-1]),
                 new=new,
@@ -113,8 +114,9 @@ class DecodeKernel:
             return out.reshape(*q.shape[:-1], value_width), written
 
         if self.mesh is not None:
-            local = self._mapped(local, new, (sinks is not None, mask is not None))
-        arrays = cache.stacks(list(new))
+            has_extra = (sinks is not None, mask is not None)
+            local = self._mapped(local, len(new), cache.stacks(names), has_extra)
+        arrays = cache.stacks(names)
         at = (jnp.int32(cache.layer), position)
         out, written = local(q, list(new.values()), arrays, at, (sinks, mask))
         return out, cache.with_stacks(list(new), written)
@@ -136,11 +138,11 @@ class DecodeKernel:
 
         The output is in float32. `new` is written on the device that has its slot.
         """
-        arrays = list(new.values())
+        caches = cache.stacks(list(new or cache.arrays))
         inputs = DecodeInputs(
-            q=q.reshape(q.shape[0], arrays[0].shape[1], -1, q.shape[-1]),
-            new=arrays,
-            caches=cache.stacks(list(new)),
+            q=q.reshape(q.shape[0], caches[0].shape[2], -1, q.shape[-1]),
+            new=list(new.values()),
+            caches=caches,
             value_width=value_width,
             layer=jnp.int32(cache.layer),
             position=share.last,
@@ -156,18 +158,21 @@ class DecodeKernel:
         out = out.reshape(*q.shape[:-1], value_width)
         return out, logs[..., 0].reshape(q.shape[:-1]), cache.with_stacks(list(new), written)
 
-    def _mapped(self, local: Any, new: Mapping[str, Array], has_extra: tuple[bool, bool]) -> Any:
+    def _mapped(
+        self, local: Any, n_new: int, caches: Sequence[Array], has_extra: tuple[bool, bool]
+    ) -> Any:
         """`local` on the shards of global arrays; `has_extra` is whether there are sinks and a mask."""
         data, tp = self.layout.data, self.layout.axis("tp")
-        heads = tp if next(iter(new.values())).shape[1] > 1 else None
-        per_head, rows = P(data, None, tp, None), [P(data, heads, None, None)] * len(new)
-        stacks = [P(None, data, heads, None, None)] * len(new)
+        heads = tp if caches[0].shape[2] > 1 else None
+        per_head, rows = P(data, None, tp, None), [P(data, heads, None, None)] * n_new
+        stack = P(None, data, heads, None, None)
+        stacks = [stack] * len(caches)
         extra = (P(tp) if has_extra[0] else None, P(data, None) if has_extra[1] else None)
         return jax.shard_map(
             local,
             mesh=self.mesh,
             in_specs=(per_head, rows, stacks, (P(), P()), extra),
-            out_specs=(per_head, stacks),
+            out_specs=(per_head, [stack] * n_new),
             check_vma=False,
         )
 
@@ -228,7 +233,8 @@ class DecodeInputs:
     """The query [B, K, G, H] and the new position [B, K, 1, H] of a decode step, and the cache.
 
     `new` and `caches` [L, B, K, T, H] have the keys and the values, or one array for both, whose first
-    `value_width` channels are the values. `sinks` [K, G] are logits of a position without a value;
+    `value_width` channels are the values; `new` is empty if the cache has the new position already.
+    `sinks` [K, G] are logits of a position without a value;
     `mask` [B, T] selects slots for all heads.
     """
 
@@ -250,7 +256,7 @@ class DecodeInputs:
 def decode_attention(
     inputs: DecodeInputs, *, mean_context: float, is_interpreted: bool = False
 ) -> tuple[Array, ...]:
-    """Attention [B, K, G, V] to the slots up to `position`, or a window of them, and the new caches.
+    """Attention [B, K, G, V] to the slots up to `position`, or a window of them, and the new caches, if any.
 
     For a share of the cache, the output is in float32, and behind it are the logarithms [B, K, G, lanes] of
     the sums.
@@ -306,11 +312,12 @@ def decode_attention(
     outs = [jax.ShapeDtypeStruct((*inputs.q.shape[:-1], inputs.value_width), out_dtype)]
     if share is not None:
         outs.append(jax.ShapeDtypeStruct((*inputs.q.shape[:-1], LANES), jnp.float32))
-    n_caches = len(inputs.caches)
+    n_new, n_caches = len(inputs.new), len(inputs.caches)
     n_rows = blocks.n_together * n_heads
     call = pl.pallas_call(
         partial(
             decode_block,
+            n_new=n_new,
             n_caches=n_caches,
             scale=inputs.scale,
             window=None if inputs.is_chunked else inputs.window,
@@ -323,15 +330,15 @@ def decode_attention(
             num_scalar_prefetch=1,
             grid=(n_sequences // blocks.n_together, n_blocks),
             in_specs=in_specs,
-            out_specs=[*map(per_sequence, outs), *(written(x) for x in inputs.caches)],
+            out_specs=[*map(per_sequence, outs), *(written(x) for x in inputs.caches[:n_new])],
             scratch_shapes=[
                 pltpu.VMEM((n_rows, n_group, width), jnp.float32)
                 for width in (LANES, LANES, inputs.value_width)
             ],
         ),
-        out_shape=[*outs, *(pltpu.HBM(x.shape, x.dtype) for x in inputs.caches)],
+        out_shape=[*outs, *(pltpu.HBM(x.shape, x.dtype) for x in inputs.caches[:n_new])],
         # Operands count from the scalars.
-        input_output_aliases={2 + n_caches + i: len(outs) + i for i in range(n_caches)},
+        input_output_aliases={2 + n_new + i: len(outs) + i for i in range(n_new)},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         cost_estimate=_cost(inputs, blocks, round(mean_context)),
         name=blocks.name,
@@ -367,7 +374,8 @@ def _cost(inputs: DecodeInputs, blocks: DecodeBlocks, n_present: int) -> pl.Cost
     n_rows = n_sequences * n_heads
     small = inputs.q.dtype.itemsize * n_rows * n_group * (width + inputs.value_width)
     cache_bytes = n_rows * sum(
-        _row_bytes(x) * (n_fetched + TILE_BYTES // x.dtype.itemsize) for x in inputs.caches
+        _row_bytes(x) * (n_fetched + (TILE_BYTES // x.dtype.itemsize if inputs.new else 0))
+        for x in inputs.caches
     )
     return pl.CostEstimate(
         flops=2 * n_rows * n_group * n_fetched * (width + inputs.value_width),

@@ -15,10 +15,11 @@ from jax.experimental import pallas as pl
 from meshscope.programs.jax.numerics import MASKED, Array, soft_capped
 
 
-def decode_block(  # noqa: PLR0913  the form of a kernel
+def decode_block(  # noqa: C901, PLR0913  the form of a kernel
     scalars: Any,
     q_ref: Any,
     *refs: Any,
+    n_new: int,
     n_caches: int,
     scale: float,
     window: int | None,
@@ -31,11 +32,11 @@ def decode_block(  # noqa: PLR0913  the form of a kernel
 
     `scalars` are the layer, the first block and the position; for a part of the positions (see `CacheShare`),
     whether the new one is among them and the lowest slot in the window, too. The output is then in float32
-    and comes with the logarithms of the sums.
+    and comes with the logarithms of the sums. Without new positions (`n_new` is 0), the cache has this one.
     """
-    new_refs, cache_refs = refs[:n_caches], refs[n_caches : 2 * n_caches]
-    sinks_ref = refs[2 * n_caches] if has_sinks else None
-    n_inputs = 2 * n_caches + has_sinks + 2 * has_mask
+    new_refs, cache_refs = refs[:n_new], refs[n_new : n_new + n_caches]
+    sinks_ref = refs[n_new + n_caches] if has_sinks else None
+    n_inputs = n_new + n_caches + has_sinks + 2 * has_mask
     bias_ref, new_bias_ref = refs[n_inputs - 2 : n_inputs] if has_mask else (None, None)
     out_ref, *written_refs = refs[n_inputs:-3]
     logs_ref = written_refs.pop(0) if is_part else None
@@ -43,12 +44,17 @@ def decode_block(  # noqa: PLR0913  the form of a kernel
     step = pl.program_id(1)
     n_keys = cache_refs[0].shape[-2]
     start, position = (scalars[1] + step) * n_keys, scalars[2]
-    seen = _seen_slots(scalars, window, is_part=is_part)
+    seen = _seen_slots(scalars, window, has_new=n_new > 0, is_part=is_part)
     q = _rows(q_ref)
     value_width = sums.weighted.shape[-1]
 
     @pl.when(step == 0)
     def _() -> None:
+        if not new_refs:
+            n_rows, n_group = sums.largest.shape[:2]
+            none = jnp.full((n_rows, n_group, 1), MASKED, jnp.float32)
+            sums.start(none, jnp.zeros((n_rows, 1, value_width), jnp.float32), sinks_ref)
+            return
         new = [_rows(x).astype(c.dtype) for x, c in zip(new_refs, cache_refs, strict=True)]
         score = soft_capped(_scores(q, new[0]) * scale, softcap)
         if new_bias_ref is not None:
@@ -80,7 +86,7 @@ def decode_block(  # noqa: PLR0913  the form of a kernel
         if logs_ref is not None:
             logs_ref[...] = sums.logarithms().reshape(logs_ref.shape)
         out_ref[...] = sums.normalized().reshape(out_ref.shape).astype(out_ref.dtype)
-        for new, cache, written in zip(new_refs, cache_refs, written_refs, strict=True):
+        for new, cache, written in zip(new_refs, cache_refs[:n_new], written_refs, strict=True):
             _write(new, cache, written, position - start, seen.is_new_here)
 
 
@@ -97,11 +103,13 @@ class _SeenSlots:
         return score if self.is_new_here is None else jnp.where(self.is_new_here, score, MASKED)
 
 
-def _seen_slots(scalars: Any, window: int | None, *, is_part: bool) -> _SeenSlots:
+def _seen_slots(scalars: Any, window: int | None, *, has_new: bool, is_part: bool) -> _SeenSlots:
     position = scalars[2]
     if is_part:
-        return _SeenSlots(scalars[4], position + 1 - scalars[3], scalars[3] == 1)
-    return _SeenSlots(None if window is None else position - window + 1, position, None)
+        n_new = scalars[3] if has_new else 0
+        return _SeenSlots(scalars[4], position + 1 - n_new, scalars[3] == 1)
+    n_cached = position if has_new else position + 1
+    return _SeenSlots(None if window is None else position - window + 1, n_cached, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,9 +85,10 @@ class Decoder:
             with scope(Part.EMBED):
                 table = outer.matrix("embed")
                 x = self.embedded(table, tokens)
+                inputs = self._layer_inputs(outer, x, tokens)
             positions = self.context.positions(position, tokens.shape[1])
             x = self.residual.expand(x)
-            x, cache = self.layers(x, weights["layers"], cache, positions, tokens)
+            x, cache = self.layers(x, weights["layers"], cache, positions, tokens, inputs)
             with scope(Part.LM_HEAD):
                 is_tied = self.model.has_tied_embeddings
                 logits = self.logits(outer, x, table if is_tied else None)
@@ -99,6 +100,17 @@ class Decoder:
         """The embeddings [B, S, D] of tokens."""
         x, scale = self.collectives.embed(table, tokens), self.model.embed_scale
         return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
+
+    def _layer_inputs(self, outer: LayerWeights, x: Array, tokens: Array) -> Array | None:
+        """Embeddings [B, S, L, E] of tokens for each layer, of which [B, S, D] has a part; None without them."""
+        inputs = self.model.layer_inputs
+        if inputs is None:
+            return None
+        shape = (*x.shape[:2], -1, inputs.width)
+        of_tokens = self.collectives.embed(outer.matrix("layer_embed"), tokens).reshape(shape)
+        projected = outer.einsum("bsd,de->bse", x, "layer_embed_proj") * self.model.hidden**-0.5
+        normed = self._norm(projected.reshape(shape), outer("layer_embed_norm"))
+        return (normed + of_tokens * inputs.width**0.5) * 2**-0.5
 
     def outer(self, weights: Mapping[str, Any]) -> LayerWeights:
         """The weights outside the layers."""
@@ -139,14 +151,20 @@ class Decoder:
         name = f"{block}_post_norm"
         return self._norm(x, w(name)) if name in w else x
 
-    def layers(
-        self, x: Array, layers: Any, cache: Any, positions: Array, tokens: Array
+    def layers(  # noqa: PLR0913, PLR0917  the inputs of all layers
+        self,
+        x: Array,
+        layers: Any,
+        cache: Any,
+        positions: Array,
+        tokens: Array,
+        inputs: Array | None = None,
     ) -> tuple[Array, Any]:
-        """Runs all layers, repeated ones in loops."""
+        """Runs all layers, repeated ones in loops; `inputs` [B, S, L, E] are embeddings for each layer."""
         n_before: dict[str, int] = {}
         carry = (x, cache, self._none_chosen(cache, positions, tokens))
         for repeat in self.repeats:
-            carry = self._repeat(carry, layers, positions, tokens, repeat, n_before)
+            carry = self._repeat(carry, layers, positions, tokens, inputs, repeat, n_before)
             for layer in repeat.body:
                 n_before[layer.name] = n_before.get(layer.name, 0) + repeat.times
         return carry[0], carry[1]
@@ -165,6 +183,7 @@ class Decoder:
         layers: Any,
         positions: Array,
         tokens: Array,
+        inputs: Array | None,
         repeat: Repeat,
         n_before: Mapping[str, int],
     ) -> _Carry:
@@ -181,6 +200,8 @@ class Decoder:
                 index = at if isinstance(layers, Mapping) else None
                 with scope(layers_scope(repeat.layers_at(position))):
                     w = self._weights(layers[key], name, index)
+                    if layer.shares_cache:
+                        key, index = self._shared_cache(layer, is_stacked=index is not None)
                     layer_cache = LayerCache(
                         arrays=cache[key],
                         start=self.context.slot(positions),
@@ -190,6 +211,12 @@ class Decoder:
                         chosen=chosen,
                     )
                     x, layer_cache = self._layer(x, w, layer_cache, positions, tokens, layer)
+                    if inputs is not None:
+                        number = repeat.first + position + time * len(repeat.body)
+                        x = self._with_inputs(x, w, inputs, number)
+                    if "layer_scale" in w:
+                        with scope(_last_part(layer)):
+                            x = x * w("layer_scale").astype(x.dtype)
                 cache, chosen = _with(cache, key, layer_cache.arrays), layer_cache.chosen
             return (x, cache, chosen), None
 
@@ -221,11 +248,23 @@ class Decoder:
             with scope(Part.MOE_COMBINE):
                 out = of_experts if out is None else self._both(out, of_experts, w)
         assert out is not None
-        with scope(Part.MOE_COMBINE if layer.has_experts else Part.MLP):
+        with scope(_last_part(layer)):
             x = add(self._after(out, w, "mlp"))
-            if "layer_scale" in w:
-                x = x * w("layer_scale").astype(x.dtype)
         return x, cache
+
+    def _shared_cache(self, layer: Layer, *, is_stacked: bool) -> tuple[Any, int | None]:
+        """The entry of the cache that a layer shares, and the index of its layer if entries are stacked."""
+        source = self.model.cache_layer(layer)
+        numbers = [number for number, one in enumerate(self.model.layers) if one == source]
+        return (source.name, len(numbers) - 1) if is_stacked else (numbers[-1], None)
+
+    def _with_inputs(self, x: Array, w: LayerWeights, inputs: Array, number: Array | int) -> Array:
+        """The output [B, S, D] of a layer plus its embeddings in `inputs` [B, S, L, E], scaled by a gate."""
+        with scope(Part.MLP):
+            of_layer = lax.dynamic_index_in_dim(inputs, number, axis=2, keepdims=False)
+            gate = jax.nn.gelu(w.dot(x, "layer_input_gate"), approximate=True)
+            out = w.dot(gate * of_layer.astype(x.dtype), "layer_input_out")
+            return x + self._norm(out, w("layer_input_norm"))
 
     def _mlp_block(self, x: Array, w: LayerWeights) -> Array:
         """The norm and the MLP that all tokens pass."""
@@ -273,6 +312,11 @@ class Decoder:
             context=self.context,
             kernel=self.attention_kernel,
         )
+
+
+def _last_part(layer: Layer) -> Part:
+    """The part that ends a layer."""
+    return Part.MOE_COMBINE if layer.has_experts else Part.MLP
 
 
 def layers_scope(layers: range) -> str:

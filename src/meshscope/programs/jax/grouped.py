@@ -4,11 +4,12 @@ Shapes: B batch, S positions of this step, T positions attended to, D residual w
 K key and value heads, H head width.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.context_parallel import Context
@@ -46,8 +47,13 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     """
     assert isinstance(model.attention, GroupedAttention)
     attention = model.attention.of(layer.attention)
-    q, k, v = _projected(x, w, attention, model)
-    q, k = _positioned(q, k, positions, attention, layer.attention, eps=model.norm_eps)
+    rotary = _Positions(positions, attention, layer.attention, model.norm_eps)
+    q = rotary.scaled(rotary.turned(_normed(heads(x, w, "q"), w, "q", attention, model)))
+    fresh, new = None, {}
+    if not layer.shares_cache:
+        k, v = _projected(x, w, attention, model)
+        fresh = rotary.turned(k), v
+        new = _cached(*fresh, cache)
     is_chunked = layer.attention is AttentionKind.CHUNKED
     window = window_of(attention, layer.attention)
     sinks = w("sinks") if attention.has_sinks else None
@@ -56,7 +62,6 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
         "softcap": attention.softcap,
         "sinks": sinks,
     }
-    new = _cached(k, v, cache)
     if isinstance(kernel, DecodeKernel):
         seen = {"window": window, "is_chunked": is_chunked}
         if context.is_split:
@@ -68,16 +73,11 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
         return _output(out, x, w), cache
     for name, array in new.items():
         cache = cache.written(name, array)
-    k_positions = positions
-    if context.phase is Phase.DECODE:
-        k, v = (x.swapaxes(1, 2) for x in _read(cache, x.dtype))
-        k_positions = context.cache_positions(k.shape[1])
-    elif context.n_cached:
-        slots = context.chunk_slots(x.shape[1], None if is_chunked else window)
-        k, v = (x.swapaxes(1, 2) for x in _read(cache, x.dtype, n_rows=x.shape[0], slots=slots))
-        k_positions = jnp.arange(slots.start, slots.stop)
-        if context.is_split:
-            k_positions = context.cache_positions(slots.stop)
+    k, v, k_positions = _attended(
+        fresh, cache, x, positions, context=context, window=None if is_chunked else window
+    )
+    if layer.shares_cache:  # else XLA sends keys and values once for several layers
+        q, k, v = lax.optimization_barrier((q, k, v))
     if context.is_split:
         of_queries = context.query_positions(positions)
         inputs = AttentionInputs(
@@ -106,40 +106,50 @@ def _output(out: Array, x: Array, w: LayerWeights) -> Array:
 
 def _projected(
     x: Array, w: LayerWeights, attention: GroupedAttention, model: Model
-) -> tuple[Array, Array, Array]:
-    """Queries, keys and values [B, S, heads, H], normed where the model does so."""
-    q, k = heads(x, w, "q"), heads(x, w, "k")
+) -> tuple[Array, Array]:
+    """Keys and values [B, S, K, H], normed where the model does so."""
+    k = heads(x, w, "k")
     v = k if attention.has_shared_values else heads(x, w, "v")
     if attention.has_value_norm:
         v = unscaled_rms_norm(v, model.norm_eps)
-    if attention.has_qk_norm:
-        eps, offset = model.norm_eps, model.norm_offset
-        q, k = (rms_norm(x, w(f"{n}_norm"), eps, offset=offset) for n, x in (("q", q), ("k", k)))
-    return q, k, v
+    return _normed(k, w, "k", attention, model), v
 
 
-def _positioned(  # noqa: PLR0913  queries, keys and where they are
-    q: Array,
-    k: Array,
-    positions: Array,
-    attention: GroupedAttention,
-    kind: AttentionKind,
-    *,
-    eps: float,
-) -> tuple[Array, Array]:
-    """Queries and keys [B, S, heads, H] turned by their positions, or queries scaled by them."""
-    rope, temperature = attention.rope_of(kind), attention.temperature
-    if rope is not None:
-        angles = rope_angles(rope, attention.head_dim, positions)
-        q, k = apply_rope(q, angles, rope), apply_rope(k, angles, rope)
-    if rope is not None and attention.has_l2_norm:
-        q, k = unscaled_rms_norm(q, eps), unscaled_rms_norm(k, eps)
-    if temperature is not None and kind is AttentionKind.FULL:
-        numbers = positions.astype(jnp.float32) + temperature.offset
+def _normed(
+    x: Array, w: LayerWeights, letter: str, attention: GroupedAttention, model: Model
+) -> Array:
+    """Queries or keys [B, S, heads, H], normed if the model does so."""
+    if not attention.has_qk_norm:
+        return x
+    return rms_norm(x, w(f"{letter}_norm"), model.norm_eps, offset=model.norm_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class _Positions:
+    """The positions [S] of a step, by which a kind of layer turns queries and keys."""
+
+    positions: Array
+    attention: GroupedAttention
+    kind: AttentionKind
+    eps: float
+
+    def turned(self, x: Array) -> Array:
+        """Queries or keys [B, S, heads, H] turned by their positions."""
+        rope = self.attention.rope_of(self.kind)
+        if rope is None:
+            return x
+        x = apply_rope(x, rope_angles(rope, self.attention.head_dim, self.positions), rope)
+        return unscaled_rms_norm(x, self.eps) if self.attention.has_l2_norm else x
+
+    def scaled(self, q: Array) -> Array:
+        """Queries scaled by their positions, if layers of this kind do so."""
+        temperature = self.attention.temperature
+        if temperature is None or self.kind is not AttentionKind.FULL:
+            return q
+        numbers = self.positions.astype(jnp.float32) + temperature.offset
         steps = jnp.floor(numbers / temperature.floor)
         scale = jnp.log1p(steps) * temperature.strength + 1
-        q = (q * scale[None, :, None, None]).astype(q.dtype)
-    return q, k
+        return (q * scale[None, :, None, None]).astype(q.dtype)
 
 
 def heads(x: Array, w: LayerWeights, letter: str) -> Array:
@@ -154,13 +164,46 @@ def _cached(k: Array, v: Array, cache: LayerCache) -> dict[str, Array]:
     return {"kv": jnp.concatenate([k, v], axis=-1)} if "kv" in cache.arrays else {"k": k, "v": v}
 
 
-def _read(cache: LayerCache, dtype: Any, **part: Any) -> Sequence[Array]:
-    """Keys and values [B, K, T, H] of all slots, or of a part of the cache."""
+def _attended(  # noqa: PLR0913  where keys and values may be
+    fresh: tuple[Array, Array] | None,
+    cache: LayerCache,
+    x: Array,
+    positions: Array,
+    *,
+    context: Context,
+    window: int | None,
+) -> tuple[Array, Array, Array]:
+    """Keys and values [B, T, K, H] that the step attends to, and their positions [T].
+
+    `fresh` are those of the step, or None if an earlier layer wrote them to the cache.
+    """
+    if context.phase is Phase.DECODE:
+        k, v = _read(cache, x.dtype)
+        return k, v, context.cache_positions(k.shape[1])
+    if context.n_cached:
+        slots = context.chunk_slots(x.shape[1], window)
+        k, v = _read(cache, x.dtype, n_rows=x.shape[0], slots=slots)
+        is_split = context.is_split
+        at = (
+            context.cache_positions(slots.stop) if is_split else jnp.arange(slots.start, slots.stop)
+        )
+        return k, v, at
+    if fresh is None:
+        fresh = _read(cache, x.dtype, n_rows=x.shape[0], slots=range(x.shape[1]))
+    return *fresh, positions
+
+
+def _read(cache: LayerCache, dtype: Any, **part: Any) -> tuple[Array, Array]:
+    """Keys and values [B, T, K, H] of all slots, or of a part of the cache."""
 
     def read(name: str) -> Array:
-        return cache.part(name, dtype, **part) if part else cache.read(name, dtype)
+        array = cache.part(name, dtype, **part) if part else cache.read(name, dtype)
+        return array.swapaxes(1, 2)
 
-    return jnp.split(read("kv"), 2, axis=-1) if "kv" in cache.arrays else [read("k"), read("v")]
+    if "kv" not in cache.arrays:
+        return read("k"), read("v")
+    k, v = jnp.split(read("kv"), 2, axis=-1)
+    return k, v
 
 
 def _decode(
@@ -171,13 +214,13 @@ def _decode(
     kernel: DecodeKernel,
     **settings: Any,
 ) -> tuple[Array, LayerCache]:
-    """Attention [B, 1, N, H] of one position to the cache, and the cache with it.
+    """Attention [B, 1, N, H] of one position to the cache, and the cache with it unless `new` is empty.
 
     If one array has keys and values, it serves as both: zeros after the query hide the values, and the
     first half of the output, which sums keys, is dropped.
     """
     width = q.shape[-1]
-    if "kv" not in new:
+    if "kv" not in cache.arrays:
         return kernel(q, new, cache, position, value_width=width, **settings)
     q = jnp.pad(q, [(0, 0)] * 3 + [(0, width)])
     out, cache = kernel(q, new, cache, position, value_width=2 * width, **settings)
@@ -198,7 +241,7 @@ def _decode_share(  # noqa: PLR0913  the inputs of attention
     **settings: Any,
 ) -> tuple[Array, LayerCache]:
     """As `_decode`, where cp splits the cache: the devices' attention to their slots, merged."""
-    width, n_arrays = q.shape[-1], len(new)
+    width, n_arrays = q.shape[-1], len(cache.arrays)
     wide = q if n_arrays > 1 else jnp.pad(q, [(0, 0)] * 3 + [(0, width)])
     share = context.share(position, window, is_chunked=is_chunked)
     out, logs, cache = kernel.part(

@@ -26,6 +26,7 @@ from meshscope.spec.model.model import (
     Indexer,
     LatentAttention,
     Layer,
+    LayerInputs,
     MixtureOfExperts,
     MlpKind,
     Model,
@@ -152,7 +153,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
     stored = stored_format(config)
     _refuse_sliding_window(reader, family)
     _check_activation(reader, family)
-    _refuse_gemma4_parts(reader, family)
+    _refuse_encoder(reader, family)
     is_gemma = family in GEMMA
     hidden = reader.integer("hidden_size")
     return Model(
@@ -170,10 +171,12 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         source=source,
         moe=read_moe(reader, family) if has_experts else None,
         hyper=hyper_connections(reader) if family is Family.DEEPSEEK_V4 else None,
+        layer_inputs=_layer_inputs(reader, len(layers)) if family is Family.GEMMA4 else None,
         activation=Activation.GEGLU if is_gemma else Activation.SWIGLU,
         norm_offset=1.0 if family in UNIT_OFFSET_FAMILIES else 0.0,
         has_post_norms=is_gemma,
         has_layer_scale=family is Family.GEMMA4,
+        has_wide_mlps=reader.boolean("use_double_wide_mlp", default=False),
         embed_scale=hidden**0.5 if is_gemma else 1.0,
         logit_softcap=reader.optional_number("final_logit_softcapping") if is_gemma else None,
         text_part_of=outer_type,
@@ -372,7 +375,24 @@ def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
         _indexer_kinds(reader, n_layers) if is_glm else attention_kinds(reader, family, n_layers)
     )
     mlp = _mlp_kinds(reader, family, n_layers)
-    return tuple(Layer(attention=a, mlp=m) for a, m in zip(attention, mlp, strict=True))
+    n_shared = reader.count("num_kv_shared_layers", 0) if family is Family.GEMMA4 else 0
+    shares = [index >= n_layers - n_shared for index in range(n_layers)]
+    kinds = zip(attention, mlp, shares, strict=True)
+    return tuple(Layer(attention=a, mlp=m, shares_cache=s) for a, m, s in kinds)
+
+
+def _layer_inputs(reader: ConfigReader, n_layers: int) -> LayerInputs | None:
+    """The embeddings of each layer, with the defaults of Gemma4TextConfig; None without them."""
+    width = reader.count("hidden_size_per_layer_input", 256)
+    if not width:
+        return None
+    sizes = reader.integer("vocab_size_per_layer_input", 262_144), reader.integer("vocab_size")
+    if sizes[0] != sizes[1]:
+        raise SpecError(
+            f"{reader.source}: vocab_size_per_layer_input={sizes[0]} differs from vocab_size={sizes[1]}. "
+            "Programs have both tables for the same tokens: correct the config."
+        )
+    return LayerInputs(width=width, n_layers=n_layers)
 
 
 def _mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpKind]:
@@ -432,25 +452,9 @@ def _check_activation(reader: ConfigReader, family: Family) -> None:
             )
 
 
-# Keys of Gemma4TextConfig, their defaults, and the parts that its programs do not have yet.
-GEMMA4_PARTS = {
-    "hidden_size_per_layer_input": (256, "embeddings of each layer"),
-    "num_kv_shared_layers": (0, "caches that layers share"),
-}
-
-
-def _refuse_gemma4_parts(reader: ConfigReader, family: Family) -> None:
-    """Raise SpecError for a Gemma 4 with parts that the programs lack."""
-    if family is not Family.GEMMA4:
-        return
-    for key, (default, part) in GEMMA4_PARTS.items():
-        value = reader.config.get(key, default)
-        if value:
-            raise SpecError(
-                f"{reader.source}: {key}={value!r}: the programs of gemma4_text have no {part}. "
-                "Use one without, such as gemma-4-31B-it or gemma-4-26B-A4B-it."
-            )
-    if reader.config.get("use_bidirectional_attention") == "all":
+def _refuse_encoder(reader: ConfigReader, family: Family) -> None:
+    """Raise SpecError for a Gemma 4 whose tokens attend to later ones."""
+    if family is Family.GEMMA4 and reader.config.get("use_bidirectional_attention") == "all":
         raise SpecError(
             f"{reader.source}: use_bidirectional_attention='all' makes an encoder. Use a decoder."
         )

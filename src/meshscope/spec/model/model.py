@@ -338,6 +338,17 @@ class MixtureOfExperts:
     activation_limit: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputs:
+    """Embeddings of each token for each layer (Gemma 4), `width` numbers that scale a projection of its output.
+
+    The checkpoint has one table for all its `n_layers` layers.
+    """
+
+    width: int
+    n_layers: int
+
+
 class AttentionKind(StrEnum):
     """The attention pattern of a layer."""
 
@@ -359,12 +370,19 @@ class MlpKind(StrEnum):
     HASH_MOE = "hash_moe"  # experts are looked up by token id in a table
 
 
+SHARED_CACHE = "/shared_cache"  # the end of the names of kinds that share caches
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """The kind of a layer; layers of one kind share program and weight shapes."""
+    """The kind of a layer; layers of one kind share program and weight shapes.
+
+    A layer that `shares_cache` has no keys and values: it reads the cache of an earlier layer.
+    """
 
     attention: AttentionKind = AttentionKind.FULL
     mlp: MlpKind = MlpKind.DENSE
+    shares_cache: bool = False
 
     @property
     def has_mlp(self) -> bool:
@@ -379,7 +397,7 @@ class Layer:
     @property
     def name(self) -> str:
         """Key of the kind in weight trees, e.g. `full/moe`."""
-        return f"{self.attention}/{self.mlp}"
+        return f"{self.attention}/{self.mlp}" + SHARED_CACHE * self.shares_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,7 +407,8 @@ class Model:
     `hidden` is the width of the residual stream, `ffn` the width of the gated MLP in dense layers
     (None without dense layers), and `layers` the kind of each layer in order. Norms multiply by their
     scale plus `norm_offset`; with `has_post_norms`, another norm follows each block, and with
-    `has_layer_scale`, a number scales the output of each layer. `logit_softcap` limits the magnitude of logits.
+    `has_layer_scale`, a number scales the output of each layer. With `has_wide_mlps`, the MLP of layers that
+    share a cache is twice as wide. `logit_softcap` limits the magnitude of logits.
     """
 
     name: str
@@ -406,10 +425,12 @@ class Model:
     source: str  # file, URL or catalog source of the config
     moe: MixtureOfExperts | None = None
     hyper: HyperConnections | None = None
+    layer_inputs: LayerInputs | None = None
     activation: Activation = Activation.SWIGLU  # of the MLP in dense layers
     norm_offset: float = 0.0
     has_post_norms: bool = False
     has_layer_scale: bool = False
+    has_wide_mlps: bool = False
     embed_scale: float = 1.0
     logit_softcap: float | None = None
     # The `model_type` of a multimodal config of which this is the text part.
@@ -423,7 +444,7 @@ class Model:
     def __post_init__(self) -> None:
         """Check that sizes are positive and consistent."""
         parts = (getattr(self.attention, name, None) for name in ("linear", "full_heads"))
-        for part in (self, self.attention, *parts, self.moe, self.hyper):
+        for part in (self, self.attention, *parts, self.moe, self.hyper, self.layer_inputs):
             for one in fields(part) if part is not None else ():
                 value = getattr(part, one.name)
                 if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
@@ -431,6 +452,7 @@ class Model:
         if not self.layers:
             raise SpecError(f"{self.source}: the model has no layers. It needs at least one.")
         self._check_attention()
+        self._check_caches()
         self._check_experts()
 
     def __hash__(self) -> int:
@@ -441,6 +463,20 @@ class Model:
     def n_layers(self) -> int:
         """Number of layers."""
         return len(self.layers)
+
+    @property
+    def shares_caches(self) -> bool:
+        """Whether some layers read the cache of an earlier one."""
+        return any(layer.shares_cache for layer in self.layers)
+
+    def cache_layer(self, layer: Layer) -> Layer:
+        """The kind of layer whose cache a layer of this kind reads: the last one of it, if shared."""
+        return replace(layer, shares_cache=False)
+
+    def ffn_of(self, layer: Layer) -> int:
+        """The width of the MLP of a layer that has one."""
+        assert self.ffn is not None
+        return self.ffn * (2 if self.has_wide_mlps and layer.shares_cache else 1)
 
     @property
     def default_weight_dtype(self) -> str:
@@ -491,6 +527,17 @@ class Model:
                     )
             case CompressedAttention():
                 self._check_compressed(self.attention)
+
+    def _check_caches(self) -> None:
+        """Each shared cache is that of a layer before the first one that shares."""
+        kinds = list(self.layers)
+        n_before = next((i for i, layer in enumerate(kinds) if layer.shares_cache), len(kinds))
+        for layer in kinds[n_before:]:
+            if not layer.shares_cache or self.cache_layer(layer) not in kinds[:n_before]:
+                raise SpecError(
+                    f"{self.source}: the last {len(kinds) - n_before} layers share caches, but no layer of kind "
+                    f"'{layer.attention}' before them has one. Correct num_kv_shared_layers."
+                )
 
     def _check_kv_heads(self, attention: GroupedAttention, key: str) -> None:
         if attention.n_heads % attention.n_kv_heads:

@@ -15,11 +15,13 @@ LATENT = frozenset(
 EXPERTS = frozenset(
     {
         *(Family.MIXTRAL, Family.QWEN3_MOE, Family.QWEN3_NEXT, Family.QWEN3_5_MOE),
-        *(Family.GPT_OSS, Family.GLM4_MOE, Family.LLAMA4),
+        *(Family.GPT_OSS, Family.GLM4_MOE, Family.LLAMA4, Family.GEMMA4),
         *LATENT,
     }
 )
 GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
+GEMMA4 = frozenset({Family.GEMMA4})
+GEMMA4_KEYS = ("num_kv_shared_layers", "hidden_size_per_layer_input", "global_head_dim")
 NO_FAMILY: frozenset[Family] = frozenset()
 # Keys of configs that name a part of an architecture, what it is, and the families that have it.
 PARTS: Mapping[str, tuple[str, frozenset[Family]]] = {
@@ -29,9 +31,9 @@ PARTS: Mapping[str, tuple[str, frozenset[Family]]] = {
     "mamba_num_heads": ("state space layers", NO_FAMILY),
     "state_size": ("state space layers", NO_FAMILY),
     "attn_output_gate": ("output gate of attention", HYBRID_FAMILIES),
-    "num_kv_shared_layers": ("caches that layers share", NO_FAMILY),
-    "hidden_size_per_layer_input": ("embeddings of each layer", NO_FAMILY),
-    "global_head_dim": ("wider heads in some layers", frozenset({Family.GEMMA4})),
+    "num_kv_shared_layers": ("caches that layers share", GEMMA4),
+    "hidden_size_per_layer_input": ("embeddings of each layer", GEMMA4),
+    "global_head_dim": ("wider heads in some layers", GEMMA4),
     "kv_lora_rank": ("latent attention", LATENT),
     "num_experts": ("experts", EXPERTS),
     "num_local_experts": ("experts", EXPERTS),
@@ -61,7 +63,7 @@ def _nearest(model_type: str, config: Mapping[str, Any]) -> Family:
     Another release of Gemma is nearest to Gemma, whose norms and windows no key names.
     """
     if model_type.startswith("gemma"):
-        return Family.GEMMA3
+        return Family.GEMMA4 if any(config.get(key) for key in GEMMA4_KEYS) else Family.GEMMA3
     present = {part for key, (part, _) in PARTS.items() if config.get(key)}
     known = dict(PARTS.values())
 

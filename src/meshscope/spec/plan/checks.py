@@ -186,13 +186,22 @@ def check_linear(plan: Plan, model: Model) -> None:
         )
 
 
-def check_shared_indexers(plan: Plan, model: Model) -> None:
-    """Raise PlanError for pp if layers take the positions that an earlier layer chose."""
-    if plan.pp > 1 and has_shared_indexers(model):
-        raise PlanError(
-            f"plan '{plan}': pp={plan.pp} is not supported for {model.name}, whose layers take the positions that "
-            "the indexer of an earlier layer chose, which stages do not send. Use tp, dp, fsdp, ep or cp."
-        )
+def check_shared_layers(plan: Plan, model: Model) -> None:
+    """Raise PlanError for pp if layers need more than the output of the layer before."""
+    if plan.pp == 1:
+        return
+    if has_shared_indexers(model):
+        needed = "take the positions that the indexer of an earlier layer chose"
+    elif model.shares_caches:
+        needed = "read the keys and values of earlier layers"
+    elif model.layer_inputs is not None:
+        needed = "have embeddings of their own"
+    else:
+        return
+    raise PlanError(
+        f"plan '{plan}': pp={plan.pp} is not supported for {model.name}, whose layers {needed}, which stages do "
+        "not send. Use tp, dp, fsdp, ep or cp."
+    )
 
 
 def check_pipeline(plan: Plan, workload: Workload, program: Program, engine: Engine) -> None:

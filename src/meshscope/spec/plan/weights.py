@@ -99,6 +99,8 @@ def local_shape(dims: tuple[Dim, ...], shape: tuple[int, ...], plan: Plan) -> tu
 
 
 SCALE_SUFFIX = ".scale"
+# Weights that layers without a cache of their own lack.
+OF_KEYS_AND_VALUES = frozenset({"wk", "wv", "bk", "bv", "k_norm"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +320,32 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     )
     head = replace(embed, name="lm_head", checkpoint=head_tensor(model.family), is_row_major=False)
     heads = () if model.has_tied_embeddings else (head,)
-    return (embed, norm, *heads, *_collapse_weights(model))
+    return (embed, norm, *heads, *_collapse_weights(model), *_layer_tables(model, plan))
+
+
+def head_weight(model: Model, plan: Plan) -> Weight:
+    """The matrix of the output head: the embedding if the head is tied to it."""
+    embed, _, *others = outer_weights(model, plan)
+    return embed if model.has_tied_embeddings else others[0]
+
+
+def _layer_tables(model: Model, plan: Plan) -> Iterator[Weight]:
+    """The embeddings of all layers in one table, and a projection of the model's embedding to them, with its norm."""
+    inputs = model.layer_inputs
+    if inputs is None:
+        return
+    width, whole = inputs.width * model.n_layers, inputs.width * inputs.n_layers
+    columns = None if width == whole else ColumnSlice(whole=whole, start=0, stop=width)
+    builder, dims = WeightBuilder(base="model."), (Dim.VOCAB, Dim.HIDDEN)
+    shape = (padded_vocab(model, plan), width)
+    tensor = "embed_tokens_per_layer.weight"
+    table = builder.vector("layer_embed", dims, shape, tensor, columns=columns)
+    yield replace(table, is_vector=False, is_row_major=True, inputs=(1,))
+    dims, shape = (Dim.HIDDEN, Dim.NORM), (model.hidden, width)
+    tensor = "per_layer_model_projection.weight"
+    yield builder.matrix("layer_embed_proj", dims, shape, tensor, columns=columns)
+    tensor = "per_layer_projection_norm.weight"
+    yield builder.vector("layer_embed_norm", (Dim.NORM,), (inputs.width,), tensor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,8 +398,10 @@ def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, .
             assert linear is not None
             return (norm, *linear_weights(model.hidden, linear, model.family))
         case GroupedAttention():
-            attention = model.attention.of(layer.attention)
-            return (norm, *_grouped_weights(model, attention, plan), *_post_norm(model, 0))
+            weights = _grouped_weights(model, model.attention.of(layer.attention), plan)
+            if layer.shares_cache:
+                weights = (w for w in weights if w.name not in OF_KEYS_AND_VALUES)
+            return (norm, *weights, *_post_norm(model, 0))
         case LatentAttention():
             is_shared = layer.attention is AttentionKind.SHARED
             return (norm, *_latent_weights(model.hidden, model.attention, is_shared=is_shared))
@@ -643,16 +672,34 @@ def mlp_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
     before = (*_hyper_weights(model, "mlp", "ffn"), norm)
     match layer.mlp:
         case MlpKind.DENSE:
-            blocks = dense_weights(model)
+            blocks = dense_weights(model, layer)
         case MlpKind.DENSE_AND_MOE:
             experts = (*router_weights(model), *expert_weights(model), *_side_norms(model))
-            blocks = (*dense_weights(model), *experts)
+            blocks = (*dense_weights(model, layer), *experts)
         case MlpKind.MOE | MlpKind.HASH_MOE:
             router = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
             blocks = (*router, *expert_weights(model), *shared_weights(model))
         case _:
             assert_never(layer.mlp)
-    return (*before, *blocks, *_post_norm(model, 1), *_layer_scale(model))
+    after = (*_post_norm(model, 1), *layer_input_weights(model), *_layer_scale(model))
+    return (*before, *blocks, *after)
+
+
+@lru_cache(maxsize=CACHED_WEIGHTS)
+def layer_input_weights(model: Model) -> tuple[Weight, ...]:
+    """The replicated weights that bring the embeddings of a layer into its output, with the norm after them."""
+    if model.layer_inputs is None:
+        return ()
+    builder, d, width = WeightBuilder(), model.hidden, model.layer_inputs.width
+    into, out, norm = (
+        f"{name}.weight"
+        for name in ("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm")
+    )
+    return (
+        builder.matrix("layer_input_gate", (Dim.HIDDEN, Dim.NORM), (d, width), into),
+        builder.matrix("layer_input_out", (Dim.NORM, Dim.HIDDEN), (width, d), out),
+        builder.vector("layer_input_norm", (Dim.NORM,), (d,), norm),
+    )
 
 
 def _side_norms(model: Model) -> Iterator[Weight]:
@@ -662,12 +709,11 @@ def _side_norms(model: Model) -> Iterator[Weight]:
 
 
 @lru_cache(maxsize=CACHED_WEIGHTS)
-def dense_weights(model: Model) -> tuple[Weight, ...]:
+def dense_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
     """The weights of a dense layer's gated MLP."""
-    assert model.ffn is not None
-    tensors = dense_tensors(model.family)
-    weights = _gated(model.hidden, model.ffn, "", tensors, has_bias=model.has_mlp_bias)
-    return tuple(_fused_mlp(weights, model.ffn) if model.family is Family.PHI3 else weights)
+    ffn, tensors = model.ffn_of(layer), dense_tensors(model.family)
+    weights = _gated(model.hidden, ffn, "", tensors, has_bias=model.has_mlp_bias)
+    return tuple(_fused_mlp(weights, ffn) if model.family is Family.PHI3 else weights)
 
 
 def _fused_mlp(weights: Iterator[Weight], ffn: int) -> Iterator[Weight]:
