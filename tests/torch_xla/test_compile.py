@@ -42,6 +42,15 @@ GEMMA = DENSE | {
     "query_pre_attn_scalar": 128,
     "hidden_activation": "gelu_pytorch_tanh",
 }
+GEMMA4 = DENSE | {
+    "model_type": "gemma4_text",
+    "sliding_window": 64,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "global_head_dim": 256,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 2,
+    "hidden_size_per_layer_input": 0,
+}
 GLM = DENSE | {
     "model_type": "glm4_moe",
     "n_routed_experts": 16,
@@ -76,6 +85,7 @@ CASES = {
     "fsdp": Case(DENSE, "fsdp=8"),
     "hybrid": Case(MIXTURE, "dp=2,tp=4,ep=8"),
     "post-norms": Case(GEMMA, "dp=2,tp=4,sp"),
+    "heads-by-kind": Case(GEMMA4, "dp=2,tp=4,sp"),
     "shared-expert": Case(GLM, "dp=2,tp=4,ep=8"),
     "fused-heads": Case(PHI, "tp=8"),
     "biased-experts": Case(GPT, "tp=8,ep=8"),
@@ -128,6 +138,7 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
         "fsdp": {(Part.MLP, Kind.ALL_GATHER)},
         "hybrid": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.ATTN, Kind.ALL_REDUCE)},
         "post-norms": {(Part.ATTN, Kind.ALL_GATHER), (Part.MLP, Kind.ALL_GATHER)},
+        "heads-by-kind": {(Part.ATTN, Kind.ALL_GATHER), (Part.MLP, Kind.ALL_GATHER)},
         "shared-expert": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.ATTN, Kind.ALL_REDUCE)},
         "fused-heads": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MLP, Kind.ALL_REDUCE)},
         "biased-experts": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MOE_COMBINE, Kind.ALL_REDUCE)},

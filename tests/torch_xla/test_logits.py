@@ -52,7 +52,7 @@ class Case(NamedTuple):
 
 DENSE = (
     *("llama", "llama-tied", "qwen2", "qwen3"),
-    *("mistral", "ministral", "ministral3", "gemma2", "gemma3", "phi4"),
+    *("mistral", "ministral", "ministral3", "gemma2", "gemma3", "gemma4", "phi4"),
 )
 MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v2-limited", "deepseek_v3", "glm4_moe")
 MIXTURES += ("gpt_oss",)
@@ -78,7 +78,7 @@ CASES += [
     Case(config, plan, context=form)
     for config in (
         *("llama", "qwen3", "mixtral", "deepseek_v2", "deepseek_v3"),
-        *("mistral", "ministral3", "gemma2", "gemma3", "glm4_moe", "gpt_oss"),
+        *("mistral", "ministral3", "gemma2", "gemma3", "gemma4", "glm4_moe", "gpt_oss"),
     )
     for plan, form in (
         ("cp=8", RING),
@@ -124,6 +124,8 @@ TELLING = {
     Case("gemma2", "dp=2,tp=4,sp"),
     Case("phi4", "dp=2,tp=4"),
     Case("gemma3", "fsdp=2,tp=4"),
+    Case("gemma4", "dp=2,tp=4,sp"),
+    Case("gemma4", "cp=2,tp=4,sp"),
     Case("glm4_moe", "dp=2,tp=4,ep=2,sp"),
     Case("gpt_oss", "dp=2,tp=4,ep=2,sp"),
     Case("gpt_oss", "tp=8,ep=8"),

@@ -17,9 +17,8 @@ from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.stages import StageLayer
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import GroupedAttention, LatentAttention
+from meshscope.spec.model.model import GroupedAttention, LatentAttention, Layer
 from meshscope.spec.plan.context_form import cache_slots
-from meshscope.spec.plan.weights import Dim
 
 ARRAYS = ("keys", "values")
 
@@ -33,15 +32,17 @@ class Kept:
     spec: Spec
 
 
-def kept(experiment: Experiment, tensors: Tensors) -> Kept:
-    """The cache of each layer: keys and values, or the two parts of a latent."""
+def kept(experiment: Experiment, tensors: Tensors, layer: Layer) -> Kept:
+    """The cache of a layer: keys and values, or the two parts of a latent."""
     layouts, attention = tensors.layouts, experiment.model.attention
     context = layouts.axes("cp")
     match attention:
         case GroupedAttention():
-            spec: Spec = (layouts.data, layouts.split(Dim.KV_HEADS), context, ())
-            widths = (attention.head_dim, attention.head_dim)
-            return Kept(n_heads=attention.n_kv_heads, widths=widths, spec=spec)
+            of_layer = attention.of(layer.attention)
+            heads = layouts.split_heads(of_layer.n_kv_heads)
+            spec: Spec = (layouts.data, heads, context, ())
+            widths = (of_layer.head_dim, of_layer.head_dim)
+            return Kept(n_heads=of_layer.n_kv_heads, widths=widths, spec=spec)
         case LatentAttention():
             spec = (layouts.data, (), context, ())
             return Kept(n_heads=1, widths=(attention.kv_rank, attention.rope_dim), spec=spec)
@@ -69,15 +70,16 @@ class Caches:
         # Windows are in the mask: a layer with one would keep fewer slots and move them in each step.
         cache.layers = [StaticLayer(max_cache_len=n_slots) for _ in cache.layers]
         if self.experiment.plan.cp > 1:
-            cache.layers = [ContextLayer(self, n_slots) for _ in cache.layers]
+            layers = self.experiment.model.layers
+            cache.layers = [ContextLayer(self, n_slots, layer) for layer in layers]
         n_stages = self.experiment.plan.pp
         if n_stages > 1:
             n_layers = layers_of_stage(self.experiment)
             cache.layers = [StageLayer(n_slots, position) for _ in range(n_layers)]
-        what = kept(self.experiment, self.tensors)
         workload = self.experiment.workload
         dtype = TORCH_DTYPES[workload.cache_dtype]
         for index, layer in enumerate(cache.layers):
+            what = kept(self.experiment, self.tensors, self.experiment.model.layers[index])
             for name, width in zip(ARRAYS, what.widths, strict=True):
                 shape = (workload.batch, what.n_heads, n_slots, width)
                 array = self.tensors.argument(
@@ -98,9 +100,10 @@ class ContextLayer(StaticLayer):
     The slots of a device are contiguous: T is [cp, slots per device].
     """
 
-    def __init__(self, caches: Caches, n_slots: int) -> None:
+    def __init__(self, caches: Caches, n_slots: int, layer: Layer) -> None:
         super().__init__(max_cache_len=n_slots)
         self.caches = caches
+        self.layer = layer
 
     def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Prefill attends to the given keys and values, decode to the whole cache."""
@@ -122,7 +125,7 @@ class ContextLayer(StaticLayer):
     def _with_blocks(self, array: Any, x: Any) -> Any:
         """Write each device's block of x [B, K, S, H] into its first slots."""
         tensors, size = self.caches.tensors, self.caches.experiment.plan.cp
-        spec = kept(self.caches.experiment, tensors).spec
+        spec = kept(self.caches.experiment, tensors, self.layer).spec
         shares: Spec = (*spec[:3], (), ())
         held, new = (
             tensors.annotate(a.reshape(*a.shape[:2], size, -1, a.shape[3]), shares)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from meshscope.errors import PlanError
 from meshscope.programs.torchxla.configs import transformers_config
+from meshscope.programs.torchxla.layouts import kv_heads
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import Family, GroupedAttention, LatentAttention, Layer, MlpKind
 from meshscope.spec.plan.stages import stage_layers
@@ -12,8 +13,21 @@ from meshscope.spec.plan.stages import stage_layers
 def check_traceable(experiment: Experiment) -> None:
     """SpecError or PlanError unless there are rules for the family, and its stages can share a program."""
     transformers_config(experiment.model)
+    _check_heads(experiment)
     if experiment.plan.pp > 1:
         layers_of_stage(experiment)
+
+
+def _check_heads(experiment: Experiment) -> None:
+    """PlanError if tp would need another axis for each kind of layer."""
+    plan = experiment.plan
+    fewer = sorted(n for n in kv_heads(experiment.model) if n < plan.tp)
+    if len(fewer) > 1:
+        raise PlanError(
+            f"plan '{plan}': layers of {experiment.model.name} have {' or '.join(map(str, fewer))} heads of keys, "
+            f"both fewer than the devices of tp, which --frontend torchxla splits in one way. Use tp={fewer[-1]} or "
+            "less, or --frontend jax."
+        )
 
 
 def layers_of_stage(experiment: Experiment) -> int:

@@ -40,14 +40,21 @@ FAMILIES = (
     Family.GLM4_MOE,
     Family.PHI3,
     Family.GPT_OSS,
+    Family.GEMMA4,
 )
 GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
 HAS_ATTENTION_BIAS = frozenset(
     {Family.LLAMA, Family.QWEN3, Family.QWEN3_MOE, Family.GLM4_MOE, Family.GPT_OSS}
 )
-WINDOWED = GEMMA | {Family.MISTRAL, Family.MINISTRAL, Family.MINISTRAL3, Family.GPT_OSS}
+WINDOWED = GEMMA | {
+    Family.GEMMA4,
+    Family.MISTRAL,
+    Family.MINISTRAL,
+    Family.MINISTRAL3,
+    Family.GPT_OSS,
+}
 # The others have one mask for all layers.
-MASKED_BY_KIND = GEMMA | {Family.MINISTRAL, Family.GPT_OSS}
+MASKED_BY_KIND = GEMMA | {Family.GEMMA4, Family.MINISTRAL, Family.GPT_OSS}
 # Names that transformers gives to the layers' kinds of attention, in `layer_types` and in masks.
 LAYER_TYPES = {
     AttentionKind.FULL: "full_attention",
@@ -58,15 +65,27 @@ LAYER_TYPES = {
 def transformers_config(model: Model) -> dict[str, Any]:
     """The config with the key names of transformers 5, including `model_type`.
 
-    SpecError if this front end does not support the family.
+    SpecError if this front end does not support the family or a part of the model.
     """
-    if model.family not in FAMILIES:
+    what = missing_rules(model)
+    if what is not None:
         raise SpecError(
-            f"--frontend torchxla has no rules for {model.family} ({model.name}), so its parameters would "
+            f"--frontend torchxla has no rules for {what} ({model.name}), so its parameters would "
             f"not be sharded: {_largest(model)} and more. "
             f"Use --frontend jax, or one of {', '.join(FAMILIES)}."
         )
     return hugging_face_config(model)
+
+
+def missing_rules(model: Model) -> str | None:
+    """The family, or the part of a model, that has no rules; None if all has."""
+    if model.family not in FAMILIES:
+        return model.family
+    if model.shares_caches or model.layer_inputs is not None:
+        return f"{model.family} with shared caches or embeddings of each layer"
+    if any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in model.layers):
+        return f"{model.family} with experts beside the MLP"
+    return None
 
 
 def hugging_face_config(model: Model) -> dict[str, Any]:
@@ -136,6 +155,8 @@ def _grouped(model: Model, attention: GroupedAttention) -> dict[str, Any]:
         config["layer_types"] = [LAYER_TYPES[layer.attention] for layer in model.layers]
     if model.family in GEMMA:
         config |= _gemma(model, attention)
+    if model.family is Family.GEMMA4:
+        config |= _gemma4(model, attention)
     if model.family is Family.GLM4_MOE:
         config["use_qk_norm"] = attention.has_qk_norm
     if attention.temperature is not None:
@@ -156,12 +177,30 @@ def _gemma(model: Model, attention: GroupedAttention) -> dict[str, Any]:
         "final_logit_softcapping": model.logit_softcap,
     }
     if attention.sliding_rope is not None:
-        ropes = {
-            AttentionKind.FULL: attention.rope,
-            AttentionKind.SLIDING: attention.sliding_rope,
-        }
-        config["rope_parameters"] = {LAYER_TYPES[kind]: _rope(ropes[kind]) for kind in ropes}
+        config["rope_parameters"] = _ropes(attention)
     return config
+
+
+def _gemma4(model: Model, attention: GroupedAttention) -> dict[str, Any]:
+    """Heads and rotary embeddings by kind of layer."""
+    full = attention.of(AttentionKind.FULL)
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "final_logit_softcapping": model.logit_softcap,
+        "global_head_dim": full.head_dim,
+        "num_global_key_value_heads": full.n_kv_heads,
+        "attention_k_eq_v": full.has_shared_values,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "rope_parameters": _ropes(attention),
+    }
+
+
+def _ropes(attention: GroupedAttention) -> dict[str, Any]:
+    """The rotary embedding of each kind of layer."""
+    kinds = (AttentionKind.FULL, AttentionKind.SLIDING)
+    ropes = {kind: attention.rope_of(kind) for kind in kinds}
+    return {LAYER_TYPES[kind]: _rope(rope) for kind, rope in ropes.items() if rope is not None}
 
 
 def _latent(model: Model, attention: LatentAttention) -> dict[str, Any]:

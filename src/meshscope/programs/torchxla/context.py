@@ -25,7 +25,6 @@ import torch_xla
 import transformers
 
 from meshscope.events.enums import Phase
-from meshscope.programs.torchxla.layouts import KV_AXES
 from meshscope.programs.torchxla.tensors import Tensors, all_gather, all_reduce, permuted
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.flops import window_of
@@ -125,8 +124,7 @@ class ContextAttention:
         layouts, entered = self.tensors.layouts, self.tensors.entered
         heads, context = layouts.axes("tp"), layouts.axes("cp")
         of_queries = context if self.phase is Phase.PREFILL else ()
-        is_shared = key.shape[1] != query.shape[1]
-        of_keys = tuple(axis for axis in heads if not is_shared or axis != KV_AXES[1])
+        of_keys = layouts.split_heads(key.shape[1])
         q = entered(query, (layouts.data, heads, of_queries, ()))
         k = entered(key, (layouts.data, of_keys, context, ()))
         v = entered(value, (layouts.data, of_keys, context, ()))
@@ -210,8 +208,8 @@ def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -
         del dropout  # of training
         kind = experiment.model.layers[module.layer_idx].attention
         scores = scores_of(experiment.model, kind, scaling)
-        of_keys = tuple(axis for axis in heads if axis != KV_AXES[1])
-        of_copies = tuple(axis for axis in heads if axis == KV_AXES[1])
+        of_keys = layouts.split_heads(key.shape[1])
+        of_copies = tuple(axis for axis in heads if axis not in of_keys)
         if s_aux is not None:
             sinks = tensors.annotate(s_aux.reshape(key.shape[1], -1), (of_keys, of_copies))
             scores = replace(scores, sinks=sinks)

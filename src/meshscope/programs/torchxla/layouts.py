@@ -1,8 +1,9 @@
 """The mesh given to the SPMD partitioner, and the shardings of parameters and activations.
 
-A spec lists, for each dimension, the mesh axes that split it, outermost first. If a model has fewer
+A spec lists, for each dimension, the mesh axes that split it, outermost first. If layers have fewer
 KV heads than tp devices, tp becomes two axes, `tp.kv` over the heads and `tp.rep` over their
-copies, so that KV weights are split as far as possible without splitting a head.
+copies, so that KV weights are split as far as possible without splitting a head. Layers with more heads are
+split over both.
 """
 
 from dataclasses import dataclass
@@ -39,10 +40,13 @@ class Layouts:
         return tuple(axes)
 
     def split(self, dim: Dim) -> tuple[str, ...]:
-        """The mesh axes that split a logical dimension of weights and caches."""
-        if dim is Dim.KV_HEADS and self.has_kv_axis:
-            return tuple(axis for axis in KV_AXES[:1] if self.mesh.size(axis) > 1)
+        """The mesh axes that split a logical dimension of weights, other than KV heads."""
         return self.axes(*mesh_axes_of(dim, self.plan))
+
+    def split_heads(self, n_heads: int) -> tuple[str, ...]:
+        """The mesh axes that split this many KV heads."""
+        axes = self.axes("tp")
+        return axes if n_heads >= self.plan.tp else tuple(a for a in axes if a != KV_AXES[1])
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -75,9 +79,8 @@ class Layouts:
 
 def layouts_of(model: Model, plan: Plan) -> Layouts:
     """The layouts of a model under a plan."""
-    attention = model.attention
-    n_kv_heads = attention.n_kv_heads if isinstance(attention, GroupedAttention) else plan.tp
-    if n_kv_heads >= plan.tp:
+    n_kv_heads = min((n for n in kv_heads(model) if n < plan.tp), default=plan.tp)
+    if n_kv_heads == plan.tp:
         return Layouts(plan=plan, mesh=plan.mesh, has_kv_axis=False)
     sizes = {"tp.kv": n_kv_heads, "tp.rep": plan.tp // n_kv_heads}
     axes = tuple(
@@ -88,6 +91,14 @@ def layouts_of(model: Model, plan: Plan) -> Layouts:
         )
     )
     return Layouts(plan=plan, mesh=Mesh(axes=axes), has_kv_axis=True)
+
+
+def kv_heads(model: Model) -> frozenset[int]:
+    """The numbers of KV heads of the layers; none for latents."""
+    attention = model.attention
+    if not isinstance(attention, GroupedAttention):
+        return frozenset()
+    return frozenset(attention.of(layer.attention).n_kv_heads for layer in model.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from meshscope.programs.torchxla.layouts import Layouts, Spec
-from meshscope.spec.model.model import Family, Model
+from meshscope.spec.model.model import Family, GroupedAttention, Layer, Model
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.weights import Dim, Weight, layer_weights, outer_weights
 
@@ -25,13 +25,15 @@ FUSED = (
 class Rule:
     """The logical dimensions of a parameter's `Weight`, and how its array is stored.
 
-    `n_stacked` is the number of equal parts stacked in dimension 1: 2 for gate and up.
+    `n_stacked` is the number of equal parts stacked in dimension 1: 2 for gate and up. `n_kv_heads` is that
+    of the layer.
     """
 
     dims: tuple[Dim, ...]
     sizes: tuple[int, ...]
     is_transposed: bool
     n_stacked: int = 1
+    n_kv_heads: int = 0
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The parameter's shape as a program argument, with stacked parts in a separate dimension."""
@@ -41,7 +43,10 @@ class Rule:
 
     def spec(self, shape: tuple[int, ...], layouts: Layouts) -> Spec:
         """The mesh axes that split each dimension of `stored_shape`."""
-        axes = [layouts.split(dim) for dim in self.dims]
+        axes = [
+            layouts.split_heads(self.n_kv_heads) if dim is Dim.KV_HEADS else layouts.split(dim)
+            for dim in self.dims
+        ]
         if len(shape) == 1:
             return (_outermost(axes),)
         if self.n_stacked > 1:
@@ -68,18 +73,31 @@ def rules_of(model: Model, plan: Plan) -> Mapping[str, Rule]:
     for weight in outer_weights(model, plan):
         rules[weight.checkpoint] = _rule(weight)
     for index, layer in enumerate(model.layers):
+        n_kv_heads = _kv_heads(model, layer)
         for weight in layer_weights(model, plan, layer):
             name = weight.checkpoint
             if "{expert}" in name:
                 continue
             name = _module_name(name.format(layer=index), model.family)
-            rules[_name_of_part(name, weight.name)] = _rule(weight)
+            rules[_name_of_part(name, weight.name)] = _rule(weight, n_kv_heads)
         rules |= _expert_rules(layer_weights(model, plan, layer), index)
     return rules
 
 
-def _rule(weight: Weight) -> Rule:
-    return Rule(dims=weight.dims, sizes=weight.shape, is_transposed=weight.is_transposed)
+def _kv_heads(model: Model, layer: Layer) -> int:
+    """The KV heads of a layer; 0 for latents."""
+    attention = model.attention
+    is_grouped = isinstance(attention, GroupedAttention)
+    return attention.of(layer.attention).n_kv_heads if is_grouped else 0
+
+
+def _rule(weight: Weight, n_kv_heads: int = 0) -> Rule:
+    return Rule(
+        dims=weight.dims,
+        sizes=weight.shape,
+        is_transposed=weight.is_transposed,
+        n_kv_heads=n_kv_heads,
+    )
 
 
 def _expert_rules(weights: tuple[Weight, ...], index: int) -> dict[str, Rule]:

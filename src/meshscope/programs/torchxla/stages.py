@@ -136,7 +136,7 @@ class StagedModel(torch.nn.Module):
     def _cache_spec(self) -> Spec:
         from meshscope.programs.torchxla.caching import kept  # noqa: PLC0415  circular import
 
-        return kept(self.experiment, self.tensors).spec
+        return kept(self.experiment, self.tensors, self.experiment.model.layers[0]).spec
 
     def _ticks(self, x: Any, stage: Any, given: dict[str, Any]) -> Any:
         """[b, S, D] -> [b, 1, D], valid on the last stage."""
