@@ -51,6 +51,12 @@ GEMMA4 = DENSE | {
     "num_global_key_value_heads": 2,
     "hidden_size_per_layer_input": 0,
 }
+GEMMA4_EXPERTS = GEMMA4 | {
+    "enable_moe_block": True,
+    "num_experts": 16,
+    "top_k_experts": 4,
+    "moe_intermediate_size": 128,
+}
 GLM = DENSE | {
     "model_type": "glm4_moe",
     "n_routed_experts": 16,
@@ -86,6 +92,7 @@ CASES = {
     "hybrid": Case(MIXTURE, "dp=2,tp=4,ep=8"),
     "post-norms": Case(GEMMA, "dp=2,tp=4,sp"),
     "heads-by-kind": Case(GEMMA4, "dp=2,tp=4,sp"),
+    "experts-beside-the-mlp": Case(GEMMA4_EXPERTS, "dp=2,tp=4,ep=4"),
     "shared-expert": Case(GLM, "dp=2,tp=4,ep=8"),
     "fused-heads": Case(PHI, "tp=8"),
     "biased-experts": Case(GPT, "tp=8,ep=8"),
@@ -139,6 +146,10 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
         "hybrid": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.ATTN, Kind.ALL_REDUCE)},
         "post-norms": {(Part.ATTN, Kind.ALL_GATHER), (Part.MLP, Kind.ALL_GATHER)},
         "heads-by-kind": {(Part.ATTN, Kind.ALL_GATHER), (Part.MLP, Kind.ALL_GATHER)},
+        "experts-beside-the-mlp": {
+            (Part.MLP, Kind.ALL_REDUCE),
+            (Part.MOE_COMBINE, Kind.ALL_REDUCE),
+        },
         "shared-expert": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.ATTN, Kind.ALL_REDUCE)},
         "fused-heads": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MLP, Kind.ALL_REDUCE)},
         "biased-experts": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MOE_COMBINE, Kind.ALL_REDUCE)},

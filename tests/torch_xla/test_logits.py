@@ -73,6 +73,8 @@ CASES = [
     for partitioner in Partitioner
 ]
 CASES += [Case(config, plan) for config in MIXTURES for plan in EXPERT_PLANS]
+WITHOUT_SP = (*(plan for plan in EXPERT_PLANS if "sp" not in plan), "cp=8", "dp=2,cp=2,tp=2,ep=4")
+CASES += [Case("gemma4-moe", plan) for plan in WITHOUT_SP]
 RING, ALLGATHER = ContextForm.RING, ContextForm.ALLGATHER
 CASES += [
     Case(config, plan, context=form)
@@ -126,6 +128,7 @@ TELLING = {
     Case("gemma3", "fsdp=2,tp=4"),
     Case("gemma4", "dp=2,tp=4,sp"),
     Case("gemma4", "cp=2,tp=4,sp"),
+    Case("gemma4-moe", "dp=2,tp=4,ep=8"),
     Case("glm4_moe", "dp=2,tp=4,ep=2,sp"),
     Case("gpt_oss", "dp=2,tp=4,ep=2,sp"),
     Case("gpt_oss", "tp=8,ep=8"),

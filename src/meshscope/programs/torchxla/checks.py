@@ -14,6 +14,7 @@ def check_traceable(experiment: Experiment) -> None:
     """SpecError or PlanError unless there are rules for the family, and its stages can share a program."""
     transformers_config(experiment.model)
     _check_heads(experiment)
+    _check_experts(experiment)
     if experiment.plan.pp > 1:
         layers_of_stage(experiment)
 
@@ -27,6 +28,16 @@ def _check_heads(experiment: Experiment) -> None:
             f"plan '{plan}': layers of {experiment.model.name} have {' or '.join(map(str, fewer))} heads of keys, "
             f"both fewer than the devices of tp, which --frontend torchxla splits in one way. Use tp={fewer[-1]} or "
             "less, or --frontend jax."
+        )
+
+
+def _check_experts(experiment: Experiment) -> None:
+    """PlanError for sp if experts stand beside the MLP."""
+    plan, model = experiment.plan, experiment.model
+    if plan.sp and any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in model.layers):
+        raise PlanError(
+            f"plan '{plan}': transformers routes the residual stream of {model.name} beside its MLP, which "
+            "--frontend torchxla does not split over tp. Drop sp, or use --frontend jax."
         )
 
 

@@ -83,8 +83,6 @@ def missing_rules(model: Model) -> str | None:
         return model.family
     if model.shares_caches or model.layer_inputs is not None:
         return f"{model.family} with shared caches or embeddings of each layer"
-    if any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in model.layers):
-        return f"{model.family} with experts beside the MLP"
     return None
 
 
@@ -279,6 +277,13 @@ def _experts(model: Model) -> dict[str, Any]:
                 "moe_intermediate_size": moe.ffn,
                 "norm_topk_prob": moe.is_normalized,
                 "mlp_only_layers": dense,
+            }
+        case Family.GEMMA4:
+            return {
+                "enable_moe_block": True,
+                "num_experts": moe.n_experts,
+                "top_k_experts": moe.n_active,
+                "moe_intermediate_size": moe.ffn,
             }
         case Family.GPT_OSS:
             return {

@@ -34,7 +34,7 @@ from meshscope.programs.torchxla.stages import add_pipeline
 from meshscope.programs.torchxla.tensors import ARGUMENT, TORCH_DTYPES, Argument, Tensors, scope
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.flops import window_of
-from meshscope.spec.model.model import AttentionKind, MlpKind
+from meshscope.spec.model.model import AttentionKind
 from meshscope.spec.program import Partitioner
 
 TOKENS, POSITION = "tokens", "position"
@@ -196,21 +196,25 @@ def scope_of_module(name: str, experiment: Experiment) -> str | None:
     layer, inner = int(match[1]), match[2]
     if inner is None:
         return f"layer{layer}"
-    is_dense = experiment.model.layers[layer].mlp is MlpKind.DENSE
-    before_mlp = Part.MLP if is_dense else Part.MOE_ROUTER
+    kind = experiment.model.layers[layer]
+    before_mlp = Part.MLP if kind.has_mlp else Part.MOE_ROUTER
     of_inner = {
         "input_layernorm": Part.ATTN,
         "self_attn": Part.ATTN,
         "post_attention_layernorm": Part.ATTN if experiment.model.has_post_norms else before_mlp,
         "pre_feedforward_layernorm": before_mlp,
-        "post_feedforward_layernorm": Part.MLP,
-        "mlp": Part.MLP if is_dense else None,
+        "post_feedforward_layernorm": Part.MOE_COMBINE if kind.has_experts else Part.MLP,
+        "post_feedforward_layernorm_1": Part.MLP,
+        "pre_feedforward_layernorm_2": Part.MOE_ROUTER,
+        "post_feedforward_layernorm_2": Part.MOE_COMBINE,
+        "router": Part.MOE_ROUTER,
+        "mlp": Part.MLP if kind.has_mlp else None,
         "mlp.gate": Part.MOE_ROUTER,
         "mlp.router": Part.MOE_ROUTER,
         "mlp.shared_experts": Part.MOE_SHARED,
     }
     part = of_inner.get(inner)
-    return None if part is None or (inner == "mlp.gate" and is_dense) else part.value
+    return None if part is None or (inner == "mlp.gate" and kind.has_mlp) else part.value
 
 
 def add_scopes(model: Any, experiment: Experiment) -> None:

@@ -14,7 +14,7 @@ from meshscope.spec.model.model import Family, GroupedAttention, Layer, Model
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.weights import Dim, Weight, layer_weights, outer_weights
 
-EXPERTS = "mlp.experts."
+EXPERTS = {Family.GEMMA4: "experts."}  # by family, if not "mlp.experts."
 FUSED = (
     "qkv_proj",
     "gate_up_proj",
@@ -80,7 +80,8 @@ def rules_of(model: Model, plan: Plan) -> Mapping[str, Rule]:
                 continue
             name = _module_name(name.format(layer=index), model.family)
             rules[_name_of_part(name, weight.name)] = _rule(weight, n_kv_heads)
-        rules |= _expert_rules(layer_weights(model, plan, layer), index)
+        base = f"model.layers.{index}.{EXPERTS.get(model.family, 'mlp.experts.')}"
+        rules |= _expert_rules(layer_weights(model, plan, layer), base)
     return rules
 
 
@@ -100,13 +101,15 @@ def _rule(weight: Weight, n_kv_heads: int = 0) -> Rule:
     )
 
 
-def _expert_rules(weights: tuple[Weight, ...], index: int) -> dict[str, Rule]:
-    """Rules for the experts of one layer: [E, 2F, D] and [E, D, F], and biases [E, 2F] and [E, D]."""
+def _expert_rules(weights: tuple[Weight, ...], base: str) -> dict[str, Rule]:
+    """Rules for the experts of one layer: [E, 2F, D] and [E, D, F], and biases [E, 2F] and [E, D].
+
+    Their names start with `base`.
+    """
     by_name = {weight.name: weight for weight in weights}
     if "experts_w_gate" not in by_name:
         return {}
     gate, down = by_name["experts_w_gate"], by_name["experts_w_down"]
-    base = f"model.layers.{index}.{EXPERTS}"
 
     def rule(weight: Weight, n_stacked: int) -> Rule:
         dims = weight.dims if weight.is_vector else (weight.dims[i] for i in (0, 2, 1))
