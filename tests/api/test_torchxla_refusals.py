@@ -9,8 +9,7 @@ from meshscope.spec.model.catalog import catalog
 from meshscope.spec.model.config import read_model
 
 BY_FAMILY = {read_model(name).family: name for name in catalog()}
-OTHERS = ["google/gemma-4-E2B-it"]  # larger ones of the family have rules
-WITHOUT_RULES = [name for family, name in BY_FAMILY.items() if family not in FAMILIES] + OTHERS
+WITHOUT_RULES = [name for family, name in BY_FAMILY.items() if family not in FAMILIES]
 
 
 def _refusal(command: str, model: str, plan: str) -> str:

@@ -51,6 +51,14 @@ GEMMA4 = DENSE | {
     "num_global_key_value_heads": 2,
     "hidden_size_per_layer_input": 0,
 }
+SHARED = GEMMA4 | {
+    "attention_k_eq_v": False,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 128,
+    "vocab_size_per_layer_input": DENSE["vocab_size"],
+}
 GEMMA4_EXPERTS = GEMMA4 | {
     "enable_moe_block": True,
     "num_experts": 16,
@@ -92,6 +100,7 @@ CASES = {
     "hybrid": Case(MIXTURE, "dp=2,tp=4,ep=8"),
     "post-norms": Case(GEMMA, "dp=2,tp=4,sp"),
     "heads-by-kind": Case(GEMMA4, "dp=2,tp=4,sp"),
+    "shared-caches": Case(SHARED, "cp=2,dp=2,tp=2"),
     "experts-beside-the-mlp": Case(GEMMA4_EXPERTS, "dp=2,tp=4,ep=4"),
     "shared-expert": Case(GLM, "dp=2,tp=4,ep=8"),
     "fused-heads": Case(PHI, "tp=8"),
@@ -146,6 +155,7 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
         "hybrid": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.ATTN, Kind.ALL_REDUCE)},
         "post-norms": {(Part.ATTN, Kind.ALL_GATHER), (Part.MLP, Kind.ALL_GATHER)},
         "heads-by-kind": {(Part.ATTN, Kind.ALL_GATHER), (Part.MLP, Kind.ALL_GATHER)},
+        "shared-caches": {(Part.ATTN, Kind.PERMUTE), (Part.MLP, Kind.ALL_REDUCE)},
         "experts-beside-the-mlp": {
             (Part.MLP, Kind.ALL_REDUCE),
             (Part.MOE_COMBINE, Kind.ALL_REDUCE),

@@ -52,7 +52,7 @@ class Case(NamedTuple):
 
 DENSE = (
     *("llama", "llama-tied", "qwen2", "qwen3"),
-    *("mistral", "ministral", "ministral3", "gemma2", "gemma3", "gemma4", "phi4"),
+    *("mistral", "ministral", "ministral3", "gemma2", "gemma3", "gemma4", "gemma4-shared", "phi4"),
 )
 MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v2-limited", "deepseek_v3", "glm4_moe")
 MIXTURES += ("gpt_oss",)
@@ -80,7 +80,16 @@ CASES += [
     Case(config, plan, context=form)
     for config in (
         *("llama", "qwen3", "mixtral", "deepseek_v2", "deepseek_v3"),
-        *("mistral", "ministral3", "gemma2", "gemma3", "gemma4", "glm4_moe", "gpt_oss"),
+        *(
+            "mistral",
+            "ministral3",
+            "gemma2",
+            "gemma3",
+            "gemma4",
+            "gemma4-shared",
+            "glm4_moe",
+            "gpt_oss",
+        ),
     )
     for plan, form in (
         ("cp=8", RING),
@@ -129,6 +138,7 @@ TELLING = {
     Case("gemma4", "dp=2,tp=4,sp"),
     Case("gemma4", "cp=2,tp=4,sp"),
     Case("gemma4-moe", "dp=2,tp=4,ep=8"),
+    Case("gemma4-shared", "dp=2,tp=4,sp"),
     Case("glm4_moe", "dp=2,tp=4,ep=2,sp"),
     Case("gpt_oss", "dp=2,tp=4,ep=2,sp"),
     Case("gpt_oss", "tp=8,ep=8"),

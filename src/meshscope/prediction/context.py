@@ -29,6 +29,7 @@ from meshscope.spec.plan.context_form import (
     ring_sends,
 )
 from meshscope.spec.plan.weights import stored_kv_heads
+from meshscope.spec.program import Frontend
 
 
 def context_collectives(
@@ -49,8 +50,10 @@ def context_collectives(
 def _share_keys(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollective]:
     """Keys and values (or latents) of the other blocks, by ring permutes or an all-gather.
 
-    With a kernel, the ring leaves out blocks beyond the window.
+    With a kernel, the ring leaves out blocks beyond the window. In TorchXLA programs, XLA merges the equal permutes
+    of layers that share a cache; JAX programs send the blocks for each of them.
     """
+    is_merged = layer.shares_cache and experiment.program.frontend is Frontend.TORCHXLA
     plan, workload = experiment.plan, experiment.workload
     n_local = local_tokens(plan, Phase.PREFILL, workload.prompt)
     local_batch = _local_batch(experiment, Phase.PREFILL)
@@ -61,6 +64,8 @@ def _share_keys(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollect
     window = window_of(experiment.model.attention, layer.attention) if has_window else None
     for shape in _position_shapes(experiment, layer):
         match experiment.context_form:
+            case ContextForm.RING if is_merged:
+                return
             case ContextForm.RING:
                 local = (local_batch, n_local, *shape)
                 n_sends = ring_sends(plan.cp, n_local, window)

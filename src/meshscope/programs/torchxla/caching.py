@@ -67,10 +67,10 @@ class Caches:
         """A cache filled up to `position`, whose arrays [B, K, T, H] are program arguments."""
         n_slots = n_cache_slots(self.experiment)
         cache: Any = transformers.StaticCache(config=model.config, max_cache_len=n_slots)
+        layers = [layer for layer in self.experiment.model.layers if not layer.shares_cache]
         # Windows are in the mask: a layer with one would keep fewer slots and move them in each step.
-        cache.layers = [StaticLayer(max_cache_len=n_slots) for _ in cache.layers]
+        cache.layers = [StaticLayer(max_cache_len=n_slots) for _ in layers]
         if self.experiment.plan.cp > 1:
-            layers = self.experiment.model.layers
             cache.layers = [ContextLayer(self, n_slots, layer) for layer in layers]
         n_stages = self.experiment.plan.pp
         if n_stages > 1:
@@ -79,7 +79,7 @@ class Caches:
         workload = self.experiment.workload
         dtype = TORCH_DTYPES[workload.cache_dtype]
         for index, layer in enumerate(cache.layers):
-            what = kept(self.experiment, self.tensors, self.experiment.model.layers[index])
+            what = kept(self.experiment, self.tensors, layers[index])
             for name, width in zip(ARRAYS, what.widths, strict=True):
                 shape = (workload.batch, what.n_heads, n_slots, width)
                 array = self.tensors.argument(

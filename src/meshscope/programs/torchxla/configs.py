@@ -65,25 +65,15 @@ LAYER_TYPES = {
 def transformers_config(model: Model) -> dict[str, Any]:
     """The config with the key names of transformers 5, including `model_type`.
 
-    SpecError if this front end does not support the family or a part of the model.
+    SpecError if this front end does not support the family.
     """
-    what = missing_rules(model)
-    if what is not None:
+    if model.family not in FAMILIES:
         raise SpecError(
-            f"--frontend torchxla has no rules for {what} ({model.name}), so its parameters would "
+            f"--frontend torchxla has no rules for {model.family} ({model.name}), so its parameters would "
             f"not be sharded: {_largest(model)} and more. "
             f"Use --frontend jax, or one of {', '.join(FAMILIES)}."
         )
     return hugging_face_config(model)
-
-
-def missing_rules(model: Model) -> str | None:
-    """The family, or the part of a model, that has no rules; None if all has."""
-    if model.family not in FAMILIES:
-        return model.family
-    if model.shares_caches or model.layer_inputs is not None:
-        return f"{model.family} with shared caches or embeddings of each layer"
-    return None
 
 
 def hugging_face_config(model: Model) -> dict[str, Any]:
@@ -180,16 +170,18 @@ def _gemma(model: Model, attention: GroupedAttention) -> dict[str, Any]:
 
 
 def _gemma4(model: Model, attention: GroupedAttention) -> dict[str, Any]:
-    """Heads and rotary embeddings by kind of layer."""
-    full = attention.of(AttentionKind.FULL)
+    """Heads and rotary embeddings by kind of layer, shared caches and embeddings of each layer."""
+    full, inputs = attention.of(AttentionKind.FULL), model.layer_inputs
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "final_logit_softcapping": model.logit_softcap,
         "global_head_dim": full.head_dim,
         "num_global_key_value_heads": full.n_kv_heads,
         "attention_k_eq_v": full.has_shared_values,
-        "hidden_size_per_layer_input": 0,
-        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0 if inputs is None else inputs.width,
+        "vocab_size_per_layer_input": model.vocab,
+        "num_kv_shared_layers": sum(layer.shares_cache for layer in model.layers),
+        "use_double_wide_mlp": model.has_wide_mlps,
         "rope_parameters": _ropes(attention),
     }
 

@@ -19,6 +19,7 @@ from meshscope.spec.plan.weights import Dim
 from meshscope.spec.program import Partitioner
 from meshscope.units import format_bytes
 
+EMBEDDINGS = ("embed_tokens", "embed_tokens_per_layer")
 MAX_NAMED = 4  # parameters listed in an error message
 
 
@@ -40,7 +41,14 @@ def meta_model(experiment: Experiment, *, attention: str) -> Any:
     model.model.rotary_emb = type(model.model.rotary_emb)(
         config=config
     )  # float32, as loaded models
+    if experiment.model.shares_caches:
+        model.model._maybe_slice_kv_shared_inputs = _all_positions  # noqa: SLF001
     return model.eval()
+
+
+def _all_positions(x: Any, of_layers: Any, angles: Any, masks: Any, *_: Any, **__: Any) -> Any:
+    """The inputs of layers that share caches: all positions, where transformers may keep the last one."""
+    return x, of_layers, angles, masks
 
 
 def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict[str, Any]:
@@ -84,9 +92,10 @@ def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict
 def _scales(model: Any, experiment: Experiment, tensors: Tensors) -> dict[str, Any]:
     """Values of scales that are not in the model's memory: of Gemma's embedding and of complex numbers."""
     values: dict[str, Any] = {}
-    embedding = model.model.embed_tokens
-    if hasattr(embedding, "scalar_embed_scale"):
-        values["model.embed_tokens.embed_scale"] = np.float32(embedding.scalar_embed_scale)
+    for name in EMBEDDINGS:
+        scale = getattr(getattr(model.model, name, None), "scalar_embed_scale", None)
+        if scale is not None:
+            values[f"model.{name}.embed_scale"] = np.float32(scale)
     if experiment.model.family is Family.DEEPSEEK_V2:
         values |= _complex_scaling(model.model.rotary_emb, tensors)
     return values

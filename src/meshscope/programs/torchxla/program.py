@@ -29,7 +29,12 @@ from meshscope.programs.torchxla.layouts import (
     residual_specs,
 )
 from meshscope.programs.torchxla.lowering import Lowered, Traced, lowered, parameters_of
-from meshscope.programs.torchxla.models import meta_model, norms_before_blocks, with_arguments
+from meshscope.programs.torchxla.models import (
+    EMBEDDINGS,
+    meta_model,
+    norms_before_blocks,
+    with_arguments,
+)
 from meshscope.programs.torchxla.stages import add_pipeline
 from meshscope.programs.torchxla.tensors import ARGUMENT, TORCH_DTYPES, Argument, Tensors, scope
 from meshscope.spec.experiment import Experiment
@@ -41,6 +46,9 @@ TOKENS, POSITION = "tokens", "position"
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)(?:\.(.+))?")
 _OUTER = {
     "model.embed_tokens": Part.EMBED,
+    "model.embed_tokens_per_layer": Part.EMBED,
+    "model.per_layer_model_projection": Part.EMBED,
+    "model.per_layer_projection_norm": Part.EMBED,
     "model.norm": Part.LM_HEAD,
     "lm_head": Part.LM_HEAD,
 }
@@ -207,6 +215,9 @@ def scope_of_module(name: str, experiment: Experiment) -> str | None:
         "post_feedforward_layernorm_1": Part.MLP,
         "pre_feedforward_layernorm_2": Part.MOE_ROUTER,
         "post_feedforward_layernorm_2": Part.MOE_COMBINE,
+        "per_layer_input_gate": Part.MLP,
+        "per_layer_projection": Part.MLP,
+        "post_per_layer_input_norm": Part.MLP,
         "router": Part.MOE_ROUTER,
         "mlp": Part.MLP if kind.has_mlp else None,
         "mlp.gate": Part.MOE_ROUTER,
@@ -250,7 +261,9 @@ def _brackets(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
 def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tensors) -> None:
     """Add hooks that shard the residual stream and the logits; call before `add_scopes`."""
     streams = residual_specs(experiment, phase, tensors.layouts)
-    _lay_out(model.model.embed_tokens, tensors, streams.residual)
+    for name in EMBEDDINGS:
+        if hasattr(model.model, name):
+            _lay_out(getattr(model.model, name), tensors, streams.residual)
     for layer in model.model.layers:
         for block in (layer.self_attn, layer.mlp):
             _lay_out(block, tensors, streams.residual)
