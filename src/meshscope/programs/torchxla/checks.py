@@ -32,7 +32,7 @@ def _check_heads(experiment: Experiment) -> None:
 
 
 def _check_experts(experiment: Experiment) -> None:
-    """PlanError for sp if experts stand beside the MLP."""
+    """PlanError for sp if layers have experts beside their MLP."""
     plan, model = experiment.plan, experiment.model
     if plan.sp and any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in model.layers):
         raise PlanError(
