@@ -89,6 +89,12 @@ def test_a_saved_run_opens_with_the_same_figures(run: meshscope.Run, tmp_path: P
     assert meshscope.compare(run, opened).verdict == "equal"
 
 
+def test_a_run_in_memory_is_saved_with_its_program(run: meshscope.Run, tmp_path: Path) -> None:
+    saved = run.save(tmp_path / "mlp")
+    assert (tmp_path / "mlp" / "hlo" / "step.hlo.txt.gz").is_file()
+    assert saved.explain() == run.explain()
+
+
 def test_every_kind_of_mesh_gives_the_same_collectives(run: meshscope.Run) -> None:
     mesh = AbstractMesh((2, 2), ("batch", "model"), axis_types=(AxisType.Auto,) * 2)
     on_mesh = [

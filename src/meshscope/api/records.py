@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -164,9 +165,14 @@ def chip_profile(path: Path | None, chip: Chip | None) -> ChipProfile | None:
     return profile
 
 
-def saved(record: RunRecord, path: Path, *, force: bool) -> RunRecord:
-    """The record in the folder `path`, written whole or not at all."""
+def saved(record: RunRecord, path: Path, *, force: bool, hlo: Path | None = None) -> RunRecord:
+    """The record in the folder `path`, with its HLO text, written whole or not at all."""
     with new_folder(path, force=force) as partial:
+        if hlo is not None:
+            from meshscope.store.write import HLO  # noqa: PLC0415  polars is slow to import
+
+            (partial / HLO).mkdir()
+            shutil.copyfile(hlo, partial / HLO / hlo.name)
         write_record(record, partial)
     return replace(record, path=path)
 

@@ -151,7 +151,7 @@ class Run:
 
         home = Path(path)
         if self.path is None:
-            return Run(record=saved(self.record, home, force=force))
+            return Run(record=saved(self.record, home, force=force, hlo=self.hlo))
         with new_folder(home, force=force) as folder:
             shutil.copytree(self.path, folder, dirs_exist_ok=True)
         return Run(record=read_run(home))
