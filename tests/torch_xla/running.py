@@ -166,6 +166,8 @@ def _weight(name: str, weights: dict[str, np.ndarray]) -> np.ndarray:
     moe = name.replace(".mlp.", ".block_sparse_moe.")
     if name.partition(".experts.")[2] and f"{name.removesuffix('_bias')}_bias" in weights:
         return _of_alternating(name, weights[name])
+    if ".feed_forward.experts." in name:  # [E, inputs, outputs], gates before ups
+        return np.moveaxis(weights[name], -1, 1)
     for candidate in (name, moe):
         if candidate in weights:
             return weights[candidate]

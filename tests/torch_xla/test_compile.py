@@ -79,6 +79,14 @@ GPT = DENSE | {
     "num_experts_per_tok": 4,
     "sliding_window": 64,
 }
+LLAMA4 = DENSE | {
+    "model_type": "llama4_text",
+    "intermediate_size_mlp": 1024,
+    "num_local_experts": 16,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layer_interval": 2,
+    "attention_chunk_size": 64,
+}
 PHI = DENSE | {"model_type": "phi3", "hidden_size": 1024}
 
 
@@ -103,6 +111,7 @@ CASES = {
     "shared-caches": Case(SHARED, "cp=2,dp=2,tp=2"),
     "experts-beside-the-mlp": Case(GEMMA4_EXPERTS, "dp=2,tp=4,ep=4"),
     "shared-expert": Case(GLM, "dp=2,tp=4,ep=8"),
+    "one-expert": Case(LLAMA4, "dp=2,tp=4,ep=8"),
     "fused-heads": Case(PHI, "tp=8"),
     "biased-experts": Case(GPT, "tp=8,ep=8"),
 }
@@ -161,6 +170,7 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
             (Part.MOE_COMBINE, Kind.ALL_REDUCE),
         },
         "shared-expert": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.ATTN, Kind.ALL_REDUCE)},
+        "one-expert": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.MLP, Kind.ALL_REDUCE)},
         "fused-heads": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MLP, Kind.ALL_REDUCE)},
         "biased-experts": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MOE_COMBINE, Kind.ALL_REDUCE)},
     }[name]

@@ -55,7 +55,7 @@ DENSE = (
     *("mistral", "ministral", "ministral3", "gemma2", "gemma3", "gemma4", "gemma4-shared", "phi4"),
 )
 MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v2-limited", "deepseek_v3", "glm4_moe")
-MIXTURES += ("gpt_oss",)
+MIXTURES += ("gpt_oss", "llama4")
 PLANS = ("tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
 EXPERT_PLANS = (
     "tp=8,sp",
@@ -89,6 +89,7 @@ CASES += [
             "gemma4-shared",
             "glm4_moe",
             "gpt_oss",
+            "llama4",
         ),
     )
     for plan, form in (
@@ -143,6 +144,8 @@ TELLING = {
     Case("gpt_oss", "dp=2,tp=4,ep=2,sp"),
     Case("gpt_oss", "tp=8,ep=8"),
     Case("gpt_oss", "cp=2,tp=4,sp"),
+    Case("llama4", "dp=2,tp=4,ep=8"),
+    Case("llama4", "cp=2,tp=4,sp"),
 }
 ITSELF = [
     pytest.param(Case("qwen3", "pp=2,tp=4"), marks=pytest.mark.matrix),

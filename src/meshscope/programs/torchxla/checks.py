@@ -53,7 +53,7 @@ def layers_of_stage(experiment: Experiment) -> int:
             f"would add the biases of {model.name} {plan.tp} times. Use a plan without tp or pp, or "
             "--frontend jax."
         )
-    if len({layer.attention for layer in model.layers}) > 1:
+    if model.family is Family.LLAMA4 or len({layer.attention for layer in model.layers}) > 1:
         raise PlanError(
             f"plan '{plan}': with pp, --frontend torchxla has one attention mask for all layers, but "
             f"{model.name} has windows in some. Use a plan without pp, or --frontend jax."

@@ -41,6 +41,7 @@ FAMILIES = (
     Family.PHI3,
     Family.GPT_OSS,
     Family.GEMMA4,
+    Family.LLAMA4,
 )
 GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
 HAS_ATTENTION_BIAS = frozenset(
@@ -54,11 +55,12 @@ WINDOWED = GEMMA | {
     Family.GPT_OSS,
 }
 # The others have one mask for all layers.
-MASKED_BY_KIND = GEMMA | {Family.GEMMA4, Family.MINISTRAL, Family.GPT_OSS}
+MASKED_BY_KIND = GEMMA | {Family.GEMMA4, Family.LLAMA4, Family.MINISTRAL, Family.GPT_OSS}
 # Names that transformers gives to the layers' kinds of attention, in `layer_types` and in masks.
 LAYER_TYPES = {
     AttentionKind.FULL: "full_attention",
     AttentionKind.SLIDING: "sliding_attention",
+    AttentionKind.CHUNKED: "chunked_attention",
 }
 
 
@@ -136,23 +138,26 @@ def _grouped(model: Model, attention: GroupedAttention) -> dict[str, Any]:
     }
     if model.family in HAS_ATTENTION_BIAS:
         config["attention_bias"] = attention.has_qkv_bias
-    if model.family is Family.PHI3:
-        config["sliding_window"] = attention.window
     if model.family in WINDOWED:
         config["sliding_window"] = attention.window
         config["layer_types"] = [LAYER_TYPES[layer.attention] for layer in model.layers]
-    if model.family in GEMMA:
-        config |= _gemma(model, attention)
-    if model.family is Family.GEMMA4:
-        config |= _gemma4(model, attention)
-    if model.family is Family.GLM4_MOE:
-        config["use_qk_norm"] = attention.has_qk_norm
-    if attention.temperature is not None:
-        config["rope_parameters"]["llama_4_scaling_beta"] = attention.temperature.strength
-    if model.family is Family.LLAMA:
-        config["mlp_bias"] = model.has_mlp_bias
-    if model.family is Family.MIXTRAL:
-        config["sliding_window"] = None
+    match model.family:
+        case Family.GEMMA2 | Family.GEMMA3:
+            config |= _gemma(model, attention)
+        case Family.GEMMA4:
+            config |= _gemma4(model, attention)
+        case Family.LLAMA4:
+            config |= _llama4(model, attention)
+        case Family.MINISTRAL3 if attention.temperature is not None:
+            config["rope_parameters"]["llama_4_scaling_beta"] = attention.temperature.strength
+        case Family.GLM4_MOE:
+            config["use_qk_norm"] = attention.has_qk_norm
+        case Family.LLAMA:
+            config["mlp_bias"] = model.has_mlp_bias
+        case Family.PHI3 | Family.MIXTRAL:
+            config["sliding_window"] = attention.window
+        case _:
+            pass
     return config
 
 
@@ -184,6 +189,23 @@ def _gemma4(model: Model, attention: GroupedAttention) -> dict[str, Any]:
         "use_double_wide_mlp": model.has_wide_mlps,
         "rope_parameters": _ropes(attention),
     }
+
+
+def _llama4(model: Model, attention: GroupedAttention) -> dict[str, Any]:
+    """Chunks in layers that turn queries and keys, and a temperature of queries in the others."""
+    kinds = [layer.attention for layer in model.layers]
+    temperature = attention.temperature
+    config: dict[str, Any] = {
+        "layer_types": [LAYER_TYPES[kind] for kind in kinds],
+        "no_rope_layers": [int(kind is AttentionKind.CHUNKED) for kind in kinds],
+        "attention_chunk_size": attention.window,
+        "use_qk_norm": attention.has_l2_norm,
+        "attn_temperature_tuning": temperature is not None,
+        "moe_layers": [index for index, layer in enumerate(model.layers) if layer.has_experts],
+    }
+    if temperature is not None:
+        config |= {"floor_scale": temperature.floor, "attn_scale": temperature.strength}
+    return config if model.ffn is None else config | {"intermediate_size_mlp": model.ffn}
 
 
 def _ropes(attention: GroupedAttention) -> dict[str, Any]:
@@ -255,7 +277,7 @@ def _experts(model: Model) -> dict[str, Any]:
     if moe is None:
         return _no_experts(model)
     match model.family:
-        case Family.MIXTRAL:
+        case Family.MIXTRAL | Family.LLAMA4:
             return {
                 "intermediate_size": moe.ffn,
                 "num_local_experts": moe.n_experts,

@@ -78,11 +78,13 @@ class Scores:
     """How products of queries and keys become scores, and what else takes a share of their weights.
 
     `scale` is the factor of products, `softcap` their limit, and `sinks` [K, G] the score of no position, or None.
+    Queries see a `window` of positions, or those of their chunk of this size if the layer `is_chunked`.
     """
 
     scale: float
     softcap: float | None
     window: int | None
+    is_chunked: bool = False
     sinks: Any = None
 
     def limited(self, products: Any) -> Any:
@@ -91,16 +93,20 @@ class Scores:
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
 
-def is_seen(queries: Any, keys: Any, window: int | None) -> Any:
-    """[S, T]: whether queries at these positions [S] see keys [T]: not later ones, nor beyond the window."""
+def is_seen(queries: Any, keys: Any, window: int | None, *, is_chunked: bool = False) -> Any:
+    """[S, T]: whether queries at these positions [S] see keys [T]: not later ones, nor beyond the window or chunk."""
     seen = keys[None, :] <= queries[:, None]
-    return seen if window is None else seen & (keys[None, :] > queries[:, None] - window)
+    if window is None:
+        return seen
+    if is_chunked:
+        return seen & (keys[None, :] // window == queries[:, None] // window)
+    return seen & (keys[None, :] > queries[:, None] - window)
 
 
 def partly_attended(q: Any, k: Any, v: Any, places: tuple[Any, Any], of: Scores) -> PartialSoftmax:
     """Attention of q [B, K, G, S, H] over k, v [B, K, T, H] at `places` [S] and [T]."""
     scores = of.limited(torch.einsum("bkgsh,bkth->bkgst", q, k).float())
-    seen = is_seen(*places, of.window)
+    seen = is_seen(*places, of.window, is_chunked=of.is_chunked)
     scores = torch.where(seen, scores, torch.full_like(scores, LOWEST))
     largest = scores.amax(dim=-1)
     shares = torch.exp(scores - largest[..., None])
@@ -231,7 +237,9 @@ def scores_of(model: Model, kind: AttentionKind, scale: float) -> Scores:
     """The scores of layers of this kind."""
     attention = model.attention
     softcap = attention.softcap if isinstance(attention, GroupedAttention) else None
-    return Scores(scale=scale, softcap=softcap, window=window_of(attention, kind))
+    is_chunked = kind is AttentionKind.CHUNKED
+    window = window_of(attention, kind)
+    return Scores(scale=scale, softcap=softcap, window=window, is_chunked=is_chunked)
 
 
 def plain_attention(q: Any, k: Any, v: Any, mask: Any, of: Scores) -> Any:

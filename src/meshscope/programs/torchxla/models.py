@@ -96,7 +96,7 @@ def _scales(model: Any, experiment: Experiment, tensors: Tensors) -> dict[str, A
         scale = getattr(getattr(model.model, name, None), "scalar_embed_scale", None)
         if scale is not None:
             values[f"model.{name}.embed_scale"] = np.float32(scale)
-    if experiment.model.family is Family.DEEPSEEK_V2:
+    if experiment.model.family in {Family.DEEPSEEK_V2, Family.LLAMA4}:
         values |= _complex_scaling(model.model.rotary_emb, tensors)
     return values
 
@@ -105,6 +105,11 @@ def norms_before_blocks(layer: Any) -> tuple[Any, Any]:
     """The norms before attention and before the MLP of a layer of transformers."""
     of_mlp = getattr(layer, "pre_feedforward_layernorm", layer.post_attention_layernorm)
     return layer.input_layernorm, of_mlp
+
+
+def feed_forward(layer: Any) -> Any:
+    """The MLP, or the mixture of experts, of a layer of transformers."""
+    return layer.feed_forward if hasattr(layer, "feed_forward") else layer.mlp
 
 
 def _own_parameters(module: Any) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from meshscope.programs.torchxla.layouts import (
 from meshscope.programs.torchxla.lowering import Lowered, Traced, lowered, parameters_of
 from meshscope.programs.torchxla.models import (
     EMBEDDINGS,
+    feed_forward,
     meta_model,
     norms_before_blocks,
     with_arguments,
@@ -172,7 +173,8 @@ class _Step:
         dtype = TORCH_DTYPES[self.experiment.workload.activation_dtype]
         slots = torch.arange(n_cache_slots(self.experiment), device=torch_xla.device())
         window = window_of(self.experiment.model.attention, kind)
-        is_hidden = ~is_seen(positions, slots, window)
+        is_chunked = kind is AttentionKind.CHUNKED
+        is_hidden = ~is_seen(positions, slots, window, is_chunked=is_chunked)
         lowest = torch.finfo(dtype).min
         return (is_hidden.to(dtype) * lowest)[None, None]
 
@@ -220,6 +222,8 @@ def scope_of_module(name: str, experiment: Experiment) -> str | None:
         "post_per_layer_input_norm": Part.MLP,
         "router": Part.MOE_ROUTER,
         "mlp": Part.MLP if kind.has_mlp else None,
+        "feed_forward": Part.MLP if kind.has_mlp else None,
+        "feed_forward.shared_expert": Part.MOE_SHARED,
         "mlp.gate": Part.MOE_ROUTER,
         "mlp.router": Part.MOE_ROUTER,
         "mlp.shared_experts": Part.MOE_SHARED,
@@ -265,7 +269,7 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
         if hasattr(model.model, name):
             _lay_out(getattr(model.model, name), tensors, streams.residual)
     for layer in model.model.layers:
-        for block in (layer.self_attn, layer.mlp):
+        for block in (layer.self_attn, feed_forward(layer)):
             _lay_out(block, tensors, streams.residual)
         if streams.is_split:
             for norm in norms_before_blocks(layer):

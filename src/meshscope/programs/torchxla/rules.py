@@ -14,7 +14,8 @@ from meshscope.spec.model.model import Family, GroupedAttention, Layer, Model
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.weights import Dim, Weight, layer_weights, outer_weights
 
-EXPERTS = {Family.GEMMA4: "experts."}  # by family, if not "mlp.experts."
+# By family, if not "mlp.experts.".
+EXPERTS = {Family.GEMMA4: "experts.", Family.LLAMA4: "feed_forward.experts."}
 FUSED = (
     "qkv_proj",
     "gate_up_proj",
