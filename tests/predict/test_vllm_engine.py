@@ -107,6 +107,14 @@ def test_a_vocabulary_that_vllm_cannot_split_is_refused(make: Make, three_heads:
         predict(make(three_heads, "tp=3", engine=Engine.VLLM))
 
 
+def test_embeddings_of_each_layer_are_refused(make: Make) -> None:
+    """Their table would be missing in the bytes of a worker."""
+    with pytest.raises(
+        PlanError, match=r"vLLM 0\.8\.5, which has no models with embeddings of each"
+    ):
+        predict(make("google/gemma-4-E2B-it", "tp=4", engine=Engine.VLLM))
+
+
 def test_a_boundary_that_tp_does_not_divide_is_refused(make: Make, three_heads: Model) -> None:
     model = replace(three_heads, vocab=192)
     assert predict(make(model, "tp=3", engine=Engine.VLLM))

@@ -9,13 +9,7 @@ from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.memory import Memory, TempBasis
 from meshscope.spec.plan.stages import stage_layers
-from meshscope.spec.plan.weights import (
-    Weight,
-    device_weight_bytes,
-    head_weight,
-    layer_bytes,
-    outer_weights,
-)
+from meshscope.spec.plan.weights import Weight, device_weight_bytes, layer_bytes, outer_weights
 from meshscope.spec.program import Engine
 
 
@@ -73,13 +67,13 @@ def _stage_bytes(experiment: Experiment, stage: int, indices: range) -> tuple[in
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     model = replace(model, vocab=stored_vocab(model))
     is_first, is_last = stage == 0, stage == plan.pp - 1
-    embed, norm, *_ = outer_weights(model, plan)
+    embed, norm, *head = outer_weights(model, plan)
     layers = model.layers[indices.start : indices.stop]
     weights: list[Weight] = []
     if is_first or (is_last and model.has_tied_embeddings):
         weights.append(embed)
     if is_last:
-        weights += [norm] if model.has_tied_embeddings else [norm, head_weight(model, plan)]
+        weights += [norm, *head]
     dtype = workload.weight_dtype
     weights_bytes = sum(weight.local_bytes(plan, dtype) for weight in weights)
     weights_bytes += sum(layer_bytes(model, plan, layer, dtype) for layer in layers)

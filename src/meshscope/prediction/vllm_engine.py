@@ -51,6 +51,11 @@ def _check_plan(model: Model, plan: Plan) -> None:
             f"--engine vllm supports only dense models with grouped-query attention, the ones measured "
             f"in the paper; {model.name} is {model.family}. Use --engine meshscope."
         )
+    if model.layer_inputs is not None:
+        raise PlanError(
+            f"--engine vllm predicts vLLM 0.8.5, which has no models with embeddings of each layer, such as "
+            f"{model.name}. Use --engine meshscope."
+        )
     if stored_vocab(model) % plan.tp:
         raise PlanError(
             f"plan '{plan}': tp={plan.tp} does not divide {stored_vocab(model)}, the vocabulary of "
