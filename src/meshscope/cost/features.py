@@ -42,7 +42,7 @@ from meshscope.spec.model.model import (
     MlpKind,
     Model,
 )
-from meshscope.spec.plan.caches import CacheArray, read_cache
+from meshscope.spec.plan.caches import CacheArray, attended_cache
 from meshscope.spec.plan.dispatch import ROUND_ROOM, exchange_axes, fills_tiles
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.stages import stage_layers
@@ -84,7 +84,8 @@ LATENT_PREFILL_PASSES = 8
 # Passes over the rows that an exchange sends: gathered (2), and summed for their token (3); and over its
 # buffers: into the layout of a matrix (2) and back (2), in the same program.
 SENT_PASSES = 5
-# The embeddings of all layers are read from their table and written, normed and added to the projection.
+# The embeddings of all layers, each step a read and a write: lookup, norm of the projection, sum. Assumed,
+# not counted in a program.
 LAYER_TABLE_PASSES = 6
 RECEIVED_PASSES = 4
 CACHED_COSTS = 4096  # of plans that differ in more than the number of replicas
@@ -100,7 +101,7 @@ SPLIT_FRAC = (
 GROUPED_OPS = 20
 LATENT_OPS = 30
 MLP_OPS = 10
-LAYER_INPUT_OPS = 5  # counted in no program: half of an MLP, whose gate and two products it has
+LAYER_INPUT_OPS = 5  # assumed, not counted in a program: half of MLP_OPS
 ROUTER_OPS = 10
 ROUTER_GROUP_OPS = {ModeledProgram.PUBLISHED: 130, ModeledProgram.OWN: 63}
 EXPERT_OPS = 5
@@ -343,7 +344,7 @@ def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
     if device.phase is Phase.PREFILL:
         yield from _prefill_scores(device, layer)
         return
-    for array in read_cache(model, plan, layer):
+    for array in attended_cache(model, plan, layer):
         feature, n_read = _positions(device, layer, array)
         is_state = array.dtype is not None  # read and written whole
         n_bytes = (2 if is_state else 1) * array.bits(device.cache_dtype) / 8

@@ -102,7 +102,10 @@ class Decoder:
         return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
 
     def _layer_inputs(self, outer: LayerWeights, x: Array, tokens: Array) -> Array | None:
-        """Embeddings [B, S, L, E] of tokens for each layer, of which [B, S, D] has a part; None without them."""
+        """Inputs [B, S, L, E] of each layer: a table's rows of the tokens plus a projection of x [B, S, D].
+
+        None if the model has none. Source: Gemma4TextModel of transformers.
+        """
         inputs = self.model.layer_inputs
         if inputs is None:
             return None
@@ -259,7 +262,7 @@ class Decoder:
         return (source.name, len(numbers) - 1) if is_stacked else (numbers[-1], None)
 
     def _with_inputs(self, x: Array, w: LayerWeights, inputs: Array, number: Array | int) -> Array:
-        """The output [B, S, D] of a layer plus its embeddings in `inputs` [B, S, L, E], scaled by a gate."""
+        """Adds layer `number` of `inputs` [B, S, L, E], times a gate and projected, to its output [B, S, D]."""
         with scope(Part.MLP):
             of_layer = lax.dynamic_index_in_dim(inputs, number, axis=2, keepdims=False)
             gate = jax.nn.gelu(w.dot(x, "layer_input_gate"), approximate=True)
@@ -274,13 +277,14 @@ class Decoder:
             return w.biased(out, "b_down")
 
     def _experts_block(self, x: Array, w: LayerWeights, tokens: Array) -> Array:
-        """The norm and the mixture of experts; router and experts may scale normed tokens on their own."""
+        """The norm and the mixture of experts; with `has_scales`, router and experts each scale what it normed."""
         assert self.mixture is not None
         assert self.model.moe is not None
         with scope(Part.MOE_ROUTER):
-            is_plain = self.model.moe.has_scales
-            eps = self.model.norm_eps
-            h = unscaled_rms_norm(x, eps) if is_plain else self._norm(x, w("mlp_norm"))
+            if self.model.moe.has_scales:
+                h = unscaled_rms_norm(x, self.model.norm_eps)
+            else:
+                h = self._norm(x, w("mlp_norm"))
         return self.mixture(h, w, tokens)
 
     def _both(self, dense: Array, experts: Array, w: LayerWeights) -> Array:

@@ -76,7 +76,7 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     k, v, k_positions = _attended(
         fresh, cache, x, positions, context=context, window=None if is_chunked else window
     )
-    if layer.shares_cache:  # else XLA sends keys and values once for several layers
+    if layer.shares_cache and context.is_split:  # else XLA merges the collectives of several layers
         q, k, v = lax.optimization_barrier((q, k, v))
     if context.is_split:
         of_queries = context.query_positions(positions)
@@ -183,11 +183,8 @@ def _attended(  # noqa: PLR0913  where keys and values may be
     if context.n_cached:
         slots = context.chunk_slots(x.shape[1], window)
         k, v = _read(cache, x.dtype, n_rows=x.shape[0], slots=slots)
-        is_split = context.is_split
-        at = (
-            context.cache_positions(slots.stop) if is_split else jnp.arange(slots.start, slots.stop)
-        )
-        return k, v, at
+        every = jnp.arange(slots.start, slots.stop)
+        return k, v, context.cache_positions(slots.stop) if context.is_split else every
     if fresh is None:
         fresh = _read(cache, x.dtype, n_rows=x.shape[0], slots=range(x.shape[1]))
     return *fresh, positions

@@ -20,14 +20,14 @@ def check_traceable(experiment: Experiment) -> None:
 
 
 def _check_heads(experiment: Experiment) -> None:
-    """PlanError if tp would need another axis for each kind of layer."""
+    """PlanError if two kinds of layers have fewer KV heads than tp has devices."""
     plan = experiment.plan
     fewer = sorted(n for n in kv_heads(experiment.model) if n < plan.tp)
     if len(fewer) > 1:
         raise PlanError(
-            f"plan '{plan}': layers of {experiment.model.name} have {' or '.join(map(str, fewer))} heads of keys, "
-            f"both fewer than the devices of tp, which --frontend torchxla splits in one way. Use tp={fewer[-1]} or "
-            "less, or --frontend jax."
+            f"plan '{plan}': layers of {experiment.model.name} have {' or '.join(map(str, fewer))} KV heads, fewer "
+            f"than tp={plan.tp}, and --frontend torchxla replicates one number of KV heads only. Use "
+            f"tp={fewer[-1]} or less, or --frontend jax."
         )
 
 
@@ -36,8 +36,8 @@ def _check_experts(experiment: Experiment) -> None:
     plan, model = experiment.plan, experiment.model
     if plan.sp and any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in model.layers):
         raise PlanError(
-            f"plan '{plan}': transformers routes the residual stream of {model.name} beside its MLP, which "
-            "--frontend torchxla does not split over tp. Drop sp, or use --frontend jax."
+            f"plan '{plan}': the experts of {model.name} read the residual stream itself, which --frontend torchxla "
+            "does not gather for them from the devices of sp. Drop sp, or use --frontend jax."
         )
 
 

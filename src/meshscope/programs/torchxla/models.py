@@ -10,7 +10,7 @@ from torch_xla.distributed.spmd.xla_sharding import apply_xla_patch_to_nn_linear
 
 from meshscope.errors import SpecError
 from meshscope.programs.torchxla.configs import transformers_config
-from meshscope.programs.torchxla.joined import separate_fused
+from meshscope.programs.torchxla.replaced import replace_modules
 from meshscope.programs.torchxla.rules import Rule, rules_of
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors, all_gather
 from meshscope.spec.experiment import Experiment
@@ -32,7 +32,7 @@ def meta_model(experiment: Experiment, *, attention: str) -> Any:
     config = transformers.AutoConfig.for_model(**transformers_config(experiment.model))
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-        separate_fused(model, experiment.model)
+        replace_modules(model, experiment.model)
     model = model.to(TORCH_DTYPES[experiment.workload.weight_dtype])
     if experiment.program.partitioner is Partitioner.MANUAL:
         # torch_xla's patch: a matmul that does not flatten all tokens into one dimension.

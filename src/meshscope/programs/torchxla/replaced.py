@@ -62,7 +62,7 @@ class OneExpert(torch.nn.Module):
             return out.reshape(x.shape) + shared, None
 
 
-def separate_fused(model: Any, described: Model) -> None:
+def replace_modules(model: Any, described: Model) -> None:
     """Replace modules of the model by those of this file."""
     if described.family is Family.GPT_OSS:
         for layer in model.model.layers:

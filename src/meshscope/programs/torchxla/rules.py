@@ -2,7 +2,7 @@
 
 `spec/plan/weights.py` declares each weight with its checkpoint name. Modules of transformers store
 some of them differently: all experts of a layer in one array, with gate and up stacked, also in those that
-`joined.py` changes.
+`replaced.py` changes.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ EXPERTS = {Family.GEMMA4: "experts.", Family.LLAMA4: "feed_forward.experts."}
 FUSED = (
     "qkv_proj",
     "gate_up_proj",
-)  # tensors of Phi-3 that are separate parameters here (joined.py)
+)  # tensors of Phi-3 that are separate parameters here (replaced.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -340,9 +340,10 @@ class MixtureOfExperts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInputs:
-    """Embeddings of each token for each layer (Gemma 4), `width` numbers that scale a projection of its output.
+    """An embedding of each token for each layer, of `width` numbers (Gemma 4).
 
-    The checkpoint has one table for all its `n_layers` layers.
+    A gate that the layer computes from its output scales it. The checkpoint has one table for all of its
+    `n_layers` layers, also if fewer are compiled.
     """
 
     width: int
@@ -470,7 +471,7 @@ class Model:
         return any(layer.shares_cache for layer in self.layers)
 
     def cache_layer(self, layer: Layer) -> Layer:
-        """The kind of layer whose cache a layer of this kind reads: the last one of it, if shared."""
+        """The kind whose last layer writes the cache that a layer of this kind shares."""
         return replace(layer, shares_cache=False)
 
     def ffn_of(self, layer: Layer) -> int:

@@ -64,10 +64,10 @@ def joined_narrow_heads(arrays: tuple[CacheArray, ...]) -> tuple[CacheArray, ...
 
 def layer_cache(model: Model, plan: Plan, layer: Layer) -> tuple[CacheArray, ...]:
     """The cache arrays that one layer writes; none if it shares those of an earlier layer."""
-    return () if layer.shares_cache else read_cache(model, plan, layer)
+    return () if layer.shares_cache else attended_cache(model, plan, layer)
 
 
-def read_cache(model: Model, plan: Plan, layer: Layer) -> tuple[CacheArray, ...]:
+def attended_cache(model: Model, plan: Plan, layer: Layer) -> tuple[CacheArray, ...]:
     """The cache arrays that one layer reads."""
     return tuple(_arrays(model, plan, layer))
 

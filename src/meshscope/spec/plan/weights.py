@@ -99,8 +99,8 @@ def local_shape(dims: tuple[Dim, ...], shape: tuple[int, ...], plan: Plan) -> tu
 
 
 SCALE_SUFFIX = ".scale"
-# Weights that layers without a cache of their own lack.
-OF_KEYS_AND_VALUES = frozenset({"wk", "wv", "bk", "bv", "k_norm"})
+# Weights that layers which share a cache do not have.
+KEY_VALUE_WEIGHTS = frozenset({"wk", "wv", "bk", "bv", "k_norm"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,7 +400,7 @@ def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, .
         case GroupedAttention():
             weights = _grouped_weights(model, model.attention.of(layer.attention), plan)
             if layer.shares_cache:
-                weights = (w for w in weights if w.name not in OF_KEYS_AND_VALUES)
+                weights = (w for w in weights if w.name not in KEY_VALUE_WEIGHTS)
             return (norm, *weights, *_post_norm(model, 0))
         case LatentAttention():
             is_shared = layer.attention is AttentionKind.SHARED
