@@ -87,6 +87,21 @@ LLAMA4 = DENSE | {
     "no_rope_layer_interval": 2,
     "attention_chunk_size": 64,
 }
+HYBRID = {
+    "num_hidden_layers": 4,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+QWEN35 = DENSE | HYBRID | {"model_type": "qwen3_5_text"}
+QWEN_NEXT = (
+    DENSE
+    | HYBRID
+    | {"model_type": "qwen3_next", "num_experts": 16, "num_experts_per_tok": 4}
+    | {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}
+)
 PHI = DENSE | {"model_type": "phi3", "hidden_size": 1024}
 
 
@@ -113,6 +128,10 @@ CASES = {
     "shared-expert": Case(GLM, "dp=2,tp=4,ep=8"),
     "one-expert": Case(LLAMA4, "dp=2,tp=4,ep=8"),
     "fused-heads": Case(PHI, "tp=8"),
+    "linear-attention": Case(QWEN35, "dp=2,tp=4,sp"),
+    "linear-attention-fsdp": Case(QWEN35, "fsdp=8"),
+    "linear-attention-experts": Case(QWEN_NEXT, "dp=2,tp=4,ep=8"),
+    "linear-attention-shared-expert": Case(QWEN_NEXT, "tp=8"),
     "biased-experts": Case(GPT, "tp=8,ep=8"),
 }
 DAILY = {"sp", "ep"}
@@ -172,9 +191,28 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
         "shared-expert": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.ATTN, Kind.ALL_REDUCE)},
         "one-expert": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.MLP, Kind.ALL_REDUCE)},
         "fused-heads": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MLP, Kind.ALL_REDUCE)},
+        "linear-attention": {
+            (Part.ATTN, Kind.ALL_GATHER),
+            (Part.ATTN, Kind.REDUCE_SCATTER),
+            (Part.MLP, Kind.REDUCE_SCATTER),
+        },
+        "linear-attention-fsdp": {(Part.ATTN, Kind.ALL_GATHER), (Part.MLP, Kind.ALL_GATHER)},
+        "linear-attention-experts": {
+            (Part.ATTN, Kind.ALL_REDUCE),
+            (Part.MOE_DISPATCH, Kind.ALL_TO_ALL),
+        },
+        "linear-attention-shared-expert": {
+            (Part.ATTN, Kind.ALL_REDUCE),
+            (Part.MOE_COMBINE, Kind.ALL_REDUCE),
+        },
         "biased-experts": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MOE_COMBINE, Kind.ALL_REDUCE)},
     }[name]
     assert expected <= equal, [str(m) for m in comparison.matches]
+    if name.startswith("linear-attention"):  # only sums of its output are exchanged
+        differing = {Verdict.EXTRA, Verdict.MISSING, Verdict.CHANGED}
+        assert not [
+            m for m in comparison.matches if m.verdict in differing and m.shown.part is Part.ATTN
+        ]
     if name == "ep":  # slots for experts are predicted, in decode at least one each
         in_decode = comparison.with_verdict(Verdict.EQUAL, Phase.DECODE)
         assert expected <= {(match.shown.part, match.shown.kind) for match in in_decode}

@@ -53,9 +53,10 @@ class Case(NamedTuple):
 DENSE = (
     *("llama", "llama-tied", "qwen2", "qwen3"),
     *("mistral", "ministral", "ministral3", "gemma2", "gemma3", "gemma4", "gemma4-shared", "phi4"),
+    "qwen3_5",
 )
 MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v2-limited", "deepseek_v3", "glm4_moe")
-MIXTURES += ("gpt_oss", "llama4")
+MIXTURES += ("gpt_oss", "llama4", "qwen3_next", "qwen3_5_moe")
 PLANS = ("tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
 EXPERT_PLANS = (
     "tp=8,sp",
@@ -146,6 +147,8 @@ TELLING = {
     Case("gpt_oss", "cp=2,tp=4,sp"),
     Case("llama4", "dp=2,tp=4,ep=8"),
     Case("llama4", "cp=2,tp=4,sp"),
+    Case("qwen3_next", "dp=2,tp=4,ep=8"),
+    Case("qwen3_5", "dp=2,tp=4,sp"),
 }
 ITSELF = [
     pytest.param(Case("qwen3", "pp=2,tp=4"), marks=pytest.mark.matrix),

@@ -25,10 +25,10 @@ def test_config_reads_back_as_the_same_model(name: str) -> None:
 
 
 def test_family_without_rules_is_refused_with_those_that_have_some() -> None:
-    """With names and sizes of the parameters that no rule splits: 2 x 512 x 512 x 2048 x 2 bytes."""
-    largest = r"model\.layers\.0\.mlp\.experts\.\*\.gate_proj\.weight \(1\.07 GB\)"
-    with pytest.raises(SpecError, match=rf"no rules for qwen3_next.*{largest}.*one of llama"):
-        transformers_config(read_model("Qwen/Qwen3-Next-80B-A3B-Instruct"))
+    """With names and sizes of the parameters that no rule splits: 256 x 2048 x 4096 x 2 bytes."""
+    largest = r"layers\.0\.ffn\.experts\.\*\.w1\.weight \(4\.29 GB\)"
+    with pytest.raises(SpecError, match=rf"no rules for deepseek_v4.*{largest}.*one of llama"):
+        transformers_config(read_model("deepseek-ai/DeepSeek-V4-Flash"))
 
 
 @pytest.mark.parametrize(

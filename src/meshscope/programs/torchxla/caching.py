@@ -17,7 +17,8 @@ from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.stages import StageLayer
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import GroupedAttention, LatentAttention, Layer
+from meshscope.spec.model.model import AttentionKind, GroupedAttention, LatentAttention, Layer
+from meshscope.spec.plan.caches import layer_cache
 from meshscope.spec.plan.context_form import cache_slots
 
 ARRAYS = ("keys", "values")
@@ -68,6 +69,7 @@ class Caches:
         n_slots = n_cache_slots(self.experiment)
         cache: Any = transformers.StaticCache(config=model.config, max_cache_len=n_slots)
         layers = [layer for layer in self.experiment.model.layers if not layer.shares_cache]
+        is_linear = [layer.attention is AttentionKind.LINEAR for layer in layers]
         # Windows are in the mask: a layer with one would keep fewer slots and move them in each step.
         cache.layers = [StaticLayer(max_cache_len=n_slots) for _ in layers]
         if self.experiment.plan.cp > 1:
@@ -79,6 +81,8 @@ class Caches:
         workload = self.experiment.workload
         dtype = TORCH_DTYPES[workload.cache_dtype]
         for index, layer in enumerate(cache.layers):
+            if is_linear[index]:
+                continue
             what = kept(self.experiment, self.tensors, layers[index])
             for name, width in zip(ARRAYS, what.widths, strict=True):
                 shape = (workload.batch, what.n_heads, n_slots, width)
@@ -91,7 +95,32 @@ class Caches:
             layer.k_head_dim, layer.v_head_dim = what.widths
             layer.cumulative_length = position.clone()  # each layer advances its counter
             layer.is_initialized = True
+        cache.layers = [
+            self._states(index, layers[index]) if is_linear[index] else layer
+            for index, layer in enumerate(cache.layers)
+        ]
         return cache
+
+    def _states(self, index: int, layer: Layer) -> "States":
+        """The states of linear attention, as the plan declares them."""
+        experiment, layouts = self.experiment, self.tensors.layouts
+        spec: Spec = (layouts.data, layouts.axes("tp"), (), ())
+        arrays: dict[str, Any] = {}
+        for array in layer_cache(experiment.model, experiment.plan, layer):
+            n_heads, width = array.shape
+            assert array.n_fixed_slots is not None
+            shape = (experiment.workload.batch, n_heads, array.n_fixed_slots, width)
+            dtype = TORCH_DTYPES[array.dtype or experiment.workload.cache_dtype]
+            name = argument_name(index, array.name)
+            arrays[array.name] = self.tensors.argument(name, shape, dtype, spec)
+        return States(arrays)
+
+
+@dataclass
+class States:
+    """The arrays [B, heads, slots, width] that a layer of linear attention replaces in each step."""
+
+    arrays: dict[str, Any]
 
 
 class ContextLayer(StaticLayer):
@@ -158,7 +187,8 @@ def new_arrays(cache: Any, tensors: Tensors) -> dict[str, Any]:
     """The cache arrays after the step by name, with unchanged sharding."""
     arrays: dict[str, Any] = {}
     for index, layer in enumerate(cache.layers):
-        for array in ARRAYS:
+        held = layer.arrays if isinstance(layer, States) else {a: getattr(layer, a) for a in ARRAYS}
+        for array, value in held.items():
             name = argument_name(index, array)
-            arrays[name] = tensors.annotate(getattr(layer, array), tensors.arguments[name].spec)
+            arrays[name] = tensors.annotate(value, tensors.arguments[name].spec)
     return arrays

@@ -6,6 +6,7 @@ from meshscope.errors import PlanError
 from meshscope.programs.torchxla.configs import transformers_config
 from meshscope.programs.torchxla.layouts import kv_heads
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.flops import has_linear_attention
 from meshscope.spec.model.model import Family, GroupedAttention, LatentAttention, Layer, MlpKind
 from meshscope.spec.plan.stages import stage_layers
 
@@ -52,6 +53,11 @@ def layers_of_stage(experiment: Experiment) -> int:
             f"plan '{plan}': with pp, --frontend torchxla reduces the outputs of modules over tp, which "
             f"would add the biases of {model.name} {plan.tp} times. Use a plan without tp or pp, or "
             "--frontend jax."
+        )
+    if has_linear_attention(model):
+        raise PlanError(
+            f"plan '{plan}': with pp, --frontend torchxla has one kind of attention in all layers, but "
+            f"{model.name} has linear attention in some. Use a plan without pp, or --frontend jax."
         )
     if model.family is Family.LLAMA4 or len({layer.attention for layer in model.layers}) > 1:
         raise PlanError(

@@ -5,12 +5,14 @@ from typing import Any, assert_never
 
 from meshscope.errors import SpecError
 from meshscope.spec.model.model import (
+    HYBRID_FAMILIES,
     AttentionKind,
     CompressedAttention,
     Family,
     GroupedAttention,
     GroupScore,
     LatentAttention,
+    LinearAttention,
     MixtureOfExperts,
     MlpKind,
     Model,
@@ -42,10 +44,12 @@ FAMILIES = (
     Family.GPT_OSS,
     Family.GEMMA4,
     Family.LLAMA4,
+    *sorted(HYBRID_FAMILIES),
 )
 GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
-HAS_ATTENTION_BIAS = frozenset(
-    {Family.LLAMA, Family.QWEN3, Family.QWEN3_MOE, Family.GLM4_MOE, Family.GPT_OSS}
+HAS_ATTENTION_BIAS = (
+    frozenset({Family.LLAMA, Family.QWEN3, Family.QWEN3_MOE, Family.GLM4_MOE, Family.GPT_OSS})
+    | HYBRID_FAMILIES
 )
 WINDOWED = GEMMA | {
     Family.GEMMA4,
@@ -55,12 +59,15 @@ WINDOWED = GEMMA | {
     Family.GPT_OSS,
 }
 # The others have one mask for all layers.
-MASKED_BY_KIND = GEMMA | {Family.GEMMA4, Family.LLAMA4, Family.MINISTRAL, Family.GPT_OSS}
+MASKED_BY_KIND = (
+    GEMMA | HYBRID_FAMILIES | {Family.GEMMA4, Family.LLAMA4, Family.MINISTRAL, Family.GPT_OSS}
+)
 # Names that transformers gives to the layers' kinds of attention, in `layer_types` and in masks.
 LAYER_TYPES = {
     AttentionKind.FULL: "full_attention",
     AttentionKind.SLIDING: "sliding_attention",
     AttentionKind.CHUNKED: "chunked_attention",
+    AttentionKind.LINEAR: "linear_attention",
 }
 
 
@@ -117,7 +124,7 @@ def _attention(model: Model) -> dict[str, Any]:
     attention = model.attention
     match attention:
         case GroupedAttention():
-            return _grouped(model, attention)
+            return _grouped(model, attention) | _linear(model, attention.linear)
         case LatentAttention():
             return _latent(model, attention)
         case CompressedAttention():
@@ -208,6 +215,20 @@ def _llama4(model: Model, attention: GroupedAttention) -> dict[str, Any]:
     return config if model.ffn is None else config | {"intermediate_size_mlp": model.ffn}
 
 
+def _linear(model: Model, linear: LinearAttention | None) -> dict[str, Any]:
+    """The heads of linear attention and the layers that have it."""
+    if linear is None:
+        return {}
+    return {
+        "layer_types": [LAYER_TYPES[layer.attention] for layer in model.layers],
+        "linear_num_key_heads": linear.n_key_heads,
+        "linear_num_value_heads": linear.n_value_heads,
+        "linear_key_head_dim": linear.key_dim,
+        "linear_value_head_dim": linear.value_dim,
+        "linear_conv_kernel_dim": linear.conv_width,
+    }
+
+
 def _ropes(attention: GroupedAttention) -> dict[str, Any]:
     """The rotary embedding of each kind of layer."""
     kinds = (AttentionKind.FULL, AttentionKind.SLIDING)
@@ -283,15 +304,8 @@ def _experts(model: Model) -> dict[str, Any]:
                 "num_local_experts": moe.n_experts,
                 "num_experts_per_tok": moe.n_active,
             }
-        case Family.QWEN3_MOE:
-            dense = [i for i, layer in enumerate(model.layers) if layer.mlp is MlpKind.DENSE]
-            return {
-                "num_experts": moe.n_experts,
-                "num_experts_per_tok": moe.n_active,
-                "moe_intermediate_size": moe.ffn,
-                "norm_topk_prob": moe.is_normalized,
-                "mlp_only_layers": dense,
-            }
+        case Family.QWEN3_MOE | Family.QWEN3_NEXT | Family.QWEN3_5_MOE:
+            return _qwen_experts(model, moe)
         case Family.GEMMA4:
             return {
                 "enable_moe_block": True,
@@ -310,9 +324,23 @@ def _experts(model: Model) -> dict[str, Any]:
             return _deepseek_experts(model, moe)
 
 
+def _qwen_experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "num_experts": moe.n_experts,
+        "num_experts_per_tok": moe.n_active,
+        "moe_intermediate_size": moe.ffn,
+    }
+    if moe.shared_ffn is not None:
+        config["shared_expert_intermediate_size"] = moe.shared_ffn
+    if model.family is Family.QWEN3_5_MOE:
+        return config
+    dense = [i for i, layer in enumerate(model.layers) if layer.mlp is MlpKind.DENSE]
+    return config | {"norm_topk_prob": moe.is_normalized, "mlp_only_layers": dense}
+
+
 def _no_experts(model: Model) -> dict[str, Any]:
     """Keys that keep MoE classes from building experts if all layers are dense."""
-    if model.family is Family.QWEN3_MOE:
+    if model.family in {Family.QWEN3_MOE, Family.QWEN3_NEXT}:
         return {"mlp_only_layers": list(range(model.n_layers))}
     if model.family in {Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, Family.GLM4_MOE}:
         return {"first_k_dense_replace": model.n_layers}

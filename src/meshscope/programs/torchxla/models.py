@@ -107,6 +107,11 @@ def norms_before_blocks(layer: Any) -> tuple[Any, Any]:
     return layer.input_layernorm, of_mlp
 
 
+def attention_of(layer: Any) -> Any:
+    """The attention of a layer of transformers, which some families name by its kind."""
+    return layer.linear_attn if hasattr(layer, "linear_attn") else layer.self_attn
+
+
 def feed_forward(layer: Any) -> Any:
     """The MLP, or the mixture of experts, of a layer of transformers."""
     return layer.feed_forward if hasattr(layer, "feed_forward") else layer.mlp

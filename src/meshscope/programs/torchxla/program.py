@@ -28,9 +28,11 @@ from meshscope.programs.torchxla.layouts import (
     layouts_of,
     residual_specs,
 )
+from meshscope.programs.torchxla.linear import DeltaAttention, Placing
 from meshscope.programs.torchxla.lowering import Lowered, Traced, lowered, parameters_of
 from meshscope.programs.torchxla.models import (
     EMBEDDINGS,
+    attention_of,
     feed_forward,
     meta_model,
     norms_before_blocks,
@@ -164,6 +166,8 @@ class _Step:
         """The mask of every layer, or of each kind by name if the model has several."""
         kinds = dict.fromkeys(layer.attention for layer in self.experiment.model.layers)
         masks = {LAYER_TYPES[kind]: self._mask(positions, kind) for kind in kinds}
+        if AttentionKind.LINEAR in kinds:
+            masks[LAYER_TYPES[AttentionKind.LINEAR]] = None
         return (
             masks if self.experiment.model.family in MASKED_BY_KIND else next(iter(masks.values()))
         )
@@ -211,6 +215,7 @@ def scope_of_module(name: str, experiment: Experiment) -> str | None:
     of_inner = {
         "input_layernorm": Part.ATTN,
         "self_attn": Part.ATTN,
+        "linear_attn": Part.ATTN,
         "post_attention_layernorm": Part.ATTN if experiment.model.has_post_norms else before_mlp,
         "pre_feedforward_layernorm": before_mlp,
         "post_feedforward_layernorm": Part.MOE_COMBINE if kind.has_experts else Part.MLP,
@@ -269,7 +274,10 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
         if hasattr(model.model, name):
             _lay_out(getattr(model.model, name), tensors, streams.residual)
     for layer in model.model.layers:
-        for block in (layer.self_attn, feed_forward(layer)):
+        attention = attention_of(layer)
+        if isinstance(attention, DeltaAttention):
+            attention.placing = Placing(phase=phase, tensors=tensors)
+        for block in (attention, feed_forward(layer)):
             _lay_out(block, tensors, streams.residual)
         if streams.is_split:
             for norm in norms_before_blocks(layer):

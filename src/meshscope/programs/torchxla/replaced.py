@@ -1,5 +1,6 @@
 """Modules of transformers in a form that can be split: contiguous shares of matrices, experts with a dispatch.
 
+Qwen3-Next and Qwen3.5 have linear attention (`linear.py`), and in other layers a gate beside each query head.
 Phi-3 has queries, keys and values in one matrix, and gate and up projections in another. Splitting the rows of
 the whole over devices would not split the parts by heads or columns, so they become separate parameters. The
 experts of gpt-oss have columns [E, D, 2F] that alternate between gate and up; here they are as in other families.
@@ -14,8 +15,9 @@ import transformers.integrations.moe as registry
 
 from meshscope.events.enums import Part
 from meshscope.programs.torchxla.experts import NAME
+from meshscope.programs.torchxla.linear import DeltaAttention
 from meshscope.programs.torchxla.tensors import scope
-from meshscope.spec.model.model import Family, GroupedAttention, Model
+from meshscope.spec.model.model import HYBRID_FAMILIES, Family, GroupedAttention, Model
 
 
 class Joined(torch.nn.Module):
@@ -30,6 +32,46 @@ class Joined(torch.nn.Module):
     def forward(self, x: Any) -> Any:
         """[..., inputs] -> [..., outputs of all parts]."""
         return torch.cat([getattr(self, name)(x) for name in self.names], dim=-1)
+
+
+class QueriesAndGates(torch.nn.Module):
+    """Projections to the queries and to the gates of heads, which transformers separates by head again."""
+
+    def __init__(self, n_inputs: int, n_heads: int, width: int) -> None:
+        super().__init__()
+        self.q = torch.nn.Linear(n_inputs, n_heads * width, bias=False)
+        self.q_gate = torch.nn.Linear(n_inputs, n_heads * width, bias=False)
+        self.n_heads = n_heads
+
+    def forward(self, x: Any) -> Any:
+        """[..., inputs] -> [..., heads * 2 * width]: each head's query, then its gate."""
+        parts = [y.reshape(*y.shape[:-1], self.n_heads, -1) for y in (self.q(x), self.q_gate(x))]
+        return torch.cat(parts, dim=-1).reshape(*x.shape[:-1], -1)
+
+
+class GatedExperts(torch.nn.Module):
+    """The mixture of Qwen3-Next and Qwen3.5, whose gate scales the shared expert within it.
+
+    transformers scales the expert's output, which tp would have to reduce on its own before it is scaled.
+    """
+
+    def __init__(self, mixture: Any) -> None:
+        super().__init__()
+        self.gate, self.experts = mixture.gate, mixture.experts
+        self.shared_expert = mixture.shared_expert
+        self.shared_expert_gate = mixture.shared_expert_gate
+
+    def forward(self, x: Any) -> Any:
+        """[B, S, D] -> [B, S, D]."""
+        flat = x.reshape(-1, x.shape[-1])
+        _, shares, chosen = self.gate(flat)
+        routed = self.experts(flat, chosen, shares)
+        with scope(Part.MOE_SHARED.value):
+            expert = self.shared_expert
+            inner = expert.act_fn(expert.gate_proj(x)) * expert.up_proj(x)
+            shared = expert.down_proj(inner * torch.sigmoid(self.shared_expert_gate(x)))
+        with scope(Part.MOE_COMBINE.value):
+            return routed.reshape(x.shape) + shared
 
 
 def _store_experts(module: Any) -> None:
@@ -64,22 +106,41 @@ class OneExpert(torch.nn.Module):
 
 def replace_modules(model: Any, described: Model) -> None:
     """Replace modules of the model by those of this file."""
-    if described.family is Family.GPT_OSS:
-        for layer in model.model.layers:
-            _store_experts(layer.mlp.experts)
-    if described.family is Family.LLAMA4:
-        for number, layer in enumerate(model.model.layers):
-            if described.layers[number].has_experts:
+    for layer, kind in zip(model.model.layers, described.layers, strict=True):
+        match described.family:
+            case Family.GPT_OSS:
+                _store_experts(layer.mlp.experts)
+            case Family.LLAMA4 if kind.has_experts:
                 layer.feed_forward = OneExpert(layer.feed_forward)
-    if described.family is not Family.PHI3:
-        return
+            case Family.PHI3:
+                _separate_joined(layer, described)
+            case family if family in HYBRID_FAMILIES:
+                _replace_attention(layer, described)
+                if kind.has_experts:
+                    layer.mlp = GatedExperts(layer.mlp)
+            case _:
+                pass
+
+
+def _separate_joined(layer: Any, described: Model) -> None:
+    """Separate queries, keys and values, and gate and up projections, of a layer of Phi-3."""
+    attention, ffn = described.attention, described.ffn
+    assert isinstance(attention, GroupedAttention)
+    assert ffn is not None
+    heads = {"q": attention.n_heads, "k": attention.n_kv_heads, "v": attention.n_kv_heads}
+    sizes = {name: n_heads * attention.head_dim for name, n_heads in heads.items()}
+    layer.self_attn.qkv_proj = Joined(described.hidden, sizes)
+    layer.mlp.gate_up_proj = Joined(described.hidden, {"gate": ffn, "up": ffn})
+
+
+def _replace_attention(layer: Any, described: Model) -> None:
+    """Separate the projections of a layer with linear attention or with gates."""
     attention = described.attention
     assert isinstance(attention, GroupedAttention)
-    width = attention.head_dim
-    heads = {"q": attention.n_heads, "k": attention.n_kv_heads, "v": attention.n_kv_heads}
-    for layer in model.model.layers:
-        sizes = {name: n_heads * width for name, n_heads in heads.items()}
-        layer.self_attn.qkv_proj = Joined(described.hidden, sizes)
-        assert described.ffn is not None
-        sizes = {"gate": described.ffn, "up": described.ffn}
-        layer.mlp.gate_up_proj = Joined(described.hidden, sizes)
+    assert attention.linear is not None
+    if hasattr(layer, "linear_attn"):
+        of = attention.linear
+        layer.linear_attn = DeltaAttention(layer.linear_attn, described.hidden, of)
+    else:
+        heads = (attention.n_heads, attention.head_dim)
+        layer.self_attn.q_proj = QueriesAndGates(described.hidden, *heads)

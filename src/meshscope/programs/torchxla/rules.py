@@ -16,10 +16,7 @@ from meshscope.spec.plan.weights import Dim, Weight, layer_weights, outer_weight
 
 # By family, if not "mlp.experts.".
 EXPERTS = {Family.GEMMA4: "experts.", Family.LLAMA4: "feed_forward.experts."}
-FUSED = (
-    "qkv_proj",
-    "gate_up_proj",
-)  # tensors of Phi-3 that are separate parameters here (replaced.py)
+WHOLE = ("kv_b_proj.weight",)  # one parameter that holds several weights: heads split it as a whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +77,7 @@ def rules_of(model: Model, plan: Plan) -> Mapping[str, Rule]:
             if "{expert}" in name:
                 continue
             name = _module_name(name.format(layer=index), model.family)
-            rules[_name_of_part(name, weight.name)] = _rule(weight, n_kv_heads)
+            rules[_name_of_part(name, weight)] = _rule(weight, n_kv_heads)
         base = f"model.layers.{index}.{EXPERTS.get(model.family, 'mlp.experts.')}"
         rules |= _expert_rules(layer_weights(model, plan, layer), base)
     return rules
@@ -129,10 +126,9 @@ def _module_name(name: str, family: Family) -> str:
     return name.replace("block_sparse_moe.", "mlp.") if family is Family.MIXTRAL else name
 
 
-def _name_of_part(checkpoint: str, weight: str) -> str:
-    """The parameter of a part, of the tensor that the checkpoint has for all: `wq` of `qkv_proj.weight`."""
-    tensor = checkpoint.rsplit(".", 2)[1]
-    if tensor not in FUSED:
+def _name_of_part(checkpoint: str, weight: Weight) -> str:
+    """The parameter of a part of a tensor: `qkv_proj.q.weight` of `qkv_proj.weight` (see `replaced.py`)."""
+    if weight.columns is None or checkpoint.endswith(WHOLE):
         return checkpoint
-    part = weight.removeprefix("w").removeprefix("_")
+    part = weight.name.removeprefix("w").removeprefix("_")
     return f"{checkpoint.removesuffix('weight')}{part}.weight"

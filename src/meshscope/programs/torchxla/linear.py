@@ -1,0 +1,211 @@
+"""Linear attention by the gated delta rule, with its matrices split by heads and its state as an argument.
+
+transformers joins queries, keys, values and gates in one matrix and convolves them as one array. Splitting rows
+of the whole would not split each part by heads, so the parts are separate here. The rule is that of the JAX
+program (`programs/jax/linear.py`); as in transformers, a prompt is a sequence of chunks without a loop.
+
+Shapes: B batch, S positions of this step, D residual width, N key heads, V value heads, K width of a key,
+H width of a value, C positions of a chunk, W positions of the convolution.
+"""
+
+# pyright: reportMissingImports=false
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+
+from meshscope.events.enums import Phase
+from meshscope.programs.torchxla.layouts import Spec
+from meshscope.programs.torchxla.tensors import Tensors
+from meshscope.spec.model.flops import LINEAR_CHUNK
+from meshscope.spec.model.model import LinearAttention
+
+L2_EPS = 1e-6  # of transformers' l2norm
+CONVOLVED = ("conv_q", "conv_k", "conv_v")
+STATE = "state"
+# Products of more than one batch dimension: merging those would hide from the partitioner how they are split.
+PRODUCT, OVERLAP = "nbvce,nbveh->nbvch", "nbvck,nbvek->nbvce"
+NEVER = -1e30  # the logarithm of a decay to nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """Annotates arrays of linear attention in one phase: heads are split over tp."""
+
+    phase: Phase
+    tensors: Tensors
+
+    def by_heads(self, x: Any) -> Any:
+        """An array [B, S, heads, ...]."""
+        layouts = self.tensors.layouts
+        spec: Spec = (layouts.data, (), layouts.axes("tp"), *((),) * (x.dim() - 3))
+        return self.tensors.annotate(x, spec)
+
+
+class Channels(torch.nn.Module):
+    """The weights [heads * width, W] of one part of the convolution."""
+
+    def __init__(self, n_channels: int, width: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(n_channels, width))
+
+    def forward(self, inputs: Any, n_new: int) -> Any:
+        """SiLU of the causal convolution [B, S, heads, width] of the last `n_new` positions of `inputs`."""
+        weight = self.weight.reshape(*inputs.shape[2:], -1)
+        width = weight.shape[-1]
+        parts = [inputs[:, at : at + n_new] * weight[..., at] for at in range(width)]
+        return torch.nn.functional.silu(reduce(torch.add, parts))
+
+
+class DeltaAttention(torch.nn.Module):
+    """Linear attention of one layer of Qwen3-Next or Qwen3.5, which replaces the module of transformers."""
+
+    def __init__(self, replaced: Any, n_inputs: int, of: LinearAttention) -> None:
+        super().__init__()
+        keys, values = of.n_key_heads * of.key_dim, of.n_value_heads * of.value_dim
+        sizes = {"q": keys, "k": keys, "v": values, "z": values}
+        sizes |= dict.fromkeys("ba", of.n_value_heads)
+        # By the tensors of the checkpoint, of which these are parts.
+        for tensor, parts in (
+            ("qkvz", "qkvz"),
+            ("ba", "ba"),
+            ("qkv", "qkv"),
+            ("z", "z"),
+            ("b", "b"),
+            ("a", "a"),
+        ):
+            if not hasattr(replaced, f"in_proj_{tensor}"):
+                continue
+            linears = {p: torch.nn.Linear(n_inputs, sizes[p], bias=False) for p in parts}
+            whole = torch.nn.ModuleDict(linears) if len(parts) > 1 else linears[parts]
+            self.add_module(f"in_proj_{tensor}", whole)
+        self.is_fused = hasattr(replaced, "in_proj_qkvz")
+        channels = dict(zip(CONVOLVED, (keys, keys, values), strict=True))
+        self.conv1d = torch.nn.ModuleDict(
+            {name: Channels(size, of.conv_width) for name, size in channels.items()}
+        )
+        self.A_log, self.dt_bias = replaced.A_log, replaced.dt_bias
+        self.norm, self.out_proj = replaced.norm, replaced.out_proj
+        self.layer_idx, self.of = replaced.layer_idx, of
+        self.placing: Placing | None = None
+
+    def forward(self, hidden_states: Any, cache_params: Any, **_: Any) -> Any:
+        """[B, S, D] -> [B, S, D], and the states of the cache's layer replaced."""
+        x, of, placing = hidden_states, self.of, self.placing
+        assert placing is not None
+        states, has_past = cache_params.layers[self.layer_idx], placing.phase is Phase.DECODE
+        projected = {
+            letter: placing.by_heads(self._linear(letter)(x).reshape(*x.shape[:2], n_heads, -1))
+            for letter, n_heads in self._heads().items()
+        }
+        q, k, v = (
+            self._convolved(name, projected[name[-1]], states, has_past=has_past)
+            for name in CONVOLVED
+        )
+        q, k = (_l2_normed(y).repeat_interleave(of.group, dim=2) for y in (q, k))
+        q, v = q * of.key_dim**-0.5, v.float()
+        rate = torch.sigmoid(projected["b"].float())[..., 0]
+        steps = torch.nn.functional.softplus(projected["a"].float()[..., 0] + self.dt_bias.float())
+        log_decay = -torch.exp(self.A_log.float()) * steps
+        arrays = [placing.by_heads(y) for y in (q, k, v, log_decay, rate)]
+        state = states.arrays[STATE]
+        if not has_past:
+            state = torch.zeros_like(state)
+        rule: Callable[..., tuple[Any, Any]] = delta_step if x.shape[1] == 1 else chunked_delta_rule
+        out, states.arrays[STATE] = rule(*arrays, state)
+        out = self.norm(placing.by_heads(out).to(x.dtype), projected["z"])
+        return self.out_proj(placing.by_heads(out).reshape(*x.shape[:2], -1))
+
+    def _heads(self) -> dict[str, int]:
+        n_keys, n_values = self.of.n_key_heads, self.of.n_value_heads
+        return {"q": n_keys, "k": n_keys} | dict.fromkeys("vzba", n_values)
+
+    def _linear(self, letter: str) -> Any:
+        """The projection to queries, keys, values, gates, rates (b) or decays (a)."""
+        joined = ("qkvz" if letter in "qkvz" else "ba") if self.is_fused else "qkv"
+        if letter in joined:
+            return getattr(self, f"in_proj_{joined}")[letter]
+        return getattr(self, f"in_proj_{letter}")
+
+    def _convolved(self, name: str, x: Any, states: Any, *, has_past: bool) -> Any:
+        """The convolution of x [B, S, heads, width]; keeps the last inputs [B, heads, W - 1, width]."""
+        assert self.placing is not None
+        before = states.arrays[name].to(x.dtype).transpose(1, 2)
+        inputs = torch.cat([before if has_past else torch.zeros_like(before), x], dim=1)
+        inputs = self.placing.by_heads(inputs)
+        n_new = x.shape[1]
+        states.arrays[name] = inputs[:, n_new:].transpose(1, 2).to(states.arrays[name].dtype)
+        return self.placing.by_heads(self.conv1d[name](inputs, n_new))
+
+
+def _l2_normed(x: Any) -> Any:
+    wide = x.float()
+    return wide * torch.rsqrt((wide * wide).sum(dim=-1, keepdim=True) + L2_EPS)
+
+
+def delta_step(  # noqa: PLR0913, PLR0917  as the rule over a prompt
+    q: Any, k: Any, v: Any, log_decay: Any, rate: Any, state: Any
+) -> tuple[Any, Any]:
+    """One position, [B, 1, V, K], [B, 1, V, H], [B, 1, V] and the state [B, V, K, H], all float32.
+
+    Returns the output [B, 1, V, H] and the new state.
+    """
+    q, k, v, log_decay, rate = (y[:, 0] for y in (q, k, v, log_decay, rate))
+    state = state * torch.exp(log_decay)[..., None, None]
+    predicted = (state * k[..., None]).sum(dim=-2)
+    correction = (v - predicted) * rate[..., None]
+    state = state + k[..., None] * correction[..., None, :]
+    return (state * q[..., None]).sum(dim=-2)[:, None], state
+
+
+def chunked_delta_rule(  # noqa: PLR0913, PLR0917  three projections, two gates and the state
+    q: Any, k: Any, v: Any, log_decay: Any, rate: Any, state: Any
+) -> tuple[Any, Any]:
+    """As `delta_step` for S positions; only the state passes from chunk to chunk."""
+    n_positions = q.shape[1]
+    q, k, v, log_decay, rate = (_chunks(y) for y in (q, k, v, log_decay, rate))
+    total = torch.cumsum(log_decay, dim=-1)
+    places = torch.arange(LINEAR_CHUNK, device=q.device)
+    is_before = places[None, :] <= places[:, None]
+    between = total[..., :, None] - total[..., None, :]
+    decay = torch.exp(torch.where(is_before, between, NEVER))
+    learned = k * rate[..., None]
+    overlap = torch.einsum(OVERLAP, learned, k) * decay
+    inverse = unit_lower_inverse(torch.where(places[None, :] < places[:, None], overlap, 0.0))
+    new_values = torch.einsum(PRODUCT, inverse, v * rate[..., None])
+    read_keys = torch.einsum(PRODUCT, inverse, learned * torch.exp(total)[..., None])
+    scores = torch.einsum(OVERLAP, q, k) * decay
+    queries = q * torch.exp(total)[..., None]
+    last = total[..., -1:]
+    kept, decayed = k * torch.exp(last - total)[..., None], torch.exp(last)[..., None]
+    outputs: list[Any] = []
+    for n in range(q.shape[0]):
+        corrections = new_values[n] - torch.einsum("bvck,bvkh->bvch", read_keys[n], state)
+        out = torch.einsum("bvck,bvkh->bvch", queries[n], state)
+        out = out + torch.einsum("bvce,bveh->bvch", scores[n], corrections)
+        state = state * decayed[n] + torch.einsum("bvck,bvch->bvkh", kept[n], corrections)
+        outputs.append(out.transpose(1, 2))
+    return torch.cat(outputs, dim=1)[:, :n_positions], state
+
+
+def _chunks(x: Any) -> Any:
+    """[B, S, V, ...] -> [chunks, B, V, C, ...], zero-padded: zeros neither decay nor change the state."""
+    missing = -x.shape[1] % LINEAR_CHUNK
+    x = torch.nn.functional.pad(x, (0, 0) * (x.dim() - 2) + (0, missing))
+    x = x.reshape(x.shape[0], -1, LINEAR_CHUNK, *x.shape[2:])
+    return x.transpose(0, 1).transpose(2, 3)
+
+
+def unit_lower_inverse(lower: Any) -> Any:
+    """The inverses of the identity plus strictly lower triangles [N, B, V, C, C]; C is a power of two."""
+    n, half = lower.shape[0], lower.shape[-1] // 2
+    if not half:
+        return torch.ones_like(lower)
+    blocks = torch.cat([lower[..., :half, :half], lower[..., half:, half:]])
+    inverses = unit_lower_inverse(blocks)
+    first, second = inverses[:n], inverses[n:]
+    corner = torch.einsum(PRODUCT, second, torch.einsum(PRODUCT, lower[..., half:, :half], first))
+    top = torch.cat([first, torch.zeros_like(first)], dim=-1)
+    return torch.cat([top, torch.cat([-corner, second], dim=-1)], dim=-2)
