@@ -35,6 +35,7 @@ def test_a_family_without_rules_is_refused_by_all(model: str) -> None:
         ("google/gemma-3-4b-it", "pp=2,tp=4", "has windows in some"),
         ("microsoft/Phi-3-mini-4k-instruct", "pp=2,tp=4", "by the number of all heads"),
         ("zai-org/GLM-4.5-Air", "pp=2,tp=4", "(23 layers with 1 dense, 23 layers with 0 dense)"),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "cp=2,tp=4", "does not split the indexer"),
         ("Qwen/Qwen3.5-9B", "pp=2,tp=4", "has linear attention in some"),
         ("meta-llama/Llama-3.2-3B", "pp=8", "4 layers, 3 layers)"),
     ],

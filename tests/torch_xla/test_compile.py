@@ -102,6 +102,28 @@ QWEN_NEXT = (
     | {"model_type": "qwen3_next", "num_experts": 16, "num_experts_per_tok": 4}
     | {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}
 )
+SPARSE = {
+    "q_lora_rank": 128,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 128,
+    "first_k_dense_replace": 1,
+    "index_n_heads": 8,
+    "index_head_dim": 128,
+    "index_topk": 64,
+}
+DEEPSEEK = DENSE | SPARSE | {"model_type": "deepseek_v32", "n_group": 2, "topk_group": 1}
+GLM5 = (
+    DENSE
+    | SPARSE
+    | {"model_type": "glm_moe_dsa", "num_hidden_layers": 4, "first_k_dense_replace": 3}
+    | {"indexer_types": ["full", "shared", "full", "shared"]}
+)
 PHI = DENSE | {"model_type": "phi3", "hidden_size": 1024}
 
 
@@ -128,6 +150,8 @@ CASES = {
     "shared-expert": Case(GLM, "dp=2,tp=4,ep=8"),
     "one-expert": Case(LLAMA4, "dp=2,tp=4,ep=8"),
     "fused-heads": Case(PHI, "tp=8"),
+    "indexer": Case(DEEPSEEK, "dp=2,tp=4,ep=8"),
+    "shared-indexer": Case(GLM5, "dp=2,tp=4,sp"),
     "linear-attention": Case(QWEN35, "dp=2,tp=4,sp"),
     "linear-attention-fsdp": Case(QWEN35, "fsdp=8"),
     "linear-attention-experts": Case(QWEN_NEXT, "dp=2,tp=4,ep=8"),
@@ -191,6 +215,8 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
         "shared-expert": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.ATTN, Kind.ALL_REDUCE)},
         "one-expert": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.MLP, Kind.ALL_REDUCE)},
         "fused-heads": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MLP, Kind.ALL_REDUCE)},
+        "indexer": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MOE_DISPATCH, Kind.ALL_TO_ALL)},
+        "shared-indexer": {(Part.ATTN, Kind.ALL_GATHER), (Part.MLP, Kind.ALL_GATHER)},
         "linear-attention": {
             (Part.ATTN, Kind.ALL_GATHER),
             (Part.ATTN, Kind.REDUCE_SCATTER),
@@ -208,7 +234,9 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
         "biased-experts": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MOE_COMBINE, Kind.ALL_REDUCE)},
     }[name]
     assert expected <= equal, [str(m) for m in comparison.matches]
-    if name.startswith("linear-attention"):  # only sums of its output are exchanged
+    if (
+        name.startswith("linear-attention") or "indexer" in name
+    ):  # only sums of its output are exchanged
         differing = {Verdict.EXTRA, Verdict.MISSING, Verdict.CHANGED}
         assert not [
             m for m in comparison.matches if m.verdict in differing and m.shown.part is Part.ATTN

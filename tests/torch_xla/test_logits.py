@@ -57,6 +57,7 @@ DENSE = (
 )
 MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v2-limited", "deepseek_v3", "glm4_moe")
 MIXTURES += ("gpt_oss", "llama4", "qwen3_next", "qwen3_5_moe")
+MIXTURES += ("deepseek_v32", "glm_moe_dsa", "glm_moe_dsa-shared")
 PLANS = ("tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
 EXPERT_PLANS = (
     "tp=8,sp",
@@ -148,6 +149,8 @@ TELLING = {
     Case("llama4", "dp=2,tp=4,ep=8"),
     Case("llama4", "cp=2,tp=4,sp"),
     Case("qwen3_next", "dp=2,tp=4,ep=8"),
+    Case("deepseek_v32", "dp=2,tp=4,ep=8"),
+    Case("glm_moe_dsa-shared", "dp=2,tp=4,ep=2,sp"),
     Case("qwen3_5", "dp=2,tp=4,sp"),
 }
 ITSELF = [

@@ -12,7 +12,8 @@ import transformers
 from transformers.cache_utils import StaticLayer
 
 from meshscope.events.enums import Phase
-from meshscope.programs.torchxla.checks import layers_of_stage
+from meshscope.programs.torchxla.checks import has_indexer, layers_of_stage
+from meshscope.programs.torchxla.indexer import IndexedLayer
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.stages import StageLayer
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors
@@ -21,7 +22,7 @@ from meshscope.spec.model.model import AttentionKind, GroupedAttention, LatentAt
 from meshscope.spec.plan.caches import layer_cache
 from meshscope.spec.plan.context_form import cache_slots
 
-ARRAYS = ("keys", "values")
+ARRAYS, INDEX_KEYS = ("keys", "values"), "index_keys"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,10 @@ class Caches:
         if n_stages > 1:
             n_layers = layers_of_stage(self.experiment)
             cache.layers = [StageLayer(n_slots, position) for _ in range(n_layers)]
+        if has_indexer(self.experiment.model):
+            cache.layers = [
+                self._indexed(index, layer, position) for index, layer in enumerate(layers)
+            ]
         workload = self.experiment.workload
         dtype = TORCH_DTYPES[workload.cache_dtype]
         for index, layer in enumerate(cache.layers):
@@ -100,6 +105,25 @@ class Caches:
             for index, layer in enumerate(cache.layers)
         ]
         return cache
+
+    def _indexed(self, index: int, layer: Layer, position: Any) -> StaticLayer:
+        """A layer with keys of the indexer, unless it takes the positions that an earlier one chose."""
+        experiment = self.experiment
+        n_slots = n_cache_slots(experiment)
+        if layer.attention is AttentionKind.SHARED:
+            return StaticLayer(max_cache_len=n_slots)
+        attention, workload = experiment.model.attention, experiment.workload
+        assert isinstance(attention, LatentAttention)
+        assert attention.indexer is not None
+        indexed = IndexedLayer(n_slots, position)
+        shape = (workload.batch, n_slots, attention.indexer.head_dim)
+        indexed.index_keys = self.tensors.argument(
+            argument_name(index, INDEX_KEYS),
+            shape,
+            TORCH_DTYPES[workload.cache_dtype],
+            (self.tensors.layouts.data, (), ()),
+        )
+        return indexed
 
     def _states(self, index: int, layer: Layer) -> "States":
         """The states of linear attention, as the plan declares them."""
@@ -188,6 +212,8 @@ def new_arrays(cache: Any, tensors: Tensors) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     for index, layer in enumerate(cache.layers):
         held = layer.arrays if isinstance(layer, States) else {a: getattr(layer, a) for a in ARRAYS}
+        if isinstance(layer, IndexedLayer):
+            held |= {INDEX_KEYS: layer.index_keys}
         for array, value in held.items():
             name = argument_name(index, array)
             arrays[name] = tensors.annotate(value, tensors.arguments[name].spec)

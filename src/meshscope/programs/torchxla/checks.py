@@ -7,8 +7,16 @@ from meshscope.programs.torchxla.configs import transformers_config
 from meshscope.programs.torchxla.layouts import kv_heads
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.flops import has_linear_attention
-from meshscope.spec.model.model import Family, GroupedAttention, LatentAttention, Layer, MlpKind
+from meshscope.spec.model.model import (
+    Family,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    MlpKind,
+    Model,
+)
 from meshscope.spec.plan.stages import stage_layers
+from meshscope.spec.program import Partitioner
 
 
 def check_traceable(experiment: Experiment) -> None:
@@ -16,6 +24,7 @@ def check_traceable(experiment: Experiment) -> None:
     transformers_config(experiment.model)
     _check_heads(experiment)
     _check_experts(experiment)
+    _check_indexer(experiment)
     if experiment.plan.pp > 1:
         layers_of_stage(experiment)
 
@@ -39,6 +48,29 @@ def _check_experts(experiment: Experiment) -> None:
         raise PlanError(
             f"plan '{plan}': the experts of {model.name} read the residual stream itself, which --frontend torchxla "
             "does not gather for them from the devices of sp. Drop sp, or use --frontend jax."
+        )
+
+
+def has_indexer(model: Model) -> bool:
+    """Whether an indexer chooses the positions that queries attend to."""
+    return isinstance(model.attention, LatentAttention) and model.attention.indexer is not None
+
+
+def _check_indexer(experiment: Experiment) -> None:
+    """PlanError for cp, for stages and for --partitioner auto with an indexer."""
+    plan, model = experiment.plan, experiment.model
+    if not has_indexer(model):
+        return
+    if plan.cp > 1 or plan.pp > 1:
+        axis = "cp" if plan.cp > 1 else "pp"
+        raise PlanError(
+            f"plan '{plan}': --frontend torchxla does not split the indexer of {model.name} by {axis}. Use a plan "
+            f"without {axis}, or --frontend jax."
+        )
+    if experiment.program.partitioner is Partitioner.AUTO:
+        raise PlanError(
+            f"--partitioner auto: --frontend torchxla replaces the attention of {model.name}, whose indexer "
+            "scatters positions one by one. Use --partitioner manual, or --frontend jax."
         )
 
 

@@ -6,6 +6,7 @@ from typing import Any, assert_never
 from meshscope.errors import SpecError
 from meshscope.spec.model.model import (
     HYBRID_FAMILIES,
+    SPARSE_FAMILIES,
     AttentionKind,
     CompressedAttention,
     Family,
@@ -45,6 +46,7 @@ FAMILIES = (
     Family.GEMMA4,
     Family.LLAMA4,
     *sorted(HYBRID_FAMILIES),
+    *sorted(SPARSE_FAMILIES),
 )
 GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
 HAS_ATTENTION_BIAS = (
@@ -68,7 +70,10 @@ LAYER_TYPES = {
     AttentionKind.SLIDING: "sliding_attention",
     AttentionKind.CHUNKED: "chunked_attention",
     AttentionKind.LINEAR: "linear_attention",
+    AttentionKind.SHARED: "indexed_attention",
 }
+
+INDEXER_TYPES = {AttentionKind.FULL: "full", AttentionKind.SHARED: "shared"}
 
 
 def transformers_config(model: Model) -> dict[str, Any]:
@@ -250,6 +255,16 @@ def _latent(model: Model, attention: LatentAttention) -> dict[str, Any]:
     }
     if model.family is Family.DEEPSEEK_V3:
         config["rope_interleave"] = attention.rope.is_interleaved
+    indexer = attention.indexer
+    if indexer is not None:
+        config |= {
+            "index_n_heads": indexer.n_heads,
+            "index_head_dim": indexer.head_dim,
+            "index_topk": indexer.top_k,
+        }
+    if model.family is Family.GLM_MOE_DSA:
+        kinds = [layer.attention for layer in model.layers]
+        config["indexer_types"] = [INDEXER_TYPES[kind] for kind in kinds]
     return config
 
 
@@ -342,7 +357,7 @@ def _no_experts(model: Model) -> dict[str, Any]:
     """Keys that keep MoE classes from building experts if all layers are dense."""
     if model.family in {Family.QWEN3_MOE, Family.QWEN3_NEXT}:
         return {"mlp_only_layers": list(range(model.n_layers))}
-    if model.family in {Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, Family.GLM4_MOE}:
+    if model.family in {Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, Family.GLM4_MOE} | SPARSE_FAMILIES:
         return {"first_k_dense_replace": model.n_layers}
     return {}
 
@@ -364,7 +379,7 @@ def _deepseek_experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
         "routed_scaling_factor": moe.scale,
         "first_k_dense_replace": n_dense,
     }
-    if model.family in {Family.DEEPSEEK_V3, Family.GLM4_MOE}:
+    if model.family in {Family.DEEPSEEK_V3, Family.GLM4_MOE} | SPARSE_FAMILIES:
         return config | {
             "n_group": moe.n_groups,
             "topk_group": moe.n_active_groups,

@@ -209,6 +209,7 @@ def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -
         scaling: float,
         dropout: float = 0.0,
         s_aux: Any = None,
+        indices: Any = None,
         **_: Any,
     ) -> tuple[Any, None]:
         del dropout  # of training
@@ -219,6 +220,9 @@ def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -
         if s_aux is not None:
             sinks = tensors.annotate(s_aux.reshape(key.shape[1], -1), (of_keys, of_copies))
             scores = replace(scores, sinks=sinks)
+        if indices is not None:  # a mask (`indexer.py`)
+            lowest = torch.finfo(attention_mask.dtype).min
+            attention_mask = torch.where(indices[:, None], attention_mask, lowest)
         if is_split:
             return of_context(query, key, value, scores), None
         batch, n_heads, n_queries, width = query.shape

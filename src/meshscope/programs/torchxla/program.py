@@ -21,6 +21,7 @@ from meshscope.programs.torchxla.checks import layers_of_stage
 from meshscope.programs.torchxla.configs import LAYER_TYPES, MASKED_BY_KIND
 from meshscope.programs.torchxla.context import is_seen, register_attention
 from meshscope.programs.torchxla.experts import register_experts
+from meshscope.programs.torchxla.indexer import ChosenPositions
 from meshscope.programs.torchxla.layouts import (
     Layouts,
     ResidualSpecs,
@@ -277,6 +278,9 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
         attention = attention_of(layer)
         if isinstance(attention, DeltaAttention):
             attention.placing = Placing(phase=phase, tensors=tensors)
+        indexer = getattr(attention, "indexer", None)
+        if isinstance(indexer, ChosenPositions):
+            indexer.tensors = tensors
         for block in (attention, feed_forward(layer)):
             _lay_out(block, tensors, streams.residual)
         if streams.is_split:

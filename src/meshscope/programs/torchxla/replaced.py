@@ -15,9 +15,17 @@ import transformers.integrations.moe as registry
 
 from meshscope.events.enums import Part
 from meshscope.programs.torchxla.experts import NAME
+from meshscope.programs.torchxla.indexer import ChosenPositions
 from meshscope.programs.torchxla.linear import DeltaAttention
 from meshscope.programs.torchxla.tensors import scope
-from meshscope.spec.model.model import HYBRID_FAMILIES, Family, GroupedAttention, Model
+from meshscope.spec.model.model import (
+    HYBRID_FAMILIES,
+    SPARSE_FAMILIES,
+    Family,
+    GroupedAttention,
+    LatentAttention,
+    Model,
+)
 
 
 class Joined(torch.nn.Module):
@@ -114,12 +122,21 @@ def replace_modules(model: Any, described: Model) -> None:
                 layer.feed_forward = OneExpert(layer.feed_forward)
             case Family.PHI3:
                 _separate_joined(layer, described)
+            case family if family in SPARSE_FAMILIES:
+                _replace_indexer(layer.self_attn, described)
             case family if family in HYBRID_FAMILIES:
                 _replace_attention(layer, described)
                 if kind.has_experts:
                     layer.mlp = GatedExperts(layer.mlp)
             case _:
                 pass
+
+
+def _replace_indexer(attention: Any, described: Model) -> None:
+    """Let the indexer of a layer, if it has one, return a mask."""
+    assert isinstance(described.attention, LatentAttention)
+    if attention.indexer is not None:
+        attention.indexer = ChosenPositions(attention.indexer, described.attention)
 
 
 def _separate_joined(layer: Any, described: Model) -> None:

@@ -18,6 +18,7 @@ from meshscope.spec.model.compressed import (
 from meshscope.spec.model.grouped import attention_kinds, grouped_attention
 from meshscope.spec.model.model import (
     HYBRID_FAMILIES,
+    SPARSE_FAMILIES,
     Activation,
     Attention,
     AttentionKind,
@@ -37,7 +38,6 @@ from meshscope.spec.model.stored_format import stored_format
 from meshscope.spec.model.unknown_family import unknown_family
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
-SPARSE_FAMILIES = frozenset({Family.DEEPSEEK_V32, Family.GLM_MOE_DSA})  # with an indexer
 LATENT_FAMILIES = frozenset({Family.DEEPSEEK_V2, Family.DEEPSEEK_V3}) | SPARSE_FAMILIES
 GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3, Family.GEMMA4})
 # Norms multiply by one plus their weight.

@@ -41,6 +41,7 @@ class Family(StrEnum):
 
 
 # Families that mix layers of linear attention with layers of full attention.
+SPARSE_FAMILIES = frozenset({Family.DEEPSEEK_V32, Family.GLM_MOE_DSA})  # with an indexer
 HYBRID_FAMILIES = frozenset({Family.QWEN3_NEXT, Family.QWEN3_5, Family.QWEN3_5_MOE})
 
 
