@@ -2,6 +2,7 @@
 
 from meshscope.api.request import ExperimentRequest
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.program_formats import cut_weight
 from meshscope.spec.quantization import activation_dtype_of, quantization_of
 from meshscope.units import DTYPE_BITS
 
@@ -33,7 +34,9 @@ def _format_note(request: ExperimentRequest, experiment: Experiment) -> tuple[st
         is_wide = activation_dtype_of(model.stored_dtype) is not None
         return (f"{stored}, here {assumed} with activations of 16 bits",) if is_wide else ()
     if request.has_program and model.default_weight_dtype != assumed:
-        return (f"{stored}, which programs lack; {assumed} is assumed",)
+        cut = cut_weight(model, experiment.plan, model.stored_dtype)
+        lack = "which programs lack" if cut is None else f"but the plan cuts groups of {cut}"
+        return (f"{stored}, {lack}; {assumed} is assumed",)
     return (
         f"{stored}; {assumed} is assumed. Use --weight-dtype {model.stored_dtype} for its bytes",
     )

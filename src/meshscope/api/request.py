@@ -119,7 +119,7 @@ class ExperimentRequest:
                 batch=self.batch,
                 prompt=self.prompt,
                 output=self.output,
-                weight_dtype=self._weight_dtype(model),
+                weight_dtype=self._weight_dtype(model, plan.filled(topology.n_devices)),
                 activation_dtype=wide,
                 cache_dtype=self._cache_dtype(wide),
                 routing_skew=self.routing_skew,
@@ -151,13 +151,13 @@ class ExperimentRequest:
         """Whether no option names the weight dtype."""
         return (self.weight_dtype or self.dtype) == AUTO
 
-    def _weight_dtype(self, model: Model) -> str:
+    def _weight_dtype(self, model: Model, plan: Plan) -> str:
         """The weight dtype that the options name, else that of the checkpoint or of a program for it."""
         if not self.has_default_weights:
             return weight_dtype_of(model, self.weight_dtype or self.dtype)
         is_torchxla = self.frontend is Frontend.TORCHXLA
         stored = model.default_weight_dtype
-        lacks_program = not has_program_format(model, stored, self.partitioner)
+        lacks_program = not has_program_format(model, plan, stored, self.partitioner)
         if is_torchxla or (self.has_program and lacks_program):
             return UNQUANTIZED_DTYPE
         is_narrow = activation_dtype_of(stored) is not None

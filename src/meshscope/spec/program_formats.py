@@ -8,19 +8,19 @@ from meshscope.spec.model.model import Model
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.weights import Weight, layer_weights, mesh_axes_of
 from meshscope.spec.program import Partitioner
-from meshscope.spec.quantization import INT4_OF_GROUP, PROGRAM_DTYPES, check_program_dtype
+from meshscope.spec.quantization import PROGRAM_DTYPES, check_program_dtype, is_four_bit
 
 
-def has_program_format(model: Model, weight_dtype: str, partitioner: Partitioner) -> bool:
-    """Whether programs of the model can have weights of this dtype."""
-    return weight_dtype in PROGRAM_DTYPES and _lack(model, weight_dtype, partitioner) is None
+def has_program_format(
+    model: Model, plan: Plan, weight_dtype: str, partitioner: Partitioner
+) -> bool:
+    """Whether programs of the model under the plan can have weights of this dtype."""
+    has_dtype = weight_dtype in PROGRAM_DTYPES and not _lacks_partitioner(weight_dtype, partitioner)
+    return has_dtype and cut_weight(model, plan, weight_dtype) is None
 
 
-def _lack(model: Model, weight_dtype: str, partitioner: Partitioner) -> str | None:
-    """What has no products with int4 weights; None if nothing is in the way."""
-    if weight_dtype not in INT4_OF_GROUP.values():
-        return None
-    return "--partitioner auto" if partitioner is Partitioner.AUTO else model.wide_part
+def _lacks_partitioner(weight_dtype: str, partitioner: Partitioner) -> bool:
+    return is_four_bit(weight_dtype) and partitioner is Partitioner.AUTO
 
 
 def check_program_format(experiment: Experiment) -> None:
@@ -28,28 +28,33 @@ def check_program_format(experiment: Experiment) -> None:
     model, plan = experiment.model, experiment.plan
     weight_dtype = experiment.workload.weight_dtype
     check_program_dtype(weight_dtype)
-    lack = _lack(model, weight_dtype, experiment.program.partitioner)
-    if lack is not None:
+    if _lacks_partitioner(weight_dtype, experiment.program.partitioner):
         raise SpecError(
-            f"--weight-dtype {weight_dtype}: programs with int4 weights are built for dense models with grouped "
-            f"attention and the manual partitioner, not for {lack} ({model.name}). Use int8, or predict."
+            f"--weight-dtype {weight_dtype}: programs with 4-bit weights have the manual partitioner, not "
+            "--partitioner auto. Use int8, or --partitioner manual."
         )
-    if weight_dtype not in INT4_OF_GROUP.values():
-        return
+    name = cut_weight(model, plan, weight_dtype)
+    if name is not None:
+        whole = "ep for whole experts, " if name.startswith("experts") else ""
+        raise PlanError(
+            f"plan '{plan}' splits groups of {name} of {model.name} that share a scale in {weight_dtype}. "
+            f"Use a smaller tp or fsdp, {whole}smaller groups, or --weight-dtype bf16."
+        )
+
+
+def cut_weight(model: Model, plan: Plan, weight_dtype: str) -> str | None:
+    """The name of the first weight whose groups of inputs the plan cuts; None if it cuts none."""
     for layer in dict.fromkeys(model.layers):
         for weight in layer_weights(model, plan, layer):
-            scale = weight.scale(weight_dtype)
-            if scale is not None and _is_cut(weight, scale, plan):
-                raise PlanError(
-                    f"plan '{plan}' splits groups of {weight.name} of {model.name} that share a scale in "
-                    f"{weight_dtype}. Use a smaller tp or fsdp, or smaller groups."
-                )
+            quantization, scale = weight.quantization(weight_dtype), weight.scale(weight_dtype)
+            has_groups = quantization is not None and quantization.has_groups
+            if has_groups and scale is not None and _is_cut(weight, scale, plan):
+                return weight.name
+    return None
 
 
 def _is_cut(weight: Weight, scale: Weight, plan: Plan) -> bool:
     """Whether a device would have parts of groups, or groups differ in size."""
-    if len(scale.shape) != len(weight.shape):
-        return False  # a scale for each channel
     axes = dict(plan.mesh.axes)
     for dim, n_inputs, n_groups in zip(scale.dims, weight.shape, scale.shape, strict=True):
         n_parts = prod(axes.get(axis, 1) for axis in mesh_axes_of(dim, plan))

@@ -21,6 +21,7 @@ PROGRAM_DTYPES = (  # of weights
     *("bf16", "f16", "f32", "s8", "f8e4m3fn", "f8e5m2"),
     *(FP8_BLOCKS, INT8_W8A8, FP8_W8A8),
     *INT4_OF_GROUP.values(),
+    *(MXFP4_EXPERTS, FP8_MXFP4),
 )
 UNQUANTIZED_DTYPE = "bf16"  # norms, biases and routers of quantized checkpoints
 
@@ -38,7 +39,8 @@ class Quantization:
     """Scales of a quantized matrix: one per output channel, or per `block` inputs of a channel.
 
     With `has_square_blocks`, a scale is that of `block` inputs and `block` outputs. `values_dtype` is set
-    if the format is not itself XLA's name of a dtype. With `activation_dtype`, products take activations in
+    if the format is not itself XLA's name of a dtype. With `codes_dtype`, arrays have that dtype and hold the
+    bits of values for which chips have no type. With `activation_dtype`, products take activations in
     that dtype, with a scale for each token that is computed as it comes.
     """
 
@@ -48,6 +50,7 @@ class Quantization:
     coverage: Coverage = Coverage.ALL
     experts: "Quantization | None" = None  # format of experts, if another
     values_dtype: str | None = None
+    codes_dtype: str | None = None
     activation_dtype: str | None = None
 
     @property
@@ -77,9 +80,8 @@ _FP8_BLOCKS = Quantization(
     coverage=Coverage.LAYERS,
     values_dtype="f8e4m3fn",
 )
-_MXFP4_EXPERTS = Quantization(
-    scale_dtype="f8e8m0fnu", block=32, coverage=Coverage.EXPERTS, values_dtype="f4e2m1fn"
-)
+_MXFP4 = Quantization(scale_dtype="u8", block=32, values_dtype="f4e2m1fn", codes_dtype="s4")
+_MXFP4_EXPERTS = replace(_MXFP4, coverage=Coverage.EXPERTS)
 
 
 def _int4(group: int | None) -> Quantization:
@@ -91,7 +93,7 @@ def _int4(group: int | None) -> Quantization:
 # Square blocks: weight_block_size and weight_scale_inv of DeepSeek-V3 (deepseek-ai/DeepSeek-V3,
 # README_WEIGHTS.md). Per channel: jax-ml/jax-llm-examples (int8) and the strategy "channel" of compressed-tensors (int8,
 # fp8). Int4: groups of 128, 64 or 32, or channels (AWQ, GPTQ), which leave embedding and head as they are. MXFP4: OCP Microscaling
-# Formats 1.0, section 5.3; gpt-oss stores only its experts so (quantization_config of its config.json).
+# Formats 1.0, section 5.3, with exponents of two as scales; gpt-oss stores only its experts so (quantization_config of its config.json).
 # W8A8: int8 and fp8 with a dynamic scale per token (strategy "token" of compressed-tensors); head left out.
 _QUANTIZATIONS = {
     "s8": _PER_CHANNEL,
@@ -100,7 +102,7 @@ _QUANTIZATIONS = {
     FP8_BLOCKS: _FP8_BLOCKS,
     FP8_MXFP4: replace(_FP8_BLOCKS, experts=_MXFP4_EXPERTS),
     **{name: _int4(group) for group, name in INT4_OF_GROUP.items()},
-    "f4e2m1fn": Quantization(scale_dtype="f8e8m0fnu", block=32),
+    "f4e2m1fn": _MXFP4,
     MXFP4_EXPERTS: _MXFP4_EXPERTS,
     INT8_W8A8: _w8a8("s8"),
     FP8_W8A8: _w8a8("f8e4m3fn"),
@@ -118,10 +120,25 @@ def values_dtype(dtype: str) -> str:
     return dtype if quantization is None else quantization.values_dtype or dtype
 
 
+def experts_quantization(dtype: str) -> Quantization | None:
+    """The scales of experts stored in `dtype`; None if they have none."""
+    quantization = quantization_of(dtype)
+    return quantization if quantization is None else quantization.experts or quantization
+
+
 def activation_dtype_of(dtype: str) -> str | None:
     """The dtype in which products with weights stored in `dtype` take activations; None for their own."""
     quantization = quantization_of(dtype)
     return None if quantization is None else quantization.activation_dtype
+
+
+def is_four_bit(dtype: str) -> bool:
+    """Whether matrices stored in `dtype`, or those of experts, are in a format of 4 bits."""
+    quantization = experts_quantization(dtype)
+    return quantization is not None and "s4" in {
+        quantization.values_dtype,
+        quantization.codes_dtype,
+    }
 
 
 def check_program_dtype(weight_dtype: str) -> None:

@@ -33,9 +33,15 @@ from meshscope.spec.plan.caches import CacheArray, joined_narrow_heads, layer_ca
 from meshscope.spec.plan.context_form import cache_slots
 from meshscope.spec.plan.kernel_choice import Kernel
 from meshscope.spec.plan.stages import stage_runs, stage_slots
-from meshscope.spec.plan.weights import Weight, layer_weights, outer_weights, stored_arrays
+from meshscope.spec.plan.weights import (
+    Weight,
+    expert_weights,
+    layer_weights,
+    outer_weights,
+    stored_arrays,
+)
 from meshscope.spec.program import Partitioner
-from meshscope.spec.quantization import activation_dtype_of, quantization_of, values_dtype
+from meshscope.spec.quantization import activation_dtype_of, experts_quantization
 
 JAX_DTYPES: dict[str, Any] = {
     "bf16": jnp.bfloat16,
@@ -44,6 +50,7 @@ JAX_DTYPES: dict[str, Any] = {
     "s8": jnp.int8,
     "s4": jnp.int4,
     "s32": jnp.int32,
+    "u8": jnp.uint8,
     "f8e4m3fn": jnp.float8_e4m3fn,
     "f8e5m2": jnp.float8_e5m2,
 }
@@ -225,15 +232,9 @@ def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Me
         attention_kernel=_attention_kernel(experiment, layout, None if is_manual else mesh),
         min_rows=GPU_MIN_ROWS if experiment.topology.chip.kind is ChipKind.GPU else 1,
         kernel_dtypes=_kernel_dtypes(experiment),
-        scale_block=_scale_block(experiment),
+        weight_dtype=experiment.workload.weight_dtype,
         narrow_dtype=_narrow_dtype(experiment),
     )
-
-
-def _scale_block(experiment: Experiment) -> int | None:
-    """The inputs and outputs of a matrix that share a scale; None if scales are not those of blocks."""
-    quantization = quantization_of(experiment.workload.weight_dtype)
-    return None if quantization is None else quantization.square_block
 
 
 def _narrow_dtype(experiment: Experiment) -> Any:
@@ -248,7 +249,8 @@ def _kernel_dtypes(experiment: Experiment) -> tuple[Any, ...]:
         return ()
     names = compiler_facts(experiment.topology.chip.name).ragged_dot_dtypes.value
     if _grouped_kernel(experiment) is not None:
-        names = (values_dtype(experiment.workload.weight_dtype),)
+        dtype = experiment.workload.weight_dtype
+        names = {w.stored_dtype(dtype) for w in expert_weights(experiment.model) if w.inputs}
     return tuple(JAX_DTYPES[name] for name in names)
 
 
@@ -261,7 +263,10 @@ def _grouped_kernel(experiment: Experiment) -> GroupedKernel | None:
     vmem_bytes = facts.grouped_vmem_bytes.value
     has_fp8 = "f8e4m3fn" in facts.ragged_dot_dtypes.value
     wide = None if vmem_bytes is None else WideKernel(vmem_bytes=vmem_bytes, has_fp8=has_fp8)
-    return GroupedKernel(block=_scale_block(experiment), wide=wide)
+    quantization = experts_quantization(experiment.workload.weight_dtype)
+    assert quantization is not None
+    has_codes = quantization.codes_dtype is not None
+    return GroupedKernel(block=quantization.square_block, has_codes=has_codes, wide=wide)
 
 
 def _attention_kernel(

@@ -64,11 +64,11 @@ class Decoder:
     specs: Mapping[str, Mapping[str, Weight]]
     repeats: tuple[Repeat, ...]
     activation_dtype: Any
+    weight_dtype: str
     first_row: Array | int = 0
     attention_kernel: PrefillKernel | DecodeKernel | None = None
     min_rows: int = 1
     kernel_dtypes: tuple[Any, ...] = ()
-    scale_block: int | None = None
     narrow_dtype: Any = None
 
     def step(
@@ -130,7 +130,7 @@ class Decoder:
             index=index,
             min_rows=self.min_rows,
             kernel_dtypes=self.kernel_dtypes,
-            block=self.scale_block,
+            stored_as=self.weight_dtype,
             narrow_dtype=self.narrow_dtype,
         )
 

@@ -122,10 +122,11 @@ class Experts:
             name = f"experts_w_{letter}"
             out = self._grouped(x, name, group_sizes)
             scale = self.weights.scale(name)
-            if scale is not None and self.grouped_kernel is None and self.weights.block is None:
-                is_of = is_of_expert.astype(scale.dtype)
-                factors = jnp.matmul(is_of, scale, precision=lax.Precision.HIGHEST)
-                out = (out.astype(scale.dtype) * factors).astype(out.dtype)
+            if scale is not None and self.grouped_kernel is None and scale.ndim == 2:
+                of_channels = scale.astype(jnp.float32)
+                is_of = is_of_expert.astype(jnp.float32)
+                factors = jnp.matmul(is_of, of_channels, precision=lax.Precision.HIGHEST)
+                out = (out.astype(jnp.float32) * factors).astype(out.dtype)
             if f"experts_b_{letter}" not in self.weights:
                 return out
             bias = self.weights(f"experts_b_{letter}") * share
@@ -142,7 +143,7 @@ class Experts:
         """
         if self.grouped_kernel is not None:
             weights, first = self.weights.stacked(name) or (self.weights.kernel_operand(name), 0)
-            scale = self.weights.scale(name)
+            scale = self.weights.kernel_scale(name)
             return self.grouped_kernel(x, weights, group_sizes, scale=scale, first=first)
         stacked = self.weights.stacked(name) if self.has_kernel else None
         if stacked is None or stacked[0].shape[0] > MAX_STACKED_EXPERTS:

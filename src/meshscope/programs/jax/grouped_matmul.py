@@ -1,17 +1,17 @@
-"""Grouped matrix product for TPUs that reads 8-bit weights as they are stored and converts them in VMEM.
+"""Grouped matrix product for TPUs that reads narrow weights as they are stored and converts them in VMEM.
 
 XLA's kernel for `lax.ragged_dot` does so for some dtypes of a chip; others it converts in HBM first. The
 grid goes over tiles of columns, visits, and blocks of inputs. A visit is a group together with a tile of
 rows of which at least one belongs to the group. The number of visits is dynamic, so groups without rows are
 neither fetched nor computed. Consecutive visits of one tile of rows keep its outputs in VMEM, as in megablox
-(jax.experimental.pallas.ops.tpu.megablox), which accepts neither 8-bit weights nor scales.
+(jax.experimental.pallas.ops.tpu.megablox), which accepts neither narrow weights nor scales.
 
 Shapes: R rows, K inputs, N outputs, G groups in the weights, e groups of the rows, V visits at most.
 """
 
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
+from math import ceil, lcm
 from typing import Any
 
 import jax
@@ -20,11 +20,13 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from meshscope.programs.jax.mxfp4 import decoded, wide_scales
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.wide_groups import WideKernel, wide_product, wide_tiles
 from meshscope.spec.plan.kernel_choice import WIDE_TILE_ROWS
 
 LANES = 128
+SUBLANES = 8
 ROWS_OF_TILE = 16  # of a 16-bit array
 GROUPS_OF_TILE = 8  # of an array of float32
 # Tiles of 512 rows and 1,024 outputs take 512 FLOPs for each byte of 16-bit rows and 8-bit weights that they
@@ -47,11 +49,12 @@ class MatmulTiles:
 class GroupedKernel:
     """The product of rows, sorted by group, with the matrix of their group.
 
-    With `block`, that many inputs and outputs share a scale; else each output channel has its own.
-    `wide` multiplies groups of many rows. `is_interpreted` runs the kernel on a CPU.
+    With `block`, that many inputs and outputs share a scale; else each output has its own, for all inputs or
+    for groups of them. With `has_codes`, int4 weights are codes of mxfp4. `wide` multiplies groups of many rows. `is_interpreted` runs the kernel on a CPU.
     """
 
     block: int | None = None
+    has_codes: bool = False
     wide: WideKernel | None = None
     is_interpreted: bool = False
 
@@ -66,19 +69,18 @@ class GroupedKernel:
     ) -> Array:
         """[R, N] of rows [R, K] and weights [G, K, N], of which the groups [e] are those from `first` on.
 
-        `scale` is [e, N], or [e, K/block, N/block] with a `block`. Rows beyond the groups give arbitrary
-        values.
+        `scale` is [e, N], or [e, K/block, N/block] with a `block`, or [G, K/n, N] if `n` inputs of an output
+        share a scale. Rows beyond the groups give arbitrary values.
         """
         n_rows, n_inputs = rows.shape
         n_groups = group_sizes.shape[0]
         rows = jnp.pad(rows, ((0, -n_rows % ROWS_OF_TILE), (0, 0)))
         first = jnp.asarray(first, jnp.int32)[None]
-        if (
-            not self.is_interpreted
-        ):  # else XLA may copy all experts to VMEM, those without rows, too
-            weights = pltpu.with_memory_space_constraint(weights, pltpu.HBM)
+        has_groups = scale is not None and scale.ndim == 3 and self.block is None
+        of_scale = n_inputs // scale.shape[1] if scale is not None and has_groups else None
+        weights = self._in_hbm(weights)
         if self.wide is not None:
-            wide_ones = wide_tiles(self.wide, rows, weights, n_groups, self.block)
+            wide_ones = wide_tiles(self.wide, rows, weights, n_groups, self.block or of_scale)
             if wide_ones is not None:
                 return wide_product(
                     self.wide,
@@ -88,23 +90,27 @@ class GroupedKernel:
                     first,
                     scale=scale,
                     block=self.block,
+                    has_codes=self.has_codes,
                     tiles=wide_ones,
                     is_interpreted=self.is_interpreted,
                 )[:n_rows]
-        tiles = tiles_of(n_rows / n_groups, n_inputs, weights.shape[2])
+        tiles = tiles_of(n_rows / n_groups, n_inputs, weights.shape[2], of_scale)
         *scalars, n_visits = _visits(group_sizes, rows.shape[0], tiles.rows)
         n_blocks = n_inputs // tiles.inputs
         scales: list[Array] = []
         if scale is not None and self.block is None:
-            scales = [scale]
+            scales = [self._in_hbm(scale) if has_groups else scale.astype(jnp.float32)]
         elif scale is not None:
             scales = [scale.reshape(scale.shape[0], n_blocks, -1, scale.shape[2])]
         call = pl.pallas_call(
-            partial(_kernel, tiles=tiles, block=self.block, n_blocks=n_blocks),
+            partial(_kernel, kernel=self, tiles=tiles, of_scale=of_scale, n_blocks=n_blocks),
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=4,
                 grid=(pl.cdiv(weights.shape[2], tiles.outputs), n_visits, n_blocks),
-                in_specs=[*_operand_specs(tiles), *(self._scale_spec(x, tiles) for x in scales)],
+                in_specs=[
+                    *_operand_specs(tiles),
+                    *(self._scale_spec(x, tiles, n_inputs) for x in scales),
+                ],
                 out_specs=pl.BlockSpec(
                     (tiles.rows, tiles.outputs), lambda n, v, _k, _o, _g, t, _f: (t[v], n)
                 ),
@@ -119,8 +125,19 @@ class GroupedKernel:
         )
         return call(*scalars, first, rows, weights, *scales)[:n_rows]
 
-    def _scale_spec(self, scale: Array, tiles: MatmulTiles) -> pl.BlockSpec:
-        """A tile of groups and output channels, or all scales of a block of inputs."""
+    def _in_hbm(self, array: Array) -> Array:
+        """The array, of which XLA else may copy all experts to VMEM, those without rows, too."""
+        return (
+            array if self.is_interpreted else pltpu.with_memory_space_constraint(array, pltpu.HBM)
+        )
+
+    def _scale_spec(self, scale: Array, tiles: MatmulTiles, n_inputs: int) -> pl.BlockSpec:
+        """A tile of groups and output channels, or the scales of a block of inputs."""
+        if self.block is None and scale.ndim == 3:
+            n_scales = scale.shape[1] * tiles.inputs // n_inputs
+            return pl.BlockSpec(
+                (None, n_scales, tiles.outputs), lambda n, v, k, _o, g, _t, f: (g[v] + f[0], k, n)
+            )
         if self.block is None:
             n_groups = min(GROUPS_OF_TILE, scale.shape[0])
             return pl.BlockSpec(
@@ -132,15 +149,19 @@ class GroupedKernel:
         )
 
 
-def tiles_of(mean_rows: float, n_inputs: int, n_outputs: int) -> MatmulTiles:
+def tiles_of(
+    mean_rows: float, n_inputs: int, n_outputs: int, of_scale: int | None = None
+) -> MatmulTiles:
     """MatmulTiles for groups of `mean_rows`: wide ones reuse weights and rows, narrow ones waste no rows.
 
-    Blocks of inputs divide them, so that no block sums beyond the end.
+    Blocks of inputs divide them, so that no block sums beyond the end. If `of_scale` inputs share a scale,
+    the scales of a block fill sublanes.
     """
     n_rows = ROWS_OF_TILE
     while n_rows < min(2 * mean_rows, MAX_TILE_ROWS):
         n_rows *= 2
-    steps = range(LANES, min(n_inputs, MAX_BLOCK_INPUTS) + 1, LANES)
+    unit = LANES if of_scale is None else lcm(LANES, SUBLANES * of_scale)
+    steps = range(unit, min(n_inputs, MAX_BLOCK_INPUTS) + 1, unit)
     block = max((size for size in steps if n_inputs % size == 0), default=n_inputs)
     n_wide = max(1, MAX_BLOCK_WEIGHTS // block // LANES)
     return MatmulTiles(rows=n_rows, inputs=block, outputs=min(n_wide * LANES, n_outputs))
@@ -182,7 +203,9 @@ def _visits(group_sizes: Array, n_rows: int, n_tile_rows: int) -> tuple[Array, A
     )
 
 
-def _kernel(*refs: Any, tiles: MatmulTiles, block: int | None, n_blocks: int) -> None:
+def _kernel(
+    *refs: Any, kernel: GroupedKernel, tiles: MatmulTiles, of_scale: int | None, n_blocks: int
+) -> None:
     """Adds the product of a block of inputs; the last block writes the rows of the group."""
     offsets, groups, row_tiles, _, rows, weights, *scales, out, total = refs
     tile, visit, k = (pl.program_id(axis) for axis in range(3))
@@ -191,16 +214,19 @@ def _kernel(*refs: Any, tiles: MatmulTiles, block: int | None, n_blocks: int) ->
     def _() -> None:
         total[...] = jnp.zeros_like(total)
 
-    matrix = weights[...]
-    if scales and block is not None:
-        factors = _expanded(scales[0][...], block, tile * tiles.outputs, matrix.shape)
+    matrix = decoded(weights[...]) if kernel.has_codes else weights[...]
+    if scales and kernel.block is not None:
+        factors = _expanded(scales[0][...], kernel.block, tile * tiles.outputs, matrix.shape)
+        matrix = matrix.astype(jnp.float32) * factors
+    elif of_scale is not None:
+        factors = jnp.repeat(wide_scales(scales[0][...]), of_scale, axis=0)
         matrix = matrix.astype(jnp.float32) * factors
     total[...] += jnp.dot(rows[...], matrix.astype(rows.dtype), preferred_element_type=jnp.float32)
 
     @pl.when(k == n_blocks - 1)
     def _() -> None:
         outputs, group = total[...], groups[visit]
-        if scales and block is None:
+        if scales and kernel.block is None and of_scale is None:
             outputs *= _row(scales[0][...], lax.rem(group, scales[0].shape[0]))
         first = row_tiles[visit] * tiles.rows
         place = first + lax.broadcasted_iota(jnp.int32, outputs.shape, 0)

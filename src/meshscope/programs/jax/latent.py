@@ -152,7 +152,7 @@ def _queries(
 
 def _is_long(x: Array, matrix: Matrix) -> bool:
     """Whether `x` has so many rows that a pass over the matrix, whose scales are in it, costs little."""
-    has_whole = matrix.scale is None or matrix.block is not None
+    has_whole = matrix.scale is None or matrix.block is not None or matrix.has_groups
     return has_whole and x.shape[0] * x.shape[1] > MAX_BLOCK_ROWS
 
 

@@ -1,4 +1,4 @@
-"""A weight matrix as it is stored, 8-bit values with scales or plain ones, and its products.
+"""A weight matrix as it is stored, narrow values with scales or plain ones, and its products.
 
 The values are converted inside the product, so the device reads them as they are stored.
 """
@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from meshscope.programs.jax.mxfp4 import decoded, wide_scales
 from meshscope.programs.jax.numerics import Array
 
 MAX_BLOCK_ROWS = 256  # of a product as sums of blocks, which are written in float32
@@ -20,7 +21,8 @@ class Matrix:
     """A matrix in its stored dtype; `scale` has a factor for each index of the dims `outputs`.
 
     With `block`, `scale` [*experts, input blocks, output blocks] has a factor for that many inputs and
-    outputs. A scale with as many dims as the values has a factor for each group of the last input dim. `dtype` is that of products. With `narrow_dtype`, products round the other operand to that dtype,
+    outputs. A scale with as many dims as the values has a factor for each group of the last input dim. With
+    `has_codes`, values and scales are those of mxfp4. `dtype` is that of products. With `narrow_dtype`, products round the other operand to that dtype,
     by a scale for each of its tokens, and multiply the stored values as they are.
     """
 
@@ -29,6 +31,7 @@ class Matrix:
     outputs: tuple[int, ...]
     dtype: Any
     block: int | None = None
+    has_codes: bool = False
     narrow_dtype: Any = None
 
     @property
@@ -98,15 +101,15 @@ class Matrix:
 
     def whole(self) -> Array:
         """The matrix in `dtype`, multiplied by its scales."""
-        values = self.values.astype(self.dtype)
+        values = (decoded(self.values) if self.has_codes else self.values).astype(self.dtype)
         if self.scale is None:
             return values
         if self.block is not None:
             return _times(values, self._factors(self.scale))
         if self.has_groups:
-            n_inputs, n_groups = self._grouped_inputs()
-            factors = self.scale.reshape(n_groups, -1).repeat(n_inputs // n_groups, axis=0)
-            return _times(values, factors.reshape(values.shape))
+            last = max(set(range(values.ndim)) - set(self.outputs))
+            n_inputs = values.shape[last] // self.scale.shape[last]
+            return _times(values, wide_scales(self.scale).repeat(n_inputs, axis=last))
         return _times(values, lax.broadcast_in_dim(self.scale, values.shape, self.outputs))
 
     def _grouped_inputs(self) -> tuple[int, int]:
@@ -127,7 +130,7 @@ class Matrix:
         shape, n_dims = self.values.shape, self.outputs[0]
         summed, outputs = of_matrix[:n_dims], of_matrix[n_dims:]
         n_inputs, n_groups = self._grouped_inputs()
-        is_sum = of_x.endswith(summed) and not set(summed) & set(of_product)
+        is_sum = n_dims > 0 and of_x.endswith(summed) and not set(summed) & set(of_product)
         if not is_sum or x.size > MAX_BLOCK_ROWS * n_inputs:
             return jnp.einsum(subscripts, x, self.whole())
         products = self._products(x, n_inputs // n_groups, of_x, outputs, of_product)

@@ -82,7 +82,7 @@ def _gate_and_up(x: Array, w: LayerWeights) -> tuple[Array, Array]:
     """Both projections: as one product if their matrices are converted, which many tokens pass once."""
     names = ("shared_w_gate", "shared_w_up")
     n_tokens = prod(x.shape[:-1])
-    if w.block is None or n_tokens <= MAX_BLOCK_ROWS:
+    if w.block(names[0]) is None or n_tokens <= MAX_BLOCK_ROWS:
         return w.dot(x, names[0]), w.dot(x, names[1])
     both = jnp.stack([w.matrix(name).whole() for name in names], axis=1)
     out = jnp.einsum("bsd,dif->bsif", x, both)

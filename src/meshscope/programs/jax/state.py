@@ -11,6 +11,7 @@ from meshscope.programs.jax.collectives import MeshCollectives
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.numerics import Array
 from meshscope.spec.plan.weights import SCALE_SUFFIX, Weight
+from meshscope.spec.quantization import UNQUANTIZED_DTYPE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +19,8 @@ class LayerWeights:
     """The weights of one layer by name; stacked weights are indexed by `index`.
 
     `min_rows` is the minimum number of rows in a dot with a small weight; see `at_least`.
-    `kernel_dtypes` are those of experts that their kernel reads as they are stored; `block` is the number
-    of inputs and of outputs that share a scale, if they do. `narrow_dtype` is that of activations in products
+    `stored_as` is the format of the weights, and `kernel_dtypes` are the dtypes of experts that their kernel
+    reads as they are stored. `narrow_dtype` is that of activations in products
     with matrices that have scales, if another than `dtype`.
     """
 
@@ -28,9 +29,9 @@ class LayerWeights:
     collectives: MeshCollectives
     dtype: Any
     index: Array | int | None = None
+    stored_as: str = UNQUANTIZED_DTYPE
     min_rows: int = 1
     kernel_dtypes: tuple[Any, ...] = ()
-    block: int | None = None
     narrow_dtype: Any = None
 
     def __contains__(self, name: str) -> bool:
@@ -50,12 +51,23 @@ class LayerWeights:
             scale=self.scale(name),
             outputs=self.specs[name].outputs,
             dtype=self.dtype,
-            block=self.block,
+            block=self.block(name),
+            has_codes=self._has_codes(name),
             narrow_dtype=self.narrow_dtype,
         )
 
+    def block(self, name: str) -> int | None:
+        """The number of inputs and of outputs of the weight that share a scale; None if they do not."""
+        quantization = self.specs[name].quantization(self.stored_as)
+        return None if quantization is None else quantization.square_block
+
+    def _has_codes(self, name: str) -> bool:
+        """Whether the weight's array has codes of values."""
+        quantization = self.specs[name].quantization(self.stored_as)
+        return quantization is not None and quantization.codes_dtype is not None
+
     def scale(self, name: str) -> Array | None:
-        """The scales of the weight's output channels; None if it has none."""
+        """The scales of the weight as they are stored; None if it has none."""
         return self._of_layer(name + SCALE_SUFFIX) if name + SCALE_SUFFIX in self.arrays else None
 
     def einsum(self, subscripts: str, x: Array, name: str) -> Array:
@@ -91,17 +103,26 @@ class LayerWeights:
         is_converted = array.dtype not in self.kernel_dtypes
         if self.index is None or is_converted or not self.collectives.uses_local_array(spec):
             return None
-        return array.reshape(-1, *array.shape[2:]), self.index * array.shape[1]
+        return _joined(array), self.index * array.shape[1]
+
+    def kernel_scale(self, name: str) -> Array | None:
+        """The scales that go with the weights of `stacked`, else with those of `kernel_operand`."""
+        quantization = self.specs[name].quantization(self.stored_as)
+        has_groups = quantization is not None and quantization.has_groups
+        if not has_groups or self.stacked(name) is None:
+            return self.scale(name)
+        return _joined(self.arrays[name + SCALE_SUFFIX])
 
     def kernel_operand(self, name: str) -> Array:
         """The weight without its scales, converted only if kernels do not read its stored dtype.
 
-        Scales of blocks, which no product of sums can apply, are applied to a converted weight.
+        Scales of groups or blocks of inputs, which cannot scale sums, are applied to a converted weight.
         """
-        values = self._gathered(name)
+        values, scale = self._gathered(name), self.scale(name)
         if values.dtype in self.kernel_dtypes:
             return values
-        return values.astype(self.dtype) if self.block is None else self.matrix(name).whole()
+        is_whole = scale is not None and scale.ndim == values.ndim
+        return self.matrix(name).whole() if is_whole else values.astype(self.dtype)
 
     def at_least(self, x: Array) -> Array:
         """[B, S, D], zero-padded along S to `min_rows` rows if the step has a single row."""
@@ -112,6 +133,11 @@ class LayerWeights:
     def biased(self, x: Array, name: str) -> Array:
         """`x` plus this bias, if the layer has it."""
         return x + self(name) if name in self else x
+
+
+def _joined(stack: Array) -> Array:
+    """The entries of all layers [layers * n, ...]."""
+    return stack.reshape(-1, *stack.shape[2:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshscope.programs.jax.build import JAX_DTYPES, BuiltProgram
+from meshscope.programs.jax.mxfp4 import EXPONENT_BIAS, encoded, shared_exponents
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import Layer
 from meshscope.spec.plan.checkpoint_tensors import reshaped
@@ -30,6 +31,7 @@ TABLE = "router_table"  # the weight that contains expert IDs
 RANDOM_SCALE = 0.02  # the initializer_range of most published configs
 RANDOM_LARGEST = 127  # of 8-bit values, which are multiplied by float32 scales
 LARGEST_INT4 = 7  # with bfloat16 scales
+RANDOM_EXPONENT = EXPONENT_BIAS - 8  # of mxfp4, whose largest number is then 6 / 256
 
 ReadTensor = Callable[[str], np.ndarray]
 
@@ -124,17 +126,23 @@ def stored_values(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The arrays that store `value` [*weight.shape]: the values and, if quantized, their scales.
 
-    The largest value of each output channel, or block, becomes the largest number of the dtype.
+    The largest value of each output channel, or block, becomes the largest number of the dtype; mxfp4 has
+    the scales of `shared_exponents`.
     """
     scale = weight.scale(dtype)
     if scale is None:
         yield weight.name, value
         return
     wide = value.astype(np.float32)
+    quantization = weight.quantization(dtype)
+    if quantization is not None and quantization.codes_dtype is not None:
+        exponents = shared_exponents(_group_maxima(weight, np.abs(wide), scale))
+        yield weight.name, encoded(wide, _of_group(weight, exponents))
+        yield scale.name, exponents
+        return
     stored = JAX_DTYPES[values_dtype(dtype)]
     is_integer = jnp.issubdtype(stored, jnp.integer)
     largest = float((jnp.iinfo if is_integer else jnp.finfo)(stored).max)
-    quantization = weight.quantization(dtype)
     block = None if quantization is None else quantization.square_block
     if quantization is not None and quantization.has_groups:
         scales = _rounded(_group_maxima(weight, np.abs(wide), scale) / largest, scale)
@@ -157,16 +165,17 @@ def _rounded(scales: np.ndarray, scale: Weight) -> np.ndarray:
 
 
 def _group_maxima(weight: Weight, values: np.ndarray, scale: Weight) -> np.ndarray:
-    """The largest value of each group of inputs, [groups, outputs]."""
-    n_inputs = prod(weight.shape[i] for i in weight.inputs)
-    n_groups = prod(scale.shape[i] for i in weight.inputs)
-    return values.reshape(n_groups, n_inputs // n_groups, -1).max(axis=1)
+    """The largest value of each group of inputs, in the shape of the scales."""
+    last = max(weight.inputs)
+    shape = list(scale.shape)
+    shape.insert(last + 1, -1)
+    return values.reshape(shape).max(axis=last + 1)
 
 
 def _of_group(weight: Weight, scales: np.ndarray) -> np.ndarray:
     """The scale of each element of the weight."""
-    n_inputs = prod(weight.shape[i] for i in weight.inputs)
-    return scales.repeat(n_inputs // scales.shape[0], axis=0).reshape(weight.shape)
+    last = max(weight.inputs)
+    return scales.repeat(weight.shape[last] // scales.shape[last], axis=last)
 
 
 def _block_maxima(weight: Weight, values: np.ndarray, block: int) -> np.ndarray:
@@ -244,6 +253,8 @@ def _ones(_seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def _scales(_seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
+    if dtype == jnp.uint8:
+        return jnp.full(shape, RANDOM_EXPONENT, dtype)
     largest = RANDOM_LARGEST if dtype == jnp.float32 else LARGEST_INT4
     return jnp.full(shape, RANDOM_SCALE / largest, dtype)
 

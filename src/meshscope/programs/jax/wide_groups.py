@@ -19,6 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from meshscope.programs.jax.mxfp4 import decoded, wide_scales
 from meshscope.programs.jax.numerics import Array
 from meshscope.spec.plan.kernel_choice import WIDE_BLOCK_ROWS, WIDE_TILE_ROWS
 
@@ -52,13 +53,16 @@ class WideTiles:
 
 
 def wide_tiles(
-    kernel: WideKernel, rows: Array, weights: Array, n_groups: int, block: int | None
+    kernel: WideKernel, rows: Array, weights: Array, n_groups: int, of_scale: int | None
 ) -> WideTiles | None:
-    """Tiles that fit into VMEM; None for groups that do not fill a tile of rows on average."""
+    """Tiles that fit into VMEM; None for groups that do not fill a tile of rows on average.
+
+    `of_scale` inputs share a scale; None if all inputs of a channel do.
+    """
     n_inputs, n_outputs = weights.shape[1:]
     steps = range(LANES, min(n_inputs, STEP_INPUTS) + 1, LANES)
     step = max((size for size in steps if n_inputs % size == 0), default=None)
-    is_block = block is None or block == LANES
+    is_block = of_scale is None or LANES % of_scale == 0
     if rows.shape[0] < n_groups * WIDE_TILE_ROWS or step is None or not is_block:
         return None
     row_bytes, weight_bytes = rows.dtype.itemsize, weights.dtype.itemsize
@@ -80,12 +84,13 @@ def wide_product(  # noqa: PLR0913  the operands of the product and how it is cu
     *,
     scale: Array | None,
     block: int | None,
+    has_codes: bool,
     tiles: WideTiles,
     is_interpreted: bool,
 ) -> Array:
     """[R, N] of rows [R, K] and weights [G, K, N]; `visits` are those of `grouped_matmul`.
 
-    `scale` is [e, N], or [e, K/block, N/block].
+    `scale` is [e, N], or [e, K/block, N/block], or [G, K/n, N]. With `has_codes`, weights are codes of mxfp4.
     """
     n_inputs, n_outputs = weights.shape[1:]
     *scalars, n_visits = visits
@@ -93,9 +98,14 @@ def wide_product(  # noqa: PLR0913  the operands of the product and how it is cu
     scales: list[Array] = []
     if scale is not None:
         by_output = scale if block is None else jnp.repeat(scale, block, axis=2)[:, :, :n_outputs]
+        if scale.ndim == 3 and block is None:
+            n_groups = visits[0].shape[0] - 1
+            by_output = lax.dynamic_slice_in_dim(scale, first[0], n_groups)
+        by_output = wide_scales(by_output)
         scales = [by_output * FP8_FACTOR if is_coded else by_output]
-    convert = from_code if is_coded else _plain
-    body = partial(_kernel, tiles=tiles, has_blocks=block is not None, convert=convert)
+    convert = decoded if has_codes else from_code if is_coded else _plain
+    n_scales = 0 if scale is None or scale.ndim == 2 else scale.shape[1] * LANES // n_inputs
+    body = partial(_kernel, tiles=tiles, n_scales=n_scales, convert=convert)
     call = pl.pallas_call(
         body,
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -139,10 +149,11 @@ def _scale_spec(scale: Array, tiles: WideTiles) -> pl.BlockSpec:
     )
 
 
-def _kernel(
-    *refs: Any, tiles: WideTiles, has_blocks: bool, convert: Callable[[Array], Array]
-) -> None:
-    """Converts the weights of a new group, and multiplies the rows of a tile that it reaches."""
+def _kernel(*refs: Any, tiles: WideTiles, n_scales: int, convert: Callable[[Array], Array]) -> None:
+    """Converts the weights of a new group, and multiplies the rows of a tile that it reaches.
+
+    The inputs that fill lanes have `n_scales` scales for each output; 0 if all inputs have one.
+    """
     offsets, groups, row_tiles, _, rows, weights, *scales, out, converted, total = refs
     visit = pl.program_id(1)
     group = groups[visit]
@@ -154,8 +165,13 @@ def _kernel(
         def one_block(index: Array, carry: None) -> None:
             at = pl.ds(pl.multiple_of(index * LANES, LANES), LANES)
             matrix = convert(weights[at, :])
-            if has_blocks:
-                matrix = matrix.astype(jnp.float32) * scales[0][pl.ds(index, 1), :]
+            if n_scales:
+                parts = jnp.split(matrix.astype(jnp.float32), n_scales)
+                scaled = [
+                    part * scales[0][pl.ds(index * n_scales + number, 1), :]
+                    for number, part in enumerate(parts)
+                ]
+                matrix = jnp.concatenate(scaled)
             converted[at, :] = matrix.astype(converted.dtype)
             return carry
 
@@ -175,7 +191,7 @@ def _kernel(
 
         lax.fori_loop(0, rows.shape[1] // tiles.step_inputs, add, None)
         outputs = total[at, :]
-        if scales and not has_blocks:
+        if scales and not n_scales:
             outputs *= _row(scales[0][...], lax.rem(group, scales[0].shape[0]))
         place = first + start + lax.broadcasted_iota(jnp.int32, outputs.shape, 0)
         is_of_group = (place >= begin) & (place < end)

@@ -165,7 +165,9 @@ class Weight:
         if quantization_of(dtype) is None:
             return dtype
         quantization = self.quantization(dtype)
-        return UNQUANTIZED_DTYPE if quantization is None else quantization.values_dtype or dtype
+        if quantization is None:
+            return UNQUANTIZED_DTYPE
+        return quantization.codes_dtype or quantization.values_dtype or dtype
 
     def quantization(self, dtype: str) -> Quantization | None:
         """The scales of the matrix if weights are stored in `dtype`; None if it has none."""
@@ -203,6 +205,7 @@ class Weight:
             shape=tuple(sizes[i] for i in kept),
             checkpoint=self.checkpoint,
             dtype=quantization.scale_dtype,
+            is_row_major=self.is_row_major and quantization.has_groups,
         )
 
     def cut_blocks(self, plan: Plan, block: int) -> tuple[str, int] | None:
