@@ -1,15 +1,14 @@
 """Tiny random models give the logits of `transformers` in prefill and 16 decode steps, for every plan."""
 
-import importlib.util
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from tiny_models import TOLERANCE, generated_logits, golden
 
-from meshscope.events.enums import REQUEST_PHASES, Phase
+from meshscope.events.enums import REQUEST_PHASES
 from meshscope.spec import quantization
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.chips import CHIPS
@@ -30,21 +29,6 @@ from meshscope.spec.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
-
-def _golden() -> Any:
-    path = Path(__file__).parents[1] / "golden" / "make_golden_logits.py"
-    spec = importlib.util.spec_from_file_location("make_golden_logits", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-golden = _golden()
-
-# The order of float32 sums differs by mesh; logits are of order 1.
-TOLERANCE = 2e-5
 
 PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
 EXPERT_PLANS = (
@@ -227,37 +211,6 @@ def _is_telling(case: Case) -> bool:
 def _marked(case: Case) -> Any:
     marks = () if _is_telling(case) else (pytest.mark.matrix,)
     return pytest.param(case, marks=marks, id="-".join(map(str, case)))
-
-
-def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], prompt: np.ndarray):
-    """Logits of prefill and of each greedy decode step."""
-    from meshscope.backends.live.session import chunk_runs, merged_tokens  # noqa: PLC0415  imports JAX
-    from meshscope.programs.jax.build import build_program  # noqa: PLC0415
-    from meshscope.programs.jax.values import empty_cache, placed_weights  # noqa: PLC0415
-
-    devices = jax.devices()[: experiment.plan.n_devices]
-    programs = {
-        program.name: build_program(experiment, Phase.PREFILL, devices, chunk=chunk)
-        for chunk, program in enumerate(experiment.programs(Phase.PREFILL))
-    }
-    prefill, decode = programs["prefill"], build_program(experiment, Phase.DECODE, devices)
-    arrays = placed_weights(experiment, prefill, weights.__getitem__)
-    cache, outs = empty_cache(prefill), []
-    for run in chunk_runs(experiment, prompt):
-        out = programs[run.program].step(arrays, run.tokens, cache, run.first_row)
-        cache = out[2]
-        outs += [out] if run.is_last else []
-    n_data = experiment.plan.data_size
-    parts = [np.asarray(prefill.logits(out)) for out in outs]
-    by_device = [part.reshape(n_data, -1, part.shape[-1]) for part in parts]
-    yield np.concatenate(by_device, axis=1).reshape(golden.BATCH, -1)
-    out = (merged_tokens([out[0] for out in outs], data_size=n_data), None, cache)
-    for step in range(golden.N_DECODE):
-        tokens, _, cache = out
-        out = decode.step(
-            arrays, np.asarray(tokens)[:, None], cache, np.int32(golden.PROMPT + step)
-        )
-        yield np.asarray(decode.logits(out))
 
 
 # Tokens of a chunk on a data-parallel rank; a prompt has 16.

@@ -1,0 +1,221 @@
+"""Experts in int4 and mxfp4: programs with them give the logits of dequantized weights."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="the programs need JAX")
+
+import jax.numpy as jnp  # noqa: E402  after the check for JAX
+from tiny_models import TOLERANCE, generated_logits, golden  # noqa: E402
+
+from meshscope.events.enums import Phase  # noqa: E402
+from meshscope.programs.jax import build, values  # noqa: E402
+from meshscope.programs.jax.grouped_matmul import GroupedKernel  # noqa: E402
+from meshscope.programs.jax.mxfp4 import decoded, encoded, shared_exponents, wide_scales  # noqa: E402
+from meshscope.spec import quantization  # noqa: E402
+from meshscope.spec.experiment import Experiment, experiment_of  # noqa: E402
+from meshscope.spec.hardware.chips import CHIPS  # noqa: E402
+from meshscope.spec.hardware.topology import parse_topology  # noqa: E402
+from meshscope.spec.model.config import model_from_config  # noqa: E402
+from meshscope.spec.plan.kernel_choice import (  # noqa: E402
+    Kernel,
+    KernelChoice,
+    KernelChoices,
+    kernel_choices,
+)
+from meshscope.spec.plan.plan import parse_plan  # noqa: E402
+from meshscope.spec.plan.weights import Weight, expert_weights  # noqa: E402
+from meshscope.spec.program import Loop, Program  # noqa: E402
+from meshscope.spec.quantization import FP8_MXFP4, MXFP4_EXPERTS, Quantization  # noqa: E402
+from meshscope.spec.workload import Workload  # noqa: E402
+
+
+class Case(NamedTuple):
+    """A tiny model, the format of its weights, and a plan; on a TPU, with an interpreted kernel."""
+
+    config: str
+    dtype: str
+    plan: str
+    loop: Loop = Loop.UNROLL
+    chip: str = "cpu"
+
+
+CASES = [
+    Case("gpt_oss", MXFP4_EXPERTS, "tp=2", Loop.SCAN),
+    Case("gpt_oss", MXFP4_EXPERTS, "dp=2,tp=4,ep=8"),
+    Case("gpt_oss", MXFP4_EXPERTS, "fsdp=2,tp=2"),
+    Case("gpt_oss", MXFP4_EXPERTS, "tp=2", Loop.SCAN, "v6e"),
+    Case("gpt_oss", MXFP4_EXPERTS, "fsdp=2", chip="v6e"),
+    Case("gpt_oss", "s4_group32", "dp=2,tp=2,ep=4", chip="v6e"),
+    Case("qwen3_moe", "s4_group32", "tp=2", Loop.SCAN),
+    Case("qwen3_moe", "s4_group32", "tp=2", Loop.SCAN, "v6e"),
+    Case("qwen3_moe", "s4_group32", "fsdp=2,tp=2"),
+    Case("qwen3_moe", "s4_channel", "dp=2,tp=4,ep=8"),
+    Case("qwen3_moe", "s4_channel", "tp=2", Loop.SCAN, "v6e"),
+    Case("qwen3_moe", MXFP4_EXPERTS, "pp=3,tp=2", Loop.SCAN, "v6e"),
+    Case("mixtral", "s4_group32", "tp=4"),
+    Case("deepseek_v3", "s4_group32", "tp=2", Loop.SCAN, "v6e"),
+    Case("deepseek_v3", "s4_group32", "fsdp=2,tp=2"),
+    Case("qwen3_next", "s4_group32", "tp=2"),
+    Case("deepseek_v4", FP8_MXFP4, "tp=2"),
+    Case("deepseek_v4", FP8_MXFP4, "dp=2,tp=2,ep=4", Loop.SCAN, "v6e"),
+    Case("llama4", "s4_group32", "tp=2"),
+    Case("gemma4-moe", "s4_group32", "tp=2"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_experts_of_4_bits_give_the_logits_of_dequantized_weights(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of 8 inputs; on v6e, the interpreted kernel reads the codes and the scales."""
+    _shrink_groups(monkeypatch)
+    monkeypatch.setattr(build, "GroupedKernel", partial(GroupedKernel, is_interpreted=True))
+    monkeypatch.setattr("meshscope.programs.jax.matrix.MAX_BLOCK_ROWS", 4)
+
+    def on_chip(*args: Any, **settings: Any) -> KernelChoices:
+        return kernel_choices(*args, **{**settings, "chip": CHIPS[case.chip]})
+
+    monkeypatch.setattr("meshscope.spec.experiment.kernel_choices", on_chip)
+    weights, prompt, _ = golden.read_golden(case.config)
+    experiment = _experiment(case, case.dtype)
+    has_kernel = experiment.kernels.experts == KernelChoice(kernel=Kernel.GROUPED)
+    assert has_kernel == (case.chip == "v6e")
+
+    got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
+
+    stored = values.stored_values
+
+    def dequantized(weight: Weight, value: np.ndarray, dtype: str) -> Iterator[Any]:  # noqa: ARG001
+        yield weight.name, _dequantized(weight, dict(stored(weight, value, case.dtype)), case.dtype)
+
+    monkeypatch.setattr(values, "stored_values", dequantized)
+    wide = _experiment(case, "f32")
+    reference = generated_logits(wide, weights, prompt.astype(np.int32))
+    np.testing.assert_allclose(got, np.stack(list(reference)), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def _shrink_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups and blocks of 8 inputs for the tiny models."""
+
+    def small(format_of: Quantization) -> Quantization:
+        block = None if format_of.block is None else golden.BLOCK
+        experts = None if format_of.experts is None else small(format_of.experts)
+        return replace(format_of, block=block, experts=experts)
+
+    formats = {name: small(of) for name, of in quantization._QUANTIZATIONS.items()}
+    monkeypatch.setattr("meshscope.spec.quantization._QUANTIZATIONS", formats)
+
+
+def _experiment(case: Case, dtype: str) -> Experiment:
+    plan = parse_plan(case.plan)
+    return experiment_of(
+        model=model_from_config(golden.CONFIGS[case.config], name="tiny", source="test"),
+        plan=plan,
+        topology=parse_topology(f"cpu:{plan.n_devices}"),
+        workload=Workload(
+            batch=golden.BATCH,
+            prompt=golden.PROMPT,
+            output=1 + golden.N_DECODE,
+            weight_dtype=dtype,
+            activation_dtype="f32",
+            cache_dtype="f32",
+        ),
+        program=Program(loop=case.loop),
+    )
+
+
+def _dequantized(weight: Weight, arrays: dict[str, np.ndarray], dtype: str) -> np.ndarray:
+    """The weight in float32 by `ml_dtypes` and NumPy alone."""
+    value, format_of = arrays[weight.name], weight.quantization(dtype)
+    if format_of is None:
+        is_wide = weight.dtype is not None or quantization.quantization_of(dtype) is None
+        return value if is_wide else value.astype(ml_dtypes.bfloat16).astype(np.float32)
+    scale = arrays[weight.name + ".scale"]
+    if format_of.codes_dtype is not None:
+        nibbles = value.astype(np.int8).view(np.uint8) & 15
+        value = nibbles.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+        scale = 2.0 ** (scale.astype(np.float32) - 127)
+    elif format_of.values_dtype == "f8e4m3fn":
+        value = value.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    if scale.ndim < value.ndim and format_of.block is None:
+        return value * np.expand_dims(scale, weight.inputs)
+    if format_of.square_block is None:
+        last = max(weight.inputs)
+        return value * scale.repeat(value.shape[last] // scale.shape[last], axis=last)
+    return value * values._of_elements(
+        weight, scale.reshape(-1, *scale.shape[-2:]), format_of.square_block
+    )
+
+
+CODES = np.arange(16, dtype=np.uint8)
+NUMBERS = CODES.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+
+
+def test_every_code_is_the_number_of_ml_dtypes() -> None:
+    codes = jnp.asarray(np.where(CODES > 7, CODES.astype(np.int8) - 16, CODES)).astype(jnp.int4)
+    np.testing.assert_array_equal(decoded(codes), NUMBERS)
+    np.testing.assert_array_equal(np.signbit(decoded(codes)), np.signbit(NUMBERS))
+
+
+def test_exponents_are_powers_of_two() -> None:
+    exponents = np.arange(1, 255, dtype=np.uint8)
+    expected = exponents.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+    np.testing.assert_array_equal(wide_scales(jnp.asarray(exponents)), expected)
+
+
+@pytest.mark.parametrize("dtype", [MXFP4_EXPERTS, "s4_group32", "s4"])
+def test_values_that_the_format_has_are_stored_without_a_change(dtype: str) -> None:
+    """Random values of the format in groups of any largest magnitude, written and read back."""
+    model = model_from_config(golden.CONFIGS["gpt_oss"], name="tiny", source="test")
+    gate = next(w for w in expert_weights(model) if w.name == "experts_w_gate")
+    weight = replace(gate, shape=(3, 256, 5))
+    scale, of = weight.scale(dtype), weight.quantization(dtype)
+    assert scale is not None
+    assert of is not None
+    random = np.random.default_rng(5)
+    exponents = random.integers(-20, 9, size=scale.shape)
+    if of.codes_dtype is None:
+        value = random.integers(-7, 8, size=weight.shape).astype(np.float32)
+        value[:, :: of.block] = 7  # the largest of each group
+    else:
+        value = random.choice(NUMBERS, size=weight.shape)
+    value *= (2.0**exponents).repeat(of.block, axis=1)
+
+    arrays = dict(values.stored_values(weight, value, dtype))
+
+    assert arrays[scale.name].shape == scale.shape
+    np.testing.assert_array_equal(_dequantized(weight, arrays, dtype), value)
+
+
+def test_values_are_rounded_to_the_nearest_number() -> None:
+    """Errors up to half a step; above 6 times the scale, the largest number (OCP MX, section 6.3)."""
+    value = np.random.default_rng(6).normal(size=(64, 32)).astype(np.float32)
+    exponents = shared_exponents(np.abs(value).max(axis=1, keepdims=True))
+    scale = 2.0 ** (exponents.astype(np.float32) - 127)
+
+    codes = encoded(value, exponents).astype(np.int8).view(np.uint8) & 15
+
+    got = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    ratios = np.clip(value / scale, -6, 6)
+    errors = np.abs(ratios[..., None] - NUMBERS).min(axis=-1)
+    np.testing.assert_allclose(np.abs(ratios - got), errors)
+    assert (np.abs(value / scale) < 8).all()
+    assert (np.abs(value / scale).max(axis=1) >= 4).all()
+
+
+def test_random_experts_have_the_magnitudes_of_other_random_weights() -> None:
+    experiment = _experiment(Case("gpt_oss", MXFP4_EXPERTS, "tp=1"), MXFP4_EXPERTS)
+    program = build.build_program(experiment, Phase.DECODE, jax.devices()[:1])
+    layer = values.random_weights(program, seed=0)["layers"][0]
+    name = "experts_w_gate"
+    wide = decoded(layer[name]) * wide_scales(layer[name + ".scale"]).repeat(32, axis=1)
+    assert 0.5 * values.RANDOM_SCALE < float(jnp.abs(wide).max()) < 2 * values.RANDOM_SCALE
+    assert abs(float(wide.mean())) < 0.1 * values.RANDOM_SCALE
+    assert len(np.unique(wide)) == 13

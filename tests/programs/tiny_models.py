@@ -1,0 +1,61 @@
+"""The tiny models of the golden logits, and the logits of their programs on virtual CPU devices."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshscope.backends.live.session import chunk_runs, merged_tokens
+from meshscope.events.enums import Phase
+from meshscope.programs.jax.build import build_program
+from meshscope.programs.jax.values import empty_cache, placed_weights
+from meshscope.spec.experiment import Experiment
+
+
+def _golden() -> Any:
+    path = Path(__file__).parents[1] / "golden" / "make_golden_logits.py"
+    spec = importlib.util.spec_from_file_location("make_golden_logits", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+golden = _golden()
+
+# The order of float32 sums differs by mesh; logits are of order 1.
+TOLERANCE = 2e-5
+
+
+def generated_logits(
+    experiment: Experiment, weights: dict[str, np.ndarray], prompt: np.ndarray
+) -> Iterator[np.ndarray]:
+    """Logits of prefill and of each greedy decode step."""
+
+    devices = jax.devices()[: experiment.plan.n_devices]
+    programs = {
+        program.name: build_program(experiment, Phase.PREFILL, devices, chunk=chunk)
+        for chunk, program in enumerate(experiment.programs(Phase.PREFILL))
+    }
+    prefill, decode = programs["prefill"], build_program(experiment, Phase.DECODE, devices)
+    arrays = placed_weights(experiment, prefill, weights.__getitem__)
+    cache, outs = empty_cache(prefill), []
+    for run in chunk_runs(experiment, prompt):
+        out = programs[run.program].step(arrays, run.tokens, cache, run.first_row)
+        cache = out[2]
+        outs += [out] if run.is_last else []
+    n_data = experiment.plan.data_size
+    parts = [np.asarray(prefill.logits(out)) for out in outs]
+    by_device = [part.reshape(n_data, -1, part.shape[-1]) for part in parts]
+    yield np.concatenate(by_device, axis=1).reshape(golden.BATCH, -1)
+    out = (merged_tokens([out[0] for out in outs], data_size=n_data), None, cache)
+    for step in range(golden.N_DECODE):
+        tokens, _, cache = out
+        out = decode.step(
+            arrays, np.asarray(tokens)[:, None], cache, np.int32(golden.PROMPT + step)
+        )
+        yield np.asarray(decode.logits(out))
