@@ -133,13 +133,28 @@ def test_formats_that_torchxla_has_no_modules_for_are_refused(
         predicted(tmp_path, {}, frontend="torchxla", **options)
 
 
-def test_a_program_has_bf16_weights_where_it_lacks_the_format_of_the_checkpoint() -> None:
-    values = {"model": "openai/gpt-oss-20b", "topology": "v6e-8", "plan": "tp=8"}
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"plan": "tp=8"}, "but the plan cuts groups of experts_w_down; bf16 is assumed"),
+        ({"plan": "tp=2,dp=4", "partitioner": "auto"}, "which programs lack; bf16 is assumed"),
+    ],
+)
+def test_a_program_has_bf16_weights_where_it_lacks_the_format_of_the_checkpoint(
+    options: dict[str, str], text: str
+) -> None:
+    values = {"model": "openai/gpt-oss-20b", "topology": "v6e-8", "batch": 8} | options
     request = request_of(CompileRequest, values)
     experiment = request.experiment()
     assert experiment.workload.weight_dtype == "bf16"
     (note,) = checkpoint_notes(request, experiment)
-    assert "as mxfp4 in the experts, which programs lack; bf16 is assumed" in note
+    assert "as mxfp4 in the experts, " + text in note
+
+
+def test_a_program_has_the_format_of_the_checkpoint_if_the_plan_keeps_its_groups() -> None:
+    values = {"model": "openai/gpt-oss-20b", "topology": "v6e-8", "plan": "tp=8,ep=8"}
+    experiment = request_of(CompileRequest, values).experiment()
+    assert experiment.workload.weight_dtype == "f4e2m1fn_experts"
 
 
 @pytest.mark.parametrize(

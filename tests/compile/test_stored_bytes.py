@@ -68,6 +68,8 @@ CASES = [
     Case("Qwen/Qwen3-30B-A3B", "v5e-8", "f8e4m3fn", plan="tp=8,ep=8"),
     Case("meta-llama/Llama-3.1-8B", "v6e-8", "f8e4m3fn"),
     Case("meta-llama/Llama-3.1-8B", "v6e-8", "s4"),
+    Case("openai/gpt-oss-20b", "v6e-8", "f4e2m1fn_experts", plan="dp=4,tp=2"),
+    Case("Qwen/Qwen3-30B-A3B", "v5e-8", "s4", plan="tp=2,dp=4"),
 ]
 MATRIX = [
     Case(V2_LITE, "v5e-8", "f8e4m3fn", 2),
@@ -76,6 +78,9 @@ MATRIX = [
     Case("meta-llama/Llama-3.1-8B", "tpu7x-8", "s8"),
     Case("meta-llama/Llama-3.1-8B", "v5e-8", "s4_group32"),
     Case("meta-llama/Llama-3.1-8B", "tpu7x-8", "s4"),
+    Case("openai/gpt-oss-120b", "tpu7x-8", "f4e2m1fn_experts", plan="tp=8,ep=8"),
+    Case("openai/gpt-oss-20b", "v5e-8", "f4e2m1fn_experts", plan="dp=8,ep=8"),
+    Case("moonshotai/Kimi-K2-Instruct", "v6e:4x4", "s4_group32", 2, "tp=16,ep=16"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -93,6 +94,66 @@ def test_every_number_in_fp8_is_converted() -> None:
     )
 
     np.testing.assert_array_equal(got[:128], np.asarray(stored[0], np.float32))
+
+
+class GroupCase(NamedTuple):
+    """Rows of each group, sizes of the matrices, the inputs of a scale, and groups before them in the stack."""
+
+    counts: tuple[int, ...]
+    n_inputs: int
+    n_outputs: int
+    of_scale: int
+    n_before: int = 0
+    is_wide: bool = False
+
+
+GROUP_CASES = [
+    GroupCase((7, 0, 20, 1, 3), 64, 96, 32),
+    GroupCase((0, 0, 0), 64, 96, 32),
+    GroupCase((0, 90, 0, 2, 5, 0, 1), 2048, 360, 32, n_before=14),
+    GroupCase((5, 12, 0, 9), 2048, 640, 128),
+    GroupCase((1, 0, 2), 2880, 300, 32),  # blocks of all inputs
+    GroupCase((3, 0, 2), 1536, 256, 128, n_before=3),
+    GroupCase((700, 1, 0, 1835), 256, 512, 32, is_wide=True),
+    GroupCase((512, 1024), 384, 256, 128, n_before=2, is_wide=True),
+]
+
+
+@pytest.mark.parametrize("has_codes", [False, True])
+@pytest.mark.parametrize("case", GROUP_CASES, ids=lambda case: "-".join(map(str, case)))
+def test_weights_of_4_bits_are_multiplied_with_the_scales_of_their_groups(
+    case: GroupCase, *, has_codes: bool
+) -> None:
+    """Int4 with bfloat16 scales, and mxfp4 by `ml_dtypes`; the scales are those of the whole stack."""
+    random, n_groups = np.random.default_rng(8), len(case.counts)
+    rows = random.normal(size=(sum(case.counts) + 3, case.n_inputs)).astype(np.float32)
+    shape = (n_groups + 2 * case.n_before, case.n_inputs, case.n_outputs)
+    codes = random.integers(-8, 8, size=shape).astype(np.int8)
+    n_scales = (shape[0], case.n_inputs // case.of_scale, case.n_outputs)
+    if has_codes:
+        scale = random.integers(124, 130, size=n_scales).astype(np.uint8)
+        factors = scale.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+        numbers = (codes.view(np.uint8) & 15).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    else:
+        scale = random.uniform(0.5, 2, size=n_scales).astype(ml_dtypes.bfloat16)
+        factors, numbers = scale.astype(np.float32), codes.astype(np.float32)
+    wide = WideKernel(vmem_bytes=48 << 20) if case.is_wide else None
+    if wide is not None:
+        like = jax.ShapeDtypeStruct(shape, jnp.int4)
+        assert wide_tiles(wide, jnp.asarray(rows), like, n_groups, case.of_scale) is not None
+
+    got = GroupedKernel(has_codes=has_codes, wide=wide, is_interpreted=True)(
+        jnp.asarray(rows),
+        jnp.asarray(codes.astype(ml_dtypes.int4)),
+        jnp.array(case.counts, jnp.int32),
+        scale=jnp.asarray(scale),
+        first=case.n_before,
+    )
+
+    matrices = (numbers * factors.repeat(case.of_scale, 1))[case.n_before :][:n_groups]
+    of_groups = np.split(rows[: sum(case.counts)], np.cumsum(case.counts)[:-1])
+    expected = np.concatenate([x @ w for x, w in zip(of_groups, matrices, strict=True)])
+    np.testing.assert_allclose(got[: len(expected)], expected, rtol=1e-4, atol=4e-3)
 
 
 def _check(case: Case, kernel: GroupedKernel) -> None:

@@ -20,7 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from meshscope.programs.jax.mxfp4 import decoded, wide_scales
+from meshscope.programs.jax.mxfp4 import FP8_FACTOR, decoded_in_vmem, wide_scales
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.wide_groups import WideKernel, wide_product, wide_tiles
 from meshscope.spec.plan.kernel_choice import WIDE_TILE_ROWS
@@ -50,11 +50,14 @@ class GroupedKernel:
     """The product of rows, sorted by group, with the matrix of their group.
 
     With `block`, that many inputs and outputs share a scale; else each output has its own, for all inputs or
-    for groups of them. With `has_codes`, int4 weights are codes of mxfp4. `wide` multiplies groups of many rows. `is_interpreted` runs the kernel on a CPU.
+    for groups of them. With `has_codes`, int4 weights are codes of mxfp4. With `has_bf16`, the chip multiplies
+    weights and scales of groups in the dtype of the rows. `wide` multiplies groups of many rows.
+    `is_interpreted` runs the kernel on a CPU.
     """
 
     block: int | None = None
     has_codes: bool = False
+    has_bf16: bool = False
     wide: WideKernel | None = None
     is_interpreted: bool = False
 
@@ -214,13 +217,14 @@ def _kernel(
     def _() -> None:
         total[...] = jnp.zeros_like(total)
 
-    matrix = decoded(weights[...]) if kernel.has_codes else weights[...]
+    matrix = decoded_in_vmem(weights[...]) if kernel.has_codes else weights[...]
     if scales and kernel.block is not None:
         factors = _expanded(scales[0][...], kernel.block, tile * tiles.outputs, matrix.shape)
         matrix = matrix.astype(jnp.float32) * factors
     elif of_scale is not None:
-        factors = jnp.repeat(wide_scales(scales[0][...]), of_scale, axis=0)
-        matrix = matrix.astype(jnp.float32) * factors
+        dtype = rows.dtype if kernel.has_bf16 else jnp.float32
+        of_groups = wide_scales(scales[0][...]) * (FP8_FACTOR if kernel.has_codes else 1)
+        matrix = matrix.astype(dtype) * jnp.repeat(of_groups.astype(dtype), of_scale, axis=0)
     total[...] += jnp.dot(rows[...], matrix.astype(rows.dtype), preferred_element_type=jnp.float32)
 
     @pl.when(k == n_blocks - 1)

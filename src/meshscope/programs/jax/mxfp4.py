@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax import lax
+from jax.experimental.pallas import tpu as pltpu
 
 from meshscope.programs.jax.numerics import Array
 
 EXPONENT_BIAS = 127  # of e8m0
+FP8_FACTOR = 2.0**14  # e5m2 has a bias of 15, e2m1 one of 1
 LARGEST_EXPONENT = 2  # of e2m1, whose largest number is 6
 
 
@@ -22,6 +24,16 @@ def decoded(codes: Array) -> Array:
     m = jnp.where(is_negative, signed + 8, signed)
     magnitude = jnp.maximum(jnp.maximum(m * 0.5, m - 2), m * 2 - 8)
     return jnp.where(is_negative, -magnitude, magnitude)
+
+
+def decoded_in_vmem(codes: Array) -> Array:
+    """As `decoded`, in a kernel: values of e5m2, of which `FP8_FACTOR` times are those of int4 `codes`.
+
+    Both types have the same bits but for the place of the sign and the bias of exponents.
+    """
+    words = pltpu.bitcast(codes.astype(jnp.int8), jnp.uint32)
+    magnitude = (words & jnp.uint32(0x07070707)) << 1
+    return pltpu.bitcast(magnitude | (words & jnp.uint32(0x80808080)), jnp.float8_e5m2)
 
 
 def wide_scales(stored: Array) -> Array:

@@ -19,7 +19,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from meshscope.programs.jax.mxfp4 import decoded, wide_scales
+from meshscope.programs.jax.mxfp4 import FP8_FACTOR as CODES_FACTOR
+from meshscope.programs.jax.mxfp4 import decoded_in_vmem, wide_scales
 from meshscope.programs.jax.numerics import Array
 from meshscope.spec.plan.kernel_choice import WIDE_BLOCK_ROWS, WIDE_TILE_ROWS
 
@@ -101,9 +102,9 @@ def wide_product(  # noqa: PLR0913  the operands of the product and how it is cu
         if scale.ndim == 3 and block is None:
             n_groups = visits[0].shape[0] - 1
             by_output = lax.dynamic_slice_in_dim(scale, first[0], n_groups)
-        by_output = wide_scales(by_output)
+        by_output = wide_scales(by_output) * (CODES_FACTOR if has_codes else 1)
         scales = [by_output * FP8_FACTOR if is_coded else by_output]
-    convert = decoded if has_codes else from_code if is_coded else _plain
+    convert = decoded_in_vmem if has_codes else from_code if is_coded else _plain
     n_scales = 0 if scale is None or scale.ndim == 2 else scale.shape[1] * LANES // n_inputs
     body = partial(_kernel, tiles=tiles, n_scales=n_scales, convert=convert)
     call = pl.pallas_call(
