@@ -49,8 +49,8 @@ MATRIX = [
     Case(QWEN, "s4_channel", "v6e-8", "tp=8"),
     Case("mistralai/Mixtral-8x7B-v0.1", "s4", "v6e-8", "tp=8,sp"),
     Case(KIMI, "s4_group32", "v6e:4x4", "tp=16,ep=16"),
-    Case(V3, "s4", "v5p:2x2x2", "dp=2,tp=4,ep=8", n_layers=4),
-    Case(V4, FP8_MXFP4, "v6e-8", "dp=2,tp=4,ep=8", n_layers=3),
+    Case(V3, "s4", "v5p:2x2x2", "tp=8,ep=8", n_layers=4),
+    Case(V4, FP8_MXFP4, "v6e-8", "tp=8,ep=8", n_layers=3),
 ]
 
 
