@@ -23,6 +23,10 @@ DTYPE_BITS: dict[str, int] = {
     "s4_group32": 4,  # formats of weights: int4 with a scale for 32 or 64 inputs, or for all of a channel
     "s4_group64": 4,
     "s4_channel": 4,
+    "s4_experts": 4,  # the same, but only experts are quantized
+    "s4_group32_experts": 4,
+    "s4_group64_experts": 4,
+    "s4_channel_experts": 4,
     "f4e2m1fn": 4,
     "f4e2m1fn_experts": 4,  # a format of weights: only experts are quantized
     "bf16": 16,
@@ -44,6 +48,10 @@ _NAMES = {
     "s4_group32": ("int4_group32",),
     "s4_group64": ("int4_group64",),
     "s4_channel": ("int4_channel",),
+    "s4_experts": ("int4_experts",),
+    "s4_group32_experts": ("int4_group32_experts",),
+    "s4_group64_experts": ("int4_group64_experts",),
+    "s4_channel_experts": ("int4_channel_experts",),
     "s32": ("int32",),
     "f8e4m3fn": ("fp8", "fp8_e4m3", "float8", "float8_e4m3", "float8_e4m3fn"),
     "f8e5m2": ("fp8_e5m2", "float8_e5m2"),

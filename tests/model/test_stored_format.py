@@ -7,6 +7,10 @@ import pytest
 from meshscope.spec.model.stored_format import StoredFormat, stored_format
 
 TENSORS = "compressed-tensors"
+KIMI_K26_IGNORE = [  # of its config.json, from vLLM's tests of the quantization
+    *("re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"),
+    *("re:.*lm_head.*", "re:vision_tower.*", "re:mm_projector.*"),
+]
 
 
 def compressed(**weights: Any) -> dict[str, Any]:
@@ -81,6 +85,22 @@ CASES: list[tuple[dict[str, Any], str, str | None]] = [
         compressed(type="int", num_bits=4, strategy="channel"),
         f"{TENSORS} W4A8 (int) with a scale a channel",
         "s4_channel",
+    ),
+    (
+        compressed(type="int", num_bits=4, group_size=32) | {"ignore": KIMI_K26_IGNORE},
+        f"{TENSORS} W4A8 (int) with scales of 32 inputs in the experts",
+        "s4_group32_experts",
+    ),
+    (  # single layers, or attention alone
+        compressed(type="int", num_bits=4)
+        | {"ignore": ["re:.*layers.0.self_attn.*", "re:.*layers.0.*shared_experts.*"]},
+        f"{TENSORS} W4A8 (int)",
+        "s4",
+    ),
+    (
+        compressed(type="int", num_bits=4) | {"ignore": ["lm_head", "re:.*self_attn.*", 7]},
+        f"{TENSORS} W4A8 (int)",
+        "s4",
     ),
     (compressed(type="float", num_bits=4), f"{TENSORS} W4A8 (float)", None),
     (

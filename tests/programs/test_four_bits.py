@@ -59,6 +59,8 @@ CASES = [
     Case("qwen3_moe", "s4_channel", "dp=2,tp=4,ep=8"),
     Case("qwen3_moe", "s4_channel", "tp=2", Loop.SCAN, "v6e"),
     Case("qwen3_moe", MXFP4_EXPERTS, "pp=3,tp=2", Loop.SCAN, "v6e"),
+    Case("qwen3_moe", "s4_group32_experts", "dp=2,tp=2,ep=4", chip="v6e"),
+    Case("deepseek_v3", "s4_group32_experts", "tp=2"),
     Case("mixtral", "s4_group32", "tp=4"),
     Case("deepseek_v3", "s4_group32", "tp=2", Loop.SCAN, "v6e"),
     Case("deepseek_v3", "s4_group32", "fsdp=2,tp=2"),

@@ -17,10 +17,13 @@ INT4_OF_GROUP: dict[int | None, str] = {
     32: "s4_group32",
     None: "s4_channel",
 }
+# The same in the experts only, by the format of all matrices.
+INT4_EXPERTS = {name: f"{name}_experts" for name in INT4_OF_GROUP.values()}
 PROGRAM_DTYPES = (  # of weights
     *("bf16", "f16", "f32", "s8", "f8e4m3fn", "f8e5m2"),
     *(FP8_BLOCKS, INT8_W8A8, FP8_W8A8),
     *INT4_OF_GROUP.values(),
+    *INT4_EXPERTS.values(),
     *(MXFP4_EXPERTS, FP8_MXFP4),
 )
 UNQUANTIZED_DTYPE = "bf16"  # norms, biases and routers of quantized checkpoints
@@ -92,7 +95,7 @@ def _int4(group: int | None) -> Quantization:
 
 # Square blocks: weight_block_size and weight_scale_inv of DeepSeek-V3 (deepseek-ai/DeepSeek-V3,
 # README_WEIGHTS.md). Per channel: jax-ml/jax-llm-examples (int8) and the strategy "channel" of compressed-tensors (int8,
-# fp8). Int4: groups of 128, 64 or 32, or channels (AWQ, GPTQ), which leave embedding and head as they are. MXFP4: OCP Microscaling
+# fp8). Int4: groups of 128, 64 or 32, or channels (AWQ, GPTQ), which leave embedding and head as they are; Kimi K2.5 and K2.6 have them in routed experts only. MXFP4: OCP Microscaling
 # Formats 1.0, section 5.3, with exponents of two as scales; gpt-oss stores only its experts so (quantization_config of its config.json).
 # W8A8: int8 and fp8 with a dynamic scale per token (strategy "token" of compressed-tensors); head left out.
 _QUANTIZATIONS = {
@@ -102,6 +105,10 @@ _QUANTIZATIONS = {
     FP8_BLOCKS: _FP8_BLOCKS,
     FP8_MXFP4: replace(_FP8_BLOCKS, experts=_MXFP4_EXPERTS),
     **{name: _int4(group) for group, name in INT4_OF_GROUP.items()},
+    **{
+        INT4_EXPERTS[name]: replace(_int4(group), coverage=Coverage.EXPERTS)
+        for group, name in INT4_OF_GROUP.items()
+    },
     "f4e2m1fn": _MXFP4,
     MXFP4_EXPERTS: _MXFP4_EXPERTS,
     INT8_W8A8: _w8a8("s8"),

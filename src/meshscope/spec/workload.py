@@ -17,6 +17,7 @@ WEIGHT_DTYPES = (
     *("s8", "s4", "f8e4m3fn", "f8e5m2", "f4e2m1fn", "f8e4m3fn_block128", "f4e2m1fn_experts"),
     *("f8e4m3fn_block128_f4e2m1fn_experts", "s8_w8a8", "f8e4m3fn_w8a8"),
     *("s4_group32", "s4_group64", "s4_channel"),
+    *("s4_experts", "s4_group32_experts", "s4_group64_experts", "s4_channel_experts"),
 )
 CACHE_DTYPES = (*ACTIVATION_DTYPES, "s8", "f8e4m3fn", "f8e5m2")
 

@@ -17,6 +17,7 @@ from meshscope.spec.quantization import (
     FP8_BLOCKS,
     FP8_MXFP4,
     FP8_W8A8,
+    INT4_EXPERTS,
     INT4_OF_GROUP,
     INT8_W8A8,
     MXFP4_EXPERTS,
@@ -105,7 +106,7 @@ SHORT_DTYPES = {
     "s8": "int8",
     INT8_W8A8: "int8 W8A8",
     FP8_W8A8: "fp8 W8A8",
-    **dict.fromkeys(INT4_OF_GROUP.values(), "int4"),
+    **dict.fromkeys((*INT4_OF_GROUP.values(), *INT4_EXPERTS.values()), "int4"),
 }
 
 

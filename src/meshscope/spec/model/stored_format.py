@@ -4,6 +4,7 @@ Sources: the quantization configs of transformers (utils/quantization_config.py)
 compressed-tensors (quantization/quant_args.py).
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from meshscope.spec.quantization import (
     FP8_BLOCKS,
     FP8_MXFP4,
     FP8_W8A8,
+    INT4_EXPERTS,
     INT4_OF_GROUP,
     INT8_W8A8,
     MXFP4_EXPERTS,
@@ -21,6 +23,7 @@ from meshscope.spec.quantization import (
 from meshscope.units import DTYPE_ALIASES, dtype_name
 
 BLOCK = [128, 128]
+_DIGIT = re.compile(r"\d")
 PLAIN_DTYPES = ("bfloat16", "float16", "float32")
 METHODS = frozenset({"fp8", "fbgemm_fp8", "mxfp4", "awq", "gptq", "compressed-tensors", "modelopt"})
 _OF_BITS = {("float", 8): "f8e4m3fn", ("int", 8): "s8", ("int", 4): "s4"}
@@ -117,10 +120,31 @@ def _compressed(config: Mapping[str, Any]) -> StoredFormat:
         dtype = dtypes.get((kind, bits))
         if dtype == INT4:
             is_channel = weights.get("strategy") == "channel"
-            return _int4(
+            stored = _int4(
                 text, None if is_channel else weights.get("group_size"), is_channel=is_channel
             )
+            return _in_experts(stored) if _leaves_experts(config.get("ignore")) else stored
     return StoredFormat(text=text, weight_dtype=dtype)
+
+
+def _leaves_experts(ignored: object) -> bool:
+    """Whether patterns for all layers leave out attention and shared experts, as in Kimi K2.5.
+
+    Names of single layers count for nothing. The first layers' MLPs are left out, too, where this holds.
+    """
+    entries = ignored if isinstance(ignored, list) else []
+    patterns = [
+        entry
+        for entry in entries
+        if isinstance(entry, str) and entry.startswith("re:") and not _DIGIT.search(entry)
+    ]
+    return all(any(name in entry for entry in patterns) for name in ("self_attn", "shared_expert"))
+
+
+def _in_experts(stored: StoredFormat) -> StoredFormat:
+    """The same format, only in the experts."""
+    dtype = None if stored.weight_dtype is None else INT4_EXPERTS[stored.weight_dtype]
+    return StoredFormat(text=f"{stored.text} in the experts", weight_dtype=dtype)
 
 
 def _int4(text: str, group: object, *, is_channel: bool = False) -> StoredFormat:
