@@ -41,6 +41,7 @@ class Case(NamedTuple):
     dtype: str
     n_layers: int = 1
     plan: str = "tp=8"
+    batch: int = WORKLOAD.batch
 
     @property
     def experiment(self) -> Experiment:
@@ -49,7 +50,7 @@ class Case(NamedTuple):
             plan=parse_plan(self.plan),
             topology=parse_topology(self.topology),
             workload=Workload(
-                batch=WORKLOAD.batch,
+                batch=self.batch,
                 prompt=WORKLOAD.prompt,
                 output=WORKLOAD.output,
                 weight_dtype=self.dtype,
@@ -70,6 +71,7 @@ CASES = [
     Case("meta-llama/Llama-3.1-8B", "v6e-8", "s4"),
     Case("openai/gpt-oss-20b", "v6e-8", "f4e2m1fn_experts", plan="dp=4,tp=2"),
     Case("Qwen/Qwen3-30B-A3B", "v5e-8", "s4", plan="tp=2,dp=4"),
+    Case("meta-llama/Llama-3.1-8B", "v6e-8", "f8e4m3fn_block128", plan="tp=2,dp=4", batch=4),
 ]
 MATRIX = [
     Case(V2_LITE, "v5e-8", "f8e4m3fn", 2),
@@ -81,6 +83,9 @@ MATRIX = [
     Case("openai/gpt-oss-120b", "tpu7x-8", "f4e2m1fn_experts", plan="tp=8,ep=8"),
     Case("openai/gpt-oss-20b", "v5e-8", "f4e2m1fn_experts", plan="dp=8,ep=8"),
     Case("moonshotai/Kimi-K2-Instruct", "v6e:4x4", "s4_group32", 2, "tp=16,ep=16"),
+    Case("meta-llama/Llama-3.1-8B", "v5e-8", "s4", batch=1),
+    Case("meta-llama/Llama-3.1-8B", "v6e-8", "s8", batch=1),
+    Case("deepseek-ai/DeepSeek-V3", "tpu7x-8", "f8e4m3fn_block128", plan="tp=8", batch=1),
 ]
 
 
@@ -102,7 +107,7 @@ def test_a_decode_step_writes_no_weight_to_hbm_and_copies_no_cache(
         if weight.inputs and prod(weight.local_shape(plan)) >= MIN_ELEMENTS
     }
     cache = {
-        WORKLOAD.batch * WORKLOAD.context * prod(array.local_shape(plan)): array.name
+        case.batch * WORKLOAD.context * prod(array.local_shape(plan)): array.name
         for layer in model.layers
         for array in layer_cache(model, plan, layer)
     }

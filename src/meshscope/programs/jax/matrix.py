@@ -14,6 +14,9 @@ from meshscope.programs.jax.mxfp4 import decoded, wide_scales
 from meshscope.programs.jax.numerics import Array
 
 MAX_BLOCK_ROWS = 256  # of a product as sums of blocks, which are written in float32
+# XLA turns the product of a single row into a multiply and a reduce, and does not fuse the conversion of
+# grouped values into it: libtpu 0.0.42.1 then writes the matrix in float32 in each step.
+MIN_BLOCK_ROWS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,12 +163,19 @@ class Matrix:
     def _products(self, x: Array, n: int, of_x: str, outputs: str, of_product: str) -> Array:
         """The products over each `n` inputs [inputs / n, *product] in float32."""
         n_dims = self.outputs[0]
-        return jnp.einsum(
+        rows = x.shape[: x.ndim - n_dims]
+        inputs = x.reshape(*rows, -1, n)
+        is_single = prod(rows) == 1
+        if is_single:
+            inputs = jnp.pad(inputs, ((0, MIN_BLOCK_ROWS - 1), *((0, 0),) * (inputs.ndim - 1)))
+        products = jnp.einsum(
             f"{of_x[:-n_dims]}YZ,YZ{outputs}->Y{of_product}",
-            x.reshape(*x.shape[: x.ndim - n_dims], -1, n),
+            inputs,
             self.values.reshape(-1, n, *self.values.shape[n_dims:]).astype(self.dtype),
             preferred_element_type=jnp.float32,
         )
+        row_dim = 1 + of_product.index(of_x[0])
+        return lax.slice_in_dim(products, 0, 1, axis=row_dim) if is_single else products
 
     def _by_output(self, scale: Array) -> Array:
         """The factors of each output, [..., input blocks, outputs]."""
