@@ -59,7 +59,7 @@ def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
     close = list(dict.fromkeys([*by_prefix, *_by_common_start(short, lowered), *similar]))[:3]
     if close:
         return "Did you mean " + " or ".join(f"'{lowered[c]}'" for c in close) + "?"
-    return otherwise or "Known: " + ", ".join(names) + "."
+    return "Known: " + ", ".join(names) + "." if otherwise is None else otherwise
 
 
 def _by_common_start(name: str, known: Iterable[str]) -> list[str]:

@@ -12,7 +12,7 @@ from meshscope.spec.hardware.chips import CHIPS, GIB, Chip, ChipKind
 from meshscope.spec.hardware.slices import cloud_name, standard_slices
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.catalog import CatalogEntry, catalog
-from meshscope.spec.model.config import catalog_ids, read_model
+from meshscope.spec.model.config import LISTING, catalog_ids, read_model
 from meshscope.spec.quantization import (
     FP8_BLOCKS,
     FP8_MXFP4,
@@ -146,8 +146,8 @@ def model_documents(search: str = "") -> list[dict[str, Any]]:
     matches = sorted((m for m in ranked if m[0] < NO_MATCH), key=lambda m: m[0])
     if not matches:
         raise SpecError(
-            f"no model of the catalog contains '{search}'. {nearest(search, catalog_ids(), '')} "
-            "'meshscope models' lists all; MODEL can also be the path of a config.json."
+            f"no model of the catalog contains '{search}'. {nearest(search, catalog_ids(), LISTING)} "
+            "MODEL can also be the path of a config.json."
         )
     return [_model_document(entry, name) for _, entry, name in matches]
 
