@@ -71,6 +71,7 @@ _FORMATS: dict[str, str] = {
     "modelopt": "Use --weight-dtype fp8.",
     "fp8_inc": "Use --weight-dtype fp8.",
 }
+_COMMON = "Use bf16, int8, fp8, fp8_block128, w8a8, fp8_w8a8, int4 or mxfp4_experts."
 
 
 ROUNDS_TO_1000 = 999.5  # values from here on take the next larger unit at three digits
@@ -82,8 +83,15 @@ def dtype_name(text: str) -> str:
     if name in _FORMATS:
         raise SpecError(f"'{text}' is not a dtype. {_FORMATS[name]}")
     if name not in DTYPE_BITS:
-        raise SpecError(f"unknown dtype {text!r}. {nearest(text, [*DTYPE_BITS, *DTYPE_ALIASES])}")
+        raise SpecError(
+            f"unknown dtype {text!r}. {nearest(text, [*DTYPE_BITS, *DTYPE_ALIASES], _COMMON)}"
+        )
     return name
+
+
+def common_dtype_name(dtype: str) -> str:
+    """The name that options of serving engines use, e.g. `f8e4m3fn` -> `fp8`."""
+    return dtype if dtype in {"bf16", "f32", "f16"} else _NAMES.get(dtype, (dtype,))[0]
 
 
 def array_bytes(dtype: str, shape: tuple[int, ...]) -> int:

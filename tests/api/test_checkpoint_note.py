@@ -33,15 +33,19 @@ FP8_TEXT = "as fp8 with scales of 128 x 128 blocks"
 @pytest.mark.parametrize(
     ("config", "options", "end"),
     [
-        (FP8, {}, f"{FP8_TEXT}, here f8e4m3fn_block128. Use --dtype bf16 for wide ones"),
-        (GPTQ, {}, "as gptq of 8 bits, here s8. Use --dtype bf16 for wide ones"),
+        (FP8, {}, f"{FP8_TEXT} (--weight-dtype fp8_block128). Use --dtype bf16 for bf16"),
+        (GPTQ, {}, "as gptq of 8 bits (--weight-dtype int8). Use --dtype bf16 for bf16"),
         (
             FP8,
             {"dtype": "bf16"},
-            f"{FP8_TEXT}; bf16 is assumed. Use --weight-dtype f8e4m3fn_block128 for its bytes",
+            f"{FP8_TEXT}; bf16 is assumed. Use --weight-dtype fp8_block128 to count",
         ),
-        (ODD, {}, "as compressed-tensors; bf16 is assumed, and no --weight-dtype is its equal"),
-        ({"torch_dtype": "float32"}, {}, "as float32; bf16 is assumed. Use --weight-dtype f32 for"),
+        (ODD, {}, "as compressed-tensors, which no --weight-dtype describes; bf16 is assumed"),
+        (
+            {"torch_dtype": "float32"},
+            {},
+            "as float32; bf16 is assumed. Use --weight-dtype f32 to count",
+        ),
     ],
 )
 def test_the_format_of_the_checkpoint_and_the_assumed_one_are_named(
@@ -49,6 +53,26 @@ def test_the_format_of_the_checkpoint_and_the_assumed_one_are_named(
 ) -> None:
     (note,) = notes(tmp_path, config, **options)
     assert end in note
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "end"),
+    [
+        ("FP8", "as modelopt of fp8 (--weight-dtype fp8). Use --dtype bf16 for bf16 weights"),
+        ("NVFP4", "as modelopt NVFP4, which no --weight-dtype describes; bf16 is assumed"),
+    ],
+)
+def test_the_quantization_file_of_modelopt_counts(tmp_path: Path, algorithm: str, end: str) -> None:
+    beside = tmp_path / "hf_quant_config.json"
+    beside.write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
+    (note,) = notes(tmp_path, {})
+    assert note.endswith(end)
+
+
+def test_a_quantization_file_without_a_quantization_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "hf_quant_config.json").write_text("{}")
+    with pytest.raises(SpecError, match="Mend or remove the file"):
+        notes(tmp_path, {})
 
 
 def test_no_note_where_nothing_differs(tmp_path: Path) -> None:
@@ -96,9 +120,9 @@ W8A8 = {
 @pytest.mark.parametrize(
     ("options", "expected", "note"),
     [
-        ({}, "s8_w8a8", "here s8_w8a8"),
+        ({}, "s8_w8a8", "(--weight-dtype w8a8)"),
         ({"weight_dtype": "int8"}, "s8", None),
-        ({"partitioner": "auto"}, "s8", "here s8 with activations of 16 bits"),
+        ({"partitioner": "auto"}, "s8", "here activations have 16 bits (--weight-dtype int8)"),
         ({"frontend": "torchxla"}, "bf16", "bf16 is assumed"),
     ],
 )
@@ -115,7 +139,9 @@ def test_experts_of_a_w8a8_checkpoint_keep_16_bit_activations(tmp_path: Path) ->
     path.write_text(json.dumps({**catalog()["Qwen/Qwen3-30B-A3B"].config, **W8A8}))
     run = predict(path, topology="v6e-8", plan="tp=8", layers=1)
     assert run.experiment.workload.weight_dtype == "s8"
-    assert ["here s8 with activations of 16 bits" in text for text in run.warnings] == [True]
+    assert [
+        "here activations have 16 bits (--weight-dtype int8)" in text for text in run.warnings
+    ] == [True]
 
 
 @pytest.mark.parametrize(
@@ -136,8 +162,8 @@ def test_formats_that_torchxla_has_no_modules_for_are_refused(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"plan": "tp=8"}, "but the plan cuts groups of experts_w_down; bf16 is assumed"),
-        ({"plan": "tp=2,dp=4", "partitioner": "auto"}, "which programs lack; bf16 is assumed"),
+        ({"plan": "tp=8"}, "but the plan splits groups of experts_w_down; bf16 is assumed"),
+        ({"plan": "tp=2,dp=4", "partitioner": "auto"}, "which the program lacks; bf16 is assumed"),
     ],
 )
 def test_a_program_has_bf16_weights_where_it_lacks_the_format_of_the_checkpoint(

@@ -107,6 +107,31 @@ SIZES = [
         "meta-llama/Llama-4-Scout-17B-16E-Instruct", 109, 0.015
     ),  # the card, with its vision tower
     Size("meta-llama/Llama-4-Maverick-17B-128E-Instruct", 400),
+    # The text parts are those of Qwen3 and Qwen2.5.
+    Size("Qwen/Qwen3-VL-2B-Instruct", 1.72),
+    Size("Qwen/Qwen3-VL-4B-Instruct", 4.0),
+    Size("Qwen/Qwen3-VL-8B-Instruct", 8.2),
+    Size("Qwen/Qwen3-VL-32B-Instruct", 32.8),
+    Size("Qwen/Qwen3-VL-30B-A3B-Instruct", 30.5),
+    Size("Qwen/Qwen3-VL-235B-A22B-Instruct", 235),
+    Size("Qwen/Qwen2.5-VL-3B-Instruct", 3.09),
+    Size("Qwen/Qwen2.5-VL-7B-Instruct", 7.61),
+    Size("Qwen/Qwen2.5-VL-72B-Instruct", 72.7),
+    Size("mistralai/Mistral-Small-3.2-24B-Instruct-2506", 23.6),
+    Size("mistralai/Mistral-Nemo-Instruct-2407", 12.2),
+    Size("moonshotai/Kimi-K2-Thinking", 1026),  # as K2
+    Size("google/medgemma-27b-text-it", 27.0),
+    Size("microsoft/Phi-4-mini-instruct", 3.84),  # the card's safetensors
+    Size("codellama/CodeLlama-34b-hf", 33.7),
+    Size("codellama/CodeLlama-70b-hf", 69.0),
+    Size("tiiuae/Falcon3-1B-Base", 1.67),
+    Size("tiiuae/Falcon3-3B-Base", 3.23),
+    Size("tiiuae/Falcon3-7B-Base", 7.46),
+    Size("tiiuae/Falcon3-10B-Base", 10.3),
+    Size("HuggingFaceTB/SmolLM2-135M", 0.135),
+    Size("HuggingFaceTB/SmolLM2-360M", 0.362),
+    Size("HuggingFaceTB/SmolLM2-1.7B", 1.71),
+    Size("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 1.1),
 ]
 
 
@@ -143,6 +168,8 @@ def test_every_id_names_one_model() -> None:
         ("deepseek-ai/DeepSeek-V4-Flash", "f8e4m3fn_block128_f4e2m1fn_experts"),
         ("openai/gpt-oss-20b", "f4e2m1fn_experts"),
         ("google/gemma-3-27b-it", "bf16"),
+        ("zai-org/GLM-5.1-FP8", "f8e4m3fn_block128"),
+        ("moonshotai/Kimi-K2.6", "s4_group32_experts"),
     ],
 )
 def test_weights_are_in_the_format_of_the_checkpoint(name: str, weight_dtype: str) -> None:

@@ -367,19 +367,24 @@ WITHOUT_CONFIG = {
     "meta-llama/Llama-3.2-1B",
     "meta-llama/Meta-Llama-3-8B",
     "meta-llama/Meta-Llama-3-70B",
-    "deepseek-ai/DeepSeek-V4-Flash",
-    "deepseek-ai/DeepSeek-V4-Pro",
-    "moonshotai/Kimi-K2.5",
     "moonshotai/Kimi-K2-Instruct-0905",
-    "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
+    "moonshotai/Kimi-K2-Thinking",
     "Qwen/Qwen3-Next-80B-A3B-Instruct",
     *(f"Qwen/Qwen3-{size}-Instruct-2507" for size in ("4B", "30B-A3B", "235B-A22B")),
-    *(f"Qwen/Qwen3.5-{size}" for size in ("0.8B", "4B", "9B", "27B", "35B-A3B", "122B-A10B")),
+    *(f"Qwen/Qwen3.5-{size}" for size in ("0.8B", "4B", "9B")),
+    *(f"Qwen/Qwen2.5-VL-{size}-Instruct" for size in ("3B", "7B", "72B")),
+    *(name for name in catalog() if name.startswith("zai-org/GLM-4")),
+    *(name for name in catalog() if name.startswith(("google/gemma-2", "google/gemma-3"))),
+    *(f"google/gemma-4-{size}" for size in ("12B", "31B-it", "E2B-it", "E4B-it")),
+    "google/medgemma-27b-text-it",
     *(
         name
         for name in catalog()
         if name.startswith(
-            ("google/", "mistralai/Ministral", "mistralai/Mistral", "microsoft/", "zai-org/")
+            (
+                *("mistralai/Ministral", "mistralai/Mistral", "microsoft/"),
+                *("codellama/", "tiiuae/", "HuggingFaceTB/", "TinyLlama/"),
+            )
         )
     ),
 }
@@ -398,6 +403,7 @@ def test_the_catalog_equals_the_published_configs() -> None:
         )
         missing = {"max_position": published.max_position} if entry.max_position is None else {}
         assert replace(entry, name=published.name, source=published.source, **missing) == published
+        assert entry.text_part_of == published.text_part_of
         seen.add(PUBLISHED_AS.get(short_name, short_name))
     assert seen == {name.partition("/")[2] for name in set(catalog()) - WITHOUT_CONFIG}
 

@@ -69,7 +69,7 @@ CASES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes of 8 bits", "s8"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes", None),
     ({"quant_method": "modelopt", "quant_algo": "FP8"}, "modelopt of fp8", "f8e4m3fn"),
-    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt", None),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt NVFP4", None),
     (compressed(type="float", num_bits=8), f"{TENSORS} W8A8 (float)", "f8e4m3fn"),
     (compressed(type="int", num_bits=8), f"{TENSORS} W8A8 (int)", "s8"),
     (token_wise(type="float", num_bits=8), f"{TENSORS} W8A8 (float)", "f8e4m3fn_w8a8"),

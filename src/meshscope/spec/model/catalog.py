@@ -24,6 +24,7 @@ class CatalogEntry:
     config: Mapping[str, Any]
     source: str
     variants: tuple[str, ...]  # ids of models with the same sizes
+    text_part_of: str | None = None  # the multimodal architecture of which this is the text part
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -43,18 +44,20 @@ def catalog() -> Mapping[str, CatalogEntry]:
         sizes = dict(zip(document["sizes"], stored[name].get("sizes", ()), strict=False))
         return (config(stored[name]["like"]) if "like" in stored[name] else {}) | sizes | values
 
-    return {
-        name: CatalogEntry(
+    def entry_of(name: str, entry: Mapping[str, Any]) -> CatalogEntry:
+        values = config(name)
+        return CatalogEntry(
             name=name,
-            config=config(name),
+            text_part_of=values.pop("text_part_of", None),
+            config=values,
             source=entry.get("source", "{aiconfigurator}").format_map(sources),
             variants=tuple(
                 f"{name}{variant}" if variant.startswith("-") else variant
                 for variant in entry.get("variants", ())
             ),
         )
-        for name, entry in document["models"].items()
-    }
+
+    return {name: entry_of(name, entry) for name, entry in document["models"].items()}
 
 
 # Suffixes of ids whose models have the sizes of the model without the suffix.
@@ -76,9 +79,9 @@ def _compressed(kind: str, bits: int, *, activations: int | None) -> dict[str, A
 
 
 _FP8_BLOCKS: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-# Formats that ids name. Qwen's fp8 checkpoints have scales of blocks (their config.json), DeepSeek's too.
+# Formats that ids name. The fp8 checkpoints of Qwen, DeepSeek and GLM-5 have scales of blocks (their config.json).
 _FORMATS: tuple[tuple[str, dict[str, Any]], ...] = (
-    (r"^(qwen|deepseek-ai)/.*-fp8$", _FP8_BLOCKS),
+    (r"^(qwen/|deepseek-ai/|zai-org/glm-5).*-fp8$", _FP8_BLOCKS),
     (r"-fp8(-dynamic)?$", {"quant_method": "fp8"}),
     (r"-awq$", {"quant_method": "awq", "bits": 4}),
     (r"-gptq(-int4)?$", {"quant_method": "gptq", "bits": 4}),

@@ -99,7 +99,7 @@ def read_model(name: str) -> Model:
     if path.is_dir():
         path = path / "config.json"
     if path.is_file():
-        return model_from_config(_read_json(path), name=_display_name(path), source=str(path))
+        return model_from_config(_read_config(path), name=_display_name(path), source=str(path))
     if name.endswith(".json") or name.startswith((".", "/", "~")):
         raise SpecError(
             f"no config file at '{path}'. Give a config.json, a folder with one, or a model id."
@@ -119,8 +119,8 @@ def _catalog_entry(name: str) -> CatalogEntry | None:
     exact = {key.lower(): one for key, one in ids.items()}
     if name.lower() in exact:
         return exact[name.lower()]
-    by_base = {next(base_ids(key)): one for key, one in reversed(ids.items())}
-    by_base |= {base: one for one in catalog().values() for base in base_ids(one.name)}
+    shortened = {base: one for one in catalog().values() for base in base_ids(one.name)}
+    by_base = shortened | {next(base_ids(key)): one for key, one in reversed(ids.items())}
     return next((by_base[base] for base in base_ids(name) if base in by_base), None)
 
 
@@ -137,7 +137,8 @@ def _catalog_model(entry: CatalogEntry, name: str) -> Model:
     config = dict(entry.config)
     if quantization is not None:
         config["quantization_config"] = quantization
-    return model_from_config(config, name=shown, source=entry.source)
+    model = model_from_config(config, name=shown, source=entry.source)
+    return replace(model, text_part_of=entry.text_part_of)
 
 
 def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> Model:
@@ -473,6 +474,19 @@ def _refuse_sliding_window(reader: ConfigReader, family: Family) -> None:
             f"{reader.source}: use_sliding_window=true is not supported. "
             "Set it to false to use full attention."
         )
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    """The config, with the quantization that ModelOpt writes to a file beside it."""
+    config, beside = _read_json(path), path.with_name("hf_quant_config.json")
+    if path.name != "config.json" or "quantization_config" in config or not beside.is_file():
+        return config
+    quantization = _read_json(beside).get("quantization")
+    if not isinstance(quantization, dict):
+        raise SpecError(
+            f"'{beside}' has no 'quantization', as ModelOpt writes it. Mend or remove the file."
+        )
+    return {**config, "quantization_config": {"quant_method": "modelopt", **quantization}}
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:

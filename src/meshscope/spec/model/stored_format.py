@@ -78,6 +78,8 @@ def _quantized(config: Mapping[str, Any], expert_dtype: object) -> StoredFormat:
             text, dtype = "bitsandbytes of 8 bits", "s8"
         case "modelopt" if config.get("quant_algo") == "FP8":
             text, dtype = "modelopt of fp8", "f8e4m3fn"
+        case "modelopt" if isinstance(config.get("quant_algo"), str):
+            text = f"modelopt {config['quant_algo']}"
         case _:
             pass
     return StoredFormat(text=text, weight_dtype=dtype)
