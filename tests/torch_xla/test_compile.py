@@ -147,6 +147,7 @@ CASES = {
     "heads-by-kind": Case(GEMMA4, "dp=2,tp=4,sp"),
     "shared-caches": Case(SHARED, "cp=2,dp=2,tp=2"),
     "experts-beside-the-mlp": Case(GEMMA4_EXPERTS, "dp=2,tp=4,ep=4"),
+    "experts-beside-the-mlp-sp": Case(GEMMA4_EXPERTS, "dp=2,tp=4,sp"),
     "shared-expert": Case(GLM, "dp=2,tp=4,ep=8"),
     "one-expert": Case(LLAMA4, "dp=2,tp=4,ep=8"),
     "fused-heads": Case(PHI, "tp=8"),
@@ -211,6 +212,10 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
         "experts-beside-the-mlp": {
             (Part.MLP, Kind.ALL_REDUCE),
             (Part.MOE_COMBINE, Kind.ALL_REDUCE),
+        },
+        "experts-beside-the-mlp-sp": {
+            (Part.MLP, Kind.ALL_GATHER),
+            (Part.MOE_DISPATCH, Kind.ALL_GATHER),
         },
         "shared-expert": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.ATTN, Kind.ALL_REDUCE)},
         "one-expert": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.MLP, Kind.ALL_REDUCE)},

@@ -56,7 +56,7 @@ DENSE = (
     "qwen3_5",
 )
 MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v2-limited", "deepseek_v3", "glm4_moe")
-MIXTURES += ("gpt_oss", "llama4", "qwen3_next", "qwen3_5_moe")
+MIXTURES += ("gpt_oss", "llama4", "gemma4-moe", "qwen3_next", "qwen3_5_moe")
 MIXTURES += ("deepseek_v32", "glm_moe_dsa", "glm_moe_dsa-shared")
 PLANS = ("tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
 EXPERT_PLANS = (
@@ -75,8 +75,7 @@ CASES = [
     for partitioner in Partitioner
 ]
 CASES += [Case(config, plan) for config in MIXTURES for plan in EXPERT_PLANS]
-WITHOUT_SP = (*(plan for plan in EXPERT_PLANS if "sp" not in plan), "cp=8", "dp=2,cp=2,tp=2,ep=4")
-CASES += [Case("gemma4-moe", plan) for plan in WITHOUT_SP]
+CASES += [Case("gemma4-moe", plan) for plan in ("cp=8", "cp=2,tp=4,sp", "dp=2,cp=2,tp=2,ep=4")]
 RING, ALLGATHER = ContextForm.RING, ContextForm.ALLGATHER
 CASES += [
     Case(config, plan, context=form)
@@ -140,7 +139,7 @@ TELLING = {
     Case("gemma3", "fsdp=2,tp=4"),
     Case("gemma4", "dp=2,tp=4,sp"),
     Case("gemma4", "cp=2,tp=4,sp"),
-    Case("gemma4-moe", "dp=2,tp=4,ep=8"),
+    Case("gemma4-moe", "dp=2,tp=4,ep=2,sp"),
     Case("gemma4-shared", "dp=2,tp=4,sp"),
     Case("glm4_moe", "dp=2,tp=4,ep=2,sp"),
     Case("gpt_oss", "dp=2,tp=4,ep=2,sp"),

@@ -23,7 +23,6 @@ def check_traceable(experiment: Experiment) -> None:
     """SpecError or PlanError unless there are rules for the family, and its stages can share a program."""
     transformers_config(experiment.model)
     _check_heads(experiment)
-    _check_experts(experiment)
     _check_indexer(experiment)
     if experiment.plan.pp > 1:
         layers_of_stage(experiment)
@@ -38,16 +37,6 @@ def _check_heads(experiment: Experiment) -> None:
             f"plan '{plan}': layers of {experiment.model.name} have {' or '.join(map(str, fewer))} KV heads, fewer "
             f"than tp={plan.tp}, and --frontend torchxla replicates one number of KV heads only. Use "
             f"tp={fewer[-1]} or less, or --frontend jax."
-        )
-
-
-def _check_experts(experiment: Experiment) -> None:
-    """PlanError for sp if layers have experts beside their MLP."""
-    plan, model = experiment.plan, experiment.model
-    if plan.sp and any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in model.layers):
-        raise PlanError(
-            f"plan '{plan}': the experts of {model.name} read the residual stream itself, which --frontend torchxla "
-            "does not gather for them from the devices of sp. Drop sp, or use --frontend jax."
         )
 
 

@@ -43,7 +43,7 @@ from meshscope.programs.torchxla.stages import add_pipeline
 from meshscope.programs.torchxla.tensors import ARGUMENT, TORCH_DTYPES, Argument, Tensors, scope
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.flops import window_of
-from meshscope.spec.model.model import AttentionKind
+from meshscope.spec.model.model import AttentionKind, Layer, MlpKind
 from meshscope.spec.program import Partitioner
 
 TOKENS, POSITION = "tokens", "position"
@@ -274,21 +274,53 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
     for name in EMBEDDINGS:
         if hasattr(model.model, name):
             _lay_out(getattr(model.model, name), tensors, streams.residual)
-    for layer in model.model.layers:
+    for layer, kind in zip(model.model.layers, experiment.model.layers, strict=False):
         attention = attention_of(layer)
         if isinstance(attention, DeltaAttention):
             attention.placing = Placing(phase=phase, tensors=tensors)
         indexer = getattr(attention, "indexer", None)
         if isinstance(indexer, ChosenPositions):
             indexer.tensors = tensors
-        for block in (attention, feed_forward(layer)):
-            _lay_out(block, tensors, streams.residual)
-        if streams.is_split:
-            for norm in norms_before_blocks(layer):
-                _lay_out(norm, tensors, streams.residual, streams.entered)
+        _lay_out_layer(layer, kind, tensors, streams)
     if streams.is_split and experiment.plan.pp == 1:  # a pipeline returns only the last positions
         _lay_out(model.model.norm, tensors, streams.residual)
     _lay_out(model.lm_head, tensors, streams.logits, streams.rows)
+
+
+def _lay_out_layer(layer: Any, kind: Layer, tensors: Tensors, streams: ResidualSpecs) -> None:
+    """Shard the outputs of a layer's blocks, and gather their inputs if the residual stream is split."""
+    for block in (attention_of(layer), feed_forward(layer)):
+        _lay_out(block, tensors, streams.residual)
+    if not streams.is_split:
+        return
+    for norm in norms_before_blocks(layer):
+        _lay_out(norm, tensors, streams.residual, streams.entered)
+    if kind.mlp is MlpKind.DENSE_AND_MOE:
+        _gather_for_experts(layer, tensors, streams)
+
+
+def _gather_for_experts(layer: Any, tensors: Tensors, streams: ResidualSpecs) -> None:
+    """Gather the residual stream for experts beside an MLP, which read it before any norm, and split their sum."""
+    taken: list[Any] = []
+
+    def of_stream(_module: Any, inputs: tuple[Any, ...]) -> None:
+        with scope(Part.MOE_DISPATCH.value):
+            whole = inputs[0].clone()
+            for spec in (streams.residual, streams.entered):
+                tensors.annotate(whole, spec)
+            taken[:] = [whole.reshape(-1, whole.shape[-1])]
+
+    def gathered(_module: Any, _inputs: tuple[Any, ...]) -> Any:
+        return taken[0]
+
+    def split(_module: Any, inputs: tuple[Any, ...]) -> None:
+        with scope(Part.MOE_COMBINE.value):
+            tensors.annotate(inputs[0], streams.residual)
+
+    layer.pre_feedforward_layernorm.register_forward_pre_hook(of_stream)
+    for reader in (layer.router, layer.pre_feedforward_layernorm_2):
+        reader.register_forward_pre_hook(gathered)
+    layer.post_feedforward_layernorm_2.register_forward_pre_hook(split)
 
 
 def _lay_out(module: Any, tensors: Tensors, *specs: Spec) -> None:
