@@ -1,6 +1,8 @@
-"""Padding the dot of a single row, as for GPUs, keeps the logits."""
+"""Products of a single row: padded, as for GPUs, or with a matrix of two dims."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ import numpy as np
 
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.build import GPU_MIN_ROWS, build_program
+from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.state import LayerWeights
 from meshscope.programs.jax.values import empty_cache, random_weights
 from meshscope.spec.experiment import experiment_of
@@ -65,3 +68,29 @@ def _logits(topology: str) -> np.ndarray:
 def test_the_decode_step_for_gpus_gives_the_same_logits() -> None:
     assert GPU_MIN_ROWS > 1
     np.testing.assert_allclose(_logits("h200:1"), _logits("cpu:1"), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "of_matrix"), [(1, (4, 6)), (2, (4, 2, 3))], ids=["one row", "two rows"]
+)
+def test_the_matrix_of_a_single_row_has_two_dims(n_rows: int, of_matrix: tuple[int, ...]) -> None:
+    """Vector units take a register for each input and row of outputs, if these have several dims."""
+    x, values = jnp.arange(4.0 * n_rows).reshape(n_rows, 1, 4), jnp.arange(24.0).reshape(4, 2, 3)
+    matrix = Matrix(values=values, scale=None, outputs=(1, 2), dtype=jnp.float32)
+
+    def product(x: jax.Array) -> jax.Array:
+        return matrix.einsum("bsd,dnh->bsnh", x)
+
+    jaxpr = jax.make_jaxpr(product)(x).jaxpr
+    (dot,) = [eqn for eqn in _equations(jaxpr) if eqn.primitive.name == "dot_general"]
+    assert of_matrix in [operand.aval.shape for operand in dot.invars]
+    np.testing.assert_allclose(product(x), np.einsum("bsd,dnh->bsnh", x, values))
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a function and of those that it calls."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in equation.params.values():
+            if hasattr(inner, "jaxpr"):
+                yield from _equations(inner.jaxpr)

@@ -54,7 +54,7 @@ class Matrix:
         if self.has_groups:
             return self._einsum_of_groups(subscripts, x)
         if self.scale is None:
-            return jnp.einsum(subscripts, x, self.values.astype(self.dtype))
+            return _product(subscripts, x, self.values.astype(self.dtype))
         operands, of_product = subscripts.split("->")
         of_x, of_matrix = operands.split(",")
         channels = [of_matrix[i] for i in self.outputs]
@@ -62,7 +62,7 @@ class Matrix:
             if self.narrow_dtype is not None:
                 return self._narrow_einsum(subscripts, x, channels)
             values = self.values.astype(self.dtype)
-            return self._scaled(jnp.einsum(subscripts, x, values), of_product, channels)
+            return self._scaled(_product(subscripts, x, values), of_product, channels)
         values = self.values.astype(self.dtype)
         return jnp.einsum(subscripts, self._scaled(x, of_x, channels), values)
 
@@ -197,6 +197,19 @@ class Matrix:
         assert self.scale is not None
         at = [letters.index(letter) for letter in channels]
         return _times(x, lax.broadcast_in_dim(self.scale, x.shape, at))
+
+
+def _product(subscripts: str, x: Array, matrix: Array) -> Array:
+    """`jnp.einsum(subscripts, x, matrix)`; with one row, of the matrix with its outputs as one dim.
+
+    The vector units of a TPU multiply a single row. For outputs [8, 128] they take 25,200 bundles, and for
+    1,024 outputs 4,900 (v6e, 4,096 inputs, libtpu 0.0.42.1); the stored matrix is the same.
+    """
+    of_x, of_matrix = subscripts.split("->", maxsplit=1)[0].split(",")
+    is_row = x.size == x.shape[-1]
+    if not is_row or matrix.ndim < 3 or of_x[-1] != of_matrix[0]:
+        return jnp.einsum(subscripts, x, matrix)
+    return (x @ matrix.reshape(len(matrix), -1)).reshape(*x.shape[:-1], *matrix.shape[1:])
 
 
 def _summed_groups(products: Array, factors: Array, outputs: str, of_product: str) -> Array:
