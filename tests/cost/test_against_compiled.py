@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import pytest
 
@@ -10,6 +11,11 @@ from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
+from meshscope.spec.experiment import experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -78,3 +84,34 @@ def test_compute_of_a_prefill_reaches_35_percent_of_the_peak(plan: str) -> None:
 def test_collectives_have_the_same_time(step: CompiledStep) -> None:
     """Both use one interconnect model; the compiler may hide some or gather less."""
     assert _predicted(step).exposed_s == pytest.approx(step.exposed_s, rel=0.3, abs=5e-6)
+
+
+class OneSequence(NamedTuple):
+    """A decode step of eight unrolled layers at batch 1, prompt 130,048 and output 1,024 (libtpu 0.0.42.1)."""
+
+    model: str
+    topology: str
+    plan: str
+    compiled_s: float
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        OneSequence("meta-llama/Llama-3.1-8B", "v6e-8", "cp=2,tp=4", 1.417e-3),
+        OneSequence("meta-llama/Llama-3.1-8B", "v6e-8", "cp=8", 3.659e-3),
+        OneSequence("meta-llama/Llama-3.1-70B", "v5p:2x2x2", "cp=2,tp=4", 2.212e-3),
+    ],
+    ids=lambda step: f"{step.model} {step.plan}",
+)
+def test_collectives_of_a_single_row_hide_no_weights(step: OneSequence) -> None:
+    """If they did, the steps would be 6 to 17 % too short."""
+    experiment = experiment_of(
+        model=read_model(step.model),
+        plan=parse_plan(step.plan),
+        topology=parse_topology(step.topology),
+        workload=Workload(batch=1, prompt=130_048, output=1024),
+        n_layers=8,
+    )
+    decode = predicted_times(experiment)[1].step
+    assert decode.value_s == pytest.approx(step.compiled_s, rel=0.09)

@@ -6,7 +6,7 @@ import pytest
 
 from meshscope.cost.op_cost import OpCost, OpCostModel
 from meshscope.cost.rates import rates_of
-from meshscope.events.step_time import TimeBasis
+from meshscope.events.step_time import Activity, TimeBasis
 from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.spec.hardware.chips import chip_of
@@ -160,3 +160,55 @@ def test_vector_work_bounds_an_op_in_vmem():
     shape = "bf16[128,8192]{1,0:T(8,128)(2,1)S(1)}"
     cost = _op_cost(MeasuredOp("v5e", shape, (shape,), "multiply", 21_872, 0.0))
     assert cost.time.seconds.value_s == pytest.approx(14.6e-6 * 0.3, rel=0.1)
+
+
+def _row_product(memory: str) -> OpCost:
+    """A decode product of one row in a program of v6e, with 3,584 x 4,096 weights in HBM or VMEM."""
+    text = f"""\
+HloModule m, is_scheduled=true
+
+%add (a: bf16[], b: bf16[]) -> bf16[] {{
+  %a = bf16[] parameter(0)
+  %b = bf16[] parameter(1)
+  ROOT %c = bf16[] add(%a, %b)
+}}
+
+%fused (w: bf16[3584,4096], x: bf16[3584]) -> bf16[4096] {{
+  %x = bf16[3584]{{0:T(1024)(128)(2,1)S(1)}} parameter(1)
+  %wide = bf16[3584,4096]{{1,0:T(8,128)(2,1)}} broadcast(%x), dimensions={{0}}
+  %w = bf16[3584,4096]{{1,0:T(8,128)(2,1){memory}}} parameter(0)
+  %terms = bf16[3584,4096]{{1,0:T(8,128)(2,1)}} multiply(%wide, %w)
+  %zero = bf16[] constant(0)
+  ROOT %sum = bf16[4096]{{0:T(1024)(128)(2,1)S(1)}} reduce(%terms, %zero), dimensions={{0}}, \
+to_apply=%add, metadata={{op_name="jit(decode)/decode/layer0/mlp/dot_general"}}
+}}
+
+ENTRY %main (w: bf16[3584,4096], x: bf16[3584]) -> bf16[4096] {{
+  %w.1 = bf16[3584,4096]{{1,0:T(8,128)(2,1){memory}}} parameter(0)
+  %x.1 = bf16[3584]{{0:T(1024)(128)(2,1)S(1)}} parameter(1)
+  ROOT %y = bf16[4096]{{0:T(1024)(128)(2,1)S(1)}} fusion(%w.1, %x.1), kind=kLoop, calls=%fused, \
+backend_config={{"window_config":{{"estimated_cycles":"95430"}}}}
+}}
+"""
+    module = parse_hlo(text, "test.hlo")
+    assert module.entry is not None
+    collectives = module_collectives(module, mesh=parse_plan("tp=1").mesh, crosses_slices=False)
+    cost = OpCostModel(collectives.flow, rates_of(chip_of("v6e"))).cost(
+        module.entry, module.entry.root
+    )
+    assert cost is not None
+    return cost
+
+
+def test_a_product_of_one_row_takes_the_bundles_of_its_loop():
+    """15,624 bundles of libtpu 0.0.42.1, of which the compiler estimates six times as many."""
+    cost = _row_product("S(1)")
+    assert cost.time.seconds.value_s == pytest.approx(15_624 / 1.75e9, rel=0.1)
+    assert cost.flops == 2 * 3584 * 4096
+    assert cost.activity is Activity.MATMUL
+
+
+def test_a_product_of_one_row_with_weights_in_hbm_takes_the_time_of_their_bytes():
+    rates, cost = rates_of(chip_of("v6e")), _row_product("")
+    bytes_s = 2 * 3584 * 4096 / rates.hbm_bytes_per_s
+    assert bytes_s / 0.95 < cost.time.seconds.value_s < bytes_s / 0.85

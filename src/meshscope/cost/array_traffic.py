@@ -163,6 +163,24 @@ def flops(flow: Dataflow, computation: Computation, instruction: Instruction) ->
     return _product_flops(computation, instruction)
 
 
+def vector_products(flow: Dataflow, instruction: Instruction) -> int:
+    """Multiplications of the products in a fusion that the compiler leaves to the vector units; 0 without.
+
+    It writes a product of one row as a sum over the rows of the matrix, and keeps its name. Sums with
+    several dims of outputs do not count: they take a register for each row of the matrix.
+    """
+    if instruction.opcode != "fusion":
+        return 0
+    sums = [
+        (computation.producer(inner), inner.arrays[0])
+        for computation, inner in flow.inner(flow.fused(instruction))
+        if inner.opcode == "reduce" and (inner.op_name or "").endswith("/dot_general")
+    ]
+    if any(len(result.dims) != 1 for _, result in sums):
+        return 0
+    return sum(prod(terms.arrays[0].dims) for terms, _ in sums if terms is not None)
+
+
 def padding_flops(
     flow: Dataflow, computation: Computation, instruction: Instruction, mxu_dim: int
 ) -> float:

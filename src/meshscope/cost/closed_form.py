@@ -7,6 +7,7 @@ works through small operations, and during products, weights of the coming produ
     step = products + attention + passes + gathers + collectives + small operations + waits
     waits = max(0, weights from HBM - collectives - small operations - overlap x products)
 
+libtpu fetches few weights ahead of the products of a single row, except on v5e: there, collectives hide none.
 The overlap of a prefill is 1, as no schedule of a compiled one waits for weights; that of decode is fitted.
 Experts that a router chooses cannot be fetched ahead: the kernel of their products reads them.
 In decode with few sequences the weights are the longest, and collectives cost nothing; in prefill, and in
@@ -92,6 +93,7 @@ class PlanForm:
     block_tokens: float  # of a tp group in a block of a fused kernel of experts
     vmem_gather_frac: float
     residual_bytes: float  # residual stream of one token
+    fetches_late: bool  # with a single row, weights only with the product
     narrow_speedup: float = 1.0  # peak of products of 8-bit operands over that of bf16
 
 
@@ -131,6 +133,7 @@ def plan_form(
         block_tokens=_block_tokens(experiment),
         vmem_gather_frac=_vmem_gather_frac(rates, model.hidden),
         residual_bytes=model.hidden * DTYPE_BITS[experiment.workload.activation_dtype] / 8,
+        fetches_late=phase is Phase.DECODE and not rates.facts.fetches_ahead_of_rows.value,
         narrow_speedup=product_speedup(experiment.workload.weight_dtype, chip),
     )
 
@@ -220,6 +223,7 @@ class PlanBatch:
     vmem_gather_frac: FloatArray
     miss_frac: FloatArray
     routed_tokens: FloatArray
+    fetches_late: FloatArray
     is_decode: FloatArray
 
 
@@ -227,7 +231,7 @@ class PlanBatch:
 _PLAN_NUMBERS = (
     *("data_size", "cp", "n_microbatches", "n_stages", "has_kernel", "reads_static_cache"),
     *("window", "chosen", "residual_bytes", "sorted_rows", "vmem_gather_frac", "miss_frac"),
-    *("routed_tokens", "block_tokens"),
+    *("routed_tokens", "block_tokens", "fetches_late"),
 )
 
 
@@ -339,7 +343,8 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
     costs = _in_hbm(plans, at, costs, features)
     work = _work(plans, at, costs)
     once_s, tick_s, exposed_tick_s = _collectives_s(plans, at, payload, work.core_s)
-    tick_parts_s = work.core_s + _waits_s(plans, work, exposed_tick_s)
+    is_late = (features[:, Feature.TOKENS] <= 1) & (plans.fetches_late[at] > 0)
+    tick_parts_s = work.core_s + _waits_s(plans, work, exposed_tick_s, is_late)
 
     ticks = (plans.n_microbatches + plans.n_stages - 1)[at][:, None] * n_chunks[:, None]
     busy_frac = (plans.n_microbatches / (plans.n_microbatches + plans.n_stages - 1))[at][:, None]
@@ -436,14 +441,18 @@ def _work(plans: PlanBatch, at: IntArray, costs: FloatArray) -> _Work:
     )
 
 
-def _waits_s(plans: PlanBatch, work: _Work, exposed_tick_s: FloatArray) -> FloatArray:
+def _waits_s(
+    plans: PlanBatch, work: _Work, exposed_tick_s: FloatArray, is_late: NDArray[np.bool_]
+) -> FloatArray:
     """[n, part] seconds that products wait for weights which nothing before them hid.
 
-    Nothing hides the weights of parts outside the layers.
+    Nothing hides the weights of parts outside the layers, and collectives hide none in steps that fetch them
+    late, `is_late` [n].
     """
     in_layers = plans.is_once[None, :] == 0
     stream_s = np.where(in_layers, work.stream_s, 0.0).sum(axis=1)
-    hiding_s = np.where(in_layers, work.hiding_s, 0.0).sum(axis=1) + exposed_tick_s.sum(axis=1)
+    collectives_s = np.where(is_late, 0.0, exposed_tick_s.sum(axis=1))
+    hiding_s = np.where(in_layers, work.hiding_s, 0.0).sum(axis=1) + collectives_s
     waits_s = np.maximum(0.0, stream_s - hiding_s)
     frac = np.divide(waits_s, stream_s, out=np.zeros_like(waits_s), where=stream_s > 0)
     return work.stream_s * np.where(in_layers, frac[:, None], 1.0)

@@ -15,6 +15,7 @@ from meshscope.cost.array_traffic import (
     padding_flops,
     traffic,
     traffic_of_arrays,
+    vector_products,
 )
 from meshscope.cost.attention_kernels import attention_work
 from meshscope.cost.expert_load import ExpertLoad
@@ -137,7 +138,9 @@ class OpCostModel:
             return self._kernel_cost(computation, instruction)
         moved = traffic(self._flow, computation, instruction)
         n_flops = flops(self._flow, computation, instruction)
-        time = self._cycles_time(instruction, moved, n_flops)
+        n_products = 0 if n_flops else vector_products(self._flow, instruction)
+        time = self._cycles_time(instruction, moved, n_flops, n_products)
+        n_flops += 2 * n_products
         is_estimated, is_known = time is not None, True
         if time is None:
             if all(not array.dims for array in instruction.arrays):
@@ -186,15 +189,20 @@ class OpCostModel:
         )
 
     def _cycles_time(
-        self, instruction: Instruction, moved: ArrayTraffic, n_flops: float
+        self, instruction: Instruction, moved: ArrayTraffic, n_flops: float, n_products: int
     ) -> OpTime | None:
-        """Time from the cycle profile, else from the compiler's cycles; None without either."""
+        """Time from the cycle profile, else from the compiler's cycles; None without either.
+
+        `n_products` are multiplications of a product on the vector units, of which the bundles are known.
+        """
         profiled = self._profile.get(instruction.name)
         if profiled is not None and instruction.opcode != "custom-call":
             return self._rates.cycles(profiled, TimeBasis.CYCLE_PROFILE, moved=moved)
         cycles = instruction.estimated_cycles
         if cycles is None:
             return None
+        if n_products:
+            return self._rates.vector_product(n_products, moved)
         if not n_flops:
             return self._rates.elementwise(cycles, moved)
         return self._rates.product(cycles, n_flops, moved)

@@ -107,23 +107,28 @@ class Rates:
         return factor, self.measured.launch_s
 
     def elementwise(self, cycles: float, moved: ArrayTraffic) -> OpTime:
-        """Time of an op without products for which the compiler estimates `cycles`.
-
-        It starts, reads what it needs first, works while the rest moves, and writes its last results.
-        """
+        """Time of an op without products for which the compiler estimates `cycles`."""
         assert self.clock_hz is not None
-        hbm = self.hbm(moved)
         facts = self.facts
         vector_s = self._work(cycles) / self.clock_hz * facts.vector_factor.value
-        work = _scaled(vector_s, facts.vector_interval.value)
+        modeled = self._on_vector_units(_scaled(vector_s, facts.vector_interval.value), moved)
+        estimated = self.cycles(cycles, moved=moved)
+        return modeled if _is_shorter(modeled, estimated) else estimated
+
+    def vector_product(self, n_products: float, moved: ArrayTraffic) -> OpTime:
+        """Time of a product of one row with `n_products` weights on the vector units, by its bundles."""
+        assert self.clock_hz is not None
+        body_s = n_products * self.facts.vector_product_cycles.value / self.clock_hz
+        return self._on_vector_units(_scaled(body_s, MODEL_INTERVAL.value), moved)
+
+    def _on_vector_units(self, work: TimeEstimate, moved: ArrayTraffic) -> OpTime:
+        """Time of an op that first starts and reads, works while the rest moves, and writes its last results."""
         ends_s = LAUNCH_S.value
         ends_s += READ_LATENCY_S.value * (moved.hbm_read_bytes > SCALAR_BYTES)
         ends_s += WRITE_LATENCY_S.value * (moved.hbm_written_bytes > SCALAR_BYTES)
         ends = _scaled(ends_s, LATENCY_INTERVAL.value)
-        seconds = longest(hbm, work, self._vmem(moved)) + ends
-        modeled = OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm=self.hbm_busy(moved))
-        estimated = self.cycles(cycles, moved=moved)
-        return modeled if _is_shorter(modeled, estimated) else estimated
+        seconds = longest(self.hbm(moved), work, self._vmem(moved)) + ends
+        return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm=self.hbm_busy(moved))
 
     def product(self, cycles: float, flops: float, moved: ArrayTraffic) -> OpTime:
         """Time of matrix products for which the compiler estimates `cycles`.

@@ -62,10 +62,12 @@ class CompilerFacts:
     has_short_all_reduces: Fact[bool]
     offloads_all_reduces_from: Fact[int | None]
     has_async_fsdp_gathers: Fact[bool]
+    fetches_ahead_of_rows: Fact[bool]
 
     # Estimates.
     launch_cycles: Fact[int]
     vector_factor: Fact[float]
+    vector_product_cycles: Fact[float]
     gathered_row_cycles: Fact[tuple[float, float]]
     gathered_vmem_row_cycles: Fact[tuple[float, float]]
     gathered_element_cycles: Fact[float]
