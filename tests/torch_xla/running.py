@@ -12,6 +12,7 @@ import numpy as np
 from meshscope.events.enums import Phase
 from meshscope.programs.torchxla.lowering import ORDER
 from meshscope.programs.torchxla.program import TracedProgram, build_program
+from meshscope.programs.torchxla.rules import module_name
 from meshscope.programs.torchxla.session import (
     forget_traces,
     host_array,
@@ -37,7 +38,7 @@ class Running:
         lowered = self.program.lower()
         self.executable = lowered.load()
         self.layouts = self.program.layouts
-        held = values_of(self.program, weights)
+        held = values_of(self.program, named(weights, experiment))
         self.held = {name: self._shards(name, value) for name, value in held.items()}
 
     def step(self, given: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -113,7 +114,7 @@ class RunningItself:
         self.program: TracedProgram = build_program(experiment, phase, [])
         self.live = live_program(self.program)
         forget_traces()
-        held = values_of(self.program, weights)
+        held = values_of(self.program, named(weights, experiment))
         self.held = {name: self.live.placed(name, value) for name, value in held.items()}
         self.held[ORDER] = order_of_collectives()
 
@@ -139,6 +140,12 @@ def _array(parts: list[np.ndarray], devices: list[Any], name: str | None, runnin
     shape = (parts[0].shape[0] * n, *parts[0].shape[1:])
     del whole
     return jax.make_array_from_single_device_arrays(shape, sharding, singles)
+
+
+def named(weights: dict[str, np.ndarray], experiment: Experiment) -> dict[str, np.ndarray]:
+    """The weights by their names in transformers."""
+    family = experiment.model.family
+    return {module_name(name, family): value for name, value in weights.items()}
 
 
 def values_of(program: TracedProgram, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -124,6 +124,26 @@ GLM5 = (
     | {"model_type": "glm_moe_dsa", "num_hidden_layers": 4, "first_k_dense_replace": 3}
     | {"indexer_types": ["full", "shared", "full", "shared"]}
 )
+COMPRESSED = {key: DENSE[key] for key in DENSE if key not in {"intermediate_size", "head_dim"}} | {
+    "model_type": "deepseek_v4",
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "q_lora_rank": 128,
+    "o_groups": 8,
+    "o_lora_rank": 64,
+    "sliding_window": 64,
+    "compress_ratios": [0, 4, 128],
+    "compress_rate_hca": 32,
+    "num_hash_layers": 1,
+    "index_n_heads": 8,
+    "index_head_dim": 128,
+    "index_topk": 16,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+}
 PHI = DENSE | {"model_type": "phi3", "hidden_size": 1024}
 
 
@@ -153,6 +173,9 @@ CASES = {
     "fused-heads": Case(PHI, "tp=8"),
     "indexer": Case(DEEPSEEK, "dp=2,tp=4,ep=8"),
     "shared-indexer": Case(GLM5, "dp=2,tp=4,sp"),
+    "entries": Case(COMPRESSED, "dp=2,tp=4,ep=8"),
+    "entries-sp": Case(COMPRESSED, "dp=2,tp=4,sp"),
+    "entries-fsdp": Case(COMPRESSED, "fsdp=8"),
     "linear-attention": Case(QWEN35, "dp=2,tp=4,sp"),
     "linear-attention-fsdp": Case(QWEN35, "fsdp=8"),
     "linear-attention-experts": Case(QWEN_NEXT, "dp=2,tp=4,ep=8"),
@@ -222,6 +245,9 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
         "fused-heads": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MLP, Kind.ALL_REDUCE)},
         "indexer": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MOE_DISPATCH, Kind.ALL_TO_ALL)},
         "shared-indexer": {(Part.ATTN, Kind.ALL_GATHER), (Part.MLP, Kind.ALL_GATHER)},
+        "entries": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MOE_DISPATCH, Kind.ALL_TO_ALL)},
+        "entries-sp": {(Part.ATTN, Kind.ALL_GATHER), (Part.ATTN, Kind.REDUCE_SCATTER)},
+        "entries-fsdp": {(Part.ATTN, Kind.ALL_GATHER), (Part.MOE_SHARED, Kind.ALL_GATHER)},
         "linear-attention": {
             (Part.ATTN, Kind.ALL_GATHER),
             (Part.ATTN, Kind.REDUCE_SCATTER),
@@ -239,9 +265,8 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
         "biased-experts": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MOE_COMBINE, Kind.ALL_REDUCE)},
     }[name]
     assert expected <= equal, [str(m) for m in comparison.matches]
-    if (
-        name.startswith("linear-attention") or "indexer" in name
-    ):  # only sums of its output are exchanged
+    # Only sums of its output are exchanged.
+    if name.startswith(("linear-attention", "entries")) or "indexer" in name:
         differing = {Verdict.EXTRA, Verdict.MISSING, Verdict.CHANGED}
         assert not [
             m for m in comparison.matches if m.verdict in differing and m.shown.part is Part.ATTN

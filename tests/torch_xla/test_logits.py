@@ -57,7 +57,7 @@ DENSE = (
 )
 MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v2-limited", "deepseek_v3", "glm4_moe")
 MIXTURES += ("gpt_oss", "llama4", "gemma4-moe", "qwen3_next", "qwen3_5_moe")
-MIXTURES += ("deepseek_v32", "glm_moe_dsa", "glm_moe_dsa-shared")
+MIXTURES += ("deepseek_v32", "glm_moe_dsa", "glm_moe_dsa-shared", "deepseek_v4")
 PLANS = ("tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
 EXPERT_PLANS = (
     "tp=8,sp",
@@ -151,6 +151,7 @@ TELLING = {
     Case("deepseek_v32", "dp=2,tp=4,ep=8"),
     Case("glm_moe_dsa-shared", "dp=2,tp=4,ep=2,sp"),
     Case("qwen3_5", "dp=2,tp=4,sp"),
+    Case("deepseek_v4", "tp=8,ep=8"),
 }
 ITSELF = [
     pytest.param(Case("qwen3", "pp=2,tp=4"), marks=pytest.mark.matrix),

@@ -12,13 +12,21 @@ import transformers
 from transformers.cache_utils import StaticLayer
 
 from meshscope.events.enums import Phase
-from meshscope.programs.torchxla.checks import has_indexer, layers_of_stage
+from meshscope.programs.torchxla.checks import has_sparse_latents, layers_of_stage
 from meshscope.programs.torchxla.indexer import IndexedLayer
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.stages import StageLayer
+from meshscope.programs.torchxla.states import States
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import AttentionKind, GroupedAttention, LatentAttention, Layer
+from meshscope.spec.model.model import (
+    AttentionKind,
+    CompressedAttention,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    Model,
+)
 from meshscope.spec.plan.caches import layer_cache
 from meshscope.spec.plan.context_form import cache_slots
 
@@ -65,46 +73,47 @@ class Caches:
     phase: Phase
     tensors: Tensors
 
-    def arguments(self, model: Any, position: Any) -> Any:
-        """A cache filled up to `position`, whose arrays [B, K, T, H] are program arguments."""
-        n_slots = n_cache_slots(self.experiment)
-        cache: Any = transformers.StaticCache(config=model.config, max_cache_len=n_slots)
-        layers = [layer for layer in self.experiment.model.layers if not layer.shares_cache]
-        is_linear = [layer.attention is AttentionKind.LINEAR for layer in layers]
+    def arguments(self, position: Any) -> Any:
+        """A cache filled up to `position`, whose arrays are program arguments."""
+        described = self.experiment.model
+        layers = [layer for layer in described.layers if not layer.shares_cache]
+        if self.experiment.plan.pp > 1:
+            layers = layers[: layers_of_stage(self.experiment)]
+        cached = [self._layer(index, layer, position) for index, layer in enumerate(layers)]
+        return transformers.Cache(layers=cached)
+
+    def _layer(self, index: int, layer: Layer, position: Any) -> Any:
+        """The arrays of one layer: keys and values [B, K, T, H], or those that the plan declares."""
+        experiment = self.experiment
+        if _has_states(experiment.model, layer):
+            return self._states(index, layer)
+        cached: Any = self._empty(index, layer, position)
+        what, n_slots = kept(experiment, self.tensors, layer), n_cache_slots(experiment)
+        batch, dtype = experiment.workload.batch, TORCH_DTYPES[experiment.workload.cache_dtype]
+        for name, width in zip(ARRAYS, what.widths, strict=True):
+            shape, full = (batch, what.n_heads, n_slots, width), argument_name(index, name)
+            array = self.tensors.argument(
+                full, shape, dtype, what.spec, n_stages=experiment.plan.pp
+            )
+            setattr(cached, name, array)
+        cached.dtype, cached.device = dtype, position.device
+        cached.batch_size, cached.num_heads = batch, what.n_heads
+        cached.k_head_dim, cached.v_head_dim = what.widths
+        cached.cumulative_length = position.clone()  # each layer advances its counter
+        cached.is_initialized = True
+        return cached
+
+    def _empty(self, index: int, layer: Layer, position: Any) -> StaticLayer:
+        """A layer of transformers' static cache, or one of ours, without keys and values."""
+        n_slots, plan = n_cache_slots(self.experiment), self.experiment.plan
+        if plan.pp > 1:
+            return StageLayer(n_slots, position)
+        if plan.cp > 1:
+            return ContextLayer(self, n_slots, layer)
+        if has_sparse_latents(self.experiment.model):
+            return self._indexed(index, layer, position)
         # Windows are in the mask: a layer with one would keep fewer slots and move them in each step.
-        cache.layers = [StaticLayer(max_cache_len=n_slots) for _ in layers]
-        if self.experiment.plan.cp > 1:
-            cache.layers = [ContextLayer(self, n_slots, layer) for layer in layers]
-        n_stages = self.experiment.plan.pp
-        if n_stages > 1:
-            n_layers = layers_of_stage(self.experiment)
-            cache.layers = [StageLayer(n_slots, position) for _ in range(n_layers)]
-        if has_indexer(self.experiment.model):
-            cache.layers = [
-                self._indexed(index, layer, position) for index, layer in enumerate(layers)
-            ]
-        workload = self.experiment.workload
-        dtype = TORCH_DTYPES[workload.cache_dtype]
-        for index, layer in enumerate(cache.layers):
-            if is_linear[index]:
-                continue
-            what = kept(self.experiment, self.tensors, layers[index])
-            for name, width in zip(ARRAYS, what.widths, strict=True):
-                shape = (workload.batch, what.n_heads, n_slots, width)
-                array = self.tensors.argument(
-                    argument_name(index, name), shape, dtype, what.spec, n_stages=n_stages
-                )
-                setattr(layer, name, array)
-            layer.dtype, layer.device = dtype, position.device
-            layer.batch_size, layer.num_heads = workload.batch, what.n_heads
-            layer.k_head_dim, layer.v_head_dim = what.widths
-            layer.cumulative_length = position.clone()  # each layer advances its counter
-            layer.is_initialized = True
-        cache.layers = [
-            self._states(index, layers[index]) if is_linear[index] else layer
-            for index, layer in enumerate(cache.layers)
-        ]
-        return cache
+        return StaticLayer(max_cache_len=n_slots)
 
     def _indexed(self, index: int, layer: Layer, position: Any) -> StaticLayer:
         """A layer with keys of the indexer, unless it takes the positions that an earlier one chose."""
@@ -125,26 +134,26 @@ class Caches:
         )
         return indexed
 
-    def _states(self, index: int, layer: Layer) -> "States":
-        """The states of linear attention, as the plan declares them."""
+    def _states(self, index: int, layer: Layer) -> States:
+        """Arrays [B, *heads, slots, width] as the plan declares them."""
         experiment, layouts = self.experiment, self.tensors.layouts
-        spec: Spec = (layouts.data, layouts.axes("tp"), (), ())
+        n_positions = n_cache_slots(experiment)
         arrays: dict[str, Any] = {}
         for array in layer_cache(experiment.model, experiment.plan, layer):
-            n_heads, width = array.shape
-            assert array.n_fixed_slots is not None
-            shape = (experiment.workload.batch, n_heads, array.n_fixed_slots, width)
+            *heads, width = array.shape
+            shape = (experiment.workload.batch, *heads, array.n_slots(n_positions), width)
+            of_heads = (layouts.split(dim) for dim in array.dims[:-1])
+            spec: Spec = (layouts.data, *of_heads, (), ())
             dtype = TORCH_DTYPES[array.dtype or experiment.workload.cache_dtype]
             name = argument_name(index, array.name)
             arrays[array.name] = self.tensors.argument(name, shape, dtype, spec)
         return States(arrays)
 
 
-@dataclass
-class States:
-    """The arrays [B, heads, slots, width] that a layer of linear attention replaces in each step."""
-
-    arrays: dict[str, Any]
+def _has_states(model: Model, layer: Layer) -> bool:
+    """Whether a layer keeps other arrays than the keys and values of all positions."""
+    is_compressed = isinstance(model.attention, CompressedAttention)
+    return is_compressed or layer.attention is AttentionKind.LINEAR
 
 
 class ContextLayer(StaticLayer):

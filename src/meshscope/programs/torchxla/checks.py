@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from meshscope.errors import PlanError
-from meshscope.programs.torchxla.configs import transformers_config
+from meshscope.programs.torchxla.configs import hugging_face_config
 from meshscope.programs.torchxla.layouts import kv_heads
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.flops import has_linear_attention
 from meshscope.spec.model.model import (
+    CompressedAttention,
     Family,
     GroupedAttention,
     LatentAttention,
@@ -20,8 +21,8 @@ from meshscope.spec.program import Partitioner
 
 
 def check_traceable(experiment: Experiment) -> None:
-    """SpecError or PlanError unless there are rules for the family, and its stages can share a program."""
-    transformers_config(experiment.model)
+    """SpecError or PlanError for parts of the model and plans that this front end has no program for."""
+    hugging_face_config(experiment.model)
     _check_heads(experiment)
     _check_indexer(experiment)
     if experiment.plan.pp > 1:
@@ -40,15 +41,15 @@ def _check_heads(experiment: Experiment) -> None:
         )
 
 
-def has_indexer(model: Model) -> bool:
-    """Whether an indexer chooses the positions that queries attend to."""
+def has_sparse_latents(model: Model) -> bool:
+    """Whether an indexer chooses the latents that queries attend to."""
     return isinstance(model.attention, LatentAttention) and model.attention.indexer is not None
 
 
 def _check_indexer(experiment: Experiment) -> None:
     """PlanError for cp, for stages and for --partitioner auto with an indexer."""
     plan, model = experiment.plan, experiment.model
-    if not has_indexer(model):
+    if not (has_sparse_latents(model) or isinstance(model.attention, CompressedAttention)):
         return
     if plan.cp > 1 or plan.pp > 1:
         axis = "cp" if plan.cp > 1 else "pp"

@@ -1,6 +1,5 @@
 """Converts a Model into a transformers config, the inverse of `spec/model/config.py`."""
 
-from math import prod
 from typing import Any, assert_never
 
 from meshscope.errors import SpecError
@@ -20,34 +19,7 @@ from meshscope.spec.model.model import (
     Rope,
     RopeType,
 )
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.plan.weights import layer_weights, outer_weights
-from meshscope.units import format_bytes
 
-MAX_NAMED, MAX_NAMED_LAYERS = 4, 1  # parameters and layers listed in an error message
-
-# Families whose transformers modules are tested with the hooks and the expert dispatch.
-FAMILIES = (
-    Family.LLAMA,
-    Family.QWEN2,
-    Family.QWEN3,
-    Family.QWEN3_MOE,
-    Family.MIXTRAL,
-    Family.DEEPSEEK_V2,
-    Family.DEEPSEEK_V3,
-    Family.MISTRAL,
-    Family.MINISTRAL,
-    Family.MINISTRAL3,
-    Family.GEMMA2,
-    Family.GEMMA3,
-    Family.GLM4_MOE,
-    Family.PHI3,
-    Family.GPT_OSS,
-    Family.GEMMA4,
-    Family.LLAMA4,
-    *sorted(HYBRID_FAMILIES),
-    *sorted(SPARSE_FAMILIES),
-)
 GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
 HAS_ATTENTION_BIAS = (
     frozenset({Family.LLAMA, Family.QWEN3, Family.QWEN3_MOE, Family.GLM4_MOE, Family.GPT_OSS})
@@ -71,29 +43,18 @@ LAYER_TYPES = {
     AttentionKind.CHUNKED: "chunked_attention",
     AttentionKind.LINEAR: "linear_attention",
     AttentionKind.SHARED: "indexed_attention",
+    AttentionKind.COMPRESSED_SPARSE: "compressed_sparse_attention",
+    AttentionKind.HEAVILY_COMPRESSED: "heavily_compressed_attention",
 }
 
 INDEXER_TYPES = {AttentionKind.FULL: "full", AttentionKind.SHARED: "shared"}
 
 
-def transformers_config(model: Model) -> dict[str, Any]:
+def hugging_face_config(model: Model) -> dict[str, Any]:
     """The config with the key names of transformers 5, including `model_type`.
 
-    SpecError if this front end does not support the family.
-    """
-    if model.family not in FAMILIES:
-        raise SpecError(
-            f"--frontend torchxla has no rules for {model.family} ({model.name}), so its parameters would "
-            f"not be sharded: {_largest(model)} and more. "
-            f"Use --frontend jax, or one of {', '.join(FAMILIES)}."
-        )
-    return hugging_face_config(model)
-
-
-def hugging_face_config(model: Model) -> dict[str, Any]:
-    """The config with the key names of transformers 5, for a family of `FAMILIES`.
-
     A model truncated to fewer layers keeps the kinds of its layers, so lists are explicit.
+    SpecError if this front end does not support a part of the model.
     """
     return {
         "model_type": model.family.value,
@@ -113,18 +74,6 @@ def hugging_face_config(model: Model) -> dict[str, Any]:
     }
 
 
-def _largest(model: Model) -> str:
-    """The largest parameters with their size in bf16, by checkpoint name."""
-    plan, sizes = parse_plan("tp=1"), dict[str, int]()
-    layers = [layer_weights(model, plan, layer) for layer in model.layers[:MAX_NAMED_LAYERS]]
-    for index, weights in enumerate([outer_weights(model, plan), *layers]):
-        for weight in weights:
-            name = weight.checkpoint.format(layer=index - 1, expert="*")
-            sizes[name] = sizes.get(name, 0) + 2 * prod(weight.shape)
-    largest = sorted(sizes, key=lambda name: -sizes[name])[:MAX_NAMED]
-    return ", ".join(f"{name} ({format_bytes(sizes[name])})" for name in largest)
-
-
 def _attention(model: Model) -> dict[str, Any]:
     attention = model.attention
     match attention:
@@ -133,10 +82,7 @@ def _attention(model: Model) -> dict[str, Any]:
         case LatentAttention():
             return _latent(model, attention)
         case CompressedAttention():
-            raise SpecError(
-                f"{model.name}: --frontend torchxla does not support compressed attention. "
-                "Use --frontend jax."
-            )
+            return _compressed(model, attention)
         case _:
             assert_never(attention)
 
@@ -268,6 +214,42 @@ def _latent(model: Model, attention: LatentAttention) -> dict[str, Any]:
     return config
 
 
+def _compressed(model: Model, attention: CompressedAttention) -> dict[str, Any]:
+    """Attention to a window and to entries, and the parallel residual streams."""
+    if attention.rope.rope_type is not RopeType.DEFAULT:
+        raise SpecError(
+            f"{model.name}: --frontend torchxla scales the angles of layers with entries only, but the config "
+            f"has {attention.rope.rope_type} in others. Use --frontend jax."
+        )
+    hyper, indexer = model.hyper, attention.indexer
+    assert hyper is not None
+    return {
+        "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": 1,
+        "head_dim": attention.head_dim,
+        "qk_rope_head_dim": attention.rope_dim,
+        "rope_theta": attention.rope.theta,
+        "compress_rope_theta": attention.compressed_rope.theta,
+        "rope_parameters": _rope(attention.compressed_rope),
+        "q_lora_rank": attention.q_rank,
+        "sliding_window": attention.window,
+        "compress_rates": {
+            LAYER_TYPES[AttentionKind.COMPRESSED_SPARSE]: attention.sparse_rate,
+            LAYER_TYPES[AttentionKind.HEAVILY_COMPRESSED]: attention.heavy_rate,
+        },
+        "o_groups": attention.n_groups,
+        "o_lora_rank": attention.group_rank,
+        "index_n_heads": indexer.n_heads,
+        "index_head_dim": indexer.head_dim,
+        "index_topk": indexer.top_k,
+        "layer_types": [LAYER_TYPES[layer.attention] for layer in model.layers],
+        "mlp_layer_types": [layer.mlp.value for layer in model.layers],
+        "hc_mult": hyper.n_streams,
+        "hc_sinkhorn_iters": hyper.n_iterations,
+        "hc_eps": hyper.eps,
+    }
+
+
 def _rope(rope: Rope) -> dict[str, Any]:
     """Only the keys that the scaling type reads; transformers warns about others."""
     parameters: dict[str, Any] = {"rope_type": rope.rope_type.value, "rope_theta": rope.theta}
@@ -313,11 +295,13 @@ def _experts(model: Model) -> dict[str, Any]:
     if moe is None:
         return _no_experts(model)
     match model.family:
-        case Family.MIXTRAL | Family.LLAMA4:
+        case Family.MIXTRAL | Family.LLAMA4 | Family.GPT_OSS:
+            limit = moe.activation_limit
             return {
                 "intermediate_size": moe.ffn,
                 "num_local_experts": moe.n_experts,
                 "num_experts_per_tok": moe.n_active,
+                **({} if limit is None else {"swiglu_limit": limit}),
             }
         case Family.QWEN3_MOE | Family.QWEN3_NEXT | Family.QWEN3_5_MOE:
             return _qwen_experts(model, moe)
@@ -328,11 +312,14 @@ def _experts(model: Model) -> dict[str, Any]:
                 "top_k_experts": moe.n_active,
                 "moe_intermediate_size": moe.ffn,
             }
-        case Family.GPT_OSS:
+        case Family.DEEPSEEK_V4:
             return {
-                "intermediate_size": moe.ffn,
-                "num_local_experts": moe.n_experts,
+                "n_routed_experts": moe.n_experts,
                 "num_experts_per_tok": moe.n_active,
+                "n_shared_experts": 1,
+                "moe_intermediate_size": moe.ffn,
+                "routed_scaling_factor": moe.scale,
+                "scoring_func": moe.scoring.value,
                 "swiglu_limit": moe.activation_limit,
             }
         case _:

@@ -105,8 +105,13 @@ def is_seen(queries: Any, keys: Any, window: int | None, *, is_chunked: bool = F
 
 def partly_attended(q: Any, k: Any, v: Any, places: tuple[Any, Any], of: Scores) -> PartialSoftmax:
     """Attention of q [B, K, G, S, H] over k, v [B, K, T, H] at `places` [S] and [T]."""
-    scores = of.limited(torch.einsum("bkgsh,bkth->bkgst", q, k).float())
     seen = is_seen(*places, of.window, is_chunked=of.is_chunked)
+    return partial_softmax(q, k, v, seen, of)
+
+
+def partial_softmax(q: Any, k: Any, v: Any, seen: Any, of: Scores) -> PartialSoftmax:
+    """Attention of q [B, K, G, S, H] over those of k, v [B, K, T, H] that are `seen` [..., S, T]."""
+    scores = of.limited(torch.einsum("bkgsh,bkth->bkgst", q, k).float())
     scores = torch.where(seen, scores, torch.full_like(scores, LOWEST))
     largest = scores.amax(dim=-1)
     shares = torch.exp(scores - largest[..., None])

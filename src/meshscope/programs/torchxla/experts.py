@@ -94,12 +94,12 @@ def _stacked_bias(module: Any) -> Any:
 
 def _gated(module: Any, gate: Any, up: Any, moe: MixtureOfExperts) -> Any:
     """The expert's activation function of its gate and up projections."""
-    if moe.activation is not Activation.CLAMPED_SWIGLU:
-        return module.act_fn(gate) * up
     limit = moe.activation_limit
-    assert limit is not None
-    gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
-    return (up + 1) * gate * torch.sigmoid(gate * module.alpha)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    if moe.activation is Activation.CLAMPED_SWIGLU:
+        return (up + 1) * gate * torch.sigmoid(gate * module.alpha)
+    return module.act_fn(gate) * up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,9 +61,8 @@ class ChosenPositions(torch.nn.Module):
         q = self._turned(q, cos, sin)
         k = self._turned(self.k_norm(self.wk(hidden_states))[:, :, None], cos, sin)[:, :, 0]
         k = past_key_values.update_indexer(k, self.layer_idx).to(q.dtype)
-        scores = torch.einsum("bsnh,bth->bsnt", q.float(), k.float()) * self.of.head_dim**-0.5
-        weights = self.weights_proj(hidden_states).float() * self.of.n_heads**-0.5
-        scores = torch.einsum("bsn,bsnt->bst", weights, torch.relu(scores)) + attention_mask.float()
+        scores = index_scores(q, k, self.weights_proj(hidden_states), self.of)
+        scores = scores + attention_mask.float()
         self.tensors.annotate(scores, (self.tensors.layouts.data, (), ()))
         return best(scores, self.of.top_k) & (attention_mask >= 0)
 
@@ -75,6 +74,13 @@ class ChosenPositions(torch.nn.Module):
         if self.of.is_interleaved:
             low, high = turning[..., 0::2], turning[..., 1::2]
         return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1)
+
+
+def index_scores(q: Any, k: Any, weights: Any, of: Indexer) -> Any:
+    """The scores [B, S, T] of keys [B, T, H] for queries [B, S, N, H], whose heads have weights [B, S, N]."""
+    scores = torch.einsum("bsnh,bth->bsnt", q.float(), k.float()) * of.head_dim**-0.5
+    weights = weights.float() * of.n_heads**-0.5
+    return torch.einsum("bsn,bsnt->bst", weights, torch.relu(scores))
 
 
 def best(scores: Any, n_best: int) -> Any:

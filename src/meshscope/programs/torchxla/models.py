@@ -9,7 +9,7 @@ import transformers
 from torch_xla.distributed.spmd.xla_sharding import apply_xla_patch_to_nn_linear
 
 from meshscope.errors import SpecError
-from meshscope.programs.torchxla.configs import transformers_config
+from meshscope.programs.torchxla.configs import hugging_face_config
 from meshscope.programs.torchxla.replaced import replace_modules
 from meshscope.programs.torchxla.rules import Rule, rules_of
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors, all_gather
@@ -29,7 +29,7 @@ def meta_model(experiment: Experiment, *, attention: str) -> Any:
     Rotary embeddings have computed values, so they are built with memory.
     """
     transformers.logging.set_verbosity_error()
-    config = transformers.AutoConfig.for_model(**transformers_config(experiment.model))
+    config = transformers.AutoConfig.for_model(**hugging_face_config(experiment.model))
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
         replace_modules(model, experiment.model)

@@ -18,6 +18,7 @@ import torch_xla.runtime as xr
 from meshscope.events.enums import Part, Phase
 from meshscope.programs.torchxla.caching import Caches, n_cache_slots, new_arrays
 from meshscope.programs.torchxla.checks import layers_of_stage
+from meshscope.programs.torchxla.compressed import CompressionStep, EntryAttention
 from meshscope.programs.torchxla.configs import LAYER_TYPES, MASKED_BY_KIND
 from meshscope.programs.torchxla.context import is_seen, register_attention
 from meshscope.programs.torchxla.experts import register_experts
@@ -40,10 +41,11 @@ from meshscope.programs.torchxla.models import (
     with_arguments,
 )
 from meshscope.programs.torchxla.stages import add_pipeline
+from meshscope.programs.torchxla.streams import MixedLayer
 from meshscope.programs.torchxla.tensors import ARGUMENT, TORCH_DTYPES, Argument, Tensors, scope
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.flops import window_of
-from meshscope.spec.model.model import AttentionKind, Layer, MlpKind
+from meshscope.spec.model.model import AttentionKind, CompressedAttention, Layer, MlpKind
 from meshscope.spec.program import Partitioner
 
 TOKENS, POSITION = "tokens", "position"
@@ -53,6 +55,7 @@ _OUTER = {
     "model.embed_tokens_per_layer": Part.EMBED,
     "model.per_layer_model_projection": Part.EMBED,
     "model.per_layer_projection_norm": Part.EMBED,
+    "model.hc_head": Part.LM_HEAD,
     "model.norm": Part.LM_HEAD,
     "lm_head": Part.LM_HEAD,
 }
@@ -149,7 +152,7 @@ class _Step:
         position = self.tensors.argument(POSITION, (), torch.int64, ())
         self.tensors.position = position
         positions = position + torch.arange(n_tokens, device=torch_xla.device())
-        cache = Caches(self.experiment, self.phase, self.tensors).arguments(model, position)
+        cache = Caches(self.experiment, self.phase, self.tensors).arguments(position)
         logits = model(
             input_ids=tokens,
             position_ids=positions[None],
@@ -165,13 +168,14 @@ class _Step:
 
     def _masks(self, positions: Any) -> Any:
         """The mask of every layer, or of each kind by name if the model has several."""
-        kinds = dict.fromkeys(layer.attention for layer in self.experiment.model.layers)
+        model = self.experiment.model
+        if isinstance(model.attention, CompressedAttention):
+            return {"none": None}  # its modules compare positions themselves
+        kinds = dict.fromkeys(layer.attention for layer in model.layers)
         masks = {LAYER_TYPES[kind]: self._mask(positions, kind) for kind in kinds}
         if AttentionKind.LINEAR in kinds:
             masks[LAYER_TYPES[AttentionKind.LINEAR]] = None
-        return (
-            masks if self.experiment.model.family in MASKED_BY_KIND else next(iter(masks.values()))
-        )
+        return masks if model.family in MASKED_BY_KIND else next(iter(masks.values()))
 
     def _mask(self, positions: Any, kind: AttentionKind) -> Any:
         """[1, 1, S, T]: zero for visible slots, the lowest number for masked ones."""
@@ -216,6 +220,8 @@ def scope_of_module(name: str, experiment: Experiment) -> str | None:
     of_inner = {
         "input_layernorm": Part.ATTN,
         "self_attn": Part.ATTN,
+        "attn_hc": Part.ATTN,
+        "ffn_hc": Part.MOE_ROUTER,
         "linear_attn": Part.ATTN,
         "post_attention_layernorm": Part.ATTN if experiment.model.has_post_norms else before_mlp,
         "pre_feedforward_layernorm": before_mlp,
@@ -278,9 +284,15 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
         attention = attention_of(layer)
         if isinstance(attention, DeltaAttention):
             attention.placing = Placing(phase=phase, tensors=tensors)
+        if isinstance(attention, EntryAttention):
+            attention.step = CompressionStep(
+                phase=phase, tensors=tensors, rotary=model.model.rotary_emb
+            )
         indexer = getattr(attention, "indexer", None)
         if isinstance(indexer, ChosenPositions):
             indexer.tensors = tensors
+        if isinstance(layer, MixedLayer):
+            layer.tensors, layer.residual = tensors, streams.residual
         _lay_out_layer(layer, kind, tensors, streams)
     if streams.is_split and experiment.plan.pp == 1:  # a pipeline returns only the last positions
         _lay_out(model.model.norm, tensors, streams.residual)

@@ -5,6 +5,8 @@ Phi-3 has queries, keys and values in one matrix, and gate and up projections in
 the whole over devices would not split the parts by heads or columns, so they become separate parameters. The
 experts of gpt-oss have columns [E, D, 2F] that alternate between gate and up; here they are as in other families.
 Llama 4 lets all experts process all tokens; here it has the dispatch of other families, too.
+DeepSeek-V3.2 and GLM-5 have an indexer (`indexer.py`), DeepSeek-V4 attention over entries of positions
+(`compressed.py`) and several residual streams (`streams.py`).
 """
 
 # pyright: reportMissingImports=false
@@ -14,16 +16,21 @@ import torch
 import transformers.integrations.moe as registry
 
 from meshscope.events.enums import Part
+from meshscope.programs.torchxla.compressed import EntryAttention
 from meshscope.programs.torchxla.experts import NAME
 from meshscope.programs.torchxla.indexer import ChosenPositions
 from meshscope.programs.torchxla.linear import DeltaAttention
+from meshscope.programs.torchxla.streams import Collapse, MixedLayer
 from meshscope.programs.torchxla.tensors import scope
 from meshscope.spec.model.model import (
     HYBRID_FAMILIES,
     SPARSE_FAMILIES,
+    CompressedAttention,
     Family,
     GroupedAttention,
+    HyperConnections,
     LatentAttention,
+    Layer,
     Model,
 )
 
@@ -122,6 +129,8 @@ def replace_modules(model: Any, described: Model) -> None:
                 layer.feed_forward = OneExpert(layer.feed_forward)
             case Family.PHI3:
                 _separate_joined(layer, described)
+            case Family.DEEPSEEK_V4:
+                _replace_compressed(layer, kind, described)
             case family if family in SPARSE_FAMILIES:
                 _replace_indexer(layer.self_attn, described)
             case family if family in HYBRID_FAMILIES:
@@ -130,6 +139,14 @@ def replace_modules(model: Any, described: Model) -> None:
                     layer.mlp = GatedExperts(layer.mlp)
             case _:
                 pass
+    if described.hyper is not None:
+        _mix_streams(model.model, described.hyper)
+
+
+def _mix_streams(decoder: Any, hyper: HyperConnections) -> None:
+    """Let the layers of a decoder mix their residual streams without merging batch and positions."""
+    decoder.layers = torch.nn.ModuleList(MixedLayer(layer, hyper) for layer in decoder.layers)
+    decoder.hc_head = Collapse(decoder.hc_head, hyper)
 
 
 def _replace_indexer(attention: Any, described: Model) -> None:
@@ -137,6 +154,12 @@ def _replace_indexer(attention: Any, described: Model) -> None:
     assert isinstance(described.attention, LatentAttention)
     if attention.indexer is not None:
         attention.indexer = ChosenPositions(attention.indexer, described.attention)
+
+
+def _replace_compressed(layer: Any, kind: Layer, described: Model) -> None:
+    """Give a layer of DeepSeek-V4 the attention over a cache of fixed shape."""
+    assert isinstance(described.attention, CompressedAttention)
+    layer.self_attn = EntryAttention(layer.self_attn, kind.attention, described.attention)
 
 
 def _separate_joined(layer: Any, described: Model) -> None:

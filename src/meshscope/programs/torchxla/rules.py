@@ -16,6 +16,29 @@ from meshscope.spec.plan.weights import Dim, Weight, layer_weights, outer_weight
 
 # By family, if not "mlp.experts.".
 EXPERTS = {Family.GEMMA4: "experts.", Family.LLAMA4: "feed_forward.experts."}
+# Parts of names within layers of DeepSeek-V4's checkpoint, as in `conversion_mapping.py` of transformers.
+LAYER_NAMES = {
+    "attn": "self_attn",
+    "attn_norm": "input_layernorm",
+    "attn_sink": "sinks",
+    "wq_a": "q_a_proj",
+    "q_norm": "q_a_norm",
+    "wq_b": "q_b_proj",
+    "wkv": "kv_proj",
+    "norm": "kv_norm",
+    "wgate": "gate_proj",
+    "ape": "position_bias",
+    "weights_proj": "scorer.weights_proj",
+    "wo_a": "o_a_proj",
+    "wo_b": "o_b_proj",
+    "ffn": "mlp",
+    "ffn_norm": "post_attention_layernorm",
+    "bias": "e_score_correction_bias",
+    "w1": "gate_proj",
+    "w2": "down_proj",
+    "w3": "up_proj",
+    **{f"hc_{b}_{x}": f"{b}_hc.{x}" for b in ("attn", "ffn") for x in ("fn", "base", "scale")},
+}
 WHOLE = ("kv_b_proj.weight",)  # one parameter that holds several weights: heads split it as a whole
 
 
@@ -69,14 +92,14 @@ def rules_of(model: Model, plan: Plan) -> Mapping[str, Rule]:
     """The rule of every parameter, by its name in the transformers model."""
     rules: dict[str, Rule] = {}
     for weight in outer_weights(model, plan):
-        rules[weight.checkpoint] = _rule(weight)
+        rules[module_name(weight.checkpoint, model.family)] = _rule(weight)
     for index, layer in enumerate(model.layers):
         n_kv_heads = _kv_heads(model, layer)
         for weight in layer_weights(model, plan, layer):
             name = weight.checkpoint
             if "{expert}" in name:
                 continue
-            name = _module_name(name.format(layer=index), model.family)
+            name = module_name(name.format(layer=index), model.family)
             rules[_name_of_part(name, weight)] = _rule(weight, n_kv_heads)
         base = f"model.layers.{index}.{EXPERTS.get(model.family, 'mlp.experts.')}"
         rules |= _expert_rules(layer_weights(model, plan, layer), base)
@@ -121,9 +144,17 @@ def _expert_rules(weights: tuple[Weight, ...], base: str) -> dict[str, Rule]:
     return rules
 
 
-def _module_name(name: str, family: Family) -> str:
-    """The module name of a checkpoint tensor; Mixtral's blocks have another name in transformers."""
-    return name.replace("block_sparse_moe.", "mlp.") if family is Family.MIXTRAL else name
+def module_name(name: str, family: Family) -> str:
+    """The name in transformers of a tensor of the checkpoint, which differs in Mixtral and DeepSeek-V4."""
+    if family is Family.MIXTRAL:
+        return name.replace("block_sparse_moe.", "mlp.")
+    if family is not Family.DEEPSEEK_V4:
+        return name
+    name = name.replace(".indexer.compressor.", ".indexer.")
+    name = name.replace(".indexer.", ".compressor.indexer.")
+    parts = name.split(".")
+    names = LAYER_NAMES if "layers" in parts else {"head": "lm_head"}
+    return ".".join(names.get(part, part) for part in parts)
 
 
 def _name_of_part(checkpoint: str, weight: Weight) -> str:

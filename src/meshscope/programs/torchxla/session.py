@@ -32,9 +32,11 @@ from meshscope.programs.torchxla.program import POSITION, TOKENS, TracedProgram,
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, partition
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.topology import Topology
+from meshscope.spec.model.model import Model
 
 DEVIATION = 0.02  # standard deviation of random weights, as in transformers
 DRAIN_S = 0.25  # events that end after the profiler stops are lost
+TABLE = "tid2eid"  # the experts of each token in layers that look them up
 _ALLOCATION = re.compile(r"^allocation \d+: size (?P<size>\d+), (?P<what>.*):$", re.MULTILINE)
 _XLAC = torch_xla._XLAC  # noqa: SLF001  computations and names of graphs have no public name
 OTHERS = "others"  # name of graphs that are not steps
@@ -194,7 +196,7 @@ class TorchSession:
         session = cls(
             experiment=experiment,
             programs=programs,
-            weights=_random_weights(first, seed),
+            weights=_random_weights(first, experiment.model, seed=seed),
             prompt=first.placed(TOKENS, prompt),
             positions=[first.placed(POSITION, at) for at in starts],
             dumps=dumps,
@@ -294,7 +296,7 @@ def _memory(assignment: str) -> dict[str, int]:
     }
 
 
-def _random_weights(live: LiveProgram, seed: int) -> dict[str, Any]:
+def _random_weights(live: LiveProgram, model: Model, *, seed: int) -> dict[str, Any]:
     """Weights on the devices: random matrices, norms of one, biases of zero, and the constants."""
     program = live.program
     given = {TOKENS, POSITION, *program.cache}
@@ -303,7 +305,11 @@ def _random_weights(live: LiveProgram, seed: int) -> dict[str, Any]:
         if name in given:
             continue
         value = program.constants.get(name)
-        if value is None:
+        if value is None and name.endswith(TABLE):
+            assert model.moe is not None
+            generator = np.random.default_rng(seed + number)
+            value = generator.integers(model.moe.n_experts, size=argument.shape)
+        elif value is None:
             value = _made(name, argument.shape, seed=seed + number)
         weights[name] = live.placed(name, value)
     return weights

@@ -1,0 +1,208 @@
+"""Compressed attention of DeepSeek-V4 in a fixed shape: a window, and entries of earlier positions.
+
+transformers collects keys and entries in arrays that grow, which a program for all steps cannot have. The
+arrays and their order are those of the JAX program (`programs/jax/compressed.py`): ring buffers of the latest
+positions, and in decode the entry of the current window is computed again in every step. Heads are split
+over tp; keys, entries and the indexer are the same on all its devices.
+
+Shapes: B batch, S positions of this step, T keys or entries, N heads, H width of a head, E entries, M positions
+of an entry, C channels of a position (twice those of an entry if entries include the window before), G groups of
+heads, I width of a group, R rank of a group.
+"""
+
+# pyright: reportMissingImports=false
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import apply_rotary_pos_emb
+
+from meshscope.events.enums import Phase
+from meshscope.programs.torchxla.context import (
+    LOWEST,
+    PartialSoftmax,
+    Scores,
+    is_seen,
+    partial_softmax,
+)
+from meshscope.programs.torchxla.indexer import best, index_scores
+from meshscope.programs.torchxla.states import Slots
+from meshscope.programs.torchxla.tensors import Tensors
+from meshscope.spec.model.flops import entry_rate
+from meshscope.spec.model.model import AttentionKind, CompressedAttention
+
+Keys = tuple[Any, Any]  # keys [B, T, H], which are also the values, and their mask [.., S, T]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionStep:
+    """What the attention of all layers shares in one phase; `rotary` is the model's rotary embedding."""
+
+    phase: Phase
+    tensors: Tensors
+    rotary: Any
+
+
+class EntryAttention(torch.nn.Module):
+    """The attention of one layer of DeepSeek-V4, which replaces the module of transformers."""
+
+    def __init__(self, replaced: Any, kind: AttentionKind, of: CompressedAttention) -> None:
+        super().__init__()
+        self.q_a_proj, self.q_a_norm = replaced.q_a_proj, replaced.q_a_norm
+        self.q_b_proj, self.q_b_norm = replaced.q_b_proj, replaced.q_b_norm
+        self.kv_proj, self.kv_norm = replaced.kv_proj, replaced.kv_norm
+        self.o_a_proj, self.o_b_proj = replaced.o_a_proj, replaced.o_b_proj
+        self.sinks = replaced.sinks
+        self.compressor = replaced.compressor
+        self.layer_idx, self.kind, self.of = replaced.layer_idx, kind, of
+        if self.compressor is not None:
+            del self.compressor.rotary_emb
+            if kind is AttentionKind.COMPRESSED_SPARSE:
+                del self.compressor.indexer.rotary_emb
+        self.step: CompressionStep | None = None
+
+    def forward(
+        self,
+        hidden_states: Any,
+        position_embeddings: dict[str, tuple[Any, Any]],
+        position_ids: Any,
+        past_key_values: Any,
+        **_: Any,
+    ) -> tuple[Any, None]:
+        """[B, S, D] -> [B, S, D], and the arrays of the cache's layer replaced."""
+        assert self.step is not None
+        x, positions = hidden_states, position_ids[0]
+        is_plain = self.kind is AttentionKind.SLIDING
+        cos, sin = position_embeddings["main" if is_plain else "compress"]
+        states = past_key_values.layers[self.layer_idx]
+        cache = Slots(states=states, phase=self.step.phase, positions=positions)
+        q_latent = self.q_a_norm(self.q_a_proj(x))
+        q = self.q_b_proj(q_latent).reshape(*x.shape[:2], -1, self.of.head_dim)
+        q = self._by_heads(apply_rotary_pos_emb(self.q_b_norm(q), cos, sin, unsqueeze_dim=2))
+        parts = [self._window(x, cache, (cos, sin))]
+        if not is_plain:
+            parts += self._entries(x, q_latent, cache, (cos, sin))
+        out = self._attended(q, parts)
+        # Values turn like keys; this turns them back.
+        out = self._by_heads(apply_rotary_pos_emb(out, cos, -sin, unsqueeze_dim=2))
+        weight = self.o_a_proj.weight.reshape(self.of.n_groups, self.of.group_rank, -1)
+        out = self._by_heads(out.reshape(*x.shape[:2], self.of.n_groups, -1))
+        out = self._by_heads(torch.einsum("bsgi,gri->bsgr", out, weight))
+        return self.o_b_proj(out.reshape(*x.shape[:2], -1)), None
+
+    @property
+    def _tensors(self) -> Tensors:
+        assert self.step is not None
+        return self.step.tensors
+
+    def _by_heads(self, x: Any) -> Any:
+        """An array [B, S, heads or groups, width]."""
+        layouts = self._tensors.layouts
+        return self._tensors.annotate(x, (layouts.data, (), layouts.axes("tp"), ()))
+
+    def _whole(self, x: Any) -> Any:
+        """An array that all devices of tp have."""
+        return self._tensors.annotate(x, (self._tensors.layouts.data, *((),) * (x.dim() - 1)))
+
+    def _attended(self, q: Any, parts: list[Keys]) -> Any:
+        """Attention of q [B, S, N, H] to the parts, with sinks."""
+        annotate, layouts = self._tensors.annotate, self._tensors.layouts
+        heads = layouts.axes("tp")
+        scores = Scores(scale=self.of.head_dim**-0.5, softcap=None, window=None)
+        grouped = annotate(q.transpose(1, 2)[:, None], (layouts.data, (), heads, (), ()))
+        partials = [
+            partial_softmax(grouped, kv[:, None], kv[:, None], seen[..., None, None, :, :], scores)
+            for kv, seen in parts
+        ]
+        sinks = annotate(self.sinks[None], ((), heads))
+        out = reduce(PartialSoftmax.merged, partials).normalized(sinks)
+        return self._by_heads(out[:, 0].transpose(1, 2).to(q.dtype))
+
+    def _window(self, x: Any, cache: Slots, angles: tuple[Any, Any]) -> Keys:
+        """The keys of the window."""
+        kv = self.kv_norm(self.kv_proj(x))
+        kv = apply_rotary_pos_emb(kv[:, None], *angles)[:, 0]
+        cache.write_latest("window", kv)
+        places = cache.positions
+        if cache.phase is Phase.DECODE:
+            kv, places = cache.latest("window", x.dtype)
+        return kv, is_seen(cache.positions, places, self.of.window) & (places >= 0)
+
+    def _entries(self, x: Any, q_latent: Any, cache: Slots, angles: tuple[Any, Any]) -> list[Keys]:
+        """The entries of complete windows that queries see; none before the first one."""
+        entries, index_keys = self._compressed("entry", self.compressor, x, cache), None
+        is_sparse = self.kind is AttentionKind.COMPRESSED_SPARSE
+        if is_sparse:
+            index_keys = self._compressed("index", self.compressor.indexer, x, cache)
+        if not entries.shape[1]:
+            return []
+        n_full = (cache.positions + 1) // self._rate
+        seen = torch.arange(entries.shape[1], device=x.device) < n_full[:, None]
+        if is_sparse:
+            seen = seen & self._chosen(x, q_latent, index_keys, angles, seen)
+        return [(entries, seen)]
+
+    def _chosen(self, x: Any, q_latent: Any, keys: Any, angles: tuple[Any, Any], seen: Any) -> Any:
+        """The mask [B, S, E] of the entries with the best `keys` [B, E, width] among those `seen` [S, E]."""
+        indexer, of = self.compressor.indexer, self.of.indexer
+        q = self._whole(indexer.q_b_proj(q_latent).reshape(*x.shape[:2], of.n_heads, -1))
+        # In this order of dimensions no operation is also one of the layer's queries, which tp splits.
+        q = self._whole(apply_rotary_pos_emb(q.transpose(1, 2), *angles).transpose(1, 2))
+        weights = self._whole(indexer.scorer.weights_proj(x))
+        scores = torch.where(seen, index_scores(q, keys, weights, of), LOWEST)
+        return best(self._whole(scores), of.top_k)
+
+    @property
+    def _rate(self) -> int:
+        return entry_rate(self.of, self.kind)
+
+    def _compressed(self, name: str, of: Any, x: Any, cache: Slots) -> Any:
+        """Entries [B, E, H] of the prompt, or in decode all of the cache."""
+        kv, gate = of.kv_proj(x), of.gate_proj(x)
+        for part, new in (("kv", kv), ("gate", gate)):
+            cache.write_latest(f"{name}_{part}", new)
+        if cache.phase is Phase.DECODE:
+            kv, gate = (self._last_windows(f"{name}_{part}", x, cache) for part in ("kv", "gate"))
+            ages = torch.arange(kv.shape[1] - 1, -1, -1, device=x.device)
+            windows = cache.positions // self._rate - ages
+            entry = self._pooled(of, kv, gate, windows)[:, -1:]
+            cache.write(name, entry, windows[-1:])
+            return cache.read(name, x.dtype)
+        kv, gate = (_windows(y, self._rate) for y in (kv, gate))
+        entries = self._pooled(of, kv, gate, torch.arange(kv.shape[1], device=x.device))
+        cache.write_first(name, entries)
+        return entries
+
+    def _last_windows(self, name: str, x: Any, cache: Slots) -> Any:
+        """The windows [B, E, M, C] in a ring buffer, the current one last."""
+        windows = _windows(cache.read(name, x.dtype), self._rate)
+        n_windows = windows.shape[1]
+        first = cache.positions // self._rate + 1
+        order = (first + torch.arange(n_windows, device=x.device)) % n_windows
+        return windows.index_select(1, order)
+
+    def _pooled(self, of: Any, kv: Any, gate: Any, windows: Any) -> Any:
+        """Entries [B, E, H] of windows [B, E, M, C] with numbers [E]: weighted sums, normed and turned."""
+        assert self.step is not None
+        gate, width = gate + of.position_bias, of.kv_norm.weight.shape[0]
+        if kv.shape[-1] > width:  # the first channels belong to the entry after this one
+            before = [
+                torch.cat([torch.zeros_like(y[:, :1]), y[:, :-1]], dim=1)[..., :width]
+                for y in (kv, gate)
+            ]
+            before[1] = torch.where((windows > 0)[:, None, None], before[1], LOWEST)
+            kv, gate = (
+                torch.cat([first, y[..., width:]], dim=2)
+                for first, y in zip(before, (kv, gate), strict=True)
+            )
+        shares = torch.softmax(gate.float(), dim=2).to(kv.dtype)
+        entries = of.kv_norm((kv * shares).sum(dim=2))
+        cos, sin = self.step.rotary(entries, (windows * self._rate)[None], layer_type="compress")
+        return apply_rotary_pos_emb(entries[:, None], cos, sin)[:, 0]
+
+
+def _windows(x: Any, rate: int) -> Any:
+    """The complete windows, [B, S, C] -> [B, E, M, C]."""
+    n_windows = x.shape[1] // rate
+    return x[:, : n_windows * rate].reshape(x.shape[0], n_windows, rate, x.shape[-1])
