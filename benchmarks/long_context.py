@@ -15,9 +15,9 @@ import meshscope
 from meshscope.api.records import predicted_record
 from meshscope.api.request import ExperimentRequest, request_of
 from meshscope.api.run import Run
+from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.events.enums import Phase, Source
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.chunks import with_auto_chunk
 from meshscope.units import format_bytes, format_seconds
 
 CSV = Path(__file__).with_suffix(".csv")
@@ -54,9 +54,8 @@ def long_experiment(values: dict[str, Any], prompt: int) -> Experiment:
     short = request_of(ExperimentRequest, values | {"prompt": 1024, "output": OUTPUT}).experiment()
     longest = max(prompt + OUTPUT, short.model.max_position or 0)
     workload = replace(short.workload, prompt=prompt)
-    if values["prefill_chunk"] == "auto":
-        workload = with_auto_chunk(short.model, short.plan, workload, short.program, short.engine)
-    return replace(short, model=replace(short.model, max_position=longest), workload=workload)
+    whole = replace(short, model=replace(short.model, max_position=longest), workload=workload)
+    return with_default_chunk(whole) if values["prefill_chunk"] == "auto" else whole
 
 
 def predicted(*names: str, prompt: int, context: str = "auto", chunk: str = "auto") -> Run:
@@ -87,15 +86,19 @@ def memory_table() -> None:
 
 
 def times_table(length: str) -> None:
-    """TTFT and TPOT of each plan, over cp by ring and by all-gather."""
+    """TTFT and TPOT of each plan; over cp by all-gather of queries in chunks, by ring and by all-gather."""
     _print_head("model", "slice", "plan", "keys over cp", "TTFT", "TPOT", "fits")
     for model, topology, plans in MODELS:
         for plan in plans:
-            for context in ("ring", "allgather") if "cp" in plan else ("auto",):
+            for context in ("auto", "ring", "allgather") if "cp" in plan else ("auto",):
                 run = predicted(model, topology, plan, prompt=LENGTHS[length], context=context)
+                chunks = run.record.manifest.experiment.prefill_chunks
+                is_cut = chunks is not None and chunks.is_cut
+                if "cp" in plan and context == "auto" and not is_cut:
+                    continue  # a ring
                 fits = run.record.memory[Source.PREDICTED].fits
                 answer = "close" if fits is None else "yes" if fits else "no"
-                label = context if "cp" in plan else ""
+                label = ("queries" if is_cut else context) if "cp" in plan else ""
                 _print_row(_short(model), topology, f"`{plan}`", label, *_times(run), answer)
 
 

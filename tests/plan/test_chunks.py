@@ -2,12 +2,15 @@
 
 import pytest
 
+from meshscope.cost.default_chunk import with_default_chunk
+from meshscope.cost.predicted import predicted_times
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.plan.chunks import PrefillChunks, chunk_option, divisors
+from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.program import Engine, Frontend, Partitioner, Program
 from meshscope.spec.workload import Workload
@@ -132,9 +135,34 @@ def test_chunks_that_cp_cannot_split_are_refused(model: str, plan: str, message:
         _experiment(15 if is_odd else 4, plan=plan, model=model, prompt=1080 if is_odd else 1024)
 
 
-def test_auto_cuts_no_prompts_that_cp_splits() -> None:
-    whole = _experiment(plan="cp=2,tp=4", prompt=32768)
-    assert whole.with_auto_chunk() == whole
+@pytest.mark.parametrize(
+    ("plan", "prompt", "context", "chunk"),
+    [
+        ("cp=2,tp=4", 65_536, ContextForm.AUTO, 8192),
+        ("cp=2,tp=4", 130_048, ContextForm.AUTO, 1024),
+        ("cp=2,tp=4", 130_048, ContextForm.RING, None),
+        ("cp=2,tp=4", 130_944, ContextForm.AUTO, None),  # no chunk divides it
+        ("cp=2,tp=4", 16_384, ContextForm.AUTO, None),  # whole, it is faster
+        ("cp=2,tp=4", 8192, ContextForm.AUTO, None),
+    ],
+)
+def test_auto_cuts_prompts_that_cp_splits_where_that_is_faster(
+    plan: str, prompt: int, context: ContextForm, chunk: int | None
+) -> None:
+    program = Program(context=context)
+    model = "meta-llama/Llama-3.1-8B"
+    whole = _experiment(plan=plan, prompt=prompt, program=program, model=model)
+    assert with_default_chunk(whole).workload.prefill_chunk == chunk
+
+    cut = whole.with_auto_chunk()
+    if cut.has_cut_prompts:
+        of_whole, of_cut = (predicted_times(e)[0].step.value_s for e in (whole, cut))
+        assert (of_cut < of_whole) == (chunk is not None)
+
+
+def test_auto_leaves_short_prompts_of_cp_in_one_chunk() -> None:
+    whole = _experiment(plan="cp=2,tp=4", batch=64)
+    assert with_default_chunk(whole) == whole
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import meshscope
 from meshscope.cost.predicted import predicted_times
 from meshscope.errors import MeshscopeError, SpecError
 from meshscope.planner.batches import Batches, parse_batches
-from meshscope.planner.combinations import SearchSpace
+from meshscope.planner.combinations import WHOLE, SearchSpace
 from meshscope.planner.grid import grid_of
 from meshscope.planner.objective import PRESETS, Goal, objective_of
 from meshscope.planner.pareto import pareto_front
@@ -131,6 +131,23 @@ def test_candidates_have_the_times_of_their_plan_alone(model: str, topology: str
         prefill, decode = predicted_times(grid.experiment(at))
         assert grid.ttft_s[at] == pytest.approx(prefill.step.value_s, rel=1e-12)
         assert grid.tpot_s[at] == pytest.approx(decode.step.value_s, rel=1e-12)
+
+
+def test_plans_with_cp_have_chunks_and_whole_prompts_at_the_times_of_their_plan_alone() -> None:
+    model = "meta-llama/Llama-3.1-8B"
+    space = _space(model, "v6e-4", batch="4", prompt=65_536)
+    grid = grid_of(space, plan_space(space.model, 4, prompt=65_536))
+    split = [at for at in range(len(grid)) if grid.plan_at(at).cp > 1 and grid.plan_at(at).pp == 1]
+    for at in split:
+        prefill, decode = predicted_times(grid.experiment(at))
+        assert grid.ttft_s[at] == pytest.approx(prefill.step.value_s, rel=1e-12)
+        assert grid.tpot_s[at] == pytest.approx(decode.step.value_s, rel=1e-12)
+    assert {int(grid.chunk[at]) for at in split} == {8192, WHOLE}
+
+    at = min(split, key=lambda at: float(grid.ttft_s[at]))
+    plan, topology = str(grid.plan_at(at)), "v6e-4"
+    run = meshscope.predict(model, topology=topology, plan=plan, prompt=65_536, batch=4)
+    assert run.time.ttft_s == pytest.approx(grid.ttft_s[at])
 
 
 def test_the_pareto_front_is_that_of_all_pairs() -> None:

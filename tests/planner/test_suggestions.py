@@ -44,18 +44,6 @@ def test_the_gain_is_that_of_predicting_the_suggested_command(
     assert run.as_dict()["suggestions"] == [asdict(suggestion) for suggestion in suggestions]
 
 
-def test_a_prompt_that_cp_splits_is_suggested_in_chunks() -> None:
-    """Up to 8,192 tokens, for which a ring has no use."""
-    options = {"topology": "v6e-8", "plan": "cp=4,tp=2", "prompt": 65536}
-    run = meshscope.predict("meta-llama/Llama-3.1-8B", **options)
-    suggestion = suggestions_of(run.record)[0]
-    assert suggestion.change == "--prefill-chunk 8192"
-    ttft_s = _predicted(suggestion.command).time.ttft_s
-    assert run.time.ttft_s == pytest.approx(ttft_s + suggestion.ttft_gain_s)
-    ring = meshscope.predict("meta-llama/Llama-3.1-8B", **options, context="ring")
-    assert not any("chunk" in s.change for s in suggestions_of(ring.record))
-
-
 def test_a_plan_that_does_not_fit_gets_one_that_may() -> None:
     run = meshscope.predict("Qwen/Qwen3-32B", topology="v6e-8", plan="dp=8", batch=8)
     assert run.memory is not None

@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import MISSING, Field, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_type_hin
 
 from meshscope.api.idle_options import check_no_idle_options
 from meshscope.backends.compile.cycles import Cycles
+from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.errors import SpecError, nearest
 from meshscope.interconnect.axis_placement import parse_device_order
 from meshscope.programs.torchxla.checks import check_traceable
@@ -133,7 +134,7 @@ class ExperimentRequest:
         check_no_idle_options(changed_options(self), experiment)
         if self.frontend is Frontend.TORCHXLA:
             check_traceable(experiment)
-        return experiment.with_auto_chunk() if chunk is ChunkRule.AUTO else experiment
+        return with_default_chunk(experiment) if chunk is ChunkRule.AUTO else experiment
 
     def _device_order(self, plan: Plan, topology: Topology) -> tuple[int, ...] | None:
         if self.device_order is None:
@@ -292,8 +293,7 @@ def known_option(name: str, names: list[str], where: str) -> None:
 def _chunk_word(experiment: Experiment) -> str:
     """The prefill chunk in the name of a folder; empty for the default."""
     workload = experiment.workload
-    unchunked = replace(experiment, workload=replace(workload, prefill_chunk=None))
-    if unchunked.with_auto_chunk().workload == workload:
+    if with_default_chunk(experiment).workload == workload:
         return ""
     return "unchunked" if workload.prefill_chunk is None else f"chunk{workload.prefill_chunk}"
 

@@ -57,7 +57,10 @@ class SearchSpace:
 
     @property
     def chunk_rules(self) -> tuple[tuple[int | ChunkRule, int], ...]:
-        """The chunks to try, each with a limit in tokens, which AUTO has two of."""
+        """The chunks to try, each with a limit in tokens, which AUTO has two of.
+
+        For prompts that cp splits, the second one of AUTO stands for whole prompts.
+        """
         return tuple(
             (chunk, limit)
             for chunk in self.chunks
@@ -108,8 +111,8 @@ class Combiner:
 
     space: SearchSpace
     pruned: Counter[str] = field(default_factory=Counter[str])
-    _chunks: dict[tuple[int, bool, int], tuple[int, ...]] = field(
-        default_factory=dict[tuple[int, bool, int], tuple[int, ...]]
+    _chunks: dict[tuple[int, bool, int, int], tuple[int, ...]] = field(
+        default_factory=dict[tuple[int, bool, int, int], tuple[int, ...]]
     )
 
     def combinations(self, plan: Plan, table: FormTable, steps: StepRows) -> Combinations | None:
@@ -172,7 +175,7 @@ class Combiner:
     def chunks(self, plan: Plan, batch: int) -> tuple[int, ...]:
         """The chunks of prefill to try, each once; none if the plan supports none of those asked for."""
         n_local = batch // plan.data_size
-        key = (n_local, plan.pp == 1 and plan.cp == 1, plan.tp if plan.sp else 1)
+        key = (n_local, plan.pp == 1, plan.cp, plan.tp if plan.sp else 1)
         if key not in self._chunks:
             workload = replace(self.space.workload, batch=batch)
             sizes = (self._chunk(plan, workload, *rule) for rule in self.space.chunk_rules)
@@ -186,11 +189,11 @@ class Combiner:
         parts = (self.space.program, Engine.MESHSCOPE)
         if rule is ChunkRule.OFF:
             return WHOLE
+        if rule is ChunkRule.AUTO and plan.cp > 1 and limit != CHUNK_LIMITS[0]:
+            return WHOLE
         if rule is ChunkRule.AUTO:
             chosen = with_auto_chunk(self.space.model, plan, workload, *parts, limit=limit)
             return chosen.prefill_chunk or WHOLE
-        if plan.cp > 1:  # its forms are those of whole prompts
-            return None
         try:
             check_chunks(self.space.model, plan, replace(workload, prefill_chunk=rule), *parts)
         except SpecError:
@@ -209,17 +212,31 @@ class _Forms:
     n_microbatches: IntArray  # [batch] of prefill
     is_split: BoolArray  # [batch] whether tp divides a decode step
 
-    def prefill(self, batches: IntArray, used: BoolArray) -> IntArray:
-        """[used batch] the position of the form of each; equal ones are shared."""
+    def prefill(self, batches: IntArray, used: BoolArray, row_chunk: IntArray) -> IntArray:
+        """[row, batch] the position of the form of a chunk and each used batch; equal ones are shared.
+
+        Chunks of prompts that cp splits have forms of their own.
+        """
+        is_cut = (self.plan.cp > 1) & (row_chunk < self.space.workload.prompt)
+        cut, of_row = np.unique(np.where(is_cut, row_chunk, WHOLE), return_inverse=True)
         kinds, dtype = self.n_microbatches[used], self.space.workload.activation_dtype
-        return self._of(Phase.PREFILL, batches[used], kinds, dtype)
+        forms = [
+            _spread(used, self._of(Phase.PREFILL, batches[used], kinds, dtype, int(chunk) or None))
+            for chunk in cut
+        ]
+        return np.array(forms)[of_row]
 
     def decode(self, batches: IntArray, used: BoolArray, cache_dtype: str) -> IntArray:
         """[used batch] the position of the form of each; equal ones are shared."""
         return self._of(Phase.DECODE, batches[used], self.is_split[used], cache_dtype)
 
     def _of(
-        self, phase: Phase, batches: IntArray, kinds: IntArray | BoolArray, cache_dtype: str
+        self,
+        phase: Phase,
+        batches: IntArray,
+        kinds: IntArray | BoolArray,
+        cache_dtype: str,
+        chunk: int | None = None,
     ) -> IntArray:
         each, first, of_batch = np.unique(kinds, return_index=True, return_inverse=True)
         is_prefill = phase is Phase.PREFILL
@@ -232,6 +249,7 @@ class _Forms:
                     cache_dtype=cache_dtype,
                     n_microbatches=int(kind) if is_prefill else 1,
                     is_split=not is_prefill and bool(kind),
+                    chunk=chunk,
                 ),
                 int(batches[at]),
             )
@@ -254,9 +272,11 @@ def _of_weights(rows: _Rows, weight_dtype: int, forms: _Forms, steps: StepRows) 
     """The combinations that fit with one precision of the weights, by batch, cache and chunk."""
     fits_any = np.logical_or.reduce(rows.fits, axis=0)  # [batch]
     used = fits_any[rows.of_batch]  # [row]
-    prefill_form = _spread(fits_any, forms.prefill(rows.batches, fits_any))
     row_batch, row_chunk = rows.of_batch[used], rows.chunk[used]
-    first = steps.add(prefill_form[row_batch], rows.batches[row_batch], row_chunk)
+    prefill_form = forms.prefill(rows.batches, fits_any, row_chunk)
+    first = steps.add(
+        prefill_form[np.arange(len(row_batch)), row_batch], rows.batches[row_batch], row_chunk
+    )
     at_row, at_cache, decode = list[IntArray](), list[IntArray](), list[IntArray]()
     for at, dtype in enumerate(forms.space.cache_dtypes):
         fits = rows.fits[at]

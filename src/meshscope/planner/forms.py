@@ -24,6 +24,7 @@ class FormKey:
     """What a closed form depends on beside model, slice and lengths.
 
     `n_microbatches` are those of the pipeline, and `is_split` says whether the decode batch is split over tp.
+    `chunk` is that of prompts that cp splits and prefill cuts.
     """
 
     plan: Plan
@@ -32,6 +33,7 @@ class FormKey:
     cache_dtype: str
     n_microbatches: int
     is_split: bool
+    chunk: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +75,7 @@ class FormTable:
             batch=batch,
             weight_dtype=key.weight_dtype,
             cache_dtype=key.cache_dtype,
+            prefill_chunk=key.chunk,
         )
         experiment = self.experiment(key.plan, workload)
         base = self._base(key, experiment)
@@ -88,7 +91,7 @@ class FormTable:
 
     def _base(self, key: FormKey, experiment: Experiment) -> PlanForm:
         """The first form of the same plan and phase, which the others change in a few fields."""
-        shared = (key.plan, key.phase, key.is_split)
+        shared = (key.plan, key.phase, key.is_split, key.chunk)
         base = self._bases.get(shared)
         if base is None:
             base = plan_form(experiment, key.phase, profile=self.profile)

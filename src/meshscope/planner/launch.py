@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.interconnect.axis_placement import order_text
 from meshscope.spec.experiment import Experiment
 
@@ -143,7 +144,7 @@ def _own_flags(experiment: Experiment) -> _Flags:
         yield _flag(OWN, "--weight-dtype", workload.weight_dtype)
     if workload.cache_dtype != workload.activation_dtype:
         yield _flag(OWN, "--cache-dtype", workload.cache_dtype)
-    if experiment.with_auto_chunk().workload != workload:
+    if with_default_chunk(experiment).workload != workload:
         yield _flag(OWN, "--prefill-chunk", workload.prefill_chunk or "off")
 
 

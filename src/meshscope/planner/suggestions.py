@@ -7,14 +7,14 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 from meshscope.planner.estimate import Estimate, estimates_of, phase_of
 from meshscope.spec.experiment import Experiment, experiment_of, experiment_of_record
-from meshscope.spec.plan.chunks import chunk_of_split_prompts, divisors
-from meshscope.spec.plan.context_form import ContextForm
+from meshscope.spec.plan.chunks import divisors
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.program import Engine
 from meshscope.store.run import RunRecord
@@ -99,10 +99,6 @@ def _changes(experiment: Experiment) -> Iterator[_Change]:
     if workload.prefill_chunk is not None:
         for chunk in (workload.prefill_chunk // 2, 2 * workload.prefill_chunk):
             yield from _checked(experiment, None, prefill_chunk=chunk)
-    elif experiment.program.context is ContextForm.AUTO:  # a chunk gathers queries, not keys
-        parts = (experiment.model, experiment.plan, workload, experiment.program, experiment.engine)
-        if chunk := chunk_of_split_prompts(*parts):
-            yield from _checked(experiment, None, prefill_chunk=chunk)
     for dtype in ("weight_dtype", "cache_dtype"):
         if DTYPE_BITS[getattr(workload, dtype)] > DTYPE_BITS[LOWER_PRECISION]:
             yield from _checked(experiment, None, **{dtype: LOWER_PRECISION})
@@ -148,7 +144,7 @@ def _checked(experiment: Experiment, plan: Plan | None, **sizes: str | int) -> I
     except MeshscopeError:  # a plan that does not divide the model is no suggestion
         return
     if plan is not None and experiment.engine is Engine.MESHSCOPE:
-        changed = changed.with_auto_chunk()
+        changed = with_default_chunk(changed)
     options = {f"--{name.replace('_', '-')}": str(value) for name, value in sizes.items()}
     if plan is not None:
         options["--plan"] = str(plan)

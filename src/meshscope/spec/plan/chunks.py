@@ -12,6 +12,7 @@ from math import lcm
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.spec.model.model import CompressedAttention, LatentAttention, Model
+from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.program import Engine, Frontend, Partitioner, Program
 from meshscope.spec.workload import Workload
@@ -133,9 +134,14 @@ def why_no_chunks(plan: Plan, program: Program, engine: Engine) -> str | None:
 
 
 def why_auto_is_whole(plan: Plan, program: Program, engine: Engine) -> str | None:
-    """The reason why `auto` leaves prefill in one chunk, however long; None if it does not."""
+    """The reason why `auto` leaves a prefill of many tokens in one chunk; None if it never does."""
+    if plan.cp > 1 and program.context is not ContextForm.AUTO:
+        return f"--context {program.context} brings keys to whole prompts"
     if plan.cp > 1:
-        return f"{ChunkRule.AUTO} cuts no prompts that cp splits"
+        return (
+            f"under cp, {ChunkRule.AUTO} cuts only prompts of more than {DEFAULT_CHUNK:,} tokens, where "
+            "that is faster"
+        )
     return why_no_chunks(plan, program, engine)
 
 
@@ -192,12 +198,18 @@ def with_auto_chunk(  # noqa: PLR0913  the parts of an experiment
     *,
     limit: int = DEFAULT_CHUNK,
 ) -> Workload:
-    """The workload with the largest chunk up to `limit`; unchanged if prefill has one chunk."""
+    """The workload with the largest chunk up to `limit`; unchanged if prefill has one chunk.
+
+    Under cp, only prompts of more than `limit` tokens are cut. `cost.default_chunk` decides whether that is
+    faster.
+    """
     n_sequences, prompt = workload.batch // plan.data_size, workload.prompt
     if program.frontend.prefills_one_prompt:
         return workload if n_sequences == 1 else replace(workload, prefill_chunk=prompt)
+    if plan.cp > 1:
+        return _with_split_prompts(model, plan, workload, program, engine, limit=limit)
     is_short = n_sequences * prompt <= limit
-    if is_short or why_auto_is_whole(plan, program, engine) is not None:
+    if is_short or why_no_chunks(plan, program, engine) is not None:
         return workload
     if prompt <= limit:
         n_each = max(n for n in divisors(n_sequences) if n * prompt <= limit)
@@ -209,16 +221,17 @@ def with_auto_chunk(  # noqa: PLR0913  the parts of an experiment
     return replace(workload, prefill_chunk=max(sizes))
 
 
-def chunk_of_split_prompts(
-    model: Model, plan: Plan, workload: Workload, program: Program, engine: Engine
-) -> int | None:
-    """The longest chunk of a prompt that cp splits, up to DEFAULT_CHUNK tokens; None without one."""
+def _with_split_prompts(  # noqa: PLR0913  the parts of an experiment
+    model: Model, plan: Plan, workload: Workload, program: Program, engine: Engine, *, limit: int
+) -> Workload:
+    """The workload with the longest chunk of prompts that cp splits; unchanged without one."""
     reason = why_no_chunks(plan, program, engine) or why_no_position_chunks(model, plan)
-    if plan.cp == 1 or reason is not None:
-        return None
+    is_whole = workload.prompt <= limit or program.context is not ContextForm.AUTO
+    if is_whole or reason is not None:
+        return workload
     step = plan.cp * POSITION_STEP * (plan.tp if plan.sp else 1)
-    limit = min(DEFAULT_CHUNK, workload.prompt - 1)
-    return max((n for n in divisors(workload.prompt) if n <= limit and n % step == 0), default=None)
+    sizes = [n for n in divisors(workload.prompt) if n <= limit and n % step == 0]
+    return replace(workload, prefill_chunk=max(sizes)) if sizes else workload
 
 
 def divisors(number: int) -> list[int]:
