@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshscope.cost.closed_form import closed_steps, plan_batch, plan_form
+from meshscope.cost.closed_form import closed_steps, cost_s, plan_batch, plan_form
 from meshscope.cost.efficiency import PEAKS
 from meshscope.cost.expert_load import expert_load
 from meshscope.cost.features import PARTS, Cost
-from meshscope.cost.predicted import predicted_times, timed_predictions
+from meshscope.cost.predicted import evaluated, predicted_times, timed_predictions
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.interconnect import collective_time
@@ -279,6 +279,36 @@ def test_weights_arrive_behind_collectives_and_small_operations():
     few, few_fast, many, many_fast = steps.step_s
     assert few == pytest.approx(few_fast, rel=1e-2)
     assert many > 1.2 * many_fast
+
+
+@pytest.mark.parametrize(
+    ("weight_dtype", "of_weight", "is_bound"),
+    [("f4e2m1fn_experts", 0.0011, True), ("s4", 0.00052, False), ("s8", 0.0, False)],
+)
+def test_experts_of_4_bits_are_converted_where_that_takes_longer_than_their_bytes(
+    weight_dtype: str,
+    of_weight: float,
+    is_bound: bool,  # noqa: FBT001  whether the conversion is the longer one
+) -> None:
+    experiment = experiment_of(
+        model=read_model(MOE),
+        plan=parse_plan("tp=8,ep=8"),
+        topology=parse_topology("v6e-8"),
+        workload=Workload(batch=64, prompt=1024, output=128, weight_dtype=weight_dtype),
+    )
+    form = plan_form(experiment, Phase.DECODE)
+    steps, _ = evaluated(form, experiment.workload)
+    read_s, more_s = (
+        float(steps.costs[0, :, cost].sum() * cost_s(form)[cost])
+        for cost in (Cost.CHOSEN_BYTES, Cost.CONVERTED_S)
+    )
+    n_weights = 48 * 16 * 3 * 2048 * 768 * (1 - (1 - 8 / 128) ** 64)
+    converted_s = n_weights * of_weight / 1.75e9
+    assert read_s + more_s == pytest.approx(max(read_s, converted_s), rel=1e-3)
+    assert (more_s > 0) == is_bound
+
+    (decode,) = [time for time in predicted_times(experiment) if time.phase is Phase.DECODE]
+    assert any("converting experts of 4 bits" in note for note in decode.notes) == is_bound
 
 
 def test_a_chunked_prefill_reads_its_weights_once_per_chunk():

@@ -106,6 +106,39 @@ def test_scales_of_experts_are_no_rows():
     assert work.moved.hbm_bytes == 2 * 128 * 256 + 2 * 32 * (128 + 256)
 
 
+@pytest.mark.parametrize(
+    ("chip", "scales", "bundles", "is_bound"),
+    [
+        ("v6e", "u8[32,64,768]", 870, True),
+        ("v6e", "bf16[32,16,768]", 406, False),
+        ("v5e", "u8[32,64,768]", 983, True),
+        ("v5e", "bf16[32,16,768]", 846, True),
+        ("tpu7x", "u8[32,64,768]", 654, True),
+    ],
+)
+def test_experts_of_4_bits_take_the_longer_of_their_bytes_and_their_conversion(
+    chip: str,
+    scales: str,
+    bundles: int,
+    is_bound: bool,  # noqa: FBT001  whether the conversion is the longer one
+) -> None:
+    """Each of 32 experts has two blocks of 1,024 x 768 weights, whose bundles are known."""
+    shapes = f"s32[33];s32[32];bf16[16,2048];s4[32,2048,768];{scales}"
+    kernel = _kernel(shapes, "grouped_matmul_m16_k1024_n768.1", result="bf16[16,768]")
+    rates = rates_of(chip_of(chip))
+    assert rates.clock_hz is not None
+
+    work = kernel_work(*kernel, rates, experts=ExpertLoad(rows=16, experts=12.0))
+    seconds = kernel_time(rates, work).seconds.value_s
+
+    scale_bytes = 64 * 768 if scales.startswith("u8") else 2 * 16 * 768
+    assert work.moved.hbm_bytes == 12 * (2048 * 768 // 2 + scale_bytes) + 2 * 16 * (2048 + 768)
+    assert work.flops == 2 * 16 * 2048 * 768
+    converted_s = 24 * bundles / rates.clock_hz
+    assert (seconds == pytest.approx(converted_s, rel=0.02)) == is_bound
+    assert seconds >= rates.hbm(work.moved).value_s
+
+
 def test_rows_and_experts_are_capped():
     kernel = _kernel("s32[5];bf16[64,128];bf16[4,128,256]", "ragged-dot-none.2")
     work = kernel_work(*kernel, V6E, experts=ExpertLoad(rows=9999, experts=7))

@@ -39,7 +39,8 @@ def closed_activities(form: PlanForm, steps: ClosedSteps, at: int) -> tuple[Acti
         ActivityTime(activity=Activity.COPY, seconds=waits_s, hbm_busy_s=waits_s),
         ActivityTime(
             activity=Activity.KERNEL,
-            seconds=reads_s + float(seconds[[*_KERNEL_FLOPS, Cost.TILES_S]].sum()),
+            seconds=reads_s
+            + float(seconds[[*_KERNEL_FLOPS, Cost.TILES_S, Cost.CONVERTED_S]].sum()),
             hbm_busy_s=reads_s,
             flops=float(costs[_KERNEL_FLOPS].sum()),
         ),

@@ -308,6 +308,7 @@ def cost_s(form: PlanForm) -> FloatArray:
         Cost.FUSED_BYTES: 0.0,
         Cost.SENT_S: 1 / constants.gathers,
         Cost.TILES_S: 1.0,
+        Cost.CONVERTED_S: 1.0,
     }
     return np.array([by_cost[cost] for cost in Cost])
 
@@ -341,6 +342,8 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
     costs[:, plans.is_used] = (plans.coefficients[at] @ features[:, :, None])[..., 0]
     payload = (plans.payload[plans.row[at]] @ features[:, :, None])[..., 0]
     costs = _in_hbm(plans, at, costs, features)
+    read_s = costs[..., Cost.CHOSEN_BYTES] * plans.cost_s[at][:, None, Cost.CHOSEN_BYTES]
+    costs[..., Cost.CONVERTED_S] = np.maximum(0.0, costs[..., Cost.CONVERTED_S] - read_s)
     work = _work(plans, at, costs)
     once_s, tick_s, exposed_tick_s = _collectives_s(plans, at, payload, work.core_s)
     is_late = (features[:, Feature.TOKENS] <= 1) & (plans.fetches_late[at] > 0)

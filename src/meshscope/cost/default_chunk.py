@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from meshscope.cost.predicted import predicted_times
-from meshscope.errors import SpecError
+from meshscope.cost.predicted import has_figures, predicted_times
 from meshscope.spec.experiment import Experiment
 
 
@@ -14,10 +13,8 @@ def with_default_chunk(experiment: Experiment) -> Experiment:
     """
     whole = replace(experiment, workload=replace(experiment.workload, prefill_chunk=None))
     cut = whole.with_auto_chunk()
-    if experiment.plan.cp == 1 or not cut.has_cut_prompts:
+    is_cut = experiment.plan.cp > 1 and cut.has_cut_prompts
+    if not is_cut or not has_figures(experiment.topology.chip):
         return cut
-    try:
-        whole_s, cut_s = (predicted_times(e)[0].step.value_s for e in (whole, cut))
-    except SpecError:
-        return cut
+    whole_s, cut_s = (predicted_times(e)[0].step.value_s for e in (whole, cut))
     return cut if cut_s < whole_s else whole

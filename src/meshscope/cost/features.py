@@ -125,6 +125,7 @@ class Cost(IntEnum):
     FUSED_BYTES = 12  # activations that products read and write while they compute
     SENT_S = 13  # seconds in which a fused kernel of experts sends, fetches and adds up rows
     TILES_S = 14  # and multiplies tiles of rows
+    CONVERTED_S = 15  # to convert weights of experts in VMEM, beyond the time of their bytes
 
 
 PARTS = (
@@ -164,6 +165,7 @@ class _Device:
     row_read_s: float  # to read one in order
     program: ModeledProgram
     is_served: bool  # by an engine on TPU, with the layouts of its attention kernel
+    conversion_s: tuple[float, float] = (0.0, 0.0)  # of a weight of an expert: int4, mxfp4
     fused: FusedRates | None = None  # a fused kernel of experts, if the program has one
 
     def read_bytes(self, weight: Weight) -> float:
@@ -172,6 +174,14 @@ class _Device:
         arrays = (weight,) if scale is None else (weight, scale)
         bits = (self.elements(a) * DTYPE_BITS[a.stored_dtype(self.weight_dtype)] for a in arrays)
         return sum(bits) / 8
+
+    def converted_s(self, weight: Weight) -> float:
+        """Seconds to convert an element of a weight of experts in VMEM; 0 for dtypes that take no longer."""
+        of_int4, of_mxfp4 = self.conversion_s
+        quantization = weight.quantization(self.weight_dtype)
+        if quantization is None or weight.stored_dtype(self.weight_dtype) != "s4":
+            return 0.0
+        return of_int4 if quantization.codes_dtype is None else of_mxfp4
 
     def elements(self, weight: Weight) -> float:
         return float(prod(weight.gathered_shape(self.plan)))
@@ -198,11 +208,18 @@ def plan_costs(
         row_s=row_s(rates, experiment.model.hidden, act_bytes),
         row_read_s=experiment.model.hidden * act_bytes / rates.hbm_bytes_per_s,
         program=program,
+        conversion_s=_conversion_s(rates),
         fused=fused_rates(experiment, rates),
         is_served=program is ModeledProgram.PUBLISHED
         and experiment.topology.chip.kind is ChipKind.TPU,
     )
     return _device_costs(device, experiment.plan.pp)
+
+
+def _conversion_s(rates: Rates) -> tuple[float, float]:
+    int4, mxfp4 = rates.facts.four_bit_cycles.value
+    clock_hz = rates.clock_hz
+    return (0.0, 0.0) if clock_hz is None else (int4 / clock_hz, mxfp4 / clock_hz)
 
 
 def _one_device(plan: Plan) -> Plan:
@@ -453,6 +470,8 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     if device.has_expert_kernel:
         yield part, Cost.GROUPED_FLOPS, Feature.TOKENS, flops
         yield part, Cost.CHOSEN_BYTES, Feature.HIT_FRAC, n_bytes
+        converted_s = sum(device.elements(w) * device.converted_s(w) for w in weights)
+        yield part, Cost.CONVERTED_S, Feature.HIT_FRAC, converted_s
     else:
         yield part, Cost.MATMUL_FLOPS, Feature.TOKENS, flops
         yield part, Cost.WEIGHT_BYTES, Feature.ONE, n_bytes

@@ -16,6 +16,9 @@ from meshscope.spec.plan.kernel_choice import WIDE_BLOCK_ROWS, WIDE_TILE_ROWS
 _NAME = re.compile(r"gmm|ragged[-_]?dot|grouped|megablox")
 # Meshscope's kernel for groups of many rows, with the inputs of a step and the outputs of a tile.
 _WIDE = re.compile(r"grouped_matmul_wide_m\d+_k(\d+)_n(\d+)")
+_TILE = re.compile(
+    r"grouped_matmul_m(\d+)_"
+)  # rows of a tile, in the kernel for groups of few rows
 _LANES = 128
 _VISIT_CYCLES = 400  # the loop over visits, by its bundles, and synchronization
 _COUNTED_OUTPUTS = 1024  # of the bundles in `compiler_facts.json`
@@ -29,8 +32,16 @@ class GroupedOperands:
     rows: ArrayShape
     weights: ArrayShape
     n_out: int
+    scale_bytes: int  # of groups of inputs of all experts
+    four_bit_dtype: str | None  # of weights in int4 arrays
     n_routed: int | None  # experts of all devices, if the group sizes are a slice of theirs
     n_together: int
+
+    def weight_cycles(self, facts: CompilerFacts) -> float:
+        """Cycles to convert a weight, by its bundles; 0 for other dtypes, whose loops the bytes outlast."""
+        if self.four_bit_dtype is None:
+            return 0.0
+        return facts.four_bit_cycles.value[self.four_bit_dtype != "s4"]
 
     @property
     def n_experts(self) -> int:
@@ -59,7 +70,8 @@ def grouped_work(
     results = sum(array.n_bytes or 0 for array in instruction.arrays[:1])
     rows_bytes = (operands.rows.n_bytes or 0) * n_used / n_rows
     written_bytes = results * n_used / n_rows
-    weights_bytes = (operands.weights.n_bytes or 0) * _read_frac(operands, taken)
+    stored_bytes = (operands.weights.n_bytes or 0) + operands.scale_bytes
+    weights_bytes = stored_bytes * _read_frac(operands, taken)
     wide = _WIDE.search(instruction.name)
     if wide is not None:
         rows_bytes *= ceil(operands.n_out / int(wide[2]))  # once for each tile of columns
@@ -73,8 +85,21 @@ def grouped_work(
         cycles=None
         if wide is None
         else _wide_cycles(operands, replace(taken, rows=n_used), int(wide[1]), facts),
+        conversion_cycles=_conversion_cycles(instruction, operands, taken, facts),
         note=None if load else _note(operands),
     )
+
+
+def _conversion_cycles(
+    instruction: Instruction, operands: GroupedOperands, load: ExpertLoad, facts: CompilerFacts
+) -> float:
+    """Cycles of the kernel for few rows to convert weights of 4 bits, once for each visit of a tile of rows."""
+    tile = _TILE.search(instruction.name)
+    if tile is None:
+        return 0.0
+    n_tiles = ceil(min(operands.rows.dims[0], load.rows) / int(tile[1]))
+    n_visits = load.experts + max(0, n_tiles - 1)
+    return n_visits * prod(operands.weights.dims[1:]) * operands.weight_cycles(facts)
 
 
 def _wide_cycles(
@@ -96,6 +121,7 @@ def _wide_cycles(
     of_steps = n_whole * (of_tile + of_tile_input * step_inputs)
     of_steps += n_halves * (of_half + of_half_input * step_inputs)
     products = of_steps * n_inputs / step_inputs
+    of_conversion = max(of_conversion, operands.weight_cycles(facts) * _LANES * _COUNTED_OUTPUTS)
     of_group = products + of_conversion * n_inputs / _LANES + of_row * n_written
     n_columns = operands.n_out / _COUNTED_OUTPUTS
     return load.experts * n_columns * (of_group + _VISIT_CYCLES * (n_rows / WIDE_TILE_ROWS + 1))
@@ -179,17 +205,31 @@ def _grouped_operands(computation: Computation, instruction: Instruction) -> Gro
     # Scales are flat arrays, too, of another dtype than rows and results.
     result = instruction.arrays[0].dtype if instruction.arrays else None
     by_dtype = sorted(flat, key=lambda array: array.dtype == result)
-    for weights in reversed(wide):
+    by_size = sorted(wide, key=lambda array: prod(array.dims))
+    for weights in reversed(by_size):
         for rows in reversed(by_dtype):
             if rows.dims[1] in weights.dims[1:]:
                 return GroupedOperands(
                     rows=rows,
                     weights=weights,
                     n_out=prod(weights.dims[1:]) // rows.dims[1],
+                    scale_bytes=sum(
+                        array.n_bytes or 0
+                        for array in wide
+                        if array is not weights and array.dims[::2] == weights.dims[::2]
+                    ),
+                    four_bit_dtype=_four_bit_dtype(weights, arrays),
                     n_routed=_routed_experts(computation, instruction, weights.dims[0]),
                     n_together=_block_of_experts(arrays, instruction, weights),
                 )
     return None
+
+
+def _four_bit_dtype(weights: ArrayShape, arrays: list[ArrayShape]) -> str | None:
+    """The dtype of weights in int4 arrays, by that of their scales; None for others."""
+    if weights.dtype != "s4":
+        return None
+    return "f4e2m1fn" if any(array.dtype == "u8" for array in arrays) else "s4"
 
 
 def _is_number(array: ArrayShape) -> bool:

@@ -24,12 +24,16 @@ class WorkSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelWork:
-    """FLOPs, traffic, and cycles of loop bodies (None: at a fraction of the peak FLOPs)."""
+    """FLOPs, traffic, and cycles of loop bodies (None: at a fraction of the peak FLOPs).
+
+    `conversion_cycles` are those of a loop that converts weights, while products and transfers run.
+    """
 
     source: WorkSource
     moved: ArrayTraffic
     flops: float = 0.0
     cycles: float | None = None
+    conversion_cycles: float = 0.0
     note: str | None = None
 
 

@@ -48,6 +48,9 @@ FREE = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all"}
     | {"partition-id", "replica-id", "add-dependency", "domain", "send", "recv"}
 )
+CONVERSION_NOTE = (
+    "kernels of experts of 4 bits take the time of their conversion in VMEM, not of their bytes"
+)
 REGISTER_BYTES = 4096  # 8 x 128 numbers of 32 bits
 CALLS = frozenset({"while", "call", "conditional"})  # their work is that of the callee
 _FREE_CALLS = frozenset(
@@ -231,14 +234,17 @@ class OpCostModel:
         work = kernel_work(
             computation, instruction, self._rates, experts=self._experts, lengths=self._lengths
         )
+        time = kernel_time(self._rates, work)
+        conversion_s = _loop_time(self._rates, work.conversion_cycles).value_s
+        is_converting = 0 < time.seconds.value_s <= conversion_s
         return OpCost(
-            time=kernel_time(self._rates, work),
+            time=time,
             flops=work.flops,
             hbm_bytes=work.moved.hbm_bytes,
             is_estimated=False,
             is_known=work.source is not WorkSource.BYTES,
             activity=Activity.KERNEL,
-            note=work.note,
+            note=CONVERSION_NOTE if is_converting else work.note,
         )
 
     @property
@@ -370,9 +376,14 @@ def kernel_time(rates: Rates, work: KernelWork) -> OpTime:
             flops_frac=KERNEL_FRAC.value,
             flops_interval=KERNEL_INTERVAL.value,
         )
-        return OpTime(seconds=time.seconds, basis=basis, hbm=time.hbm)
-    low, high = MODEL_INTERVAL.value
-    body_s = work.cycles / (rates.clock_hz or 1e9)
-    body = TimeEstimate(value_s=body_s, low_s=body_s * low, high_s=body_s * high)
+        seconds = longest(time.seconds, _loop_time(rates, work.conversion_cycles))
+        return OpTime(seconds=seconds, basis=basis, hbm=time.hbm)
+    body = _loop_time(rates, max(work.cycles, work.conversion_cycles))
     seconds = longest(body, rates.hbm(work.moved), exactly(0.0))
     return OpTime(seconds=seconds, basis=basis, hbm=rates.hbm_busy(work.moved))
+
+
+def _loop_time(rates: Rates, cycles: float) -> TimeEstimate:
+    low, high = MODEL_INTERVAL.value
+    body_s = cycles / (rates.clock_hz or 1e9)
+    return TimeEstimate(value_s=body_s, low_s=body_s * low, high_s=body_s * high)

@@ -1,7 +1,7 @@
 """Predicted time of one experiment: the closed form of its plan with intervals, and its collective rows."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +29,9 @@ from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.hardware.precision import precision_notes
 from meshscope.spec.workload import Workload
+from meshscope.units import format_seconds
 
+NOTED_FRAC = 0.01  # of a step
 FLOPS = (Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS, Cost.NARROW_FLOPS)
 HBM_BYTES = (
     *(Cost.WEIGHT_BYTES, Cost.CHOSEN_BYTES, Cost.CACHE_BYTES),
@@ -60,9 +62,23 @@ def _phase_time(
     experiment: Experiment, phase: Phase, profile: ChipProfile | None, program: ModeledProgram
 ) -> StepTime:
     form = plan_form(experiment, phase, profile=profile, program=program)
-    time = step_time(form, *evaluated(form, experiment.workload))
-    notes = precision_notes(experiment.workload, experiment.topology.chip)
-    return replace(time, notes=(*time.notes, *notes, *fused_notes(experiment)))
+    steps, seconds = evaluated(form, experiment.workload)
+    time = step_time(form, steps, seconds)
+    notes = (
+        *precision_notes(experiment.workload, experiment.topology.chip),
+        *fused_notes(experiment),
+        *_conversion_notes(steps),
+    )
+    return replace(time, notes=(*time.notes, *notes))
+
+
+def _conversion_notes(steps: ClosedSteps) -> Iterator[str]:
+    """How much longer experts of 4 bits take to be converted than to be read, if that binds."""
+    added_s = float(steps.costs[0, :, Cost.CONVERTED_S].sum())
+    if added_s > NOTED_FRAC * float(steps.step_s[0]):
+        yield (
+            f"converting experts of 4 bits in VMEM takes {format_seconds(added_s)} longer than reading them"
+        )
 
 
 def evaluated(form: PlanForm, workload: Workload) -> tuple[ClosedSteps, TimeEstimate]:

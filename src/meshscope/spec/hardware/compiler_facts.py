@@ -74,6 +74,7 @@ class CompilerFacts:
     sorted_register_cycles: Fact[float]
     splash_block_cycles: Fact[float | None]
     wide_matmul_cycles: Fact[tuple[float, ...] | None]
+    four_bit_cycles: Fact[tuple[float, float]]
     fused_expert_cycles: Fact[tuple[float, float] | None]
     vector_interval: Fact[tuple[float, float]]
     cycles_interval: Fact[tuple[float, float]]

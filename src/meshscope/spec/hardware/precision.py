@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.quantization import activation_dtype_of, quantization_of, values_dtype
 from meshscope.spec.workload import Workload
+from meshscope.units import DTYPE_BITS
 
 # Dtypes with a published peak, beside bf16: cloud.google.com/tpu/docs, "Peak compute per chip" of v4 (bf16
 # or int8), v5e, v5p and v6e (bf16, int8) and tpu7x (bf16, fp8).
@@ -47,9 +48,10 @@ def precision_notes(workload: Workload, chip: Chip) -> Iterator[str]:
         values = values_dtype(weights)
         lack = "" if values in native else f" has no {values} unit and"
         units = ", ".join(("bf16", *native))
+        of_experts = " and, of experts, in the bundles of their kernel" * (DTYPE_BITS[values] == 4)
         yield (
             f"{chip.name}{lack} multiplies {values} weights as {activations}: bytes count as stored, "
-            "products at the bf16 peak, and conversions only in the compiler's own cycles (matrix "
+            f"products at the bf16 peak, and conversions only in the compiler's own cycles{of_experts} (matrix "
             f"units: {units})"
         )
     if activations == "f32":
