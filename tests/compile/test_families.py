@@ -83,7 +83,7 @@ class Case(NamedTuple):
 
 CASES = [
     Case("qwen3_next", "v6e-8", "dp=2,tp=4,ep=8"),
-    Case("qwen3_5_text", "v6e-8", "fsdp=2,tp=4"),
+    Case("qwen3_5_text", "v6e-8", "fsdp=2,cp=2,tp=2"),
     Case("qwen3_5_moe_text", "v5p-16", "pp=2,dp=2,tp=2"),
     Case("glm4_moe", "v6e-8", "dp=4,tp=2,ep=8,sp"),
     Case("glm_moe_dsa", "v6e-8", "cp=2,dp=2,tp=2,ep=4"),

@@ -210,6 +210,12 @@ WHOLE_MATRIX += [
     Case(QWEN_35, "v6e-8", "tp=8", Loop.UNROLL, n_layers=4),
     Case(QWEN_35, "v6e-8", "fsdp=4,tp=2", n_layers=4),
     Case(QWEN_35_MOE, "v5p-16", "pp=2,dp=2,tp=2", n_layers=8),
+    Case(QWEN_NEXT, "v6e-8", "cp=2,tp=4", Loop.UNROLL, n_layers=4, prompt=512),
+    Case(QWEN_35, "v6e-8", "fsdp=2,cp=4", n_layers=4, batch=2, prompt=1024, chunk=512),
+    Case(QWEN_NEXT, "v5p-16", "pp=2,cp=2,tp=2", n_layers=8, prompt=512),
+    Case(QWEN_35, "v6e-8", "cp=4,tp=2", n_layers=4, prompt=512),
+    Case(QWEN_35, "tpu7x-8", "fsdp=2,cp=2,tp=2", Loop.UNROLL, n_layers=4, prompt=512),
+    Case(QWEN_35_MOE, "v5e-8", "dp=2,cp=2,tp=2,ep=4", n_layers=4, prompt=512),
 ]
 WHOLE_MATRIX += [
     Case(LLAMA_3B, "2xv6e:2x2", "cp=2,tp=4", Loop.SCAN, 2),  # merged over DCN, with padding

@@ -54,3 +54,20 @@ def test_sequences_in_chunks_of_whole_prompts_keep_the_ring() -> None:
     ]
     assert set(permutes[0]) == {((2, 512, 2, 128), 2)}
     assert set(permutes[1]) == {((4, 512, 2, 128), 1)}
+
+
+def test_blocks_of_linear_attention_compute_how_they_map_the_state() -> None:
+    """4,096 tokens of a device in three linear layers: 32 heads of keys and values of 128, over tp=4."""
+    whole, split = (
+        meshscope.predict(
+            "Qwen/Qwen3.5-9B", topology="v6e-8", plan=plan, batch=2, prompt=4096, layers=3
+        )
+        for plan in ("dp=2,tp=4", "cp=2,tp=4")
+    )
+    flops = [
+        next(part.flops for part in run.record.times[0].parts if part.part == "attn")
+        for run in (whole, split)
+    ]
+    of_token = 32 * (6 * 128**2 + 2 * 64 * 128 + 2 * 128**2)  # chunks of 64 tokens
+    of_sequence = 6 * 2 * 32 * 2 * 128**3  # two blocks, in six passes of bfloat16
+    assert flops[1] - flops[0] == pytest.approx(3 * (4096 * of_token + 2 * of_sequence) / 4)

@@ -56,6 +56,15 @@ def test_linear_attention_keeps_float32_arrays_twice() -> None:
     assert why_no_estimate(of) is None
 
 
+def test_blocks_of_linear_attention_have_wider_outputs_and_the_maps_of_all() -> None:
+    """4,096 tokens a device; 8 sequences with 2 + 1 maps of 128 x (128 + 128) in each of 32 heads."""
+    split = experiment("cp=2,tp=4", model="Qwen/Qwen3.5-9B")
+    of_tokens = 4096 * (12288 * 2 + 2 * 5 * 32 * 128 * 4)
+    of_maps = 8 * 3 * 32 * 128 * 256 * 4
+
+    assert temp_parts(split, Phase.PREFILL).attention == (of_tokens + of_maps) // 4
+
+
 def test_scanned_layers_of_linear_attention_copy_their_projections() -> None:
     """24 layers of 4,096 x 12,288: 16 x 128 of queries and keys, 32 x 128 of values and gates."""
     scanned, unrolled = (

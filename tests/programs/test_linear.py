@@ -1,17 +1,30 @@
 """Linear attention: a prompt in chunks gives the state and the outputs of one position after the other."""
 
 from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from meshscope.errors import PlanError
+from meshscope.events.enums import Kind, Phase
+from meshscope.prediction import predict
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
-from meshscope.spec.model.flops import attention_flops, chunked_flops, linear_of
+from meshscope.spec.model.flops import (
+    FLOAT32_PASSES,
+    LINEAR_CHUNK,
+    attention_flops,
+    chunked_flops,
+    linear_of,
+    passed_on_flops,
+    split_flops,
+)
 from meshscope.spec.model.model import AttentionKind, GroupedAttention
 from meshscope.spec.plan.caches import device_cache_bytes, layer_cache
+from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.workload import Workload
 
@@ -20,10 +33,22 @@ jax = pytest.importorskip("jax", reason="the programs need JAX")
 NAME = "Qwen/Qwen3-Next-80B-A3B-Instruct"
 
 
-@pytest.mark.parametrize("n_positions", [1, 5, 16, 37])
-def test_chunks_equal_single_positions(n_positions: int) -> None:
-    from meshscope.programs.jax.linear import chunked_delta_rule, delta_step  # noqa: PLC0415  imports JAX
+class Inputs(NamedTuple):
+    """Inputs of the rule for positions of two sequences and three heads."""
 
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    log_decay: np.ndarray
+    rate: np.ndarray
+    state: np.ndarray
+
+    def at(self, positions: slice) -> tuple[np.ndarray, ...]:
+        """Those of some positions, without the state."""
+        return tuple(y[:, positions] for y in self[:-1])
+
+
+def random_inputs(n_positions: int) -> Inputs:
     generator = np.random.default_rng(0)
 
     def random(*shape: int) -> np.ndarray:
@@ -32,17 +57,85 @@ def test_chunks_equal_single_positions(n_positions: int) -> None:
     q, k, v = random(4), random(4), random(6)
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
     log_decay, rate = -np.abs(random()) / 4, 1 / (1 + np.exp(-random()))
-    state = start = generator.standard_normal((2, 3, 4, 6)).astype(np.float32)
-    outs = []
-    for at in range(n_positions):
-        parts = (y[:, at : at + 1] for y in (q, k, v, log_decay, rate))
-        out, state = delta_step(*parts, state)
+    state = generator.standard_normal((2, 3, 4, 6)).astype(np.float32)
+    return Inputs(q, k, v, log_decay, rate, state)
+
+
+def step_by_step(inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
+    """The outputs of one position after the other, and the last state."""
+    from meshscope.programs.jax.linear import delta_step  # noqa: PLC0415  imports JAX
+
+    state, outs = inputs.state, []
+    for at in range(inputs.q.shape[1]):
+        out, state = delta_step(*inputs.at(slice(at, at + 1)), state)
         outs.append(out)
+    return np.concatenate(outs, axis=1), np.asarray(state)
 
-    got, got_state = chunked_delta_rule(q, k, v, log_decay, rate, start, chunk=8)
 
-    np.testing.assert_allclose(got, np.concatenate(outs, axis=1), atol=2e-5, rtol=2e-5)
-    np.testing.assert_allclose(got_state, state, atol=2e-5, rtol=2e-5)
+@pytest.mark.parametrize("n_positions", [1, 5, 16, 37])
+def test_chunks_equal_single_positions(n_positions: int) -> None:
+    from meshscope.programs.jax.linear import chunked_delta_rule  # noqa: PLC0415  imports JAX
+
+    inputs = random_inputs(n_positions)
+    expected, expected_state = step_by_step(inputs)
+
+    got, got_state = chunked_delta_rule(*inputs, chunk=8)
+
+    np.testing.assert_allclose(got, expected, atol=2e-5, rtol=2e-5)
+    np.testing.assert_allclose(got_state, expected_state, atol=2e-5, rtol=2e-5)
+
+
+def over_cp(size: int, n_prompt: int, *, chunk: int = LINEAR_CHUNK) -> Any:
+    """The rule over a prompt in blocks of `size` devices, compiled for arrays of the whole prompt."""
+    from jax.sharding import PartitionSpec as P  # noqa: PLC0415
+
+    from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.linear import split_delta_rule  # noqa: PLC0415
+
+    gather, prefill = ContextForm.ALLGATHER, Phase.PREFILL
+    context = Context(size=size, form=gather, phase=prefill, n_prompt=n_prompt)
+    mesh = jax.make_mesh((size,), ("cp",), axis_types=(jax.sharding.AxisType.Auto,))
+    rule = jax.shard_map(
+        partial(split_delta_rule, context=context, chunk=chunk),
+        mesh=mesh,
+        in_specs=(*[P(None, "cp")] * 5, P()),
+        out_specs=(P(None, "cp"), P()),
+        check_vma=False,
+    )
+    return jax.jit(rule)
+
+
+@pytest.mark.parametrize("n_positions", [4, 12, 80])
+def test_blocks_over_cp_equal_single_positions(n_positions: int) -> None:
+    """Four devices; a block has one position, part of a chunk, or several chunks."""
+    inputs = random_inputs(n_positions)
+    expected, expected_state = step_by_step(inputs)
+
+    got, got_state = over_cp(4, n_positions, chunk=8)(*inputs)
+
+    np.testing.assert_allclose(got, expected, atol=2e-5, rtol=2e-5)
+    np.testing.assert_allclose(got_state, expected_state, atol=2e-5, rtol=2e-5)
+
+
+def test_flops_of_blocks_are_those_that_xla_counts() -> None:
+    """One head of 128, one chunk on each of four devices; XLA counts a product in float32 once."""
+    from meshscope.programs.jax.linear import chunked_delta_rule  # noqa: PLC0415  imports JAX
+
+    linear = linear_of(read_model(NAME).attention)
+    one_head = replace(linear, n_key_heads=1, n_value_heads=1)
+
+    def counted(rule: Any, n_positions: int) -> float:
+        wide, gate = (1, n_positions, 1, 128), (1, n_positions, 1)
+        shapes = (wide, wide, wide, gate, gate, (1, 1, 128, 128))
+        arguments = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+        return rule.lower(*arguments).compile().cost_analysis()["flops"]
+
+    whole = counted(jax.jit(chunked_delta_rule), LINEAR_CHUNK)
+    block = counted(over_cp(4, 4 * LINEAR_CHUNK), 4 * LINEAR_CHUNK)
+
+    passed_on = passed_on_flops(one_head, 4) / FLOAT32_PASSES
+    expected = LINEAR_CHUNK * split_flops(one_head) + passed_on
+    assert block - whole == pytest.approx(expected, rel=0.02)  # with sums and decays
 
 
 def test_the_inverse_is_accurate_for_equal_keys() -> None:
@@ -65,11 +158,16 @@ def experiment(plan: str, *, prompt: int = 1024) -> Experiment:
     )
 
 
-def test_cp_is_refused() -> None:
-    with pytest.raises(
-        PlanError, match="cp=2 is not supported for Qwen/Qwen3-Next-80B-A3B-Instruct"
-    ):
-        experiment("cp=2,tp=4")
+@pytest.mark.parametrize("prompt", [1024, 2048])
+def test_what_blocks_pass_on_does_not_grow_with_the_prompt(prompt: int) -> None:
+    """Four sequences: the last 3 of 8,192 inputs, and 32 maps of 128 x (128 + 128), over tp=2."""
+    rows = predict(experiment("dp=2,cp=2,tp=2", prompt=prompt))
+    of_first = [row for row in rows if row.axis == "cp" and row.layer == 0]
+
+    assert [(row.phase, row.kind, row.dtype, row.shape) for row in of_first] == [
+        (Phase.PREFILL, Kind.ALL_GATHER, "bf16", (4, 6, 4096)),
+        (Phase.PREFILL, Kind.ALL_GATHER, "f32", (4, 32, 128, 256)),
+    ]
 
 
 def test_tp_beyond_the_key_heads_is_refused() -> None:

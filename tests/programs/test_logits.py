@@ -115,6 +115,19 @@ CASES += [
     )
     if "ep" not in plan or config in MIXTURES
 ]
+# Linear attention passes states between blocks; those of cp=8 are shorter than the convolution.
+CASES += [
+    Case(config, plan, loop=loop, context=ALLGATHER)
+    for config, plan, loop in (
+        ("qwen3_next", "cp=2,tp=4,sp", Loop.SCAN),
+        ("qwen3_next", "cp=8", Loop.UNROLL),
+        ("qwen3_next", "dp=2,cp=2,tp=2,ep=4", Loop.SCAN),
+        ("qwen3_5", "cp=2,tp=4", Loop.SCAN),
+        ("qwen3_5", "cp=8", Loop.UNROLL),
+        ("qwen3_5", "fsdp=2,cp=4", Loop.UNROLL),
+        ("qwen3_5_moe", "cp=2,dp=2,tp=2,ep=4,sp", Loop.UNROLL),
+    )
+]
 # Blocks are whole windows of both rates, of the lower rate only, or of neither.
 CASES += [
     Case("deepseek_v4", plan, loop=loop, context=ALLGATHER)
@@ -179,6 +192,7 @@ PIPELINES += [  # a ring is an error on CPU devices
         ("qwen3", "pp=2,cp=2,tp=2", Loop.SCAN, None),
         ("deepseek_v3", "pp=2,cp=2,tp=2,sp", Loop.UNROLL, 4),
         ("deepseek_v4", "pp=2,cp=2,tp=2", Loop.SCAN, None),
+        ("qwen3_next", "pp=2,cp=2,tp=2", Loop.SCAN, None),
     )
 ]
 
@@ -238,6 +252,7 @@ _CHUNKED = [
     Case("gemma4-shared", "dp=2,tp=4", loop=Loop.SCAN, chunk=8),
     Case("gemma4-shared", "cp=2,tp=2", chunk=8),
     Case("llama4", "cp=4", chunk=4),
+    Case("qwen3_next", "cp=2,tp=2", loop=Loop.SCAN, chunk=8),
     Case("llama", "cp=2", chunk=8, context=ContextForm.ALLGATHER),
 ]
 CHUNKED = [

@@ -27,9 +27,12 @@ from meshscope.spec.hardware.precision import product_speedup
 from meshscope.spec.model.flops import (
     chunked_flops,
     entry_rate,
+    has_linear_attention,
     linear_of,
     of_kind,
     pair_flops,
+    passed_on_flops,
+    split_flops,
     window_of,
 )
 from meshscope.spec.model.model import (
@@ -39,6 +42,7 @@ from meshscope.spec.model.model import (
     GroupedAttention,
     LatentAttention,
     Layer,
+    LinearAttention,
     MlpKind,
     Model,
 )
@@ -167,6 +171,9 @@ class _Device:
     is_served: bool  # by an engine on TPU, with the layouts of its attention kernel
     conversion_s: tuple[float, float] = (0.0, 0.0)  # of a weight of an expert: int4, mxfp4
     fused: FusedRates | None = None  # a fused kernel of experts, if the program has one
+    n_blocks: int = (
+        1  # into which cp splits a prompt, if linear attention passes a state between them
+    )
 
     def read_bytes(self, weight: Weight) -> float:
         """Bytes of a weight and its scales as the device uses them: sharded over tp, gathered over fsdp."""
@@ -210,6 +217,7 @@ def plan_costs(
         program=program,
         conversion_s=_conversion_s(rates),
         fused=fused_rates(experiment, rates),
+        n_blocks=experiment.plan.cp if has_linear_attention(experiment.model) else 1,
         is_served=program is ModeledProgram.PUBLISHED
         and experiment.topology.chip.kind is ChipKind.TPU,
     )
@@ -225,7 +233,8 @@ def _conversion_s(rates: Rates) -> tuple[float, float]:
 def _one_device(plan: Plan) -> Plan:
     """The plan without the axes on which the work of a device in a layer does not depend.
 
-    They split layers, sequences and positions, which are features, and weights that fsdp gathers.
+    They split layers, sequences and positions, which are features, and weights that fsdp gathers. The blocks
+    of linear attention over cp are `_Device.n_blocks`.
     """
     has_experts = plan.data_axis in plan.expert_axes
     return replace(plan, pp=1, cp=1) if has_experts else Plan(tp=plan.tp, ep=plan.ep, sp=plan.sp)
@@ -422,8 +431,7 @@ def _prefill_scores(device: _Device, layer: Layer) -> Iterator[_Entry]:
     """
     attention = of_kind(device.model.attention, layer.attention)
     if layer.attention is AttentionKind.LINEAR:
-        flops = chunked_flops(linear_of(attention)) / device.plan.tp
-        yield Part.ATTN, Cost.MATMUL_FLOPS, Feature.TOKENS, flops
+        yield from _linear_prefill(device, linear_of(attention))
         return
     is_compressed = isinstance(attention, CompressedAttention)
     rate = entry_rate(attention, layer.attention) if is_compressed else 1
@@ -435,6 +443,22 @@ def _prefill_scores(device: _Device, layer: Layer) -> Iterator[_Entry]:
     # Plain attention writes and reads the scores in float32, and their weights as activations.
     score_bytes = attention.n_heads / device.plan.tp / rate * 2 * (4 + device.act_bytes)
     yield Part.ATTN, Cost.WIDE_BYTES, Feature.ALL_PAIRS, score_bytes
+
+
+def _linear_prefill(device: _Device, linear: LinearAttention) -> Iterator[_Entry]:
+    """The rule in chunks; under cp also how a block maps the state, and the states before the blocks.
+
+    Outputs of the wider state are written and read once more, in float32.
+    """
+    tp, n_blocks = device.plan.tp, device.n_blocks
+    yield Part.ATTN, Cost.MATMUL_FLOPS, Feature.TOKENS, chunked_flops(linear) / tp
+    if n_blocks == 1:
+        return
+    yield Part.ATTN, Cost.MATMUL_FLOPS, Feature.TOKENS, split_flops(linear) / tp
+    passed_on = passed_on_flops(linear, n_blocks) / tp
+    yield Part.ATTN, Cost.MATMUL_FLOPS, Feature.SEQUENCES, passed_on
+    width = 2 * linear.n_value_heads * linear.key_dim / tp
+    yield Part.ATTN, Cost.WIDE_BYTES, Feature.TOKENS, width * DTYPE_BITS["f32"] / 8
 
 
 def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:

@@ -10,7 +10,7 @@ from typing import assert_never
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStep
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.flops import of_kind, window_of
+from meshscope.spec.model.flops import linear_of, of_kind, window_of
 from meshscope.spec.model.model import (
     Attention,
     AttentionKind,
@@ -38,6 +38,9 @@ def context_collectives(
     """The collectives of one layer over cp, in program order; none if cp=1."""
     if experiment.plan.cp == 1:
         return ()
+    if layer.attention is AttentionKind.LINEAR:
+        is_prefill = step.phase is Phase.PREFILL
+        return tuple(_pass_states(experiment, step)) if is_prefill else ()
     if step.phase is Phase.DECODE:
         return (*_gather_index_scores(experiment, layer), *_merge_softmax(experiment, layer))
     if step.is_cut:
@@ -94,6 +97,21 @@ def _share_queries(
     yield _collective(experiment, Kind.ALL_GATHER, (local_batch, step.n_tokens, n_heads, width))
     yield _collective(experiment, Kind.ALL_TO_ALL, (*of_device, n_heads * value_width))
     yield _collective(experiment, Kind.ALL_TO_ALL, (*of_device, n_heads), dtype="f32")
+
+
+def _pass_states(experiment: Experiment, step: PlannedStep) -> Iterator[PlannedCollective]:
+    """In linear attention: the last inputs of the convolution in each block, then how it maps the states.
+
+    The map has a matrix [K,K] and what is added [K,H], in float32, for each of V value heads of K keys and H values.
+    """
+    linear, plan = linear_of(experiment.model.attention), experiment.plan
+    local_batch = _local_batch(experiment, Phase.PREFILL)
+    n_last = min(linear.conv_width - 1, local_tokens(plan, Phase.PREFILL, step.n_tokens))
+    tails = (local_batch, plan.cp * n_last, linear.n_channels // plan.tp)
+    n_maps = plan.cp * linear.n_value_heads // plan.tp
+    maps = (local_batch, n_maps, linear.key_dim, linear.key_dim + linear.value_dim)
+    yield _collective(experiment, Kind.ALL_GATHER, tails)
+    yield _collective(experiment, Kind.ALL_GATHER, maps, dtype="f32")
 
 
 def _position_shapes(experiment: Experiment, layer: Layer) -> tuple[tuple[int, ...], ...]:

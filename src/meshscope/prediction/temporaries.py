@@ -140,7 +140,8 @@ def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
         residual=tokens.n_tokens * (model.hidden * n_streams + of_layers) * act / split,
         whole=tokens.n_tokens * model.hidden * n_streams * act,
         attention=max(
-            _attention_elements(experiment, tokens) * act, _linear_bytes(experiment, tokens, act)
+            _attention_elements(experiment, tokens) * act,
+            _linear_bytes(experiment, phase, tokens, act),
         ),
         scores=_scores_elements(experiment, phase, tokens) * F32_BYTES,
         mlp=2 * tokens.n_tokens * _widest_mlp(model) / plan.tp * act,
@@ -202,15 +203,21 @@ def _widest_mlp(model: Model) -> int:
     return max((model.ffn_of(layer) for layer in set(model.layers) if layer.has_mlp), default=0)
 
 
-def _linear_bytes(experiment: Experiment, tokens: _Tokens, act: float) -> float:
-    """Inputs of the convolution and gates, and the float32 arrays of all value heads; 0 without linear attention."""
+def _linear_bytes(experiment: Experiment, phase: Phase, tokens: _Tokens, act: float) -> float:
+    """Inputs of the convolution and gates, and the float32 arrays of all value heads; 0 without linear attention.
+
+    If cp splits the step, outputs have the columns of a key beside those of a value, and each sequence the maps
+    of all blocks beside that of its own.
+    """
     if not has_linear_attention(experiment.model):
         return 0
-    linear = linear_of(experiment.model.attention)
-    values = linear.n_value_heads * linear.value_dim
-    chunked = N_CHUNKED * 2 * (linear.n_value_heads * linear.key_dim + values)
+    linear, plan = linear_of(experiment.model.attention), experiment.plan
+    keys, values = (linear.n_value_heads * width for width in (linear.key_dim, linear.value_dim))
+    is_split = plan.cp > 1 and phase is Phase.PREFILL
+    chunked = N_CHUNKED * (2 * (keys + values) + keys * is_split)
     of_token = (linear.n_channels + values) * act + chunked * F32_BYTES
-    return tokens.n_tokens * of_token / experiment.plan.tp
+    maps = (plan.cp + 1) * linear.key_dim * (keys + values) * is_split * F32_BYTES
+    return (tokens.n_tokens * of_token + tokens.n_sequences * maps) / plan.tp
 
 
 def _scores_elements(experiment: Experiment, phase: Phase, tokens: _Tokens) -> float:

@@ -29,7 +29,6 @@ from meshscope.spec.plan.checks import (
     check_dispatch,
     check_frontend,
     check_fused,
-    check_linear,
     check_partitioned_scales,
     check_pipeline,
     check_quantization,
@@ -390,7 +389,6 @@ def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of
         check_frontend(program, plan)
         check_torchxla_dtypes(workload)
     check_context(plan, program)
-    check_linear(plan, model)
     check_shared_layers(plan, model)
     check_batch(plan, workload)
     check_model(plan, model)

@@ -4,16 +4,32 @@ A head decays its state, adds the correction of the value that the state predict
 by the query. Decode does so for its token. A prompt is computed in chunks (Yang et al., arXiv 2412.06464):
 products within a chunk, and a loop over chunks that passes the state on.
 
-Source: the Qwen3-Next and the Qwen3.5 of transformers.
+Under cp, each device has a block of the prompt. Over a block, the state is mapped by state -> kept @ state +
+added, with a matrix [K, K] for each head. The loop computes both parts at once: its state is [added, kept]
+and starts as [0, 1]. An all-gather of them lets each device apply the maps of the blocks before its own, for
+its outputs, and those of all blocks, for the state from which decode goes on. An all-gather of the last
+inputs of each block serves the convolution and its cache. Both payloads do not grow with the prompt.
+
+A device receives 4 V K (K+H) (n-1) bytes for a sequence. Passing the state on would send 4 V K H bytes from
+block to block, in n-1 transfers one after the other, and one more to bring the last state to all devices: for
+n=2 as many bytes one after the other, but two starts; for larger n fewer bytes, but n starts. An all-to-all
+from blocks to heads would grow with the prompt.
+
+Sources: the Qwen3-Next and the Qwen3.5 of transformers; for cp, flash-linear-attention, fla/ops/cp/KCP.md
+(fla-org/flash-linear-attention, pull request 691), which runs its kernel again with the state that the maps
+give, where this program adds the part of the outputs that is linear in it.
 
 Shapes: B batch, S positions of this step, D residual width, N key heads, V value heads, K width of a key,
-H width of a value, C positions of a chunk, W positions of the convolution.
+H width of a value, C positions of a chunk, W positions of the convolution; n devices of cp.
 """
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from meshscope.events.enums import Phase
@@ -41,10 +57,12 @@ def linear_attention(  # noqa: PLR0913  the inputs of a layer's attention
     """Linear attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new state."""
     linear = linear_of(model.attention)
     has_past = context.phase is Phase.DECODE or context.n_cached > 0
-    q, cache = _convolved(heads(x, w, "q"), "q", w, cache, has_past=has_past)
-    k, cache = _convolved(heads(x, w, "k"), "k", w, cache, has_past=has_past)
     values = (*x.shape[:2], -1, linear.value_dim)
-    v, cache = _convolved(heads(x, w, "v").reshape(values), "v", w, cache, has_past=has_past)
+    inputs = {name: heads(x, w, name) for name in "qkv"}
+    inputs["v"] = inputs["v"].reshape(values)
+    n_before = linear.conv_width - 1
+    before, cache = _inputs_before(inputs, cache, context, n_before=n_before, has_past=has_past)
+    q, k, v = (_convolved(y, before[name], w(f"conv_{name}")) for name, y in inputs.items())
     q, k = (jnp.repeat(_l2_normed(y), linear.group, axis=2) for y in (q, k))
     q = q * linear.key_dim**-0.5
     per_head = (*x.shape[:2], -1)
@@ -56,13 +74,19 @@ def linear_attention(  # noqa: PLR0913  the inputs of a layer's attention
     if has_past:
         slots = range(linear.key_dim)
         state = cache.part("state", jnp.float32, n_rows=x.shape[0], slots=slots)
-    rule = delta_step if x.shape[1] == 1 else chunked_delta_rule
-    out, state = rule(q, k, _wide(v), log_decay, rate, state)
+    out, state = _rule(context, x.shape[1])(q, k, _wide(v), log_decay, rate, state)
     cache = _replaced(cache, "state", state)
     out = unscaled_rms_norm(out.astype(x.dtype), model.norm_eps) * w("state_norm").astype(x.dtype)
     gate = jax.nn.silu(_wide(heads(x, w, "z")).reshape(values))
     out = (out * gate).astype(x.dtype)
     return w.einsum("bsnh,nhd->bsd", out, "wo"), cache
+
+
+def _rule(context: Context, n_positions: int) -> Callable[..., tuple[Array, Array]]:
+    """The rule for one position, for a prompt, or for a block of one over cp."""
+    if context.splits_step:
+        return partial(split_delta_rule, context=context)
+    return delta_step if n_positions == 1 else chunked_delta_rule
 
 
 def _wide(x: Array) -> Array:
@@ -74,22 +98,59 @@ def _replaced(cache: LayerCache, name: str, new: Array) -> LayerCache:
     return cache.written(name, new, at=0)
 
 
-def _convolved(
-    x: Array, letter: str, w: LayerWeights, cache: LayerCache, *, has_past: bool
-) -> tuple[Array, LayerCache]:
-    """SiLU of the causal convolution of x [B, S, heads, width], and the cache with its last inputs."""
-    weight, name = w(f"conv_{letter}"), f"conv_{letter}"
+def _inputs_before(
+    inputs: Mapping[str, Array],
+    cache: LayerCache,
+    context: Context,
+    *,
+    n_before: int,
+    has_past: bool,
+) -> tuple[dict[str, Array], LayerCache]:
+    """The `n_before` (W-1) inputs of each convolution before those of this device, and the cache with the last ones.
+
+    `inputs` are [B, S, heads, width]. Under cp, those before a block are in the blocks before it.
+    """
+    tails = _tails(inputs, n_before, context) if context.splits_step else inputs
+    before: dict[str, Array] = {}
+    for name, tail in tails.items():
+        first = jnp.zeros((tail.shape[0], n_before, *tail.shape[2:]), tail.dtype)
+        if has_past:
+            slots = range(n_before)
+            first = cache.part(f"conv_{name}", tail.dtype, n_rows=tail.shape[0], slots=slots)
+            first = first.swapaxes(1, 2)
+        every = jnp.concatenate([first, tail], axis=1)
+        before[name] = first
+        if context.splits_step:
+            start = context.rank * (tail.shape[1] // context.size)
+            before[name] = lax.dynamic_slice_in_dim(every, start, n_before, axis=1)
+        last = every[:, tail.shape[1] :].swapaxes(1, 2)
+        cache = _replaced(cache, f"conv_{name}", last)
+    return before, cache
+
+
+def _tails(inputs: Mapping[str, Array], n_last: int, context: Context) -> dict[str, Array]:
+    """The last `n_last` inputs [B, n * n_last, heads, width] of all blocks, or whole blocks if they are shorter.
+
+    One all-gather brings those of queries, keys and values.
+    """
+    tails = {name: x[:, -n_last:] for name, x in inputs.items()}
+    flat = [tail.reshape(*tail.shape[:2], -1) for tail in tails.values()]
+    ends = np.cumsum([x.shape[-1] for x in flat])[:-1]
+    gathered = context.gathered(jnp.concatenate(flat, axis=-1))
+    parts = jnp.split(gathered, ends, axis=-1)
+    return {
+        name: part.reshape(*part.shape[:2], *tail.shape[2:])
+        for (name, tail), part in zip(tails.items(), parts, strict=True)
+    }
+
+
+def _convolved(x: Array, before: Array, weight: Array) -> Array:
+    """SiLU of the causal convolution of x [B, S, heads, width] after W-1 earlier inputs."""
     weight = weight.reshape(*x.shape[2:], -1)  # [heads, width, W]
-    n_before = weight.shape[-1] - 1
-    before = jnp.zeros((x.shape[0], n_before, *x.shape[2:]), x.dtype)
-    if has_past:
-        slots = range(n_before)
-        before = cache.part(name, x.dtype, n_rows=x.shape[0], slots=slots).swapaxes(1, 2)
     inputs = jnp.concatenate([before, x], axis=1)
     n_new = x.shape[1]
-    out = sum(inputs[:, at : at + n_new] * weight[..., at] for at in range(n_before + 1))
-    cache = _replaced(cache, name, inputs[:, n_new:].swapaxes(1, 2))
-    return jax.nn.silu(out), cache
+    out = sum(inputs[:, at : at + n_new] * weight[..., at] for at in range(weight.shape[-1]))
+    return jax.nn.silu(out)
 
 
 def _l2_normed(x: Array) -> Array:
@@ -141,6 +202,45 @@ def chunked_delta_rule(  # noqa: PLR0913, PLR0917  three projections, two gates 
     return out[:, :n_positions], state
 
 
+def split_delta_rule(  # noqa: PLR0913, PLR0917  as the rule over a prompt
+    q: Array,
+    k: Array,
+    v: Array,
+    log_decay: Array,
+    rate: Array,
+    state: Array,
+    *,
+    context: Context,
+    chunk: int = LINEAR_CHUNK,
+) -> tuple[Array, Array]:
+    """As `chunked_delta_rule` for this device's block of a prompt that cp splits, after the same `state` on all.
+
+    The new state is that after all blocks.
+    """
+    n_values = v.shape[-1]
+    identity = jnp.broadcast_to(jnp.eye(k.shape[-1]), (*state.shape[:-1], k.shape[-1]))
+    start = jnp.concatenate([jnp.zeros_like(state), identity], axis=-1)
+    out, block = chunked_delta_rule(q, k, v, log_decay, rate, start, chunk=chunk)
+    blocks = context.gathered(block)  # [B, n*V, K, H+K]
+    blocks = blocks.reshape(block.shape[0], context.size, *block.shape[1:])
+    before, after = _passed_on(state, blocks, context.rank)
+    read = jnp.einsum("bsvk,bvkh->bsvh", out[..., n_values:], before)
+    return out[..., :n_values] + read, after
+
+
+def _passed_on(state: Array, blocks: Array, rank: Array | int) -> tuple[Array, Array]:
+    """The states [B, V, K, H] before the block of this rank and after all; a block is [B, V, K, H+K].
+
+    Products are in float32: each maps the whole state, not a correction to it.
+    """
+    before, n_values = state, state.shape[-1]
+    for number in range(blocks.shape[1]):
+        before = jnp.where(rank == number, state, before)
+        added, kept = blocks[:, number, ..., :n_values], blocks[:, number, ..., n_values:]
+        state = added + jnp.matmul(kept, state, precision=lax.Precision.HIGHEST)
+    return before, state
+
+
 def _chunks(x: Array, chunk: int, missing: int) -> Array:
     """[B, S, V, ...] -> [chunks, B, V, C, ...], zero-padded: zeros neither decay nor change the state."""
     x = jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2)))
@@ -151,7 +251,10 @@ def _chunks(x: Array, chunk: int, missing: int) -> Array:
 def _chunk(  # noqa: PLR0913, PLR0917  as the rule
     q: Array, k: Array, v: Array, log_decay: Array, rate: Array, state: Array
 ) -> tuple[Array, Array]:
-    """The new state and the outputs [B, V, C, H] of one chunk."""
+    """The new state and the outputs [B, V, C, H] of one chunk.
+
+    A state may be wider than values: the columns beyond them decay and are corrected, but learn no values.
+    """
     size = q.shape[2]
     total = jnp.cumsum(log_decay, axis=-1)
     is_before = jnp.tril(jnp.ones((size, size), bool))
@@ -161,6 +264,8 @@ def _chunk(  # noqa: PLR0913, PLR0917  as the rule
     overlap = jnp.einsum("bvck,bvek->bvce", learned, k) * decay
     inverse = unit_lower_inverse(jnp.where(is_before & ~jnp.eye(size, dtype=bool), overlap, 0.0))
     new_values = inverse @ (v * rate[..., None])
+    if n_kept := state.shape[-1] - v.shape[-1]:
+        new_values = jnp.pad(new_values, ((0, 0),) * 3 + ((0, n_kept),))
     read_keys = inverse @ (learned * jnp.exp(total)[..., None])
     corrections = new_values - read_keys @ state
     scores = jnp.einsum("bvck,bvek->bvce", q, k) * decay

@@ -70,6 +70,26 @@ def chunked_flops(linear: LinearAttention) -> float:
     return linear.n_value_heads * (6.0 * k * v + within) + convolution
 
 
+# Products in the precision HIGHEST of JAX: three bfloat16 parts of each factor, and the six largest products of
+# parts ("bfloat16_6x" of `jax.default_matmul_precision` in JAX's documentation).
+FLOAT32_PASSES = 6
+
+
+def split_flops(linear: LinearAttention) -> float:
+    """FLOPs of one token beyond `chunked_flops` if cp splits the prompt, all heads.
+
+    The state has as many more columns as a key has channels, and outputs add the state before the block.
+    """
+    k, v = linear.key_dim, linear.value_dim
+    return linear.n_value_heads * (6.0 * k * k + 2.0 * LINEAR_CHUNK * k + 2.0 * k * v)
+
+
+def passed_on_flops(linear: LinearAttention, n_blocks: int) -> float:
+    """FLOPs of one sequence that take its state through `n_blocks` blocks, all heads."""
+    of_block = 2.0 * linear.key_dim**2 * linear.value_dim
+    return FLOAT32_PASSES * n_blocks * linear.n_value_heads * of_block
+
+
 def attended_keys(attention: Attention, kind: AttentionKind, context: int) -> int:
     """Keys that one query attends to: the context, at most the window, or the indexer's choice."""
     match attention:

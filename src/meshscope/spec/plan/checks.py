@@ -10,7 +10,7 @@ from meshscope.errors import PlanError, SpecError
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.flops import has_linear_attention, has_shared_indexers
+from meshscope.spec.model.flops import has_shared_indexers
 from meshscope.spec.model.model import Model
 from meshscope.spec.plan.context_form import ContextForm, why_no_ring
 from meshscope.spec.plan.dispatch import DispatchForm, exchange_axes
@@ -174,15 +174,6 @@ def check_context(plan: Plan, program: Program) -> None:
         raise PlanError(
             f"plan '{plan}': cp={plan.cp} merges partial softmaxes across devices, which annotations for "
             "--partitioner auto cannot express. Use --partitioner manual."
-        )
-
-
-def check_linear(plan: Plan, model: Model) -> None:
-    """Raise PlanError for cp with linear attention."""
-    if plan.cp > 1 and has_linear_attention(model):
-        raise PlanError(
-            f"plan '{plan}': cp={plan.cp} is not supported for {model.name}, whose linear attention passes a "
-            "state from position to position. Use tp, dp, fsdp, ep or pp."
         )
 
 
