@@ -134,14 +134,23 @@ def test_activations_are_in_the_format_of_the_checkpoint_where_the_program_has_i
     assert [note in text for text in run.warnings] == ([] if note is None else [True])
 
 
-def test_experts_of_a_w8a8_checkpoint_keep_16_bit_activations(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "options", "expected"),
+    [
+        ("Qwen/Qwen3-30B-A3B", {}, "s8_w8a8"),
+        ("Qwen/Qwen3-30B-A3B", {"dispatch": "fused", "plan": "tp=8,ep=8"}, "s8"),
+        ("deepseek-ai/DeepSeek-V2-Lite", {}, "s8"),
+    ],
+)
+def test_layers_without_8_bit_activations_keep_those_of_16_bits(
+    tmp_path: Path, model: str, options: dict[str, str], expected: str
+) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**catalog()["Qwen/Qwen3-30B-A3B"].config, **W8A8}))
-    run = predict(path, topology="v6e-8", plan="tp=8", layers=1)
-    assert run.experiment.workload.weight_dtype == "s8"
-    assert [
-        "here activations have 16 bits (--weight-dtype int8)" in text for text in run.warnings
-    ] == [True]
+    path.write_text(json.dumps({**catalog()[model].config, **W8A8}))
+    run = predict(path, topology="v6e-8", layers=1, **{"plan": "tp=8", **options})
+    assert run.experiment.workload.weight_dtype == expected
+    note = "here activations have 16 bits (--weight-dtype int8)"
+    assert [note in text for text in run.warnings][:1] == [expected == "s8"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Predicted equals compiled with experts of 4 bits, whose weights fsdp gathers as they are stored."""
+"""Predicted equals compiled with experts of 4 bits, whose weights fsdp gathers as they are stored, and with 8-bit activations."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +43,10 @@ CASES = [
     Case(QWEN, "s4", "v6e-8", "fsdp=4,tp=2"),
 ]
 MATRIX = [
+    Case(QWEN, "s8_w8a8", "v6e-8", "dp=2,tp=4,ep=8"),
+    Case(QWEN, "s8_w8a8", "v5e-8", "fsdp=4,tp=2,sp", loop=Loop.UNROLL),
+    Case(QWEN, "f8e4m3fn_w8a8", "tpu7x-8", "tp=8"),
+    Case("mistralai/Mixtral-8x7B-v0.1", "f8e4m3fn_w8a8", "v6e-8", "pp=2,dp=2,tp=2,ep=4"),
     Case(GPT_OSS, MXFP4, "v6e-8", "tp=8,ep=8", loop=Loop.UNROLL),
     Case(GPT_OSS, MXFP4, "tpu7x-8", "pp=2,dp=2,tp=2"),
     Case(QWEN, "s4_group64", "v5e-8", "dp=2,tp=4,sp"),

@@ -8,7 +8,7 @@ from meshscope.cost.attention_kernels import attention_flops, attention_work
 from meshscope.cost.expert_load import ExpertLoad, expert_load
 from meshscope.cost.kernel_work import KernelWork, WorkSource, in_place, touched_traffic
 from meshscope.cost.op_cost import declared_cost, kernel_time, kernel_work
-from meshscope.cost.rates import rates_of
+from meshscope.cost.rates import Rates, rates_of
 from meshscope.cost.traffic import ArrayTraffic
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.events.step_time import TimeBasis
@@ -23,7 +23,7 @@ from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.sequence_lengths import SequenceLengths, sequence_lengths
 from meshscope.spec.workload import Workload
 
-V6E, V5E = rates_of(chip_of("v6e")), rates_of(chip_of("v5e"))
+V6E, V5E, V4 = (rates_of(chip_of(name)) for name in ("v6e", "v5e", "v4"))
 
 
 def _module(text: str):
@@ -137,6 +137,20 @@ def test_experts_of_4_bits_take_the_longer_of_their_bytes_and_their_conversion(
     converted_s = 24 * bundles / rates.clock_hz
     assert (seconds == pytest.approx(converted_s, rel=0.02)) == is_bound
     assert seconds >= rates.hbm(work.moved).value_s
+
+
+@pytest.mark.parametrize(("chip", "speedup"), [(V6E, 2), (V4, 1)])
+def test_int8_rows_run_at_the_peak_of_their_dtype(chip: Rates, speedup: int):
+    """Sums in int32 are written as they are; the products of many rows are longer than all bytes."""
+    load, times = ExpertLoad(rows=8192, experts=1), []
+    for dtype, of_sums in (("bf16", "bf16"), ("s8", "s32")):
+        shapes = f"s32[5];{dtype}[8192,2048];s8[1,2048,8192]"
+        kernel = _kernel(shapes, "ragged-dot-none.2", result=f"{of_sums}[8192,8192]")
+        work = kernel_work(*kernel, chip, experts=load)
+        assert work.flops == 2 * 8192 * 2048 * 8192
+        times.append(kernel_time(chip, work).seconds.value_s)
+    assert work.moved.hbm_written_bytes == 4 * 8192 * 8192
+    assert times[0] == pytest.approx(speedup * times[1])
 
 
 def test_rows_and_experts_are_capped():

@@ -3,7 +3,9 @@
 import pytest
 
 from meshscope.analysis.floor import step_floor
+from meshscope.cost.efficiency import efficiency_of
 from meshscope.cost.predicted import predicted_times
+from meshscope.cost.rates import rates_of
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import Activity, StepTime
 from meshscope.spec.experiment import experiment_of
@@ -15,9 +17,9 @@ from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.workload import Workload
 
 
-def _prefill(weight_dtype: str, topology: str) -> StepTime:
+def _prefill(weight_dtype: str, topology: str, model: str = "meta-llama/Llama-3.1-8B") -> StepTime:
     experiment = experiment_of(
-        model=read_model("meta-llama/Llama-3.1-8B"),
+        model=read_model(model),
         plan=parse_plan("tp=4"),
         topology=parse_topology(topology),
         workload=Workload(batch=8, prompt=1024, weight_dtype=weight_dtype),
@@ -54,6 +56,20 @@ def test_int8_products_take_half_the_time_and_compute_as_much() -> None:
     assert matmul(narrow) == pytest.approx(matmul(wide) / 2, rel=0.02)
     flops = [sum(part.flops or 0.0 for part in step.parts) for step in (wide, narrow)]
     assert flops[0] == pytest.approx(flops[1], rel=1e-9)
+
+
+def test_int8_experts_take_half_the_time_of_their_products() -> None:
+    """Qwen3-30B-A3B on v6e, a quarter of the experts' width: 8 rows of a token in three products of 2,048 x 192."""
+    wide, narrow = (_prefill(dtype, "v6e-4", "Qwen/Qwen3-30B-A3B") for dtype in ("s8", "s8_w8a8"))
+
+    def kernels(step: StepTime) -> float:
+        return sum(a.seconds for a in step.activities if a.activity is Activity.KERNEL)
+
+    peak, n_layers, n_tokens = chip_of("v6e").bf16_flops_per_s, 48, 8 * 1024
+    assert peak is not None
+    flops = n_layers * n_tokens * 8 * 3 * 2 * 2048 * 192
+    efficiency = efficiency_of(chip_of("v6e"), rates_of(chip_of("v6e"))).constants.experts
+    assert kernels(wide) - kernels(narrow) == pytest.approx(flops / peak / efficiency / 2, rel=1e-6)
 
 
 def test_the_floor_of_a_step_counts_the_peak_of_its_products() -> None:

@@ -8,6 +8,7 @@ transformers. Weights have the names of published checkpoints and are rounded to
 
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,8 @@ NARROW = {
     "qwen3-s8_w8a8": ("qwen3", "s8", 1),
     "qwen3-s8_w8a8-tp4": ("qwen3", "s8", 4),
     "llama-f8e4m3fn_w8a8-tp2": ("llama", "f8e4m3fn", 2),
+    "qwen3_moe-s8_w8a8": ("qwen3_moe", "s8", 1),
+    "qwen3_moe-s8_w8a8-tp4": ("qwen3_moe", "s8", 4),
 }
 BLOCK = 8  # rows and columns that share a scale; DeepSeek-V3 has 128
 TABLES = ("embed_tokens", "lm_head")  # that stay in bfloat16 if blocks have scales
@@ -287,7 +290,24 @@ def narrow_model(name: str, dtype: str, n_devices: int) -> Any:
             module.register_forward_pre_hook(
                 lambda _, inputs, n=n_parts: _rounded_parts(inputs[0], n, dtype)
             )
+        elif module_name.endswith("mlp.experts"):
+            module.forward = partial(_narrow_experts, module, n_devices, dtype)
     return model
+
+
+def _narrow_experts(  # noqa: PLR0917  as the module's own, and how inputs are rounded
+    experts: Any, n_parts: int, dtype: str, x: Any, top_k_index: Any, top_k_weights: Any
+) -> Any:
+    """The weighted sum of experts for tokens x [T, D], with rounded inputs of both products."""
+    import torch  # noqa: PLC0415  only the oracle needs it
+
+    rounded, out = _rounded_parts(x, 1, dtype), torch.zeros_like(x)
+    for expert in range(len(experts.down_proj)):
+        gate, up = (rounded @ experts.gate_up_proj[expert].T).chunk(2, dim=-1)
+        inner = _rounded_parts(experts.act_fn(gate) * up, n_parts, dtype)
+        share = (top_k_weights * (top_k_index == expert)).sum(dim=-1, keepdim=True)
+        out += inner @ experts.down_proj[expert].T * share
+    return out
 
 
 def _rounded_parts(x: Any, n_parts: int, dtype: str) -> Any:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from meshscope.errors import SpecError
-from meshscope.events.enums import REQUEST_PHASES
+from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import model_from_config, read_model
 from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.plan.weights import SCALE_SUFFIX, expert_weights
 from meshscope.spec.program import Loop, Partitioner, Program
 from meshscope.spec.workload import Workload
 
@@ -64,6 +65,62 @@ def test_int8_products_are_sums_of_integers() -> None:
     assert np.abs(got - wide).max() > 1e-2  # rounding shows
 
 
+def _rounded_product(x: np.ndarray, values: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Rows [R, D] rounded to int8, times their matrices [R, D, F] of int8, scaled by row and by channel."""
+    factor = np.abs(x).max(-1, keepdims=True) / np.float32(127)
+    rounded = np.rint(x / factor).astype(np.int64)
+    return np.einsum("rd,rdf->rf", rounded, values.astype(np.int64)) * factor * scale
+
+
+@pytest.mark.parametrize("is_native", [True, False], ids=["native", "converted"])
+def test_8_bit_rows_of_experts_are_multiplied_as_integers(*, is_native: bool) -> None:
+    """Two experts of [8, 4]; XLA's kernel takes both operands as they are, others convert both."""
+    import jax.numpy as jnp  # noqa: PLC0415
+
+    from meshscope.programs.jax.collectives import ShardMapCollectives  # noqa: PLC0415
+    from meshscope.programs.jax.experts import Experts  # noqa: PLC0415
+    from meshscope.programs.jax.layout import layout_of  # noqa: PLC0415
+    from meshscope.programs.jax.state import LayerWeights  # noqa: PLC0415
+
+    generator = np.random.default_rng(0)
+    model = model_from_config(golden.CONFIGS["qwen3_moe"], name="tiny", source="test")
+    assert model.moe is not None
+    plan, specs = parse_plan("tp=1"), {w.name: w for w in expert_weights(model)}
+    arrays: dict[str, np.ndarray] = {}
+    for name, shape in zip(specs, ((2, 8, 4), (2, 8, 4), (2, 4, 8)), strict=True):
+        arrays[name] = generator.integers(-127, 128, shape).astype(np.int8)
+        scale = generator.uniform(0.005, 0.02, (2, shape[-1])).astype(np.float32)
+        arrays[name + SCALE_SUFFIX] = scale
+    experts = Experts(
+        moe=model.moe,
+        weights=LayerWeights(
+            arrays={name: jnp.asarray(array) for name, array in arrays.items()},
+            specs=specs,
+            collectives=ShardMapCollectives(
+                plan=plan, layout=layout_of(plan, Workload(), Phase.PREFILL)
+            ),
+            dtype=jnp.float32,
+            stored_as="s8_w8a8",
+            kernel_dtypes=(jnp.int8,) if is_native else (),
+            narrow_dtype=jnp.int8,
+        ),
+        has_kernel=is_native,
+    )
+    rows, of_row = generator.normal(size=(5, 8)).astype(np.float32), [0, 0, 1, 1, 1]
+
+    got = experts(jnp.asarray(rows), jnp.array([2, 3]))
+
+    def expected(x: np.ndarray, letter: str) -> np.ndarray:
+        name = f"experts_w_{letter}"
+        return _rounded_product(x, arrays[name][of_row], arrays[name + SCALE_SUFFIX][of_row])
+
+    gate, up = expected(rows, "gate"), expected(rows, "up")
+    inner = (gate / (1 + np.exp(-gate)) * up).astype(np.float32)
+    np.testing.assert_allclose(got, expected(inner, "down"), rtol=1e-5, atol=1e-6)
+    program = str(jax.make_jaxpr(experts)(rows, np.array([2, 3])))
+    assert ("i32[8,4] = ragged_dot_general" in program) == is_native
+
+
 @pytest.mark.parametrize(("name", "largest"), [("int8", 127.0), ("float8_e4m3fn", 448.0)])
 def test_the_largest_value_of_a_token_becomes_the_largest_number(name: str, largest: float) -> None:
     """Scales of outer tokens, and their largest value, come back exactly."""
@@ -87,6 +144,8 @@ CASES = [
     ("qwen3-s8_w8a8-tp4", "tp=4", Loop.SCAN),
     ("qwen3-s8_w8a8-tp4", "fsdp=2,tp=4,sp", Loop.UNROLL),
     ("llama-f8e4m3fn_w8a8-tp2", "dp=2,cp=2,tp=2", Loop.UNROLL),
+    ("qwen3_moe-s8_w8a8", "dp=4,ep=4", Loop.SCAN),
+    pytest.param(*("qwen3_moe-s8_w8a8-tp4", "fsdp=2,tp=4", Loop.UNROLL), marks=pytest.mark.matrix),
 ]
 
 
@@ -147,7 +206,6 @@ def _tiny(config: str, plan: str, weight_dtype: str, program: Program) -> Experi
 @pytest.mark.parametrize(
     ("config", "partitioner", "text"),
     [
-        ("mixtral", Partitioner.MANUAL, "has routed experts, .* Use --weight-dtype s8."),
         ("deepseek_v3", Partitioner.MANUAL, "Use --weight-dtype s8."),
         ("qwen3", Partitioner.AUTO, "Use --partitioner manual."),
     ],

@@ -163,7 +163,8 @@ class ExperimentRequest:
             return UNQUANTIZED_DTYPE
         is_narrow = activation_dtype_of(stored) is not None
         is_ours = self.frontend is Frontend.JAX and self.engine is Engine.MESHSCOPE
-        has_narrow = is_ours and self.partitioner is Partitioner.MANUAL
+        is_fused = self.dispatch is DispatchForm.FUSED
+        has_narrow = is_ours and self.partitioner is Partitioner.MANUAL and not is_fused
         return values_dtype(stored) if is_narrow and not has_narrow else stored
 
 

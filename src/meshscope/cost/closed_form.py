@@ -295,7 +295,7 @@ def cost_s(form: PlanForm) -> FloatArray:
     by_cost = {
         Cost.MATMUL_FLOPS: flop_s / constants.matmul,
         Cost.KERNEL_FLOPS: flop_s / constants.attention,
-        Cost.GROUPED_FLOPS: flop_s / constants.experts,
+        Cost.GROUPED_FLOPS: flop_s / constants.experts / form.narrow_speedup,
         Cost.WEIGHT_BYTES: byte_s / constants.weights,
         Cost.CHOSEN_BYTES: byte_s / constants.weights,
         Cost.CACHE_BYTES: byte_s / constants.cache,

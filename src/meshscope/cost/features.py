@@ -344,8 +344,13 @@ def _block(device: _Device, part: Part, weights: tuple[Weight, ...]) -> Iterator
     yield part, Cost.FUSED_BYTES, Feature.TOKENS, fused_bytes
 
 
-def _narrowing(device: _Device, part: Part, matrices: Iterable[Weight]) -> Iterator[_Entry]:
-    """Rounding of each input of the products to 8 bits, if the format has 8-bit activations."""
+def _narrowing(
+    device: _Device, part: Part, matrices: Iterable[Weight], *, n_rows: float = 1.0
+) -> Iterator[_Entry]:
+    """Rounding of each input of the products to 8 bits, if the format has 8-bit activations.
+
+    A token has `n_rows` inputs of each product.
+    """
     dtype = activation_dtype_of(device.weight_dtype)
     if dtype is None:
         return
@@ -354,7 +359,7 @@ def _narrowing(device: _Device, part: Part, matrices: Iterable[Weight]) -> Itera
         shape = weight.gathered_shape(device.plan)
         widths[tuple(weight.dims[i] for i in weight.inputs)] = prod(shape[i] for i in weight.inputs)
     n_bytes = device.act_bytes + DTYPE_BITS[dtype] / 8
-    yield part, Cost.WIDE_BYTES, Feature.TOKENS, sum(widths.values()) * n_bytes
+    yield part, Cost.WIDE_BYTES, Feature.TOKENS, n_rows * sum(widths.values()) * n_bytes
     yield part, Cost.SMALL_OPS, Feature.ONE, len(widths)
 
 
@@ -504,6 +509,8 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     buffer_rows = rows if exchange_axes(plan) else model.moe.n_active  # the gated product reads all
     wide_bytes = GATED_PASSES * buffer_rows * width * device.act_bytes
     yield part, Cost.WIDE_BYTES, Feature.TOKENS, wide_bytes
+    matrices = [weight for weight in weights if len(weight.shape) > 2]
+    yield from _narrowing(device, part, matrices, n_rows=buffer_rows)
     yield part, Cost.SMALL_OPS, Feature.ONE, EXPERT_OPS
 
 

@@ -86,6 +86,7 @@ def grouped_work(
         if wide is None
         else _wide_cycles(operands, replace(taken, rows=n_used), int(wide[1]), facts),
         conversion_cycles=_conversion_cycles(instruction, operands, taken, facts),
+        operand_dtype=operands.rows.dtype,
         note=None if load else _note(operands),
     )
 
@@ -200,7 +201,9 @@ def _grouped_operands(computation: Computation, instruction: Instruction) -> Gro
     arrays = operand_arrays(computation, instruction)
     wide = [array for array in arrays if len(array.dims) == 3 and _is_number(array)]
     flat = [
-        array for array in arrays if len(array.dims) == 2 and array.dtype.startswith(("bf", "f"))
+        array
+        for array in arrays
+        if len(array.dims) == 2 and array.dtype.startswith(("bf", "f", "s8"))
     ]
     # Scales are flat arrays, too, of another dtype than rows and results.
     result = instruction.arrays[0].dtype if instruction.arrays else None

@@ -24,7 +24,7 @@ class WorkSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelWork:
-    """FLOPs, traffic, and cycles of loop bodies (None: at a fraction of the peak FLOPs).
+    """FLOPs, traffic, and cycles of loop bodies (None: at a fraction of the peak FLOPs of `operand_dtype`).
 
     `conversion_cycles` are those of a loop that converts weights, while products and transfers run.
     """
@@ -34,6 +34,7 @@ class KernelWork:
     flops: float = 0.0
     cycles: float | None = None
     conversion_cycles: float = 0.0
+    operand_dtype: str = "bf16"
     note: str | None = None
 
 

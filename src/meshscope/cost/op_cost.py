@@ -371,7 +371,7 @@ def kernel_time(rates: Rates, work: KernelWork) -> OpTime:
         return OpTime(seconds=seconds, basis=basis, hbm=rates.hbm_busy(work.moved))
     if work.cycles is None:
         time = rates.roofline(
-            flops=work.flops,
+            flops=work.flops / rates.speedup(work.operand_dtype),
             moved=work.moved,
             flops_frac=KERNEL_FRAC.value,
             flops_interval=KERNEL_INTERVAL.value,

@@ -23,6 +23,7 @@ from meshscope.spec.hardware.operation_rates import (
     WRITE_LATENCY_S,
     PeakEfficiency,
 )
+from meshscope.spec.hardware.precision import NARROW_DTYPES, NARROW_SPEEDUP
 
 SCALAR_BYTES = 8  # scalars are in registers
 
@@ -44,6 +45,10 @@ class Rates:
     hbm_bytes_per_s: float
     clock_hz: float | None
     mxu_dim: int | None = None
+    narrow_dtypes: tuple[
+        str, ...
+    ] = ()  # that matrix units multiply at `narrow_speedup` x `flops_per_s`
+    narrow_speedup: float = 1.0
     efficiency: PeakEfficiency = TPU_EFFICIENCY.value
     facts: CompilerFacts = field(default_factory=compiler_facts)
     measured: MeasuredRates | None = None
@@ -59,6 +64,10 @@ class Rates:
         assert self.clock_hz is not None
         seconds = _scaled(n / self.clock_hz, self.facts.cycles_interval.value)
         return OpTime(seconds=seconds, basis=basis, hbm=self.hbm_busy(moved))
+
+    def speedup(self, dtype: str) -> float:
+        """The peak of products of two operands of this dtype over that of bf16."""
+        return self.narrow_speedup if dtype in self.narrow_dtypes else 1.0
 
     def hbm(self, moved: ArrayTraffic) -> TimeEstimate:
         """Time in which the HBM serves the bytes alone."""
@@ -230,6 +239,8 @@ def _published_rates(chip: Chip) -> Rates:
         hbm_bytes_per_s=chip.hbm_bytes_per_s / n,
         clock_hz=chip.clock_hz,
         mxu_dim=chip.mxu_dim,
+        narrow_dtypes=NARROW_DTYPES.get(chip.name, ()),
+        narrow_speedup=NARROW_SPEEDUP.get(chip.name, 1.0),
         efficiency=peak_efficiency(chip),
         facts=compiler_facts(chip.name),
     )

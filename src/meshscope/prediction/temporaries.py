@@ -39,6 +39,7 @@ from meshscope.spec.plan.weights import (
     stored_kv_heads,
 )
 from meshscope.spec.program import Engine, Frontend, Partitioner
+from meshscope.spec.quantization import ragged_dtype_of
 from meshscope.units import DTYPE_BITS
 
 F32_BYTES = 4
@@ -276,7 +277,8 @@ def _converted_bytes(experiment: Experiment, act: float) -> float:
         return 0
     head = prod(head_weight(model, plan).local_shape(plan)) * act
     facts = compiler_facts(experiment.topology.chip.name)
-    if model.moe is None or workload.weight_dtype in facts.ragged_dot_dtypes.value:
+    of_kernel = ragged_dtype_of(workload.weight_dtype)
+    if model.moe is None or of_kernel in facts.ragged_dot_dtypes.value:
         return head
     experts = max(prod(weight.local_shape(plan)) for weight in expert_weights(model))
     return max(head, experts * F32_BYTES)

@@ -29,7 +29,7 @@ from meshscope.spec.plan.checks import (
     check_dispatch,
     check_frontend,
     check_fused,
-    check_partitioned_scales,
+    check_narrow_program,
     check_pipeline,
     check_quantization,
     check_ring,
@@ -394,7 +394,7 @@ def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of
     check_model(plan, model)
     check_weights(plan, model)
     check_quantization(model, workload)
-    check_partitioned_scales(workload, program)
+    check_narrow_program(workload, program)
     check_blocks(plan, model, workload)
     check_pipeline(plan, workload, program, engine)
     check_dispatch(program, topology)

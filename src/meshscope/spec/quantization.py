@@ -139,6 +139,11 @@ def activation_dtype_of(dtype: str) -> str | None:
     return None if quantization is None else quantization.activation_dtype
 
 
+def ragged_dtype_of(dtype: str) -> str:
+    """The dtype of both operands of a ragged dot with 8-bit activations, else the format of the weights."""
+    return activation_dtype_of(dtype) or dtype
+
+
 def is_four_bit(dtype: str) -> bool:
     """Whether matrices stored in `dtype`, or those of experts, are in a format of 4 bits."""
     quantization = experts_quantization(dtype)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.programs.jax.grouped_matmul import GroupedKernel
+from meshscope.programs.jax.matrix import narrowed, total_dtype
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.state import LayerWeights
 from meshscope.spec.model.model import Activation, GroupScore, MixtureOfExperts, Scoring
@@ -119,14 +120,7 @@ class Experts:
         is_of_expert = _is_of_expert(rows.shape[0], group_sizes)
 
         def product(x: Array, letter: str, share: Array | float = 1.0) -> Array:
-            name = f"experts_w_{letter}"
-            out = self._grouped(x, name, group_sizes)
-            scale = self.weights.scale(name)
-            if scale is not None and self.grouped_kernel is None and scale.ndim == 2:
-                of_channels = scale.astype(jnp.float32)
-                is_of = is_of_expert.astype(jnp.float32)
-                factors = jnp.matmul(is_of, of_channels, precision=lax.Precision.HIGHEST)
-                out = (out.astype(jnp.float32) * factors).astype(out.dtype)
+            out = self._scaled(x, f"experts_w_{letter}", group_sizes, is_of_expert)
             if f"experts_b_{letter}" not in self.weights:
                 return out
             bias = self.weights(f"experts_b_{letter}") * share
@@ -135,16 +129,31 @@ class Experts:
         inner = gated(product(rows, "gate"), product(rows, "up"), self.moe)
         return product(inner, "down", self.bias_share)[:n_rows]
 
+    def _scaled(self, x: Array, name: str, group_sizes: Array, is_of_expert: Array) -> Array:
+        """Each row times the matrix of its expert and its scales, [R, Y]; 8-bit rows have scales of their own."""
+        narrow, rows, of_rows = self.weights.narrow_dtype, x, None
+        if narrow is not None:
+            rows, of_rows = narrowed(x, (1,), narrow)
+        out = self._grouped(rows, name, group_sizes)
+        scale, factors = self.weights.scale(name), None
+        if scale is not None and self.grouped_kernel is None and scale.ndim == 2:
+            of_channels, is_of = scale.astype(jnp.float32), is_of_expert.astype(jnp.float32)
+            factors = jnp.matmul(is_of, of_channels, precision=lax.Precision.HIGHEST)
+        if of_rows is not None:
+            factors = of_rows[:, None] if factors is None else factors * of_rows[:, None]
+        return out if factors is None else (out.astype(jnp.float32) * factors).astype(x.dtype)
+
     def _grouped(self, x: Array, name: str, group_sizes: Array) -> Array:
-        """Each row times the matrix of its expert, [R, Y].
+        """Each row times the stored matrix of its expert, [R, Y].
 
         Kernels skip experts without rows, such as those of other layers in a stack. Without a kernel, XLA
-        multiplies all rows by every expert.
+        multiplies all rows by every expert. XLA's kernel multiplies 8-bit rows by stored weights of their dtype;
+        otherwise, both are converted.
         """
         if self.grouped_kernel is not None:
             weights, first = self.weights.stacked(name) or (self.weights.kernel_operand(name), 0)
-            scale = self.weights.kernel_scale(name)
-            return self.grouped_kernel(x, weights, group_sizes, scale=scale, first=first)
+            scale, rows = self.weights.kernel_scale(name), x.astype(self.weights.dtype)
+            return self.grouped_kernel(rows, weights, group_sizes, scale=scale, first=first)
         stacked = self.weights.stacked(name) if self.has_kernel else None
         if stacked is None or stacked[0].shape[0] > MAX_STACKED_EXPERTS:
             weights = self.weights.kernel_operand(name)
@@ -152,7 +161,10 @@ class Experts:
             weights, first = stacked
             stack_group_sizes = jnp.zeros(weights.shape[0], group_sizes.dtype)
             group_sizes = lax.dynamic_update_slice(stack_group_sizes, group_sizes, (first,))
-        return lax.ragged_dot(x, weights, group_sizes, preferred_element_type=x.dtype)
+        is_narrow = x.dtype == self.weights.narrow_dtype == weights.dtype
+        rows = x if is_narrow else x.astype(self.weights.dtype)
+        total = total_dtype(rows.dtype) if is_narrow else rows.dtype
+        return lax.ragged_dot(rows, weights, group_sizes, preferred_element_type=total)
 
 
 def _is_of_expert(n_rows: int, group_sizes: Array) -> Array:

@@ -88,8 +88,7 @@ class Matrix:
         of_x = operands.split(",")[0]
         summed = tuple(i for i, letter in enumerate(of_x) if letter not in of_product)
         rounded, factors = narrowed(x, summed, self.narrow_dtype)
-        is_integer = jnp.issubdtype(self.narrow_dtype, jnp.integer)
-        total = jnp.int32 if is_integer else jnp.float32
+        total = total_dtype(self.narrow_dtype)
         product = jnp.einsum(subscripts, rounded, self.values, preferred_element_type=total)
         kept = [of_product.index(letter) for letter in of_x if letter in of_product]
         of_token = lax.broadcast_in_dim(factors, product.shape, kept)
@@ -216,6 +215,11 @@ def _summed_groups(products: Array, factors: Array, outputs: str, of_product: st
     """The sum of the products of groups [groups, *product], times their factors [groups, *outputs]."""
     at = [0, *(1 + of_product.index(letter) for letter in outputs)]
     return (products * lax.broadcast_in_dim(factors, products.shape, at)).sum(0)
+
+
+def total_dtype(dtype: Any) -> Any:
+    """The dtype of sums of products of 8-bit operands."""
+    return jnp.int32 if jnp.issubdtype(dtype, jnp.integer) else jnp.float32
 
 
 def narrowed(x: Array, summed: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:

@@ -496,8 +496,6 @@ class Model:
     @property
     def wide_part(self) -> str | None:
         """The part whose products take 16-bit activations only; None if all take 8-bit ones, too."""
-        if self.moe is not None:
-            return "routed experts"
         is_grouped = isinstance(self.attention, GroupedAttention)
         has_linear = any(layer.attention is AttentionKind.LINEAR for layer in self.layers)
         return None if is_grouped and not has_linear else "latent or linear attention"

@@ -138,7 +138,7 @@ def check_quantization(model: Model, workload: Workload) -> None:
 
 
 def _check_narrow_activations(model: Model, weight_dtype: str) -> None:
-    """Raise SpecError for 8-bit activations outside dense layers with grouped attention."""
+    """Raise SpecError for 8-bit activations without a program for the attention."""
     lack = model.wide_part
     if lack is not None:
         raise SpecError(
@@ -158,9 +158,14 @@ def check_torchxla_dtypes(workload: Workload) -> None:
             )
 
 
-def check_partitioned_scales(workload: Workload, program: Program) -> None:
-    """Raise SpecError for 8-bit activations with the auto partitioner."""
+def check_narrow_program(workload: Workload, program: Program) -> None:
+    """Raise SpecError for 8-bit activations with the auto partitioner or a fused kernel of experts."""
     is_narrow = activation_dtype_of(workload.weight_dtype) is not None
+    if is_narrow and program.dispatch is DispatchForm.FUSED:
+        raise SpecError(
+            f"--weight-dtype {workload.weight_dtype}: the kernel of --dispatch {DispatchForm.FUSED} is timed with "
+            f"16-bit activations. Use --weight-dtype {values_dtype(workload.weight_dtype)}, or another dispatch."
+        )
     if is_narrow and program.partitioner is Partitioner.AUTO:
         raise SpecError(
             f"--weight-dtype {workload.weight_dtype}: each device scales its own part of the activations, "

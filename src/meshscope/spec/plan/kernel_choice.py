@@ -19,7 +19,7 @@ from meshscope.spec.model.model import (
 from meshscope.spec.plan.context_form import cache_slots
 from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.plan import Plan
-from meshscope.spec.quantization import quantization_of
+from meshscope.spec.quantization import quantization_of, ragged_dtype_of
 from meshscope.spec.workload import Workload
 
 
@@ -239,7 +239,8 @@ def _decode_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
 
 def _experts_kernel(chip: Chip, workload: Workload, form: DispatchForm) -> Kernel:
     """XLA's kernel if it reads the weights as they are stored; rows gathered by the compiler leave no choice."""
-    is_native = workload.weight_dtype in compiler_facts(chip.name).ragged_dot_dtypes.value
+    dtype = ragged_dtype_of(workload.weight_dtype)
+    is_native = dtype in compiler_facts(chip.name).ragged_dot_dtypes.value
     is_native |= quantization_of(workload.weight_dtype) is None
     return Kernel.RAGGED_DOT if is_native or form is DispatchForm.GATHERED else Kernel.GROUPED
 
