@@ -98,6 +98,41 @@ CASES = [
         {"prefill_attention": SPLASH, "decode_attention": DECODE},
         workload={"prompt": 1100},
     ),
+    *(
+        Case(
+            model,
+            {"prefill_attention": prefill, "decode_attention": decode, **experts},
+            plan=plan,
+            workload={"batch": 8, "prompt": 512, "decode_tokens": n_tokens},
+        )
+        for model, plan, n_tokens, prefill, decode, experts in (
+            (LLAMA, "tp=8", 5, SPLASH, DECODE, {}),
+            (
+                LLAMA,
+                "cp=2,tp=4",
+                5,
+                SPLASH,
+                "plain: 5 tokens a step under cp=2 have positions on several devices",
+                {},
+            ),
+            (
+                DEEPSEEK,
+                "dp=8",
+                9,
+                SPLASH,
+                "plain: 1152 queries of a head exceed the 1024 that VMEM has room for",
+                {"experts": RAGGED},
+            ),
+            (
+                DEEPSEEK_SPARSE,
+                "tp=8",
+                2,
+                "plain: splash attention has no data-dependent masks",
+                "plain: an indexer chooses other positions for each of 2 tokens",
+                {"experts": RAGGED},
+            ),
+        )
+    ),
     Case(
         LLAMA,
         {

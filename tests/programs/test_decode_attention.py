@@ -107,7 +107,7 @@ def random_inputs(case: Case, n_layers: int = 2) -> DecodeInputs:
     )
 
 
-STATIC = ("value_width", "scale", "window", "is_chunked", "softcap")
+STATIC = ("value_width", "scale", "window", "is_chunked", "softcap", "n_tokens")
 
 
 @partial(jax.jit, static_argnames=STATIC)
@@ -118,7 +118,9 @@ def interpreted(**values: Any) -> Any:
 
 
 def written(inputs: DecodeInputs) -> list[Any]:
-    """The caches with the new position in layer 1."""
+    """The caches with the new position in layer 1; as they are if they have it already."""
+    if not inputs.new:
+        return list(inputs.caches)
     at = int(inputs.position)
     return [
         cache.at[1, :, :, at].set(new[:, :, 0].astype(cache.dtype))
@@ -170,6 +172,35 @@ def test_a_position_that_an_earlier_layer_wrote_counts_once(case: Case) -> None:
     expected = plain(case, inputs)
     tolerance = TOLERANCES[case.dtype] * max(1.0, float(np.abs(expected).max()))
     np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=tolerance, rtol=0)
+
+
+TOKEN_CASES = [
+    Case("over-two-blocks", 129, group=3),
+    Case("windows-from-different-blocks", 257, window=129),
+    Case("window-and-sinks", 200, window=128, has_sinks=True, heads=1, group=8),
+    Case("two-chunks", 257, window=128, is_chunked=True),
+    Case("latent-s8", 200, heads=1, group=16, width=96, value_width=64, cache="int8"),
+]
+
+
+@pytest.mark.parametrize("case", TOKEN_CASES, ids=lambda c: c.name)
+def test_each_of_several_tokens_attends_to_its_own_positions(case: Case) -> None:
+    """The output of each is that of a step of its own, although the cache has the later tokens."""
+    n_tokens, every = 4, replace(random_inputs(case), new=[])
+    queries = jnp.concatenate([every.q * (1 + token) for token in range(n_tokens)], axis=2)
+    tiled = None if every.sinks is None else jnp.tile(every.sinks, (1, n_tokens))
+    caches = random_inputs(case._replace(position=case.position + 1)).caches
+    inputs = replace(every, q=queries, sinks=tiled, caches=caches, n_tokens=n_tokens)
+
+    (out,) = interpreted(**{f.name: getattr(inputs, f.name) for f in fields(inputs)})
+
+    for token in range(n_tokens):
+        position = jnp.int32(case.position - n_tokens + 1 + token)
+        single = replace(every, q=every.q * (1 + token), caches=caches, position=position)
+        expected = plain(case, single)
+        got = np.asarray(out[:, :, token * case.group : (token + 1) * case.group], np.float32)
+        tolerance = TOLERANCES[case.dtype] * max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(got, expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """TTFT, TPOT and end-to-end time of a request, measured or modeled."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from meshscope.analysis.latency import Latency, Spread, latency_of, spread_of
@@ -63,7 +63,10 @@ def throughput_of(request: RequestTime, run: RunRecord) -> Throughput | None:
     batch = _imported_batch(experiment) if workload is None else workload.batch
     if batch is None:
         return None
-    decode_per_s = _per_second(batch, request.decode_step)
+    has_drafts = (
+        workload is not None and workload.decode_tokens > 1
+    )  # a step yields some of its tokens
+    decode_per_s = None if has_drafts else _per_second(batch, request.decode_step)
     per_chip = None if decode_per_s is None or not n_chips else decode_per_s / n_chips
     n_output = None if workload is None else batch * workload.output
     return Throughput(
@@ -99,6 +102,8 @@ def request_times(run: RunRecord) -> dict[Source, RequestTime]:
         for source in Source
         if (times := run.times_of(source))
     }
+    if workload is not None and workload.decode_tokens > 1:
+        modeled = {source: replace(time, tpot=None) for source, time in modeled.items()}
     if latency is not None:
         return modeled | {Source.MEASURED: _measured(latency)}
     steps = step_spreads(run)

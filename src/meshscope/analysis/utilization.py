@@ -13,7 +13,7 @@ from meshscope.spec.plan.weights import Dim, Weight, head_weight, layer_weights,
 from meshscope.spec.workload import Workload
 
 # Whether a matrix outside the layers multiplies every token; tables are looked up.
-OUTER_MATRICES = {"layer_embed_proj": True, "collapse": False}
+OUTER_MATRICES = {"layer_embed_proj": True, "draft_join": True, "collapse": False}
 
 
 def model_flops(model: Model, workload: Workload, phase: Phase) -> float:
@@ -31,7 +31,8 @@ def model_flops(model: Model, workload: Workload, phase: Phase) -> float:
     entries: the DeepSeek-V4 of transformers, which implements sections 2.3.1 and 2.3.2 of its report.
     """
     contexts = _contexts(workload, phase)
-    n_new = workload.prompt if phase is Phase.PREFILL else 1
+    n_new = workload.prompt if phase is Phase.PREFILL else workload.decode_tokens
+    n_logits = 1 if phase is Phase.PREFILL else n_new
     per_token = sum(
         n * (2.0 * _active_weights(model, layer) + _mean_attention_flops(model, layer, contexts))
         for layer, n in Counter(model.layers).items()
@@ -39,14 +40,14 @@ def model_flops(model: Model, workload: Workload, phase: Phase) -> float:
     of_tokens, of_last = _outer_matrices(model)
     per_token += 2.0 * sum(prod(weight.shape) for weight in of_tokens)
     head = 2.0 * sum(prod(weight.shape) for weight in of_last)
-    return workload.batch * (n_new * per_token + head)
+    return workload.batch * (n_new * per_token + n_logits * head)
 
 
 def _contexts(workload: Workload, phase: Phase) -> range:
     """Context length of each step of the phase."""
     if phase is Phase.PREFILL:
         return range(workload.prompt, workload.prompt + 1)
-    return range(workload.prompt + 1, workload.prompt + max(workload.n_decode_steps, 1) + 1)
+    return range(workload.prompt + 1, workload.prompt + max(workload.output - 1, 1) + 1)
 
 
 def _outer_matrices(model: Model) -> tuple[list[Weight], list[Weight]]:

@@ -21,7 +21,7 @@ most loaded expert, indexers of attention, and pipeline fill and drain of partia
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import numpy as np
@@ -95,6 +95,7 @@ class PlanForm:
     residual_bytes: float  # residual stream of one token
     fetches_late: bool  # with a single row, weights only with the product
     narrow_speedup: float = 1.0  # peak of products of 8-bit operands over that of bf16
+    n_tokens: int = 1  # of a sequence in a decode step; each counts as a sequence of a workload
 
 
 def plan_form(
@@ -106,6 +107,10 @@ def plan_form(
     program: ModeledProgram = ModeledProgram.PUBLISHED,
 ) -> PlanForm:
     """The closed form of one phase of a plan; SpecError for a chip without published figures or profile."""
+    if phase is Phase.DECODE and experiment.workload.decode_tokens > 1:
+        by_token = experiment.by_token
+        form = plan_form(by_token, phase, profile=profile, efficiency=efficiency, program=program)
+        return _reading_once(form, experiment)
     chip, plan, model = experiment.topology.chip, experiment.plan, experiment.model
     rates = rates_of(chip, profile)
     constants = constants_of(chip) if profile is None else profile.constants
@@ -135,6 +140,19 @@ def plan_form(
         residual_bytes=model.hidden * DTYPE_BITS[experiment.workload.activation_dtype] / 8,
         fetches_late=phase is Phase.DECODE and not rates.facts.fetches_ahead_of_rows.value,
         narrow_speedup=product_speedup(experiment.workload.weight_dtype, chip),
+    )
+
+
+def _reading_once(form: PlanForm, experiment: Experiment) -> PlanForm:
+    """The form of a decode step in which the tokens of a sequence share one read of its cache."""
+    n_tokens = experiment.workload.decode_tokens
+    coefficients = form.costs.coefficients.copy()
+    coefficients[:, Cost.CACHE_BYTES, :] /= n_tokens
+    return replace(
+        form,
+        costs=replace(form.costs, coefficients=coefficients),
+        n_tokens=n_tokens,
+        reads_static_cache=experiment.kernels.decode_attention.kernel is None,
     )
 
 

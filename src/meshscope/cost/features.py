@@ -54,6 +54,7 @@ from meshscope.spec.plan.weights import (
     Weight,
     attention_weights,
     dense_weights,
+    draft_head_weights,
     expert_weights,
     head_weight,
     layer_input_weights,
@@ -280,6 +281,10 @@ def _embedding(device: _Device) -> Iterator[_Entry]:
     row_bytes = device.model.hidden * device.act_bytes
     yield Part.EMBED, Cost.PASS_BYTES, Feature.TOKENS, 2 * row_bytes
     yield Part.EMBED, Cost.SMALL_OPS, Feature.ONE, 1
+    for weight in draft_head_weights(device.model):
+        if not weight.is_vector:
+            yield Part.EMBED, Cost.MATMUL_FLOPS, Feature.TOKENS, 2 * device.elements(weight)
+        yield Part.EMBED, Cost.WEIGHT_BYTES, Feature.ONE, device.read_bytes(weight)
     inputs = device.model.layer_inputs
     if inputs is None:
         return

@@ -84,6 +84,7 @@ def _conversion_notes(steps: ClosedSteps) -> Iterator[str]:
 def evaluated(form: PlanForm, workload: Workload) -> tuple[ClosedSteps, TimeEstimate]:
     """The step of a workload, and its time with bounds."""
     sizes = {name: float(getattr(workload, name)) for name in ("batch", "prompt", "output")}
+    sizes["batch"] *= form.n_tokens
     sizes["chunk"] = float(workload.prefill_chunk or NO_LIMIT)
 
     def steps_of(*forms: PlanForm) -> ClosedSteps:

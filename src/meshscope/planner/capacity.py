@@ -83,12 +83,12 @@ def largest_context(experiment: Experiment) -> LargestContext:
 
 
 def capacity_of_run(run: RunRecord) -> Capacity | None:
-    """The capacity for the experiment of a run; None if the run does not know it, or without HBM."""
+    """The capacity for the request of a run; None if the run does not know one, or without HBM."""
     try:
         experiment = experiment_of_record(run.manifest.experiment)
     except MeshscopeError:  # an imported run does not know all of its experiment
         return None
-    return capacity_of(experiment)
+    return None if experiment.is_part_of_decode else capacity_of(experiment)
 
 
 def _context_step(experiment: Experiment) -> int:

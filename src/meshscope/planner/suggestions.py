@@ -58,12 +58,12 @@ class _Change:
 
 
 def suggestions_of(run: RunRecord) -> tuple[Suggestion, ...]:
-    """The best change of plan or chunk, then the best change of precision; () without a known experiment."""
+    """The best change of plan or chunk, then the best change of precision; () without a known request."""
     try:
         experiment = experiment_of_record(run.manifest.experiment)
     except MeshscopeError:  # an imported run does not know all of its experiment
         return ()
-    if not has_figures(experiment.topology.chip):
+    if not has_figures(experiment.topology.chip) or experiment.is_part_of_decode:
         return ()
     changes = list(_changes(experiment))
     base, *changed = estimates_of([experiment, *(change.experiment for change in changes)])

@@ -42,6 +42,6 @@ def planned_stages(
         case Engine.MESHSCOPE:
             return meshscope_stages(experiment, step, chosen=chosen)
         case Engine.VLLM:
-            return vllm_stages(experiment, step)
+            return vllm_stages(experiment.by_token, step)
         case _:
             assert_never(experiment.engine)

@@ -180,7 +180,7 @@ def _gather_index_keys(experiment: Experiment, layer: Layer) -> Iterator[Planned
 
 
 def _gather_index_scores(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollective]:
-    """All-gather of the indexer scores [b,1,n] of the positions or entries each device proposes."""
+    """All-gather of the indexer scores [b,s,n] of the positions or entries each device proposes."""
     attention, plan = experiment.model.attention, experiment.plan
     arrays = {array.name: array for array in layer_cache(experiment.model, plan, layer)}
     index_array = arrays.get("index_k", arrays.get("index"))
@@ -188,12 +188,16 @@ def _gather_index_scores(experiment: Experiment, layer: Layer) -> Iterator[Plann
         return
     n_slots = index_array.n_slots(cache_slots(plan, experiment.workload))
     n_candidates = plan.cp * index_candidates(attention.indexer, n_slots)
-    shape = (_local_batch(experiment, Phase.DECODE), 1, n_candidates)
+    shape = (
+        _local_batch(experiment, Phase.DECODE),
+        experiment.n_positions(Phase.DECODE),
+        n_candidates,
+    )
     yield _collective(experiment, Kind.ALL_GATHER, shape, dtype="f32")
 
 
 def _merge_softmax(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollective]:
-    """All-reduces that merge partial softmaxes: maxima [b,1,N], then sums [b,1,N(H+1)]."""
+    """All-reduces that merge partial softmaxes: maxima [b,s,N], then sums [b,s,N(H+1)]."""
     attention, plan = of_kind(experiment.model.attention, layer.attention), experiment.plan
     match attention:
         case GroupedAttention() | CompressedAttention():
@@ -204,7 +208,7 @@ def _merge_softmax(experiment: Experiment, layer: Layer) -> Iterator[PlannedColl
             assert_never(attention)
     n_heads = attention.n_heads // plan.tp
     for size in (n_heads, n_heads * (width + 1)):
-        shape = (_local_batch(experiment, Phase.DECODE), 1, size)
+        shape = (_local_batch(experiment, Phase.DECODE), experiment.n_positions(Phase.DECODE), size)
         yield _collective(experiment, Kind.ALL_REDUCE, shape, dtype="f32")
 
 

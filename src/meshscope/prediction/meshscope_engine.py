@@ -25,6 +25,7 @@ from meshscope.spec.plan.weights import (
     Weight,
     attention_weights,
     dense_weights,
+    draft_head_weights,
     expert_weights,
     gathered_arrays,
     head_weight,
@@ -59,7 +60,8 @@ class _DecoderStep:
 
     @property
     def local_batch(self) -> int:
-        return self.experiment.n_sequences(self.step.phase) // self.n_microbatches
+        """Sequences of the residual stream; each token of a decode step is one."""
+        return self.experiment.n_rows(self.step.phase) // self.n_microbatches
 
     @property
     def residual(self) -> tuple[int, int, int]:
@@ -76,7 +78,7 @@ class _DecoderStep:
     def is_split(self) -> bool:
         """Whether the residual stream is split over tp between blocks (sp).
 
-        Prefill splits the sequence. Decode, with one token per sequence, splits the batch if tp
+        Prefill splits the sequence. Decode splits the batch, with each token a row of its own, if tp
         divides it, and otherwise uses plain tensor parallelism.
         """
         is_prefill = self.step.phase is Phase.PREFILL
@@ -160,7 +162,7 @@ def _used_weights(program: _DecoderStep, weights: tuple[Weight, ...]) -> tuple[W
 def _embed(program: _DecoderStep) -> tuple[PlannedCollective, ...]:
     """Vocabulary-parallel embedding: each tp device looks up its shard and the results are summed."""
     weights = {weight.name: weight for weight in outer_weights(program.model, program.plan)}
-    tables = [weights["embed"]]
+    tables = [weights["embed"], *draft_head_weights(program.model)]
     reductions = _reduce_output(program, Part.EMBED)
     if program.model.layer_inputs is not None:
         table = weights["layer_embed"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from meshscope.events.collective import Groups
-from meshscope.events.enums import Kind, Part
+from meshscope.events.enums import Kind, Part, Phase
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.mesh import Mesh
@@ -55,7 +55,10 @@ def pipeline_stages(
         for stage, layers in enumerate(stage_layers(len(whole.layers), plan.pp))
         if chosen is None or stage in {0, last, *chosen}
     )
-    return (*stages, PlannedStage(before=(), layers=(), after=(_share_tokens(experiment),)))
+    return (
+        *stages,
+        PlannedStage(before=(), layers=(), after=(_share_tokens(experiment, step.phase),)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +126,7 @@ def _neighbors(mesh: Mesh, sender: int) -> Groups:
     return tuple((device, device + n_each) for device in range(first, first + n_each))
 
 
-def _share_tokens(experiment: Experiment) -> PlannedCollective:
+def _share_tokens(experiment: Experiment, phase: Phase) -> PlannedCollective:
     """All-reduce that brings the sampled tokens [b] to all stages: the other stages add zeros."""
     plan = experiment.plan
     return PlannedCollective(
@@ -131,6 +134,6 @@ def _share_tokens(experiment: Experiment) -> PlannedCollective:
         kind=Kind.ALL_REDUCE,
         axis="pp",
         groups=plan.mesh.groups("pp"),
-        shape=(experiment.workload.batch // plan.data_size,),
+        shape=(experiment.n_rows(phase),),
         dtype="s32",
     )

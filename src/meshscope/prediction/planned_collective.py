@@ -12,8 +12,8 @@ from meshscope.spec.experiment import Experiment
 class PlannedStep:
     """One step of a phase: `n_tokens` new tokens per sequence, repeated `n_steps` times per request.
 
-    A prefill step in chunks has the tokens of one chunk, and collectives that run once per chunk; `is_cut`
-    if a chunk is a part of a prompt.
+    In decode, each token of a sequence counts as a sequence of its own. A prefill step in chunks has the
+    tokens of one chunk, and collectives that run once per chunk; `is_cut` if a chunk is a part of a prompt.
     """
 
     phase: Phase
@@ -23,14 +23,14 @@ class PlannedStep:
 
 
 def planned_steps(experiment: Experiment) -> tuple[PlannedStep, ...]:
-    """One prefill step over the whole prompt, then the decode steps (none for a one-token output)."""
+    """The steps of the experiment's phases: one prefill over the whole prompt, then those of decode."""
     n_tokens = experiment.n_positions(Phase.PREFILL)
     prefill = PlannedStep(
         phase=Phase.PREFILL, n_tokens=n_tokens, n_steps=1, is_cut=experiment.has_cut_prompts
     )
     n_decode_steps = experiment.workload.n_decode_steps
     decode = PlannedStep(phase=Phase.DECODE, n_tokens=1, n_steps=n_decode_steps)
-    return (prefill, decode) if decode.n_steps else (prefill,)
+    return tuple(step for step in (prefill, decode) if step.phase in experiment.phases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,8 +91,15 @@ class Experiment:
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Prefill, and decode if the request has more than one output token."""
+        if self.is_part_of_decode:
+            return (Phase.DECODE,)
         has_decode = self.workload.n_decode_steps > 0
         return (Phase.PREFILL, Phase.DECODE) if has_decode else (Phase.PREFILL,)
+
+    @property
+    def is_part_of_decode(self) -> bool:
+        """Whether this is no request, but the step that verifies a draft, or that of a head that drafts."""
+        return self.workload.decode_tokens > 1 or self.model.draft_head is not None
 
     @property
     def is_scanned(self) -> bool:
@@ -223,7 +230,23 @@ class Experiment:
 
     def n_positions(self, phase: Phase) -> int:
         """New positions of a sequence in one chunk of prefill, or in a decode step."""
-        return self.prefill_chunks.n_positions if phase is Phase.PREFILL else 1
+        if phase is Phase.PREFILL:
+            return self.prefill_chunks.n_positions
+        return self.workload.decode_tokens
+
+    def n_rows(self, phase: Phase) -> int:
+        """Rows of a device's residual stream: sequences in a chunk of prefill, single tokens in decode."""
+        n_tokens = 1 if phase is Phase.PREFILL else self.workload.decode_tokens
+        return self.n_sequences(phase) * n_tokens
+
+    @property
+    def by_token(self) -> "Experiment":
+        """The experiment in whose decode step each token is a sequence of its own."""
+        workload = self.workload
+        if workload.decode_tokens == 1:
+            return self
+        batch = workload.batch * workload.decode_tokens
+        return replace(self, workload=replace(workload, batch=batch, decode_tokens=1))
 
     def with_auto_chunk(self) -> "Experiment":
         """The experiment with the default prefill chunk, if prefill can run in chunks."""

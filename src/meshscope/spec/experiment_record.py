@@ -170,6 +170,8 @@ class ExperimentRecord:
         stored: dict[str, Any] = {f.name: to_plain(getattr(self, f.name)) for f in fields(self)}
         stored["model"] = None if self.model is None else model_as_dict(self.model)
         stored["plan"] = None if self.plan is None else str(self.plan)
+        if self.workload is not None and self.workload.decode_tokens == 1:
+            del stored["workload"]["decode_tokens"]
         stored["topology"] = None if self.topology is None else self.topology.name
         if isinstance(self.dispatch, ProgramDispatch):
             stored["dispatch"] = {k: v for k, v in stored["dispatch"].items() if v is not None}
@@ -213,7 +215,10 @@ def model_as_dict(model: Model | NamedModel) -> dict[str, Any]:
     if isinstance(model, NamedModel):
         return to_plain(model)
     layers = [layer.name for layer in model.layers]
-    return to_plain(model) | {"n_layers": model.n_layers, "layers": layers}
+    stored = to_plain(model) | {"n_layers": model.n_layers, "layers": layers}
+    if model.draft_head is None:
+        del stored["draft_head"]
+    return stored
 
 
 def model_from_dict(values: Mapping[str, Any]) -> Model | NamedModel:

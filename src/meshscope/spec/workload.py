@@ -27,7 +27,8 @@ class Workload:
     """A batch of `batch` sequences (over all devices) with `prompt` input and `output` output tokens.
 
     `routing_skew` is the load of the most loaded device's experts over the mean. `prefill_chunk` is the
-    number of prompt tokens that a data-parallel rank processes at a time; None for all of them.
+    number of prompt tokens that a data-parallel rank processes at a time; None for all of them. A decode
+    step has `decode_tokens` new tokens of each sequence: more than one if it verifies those of a draft.
     """
 
     batch: int = 1
@@ -38,6 +39,7 @@ class Workload:
     cache_dtype: str = "bf16"
     routing_skew: float = 1.0
     prefill_chunk: int | None = None
+    decode_tokens: int = 1
 
     def __post_init__(self) -> None:
         """Check that counts are positive and dtypes are XLA's names."""
@@ -53,6 +55,11 @@ class Workload:
             )
         if self.prefill_chunk is not None and self.prefill_chunk < 1:
             raise SpecError(f"prefill_chunk={self.prefill_chunk} is too small. Use at least 1.")
+        if not 1 <= self.decode_tokens <= max(1, self.output - 1):
+            raise SpecError(
+                f"decode_tokens={self.decode_tokens} and output={self.output} leave no decode step with so many "
+                f"tokens. Use 1 to {max(1, self.output - 1)}, or a longer output."
+            )
         if not 1 <= self.routing_skew < inf:
             raise SpecError(
                 f"routing_skew={self.routing_skew} is invalid: it is the load of the most loaded device "
@@ -97,13 +104,14 @@ class Workload:
 
     @property
     def n_decode_steps(self) -> int:
-        """Decode steps of the request; prefill produces the first output token."""
-        return self.output - 1
+        """Decode steps of the request, if each keeps all its tokens; prefill produces the first output token."""
+        return -(-(self.output - 1) // self.decode_tokens)
 
     @property
     def mean_context(self) -> float:
         """Positions present in the mean decode step of a request: the prompt and half of the output.
 
-        Decode step i of 1 to output - 1 attends to prompt + i positions, its own included.
+        Decode step i of 1 to output - 1 attends to prompt + i positions, its own included. With more tokens a
+        step, positions are those that the last one attends to.
         """
-        return self.prompt + self.output / 2
+        return self.prompt + (self.output + self.decode_tokens - 1) / 2

@@ -90,6 +90,8 @@ def _request(workload: Workload | None) -> str:
     if workload is None:
         return ""
     sizes = f"batch {workload.batch}, prompt {workload.prompt}, output {workload.output}"
+    if workload.decode_tokens > 1:
+        sizes += f", {workload.decode_tokens} tokens of a sequence in a decode step"
     dtypes = {
         "weights": workload.weight_dtype,
         "activations": workload.activation_dtype,

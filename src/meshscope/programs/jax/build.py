@@ -86,7 +86,10 @@ class BuiltProgram:
         return self.step.lower(*self.arguments)
 
     def logits(self, out: Any) -> Any:
-        """The logits [B, V] in the result of a step; in a pipeline, those of the last stage."""
+        """The logits [B, V] in the result of a step; in a pipeline, those of the last stage.
+
+        A decode step with several tokens of each sequence has those of every token, [B*S, V].
+        """
         return out[1][-1] if self.is_pipeline else out[1]
 
 
@@ -439,13 +442,19 @@ class ArgumentSpecs:
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """Partition specs of (weights, tokens, cache, position)."""
-        return (self.weights, self.layout.tokens_spec, self.cache, P())
+        """Partition specs of (weights, tokens, cache, position); a draft has hidden states beside the tokens."""
+        tokens: Any = self.layout.tokens_spec
+        if self.experiment.model.draft_head is not None:
+            tokens = {"tokens": tokens, "hidden": self.layout.gathered_spec}
+        return (self.weights, tokens, self.cache, P())
 
     @property
     def outputs(self) -> tuple[Any, ...]:
         """Partition specs of (next tokens, logits, cache)."""
-        return (self.layout.next_tokens_spec, self.layout.out_logits_spec, self.cache)
+        tokens: Any = self.layout.next_tokens_spec
+        if self.experiment.model.draft_head is not None:
+            tokens = {"tokens": tokens, "hidden": self.layout.rows_spec}
+        return (tokens, self.layout.out_logits_spec, self.cache)
 
 
 def _abstract(specs: ArgumentSpecs, mesh: Mesh, phase: Phase) -> tuple[Any, ...]:
@@ -466,9 +475,16 @@ def _abstract(specs: ArgumentSpecs, mesh: Mesh, phase: Phase) -> tuple[Any, ...]
         )
 
     n_sequences = experiment.n_sequences(phase) * experiment.plan.data_size
+    tokens: Any = array(
+        (n_sequences, experiment.n_positions(phase)), specs.layout.tokens_spec, jnp.int32
+    )
+    if experiment.model.draft_head is not None:
+        shape = (n_sequences, 1, experiment.model.hidden)
+        dtype = JAX_DTYPES[experiment.workload.activation_dtype]
+        tokens = {"tokens": tokens, "hidden": array(shape, specs.layout.gathered_spec, dtype)}
     return (
         arrays(specs.weight_shapes, _weight_formats(specs, mesh), specs.weight_dtypes),
-        array((n_sequences, experiment.n_positions(phase)), specs.layout.tokens_spec, jnp.int32),
+        tokens,
         arrays(specs.cache_shapes, specs.cache, specs.cache_dtypes),
         array((), P(), jnp.int32),
     )

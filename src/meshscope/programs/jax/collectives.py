@@ -43,6 +43,10 @@ class MeshCollectives(Protocol):
         """Gathers the input of attention or MLP along the dim that sp splits."""
         ...
 
+    def split_activations(self, x: Array) -> Array:
+        """The part of [B, S, D] that the residual stream of a device has: the inverse of a gather."""
+        ...
+
     def reduce_output(self, x: Array) -> Array:
         """Reduces the partial outputs of attention or MLP over tp."""
         ...
@@ -92,6 +96,14 @@ class ShardMapCollectives:
         """All-gather along the dim that sp splits."""
         dim = self.layout.split_dim
         return x if dim is None else lax.all_gather(x, "tp", axis=dim, tiled=True)
+
+    def split_activations(self, x: Array) -> Array:
+        """The slice of this device along the dim that sp splits."""
+        dim = self.layout.split_dim
+        if dim is None:
+            return x
+        n_local = x.shape[dim] // self.plan.tp
+        return lax.dynamic_slice_in_dim(x, lax.axis_index("tp") * n_local, n_local, axis=dim)
 
     def reduce_output(self, x: Array) -> Array:
         """All-reduce over tp, or reduce-scatter under sp."""
@@ -146,6 +158,10 @@ class GspmdCollectives:
     def gather_activations(self, x: Array) -> Array:
         """Unsharded along the dim that sp splits."""
         return self._annotated(x, self.layout.gathered_spec)
+
+    def split_activations(self, x: Array) -> Array:
+        """Sharded like the residual stream."""
+        return self._annotated(x, self.layout.residual_spec)
 
     def reduce_output(self, x: Array) -> Array:
         """Sharded like the residual stream."""

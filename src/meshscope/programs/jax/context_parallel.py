@@ -19,7 +19,7 @@ Shapes: B batch, S query positions, T key positions, N query heads, K key and va
 a value; n devices of cp.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from math import prod
@@ -33,6 +33,7 @@ from meshscope.programs.jax.decode_attention import CacheShare
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.numerics import MASKED, Array
 from meshscope.programs.jax.partial_attention import AttentionInputs, PartialAttention
+from meshscope.programs.jax.state import LayerCache
 from meshscope.spec.plan.context_form import ContextForm, ring_sends
 from meshscope.spec.plan.kernel_choice import splash_block
 
@@ -105,6 +106,20 @@ class Context:
         if not self.is_split or self.phase is Phase.PREFILL:
             return None
         return (positions[0] - self.n_prompt) % self.size == lax.axis_index(AXIS)
+
+    def written(self, cache: LayerCache, new: Mapping[str, Array], positions: Array) -> LayerCache:
+        """The cache with the entries [B, ..., S, H] of the step; decode may write several to different devices."""
+        n_new = positions.shape[0]
+        is_spread = self.is_split and self.phase is Phase.DECODE and n_new > 1
+        for name, array in new.items():
+            if not is_spread:
+                cache = cache.written(name, array)
+                continue
+            for at in range(n_new):
+                one, here = lax.slice_in_dim(array, at, at + 1, axis=-2), positions[at:]
+                place = {"at": self.slot(here), "is_local": self.is_local(here)}
+                cache = cache.written(name, one, **place)
+        return cache
 
     def cache_positions(self, n_slots: int) -> Array:
         """The position [T] of each slot in the local cache."""

@@ -4,6 +4,9 @@ The kernel attends to the cache and writes the new position in place. Its grid g
 sequences and blocks of keys, with dynamic bounds: blocks after the current position or before the window
 are neither fetched nor computed. Blocks are read in the dtype of the cache and converted in VMEM.
 
+A step with several tokens of each sequence writes their positions first. The kernel then reads each block
+once for all of them, and each query attends to the positions up to its own.
+
 Where cp splits the cache, each device attends to its own slots and returns the logarithms of its sums, by
 which the parts are merged.
 
@@ -27,7 +30,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from meshscope.programs.jax.decode_kernel import decode_block
+from meshscope.programs.jax.decode_kernel import QueryTokens, decode_block
 from meshscope.programs.jax.layout import ShardLayout
 from meshscope.programs.jax.numerics import MASKED, Array
 from meshscope.programs.jax.state import LayerCache
@@ -73,7 +76,7 @@ class DecodeKernel:
         q: Array,
         new: Mapping[str, Array],
         cache: LayerCache,
-        position: Array,
+        positions: Array,
         *,
         scale: float,
         value_width: int,
@@ -83,19 +86,26 @@ class DecodeKernel:
         sinks: Array | None = None,
         mask: Array | None = None,
     ) -> tuple[Array, LayerCache]:
-        """Attention [B, 1, N, V] of q [B, 1, N, H], and the cache with `new` at this position.
+        """Attention [B, S, N, V] of q [B, S, N, H], and the cache with `new` at these positions [S].
 
-        `new` has the arrays [B, K, 1, H] of the new position by their names in the cache: keys and
+        `new` has the arrays [B, K, S, H] of the new positions by their names in the cache: keys and
         values, or one array whose first `value_width` channels are the values; without any, the cache has the
-        new position already. `mask` [B, T] selects slots among those of the window.
+        new positions already. `mask` [B, T] selects slots among those of the window.
         """
+        n_tokens = positions.shape[0]
+        if (
+            n_tokens > 1
+        ):  # a tile of the cache, which the kernel would write, may have only a part of them
+            for name, array in new.items():
+                cache = cache.written(name, array if cache.has_heads(name) else array[:, 0])
+            new = {}
         names = list(new or cache.arrays)
 
         def local(q: Array, new: Any, caches: Any, at: tuple[Array, ...], extra: Any) -> Any:
             sinks, mask = extra
             n_heads = caches[0].shape[2]
             inputs = DecodeInputs(
-                q=q.reshape(q.shape[0], n_heads, -1, q.shape[-1]),
+                q=_by_head(q, n_heads),
                 new=new,
                 caches=caches,
                 value_width=value_width,
@@ -105,19 +115,20 @@ class DecodeKernel:
                 window=window,
                 is_chunked=is_chunked,
                 softcap=softcap,
-                sinks=None if sinks is None else sinks.reshape(n_heads, -1),
+                sinks=None if sinks is None else _of_queries(sinks.reshape(n_heads, -1), n_tokens),
                 mask=mask,
+                n_tokens=n_tokens,
             )
             out, *written = decode_attention(
                 inputs, mean_context=self.mean_context, is_interpreted=self.is_interpreted
             )
-            return out.reshape(*q.shape[:-1], value_width), written
+            return _by_token(out, n_tokens), written
 
         if self.mesh is not None:
             has_extra = (sinks is not None, mask is not None)
             local = self._mapped(local, len(new), cache.stacks(names), has_extra)
         arrays = cache.stacks(names)
-        at = (jnp.int32(cache.layer), position)
+        at = (jnp.int32(cache.layer), positions[-1])
         out, written = local(q, list(new.values()), arrays, at, (sinks, mask))
         return out, cache.with_stacks(list(new), written)
 
@@ -175,6 +186,28 @@ class DecodeKernel:
             out_specs=(per_head, [stack] * n_new),
             check_vma=False,
         )
+
+
+def _by_head(q: Array, n_heads: int) -> Array:
+    """[B, S, N, H] -> [B, K, S*G, H]: the queries of each head, token by token."""
+    n_sequences, n_tokens, _, width = q.shape
+    if n_tokens == 1:
+        return q.reshape(n_sequences, n_heads, -1, width)
+    grouped = q.reshape(n_sequences, n_tokens, n_heads, -1, width).swapaxes(1, 2)
+    return grouped.reshape(n_sequences, n_heads, -1, width)
+
+
+def _by_token(out: Array, n_tokens: int) -> Array:
+    """[B, K, S*G, V] -> [B, S, N, V], the inverse of `_by_head`."""
+    n_sequences, n_heads, _, width = out.shape
+    if n_tokens > 1:
+        out = out.reshape(n_sequences, n_heads, n_tokens, -1, width).swapaxes(1, 2)
+    return out.reshape(n_sequences, n_tokens, -1, width)
+
+
+def _of_queries(sinks: Array, n_tokens: int) -> Array:
+    """Sinks [K, G] -> [K, S*G]."""
+    return sinks if n_tokens == 1 else jnp.tile(sinks, (1, n_tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +268,8 @@ class DecodeInputs:
     `new` and `caches` [L, B, K, T, H] have the keys and the values, or one array for both, whose first
     `value_width` channels are the values; `new` is empty if the cache has the new position already.
     `sinks` [K, G] are logits of a position without a value;
-    `mask` [B, T] selects slots for all heads.
+    `mask` [B, T] selects slots for all heads. With `n_tokens` tokens, G has the queries of one after those of
+    the other, the cache has their positions already, and `position` is the last one.
     """
 
     q: Array
@@ -251,6 +285,12 @@ class DecodeInputs:
     sinks: Array | None = None
     mask: Array | None = None
     share: CacheShare | None = None
+    n_tokens: int = 1
+
+    @property
+    def first_position(self) -> Array:
+        """The position of the first token."""
+        return self.position if self.n_tokens == 1 else self.position - (self.n_tokens - 1)
 
 
 def decode_attention(
@@ -267,7 +307,7 @@ def decode_attention(
     blocks = _blocks(inputs)
     share, of_share = inputs.share, ()
     if share is None:
-        first = blocks.first(inputs.position, inputs.window, is_chunked=inputs.is_chunked)
+        first = blocks.first(inputs.first_position, inputs.window, is_chunked=inputs.is_chunked)
     else:
         first = blocks.index(lax.min(jnp.int32(share.lowest), share.last))
         of_share = (share.is_new_here, share.lowest)
@@ -320,8 +360,9 @@ def decode_attention(
             n_new=n_new,
             n_caches=n_caches,
             scale=inputs.scale,
-            window=None if inputs.is_chunked else inputs.window,
+            window=None if inputs.is_chunked and inputs.n_tokens == 1 else inputs.window,
             softcap=inputs.softcap,
+            tokens=QueryTokens(n_tokens=inputs.n_tokens, is_chunked=inputs.is_chunked),
             has_sinks=inputs.sinks is not None,
             has_mask=inputs.mask is not None,
             is_part=share is not None,

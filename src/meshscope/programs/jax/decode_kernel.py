@@ -24,6 +24,7 @@ def decode_block(  # noqa: C901, PLR0913  the form of a kernel
     scale: float,
     window: int | None,
     softcap: float | None,
+    tokens: "QueryTokens",
     has_sinks: bool,
     has_mask: bool,
     is_part: bool,
@@ -33,6 +34,7 @@ def decode_block(  # noqa: C901, PLR0913  the form of a kernel
     `scalars` are the layer, the first block and the position; for a part of the positions (see `CacheShare`),
     whether the new one is among them and the lowest slot in the window, too. The output is then in float32
     and comes with the logarithms of the sums. Without new positions (`n_new` is 0), the cache has this one.
+    With several `tokens`, it is the last one of the cached ones.
     """
     new_refs, cache_refs = refs[:n_new], refs[n_new : n_new + n_caches]
     sinks_ref = refs[n_new + n_caches] if has_sinks else None
@@ -68,7 +70,10 @@ def decode_block(  # noqa: C901, PLR0913  the form of a kernel
         if bias_ref is not None:
             scores += _per_row(bias_ref, scores.shape[0])
         at = start + lax.broadcasted_iota(jnp.int32, (1, 1, n_keys), 2)
-        if seen.lowest is not None:
+        if tokens.n_tokens > 1:
+            of_query = tokens.positions(position, q.shape[1])
+            scores = jnp.where(tokens.sees(of_query, at, position, window), scores, MASKED)
+        elif seen.lowest is not None:
             scores = jnp.where(at >= seen.lowest, scores, MASKED)
         values = values[..., :value_width]
         if is_last:  # later slots may hold anything, and the new position is already counted
@@ -88,6 +93,35 @@ def decode_block(  # noqa: C901, PLR0913  the form of a kernel
         out_ref[...] = sums.normalized().reshape(out_ref.shape).astype(out_ref.dtype)
         for new, cache, written in zip(new_refs, cache_refs[:n_new], written_refs, strict=True):
             _write(new, cache, written, position - start, seen.is_new_here)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryTokens:
+    """The tokens of a sequence whose queries follow one another in the rows of a head."""
+
+    n_tokens: int
+    is_chunked: bool
+
+    def positions(self, last: Array, n_queries: int) -> Array:
+        """The position [1, S*G, 1] of each query, if that of the last token is `last`."""
+        of_token = n_queries // self.n_tokens
+        row = lax.broadcasted_iota(jnp.int32, (1, n_queries, 1), 1)
+        first = last - (self.n_tokens - 1)
+        started = [(row >= at * of_token).astype(jnp.int32) for at in range(1, self.n_tokens)]
+        return sum(started, jnp.full(row.shape, first, jnp.int32))
+
+    def sees(self, of_query: Array, at: Array, last: Array, window: int | None) -> Array:
+        """The mask [1, S*G, T] of the slots `at` [1, 1, T] that queries at these positions attend to.
+
+        Tokens are in at most two chunks, and the first block starts with the first one.
+        """
+        seen = at <= of_query
+        if window is None:
+            return seen
+        if not self.is_chunked:
+            return seen & (at > of_query - window)
+        start = lax.div(last, window) * window
+        return seen & (at >= jnp.where(of_query >= start, start, 0))
 
 
 @dataclass(frozen=True, slots=True)

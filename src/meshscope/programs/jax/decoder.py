@@ -78,23 +78,46 @@ class Decoder:
 
         `tokens` is [B, S], `position` the index of the first one. `weights["layers"]` and `cache`
         are a list with an entry per layer, or a mapping with an entry per kind of layer and a
-        leading layer dim.
+        leading layer dim. A decode step of several tokens has the next token and the logits of each, [B*S]
+        and [B*S, V]. A draft takes a mapping of `tokens` and the hidden states before them, `hidden` [B, 1, D],
+        and also returns one, with its own hidden states [B, D].
         """
-        outer = self.outer(weights)
+        outer, hidden = self.outer(weights), None
+        if self.model.draft_head is not None:
+            tokens, hidden = tokens["tokens"], tokens["hidden"]
+        rows = self.rows(tokens)
         with scope(self.phase.value):
             with scope(Part.EMBED):
                 table = outer.matrix("embed")
-                x = self.embedded(table, tokens)
-                inputs = self._layer_inputs(outer, x, tokens)
+                x = self.embedded(table, rows)
+                x = x if hidden is None else self._joined(x, hidden, outer)
+                inputs = self._layer_inputs(outer, x, rows)
             positions = self.context.positions(position, tokens.shape[1])
             x = self.residual.expand(x)
-            x, cache = self.layers(x, weights["layers"], cache, positions, tokens, inputs)
+            x, cache = self.layers(x, weights["layers"], cache, positions, rows, inputs)
             with scope(Part.LM_HEAD):
                 is_tied = self.model.has_tied_embeddings
+                x = self.last_hidden(outer, x)
                 logits = self.logits(outer, x, table if is_tied else None)
             with scope(Part.SAMPLE):
                 next_tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        return next_tokens, logits, cache
+        drafted = next_tokens if hidden is None else {"tokens": next_tokens, "hidden": x}
+        return drafted, logits, cache
+
+    def rows(self, tokens: Array) -> Array:
+        """Tokens [B, S] of a step as the residual stream has them: each one of decode is a row of its own."""
+        is_single = self.phase is Phase.PREFILL or tokens.shape[1] == 1
+        return tokens if is_single else tokens.reshape(-1, 1)
+
+    def _joined(self, x: Array, hidden: Array, outer: LayerWeights) -> Array:
+        """The input [B, 1, D] of a draft: the embeddings of its tokens, joined with hidden states."""
+        head = self.model.draft_head
+        assert head is not None
+        hidden = self.collectives.split_activations(hidden.astype(x.dtype))
+        if head.has_norms:
+            x = self._norm(x, outer("draft_embed_norm"))
+            hidden = self._norm(hidden, outer("draft_hidden_norm"))
+        return outer.dot(jnp.concatenate([x, hidden], axis=-1), "draft_join")
 
     def embedded(self, table: Matrix, tokens: Array) -> Array:
         """The embeddings [B, S, D] of tokens."""
@@ -134,12 +157,15 @@ class Decoder:
             narrow_dtype=self.narrow_dtype,
         )
 
+    def last_hidden(self, outer: LayerWeights, x: Array) -> Array:
+        """The residual stream of the last position, [B, S, D] -> [B, D], on all devices of tp and cp."""
+        return self.collectives.last_token(self.residual.collapse(x, outer))
+
     def logits(self, outer: LayerWeights, x: Array, table: Matrix | None) -> Array:
-        """The logits of the last position, [B, S, D] -> [B, V], without vocabulary padding.
+        """Logits, [B, D] -> [B, V], without vocabulary padding.
 
         `table` is the embedding if the head is tied to it, which the step gathers only once.
         """
-        x = self.collectives.last_token(self.residual.collapse(x, outer))
         x = self._norm(x, outer("final_norm"))
         head = outer.matrix("lm_head") if table is None else table
         logits = soft_capped(head.einsum("bd,vd->bv", x), self.model.logit_softcap)
@@ -178,7 +204,7 @@ class Decoder:
             return None
         entry = next(iter(cache.values())) if isinstance(cache, Mapping) else cache[0]
         mask = seen_positions(positions, entry["latent"], self.context)[1]
-        return jnp.zeros((tokens.shape[0], *mask.shape), dtype=bool)
+        return jnp.zeros((tokens.size // positions.shape[0], *mask.shape), dtype=bool)
 
     def _repeat(  # noqa: PLR0913, PLR0917  the state of the loop
         self,

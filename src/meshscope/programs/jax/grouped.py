@@ -1,7 +1,8 @@
 """Grouped-query attention.
 
 Shapes: B batch, S positions of this step, T positions attended to, D residual width, N query heads,
-K key and value heads, H head width.
+K key and value heads, H head width. A decode step of several tokens has them as rows of the batch outside
+the attention itself (`numerics.by_sequence`).
 """
 
 from dataclasses import dataclass
@@ -18,10 +19,13 @@ from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.numerics import (
     Array,
     apply_rope,
+    by_row,
+    by_sequence,
     causal_mask,
     dot_product_attention,
     rms_norm,
     rope_angles,
+    row_positions,
     unscaled_rms_norm,
 )
 from meshscope.programs.jax.partial_attention import AttentionInputs, PartialAttention
@@ -47,12 +51,14 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     """
     assert isinstance(model.attention, GroupedAttention)
     attention = model.attention.of(layer.attention)
-    rotary = _Positions(positions, attention, layer.attention, model.norm_eps)
+    turned_by = row_positions(x, positions)
+    rotary = _Positions(turned_by, attention, layer.attention, model.norm_eps)
     q = rotary.scaled(rotary.turned(_normed(heads(x, w, "q"), w, "q", attention, model)))
+    q = by_sequence(q, positions)
     fresh, new = None, {}
     if not layer.shares_cache:
         k, v = _projected(x, w, attention, model)
-        fresh = rotary.turned(k), v
+        fresh = by_sequence(rotary.turned(k), positions), by_sequence(v, positions)
         new = _cached(*fresh, cache)
     is_chunked = layer.attention is AttentionKind.CHUNKED
     window = window_of(attention, layer.attention)
@@ -69,10 +75,9 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
                 q, new, cache, positions[0], kernel=kernel, context=context, **seen, **scores
             )
         else:
-            out, cache = _decode(q, new, cache, positions[0], kernel, **seen, **scores)
+            out, cache = _decode(q, new, cache, positions, kernel, **seen, **scores)
         return _output(out, x, w), cache
-    for name, array in new.items():
-        cache = cache.written(name, array)
+    cache = context.written(cache, new, positions)
     k, v, k_positions = _attended(
         fresh, cache, x, positions, context=context, window=None if is_chunked else window
     )
@@ -99,6 +104,7 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
 
 def _output(out: Array, x: Array, w: LayerWeights) -> Array:
     """[B, S, N, H] -> [B, S, D], scaled by the gates of the heads if the layer has them."""
+    out = by_row(out, x)
     if "wq_gate" in w:
         out = out * jax.nn.sigmoid(heads(x, w, "q_gate"))
     return w.einsum("bsnh,nhd->bsd", out, "wo")
@@ -126,7 +132,7 @@ def _normed(
 
 @dataclass(frozen=True, slots=True)
 class _Positions:
-    """The positions [S] of a step, by which a kind of layer turns queries and keys."""
+    """The positions [S], or [B, S], of a step, by which a kind of layer turns queries and keys."""
 
     positions: Array
     attention: GroupedAttention
@@ -149,7 +155,8 @@ class _Positions:
         numbers = self.positions.astype(jnp.float32) + temperature.offset
         steps = jnp.floor(numbers / temperature.floor)
         scale = jnp.log1p(steps) * temperature.strength + 1
-        return (q * scale[None, :, None, None]).astype(q.dtype)
+        at = (slice(None), slice(None)) if scale.ndim == 2 else (None, slice(None))
+        return (q * scale[(*at, None, None)]).astype(q.dtype)
 
 
 def heads(x: Array, w: LayerWeights, letter: str) -> Array:
@@ -207,20 +214,20 @@ def _decode(
     q: Array,
     new: dict[str, Array],
     cache: LayerCache,
-    position: Array,
+    positions: Array,
     kernel: DecodeKernel,
     **settings: Any,
 ) -> tuple[Array, LayerCache]:
-    """Attention [B, 1, N, H] of one position to the cache, and the cache with it unless `new` is empty.
+    """Attention [B, S, N, H] of the positions to the cache, and the cache with them unless `new` is empty.
 
     If one array has keys and values, it serves as both: zeros after the query hide the values, and the
     first half of the output, which sums keys, is dropped.
     """
     width = q.shape[-1]
     if "kv" not in cache.arrays:
-        return kernel(q, new, cache, position, value_width=width, **settings)
+        return kernel(q, new, cache, positions, value_width=width, **settings)
     q = jnp.pad(q, [(0, 0)] * 3 + [(0, width)])
-    out, cache = kernel(q, new, cache, position, value_width=2 * width, **settings)
+    out, cache = kernel(q, new, cache, positions, value_width=2 * width, **settings)
     return out[..., width:], cache
 
 

@@ -24,11 +24,14 @@ from meshscope.programs.jax.numerics import (
     MASKED,
     Array,
     apply_rope,
+    by_row,
+    by_sequence,
     causal_mask,
     dot_product_attention,
     layer_norm,
     rms_norm,
     rope_angles,
+    row_positions,
     yarn_mscale,
 )
 from meshscope.programs.jax.partial_attention import AttentionInputs, PartialAttention
@@ -62,9 +65,10 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
     """
     attention = model.attention
     assert isinstance(attention, LatentAttention)
-    angles = rope_angles(attention.rope, attention.rope_dim, positions)
+    angles = rope_angles(attention.rope, attention.rope_dim, row_positions(x, positions))
     q, q_latent = _queries(x, w, attention, angles)
-    latent = _latent(x, w, attention, angles)
+    latent = by_sequence(_latent(x, w, attention, angles), positions)
+    q = by_sequence(q, positions)
     k_positions, mask = seen_positions(positions, cache.arrays["latent"], context)
     if layer.attention is AttentionKind.SHARED:
         assert cache.chosen is not None
@@ -72,7 +76,15 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
     elif attention.indexer is not None:
         assert q_latent is not None
         mask, cache = _index_mask(
-            x, q_latent, w, cache, mask, attention=attention, angles=angles, context=context
+            x,
+            q_latent,
+            w,
+            cache,
+            mask,
+            positions=positions,
+            attention=attention,
+            angles=angles,
+            context=context,
         )
     if isinstance(kernel, DecodeKernel):
         chosen = None if attention.indexer is None else mask[:, 0]
@@ -81,14 +93,14 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
             latent,
             w,
             cache,
-            positions[0],
+            positions,
             attention=attention,
             kernel=kernel,
             mask=chosen,
             context=context,
         )
-        return w.einsum("bsnv,nvd->bsd", out, "wo"), cache
-    cache = cache.written("latent", latent)
+        return w.einsum("bsnv,nvd->bsd", by_row(out, x), "wo"), cache
+    cache = context.written(cache, {"latent": latent}, positions)
     if context.phase is Phase.DECODE:
         latent = cache.read("latent", x.dtype)
     elif context.n_cached:
@@ -103,7 +115,7 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
         out = _expanded(q, latent, mask, w, attention, kernel=kernel)
         # Else TPUs multiply head by head, and 128 values of a head do not fill a matrix unit.
         out = lax.optimization_barrier(out.reshape(*out.shape[:2], -1)).reshape(out.shape)
-    return w.einsum("bsnv,nvd->bsd", out, "wo"), cache
+    return w.einsum("bsnv,nvd->bsd", by_row(out, x), "wo"), cache
 
 
 def seen_positions(positions: Array, latents: Array, context: Context) -> tuple[Array, Array]:
@@ -225,14 +237,14 @@ def _decode(  # noqa: PLR0913  the inputs of attention
     latent: Array,
     w: LayerWeights,
     cache: LayerCache,
-    position: Array,
+    positions: Array,
     *,
     attention: LatentAttention,
     kernel: DecodeKernel,
     mask: Array | None,
     context: Context,
 ) -> tuple[Array, LayerCache]:
-    """Absorbed attention [B, 1, N, V] of one position to the cache, and the cache with it.
+    """Absorbed attention [B, S, N, V] of the positions to the cache, and the cache with them.
 
     `mask` [B, T] has the positions that the indexer chooses.
     """
@@ -243,11 +255,11 @@ def _decode(  # noqa: PLR0913  the inputs of attention
         "mask": mask,
     }
     if context.is_split:
-        share = context.share(position, None, is_chunked=False)
+        share = context.share(positions[0], None, is_chunked=False)
         out, logs, cache = kernel.part(absorbed, new, cache, share, **settings)
         part = PartialAttention.of_normalized(out, logs)
         return context.merged(part, _value_projection(q, w)).normalized(q.dtype), cache
-    out, cache = kernel(absorbed, new, cache, position, **settings)
+    out, cache = kernel(absorbed, new, cache, positions, **settings)
     return w.einsum("bsnr,rnv->bsnv", out, "w_uv"), cache
 
 
@@ -305,6 +317,7 @@ def _index_mask(  # noqa: PLR0913  the inputs of the indexer
     cache: LayerCache,
     mask: Array,
     *,
+    positions: Array,
     attention: LatentAttention,
     angles: Array,
     context: Context,
@@ -321,7 +334,8 @@ def _index_mask(  # noqa: PLR0913  the inputs of the indexer
     q = rotate(w.einsum("bsr,rnh->bsnh", q_latent, "index_wq"))
     k = layer_norm(w.dot(x, "index_wk"), w("index_k_norm"), w("index_k_norm_bias"), LATENT_NORM_EPS)
     head = rotate(k[:, :, None, :])
-    cache = cache.written("index_k", head[:, :, 0])
+    new = {"index_k": by_sequence(head[:, :, 0], positions)}
+    cache = context.written(cache, new, positions)
     if context.phase is Phase.DECODE:
         k = cache.read("index_k", x.dtype)
     elif context.n_cached:
@@ -329,7 +343,8 @@ def _index_mask(  # noqa: PLR0913  the inputs of the indexer
         k = cache.part("index_k", x.dtype, n_rows=x.shape[0], slots=slots)
     else:
         k = (context.gathered(head) if context.splits_step else head)[:, :, 0]
-    scores = index_scores(q, k, x @ w("index_weights"), indexer)
+    weights = by_sequence(x @ w("index_weights"), positions)
+    scores = index_scores(by_sequence(q, positions), k, weights, indexer)
     scores = jnp.where(mask, scores, MASKED)
     chosen = context.top_k_mask(scores, indexer.top_k) & mask
     return chosen, cache if cache.chosen is None else replace(cache, chosen=chosen)

@@ -88,7 +88,7 @@ class ShardLayout:
 
     @property
     def tokens_spec(self) -> P:
-        """[B, S] of token ids."""
+        """[B, S] of token ids, [B, S, D] of hidden states."""
         return P(self.data, self.context if self.phase is Phase.PREFILL else None)
 
     @property
@@ -123,7 +123,7 @@ def layout_of(plan: Plan, workload: Workload, phase: Phase) -> ShardLayout:
         split = TokenSplit.NONE
     elif phase is Phase.PREFILL:
         split = TokenSplit.SEQUENCE
-    elif workload.batch // plan.data_size % plan.tp == 0:
+    elif workload.batch * workload.decode_tokens // plan.data_size % plan.tp == 0:
         split = TokenSplit.BATCH
     else:
         split = TokenSplit.NONE

@@ -18,6 +18,28 @@ Array = Any  # jax.Array or a tracer
 MASKED = -1e30  # replaces masked scores; finite to avoid NaN in fully masked rows
 
 
+def by_sequence(x: Array, positions: Array) -> Array:
+    """Rows [B*T, 1, ...] of a decode step as [B, T, ...], if it has T positions; [B, S, ...] as it is.
+
+    Rows keep the residual stream in whole tiles, which a dim of a few tokens would not fill.
+    """
+    n_positions = positions.shape[0]
+    return x if x.shape[1] == n_positions else x.reshape(-1, n_positions, *x.shape[2:])
+
+
+def by_row(x: Array, rows: Array) -> Array:
+    """[B, T, ...] in the form of `rows`, the inverse of `by_sequence`."""
+    return x if x.shape[:2] == rows.shape[:2] else x.reshape(*rows.shape[:2], *x.shape[2:])
+
+
+def row_positions(x: Array, positions: Array) -> Array:
+    """The position of every row of x [B*T, 1, ...] as [B*T, 1]; those [S] of [B, S, ...] as they are."""
+    n_rows, n_positions = x.shape[0], positions.shape[0]
+    if x.shape[1] == n_positions:
+        return positions
+    return jnp.tile(positions, n_rows // n_positions)[:, None]
+
+
 def rms_norm(x: Array, scale: Array, eps: float, *, offset: float = 0.0) -> Array:
     """Root-mean-square norm over the last dim, computed in float32, times `scale` plus `offset`.
 
@@ -94,13 +116,13 @@ def dot_product_attention(  # noqa: PLR0913  the inputs of attention
 
 
 def rope_angles(rope: Rope, head_dim: int, positions: Array) -> Array:
-    """The angles [S, R/2] of channel pairs at each position, in float32; R of the channels turn."""
+    """The angles [..., R/2] of channel pairs at each position, in float32; R of the channels turn."""
     frequencies = rope_frequencies(rope, rope.rotary_dim(head_dim))
-    return positions.astype(jnp.float32)[:, None] * frequencies
+    return positions.astype(jnp.float32)[..., None] * frequencies
 
 
 def apply_rope(x: Array, angles: Array, rope: Rope, *, is_interleaved: bool | None = None) -> Array:
-    """Applies rotary embeddings to x [B, S, N, H].
+    """Applies rotary embeddings to x [B, S, N, H] by angles [S, R/2] or [B, S, R/2].
 
     Interleaved pairs are returned as halves, as in transformers' DeepSeek-V3. Queries and keys are
     permuted alike, so attention scores do not change. Channels beyond those of the angles stay.
@@ -110,7 +132,8 @@ def apply_rope(x: Array, angles: Array, rope: Rope, *, is_interleaved: bool | No
         turned = apply_rope(x[..., :n_turning], angles, rope, is_interleaved=is_interleaved)
         return jnp.concatenate([turned, x[..., n_turning:]], axis=-1)
     scale = rope_scale(rope)
-    cos, sin = (f(angles)[None, :, None, :] * scale for f in (jnp.cos, jnp.sin))
+    at = (slice(None), slice(None), None) if angles.ndim == 3 else (None, slice(None), None)
+    cos, sin = (f(angles)[at] * scale for f in (jnp.cos, jnp.sin))
     wide = x.astype(jnp.float32)
     is_paired = rope.is_interleaved if is_interleaved is None else is_interleaved
     low, high = (wide[..., 0::2], wide[..., 1::2]) if is_paired else jnp.split(wide, 2, axis=-1)

@@ -47,7 +47,8 @@ class PipelineProgram:
         with scope(self.decoder.phase.value):
             stage = lax.axis_index("pp")
             ticks = jnp.arange(n_ticks(self.n_microbatches, self.n_stages))
-            parts = tokens.reshape(self.n_microbatches, -1, tokens.shape[1])
+            rows = self.decoder.rows(tokens)
+            parts = rows.reshape(self.n_microbatches, -1, rows.shape[1])
             positions = self.decoder.context.positions(position, tokens.shape[1])
 
             def tick(carry: _Carry, time: Array) -> tuple[_Carry, None]:
@@ -56,7 +57,7 @@ class PipelineProgram:
             x = jnp.zeros(self._residual(parts), self.decoder.activation_dtype)
             lasts = jnp.zeros((self.n_microbatches * x.shape[0], 1, *x.shape[2:]), x.dtype)
             (_, cache, lasts), _ = lax.scan(tick, (x, cache, lasts), ticks)
-            logits = self._logits(weights, lasts, stage, tokens.shape[0])
+            logits = self._logits(weights, lasts, stage, rows.shape[0])
             with scope(Part.SAMPLE):
                 next_tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
                 is_last = stage == self.n_stages - 1
@@ -152,7 +153,7 @@ class PipelineProgram:
             with scope(Part.LM_HEAD):
                 outer = self.decoder.outer(weights)
                 table = outer.matrix("embed") if model.has_tied_embeddings else None
-                return self.decoder.logits(outer, x, table)
+                return self.decoder.logits(outer, self.decoder.last_hidden(outer, x), table)
 
         def none(x: Array) -> Array:
             return jnp.zeros((n_sequences, model.vocab), x.dtype)

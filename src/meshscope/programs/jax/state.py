@@ -198,6 +198,10 @@ class LayerCache:
         part = lax.dynamic_slice(array, offsets, sizes)
         return (part if self.index is None else part[0]).astype(dtype)
 
+    def has_heads(self, name: str) -> bool:
+        """Whether the array has a dim of heads."""
+        return self.arrays[name].ndim - (self.index is not None) == 4
+
     @property
     def layer(self) -> Array | int:
         """The index of the layer in the arrays of `stacks`."""

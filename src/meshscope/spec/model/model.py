@@ -403,6 +403,17 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftHead:
+    """What joins the embedding of a token and the hidden state before it: a matrix [2 hidden, hidden].
+
+    With `has_norms`, both are normed before (DeepSeek-V3, arXiv 2412.19437, equation 21); EAGLE joins them as
+    they are (arXiv 2401.15077, section 4.1).
+    """
+
+    has_norms: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A decoder-only transformer.
 
@@ -410,7 +421,8 @@ class Model:
     (None without dense layers), and `layers` the kind of each layer in order. Norms multiply by their
     scale plus `norm_offset`; with `has_post_norms`, another norm follows each block, and with
     `has_layer_scale`, a number scales the output of each layer. With `has_wide_mlps`, the MLP of layers that
-    share a cache is twice as wide. `logit_softcap` limits the magnitude of logits.
+    share a cache is twice as wide. `logit_softcap` limits the magnitude of logits. A model with a `draft_head`
+    is a draft of another one, whose hidden states it takes beside the tokens.
     """
 
     name: str
@@ -435,6 +447,7 @@ class Model:
     has_wide_mlps: bool = False
     embed_scale: float = 1.0
     logit_softcap: float | None = None
+    draft_head: DraftHead | None = None
     # The `model_type` of a multimodal config of which this is the text part.
     text_part_of: str | None = field(default=None, compare=False)
     # Layers for multi-token prediction in the checkpoint, which only speculative decoding uses.

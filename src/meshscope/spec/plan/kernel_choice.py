@@ -57,6 +57,10 @@ MAX_PADDING_FRAC = 1 / 8
 # Keys in a block of decode attention. Longer blocks fetch more slots after the last position.
 DECODE_BLOCKS = (512, 256, 128)
 
+# Queries of one KV head in decode attention: all tokens of a step times the query heads of the head. Their
+# scores with 512 keys are 2 MiB in float32, of which the kernel has a few at a time in 16 MiB of VMEM.
+MAX_DECODE_QUERIES = 1024
+
 # Rows of a tile of the grouped matmul for groups of many rows, and of the parts of one that two groups share:
 # 256 rows fill a matrix unit of v6e.
 WIDE_TILE_ROWS = 512
@@ -228,12 +232,34 @@ def _decode_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
             return "the kernel reads no compressed caches"
         case _:
             assert_never(model.attention)
+    reason = _token_reason(model, plan, workload)
+    if reason is not None:
+        return reason
     n_slots = cache_slots(plan, workload)
     if n_slots < DECODE_BLOCKS[-1]:
         share = "the cache" if plan.cp == 1 else f"the share of the cache under cp={plan.cp}"
         return f"{share} has fewer than {DECODE_BLOCKS[-1]} positions ({n_slots})"
     if workload.cache_dtype not in DECODE_CACHE_DTYPES:
         return f"the kernel reads caches in {', '.join(DECODE_CACHE_DTYPES)}, not {workload.cache_dtype}"
+    return None
+
+
+def _token_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
+    """The reason why the kernel cannot read the cache once for several tokens; None for one token."""
+    n_tokens, attention = workload.decode_tokens, model.attention
+    if n_tokens == 1 or isinstance(attention, CompressedAttention):
+        return None
+    if plan.cp > 1:
+        return f"{n_tokens} tokens a step under cp={plan.cp} have positions on several devices"
+    if isinstance(attention, LatentAttention) and attention.indexer is not None:
+        return f"an indexer chooses other positions for each of {n_tokens} tokens"
+    n_queries = n_tokens * (attention.n_heads // plan.tp)
+    if isinstance(attention, GroupedAttention):
+        n_queries = n_tokens * attention.n_heads // max(attention.n_kv_heads, plan.tp)
+    if n_queries > MAX_DECODE_QUERIES:
+        return (
+            f"{n_queries} queries of a head exceed the {MAX_DECODE_QUERIES} that VMEM has room for"
+        )
     return None
 
 

@@ -302,7 +302,8 @@ def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
 def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     """Embedding, final norm and, unless tied, the output head; both matrices are [vocab, hidden].
 
-    Models with hyper-connections also have the weights that collapse the parallel streams.
+    Models with hyper-connections also have the weights that collapse the parallel streams, and a draft those
+    that join its two inputs.
     """
     table = (padded_vocab(model, plan), model.hidden)
     matrix = (Dim.VOCAB, Dim.HIDDEN)
@@ -323,7 +324,37 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     )
     head = replace(embed, name="lm_head", checkpoint=head_tensor(model.family), is_row_major=False)
     heads = () if model.has_tied_embeddings else (head,)
-    return (embed, norm, *heads, *_collapse_weights(model), *_layer_tables(model, plan))
+    others = (*_collapse_weights(model), *_layer_tables(model, plan), *draft_head_weights(model))
+    return (embed, norm, *heads, *others)
+
+
+def draft_head_weights(model: Model) -> tuple[Weight, ...]:
+    """The norms of both inputs of a draft, and the matrix that joins them, which every device of tp has.
+
+    Named as in the checkpoints of DeepSeek-V3; the matrix is not quantized there.
+    """
+    if model.draft_head is None:
+        return ()
+    base = f"model.layers.{model.n_layers}."
+    norms = tuple(
+        Weight(
+            name=f"draft_{name}_norm",
+            dims=(Dim.NORM,),
+            shape=(model.hidden,),
+            checkpoint=f"{base}{tensor}.weight",
+            is_vector=True,
+        )
+        for name, tensor in (("embed", "enorm"), ("hidden", "hnorm"))
+        if model.draft_head.has_norms
+    )
+    join = Weight(
+        name="draft_join",
+        dims=(Dim.NORM, Dim.HIDDEN),
+        shape=(2 * model.hidden, model.hidden),
+        checkpoint=f"{base}eh_proj.weight",
+        is_transposed=True,
+    )
+    return (*norms, join)
 
 
 def head_weight(model: Model, plan: Plan) -> Weight:

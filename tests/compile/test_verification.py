@@ -1,0 +1,115 @@
+"""Predicted equals compiled for the step that verifies drafted tokens, and for the head that drafts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from compared import assert_predicted_equals_compiled
+from test_families import BASE, CONFIGS, LATENT, ROUTED
+
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import model_from_config
+from meshscope.spec.model.model import DraftHead
+from meshscope.spec.plan.kernel_choice import Kernel
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Loop, Partitioner, Program
+from meshscope.spec.workload import Workload
+
+pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
+pytestmark = [pytest.mark.tpu, pytest.mark.slow]
+
+DEEPSEEK = ROUTED | LATENT | {"n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4}
+FAMILIES = {"llama": {}, "deepseek_v3": DEEPSEEK | {"topk_group": 2}, **CONFIGS}
+
+
+class Case(NamedTuple):
+    family: str
+    topology: str
+    plan: str
+    loop: Loop = Loop.UNROLL
+    n_tokens: int = 4
+    partitioner: Partitioner = Partitioner.MANUAL
+    has_kernel: bool = True
+
+
+def small_experiment(case: Case, batch: int = 8) -> Experiment:
+    """A model of two layers, in a cache that is long enough for the decode kernel."""
+    name = case.family.partition("-")[0]
+    config = {**BASE, "model_type": name, **FAMILIES[case.family]}
+    return experiment_of(
+        model=model_from_config(config, name=f"small-{case.family}", source="test"),
+        plan=parse_plan(case.plan),
+        topology=parse_topology(case.topology),
+        workload=Workload(batch=batch, prompt=256, output=128, decode_tokens=case.n_tokens),
+        program=Program(loop=case.loop, partitioner=case.partitioner),
+    )
+
+
+VERIFICATIONS = [
+    Case("llama", "v6e-8", "tp=8,sp", n_tokens=2),
+    Case("deepseek_v3", "v6e-8", "dp=2,tp=4,ep=8,sp", Loop.SCAN),
+]
+OF_MATRIX = [
+    Case("llama", "v6e-8", "tp=8"),
+    Case("llama", "v6e-8", "tp=8,sp", n_tokens=3),
+    Case("llama", "v5e-8", "dp=2,tp=4", Loop.SCAN),
+    Case("llama", "v6e-8", "fsdp=4,tp=2", Loop.SCAN),
+    Case("llama", "v6e-8", "cp=2,tp=4", has_kernel=False),
+    Case("llama", "v6e-8", "pp=2,tp=4", Loop.SCAN),
+    Case("llama", "v6e-8", "tp=8", partitioner=Partitioner.AUTO),
+    Case("mistral", "v6e-8", "dp=4,tp=2,sp"),
+    Case("deepseek_v3", "v6e-8", "dp=8,ep=8"),
+    Case("deepseek_v3", "v5p-16", "fsdp=2,tp=4,ep=2"),
+    Case("deepseek_v3", "v6e-8", "tp=8,ep=8", Loop.SCAN, n_tokens=2),
+    Case("deepseek_v3", "v6e-8", "cp=2,dp=2,tp=2,ep=4", has_kernel=False),
+    Case("glm4_moe", "v6e-8", "dp=4,tp=2,ep=8,sp"),
+    Case("glm_moe_dsa", "v6e-8", "cp=2,dp=2,tp=2,ep=4", has_kernel=False),
+    Case("llama4_text", "v6e-8", "dp=4,tp=2,ep=8,sp", has_kernel=False),
+    Case("gemma3_text", "v6e-8", "dp=4,tp=2,sp"),
+    Case("gemma4_text-shared", "v6e-8", "dp=4,tp=2"),
+]
+
+
+def _parameters(cases: list[Case], of_matrix: list[Case]) -> list[object]:
+    def name(case: Case) -> str:
+        return "-".join(map(str, case[:6]))
+
+    return [pytest.param(case, id=name(case)) for case in cases] + [
+        pytest.param(case, id=name(case), marks=pytest.mark.matrix) for case in of_matrix
+    ]
+
+
+@pytest.mark.parametrize("case", _parameters(VERIFICATIONS, OF_MATRIX))
+def test_a_verification_compiles_as_predicted(case: Case, tmp_path: Path) -> None:
+    """All tokens of a step in each collective, the logits of all of them, and one read of the cache."""
+    experiment = small_experiment(case)
+    kernel = experiment.kernels.decode_attention.kernel
+    assert (kernel is Kernel.FLASH_DECODE) == case.has_kernel
+
+    assert_predicted_equals_compiled(experiment, tmp_path)
+
+
+HEADS = [Case("deepseek_v3", "v6e-8", "dp=2,tp=4,ep=8,sp")]
+HEADS_OF_MATRIX = [
+    Case("llama", "v6e-8", "tp=8,sp"),
+    Case("llama", "v6e-8", "fsdp=4,tp=2"),
+    Case("llama", "v6e-8", "cp=2,tp=4"),
+    Case("llama", "v6e-8", "tp=8", partitioner=Partitioner.AUTO),
+    Case("deepseek_v3", "v5p-16", "fsdp=2,tp=4,ep=2"),
+    Case("glm4_moe", "v6e-8", "dp=8,ep=8"),
+]
+
+
+@pytest.mark.parametrize("case", _parameters(HEADS, HEADS_OF_MATRIX))
+def test_a_drafting_head_compiles_as_predicted(case: Case, tmp_path: Path) -> None:
+    """One layer behind the matrix that joins its inputs, which fsdp gathers and tp does not split."""
+    verified = small_experiment(case)
+    model = verified.model
+    head = replace(
+        model, layers=model.layers[-1:], draft_head=DraftHead(has_norms=model.moe is not None)
+    )
+    workload = replace(verified.workload, decode_tokens=1)
+
+    assert_predicted_equals_compiled(replace(verified, model=head, workload=workload), tmp_path)

@@ -1,0 +1,114 @@
+"""The head that drafts equals a one-layer model whose embeddings are the joined inputs, computed with NumPy."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from tiny_models import TOLERANCE, golden
+
+from meshscope.events.enums import Phase
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import model_from_config
+from meshscope.spec.model.model import DraftHead, Model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Program
+from meshscope.spec.workload import Workload
+
+jax = pytest.importorskip("jax", reason="the programs need JAX")
+
+from meshscope.programs.jax.build import build_program  # noqa: E402
+from meshscope.programs.jax.values import empty_cache, placed_weights  # noqa: E402
+
+PROMPT, N_STEPS = 8, 3
+
+
+class Case(NamedTuple):
+    config: str
+    plan: str
+    has_norms: bool  # of multi-token prediction
+
+
+CASES = [
+    pytest.param(Case("qwen3", "tp=8,sp", has_norms=False), id="eagle-sp"),
+    pytest.param(Case("deepseek_v3", "dp=2,tp=4,ep=8", has_norms=True), id="mtp-experts"),
+    *(
+        pytest.param(case, id="-".join(map(str, case)), marks=pytest.mark.matrix)
+        for case in (
+            Case("qwen3", "fsdp=2,tp=4", has_norms=False),
+            Case("qwen3", "cp=2,tp=4", has_norms=False),
+            Case("deepseek_v3", "tp=8", has_norms=True),
+            Case("deepseek_v3", "dp=2,tp=4,ep=8,sp", has_norms=True),
+            Case("glm4_moe", "fsdp=4,tp=2", has_norms=True),
+        )
+    ),
+]
+
+
+def head_of(case: Case) -> tuple[Model, dict[str, np.ndarray]]:
+    """The last layer of a tiny model as a draft, and its weights by the names of the first layer."""
+    model = model_from_config(golden.CONFIGS[case.config], name="tiny", source="test")
+    weights, _, _ = golden.read_golden(case.config)
+    last, width = f"model.layers.{model.n_layers - 1}.", model.hidden
+    named = {name.replace(last, "model.layers.0."): value for name, value in weights.items()}
+    generator = np.random.default_rng(0)
+    named |= {
+        "model.layers.1.eh_proj.weight": generator.normal(0, 0.3, (width, 2 * width)),
+        "model.layers.1.enorm.weight": generator.normal(1, 0.1, width),
+        "model.layers.1.hnorm.weight": generator.normal(1, 0.1, width),
+    }
+    head = DraftHead(has_norms=case.has_norms)
+    return replace(model, layers=model.layers[-1:], draft_head=head), named
+
+
+def tiny_experiment(model: Model, plan: str) -> Experiment:
+    f32 = {f"{name}_dtype": "f32" for name in ("weight", "activation", "cache")}
+    parsed = parse_plan(plan)
+    return experiment_of(
+        model=model,
+        plan=parsed,
+        topology=parse_topology(f"cpu:{parsed.n_devices}"),
+        workload=Workload(batch=golden.BATCH, prompt=PROMPT, output=8, **f32),
+        program=Program(),
+    )
+
+
+def joined(
+    model: Model, weights: dict[str, np.ndarray], tokens: np.ndarray, hidden: np.ndarray
+) -> np.ndarray:
+    """The inputs [B, D] of the layer (DeepSeek-V3, equation 21), in float64."""
+    embedded = weights["model.embed_tokens.weight"][tokens].astype(np.float64)
+    parts = []
+    for name, values in (("enorm", embedded), ("hnorm", hidden.astype(np.float64))):
+        scale = 1 / np.sqrt((values**2).mean(axis=-1, keepdims=True) + model.norm_eps)
+        normed = values * scale * weights[f"model.layers.1.{name}.weight"]
+        parts.append(normed if model.draft_head and model.draft_head.has_norms else values)
+    return np.concatenate(parts, axis=-1) @ weights["model.layers.1.eh_proj.weight"].T
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_head_drafts_like_a_layer_on_the_joined_inputs(case: Case) -> None:
+    """Its tokens and hidden states are the inputs of its next step."""
+    model, weights = head_of(case)
+    plain = tiny_experiment(replace(model, draft_head=None), "tp=1")
+    layer = build_program(plain, Phase.DECODE, jax.devices()[:1])
+    arrays: dict[str, Any] = placed_weights(plain, layer, weights.__getitem__)
+    drafting = tiny_experiment(model, case.plan)
+    head = build_program(drafting, Phase.DECODE, jax.devices()[: drafting.plan.n_devices])
+    placed = placed_weights(drafting, head, weights.__getitem__)
+    cache, head_cache = empty_cache(layer), empty_cache(head)
+    generator = np.random.default_rng(1)
+    tokens = generator.integers(0, model.vocab, golden.BATCH).astype(np.int32)
+    hidden = generator.normal(0, 1, (golden.BATCH, model.hidden)).astype(np.float32)
+    for position in range(N_STEPS):
+        inputs = joined(model, weights, tokens, hidden)
+        table = np.zeros((model.vocab, model.hidden), np.float32)
+        table[: golden.BATCH] = inputs  # token i of the plain layer is sequence i
+        at = np.int32(PROMPT + position)  # behind a prompt of zeros in the cache
+        rows = np.arange(golden.BATCH, dtype=np.int32)[:, None]
+        _, expected, cache = layer.step({**arrays, "embed": table}, rows, cache, at)
+        drafted = {"tokens": tokens[:, None], "hidden": hidden[:, None]}
+        out, logits, head_cache = head.step(placed, drafted, head_cache, at)
+        np.testing.assert_allclose(logits, expected, atol=TOLERANCE, rtol=TOLERANCE)
+        tokens, hidden = np.asarray(out["tokens"]), np.asarray(out["hidden"])

@@ -1,0 +1,144 @@
+"""A decode step of several tokens gives the logits of `transformers` at each of their positions."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from tiny_models import TOLERANCE, golden
+
+from meshscope.events.enums import Phase
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.chips import CHIPS
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import model_from_config
+from meshscope.spec.plan.kernel_choice import Kernel, KernelChoices, kernel_choices
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Loop, Partitioner, Program
+from meshscope.spec.workload import Workload
+
+jax = pytest.importorskip("jax", reason="the programs need JAX")
+
+from meshscope.programs.jax.build import build_program  # noqa: E402
+from meshscope.programs.jax.values import empty_cache, placed_weights  # noqa: E402
+
+N_TOKENS = 4
+STARTS = (0, 1, 5, 9)  # the first step is fed one token that is right, the others all
+
+
+class Case(NamedTuple):
+    config: str
+    plan: str
+    loop: Loop = Loop.UNROLL
+    partitioner: Partitioner = Partitioner.MANUAL
+
+
+CASES = [
+    Case("qwen3", "tp=8,sp", Loop.SCAN),
+    Case("qwen3", "cp=2,tp=4"),
+    Case("qwen3", "pp=2,tp=4", Loop.SCAN),
+    Case("deepseek_v3", "dp=2,tp=4,ep=8,sp"),
+    Case("gpt_oss", "fsdp=2,tp=4,ep=2"),
+]
+OF_MATRIX = [
+    Case("llama", "tp=1"),
+    Case("llama-tied", "dp=8"),
+    Case("qwen3", "dp=2,tp=4", partitioner=Partitioner.AUTO),
+    Case("qwen3", "dp=2,tp=4,sp", Loop.SCAN, Partitioner.AUTO),
+    Case("mixtral", "dp=4,tp=2,ep=8"),
+    Case("mixtral", "pp=2,dp=2,tp=2,ep=4,sp", Loop.SCAN),
+    Case("deepseek_v3", "dp=8,ep=8", Loop.SCAN),
+    Case("deepseek_v3", "cp=4,tp=2"),
+    Case("deepseek_v3", "tp=8", partitioner=Partitioner.AUTO),
+    Case("deepseek_v2", "fsdp=2,tp=4"),
+    Case("deepseek_v32", "dp=2,tp=4"),
+    Case("deepseek_v32", "cp=2,tp=4"),
+    Case("glm_moe_dsa-shared", "tp=8", Loop.SCAN),
+    Case("gpt_oss", "cp=2,tp=2", Loop.SCAN),
+    Case("gemma3", "tp=8,sp"),
+    Case("gemma4-shared", "dp=2,tp=4", Loop.SCAN),
+    Case("llama4", "tp=8"),
+    Case("llama4", "cp=2,tp=2", Loop.SCAN),
+    Case("glm4_moe", "dp=2,tp=4,ep=8"),
+]
+PARAMETERS = [pytest.param(case, id="-".join(map(str, case[:3]))) for case in CASES] + [
+    pytest.param(case, id="-".join(map(str, case)), marks=pytest.mark.matrix) for case in OF_MATRIX
+]
+
+
+def tiny_experiment(case: Case, output: int = 1 + golden.N_DECODE) -> Experiment:
+    """The experiment of the golden logits in float32, on virtual CPU devices."""
+    plan = parse_plan(case.plan)
+    f32 = {f"{name}_dtype": "f32" for name in ("weight", "activation", "cache")}
+    model = model_from_config(golden.CONFIGS[case.config], name="tiny", source="test")
+    return experiment_of(
+        model=replace(model, max_position=None),
+        plan=plan,
+        topology=parse_topology(f"cpu:{plan.n_devices}"),
+        workload=Workload(batch=golden.BATCH, prompt=golden.PROMPT, output=output, **f32),
+        program=Program(loop=case.loop, partitioner=case.partitioner),
+    )
+
+
+def verified_logits(experiment: Experiment, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Logits [N_DECODE, B, V] of verifications behind a prefill, and those of `transformers`.
+
+    Each position has the logits of the last step that it is in, so that drafts which a step rejects must
+    leave no trace in the cache.
+    """
+    weights, prompt, expected = golden.read_golden(name)
+    devices = jax.devices()[: experiment.plan.n_devices]
+    wide = replace(experiment, workload=replace(experiment.workload, decode_tokens=N_TOKENS))
+    prefill = build_program(experiment, Phase.PREFILL, devices)
+    verify = build_program(wide, Phase.DECODE, devices)
+    arrays = placed_weights(experiment, prefill, weights.__getitem__)
+    cache = prefill.step(arrays, prompt.astype(np.int32), empty_cache(prefill), np.int32(0))[2]
+    accepted, got = expected.argmax(axis=-1).astype(np.int32), np.zeros_like(expected[1:])
+    for start in STARTS:
+        tokens = accepted[start : start + N_TOKENS].T.copy()
+        if start == 0:
+            tokens[:, 1:] = 7
+        out = verify.step(arrays, tokens, cache, np.int32(golden.PROMPT + start))
+        cache = out[2]
+        logits = np.asarray(verify.logits(out)).reshape(golden.BATCH, N_TOKENS, -1)
+        got[start : start + N_TOKENS] = logits.swapaxes(0, 1)
+    n_verified = STARTS[-1] + N_TOKENS
+    return got[:n_verified], expected[1 : 1 + n_verified]
+
+
+@pytest.mark.parametrize("case", PARAMETERS)
+def test_verified_logits_equal_those_of_transformers(case: Case) -> None:
+    """One step of four tokens equals four steps of one, behind a step whose drafts were wrong."""
+    got, expected = verified_logits(tiny_experiment(case), case.config)
+
+    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+KERNEL_CASES = [
+    pytest.param(Case("qwen3", "dp=2,tp=4", Loop.SCAN), id="grouped"),
+    pytest.param(Case("gpt_oss", "tp=4"), id="windows-sinks"),
+    pytest.param(Case("deepseek_v3", "tp=2", Loop.SCAN), id="latent", marks=pytest.mark.matrix),
+    pytest.param(Case("gemma4-shared", "tp=2"), id="shared-caches", marks=pytest.mark.matrix),
+]
+
+
+@pytest.mark.parametrize("case", KERNEL_CASES)
+def test_the_decode_kernel_reads_the_cache_once_for_all_tokens(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel of TPUs, interpreted, in a cache that is longer than the request."""
+    from meshscope.programs.jax import build  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.decode_attention import DecodeKernel  # noqa: PLC0415
+
+    def on_tpu(*args: Any, **settings: Any) -> KernelChoices:
+        return kernel_choices(*args, **{**settings, "chip": CHIPS["v6e"]})
+
+    monkeypatch.setattr("meshscope.spec.experiment.kernel_choices", on_tpu)
+    monkeypatch.setattr(build, "DecodeKernel", partial(DecodeKernel, is_interpreted=True))
+    experiment = tiny_experiment(case, output=150)
+    assert experiment.kernels.decode_attention.kernel is Kernel.FLASH_DECODE
+
+    got, expected = verified_logits(experiment, case.config)
+
+    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
