@@ -1,5 +1,6 @@
 """Predicted equals compiled for the step that verifies drafted tokens, and for the head that drafts."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -8,6 +9,8 @@ import pytest
 from compared import assert_predicted_equals_compiled
 from test_families import BASE, CONFIGS, LATENT, ROUTED
 
+import meshscope
+from meshscope.events.enums import Source
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import model_from_config
@@ -113,3 +116,34 @@ def test_a_drafting_head_compiles_as_predicted(case: Case, tmp_path: Path) -> No
     workload = replace(verified.workload, decode_tokens=1)
 
     assert_predicted_equals_compiled(replace(verified, model=head, workload=workload), tmp_path)
+
+
+def test_compile_has_both_parts_beside_their_prediction(tmp_path: Path) -> None:
+    """The run shows the speculation, before and after it is saved, and its parts are runs."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**BASE, "model_type": "llama"}))
+    run = meshscope.compile(
+        config,
+        topology="v6e-8",
+        plan="tp=8",
+        batch=8,
+        prompt=256,
+        layers=1,
+        speculate="eagle:k=3,acceptance=0.7",
+        out=tmp_path / "run",
+    )
+    opened = meshscope.open(tmp_path / "run")[0]
+
+    assert run.speculation is not None
+    assert opened.speculation is not None
+    assert opened.speculation.steps == run.speculation.steps
+    assert run.speculation.steps.keys() == {Source.PREDICTED, Source.COMPILED}
+    assert run.speculation.step.source is Source.COMPILED
+    assert "verify collectives: predicted = compiled" in run.text()
+    assert "draft collectives: predicted = compiled" in run.text()
+    entry = run.as_dict()["speculation"]
+    assert entry["sources"].keys() == {"predicted", "compiled"}
+    for name, part in entry["runs"].items():
+        assert (tmp_path / "run" / "speculation" / name / "hlo" / "decode.hlo.txt.gz").exists()
+        assert part["collectives_agree"] is True
+        assert part["memory"].keys() == {"predicted", "compiled"}

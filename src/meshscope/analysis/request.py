@@ -63,10 +63,7 @@ def throughput_of(request: RequestTime, run: RunRecord) -> Throughput | None:
     batch = _imported_batch(experiment) if workload is None else workload.batch
     if batch is None:
         return None
-    has_drafts = (
-        workload is not None and workload.decode_tokens > 1
-    )  # a step yields some of its tokens
-    decode_per_s = None if has_drafts else _per_second(batch, request.decode_step)
+    decode_per_s = None if request.tpot is None else _per_second(batch, request.decode_step)
     per_chip = None if decode_per_s is None or not n_chips else decode_per_s / n_chips
     n_output = None if workload is None else batch * workload.output
     return Throughput(
@@ -102,12 +99,19 @@ def request_times(run: RunRecord) -> dict[Source, RequestTime]:
         for source in Source
         if (times := run.times_of(source))
     }
-    if workload is not None and workload.decode_tokens > 1:
+    if _is_part_of_decode(run.manifest.experiment):
         modeled = {source: replace(time, tpot=None) for source, time in modeled.items()}
     if latency is not None:
         return modeled | {Source.MEASURED: _measured(latency)}
     steps = step_spreads(run)
     return modeled | {Source.MEASURED: _measured_steps(steps)} if steps else modeled
+
+
+def _is_part_of_decode(experiment: ExperimentRecord) -> bool:
+    """Whether a step yields no output tokens of its own: it verifies those of a draft, or drafts them."""
+    workload, model = experiment.workload, experiment.architecture
+    is_verification = workload is not None and workload.decode_tokens > 1
+    return is_verification or (model is not None and model.draft_head is not None)
 
 
 def step_spreads(run: RunRecord) -> dict[Phase, Spread]:

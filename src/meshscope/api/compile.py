@@ -1,7 +1,7 @@
 """`meshscope.compile`: the TPU or GPU compiler, without the hardware."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from meshscope.api.checkpoint_note import checkpoint_notes
 from meshscope.api.compile_function import compile_user_function, function_request
 from meshscope.api.compile_training import compile_training_request
 from meshscope.api.idle_options import idle_option
-from meshscope.api.progress import compile_progress, report_tracing_python
+from meshscope.api.progress import ReportedProgress, compile_progress, report_tracing_python
 from meshscope.api.records import (
     chip_profile,
     noting_own_program,
@@ -26,6 +26,7 @@ from meshscope.api.request import (
     run_folder,
 )
 from meshscope.api.run import Run
+from meshscope.api.speculate import predicted_part, speculative_experiments, with_parts
 from meshscope.backends.compile.compile import (
     check_can_compile,
     check_compiler_takes,
@@ -35,6 +36,7 @@ from meshscope.backends.compile.cycles import Cycles
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
+from meshscope.interconnect.profile import ChipProfile
 from meshscope.programs.compilers import Compiler, chosen_compiler
 from meshscope.programs.engines.environments import environment_of
 from meshscope.spec.experiment import Experiment
@@ -42,7 +44,9 @@ from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.kernel_choice import Kernels
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner
+from meshscope.spec.speculation import Speculation
 from meshscope.store.folder import new_folder
+from meshscope.store.run import SPECULATION, RunRecord
 from meshscope.store.write import HLO
 from meshscope.workers.spawn import Progress
 
@@ -81,6 +85,7 @@ def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
     engine_version: str | None = None,
     compiler: str | None = None,
     training: bool = False,
+    speculate: str | None = None,
     out: str | Path | None = None,
     force: bool = False,
     progress: Progress | None = None,
@@ -115,6 +120,8 @@ def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
             installed. A function is traced by the JAX of this process and compiled by that one.
         training: Compile a training step of `frontend` maxtext instead, of `batch` sequences of `prompt`
             tokens. Its rows have the phase `step`, and nothing is predicted.
+        speculate: Speculative decoding: `mtp:k=1,acceptance=0.85`, `eagle:...` or `draft:MODEL,...`. The
+            verification and the draft are compiled, too, and are `Run.speculation`.
         out: Folder of the run; by default `runs/<model>-<slice>-<plan>`. A function's run stays in memory.
         force: Replace the run in this folder.
         progress: Called with a part of the work, its step, and the seconds left or None.
@@ -157,6 +164,8 @@ def compile_request(
 ) -> Run:
     """The compiled run that the request asks for."""
     compiler = chosen_compiler(request.compiler)
+    if request.training and request.speculate is not None:
+        raise idle_option("speculate", request.speculate, "a training step drafts no tokens")
     if request.training:
         experiment = _with_engine_version(request.experiment(), request)
         return compile_training_request(
@@ -168,23 +177,60 @@ def compile_request(
     predicted = predicted_record(experiment, command_line("compile", request, out=out), profile)
     if experiment.program.frontend is Frontend.JAX:
         predicted = noting_own_program(predicted, experiment, profile)
+    speculative = None
+    if request.speculate is not None:
+        speculative = speculative_experiments(experiment, request.speculate, has_program=True)
     report = compile_progress(progress, experiment, path)
     report_tracing_python(report, experiment)
+    compiling = _Compiling(cycles=request.cycles, profile=profile, compiler=compiler)
     with new_folder(path, force=force) as partial:
-        (partial / HLO).mkdir()
+        record = compiling.record(predicted, experiment, partial, report)
+        if speculative is not None:
+            record = compiling.with_speculation(record, speculative, partial, report)
+        write_record(record, partial)
+    return Run(record=record.placed(path), warnings=checkpoint_notes(request, experiment))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compiling:
+    """How the programs of a request are compiled and timed."""
+
+    cycles: Cycles
+    profile: ChipProfile | None
+    compiler: Compiler | None
+
+    def record(
+        self, predicted: RunRecord, experiment: Experiment, folder: Path, report: ReportedProgress
+    ) -> RunRecord:
+        """The prediction with the compiled programs, whose HLO and timeline are written to the folder."""
+        (folder / HLO).mkdir(parents=True)
         result = compile_experiment(
             experiment,
-            partial / HLO,
+            folder / HLO,
             progress=report,
-            cycles=request.cycles,
-            chip_profile=profile,
-            compiler=compiler,
+            cycles=self.cycles,
+            chip_profile=self.profile,
+            compiler=self.compiler,
         )
+        write_timeline(folder, result.steps)
         layers = result.timed_layers
-        record = record_with_outcome(predicted, result, times=result.times, timed_layers=layers)
-        write_timeline(partial, result.steps)
-        write_record(record, partial)
-    return Run(record=replace(record, path=path), warnings=checkpoint_notes(request, experiment))
+        return record_with_outcome(predicted, result, times=result.times, timed_layers=layers)
+
+    def with_speculation(
+        self,
+        record: RunRecord,
+        speculative: tuple[Speculation, Experiment, Experiment],
+        folder: Path,
+        report: ReportedProgress,
+    ) -> RunRecord:
+        """The run with its verification and its draft, compiled one after the other."""
+        speculation, verify, draft = speculative
+        records: list[RunRecord] = []
+        for name, experiment in (("verify", verify), ("draft", draft)):
+            predicted = predicted_part(experiment, record.manifest.command, self.profile)
+            home = folder / SPECULATION / name
+            records.append(self.record(predicted, experiment, home, report.of_part(name)))
+        return with_parts(record, speculation, *records)
 
 
 def compilable_experiment(

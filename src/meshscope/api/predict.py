@@ -7,8 +7,7 @@ from meshscope.api.idle_options import check_prediction_options
 from meshscope.api.records import chip_profile, predicted_record, saved
 from meshscope.api.request import PredictRequest, command_line, request_of
 from meshscope.api.run import Run
-from meshscope.api.speculate import predicted_speculation
-from meshscope.errors import SpecError
+from meshscope.api.speculate import with_predicted_speculation
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.kernel_choice import Kernels
@@ -98,16 +97,10 @@ def predict_request(request: PredictRequest, *, out: Path | None, force: bool) -
     check_prediction_options(request.loop)
     experiment = request.experiment()
     profile = chip_profile(request.profile, experiment.topology.chip)
-    speculation = None
-    if request.speculate is not None:
-        if out is not None:
-            raise SpecError(
-                "--speculate is printed, not saved with a run. Drop --out or --speculate."
-            )
-        speculation = predicted_speculation(experiment, request.speculate, profile)
     record = predicted_record(experiment, command_line("predict", request, out=out), profile)
+    if request.speculate is not None:
+        record = with_predicted_speculation(record, experiment, request.speculate, profile)
     return Run(
         record=record if out is None else saved(record, out, force=force),
         warnings=checkpoint_notes(request, experiment),
-        speculation=speculation,
     )

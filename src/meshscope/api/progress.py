@@ -36,6 +36,13 @@ class ReportedProgress:
         if self._callback is not None:
             self._callback(str(part), step, left_s)
 
+    def of_part(self, name: str) -> "ReportedProgress":
+        """Reports of a part of a run, such as `verify decode`."""
+        callback = self._callback
+        if callback is None:
+            return self
+        return ReportedProgress(lambda part, step, left: callback(f"{name} {part}", step, left))
+
 
 def compile_progress(
     callback: Progress | None, experiment: Experiment, path: Path

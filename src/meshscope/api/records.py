@@ -26,7 +26,7 @@ from meshscope.spec.hardware.chips import Chip
 from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.folder import new_folder
-from meshscope.store.run import Manifest, RunRecord
+from meshscope.store.run import SPECULATION, Manifest, RunRecord
 from meshscope.units import format_seconds
 
 # Environment variables that change the compiled program.
@@ -174,16 +174,20 @@ def saved(record: RunRecord, path: Path, *, force: bool, hlo: Path | None = None
             (partial / HLO).mkdir()
             shutil.copyfile(hlo, partial / HLO / hlo.name)
         write_record(record, partial)
-    return replace(record, path=path)
+    return record.placed(path)
 
 
 def write_record(record: RunRecord, partial: Path) -> None:
-    """Writes the run and its workload card into a folder that may hold HLO and traces already."""
+    """Writes the run and its workload card into a folder that may hold HLO and traces already; parts first."""
     # polars and yaml take longer to import than a prediction takes
     from meshscope.exporters.card import CARD, card_text  # noqa: PLC0415
     from meshscope.store.write import write_run  # noqa: PLC0415
     from meshscope.views.document import metrics_document  # noqa: PLC0415
 
+    for name, part in ({} if record.speculative is None else record.speculative.by_name).items():
+        folder = partial / SPECULATION / name
+        folder.mkdir(parents=True, exist_ok=True)
+        write_record(part, folder)
     if record.manifest.experiment.topology is not None:  # a card names the hardware
         (partial / CARD).write_text(card_text(record), encoding="utf-8")
     write_run(partial, record, metrics=metrics_document(record))

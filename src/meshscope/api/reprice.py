@@ -15,7 +15,7 @@ from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scope_rules import RULES, read_rules
 from meshscope.spec.experiment import experiment_of_record
 from meshscope.spec.sequence_lengths import parse_lengths
-from meshscope.store.run import RunRecord
+from meshscope.store.run import RunRecord, SpeculativeRuns
 from meshscope.store.write import HLO
 
 
@@ -37,7 +37,20 @@ def repriced(run: RunRecord, profile_path: Path) -> RunRecord:
     if hlo is None:
         rows += run.rows_of(Source.COMPILED)
     rows += run.rows_of(Source.MEASURED)
-    return replace(run, rows=tuple(rows), times=tuple(times))
+    return replace(
+        run,
+        rows=tuple(rows),
+        times=tuple(times),
+        speculative=_repriced_parts(run.speculative, profile_path),
+    )
+
+
+def _repriced_parts(parts: SpeculativeRuns | None, profile_path: Path) -> SpeculativeRuns | None:
+    """The parts of speculative decoding by this profile."""
+    if parts is None:
+        return None
+    repriced_ones = {name: repriced(part, profile_path) for name, part in parts.by_name.items()}
+    return SpeculativeRuns(**repriced_ones)
 
 
 def _repriced_import(run: RunRecord, profile_path: Path) -> RunRecord:

@@ -185,6 +185,7 @@ class CompileRequest(ExperimentRequest):
     engine_version: str | None = None
     compiler: str | None = None
     training: bool = False
+    speculate: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +313,7 @@ _NAME_WORDS: dict[str, str] = {
     "routing_skew": "skew{}",
     "compiler": "{}",
     "training": "training",
+    "speculate": "{}",
 }
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshscope.analysis.request import Throughput, request_times, throughput_of
-from meshscope.api.speculate import speculation_document
+from meshscope.analysis.speculation import SpeculativeStep, speculative_steps
 from meshscope.api.text import rendered
-from meshscope.cost.speculation import SpeculativeStep
 from meshscope.events.enums import Source
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.plan.memory import Memory
@@ -52,14 +51,12 @@ class Run:
     """One run: predicted, compiled or measured; figures are those of its strongest source.
 
     `warnings` are sentences about input that was read only in part, or differs from what is assumed. `hlo`
-    is the HLO text of a compiled function without a folder. `speculation` is the step of speculative
-    decoding that `predict(speculate=...)` asks for.
+    is the HLO text of a compiled function without a folder.
     """
 
     record: RunRecord
     warnings: tuple[str, ...] = ()
     hlo: Path | None = None
-    speculation: SpeculativeStep | None = None
 
     @property
     def path(self) -> Path | None:
@@ -99,6 +96,15 @@ class Run:
     def memory(self) -> Memory | None:
         """Bytes on one device; None for an imported run."""
         return self.record.memory.get(self.source)
+
+    @property
+    def speculation(self) -> "SpeculativeDecoding | None":
+        """Speculative decoding, if the run was made with `speculate`."""
+        parts, steps = self.record.speculative, speculative_steps(self.record)
+        if parts is None or not steps:
+            return None
+        verify, draft = Run(record=parts.verify), Run(record=parts.draft)
+        return SpeculativeDecoding(verify=verify, draft=draft, steps={s.source: s for s in steps})
 
     @property
     def throughput(self) -> Throughput | None:
@@ -162,10 +168,7 @@ class Run:
 
     def as_dict(self) -> Mapping[str, Any]:
         """The document that `--json` prints."""
-        document = run_document(self.record)
-        if self.speculation is None:
-            return document
-        return {**document, "speculation": speculation_document(self.speculation)}
+        return run_document(self.record)
 
     def __repr__(self) -> str:
         """One line: source, model, plan, slice, times, folder."""
@@ -189,6 +192,20 @@ class Run:
         from html import escape  # noqa: PLC0415  its table of entities is slow to import
 
         return f"<pre>{escape(self.text())}</pre>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeDecoding:
+    """Speculative decoding of a run: its two parts as runs of their own, and its step by each source."""
+
+    verify: Run
+    draft: Run
+    steps: Mapping[Source, SpeculativeStep]
+
+    @property
+    def step(self) -> SpeculativeStep:
+        """The step by the strongest source that has its times."""
+        return list(self.steps.values())[-1]
 
 
 def _topology_name(experiment: ExperimentRecord) -> str | None:

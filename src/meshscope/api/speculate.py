@@ -1,26 +1,25 @@
-"""The option --speculate: its text, the predicted step, and how both are shown."""
+"""The option --speculate: its text, and the predicted runs of a verification and its draft."""
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from meshscope.cost.speculation import (
+from meshscope.api.records import noting_own_program, predicted_record
+from meshscope.cost.predicted import has_figures
+from meshscope.errors import SpecError, nearest
+from meshscope.interconnect.profile import ChipProfile
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.speculation import (
     DraftMethod,
     Speculation,
-    SpeculativeStep,
-    speculative_step,
+    check_verification_program,
+    drafting,
+    verification,
 )
-from meshscope.errors import SpecError, nearest
-from meshscope.events.collective import Collective
-from meshscope.events.step_time import TimeEstimate
-from meshscope.interconnect.profile import ChipProfile
-from meshscope.serialize import picked
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.config import read_model
-from meshscope.units import format_bytes, format_gib, format_seconds
+from meshscope.store.run import RunRecord, SpeculativeRuns
 
 FORM = "mtp:k=1,acceptance=0.85, eagle:k=3,acceptance=0.7 or draft:MODEL,k=4,acceptance=0.6"
-MAX_DRAFTED = 64  # far above what a served model drafts
+MAX_DRAFTED = 63  # far above what a served model drafts
 
 
 def parse_speculation(text: str) -> Speculation:
@@ -37,7 +36,7 @@ def parse_speculation(text: str) -> Speculation:
         method=DraftMethod(name),
         n_drafted=_drafted(values["k"]),
         acceptance=_acceptance(values["acceptance"]),
-        draft=read_model(models[0]) if models else None,
+        draft_model=models[0] if models else None,
     )
 
 
@@ -62,70 +61,47 @@ def _acceptance(text: str) -> float:
     return value
 
 
-def predicted_speculation(
-    experiment: Experiment, text: str, profile: ChipProfile | None
-) -> SpeculativeStep:
-    """The step that the option asks for."""
+def speculative_experiments(
+    experiment: Experiment, text: str, *, has_program: bool = False
+) -> tuple[Speculation, Experiment, Experiment]:
+    """What the option asks for, the step that verifies, and the draft; for programs with `has_program`."""
     if not experiment.workload.n_decode_steps:
         raise SpecError(
             "--speculate changes nothing: one output token needs no decode step. Drop it."
         )
-    return speculative_step(experiment, parse_speculation(text), profile)
+    speculation = parse_speculation(text)
+    if has_program:
+        check_verification_program(experiment)
+    verify = verification(experiment, speculation)
+    return speculation, verify, drafting(experiment, speculation, has_program=has_program)
 
 
-def speculation_lines(step: SpeculativeStep) -> Iterator[str]:
-    """What a reader wants of it first: tokens a step, times, collectives, memory."""
-    speculation = step.speculation
-    drafted = f"{speculation.n_drafted} x {_time(step.draft)}"
-    name = "" if speculation.draft is None else f" {speculation.draft.name}"
-    yield (
-        f"speculation    {speculation.method}{name}, k={speculation.n_drafted}, acceptance "
-        f"{speculation.acceptance:g}: {speculation.tokens_per_step:.2f} tokens a step"
+def with_predicted_speculation(
+    record: RunRecord, experiment: Experiment, text: str, profile: ChipProfile | None
+) -> RunRecord:
+    """The predicted run with those of its verification and its draft."""
+    if not has_figures(experiment.topology.chip, profile):
+        raise SpecError(
+            f"--speculate compares times, which {experiment.topology.chip.name} has no published rates for. "
+            "Give a --profile, or drop the option."
+        )
+    speculation, *parts = speculative_experiments(experiment, text)
+    verify, draft = (predicted_record(part, record.manifest.command, profile) for part in parts)
+    return with_parts(record, speculation, verify, draft)
+
+
+def with_parts(
+    record: RunRecord, speculation: Speculation, verify: RunRecord, draft: RunRecord
+) -> RunRecord:
+    """The run with its parts."""
+    manifest = replace(record.manifest, speculation=speculation)
+    return replace(
+        record, manifest=manifest, speculative=SpeculativeRuns(verify=verify, draft=draft)
     )
-    yield f"TPOT, decode   {format_seconds(step.tpot_s)}, {step.gain:.2f} x as fast as {_plain(step)}"
-    yield f"verify         {_time(step.verify)}, {_sent(step.verify_rows)}"
-    yield f"draft          {drafted}, {_sent(step.draft_rows)} each"
-    fits = {True: "fits", False: "does NOT fit", None: "the chip's memory is unknown"}[step.fits]
-    yield f"draft memory   {format_gib(step.memory_bytes)} a device: {fits}"
 
 
-def _plain(step: SpeculativeStep) -> str:
-    return f"without, {format_seconds(step.plain.value_s)}"
-
-
-def _time(time: TimeEstimate) -> str:
-    return format_seconds(time.value_s)
-
-
-def _sent(rows: tuple[Collective, ...]) -> str:
-    n_rows = sum(row.count for row in rows)
-    return f"{n_rows} collectives, {format_bytes(_wire_bytes(rows))} on the wire"
-
-
-def _wire_bytes(rows: tuple[Collective, ...]) -> float:
-    return float(sum(row.wire_bytes * row.count for row in rows if row.wire_bytes is not None))
-
-
-def speculation_document(step: SpeculativeStep) -> dict[str, Any]:
-    """The entry `speculation` of the JSON document."""
-
-    def part(time: TimeEstimate, rows: tuple[Collective, ...]) -> dict[str, Any]:
-        return {
-            "step_s": time.value_s,
-            "low_s": time.low_s,
-            "high_s": time.high_s,
-            "n_collectives": sum(row.count for row in rows),
-            "wire_bytes": _wire_bytes(rows),
-        }
-
-    speculation = step.speculation
-    return {
-        "method": speculation.method.value,
-        "draft_model": None if speculation.draft is None else speculation.draft.name,
-        **picked(speculation, "n_drafted", "acceptance", "tokens_per_step"),
-        **picked(step, "step_s", "tpot_s", "gain"),
-        "verify": part(step.verify, step.verify_rows),
-        "draft": part(step.draft, step.draft_rows),
-        "draft_memory_bytes": step.memory_bytes,
-        "fits": step.fits,
-    }
+def predicted_part(
+    experiment: Experiment, command: Sequence[str], profile: ChipProfile | None
+) -> RunRecord:
+    """The prediction of a part that is compiled, too."""
+    return noting_own_program(predicted_record(experiment, command, profile), experiment, profile)

@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from meshscope.api.run import Run
-from meshscope.api.speculate import speculation_lines
 from meshscope.views.text import full_text, run_text
 
 PIPED_WIDTH = 80  # columns of a table in a file or a pipe, unless COLUMNS is set
@@ -23,8 +22,6 @@ def print_run(run: Run, *, as_json: bool, is_full: bool) -> None:
         print_json(run.as_dict())
         return
     console = new_console()
-    if run.speculation is not None:
-        print_all(console, [*speculation_lines(run.speculation), ""])
     print_all(console, (full_text if is_full else run_text)(run.record, console))
 
 

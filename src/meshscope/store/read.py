@@ -19,7 +19,13 @@ from meshscope.events.step_time import StepTime
 from meshscope.serialize import from_plain
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.folder import MANIFEST, TOOL, partial_name
-from meshscope.store.run import Manifest, RunRecord, manifest_from_dict
+from meshscope.store.run import (
+    SPECULATION,
+    Manifest,
+    RunRecord,
+    SpeculativeRuns,
+    manifest_from_dict,
+)
 from meshscope.store.write import DIGEST, EVENTS, METRICS, manifest_digest, sha256
 
 _MAKE_AGAIN = "Make the run again, with --force."
@@ -54,7 +60,14 @@ def read_run(path: Path) -> RunRecord:
         memory=figures.memory,
         measured=figures.measured,
         times=figures.times,
+        speculative=None if manifest.speculation is None else _parts(path),
     )
+
+
+def _parts(path: Path) -> SpeculativeRuns:
+    """The runs of the verification and of the draft, in folders of the run."""
+    folder = path / SPECULATION
+    return SpeculativeRuns(verify=read_run(folder / "verify"), draft=read_run(folder / "draft"))
 
 
 def read_events(path: Path) -> pl.DataFrame:
@@ -128,7 +141,8 @@ def _remedy(document: Mapping[str, Any], path: Path) -> str:
     command = document.get("command")
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
         return _MAKE_AGAIN
-    words = [*_without(command, "--force", "--out"), "--out", str(path), "--force"]
+    home = path.parents[1] if path.parent.name == SPECULATION else path  # of a part: its run
+    words = [*_without(command, "--force", "--out"), "--out", str(home), "--force"]
     return f"Make it again: {join(words)}"
 
 

@@ -1,7 +1,7 @@
 """The contents of a run folder: the experiment, how it was made, its collectives, memory and times; manifest.json."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from meshscope.serialize import from_plain, picked, to_plain
 from meshscope.spec.experiment_record import ExperimentRecord, record_from_dict
 from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.plan.memory import Memory
+from meshscope.spec.speculation import Speculation
 
 MAX_NAME = 120  # characters of a name in the short form of a run
 _FOLDER_KEYS = (
@@ -37,11 +38,31 @@ class Manifest:
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     # of the unrolled programs behind compiled times; None for the programs of all layers
     timed_layers: ShallowLayers | None = None
+    speculation: Speculation | None = None  # what --speculate asks for; its parts are runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeRuns:
+    """The parts of speculative decoding: the step that verifies drafted tokens, and the draft."""
+
+    verify: "RunRecord"
+    draft: "RunRecord"
+
+    @property
+    def by_name(self) -> "Mapping[str, RunRecord]":
+        """The parts by the names of their folders."""
+        return {"verify": self.verify, "draft": self.draft}
+
+
+SPECULATION = "speculation"  # the folder of the parts in that of their run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunRecord:
-    """A run in memory; `path` is None until the run is in a folder."""
+    """A run in memory; `path` is None until the run is in a folder.
+
+    `speculative` are the parts of speculative decoding, if `manifest.speculation` asks for it.
+    """
 
     path: Path | None
     manifest: Manifest
@@ -49,6 +70,7 @@ class RunRecord:
     memory: Mapping[Source, Memory]
     measured: Measured | None = None
     times: tuple[StepTime, ...] = ()  # modeled, of predicted and compiled steps
+    speculative: SpeculativeRuns | None = None
 
     def __repr__(self) -> str:
         """One short line, for failed tests."""
@@ -57,6 +79,14 @@ class RunRecord:
         names = (self.manifest.source.value, experiment.model_name, experiment.layout, topology)
         text = ", ".join(repr(str(name)[:MAX_NAME]) for name in names if name is not None)
         return f"RunRecord({str(self.path)!r}: {text}, {len(self.rows)} rows)"
+
+    def placed(self, path: Path) -> "RunRecord":
+        """The run, and its parts, in this folder."""
+        parts = self.speculative
+        if parts is not None:
+            placed = {n: p.placed(path / SPECULATION / n) for n, p in parts.by_name.items()}
+            parts = SpeculativeRuns(**placed)
+        return replace(self, path=path, speculative=parts)
 
     def times_of(self, source: Source) -> tuple[StepTime, ...]:
         """The modeled step times of one source, in the order of the phases."""
@@ -76,6 +106,7 @@ class RunRecord:
 # Fields of a manifest that are stored without a change.
 _AS_THEY_ARE = (
     *("source", "phases", "created", "command", "versions", "flags", "seconds", "timed_layers"),
+    "speculation",
 )
 
 
@@ -92,12 +123,16 @@ class _StoredManifest:
     seconds: Mapping[str, float]
     experiment: dict[str, Any]
     timed_layers: ShallowLayers | None = None
+    speculation: Speculation | None = None
 
 
 def manifest_as_dict(manifest: Manifest) -> dict[str, Any]:
     """Plain values, by the keys of manifest.json."""
     experiment = manifest.experiment.as_dict()
-    return to_plain(_StoredManifest(**picked(manifest, *_AS_THEY_ARE), experiment=experiment))
+    stored = to_plain(_StoredManifest(**picked(manifest, *_AS_THEY_ARE), experiment=experiment))
+    if manifest.speculation is None:
+        del stored["speculation"]
+    return stored
 
 
 def manifest_from_dict(document: Mapping[str, Any]) -> Manifest:

@@ -102,11 +102,16 @@ def answer_table(columns: Mapping[str, SourceAnswer], *, has_room: bool = True) 
     if not is_single:
         table.add_row("", *(Text(short(name), style="dim") for name in columns))
     phases = {phase for figures in sources for phase in figures.phases}
-    if phases != {Phase.STEP}:
+    is_verification = all(figures.tpot.value is None for figures in sources) and any(
+        figures.decode.value is not None for figures in sources
+    )
+    if is_verification:
+        table.add_row("decode step", *(_duration(figures.decode) for figures in sources))
+    elif phases != {Phase.STEP}:
         table.add_row("TTFT, prefill", *(_duration(figures.ttft) for figures in sources))
     if Phase.STEP in phases:
         table.add_row("step", *(_duration(figures.step) for figures in sources))
-    if Phase.DECODE in phases:
+    if Phase.DECODE in phases and not is_verification:
         table.add_row("TPOT, decode", *(_duration(figures.tpot) for figures in sources))
         table.add_row("throughput", *(_throughput(figures) for figures in sources))
     fits, room = [_fit(f.fit) for f in sources], [_room(f.fit) for f in sources]

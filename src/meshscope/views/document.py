@@ -45,6 +45,7 @@ from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import RunRecord
 from meshscope.views.answer import Fit, SourceAgreement, agreements_of, fit_of
 from meshscope.views.roofs import floor_document, roofline_document
+from meshscope.views.speculation import speculation_document
 from meshscope.views.times import time_document
 from meshscope.views.words import verdict_sentence
 
@@ -81,6 +82,7 @@ def figures_document(run: RunRecord) -> dict[str, Any]:
         **floor_document(run, source, run.manifest.experiment.chip),
         **roofline_document(run, source, run.manifest.experiment.chip),
         **_live(run),
+        **speculation_document(run),
     }
 
 

@@ -32,6 +32,7 @@ from meshscope.views.explanation import sentences
 from meshscope.views.live import device_lines, live_lines
 from meshscope.views.model import EMPTY_LABEL, ViewTable, view_columns
 from meshscope.views.plain import short
+from meshscope.views.speculation import speculation_lines
 from meshscope.views.summary import dispatch_lines, memory_table, totals_table, unattributed_lines
 from meshscope.views.tables import bullets, new_table, rich_table
 from meshscope.views.times import caveat_lines, time_lines
@@ -55,6 +56,7 @@ def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
         return
     yield from answer_lines(answer_of(run))
     yield Text("")
+    yield from speculation_lines(run)
     yield from live_lines(run)
     yield from _collectives(run, console, table=short_collectives_table, legend=_short_legend(run))
     yield from _dispatch(run, max_parts=1)
@@ -83,6 +85,7 @@ def full_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
         return
     yield from answer_lines(answer_of(run))
     yield Text("")
+    yield from speculation_lines(run)
     yield conditions(run)
     yield Text("")
     yield from live_lines(run)

@@ -1,12 +1,16 @@
 """Speculative decoding: tokens a step, what a verification costs, and refusals."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+import meshscope
+from meshscope.analysis.speculation import SpeculativeStep
 from meshscope.api.predict import predict
-from meshscope.cost.speculation import DraftMethod, Speculation, SpeculativeStep
-from meshscope.errors import SpecError
+from meshscope.errors import RunError, SpecError
+from meshscope.events.enums import Source
+from meshscope.spec.speculation import DraftMethod, Speculation
 
 LLAMA = "meta-llama/Llama-3.1-70B"
 DEEPSEEK = "deepseek-ai/DeepSeek-V3.1"
@@ -16,7 +20,7 @@ def step(text: str, model: str = LLAMA, **options: object) -> SpeculativeStep:
     values = {"topology": "v6e-8", "plan": "tp=8", "batch": 8, "output": 128, **options}
     run = predict(model, speculate=text, **values)  # type: ignore[arg-type]  options of predict
     assert run.speculation is not None
-    return run.speculation
+    return run.speculation.step
 
 
 @pytest.mark.parametrize(
@@ -85,6 +89,9 @@ def test_the_document_has_the_step() -> None:
     entry = json.loads(json.dumps(run.as_dict(), default=str))["speculation"]
     assert (entry["method"], entry["n_drafted"], entry["draft_model"]) == ("eagle", 3, None)
     assert entry["tpot_s"] < entry["step_s"]
+    assert entry["sources"]["predicted"]["verify"] == entry["verify"]
+    assert run.speculation is not None
+    assert run.speculation.steps.keys() == {Source.PREDICTED}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +101,7 @@ def test_the_document_has_the_step() -> None:
         ("eagle:k=1,acceptance=0.8", "Qwen/Qwen3-30B-A3B", None),
         ("eagle:k=1,acceptance=0.8", "openai/gpt-oss-20b", "Use mtp or draft:MODEL"),
         ("medusa:k=1,acceptance=0.8", LLAMA, "Write it as mtp:k=1"),
-        ("eagle:k=0,acceptance=0.8", LLAMA, "Use 1 to 64"),
+        ("eagle:k=0,acceptance=0.8", LLAMA, "Use 1 to 63"),
         ("eagle:k=1,acceptance=80%", LLAMA, "Use 0 to 1"),
         ("eagle:k=1", LLAMA, "is not of the form"),
         ("draft:k=1,acceptance=0.5", LLAMA, "is not of the form"),
@@ -110,8 +117,46 @@ def test_an_impossible_speculation_is_refused_with_a_remedy(
         step(text, model)
 
 
-def test_options_without_effect_are_refused(tmp_path: object) -> None:
-    with pytest.raises(SpecError, match="Drop --out or --speculate"):
-        step("eagle:k=1,acceptance=0.5", out=f"{tmp_path}/run")
+def test_options_without_effect_are_refused() -> None:
     with pytest.raises(SpecError, match="one output token needs no decode step"):
         step("eagle:k=1,acceptance=0.5", output=1)
+    with pytest.raises(SpecError, match="Use --output 5 or more, or a smaller k"):
+        step("eagle:k=3,acceptance=0.5", output=4)
+    with pytest.raises(SpecError, match="Give a --profile, or drop the option"):
+        step("eagle:k=1,acceptance=0.5", topology="cpu:8")
+
+
+def test_a_saved_run_has_its_parts_as_runs(tmp_path: Path) -> None:
+    """They open like any other run, and the run shows its speculation again."""
+    run = predict(
+        LLAMA,
+        topology="v6e-8",
+        plan="tp=8",
+        batch=8,
+        speculate="eagle:k=3,acceptance=0.7",
+        out=tmp_path / "run",
+    )
+    assert run.speculation is not None
+    opened = meshscope.open(tmp_path / "run")[0]
+    assert opened.speculation is not None
+
+    assert opened.speculation.step == run.speculation.step
+    assert opened.text() == run.text()
+    assert "eagle, k=3, acceptance 0.7: 2.53 tokens a step" in opened.text()
+    verify = meshscope.open(tmp_path / "run" / "speculation" / "verify")[0]
+    assert verify.collectives.equals(run.speculation.verify.collectives)
+    assert (verify.time.tpot_s, verify.time.prefill_s) == (None, None)
+    assert verify.time.decode_step_s == run.speculation.step.verify.value_s
+    assert "4 tokens of a sequence in a decode step" in verify.text()
+    assert opened.speculation.draft.experiment.model_name == f"{LLAMA} eagle"
+    moved = opened.save(tmp_path / "copy")
+    assert moved.speculation is not None
+    assert moved.speculation.verify.path == tmp_path / "copy" / "speculation" / "verify"
+
+
+def test_a_damaged_part_names_the_command_of_its_run(tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    predict(LLAMA, topology="v6e-8", plan="tp=8", speculate="eagle:k=1,acceptance=0.7", out=home)
+    (home / "speculation" / "draft" / "events.parquet").write_bytes(b"")
+    with pytest.raises(RunError, match=rf"--out {home} --force"):
+        meshscope.open(home)[0]
