@@ -86,6 +86,18 @@ def test_plain_attention_keeps_its_scores() -> None:
     assert temp_parts(experiment(kernels="off"), Phase.PREFILL).scores == 8 * 4 * 1024**2 * 4
 
 
+def test_sums_of_8_bit_rows_have_32_bits() -> None:
+    """65,536 rows of 2,048 channels and an eighth of 768: libtpu keeps sums and outputs, 0.75 GiB in all."""
+    wide, narrow = (
+        temp_parts(
+            experiment(model="Qwen/Qwen3-30B-A3B", weight_dtype=dtype), Phase.PREFILL
+        ).experts
+        for dtype in ("int8", "w8a8")
+    )
+    assert wide == 65536 * 2 * (2048 + 96) * 2
+    assert narrow - wide == 65536 * 2048 * 2
+
+
 def test_weights_of_8_bits_are_converted_for_the_head() -> None:
     """The table has 128,256 rows of 4,096, an eighth on each device."""
     parts = temp_parts(experiment(weight_dtype="s8"), Phase.PREFILL)

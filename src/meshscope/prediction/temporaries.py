@@ -27,6 +27,7 @@ from meshscope.spec.model.model import (
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.context_form import cache_slots, local_tokens
 from meshscope.spec.plan.dispatch import FUSED_BLOCK_TOKENS, Dispatch, DispatchForm
+from meshscope.spec.plan.kernel_choice import Kernel
 from meshscope.spec.plan.stages import stored_layers
 from meshscope.spec.plan.weights import (
     Dim,
@@ -39,7 +40,7 @@ from meshscope.spec.plan.weights import (
     stored_kv_heads,
 )
 from meshscope.spec.program import Engine, Frontend, Partitioner
-from meshscope.spec.quantization import ragged_dtype_of
+from meshscope.spec.quantization import activation_dtype_of, ragged_dtype_of
 from meshscope.units import DTYPE_BITS
 
 F32_BYTES = 4
@@ -235,7 +236,10 @@ def _scores_elements(experiment: Experiment, phase: Phase, tokens: _Tokens) -> f
 
 
 def _experts_elements(experiment: Experiment, phase: Phase, tokens: _Tokens) -> float:
-    """Rows of experts and their two intermediates; with an exchange, also the rows on the other side."""
+    """Rows of experts, before and after them, and their two intermediates; with an exchange, also the other side's.
+
+    Buffers of an exchange have more bytes than the sums of 8-bit rows, which exist before it returns them.
+    """
     model, plan, moe = experiment.model, experiment.plan, experiment.model.moe
     if moe is None:
         return 0
@@ -243,11 +247,19 @@ def _experts_elements(experiment: Experiment, phase: Phase, tokens: _Tokens) -> 
     dispatch = experiment.dispatch(phase)
     if dispatch is None:
         n_rows = tokens.n_tokens * min(moe.n_active, moe.n_experts // plan.ep)
-        return n_rows * 2 * (model.hidden + width)
+        return n_rows * ((1 + _sum_elements(experiment)) * model.hidden + 2 * width)
     if dispatch.form is DispatchForm.FUSED:
         return _fused_elements(experiment, dispatch)
     n_sent, n_received = dispatch.n_rows, dispatch.n_buffer_rows
     return 2 * (n_sent + n_received) * model.hidden + 2 * n_received * width
+
+
+def _sum_elements(experiment: Experiment) -> float:
+    """Elements that take as many bytes as a sum of XLA's kernel of experts, which are wide for 8-bit rows."""
+    workload, choice = experiment.workload, experiment.kernels.experts
+    is_narrow = activation_dtype_of(workload.weight_dtype) is not None
+    has_sums = is_narrow and choice is not None and choice.kernel is Kernel.RAGGED_DOT
+    return F32_BYTES * 8 / DTYPE_BITS[workload.activation_dtype] if has_sums else 1
 
 
 def _fused_elements(experiment: Experiment, dispatch: Dispatch) -> int:
