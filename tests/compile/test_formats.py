@@ -47,6 +47,7 @@ MATRIX = [
     Case(QWEN, "s8_w8a8", "v5e-8", "fsdp=4,tp=2,sp", loop=Loop.UNROLL),
     Case(QWEN, "f8e4m3fn_w8a8", "tpu7x-8", "tp=8"),
     Case("mistralai/Mixtral-8x7B-v0.1", "f8e4m3fn_w8a8", "v6e-8", "pp=2,dp=2,tp=2,ep=4"),
+    Case("deepseek-ai/DeepSeek-V2-Lite", "s8_w8a8", "v6e-8", "cp=2,tp=4,ep=4"),
     Case(GPT_OSS, MXFP4, "v6e-8", "tp=8,ep=8", loop=Loop.UNROLL),
     Case(GPT_OSS, MXFP4, "tpu7x-8", "pp=2,dp=2,tp=2"),
     Case(QWEN, "s4_group64", "v5e-8", "dp=2,tp=4,sp"),

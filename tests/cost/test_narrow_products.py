@@ -72,6 +72,26 @@ def test_int8_experts_take_half_the_time_of_their_products() -> None:
     assert kernels(wide) - kernels(narrow) == pytest.approx(flops / peak / efficiency / 2, rel=1e-6)
 
 
+def test_up_projections_of_latents_keep_the_bf16_peak() -> None:
+    """DeepSeek-V2-Lite on v6e: 27 layers, a quarter of 16 heads of 128 + 128 from latents of 512; routers, too."""
+    model = "deepseek-ai/DeepSeek-V2-Lite"
+    wide, narrow = (_prefill(dtype, "v6e-4", model) for dtype in ("s8", "s8_w8a8"))
+
+    def matmul(step: StepTime) -> float:
+        return sum(a.seconds for a in step.activities if a.activity is Activity.MATMUL)
+
+    def part_flops(step: StepTime, name: str) -> float:
+        return sum(part.flops or 0.0 for part in step.parts if part.part == name)
+
+    peak, n_tokens = chip_of("v6e").bf16_flops_per_s, 8 * 1024
+    assert peak is not None
+    efficiency = efficiency_of(chip_of("v6e"), rates_of(chip_of("v6e"))).constants.matmul
+    of_up = 27 * n_tokens * 2 * 4 * 512 * (128 + 128)
+    wide_parts = sum(part_flops(wide, name) for name in ("moe.router", "lm_head")) + of_up
+    wide_s = wide_parts / peak / efficiency
+    assert matmul(narrow) - wide_s == pytest.approx((matmul(wide) - wide_s) / 2, rel=0.01)
+
+
 def test_the_floor_of_a_step_counts_the_peak_of_its_products() -> None:
     narrow, chip = _prefill("s8_w8a8", "v6e-4"), chip_of("v6e")
 

@@ -244,6 +244,7 @@ NARROW = {
     "llama-f8e4m3fn_w8a8-tp2": ("llama", "f8e4m3fn", 2),
     "qwen3_moe-s8_w8a8": ("qwen3_moe", "s8", 1),
     "qwen3_moe-s8_w8a8-tp4": ("qwen3_moe", "s8", 4),
+    "deepseek_v3-s8_w8a8-tp2": ("deepseek_v3", "s8", 2),
 }
 BLOCK = 8  # rows and columns that share a scale; DeepSeek-V3 has 128
 TABLES = ("embed_tokens", "lm_head")  # that stay in bfloat16 if blocks have scales
@@ -278,12 +279,14 @@ def quantized_model(name: str, dtype: str, *, has_wide_tables: bool = False) -> 
 def narrow_model(name: str, dtype: str, n_devices: int) -> Any:
     """The quantized model whose layers round the inputs of every product, by a scale for each token.
 
-    The products that tp sums over devices have a scale for each of the `n_devices` parts of their inputs.
+    Up-projections of latents take them as they are. The products that tp sums over devices have a scale for each of the `n_devices` parts of their inputs.
     """
     import torch  # noqa: PLC0415  only the oracle needs it
 
     model = quantized_model(name, dtype, has_wide_tables=True)
     for module_name, module in model.model.named_modules():
+        if module_name.endswith("kv_b_proj"):
+            continue  # decode multiplies it with queries and outputs, not with latents
         if isinstance(module, torch.nn.Linear):
             is_summed = module_name.endswith(("o_proj", "down_proj"))
             n_parts = n_devices if is_summed else 1

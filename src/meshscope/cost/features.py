@@ -336,9 +336,12 @@ def _mlp(device: _Device, part: Part, weights: tuple[Weight, ...], ffn: int) -> 
 def _block(device: _Device, part: Part, weights: tuple[Weight, ...]) -> Iterator[_Entry]:
     """Products of tokens with weights, and the residual stream around them."""
     matrices = [weight for weight in weights if len(weight.shape) > 1 and weight.is_transposed]
+    narrow = [weight for weight in matrices if not weight.is_absorbed]
+    wide = [weight for weight in matrices if weight.is_absorbed]
     products = Cost.NARROW_FLOPS if device.has_narrow_unit else Cost.MATMUL_FLOPS
-    yield part, products, Feature.TOKENS, 2 * sum(map(device.elements, matrices))
-    yield from _narrowing(device, part, matrices)
+    yield part, products, Feature.TOKENS, 2 * sum(map(device.elements, narrow))
+    yield part, Cost.MATMUL_FLOPS, Feature.TOKENS, 2 * sum(map(device.elements, wide))
+    yield from _narrowing(device, part, narrow)
     yield part, Cost.WEIGHT_BYTES, Feature.ONE, sum(map(device.read_bytes, weights))
     split_frac = SPLIT_FRAC if device.plan.sp else 0.0
     post_norm_passes = NORM_PASSES * device.model.has_post_norms

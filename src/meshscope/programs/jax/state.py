@@ -53,7 +53,7 @@ class LayerWeights:
             dtype=self.dtype,
             block=self.block(name),
             has_codes=self._has_codes(name),
-            narrow_dtype=self.narrow_dtype,
+            narrow_dtype=None if self.specs[name].is_absorbed else self.narrow_dtype,
         )
 
     def block(self, name: str) -> int | None:

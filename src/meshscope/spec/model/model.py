@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from typing import assert_never
 
 from meshscope.errors import SpecError
 from meshscope.spec.quantization import (
@@ -509,9 +510,16 @@ class Model:
     @property
     def wide_part(self) -> str | None:
         """The part whose products take 16-bit activations only; None if all take 8-bit ones, too."""
-        is_grouped = isinstance(self.attention, GroupedAttention)
-        has_linear = any(layer.attention is AttentionKind.LINEAR for layer in self.layers)
-        return None if is_grouped and not has_linear else "latent or linear attention"
+        match self.attention:
+            case GroupedAttention():
+                has_linear = any(layer.attention is AttentionKind.LINEAR for layer in self.layers)
+                return "linear attention" if has_linear else None
+            case LatentAttention():
+                return None if self.attention.indexer is None else "an indexer"
+            case CompressedAttention():
+                return "compressed attention"
+            case _:
+                assert_never(self.attention)
 
     def for_context(self, n_positions: int) -> "Model":
         """The model with the factors of LongRoPE for sequences of this length, which servers fix at start."""

@@ -134,8 +134,10 @@ class Weight:
     `dtype` is set if it differs from the other weights (tables of integers). `is_vector` marks
     elementwise weights such as norm scales and biases, whatever their shape. `is_row_major` marks
     weights that lookups and grouped matmuls read row by row: their last dimension is contiguous in
-    memory, whatever layout the compiler prefers for the shape. `inputs` are the dimensions
-    that a product sums over; weights without them are never quantized.
+    memory, whatever layout the compiler prefers for the shape. `is_absorbed` marks
+    the up-projections of latents, which decode multiplies with queries and outputs: they take 16-bit
+    activations. `inputs` are the dimensions that a product sums over; weights without them are never
+    quantized.
     """
 
     name: str
@@ -147,6 +149,7 @@ class Weight:
     dtype: str | None = None
     is_vector: bool = False
     is_row_major: bool = False
+    is_absorbed: bool = False
     inputs: tuple[int, ...] = ()
 
     def __hash__(self) -> int:
@@ -591,13 +594,14 @@ def _latent_weights(d: int, attention: LatentAttention, *, is_shared: bool) -> I
         ("w_uk", 0, attention.nope_dim),
         ("w_uv", attention.nope_dim, whole),
     ):
-        yield builder.matrix(
+        up = builder.matrix(
             name,
             (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM),
             (rank, n, stop - start),
             "kv_b_proj.weight",
             columns=ColumnSlice(whole=whole, start=start, stop=stop),
         )
+        yield replace(up, is_absorbed=True)
     shape = (n, attention.value_dim, d)
     out = (Dim.HEADS, Dim.HEAD_DIM, Dim.HIDDEN)
     yield builder.matrix("wo", out, shape, "o_proj.weight", inputs=(0, 1))
