@@ -117,7 +117,7 @@ def test_blocks_over_cp_equal_single_positions(n_positions: int) -> None:
     np.testing.assert_allclose(got_state, expected_state, atol=2e-5, rtol=2e-5)
 
 
-def test_flops_of_blocks_are_those_that_xla_counts() -> None:
+def test_flops_of_a_chunk_and_of_blocks_are_those_that_xla_counts() -> None:
     """One head of 128, one chunk on each of four devices; XLA counts a product in float32 once."""
     from meshscope.programs.jax.linear import chunked_delta_rule  # noqa: PLC0415  imports JAX
 
@@ -131,6 +131,8 @@ def test_flops_of_blocks_are_those_that_xla_counts() -> None:
         return rule.lower(*arguments).compile().cost_analysis()["flops"]
 
     whole = counted(jax.jit(chunked_delta_rule), LINEAR_CHUNK)
+    of_convolution = 2 * linear.conv_width * one_head.n_channels
+    assert whole / LINEAR_CHUNK == pytest.approx(chunked_flops(one_head) - of_convolution, rel=0.1)
     block = counted(over_cp(4, 4 * LINEAR_CHUNK), 4 * LINEAR_CHUNK)
 
     passed_on = passed_on_flops(one_head, 4) / FLOAT32_PASSES

@@ -279,18 +279,16 @@ def _chunk(  # noqa: PLR0913, PLR0917  as the rule
 def unit_lower_inverse(lower: Array) -> Array:
     """The inverse of the identity plus strictly lower triangles [..., C, C]; C is a power of two.
 
-    Inverts diagonal blocks that double in size, by products alone: compilers partition and tile those.
+    Inverts diagonal blocks that double in size. Products of whole matrices with a mask fill a matrix unit;
+    blocks that are cut out of the diagonal would be gathered one by one.
     """
-    *lead, size, _ = lower.shape
-    inverse = jnp.ones((*lead, size, 1, 1), lower.dtype)
-    width = 1
-    while width < size:
-        n_pairs = size // (2 * width)
-        blocks = lower.reshape(*lead, n_pairs, 2 * width, n_pairs, 2 * width)
-        blocks = jnp.moveaxis(jnp.diagonal(blocks, axis1=-4, axis2=-2), -1, -3)
-        first, second = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
-        corner = -(second @ blocks[..., width:, :width] @ first)
-        top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
-        inverse = jnp.concatenate([top, jnp.concatenate([corner, second], axis=-1)], axis=-2)
-        width *= 2
-    return inverse[..., 0, :, :]
+    size = lower.shape[-1]
+    row, column = np.arange(size)[:, None], np.arange(size)[None, :]
+    inverse = jnp.broadcast_to(jnp.eye(size, dtype=lower.dtype), lower.shape)
+    for width in (2**n for n in range(size.bit_length() - 1)):
+        is_pair = row // (2 * width) == column // (2 * width)
+        corners = jnp.where(is_pair & (row // width > column // width), lower, 0.0)
+        if width > 1:
+            corners = inverse @ corners @ inverse
+        inverse = inverse - corners
+    return inverse

@@ -1,5 +1,6 @@
 """FLOPs of attention: keys per query, products per query-key pair, and the blocks that kernels compute."""
 
+from math import log2
 from typing import Any, assert_never
 
 from meshscope.spec.model.model import (
@@ -60,11 +61,12 @@ LINEAR_CHUNK = 64  # positions of a prompt that linear attention computes at onc
 def chunked_flops(linear: LinearAttention) -> float:
     """FLOPs of one token of a prompt in chunks, all heads: products with the state and within the chunk.
 
-    A chunk multiplies its keys and its queries with its keys, inverts a triangle by blocks that double,
-    multiplies the inverse with values and keys, and weights the values.
+    A chunk multiplies its keys and its queries with its keys, inverts a triangle by blocks that double, with two
+    products of whole matrices for each size beyond one, multiplies the inverse with values and keys, and weights
+    the values.
     """
     k, v, chunk = linear.key_dim, linear.value_dim, LINEAR_CHUNK
-    inverse = 2.0 * (chunk**2 - 1) / 3
+    inverse = 4.0 * chunk**2 * (log2(chunk) - 1)
     within = chunk * (4.0 * k + 2.0 * (k + v) + 2.0 * v) + inverse
     convolution = 2.0 * linear.conv_width * linear.n_channels
     return linear.n_value_heads * (6.0 * k * v + within) + convolution
