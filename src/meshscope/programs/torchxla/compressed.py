@@ -5,8 +5,8 @@ arrays and their order are those of the JAX program (`programs/jax/compressed.py
 positions, and in decode the entry of the current window is computed again in every step. Heads are split
 over tp; keys, entries and the indexer are the same on all its devices.
 
-Shapes: B batch, S positions of this step, T keys or entries, N heads, H width of a head, E entries, M positions
-of an entry, C channels of a position (twice those of an entry if entries include the window before), G groups of
+Shapes: B batch, S positions of this step, T keys or entries, N heads, H width of a head, E entries, M the positions
+in an entry, C channels of a position (twice those of an entry if entries include the window before), G groups of
 heads, I width of a group, R rank of a group.
 """
 
