@@ -19,7 +19,7 @@ from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.plan.caches import layer_cache
 from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.plan.weights import layer_weights
+from meshscope.spec.plan.weights import layer_weights, outer_weights
 from meshscope.spec.program import Loop, Program
 from meshscope.spec.workload import Workload
 
@@ -42,6 +42,7 @@ class Case(NamedTuple):
     n_layers: int = 1
     plan: str = "tp=8"
     batch: int = WORKLOAD.batch
+    min_elements: int = MIN_ELEMENTS
 
     @property
     def experiment(self) -> Experiment:
@@ -72,6 +73,8 @@ CASES = [
     Case("openai/gpt-oss-20b", "v6e-8", "f4e2m1fn_experts", plan="dp=4,tp=2"),
     Case("Qwen/Qwen3-30B-A3B", "v5e-8", "s4", plan="tp=2,dp=4"),
     Case("meta-llama/Llama-3.1-8B", "v6e-8", "f8e4m3fn_block128", plan="tp=2,dp=4", batch=4),
+    # Two matrices of each layer with 0.7 million elements are copied into another layout.
+    Case("google/gemma-4-E4B-it", "tpu7x-8", "s8", 2, "dp=8", min_elements=1_000_000),
 ]
 MATRIX = [
     Case(V2_LITE, "v5e-8", "f8e4m3fn", 2),
@@ -100,11 +103,14 @@ def test_a_decode_step_writes_no_weight_to_hbm_and_copies_no_cache(
     """No result in HBM is as large as a weight, and no copy to any memory as large as a cache array."""
     experiment = case.experiment
     model, plan = experiment.model, experiment.plan
+    matrices = [
+        *(w for layer in model.layers for w in layer_weights(model, plan, layer) if w.inputs),
+        *outer_weights(model, plan),
+    ]
     weights = {
-        prod(weight.local_shape(plan)): weight.name
-        for layer in model.layers
-        for weight in layer_weights(model, plan, layer)
-        if weight.inputs and prod(weight.local_shape(plan)) >= MIN_ELEMENTS
+        n: weight.name
+        for weight in matrices
+        if (n := prod(weight.local_shape(plan))) >= case.min_elements
     }
     cache = {
         case.batch * WORKLOAD.context * prod(array.local_shape(plan)): array.name

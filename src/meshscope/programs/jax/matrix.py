@@ -98,7 +98,7 @@ class Matrix:
 
     def rows(self, index: Array) -> Array:
         """The rows at `index` in `dtype`; only these are converted."""
-        rows = self.values[index].astype(self.dtype)
+        rows = _gathered(self.values, index).astype(self.dtype)
         return rows if self.scale is None else _times(rows, self.scale[index][..., None])
 
     def whole(self) -> Array:
@@ -196,6 +196,17 @@ class Matrix:
         assert self.scale is not None
         at = [letters.index(letter) for letter in channels]
         return _times(x, lax.broadcast_in_dim(self.scale, x.shape, at))
+
+
+def _gathered(table: Array, index: Array) -> Array:
+    """`table[index]`; a single row of 8-bit values together with another one.
+
+    XLA turns the gather of a single row into a slice, for which tpu7x copies a table of 8-bit values into another
+    layout in every step (libtpu 0.0.42.1): both tables of Gemma 4 E4B, 2.2 ms of a step under `dp`.
+    """
+    if index.size > 1 or table.dtype.itemsize > 1:
+        return table[index]
+    return table[jnp.pad(index.reshape(1), (0, 1))][:1].reshape(*index.shape, -1)
 
 
 def _product(subscripts: str, x: Array, matrix: Array) -> Array:
