@@ -171,14 +171,12 @@ def _of_stages(name: str, program: TracedProgram, weights: dict[str, np.ndarray]
 
 
 def _weight(name: str, weights: dict[str, np.ndarray]) -> np.ndarray:
-    moe = name.replace(".mlp.", ".block_sparse_moe.")
     if name.partition(".experts.")[2] and f"{name.removesuffix('_bias')}_bias" in weights:
         return _of_alternating(name, weights[name])
     if ".feed_forward.experts." in name:  # [E, inputs, outputs], gates before ups
         return np.moveaxis(weights[name], -1, 1)
-    for candidate in (name, moe):
-        if candidate in weights:
-            return weights[candidate]
+    if name in weights:
+        return weights[name]
     if f"{name.removesuffix('.weight').rpartition('.')[0]}.weight" in weights:
         linear = _of_linear_attention(name, weights)
         return _of_fused(name, weights) if linear is None else linear
@@ -188,11 +186,8 @@ def _weight(name: str, weights: dict[str, np.ndarray]) -> np.ndarray:
 def _of_experts(name: str, weights: dict[str, np.ndarray]) -> np.ndarray:
     """The stack of the tensors of all experts."""
     layer = name.split(".mlp.experts.", maxsplit=1)[0]
-    for block, (gate, up, down) in (
-        ("mlp", ("gate_proj", "up_proj", "down_proj")),
-        ("block_sparse_moe", ("w1", "w3", "w2")),
-    ):
-        base = f"{layer}.{block}.experts."
+    for gate, up, down in (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")):
+        base = f"{layer}.mlp.experts."
         n_experts = sum(key.startswith(base) and key.endswith(f"{gate}.weight") for key in weights)
         if not n_experts:
             continue
