@@ -16,9 +16,9 @@ def _refusal(command: str, model: str, plan: str) -> str:
 @pytest.mark.parametrize(
     ("model", "plan", "reason"),
     [
-        ("google/gemma-4-12B", "pp=2,tp=4", "has windows in some"),
-        ("meta-llama/Llama-4-Scout-17B-16E", "pp=2,tp=4", "has windows in some"),
-        ("google/gemma-3-4b-it", "pp=2,tp=4", "has windows in some"),
+        ("google/gemma-4-12B", "pp=2,tp=4", "also differ in heads"),
+        ("meta-llama/Llama-4-Scout-17B-16E", "pp=2,tp=4", "also differ in chunks"),
+        ("google/gemma-3-4b-it", "pp=2,tp=4", "also differ in rotary embeddings"),
         ("microsoft/Phi-3-mini-4k-instruct", "pp=2,tp=4", "by the number of all heads"),
         ("zai-org/GLM-4.5-Air", "pp=2,tp=4", "(23 layers with 1 dense, 23 layers with 0 dense)"),
         ("deepseek-ai/DeepSeek-V3.2-Exp", "cp=2,tp=4", "does not split the indexer"),

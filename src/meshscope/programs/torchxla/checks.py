@@ -1,6 +1,7 @@
 """What the torch_xla front end can trace; plain Python, so that `predict` refuses what `compile` does."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from meshscope.errors import PlanError
 from meshscope.programs.torchxla.configs import hugging_face_config
@@ -8,6 +9,7 @@ from meshscope.programs.torchxla.layouts import kv_heads
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.flops import has_linear_attention
 from meshscope.spec.model.model import (
+    AttentionKind,
     CompressedAttention,
     Family,
     GroupedAttention,
@@ -18,6 +20,13 @@ from meshscope.spec.model.model import (
 )
 from meshscope.spec.plan.stages import stage_layers
 from meshscope.spec.program import Partitioner
+
+# What distinguishes the layers of a family beside their windows.
+DIFFERENCES = {
+    Family.LLAMA4: "chunks",
+    Family.GEMMA3: "rotary embeddings",
+    Family.GEMMA4: "heads",
+}
 
 
 def check_traceable(experiment: Experiment) -> None:
@@ -92,10 +101,11 @@ def layers_of_stage(experiment: Experiment) -> int:
             f"plan '{plan}': with pp, --frontend torchxla has one kind of attention in all layers, but "
             f"{model.name} has linear attention in some. Use a plan without pp, or --frontend jax."
         )
-    if model.family is Family.LLAMA4 or len({layer.attention for layer in model.layers}) > 1:
+    difference = DIFFERENCES.get(model.family)
+    if difference is not None:
         raise PlanError(
-            f"plan '{plan}': with pp, --frontend torchxla has one attention mask for all layers, but "
-            f"{model.name} has windows in some. Use a plan without pp, or --frontend jax."
+            f"plan '{plan}': with pp, layers of --frontend torchxla differ in their windows only, but those of "
+            f"{model.name} also differ in {difference}. Use a plan without pp, or --frontend jax."
         )
     if model.family is Family.PHI3 and plan.tp > 1:
         raise PlanError(
@@ -104,7 +114,11 @@ def layers_of_stage(experiment: Experiment) -> int:
             "plan without tp or pp, or --frontend jax."
         )
     stages = stage_layers(model.n_layers, plan.pp)
-    kinds = [tuple(model.layers[index] for index in indices) for indices in stages]
+    # Windows are data of a stage (`stages.py`), other differences are not.
+    kinds = [
+        tuple(replace(model.layers[index], attention=AttentionKind.FULL) for index in indices)
+        for indices in stages
+    ]
     if len(set(kinds)) > 1:
         sizes = ", ".join(_stage_words(layers) for layers in kinds)
         raise PlanError(

@@ -3,7 +3,7 @@
 A module replaces the layers and holds those of one stage; weights are stacked over the stages, so
 that each device has those of its stage. Micro-batches follow GPipe (arXiv 1811.06965). A trace has
 no branches: every stage computes on every tick, also its tp collectives, and results of idle stages
-are dropped.
+are dropped. If a layer has a window in some stages only, its mask is selected by the stage.
 
 Shapes: B batch, S positions of this step, D residual width, P stages, b one device's share of the
 batch, m that of a micro-batch, K key and value heads, T slots, H width.
@@ -22,6 +22,7 @@ from transformers.cache_utils import StaticLayer
 
 from meshscope.events.enums import Part, Phase
 from meshscope.programs.torchxla.checks import layers_of_stage
+from meshscope.programs.torchxla.context import is_seen
 from meshscope.programs.torchxla.layouts import Spec, residual_specs
 from meshscope.programs.torchxla.models import norms_before_blocks
 from meshscope.programs.torchxla.tensors import (
@@ -33,7 +34,8 @@ from meshscope.programs.torchxla.tensors import (
     scope,
 )
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import MlpKind
+from meshscope.spec.model.flops import window_of
+from meshscope.spec.model.model import AttentionKind, MlpKind
 from meshscope.spec.plan.stages import n_ticks
 
 STAGES = ("pp",)
@@ -85,7 +87,11 @@ class StagedModel(torch.nn.Module):
     """Replaces all layers by those of one stage, run once per tick."""
 
     def __init__(
-        self, layers: list[Any], experiment: Experiment, phase: Phase, tensors: Tensors
+        self,
+        layers: list[Any],
+        experiment: Experiment,
+        phase: Phase,
+        tensors: Tensors,
     ) -> None:
         super().__init__()
         self.stage_layers = torch.nn.ModuleList(layers)
@@ -103,7 +109,6 @@ class StagedModel(torch.nn.Module):
             layer.position = tensors.entered(tensors.position, ())
             layer.enter(tensors, cache_spec)
         inside = {
-            "attention_mask": tensors.entered(given["attention_mask"], ((), (), (), ())),
             "position_embeddings": tuple(
                 tensors.entered(x, ((), (), ())) for x in given["position_embeddings"]
             ),
@@ -113,14 +118,36 @@ class StagedModel(torch.nn.Module):
         }
         ranks = torch.arange(self.experiment.plan.pp, device=torch_xla.device())
         stage = tensors.entered(ranks, (STAGES,))
+        masks = self._masks(given["position_ids"][0], given["attention_mask"])
+        masks_of_layers = [self._mask(i, stage, masks) for i in range(len(self.stage_layers))]
         tensors.is_inside = True
-        out = self._ticks(x, stage, inside)
+        out = self._ticks(x, stage, inside, masks_of_layers)
         with scope(Part.LM_HEAD.value):
             out = self._of_last(out, stage)
         tensors.is_inside = False
         for layer in cache.layers:
             layer.leave(tensors, cache_spec)
         return tensors.left(out, self.streams.rows)
+
+    def _masks(self, positions: Any, mask: Any) -> dict[AttentionKind, Any]:
+        """The mask [1, 1, S, T] of layers of each kind, in the manual region; `mask` has its dtype and slots."""
+        model = self.experiment.model
+        slots = torch.arange(mask.shape[-1], device=torch_xla.device())
+        masks: dict[AttentionKind, Any] = {}
+        for kind in dict.fromkeys(layer.attention for layer in model.layers):
+            is_hidden = ~is_seen(positions, slots, window_of(model.attention, kind))
+            added = (is_hidden.to(mask.dtype) * torch.finfo(mask.dtype).min)[None, None]
+            masks[kind] = self.tensors.entered(added, ((), (), (), ()))
+        return masks
+
+    def _mask(self, index: int, stage: Any, masks: dict[AttentionKind, Any]) -> Any:
+        """The mask of layer `index` of this device's stage."""
+        layers = self.experiment.model.layers[index :: len(self.stage_layers)]
+        chosen = masks[layers[0].attention]
+        for number, layer in enumerate(layers):
+            if layer.attention is not layers[0].attention:
+                chosen = torch.where(stage == number, masks[layer.attention], chosen)
+        return chosen
 
     def _of_last(self, out: Any, stage: Any) -> Any:
         """Share the last stage's [b, 1, D] with all stages; with sp, one or all of its devices have it."""
@@ -138,7 +165,7 @@ class StagedModel(torch.nn.Module):
 
         return kept(self.experiment, self.tensors, self.experiment.model.layers[0]).spec
 
-    def _ticks(self, x: Any, stage: Any, given: dict[str, Any]) -> Any:
+    def _ticks(self, x: Any, stage: Any, given: dict[str, Any], masks: list[Any]) -> Any:
         """[b, S, D] -> [b, 1, D], valid on the last stage."""
         n_stages, device = self.experiment.plan.pp, torch_xla.device()
         n_parts = self.experiment.n_microbatches(self.phase)
@@ -156,11 +183,11 @@ class StagedModel(torch.nn.Module):
                 scope(f"stages0-{n_stages - 1}by{n_layers}"),
                 scope(f"microbatches{ticks}of{ticks}"),
             ):
-                for layer, cached in zip(
-                    self.stage_layers, given["past_key_values"].layers, strict=True
+                for layer, cached, mask in zip(
+                    self.stage_layers, given["past_key_values"].layers, masks, strict=True
                 ):
                     cached.turn = Turn(rows=rows, is_busy=is_busy)
-                    y = layer(y, **given)
+                    y = layer(y, attention_mask=mask, **given)
             if tick >= n_stages - 1:
                 lasts.append(y[:, -1:])
             if tick < ticks - 1:
