@@ -1,9 +1,6 @@
 """Products of 8-bit activations and weights, against NumPy and against `transformers`."""
 
-import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,18 +17,8 @@ from meshscope.spec.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
+from tiny_models import golden  # noqa: E402  after the check for JAX
 
-def _golden() -> Any:
-    path = Path(__file__).parents[1] / "golden" / "make_golden_logits.py"
-    spec = importlib.util.spec_from_file_location("make_golden_logits", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-golden = _golden()
 # Float32 sums in another order differ by 1e-6. Where that moves a value to the next number of 8 bits, the logits of the
 # sequence differ from then on; unrounded activations would change those of all sequences.
 TOLERANCE = 2e-5

@@ -1,12 +1,9 @@
 """Random weights: an expert table has distinct expert IDs for each token."""
 
-import importlib.util
-from pathlib import Path
-from typing import Any
-
 import jax
 import numpy as np
 import pytest
+from tiny_models import golden
 
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.build import build_program
@@ -16,19 +13,6 @@ from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import model_from_config
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.workload import Workload
-
-
-def _golden() -> Any:
-    path = Path(__file__).parents[1] / "golden" / "make_golden_logits.py"
-    spec = importlib.util.spec_from_file_location("make_golden_logits", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-golden = _golden()
 
 
 @pytest.mark.parametrize(("n_experts", "n_active"), [(256, 6), (7, 3), (4, 4)])
