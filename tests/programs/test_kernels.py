@@ -168,6 +168,7 @@ class _Weights(dict[str, Any]):
     """LayerWeights without a plan; stacked weights are [layers, e, ...]."""
 
     layer: int | None = None
+    narrow_dtype: Any = None
 
     def __call__(self, name: str) -> Any:
         return self[name] if self.layer is None else self[name][self.layer]
