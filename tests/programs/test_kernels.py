@@ -169,6 +169,7 @@ class _Weights(dict[str, Any]):
 
     layer: int | None = None
     narrow_dtype: Any = None
+    dtype: Any = jnp.float32
 
     def __call__(self, name: str) -> Any:
         return self[name] if self.layer is None else self[name][self.layer]
