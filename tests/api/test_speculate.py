@@ -11,6 +11,7 @@ from meshscope.api.predict import predict
 from meshscope.errors import RunError, SpecError
 from meshscope.events.enums import Source
 from meshscope.spec.speculation import DraftMethod, Speculation
+from meshscope.units import format_seconds
 
 LLAMA = "meta-llama/Llama-3.1-70B"
 DEEPSEEK = "deepseek-ai/DeepSeek-V3.1"
@@ -160,3 +161,18 @@ def test_a_damaged_part_names_the_command_of_its_run(tmp_path: Path) -> None:
     (home / "speculation" / "draft" / "events.parquet").write_bytes(b"")
     with pytest.raises(RunError, match=rf"--out {home} --force"):
         meshscope.open(home)[0]
+
+
+def test_the_report_shows_the_times_of_verification_and_draft(tmp_path: Path) -> None:
+    run = predict(
+        LLAMA, topology="v6e-8", plan="tp=8", batch=8, speculate="eagle:k=3,acceptance=0.7"
+    )
+    assert run.speculation is not None
+    tpot = format_seconds(run.speculation.step.tpot_s)
+
+    page = run.report(tmp_path / "speculative.html").read_text()
+    plain = predict(LLAMA, topology="v6e-8", plan="tp=8").report(tmp_path / "plain.html")
+
+    assert "2.53 tokens a step: 3 drafted by eagle, acceptance 0.7" in page
+    assert tpot in page
+    assert "Speculative decoding" not in plain.read_text()

@@ -17,6 +17,7 @@ from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_gib, format_seconds
 from meshscope.views.answer import agreements_of
 from meshscope.views.answer_text import collectives_lines
+from meshscope.views.model import Unit, ViewTable, figure_column, text_column
 from meshscope.views.words import counted
 
 _FITS = {True: "fits", False: "does NOT fit", None: "fit unknown"}
@@ -39,6 +40,35 @@ def speculation_lines(run: RunRecord) -> Iterator[RenderableType]:
         for agreement in agreements_of(part):
             yield from collectives_lines(f"{label} {agreement.collectives}", agreement.agreement)
     yield Text("")
+
+
+def speculation_table(run: RunRecord) -> ViewTable | None:
+    """Times of a step and of a token, wire bytes and memory for each source; None without speculation."""
+    steps = speculative_steps(run)
+    if not steps:
+        return None
+    speculation, seconds = steps[-1].speculation, Unit.SECONDS
+    drafted = f"{speculation.n_drafted} drafted by {speculation.draft_model or speculation.method}"
+    times = ("TPOT", "TPOT without", "verification", "one draft")
+    return ViewTable(
+        title=f"{speculation.tokens_per_step:.2f} tokens a step: {drafted}, acceptance {speculation.acceptance:g}",
+        columns=(
+            text_column("source"),
+            *(figure_column(label, seconds) for label in times),
+            figure_column("wire of a verification", Unit.BYTES),
+            figure_column("wire of a draft", Unit.BYTES),
+            figure_column("memory of the draft", Unit.MEMORY_BYTES),
+        ),
+        rows=tuple(
+            (
+                step.source.value,
+                *(step.tpot_s, step.plain.value_s, step.verify.value_s, step.draft.value_s),
+                *(_wire_bytes(step.verify_rows), _wire_bytes(step.draft_rows)),
+                step.memory_bytes,
+            )
+            for step in steps
+        ),
+    )
 
 
 def _table(steps: tuple[SpeculativeStep, ...]) -> Table:

@@ -13,9 +13,15 @@ from meshscope.views.html.collectives import (
     source_blocks,
 )
 from meshscope.views.html.page_run import PageRun
-from meshscope.views.html.times import cost_blocks, interval_blocks, timeline_blocks
+from meshscope.views.html.times import (
+    cost_blocks,
+    interval_blocks,
+    speculation_blocks,
+    timeline_blocks,
+)
 
 COST = "One step of each phase on one device. Communication is exposed while the device computes nothing; communication hidden behind compute costs no time."
+SPECULATION = "A draft proposes tokens, and the model verifies them in one decode step. The verification and the draft have run folders of their own."
 COLLECTIVES = "Per step on one device; equal layers share a line. Payload is the full array of one operation, wire the bytes that one device sends for it."
 SOURCES = (
     "Counts, arrays, groups and bytes must match exactly; times must agree within their intervals."
@@ -43,6 +49,13 @@ class _SectionKind:
 
 KINDS = (
     _SectionKind(name="cost", title="Step time", lead=COST, blocks=cost_blocks, is_open=True),
+    _SectionKind(
+        name="speculation",
+        title="Speculative decoding",
+        lead=SPECULATION,
+        blocks=speculation_blocks,
+        is_open=True,
+    ),
     _SectionKind(
         name="timeline", title="Timeline", lead=TIMELINE, blocks=timeline_blocks, is_open=True
     ),

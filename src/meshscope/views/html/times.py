@@ -9,15 +9,31 @@ from meshscope.units import format_seconds
 from meshscope.views.charts.cost import CostBar
 from meshscope.views.charts.timeline import Bursts, StepTimeline, axis_bursts, step_timelines
 from meshscope.views.html import charts
-from meshscope.views.html.blocks import Block, Chart, Paragraph, basis_text, columns, fold
+from meshscope.views.html.blocks import (
+    Block,
+    Chart,
+    Paragraph,
+    basis_text,
+    columns,
+    fold,
+    page_table,
+)
 from meshscope.views.html.page_run import PageRun
 from meshscope.views.model import Figure, Unit, joined
 from meshscope.views.plain import short
+from meshscope.views.speculation import speculation_table
 from meshscope.views.times import step_notes
 from meshscope.views.trace import is_trace
 from meshscope.views.words import counted
 
 WHISKER = "The line over the end of a bar is the interval of the estimate."
+
+
+def speculation_blocks(run: PageRun) -> Iterator[Block]:
+    """Speculative decoding, if the run has it."""
+    table = speculation_table(run.run)
+    if table is not None:
+        yield page_table(run.html_id("speculative-step"), table)
 
 
 def cost_blocks(run: PageRun) -> Iterator[Block]:
