@@ -115,7 +115,6 @@ TELLING = [
     Case(ODD_VOCABULARY, "v6e-8", "tp=8", Loop.UNROLL, 1),  # tp does not divide the vocabulary
     Case(LLAMA_8B, "2xv6e:2x4", "fsdp=2,tp=8"),  # weights are gathered over DCN
     Case(LLAMA_8B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2, prompt=512),  # with both kernels
-    Case(LLAMA_8B, "v6e-8", "cp=4,tp=2", Loop.UNROLL, 1, batch=2, prompt=2048, chunk=1024),
     Case(V2_LITE, "v6e-8", "dp=2,tp=4,ep=8", n_layers=3),
     Case(MIXTRAL, "v5p-16", "dp=4,tp=2,ep=8,sp"),
     Case(LLAMA_3B, "2xv6e:2x2", "pp=2,tp=4"),  # stages send over DCN
@@ -218,6 +217,7 @@ WHOLE_MATRIX += [
     Case(QWEN_35_MOE, "v5e-8", "dp=2,cp=2,tp=2,ep=4", n_layers=4, prompt=512),
 ]
 WHOLE_MATRIX += [
+    Case(LLAMA_8B, "v6e-8", "cp=4,tp=2", Loop.UNROLL, 1, batch=2, prompt=2048, chunk=1024),
     Case(LLAMA_3B, "2xv6e:2x2", "cp=2,tp=4", Loop.SCAN, 2),  # merged over DCN, with padding
     Case(LLAMA_3B, "v5e-8", "tp=8,sp"),
     Case(LLAMA_8B, "v4-16", "dp=2,tp=4", Loop.UNROLL, 4),

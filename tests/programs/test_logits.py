@@ -201,8 +201,8 @@ PIPELINES += [  # a ring is an error on CPU devices
 # so it has one plan for each form of communication.
 TELLING_PLANS = {"tp=8,sp", "dp=2,tp=4,ep=8", "cp=2,tp=4,sp", "pp=2,tp=4"}
 TELLING_V3_PLANS = TELLING_PLANS | {
-    *("tp=1", "tp=8", "tp=8,ep=8", "dp=8,ep=8", "dp=2,tp=4,ep=8,sp", "fsdp=4,tp=2", "cp=8"),
-    *("cp=2,tp=4", "pp=2,dp=2,tp=2,ep=4", "pp=2,cp=2,tp=2,sp"),
+    *("dp=8,ep=8", "dp=2,tp=4,ep=8,sp", "fsdp=4,tp=2", "cp=8"),
+    *("pp=2,dp=2,tp=2,ep=4", "pp=2,cp=2,tp=2,sp"),
 }
 TELLING_AUTO_V3_PLANS = {"tp=8", "dp=2,tp=4,ep=8"}
 SLOW = {("deepseek_v4", "tp=8,sp"), ("deepseek_v4", "cp=2,tp=4,sp")}
@@ -231,32 +231,36 @@ def _marked(case: Case) -> Any:
 _CHUNKED = [
     Case("llama", "dp=2,tp=4", chunk=32),
     Case("qwen3", "tp=8,sp", loop=Loop.SCAN, chunk=16),
-    Case("deepseek_v3", "dp=2,tp=4,ep=8", loop=Loop.SCAN, chunk=16),
     Case("gpt_oss", "fsdp=2,tp=4,ep=2", chunk=16),
     Case("deepseek_v32", "tp=8", chunk=64),
+    Case("llama", "dp=8", chunk=4),
+    Case("deepseek_v3", "dp=2,tp=4,ep=8", loop=Loop.SCAN, chunk=8),
+    Case("llama", "cp=4,tp=2", loop=Loop.SCAN, chunk=8),
+    Case("qwen3", "cp=2,tp=2,sp", chunk=4),
+    Case("mixtral", "dp=2,cp=2,tp=2,ep=4", chunk=8),
+    Case("gpt_oss", "cp=2,tp=2", chunk=4),
+    Case("gemma4-shared", "cp=2,tp=2", chunk=8),
+    Case("qwen3_next", "cp=2,tp=2", loop=Loop.SCAN, chunk=8),
+]
+_CHUNKED_MATRIX = [
+    Case("deepseek_v3", "dp=2,tp=4,ep=8", loop=Loop.SCAN, chunk=16),
     Case("deepseek_v4", "dp=2,tp=4", loop=Loop.SCAN, chunk=32),
     Case("qwen3_next", "dp=2,tp=4", loop=Loop.SCAN, chunk=8),
-    Case("llama", "dp=8", chunk=4),
     Case("qwen3", "tp=8,sp", loop=Loop.SCAN, chunk=8),
-    Case("deepseek_v3", "dp=2,tp=4,ep=8", loop=Loop.SCAN, chunk=8),
     Case("gpt_oss", "dp=8,ep=8", chunk=4),
     Case("deepseek_v32", "dp=8", chunk=8),
     Case("llama", "dp=4,cp=2", chunk=16),
     Case("gpt_oss", "cp=2,tp=2", chunk=32),  # windows, in chunks of whole prompts
-    Case("llama", "cp=4,tp=2", loop=Loop.SCAN, chunk=8),
-    Case("qwen3", "cp=2,tp=2,sp", chunk=4),
     Case("deepseek_v3", "cp=2,tp=2,ep=2", loop=Loop.SCAN, chunk=8),
-    Case("mixtral", "dp=2,cp=2,tp=2,ep=4", chunk=8),
-    Case("gpt_oss", "cp=2,tp=2", chunk=4),
     Case("gemma3", "cp=2,tp=2", loop=Loop.SCAN, chunk=8),
     Case("gemma4-shared", "dp=2,tp=4", loop=Loop.SCAN, chunk=8),
-    Case("gemma4-shared", "cp=2,tp=2", chunk=8),
     Case("llama4", "cp=4", chunk=4),
-    Case("qwen3_next", "cp=2,tp=2", loop=Loop.SCAN, chunk=8),
     Case("llama", "cp=2", chunk=8, context=ContextForm.ALLGATHER),
 ]
 CHUNKED = [
-    pytest.param(case, id=f"{case.config}-{case.plan}-chunk{case.chunk}") for case in _CHUNKED
+    pytest.param(case, marks=marks, id=f"{case.config}-{case.plan}-chunk{case.chunk}")
+    for cases, marks in ((_CHUNKED, ()), (_CHUNKED_MATRIX, (pytest.mark.matrix,)))
+    for case in cases
 ]
 
 
