@@ -38,7 +38,12 @@ def test_an_unknown_dtype_suggests_the_nearest() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "remedy"),
-    [("modelopt", "--weight-dtype fp8"), ("nvfp4", "mxfp4")],
+    [
+        ("modelopt", "--weight-dtype fp8"),
+        ("nvfp4", "mxfp4"),
+        ("modelopt_fp4", "mxfp4"),
+        ("gguf", "name one, such as int8"),
+    ],
 )
 def test_a_format_that_is_no_dtype_names_the_nearest_option(typed: str, remedy: str) -> None:
     with pytest.raises(SpecError, match=f"'{typed}' is not a dtype. .*{remedy}"):

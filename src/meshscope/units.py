@@ -27,6 +27,9 @@ DTYPE_BITS: dict[str, int] = {
     "s4_group32_experts": 4,
     "s4_group64_experts": 4,
     "s4_channel_experts": 4,
+    "s8_experts": 8,
+    "f8e4m3fn_experts": 8,
+    "f8e4m3fn_mlps": 8,
     "f4e2m1fn": 4,
     "f4e2m1fn_experts": 4,  # a format of weights: only experts are quantized
     "bf16": 16,
@@ -44,7 +47,7 @@ _NAMES = {
     "f32": ("float32", "fp32", "float"),
     "f64": ("float64",),
     "s8": ("int8", "w8a16", "tpu_int8"),
-    "s4": ("int4", "awq", "gptq", "w4a16"),
+    "s4": ("int4", "awq", "gptq", "w4a16", "awq_marlin", "gptq_marlin", "moe_wna16"),
     "s4_group32": ("int4_group32",),
     "s4_group64": ("int4_group64",),
     "s4_channel": ("int4_channel",),
@@ -53,20 +56,26 @@ _NAMES = {
     "s4_group64_experts": ("int4_group64_experts",),
     "s4_channel_experts": ("int4_channel_experts",),
     "s32": ("int32",),
-    "f8e4m3fn": ("fp8", "fp8_e4m3", "float8", "float8_e4m3", "float8_e4m3fn"),
+    "f8e4m3fn": ("fp8", "fp8_e4m3", "float8", "float8_e4m3", "float8_e4m3fn", "fbgemm_fp8"),
     "f8e5m2": ("fp8_e5m2", "float8_e5m2"),
     "f8e4m3fn_block128": ("fp8_block128",),
     "f4e2m1fn": ("fp4", "mxfp4", "float4_e2m1fn"),
     "f4e2m1fn_experts": ("mxfp4_experts",),
     "f8e4m3fn_block128_f4e2m1fn_experts": ("fp8_block128_mxfp4_experts",),
     "s8_w8a8": ("w8a8", "int8_w8a8"),
-    "f8e4m3fn_w8a8": ("fp8_w8a8",),
+    "f8e4m3fn_w8a8": ("fp8_w8a8", "ptpc_fp8"),
+    "s8_experts": ("int8_experts", "experts_int8"),
+    "f8e4m3fn_experts": ("fp8_experts",),
+    "f8e4m3fn_mlps": ("fp8_mlps",),
 }
 DTYPE_ALIASES = {alias: dtype for dtype, aliases in _NAMES.items() for alias in aliases}
 
+_NO_NVFP4 = "Use mxfp4, which has a scale for 32 weights, not 16."
+_MANY = "It stores weights in many dtypes: name one, such as int8, int4 or fp8."
 # Names of formats that are no dtype -> what to use for them.
 _FORMATS: dict[str, str] = {
-    "nvfp4": "Use mxfp4, which has a scale for 32 weights, not 16.",
+    **dict.fromkeys(("nvfp4", "modelopt_fp4", "petit_nvfp4"), _NO_NVFP4),
+    **dict.fromkeys(("gguf", "torchao", "quark", "inc", "auto-round"), _MANY),
     "bitsandbytes": "Use --weight-dtype int8, or int4 for its 4-bit values.",
     "modelopt": "Use --weight-dtype fp8.",
     "fp8_inc": "Use --weight-dtype fp8.",

@@ -42,6 +42,8 @@ CASES = [
     Case(QWEN, "s4", "v6e-8", "fsdp=4,tp=2"),
 ]
 MATRIX = [
+    Case(QWEN, "s8_experts", "v6e-8", "fsdp=4,tp=2"),
+    Case("meta-llama/Llama-3.1-8B", "f8e4m3fn_mlps", "v6e-8", "fsdp=4,tp=2", loop=Loop.UNROLL),
     Case(GPT_OSS, MXFP4, "v5e-8", "fsdp=4,tp=2", loop=Loop.UNROLL),
     Case(QWEN, "s8_w8a8", "v6e-8", "dp=2,tp=4,ep=8"),
     Case(QWEN, "s8_w8a8", "v5e-8", "fsdp=4,tp=2,sp", loop=Loop.UNROLL),

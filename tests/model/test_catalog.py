@@ -162,7 +162,7 @@ def test_every_id_names_one_model() -> None:
         ("Qwen/Qwen3-32B-FP8", "f8e4m3fn_block128"),
         ("Qwen/Qwen2.5-7B-Instruct-AWQ", "s4"),
         ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "s8"),
-        ("meta-llama/Llama-3.1-405B-Instruct-FP8", "f8e4m3fn"),
+        ("meta-llama/Llama-3.1-405B-Instruct-FP8", "f8e4m3fn_mlps"),
         ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "s8_w8a8"),
         ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "s4"),
         ("deepseek-ai/DeepSeek-V4-Flash", "f8e4m3fn_block128_f4e2m1fn_experts"),

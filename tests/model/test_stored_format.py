@@ -27,9 +27,27 @@ def token_wise(**weights: Any) -> dict[str, Any]:
     return config
 
 
+ATTENTION_OF_TWO = [
+    f"model.layers.{layer}.self_attn.{name}_proj" for layer in (0, 1) for name in "qkvo"
+]
 CASES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"quant_method": "fp8"}, "fp8", "f8e4m3fn"),
     ({"quant_method": "fbgemm_fp8"}, "fbgemm_fp8", "f8e4m3fn"),
+    (
+        {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head", *ATTENTION_OF_TWO]},
+        "fbgemm_fp8 in the MLPs",
+        "f8e4m3fn_mlps",
+    ),
+    (
+        {"quant_method": "fp8", "modules_to_not_convert": ["self_attn"]},
+        "fp8 in the MLPs",
+        "f8e4m3fn_mlps",
+    ),
+    (
+        {"quant_method": "fp8", "modules_to_not_convert": [ATTENTION_OF_TWO[0], 3]},
+        "fp8",
+        "f8e4m3fn",
+    ),
     (
         {"quant_method": "fp8", "weight_block_size": [128, 128]},
         "fp8 with scales of 128 x 128 blocks",
@@ -102,6 +120,11 @@ CASES: list[tuple[dict[str, Any], str, str | None]] = [
         f"{TENSORS} W4A8 (int)",
         "s4",
     ),
+    (
+        compressed(type="float", num_bits=8) | {"ignore": KIMI_K26_IGNORE},
+        f"{TENSORS} W8A8 (float) in the experts",
+        "f8e4m3fn_experts",
+    ),
     (compressed(type="float", num_bits=4), f"{TENSORS} W4A8 (float)", None),
     (
         compressed(type="float", num_bits=8, strategy="block", block_structure=[128, 128]),
@@ -118,7 +141,8 @@ def test_a_quantization_config_names_the_weight_dtype(
     config: dict[str, Any], text: str, weight_dtype: str | None
 ) -> None:
     expected = StoredFormat(text=text, weight_dtype=weight_dtype)
-    assert stored_format({"quantization_config": config, "torch_dtype": "bfloat16"}) == expected
+    of_model = {"quantization_config": config, "torch_dtype": "bfloat16", "num_hidden_layers": 2}
+    assert stored_format(of_model) == expected
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])

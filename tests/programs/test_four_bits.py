@@ -32,7 +32,14 @@ from meshscope.spec.plan.kernel_choice import (  # noqa: E402
 from meshscope.spec.plan.plan import parse_plan  # noqa: E402
 from meshscope.spec.plan.weights import Weight, expert_weights  # noqa: E402
 from meshscope.spec.program import Loop, Program  # noqa: E402
-from meshscope.spec.quantization import FP8_MXFP4, MXFP4_EXPERTS, Quantization  # noqa: E402
+from meshscope.spec.quantization import (  # noqa: E402
+    FP8_EXPERTS,
+    FP8_MLPS,
+    FP8_MXFP4,
+    INT8_EXPERTS,
+    MXFP4_EXPERTS,
+    Quantization,
+)
 from meshscope.spec.workload import Workload  # noqa: E402
 
 
@@ -54,8 +61,13 @@ CASES = [
     Case("qwen3_moe", "s4_group32_experts", "dp=2,tp=2,ep=4", chip="v6e"),
     Case("deepseek_v3", "s4_group32_experts", "tp=2"),
     Case("deepseek_v4", FP8_MXFP4, "tp=2"),
+    Case("qwen3_moe", INT8_EXPERTS, "dp=2,tp=2,ep=4", chip="v6e"),
+    Case("llama", FP8_MLPS, "fsdp=2,tp=2"),
 ]
 MATRIX = [
+    Case("deepseek_v3", FP8_EXPERTS, "tp=2", Loop.SCAN),
+    Case("deepseek_v3", FP8_MLPS, "dp=2,tp=2,ep=4", Loop.SCAN),
+    Case("qwen3_moe", INT8_EXPERTS, "fsdp=2,tp=2"),
     Case("gpt_oss", MXFP4_EXPERTS, "tp=2", Loop.SCAN),
     Case("gpt_oss", MXFP4_EXPERTS, "fsdp=2,tp=2"),
     Case("gpt_oss", MXFP4_EXPERTS, "fsdp=2", chip="v6e"),

@@ -19,9 +19,12 @@ INT4_OF_GROUP: dict[int | None, str] = {
 }
 # The same in the experts only, by the format of all matrices.
 INT4_EXPERTS = {name: f"{name}_experts" for name in INT4_OF_GROUP.values()}
+INT8_EXPERTS = "s8_experts"  # 8 bits in the experts only
+FP8_EXPERTS = "f8e4m3fn_experts"
+FP8_MLPS = "f8e4m3fn_mlps"  # fp8 in MLPs and experts, not in attention
 PROGRAM_DTYPES = (  # of weights
     *("bf16", "f16", "f32", "s8", "f8e4m3fn", "f8e5m2"),
-    *(FP8_BLOCKS, INT8_W8A8, FP8_W8A8),
+    *(FP8_BLOCKS, INT8_W8A8, FP8_W8A8, INT8_EXPERTS, FP8_EXPERTS, FP8_MLPS),
     *INT4_OF_GROUP.values(),
     *INT4_EXPERTS.values(),
     *(MXFP4_EXPERTS, FP8_MXFP4),
@@ -34,6 +37,7 @@ class Coverage(StrEnum):
 
     ALL = "all"
     LAYERS = "layers"  # without embedding and head
+    MLPS = "mlps"  # those of MLPs and of routed experts
     EXPERTS = "experts"  # those of routed experts
 
 
@@ -97,6 +101,7 @@ def _int4(group: int | None) -> Quantization:
 # README_WEIGHTS.md). Per channel: jax-ml/jax-llm-examples (int8) and the strategy "channel" of compressed-tensors (int8,
 # fp8). Int4: groups of 128, 64 or 32, or channels (AWQ, GPTQ), which leave embedding and head as they are; Kimi K2.5 and K2.6 have them in routed experts only. MXFP4: OCP Microscaling
 # Formats 1.0, section 5.3, with exponents of two as scales; gpt-oss stores only its experts so (quantization_config of its config.json).
+# FP8 in MLPs only: Llama-3.1-405B-Instruct-FP8 (arXiv 2407.21783, section 6.2, which also leaves out the first and the last layer).
 # W8A8: int8 and fp8 with a dynamic scale per token (strategy "token" of compressed-tensors); head left out.
 _QUANTIZATIONS = {
     "s8": _PER_CHANNEL,
@@ -113,6 +118,9 @@ _QUANTIZATIONS = {
     MXFP4_EXPERTS: _MXFP4_EXPERTS,
     INT8_W8A8: _w8a8("s8"),
     FP8_W8A8: _w8a8("f8e4m3fn"),
+    INT8_EXPERTS: replace(_PER_CHANNEL, coverage=Coverage.EXPERTS, values_dtype="s8"),
+    FP8_EXPERTS: replace(_PER_CHANNEL, coverage=Coverage.EXPERTS, values_dtype="f8e4m3fn"),
+    FP8_MLPS: replace(_PER_CHANNEL, coverage=Coverage.MLPS, values_dtype="f8e4m3fn"),
 }
 
 

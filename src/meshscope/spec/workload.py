@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import inf
 
 from meshscope.errors import SpecError
+from meshscope.spec.quantization import PROGRAM_DTYPES
 from meshscope.units import dtype_name
 
 # Limits that catch typing errors. A million sequences are 100 for each chip of the largest pod (9,216
@@ -12,13 +13,7 @@ MAX_BATCH = 1_000_000
 MAX_CONTEXT = 2**24
 
 ACTIVATION_DTYPES = ("bf16", "f16", "f32")
-WEIGHT_DTYPES = (
-    *ACTIVATION_DTYPES,
-    *("s8", "s4", "f8e4m3fn", "f8e5m2", "f4e2m1fn", "f8e4m3fn_block128", "f4e2m1fn_experts"),
-    *("f8e4m3fn_block128_f4e2m1fn_experts", "s8_w8a8", "f8e4m3fn_w8a8"),
-    *("s4_group32", "s4_group64", "s4_channel"),
-    *("s4_experts", "s4_group32_experts", "s4_group64_experts", "s4_channel_experts"),
-)
+WEIGHT_DTYPES = (*PROGRAM_DTYPES, "f4e2m1fn")  # mxfp4 for all matrices has no program
 CACHE_DTYPES = (*ACTIVATION_DTYPES, "s8", "f8e4m3fn", "f8e5m2")
 
 

@@ -15,10 +15,13 @@ from meshscope.spec.model.catalog import CatalogEntry, catalog
 from meshscope.spec.model.config import LISTING, catalog_ids, read_model
 from meshscope.spec.quantization import (
     FP8_BLOCKS,
+    FP8_EXPERTS,
+    FP8_MLPS,
     FP8_MXFP4,
     FP8_W8A8,
     INT4_EXPERTS,
     INT4_OF_GROUP,
+    INT8_EXPERTS,
     INT8_W8A8,
     MXFP4_EXPERTS,
 )
@@ -103,7 +106,10 @@ SHORT_DTYPES = {
     FP8_BLOCKS: "fp8",
     MXFP4_EXPERTS: "mxfp4",
     FP8_MXFP4: "fp8+mxfp4",
+    FP8_EXPERTS: "fp8",
+    FP8_MLPS: "fp8",
     "s8": "int8",
+    INT8_EXPERTS: "int8",
     INT8_W8A8: "int8 W8A8",
     FP8_W8A8: "fp8 W8A8",
     **dict.fromkeys((*INT4_OF_GROUP.values(), *INT4_EXPERTS.values()), "int4"),

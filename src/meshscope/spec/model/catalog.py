@@ -82,6 +82,11 @@ _FP8_BLOCKS: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128,
 # Formats that ids name. The fp8 checkpoints of Qwen, DeepSeek and GLM-5 have scales of blocks (their config.json).
 _FORMATS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"^(qwen/|deepseek-ai/|zai-org/glm-5).*-fp8$", _FP8_BLOCKS),
+    # MLPs only (arXiv 2407.21783, section 6.2).
+    (
+        r"^meta-llama/.*-405b.*-fp8$",
+        {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["self_attn"]},
+    ),
     (r"-fp8(-dynamic)?$", {"quant_method": "fp8"}),
     (r"-awq$", {"quant_method": "awq", "bits": 4}),
     (r"-gptq(-int4)?$", {"quant_method": "gptq", "bits": 4}),

@@ -13,16 +13,20 @@ from meshscope.errors import SpecError
 from meshscope.spec.model.model import Model
 from meshscope.spec.quantization import (
     FP8_BLOCKS,
+    FP8_EXPERTS,
+    FP8_MLPS,
     FP8_MXFP4,
     FP8_W8A8,
     INT4_EXPERTS,
     INT4_OF_GROUP,
+    INT8_EXPERTS,
     INT8_W8A8,
     MXFP4_EXPERTS,
 )
 from meshscope.units import DTYPE_ALIASES, dtype_name
 
 BLOCK = [128, 128]
+_LAYER = re.compile(r"layers[.\\]+(\d+)")
 _DIGIT = re.compile(r"\d")
 PLAIN_DTYPES = ("bfloat16", "float16", "float32")
 METHODS = frozenset({"fp8", "fbgemm_fp8", "mxfp4", "awq", "gptq", "compressed-tensors", "modelopt"})
@@ -30,6 +34,11 @@ _OF_BITS = {("float", 8): "f8e4m3fn", ("int", 8): "s8", ("int", 4): "s4"}
 NARROW_BITS = 8
 INT4, INT4_GROUP = "s4", 128  # the group of a config that names none
 _NARROW = {("float", 8): FP8_W8A8, ("int", 8): INT8_W8A8}  # with activations of 8 bits
+_IN_EXPERTS = {
+    **INT4_EXPERTS,
+    **dict.fromkeys(("s8", INT8_W8A8), INT8_EXPERTS),
+    **dict.fromkeys(("f8e4m3fn", FP8_W8A8), FP8_EXPERTS),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +57,7 @@ def stored_format(config: Mapping[str, Any]) -> StoredFormat | None:
     for key in ("quantization_config", "compression_config"):
         quantization = config.get(key)
         if isinstance(quantization, Mapping):
-            return _quantized(quantization, config.get("expert_dtype"))
+            return _quantized(quantization, config)
     dtype = config.get("dtype") or config.get("torch_dtype")
     if not isinstance(dtype, str):
         return None
@@ -57,13 +66,13 @@ def stored_format(config: Mapping[str, Any]) -> StoredFormat | None:
     )
 
 
-def _quantized(config: Mapping[str, Any], expert_dtype: object) -> StoredFormat:
+def _quantized(config: Mapping[str, Any], of_model: Mapping[str, Any]) -> StoredFormat:
     method = str(config.get("quant_method", "an unnamed quantization"))
     text, dtype = method, None
     method = "modelopt" if method.startswith("an ") and "quant_algo" in config else method
     match method:
         case "fp8" | "fbgemm_fp8":
-            return _fp8(method, config.get("weight_block_size"), expert_dtype=expert_dtype)
+            return _fp8(method, config, of_model)
         case "compressed-tensors":
             return _compressed(config)
         case "mxfp4":
@@ -85,13 +94,17 @@ def _quantized(config: Mapping[str, Any], expert_dtype: object) -> StoredFormat:
     return StoredFormat(text=text, weight_dtype=dtype)
 
 
-def _fp8(method: str, block: object, *, expert_dtype: object) -> StoredFormat:
+def _fp8(method: str, config: Mapping[str, Any], of_model: Mapping[str, Any]) -> StoredFormat:
+    block = config.get("weight_block_size")
     if block is None:
+        kept, n_layers = config.get("modules_to_not_convert"), of_model.get("num_hidden_layers")
+        if _leaves_attention(kept, n_layers):
+            return StoredFormat(text=f"{method} in the MLPs", weight_dtype=FP8_MLPS)
         return StoredFormat(text=method, weight_dtype="f8e4m3fn")
     rows = " x ".join(map(str, block)) if isinstance(block, list) else str(block)
     dtype = FP8_BLOCKS if block == BLOCK else None
     text = f"{method} with scales of {rows} blocks"
-    if expert_dtype == "fp4" and dtype is not None:  # DeepSeek-V4
+    if of_model.get("expert_dtype") == "fp4" and dtype is not None:  # DeepSeek-V4
         return StoredFormat(text=f"{text} and mxfp4 in the experts", weight_dtype=FP8_MXFP4)
     return StoredFormat(text=text, weight_dtype=dtype)
 
@@ -126,7 +139,17 @@ def _compressed(config: Mapping[str, Any]) -> StoredFormat:
                 text, None if is_channel else weights.get("group_size"), is_channel=is_channel
             )
             return _in_experts(stored) if _leaves_experts(config.get("ignore")) else stored
-    return StoredFormat(text=text, weight_dtype=dtype)
+    stored = StoredFormat(text=text, weight_dtype=dtype)
+    return _in_experts(stored) if _leaves_experts(config.get("ignore")) else stored
+
+
+def _leaves_attention(kept: object, n_layers: object) -> bool:
+    """Whether attention is left out in all layers: by its name alone, or in each layer's own name."""
+    entries = kept if isinstance(kept, list) else []
+    names = [entry for entry in entries if isinstance(entry, str) and "self_attn" in entry]
+    layers = {match[1] for name in names if (match := _LAYER.search(name))}
+    is_of_all = any(_DIGIT.search(name) is None for name in names)
+    return is_of_all or (isinstance(n_layers, int) and len(layers) == n_layers > 0)
 
 
 def _leaves_experts(ignored: object) -> bool:
@@ -144,8 +167,8 @@ def _leaves_experts(ignored: object) -> bool:
 
 
 def _in_experts(stored: StoredFormat) -> StoredFormat:
-    """The same format, only in the experts."""
-    dtype = None if stored.weight_dtype is None else INT4_EXPERTS[stored.weight_dtype]
+    """The same format, only in the experts; activations of 8 bits have no such format."""
+    dtype = None if stored.weight_dtype is None else _IN_EXPERTS.get(stored.weight_dtype)
     return StoredFormat(text=f"{stored.text} in the experts", weight_dtype=dtype)
 
 
@@ -172,7 +195,8 @@ def weight_dtype_of(model: Model, name: str) -> str:
         return model.default_weight_dtype
     if method == "compressed-tensors":
         raise SpecError(
-            f"--quantization {name}: {model.name} stores {model.stored_as or 'an unknown format'}. Give a "
-            "config.json with this quantization, or name the dtype: int8, fp8 or int4."
+            f"--quantization {name}: the config of {model.name} states "
+            f"{model.stored_as or 'no quantization'}. Give a config.json with this quantization, or name the "
+            "dtype: int8, fp8 or int4."
         )
     return dtype_name(name)

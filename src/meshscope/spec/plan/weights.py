@@ -186,6 +186,8 @@ class Weight:
                 is_covered = True
             case Coverage.LAYERS:
                 is_covered = Dim.VOCAB not in self.dims
+            case Coverage.MLPS:
+                is_covered = Dim.FFN in self.dims or Dim.EXPERT in self.dims
             case Coverage.EXPERTS:
                 is_covered = Dim.EXPERT in self.dims
         return bool(self.inputs) and is_covered
