@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 
 from meshscope.analysis.join import compare
+from meshscope.analysis.speculation import speculative_steps
 from meshscope.backends.live.measurement import measured_of
 from meshscope.backends.live.names import HLO, TRACE
 from meshscope.backends.live.run import profiled_programs
@@ -167,8 +168,9 @@ def free_port() -> int:
 
 
 def test_two_processes_make_one_run(config_file: Path, tmp_path: Path) -> None:
-    """Groups of tp span both processes, and both profiles are in the run."""
+    """Groups of tp span both processes, and both profiles are in the run and in those of its parts."""
     shared = ("--coordinator", f"127.0.0.1:{free_port()}", "--n-processes", "2", "--repeats", "1")
+    speculate = ("--speculate", "eagle:k=2,acceptance=0.7")
     plan = (
         "--topology",
         "cpu:8",
@@ -180,6 +182,7 @@ def test_two_processes_make_one_run(config_file: Path, tmp_path: Path) -> None:
         "--out",
         "r",
         *shared,
+        *speculate,
     )
     with ThreadPoolExecutor() as both:
         first, second = both.map(
@@ -191,11 +194,21 @@ def test_two_processes_make_one_run(config_file: Path, tmp_path: Path) -> None:
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert (second.stdout, "process 0 writes the run" in second.stderr) == ("", True)
     run = read_run(tmp_path / "r")
-    assert compare(run.rows_of(Source.PREDICTED), run.rows_of(Source.MEASURED)).is_exact
-    assert run.measured is not None
-    assert run.measured.findings == ()
-    assert {load.device for load in run.measured.loads} == set(range(8))
-    assert len(list((tmp_path / "r" / "trace").glob("*.xplane.pb"))) == 2
+    assert run.speculative is not None
+    for part in (run, *run.speculative.by_name.values()):
+        assert compare(part.rows_of(Source.PREDICTED), part.rows_of(Source.MEASURED)).is_exact
+        assert part.measured is not None
+        assert part.measured.findings == ()
+        assert {load.device for load in part.measured.loads} == set(range(8))
+        assert part.path is not None
+        assert len(list((part.path / "trace").glob("*.xplane.pb"))) == 2
+    (step,) = speculative_steps(run)
+    assert step.source is Source.MEASURED
+    verified = run.speculative.verify.measured
+    assert verified is not None
+    assert step.verify.value_s == pytest.approx(verified.step_s[Phase.DECODE][0])
+    assert "verify collectives: predicted = measured" in first.stdout
+    assert "acceptance is the stated one, not measured" in first.stdout
 
 
 @pytest.mark.parametrize(

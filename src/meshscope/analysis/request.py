@@ -94,17 +94,18 @@ def request_times(run: RunRecord) -> dict[Source, RequestTime]:
     latency = request_latency(run)
     workload = run.manifest.experiment.workload
     n_decode_steps = None if workload is None else workload.n_decode_steps
-    modeled = {
+    times = {
         source: modeled_request_time(times, n_decode_steps=n_decode_steps)
         for source in Source
         if (times := run.times_of(source))
     }
-    if _is_part_of_decode(run.manifest.experiment):
-        modeled = {source: replace(time, tpot=None) for source, time in modeled.items()}
     if latency is not None:
-        return modeled | {Source.MEASURED: _measured(latency)}
-    steps = step_spreads(run)
-    return modeled | {Source.MEASURED: _measured_steps(steps)} if steps else modeled
+        times[Source.MEASURED] = _measured(latency)
+    elif steps := step_spreads(run):
+        times[Source.MEASURED] = _measured_steps(steps)
+    if _is_part_of_decode(run.manifest.experiment):
+        return {source: replace(time, tpot=None) for source, time in times.items()}
+    return times
 
 
 def _is_part_of_decode(experiment: ExperimentRecord) -> bool:

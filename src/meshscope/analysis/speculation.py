@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from meshscope.analysis.request import request_times
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import TimeEstimate
@@ -72,8 +73,8 @@ def _step(run: RunRecord, source: Source) -> SpeculativeStep | None:
 
 
 def _decode_time(run: RunRecord, source: Source) -> TimeEstimate | None:
-    times = (time.step for time in run.times_of(source) if time.phase is Phase.DECODE)
-    return next(times, None)
+    times = request_times(run).get(source)
+    return None if times is None else times.decode_step
 
 
 def _decode_rows(rows: Iterable[Collective]) -> tuple[Collective, ...]:
@@ -81,8 +82,9 @@ def _decode_rows(rows: Iterable[Collective]) -> tuple[Collective, ...]:
 
 
 def _fits(runs: Iterable[RunRecord], source: Source, more_bytes: int) -> bool | None:
-    """Whether the draft has room beside the model and the step that needs most."""
-    memories = [run.memory[source] for run in runs if source in run.memory]
+    """Whether the draft has room beside the model and the step that needs most, by the compiler if it ran."""
+    account = Source.COMPILED if source is Source.MEASURED else source
+    memories = [run.memory[account] for run in runs if account in run.memory]
     totals = [memory.total_bytes for memory in memories if memory.total_bytes is not None]
     hbm_bytes = next((memory.hbm_bytes for memory in memories), None)
     return None if hbm_bytes is None or not totals else max(totals) + more_bytes <= hbm_bytes

@@ -1,6 +1,6 @@
 """`meshscope.compile`: the TPU or GPU compiler, without the hardware."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from inspect import signature
 from pathlib import Path
@@ -26,7 +26,7 @@ from meshscope.api.request import (
     run_folder,
 )
 from meshscope.api.run import Run
-from meshscope.api.speculate import predicted_part, speculative_experiments, with_parts
+from meshscope.api.speculate import speculative_parts
 from meshscope.backends.compile.compile import (
     check_can_compile,
     check_compiler_takes,
@@ -44,7 +44,6 @@ from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.kernel_choice import Kernels
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner
-from meshscope.spec.speculation import Speculation
 from meshscope.store.folder import new_folder
 from meshscope.store.run import SPECULATION, RunRecord
 from meshscope.store.write import HLO
@@ -174,19 +173,21 @@ def compile_request(
     experiment = compilable_experiment(request, compiler)
     path = run_folder(request, experiment, out)
     profile = chip_profile(request.profile, experiment.topology.chip)
-    predicted = predicted_record(experiment, command_line("compile", request, out=out), profile)
-    if experiment.program.frontend is Frontend.JAX:
-        predicted = noting_own_program(predicted, experiment, profile)
-    speculative = None
-    if request.speculate is not None:
-        speculative = speculative_experiments(experiment, request.speculate, has_program=True)
+    command = command_line("compile", request, out=out)
+    parts = speculative_parts(experiment, request.speculate, has_program=True)
     report = compile_progress(progress, experiment, path)
     report_tracing_python(report, experiment)
-    compiling = _Compiling(cycles=request.cycles, profile=profile, compiler=compiler)
+    compiling = _Compiling(
+        command=command, cycles=request.cycles, profile=profile, compiler=compiler
+    )
     with new_folder(path, force=force) as partial:
-        record = compiling.record(predicted, experiment, partial, report)
-        if speculative is not None:
-            record = compiling.with_speculation(record, speculative, partial, report)
+        record = compiling.record(experiment, partial, report)
+        if parts is not None:
+            home = partial / SPECULATION
+            record = parts.added_to(
+                record,
+                lambda name, part: compiling.record(part, home / name, report.of_part(name)),
+            )
         write_record(record, partial)
     return Run(record=record.placed(path), warnings=checkpoint_notes(request, experiment))
 
@@ -195,14 +196,16 @@ def compile_request(
 class _Compiling:
     """How the programs of a request are compiled and timed."""
 
+    command: Sequence[str]
     cycles: Cycles
     profile: ChipProfile | None
     compiler: Compiler | None
 
-    def record(
-        self, predicted: RunRecord, experiment: Experiment, folder: Path, report: ReportedProgress
-    ) -> RunRecord:
+    def record(self, experiment: Experiment, folder: Path, report: ReportedProgress) -> RunRecord:
         """The prediction with the compiled programs, whose HLO and timeline are written to the folder."""
+        predicted = predicted_record(experiment, self.command, self.profile)
+        if experiment.program.frontend is Frontend.JAX:
+            predicted = noting_own_program(predicted, experiment, self.profile)
         (folder / HLO).mkdir(parents=True)
         result = compile_experiment(
             experiment,
@@ -215,22 +218,6 @@ class _Compiling:
         write_timeline(folder, result.steps)
         layers = result.timed_layers
         return record_with_outcome(predicted, result, times=result.times, timed_layers=layers)
-
-    def with_speculation(
-        self,
-        record: RunRecord,
-        speculative: tuple[Speculation, Experiment, Experiment],
-        folder: Path,
-        report: ReportedProgress,
-    ) -> RunRecord:
-        """The run with its verification and its draft, compiled one after the other."""
-        speculation, verify, draft = speculative
-        records: list[RunRecord] = []
-        for name, experiment in (("verify", verify), ("draft", draft)):
-            predicted = predicted_part(experiment, record.manifest.command, self.profile)
-            home = folder / SPECULATION / name
-            records.append(self.record(predicted, experiment, home, report.of_part(name)))
-        return with_parts(record, speculation, *records)
 
 
 def compilable_experiment(

@@ -1,5 +1,6 @@
 """`meshscope.run`: live devices, timed and profiled."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -7,11 +8,13 @@ from meshscope.api.progress import ReportedProgress, report_tracing_python
 from meshscope.api.records import chip_profile, predicted_record, record_with_outcome, write_record
 from meshscope.api.request import AUTO, LiveRequest, command_line, request_of, run_folder
 from meshscope.api.run import Run
+from meshscope.api.speculate import SpeculativeParts, speculative_parts
 from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
 from meshscope.backends.live.names import TRACE
 from meshscope.backends.live.run import RunOptions, check_can_run, run_experiment, run_process
 from meshscope.errors import SpecError
 from meshscope.exporters.profile_traces import write_profile_traces
+from meshscope.interconnect.profile import ChipProfile
 from meshscope.serialize import picked
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
@@ -22,7 +25,7 @@ from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.kernel_choice import Kernels
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner
 from meshscope.store.folder import new_folder, scratch_folder
-from meshscope.store.run import RunRecord
+from meshscope.store.run import DRAFT, SPECULATION, RunRecord
 from meshscope.workers.spawn import Progress
 
 
@@ -56,6 +59,7 @@ def run(  # noqa: D417, PLR0913  the options of the command
     profiled_steps: int = 4,
     checkpoint: str | Path | None = None,
     prompt_text: str | None = None,
+    speculate: str | None = None,
     coordinator: str | None = None,
     process_id: int = 0,
     n_processes: int = 1,
@@ -81,6 +85,8 @@ def run(  # noqa: D417, PLR0913  the options of the command
         profiled_steps: Decode steps in the profile, taken after the timed requests.
         checkpoint: Folder with weights and tokenizer in Hugging Face's format; else random weights.
         prompt_text: Prompt of every sequence, for the checkpoint's tokenizer.
+        speculate: Speculative decoding, as for `meshscope.compile`. Steps of the verification and of the
+            draft are timed and profiled, too, and are `Run.speculation`. Acceptance is not measured.
         coordinator: HOST:PORT of process 0, if several processes run together.
         process_id: Number of this process; process 0 saves the run.
         n_processes: Number of processes.
@@ -108,38 +114,78 @@ def run_request(
 ) -> Run:
     """The measured run that the request asks for; the prediction in processes other than 0."""
     prepared = prepared_run(request)
-    experiment, options = prepared.experiment, prepared.options
+    experiment, options, parts = prepared.experiment, prepared.options, prepared.parts
     path = run_folder(request, experiment, out)
     profile = chip_profile(request.profile, experiment.topology.chip)
-    predicted = predicted_record(experiment, command_line("run", request, out=out), profile)
+    command = command_line("run", request, out=out)
     report = ReportedProgress(progress)
     report_tracing_python(report, experiment)
+    running = _Running(command=command, profile=profile, text=prepared.text)
     if options.process_id:
-        with scratch_folder() as scratch:
-            run_process(experiment, scratch, options, progress=report)
-        return Run(record=predicted)
+        _join(prepared, report)
+        return Run(record=predicted_record(experiment, command, profile))
     with new_folder(path, force=force) as partial:
-        record = _measured_record(prepared, predicted, partial, report)
+        record = running.record(experiment, partial, options, report)
+        if parts is not None:
+            record = parts.added_to(
+                record,
+                lambda name, part: running.record(
+                    part,
+                    partial / SPECULATION / name,
+                    prepared.part_options(name),
+                    report.of_part(name),
+                ),
+            )
         write_record(record, partial)
-    return Run(record=replace(record, path=path))
+    return Run(record=record.placed(path))
 
 
-def _measured_record(
-    prepared: "PreparedRun", predicted: RunRecord, partial: Path, progress: ReportedProgress
-) -> RunRecord:
-    result = run_experiment(prepared.experiment, partial, prepared.options, progress=progress)
-    write_profile_traces(result.profile, partial / TRACE)
-    texts = _generated_texts(prepared.text, result.tokens)
-    return record_with_outcome(predicted, result, measured=replace(result.measured, texts=texts))
+def _join(prepared: "PreparedRun", report: ReportedProgress) -> None:
+    """Runs as another process than the first, which has all results."""
+    with scratch_folder() as scratch:
+        run_process(prepared.experiment, scratch, prepared.options, progress=report)
+    for name, part in ({} if prepared.parts is None else prepared.parts.by_name).items():
+        with scratch_folder() as scratch:
+            run_process(part, scratch, prepared.part_options(name), progress=report.of_part(name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Running:
+    """How the programs of a request are recorded; `text` decodes the output of the request."""
+
+    command: Sequence[str]
+    profile: ChipProfile | None
+    text: CheckpointText | None
+
+    def record(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        options: RunOptions,
+        progress: ReportedProgress,
+    ) -> RunRecord:
+        """The prediction with what ran on the devices, whose HLO and profile are written to the folder."""
+        result = run_experiment(experiment, folder, options, progress=progress)
+        write_profile_traces(result.profile, folder / TRACE)
+        text = None if experiment.is_part_of_decode else self.text
+        measured = replace(result.measured, texts=_generated_texts(text, result.tokens))
+        predicted = predicted_record(experiment, self.command, self.profile)
+        return record_with_outcome(predicted, result, measured=measured)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRun:
-    """A live request checked without devices: the experiment, its options, and the tokenizer."""
+    """A live request checked without devices: its experiments, its options, and the tokenizer."""
 
     experiment: Experiment
+    parts: SpeculativeParts | None
     options: RunOptions
     text: CheckpointText | None
+
+    def part_options(self, name: str) -> RunOptions:
+        """The options of a part, whose steps follow no prompt; no checkpoint has the weights of the draft."""
+        checkpoint = None if name == DRAFT else self.options.checkpoint
+        return replace(self.options, prompt_tokens=None, checkpoint=checkpoint)
 
 
 def prepared_run(request: LiveRequest) -> PreparedRun:
@@ -157,7 +203,12 @@ def prepared_run(request: LiveRequest) -> PreparedRun:
         _check_checkpoint(experiment, request.checkpoint)
     if experiment.program.frontend is Frontend.JAX:
         check_can_run()
-    return PreparedRun(experiment=experiment, options=_run_options(request, tokens), text=text)
+    return PreparedRun(
+        experiment=experiment,
+        parts=speculative_parts(experiment, request.speculate, has_program=True),
+        options=_run_options(request, tokens),
+        text=text,
+    )
 
 
 def _run_options(request: LiveRequest, tokens: tuple[int, ...] | None) -> RunOptions:

@@ -98,8 +98,7 @@ def predict_request(request: PredictRequest, *, out: Path | None, force: bool) -
     experiment = request.experiment()
     profile = chip_profile(request.profile, experiment.topology.chip)
     record = predicted_record(experiment, command_line("predict", request, out=out), profile)
-    if request.speculate is not None:
-        record = with_predicted_speculation(record, experiment, request.speculate, profile)
+    record = with_predicted_speculation(record, experiment, request.speculate, profile)
     return Run(
         record=record if out is None else saved(record, out, force=force),
         warnings=checkpoint_notes(request, experiment),

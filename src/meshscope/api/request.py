@@ -199,6 +199,7 @@ class LiveRequest(ExperimentRequest):
     profiled_steps: int = 4
     checkpoint: Path | None = None
     prompt_text: str | None = None
+    speculate: str | None = None
     coordinator: str | None = None
     process_id: int = 0
     n_processes: int = 1

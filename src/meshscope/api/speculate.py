@@ -1,10 +1,10 @@
-"""The option --speculate: its text, and the predicted runs of a verification and its draft."""
+"""The option --speculate: its text, and the runs of a verification and its draft."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
-from meshscope.api.records import noting_own_program, predicted_record
+from meshscope.api.records import predicted_record
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, nearest
 from meshscope.interconnect.profile import ChipProfile
@@ -16,7 +16,7 @@ from meshscope.spec.speculation import (
     drafting,
     verification,
 )
-from meshscope.store.run import RunRecord, SpeculativeRuns
+from meshscope.store.run import DRAFT, VERIFY, RunRecord, SpeculativeRuns
 
 FORM = "mtp:k=1,acceptance=0.85, eagle:k=3,acceptance=0.7 or draft:MODEL,k=4,acceptance=0.6"
 MAX_DRAFTED = 63  # far above what a served model drafts
@@ -61,10 +61,37 @@ def _acceptance(text: str) -> float:
     return value
 
 
-def speculative_experiments(
-    experiment: Experiment, text: str, *, has_program: bool = False
-) -> tuple[Speculation, Experiment, Experiment]:
-    """What the option asks for, the step that verifies, and the draft; for programs with `has_program`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeParts:
+    """What the option asks for, and the experiments of its verification and its draft."""
+
+    speculation: Speculation
+    verify: Experiment
+    draft: Experiment
+
+    @property
+    def by_name(self) -> Mapping[str, Experiment]:
+        """The experiments by the names of their folders."""
+        return {VERIFY: self.verify, DRAFT: self.draft}
+
+    def added_to(
+        self, record: RunRecord, make: Callable[[str, Experiment], RunRecord]
+    ) -> RunRecord:
+        """The run with its parts, which `make(name, experiment)` makes one after the other."""
+        parts = {name: make(name, experiment) for name, experiment in self.by_name.items()}
+        return replace(
+            record,
+            manifest=replace(record.manifest, speculation=self.speculation),
+            speculative=SpeculativeRuns(**parts),
+        )
+
+
+def speculative_parts(
+    experiment: Experiment, text: str | None, *, has_program: bool = False
+) -> SpeculativeParts | None:
+    """The parts that the option asks for, None without it; for programs with `has_program`."""
+    if text is None:
+        return None
     if not experiment.workload.n_decode_steps:
         raise SpecError(
             "--speculate changes nothing: one output token needs no decode step. Drop it."
@@ -72,36 +99,24 @@ def speculative_experiments(
     speculation = parse_speculation(text)
     if has_program:
         check_verification_program(experiment)
-    verify = verification(experiment, speculation)
-    return speculation, verify, drafting(experiment, speculation, has_program=has_program)
+    return SpeculativeParts(
+        speculation=speculation,
+        verify=verification(experiment, speculation),
+        draft=drafting(experiment, speculation, has_program=has_program),
+    )
 
 
 def with_predicted_speculation(
-    record: RunRecord, experiment: Experiment, text: str, profile: ChipProfile | None
+    record: RunRecord, experiment: Experiment, text: str | None, profile: ChipProfile | None
 ) -> RunRecord:
-    """The predicted run with those of its verification and its draft."""
-    if not has_figures(experiment.topology.chip, profile):
+    """The predicted run with those of its verification and its draft, if the option asks for them."""
+    if text is not None and not has_figures(experiment.topology.chip, profile):
         raise SpecError(
             f"--speculate compares times, which {experiment.topology.chip.name} has no published rates for. "
             "Give a --profile, or drop the option."
         )
-    speculation, *parts = speculative_experiments(experiment, text)
-    verify, draft = (predicted_record(part, record.manifest.command, profile) for part in parts)
-    return with_parts(record, speculation, verify, draft)
-
-
-def with_parts(
-    record: RunRecord, speculation: Speculation, verify: RunRecord, draft: RunRecord
-) -> RunRecord:
-    """The run with its parts."""
-    manifest = replace(record.manifest, speculation=speculation)
-    return replace(
-        record, manifest=manifest, speculative=SpeculativeRuns(verify=verify, draft=draft)
-    )
-
-
-def predicted_part(
-    experiment: Experiment, command: Sequence[str], profile: ChipProfile | None
-) -> RunRecord:
-    """The prediction of a part that is compiled, too."""
-    return noting_own_program(predicted_record(experiment, command, profile), experiment, profile)
+    parts = speculative_parts(experiment, text)
+    if parts is None:
+        return record
+    command = record.manifest.command
+    return parts.added_to(record, lambda _, part: predicted_record(part, command, profile))

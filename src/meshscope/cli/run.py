@@ -12,7 +12,8 @@ def _command(request: LiveRequest, output: OutputOptions) -> None:
 
     Uses the devices that JAX lists; cpu:8 makes virtual devices of this machine's CPU. Requests are
     timed after a warm-up, then one is profiled. Saves a run; the tables show predicted, compiled and
-    measured side by side.
+    measured side by side. With --speculate, the step that verifies drafted tokens and that of the draft
+    are timed and profiled, too; their acceptance is the stated one, not measured.
     """
     with WorkProgress() as progress:
         run = run_request(request, out=output.out, force=output.force, progress=progress)

@@ -20,7 +20,9 @@ from meshscope.serialize import from_plain
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.folder import MANIFEST, TOOL, partial_name
 from meshscope.store.run import (
+    DRAFT,
     SPECULATION,
+    VERIFY,
     Manifest,
     RunRecord,
     SpeculativeRuns,
@@ -67,7 +69,7 @@ def read_run(path: Path) -> RunRecord:
 def _parts(path: Path) -> SpeculativeRuns:
     """The runs of the verification and of the draft, in folders of the run."""
     folder = path / SPECULATION
-    return SpeculativeRuns(verify=read_run(folder / "verify"), draft=read_run(folder / "draft"))
+    return SpeculativeRuns(verify=read_run(folder / VERIFY), draft=read_run(folder / DRAFT))
 
 
 def read_events(path: Path) -> pl.DataFrame:

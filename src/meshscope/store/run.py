@@ -51,10 +51,11 @@ class SpeculativeRuns:
     @property
     def by_name(self) -> "Mapping[str, RunRecord]":
         """The parts by the names of their folders."""
-        return {"verify": self.verify, "draft": self.draft}
+        return {VERIFY: self.verify, DRAFT: self.draft}
 
 
-SPECULATION = "speculation"  # the folder of the parts in that of their run
+VERIFY, DRAFT = "verify", "draft"  # the folders of the parts
+SPECULATION = "speculation"  # the folder of these in that of their run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -11,6 +11,7 @@ from meshscope.analysis.comparison import compare_sources
 from meshscope.analysis.join import Agreement
 from meshscope.analysis.speculation import SpeculativeStep, speculative_steps
 from meshscope.events.collective import Collective
+from meshscope.events.enums import Source
 from meshscope.events.step_time import TimeEstimate
 from meshscope.serialize import picked
 from meshscope.store.run import RunRecord
@@ -20,6 +21,7 @@ from meshscope.views.answer_text import collectives_lines
 from meshscope.views.model import Unit, ViewTable, figure_column, text_column
 from meshscope.views.words import counted
 
+NOT_MEASURED = "acceptance is the stated one, not measured; the measured steps have random tokens"
 _FITS = {True: "fits", False: "does NOT fit", None: "fit unknown"}
 
 
@@ -36,6 +38,8 @@ def speculation_lines(run: RunRecord) -> Iterator[RenderableType]:
         f" {speculation.method}{name}, {settings}: {speculation.tokens_per_step:.2f} tokens a step",
     )
     yield _table(steps)
+    if steps[-1].source is Source.MEASURED:
+        yield Text(NOT_MEASURED, style="dim")
     for label, part in (("verify", parts.verify), ("draft", parts.draft)):
         for agreement in agreements_of(part):
             yield from collectives_lines(f"{label} {agreement.collectives}", agreement.agreement)

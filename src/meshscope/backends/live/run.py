@@ -102,6 +102,7 @@ def run_experiment(
     progress(PROFILE, "reading", None)
     profile = read_profile(folder / TRACE)
     n_steps = {Phase.PREFILL: 1, Phase.DECODE: len(report["profiled"]["decode_s"])}
+    n_steps = {phase: n_steps[phase] for phase in experiment.phases}
     programs = list(profiled_programs(experiment, folder / HLO, n_steps=n_steps))
     compiled = [
         row
@@ -157,7 +158,7 @@ def run_process(
             f"{experiment.topology.n_devices} devices of '{experiment.topology.name}' are not divisible "
             f"by --n-processes {options.n_processes}."
         )
-    (folder / HLO).mkdir()
+    (folder / HLO).mkdir(parents=True)
     (folder / TRACE).mkdir()
     report = _reported(experiment, folder, options, progress)
     progress(LIVE, "done", None)
@@ -196,13 +197,15 @@ def _measured(
     n_steps: Mapping[Phase, int],
     report: Mapping[str, Any],
 ) -> Measured:
-    """The measurements besides the rows of the event table."""
+    """The measurements besides the rows of the event table; a part of decode has steps and no requests."""
+    timed, is_part = report["requests"], experiment.is_part_of_decode
+    step_s = tuple(step for request in timed for step in request["decode_s"])
     return Measured(
-        requests=tuple(
-            Request(prefill_s=r["prefill_s"], decode_s=tuple(r["decode_s"]))
-            for r in report["requests"]
-        ),
-        n_profiled_steps={p: n for p, n in n_steps.items() if p in experiment.phases},
+        requests=()
+        if is_part
+        else tuple(Request(prefill_s=r["prefill_s"], decode_s=tuple(r["decode_s"])) for r in timed),
+        step_s={Phase.DECODE: step_s} if is_part else {},
+        n_profiled_steps=dict(n_steps),
         loads=timings.loads,
         times=timings.times,
         findings=timings.findings,

@@ -66,9 +66,10 @@ class Session:
     """Programs, weights and inputs that stay on the devices between requests.
 
     `compiled` has the programs by name. `chunks` are the executions of prefill programs in order;
-    `positions` has the position of each decode step's token. `new_cache` makes an empty cache,
-    `as_input` turns the tokens of one step into the input of the next, `as_batch` puts the tokens
+    `positions` has the position of each decode step's first token. `new_cache` makes an empty cache,
+    `as_input` turns the result of one step into the input of the next, `as_batch` puts the tokens
     of the chunks in the order of the batch, and `as_cache` converts the cache to the layout of decode steps.
+    A part of decode has no prefill: its steps follow `first_result` and an empty cache.
     """
 
     experiment: Experiment
@@ -80,6 +81,7 @@ class Session:
     as_input: Any
     as_batch: Callable[[list[Any]], Any]
     as_cache: Callable[[Any], Any]
+    first_result: Any = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -92,7 +94,10 @@ class Session:
         prompt: np.ndarray,
         report: Callable[[str], None],
     ) -> "Session":
-        """Compiles both phases, then places weights and the prompt [B, S] on the devices."""
+        """Compiles all phases, then places weights and the prompt [B, S] on the devices.
+
+        A part of decode has the tokens of its first step as `prompt`.
+        """
         report(stage_words(COMPILING))
         programs = {
             program.name: build_program(experiment, phase, devices, chunk=chunk)
@@ -107,12 +112,11 @@ class Session:
             seconds[f"{name}.compile"] = time.perf_counter() - before
         report(stage_words(PLACING))
         before = time.perf_counter()
-        prefill, last = programs[Phase.PREFILL.value], list(programs.values())[-1]
-        weights = jax.block_until_ready(make_weights(prefill))
+        first, *_, last = (*programs.values(), *programs.values())
+        weights = jax.block_until_ready(make_weights(first))
         seconds["weights"] = time.perf_counter() - before
-        _, tokens, cache, position = prefill.arguments
-        first = experiment.workload.prompt
-        starts = range(first, first + experiment.workload.n_decode_steps)
+        _, tokens, cache, position = first.arguments
+        has_prefill = first.phase is Phase.PREFILL
         return cls(
             experiment=experiment,
             compiled=compiled,
@@ -123,13 +127,14 @@ class Session:
                     tokens=on_devices(run.tokens, tokens.sharding),
                     first_row=on_devices(run.first_row, position.sharding),
                 )
-                for run in chunk_runs(experiment, prompt)
+                for run in (chunk_runs(experiment, prompt) if has_prefill else ())
             ],
-            positions=[on_devices(np.int32(at), position.sharding) for at in starts],
+            positions=[on_devices(np.int32(at), position.sharding) for at in _starts(experiment)],
             new_cache=_zeros_maker(cache),
-            as_input=jax.jit(_next_tokens, out_shardings=last.arguments[1].sharding),
+            as_input=_input_maker(last.arguments[1]),
             as_batch=_token_merger(experiment),
-            as_cache=_cache_mover(compiled),
+            as_cache=_cache_mover(experiment, compiled),
+            first_result=None if has_prefill else _first_result(tokens, prompt),
             seconds=seconds,
         )
 
@@ -159,17 +164,19 @@ class Session:
     def request(self, *, n_decode_steps: int | None = None) -> tuple[dict[str, Any], list[Any]]:
         """Runs one request, blocking after every step: seconds, and the tokens [B] of each step.
 
-        Prefill produces the first token, each decode step one more.
+        Prefill produces the first token, each decode step one more, or those of a part of decode.
         """
-        steps = self.positions[:n_decode_steps]
         cache = jax.block_until_ready(self.new_cache())
-        prefill_s, tokens, cache = self._prefill(cache)
-        outputs, decode_s = [tokens], list[float]()
-        for number, position in enumerate(steps, start=1):
-            step_s, tokens, cache = self._decode_step(tokens, cache, position, number)
+        seconds: dict[str, Any] = {}
+        result, outputs, decode_s = self.first_result, list[Any](), list[float]()
+        if self.chunks:
+            seconds["prefill_s"], result, cache = self._prefill(cache)
+            outputs.append(result)
+        for number, position in enumerate(self.positions[:n_decode_steps], start=1):
+            step_s, result, cache = self._decode_step(result, cache, position, number)
             decode_s.append(step_s)
-            outputs.append(tokens)
-        return {"prefill_s": prefill_s, "decode_s": decode_s}, outputs
+            outputs.append(result)
+        return {**seconds, "decode_s": decode_s}, outputs
 
     def _prefill(self, cache: Any) -> tuple[float, Any, Any]:
         """Runs all chunks, annotated as one step: its seconds, the next tokens and the cache."""
@@ -184,16 +191,16 @@ class Session:
         return time.perf_counter() - before, tokens, cache
 
     def _decode_step(
-        self, tokens: Any, cache: Any, position: Any, number: int
+        self, result: Any, cache: Any, position: Any, number: int
     ) -> tuple[float, Any, Any]:
-        """Runs one decode step, annotated in the trace: its seconds, next tokens and cache."""
+        """Runs one decode step, annotated in the trace: its seconds, result and cache."""
         before = time.perf_counter()
         with jax.profiler.StepTraceAnnotation(Phase.DECODE.value, step_num=number):
-            tokens, cache = self.as_input(tokens), self.as_cache(cache)
+            step_input, cache = self.as_input(result), self.as_cache(cache)
             program = self.compiled[Phase.DECODE.value]
-            tokens, _, cache = program(self.weights, tokens, cache, position)
-            jax.block_until_ready(tokens)
-        return time.perf_counter() - before, tokens, cache
+            result, _, cache = program(self.weights, step_input, cache, position)
+            jax.block_until_ready(result)
+        return time.perf_counter() - before, result, cache
 
     def profiled(self, directory: Path, *, n_decode_steps: int) -> dict[str, Any]:
         """Profiles one request of at most `n_decode_steps` decode steps; returns its seconds."""
@@ -243,14 +250,16 @@ def _only(parts: list[Any]) -> Any:
     return tokens
 
 
-def _cache_mover(compiled: dict[str, Any]) -> Callable[[Any], Any]:
+def _cache_mover(experiment: Experiment, compiled: dict[str, Any]) -> Callable[[Any], Any]:
     """Converts the cache from the layout of prefill to that of decode; the identity if they agree.
 
     The first decode step of a request includes the conversion.
     """
-    if Phase.DECODE.value not in compiled:
+    if Phase.DECODE not in experiment.phases:
         return _same
     target = compiled[Phase.DECODE.value].input_formats[0][2]
+    if experiment.is_part_of_decode:
+        return lambda cache: jax.device_put(cache, target, donate=True)
     if compiled[Phase.PREFILL.value].output_formats[2] == target:
         return _same
 
@@ -261,6 +270,29 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _next_tokens(tokens: Any) -> Any:
-    """[B] -> [B, 1]."""
-    return tokens[:, None]
+def _starts(experiment: Experiment) -> list[int]:
+    """The position of the first token of each decode step; the last step ends within the cache."""
+    workload = experiment.workload
+    n_tokens = workload.decode_tokens
+    last = workload.context - n_tokens
+    steps = range(workload.n_decode_steps)
+    return [min(workload.prompt + step * n_tokens, last) for step in steps]
+
+
+def _input_maker(arguments: Any) -> Callable[[Any], Any]:
+    """Turns the result of a step, tokens [B*S] and hidden states [B, D] of a draft, into these arguments."""
+
+    def as_input(result: Any) -> Any:
+        return jax.tree.map(
+            lambda value, like: value.reshape(like.shape).astype(like.dtype), result, arguments
+        )
+
+    return jax.jit(as_input, out_shardings=jax.tree.map(lambda like: like.sharding, arguments))
+
+
+def _first_result(arguments: Any, tokens: np.ndarray) -> Any:
+    """What the first step of a part of decode follows: these tokens and, of a draft, random hidden states."""
+    if not isinstance(arguments, dict):
+        return tokens
+    random, shape = np.random.default_rng(0), arguments["hidden"].shape
+    return {"tokens": tokens, "hidden": random.standard_normal(shape, np.float32)}

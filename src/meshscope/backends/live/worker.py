@@ -75,11 +75,13 @@ def _set_torchxla_environment(experiment: Experiment, out: Path) -> None:
 def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Compiles, times and profiles the experiment; returns the report."""
     session, devices = _started(experiment, options, out)
+    from meshscope.backends.live.session import host_tokens  # noqa: PLC0415  imports JAX
+
     for program, text in session.hlo_texts().items():
         path = out / HLO / hlo_name(program)
         with gzip.open(path, "wt", GZIP_LEVEL, encoding="utf-8") as file:
             file.write(text)
-    requests, tokens, warm_up_s = _timed(session, options)
+    requests, outputs, warm_up_s = _timed(session, options)
     report_progress(stage_words(PROFILING))
     profiled = session.profiled(out / TRACE, n_decode_steps=options["profiled_steps"])
     _flatten(out / TRACE)
@@ -91,7 +93,7 @@ def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -
     shutil.rmtree(out / DUMPS, ignore_errors=True)
     return {
         "requests": requests,
-        "tokens": tokens,
+        "tokens": [] if experiment.is_part_of_decode else host_tokens(outputs),
         "profiled": profiled,
         "seconds": {**session.seconds, "warm_up": warm_up_s},
         "memory": memory,
@@ -149,11 +151,14 @@ def _weights_maker(experiment: Experiment, options: Mapping[str, Any]) -> Any:
 
 
 def _prompt(experiment: Experiment, options: Mapping[str, Any]) -> Any:
-    """Token ids [B, S]: the given ones for every sequence, or random ones."""
+    """Token ids [B, S]: the given ones for every sequence, or random ones.
+
+    A part of decode has no prompt, and random tokens of its first step.
+    """
     import numpy as np  # noqa: PLC0415  slow to import
 
-    workload = experiment.workload
-    shape = (workload.batch, workload.prompt)
+    workload, is_part = experiment.workload, experiment.is_part_of_decode
+    shape = (workload.batch, workload.decode_tokens if is_part else workload.prompt)
     if options["prompt_tokens"] is not None:
         return np.broadcast_to(np.array(options["prompt_tokens"], np.int32), shape)
     random = np.random.default_rng(options["seed"])
@@ -162,10 +167,8 @@ def _prompt(experiment: Experiment, options: Mapping[str, Any]) -> Any:
 
 def _timed(
     session: Any, options: Mapping[str, Any]
-) -> tuple[list[dict[str, Any]], list[list[int]], float]:
-    """Times of the requests, tokens of each sequence, and seconds of the warm-up."""
-    from meshscope.backends.live.session import host_tokens  # noqa: PLC0415  imports JAX
-
+) -> tuple[list[dict[str, Any]], list[Any], float]:
+    """Times of the requests, the results of each step of the last one, and seconds of the warm-up."""
     before = time.perf_counter()
     report_progress(stage_words(WARMING_UP))
     for _ in range(options["warmup"]):
@@ -180,8 +183,8 @@ def _timed(
         report_progress(f"{stage_words(TIMING)}, {progress}", n_left * last_s)
         seconds, outputs = session.request()
         requests.append(seconds)
-        last_s = seconds["prefill_s"] + sum(seconds["decode_s"])
-    return requests, host_tokens(outputs), warm_up_s
+        last_s = seconds.get("prefill_s", 0.0) + sum(seconds["decode_s"])
+    return requests, outputs, warm_up_s
 
 
 def _flatten(trace: Path) -> None:
