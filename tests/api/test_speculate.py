@@ -1,5 +1,6 @@
 """Speculative decoding: tokens a step, what a verification costs, and refusals."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from meshscope.analysis.speculation import SpeculativeStep
 from meshscope.api.predict import predict
 from meshscope.errors import RunError, SpecError
 from meshscope.events.enums import Source
+from meshscope.spec.model.model import AttentionKind
 from meshscope.spec.speculation import DraftMethod, Speculation
 from meshscope.units import format_seconds
 
@@ -74,6 +76,54 @@ def test_time_per_token_is_that_of_the_step_over_its_tokens() -> None:
     assert mtp.tpot_s == pytest.approx(mtp.step_s / 1.75)
     assert mtp.gain == pytest.approx(mtp.plain.value_s / mtp.tpot_s)
     assert (sum(row.count for row in mtp.draft_rows), mtp.fits) == (8, True)
+
+
+def test_a_verification_keeps_the_state_of_linear_attention_after_each_token() -> None:
+    """Qwen3.5-9B: 24 layers with 32 states of 128 x 128 and 8,192 channels of a convolution of width 4, in float32."""
+    run = predict(
+        "Qwen/Qwen3.5-9B",
+        topology="v6e-8",
+        plan="tp=8",
+        batch=8,
+        speculate="mtp:k=2,acceptance=0.8",
+    )
+    assert run.speculation is not None
+    plain, verified = (
+        r.record.memory[Source.PREDICTED].kv_cache_bytes for r in (run, run.speculation.verify)
+    )
+    state, inputs, full = 32 * 128 * 128, 8192, 256 * 2 * 256 * 2  # a KV head on each device
+    assert (plain, verified) == tuple(
+        8 * (24 * 4 * (n * state + (2 + n) * inputs) // 8 + 8 * full) for n in (1, 3)
+    )
+
+
+def test_bytes_of_states_are_one_read_and_a_write_after_each_token() -> None:
+    """At a short context, each token of 512 sequences adds a write of all states to the time of the step."""
+    times = [
+        step(f"mtp:k={k},acceptance=0.8", "Qwen/Qwen3.5-9B", batch=512, prompt=8).verify.value_s
+        for k in (1, 2, 3)
+    ]
+    written_s = 512 * 24 * 4 * (32 * 128 * 128 + 8192) / 8 / 1.64e12  # HBM of v6e
+    assert min(after - before for before, after in itertools.pairwise(times)) > written_s
+
+
+def test_a_head_of_a_hybrid_model_has_full_attention() -> None:
+    for model, method in (
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "mtp"),
+        ("Qwen/Qwen3.5-9B", "eagle"),
+    ):
+        run = predict(
+            model,
+            topology="v6e-8",
+            plan="tp=8",
+            layers=2,
+            speculate=f"{method}:k=1,acceptance=0.8",
+        )
+        assert run.speculation is not None
+        draft = run.speculation.draft.record.manifest.experiment.architecture
+        assert draft is not None
+        assert [layer.attention for layer in draft.layers] == [AttentionKind.FULL]
+        assert (draft.moe is not None) == (method == "mtp")
 
 
 def test_a_draft_model_brings_its_weights_and_cache() -> None:

@@ -53,6 +53,7 @@ def small_experiment(case: Case, batch: int = 8) -> Experiment:
 VERIFICATIONS = [
     Case("llama", "v6e-8", "tp=8,sp", n_tokens=2),
     Case("deepseek_v3", "v6e-8", "dp=2,tp=4,ep=8,sp", Loop.SCAN),
+    Case("qwen3_5_text", "v6e-8", "dp=2,tp=4"),
 ]
 OF_MATRIX = [
     Case("llama", "v6e-8", "tp=8"),
@@ -72,6 +73,10 @@ OF_MATRIX = [
     Case("llama4_text", "v6e-8", "dp=4,tp=2,ep=8,sp", has_kernel=False),
     Case("gemma3_text", "v6e-8", "dp=4,tp=2,sp"),
     Case("gemma4_text-shared", "v6e-8", "dp=4,tp=2"),
+    Case("qwen3_next", "v6e-8", "dp=2,tp=4,ep=8,sp", Loop.SCAN),
+    Case("qwen3_next", "v6e-8", "fsdp=2,tp=4", n_tokens=2),
+    Case("qwen3_5_text", "v6e-8", "cp=2,tp=4", has_kernel=False),
+    Case("qwen3_5_moe_text", "v5p-16", "pp=2,dp=2,tp=2", Loop.SCAN),
 ]
 
 
@@ -102,6 +107,7 @@ HEADS_OF_MATRIX = [
     Case("llama", "v6e-8", "tp=8", partitioner=Partitioner.AUTO),
     Case("deepseek_v3", "v5p-16", "fsdp=2,tp=4,ep=2"),
     Case("glm4_moe", "v6e-8", "dp=8,ep=8"),
+    Case("qwen3_next", "v6e-8", "dp=2,tp=4,ep=8"),
 ]
 
 

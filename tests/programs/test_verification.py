@@ -38,6 +38,7 @@ CASES = [
     Case("qwen3", "tp=8,sp", Loop.SCAN),
     Case("qwen3", "cp=2,tp=4"),
     Case("deepseek_v3", "dp=2,tp=4,ep=8,sp"),
+    Case("qwen3_next", "tp=2,sp", Loop.SCAN),
 ]
 OF_MATRIX = [
     Case("qwen3", "pp=2,tp=4", Loop.SCAN),
@@ -61,6 +62,11 @@ OF_MATRIX = [
     Case("llama4", "tp=8"),
     Case("llama4", "cp=2,tp=2", Loop.SCAN),
     Case("glm4_moe", "dp=2,tp=4,ep=8"),
+    Case("qwen3_next", "cp=2,tp=4"),
+    Case("qwen3_next", "pp=2,dp=2,tp=2,ep=4,sp", Loop.SCAN),
+    Case("qwen3_next", "dp=2,tp=4", partitioner=Partitioner.AUTO),
+    Case("qwen3_5", "fsdp=2,tp=4"),
+    Case("qwen3_5_moe", "dp=2,tp=4,ep=8"),
 ]
 PARAMETERS = [pytest.param(case, id="-".join(map(str, case[:3]))) for case in CASES] + [
     pytest.param(case, id="-".join(map(str, case)), marks=pytest.mark.matrix) for case in OF_MATRIX
@@ -90,7 +96,7 @@ def verified_logits(experiment: Experiment, name: str) -> tuple[np.ndarray, np.n
     weights, prompt, expected = golden.read_golden(name)
     devices = jax.devices()[: experiment.plan.n_devices]
     wide = replace(experiment, workload=replace(experiment.workload, decode_tokens=N_TOKENS))
-    prefill = build_program(experiment, Phase.PREFILL, devices)
+    prefill = build_program(wide, Phase.PREFILL, devices)
     verify = build_program(wide, Phase.DECODE, devices)
     arrays = placed_weights(experiment, prefill, weights.__getitem__)
     cache = prefill.step(arrays, prompt.astype(np.int32), empty_cache(prefill), np.int32(0))[2]

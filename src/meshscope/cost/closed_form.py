@@ -107,10 +107,22 @@ def plan_form(
     program: ModeledProgram = ModeledProgram.PUBLISHED,
 ) -> PlanForm:
     """The closed form of one phase of a plan; SpecError for a chip without published figures or profile."""
-    if phase is Phase.DECODE and experiment.workload.decode_tokens > 1:
-        by_token = experiment.by_token
-        form = plan_form(by_token, phase, profile=profile, efficiency=efficiency, program=program)
-        return _reading_once(form, experiment)
+    n_tokens = experiment.workload.decode_tokens if phase is Phase.DECODE else 1
+    by_token = experiment if n_tokens == 1 else experiment.by_token
+    form = _token_form(by_token, phase, profile, efficiency, program, n_tokens=n_tokens)
+    return form if n_tokens == 1 else _reading_once(form, experiment)
+
+
+def _token_form(  # noqa: PLR0913  as plan_form
+    experiment: Experiment,
+    phase: Phase,
+    profile: ChipProfile | None,
+    efficiency: ChipEfficiency | None,
+    program: ModeledProgram,
+    *,
+    n_tokens: int,
+) -> PlanForm:
+    """The form of a step in which each of the `n_tokens` of a sequence is a sequence of its own."""
     chip, plan, model = experiment.topology.chip, experiment.plan, experiment.model
     rates = rates_of(chip, profile)
     constants = constants_of(chip) if profile is None else profile.constants
@@ -119,7 +131,7 @@ def plan_form(
     return PlanForm(
         phase=phase,
         topology=experiment.topology,
-        costs=plan_costs(experiment, phase, rates, program),
+        costs=plan_costs(experiment, phase, rates, program, n_tokens=n_tokens),
         collectives=collective_costs(experiment, phase, constants),
         rates=rates,
         efficiency=taken.of_own_program if program is ModeledProgram.OWN else taken,

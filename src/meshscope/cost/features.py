@@ -172,6 +172,7 @@ class _Device:
     is_served: bool  # by an engine on TPU, with the layouts of its attention kernel
     conversion_s: tuple[float, float] = (0.0, 0.0)  # of a weight of an expert: int4, mxfp4
     fused: FusedRates | None = None  # a fused kernel of experts, if the program has one
+    n_tokens: int = 1  # of a sequence in a decode step
     n_blocks: int = (
         1  # into which cp splits a prompt, if linear attention passes a state between them
     )
@@ -200,8 +201,13 @@ def plan_costs(
     phase: Phase,
     rates: Rates,
     program: ModeledProgram = ModeledProgram.PUBLISHED,
+    *,
+    n_tokens: int = 1,
 ) -> PlanCosts:
-    """The coefficients of one phase, for the pipeline stage with the most layers."""
+    """The coefficients of one phase, for the pipeline stage with the most layers.
+
+    Of a decode step with `n_tokens` of each sequence, the bytes of a cache are those of a sequence.
+    """
     workload = experiment.workload
     act_bytes = DTYPE_BITS[workload.activation_dtype] / 8
     device = _Device(
@@ -221,6 +227,7 @@ def plan_costs(
         n_blocks=experiment.plan.cp if has_linear_attention(experiment.model) else 1,
         is_served=program is ModeledProgram.PUBLISHED
         and experiment.topology.chip.kind is ChipKind.TPU,
+        n_tokens=n_tokens,
     )
     return _device_costs(device, experiment.plan.pp)
 
@@ -383,12 +390,13 @@ def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
     if device.phase is Phase.PREFILL:
         yield from _prefill_scores(device, layer)
         return
-    for array in attended_cache(model, plan, layer):
-        feature, n_read = _positions(device, layer, array)
-        is_state = array.dtype is not None  # read and written whole
-        n_bytes = (2 if is_state else 1) * array.bits(device.cache_dtype) / 8
-        elements = prod(array.local_shape(plan)) * n_read
-        yield Part.ATTN, Cost.CACHE_BYTES, feature, elements * n_bytes
+    arrays, written = (attended_cache(model, plan, layer, n_tokens=n) for n in (1, device.n_tokens))
+    for array, after in zip(arrays, written, strict=True):
+        feature, n_slots = _positions(device, layer, array)
+        if array.dtype is not None:  # a state is read, and written after each token
+            n_slots += _positions(device, layer, after)[1]
+        elements = prod(array.local_shape(plan)) * n_slots
+        yield Part.ATTN, Cost.CACHE_BYTES, feature, elements * array.bits(device.cache_dtype) / 8
 
 
 def _head_passes(device: _Device, layer: Layer) -> float:

@@ -50,7 +50,9 @@ def _cache_padding(experiment: Experiment, layers: Mapping[Layer, int]) -> int:
         * array.n_slots(n_positions)
         * array.bits(workload.cache_dtype)
         for layer, n_layers in layers.items()
-        for array in joined_narrow_heads(layer_cache(model, plan, layer))
+        for array in joined_narrow_heads(
+            layer_cache(model, plan, layer, n_tokens=workload.decode_tokens)
+        )
     )
     return bits * (workload.batch // plan.data_size) // 8
 

@@ -11,8 +11,14 @@ from enum import StrEnum
 from meshscope.errors import SpecError
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.model.config import read_model
-from meshscope.spec.model.flops import has_linear_attention
-from meshscope.spec.model.model import CompressedAttention, DraftHead, Layer, MlpKind, Model
+from meshscope.spec.model.model import (
+    AttentionKind,
+    CompressedAttention,
+    DraftHead,
+    Layer,
+    MlpKind,
+    Model,
+)
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.weights import device_weight_bytes, draft_head_weights, layer_bytes
 from meshscope.spec.program import Frontend
@@ -50,11 +56,6 @@ class Speculation:
 
 def verification(experiment: Experiment, speculation: Speculation) -> Experiment:
     """The step that verifies the drafts: a decode step with one token more than drafted."""
-    if has_linear_attention(experiment.model):
-        raise SpecError(
-            f"{experiment.model.name}: --speculate does not support linear attention, whose state cannot drop "
-            "the tokens that a verification rejects. Drop the option."
-        )
     n_tokens = speculation.n_drafted + 1
     if n_tokens > experiment.workload.output - 1:
         raise SpecError(
@@ -127,13 +128,19 @@ def _weight_dtype(experiment: Experiment, draft: Model, speculation: Speculation
 
 
 def _mtp_layer(model: Model) -> Layer:
-    """The layer after the last, which has its kind."""
+    """The layer after the last, which has its kind, but full attention where others have a linear one."""
     if not model.n_mtp_layers:
         raise SpecError(
             f"--speculate mtp: {model.name} has no layer for multi-token prediction "
-            "(num_nextn_predict_layers). Use eagle or draft:MODEL."
+            "(num_nextn_predict_layers or mtp_num_hidden_layers). Use eagle or draft:MODEL."
         )
-    return model.layers[-1]
+    return _without_linear(model.layers[-1])
+
+
+def _without_linear(layer: Layer) -> Layer:
+    """The layer with full attention in the place of a linear one, as heads have it in vLLM (qwen3_next_mtp.py)."""
+    is_linear = layer.attention is AttentionKind.LINEAR
+    return replace(layer, attention=AttentionKind.FULL) if is_linear else layer
 
 
 def _eagle_layer(model: Model) -> Layer:
@@ -142,7 +149,7 @@ def _eagle_layer(model: Model) -> Layer:
             f"--speculate eagle: {model.name} has no dense layer whose width an EAGLE head would have. "
             "Use mtp or draft:MODEL."
         )
-    return replace(model.layers[0], mlp=MlpKind.DENSE)
+    return replace(_without_linear(model.layers[0]), mlp=MlpKind.DENSE)
 
 
 def _one_layer(model: Model, layer: Layer, method: DraftMethod) -> Model:

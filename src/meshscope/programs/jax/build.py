@@ -296,7 +296,8 @@ def _attention_kernel(
 
 def _cache_arrays(experiment: Experiment, layer: Layer) -> tuple[CacheArray, ...]:
     """The cache arrays of a layer as the decode attention of the experiment reads them."""
-    arrays = layer_cache(experiment.model, experiment.plan, layer)
+    n_tokens = experiment.workload.decode_tokens
+    arrays = layer_cache(experiment.model, experiment.plan, layer, n_tokens=n_tokens)
     has_kernel = experiment.kernels.decode_attention.kernel is not None
     return joined_narrow_heads(arrays) if has_kernel else arrays
 

@@ -15,6 +15,11 @@ block to block, in n-1 transfers one after the other, and one more to bring the 
 n=2 as many bytes one after the other, but two starts; for larger n fewer bytes, but n starts. An all-to-all
 from blocks to heads would grow with the prompt.
 
+A decode step of T tokens, of which only the first is certain, applies the rule to one after the other and
+keeps the state after each, that of position p in place p % T, and W-1+T-1 inputs of the convolution, likewise.
+The next step takes what belongs to the position before its first token, wherever the last one was accepted.
+vLLM keeps the same, in as many blocks, and finds them by the number of accepted tokens of each sequence.
+
 Sources: the Qwen3-Next and the Qwen3.5 of transformers; for cp, flash-linear-attention, fla/ops/cp/KCP.md
 (fla-org/flash-linear-attention, pull request 691), which runs its kernel again with the state that the maps
 give, where this program adds the part of the outputs that is linear in it.
@@ -23,7 +28,8 @@ Shapes: B batch, S positions of this step, D residual width, N key heads, V valu
 H width of a value, C positions of a chunk, W positions of the convolution; n devices of cp.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +41,7 @@ from jax import lax
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.grouped import heads
-from meshscope.programs.jax.numerics import Array, unscaled_rms_norm
+from meshscope.programs.jax.numerics import Array, by_row, by_sequence, unscaled_rms_norm
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 from meshscope.spec.model.flops import LINEAR_CHUNK, linear_of
 from meshscope.spec.model.model import Layer, Model
@@ -47,7 +53,7 @@ def linear_attention(  # noqa: PLR0913  the inputs of a layer's attention
     x: Array,
     w: LayerWeights,
     cache: LayerCache,
-    positions: Array,  # noqa: ARG001  the state has none
+    positions: Array,
     *,
     model: Model,
     layer: Layer,  # noqa: ARG001
@@ -57,75 +63,153 @@ def linear_attention(  # noqa: PLR0913  the inputs of a layer's attention
     """Linear attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new state."""
     linear = linear_of(model.attention)
     has_past = context.phase is Phase.DECODE or context.n_cached > 0
-    values = (*x.shape[:2], -1, linear.value_dim)
-    inputs = {name: heads(x, w, name) for name in "qkv"}
-    inputs["v"] = inputs["v"].reshape(values)
+    span = _Span.of(positions, context)
+    inputs = {name: by_sequence(heads(x, w, name), positions) for name in "qkv"}
+    n_rows, n_positions = inputs["q"].shape[:2]
+    inputs["v"] = inputs["v"].reshape(n_rows, n_positions, -1, linear.value_dim)
     n_before = linear.conv_width - 1
-    before, cache = _inputs_before(inputs, cache, context, n_before=n_before, has_past=has_past)
+    before, cache = _inputs_before(inputs, cache, context, span, n_before=n_before)
     q, k, v = (_convolved(y, before[name], w(f"conv_{name}")) for name, y in inputs.items())
     q, k = (jnp.repeat(_l2_normed(y), linear.group, axis=2) for y in (q, k))
     q = q * linear.key_dim**-0.5
-    per_head = (*x.shape[:2], -1)
-    rate = jax.nn.sigmoid(_wide(heads(x, w, "b")).reshape(per_head))
-    steps = jax.nn.softplus(_wide(heads(x, w, "a")).reshape(per_head) + _wide(w("decay_bias")))
+    b, a = (by_sequence(_wide(heads(x, w, name)), positions) for name in "ba")
+    rate = jax.nn.sigmoid(b.reshape(n_rows, n_positions, -1))
+    steps = jax.nn.softplus(a.reshape(n_rows, n_positions, -1) + _wide(w("decay_bias")))
     log_decay = -jnp.exp(_wide(w("decay_log"))) * steps
-    shape = (x.shape[0], v.shape[2], linear.key_dim, linear.value_dim)
-    state = jnp.zeros(shape, jnp.float32)
+    state = jnp.zeros((n_rows, v.shape[2], linear.key_dim, linear.value_dim), jnp.float32)
+    states = _States(cache=cache, n_slots=linear.key_dim)
     if has_past:
-        slots = range(linear.key_dim)
-        state = cache.part("state", jnp.float32, n_rows=x.shape[0], slots=slots)
-    out, state = _rule(context, x.shape[1])(q, k, _wide(v), log_decay, rate, state)
-    cache = _replaced(cache, "state", state)
-    out = unscaled_rms_norm(out.astype(x.dtype), model.norm_eps) * w("state_norm").astype(x.dtype)
-    gate = jax.nn.silu(_wide(heads(x, w, "z")).reshape(values))
+        state = states.after(span.first - 1, n_rows)
+    rule = (q, k, _wide(v), log_decay, rate)
+    if context.phase is Phase.DECODE:
+        out, states = _each_token(rule, state, states, span.first)
+    else:
+        out, state = _rule(context, n_positions)(*rule, state)
+        states = states.with_one(state, span.last)
+    out = unscaled_rms_norm(by_row(out, x).astype(x.dtype), model.norm_eps)
+    out = out * w("state_norm").astype(x.dtype)
+    gate = jax.nn.silu(_wide(heads(x, w, "z")).reshape(out.shape))
     out = (out * gate).astype(x.dtype)
-    return w.einsum("bsnh,nhd->bsd", out, "wo"), cache
+    return w.einsum("bsnh,nhd->bsd", out, "wo"), states.cache
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The first and the last position of a step, on all devices."""
+
+    first: Array | int
+    last: Array | int
+
+    @classmethod
+    def of(cls, positions: Array, context: Context) -> "_Span":
+        if context.phase is Phase.DECODE:
+            return cls(positions[0], positions[-1])
+        n_positions = positions.shape[0] * (context.size if context.splits_step else 1)
+        return cls(context.n_cached, context.n_cached + n_positions - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _States:
+    """The states in the cache of a layer: `n_slots` slots each, that after position p in place p % number."""
+
+    cache: LayerCache
+    n_slots: int
+
+    def _at(self, position: Array | int) -> Array | int:
+        number = self.cache.n_slots("state") // self.n_slots
+        return 0 if number == 1 else position % number * self.n_slots
+
+    def after(self, position: Array | int, n_rows: int) -> Array:
+        """The state [B, V, K, H] after a position."""
+        slots, at = range(self.n_slots), self._at(position)
+        return self.cache.part("state", jnp.float32, n_rows=n_rows, slots=slots, at=at)
+
+    def with_one(self, state: Array, position: Array | int) -> "_States":
+        """The states with that after this position."""
+        return replace(self, cache=self.cache.written("state", state, at=self._at(position)))
 
 
 def _rule(context: Context, n_positions: int) -> Callable[..., tuple[Array, Array]]:
-    """The rule for one position, for a prompt, or for a block of one over cp."""
+    """The rule for a prompt of one position or more, or for a block of one over cp."""
     if context.splits_step:
         return partial(split_delta_rule, context=context)
     return delta_step if n_positions == 1 else chunked_delta_rule
+
+
+def _each_token(
+    inputs: Sequence[Array], state: Array, states: _States, first: Array | int
+) -> tuple[Array, _States]:
+    """The outputs of the rule for the tokens [B, S, ...] of a decode step, and the states after each."""
+    outputs: list[Array] = []
+    for token in range(inputs[0].shape[1]):
+        q, k, v, log_decay, rate = (y[:, token : token + 1] for y in inputs)
+        out, state = delta_step(q, k, v, log_decay, rate, state)
+        states = states.with_one(state, first + token)
+        outputs.append(out)
+    return jnp.concatenate(outputs, axis=1), states
 
 
 def _wide(x: Array) -> Array:
     return x.astype(jnp.float32)
 
 
-def _replaced(cache: LayerCache, name: str, new: Array) -> LayerCache:
-    """The cache with this array [B, heads, slots, width] of fixed size replaced."""
-    return cache.written(name, new, at=0)
-
-
 def _inputs_before(
     inputs: Mapping[str, Array],
     cache: LayerCache,
     context: Context,
+    span: _Span,
     *,
     n_before: int,
-    has_past: bool,
 ) -> tuple[dict[str, Array], LayerCache]:
     """The `n_before` (W-1) inputs of each convolution before those of this device, and the cache with the last ones.
 
-    `inputs` are [B, S, heads, width]. Under cp, those before a block are in the blocks before it.
+    `inputs` are [B, S, heads, width]. Under cp, those before a block are in the blocks before it. Of the cached
+    ones before a prompt's end, a step reads only the last `n_before`.
     """
     tails = _tails(inputs, n_before, context) if context.splits_step else inputs
     before: dict[str, Array] = {}
     for name, tail in tails.items():
+        ring = _Ring(cache=cache, name=f"conv_{name}", n_before=n_before)
         first = jnp.zeros((tail.shape[0], n_before, *tail.shape[2:]), tail.dtype)
-        if has_past:
-            slots = range(n_before)
-            first = cache.part(f"conv_{name}", tail.dtype, n_rows=tail.shape[0], slots=slots)
-            first = first.swapaxes(1, 2)
+        if context.phase is Phase.DECODE or context.n_cached > 0:
+            first = ring.before(span.first, tail.dtype, n_rows=tail.shape[0])
         every = jnp.concatenate([first, tail], axis=1)
         before[name] = first
         if context.splits_step:
             start = context.rank * (tail.shape[1] // context.size)
             before[name] = lax.dynamic_slice_in_dim(every, start, n_before, axis=1)
-        last = every[:, tail.shape[1] :].swapaxes(1, 2)
-        cache = _replaced(cache, f"conv_{name}", last)
+        cache = ring.with_last(every, span.last)
     return before, cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ring:
+    """The last inputs of a convolution in the cache of a layer, of which a step reads `n_before`.
+
+    If there are more, that of position p is in slot p % number.
+    """
+
+    cache: LayerCache
+    name: str
+    n_before: int
+
+    def before(self, position: Array | int, dtype: Any, *, n_rows: int) -> Array:
+        """The inputs [B, n_before, heads, width] before a position."""
+        number = self.cache.n_slots(self.name)
+        inputs = self.cache.part(self.name, dtype, n_rows=n_rows, slots=range(number))
+        if number > self.n_before:
+            inputs = jnp.roll(inputs, (self.n_before - position) % number, axis=2)
+            inputs = inputs[:, :, : self.n_before]
+        return inputs.swapaxes(1, 2)
+
+    def with_last(self, every: Array, position: Array | int) -> LayerCache:
+        """The cache with the last of the inputs [B, P, heads, width] that end at this position."""
+        number = self.cache.n_slots(self.name)
+        missing = max(0, number - every.shape[1])
+        last = jnp.pad(every, ((0, 0), (missing, 0), (0, 0), (0, 0)))[:, -number:].swapaxes(1, 2)
+        if number > self.n_before:
+            last = jnp.roll(last, (position + 1) % number, axis=2)
+        return self.cache.written(self.name, last, at=0)
 
 
 def _tails(inputs: Mapping[str, Array], n_last: int, context: Context) -> dict[str, Array]:

@@ -186,17 +186,24 @@ class LayerCache:
             array = lax.dynamic_index_in_dim(array, self.index, axis=0, keepdims=False)
         return array.astype(dtype)
 
-    def part(self, name: str, dtype: Any, *, n_rows: int, slots: range) -> Array:
-        """These slots [B, ..., T, H] of the `n_rows` sequences from `first_row` on."""
+    def part(
+        self, name: str, dtype: Any, *, n_rows: int, slots: range, at: Array | int = 0
+    ) -> Array:
+        """These slots [B, ..., T, H], counted from `at`, of the `n_rows` sequences from `first_row` on."""
         array = self.arrays[name]
         n_lead = 0 if self.index is None else 1
         inner = array.shape[n_lead + 1 : -2]
         sizes = (n_rows, *inner, len(slots), array.shape[-1])
-        offsets: list[Array | int] = [self.first_row, *[0] * len(inner), slots.start, 0]
+        first = at + slots.start
+        offsets: list[Array | int] = [self.first_row, *[0] * len(inner), first, 0]
         if self.index is not None:
             sizes, offsets = (1, *sizes), [self.index, *offsets]
         part = lax.dynamic_slice(array, offsets, sizes)
         return (part if self.index is None else part[0]).astype(dtype)
+
+    def n_slots(self, name: str) -> int:
+        """The slots of an array."""
+        return self.arrays[name].shape[-2]
 
     def has_heads(self, name: str) -> bool:
         """Whether the array has a dim of heads."""

@@ -181,10 +181,24 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         embed_scale=hidden**0.5 if is_gemma else 1.0,
         logit_softcap=reader.optional_number("final_logit_softcapping") if is_gemma else None,
         text_part_of=outer_type,
-        n_mtp_layers=reader.count("num_nextn_predict_layers", 0) or None,
+        n_mtp_layers=_n_mtp_layers(reader, family) or None,
         stored_as=None if stored is None else stored.text,
         stored_dtype=None if stored is None else stored.weight_dtype,
     )
+
+
+def _n_mtp_layers(reader: ConfigReader, family: Family) -> int:
+    """Layers for multi-token prediction; those of Qwen have one unless the config says otherwise.
+
+    Source: vllm/model_executor/models/qwen3_next_mtp.py and qwen3_5_mtp.py.
+    """
+    match family:
+        case Family.QWEN3_NEXT:
+            return reader.count("num_nextn_predict_layers", 1)
+        case Family.QWEN3_5 | Family.QWEN3_5_MOE:
+            return reader.count("mtp_num_hidden_layers", 1)
+        case _:
+            return reader.count("num_nextn_predict_layers", 0)
 
 
 def _attention(reader: ConfigReader, family: Family) -> Attention:

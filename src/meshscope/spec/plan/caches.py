@@ -62,21 +62,28 @@ def joined_narrow_heads(arrays: tuple[CacheArray, ...]) -> tuple[CacheArray, ...
     return (replace(key, name="kv", shape=(*key.shape[:-1], 2 * key.shape[-1])),)
 
 
-def layer_cache(model: Model, plan: Plan, layer: Layer) -> tuple[CacheArray, ...]:
-    """The cache arrays that one layer writes; none if it shares those of an earlier layer."""
-    return () if layer.shares_cache else attended_cache(model, plan, layer)
+def layer_cache(
+    model: Model, plan: Plan, layer: Layer, *, n_tokens: int = 1
+) -> tuple[CacheArray, ...]:
+    """The cache arrays that one layer writes; none if it shares those of an earlier layer.
+
+    `n_tokens` are those of a sequence in a decode step, of which only the first is certain.
+    """
+    return () if layer.shares_cache else attended_cache(model, plan, layer, n_tokens=n_tokens)
 
 
-def attended_cache(model: Model, plan: Plan, layer: Layer) -> tuple[CacheArray, ...]:
+def attended_cache(
+    model: Model, plan: Plan, layer: Layer, *, n_tokens: int = 1
+) -> tuple[CacheArray, ...]:
     """The cache arrays that one layer reads."""
-    return tuple(_arrays(model, plan, layer))
+    return tuple(_arrays(model, plan, layer, n_tokens))
 
 
-def _arrays(model: Model, plan: Plan, layer: Layer) -> Iterator[CacheArray]:
+def _arrays(model: Model, plan: Plan, layer: Layer, n_tokens: int) -> Iterator[CacheArray]:
     attention = model.attention
     match attention:
         case GroupedAttention() if layer.attention is AttentionKind.LINEAR:
-            yield from _linear_arrays(attention)
+            yield from _linear_arrays(attention, n_tokens)
         case GroupedAttention():
             of_layer = attention.of(layer.attention)
             shape = (stored_kv_heads(of_layer, plan), of_layer.head_dim)
@@ -95,21 +102,23 @@ def _arrays(model: Model, plan: Plan, layer: Layer) -> Iterator[CacheArray]:
             assert_never(attention)
 
 
-def _linear_arrays(attention: GroupedAttention) -> Iterator[CacheArray]:
+def _linear_arrays(attention: GroupedAttention, n_tokens: int) -> Iterator[CacheArray]:
     """The state [key_dim, value_dim] of each value head, and the last inputs of the convolution.
 
-    Both are float32: the state adds up all positions.
+    Both are float32: the state adds up all positions. A step of several tokens keeps the state after each
+    and as many more inputs, from which the next step takes those of the last accepted token, as vLLM does
+    (vllm/model_executor/layers/mamba/mamba_utils.py: k + 1 states, conv_kernel - 1 + num_spec inputs).
     """
     linear = attention.linear
     assert linear is not None
     values = (linear.n_value_heads, linear.value_dim)
     keys = (linear.n_key_heads, linear.key_dim)
-    n_before = linear.conv_width - 1
+    n_inputs = linear.conv_width - 1 + n_tokens - 1
     for name, shape, n_slots in (
-        ("state", values, linear.key_dim),
-        ("conv_q", keys, n_before),
-        ("conv_k", keys, n_before),
-        ("conv_v", values, n_before),
+        ("state", values, n_tokens * linear.key_dim),
+        ("conv_q", keys, n_inputs),
+        ("conv_k", keys, n_inputs),
+        ("conv_v", values, n_inputs),
     ):
         dims = (Dim.HEADS, Dim.HEAD_DIM)
         yield CacheArray(name=name, dims=dims, shape=shape, n_fixed_slots=n_slots, dtype="f32")
@@ -158,6 +167,6 @@ def device_cache_bytes(
     bits = sum(
         n * prod(array.local_shape(plan)) * array.n_slots(n_positions) * array.bits(dtype)
         for layer, n in counts.items()
-        for array in layer_cache(model, plan, layer)
+        for array in layer_cache(model, plan, layer, n_tokens=workload.decode_tokens)
     )
     return bits * (workload.batch // plan.data_size) // 8
