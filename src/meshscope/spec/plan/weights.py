@@ -659,12 +659,16 @@ def _compressed_weights(d: int, attention: CompressedAttention, layer: Layer) ->
 def _entry_weights(
     prefix: str, base: str, d: int, rate: int, widths: tuple[int, int]
 ) -> Iterator[Weight]:
-    """Compresses `rate` positions into an entry; `widths` are those of an entry and of a position."""
+    """Compresses `rate` positions into an entry; `widths` are those of an entry and of a position.
+
+    The checkpoints of DeepSeek-V4 have these matrices in bf16, without scales.
+    """
     builder = WeightBuilder(base="model.layers.{layer}.attn." + base)
     entry_width, position_width = widths
     shape = (d, position_width)
-    yield builder.matrix(f"{prefix}wkv", (Dim.HIDDEN, Dim.NORM), shape, "wkv.weight")
-    yield builder.matrix(f"{prefix}wgate", (Dim.HIDDEN, Dim.NORM), shape, "wgate.weight")
+    into = (Dim.HIDDEN, Dim.NORM)
+    for name in ("wkv", "wgate"):
+        yield builder.matrix(f"{prefix}{name}", into, shape, f"{name}.weight", inputs=())
     yield builder.vector(f"{prefix}bias", (Dim.NORM, Dim.NORM), (rate, position_width), "ape")
     yield builder.vector(f"{prefix}norm", (Dim.NORM,), (entry_width,), "norm.weight")
 
