@@ -140,10 +140,10 @@ def test_activations_are_in_the_format_of_the_checkpoint_where_the_program_has_i
         ("Qwen/Qwen3-30B-A3B", {}, "s8_w8a8"),
         ("Qwen/Qwen3-30B-A3B", {"dispatch": "fused", "plan": "tp=8,ep=8"}, "s8"),
         ("deepseek-ai/DeepSeek-V2-Lite", {}, "s8_w8a8"),
-        ("deepseek-ai/DeepSeek-V3.2", {}, "s8"),
+        ("deepseek-ai/DeepSeek-V3.2", {}, "s8_w8a8"),
     ],
 )
-def test_layers_without_8_bit_activations_keep_those_of_16_bits(
+def test_programs_without_8_bit_activations_keep_those_of_16_bits(
     tmp_path: Path, model: str, options: dict[str, str], expected: str
 ) -> None:
     path = tmp_path / "config.json"

@@ -16,9 +16,10 @@ from meshscope.spec.workload import Workload
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = [pytest.mark.tpu, pytest.mark.slow]
 
-GPT_OSS, QWEN, V3, V4, KIMI = (
+GPT_OSS, QWEN, NEXT, V3, V4, KIMI = (
     "openai/gpt-oss-20b",
     "Qwen/Qwen3-30B-A3B",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
     "deepseek-ai/DeepSeek-V3",
     "deepseek-ai/DeepSeek-V4-Flash",
     "moonshotai/Kimi-K2-Instruct",
@@ -50,6 +51,12 @@ MATRIX = [
     Case(QWEN, "f8e4m3fn_w8a8", "tpu7x-8", "tp=8"),
     Case("mistralai/Mixtral-8x7B-v0.1", "f8e4m3fn_w8a8", "v6e-8", "pp=2,dp=2,tp=2,ep=4"),
     Case("deepseek-ai/DeepSeek-V2-Lite", "s8_w8a8", "v6e-8", "cp=2,tp=4,ep=4"),
+    Case(NEXT, "s8_w8a8", "v6e-8", "fsdp=4,tp=2", n_layers=4),
+    Case("Qwen/Qwen3.5-9B", "f8e4m3fn_w8a8", "tpu7x-8", "cp=4,tp=2", n_layers=4, loop=Loop.UNROLL),
+    Case("deepseek-ai/DeepSeek-V3.2", "s8_w8a8", "v6e-8", "tp=8,ep=8", n_layers=4),
+    Case("deepseek-ai/DeepSeek-V3.2", "s8_w8a8", "v6e-8", "cp=2,tp=4", loop=Loop.UNROLL),
+    Case(V4, "s8_w8a8", "v6e-8", "fsdp=4,tp=2", n_layers=4, loop=Loop.UNROLL),
+    Case(V4, "f8e4m3fn_w8a8", "tpu7x-8", "cp=2,tp=4,ep=4", n_layers=4),
     Case(GPT_OSS, MXFP4, "v6e-8", "tp=8,ep=8", loop=Loop.UNROLL),
     Case(GPT_OSS, MXFP4, "tpu7x-8", "pp=2,dp=2,tp=2"),
     Case(QWEN, "s4_group64", "v5e-8", "dp=2,tp=4,sp"),

@@ -4,17 +4,23 @@ import pytest
 
 from meshscope.analysis.floor import step_floor
 from meshscope.cost.efficiency import efficiency_of
+from meshscope.cost.features import PARTS, Cost, Feature, plan_costs
 from meshscope.cost.predicted import predicted_times
 from meshscope.cost.rates import rates_of
-from meshscope.events.enums import Phase
+from meshscope.events.enums import Part, Phase
 from meshscope.events.step_time import Activity, StepTime
 from meshscope.spec.experiment import experiment_of
 from meshscope.spec.hardware.chips import chip_of
 from meshscope.spec.hardware.precision import precision_notes, product_speedup
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
+from meshscope.spec.model.flops import chunked_flops, linear_of
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.workload import Workload
+
+
+def _matmul_s(step: StepTime) -> float:
+    return sum(a.seconds for a in step.activities if a.activity is Activity.MATMUL)
 
 
 def _prefill(weight_dtype: str, topology: str, model: str = "meta-llama/Llama-3.1-8B") -> StepTime:
@@ -50,10 +56,7 @@ def test_int8_products_take_half_the_time_and_compute_as_much() -> None:
     """On v6e, without the head and the kernels of attention."""
     wide, narrow = _prefill("s8", "v6e-4"), _prefill("s8_w8a8", "v6e-4")
 
-    def matmul(step: StepTime) -> float:
-        return sum(a.seconds for a in step.activities if a.activity is Activity.MATMUL)
-
-    assert matmul(narrow) == pytest.approx(matmul(wide) / 2, rel=0.02)
+    assert _matmul_s(narrow) == pytest.approx(_matmul_s(wide) / 2, rel=0.02)
     flops = [sum(part.flops or 0.0 for part in step.parts) for step in (wide, narrow)]
     assert flops[0] == pytest.approx(flops[1], rel=1e-9)
 
@@ -77,9 +80,6 @@ def test_up_projections_of_latents_keep_the_bf16_peak() -> None:
     model = "deepseek-ai/DeepSeek-V2-Lite"
     wide, narrow = (_prefill(dtype, "v6e-4", model) for dtype in ("s8", "s8_w8a8"))
 
-    def matmul(step: StepTime) -> float:
-        return sum(a.seconds for a in step.activities if a.activity is Activity.MATMUL)
-
     def part_flops(step: StepTime, name: str) -> float:
         return sum(part.flops or 0.0 for part in step.parts if part.part == name)
 
@@ -89,7 +89,42 @@ def test_up_projections_of_latents_keep_the_bf16_peak() -> None:
     of_up = 27 * n_tokens * 2 * 4 * 512 * (128 + 128)
     wide_parts = sum(part_flops(wide, name) for name in ("moe.router", "lm_head")) + of_up
     wide_s = wide_parts / peak / efficiency
-    assert matmul(narrow) - wide_s == pytest.approx((matmul(wide) - wide_s) / 2, rel=0.01)
+    assert _matmul_s(narrow) - wide_s == pytest.approx((_matmul_s(wide) - wide_s) / 2, rel=0.01)
+
+
+def test_rates_and_the_delta_rule_keep_the_bf16_peak() -> None:
+    """Qwen3.5-9B on v6e: 24 of 32 layers, a quarter of 32 value heads with two rates each, from 4,096 numbers."""
+    model = read_model("Qwen/Qwen3.5-9B")
+    wide, narrow = (_prefill(dtype, "v6e-4", model.name) for dtype in ("s8", "s8_w8a8"))
+
+    peak, n_tokens = chip_of("v6e").bf16_flops_per_s, 8 * 1024
+    assert peak is not None
+    efficiency = efficiency_of(chip_of("v6e"), rates_of(chip_of("v6e"))).constants.matmul
+    of_token = 2 * 4096 * 2 * 8 + chunked_flops(linear_of(model.attention)) / 4
+    of_head = sum(part.flops or 0.0 for part in wide.parts if part.part == "lm_head")
+    wide_s = (24 * n_tokens * of_token + of_head) / peak / efficiency
+    assert _matmul_s(narrow) - wide_s == pytest.approx((_matmul_s(wide) - wide_s) / 2, rel=1e-6)
+
+
+def test_each_input_of_compressed_attention_is_rounded_once() -> None:
+    """A sliding layer of DeepSeek-V4 under tp=4: the residual stream of two products, its latent, heads and groups."""
+    costs = [_attention_bytes(dtype) for dtype in ("s8", "s8_w8a8")]
+
+    hidden, latent, heads, groups = 4096, 1024, 64 * 512 // 4, 8 * 1024 // 4
+    assert costs[1] - costs[0] == pytest.approx((hidden + latent + heads + groups) * (2 + 1))
+
+
+def _attention_bytes(weight_dtype: str) -> float:
+    """Bytes of wide arrays for a token in the attention of the first layer."""
+    experiment = experiment_of(
+        model=read_model("deepseek-ai/DeepSeek-V4-Flash"),
+        plan=parse_plan("tp=4"),
+        topology=parse_topology("v6e-4"),
+        workload=Workload(weight_dtype=weight_dtype),
+        n_layers=1,
+    )
+    costs = plan_costs(experiment, Phase.PREFILL, rates_of(chip_of("v6e")))
+    return costs.coefficients[PARTS.index(Part.ATTN), Cost.WIDE_BYTES, Feature.TOKENS]
 
 
 def test_the_floor_of_a_step_counts_the_peak_of_its_products() -> None:

@@ -245,11 +245,21 @@ NARROW = {
     "qwen3_moe-s8_w8a8": ("qwen3_moe", "s8", 1),
     "qwen3_moe-s8_w8a8-tp4": ("qwen3_moe", "s8", 4),
     "deepseek_v3-s8_w8a8-tp2": ("deepseek_v3", "s8", 2),
+    "qwen3_next-s8_w8a8-tp2": ("qwen3_next", "s8", 2),
+    "qwen3_5-f8e4m3fn_w8a8-tp2": ("qwen3_5", "f8e4m3fn", 2),
+    "deepseek_v32-s8_w8a8-tp2": ("deepseek_v32", "s8", 2),
+    "glm_moe_dsa-shared-s8_w8a8-tp2": ("glm_moe_dsa-shared", "s8", 2),
+    "deepseek_v4-s8_w8a8-tp2": ("deepseek_v4", "s8", 2),
 }
 BLOCK = 8  # rows and columns that share a scale; DeepSeek-V3 has 128
 TABLES = ("embed_tokens", "lm_head")  # that stay in bfloat16 if blocks have scales
 BLANK = ("bias", "layer_scalar", "router.scale", "per_expert_scale")  # ones and zeros at the start
-WIDE = ("norm", "bias", "sinks", "mlp.gate.", "router")  # in names of tensors that stay in bfloat16
+WIDE = (  # in names of tensors that stay in bfloat16
+    *("norm", "bias", "sinks", "mlp.gate.", "router", "shared_expert_gate", "weights_proj"),
+    *("conv1d", "A_log", "in_proj_ba", "in_proj_b.", "in_proj_a."),
+    *("_hc.", "hc_head", "tid2eid", "compressor.kv_proj", "compressor.gate_proj"),
+    *("compressor.indexer.kv_proj", "compressor.indexer.gate_proj"),
+)
 
 
 def quantized_model(name: str, dtype: str, *, has_wide_tables: bool = False) -> Any:
@@ -285,10 +295,10 @@ def narrow_model(name: str, dtype: str, n_devices: int) -> Any:
 
     model = quantized_model(name, dtype, has_wide_tables=True)
     for module_name, module in model.model.named_modules():
-        if module_name.endswith("kv_b_proj"):
-            continue  # decode multiplies it with queries and outputs, not with latents
+        if module_name.endswith("kv_b_proj") or any(part in f"{module_name}." for part in WIDE):
+            continue  # decode multiplies the up-projection with queries and outputs, not with latents
         if isinstance(module, torch.nn.Linear):
-            is_summed = module_name.endswith(("o_proj", "down_proj"))
+            is_summed = module_name.endswith(("o_proj", "o_b_proj", "out_proj", "down_proj"))
             n_parts = n_devices if is_summed else 1
             module.register_forward_pre_hook(
                 lambda _, inputs, n=n_parts: _rounded_parts(inputs[0], n, dtype)
@@ -304,10 +314,15 @@ def _narrow_experts(  # noqa: PLR0917  as the module's own, and how inputs are r
     """The weighted sum of experts for tokens x [T, D], with rounded inputs of both products."""
     import torch  # noqa: PLC0415  only the oracle needs it
 
+    def gated(both: Any) -> Any:
+        gate, up = both.chunk(2, dim=-1)
+        return experts.act_fn(gate) * up
+
+    gated = getattr(experts, "_apply_gate", gated)  # DeepSeek-V4 has its own
     rounded, out = _rounded_parts(x, 1, dtype), torch.zeros_like(x)
     for expert in range(len(experts.down_proj)):
-        gate, up = (rounded @ experts.gate_up_proj[expert].T).chunk(2, dim=-1)
-        inner = _rounded_parts(experts.act_fn(gate) * up, n_parts, dtype)
+        inner = gated(rounded @ experts.gate_up_proj[expert].T)
+        inner = _rounded_parts(inner, n_parts, dtype)
         share = (top_k_weights * (top_k_index == expert)).sum(dim=-1, keepdim=True)
         out += inner @ experts.down_proj[expert].T * share
     return out

@@ -9,7 +9,7 @@ from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import model_from_config, read_model
+from meshscope.spec.model.config import model_from_config
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.plan.weights import SCALE_SUFFIX, expert_weights
 from meshscope.spec.program import Loop, Partitioner, Program
@@ -124,16 +124,28 @@ def test_the_largest_value_of_a_token_becomes_the_largest_number(name: str, larg
     assert not np.asarray(rounded, np.float32)[1].any()
 
 
+MATRIX = [
+    ("qwen3_moe-s8_w8a8-tp4", "fsdp=2,tp=4", Loop.UNROLL),
+    ("qwen3_next-s8_w8a8-tp2", "tp=2", Loop.SCAN),
+    ("qwen3_next-s8_w8a8-tp2", "fsdp=2,tp=2", Loop.UNROLL),
+    ("llama-f8e4m3fn_w8a8-tp2", "dp=2,cp=2,tp=2", Loop.UNROLL),
+    ("deepseek_v32-s8_w8a8-tp2", "tp=2", Loop.SCAN),
+    ("deepseek_v32-s8_w8a8-tp2", "cp=2,tp=2", Loop.UNROLL),
+    ("glm_moe_dsa-shared-s8_w8a8-tp2", "fsdp=2,tp=2", Loop.UNROLL),
+    ("deepseek_v4-s8_w8a8-tp2", "tp=2", Loop.UNROLL),
+    ("deepseek_v4-s8_w8a8-tp2", "cp=2,tp=2", Loop.SCAN),
+]
 CASES = [
     ("qwen3-s8_w8a8", "tp=1", Loop.UNROLL),
     ("qwen3-s8_w8a8", "fsdp=2,pp=2", Loop.SCAN),
     ("qwen3-s8_w8a8", "cp=4", Loop.SCAN),
     ("qwen3-s8_w8a8-tp4", "tp=4", Loop.SCAN),
     ("qwen3-s8_w8a8-tp4", "fsdp=2,tp=4,sp", Loop.UNROLL),
-    ("llama-f8e4m3fn_w8a8-tp2", "dp=2,cp=2,tp=2", Loop.UNROLL),
+    ("qwen3_5-f8e4m3fn_w8a8-tp2", "cp=2,tp=2", Loop.SCAN),
     ("qwen3_moe-s8_w8a8", "dp=4,ep=4", Loop.SCAN),
     ("deepseek_v3-s8_w8a8-tp2", "tp=2", Loop.SCAN),
-    pytest.param(*("qwen3_moe-s8_w8a8-tp4", "fsdp=2,tp=4", Loop.UNROLL), marks=pytest.mark.matrix),
+    ("deepseek_v4-s8_w8a8-tp2", "fsdp=2,tp=2", Loop.SCAN),
+    *(pytest.param(*case, marks=pytest.mark.matrix) for case in MATRIX),
 ]
 
 
@@ -191,26 +203,6 @@ def _tiny(config: str, plan: str, weight_dtype: str, program: Program) -> Experi
     )
 
 
-@pytest.mark.parametrize(
-    ("config", "partitioner", "text"),
-    [
-        ("deepseek_v32", Partitioner.MANUAL, "has an indexer, .* Use --weight-dtype s8."),
-        ("deepseek_v4", Partitioner.MANUAL, "has compressed attention"),
-        ("qwen3", Partitioner.AUTO, "Use --partitioner manual."),
-    ],
-)
-def test_layers_without_8_bit_activations_are_refused(
-    config: str, partitioner: Partitioner, text: str
-) -> None:
-    with pytest.raises(SpecError, match=text):
-        _tiny(config, "tp=2", "s8_w8a8", Program(partitioner=partitioner))
-
-
-def test_linear_attention_is_refused() -> None:
-    with pytest.raises(SpecError, match="has linear attention"):
-        experiment_of(
-            model=read_model("Qwen/Qwen3.5-9B"),
-            plan=parse_plan("tp=4"),
-            topology=parse_topology("v6e-4"),
-            workload=Workload(weight_dtype="s8_w8a8"),
-        )
+def test_the_auto_partitioner_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"Use --partitioner manual\."):
+        _tiny("qwen3", "tp=2", "s8_w8a8", Program(partitioner=Partitioner.AUTO))

@@ -51,6 +51,7 @@ from meshscope.spec.plan.dispatch import ROUND_ROOM, exchange_axes, fills_tiles
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.stages import stage_layers
 from meshscope.spec.plan.weights import (
+    Dim,
     Weight,
     attention_weights,
     dense_weights,
@@ -343,8 +344,8 @@ def _mlp(device: _Device, part: Part, weights: tuple[Weight, ...], ffn: int) -> 
 def _block(device: _Device, part: Part, weights: tuple[Weight, ...]) -> Iterator[_Entry]:
     """Products of tokens with weights, and the residual stream around them."""
     matrices = [weight for weight in weights if len(weight.shape) > 1 and weight.is_transposed]
-    narrow = [weight for weight in matrices if not weight.is_absorbed]
-    wide = [weight for weight in matrices if weight.is_absorbed]
+    narrow = [weight for weight in matrices if weight.inputs and not weight.is_absorbed]
+    wide = [weight for weight in matrices if weight.is_absorbed or not weight.inputs]
     products = Cost.NARROW_FLOPS if device.has_narrow_unit else Cost.MATMUL_FLOPS
     yield part, products, Feature.TOKENS, 2 * sum(map(device.elements, narrow))
     yield part, Cost.MATMUL_FLOPS, Feature.TOKENS, 2 * sum(map(device.elements, wide))
@@ -369,13 +370,21 @@ def _narrowing(
     dtype = activation_dtype_of(device.weight_dtype)
     if dtype is None:
         return
-    widths: dict[tuple[str, ...], int] = {}  # matrices with the same input share its rounding
-    for weight in matrices:
-        shape = weight.gathered_shape(device.plan)
-        widths[tuple(weight.dims[i] for i in weight.inputs)] = prod(shape[i] for i in weight.inputs)
+    widths = dict(_input_width(device, weight) for weight in matrices)
     n_bytes = device.act_bytes + DTYPE_BITS[dtype] / 8
     yield part, Cost.WIDE_BYTES, Feature.TOKENS, n_rows * sum(widths.values()) * n_bytes
     yield part, Cost.SMALL_OPS, Feature.ONE, len(widths)
+
+
+def _input_width(device: _Device, weight: Weight) -> tuple[tuple[tuple[Dim, int], ...], int]:
+    """The dims of a product's input, by which matrices share its rounding, and its numbers for a token."""
+    shape = weight.gathered_shape(device.plan)
+    dims = tuple(
+        (dim, shape[i])
+        for i, dim in enumerate(weight.dims)
+        if i in weight.inputs or dim is Dim.GROUPS  # groups of heads have inputs of their own
+    )
+    return dims, prod(size for _, size in dims)
 
 
 def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:

@@ -2,14 +2,11 @@
 
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import assert_never
 
 from meshscope.errors import SpecError
 from meshscope.spec.quantization import (
     UNQUANTIZED_DTYPE,
-    activation_dtype_of,
     quantization_of,
-    values_dtype,
 )
 
 
@@ -498,28 +495,12 @@ class Model:
     def default_weight_dtype(self) -> str:
         """The weight dtype unless one is named: the quantized format of the checkpoint, else bf16.
 
-        TPU servers load 16-bit and 32-bit checkpoints as bf16. Layers without products of 8-bit
-        activations have the format's weights alone.
+        TPU servers load 16-bit and 32-bit checkpoints as bf16.
         """
         stored = self.stored_dtype
         if stored is None or quantization_of(stored) is None:
             return UNQUANTIZED_DTYPE
-        is_narrow = activation_dtype_of(stored) is not None
-        return values_dtype(stored) if is_narrow and self.wide_part is not None else stored
-
-    @property
-    def wide_part(self) -> str | None:
-        """The part whose products take 16-bit activations only; None if all take 8-bit ones, too."""
-        match self.attention:
-            case GroupedAttention():
-                has_linear = any(layer.attention is AttentionKind.LINEAR for layer in self.layers)
-                return "linear attention" if has_linear else None
-            case LatentAttention():
-                return None if self.attention.indexer is None else "an indexer"
-            case CompressedAttention():
-                return "compressed attention"
-            case _:
-                assert_never(self.attention)
+        return stored
 
     def for_context(self, n_positions: int) -> "Model":
         """The model with the factors of LongRoPE for sequences of this length, which servers fix at start."""

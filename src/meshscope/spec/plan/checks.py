@@ -127,23 +127,11 @@ def cut_block(plan: Plan, model: Model, weight_dtype: str) -> CutBlock | None:
 def check_quantization(model: Model, workload: Workload) -> None:
     """Raise SpecError for a format that the layers of the model do not define."""
     quantization = quantization_of(workload.weight_dtype)
-    if quantization is not None and quantization.activation_dtype is not None:
-        _check_narrow_activations(model, workload.weight_dtype)
     is_of_experts = quantization is not None and quantization.coverage is Coverage.EXPERTS
     if is_of_experts and model.moe is None:
         raise SpecError(
             f"--weight-dtype {workload.weight_dtype} quantizes experts, and {model.name} has none. "
             f"Use {values_dtype(workload.weight_dtype)} for all matrices."
-        )
-
-
-def _check_narrow_activations(model: Model, weight_dtype: str) -> None:
-    """Raise SpecError for 8-bit activations without a program for the attention."""
-    lack = model.wide_part
-    if lack is not None:
-        raise SpecError(
-            f"--weight-dtype {weight_dtype}: {model.name} has {lack}, whose products take 16-bit "
-            f"activations here. Use --weight-dtype {values_dtype(weight_dtype)}."
         )
 
 
