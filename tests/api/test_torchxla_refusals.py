@@ -24,7 +24,6 @@ def _refusal(command: str, model: str, plan: str) -> str:
         ("deepseek-ai/DeepSeek-V3.2-Exp", "cp=2,tp=4", "does not split the indexer"),
         ("deepseek-ai/DeepSeek-V4-Flash", "pp=2,tp=4", "does not split the indexer"),
         ("Qwen/Qwen3.5-9B", "pp=2,tp=4", "has linear attention in some"),
-        ("Qwen/Qwen3.5-9B", "cp=2,tp=4", "does not pass the state of the linear attention"),
         ("meta-llama/Llama-3.2-3B", "pp=8", "4 layers, 3 layers)"),
     ],
 )

@@ -178,6 +178,7 @@ CASES = {
     "entries-fsdp": Case(COMPRESSED, "fsdp=8"),
     "linear-attention": Case(QWEN35, "dp=2,tp=4,sp"),
     "linear-attention-fsdp": Case(QWEN35, "fsdp=8"),
+    "linear-attention-cp": Case(QWEN35, "cp=2,tp=4"),
     "linear-attention-experts": Case(QWEN_NEXT, "dp=2,tp=4,ep=8"),
     "linear-attention-shared-expert": Case(QWEN_NEXT, "tp=8"),
     "biased-experts": Case(GPT, "tp=8,ep=8"),
@@ -254,6 +255,7 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
             (Part.MLP, Kind.REDUCE_SCATTER),
         },
         "linear-attention-fsdp": {(Part.ATTN, Kind.ALL_GATHER), (Part.MLP, Kind.ALL_GATHER)},
+        "linear-attention-cp": {(Part.ATTN, Kind.ALL_GATHER), (Part.ATTN, Kind.PERMUTE)},
         "linear-attention-experts": {
             (Part.ATTN, Kind.ALL_REDUCE),
             (Part.MOE_DISPATCH, Kind.ALL_TO_ALL),
@@ -265,7 +267,7 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
         "biased-experts": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MOE_COMBINE, Kind.ALL_REDUCE)},
     }[name]
     assert expected <= equal, [str(m) for m in comparison.matches]
-    # Only sums of its output are exchanged.
+    # Beside the collectives over cp, only sums of its output are exchanged.
     if name.startswith(("linear-attention", "entries")) or "indexer" in name:
         differing = {Verdict.EXTRA, Verdict.MISSING, Verdict.CHANGED}
         assert not [

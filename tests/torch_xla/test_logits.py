@@ -92,6 +92,7 @@ CASES += [
             "gpt_oss",
             "llama4",
         ),
+        *("qwen3_next", "qwen3_5", "qwen3_5_moe"),
     )
     for plan, form in (
         ("cp=8", RING),
@@ -154,7 +155,7 @@ TELLING = {
     Case("qwen3_next", "dp=2,tp=4,ep=8"),
     Case("deepseek_v32", "dp=2,tp=4,ep=8"),
     Case("glm_moe_dsa-shared", "dp=2,tp=4,ep=2,sp"),
-    Case("qwen3_5", "dp=2,tp=4,sp"),
+    Case("qwen3_5", "cp=2,tp=4,sp"),
     Case("deepseek_v4", "tp=8,ep=8"),
 }
 ITSELF = [

@@ -34,7 +34,6 @@ def check_traceable(experiment: Experiment) -> None:
     hugging_face_config(experiment.model)
     _check_heads(experiment)
     _check_indexer(experiment)
-    _check_linear(experiment)
     if experiment.plan.pp > 1:
         layers_of_stage(experiment)
 
@@ -71,16 +70,6 @@ def _check_indexer(experiment: Experiment) -> None:
         raise PlanError(
             f"--partitioner auto: --frontend torchxla replaces the attention of {model.name}, whose indexer "
             "scatters positions one by one. Use --partitioner manual, or --frontend jax."
-        )
-
-
-def _check_linear(experiment: Experiment) -> None:
-    """PlanError for cp with linear attention."""
-    plan, model = experiment.plan, experiment.model
-    if plan.cp > 1 and has_linear_attention(model):
-        raise PlanError(
-            f"plan '{plan}': --frontend torchxla does not pass the state of the linear attention of {model.name} "
-            "between the blocks of cp. Use a plan without cp, or --frontend jax."
         )
 
 

@@ -3,22 +3,24 @@
 transformers joins queries, keys, values and gates in one matrix and convolves them as one array. Splitting rows
 of the whole would not split each part by heads, so the parts are separate here. The rule is that of the JAX
 program (`programs/jax/linear.py`); as in transformers, a prompt is a sequence of chunks without a loop.
+If cp splits a prompt, a manual region has two all-gathers, as in the JAX program: the last inputs of the convolutions
+in each block, and how the block maps the state.
 
 Shapes: B batch, S positions of this step, D residual width, N key heads, V value heads, K width of a key,
-H width of a value, C positions of a chunk, W positions of the convolution.
+H width of a value, C positions of a chunk, W positions of the convolution; n devices of cp.
 """
 
 # pyright: reportMissingImports=false
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
 import torch
 
 from meshscope.events.enums import Phase
 from meshscope.programs.torchxla.layouts import Spec
-from meshscope.programs.torchxla.tensors import Tensors
+from meshscope.programs.torchxla.tensors import Tensors, all_gather
 from meshscope.spec.model.flops import LINEAR_CHUNK
 from meshscope.spec.model.model import LinearAttention
 
@@ -32,16 +34,29 @@ NEVER = -1e30  # the logarithm of a decay to nothing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
-    """Annotates arrays of linear attention in one phase: heads are split over tp."""
+    """How arrays of linear attention are split in one phase: heads over tp, and the positions of a prompt over cp."""
 
     phase: Phase
     tensors: Tensors
 
+    @property
+    def context(self) -> tuple[str, ...]:
+        """The mesh axes that split the positions of this step."""
+        return self.tensors.layouts.axes("cp") if self.phase is Phase.PREFILL else ()
+
     def by_heads(self, x: Any) -> Any:
-        """An array [B, S, heads, ...]."""
+        """Annotates an array [B, S, heads, ...]."""
+        return self.tensors.annotate(x, self.of_positions(x))
+
+    def of_positions(self, x: Any) -> Spec:
+        """The spec of an array [B, S, heads, ...]."""
         layouts = self.tensors.layouts
-        spec: Spec = (layouts.data, (), layouts.axes("tp"), *((),) * (x.dim() - 3))
-        return self.tensors.annotate(x, spec)
+        return (layouts.data, self.context, layouts.axes("tp"), *((),) * (x.dim() - 3))
+
+    def of_states(self, x: Any) -> Spec:
+        """The spec of an array [B, heads, ...], which all devices of cp have."""
+        layouts = self.tensors.layouts
+        return (layouts.data, layouts.axes("tp"), *((),) * (x.dim() - 2))
 
 
 class Channels(torch.nn.Module):
@@ -51,12 +66,9 @@ class Channels(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(n_channels, width))
 
-    def forward(self, inputs: Any, n_new: int) -> Any:
-        """SiLU of the causal convolution [B, S, heads, width] of the last `n_new` positions of `inputs`."""
-        weight = self.weight.reshape(*inputs.shape[2:], -1)
-        width = weight.shape[-1]
-        parts = [inputs[:, at : at + n_new] * weight[..., at] for at in range(width)]
-        return torch.nn.functional.silu(reduce(torch.add, parts))
+    def forward(self, n_heads: int) -> Any:
+        """The weights [heads, width, W]."""
+        return self.weight.reshape(n_heads, -1, self.weight.shape[-1])
 
 
 class DeltaAttention(torch.nn.Module):
@@ -95,26 +107,19 @@ class DeltaAttention(torch.nn.Module):
         """[B, S, D] -> [B, S, D], and the states of the cache's layer replaced."""
         x, of, placing = hidden_states, self.of, self.placing
         assert placing is not None
-        states, has_past = cache_params.layers[self.layer_idx], placing.phase is Phase.DECODE
         projected = {
             letter: placing.by_heads(self._linear(letter)(x).reshape(*x.shape[:2], n_heads, -1))
             for letter, n_heads in self._heads().items()
         }
-        q, k, v = (
-            self._convolved(name, projected[name[-1]], states, has_past=has_past)
-            for name in CONVOLVED
-        )
-        q, k = (_l2_normed(y).repeat_interleave(of.group, dim=2) for y in (q, k))
-        q, v = q * of.key_dim**-0.5, v.float()
-        rate = torch.sigmoid(projected["b"].float())[..., 0]
         steps = torch.nn.functional.softplus(projected["a"].float()[..., 0] + self.dt_bias.float())
-        log_decay = -torch.exp(self.A_log.float()) * steps
-        arrays = [placing.by_heads(y) for y in (q, k, v, log_decay, rate)]
-        state = states.arrays[STATE]
-        if not has_past:
-            state = torch.zeros_like(state)
-        rule: Callable[..., tuple[Any, Any]] = delta_step if x.shape[1] == 1 else chunked_delta_rule
-        out, states.arrays[STATE] = rule(*arrays, state)
+        arrays = {name: projected[name[-1]] for name in CONVOLVED} | {
+            "rate": torch.sigmoid(projected["b"].float())[..., 0],
+            "log_decay": -torch.exp(self.A_log.float()) * steps,
+        }
+        weights = {name: self.conv1d[name](arrays[name].shape[2]) for name in CONVOLVED}
+        step = DeltaStep(of=of, placing=placing, weights=weights)
+        states = cache_params.layers[self.layer_idx]
+        out, states.arrays = (step.of_blocks if placing.context else step)(arrays, states.arrays)
         out = self.norm(placing.by_heads(out).to(x.dtype), projected["z"])
         return self.out_proj(placing.by_heads(out).reshape(*x.shape[:2], -1))
 
@@ -129,15 +134,100 @@ class DeltaAttention(torch.nn.Module):
             return getattr(self, f"in_proj_{joined}")[letter]
         return getattr(self, f"in_proj_{letter}")
 
-    def _convolved(self, name: str, x: Any, states: Any, *, has_past: bool) -> Any:
-        """The convolution of x [B, S, heads, width]; keeps the last inputs [B, heads, W - 1, width]."""
-        assert self.placing is not None
-        before = states.arrays[name].to(x.dtype).transpose(1, 2)
-        inputs = torch.cat([before if has_past else torch.zeros_like(before), x], dim=1)
-        inputs = self.placing.by_heads(inputs)
-        n_new = x.shape[1]
-        states.arrays[name] = inputs[:, n_new:].transpose(1, 2).to(states.arrays[name].dtype)
-        return self.placing.by_heads(self.conv1d[name](inputs, n_new))
+
+Arrays = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaStep:
+    """Convolutions and delta rule of one layer in one step; `weights` [heads, width, W] are those of the convolutions.
+
+    Arrays are the inputs [B, S, heads, width] of the convolutions by name, and `rate` and `log_decay` [B, S, V].
+    States are the last inputs [B, heads, W - 1, width] of the convolutions by name, and `state` [B, V, K, H].
+    """
+
+    of: LinearAttention
+    placing: Placing
+    weights: Arrays
+
+    def of_blocks(self, arrays: Arrays, states: Arrays) -> tuple[Any, Arrays]:
+        """As `__call__`, in a manual region in which a device has a block of the prompt."""
+        placing, tensors = self.placing, self.placing.tensors
+        heads: Spec = (tensors.layouts.axes("tp"), (), ())
+        weights = {name: tensors.entered(y, heads) for name, y in self.weights.items()}
+        local = {
+            name: tensors.entered(placing.by_heads(y), placing.of_positions(y))
+            for name, y in arrays.items()
+        }
+        with tensors.inside():
+            out, new = replace(self, weights=weights)(local, states)
+        out = tensors.left(out, placing.of_positions(out))
+        return out, {name: tensors.left(y, placing.of_states(y)) for name, y in new.items()}
+
+    def __call__(self, arrays: Arrays, states: Arrays) -> tuple[Any, Arrays]:
+        """The output [B, S, V, H] in float32, and the new states."""
+        of, by_heads = self.of, self.placing.by_heads
+        inputs = {name: arrays[name] for name in CONVOLVED}
+        before, new = self._before(inputs, states)
+        q, k, v = (self._convolved(name, x, before[name]) for name, x in inputs.items())
+        q, k = (_l2_normed(y).repeat_interleave(of.group, dim=2) for y in (q, k))
+        q, v = q * of.key_dim**-0.5, v.float()
+        given = [by_heads(y) for y in (q, k, v, arrays["log_decay"], arrays["rate"])]
+        state = states[STATE]
+        if self.placing.phase is Phase.PREFILL:
+            state = q.new_zeros(v.shape[0], v.shape[2], of.key_dim, of.value_dim)
+        out, new[STATE] = self._rule(q.shape[1])(*given, state)
+        return out, {name: new[name] for name in states}
+
+    def _rule(self, n_positions: int) -> Callable[..., tuple[Any, Any]]:
+        """The rule for one position, for a prompt, or for a block of one over cp."""
+        if self.placing.context:
+            return partial(split_delta_rule, tensors=self.placing.tensors)
+        return delta_step if n_positions == 1 else chunked_delta_rule
+
+    def _before(self, inputs: Arrays, states: Arrays) -> tuple[Arrays, Arrays]:
+        """The W - 1 inputs [B, W - 1, heads, width] before those of this device, and the last ones as states."""
+        n_before, tails = self.of.conv_width - 1, inputs
+        if self.placing.context:
+            tails = gathered_tails(inputs, n_before, self.placing.tensors)
+        before, new = {}, {}
+        for name, tail in tails.items():
+            first = tail.new_zeros(tail.shape[0], n_before, *tail.shape[2:])
+            if self.placing.phase is Phase.DECODE:
+                first = states[name].to(tail.dtype).transpose(1, 2)
+            every = self.placing.by_heads(torch.cat([first, tail], dim=1))
+            before[name] = first
+            if self.placing.context:
+                tensors = self.placing.tensors
+                start = tensors.rank("cp") * (tail.shape[1] // tensors.layouts.plan.cp)
+                places = start + torch.arange(n_before, device=tail.device)
+                before[name] = every.index_select(1, places)
+            new[name] = every[:, tail.shape[1] :].transpose(1, 2).to(states[name].dtype)
+        return before, new
+
+    def _convolved(self, name: str, x: Any, before: Any) -> Any:
+        """SiLU of the causal convolution of x [B, S, heads, width] after the inputs before it."""
+        inputs = self.placing.by_heads(torch.cat([before, x], dim=1))
+        weight, n_new = self.weights[name], x.shape[1]
+        width = weight.shape[-1]
+        parts = [inputs[:, at : at + n_new] * weight[..., at] for at in range(width)]
+        return self.placing.by_heads(torch.nn.functional.silu(reduce(torch.add, parts)))
+
+
+def gathered_tails(inputs: Arrays, n_last: int, tensors: Tensors) -> Arrays:
+    """The last `n_last` inputs [B, n * n_last, heads, width] of all blocks, or whole blocks if they are shorter.
+
+    One all-gather brings those of queries, keys and values.
+    """
+    tails = {name: x[:, max(0, x.shape[1] - n_last) :] for name, x in inputs.items()}
+    flat = torch.cat([tail.flatten(2) for tail in tails.values()], dim=-1)
+    gathered = all_gather(flat, 1, tensors.groups("cp"))
+    sizes = [tail[0, 0].numel() for tail in tails.values()]
+    parts = gathered.split(sizes, dim=-1)
+    return {
+        name: part.reshape(*part.shape[:2], *tail.shape[2:])
+        for (name, tail), part in zip(tails.items(), parts, strict=True)
+    }
 
 
 def _l2_normed(x: Any) -> Any:
@@ -175,6 +265,8 @@ def chunked_delta_rule(  # noqa: PLR0913, PLR0917  three projections, two gates 
     overlap = torch.einsum(OVERLAP, learned, k) * decay
     inverse = unit_lower_inverse(torch.where(places[None, :] < places[:, None], overlap, 0.0))
     new_values = torch.einsum(PRODUCT, inverse, v * rate[..., None])
+    # Columns of the state beyond those of values decay and are corrected, but learn no values.
+    new_values = torch.nn.functional.pad(new_values, (0, state.shape[-1] - v.shape[-1]))
     read_keys = torch.einsum(PRODUCT, inverse, learned * torch.exp(total)[..., None])
     scores = torch.einsum(OVERLAP, q, k) * decay
     queries = q * torch.exp(total)[..., None]
@@ -188,6 +280,37 @@ def chunked_delta_rule(  # noqa: PLR0913, PLR0917  three projections, two gates 
         state = state * decayed[n] + torch.einsum("bvck,bvch->bvkh", kept[n], corrections)
         outputs.append(out.transpose(1, 2))
     return torch.cat(outputs, dim=1)[:, :n_positions], state
+
+
+def split_delta_rule(  # noqa: PLR0913, PLR0917  as the rule over a prompt
+    q: Any, k: Any, v: Any, log_decay: Any, rate: Any, state: Any, *, tensors: Tensors
+) -> tuple[Any, Any]:
+    """As `chunked_delta_rule` for this device's block of a prompt that cp splits, after the same `state` on all.
+
+    The new state is that after all blocks.
+    """
+    n_values, n_heads = v.shape[-1], v.shape[2]
+    identity = torch.eye(k.shape[-1], device=k.device).expand(*state.shape[:-1], -1)
+    start = torch.cat([torch.zeros_like(state), identity], dim=-1)
+    out, block = chunked_delta_rule(q, k, v, log_decay, rate, start)
+    blocks = all_gather(block, 1, tensors.groups("cp"))  # [B, n*V, K, H+K]
+    maps = blocks.split(n_heads, dim=1)
+    before, after = passed_on(state, maps, tensors.rank("cp"))
+    read = torch.einsum("bsvk,bvkh->bsvh", out[..., n_values:], before)
+    return out[..., :n_values] + read, after
+
+
+def passed_on(state: Any, maps: Sequence[Any], rank: Any) -> tuple[Any, Any]:
+    """The states [B, V, K, H] before the block of this rank and after all; a map of one is [B, V, K, H+K].
+
+    Sums of products are in float32, which a TPU's matrix product would not be: each maps the whole state.
+    """
+    before, n_values = state, state.shape[-1]
+    for number, block in enumerate(maps):
+        before = torch.where(rank == number, state, before)
+        added, kept = block[..., :n_values], block[..., n_values:]
+        state = added + (kept[..., None] * state[..., None, :, :]).sum(dim=-2)
+    return before, state
 
 
 def _chunks(x: Any) -> Any:

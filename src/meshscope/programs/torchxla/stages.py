@@ -120,11 +120,10 @@ class StagedModel(torch.nn.Module):
         stage = tensors.entered(ranks, (STAGES,))
         masks = self._masks(given["position_ids"][0], given["attention_mask"])
         masks_of_layers = [self._mask(i, stage, masks) for i in range(len(self.stage_layers))]
-        tensors.is_inside = True
-        out = self._ticks(x, stage, inside, masks_of_layers)
-        with scope(Part.LM_HEAD.value):
-            out = self._of_last(out, stage)
-        tensors.is_inside = False
+        with tensors.inside():
+            out = self._ticks(x, stage, inside, masks_of_layers)
+            with scope(Part.LM_HEAD.value):
+                out = self._of_last(out, stage)
         for layer in cache.layers:
             layer.leave(tensors, cache_spec)
         return tensors.left(out, self.streams.rows)

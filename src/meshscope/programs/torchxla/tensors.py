@@ -5,7 +5,8 @@ collectives for replicas; `lowering.py` turns them into cross-partition collecti
 """
 
 # pyright: reportMissingImports=false
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +114,13 @@ class Tensors:
         )
         whole = xs.disable_manual_sharding(tensor, partition(spec), shape, mesh=self._mesh)
         return unwrap_sharded_tensor(whole)
+
+    @contextmanager
+    def inside(self) -> Generator[None]:
+        """Within it, annotations have no effect, because every tensor is a shard."""
+        self.is_inside = True
+        yield
+        self.is_inside = False
 
     def _op_sharding(self, spec: Spec) -> Any:
         return self._mesh.get_op_sharding(partition(spec))
