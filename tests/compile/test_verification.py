@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 from compared import assert_predicted_equals_compiled
 from test_families import BASE, CONFIGS, LATENT, ROUTED
+from test_matrix import TINY_V4_CONFIG
 
 import meshscope
 from meshscope.events.enums import Source
@@ -24,7 +25,12 @@ pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = [pytest.mark.tpu, pytest.mark.slow]
 
 DEEPSEEK = ROUTED | LATENT | {"n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4}
-FAMILIES = {"llama": {}, "deepseek_v3": DEEPSEEK | {"topk_group": 2}, **CONFIGS}
+FAMILIES = {
+    "llama": {},
+    "deepseek_v3": DEEPSEEK | {"topk_group": 2},
+    "deepseek_v4": TINY_V4_CONFIG,
+    **CONFIGS,
+}
 
 
 class Case(NamedTuple):
@@ -73,6 +79,8 @@ OF_MATRIX = [
     Case("llama4_text", "v6e-8", "dp=4,tp=2,ep=8,sp", has_kernel=False),
     Case("gemma3_text", "v6e-8", "dp=4,tp=2,sp"),
     Case("gemma4_text-shared", "v6e-8", "dp=4,tp=2"),
+    Case("deepseek_v4", "v6e-8", "dp=2,tp=4,ep=8,sp", Loop.SCAN, has_kernel=False),
+    Case("deepseek_v4", "v6e-8", "cp=2,tp=4", n_tokens=2, has_kernel=False),
     Case("qwen3_next", "v6e-8", "dp=2,tp=4,ep=8,sp", Loop.SCAN),
     Case("qwen3_next", "v6e-8", "fsdp=2,tp=4", n_tokens=2),
     Case("qwen3_5_text", "v6e-8", "cp=2,tp=4", has_kernel=False),
@@ -108,6 +116,7 @@ HEADS_OF_MATRIX = [
     Case("deepseek_v3", "v5p-16", "fsdp=2,tp=4,ep=2"),
     Case("glm4_moe", "v6e-8", "dp=8,ep=8"),
     Case("qwen3_next", "v6e-8", "dp=2,tp=4,ep=8"),
+    Case("deepseek_v4", "v6e-8", "dp=2,tp=4,ep=8"),
 ]
 
 

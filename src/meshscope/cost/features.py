@@ -400,10 +400,10 @@ def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
         yield from _prefill_scores(device, layer)
         return
     arrays, written = (attended_cache(model, plan, layer, n_tokens=n) for n in (1, device.n_tokens))
-    for array, after in zip(arrays, written, strict=True):
+    for before, array in zip(arrays, written, strict=True):
         feature, n_slots = _positions(device, layer, array)
         if array.dtype is not None:  # a state is read, and written after each token
-            n_slots += _positions(device, layer, after)[1]
+            n_slots += _positions(device, layer, before)[1]
         elements = prod(array.local_shape(plan)) * n_slots
         yield Part.ATTN, Cost.CACHE_BYTES, feature, elements * array.bits(device.cache_dtype) / 8
 

@@ -13,7 +13,6 @@ from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.model.config import read_model
 from meshscope.spec.model.model import (
     AttentionKind,
-    CompressedAttention,
     DraftHead,
     Layer,
     MlpKind,
@@ -72,11 +71,6 @@ def check_verification_program(experiment: Experiment) -> None:
         raise SpecError(
             f"--speculate: --frontend {frontend} has no programs with several tokens in a decode step. Use "
             "--frontend jax, or meshscope predict."
-        )
-    if isinstance(experiment.model.attention, CompressedAttention):
-        raise SpecError(
-            f"{experiment.model.name}: no program verifies drafts with compressed attention, whose entries "
-            "cannot drop rejected tokens. Use meshscope predict."
         )
 
 

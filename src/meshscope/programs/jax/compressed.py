@@ -4,8 +4,10 @@ Every `rate` positions (a window) form one entry: a softmax-weighted sum of thei
 channel. In sparse layers, an entry also includes the positions of the previous window through separate
 channels, and an indexer with separate entries selects the entries of each query.
 
-The cache has a fixed shape. Ring buffers hold the latest positions. Decode recomputes the entry of the
-current window in every step, and queries attend to it once its window is complete.
+The cache has a fixed shape. Ring buffers hold the latest positions. Decode recomputes the entries of the
+windows of its positions in every step, and queries attend to them once their windows are complete. Of
+several tokens in a step, those after the first may be rejected: the next step writes their positions again, and
+with them the entries. The ring buffers are so much longer that no position that it needs is overwritten.
 
 If cp splits the prompt, every device gathers the keys of all positions for either context form, as a
 ring would send the same bytes. If blocks are whole windows, each device computes the entries of its
@@ -35,6 +37,8 @@ from meshscope.programs.jax.latent import index_scores
 from meshscope.programs.jax.numerics import (
     MASKED,
     Array,
+    by_row,
+    by_sequence,
     causal_mask,
     dot_product_attention,
     rms_norm,
@@ -49,6 +53,7 @@ from meshscope.programs.jax.partial_attention import (
 )
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 from meshscope.spec.model.model import AttentionKind, CompressedAttention, Layer, Model, Rope
+from meshscope.spec.plan.caches import n_open_windows
 
 
 def compressed_attention(  # noqa: PLR0913  the inputs of a layer's attention
@@ -74,13 +79,14 @@ def compressed_attention(  # noqa: PLR0913  the inputs of a layer's attention
     )
     q_latent = rms_norm(w.dot(x, "wq_a"), w("q_a_norm"), model.norm_eps)
     q = unscaled_rms_norm(w.einsum("bsr,rnh->bsnh", q_latent, "wq_b"), model.norm_eps)
+    q = by_sequence(q, positions)
     *seen, cache = state.window(x, w, cache)
     parts = [seen]
     if layer.attention is not AttentionKind.SLIDING:
         *seen, cache = state.entries(x, q_latent, w, cache)
         parts.append(seen)
     out = state.attend(state.rotate(q), parts, w("sinks"))
-    out = state.rotate(out, is_inverse=True)  # values are rotated like keys
+    out = by_row(state.rotate(out, is_inverse=True), x)  # values are rotated like keys
     wo_a = w.matrix("wo_a")
     out = out.reshape(*out.shape[:2], wo_a.values.shape[1], -1)
     out = wo_a.einsum("bsgi,igr->bsgr", out)
@@ -89,7 +95,7 @@ def compressed_attention(  # noqa: PLR0913  the inputs of a layer's attention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CompressionStep:
-    """The attention of one layer in one step; decode is a step of one position."""
+    """The attention of one layer in one step; a decode step has one position or a few."""
 
     attention: CompressedAttention
     kind: AttentionKind
@@ -126,14 +132,14 @@ class _CompressionStep:
         self, x: Array, w: LayerWeights, cache: LayerCache
     ) -> tuple[Array, Array, LayerCache]:
         """Keys of the window [B, T, H], their mask [S, T], and the new cache."""
-        kv = rms_norm(w.dot(x, "wkv"), w("kv_norm"), self.eps)
+        kv = by_sequence(rms_norm(w.dot(x, "wkv"), w("kv_norm"), self.eps), self.positions)
         kv = self.rotate(kv[:, :, None, :])[:, :, 0]
         k_positions = self.positions
         if self.context.splits_step:
             kv, k_positions = self._gathered(kv), self.context.prompt_positions
         cache = self._write_latest(cache, "window", kv)
         if self.phase is Phase.DECODE:
-            kv, now = cache.read("window", x.dtype), self.positions[0]
+            kv, now = cache.read("window", x.dtype), self.positions[-1]
             k_positions = now - (now - jnp.arange(kv.shape[1])) % kv.shape[1]
         mask = causal_mask(self.positions, k_positions, self.attention.window) & (k_positions >= 0)
         if self.context.is_split and self.phase is Phase.DECODE:
@@ -150,14 +156,15 @@ class _CompressionStep:
         if self.phase is Phase.DECODE:
             numbers = self.context.interleaved_indices(entries.shape[1])
         mask = numbers[None, :] < n_full[:, None]
-        mask = jnp.broadcast_to(mask, (x.shape[0], *mask.shape))
+        mask = jnp.broadcast_to(mask, (entries.shape[0], *mask.shape))
         if self.kind is AttentionKind.COMPRESSED_SPARSE:
             index_entries, cache = self._compressed("index", x, w, cache)
             if not entries.shape[1]:
                 return entries, mask, cache
-            q = self.rotate(w.einsum("bsr,rnh->bsnh", q_latent, "index_wq"))
+            q = by_sequence(w.einsum("bsr,rnh->bsnh", q_latent, "index_wq"), self.positions)
+            weights = by_sequence(x @ w("index_weights"), self.positions)
             indexer = self.attention.indexer
-            scores = index_scores(q, index_entries, x @ w("index_weights"), indexer)
+            scores = index_scores(self.rotate(q), index_entries, weights, indexer)
             scores = jnp.where(mask, scores, MASKED)
             mask &= self.context.top_k_mask(scores, indexer.top_k)
         return entries, mask, cache
@@ -185,7 +192,9 @@ class _CompressionStep:
         self, name: str, x: Array, w: LayerWeights, cache: LayerCache
     ) -> tuple[Array, LayerCache]:
         """Entries [B, E, H] of the whole prompt; in decode, the local entries so far."""
-        kv, gate = w.dot(x, f"{name}_wkv"), w.dot(x, f"{name}_wgate")  # [B, S, C]
+        kv, gate = (
+            by_sequence(w.dot(x, f"{name}_{part}"), self.positions) for part in ("wkv", "wgate")
+        )  # [B, S, C]
         if self.phase is Phase.DECODE:
             return self._decode_entries(name, kv, gate, w, cache)
         if self.context.splits_step and kv.shape[1] % self.rate == 0:
@@ -226,18 +235,24 @@ class _CompressionStep:
     def _decode_entries(
         self, name: str, kv: Array, gate: Array, w: LayerWeights, cache: LayerCache
     ) -> tuple[Array, LayerCache]:
-        """The local entries, after updating the current window's with a new position [B, 1, C]."""
+        """The local entries, after updating those of the windows of new positions [B, S, C]."""
         cache = self._write_latest(
             self._write_latest(cache, f"{name}_kv", kv), f"{name}_gate", gate
         )
         kv, gate = (
             self._last_windows(cache.read(f"{name}_{part}", kv.dtype)) for part in ("kv", "gate")
         )
-        windows = self.positions[0] // self.rate - jnp.arange(kv.shape[1])[::-1]
-        entry = self._pool_windows(name, kv, gate, windows, w)[:, -1:]
-        slot, is_local = self.context.interleaved_slot(windows[-1])
-        cache = cache.written(name, entry, at=slot, is_local=is_local)
-        return cache.read(name, entry.dtype), cache
+        windows = self.positions[-1] // self.rate - jnp.arange(kv.shape[1])[::-1]
+        entries = self._pool_windows(name, kv, gate, windows, w)
+        n_open = n_open_windows(self.rate, self.positions.shape[0])
+        for at in range(kv.shape[1] - n_open, kv.shape[1]):
+            slot, is_local = self.context.interleaved_slot(windows[at])
+            if n_open > 1:  # the step may be in fewer windows
+                is_new = windows[at] >= self.positions[0] // self.rate
+                is_local = is_new if is_local is None else is_local & is_new
+            entry = lax.slice_in_dim(entries, at, at + 1, axis=1)
+            cache = cache.written(name, entry, at=slot, is_local=is_local)
+        return cache.read(name, entries.dtype), cache
 
     def _pool_windows(  # noqa: PLR0913, PLR0917  the inputs of an entry
         self,
@@ -266,10 +281,10 @@ class _CompressionStep:
         return x[:, : n_windows * self.rate].reshape(x.shape[0], n_windows, self.rate, x.shape[-1])
 
     def _last_windows(self, x: Array) -> Array:
-        """The windows in a ring buffer, [B, W*M, C] -> [B, W, M, C], with the current one last."""
+        """The windows in a ring buffer, [B, W*M, C] -> [B, W, M, C], with that of the last position last."""
         windows = x.reshape(x.shape[0], -1, self.rate, x.shape[-1])
         n_windows = windows.shape[1]
-        first = self.positions[0] // self.rate + 1
+        first = self.positions[-1] // self.rate + 1
         order = (first + jnp.arange(n_windows)) % n_windows
         return jnp.take(windows, order, axis=1)
 
@@ -277,7 +292,10 @@ class _CompressionStep:
         """Writes the latest of `new` [B, S, ...] to the ring buffer `name`."""
         n_slots = cache.arrays[name].shape[-2]
         if self.phase is Phase.DECODE:
-            return cache.written(name, new, at=self.positions[0] % n_slots)
+            for at in range(new.shape[1]):
+                one = lax.slice_in_dim(new, at, at + 1, axis=1)
+                cache = cache.written(name, one, at=self.positions[at] % n_slots)
+            return cache
         n_new = new.shape[1]  # prefill starts at position 0
         if n_new > n_slots:
             new = jnp.roll(new[:, -n_slots:], n_new % n_slots, axis=1)

@@ -97,7 +97,7 @@ def _arrays(model: Model, plan: Plan, layer: Layer, n_tokens: int) -> Iterator[C
                     name="index_k", dims=(Dim.NORM,), shape=(attention.indexer.head_dim,)
                 )
         case CompressedAttention():
-            yield from _compressed_arrays(attention, layer)
+            yield from _compressed_arrays(attention, layer, n_tokens)
         case _:
             assert_never(attention)
 
@@ -124,21 +124,30 @@ def _linear_arrays(attention: GroupedAttention, n_tokens: int) -> Iterator[Cache
         yield CacheArray(name=name, dims=dims, shape=shape, n_fixed_slots=n_slots, dtype="f32")
 
 
-def _compressed_arrays(attention: CompressedAttention, layer: Layer) -> Iterator[CacheArray]:
-    """Keys of the window, compressed entries, and the positions of the next entry."""
-    width = attention.head_dim
-    yield CacheArray(
-        name="window", dims=(Dim.NORM,), shape=(width,), n_fixed_slots=attention.window
-    )
+def n_open_windows(rate: int, n_tokens: int) -> int:
+    """The most windows of `rate` positions in which `n_tokens` successive positions are."""
+    return (n_tokens - 1 + rate - 1) // rate + 1
+
+
+def _compressed_arrays(
+    attention: CompressedAttention, layer: Layer, n_tokens: int
+) -> Iterator[CacheArray]:
+    """Keys of the window, compressed entries, and the positions of the entries that a step may change."""
+    width, n_window = attention.head_dim, attention.window + n_tokens - 1
+    yield CacheArray(name="window", dims=(Dim.NORM,), shape=(width,), n_fixed_slots=n_window)
     match layer.attention:
         case AttentionKind.COMPRESSED_SPARSE:
             rate = attention.sparse_rate
-            yield from _entry_arrays("entry", rate, (width, 2 * width), 2 * rate)
+            n_open = (
+                n_open_windows(rate, n_tokens) + 1
+            ) * rate  # entries include the window before
+            yield from _entry_arrays("entry", rate, (width, 2 * width), n_open)
             width = attention.indexer.head_dim
-            yield from _entry_arrays("index", rate, (width, 2 * width), 2 * rate)
+            yield from _entry_arrays("index", rate, (width, 2 * width), n_open)
         case AttentionKind.HEAVILY_COMPRESSED:
             rate = attention.heavy_rate
-            yield from _entry_arrays("entry", rate, (width, width), rate)
+            n_open = n_open_windows(rate, n_tokens) * rate
+            yield from _entry_arrays("entry", rate, (width, width), n_open)
         case _:
             pass
 
