@@ -93,6 +93,7 @@ CASES += [
             "llama4",
         ),
         *("qwen3_next", "qwen3_5", "qwen3_5_moe"),
+        *("deepseek_v32", "glm_moe_dsa", "glm_moe_dsa-shared"),
     )
     for plan, form in (
         ("cp=8", RING),
@@ -154,7 +155,7 @@ TELLING = {
     Case("llama4", "cp=2,tp=4,sp"),
     Case("qwen3_next", "dp=2,tp=4,ep=8"),
     Case("deepseek_v32", "dp=2,tp=4,ep=8"),
-    Case("glm_moe_dsa-shared", "dp=2,tp=4,ep=2,sp"),
+    Case("glm_moe_dsa-shared", "cp=2,tp=4,sp"),
     Case("qwen3_5", "cp=2,tp=4,sp"),
     Case("deepseek_v4", "tp=8,ep=8"),
 }

@@ -12,7 +12,7 @@ import transformers
 from transformers.cache_utils import StaticLayer
 
 from meshscope.events.enums import Phase
-from meshscope.programs.torchxla.checks import has_sparse_latents, layers_of_stage
+from meshscope.programs.torchxla.checks import layers_of_stage
 from meshscope.programs.torchxla.indexer import IndexedLayer
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.stages import StageLayer
@@ -108,31 +108,26 @@ class Caches:
         n_slots, plan = n_cache_slots(self.experiment), self.experiment.plan
         if plan.pp > 1:
             return StageLayer(n_slots, position)
+        index_keys = self._index_keys(index, layer)
         if plan.cp > 1:
-            return ContextLayer(self, n_slots, layer)
-        if has_sparse_latents(self.experiment.model):
-            return self._indexed(index, layer, position)
+            return ContextLayer(self, n_slots, layer, index_keys)
+        if index_keys is not None:
+            return IndexedLayer(n_slots, position, index_keys)
         # Windows are in the mask: a layer with one would keep fewer slots and move them in each step.
         return StaticLayer(max_cache_len=n_slots)
 
-    def _indexed(self, index: int, layer: Layer, position: Any) -> StaticLayer:
-        """A layer with keys of the indexer, unless it takes the positions that an earlier one chose."""
-        experiment = self.experiment
-        n_slots = n_cache_slots(experiment)
-        if layer.attention is AttentionKind.SHARED:
-            return StaticLayer(max_cache_len=n_slots)
+    def _index_keys(self, index: int, layer: Layer) -> Any:
+        """The keys [B, T, H] of the indexer; None for a layer that has none or takes the choice of an earlier one."""
+        experiment, layouts = self.experiment, self.tensors.layouts
         attention, workload = experiment.model.attention, experiment.workload
-        assert isinstance(attention, LatentAttention)
-        assert attention.indexer is not None
-        indexed = IndexedLayer(n_slots, position)
-        shape = (workload.batch, n_slots, attention.indexer.head_dim)
-        indexed.index_keys = self.tensors.argument(
-            argument_name(index, INDEX_KEYS),
-            shape,
-            TORCH_DTYPES[workload.cache_dtype],
-            (self.tensors.layouts.data, (), ()),
-        )
-        return indexed
+        if not isinstance(attention, LatentAttention) or attention.indexer is None:
+            return None
+        if layer.attention is AttentionKind.SHARED:
+            return None
+        shape = (workload.batch, n_cache_slots(experiment), attention.indexer.head_dim)
+        spec: Spec = (layouts.data, layouts.axes("cp"), ())
+        name, dtype = argument_name(index, INDEX_KEYS), TORCH_DTYPES[workload.cache_dtype]
+        return self.tensors.argument(name, shape, dtype, spec)
 
     def _states(self, index: int, layer: Layer) -> States:
         """Arrays [B, *heads, slots, width] as the plan declares them."""
@@ -162,27 +157,34 @@ class ContextLayer(StaticLayer):
     The slots of a device are contiguous: T is [cp, slots per device].
     """
 
-    def __init__(self, caches: Caches, n_slots: int, layer: Layer) -> None:
+    def __init__(self, caches: Caches, n_slots: int, layer: Layer, index_keys: Any) -> None:
         super().__init__(max_cache_len=n_slots)
         self.caches = caches
         self.layer = layer
+        self.index_keys = index_keys
 
     def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Prefill attends to the given keys and values, decode to the whole cache."""
         given = (key_states, value_states)
         self.cumulative_length.add_(key_states.shape[2])
-        if self.caches.phase is Phase.PREFILL:
-            self.keys, self.values = (
-                self._with_blocks(array, x)
-                for array, x in zip((self.keys, self.values), given, strict=True)
-            )
-            return given
-        is_here = self._is_here()
-        arrays: tuple[Any, Any] = (self.keys, self.values)
         self.keys, self.values = (
-            torch.where(is_here, x, array) for array, x in zip(arrays, given, strict=True)
+            self._written(array, x)
+            for array, x in zip((self.keys, self.values), given, strict=True)
         )
-        return self.keys, self.values
+        return given if self.caches.phase is Phase.PREFILL else (self.keys, self.values)
+
+    def update_indexer(self, indexer_key_states: Any) -> Any:
+        """As `update` for the keys [B, S, H] of the indexer."""
+        one_head = self._written(self.index_keys[:, None], indexer_key_states[:, None])
+        self.index_keys = one_head[:, 0]
+        is_prefill = self.caches.phase is Phase.PREFILL
+        return indexer_key_states if is_prefill else self.index_keys
+
+    def _written(self, array: Any, x: Any) -> Any:
+        """The array [B, K, T, H] with those of this step, x [B, K, S, H]."""
+        if self.caches.phase is Phase.PREFILL:
+            return self._with_blocks(array, x)
+        return torch.where(self._is_here(), x.to(array.dtype), array)
 
     def _with_blocks(self, array: Any, x: Any) -> Any:
         """Write each device's block of x [B, K, S, H] into its first slots."""
@@ -221,8 +223,9 @@ def new_arrays(cache: Any, tensors: Tensors) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     for index, layer in enumerate(cache.layers):
         held = layer.arrays if isinstance(layer, States) else {a: getattr(layer, a) for a in ARRAYS}
-        if isinstance(layer, IndexedLayer):
-            held |= {INDEX_KEYS: layer.index_keys}
+        index_keys = getattr(layer, INDEX_KEYS, None)
+        if index_keys is not None:
+            held |= {INDEX_KEYS: index_keys}
         for array, value in held.items():
             name = argument_name(index, array)
             arrays[name] = tensors.annotate(value, tensors.arguments[name].spec)

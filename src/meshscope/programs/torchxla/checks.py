@@ -56,12 +56,13 @@ def has_sparse_latents(model: Model) -> bool:
 
 
 def _check_indexer(experiment: Experiment) -> None:
-    """PlanError for cp, for stages and for --partitioner auto with an indexer."""
+    """PlanError for stages, for --partitioner auto, and for cp with entries, in models with an indexer."""
     plan, model = experiment.plan, experiment.model
-    if not (has_sparse_latents(model) or isinstance(model.attention, CompressedAttention)):
+    has_entries = isinstance(model.attention, CompressedAttention)
+    if not (has_sparse_latents(model) or has_entries):
         return
-    if plan.cp > 1 or plan.pp > 1:
-        axis = "cp" if plan.cp > 1 else "pp"
+    if plan.pp > 1 or (plan.cp > 1 and has_entries):
+        axis = "pp" if plan.pp > 1 else "cp"
         raise PlanError(
             f"plan '{plan}': --frontend torchxla does not split the indexer of {model.name} by {axis}. Use a plan "
             f"without {axis}, or --frontend jax."

@@ -2,8 +2,8 @@
 
 Algorithm and layout are those of the JAX program (`programs/jax/context_parallel.py`,
 `spec/plan/context_form.py`): a device has a contiguous block of the prompt and round-robin generated
-tokens. Prefill permutes or gathers keys and values; decode merges partial softmaxes with two
-all-reduces.
+tokens. Prefill permutes or gathers keys and values, or the latents of both; decode merges partial softmaxes with
+two all-reduces.
 
 Attention with separate batch and head dimensions, registered with transformers.
 
@@ -16,6 +16,7 @@ H width of a head.
 """
 
 # pyright: reportMissingImports=false
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -25,10 +26,11 @@ import torch_xla
 import transformers
 
 from meshscope.events.enums import Phase
+from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.tensors import Tensors, all_gather, all_reduce, permuted
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.flops import window_of
-from meshscope.spec.model.model import AttentionKind, GroupedAttention, Model
+from meshscope.spec.model.model import AttentionKind, GroupedAttention, LatentAttention, Model
 from meshscope.spec.plan.context_form import ContextForm, ring_pairs
 
 LOWEST = -1e30  # score of masked positions
@@ -103,10 +105,16 @@ def is_seen(queries: Any, keys: Any, window: int | None, *, is_chunked: bool = F
     return seen & (keys[None, :] > queries[:, None] - window)
 
 
-def partly_attended(q: Any, k: Any, v: Any, places: tuple[Any, Any], of: Scores) -> PartialSoftmax:
-    """Attention of q [B, K, G, S, H] over k, v [B, K, T, H] at `places` [S] and [T]."""
+def _seen(places: tuple[Any, Any], of: Scores, chosen: Any) -> Any:
+    """Whether queries see keys at `places` [S] and [T], of which an indexer may have `chosen` some [B, S, T]."""
     seen = is_seen(*places, of.window, is_chunked=of.is_chunked)
-    return partial_softmax(q, k, v, seen, of)
+    return seen if chosen is None else seen & chosen[:, None, None]
+
+
+def _partly(q: Any, keys: tuple[Any, Any], seen: Any, of: Scores) -> PartialSoftmax:
+    """Attention of q [B, N, S, H] over those of the keys and values [B, K, T, H] that are `seen` [.., S, T]."""
+    k, v = keys
+    return partial_softmax(q.unflatten(1, (k.shape[1], -1)), k, v, seen, of)
 
 
 def partial_softmax(q: Any, k: Any, v: Any, seen: Any, of: Scores) -> PartialSoftmax:
@@ -123,6 +131,18 @@ def partial_softmax(q: Any, k: Any, v: Any, seen: Any, of: Scores) -> PartialSof
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What each position has: keys and values, or one array of both that is `expanded` where it is read.
+
+    The mesh axes `of_heads` split the heads of arrays [B, heads, T, width].
+    """
+
+    arrays: tuple[Any, ...]
+    of_heads: tuple[str, ...]
+    expanded: Callable[..., tuple[Any, Any]] = lambda k, v: (k, v)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextAttention:
     """Attention of one phase with the sequence split over cp."""
 
@@ -130,52 +150,61 @@ class ContextAttention:
     phase: Phase
     tensors: Tensors
 
-    def __call__(self, query: Any, key: Any, value: Any, scores: Scores) -> Any:
-        """[B, N, S, H], [B, K, T, H] -> [B, S, N, H]; in prefill S and T are split, in decode T is."""
+    def __call__(self, query: Any, held: Held, scores: Scores, chosen: Any = None) -> Any:
+        """[B, N, S, H] and arrays of T positions -> [B, S, N, H]; in prefill S and T are split, in decode T is.
+
+        `chosen` [B, S, T] are the positions that an indexer chooses.
+        """
         layouts, entered = self.tensors.layouts, self.tensors.entered
         heads, context = layouts.axes("tp"), layouts.axes("cp")
-        of_queries = context if self.phase is Phase.PREFILL else ()
-        of_keys = layouts.split_heads(key.shape[1])
+        of_queries, of_scores = (context, ()) if self.phase is Phase.PREFILL else ((), context)
         q = entered(query, (layouts.data, heads, of_queries, ()))
-        k = entered(key, (layouts.data, of_keys, context, ()))
-        v = entered(value, (layouts.data, of_keys, context, ()))
-        ranks = torch.arange(self.experiment.plan.cp, device=torch_xla.device())
-        rank = entered(ranks, (context,))
+        of_arrays: Spec = (layouts.data, held.of_heads, context, ())
+        arrays = tuple(entered(array, of_arrays) for array in held.arrays)
+        rank = self.tensors.rank("cp")
         if scores.sinks is not None:
-            of_copies = tuple(axis for axis in heads if axis not in of_keys)
-            scores = replace(scores, sinks=entered(scores.sinks, (of_keys, of_copies)))
-        batch, n_heads, n_queries, width = q.shape
-        q = q.reshape(batch, k.shape[1], n_heads // k.shape[1], n_queries, width)
+            of_copies = tuple(axis for axis in heads if axis not in held.of_heads)
+            scores = replace(scores, sinks=entered(scores.sinks, (held.of_heads, of_copies)))
+        if chosen is not None:
+            chosen = entered(chosen, (layouts.data, of_queries, of_scores))
         way = self._merged if self.phase is Phase.DECODE else self._of_blocks
-        out = way(q, k, v, rank, scores).to(q.dtype)  # [B, K, G, S, H]
-        out = out.reshape(batch, n_heads, n_queries, -1).transpose(1, 2)
+        read = replace(held, arrays=arrays)
+        out = way(q, read, rank, scores, chosen)  # [B, K, G, S, H]
+        out = out.to(q.dtype).reshape(*q.shape[:3], -1).transpose(1, 2)
         return self.tensors.left(out, (layouts.data, of_queries, heads, ()))
 
-    def _of_blocks(self, q: Any, k: Any, v: Any, rank: Any, scores: Scores) -> Any:
+    def _of_blocks(self, q: Any, held: Held, rank: Any, scores: Scores, chosen: Any) -> Any:
         """Attention of a block of queries over the keys of all blocks."""
         groups, size = self.tensors.groups("cp"), self.experiment.plan.cp
-        places = torch.arange(q.shape[3], device=torch_xla.device())
-        query_positions = rank * q.shape[3] + places
+        n_local = q.shape[2]
+        places = torch.arange(n_local, device=torch_xla.device())
+        query_positions = rank * n_local + places
         if self.experiment.context_form is ContextForm.ALLGATHER:
-            k, v = all_gather(k, 2, groups), all_gather(v, 2, groups)
-            every = torch.arange(k.shape[2], device=torch_xla.device())
-            part = partly_attended(q, k, v, (query_positions, every), scores)
-            return part.normalized(scores.sinks)
+            arrays = [all_gather(x, 2, groups) for x in held.arrays]
+            every = torch.arange(size * n_local, device=torch_xla.device())
+            seen = _seen((query_positions, every), scores, chosen)
+            return _partly(q, held.expanded(*arrays), seen, scores).normalized(scores.sinks)
         parts: list[PartialSoftmax] = []
+        arrays = held.arrays
         for number in range(size):
             source = (rank + size - number) % size
-            keys_at = source * q.shape[3] + places
-            parts.append(partly_attended(q, k, v, (query_positions, keys_at), scores))
+            of_source = None
+            if chosen is not None:
+                blocks = chosen.reshape(*chosen.shape[:2], size, n_local)
+                of_source = blocks.index_select(2, source)[:, :, 0]
+            seen = _seen((query_positions, source * n_local + places), scores, of_source)
+            parts.append(_partly(q, held.expanded(*arrays), seen, scores))
             if number < size - 1:  # the last step sends nothing
-                k, v = (permuted(x, ring_pairs(groups)) for x in (k, v))
+                arrays = tuple(permuted(x, ring_pairs(groups)) for x in arrays)
         return reduce(PartialSoftmax.merged, parts).normalized(scores.sinks)
 
-    def _merged(self, q: Any, k: Any, v: Any, rank: Any, scores: Scores) -> Any:
+    def _merged(self, q: Any, held: Held, rank: Any, scores: Scores, chosen: Any) -> Any:
         """Attention of one token over all devices' positions: an all-reduce max and an all-reduce sum."""
         groups = self.tensors.groups("cp")
         at = cached_positions(self.experiment, rank)
         position = self.tensors.entered(self.tensors.position, ())
-        part = partly_attended(q, k, v, (position.reshape(1), at), scores)
+        seen = _seen((position.reshape(1), at), scores, chosen)
+        part = _partly(q, held.expanded(*held.arrays), seen, scores)
         part = part.scaled(all_reduce(part.largest, groups, "max"))
         batch, n_total = q.shape[0], part.total[0].numel()
         flat = [x.reshape(batch, 1, -1) for x in (part.numerator, part.total)]
@@ -196,6 +225,27 @@ def cached_positions(experiment: Experiment, rank: Any) -> Any:
     slots = torch.arange(n_slots, device=torch_xla.device())
     generated = n_prompt + (slots - n_block) * size + rank
     return torch.where(slots < n_block, rank * n_block + slots, generated)
+
+
+def keep_latents(model: Any) -> None:
+    """Let the attention of each layer hand latents over as they are, so that they travel between devices."""
+    for layer in model.model.layers:
+        layer.self_attn.expand_kv = lambda latent, rope: (latent, rope)
+
+
+def held_latents(module: Any, latent: Any, rope: Any, tensors: Tensors) -> Held:
+    """The latents [B, 1, T, R] and rotary keys [B, 1, T, P] of positions, expanded to heads as in transformers."""
+    widths = (module.qk_nope_head_dim, module.v_head_dim)
+    heads: Spec = (tensors.layouts.axes("tp"), (), ())
+    matrix = module.kv_b_proj.weight.reshape(-1, sum(widths), latent.shape[-1])
+    matrix = tensors.entered(matrix, heads)
+
+    def expanded(both: Any) -> tuple[Any, Any]:
+        latent, rope = both.split([matrix.shape[-1], both.shape[-1] - matrix.shape[-1]], dim=-1)
+        k, v = torch.einsum("btr,nhr->bnth", latent[:, 0], matrix).split(widths, dim=-1)
+        return torch.cat([k, rope.expand(-1, k.shape[1], -1, -1)], dim=-1), v
+
+    return Held(arrays=(torch.cat([latent, rope], dim=-1),), of_heads=(), expanded=expanded)
 
 
 def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -> str:
@@ -225,11 +275,14 @@ def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -
         if s_aux is not None:
             sinks = tensors.annotate(s_aux.reshape(key.shape[1], -1), (of_keys, of_copies))
             scores = replace(scores, sinks=sinks)
-        if indices is not None:  # a mask (`indexer.py`)
+        if indices is not None and not is_split:  # a mask (`indexer.py`)
             lowest = torch.finfo(attention_mask.dtype).min
             attention_mask = torch.where(indices[:, None], attention_mask, lowest)
         if is_split:
-            return of_context(query, key, value, scores), None
+            held = Held(arrays=(key, value), of_heads=of_keys)
+            if isinstance(experiment.model.attention, LatentAttention):
+                held = held_latents(module, key, value, tensors)
+            return of_context(query, held, scores, indices), None
         batch, n_heads, n_queries, width = query.shape
         n_shared = key.shape[1]
         q = query.reshape(batch, n_shared, n_heads // n_shared, n_queries, width)

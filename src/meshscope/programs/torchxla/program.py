@@ -20,9 +20,9 @@ from meshscope.programs.torchxla.caching import Caches, n_cache_slots, new_array
 from meshscope.programs.torchxla.checks import layers_of_stage
 from meshscope.programs.torchxla.compressed import CompressionStep, EntryAttention
 from meshscope.programs.torchxla.configs import LAYER_TYPES, MASKED_BY_KIND
-from meshscope.programs.torchxla.context import is_seen, register_attention
+from meshscope.programs.torchxla.context import is_seen, keep_latents, register_attention
 from meshscope.programs.torchxla.experts import register_experts
-from meshscope.programs.torchxla.indexer import ChosenPositions
+from meshscope.programs.torchxla.indexer import ChosenPositions, ContextIndexer
 from meshscope.programs.torchxla.layouts import (
     Layouts,
     ResidualSpecs,
@@ -45,7 +45,13 @@ from meshscope.programs.torchxla.streams import MixedLayer
 from meshscope.programs.torchxla.tensors import ARGUMENT, TORCH_DTYPES, Argument, Tensors, scope
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.flops import window_of
-from meshscope.spec.model.model import AttentionKind, CompressedAttention, Layer, MlpKind
+from meshscope.spec.model.model import (
+    AttentionKind,
+    CompressedAttention,
+    LatentAttention,
+    Layer,
+    MlpKind,
+)
 from meshscope.spec.program import Partitioner
 
 TOKENS, POSITION = "tokens", "position"
@@ -93,6 +99,8 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
     model = meta_model(experiment, attention=attention)
     if experiment.model.moe is not None:
         model.config._experts_implementation = register_experts(experiment, phase, tensors)  # noqa: SLF001
+    if experiment.plan.cp > 1 and isinstance(experiment.model.attention, LatentAttention):
+        keep_latents(model)
     is_pipeline = experiment.plan.pp > 1
     if is_pipeline:
         model.model.layers = model.model.layers[: layers_of_stage(experiment)]
@@ -291,6 +299,10 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
         indexer = getattr(attention, "indexer", None)
         if isinstance(indexer, ChosenPositions):
             indexer.tensors = tensors
+            if experiment.plan.cp > 1:
+                indexer.context = ContextIndexer(
+                    experiment=experiment, phase=phase, tensors=tensors
+                )
         if isinstance(layer, MixedLayer):
             layer.tensors, layer.residual = tensors, streams.residual
         _lay_out_layer(layer, kind, tensors, streams)
