@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from meshscope.spec.model.model import Family
+from meshscope.spec.quantization import PROGRAM_DTYPES, quantization_of
+from meshscope.units import common_dtype_name
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,6 +39,12 @@ def test_pages_show_what_they_are_made_of(page: str):
     assert done.returncode == 0, (
         f"run 'make readme' (or 'make accuracy') and read the difference:\n{done.stdout}"
     )
+
+
+def test_the_page_of_formats_names_every_format_of_programs() -> None:
+    page = (ROOT / "docs/formats.md").read_text("utf-8")
+    formats = [dtype for dtype in PROGRAM_DTYPES if quantization_of(dtype) is not None]
+    assert [name for name in map(common_dtype_name, formats) if f"`{name}`" not in page] == []
 
 
 def test_the_support_table_has_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
