@@ -22,7 +22,7 @@ def _refusal(command: str, model: str, plan: str) -> str:
         ("microsoft/Phi-3-mini-4k-instruct", "pp=2,tp=4", "by the number of all heads"),
         ("zai-org/GLM-4.5-Air", "pp=2,tp=4", "(23 layers with 1 dense, 23 layers with 0 dense)"),
         ("deepseek-ai/DeepSeek-V3.2-Exp", "pp=2,tp=4", "does not split the indexer"),
-        ("deepseek-ai/DeepSeek-V4-Flash", "cp=2,tp=4", "does not split the indexer"),
+        ("deepseek-ai/DeepSeek-V4-Flash", "pp=2,tp=4", "does not split the indexer"),
         ("Qwen/Qwen3.5-9B", "pp=2,tp=4", "has linear attention in some"),
         ("meta-llama/Llama-3.2-3B", "pp=8", "4 layers, 3 layers)"),
     ],

@@ -177,6 +177,7 @@ CASES = {
     "entries": Case(COMPRESSED, "dp=2,tp=4,ep=8"),
     "entries-sp": Case(COMPRESSED, "dp=2,tp=4,sp"),
     "entries-fsdp": Case(COMPRESSED, "fsdp=8"),
+    "entries-cp": Case(COMPRESSED, "cp=2,tp=4"),
     "linear-attention": Case(QWEN35, "dp=2,tp=4,sp"),
     "linear-attention-fsdp": Case(QWEN35, "fsdp=8"),
     "linear-attention-cp": Case(QWEN35, "cp=2,tp=4"),
@@ -251,6 +252,7 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
         "entries": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MOE_DISPATCH, Kind.ALL_TO_ALL)},
         "entries-sp": {(Part.ATTN, Kind.ALL_GATHER), (Part.ATTN, Kind.REDUCE_SCATTER)},
         "entries-fsdp": {(Part.ATTN, Kind.ALL_GATHER), (Part.MOE_SHARED, Kind.ALL_GATHER)},
+        "entries-cp": {(Part.ATTN, Kind.ALL_GATHER), (Part.ATTN, Kind.ALL_REDUCE)},
         "linear-attention": {
             (Part.ATTN, Kind.ALL_GATHER),
             (Part.ATTN, Kind.REDUCE_SCATTER),

@@ -78,6 +78,10 @@ CASES += [Case(config, plan) for config in MIXTURES for plan in EXPERT_PLANS]
 CASES += [Case("gemma4-moe", plan) for plan in ("cp=8", "cp=2,tp=4,sp", "dp=2,cp=2,tp=2,ep=4")]
 RING, ALLGATHER = ContextForm.RING, ContextForm.ALLGATHER
 CASES += [
+    Case("deepseek_v4", plan, context=ContextForm.AUTO)
+    for plan in ("cp=8", "cp=2,tp=4,sp", "fsdp=2,cp=4", "dp=2,cp=2,tp=2,ep=4")
+]
+CASES += [
     Case(config, plan, context=form)
     for config in (
         *("llama", "qwen3", "mixtral", "deepseek_v2", "deepseek_v3"),
@@ -157,7 +161,7 @@ TELLING = {
     Case("deepseek_v32", "dp=2,tp=4,ep=8"),
     Case("glm_moe_dsa-shared", "cp=2,tp=4,sp"),
     Case("qwen3_5", "cp=2,tp=4,sp"),
-    Case("deepseek_v4", "tp=8,ep=8"),
+    Case("deepseek_v4", "dp=2,cp=2,tp=2,ep=4", context=ContextForm.AUTO),
 }
 ITSELF = [
     pytest.param(Case("qwen3", "pp=2,tp=4"), marks=pytest.mark.matrix),

@@ -132,14 +132,17 @@ class Caches:
     def _states(self, index: int, layer: Layer) -> States:
         """Arrays [B, *heads, slots, width] as the plan declares them."""
         experiment, layouts = self.experiment, self.tensors.layouts
-        n_positions = n_cache_slots(experiment)
+        plan, workload = experiment.plan, experiment.workload
         arrays: dict[str, Any] = {}
-        for array in layer_cache(experiment.model, experiment.plan, layer):
+        for array in layer_cache(experiment.model, plan, layer):
             *heads, width = array.shape
-            shape = (experiment.workload.batch, *heads, array.n_slots(n_positions), width)
+            n_copies = plan.cp if array.n_fixed_slots is None else 1  # cp splits what grows
+            n_slots = array.n_slots(cache_slots(plan, workload)) * n_copies
+            shape = (workload.batch, *heads, n_slots, width)
             of_heads = (layouts.split(dim) for dim in array.dims[:-1])
-            spec: Spec = (layouts.data, *of_heads, (), ())
-            dtype = TORCH_DTYPES[array.dtype or experiment.workload.cache_dtype]
+            of_slots = layouts.axes("cp") if n_copies > 1 else ()
+            spec: Spec = (layouts.data, *of_heads, of_slots, ())
+            dtype = TORCH_DTYPES[array.dtype or workload.cache_dtype]
             name = argument_name(index, array.name)
             arrays[array.name] = self.tensors.argument(name, shape, dtype, spec)
         return States(arrays)

@@ -56,16 +56,14 @@ def has_sparse_latents(model: Model) -> bool:
 
 
 def _check_indexer(experiment: Experiment) -> None:
-    """PlanError for stages, for --partitioner auto, and for cp with entries, in models with an indexer."""
+    """PlanError for stages and for --partitioner auto with an indexer."""
     plan, model = experiment.plan, experiment.model
-    has_entries = isinstance(model.attention, CompressedAttention)
-    if not (has_sparse_latents(model) or has_entries):
+    if not (has_sparse_latents(model) or isinstance(model.attention, CompressedAttention)):
         return
-    if plan.pp > 1 or (plan.cp > 1 and has_entries):
-        axis = "pp" if plan.pp > 1 else "cp"
+    if plan.pp > 1:
         raise PlanError(
-            f"plan '{plan}': --frontend torchxla does not split the indexer of {model.name} by {axis}. Use a plan "
-            f"without {axis}, or --frontend jax."
+            f"plan '{plan}': --frontend torchxla does not split the indexer of {model.name} by pp. Use a plan "
+            "without pp, or --frontend jax."
         )
     if experiment.program.partitioner is Partitioner.AUTO:
         raise PlanError(

@@ -25,6 +25,7 @@ import torch
 import torch_xla
 import transformers
 
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Phase
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.tensors import Tensors, all_gather, all_reduce, permuted
@@ -199,22 +200,26 @@ class ContextAttention:
         return reduce(PartialSoftmax.merged, parts).normalized(scores.sinks)
 
     def _merged(self, q: Any, held: Held, rank: Any, scores: Scores, chosen: Any) -> Any:
-        """Attention of one token over all devices' positions: an all-reduce max and an all-reduce sum."""
+        """Attention of one token over all devices' positions."""
         groups = self.tensors.groups("cp")
         at = cached_positions(self.experiment, rank)
         position = self.tensors.entered(self.tensors.position, ())
         seen = _seen((position.reshape(1), at), scores, chosen)
         part = _partly(q, held.expanded(*held.arrays), seen, scores)
-        part = part.scaled(all_reduce(part.largest, groups, "max"))
-        batch, n_total = q.shape[0], part.total[0].numel()
-        flat = [x.reshape(batch, 1, -1) for x in (part.numerator, part.total)]
-        both = all_reduce(torch.cat(flat, dim=-1), groups)
-        whole = PartialSoftmax(
-            numerator=both[..., :-n_total].reshape(part.numerator.shape),
-            total=both[..., -n_total:].reshape(part.total.shape),
-            largest=part.largest,
-        )
-        return whole.normalized(scores.sinks)
+        return merged_over(part, groups).normalized(scores.sinks)
+
+
+def merged_over(part: PartialSoftmax, groups: Groups) -> PartialSoftmax:
+    """Attention to the keys of all devices of the groups: an all-reduce max and an all-reduce sum."""
+    part = part.scaled(all_reduce(part.largest, groups, "max"))
+    batch, n_total = part.total.shape[0], part.total[0].numel()
+    flat = [x.reshape(batch, 1, -1) for x in (part.numerator, part.total)]
+    both = all_reduce(torch.cat(flat, dim=-1), groups)
+    return PartialSoftmax(
+        numerator=both[..., :-n_total].reshape(part.numerator.shape),
+        total=both[..., -n_total:].reshape(part.total.shape),
+        largest=part.largest,
+    )
 
 
 def cached_positions(experiment: Experiment, rank: Any) -> Any:

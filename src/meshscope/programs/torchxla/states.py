@@ -1,4 +1,7 @@
-"""Arrays of a layer's cache other than the keys and values of all positions."""
+"""Arrays of a layer's cache other than the keys and values of all positions.
+
+Shapes: B batch, S positions of this step, T slots; n devices of cp.
+"""
 
 # pyright: reportMissingImports=false
 from dataclasses import dataclass
@@ -6,7 +9,9 @@ from typing import Any
 
 import torch
 
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Phase
+from meshscope.programs.torchxla.tensors import all_gather
 
 
 @dataclass
@@ -17,12 +22,49 @@ class States:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """The blocks of a sequence over cp, of which this device has the one of its `rank` [1], in a manual region."""
+
+    groups: Groups
+    rank: Any
+
+    @property
+    def size(self) -> int:
+        """The number of blocks."""
+        return len(self.groups[0])
+
+    def gathered(self, x: Any) -> Any:
+        """All blocks, [B, S, ...] -> [B, n * S, ...]."""
+        return all_gather(x, 1, self.groups)
+
+    def interleaved(self, x: Any) -> Any:
+        """Every n-th entry of x [B, T, width] from the rank on, padded."""
+        padded = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[1] % self.size))
+        rounds = padded.reshape(x.shape[0], -1, self.size, x.shape[2])
+        return rounds.index_select(2, self.rank)[:, :, 0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """Reads and writes arrays [B, slots, width] of a layer at the positions [S] of one step."""
+    """Reads and writes arrays [B, T, width] of a layer at the positions [S] of one step.
+
+    With `blocks`, they are those of one device.
+    """
 
     states: States
     phase: Phase
     positions: Any
+    blocks: Blocks | None = None
+
+    @property
+    def split_prompt(self) -> Blocks | None:
+        """The blocks of the step's positions if it is a prompt that cp splits."""
+        return self.blocks if self.phase is Phase.PREFILL else None
+
+    @property
+    def split_entries(self) -> Blocks | None:
+        """The blocks in decode, where cp splits the entries so far."""
+        return self.blocks if self.phase is Phase.DECODE else None
 
     def read(self, name: str, dtype: Any) -> Any:
         """The whole array."""
@@ -32,6 +74,16 @@ class Slots:
         """Write `new` [B, n, width] to the slots [n]."""
         array = self.states.arrays[name]
         self.states.arrays[name] = array.index_copy(1, slots, new.to(array.dtype))
+
+    def write_entry(self, name: str, new: Any, number: Any) -> None:
+        """Write the entry `new` [B, 1, width] with this number [1], which cp gives to one device."""
+        if self.blocks is None:
+            self.write(name, new, number)
+            return
+        slot = number // self.blocks.size
+        is_here = number % self.blocks.size == self.blocks.rank
+        old = self.read(name, new.dtype).index_select(1, slot)
+        self.write(name, torch.where(is_here, new, old), slot)
 
     def write_first(self, name: str, new: Any) -> None:
         """Write `new` [B, n, width] to the first slots."""
