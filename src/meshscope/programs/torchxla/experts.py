@@ -21,6 +21,7 @@ import transformers.integrations.moe as registry
 from meshscope.events.enums import Part, Phase
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.tensors import Tensors, all_reduce, all_to_all, scope
+from meshscope.programs.torchxla.tokens import token_axes
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import Activation, MixtureOfExperts
 from meshscope.spec.plan.dispatch import exchange_axes, slots_of_expert
@@ -38,17 +39,26 @@ def register_experts(experiment: Experiment, phase: Phase, tensors: Tensors) -> 
         _Exchange(experiment=experiment, phase=phase, tensors=tensors) if is_exchanged else None
     )
 
-    def of_tokens(module: Any, x: Any, chosen: Any, shares: Any) -> Any:
+    axes = token_axes(experiment, phase, tensors.layouts)
+
+    def mixed(module: Any, x: Any, chosen: Any, shares: Any) -> Any:
         if dispatch is None:
-            return _everywhere(module, x, chosen, shares, tensors, moe)
+            return _everywhere(module, x, chosen, shares, tensors, moe, of_tokens=axes)
         return dispatch(module, x, chosen, shares)
 
-    registry.ALL_EXPERTS_FUNCTIONS.register(NAME, of_tokens)
+    registry.ALL_EXPERTS_FUNCTIONS.register(NAME, mixed)
     return NAME
 
 
 def _everywhere(  # noqa: PLR0913, PLR0917  tokens, their routing, the experts
-    module: Any, x: Any, chosen: Any, shares: Any, tensors: Tensors, moe: MixtureOfExperts
+    module: Any,
+    x: Any,
+    chosen: Any,
+    shares: Any,
+    tensors: Tensors,
+    moe: MixtureOfExperts,
+    *,
+    of_tokens: tuple[str, ...],
 ) -> Any:
     """[T, D] -> [T, D]: all experts process all tokens, and the partitioner reduces their outputs."""
     layouts = tensors.layouts
@@ -60,7 +70,7 @@ def _everywhere(  # noqa: PLR0913, PLR0917  tokens, their routing, the experts
             inner = inner + _stacked_bias(module)[:, None]
         inner = _gated(module, inner[:, :, 0], inner[:, :, 1], moe)
         # [E, T, F] is sharded like the weights.
-        tensors.annotate(inner, (of_experts, layouts.data, of_ffn))
+        tensors.annotate(inner, (of_experts, of_tokens, of_ffn))
     with scope(Part.MOE_COMBINE.value):
         hot = (chosen[..., None] == _own_experts(module, tensors)).to(x.dtype)
         share_of = (hot * shares.to(x.dtype)[..., None]).sum(dim=1)  # [T, E]
@@ -70,7 +80,7 @@ def _everywhere(  # noqa: PLR0913, PLR0917  tokens, their routing, the experts
         out = torch.einsum("etf,edf->td", inner, module.down_proj)
         if moe.has_bias:
             out = out + torch.einsum("te,ed->td", share_of, module.down_proj_bias)
-        return tensors.annotate(out, (layouts.data, ()))
+        return tensors.annotate(out, (of_tokens, ()))
 
 
 def _own_experts(module: Any, tensors: Tensors) -> Any:
@@ -125,18 +135,18 @@ class _Exchange:
         if self.tensors.is_inside:  # in a pipeline stage all tensors are local
             return self._local(module, x, chosen, shares, self._stored(module))
         n_tokens = x.shape[0]
-        data = self.tensors.layouts.data
+        layouts, entered = self.tensors.layouts, self.tensors.entered
+        axes = token_axes(self.experiment, self.phase, layouts)
         for tensor in (
             x,
             chosen,
             shares,
         ):  # keeps the region's sharding from propagating to attention
-            self.tensors.annotate(tensor, (data, ()))
+            self.tensors.annotate(tensor, (axes, ()))
         missing = -n_tokens % self._n_token_parts
         x, shares = _padded(x, missing), _padded(shares, missing)
         chosen = _padded(chosen, missing, module.num_experts)  # no expert
         tokens: Spec = (self._token_axes, ())
-        layouts, entered = self.tensors.layouts, self.tensors.entered
         with scope(Part.MOE_DISPATCH.value):
             x, shares = entered(x, tokens), entered(shares, tokens)
             chosen = entered(chosen, tokens)
@@ -146,7 +156,7 @@ class _Exchange:
         with scope(Part.MOE_COMBINE.value):
             out = self.tensors.left(out, tokens)
             out = out[:n_tokens] if missing else out
-            return self.tensors.annotate(out, (layouts.data, ()))
+            return self.tensors.annotate(out, (axes, ()))
 
     def _stored(self, module: Any) -> _Weights:
         """The weights of a module of transformers."""
@@ -185,10 +195,11 @@ class _Exchange:
 
     @property
     def _token_axes(self) -> tuple[str, ...]:
-        """The axes that split the tokens: the data axis, and tp if the exchange includes it."""
-        plan = self.experiment.plan
-        axes = exchange_axes(plan)
-        return self.tensors.layouts.axes(plan.data_axis, *(axis for axis in axes if axis == "tp"))
+        """The axes that split the tokens: those of mixtures, and tp if the exchange includes it."""
+        layouts = self.tensors.layouts
+        of_mixture = token_axes(self.experiment, self.phase, layouts)
+        has_tp = "tp" in exchange_axes(self.experiment.plan)
+        return (*of_mixture, *(layouts.axes("tp") if has_tp else ()))
 
     @property
     def _n_token_parts(self) -> int:

@@ -43,6 +43,7 @@ from meshscope.programs.torchxla.models import (
 from meshscope.programs.torchxla.stages import add_pipeline
 from meshscope.programs.torchxla.streams import MixedLayer
 from meshscope.programs.torchxla.tensors import ARGUMENT, TORCH_DTYPES, Argument, Tensors, scope
+from meshscope.programs.torchxla.tokens import order_tokens
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.flops import window_of
 from meshscope.spec.model.model import (
@@ -305,6 +306,7 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
                 )
         if isinstance(layer, MixedLayer):
             layer.tensors, layer.residual = tensors, streams.residual
+        order_tokens(feed_forward(layer), kind, experiment, phase, tensors)
         _lay_out_layer(layer, kind, tensors, streams)
     if streams.is_split and experiment.plan.pp == 1:  # a pipeline returns only the last positions
         _lay_out(model.model.norm, tensors, streams.residual)
