@@ -160,14 +160,13 @@ def values_of(program: TracedProgram, weights: dict[str, np.ndarray]) -> dict[st
 
 def _of_stages(name: str, program: TracedProgram, weights: dict[str, np.ndarray]) -> np.ndarray:
     """A weight, or those of the same layer of all stages."""
-    n_stages = program.arguments[name].n_stages
-    if n_stages == 1:
+    layers = program.arguments[name].layers
+    if not layers:
         return _weight(name, weights)
-    start, index, rest = re.fullmatch(r"(model\.layers\.)(\d+)(\..*)", name).groups()
-    n_layers = 1 + max(int(n.split(".")[2]) for n in weights if n.startswith(start))
-    n_each = n_layers // n_stages
-    layers = range(int(index), n_layers, n_each)
-    return np.stack([_weight(f"{start}{layer}{rest}", weights) for layer in layers])
+    start, rest = re.fullmatch(r"(model\.layers\.)\d+(\..*)", name).groups()
+    arrays = [None if x is None else _weight(f"{start}{x}{rest}", weights) for x in layers]
+    empty = np.zeros_like(next(x for x in arrays if x is not None))
+    return np.stack([empty if x is None else x for x in arrays])
 
 
 def _weight(name: str, weights: dict[str, np.ndarray]) -> np.ndarray:

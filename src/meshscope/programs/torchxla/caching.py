@@ -12,10 +12,9 @@ import transformers
 from transformers.cache_utils import StaticLayer
 
 from meshscope.events.enums import Phase
-from meshscope.programs.torchxla.checks import layers_of_stage
 from meshscope.programs.torchxla.indexer import IndexedLayer
 from meshscope.programs.torchxla.layouts import Spec
-from meshscope.programs.torchxla.stages import StageLayer
+from meshscope.programs.torchxla.staged_caches import ARRAYS, StageLayer, StageStates
 from meshscope.programs.torchxla.states import States
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors
 from meshscope.spec.experiment import Experiment
@@ -29,8 +28,9 @@ from meshscope.spec.model.model import (
 )
 from meshscope.spec.plan.caches import layer_cache
 from meshscope.spec.plan.context_form import cache_slots
+from meshscope.spec.plan.stages import stacked_layers
 
-ARRAYS, INDEX_KEYS = ("keys", "values"), "index_keys"
+INDEX_KEYS = "index_keys"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +75,19 @@ class Caches:
 
     def arguments(self, position: Any) -> Any:
         """A cache filled up to `position`, whose arrays are program arguments."""
-        described = self.experiment.model
+        described, plan = self.experiment.model, self.experiment.plan
         layers = [layer for layer in described.layers if not layer.shares_cache]
-        if self.experiment.plan.pp > 1:
-            layers = layers[: layers_of_stage(self.experiment)]
-        cached = [self._layer(index, layer, position) for index, layer in enumerate(layers)]
-        return transformers.Cache(layers=cached)
+        if plan.pp == 1:
+            cached = [self._layer(index, layer, position) for index, layer in enumerate(layers)]
+            return transformers.Cache(layers=cached)
+        first_of = {i: _first(x) for i, x in stacked_layers(described.layers, plan.pp).items()}
+        stacked = {i: self._layer(i, layers[i], position) for i in sorted({*first_of.values()})}
+        return transformers.Cache(layers=[stacked[first_of[i]] for i in range(len(layers))])
+
+    def _stacked(self, index: int) -> tuple[int | None, ...]:
+        """The layers of all stages whose arrays one argument has; () without a pipeline."""
+        described, plan = self.experiment.model, self.experiment.plan
+        return stacked_layers(described.layers, plan.pp)[index] if plan.pp > 1 else ()
 
     def _layer(self, index: int, layer: Layer, position: Any) -> Any:
         """The arrays of one layer: keys and values [B, K, T, H], or those that the plan declares."""
@@ -93,9 +100,12 @@ class Caches:
         for name, width in zip(ARRAYS, what.widths, strict=True):
             shape, full = (batch, what.n_heads, n_slots, width), argument_name(index, name)
             array = self.tensors.argument(
-                full, shape, dtype, what.spec, n_stages=experiment.plan.pp
+                full, shape, dtype, what.spec, layers=self._stacked(index)
             )
-            setattr(cached, name, array)
+            if isinstance(cached, StageLayer):
+                cached.arrays[name] = array
+            else:
+                setattr(cached, name, array)
         cached.dtype, cached.device = dtype, position.device
         cached.batch_size, cached.num_heads = batch, what.n_heads
         cached.k_head_dim, cached.v_head_dim = what.widths
@@ -107,7 +117,7 @@ class Caches:
         """A layer of transformers' static cache, or one of ours, without keys and values."""
         n_slots, plan = n_cache_slots(self.experiment), self.experiment.plan
         if plan.pp > 1:
-            return StageLayer(n_slots, position)
+            return StageLayer(n_slots, kept(self.experiment, self.tensors, layer).spec)
         index_keys = self._index_keys(index, layer)
         if plan.cp > 1:
             return ContextLayer(self, n_slots, layer, index_keys)
@@ -133,7 +143,7 @@ class Caches:
         """Arrays [B, *heads, slots, width] as the plan declares them."""
         experiment, layouts = self.experiment, self.tensors.layouts
         plan, workload = experiment.plan, experiment.workload
-        arrays: dict[str, Any] = {}
+        arrays, specs = dict[str, Any](), dict[str, Spec]()
         for array in layer_cache(experiment.model, plan, layer):
             *heads, width = array.shape
             n_copies = plan.cp if array.n_fixed_slots is None else 1  # cp splits what grows
@@ -141,11 +151,20 @@ class Caches:
             shape = (workload.batch, *heads, n_slots, width)
             of_heads = (layouts.split(dim) for dim in array.dims[:-1])
             of_slots = layouts.axes("cp") if n_copies > 1 else ()
-            spec: Spec = (layouts.data, *of_heads, of_slots, ())
+            specs[array.name] = (layouts.data, *of_heads, of_slots, ())
             dtype = TORCH_DTYPES[array.dtype or workload.cache_dtype]
-            name = argument_name(index, array.name)
-            arrays[array.name] = self.tensors.argument(name, shape, dtype, spec)
-        return States(arrays)
+            arrays[array.name] = self.tensors.argument(
+                argument_name(index, array.name),
+                shape,
+                dtype,
+                specs[array.name],
+                layers=self._stacked(index),
+            )
+        return StageStates(arrays, specs) if plan.pp > 1 else States(arrays)
+
+
+def _first(layers: tuple[int | None, ...]) -> int:
+    return next(layer for layer in layers if layer is not None)
 
 
 def _has_states(model: Model, layer: Layer) -> bool:
@@ -223,9 +242,13 @@ def argument_name(index: int, array: str) -> str:
 
 def new_arrays(cache: Any, tensors: Tensors) -> dict[str, Any]:
     """The cache arrays after the step by name, with unchanged sharding."""
-    arrays: dict[str, Any] = {}
+    arrays, seen = dict[str, Any](), set[int]()
     for index, layer in enumerate(cache.layers):
-        held = layer.arrays if isinstance(layer, States) else {a: getattr(layer, a) for a in ARRAYS}
+        if id(layer) in seen:  # the cache of an earlier stage, too
+            continue
+        seen.add(id(layer))
+        is_named = isinstance(layer, States | StageLayer)
+        held = layer.arrays if is_named else {a: getattr(layer, a) for a in ARRAYS}
         index_keys = getattr(layer, INDEX_KEYS, None)
         if index_keys is not None:
             held |= {INDEX_KEYS: index_keys}

@@ -28,11 +28,17 @@ import transformers
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Phase
 from meshscope.programs.torchxla.layouts import Spec
-from meshscope.programs.torchxla.tensors import Tensors, all_gather, all_reduce, permuted
+from meshscope.programs.torchxla.tensors import (
+    TORCH_DTYPES,
+    Tensors,
+    all_gather,
+    all_reduce,
+    permuted,
+)
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.flops import window_of
 from meshscope.spec.model.model import AttentionKind, GroupedAttention, LatentAttention, Model
-from meshscope.spec.plan.context_form import ContextForm, ring_pairs
+from meshscope.spec.plan.context_form import ContextForm, cache_slots, ring_pairs
 
 LOWEST = -1e30  # score of masked positions
 NAME = "meshscope_attention"
@@ -104,6 +110,21 @@ def is_seen(queries: Any, keys: Any, window: int | None, *, is_chunked: bool = F
     if is_chunked:
         return seen & (keys[None, :] // window == queries[:, None] // window)
     return seen & (keys[None, :] > queries[:, None] - window)
+
+
+def mask_of(experiment: Experiment, positions: Any, kind: AttentionKind) -> Any:
+    """[1, 1, S, T] for layers of a kind: zero for visible slots, the lowest number for masked ones.
+
+    None for linear attention.
+    """
+    if kind is AttentionKind.LINEAR:
+        return None
+    plan, workload = experiment.plan, experiment.workload
+    dtype = TORCH_DTYPES[workload.activation_dtype]
+    slots = torch.arange(cache_slots(plan, workload) * plan.cp, device=torch_xla.device())
+    window, is_chunked = window_of(experiment.model.attention, kind), kind is AttentionKind.CHUNKED
+    is_hidden = ~is_seen(positions, slots, window, is_chunked=is_chunked)
+    return (is_hidden.to(dtype) * torch.finfo(dtype).min)[None, None]
 
 
 def _seen(places: tuple[Any, Any], of: Scores, chosen: Any) -> Any:

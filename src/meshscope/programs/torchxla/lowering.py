@@ -20,6 +20,7 @@ from jax._src.lib.mlir import ir
 
 from meshscope.errors import ParseError
 from meshscope.programs.jax.stablehlo import CompiledStableHlo
+from meshscope.programs.torchxla.branches import outline_branches
 from meshscope.programs.torchxla.regions import mark_regions
 
 _PARAMETER = re.compile(r"^\s+(?:ROOT )?%\S+ = \S+ parameter\((?P<number>\d+)\)")
@@ -137,6 +138,7 @@ def lowered(traced: Traced, devices: list[Any], *, name: str) -> Lowered:
             _with_layouts(main, traced)
             _without_tokens(main, traced)
         mark_regions(main)
+        outline_branches(main)
     return Lowered(module=module, context=context, devices=devices, n_channels=n_channels)
 
 

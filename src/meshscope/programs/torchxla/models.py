@@ -1,6 +1,8 @@
 """A transformers model on the meta device, whose parameters become sharded program arguments."""
 
 # pyright: reportMissingImports=false
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,12 @@ from meshscope.programs.torchxla.rules import Rule, rules_of
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors, all_gather
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import Family
-from meshscope.spec.plan.weights import Dim
+from meshscope.spec.plan.stages import stacked_layers
+from meshscope.spec.plan.weights import Dim, mesh_axes_of
 from meshscope.spec.program import Partitioner
 from meshscope.units import format_bytes
 
+_OF_LAYER = re.compile(r"(?P<before>model\.layers\.)(?P<layer>\d+)(?P<behind>\..*)")
 EMBEDDINGS = ("embed_tokens", "embed_tokens_per_layer")
 MAX_NAMED = 4  # parameters listed in an error message
 
@@ -59,34 +63,46 @@ def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict
     rules = rules_of(experiment.model, experiment.plan)
     named = dict(model.named_parameters(remove_duplicate=True))
     _check_rules(experiment, named, rules)
-    shared: dict[int, Any] = {}
+    shared: dict[int | str, Any] = {}
     values: dict[str, Any] = {}
     for path, module in model.named_modules():
         for name, parameter in _own_parameters(module).items():
-            full = f"{path}.{name}"
-            if id(parameter) not in shared:
-                n_stages = experiment.plan.pp if full.startswith("model.layers.") else 1
-                make = _argument if n_stages == 1 else _stacked_argument
-                shared[id(parameter)] = make(tensors, full, parameter, rules[full])
+            full, layers = stacked_name(f"{path}.{name}", experiment)
+            key = full if layers else id(parameter)
+            if key not in shared:
+                make = _stacked_argument if layers else _argument
+                shared[key] = make(tensors, full, parameter, rules[full], layers)
+                if layers and _is_added_to_sums(full, rules, tensors):
+                    shared[key] = _of_first(shared[key], tensors)
             del module._parameters[name]  # noqa: SLF001
-            module.__dict__[name] = shared[id(parameter)]
-            if callable(shared[id(parameter)]):  # a shard, all-gathered when the module is called
-                tensors.shares.append((module, name, shared[id(parameter)]))
+            module.__dict__[name] = shared[key]
+            if callable(shared[key]):  # a shard, all-gathered when the module is called
+                tensors.shares.append((module, name, shared[key]))
         for name, buffer in list(module._buffers.items()):  # noqa: SLF001
             if buffer is None:
                 continue
-            full = f"{path}.{name}"
+            full, layers = stacked_name(f"{path}.{name}", experiment)
             if not buffer.is_meta:
                 values[full] = buffer.detach().float().numpy()
-            replicated = ((),) * buffer.dim()
-            n_stages = experiment.plan.pp if full.startswith("model.layers.") else 1
-            array = tensors.argument(
-                full, buffer.shape, buffer.dtype, replicated, n_stages=n_stages
-            )
-            if n_stages > 1:
-                array = tensors.entered(array, (("pp",), *replicated))[0]
-            module._buffers[name] = array  # noqa: SLF001
+            if full not in shared:
+                replicated = ((),) * buffer.dim()
+                array = tensors.argument(
+                    full, buffer.shape, buffer.dtype, replicated, layers=layers
+                )
+                entered = tensors.entered(array, (("pp",), *replicated))[0] if layers else array
+                shared[full] = entered
+            module._buffers[name] = shared[full]  # noqa: SLF001
     return values | _scales(model, experiment, tensors)
+
+
+def stacked_name(name: str, experiment: Experiment) -> tuple[str, tuple[int | None, ...]]:
+    """The argument of a parameter in a pipeline, and the layers whose arrays it stacks; () for others."""
+    match = _OF_LAYER.fullmatch(name)
+    if match is None or experiment.plan.pp == 1:
+        return name, ()
+    layers = stacked_layers(experiment.model.layers, experiment.plan.pp)[int(match["layer"])]
+    first = next(layer for layer in layers if layer is not None)
+    return f"{match['before']}{first}{match['behind']}", layers
 
 
 def _scales(model: Any, experiment: Experiment, tensors: Tensors) -> dict[str, Any]:
@@ -130,7 +146,10 @@ def _complex_scaling(rotary: Any, tensors: Tensors) -> dict[str, Any]:
     return {name: value}
 
 
-def _argument(tensors: Tensors, name: str, parameter: Any, rule: Rule) -> Any:
+def _argument(
+    tensors: Tensors, name: str, parameter: Any, rule: Rule, layers: tuple[int | None, ...]
+) -> Any:
+    assert not layers
     shape = tuple(parameter.shape)
     stored = rule.stored_shape(shape)
     spec = rule.spec(shape, tensors.layouts)
@@ -138,13 +157,14 @@ def _argument(tensors: Tensors, name: str, parameter: Any, rule: Rule) -> Any:
     return tensor if stored == shape else tensor.reshape(shape)
 
 
-def _stacked_argument(tensors: Tensors, name: str, parameter: Any, rule: Rule) -> Any:
+def _stacked_argument(
+    tensors: Tensors, name: str, parameter: Any, rule: Rule, layers: tuple[int | None, ...]
+) -> Any:
     """The local shard of a stage's weight, or a function that all-gathers it if fsdp splits it."""
     shape = tuple(parameter.shape)
     stored = rule.stored_shape(shape)
     spec = rule.spec(shape, tensors.layouts)
-    n_stages = tensors.layouts.plan.pp
-    tensor = tensors.argument(name, stored, parameter.dtype, spec, n_stages=n_stages)
+    tensor = tensors.argument(name, stored, parameter.dtype, spec, layers=layers)
     local = tensors.entered(tensor, (("pp",), *spec))[0]
     n_of_experts = int(rule.dims[0] is Dim.EXPERT)  # the expert dimension stays sharded by ep
     dims = [dim for dim, axes in enumerate(spec) if "fsdp" in axes and dim >= n_of_experts]
@@ -157,6 +177,26 @@ def _stacked_argument(tensors: Tensors, name: str, parameter: Any, rule: Rule) -
         return x if rule.n_stacked == 1 else x.reshape(x.shape[0], -1, *x.shape[3:])
 
     return whole if dims else whole()
+
+
+def _is_added_to_sums(name: str, rules: Mapping[str, Rule], tensors: Tensors) -> bool:
+    """Whether this is a bias of a product that tp splits, whose parts the pipeline sums."""
+    if not name.endswith("bias"):
+        return False
+    weight = rules.get(name.removesuffix("bias") + "weight", rules.get(name.removesuffix("_bias")))
+    return weight is not None and _has_tp(weight, tensors) and not _has_tp(rules[name], tensors)
+
+
+def _has_tp(rule: Rule, tensors: Tensors) -> bool:
+    return any("tp" in mesh_axes_of(dim, tensors.layouts.plan) for dim in rule.dims)
+
+
+def _of_first(bias: Any, tensors: Tensors) -> Any:
+    """The bias on the first device of tp, zeros on the others."""
+    first = tensors.rank("tp") == 0
+    if not callable(bias):
+        return torch.where(first, bias, torch.zeros_like(bias))
+    return lambda: _of_first(bias(), tensors)
 
 
 def _check_rules(experiment: Experiment, named: dict[str, Any], rules: Any) -> None:

@@ -16,11 +16,10 @@ import torch_xla
 import torch_xla.runtime as xr
 
 from meshscope.events.enums import Part, Phase
-from meshscope.programs.torchxla.caching import Caches, n_cache_slots, new_arrays
-from meshscope.programs.torchxla.checks import layers_of_stage
+from meshscope.programs.torchxla.caching import Caches, new_arrays
 from meshscope.programs.torchxla.compressed import CompressionStep, EntryAttention
 from meshscope.programs.torchxla.configs import LAYER_TYPES, MASKED_BY_KIND
-from meshscope.programs.torchxla.context import is_seen, keep_latents, register_attention
+from meshscope.programs.torchxla.context import keep_latents, mask_of, register_attention
 from meshscope.programs.torchxla.experts import register_experts
 from meshscope.programs.torchxla.indexer import ChosenPositions, ContextIndexer
 from meshscope.programs.torchxla.layouts import (
@@ -40,19 +39,12 @@ from meshscope.programs.torchxla.models import (
     norms_before_blocks,
     with_arguments,
 )
-from meshscope.programs.torchxla.stages import add_pipeline
+from meshscope.programs.torchxla.stages import add_pipeline, drop_layers
 from meshscope.programs.torchxla.streams import MixedLayer
-from meshscope.programs.torchxla.tensors import ARGUMENT, TORCH_DTYPES, Argument, Tensors, scope
+from meshscope.programs.torchxla.tensors import ARGUMENT, Argument, Tensors, scope
 from meshscope.programs.torchxla.tokens import order_tokens
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.flops import window_of
-from meshscope.spec.model.model import (
-    AttentionKind,
-    CompressedAttention,
-    LatentAttention,
-    Layer,
-    MlpKind,
-)
+from meshscope.spec.model.model import CompressedAttention, LatentAttention, Layer, MlpKind
 from meshscope.spec.program import Partitioner
 
 TOKENS, POSITION = "tokens", "position"
@@ -104,7 +96,7 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
         keep_latents(model)
     is_pipeline = experiment.plan.pp > 1
     if is_pipeline:
-        model.model.layers = model.model.layers[: layers_of_stage(experiment)]
+        drop_layers(model, experiment)
     constants = with_arguments(model, experiment, tensors)
     add_layouts(model, experiment, phase, tensors)
     add_scopes(model, experiment)
@@ -181,20 +173,8 @@ class _Step:
         if isinstance(model.attention, CompressedAttention):
             return {"none": None}  # its modules compare positions themselves
         kinds = dict.fromkeys(layer.attention for layer in model.layers)
-        masks = {LAYER_TYPES[kind]: self._mask(positions, kind) for kind in kinds}
-        if AttentionKind.LINEAR in kinds:
-            masks[LAYER_TYPES[AttentionKind.LINEAR]] = None
+        masks = {LAYER_TYPES[kind]: mask_of(self.experiment, positions, kind) for kind in kinds}
         return masks if model.family in MASKED_BY_KIND else next(iter(masks.values()))
-
-    def _mask(self, positions: Any, kind: AttentionKind) -> Any:
-        """[1, 1, S, T]: zero for visible slots, the lowest number for masked ones."""
-        dtype = TORCH_DTYPES[self.experiment.workload.activation_dtype]
-        slots = torch.arange(n_cache_slots(self.experiment), device=torch_xla.device())
-        window = window_of(self.experiment.model.attention, kind)
-        is_chunked = kind is AttentionKind.CHUNKED
-        is_hidden = ~is_seen(positions, slots, window, is_chunked=is_chunked)
-        lowest = torch.finfo(dtype).min
-        return (is_hidden.to(dtype) * lowest)[None, None]
 
 
 @cache
@@ -223,7 +203,7 @@ def scope_of_module(name: str, experiment: Experiment) -> str | None:
         return None
     layer, inner = int(match[1]), match[2]
     if inner is None:
-        return f"layer{layer}"
+        return None if experiment.plan.pp > 1 else f"layer{layer}"
     kind = experiment.model.layers[layer]
     before_mlp = Part.MLP if kind.has_mlp else Part.MOE_ROUTER
     of_inner = {
@@ -289,21 +269,11 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
     for name in EMBEDDINGS:
         if hasattr(model.model, name):
             _lay_out(getattr(model.model, name), tensors, streams.residual)
-    for layer, kind in zip(model.model.layers, experiment.model.layers, strict=False):
-        attention = attention_of(layer)
-        if isinstance(attention, DeltaAttention):
-            attention.placing = Placing(phase=phase, tensors=tensors)
-        if isinstance(attention, EntryAttention):
-            attention.step = CompressionStep(
-                phase=phase, tensors=tensors, rotary=model.model.rotary_emb
-            )
-        indexer = getattr(attention, "indexer", None)
-        if isinstance(indexer, ChosenPositions):
-            indexer.tensors = tensors
-            if experiment.plan.cp > 1:
-                indexer.context = ContextIndexer(
-                    experiment=experiment, phase=phase, tensors=tensors
-                )
+    for layer, kind in zip(model.model.layers, experiment.model.layers, strict=True):
+        if isinstance(layer, torch.nn.Identity):  # a stage that runs the branch of another
+            continue
+        step = CompressionStep(phase=phase, tensors=tensors, rotary=model.model.rotary_emb)
+        _connect(attention_of(layer), experiment, step)
         if isinstance(layer, MixedLayer):
             layer.tensors, layer.residual = tensors, streams.residual
         order_tokens(feed_forward(layer), kind, experiment, phase, tensors)
@@ -311,6 +281,20 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
     if streams.is_split and experiment.plan.pp == 1:  # a pipeline returns only the last positions
         _lay_out(model.model.norm, tensors, streams.residual)
     _lay_out(model.lm_head, tensors, streams.logits, streams.rows)
+
+
+def _connect(attention: Any, experiment: Experiment, step: CompressionStep) -> None:
+    """Give replaced attention the step that it is in."""
+    phase, tensors = step.phase, step.tensors
+    if isinstance(attention, DeltaAttention):
+        attention.placing = Placing(phase=phase, tensors=tensors)
+    if isinstance(attention, EntryAttention):
+        attention.step = step
+    indexer = getattr(attention, "indexer", None)
+    if isinstance(indexer, ChosenPositions):
+        indexer.tensors = tensors
+        if experiment.plan.cp > 1:
+            indexer.context = ContextIndexer(experiment=experiment, phase=phase, tensors=tensors)
 
 
 def _lay_out_layer(layer: Any, kind: Layer, tensors: Tensors, streams: ResidualSpecs) -> None:

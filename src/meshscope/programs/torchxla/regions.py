@@ -25,7 +25,7 @@ def mark_regions(main: Any) -> int:
     for op in [op.operation for op in block]:
         if op.name == "func.return":
             continue
-        target = _target(op)
+        target = call_target(op)
         if target == BEGINS:
             local.update(op.results)
         elif target == ENDS:
@@ -39,7 +39,8 @@ def mark_regions(main: Any) -> int:
     return n_marked
 
 
-def _target(op: Any) -> str | None:
+def call_target(op: Any) -> str | None:
+    """The target of a custom call; None for other operations."""
     if op.name != "stablehlo.custom_call":
         return None
     return ir.StringAttr(op.attributes["call_target_name"]).value
@@ -112,7 +113,10 @@ def _makers(value: Any) -> Iterator[Any]:
 def _mark(op: Any) -> None:
     if SHARDING in op.attributes:
         return
-    manual = "{manual}"
-    if len(op.results) > 1:
-        manual = "{" + ", ".join([manual] * len(op.results)) + "}"
-    op.attributes[SHARDING] = ir.StringAttr.get(manual)
+    op.attributes[SHARDING] = ir.StringAttr.get(manual(len(op.results)))
+
+
+def manual(n_results: int) -> str:
+    """The sharding of an operation in a manual region."""
+    one = "{manual}"
+    return one if n_results == 1 else "{" + ", ".join([one] * n_results) + "}"

@@ -10,6 +10,8 @@ DeepSeek-V3.2 and GLM-5 have an indexer (`indexer.py`), DeepSeek-V4 attention ov
 """
 
 # pyright: reportMissingImports=false
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,6 +35,7 @@ from meshscope.spec.model.model import (
     Layer,
     Model,
 )
+from meshscope.spec.plan.plan import Plan
 
 
 class Joined(torch.nn.Module):
@@ -171,6 +174,22 @@ def _separate_joined(layer: Any, described: Model) -> None:
     sizes = {name: n_heads * attention.head_dim for name, n_heads in heads.items()}
     layer.self_attn.qkv_proj = Joined(described.hidden, sizes)
     layer.mlp.gate_up_proj = Joined(described.hidden, {"gate": ffn, "up": ffn})
+
+
+def with_local_heads(attention: Any, plan: Plan) -> None:
+    """Let modules that count heads count those of one device of tp: in a manual region it has no others."""
+    if isinstance(attention, DeltaAttention):
+        of = attention.of
+        attention.of = replace(
+            of, n_key_heads=of.n_key_heads // plan.tp, n_value_heads=of.n_value_heads // plan.tp
+        )
+    elif isinstance(getattr(attention, "q_proj", None), QueriesAndGates):
+        attention.q_proj.n_heads //= plan.tp
+    elif hasattr(attention, "qkv_proj"):
+        of_all = attention.config
+        attention.config = copy(of_all)
+        attention.config.num_attention_heads = of_all.num_attention_heads // plan.tp
+        attention.num_key_value_heads = max(1, of_all.num_key_value_heads // plan.tp)
 
 
 def _replace_attention(layer: Any, described: Model) -> None:

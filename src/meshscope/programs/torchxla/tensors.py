@@ -19,6 +19,7 @@ import torch_xla.distributed.spmd as xs
 from torch_xla.distributed.spmd.xla_sharding import unwrap_sharded_tensor
 
 from meshscope.events.collective import Groups
+from meshscope.programs.torchxla.branches import CHOICE
 from meshscope.programs.torchxla.layouts import Layouts, Spec
 from meshscope.programs.torchxla.lowering import ORDER
 
@@ -50,13 +51,13 @@ def scope(name: str) -> Any:
 class Argument:
     """Shape, dtype and sharding of a program argument.
 
-    With `n_stages`, the arrays of all pipeline stages are stacked in the first dimension.
+    In a pipeline, the arrays of `layers` are stacked in the first dimension: one of each stage, or None.
     """
 
     shape: tuple[int, ...]
     dtype: str
     spec: Spec
-    n_stages: int = 1
+    layers: tuple[int | None, ...] = ()
 
 
 class Tensors:
@@ -79,18 +80,18 @@ class Tensors:
         dtype: torch.dtype,
         spec: Spec,
         *,
-        n_stages: int = 1,
+        layers: tuple[int | None, ...] = (),
     ) -> Any:
         """A placeholder tensor of this shape, registered as a named argument."""
-        if n_stages > 1:
-            shape, spec = (n_stages, *shape), (("pp",), *spec)
+        if layers:
+            shape, spec = (len(layers), *shape), (("pp",), *spec)
         placeholder = _XLAC._xla_create_placeholder_tensor  # noqa: SLF001
         tensor = placeholder(xb.mkshape(_XLA_TYPES[dtype], tuple(shape)).shape)
         with scope(f"{ARGUMENT}{name}"):
             self.annotate(tensor, spec)
         names = {torch_dtype: name for name, torch_dtype in TORCH_DTYPES.items()}
         self.arguments[name] = Argument(
-            shape=tuple(shape), dtype=names[dtype], spec=spec, n_stages=n_stages
+            shape=tuple(shape), dtype=names[dtype], spec=spec, layers=layers
         )
         return tensor
 
@@ -182,3 +183,13 @@ def all_to_all(x: Any, groups: Groups) -> Any:
 def permuted(x: Any, pairs: Groups) -> Any:
     """Collective permute by (source, target) pairs in a manual region; zeros without a source."""
     return _XLAC._xla_collective_permute(x, _token(), _lists(pairs))[0]  # noqa: SLF001
+
+
+def chosen(branch: Any, *branches: Sequence[Any]) -> list[Any]:
+    """The results of the branch with this number [1], the only one that a device computes (`branches.py`)."""
+    flat = [result for results in branches for result in results]
+    shapes, dtypes = zip(*((x.shape, x.dtype) for x in branches[0]), strict=True)
+    number = branch.reshape(()).to(torch.int32)
+    return _XLAC._xla_custom_call(  # noqa: SLF001
+        [number, *flat], CHOICE, list(shapes), list(dtypes), False, "", 0, {}
+    )

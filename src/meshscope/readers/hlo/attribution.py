@@ -47,11 +47,6 @@ class Scope:
         return self.n_layers * self.n_ticks
 
     @property
-    def is_every_tick(self) -> bool:
-        """Whether each tick has its own instructions, which every stage executes, idle or not."""
-        return self.n_microbatches == self.n_ticks > 1 and self.n_layers == 1
-
-    @property
     def missing(self) -> str | None:
         """Which of phase, layer and part the scopes do not name; None if they name all of them."""
         if self.phase is Phase.STEP:  # a program of the user, whose scopes follow no contract

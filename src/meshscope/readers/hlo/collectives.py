@@ -127,7 +127,7 @@ def _pool_partial_loops(operations: list[Operation]) -> list[Operation]:
     pooled: dict[int, Operation | None] = {}
     for same in parts.values():
         count = sum(o.count for o in same)
-        if count % same[0].scope.n_times == 0 or same[0].scope.is_every_tick:
+        if count % same[0].scope.n_times == 0:
             first = replace(same[0], count=count, source_ops=source_ops_of(same))
             pooled |= {id(o): None for o in same} | {id(same[0]): first}
     return [o for o in (pooled.get(id(o), o) for o in operations) if o is not None]
@@ -180,8 +180,6 @@ def _missing_scope(op_name: str | None, scope: Scope) -> str | None:
 
 def _layers(count: int, scope: Scope) -> tuple[list[int | None], int, str | None]:
     """The layers of an operation, its executions in each, and a caveat if they do not match."""
-    if scope.is_every_tick:  # ticks have separate instructions, which may compile differently
-        return list(scope.layers or [None]), count, None
     per_layer, rest = divmod(count, scope.n_times)
     if not rest:
         return list(scope.layers or [None]), per_layer * scope.n_microbatches, None

@@ -81,6 +81,20 @@ def stage_slots(layers: Sequence[Layer], kind: Layer, n_stages: int) -> tuple[in
 
 
 @lru_cache(maxsize=CACHED_STAGES)
+def stacked_layers(
+    layers: tuple[Layer, ...], n_stages: int
+) -> Mapping[int, tuple[int | None, ...]]:
+    """The layers of all stages in the slot of each layer: one of each stage, or None."""
+    stacked: dict[int, tuple[int | None, ...]] = {}
+    for kind in dict.fromkeys(layers):
+        slots = stage_slots(layers, kind, n_stages)
+        n_each = len(slots) // n_stages
+        for members in (slots[number::n_each] for number in range(n_each)):
+            stacked |= {index: members for index in members if index is not None}
+    return stacked
+
+
+@lru_cache(maxsize=CACHED_STAGES)
 def stored_layers(model: Model, n_stages: int) -> Mapping[Layer, int]:
     """How many layers of each kind one device allocates, including unused slots."""
     return {
