@@ -162,6 +162,10 @@ CASES = {
     "pp-fsdp": Case(DENSE, "pp=2,fsdp=2,tp=2"),
     "pp-ep": Case(MIXTURE, "pp=2,dp=4,ep=4"),
     "pp-ep-over-tp": Case(MIXTURE, "pp=2,dp=2,tp=2,ep=2"),
+    "pp-dense-and-experts": Case(GLM | {"num_hidden_layers": 3}, "pp=2,dp=2,tp=2"),
+    "pp-chunks": Case(LLAMA4 | {"num_hidden_layers": 4}, "pp=4,dp=2"),
+    "pp-heads-by-kind": Case(GEMMA4, "pp=2,dp=2,tp=2"),
+    "pp-linear-attention": Case(QWEN35, "pp=4,tp=2"),
     "fsdp": Case(DENSE, "fsdp=8"),
     "hybrid": Case(MIXTURE, "dp=2,tp=4,ep=8"),
     "post-norms": Case(GEMMA, "dp=2,tp=4,sp"),
@@ -232,6 +236,10 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
         "pp-fsdp": {(Part.STAGE, Kind.PERMUTE), (Part.MLP, Kind.ALL_GATHER)},
         "pp-ep": {(Part.STAGE, Kind.PERMUTE), (Part.MOE_DISPATCH, Kind.ALL_TO_ALL)},
         "pp-ep-over-tp": {(Part.STAGE, Kind.PERMUTE), (Part.MOE_COMBINE, Kind.ALL_REDUCE)},
+        "pp-dense-and-experts": {(Part.STAGE, Kind.PERMUTE), (Part.MOE_COMBINE, Kind.ALL_REDUCE)},
+        "pp-chunks": {(Part.STAGE, Kind.PERMUTE)},
+        "pp-heads-by-kind": {(Part.STAGE, Kind.PERMUTE), (Part.MLP, Kind.ALL_REDUCE)},
+        "pp-linear-attention": {(Part.STAGE, Kind.PERMUTE), (Part.ATTN, Kind.ALL_REDUCE)},
         "fsdp": {(Part.MLP, Kind.ALL_GATHER)},
         "hybrid": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.ATTN, Kind.ALL_REDUCE)},
         "post-norms": {(Part.ATTN, Kind.ALL_GATHER), (Part.MLP, Kind.ALL_GATHER)},
@@ -279,6 +287,9 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
         assert not [
             m for m in comparison.matches if m.verdict in differing and m.shown.part is Part.ATTN
         ]
+    if experiment.plan.pp > 1 and not experiment.plan.sp:  # idle stages send nothing
+        of_layers = [m for m in comparison.matches if m.shown.part in {Part.ATTN, Part.MLP}]
+        assert all(m.verdict is Verdict.EQUAL for m in of_layers), [str(m) for m in of_layers]
     if name == "ep":  # slots for experts are predicted, in decode at least one each
         in_decode = comparison.with_verdict(Verdict.EQUAL, Phase.DECODE)
         assert expected <= {(match.shown.part, match.shown.kind) for match in in_decode}
