@@ -91,10 +91,14 @@ CASES = [
     Case("gemma2", "v6e-8", "pp=2,tp=4"),
     Case("gemma3_text", "v6e-8", "dp=4,tp=2,sp"),
     Case("gemma4_text", "v6e-8", "cp=2,tp=2,dp=2"),
-    Case("gemma4_text-shared", "v6e-8", "fsdp=4,tp=2,sp", Loop.SCAN),
+    Case("gemma4_text-shared", "v6e-8", "pp=2,fsdp=2,tp=2,sp", Loop.SCAN),
     Case("gemma4_text-moe", "v6e-8", "dp=4,tp=2,ep=8,sp"),
 ]
 MATRIX = [
+    Case("gemma4_text-shared", "v6e-8", "fsdp=4,tp=2,sp", Loop.SCAN),
+    Case("gemma4_text-shared", "v6e-8", "pp=2,cp=2,tp=2", Loop.SCAN),
+    Case("glm_moe_dsa", "v5e-8", "pp=2,tp=4", Loop.SCAN),
+    Case("glm_moe_dsa", "v6e-8", "pp=2,cp=2,tp=2"),
     Case("gemma4_text-shared", "v6e-8", "cp=2,dp=2,tp=2"),
     Case("gemma4_text-moe", "v6e-8", "dp=2,tp=4,ep=4"),
     Case("mistral", "v6e-8", "cp=2,tp=4"),

@@ -6,10 +6,14 @@ from meshscope.spec.model.config import read_model
 from meshscope.spec.model.model import AttentionKind, Layer, MlpKind
 from meshscope.spec.plan.stages import (
     StageRun,
+    StageSends,
+    caches_before,
     default_microbatches,
     n_ticks,
+    shared_slot,
     stage_layers,
     stage_runs,
+    stage_sends,
     stage_slots,
     stored_layers,
 )
@@ -51,6 +55,27 @@ def test_every_layer_is_in_one_stage_and_the_last_is_never_larger(n_layers: int)
         assert [layer for stage in stages for layer in stage] == list(range(n_layers))
         assert len(stages[-1]) == n_layers // n_stages
         assert max(map(len, stages)) - min(map(len, stages)) <= 1
+
+
+def test_stages_send_what_layers_of_later_stages_read() -> None:
+    """Gemma 4 E2B: every fifth layer is full; those from 15 on share the caches of layers 13 and 14."""
+    e2b = read_model("google/gemma-4-E2B-it")
+    sources = (e2b.layers[13], e2b.layers[14])
+    assert stage_sends(e2b, 1) == StageSends()
+    assert stage_sends(e2b, 2) == StageSends(n_inputs=35 - 18, caches=sources)
+    assert stage_sends(e2b, 4) == StageSends(n_inputs=35 - 9, caches=sources)
+    received = [caches_before(e2b, first) for first in (13, 14, 15, 30)]
+    assert received == [(), sources[:1], sources, sources]
+    slots = [[shared_slot(e2b, kind, n_stages) for kind in sources] for n_stages in (1, 2, 4)]
+    assert slots == [[11, 2], [11, 2], [3, 1]]  # the second of four stages begins with layer 9
+
+
+def test_stages_send_the_choice_of_an_indexer_if_a_stage_begins_without_one() -> None:
+    """GLM-5.2 has an indexer in layers 0, 1, 2, 6, 10, ..."""
+    glm = read_model("zai-org/GLM-5.2")
+    assert stage_sends(glm, 2) == StageSends(has_choice=True)  # layer 39
+    assert stage_sends(glm.first(12), 2) == StageSends()  # layer 6
+    assert stage_sends(read_model("zai-org/GLM-5"), 2) == StageSends()
 
 
 def test_stages_with_the_same_kinds_of_layers_share_a_program() -> None:

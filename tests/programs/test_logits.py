@@ -177,13 +177,14 @@ PIPELINES = [
         ("qwen3_5", "pp=2,tp=4", Loop.UNROLL, None),
         ("qwen3_5", "pp=2,tp=2,dp=2,sp", Loop.SCAN, 2),
         ("qwen3_5_moe", "pp=2,dp=2,tp=2,ep=4,sp", Loop.SCAN, None),
+        ("gemma4-shared", "pp=4,tp=2", Loop.SCAN, 2),  # the layers that others share on two stages
+        ("gemma4-shared", "pp=2,fsdp=2", Loop.UNROLL, 1),
+        ("glm_moe_dsa-shared", "pp=4,dp=2", Loop.SCAN, None),
     )
 ]
 PIPELINES += [
     Case(config, plan, loop=loop)
     for config in CLOSE_CONFIGS
-    # Refused: a stage would need the choice, or the keys and values, of an earlier one.
-    if config not in {"glm_moe_dsa-shared", "gemma4-shared"}
     for plan, loop in (("pp=2,tp=4", Loop.SCAN), ("pp=2,tp=2,dp=2,sp", Loop.UNROLL))
 ]
 PIPELINES += [  # a ring is an error on CPU devices
@@ -193,6 +194,8 @@ PIPELINES += [  # a ring is an error on CPU devices
         ("deepseek_v3", "pp=2,cp=2,tp=2,sp", Loop.UNROLL, 4),
         ("deepseek_v4", "pp=2,cp=2,tp=2", Loop.SCAN, None),
         ("qwen3_next", "pp=2,cp=2,tp=2", Loop.SCAN, None),
+        ("gemma4-shared", "pp=2,cp=2,tp=2", Loop.SCAN, None),
+        ("glm_moe_dsa-shared", "pp=2,cp=2,tp=2", Loop.UNROLL, 4),
     )
 ]
 
@@ -213,7 +216,8 @@ def _is_telling(case: Case) -> bool:
     if (case.config, case.plan) in SLOW:
         return False
     if case.config in ONE_CASE:
-        return is_manual and case.plan == "tp=8,sp"
+        is_shared = (case.config, case.plan) == ("gemma4-shared", "pp=4,tp=2")
+        return is_shared or (is_manual and case.plan == "tp=8,sp")
     if case.config == "qwen3":
         return is_manual or case.loop is Loop.UNROLL
     if case.config == "deepseek_v3":

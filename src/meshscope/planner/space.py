@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from meshscope.errors import PlanError
 from meshscope.spec.model.model import Model
-from meshscope.spec.plan.checks import check_shared_layers, check_weights
+from meshscope.spec.plan.checks import check_weights
 from meshscope.spec.plan.chunks import divisors
 from meshscope.spec.plan.plan import Plan, check_batch, check_model
 from meshscope.spec.workload import Workload
@@ -23,7 +23,6 @@ MAX_STAGES = 16
 SMALL_BLOCKS = f"cp leaves blocks of fewer than {MIN_BLOCK_POSITIONS} positions"
 DEEP_PIPELINE = f"more than {MAX_STAGES} pipeline stages"
 INDIVISIBLE = "an axis does not divide a size of the model"
-SHARED_PIPELINE = "pp with layers that need parts of earlier ones"
 PROMPT_INDIVISIBLE = "cp or sp does not divide the prompt"
 
 
@@ -76,10 +75,6 @@ def _why_not(plan: Plan, model: Model, prompt: int, checked: dict[Plan, bool]) -
         return DEEP_PIPELINE
     if plan.n_devices > LARGE_DEVICES and plan.cp > 1 and prompt < plan.cp * MIN_BLOCK_POSITIONS:
         return SMALL_BLOCKS
-    try:
-        check_shared_layers(plan, model)
-    except PlanError:
-        return SHARED_PIPELINE
     try:
         check_batch(plan, Workload(batch=plan.data_size, prompt=prompt))
     except PlanError:

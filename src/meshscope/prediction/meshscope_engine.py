@@ -16,6 +16,7 @@ from meshscope.prediction.planned_collective import (
     PlannedStep,
     repeated,
 )
+from meshscope.prediction.stage_sends import sent_arrays
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import CompressedAttention, Layer, Model
 from meshscope.spec.plan.context_form import local_tokens
@@ -121,8 +122,8 @@ def meshscope_stages(
     n_chunks = experiment.n_chunks(step.phase)
     if n_chunks > 1:
         return (repeated(stage, n_chunks),)
-    sent_shape = _split_residual(program)
-    return pipeline_stages(experiment, step, whole=stage, sent_shape=sent_shape, chosen=chosen)
+    sent = () if program.plan.pp == 1 else sent_arrays(experiment, step, _split_residual(program))
+    return pipeline_stages(experiment, step, whole=stage, sent=sent, chosen=chosen)
 
 
 def _split_residual(program: _DecoderStep) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
+from meshscope.prediction.stage_sends import SentArray
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.mesh import Mesh
 from meshscope.spec.plan.stages import n_ticks, stage_layers
@@ -24,13 +25,13 @@ def pipeline_stages(
     step: PlannedStep,
     *,
     whole: PlannedStage,
-    sent_shape: tuple[int, ...],
+    sent: tuple[SentArray, ...],
     chosen: Collection[int] | None = None,
 ) -> tuple[PlannedStage, ...]:
     """The stages of a step; the last entry, without index, holds the collectives over all stages.
 
     `whole` is the program without a pipeline: embedding and layers for one micro-batch, the head
-    for all sequences. `sent_shape` is the array that a device sends to its peer in the next stage.
+    for all sequences. `sent` are the arrays that a device sends to its peer in the next stage.
     With `chosen`, only those stages have layers, and only they, the first and the last are returned.
     """
     plan = experiment.plan
@@ -49,7 +50,7 @@ def pipeline_stages(
             ),
             after=place(whole.after, last, 1)
             if stage == last
-            else (_stage_send(experiment, step, stage, sent_shape),),
+            else tuple(_stage_send(experiment, step, stage, array) for array in sent),
             index=stage,
         )
         for stage, layers in enumerate(stage_layers(len(whole.layers), plan.pp))
@@ -104,16 +105,17 @@ class _StagePlacement:
 
 
 def _stage_send(
-    experiment: Experiment, step: PlannedStep, sender: int, shape: tuple[int, ...]
+    experiment: Experiment, step: PlannedStep, sender: int, array: SentArray
 ) -> PlannedCollective:
-    """On every tick, each device of stage `sender` sends to its peer in the next stage."""
+    """On every tick, each device of stage `sender` sends the array to its peer in the next stage."""
+    shape, dtype = array
     return PlannedCollective(
         part=Part.STAGE,
         kind=Kind.PERMUTE,
         axis="pp",
         groups=_neighbors(experiment.plan.mesh, sender),
         shape=shape,
-        dtype=experiment.workload.activation_dtype,
+        dtype=dtype,
         count=n_ticks(experiment.n_microbatches(step.phase), experiment.plan.pp),
     )
 

@@ -412,7 +412,7 @@ def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of
         check_frontend(program, plan)
         check_torchxla_dtypes(workload)
     check_context(plan, program)
-    check_shared_layers(plan, model)
+    check_shared_layers(plan, model, program.frontend, engine)
     check_batch(plan, workload)
     check_model(plan, model)
     check_weights(plan, model)

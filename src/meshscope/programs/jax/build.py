@@ -235,6 +235,7 @@ def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Me
         residual=residual,
         specs=_weight_specs(experiment),
         repeats=repeats(model.layers),
+        n_stages=plan.pp,
         activation_dtype=JAX_DTYPES[experiment.workload.activation_dtype],
         attention_kernel=_attention_kernel(experiment, layout, None if is_manual else mesh),
         min_rows=GPU_MIN_ROWS if experiment.topology.chip.kind is ChipKind.GPU else 1,

@@ -121,6 +121,20 @@ class Context:
                 cache = cache.written(name, one, **place)
         return cache
 
+    def stored(self, cache: LayerCache, positions: Array, *, n_rows: int) -> dict[str, Array]:
+        """The entries [B, ..., S, H] of the step as this device's cache has them; in decode, those of other devices are unset."""
+        slots, starts = range(positions.shape[0]), [0]
+        if self.phase is Phase.DECODE:
+            slots, starts = range(1), [self.slot(positions[at:]) for at in slots]
+
+        def entries(name: str, array: Array) -> Array:
+            parts = [
+                cache.part(name, array.dtype, n_rows=n_rows, slots=slots, at=at) for at in starts
+            ]
+            return jnp.concatenate(parts, axis=-2)
+
+        return {name: entries(name, array) for name, array in cache.arrays.items()}
+
     def cache_positions(self, n_slots: int) -> Array:
         """The position [T] of each slot in the local cache."""
         slots = jnp.arange(n_slots)

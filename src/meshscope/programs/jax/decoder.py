@@ -39,9 +39,10 @@ from meshscope.spec.model.model import (
     Model,
 )
 from meshscope.spec.model.repeats import Repeat
+from meshscope.spec.plan.stages import shared_slot
 from meshscope.spec.plan.weights import Weight
 
-_Carry = tuple[
+Carry = tuple[
     Array, Any, Array | None
 ]  # the residual stream, the cache, and the positions that an indexer chose
 
@@ -52,7 +53,7 @@ class Decoder:
 
     `repeats` groups the layers into loops; `specs` has the weight declarations by kind of layer, and
     under "" those outside the layers. `first_row` is the first sequence of a chunk or microbatch in the
-    cache.
+    cache, and `n_stages` the number of pipeline stages.
     """
 
     model: Model
@@ -65,6 +66,7 @@ class Decoder:
     repeats: tuple[Repeat, ...]
     activation_dtype: Any
     weight_dtype: str
+    n_stages: int = 1
     first_row: Array | int = 0
     attention_kernel: PrefillKernel | DecodeKernel | None = None
     min_rows: int = 1
@@ -91,10 +93,12 @@ class Decoder:
                 table = outer.matrix("embed")
                 x = self.embedded(table, rows)
                 x = x if hidden is None else self._joined(x, hidden, outer)
-                inputs = self._layer_inputs(outer, x, rows)
+                inputs = self.layer_inputs(outer, x, rows)
             positions = self.context.positions(position, tokens.shape[1])
             x = self.residual.expand(x)
-            x, cache = self.layers(x, weights["layers"], cache, positions, rows, inputs)
+            chosen = self.none_chosen(cache, positions, rows)
+            carry = (x, cache, chosen)
+            x, cache, _ = self.layers(carry, weights["layers"], positions, rows, inputs)
             with scope(Part.LM_HEAD):
                 is_tied = self.model.has_tied_embeddings
                 x = self.last_hidden(outer, x)
@@ -124,7 +128,7 @@ class Decoder:
         x, scale = self.collectives.embed(table, tokens), self.model.embed_scale
         return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
 
-    def _layer_inputs(self, outer: LayerWeights, x: Array, tokens: Array) -> Array | None:
+    def layer_inputs(self, outer: LayerWeights, x: Array, tokens: Array) -> Array | None:
         """Inputs [B, S, L, E] of each layer: a table's rows of the tokens plus a projection of x [B, S, D].
 
         None if the model has none. Source: Gemma4TextModel of transformers.
@@ -180,25 +184,23 @@ class Decoder:
         name = f"{block}_post_norm"
         return self._norm(x, w(name)) if name in w else x
 
-    def layers(  # noqa: PLR0913, PLR0917  the inputs of all layers
+    def layers(
         self,
-        x: Array,
+        carry: Carry,
         layers: Any,
-        cache: Any,
         positions: Array,
         tokens: Array,
         inputs: Array | None = None,
-    ) -> tuple[Array, Any]:
+    ) -> Carry:
         """Runs all layers, repeated ones in loops; `inputs` [B, S, L, E] are embeddings for each layer."""
         n_before: dict[str, int] = {}
-        carry = (x, cache, self._none_chosen(cache, positions, tokens))
         for repeat in self.repeats:
             carry = self._repeat(carry, layers, positions, tokens, inputs, repeat, n_before)
             for layer in repeat.body:
                 n_before[layer.name] = n_before.get(layer.name, 0) + repeat.times
-        return carry[0], carry[1]
+        return carry
 
-    def _none_chosen(self, cache: Any, positions: Array, tokens: Array) -> Array | None:
+    def none_chosen(self, cache: Any, positions: Array, tokens: Array) -> Array | None:
         """The mask [B, S, T] of positions before an indexer chooses any; None unless layers share its choice."""
         if not has_shared_indexers(self.model):
             return None
@@ -208,17 +210,17 @@ class Decoder:
 
     def _repeat(  # noqa: PLR0913, PLR0917  the state of the loop
         self,
-        start: _Carry,
+        start: Carry,
         layers: Any,
         positions: Array,
         tokens: Array,
         inputs: Array | None,
         repeat: Repeat,
         n_before: Mapping[str, int],
-    ) -> _Carry:
+    ) -> Carry:
         names = [layer.name for layer in repeat.body]
 
-        def body(carry: _Carry, time: Array | int) -> tuple[_Carry, None]:
+        def body(carry: Carry, time: Array | int) -> tuple[Carry, None]:
             x, cache, chosen = carry
             for position, layer in enumerate(repeat.body):
                 name = layer.name
@@ -241,7 +243,8 @@ class Decoder:
                     )
                     x, layer_cache = self._layer(x, w, layer_cache, positions, tokens, layer)
                     if inputs is not None:
-                        number = repeat.first + position + time * len(repeat.body)
+                        first = repeat.first - self.repeats[0].first
+                        number = first + position + time * len(repeat.body)
                         x = self._with_inputs(x, w, inputs, number)
                     if "layer_scale" in w:
                         with scope(_last_part(layer)):
@@ -284,8 +287,9 @@ class Decoder:
     def _shared_cache(self, layer: Layer, *, is_stacked: bool) -> tuple[Any, int | None]:
         """The entry of the cache that a layer shares, and the index of its layer if entries are stacked."""
         source = self.model.cache_layer(layer)
-        numbers = [number for number, one in enumerate(self.model.layers) if one == source]
-        return (source.name, len(numbers) - 1) if is_stacked else (numbers[-1], None)
+        if is_stacked:
+            return source.name, shared_slot(self.model, source, self.n_stages)
+        return max(number for number, one in enumerate(self.model.layers) if one == source), None
 
     def _with_inputs(self, x: Array, w: LayerWeights, inputs: Array, number: Array | int) -> Array:
         """Adds layer `number` of `inputs` [B, S, L, E], times a gate and projected, to its output [B, S, D]."""

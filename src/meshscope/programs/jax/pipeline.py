@@ -2,7 +2,7 @@
 
 Source: GPipe (Huang et al., arXiv 1811.06965). The program loops over ticks. In each tick, a stage
 with a microbatch takes the branch with its layers, and an idle stage an empty branch; then all stages
-send their activations to the next. Idle stages send, too, but the data is not used. All devices of a
+send their activations to the next, with what its layers read of earlier ones (`stage_values`). Idle stages send, too, but the data is not used. All devices of a
 stage take the same branch, so collectives inside a branch are safe.
 
 Shapes: B batch, S positions of this step, D residual width (streams times residual width with
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -21,10 +22,13 @@ from meshscope.programs.jax.collectives import scope
 from meshscope.programs.jax.decoder import Decoder
 from meshscope.programs.jax.layout import ShardLayout
 from meshscope.programs.jax.numerics import Array
+from meshscope.programs.jax.stage_values import StageExchange, StageValues
 from meshscope.spec.model.repeats import repeats_of, unrolled
-from meshscope.spec.plan.stages import StageRun, n_ticks
+from meshscope.spec.plan.stages import StageRun, n_ticks, stage_sends
 
-_Carry = tuple[Array, Any, Array]  # received activations [m, S, D], cache, last positions [b, 1, D]
+# Received activations [m, S, D] and other values, cache, last positions [b, 1, D].
+_Carry = tuple[Array, StageValues, Any, Array]
+_Branch = Callable[[Array, StageValues, Any], tuple[Array, StageValues, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +55,20 @@ class PipelineProgram:
             parts = rows.reshape(self.n_microbatches, -1, rows.shape[1])
             positions = self.decoder.context.positions(position, tokens.shape[1])
 
+            exchange = StageExchange(
+                decoder=self.decoder,
+                sends=stage_sends(self.decoder.model, self.n_stages),
+                positions=positions,
+                n_sequences=parts[0].size // positions.shape[0],
+            )
+
             def tick(carry: _Carry, time: Array) -> tuple[_Carry, None]:
-                return self._tick(carry, time - stage, stage, weights, parts, positions), None
+                return self._tick(carry, time - stage, stage, weights, parts, exchange), None
 
             x = jnp.zeros(self._residual(parts), self.decoder.activation_dtype)
             lasts = jnp.zeros((self.n_microbatches * x.shape[0], 1, *x.shape[2:]), x.dtype)
-            (_, cache, lasts), _ = lax.scan(tick, (x, cache, lasts), ticks)
+            start = (x, exchange.empty(x, cache, parts[0]), cache, lasts)
+            (_, _, cache, lasts), _ = lax.scan(tick, start, ticks)
             logits = self._logits(weights, lasts, stage, rows.shape[0])
             with scope(Part.SAMPLE):
                 next_tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -78,54 +90,67 @@ class PipelineProgram:
         stage: Array,
         weights: Mapping[str, Any],
         parts: Array,
-        positions: Array,
+        exchange: StageExchange,
     ) -> _Carry:
         """One tick; `index` is the microbatch of this stage, out of range if the stage is idle.
 
         The last stage is idle only before its first microbatch, which overwrites the last positions
         that idle ticks write.
         """
-        x, cache, lasts = carry
+        x, values, cache, lasts = carry
         is_busy = (index >= 0) & (index < self.n_microbatches)
         index = jnp.clip(index, 0, self.n_microbatches - 1)
+
+        def embedded(_: Array, values: StageValues) -> tuple[Array, StageValues]:
+            x, inputs = self._embedded(weights, parts[index])
+            return x, values if inputs is None else {**values, "inputs": inputs}
+
+        def received(x: Array, values: StageValues) -> tuple[Array, StageValues]:
+            return x, exchange.whole(values)
+
         with scope(stages_scope(range(1))), scope(self._microbatch_scope):
-            x = lax.cond(
-                is_busy & (stage == 0), lambda _: self._embedded(weights, parts[index]), _same, x
-            )
-        first_row = index * parts.shape[1]
-        tokens = parts[index]
+            x, values = lax.cond(is_busy & (stage == 0), embedded, received, x, values)
+        first_row = index * exchange.n_sequences
         branches = [
             _idle,
-            *(self._branch(run, weights, positions, tokens, first_row) for run in self.runs),
+            *(
+                self._branch(run, weights, exchange, parts[index], stage, first_row)
+                for run in self.runs
+            ),
         ]
         run_of = [number for number, run in enumerate(self.runs) for _ in run.stages]
         branch = jnp.where(is_busy, 1 + jnp.array(run_of)[stage], 0)
-        x, cache = lax.switch(branch, branches, x, cache)
+        x, values, cache = lax.switch(branch, branches, x, values, cache)
         lasts = lax.dynamic_update_slice_in_dim(lasts, x[:, -1:], index * x.shape[0], axis=0)
         with scope(stages_scope(range(self.n_stages - 1))), scope(Part.STAGE):
             pairs = [(sender, sender + 1) for sender in range(self.n_stages - 1)]
-            return lax.ppermute(x, "pp", pairs), cache, lasts
+            x, values = jax.tree.map(
+                lambda array: lax.ppermute(array, "pp", pairs), (x, exchange.cut(values))
+            )
+        return x, values, cache, lasts
 
     @property
     def _microbatch_scope(self) -> str:
         """The scope that names the numbers of microbatches and ticks to the readers."""
         return f"microbatches{self.n_microbatches}of{n_ticks(self.n_microbatches, self.n_stages)}"
 
-    def _embedded(self, weights: Mapping[str, Any], tokens: Array) -> Array:
-        """The embeddings of tokens, [m, S] -> [m, S, D]."""
+    def _embedded(self, weights: Mapping[str, Any], tokens: Array) -> tuple[Array, Array | None]:
+        """The embeddings of tokens [m, S]: [m, S, D], and those of each layer if the model has them."""
         with scope(Part.EMBED):
-            table = self.decoder.outer(weights).matrix("embed")
-            rows = self.decoder.embedded(table, tokens)
-        return self.decoder.residual.expand(rows)
+            outer = self.decoder.outer(weights)
+            rows = self.decoder.embedded(outer.matrix("embed"), tokens)
+            inputs = self.decoder.layer_inputs(outer, rows, tokens)
+        return self.decoder.residual.expand(rows), inputs
 
-    def _branch(
+    def _branch(  # noqa: PLR0913, PLR0917  the state of a tick
         self,
         run: StageRun,
         weights: Mapping[str, Any],
-        positions: Array,
+        exchange: StageExchange,
         tokens: Array,
+        stage: Array,
         first_row: Array,
-    ) -> Callable[[Array, Any], tuple[Array, Any]]:
+    ) -> _Branch:
         """The layers of a stage in this run, for the sequences from `first_row` on."""
         repeats = repeats_of if self.is_scanned else unrolled
         decoder = replace(
@@ -134,12 +159,21 @@ class PipelineProgram:
             first_row=first_row,
         )
 
-        def branch(x: Array, cache: Any) -> tuple[Array, Any]:
+        def branch(x: Array, values: StageValues, cache: Any) -> tuple[Array, StageValues, Any]:
+            positions = exchange.positions
             with (
                 scope(stages_scope(run.stages, n_layers=len(run.kinds))),
                 scope(self._microbatch_scope),
             ):
-                return decoder.layers(x, weights["layers"], cache, positions, tokens)
+                cache = exchange.received(cache, values, run, first_row)
+                chosen = values.get("chosen")
+                if chosen is None:
+                    chosen = decoder.none_chosen(cache, positions, tokens)
+                inputs = exchange.inputs_of(values, run, stage)
+                carry = (x, cache, chosen)
+                carry = decoder.layers(carry, weights["layers"], positions, tokens, inputs)
+                x, cache, chosen = carry
+                return x, exchange.sent(cache, values, chosen, first_row), cache
 
         return branch
 
@@ -174,9 +208,5 @@ def stages_scope(stages: range, *, n_layers: int | None = None) -> str:
     return f"stages{stages[0]}-{stages[-1]}{by}"
 
 
-def _idle(x: Array, cache: Any) -> tuple[Array, Any]:
-    return x, cache
-
-
-def _same(x: Array) -> Array:
-    return x
+def _idle(x: Array, values: StageValues, cache: Any) -> tuple[Array, StageValues, Any]:
+    return x, values, cache

@@ -170,9 +170,9 @@ def check_context(plan: Plan, program: Program) -> None:
         )
 
 
-def check_shared_layers(plan: Plan, model: Model) -> None:
-    """Raise PlanError for pp if layers need more than the output of the layer before."""
-    if plan.pp == 1:
+def check_shared_layers(plan: Plan, model: Model, frontend: Frontend, engine: Engine) -> None:
+    """Raise PlanError for pp if layers need more than the output of the layer before, but in the JAX program."""
+    if plan.pp == 1 or (frontend is Frontend.JAX and engine is Engine.MESHSCOPE):
         return
     if has_shared_indexers(model):
         needed = "take the positions that the indexer of an earlier layer chose"
@@ -183,8 +183,8 @@ def check_shared_layers(plan: Plan, model: Model) -> None:
     else:
         return
     raise PlanError(
-        f"plan '{plan}': pp={plan.pp} is not supported for {model.name}, whose layers {needed}, which stages do "
-        "not send. Use tp, dp, fsdp, ep or cp."
+        f"plan '{plan}': pp={plan.pp} is not supported for {model.name}, whose layers {needed}: only stages of "
+        "--frontend jax and --engine meshscope send them. Use these, or tp, dp, fsdp, ep or cp."
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, pairwise
 
-from meshscope.spec.model.model import Layer, Model
+from meshscope.spec.model.model import AttentionKind, Layer, Model
 
 CACHED_STAGES = 1024  # models and numbers of stages of a search
 
@@ -78,6 +78,50 @@ def stage_slots(layers: Sequence[Layer], kind: Layer, n_stages: int) -> tuple[in
         for indices in layers_of_stage
         for index in [*indices, *[None] * (n_each - len(indices))]
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSends:
+    """What stages send with the residual stream: results of earlier layers that layers of later stages read.
+
+    `n_inputs` is the number of the last layers whose embeddings are sent. `has_choice` means the positions that an
+    indexer chose, and `caches` are the kinds of layers whose entries of the step layers of later stages share.
+    """
+
+    n_inputs: int = 0
+    has_choice: bool = False
+    caches: tuple[Layer, ...] = ()
+
+
+@lru_cache(maxsize=CACHED_STAGES)
+def stage_sends(model: Model, n_stages: int) -> StageSends:
+    """What the stages of a pipeline send; nothing without one.
+
+    All stages send the same arrays, as they run one program.
+    """
+    first, *later = stage_layers(model.n_layers, n_stages)
+    starts = [stage.start for stage in later]
+    return StageSends(
+        n_inputs=0 if model.layer_inputs is None else model.n_layers - first.stop,
+        has_choice=any(model.layers[at].attention is AttentionKind.SHARED for at in starts),
+        caches=tuple(dict.fromkeys(kind for at in starts for kind in caches_before(model, at))),
+    )
+
+
+def caches_before(model: Model, first: int) -> tuple[Layer, ...]:
+    """The kinds of the layers before layer `first` whose caches it or layers after it share."""
+    sharing = dict.fromkeys(layer for layer in model.layers[first:] if layer.shares_cache)
+    sources = (model.cache_layer(layer) for layer in sharing)
+    return tuple(kind for kind in sources if kind not in model.layers[first:])
+
+
+def shared_slot(model: Model, kind: Layer, n_stages: int) -> int:
+    """The slot in the stacked cache of a kind whose layer others share: the last one of its stage.
+
+    Later stages have no layer of the kind, so they keep received entries in the same slot.
+    """
+    of_stages = (model.layers[s.start : s.stop] for s in stage_layers(model.n_layers, n_stages))
+    return [n for layers in of_stages if (n := layers.count(kind))][-1] - 1
 
 
 @lru_cache(maxsize=CACHED_STAGES)
