@@ -20,7 +20,7 @@ from meshscope.spec.experiment_record import (
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.model import Model
+from meshscope.spec.model.model import MlpKind, Model
 from meshscope.spec.model.shallow import ShallowLayers, shallow_layers
 from meshscope.spec.plan.checks import (
     check_axes,
@@ -279,10 +279,10 @@ class Experiment:
 
     def _local_tokens(self, phase: Phase) -> int:
         """Tokens of a tp group in a step or micro-batch."""
-        n_tokens = self.n_positions(phase)
-        if (
-            self.program.frontend is Frontend.JAX
-        ):  # experts in torch_xla see the tokens of all cp devices
+        n_tokens, frontend = self.n_positions(phase), self.program.frontend
+        # In torch_xla, experts beside an MLP see the tokens of all cp devices.
+        is_beside = any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in self.model.layers)
+        if frontend is Frontend.JAX or (frontend is Frontend.TORCHXLA and not is_beside):
             n_tokens = local_tokens(self.plan, phase, n_tokens)
         return self.n_sequences(phase) // self.n_microbatches(phase) * n_tokens
 
