@@ -124,15 +124,6 @@ def test_a_missing_compiler_names_what_to_install(
         compile_experiment(experiment(), tmp_path, progress=lambda *_: None)
 
 
-def test_mxfp4_weights_have_no_program(tmp_path: Path) -> None:
-    asked = experiment()
-    narrow = replace(asked, workload=replace(asked.workload, weight_dtype="f4e2m1fn"))
-    with pytest.raises(
-        SpecError, match=r"--weight-dtype f4e2m1fn: .* Use one of these, or predict"
-    ):
-        compile_experiment(narrow, tmp_path, progress=lambda *_: None)
-
-
 @pytest.mark.parametrize(
     ("model", "plan", "options", "message"),
     [

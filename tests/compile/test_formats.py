@@ -1,4 +1,4 @@
-"""Predicted equals compiled with experts of 4 bits, whose weights fsdp gathers as they are stored, and with 8-bit activations."""
+"""Predicted equals compiled with weights of 4 bits, which fsdp gathers as they are stored, and with 8-bit activations."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -16,8 +16,9 @@ from meshscope.spec.workload import Workload
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = [pytest.mark.tpu, pytest.mark.slow]
 
-GPT_OSS, QWEN, NEXT, V3, V4, KIMI = (
+GPT_OSS, LLAMA, QWEN, NEXT, V3, V4, KIMI = (
     "openai/gpt-oss-20b",
+    "meta-llama/Llama-3.1-8B",
     "Qwen/Qwen3-30B-A3B",
     "Qwen/Qwen3-Next-80B-A3B-Instruct",
     "deepseek-ai/DeepSeek-V3",
@@ -44,7 +45,9 @@ CASES = [
 ]
 MATRIX = [
     Case(QWEN, "s8_experts", "v6e-8", "fsdp=4,tp=2"),
-    Case("meta-llama/Llama-3.1-8B", "f8e4m3fn_mlps", "v6e-8", "fsdp=4,tp=2", loop=Loop.UNROLL),
+    Case(LLAMA, "f8e4m3fn_mlps", "v6e-8", "fsdp=4,tp=2", loop=Loop.UNROLL),
+    Case(LLAMA, "f4e2m1fn", "v6e-8", "fsdp=4,tp=2"),
+    Case(QWEN, "f4e2m1fn", "v6e-8", "dp=2,tp=4,ep=8,sp", loop=Loop.UNROLL),
     Case(GPT_OSS, MXFP4, "v5e-8", "fsdp=4,tp=2", loop=Loop.UNROLL),
     Case(QWEN, "s8_w8a8", "v6e-8", "dp=2,tp=4,ep=8"),
     Case(QWEN, "s8_w8a8", "v5e-8", "fsdp=4,tp=2,sp", loop=Loop.UNROLL),

@@ -83,6 +83,8 @@ MATRIX = [
     Case("meta-llama/Llama-3.1-8B", "tpu7x-8", "s8"),
     Case("meta-llama/Llama-3.1-8B", "v5e-8", "s4_group32"),
     Case("meta-llama/Llama-3.1-8B", "tpu7x-8", "s4"),
+    Case("meta-llama/Llama-3.1-8B", "v6e-8", "f4e2m1fn"),
+    Case("meta-llama/Llama-3.1-8B", "v5e-8", "f4e2m1fn", batch=1),
     Case("openai/gpt-oss-120b", "tpu7x-8", "f4e2m1fn_experts", plan="tp=8,ep=8"),
     Case("openai/gpt-oss-20b", "v5e-8", "f4e2m1fn_experts", plan="dp=8,ep=8"),
     Case("moonshotai/Kimi-K2-Instruct", "v6e:4x4", "s4_group32", 2, "tp=16,ep=16"),

@@ -236,6 +236,7 @@ QUANTIZED = {
     "deepseek_v3-block8": ("deepseek_v3", "block8"),
     "qwen3-s4_group8": ("qwen3", "s4_group8"),
     "gemma3-s4_channel": ("gemma3", "s4_channel"),
+    "qwen3-mxfp4_group8": ("qwen3", "mxfp4_group8"),
 }
 # 8-bit weights and activations: the config, the dtype, and the tp devices that scale their own activations.
 NARROW = {
@@ -267,7 +268,7 @@ def quantized_model(name: str, dtype: str, *, has_wide_tables: bool = False) -> 
     import torch  # noqa: PLC0415  only the oracle needs it
 
     model = oracle_model(name)
-    has_wide_tables |= dtype == "block8" or dtype.startswith("s4")
+    has_wide_tables |= dtype == "block8" or dtype.startswith(("s4", "mxfp4"))
     wide = (*WIDE, *TABLES) if has_wide_tables else WIDE
     with torch.no_grad():
         for tensor_name, tensor in model.state_dict().items():
@@ -277,6 +278,8 @@ def quantized_model(name: str, dtype: str, *, has_wide_tables: bool = False) -> 
                 tensor.copy_(_rounded_blocks(tensor))
             elif dtype == "s4_group8":
                 tensor.copy_(_rounded(tensor.unflatten(-1, (-1, BLOCK)), -1, "s4").flatten(-2))
+            elif dtype == "mxfp4_group8":
+                tensor.copy_(_rounded_mxfp4(tensor.unflatten(-1, (-1, BLOCK))).flatten(-2))
             elif dtype == "s4_channel":
                 tensor.copy_(_rounded(tensor, -1, "s4"))
             else:
@@ -347,6 +350,16 @@ def _rounded(matrix: Any, dim: int, dtype: str) -> Any:
     return scale * (
         values.to(torch.float8_e4m3fn).float() if dtype == "f8e4m3fn" else values.round()
     )
+
+
+def _rounded_mxfp4(groups: Any) -> Any:
+    """Groups [..., inputs] as numbers of e2m1 times powers of two (OCP MX 1.0, section 6.3)."""
+    import ml_dtypes  # noqa: PLC0415  only the oracle needs them
+    import torch  # noqa: PLC0415
+
+    scale = 2.0 ** (groups.abs().amax(dim=-1, keepdim=True).log2().floor() - 2)
+    values = (groups / scale).clamp(-6, 6).numpy().astype(ml_dtypes.float4_e2m1fn)
+    return scale * torch.from_numpy(values.astype(np.float32))
 
 
 def _rounded_blocks(matrix: Any) -> Any:

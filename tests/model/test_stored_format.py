@@ -125,7 +125,13 @@ CASES: list[tuple[dict[str, Any], str, str | None]] = [
         f"{TENSORS} W8A8 (float) in the experts",
         "f8e4m3fn_experts",
     ),
-    (compressed(type="float", num_bits=4), f"{TENSORS} W4A8 (float)", None),
+    (compressed(type="float", num_bits=4, group_size=16), f"{TENSORS} W4A8 (float)", None),
+    (compressed(type="float", num_bits=4, group_size=32), f"{TENSORS} W4A8 (float)", "f4e2m1fn"),
+    (
+        compressed(type="float", num_bits=4, group_size=32) | {"ignore": KIMI_K26_IGNORE},
+        f"{TENSORS} W4A8 (float) in the experts",
+        "f4e2m1fn_experts",
+    ),
     (
         compressed(type="float", num_bits=8, strategy="block", block_structure=[128, 128]),
         f"{TENSORS} W8A8 (float)",

@@ -183,13 +183,13 @@ def test_8_bit_matrices_have_float32_scales_per_output_channel(
         ("s4", 4 + 16 / 128, 16),
         ("s4_group64", 4 + 16 / 64, 16),
         ("s4_group32", 4 + 16 / 32, 16),
-        ("f4e2m1fn", 4.25, 4.25),
+        ("f4e2m1fn", 4.25, 16),
     ],
 )
 def test_4_bit_matrices_have_scales_per_block_of_inputs(
     dtype: str, bits: float, table_bits: float
 ) -> None:
-    """AWQ and GPTQ leave embedding and head in 16 bits."""
+    """AWQ, GPTQ and MXFP4A16 of compressed-tensors leave embedding and head in 16 bits."""
     device_bytes = device_weight_bytes(QWEN, Plan(tp=8), dtype)
     n_tables = 2 * QWEN.vocab * QWEN.hidden
     n_bits = (QWEN_MATRICES - n_tables) * bits + n_tables * table_bits

@@ -24,7 +24,7 @@ from meshscope.spec.plan.kernel_choice import (
 )
 from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.spec.program import Loop, Partitioner, Program
-from meshscope.spec.quantization import FP8_BLOCKS, quantization_of
+from meshscope.spec.quantization import FP8_BLOCKS, MXFP4, quantization_of
 from meshscope.spec.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
@@ -312,6 +312,10 @@ QUANTIZED = [
 ]
 
 
+# Formats with smaller blocks or groups for the tiny models.
+SMALL_BLOCKS = {"block8": FP8_BLOCKS, "s4_group8": "s4_group32", "mxfp4_group8": MXFP4}
+
+
 def quantized_experiment(case: Case) -> Experiment:
     """A tiny model with 8-bit weights on virtual CPU devices."""
     name, dtype = golden.QUANTIZED[case.config]
@@ -324,7 +328,7 @@ def quantized_experiment(case: Case) -> Experiment:
             batch=golden.BATCH,
             prompt=golden.PROMPT,
             output=1 + golden.N_DECODE,
-            weight_dtype={"block8": FP8_BLOCKS, "s4_group8": "s4_group32"}.get(dtype, dtype),
+            weight_dtype=SMALL_BLOCKS.get(dtype, dtype),
             activation_dtype="f32",
             cache_dtype="f32",
         ),
@@ -343,26 +347,28 @@ def test_8_bit_weights_give_the_logits_of_dequantized_ones(case: Case) -> None:
     np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-INT4_CASES = [
+FOUR_BIT_CASES = [
     Case("qwen3-s4_group8", "tp=1"),
     Case("qwen3-s4_group8", "tp=4,sp", loop=Loop.SCAN),
     Case("qwen3-s4_group8", "fsdp=2,tp=2"),
     Case("qwen3-s4_group8", "pp=2,dp=2,tp=2", loop=Loop.SCAN),
     Case("gemma3-s4_channel", "dp=2,tp=4"),
     Case("gemma3-s4_channel", "cp=4", loop=Loop.SCAN),
+    Case("qwen3-mxfp4_group8", "tp=4,sp", loop=Loop.SCAN),
+    Case("qwen3-mxfp4_group8", "fsdp=2,tp=2"),
 ]
 
 
 @pytest.mark.parametrize("most_rows", [4, 1024])
-@pytest.mark.parametrize("case", INT4_CASES, ids=lambda case: "-".join(map(str, case)))
-def test_int4_weights_give_the_logits_of_dequantized_ones(
+@pytest.mark.parametrize("case", FOUR_BIT_CASES, ids=lambda case: "-".join(map(str, case)))
+def test_4_bit_weights_give_the_logits_of_dequantized_ones(
     case: Case, most_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By sums over groups for few rows, and by the whole matrix for the rows of a prefill."""
-    groups = quantization_of("s4_group32")
-    assert groups is not None
-    small = dict(quantization._QUANTIZATIONS) | {"s4_group32": replace(groups, block=golden.BLOCK)}
-    monkeypatch.setattr("meshscope.spec.quantization._QUANTIZATIONS", small)
+    formats = dict(quantization._QUANTIZATIONS)
+    for name in ("s4_group32", MXFP4):
+        formats[name] = replace(formats[name], block=golden.BLOCK)
+    monkeypatch.setattr("meshscope.spec.quantization._QUANTIZATIONS", formats)
     monkeypatch.setattr("meshscope.programs.jax.matrix.MAX_BLOCK_ROWS", most_rows)
     weights, prompt, expected = golden.read_golden(case.config)
     experiment = quantized_experiment(case)

@@ -1,4 +1,4 @@
-"""Formats of weights that programs are built with; predictions know the bytes of others, too."""
+"""Formats of weights that programs have under a plan; predictions know the bytes under others, too."""
 
 from math import prod
 
@@ -8,15 +8,15 @@ from meshscope.spec.model.model import Model
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.weights import Weight, layer_weights, mesh_axes_of
 from meshscope.spec.program import Partitioner
-from meshscope.spec.quantization import PROGRAM_DTYPES, check_program_dtype, is_four_bit
+from meshscope.spec.quantization import is_four_bit
 
 
 def has_program_format(
     model: Model, plan: Plan, weight_dtype: str, partitioner: Partitioner
 ) -> bool:
     """Whether programs of the model under the plan can have weights of this dtype."""
-    has_dtype = weight_dtype in PROGRAM_DTYPES and not _lacks_partitioner(weight_dtype, partitioner)
-    return has_dtype and cut_weight(model, plan, weight_dtype) is None
+    is_lacking = _lacks_partitioner(weight_dtype, partitioner)
+    return not is_lacking and cut_weight(model, plan, weight_dtype) is None
 
 
 def _lacks_partitioner(weight_dtype: str, partitioner: Partitioner) -> bool:
@@ -27,7 +27,6 @@ def check_program_format(experiment: Experiment) -> None:
     """Raise SpecError if programs cannot be built with the weight dtype, PlanError if the plan cuts groups."""
     model, plan = experiment.model, experiment.plan
     weight_dtype = experiment.workload.weight_dtype
-    check_program_dtype(weight_dtype)
     if _lacks_partitioner(weight_dtype, experiment.program.partitioner):
         raise SpecError(
             f"--weight-dtype {weight_dtype}: programs with 4-bit weights have the manual partitioner, not "

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from meshscope.errors import SpecError
-
 FP8_BLOCKS = "f8e4m3fn_block128"
+MXFP4 = "f4e2m1fn"  # in all matrices of layers
 MXFP4_EXPERTS = "f4e2m1fn_experts"
 FP8_MXFP4 = "f8e4m3fn_block128_f4e2m1fn_experts"  # DeepSeek-V4: experts in mxfp4, the rest in fp8
 INT8_W8A8 = "s8_w8a8"  # weights and activations in int8
@@ -22,12 +21,12 @@ INT4_EXPERTS = {name: f"{name}_experts" for name in INT4_OF_GROUP.values()}
 INT8_EXPERTS = "s8_experts"  # 8 bits in the experts only
 FP8_EXPERTS = "f8e4m3fn_experts"
 FP8_MLPS = "f8e4m3fn_mlps"  # fp8 in MLPs and experts, not in attention
-PROGRAM_DTYPES = (  # of weights
+WEIGHT_DTYPES = (
     *("bf16", "f16", "f32", "s8", "f8e4m3fn", "f8e5m2"),
     *(FP8_BLOCKS, INT8_W8A8, FP8_W8A8, INT8_EXPERTS, FP8_EXPERTS, FP8_MLPS),
     *INT4_OF_GROUP.values(),
     *INT4_EXPERTS.values(),
-    *(MXFP4_EXPERTS, FP8_MXFP4),
+    *(MXFP4, MXFP4_EXPERTS, FP8_MXFP4),
 )
 UNQUANTIZED_DTYPE = "bf16"  # norms, biases and routers of quantized checkpoints
 
@@ -87,7 +86,13 @@ _FP8_BLOCKS = Quantization(
     coverage=Coverage.LAYERS,
     values_dtype="f8e4m3fn",
 )
-_MXFP4 = Quantization(scale_dtype="u8", block=32, values_dtype="f4e2m1fn", codes_dtype="s4")
+_MXFP4 = Quantization(
+    scale_dtype="u8",
+    block=32,
+    coverage=Coverage.LAYERS,
+    values_dtype="f4e2m1fn",
+    codes_dtype="s4",
+)
 _MXFP4_EXPERTS = replace(_MXFP4, coverage=Coverage.EXPERTS)
 
 
@@ -100,7 +105,7 @@ def _int4(group: int | None) -> Quantization:
 # Square blocks: weight_block_size and weight_scale_inv of DeepSeek-V3 (deepseek-ai/DeepSeek-V3,
 # README_WEIGHTS.md). Per channel: jax-ml/jax-llm-examples (int8) and the strategy "channel" of compressed-tensors (int8,
 # fp8). Int4: groups of 128, 64 or 32, or channels (AWQ, GPTQ), which leave embedding and head as they are; Kimi K2.5 and K2.6 have them in routed experts only. MXFP4: OCP Microscaling
-# Formats 1.0, section 5.3, with exponents of two as scales; gpt-oss stores only its experts so (quantization_config of its config.json).
+# Formats 1.0, section 5.3, with exponents of two as scales: all linear layers but the head (MXFP4A16 of compressed-tensors), or only the experts (gpt-oss, quantization_config of its config.json).
 # FP8 in MLPs only: Llama-3.1-405B-Instruct-FP8 (arXiv 2407.21783, section 6.2, which also leaves out the first and the last layer).
 # W8A8: int8 and fp8 with a dynamic scale per token (strategy "token" of compressed-tensors); head left out.
 _QUANTIZATIONS = {
@@ -114,7 +119,7 @@ _QUANTIZATIONS = {
         INT4_EXPERTS[name]: replace(_int4(group), coverage=Coverage.EXPERTS)
         for group, name in INT4_OF_GROUP.items()
     },
-    "f4e2m1fn": _MXFP4,
+    MXFP4: _MXFP4,
     MXFP4_EXPERTS: _MXFP4_EXPERTS,
     INT8_W8A8: _w8a8("s8"),
     FP8_W8A8: _w8a8("f8e4m3fn"),
@@ -159,12 +164,3 @@ def is_four_bit(dtype: str) -> bool:
         quantization.values_dtype,
         quantization.codes_dtype,
     }
-
-
-def check_program_dtype(weight_dtype: str) -> None:
-    """SpecError if programs cannot be built with weights of this dtype."""
-    if weight_dtype not in PROGRAM_DTYPES:
-        raise SpecError(
-            f"--weight-dtype {weight_dtype}: programs are built with {', '.join(PROGRAM_DTYPES)}. "
-            "Use one of these, or predict, which counts the bytes of any dtype."
-        )

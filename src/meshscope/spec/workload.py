@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 
 from meshscope.errors import SpecError
-from meshscope.spec.quantization import PROGRAM_DTYPES
+from meshscope.spec.quantization import WEIGHT_DTYPES
 from meshscope.units import dtype_name
 
 # Limits that catch typing errors. A million sequences are 100 for each chip of the largest pod (9,216
@@ -13,7 +13,6 @@ MAX_BATCH = 1_000_000
 MAX_CONTEXT = 2**24
 
 ACTIVATION_DTYPES = ("bf16", "f16", "f32")
-WEIGHT_DTYPES = (*PROGRAM_DTYPES, "f4e2m1fn")  # mxfp4 for all matrices has no program
 CACHE_DTYPES = (*ACTIVATION_DTYPES, "s8", "f8e4m3fn", "f8e5m2")
 
 

@@ -23,6 +23,7 @@ from meshscope.spec.quantization import (
     INT4_OF_GROUP,
     INT8_EXPERTS,
     INT8_W8A8,
+    MXFP4,
     MXFP4_EXPERTS,
 )
 from meshscope.units import format_gib
@@ -104,7 +105,7 @@ def slice_document(topology: Topology) -> dict[str, Any]:
 SHORT_DTYPES = {
     "f8e4m3fn": "fp8",
     FP8_BLOCKS: "fp8",
-    MXFP4_EXPERTS: "mxfp4",
+    **dict.fromkeys((MXFP4, MXFP4_EXPERTS), "mxfp4"),
     FP8_MXFP4: "fp8+mxfp4",
     FP8_EXPERTS: "fp8",
     FP8_MLPS: "fp8",

@@ -103,7 +103,7 @@ class Matrix:
 
     def whole(self) -> Array:
         """The matrix in `dtype`, multiplied by its scales."""
-        values = (decoded(self.values) if self.has_codes else self.values).astype(self.dtype)
+        values = self._converted(self.values)
         if self.scale is None:
             return values
         if self.block is not None:
@@ -114,6 +114,10 @@ class Matrix:
             return _times(values, wide_scales(self.scale).repeat(n_inputs, axis=last))
         return _times(values, lax.broadcast_in_dim(self.scale, values.shape, self.outputs))
 
+    def _converted(self, values: Array) -> Array:
+        """Stored values in `dtype`, without their scales."""
+        return (decoded(values) if self.has_codes else values).astype(self.dtype)
+
     def _grouped_inputs(self) -> tuple[int, int]:
         """The inputs, which are the leading dims, and the groups that share a scale."""
         assert self.scale is not None
@@ -123,7 +127,7 @@ class Matrix:
     def _einsum_of_groups(self, subscripts: str, x: Array) -> Array:
         """As the product of blocks, but each output has its own scale for a group of inputs.
 
-        XLA fuses the conversion of int4 values and the sum over groups into one pass that reads the values as
+        XLA fuses the conversion of 4-bit values and the sum over groups into one pass that reads the values as
         they are stored (v5e and v6e, libtpu 0.0.42.1).
         """
         assert self.scale is not None
@@ -136,7 +140,7 @@ class Matrix:
         if not is_sum or x.size > MAX_BLOCK_ROWS * n_inputs:
             return jnp.einsum(subscripts, x, self.whole())
         products = self._products(x, n_inputs // n_groups, of_x, outputs, of_product)
-        factors = self.scale.reshape(n_groups, *shape[n_dims:])
+        factors = wide_scales(self.scale).reshape(n_groups, *shape[n_dims:])
         return _summed_groups(products, factors, outputs, of_product).astype(x.dtype)
 
     def _einsum_of_blocks(self, subscripts: str, x: Array) -> Array:
@@ -170,7 +174,7 @@ class Matrix:
         products = jnp.einsum(
             f"{of_x[:-n_dims]}YZ,YZ{outputs}->Y{of_product}",
             inputs,
-            self.values.reshape(-1, n, *self.values.shape[n_dims:]).astype(self.dtype),
+            self._converted(self.values.reshape(-1, n, *self.values.shape[n_dims:])),
             preferred_element_type=jnp.float32,
         )
         row_dim = 1 + of_product.index(of_x[0])

@@ -21,6 +21,7 @@ from meshscope.spec.quantization import (
     INT4_OF_GROUP,
     INT8_EXPERTS,
     INT8_W8A8,
+    MXFP4,
     MXFP4_EXPERTS,
 )
 from meshscope.units import DTYPE_ALIASES, dtype_name
@@ -31,11 +32,13 @@ _DIGIT = re.compile(r"\d")
 PLAIN_DTYPES = ("bfloat16", "float16", "float32")
 METHODS = frozenset({"fp8", "fbgemm_fp8", "mxfp4", "awq", "gptq", "compressed-tensors", "modelopt"})
 _OF_BITS = {("float", 8): "f8e4m3fn", ("int", 8): "s8", ("int", 4): "s4"}
+_FOUR_BIT_FLOAT, MXFP4_GROUP = ("float", 4), 32  # nvfp4 has groups of 16
 NARROW_BITS = 8
 INT4, INT4_GROUP = "s4", 128  # the group of a config that names none
 _NARROW = {("float", 8): FP8_W8A8, ("int", 8): INT8_W8A8}  # with activations of 8 bits
 _IN_EXPERTS = {
     **INT4_EXPERTS,
+    MXFP4: MXFP4_EXPERTS,
     **dict.fromkeys(("s8", INT8_W8A8), INT8_EXPERTS),
     **dict.fromkeys(("f8e4m3fn", FP8_W8A8), FP8_EXPERTS),
 }
@@ -127,6 +130,8 @@ def _compressed(config: Mapping[str, Any]) -> StoredFormat:
     text = f"compressed-tensors W{bits}A{wide} ({kind})"
     if (kind, bits) == ("float", 8) and weights.get("strategy") == "block":
         dtype = FP8_BLOCKS if weights.get("block_structure") == BLOCK else None
+    elif (kind, bits) == _FOUR_BIT_FLOAT:
+        dtype = MXFP4 if weights.get("group_size") == MXFP4_GROUP else None
     elif type(bits) is not int:
         dtype = None
     else:
