@@ -93,6 +93,23 @@ def test_communication_equals_that_of_the_predicted_rows(experiment: Experiment,
     assert modeled == pytest.approx(payloads, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("model", "n_arrays"), [(LLAMA, 1), ("google/gemma-4-E2B", 6), ("zai-org/GLM-5.2", 2)]
+)
+def test_stages_send_the_bytes_of_the_predicted_rows(model: str, n_arrays: int):
+    """Shared caches and embeddings are linear in tokens, the choice of an indexer is not."""
+    experiment = _experiment(model, "v6e-16", "pp=2,tp=8", (8, 1024))
+    rows = [r for r in predict(experiment) if r.part is Part.STAGE and r.phase is Phase.PREFILL]
+    form, closed = _closed(experiment, Phase.PREFILL)
+    modeled = [
+        closed.payload_bytes[0, m]
+        for m, collective in enumerate(form.collectives)
+        if collective.part is Part.STAGE
+    ]
+    assert modeled == pytest.approx([row.payload_bytes for row in rows])
+    assert len(rows) == n_arrays
+
+
 @pytest.mark.parametrize("experiment", [e for e in CASES if e.plan.pp == 1 and e.plan.fsdp == 1])
 def test_weights_are_read_once_per_step(experiment: Experiment):
     """All weights of a device except the embedding table, of which a step reads rows; untied heads only.

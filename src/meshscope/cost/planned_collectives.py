@@ -30,6 +30,7 @@ from meshscope.spec.program import Engine
 from meshscope.units import array_bytes
 
 LANES = 128  # of a tile
+MASK = "pred"  # the dtype of masks, whose payload is not linear in tokens
 CACHED_TRANSFERS = 1 << 15
 
 
@@ -136,7 +137,7 @@ def collective_costs(
                 part=collective.part,
                 kind=collective.kind,
                 axis=collective.axis,
-                payload=payload,
+                payload=_of_mask(phase) if collective.dtype == MASK else payload,
                 transfer=transfers[key],
                 n_tick=run.n_tick,
                 n_once=run.n_once,
@@ -164,6 +165,12 @@ def with_weight_dtype(
         else cost
         for cost, run in zip(costs, runs, strict=True)
     )
+
+
+def _of_mask(phase: Phase) -> FloatArray:
+    """The payload of a mask: a byte for each query and each position that it may attend to."""
+    feature = Feature.ALL_PAIRS if phase is Phase.PREFILL else Feature.CACHED_POSITIONS
+    return _of_feature(feature, array_bytes(MASK, (1,)))
 
 
 def _of_feature(feature: Feature, value: float) -> FloatArray:
