@@ -32,7 +32,6 @@ from meshscope.errors import MeshscopeError
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.planner.objective import Goal
 from meshscope.spec.model.catalog import catalog
-from meshscope.spec.quantization import PROGRAM_DTYPES
 from meshscope.store.read import read_run
 
 ROOT = Path(__file__).parents[1]
@@ -200,11 +199,8 @@ def compile_cells(cells: Iterable[Cell], *, n_jobs: int) -> None:
 
 
 def _is_compiled(cell: Cell) -> bool:
-    """Whether the winner communicates, in a weight format that programs are built with."""
-    return (
-        cell["predicted"]["prefill"]["count"] > 0
-        and cell["options"]["weight_dtype"] in PROGRAM_DTYPES
-    )
+    """Whether the winner communicates, so that its program says more than the prediction."""
+    return cell["predicted"]["prefill"]["count"] > 0
 
 
 def read_cells(keys: Iterable[Key]) -> list[Cell]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshscope.spec.model.model import Family
-from meshscope.spec.quantization import PROGRAM_DTYPES, quantization_of
+from meshscope.spec.quantization import WEIGHT_DTYPES, quantization_of
 from meshscope.units import common_dtype_name
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,7 @@ def test_pages_show_what_they_are_made_of(page: str):
 
 def test_the_page_of_formats_names_every_format_of_programs() -> None:
     page = (ROOT / "docs/formats.md").read_text("utf-8")
-    formats = [dtype for dtype in PROGRAM_DTYPES if quantization_of(dtype) is not None]
+    formats = [dtype for dtype in WEIGHT_DTYPES if quantization_of(dtype) is not None]
     assert [name for name in map(common_dtype_name, formats) if f"`{name}`" not in page] == []
 
 
@@ -56,7 +56,7 @@ def test_the_support_table_has_every_family(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_support_table_distinguishes_programs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A dense model has no experts to place, TorchXLA no cp for DeepSeek-V4, annotations no stages."""
+    """A dense model has no experts to place, TorchXLA no pp for DeepSeek-V4, annotations no stages."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import_module("support").families()
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
@@ -66,5 +66,5 @@ def test_the_support_table_distinguishes_programs(
     assert "ep" in gpt_oss[1]
     assert "pp" not in gpt_oss[2]
     (deepseek_v4,) = (row for row in rows if "DeepSeek-V4" in row[0])
-    assert "cp" in deepseek_v4[1].split()
-    assert "cp" not in deepseek_v4[3].split()
+    assert "pp" in deepseek_v4[1].split()
+    assert "pp" not in deepseek_v4[3].split()

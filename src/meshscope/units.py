@@ -59,7 +59,7 @@ _NAMES = {
     "f8e4m3fn": ("fp8", "fp8_e4m3", "float8", "float8_e4m3", "float8_e4m3fn", "fbgemm_fp8"),
     "f8e5m2": ("fp8_e5m2", "float8_e5m2"),
     "f8e4m3fn_block128": ("fp8_block128",),
-    "f4e2m1fn": ("fp4", "mxfp4", "float4_e2m1fn"),
+    "f4e2m1fn": ("mxfp4", "fp4", "float4_e2m1fn"),
     "f4e2m1fn_experts": ("mxfp4_experts",),
     "f8e4m3fn_block128_f4e2m1fn_experts": ("fp8_block128_mxfp4_experts",),
     "s8_w8a8": ("w8a8", "int8_w8a8"),
