@@ -1,11 +1,11 @@
 """Predicted equals compiled for a small model of each newer family, with a layer of each of its kinds."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from compared import assert_predicted_equals_compiled
+from small_configs import BASE, CONFIGS
 
 from meshscope.spec.experiment import experiment_of
 from meshscope.spec.hardware.topology import parse_topology
@@ -16,62 +16,6 @@ from meshscope.spec.workload import Workload
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = [pytest.mark.tpu, pytest.mark.slow]
-
-BASE: Mapping[str, Any] = {
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 4096,
-    "pad_token_id": 0,
-}
-EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
-SHARED = {"shared_expert_intermediate_size": 256}
-ROUTED = {"n_routed_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
-LINEAR = {"full_attention_interval": 2, "linear_num_key_heads": 8, "linear_num_value_heads": 16}
-LATENT = {
-    "q_lora_rank": 256,
-    "kv_lora_rank": 128,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-}
-INDEXER = {"index_n_heads": 8, "index_head_dim": 128, "index_topk": 32}
-SHARED_INDEXER = {"index_topk_freq": 2, "index_skip_topk_offset": 1}  # the second layer has none
-WINDOW = {"sliding_window": 64}
-GEMMA4 = WINDOW | {
-    "layer_types": ["sliding_attention", "full_attention"],
-    "global_head_dim": 256,
-    "attention_k_eq_v": True,
-    "num_global_key_value_heads": 4,
-    "hidden_size_per_layer_input": 0,
-}
-GEMMA4_EXPERTS = {"num_experts": 16, "top_k_experts": 2, "moe_intermediate_size": 256}
-CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    "qwen3_next": LINEAR | EXPERTS | SHARED,
-    "qwen3_5_text": LINEAR,
-    "qwen3_5_moe_text": LINEAR | EXPERTS | SHARED,
-    "glm4_moe": ROUTED | {"n_shared_experts": 1, "first_k_dense_replace": 1},
-    "glm_moe_dsa": ROUTED
-    | LATENT
-    | INDEXER
-    | SHARED_INDEXER
-    | {"n_shared_experts": 1, "first_k_dense_replace": 1},
-    "llama4_text": {"num_local_experts": 16, "intermediate_size_mlp": 1024}
-    | {"interleave_moe_layer_step": 2, "no_rope_layer_interval": 2, "attention_chunk_size": 64},
-    "mistral": WINDOW,
-    "phi3": {},
-    "gemma2": WINDOW,
-    "gemma3_text": WINDOW | {"sliding_window_pattern": 2},
-    "gemma4_text": GEMMA4,
-    "gemma4_text-shared": GEMMA4
-    | {"attention_k_eq_v": False, "num_hidden_layers": 4, "num_kv_shared_layers": 2}
-    | {"layer_types": ["sliding_attention", "full_attention"] * 2, "use_double_wide_mlp": True}
-    | {"hidden_size_per_layer_input": 128, "vocab_size_per_layer_input": BASE["vocab_size"]},
-    "gemma4_text-moe": GEMMA4 | {"enable_moe_block": True} | GEMMA4_EXPERTS,
-}
 
 
 class Case(NamedTuple):

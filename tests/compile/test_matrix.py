@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 from compared import assert_predicted_equals_compiled, compiled, meanings
+from small_configs import TINY_V4_CONFIG
 
 from meshscope.events.enums import Phase
 from meshscope.interconnect.axis_placement import parse_device_order
@@ -71,30 +72,6 @@ ODD_CONFIG = {
 }
 
 TINY_V4 = "tiny-deepseek-v4"  # one layer of each kind of attention, and a second sparse one
-TINY_V4_CONFIG = {
-    "model_type": "deepseek_v4",
-    "hidden_size": 1024,
-    "moe_intermediate_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 1,
-    "head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "q_lora_rank": 256,
-    "o_groups": 8,
-    "o_lora_rank": 128,
-    "sliding_window": 128,
-    "compress_ratios": [0, 4, 128, 4],
-    "index_n_heads": 8,
-    "index_head_dim": 128,
-    "index_topk": 16,
-    "n_routed_experts": 16,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-    "num_hash_layers": 1,
-    "hc_mult": 4,
-    "vocab_size": 32000,
-}
 
 
 class Case(NamedTuple):

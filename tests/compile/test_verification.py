@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import pytest
 from compared import assert_predicted_equals_compiled
-from test_families import BASE, CONFIGS, LATENT, ROUTED
-from test_matrix import TINY_V4_CONFIG
+from small_configs import BASE, CONFIGS, LATENT, ROUTED, TINY_V4_CONFIG
 
 import meshscope
 from meshscope.events.enums import Source
