@@ -9,7 +9,7 @@ import pytest
 
 from meshscope.spec.model.model import Family
 from meshscope.spec.quantization import WEIGHT_DTYPES, quantization_of
-from meshscope.units import common_dtype_name
+from meshscope.units import format_dtype
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,7 +44,7 @@ def test_pages_show_what_they_are_made_of(page: str):
 def test_the_page_of_formats_names_every_format_of_programs() -> None:
     page = (ROOT / "docs/formats.md").read_text("utf-8")
     formats = [dtype for dtype in WEIGHT_DTYPES if quantization_of(dtype) is not None]
-    assert [name for name in map(common_dtype_name, formats) if f"`{name}`" not in page] == []
+    assert [name for name in map(format_dtype, formats) if f"`{name}`" not in page] == []
 
 
 def test_the_support_table_has_every_family(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def dtype_name(text: str) -> str:
     return name
 
 
-def common_dtype_name(dtype: str) -> str:
+def format_dtype(dtype: str) -> str:
     """The name that options of serving engines use, e.g. `f8e4m3fn` -> `fp8`."""
     return dtype if dtype in {"bf16", "f32", "f16"} else _NAMES.get(dtype, (dtype,))[0]
 

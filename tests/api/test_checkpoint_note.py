@@ -196,7 +196,7 @@ def test_a_program_has_the_format_of_the_checkpoint_if_the_plan_keeps_its_groups
 @pytest.mark.parametrize(
     ("weight_dtype", "remedy"),
     [
-        ("mxfp4_experts", "quantizes experts, and .* has none. Use f4e2m1fn for all matrices"),
+        ("mxfp4_experts", "quantizes experts, and .* has none. Use mxfp4 for all matrices"),
         ("compressed-tensors", "Give a config.json with this quantization, or name the dtype"),
         ("bitsandbytes", "Use --weight-dtype int8"),
     ],

@@ -139,7 +139,7 @@ def test_releases_are_sorted_from_old_to_new(engine: Frontend) -> None:
     [
         ("pp=2,tp=4", {}, "takes tp, dp, ep, sp, not pp"),
         ("dp=2,tp=4,sp", {"batch": 2}, "takes sp with tp alone"),
-        ("tp=8", {"weight_dtype": "f8e5m2"}, "has weights in bf16, f8e4m3fn"),
+        ("tp=8", {"weight_dtype": "f8e5m2"}, "has weights in bf16, fp8"),
         ("tp=8", {"dtype": "f16"}, "computes activations in bf16, not f16"),
         ("tp=8", {"cache_dtype": "f16"}, "has no cache of f16"),
     ],
@@ -174,7 +174,7 @@ def test_mixtures_take_the_plans_of_the_engine(
 @pytest.mark.parametrize(
     ("plan", "options", "value"),
     [
-        ("tp=8", {"weight_dtype": "f8e4m3fn"}, "--weight-dtype f8e4m3fn"),
+        ("tp=8", {"weight_dtype": "f8e4m3fn"}, "--weight-dtype fp8"),
         ("tp=8,sp", {}, "sp"),
     ],
 )

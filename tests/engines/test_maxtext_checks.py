@@ -36,8 +36,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (experiment("google/gemma-2-2b"), SpecError, "MaxText has no configuration of this model"),
         (experiment(plan="dp=8", batch=8), PlanError, "dp is not supported. Use tp=8"),
         (experiment(plan="tp=8,sp"), PlanError, "sp is not supported. Use tp=8"),
-        (experiment(weight_dtype="int8"), SpecError, "--weight-dtype s8: .* Use bf16"),
-        (experiment(cache_dtype="fp8"), SpecError, "--cache-dtype f8e4m3fn: .* Use bf16"),
+        (experiment(weight_dtype="int8"), SpecError, "--weight-dtype int8: .* Use bf16"),
+        (experiment(cache_dtype="fp8"), SpecError, "--cache-dtype fp8: .* Use bf16"),
         (
             experiment(prompt=256, prefill_chunk="128"),
             SpecError,

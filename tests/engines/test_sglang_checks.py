@@ -47,7 +47,7 @@ def test_every_engine_has_an_adapter_whose_module_exists() -> None:
         (experiment(plan="tp=8,sp"), PlanError, "takes tp, dp, ep, not sp"),
         (experiment(plan="dp=2,tp=4", batch=8), PlanError, "run tp alone. Use tp=8"),
         (experiment("Qwen/Qwen3-30B-A3B", "tp=8,ep=8"), PlanError, "run tp alone. Use tp=8"),
-        (experiment(weight_dtype="int8"), SpecError, "--weight-dtype s8: .* compiles bf16 only"),
+        (experiment(weight_dtype="int8"), SpecError, "--weight-dtype int8: .* compiles bf16 only"),
         (experiment("openai/gpt-oss-20b", dtype="bf16"), SpecError, "whole keys and values only"),
         (experiment("deepseek-ai/DeepSeek-V3", dtype="bf16"), SpecError, "whole keys and values"),
     ],

@@ -10,11 +10,11 @@ from meshscope.spec.workload import Workload
 @pytest.mark.parametrize(
     ("chip", "weights", "expected"),
     [
-        ("v6e", "f8e4m3fn", "v6e has no f8e4m3fn unit and multiplies f8e4m3fn weights as bf16"),
-        ("v6e", "s8", "v6e multiplies s8 weights as bf16"),
-        ("tpu7x", "s8", "tpu7x has no s8 unit and multiplies s8 weights as bf16"),
-        ("tpu7x", "f8e5m2", "tpu7x multiplies f8e5m2 weights as bf16"),
-        ("v5e", "s4", "v5e has no s4 unit and multiplies s4 weights as bf16"),
+        ("v6e", "f8e4m3fn", "v6e has no fp8 unit and multiplies fp8 weights as bf16"),
+        ("v6e", "s8", "v6e multiplies int8 weights as bf16"),
+        ("tpu7x", "s8", "tpu7x has no int8 unit and multiplies int8 weights as bf16"),
+        ("tpu7x", "f8e5m2", "tpu7x multiplies fp8_e5m2 weights as bf16"),
+        ("v5e", "s4", "v5e has no int4 unit and multiplies int4 weights as bf16"),
     ],
 )
 def test_narrow_weights_are_multiplied_as_activations(

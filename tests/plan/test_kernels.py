@@ -137,7 +137,7 @@ CASES = [
         LLAMA,
         {
             "prefill_attention": SPLASH,
-            "decode_attention": "plain: the kernel reads caches in bf16, f32, s8, f8e4m3fn, f8e5m2, not f16",
+            "decode_attention": "plain: the kernel reads caches in bf16, f32, int8, fp8, fp8_e5m2, not f16",
         },
         workload={"cache_dtype": "f16"},
     ),

@@ -55,14 +55,14 @@ def test_dtypes_are_xla_names() -> None:
         ({"batch": 10**24}, r"batch=1000000000000000000000000 is too large. Use at most 1,000,000"),
         ({"prompt": 2**24}, "prompt=16777216 and output=128 are too large. Use at most 16,777,216"),
         ({"output": 10**9}, "output=1000000000 are too large"),
-        ({"weight_dtype": "pred"}, "weights cannot be pred. Use one of bf16, f16, f32, s8"),
+        ({"weight_dtype": "pred"}, "weights cannot be pred. Use one of bf16, f16, f32, int8"),
         ({"activation_dtype": "c128"}, "activations cannot be c128. Use one of bf16, f16, f32"),
         ({"cache_dtype": "s1"}, "the KV cache cannot be s1. Use one of bf16"),
         (
             {"activation_dtype": "s8"},
-            r"in s8 are not supported. Use --weight-dtype s8, and --cache-dtype s8 .*; --dtype is one",
+            r"in int8 are not supported. Use --weight-dtype int8, and --cache-dtype int8 .*; --dtype is one",
         ),
-        ({"activation_dtype": "f4e2m1fn"}, "Use --weight-dtype f4e2m1fn; --dtype is one of"),
+        ({"activation_dtype": "f4e2m1fn"}, "Use --weight-dtype mxfp4; --dtype is one of"),
     ],
 )
 def test_sizes_and_dtypes_beyond_any_hardware_are_refused(

@@ -83,7 +83,7 @@ def test_a_run_of_one_source_has_no_agreement(predicted_run: RunRecord) -> None:
 def test_the_title_and_the_request_name_what_was_asked(predicted_run: RunRecord) -> None:
     answer = answer_of(predicted_run)
     assert answer.title == "tiny (3 layers) on v6e:2x2 (4 chips), tp=4"
-    assert answer.request == "batch 2, prompt 8, output 10, bf16, cache s8"
+    assert answer.request == "batch 2, prompt 8, output 10, bf16, cache int8"
 
 
 @pytest.mark.parametrize(
@@ -115,4 +115,4 @@ def test_options_that_are_not_defaults_are_named(predicted_run: RunRecord) -> No
     program = replace(experiment.program, partitioner=Partitioner.AUTO)
     manifest = replace(predicted_run.manifest, experiment=replace(experiment, program=program))
     request = answer_of(replace(predicted_run, manifest=manifest)).request
-    assert request.endswith(", cache s8, auto partitioner")
+    assert request.endswith(", cache int8, auto partitioner")

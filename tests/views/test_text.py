@@ -58,7 +58,7 @@ def compared(run: RunRecord, width: int, source: Source = Source.COMPILED) -> st
 
 PREDICTED = """\
 tiny (3 layers) on v6e:2x2 (4 chips), tp=4, batch 2, prompt 8, output 10, bf16,
-cache s8 (predicted)
+cache int8 (predicted)
 TTFT, prefill  unknown
 TPOT, decode   unknown
 throughput     unknown
@@ -262,7 +262,7 @@ def test_weaker_sources_without_times_have_no_column(compiled_run: RunRecord) ->
         compiled_run, manifest=manifest, rows=(*compiled_run.rows, *rows), measured=measured
     )
     answer = run_output(run, 80).partition("\n\n")[0]
-    assert "cache s8 (measured)" in " ".join(answer.split())
+    assert "cache int8 (measured)" in " ".join(answer.split())
     assert (
         "\nTTFT, prefill  500 ms\nTPOT, decode   250 ms\n"
         "throughput     8 tokens/s, 2 a chip\ncollectives: " in answer

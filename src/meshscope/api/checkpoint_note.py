@@ -4,7 +4,7 @@ from meshscope.api.request import ExperimentRequest
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.program_formats import cut_weight
 from meshscope.spec.quantization import activation_dtype_of, quantization_of
-from meshscope.units import DTYPE_BITS, common_dtype_name
+from meshscope.units import DTYPE_BITS, format_dtype
 
 
 def checkpoint_notes(request: ExperimentRequest, experiment: Experiment) -> tuple[str, ...]:
@@ -25,9 +25,9 @@ def _format_note(request: ExperimentRequest, experiment: Experiment) -> tuple[st
     if model.stored_as is None or request.weight_dtype is not None:
         return ()
     stored = f"{model.name}: the checkpoint stores weights as {model.stored_as}"
-    option = f"--weight-dtype {common_dtype_name(assumed)}"
+    option = f"--weight-dtype {format_dtype(assumed)}"
     if model.stored_dtype is None:
-        return (f"{stored}, which no --weight-dtype describes; {assumed} is assumed",)
+        return (f"{stored}, which no --weight-dtype describes; {format_dtype(assumed)} is assumed",)
     if model.stored_dtype == assumed:
         is_plain = not request.has_default_weights or quantization_of(assumed) is None
         return () if is_plain else (f"{stored} ({option}). Use --dtype bf16 for bf16 weights",)
@@ -37,6 +37,8 @@ def _format_note(request: ExperimentRequest, experiment: Experiment) -> tuple[st
     if request.has_program and model.default_weight_dtype != assumed:
         cut = cut_weight(model, experiment.plan, model.stored_dtype)
         lack = "which the program lacks" if cut is None else f"but the plan splits groups of {cut}"
-        return (f"{stored}, {lack}; {assumed} is assumed",)
-    option = f"--weight-dtype {common_dtype_name(model.stored_dtype)}"
-    return (f"{stored}; {assumed} is assumed. Use {option} to count the checkpoint's bytes",)
+        return (f"{stored}, {lack}; {format_dtype(assumed)} is assumed",)
+    option = f"--weight-dtype {format_dtype(model.stored_dtype)}"
+    return (
+        f"{stored}; {format_dtype(assumed)} is assumed. Use {option} to count the checkpoint's bytes",
+    )

@@ -216,8 +216,8 @@ def plan(  # noqa: PLR0913  the options of the command
         output: Output tokens of a sequence.
         dtype: Number format of weights, activations and KV cache; `auto` for weights as in the checkpoint and the
             others in bf16.
-        weight_dtype: Number formats of the weights to try, joined by commas; `dtype` and s8 if None.
-        cache_dtype: Number formats of the KV cache to try, joined by commas; `dtype` and s8 if None.
+        weight_dtype: Number formats of the weights to try, joined by commas; `dtype` and int8 if None.
+        cache_dtype: Number formats of the KV cache to try, joined by commas; `dtype` and int8 if None.
         layers: Only the first layers of the model; all if None.
         prefill_chunk: Prompt tokens that prefill processes at a time on a data-parallel rank, `off` for
             whole batches, or `auto` to try chunks up to 8,192 and up to 2,048 tokens; several joined by
@@ -319,5 +319,5 @@ def fit_request(request: PlanRequest) -> tuple[SliceFit, ...]:
 def _dtypes(option: str, text: str, dtype_of: Callable[[str], str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(dtype_of(name.strip()) for name in text.split(",") if name))
     if not names:
-        raise SpecError(f"{option} '{text}' names no dtype. Use for example bf16,s8.")
+        raise SpecError(f"{option} '{text}' names no dtype. Use for example bf16,int8.")
     return names

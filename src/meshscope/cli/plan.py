@@ -60,12 +60,14 @@ def command(  # noqa: PLR0913  the options of the command
     dtype: Annotated[str, OPTIONS["dtype"]] = AUTO,
     weight_dtype: Annotated[
         str | None,
-        typer.Option(metavar="DTYPES", help="Weight dtypes to try.", show_default="--dtype and s8"),
+        typer.Option(
+            metavar="DTYPES", help="Weight dtypes to try.", show_default="--dtype and int8"
+        ),
     ] = None,
     cache_dtype: Annotated[
         str | None,
         typer.Option(
-            metavar="DTYPES", help="KV cache dtypes to try.", show_default="--dtype and s8"
+            metavar="DTYPES", help="KV cache dtypes to try.", show_default="--dtype and int8"
         ),
     ] = None,
     layers: Annotated[int | None, OPTIONS["layers"]] = None,

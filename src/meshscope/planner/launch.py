@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.interconnect.axis_placement import order_text
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.stored_format import weight_dtype_of
+from meshscope.units import format_dtype
 
 VLLM = "vllm-project/tpu-inference@b8692ff01"
 SGLANG = "sgl-project/sglang-jax@cddbf6f1 python/sgl_jax/srt/server_args.py"
@@ -141,11 +143,18 @@ def _own_flags(experiment: Experiment) -> _Flags:
     if workload.activation_dtype != "bf16":
         yield _flag(OWN, "--dtype", workload.activation_dtype)
     if workload.weight_dtype != experiment.model.default_weight_dtype:
-        yield _flag(OWN, "--weight-dtype", workload.weight_dtype)
+        yield _flag(OWN, "--weight-dtype", _weight_dtype_value(experiment))
     if workload.cache_dtype != workload.activation_dtype:
-        yield _flag(OWN, "--cache-dtype", workload.cache_dtype)
+        yield _flag(OWN, "--cache-dtype", format_dtype(workload.cache_dtype))
     if with_default_chunk(experiment).workload != workload:
         yield _flag(OWN, "--prefill-chunk", workload.prefill_chunk or "off")
+
+
+def _weight_dtype_value(experiment: Experiment) -> str:
+    """The common name, unless the option takes it as the name of the checkpoint's own format."""
+    dtype = experiment.workload.weight_dtype
+    name = format_dtype(dtype)
+    return name if weight_dtype_of(experiment.model, name) == dtype else dtype
 
 
 def _vllm_flags(experiment: Experiment) -> _Flags:
@@ -179,7 +188,7 @@ def _vllm_flags(experiment: Experiment) -> _Flags:
     if workload.weight_dtype not in _as_loaded(experiment):
         yield _weights(experiment, "an additional_config with qwix rules")
     if workload.cache_dtype not in {"f8e4m3fn", workload.activation_dtype}:
-        yield f"a cache in {workload.cache_dtype}: the manifests show --kv-cache-dtype fp8 alone"
+        yield f"a cache in {format_dtype(workload.cache_dtype)}: the manifests show --kv-cache-dtype fp8 alone"
 
 
 def _sglang_flags(experiment: Experiment) -> _Flags:
@@ -202,7 +211,7 @@ def _sglang_flags(experiment: Experiment) -> _Flags:
     if workload.weight_dtype not in {*built_in, *_as_loaded(experiment)}:
         yield _weights(experiment, "a file for --quantization-config-path")
     if workload.cache_dtype not in {*_FP8, workload.activation_dtype}:
-        yield f"a cache in {workload.cache_dtype}: --kv-cache-dtype takes bf16 and fp8"
+        yield f"a cache in {format_dtype(workload.cache_dtype)}: --kv-cache-dtype takes bf16 and fp8"
 
 
 def _maxtext_flags(experiment: Experiment) -> _Flags:
@@ -215,11 +224,11 @@ def _maxtext_flags(experiment: Experiment) -> _Flags:
     if workload.weight_dtype == "s8":
         yield _flag(MAXTEXT, "quantization=int8")
     elif workload.weight_dtype not in _as_loaded(experiment):
-        yield f"weights in {workload.weight_dtype}: another value of quantization"
+        yield f"weights in {format_dtype(workload.weight_dtype)}: another value of quantization"
     if workload.cache_dtype == "s8":
         yield _flag(MAXTEXT, "quantize_kvcache=true")
     elif workload.cache_dtype != workload.activation_dtype:
-        yield f"a cache in {workload.cache_dtype}: another value of kv_quant_dtype"
+        yield f"a cache in {format_dtype(workload.cache_dtype)}: another value of kv_quant_dtype"
     if workload.prefill_chunk is not None and workload.prefill_chunk < workload.prompt:
         yield _flag(MAXTEXT, "use_chunked_prefill=true")
         yield _flag(MAXTEXT, f"prefill_chunk_size={workload.prefill_chunk}")
@@ -275,6 +284,4 @@ def _as_loaded(experiment: Experiment) -> set[str]:
 
 
 def _weights(experiment: Experiment, how: str) -> str:
-    return (
-        f"weights in {experiment.workload.weight_dtype}: serve a quantized checkpoint, or use {how}"
-    )
+    return f"weights in {format_dtype(experiment.workload.weight_dtype)}: serve a quantized checkpoint, or use {how}"

@@ -18,7 +18,7 @@ from meshscope.spec.plan.chunks import divisors
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.program import Engine
 from meshscope.store.run import RunRecord
-from meshscope.units import DTYPE_BITS, format_bytes, format_seconds
+from meshscope.units import DTYPE_BITS, format_bytes, format_dtype, format_seconds
 
 MIN_GAIN = 0.03  # of the request; the closed form does not resolve smaller ones
 MAX_FACTOR = 4  # between the tp of a plan and of its neighbors
@@ -145,7 +145,10 @@ def _checked(experiment: Experiment, plan: Plan | None, **sizes: str | int) -> I
         return
     if plan is not None and experiment.engine is Engine.MESHSCOPE:
         changed = with_default_chunk(changed)
-    options = {f"--{name.replace('_', '-')}": str(value) for name, value in sizes.items()}
+    options = {
+        f"--{name.replace('_', '-')}": format_dtype(value) if isinstance(value, str) else str(value)
+        for name, value in sizes.items()
+    }
     if plan is not None:
         options["--plan"] = str(plan)
     keeps_results = not any(name.endswith("dtype") for name in sizes)

@@ -9,6 +9,7 @@ from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.weights import Weight, layer_weights, mesh_axes_of
 from meshscope.spec.program import Partitioner
 from meshscope.spec.quantization import is_four_bit
+from meshscope.units import format_dtype
 
 
 def has_program_format(
@@ -29,14 +30,14 @@ def check_program_format(experiment: Experiment) -> None:
     weight_dtype = experiment.workload.weight_dtype
     if _lacks_partitioner(weight_dtype, experiment.program.partitioner):
         raise SpecError(
-            f"--weight-dtype {weight_dtype}: programs with 4-bit weights have the manual partitioner, not "
+            f"--weight-dtype {format_dtype(weight_dtype)}: programs with 4-bit weights have the manual partitioner, not "
             "--partitioner auto. Use int8, or --partitioner manual."
         )
     name = cut_weight(model, plan, weight_dtype)
     if name is not None:
         whole = "ep for whole experts, " if name.startswith("experts") else ""
         raise PlanError(
-            f"plan '{plan}' splits groups of {name} of {model.name} that share a scale in {weight_dtype}. "
+            f"plan '{plan}' splits groups of {name} of {model.name} that share a scale in {format_dtype(weight_dtype)}. "
             f"Use a smaller tp or fsdp, {whole}smaller groups, or --weight-dtype bf16."
         )
 

@@ -5,7 +5,7 @@ from math import inf
 
 from meshscope.errors import SpecError
 from meshscope.spec.quantization import WEIGHT_DTYPES
-from meshscope.units import dtype_name
+from meshscope.units import dtype_name, format_dtype
 
 # Limits that catch typing errors. A million sequences are 100 for each chip of the largest pod (9,216
 # TPU7x chips); the longest context of a published model has 10,485,760 positions (Llama 4 Scout).
@@ -70,11 +70,13 @@ class Workload:
             self.activation_dtype not in ACTIVATION_DTYPES
             and self.activation_dtype in WEIGHT_DTYPES
         ):
-            remedy = f"Use --weight-dtype {self.activation_dtype}"
+            remedy = f"Use --weight-dtype {format_dtype(self.activation_dtype)}"
             if self.activation_dtype in CACHE_DTYPES:
-                remedy += f", and --cache-dtype {self.activation_dtype} for the KV cache"
+                remedy += (
+                    f", and --cache-dtype {format_dtype(self.activation_dtype)} for the KV cache"
+                )
             raise SpecError(
-                f"activations and collectives in {self.activation_dtype} are not supported. {remedy}; "
+                f"activations and collectives in {format_dtype(self.activation_dtype)} are not supported. {remedy}; "
                 f"--dtype is one of {', '.join(ACTIVATION_DTYPES)}."
             )
         roles = (
@@ -84,7 +86,9 @@ class Workload:
         )
         for role, dtype, supported in roles:
             if dtype not in supported:
-                raise SpecError(f"{role} cannot be {dtype}. Use one of {', '.join(supported)}.")
+                raise SpecError(
+                    f"{role} cannot be {format_dtype(dtype)}. Use one of {', '.join(map(format_dtype, supported))}."
+                )
 
     @property
     def context(self) -> int:

@@ -20,7 +20,7 @@ from meshscope.spec.plan.memory import FitState, Memory
 from meshscope.spec.program import Engine
 from meshscope.spec.workload import Workload
 from meshscope.store.run import RunRecord
-from meshscope.units import format_gib, format_seconds
+from meshscope.units import format_dtype, format_gib, format_seconds
 from meshscope.views.model import Figure, Unit, joined
 from meshscope.views.run_label import placed_layout, program_options
 from meshscope.views.times import time_figure
@@ -192,11 +192,11 @@ def _workload_words(workload: Workload) -> Iterator[str]:
     yield f"batch {workload.batch}, prompt {workload.prompt}, output {workload.output}"
     if workload.decode_tokens > 1:
         yield f"{workload.decode_tokens} tokens of a sequence in a decode step"
-    yield workload.activation_dtype
+    yield format_dtype(workload.activation_dtype)
     others = {"weights": workload.weight_dtype, "cache": workload.cache_dtype}
     for name, dtype in others.items():
         if dtype != workload.activation_dtype:
-            yield f"{name} {dtype}"
+            yield f"{name} {format_dtype(dtype)}"
 
 
 def source_answer(run: RunRecord, source: Source) -> SourceAnswer:
@@ -323,7 +323,7 @@ def _share_words(share: str) -> str:
 
 
 def suggestion_sentence(suggestion: Suggestion, *, basis: str = "") -> str:
-    """`try --weight-dtype s8: TTFT -62 us, TPOT -1.25 ms, tokens/s +30%`."""
+    """`try --weight-dtype int8: TTFT -62 us, TPOT -1.25 ms, tokens/s +30%`."""
     changes = [f"TTFT {signed_seconds(-suggestion.ttft_gain_s)}"]
     if suggestion.tpot_gain_s is not None and suggestion.tokens_per_s_frac is not None:
         changes.append(f"TPOT {signed_seconds(-suggestion.tpot_gain_s)}")

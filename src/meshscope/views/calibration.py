@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from meshscope.interconnect.profile import ChipProfile, FittedKind
-from meshscope.units import format_bytes, format_seconds
+from meshscope.units import format_bytes, format_dtype, format_seconds
 from meshscope.views.model import CellValue, Figure, Unit, ViewTable, view_columns
 from meshscope.views.tables import rich_table
 from meshscope.views.words import counted
@@ -84,7 +84,7 @@ def _errors(fit: FittedKind) -> tuple[CellValue, CellValue]:
 
 def _rates(profile: ChipProfile) -> str:
     lines = [
-        f"matmul {rate.n} x {rate.n}, {rate.dtype}: {rate.flops_per_s / 1e9:,.1f} GFLOP/s per device"
+        f"matmul {rate.n} x {rate.n}, {format_dtype(rate.dtype)}: {rate.flops_per_s / 1e9:,.1f} GFLOP/s per device"
         for rate in profile.matrices
     ]
     lines += [
@@ -93,7 +93,7 @@ def _rates(profile: ChipProfile) -> str:
     ]
     lines.append("all devices at the same time")
     lines += [
-        f"product {product.rows} x {product.depth} x {product.columns}, weights {product.weight_dtype}: "
+        f"product {product.rows} x {product.depth} x {product.columns}, weights {format_dtype(product.weight_dtype)}: "
         f"{format_seconds(product.seconds)}, {product.flops / product.seconds / 1e9:,.1f} GFLOP/s, "
         f"{format_bytes(product.n_bytes / product.seconds)}/s"
         for product in profile.products

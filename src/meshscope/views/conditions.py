@@ -13,6 +13,7 @@ from meshscope.spec.plan.chunks import DEFAULT_CHUNK, why_auto_is_whole
 from meshscope.spec.program import Engine
 from meshscope.spec.workload import Workload
 from meshscope.store.run import RunRecord
+from meshscope.units import format_dtype
 from meshscope.views.plain import short
 from meshscope.views.words import counted
 
@@ -93,9 +94,9 @@ def _request(workload: Workload | None) -> str:
     if workload.decode_tokens > 1:
         sizes += f", {workload.decode_tokens} tokens of a sequence in a decode step"
     dtypes = {
-        "weights": workload.weight_dtype,
-        "activations": workload.activation_dtype,
-        "cache": workload.cache_dtype,
+        "weights": format_dtype(workload.weight_dtype),
+        "activations": format_dtype(workload.activation_dtype),
+        "cache": format_dtype(workload.cache_dtype),
     }
     return f"{sizes}; {_pairs(dtypes, separator=' ')}"
 

@@ -16,7 +16,7 @@ from meshscope.planner.search import Apart, Choice, PlanSearch, interval_of
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.serialize import picked
 from meshscope.spec.hardware.chips import ChipKind
-from meshscope.units import format_bytes, format_seconds
+from meshscope.units import format_bytes, format_dtype, format_seconds
 from meshscope.views.answer import fit_of
 from meshscope.views.model import joined
 from meshscope.views.times import time_figure
@@ -127,7 +127,7 @@ def nothing_left_text(result: PlanSearch) -> str:
         return "no plan is left: all are refused, for the reasons below. Change the option that they name."
     return (
         "no plan fits: weights and the smallest batch exceed the memory of a device in every plan that is "
-        "not refused. Use a larger slice, --weight-dtype s8, or a shorter --prompt."
+        "not refused. Use a larger slice, --weight-dtype int8, or a shorter --prompt."
     )
 
 
@@ -178,10 +178,10 @@ def _latencies(choice: Choice) -> str:
 
 
 def choice_name(choice: Choice, *, has_chunk: bool = True) -> str:
-    """`dp=2,tp=4, batch 16, weights s8, cache s8, chunk 8192`."""
+    """`dp=2,tp=4, batch 16, weights int8, cache int8, chunk 8192`."""
     workload = choice.experiment.workload
     text = f"{choice.experiment.plan}, batch {workload.batch}"
-    text += f", weights {workload.weight_dtype}, cache {workload.cache_dtype}"
+    text += f", weights {format_dtype(workload.weight_dtype)}, cache {format_dtype(workload.cache_dtype)}"
     chunk = workload.prefill_chunk if has_chunk else None
     return text if chunk is None else f"{text}, chunk {chunk}"
 
@@ -191,7 +191,7 @@ def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
     yield f"{'plan':<26}{'batch':>7} {'weights,cache':<13} {'TTFT':>8} {'TPOT':>8} {'tok/s/chip':>11}"
     for choice in result.front[:n_rows]:
         workload = choice.experiment.workload
-        dtypes = f"{workload.weight_dtype},{workload.cache_dtype}"
+        dtypes = f"{format_dtype(workload.weight_dtype)},{format_dtype(workload.cache_dtype)}"
         yield (
             f"{choice.experiment.plan!s:<26}{workload.batch:>7} {dtypes:<13} "
             f"{format_seconds(choice.ttft_s):>8} {format_seconds(choice.tpot_s):>8} "

@@ -6,6 +6,7 @@ from meshscope.interconnect.axis_placement import order_text
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.program import Frontend, Partitioner
 from meshscope.store.run import RunRecord
+from meshscope.units import format_dtype
 from meshscope.views.plain import short
 from meshscope.views.words import counted
 
@@ -101,5 +102,7 @@ def _work_words(run: RunRecord) -> Iterator[str]:
     for name in ("batch", "prompt", "output"):
         yield "" if workload is None else f"{name} {getattr(workload, name)}"
     for name in ("weight", "activation", "cache"):
-        yield "" if workload is None else f"{name} {getattr(workload, f'{name}_dtype')}"
+        yield (
+            "" if workload is None else f"{name} {format_dtype(getattr(workload, f'{name}_dtype'))}"
+        )
     yield "" if n_layers is None else counted(n_layers, "layer")

@@ -8,7 +8,7 @@ from meshscope.serialize import to_plain
 from meshscope.serving.outcome import PlacedPool, ServingOutcome
 from meshscope.serving.results import EngineRole, Percentiles, PoolFigures
 from meshscope.serving.simulation import SimulatedLoad
-from meshscope.units import format_bytes, format_seconds
+from meshscope.units import format_bytes, format_dtype, format_seconds
 from meshscope.views.words import counted
 from meshscope.views.wrapping import wrapped
 
@@ -152,7 +152,9 @@ def condition_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     main, policy = outcome.main, outcome.main.pool.policy
     experiment = main.experiment
     workload = experiment.workload
-    dtypes = f"weights {workload.weight_dtype}, cache {workload.cache_dtype}"
+    dtypes = (
+        f"weights {format_dtype(workload.weight_dtype)}, cache {format_dtype(workload.cache_dtype)}"
+    )
     yield "model", f"{experiment.model.n_layers} layers; {dtypes}"
     yield "load", outcome.load
     of_step = f"{policy.max_sequences} sequences and {policy.max_step_tokens:,} tokens a step"

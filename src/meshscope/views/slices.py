@@ -12,7 +12,7 @@ from meshscope.planner.search import Choice, PlanSearch
 from meshscope.planner.slices import SliceFit, price_per_hour, slice_name
 from meshscope.serialize import to_plain
 from meshscope.spec.plan.memory import FitState
-from meshscope.units import format_gib, format_seconds
+from meshscope.units import format_dtype, format_gib, format_seconds
 from meshscope.views.plan import plan_document, plan_lines
 from meshscope.views.tables import new_table
 from meshscope.views.wrapping import wrapped
@@ -44,7 +44,7 @@ def fit_notes(space: SearchSpace) -> Iterator[str]:
     """What the table assumes."""
     workload = space.workload
     yield from wrapped(
-        f"{space.model.name}, weights {space.weight_dtypes[0]}, cache {space.cache_dtypes[0]}. Batch: the "
+        f"{space.model.name}, weights {format_dtype(space.weight_dtypes[0])}, cache {format_dtype(space.cache_dtypes[0])}. Batch: the "
         f"largest at prompt {workload.prompt} and output {workload.output}. Context: the largest with one "
         "sequence a replica, or at --batch; + if the model limits it. GiB: what the smallest batch needs, with "
         "estimated temporary buffers; <= where they are unknown. Plans of tp, dp and ep."

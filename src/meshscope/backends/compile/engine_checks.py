@@ -9,6 +9,7 @@ from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.model.model import Family, LatentAttention
 from meshscope.spec.program import Frontend
+from meshscope.units import format_dtype
 
 WITHOUT_LINEAR_METHODS = ("0.12.0",)  # of tpu-inference
 AXES = ("tp", "dp", "ep", "sp")
@@ -88,6 +89,7 @@ def _check_plan(experiment: Experiment, option: str) -> None:
 def _check_dtypes(experiment: Experiment, option: str) -> None:
     workload, model = experiment.workload, experiment.model
     known = ("bf16", *QUANTIZATION)
+    weights = format_dtype(workload.weight_dtype)
     if workload.activation_dtype != "bf16":
         raise SpecError(
             f"{option} computes activations in bf16, not {workload.activation_dtype}. Omit the dtype, or "
@@ -95,23 +97,25 @@ def _check_dtypes(experiment: Experiment, option: str) -> None:
         )
     if workload.weight_dtype not in known:
         raise SpecError(
-            f"--weight-dtype {workload.weight_dtype}: {option} has weights in {', '.join(known)}. "
+            f"--weight-dtype {weights}: {option} has weights in "
+            f"{', '.join(map(format_dtype, known))}. "
             "Use one of these, or --frontend jax."
         )
     is_quantized = workload.weight_dtype in QUANTIZATION
     if isinstance(model.attention, LatentAttention) and not is_quantized:
         raise SpecError(
-            f"--weight-dtype {workload.weight_dtype}: the engine's loader splits latent projections of "
+            f"--weight-dtype {weights}: the engine's loader splits latent projections of "
             f"fp8 checkpoints only. Omit the dtype, which {model.name} stores in fp8."
         )
     if is_quantized and model.family is Family.GPT_OSS:
         raise SpecError(
-            f"--weight-dtype {workload.weight_dtype}: {option} compiles {model.name} with bf16 weights. "
+            f"--weight-dtype {weights}: {option} compiles {model.name} with bf16 weights. "
             "Use --dtype bf16, or --frontend jax."
         )
     if workload.cache_dtype not in CACHE_DTYPES:
         raise SpecError(
-            f"{option} has no cache of {workload.cache_dtype}. Use {' or '.join(CACHE_DTYPES)}."
+            f"{option} has no cache of {format_dtype(workload.cache_dtype)}. "
+            f"Use {' or '.join(map(format_dtype, CACHE_DTYPES))}."
         )
 
 
@@ -121,7 +125,8 @@ def _check_release(experiment: Experiment, option: str) -> None:
     is_quantized = experiment.workload.weight_dtype in QUANTIZATION
     if version not in WITHOUT_LINEAR_METHODS or not (is_quantized or experiment.plan.sp):
         return
-    value = f"--weight-dtype {experiment.workload.weight_dtype}" if is_quantized else "sp"
+    dtype = format_dtype(experiment.workload.weight_dtype)
+    value = f"--weight-dtype {dtype}" if is_quantized else "sp"
     raise SpecError(
         f"{value}: the JAX models of {option} {version} have bf16 weights and whole tokens only. Use "
         "--engine-version 0.24.0 or newer."

@@ -3,6 +3,7 @@
 from meshscope.errors import PlanError, SpecError
 from meshscope.programs.engines.maxtext_models import AXES, maxtext_model
 from meshscope.spec.experiment import Experiment
+from meshscope.units import format_dtype
 
 DTYPE = "bf16"
 
@@ -28,7 +29,7 @@ def check_maxtext(experiment: Experiment) -> None:
     for name, dtype in dtypes.items():
         if dtype != DTYPE:
             raise SpecError(
-                f"{name} {dtype}: {option} compiles MaxText with {DTYPE}. Use {DTYPE}, or --frontend jax."
+                f"{name} {format_dtype(dtype)}: {option} compiles MaxText with {DTYPE}. Use {DTYPE}, or --frontend jax."
             )
     chunk = experiment.prefill_chunks
     if chunk.n_tokens != workload.prompt:

@@ -3,6 +3,7 @@
 from meshscope.errors import PlanError, SpecError
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import GroupedAttention
+from meshscope.units import format_dtype
 
 AXES = ("tp", "dp", "ep")
 DTYPE = "bf16"
@@ -46,5 +47,5 @@ def _check_dtypes(experiment: Experiment, option: str) -> None:
     for name, dtype in dtypes.items():
         if dtype != DTYPE:
             raise SpecError(
-                f"{name} {dtype}: {option} compiles {DTYPE} only. Use --dtype {DTYPE}, or --frontend jax."
+                f"{name} {format_dtype(dtype)}: {option} compiles {DTYPE} only. Use --dtype {DTYPE}, or --frontend jax."
             )

@@ -11,7 +11,7 @@ from meshscope.spec.quantization import (
     values_dtype,
 )
 from meshscope.spec.workload import Workload
-from meshscope.units import DTYPE_BITS
+from meshscope.units import DTYPE_BITS, format_dtype
 
 # Dtypes with a published peak, beside bf16: cloud.google.com/tpu/docs, "Peak compute per chip" of v4 (bf16
 # or int8), v5e, v5p and v6e (bf16, int8) and tpu7x (bf16, fp8).
@@ -54,11 +54,11 @@ def precision_notes(workload: Workload, chip: Chip) -> Iterator[str]:
         yield _narrow_note(narrow, activations, chip)
     elif quantization_of(weights) is not None:
         values = values_dtype(weights)
-        lack = "" if values in native else f" has no {values} unit and"
-        units = ", ".join(("bf16", *native))
+        lack = "" if values in native else f" has no {format_dtype(values)} unit and"
+        units = ", ".join(("bf16", *map(format_dtype, native)))
         of_experts = " and, of experts, in the bundles of their kernel" * (DTYPE_BITS[values] == 4)
         yield (
-            f"{chip.name}{lack} multiplies {values} weights as {activations}: bytes count as stored, "
+            f"{chip.name}{lack} multiplies {format_dtype(values)} weights as {activations}: bytes count as stored, "
             f"products at the bf16 peak, and conversions only in the compiler's own cycles{of_experts} (matrix "
             f"units: {units})"
         )
@@ -82,12 +82,14 @@ def _group_notes(quantization: Quantization | None) -> Iterator[str]:
 
 def _narrow_note(dtype: str, activations: str, chip: Chip) -> str:
     """How a chip multiplies 8-bit activations and weights."""
-    rounded = f"activations are rounded to {dtype} with a scale for each token of a device"
+    rounded = (
+        f"activations are rounded to {format_dtype(dtype)} with a scale for each token of a device"
+    )
     kept = f"collectives, cache, embedding and head stay in their own dtypes ({activations} activations)"
     if dtype not in NARROW_DTYPES.get(chip.name, ()):
         return (
-            f"{rounded}; {chip.name} has no {dtype} unit and emulates it: products at the bf16 peak, after "
+            f"{rounded}; {chip.name} has no {format_dtype(dtype)} unit and emulates it: products at the bf16 peak, after "
             f"conversions that only the compiler's own cycles count; {kept}"
         )
     speedup = NARROW_SPEEDUP[chip.name]
-    return f"{rounded}; {chip.name} multiplies {dtype} at {speedup:g} x its bf16 peak; {kept}"
+    return f"{rounded}; {chip.name} multiplies {format_dtype(dtype)} at {speedup:g} x its bf16 peak; {kept}"

@@ -25,6 +25,7 @@ from meshscope.spec.quantization import (
     values_dtype,
 )
 from meshscope.spec.workload import ACTIVATION_DTYPES, Workload
+from meshscope.units import format_dtype
 
 # Axes supported by each engine.
 SUPPORTED: dict[Engine, tuple[str, ...]] = {
@@ -92,7 +93,7 @@ def check_blocks(plan: Plan, model: Model, workload: Workload) -> None:
     cut = cut_block(plan, model, workload.weight_dtype)
     if cut is not None:
         raise PlanError(
-            f"plan '{plan}' cannot split {model.name} in {workload.weight_dtype}: {cut.axes} leaves "
+            f"plan '{plan}' cannot split {model.name} in {format_dtype(workload.weight_dtype)}: {cut.axes} leaves "
             f"{cut.n_channels} channels of {cut.weight} on a device, no multiple of the {cut.block} that "
             f"share a scale. Use a smaller {cut.axes}, or --weight-dtype f8e4m3fn."
         )
@@ -130,8 +131,8 @@ def check_quantization(model: Model, workload: Workload) -> None:
     is_of_experts = quantization is not None and quantization.coverage is Coverage.EXPERTS
     if is_of_experts and model.moe is None:
         raise SpecError(
-            f"--weight-dtype {workload.weight_dtype} quantizes experts, and {model.name} has none. "
-            f"Use {values_dtype(workload.weight_dtype)} for all matrices."
+            f"--weight-dtype {format_dtype(workload.weight_dtype)} quantizes experts, and {model.name} has none. "
+            f"Use {format_dtype(values_dtype(workload.weight_dtype))} for all matrices."
         )
 
 
@@ -141,7 +142,7 @@ def check_torchxla_dtypes(workload: Workload) -> None:
     for what, dtype in dtypes.items():
         if dtype not in ACTIVATION_DTYPES:
             raise SpecError(
-                f"--{what}-dtype {dtype}: --frontend torchxla traces the modules of transformers, which have "
+                f"--{what}-dtype {format_dtype(dtype)}: --frontend torchxla traces the modules of transformers, which have "
                 f"no quantized {what}{'s' * (what == 'weight')}. Use --{what}-dtype bf16 or --frontend jax."
             )
 
@@ -151,12 +152,12 @@ def check_narrow_program(workload: Workload, program: Program) -> None:
     is_narrow = activation_dtype_of(workload.weight_dtype) is not None
     if is_narrow and program.dispatch is DispatchForm.FUSED:
         raise SpecError(
-            f"--weight-dtype {workload.weight_dtype}: the kernel of --dispatch {DispatchForm.FUSED} is timed with "
-            f"16-bit activations. Use --weight-dtype {values_dtype(workload.weight_dtype)}, or another dispatch."
+            f"--weight-dtype {format_dtype(workload.weight_dtype)}: the kernel of --dispatch {DispatchForm.FUSED} is timed with "
+            f"16-bit activations. Use --weight-dtype {format_dtype(values_dtype(workload.weight_dtype))}, or another dispatch."
         )
     if is_narrow and program.partitioner is Partitioner.AUTO:
         raise SpecError(
-            f"--weight-dtype {workload.weight_dtype}: each device scales its own part of the activations, "
+            f"--weight-dtype {format_dtype(workload.weight_dtype)}: each device scales its own part of the activations, "
             "which annotations for --partitioner auto cannot express. Use --partitioner manual."
         )
 

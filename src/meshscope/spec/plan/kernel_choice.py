@@ -21,6 +21,7 @@ from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.quantization import quantization_of, ragged_dtype_of
 from meshscope.spec.workload import Workload
+from meshscope.units import format_dtype
 
 
 class Kernels(StrEnum):
@@ -240,7 +241,7 @@ def _decode_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
         share = "the cache" if plan.cp == 1 else f"the share of the cache under cp={plan.cp}"
         return f"{share} has fewer than {DECODE_BLOCKS[-1]} positions ({n_slots})"
     if workload.cache_dtype not in DECODE_CACHE_DTYPES:
-        return f"the kernel reads caches in {', '.join(DECODE_CACHE_DTYPES)}, not {workload.cache_dtype}"
+        return f"the kernel reads caches in {', '.join(map(format_dtype, DECODE_CACHE_DTYPES))}, not {format_dtype(workload.cache_dtype)}"
     return None
 
 

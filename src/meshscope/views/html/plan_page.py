@@ -10,6 +10,7 @@ from meshscope.planner.launch import launches_of
 from meshscope.planner.search import Choice, PlanSearch, WonBy, interval_of
 from meshscope.planner.slices import slice_name
 from meshscope.planner.verified import VerifiedChoice
+from meshscope.units import format_dtype
 from meshscope.views.answer import fit_of
 from meshscope.views.charts.cost import Breakdown, time_breakdown
 from meshscope.views.html.blocks import (
@@ -194,8 +195,8 @@ def _choices_table(id_: str, title: str, choices: Sequence[Choice]) -> PageTable
             (
                 str(choice.experiment.plan),
                 choice.experiment.workload.batch,
-                choice.experiment.workload.weight_dtype,
-                choice.experiment.workload.cache_dtype,
+                format_dtype(choice.experiment.workload.weight_dtype),
+                format_dtype(choice.experiment.workload.cache_dtype),
                 choice.experiment.workload.prefill_chunk,
                 *(choice.ttft_s, choice.tpot_s, choice.e2e_s),
                 choice.tokens_per_s_per_chip,
