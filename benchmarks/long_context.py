@@ -42,6 +42,7 @@ MODELS = (
     ("deepseek-ai/DeepSeek-V2-Lite", "v6e-8", ("tp=8", "cp=2,tp=4")),
     ("Qwen/Qwen3-Next-80B-A3B-Instruct", "v5p:2x2x2", ("tp=8", "cp=2,tp=4")),
     ("deepseek-ai/DeepSeek-V3.1-Base", "v5p:4x4x4", ("tp=64,ep=64", "cp=2,tp=32,ep=32")),
+    ("deepseek-ai/DeepSeek-V4-Flash", "v6e-8", ("tp=8",)),
 )
 
 

@@ -167,6 +167,10 @@ WHOLE_MATRIX += [
         ("v6e-8", "dp=2,tp=4,ep=8,sp", 8, 256),
     )
 ]
+WHOLE_MATRIX += [
+    Case(TINY_V4, "v6e-8", "dp=2,tp=4,ep=8", Loop.SCAN, prompt=256, chunk=128),
+    Case(TINY_V4, "v5p-16", "dp=2,tp=4,sp", Loop.UNROLL, batch=4, prompt=512, chunk=256),
+]
 CLOSE_PLANS = ("tp=2,dp=4", "dp=4,tp=2,sp", "fsdp=4,tp=2", "cp=2,dp=2,tp=2", "pp=2,dp=2,tp=2")
 WHOLE_MATRIX += [
     Case(model, topology, plan, n_layers=7)

@@ -1,11 +1,14 @@
 """The chunks of a device's prefill, those that the default chooses, and those that are refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.cost.predicted import predicted_times
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
+from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
@@ -111,20 +114,43 @@ def test_each_chunk_of_a_prompt_has_a_program_that_starts_where_it_does() -> Non
     assert [program.name for program in programs][-2:] == ["prefill_at512", "prefill"]
 
 
-def test_compressed_attention_keeps_prompts_whole() -> None:
+@pytest.mark.parametrize(
+    ("chunk", "prompt", "message"),
+    [
+        (64, 1024, "a window of 128 compressed positions does not divide it. Use 128"),
+        (500, 1024, "does not divide prompt=1024, or a window of 128 .* Use 256 or 512"),
+        (500, 1000, "a window of 128 compressed positions does not divide it. Use 1000"),
+    ],
+)
+def test_a_chunk_has_whole_windows_of_compressed_positions(
+    chunk: int, prompt: int, message: str
+) -> None:
     model = "deepseek-ai/DeepSeek-V4-Flash"
-    with pytest.raises(
-        SpecError, match=r"compresses the positions of a prompt together\. Use 1024"
-    ):
-        _experiment(512, plan="tp=8", model=model)
-    whole = _experiment(plan="tp=8", model=model, batch=2, prompt=16384)
-    assert whole.with_auto_chunk().workload.prefill_chunk == 16384
+    assert _experiment(512, plan="tp=8", model=model).n_chunks(Phase.PREFILL) == 16 * 2
+    with pytest.raises(SpecError, match=message):
+        _experiment(chunk, plan="tp=8", model=model, prompt=prompt)
+
+
+def test_prompts_are_cut_into_shorter_chunks_if_only_those_fit() -> None:
+    """The scores of compressed attention with 262,144 entries: 89.8 GiB of a device for chunks of 7,936 tokens."""
+    model = "deepseek-ai/DeepSeek-V4-Flash"
+    whole = _experiment(plan="tp=8", model=model, batch=1, prompt=1_047_552)
+    stored = replace(whole.workload, weight_dtype=whole.model.default_weight_dtype)
+    whole = replace(whole, workload=stored)
+    longest, chosen = whole.with_auto_chunk(), with_default_chunk(whole)
+
+    assert longest.workload.prefill_chunk == 7936
+    assert chosen.workload.prefill_chunk is not None
+    assert chosen.workload.prefill_chunk < 7936
+    assert predicted_memory(chosen).fits
+    assert not predicted_memory(longest).fits
 
 
 @pytest.mark.parametrize(
     ("model", "plan", "message"),
     [
         ("deepseek-ai/DeepSeek-V3.2", "cp=2,tp=4", "the indexer of .* Use 1024"),
+        ("deepseek-ai/DeepSeek-V4-Flash", "cp=2,tp=4", "compresses the positions of .* Use 1024"),
         ("Qwen/Qwen3-32B", "cp=2,tp=4", r"cp=2 does not divide it\. Use 12 or 18"),
         ("Qwen/Qwen3-32B", "cp=2,tp=4,sp", r"cp=2 x tp=4 does not divide it \(sp\)\. Use 8 or 24"),
     ],

@@ -245,10 +245,12 @@ _CHUNKED = [
     Case("gpt_oss", "cp=2,tp=2", chunk=4),
     Case("gemma4-shared", "cp=2,tp=2", chunk=8),
     Case("qwen3_next", "cp=2,tp=2", loop=Loop.SCAN, chunk=8),
+    Case("deepseek_v4", "dp=4,tp=2", chunk=8),
 ]
 _CHUNKED_MATRIX = [
     Case("deepseek_v3", "dp=2,tp=4,ep=8", loop=Loop.SCAN, chunk=16),
     Case("deepseek_v4", "dp=2,tp=4", loop=Loop.SCAN, chunk=32),
+    Case("deepseek_v4", "dp=2,tp=2,ep=4,sp", loop=Loop.SCAN, chunk=8),
     Case("qwen3_next", "dp=2,tp=4", loop=Loop.SCAN, chunk=8),
     Case("qwen3", "tp=8,sp", loop=Loop.SCAN, chunk=8),
     Case("gpt_oss", "dp=8,ep=8", chunk=4),

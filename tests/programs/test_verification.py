@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from tiny_models import TOLERANCE, golden
+from tiny_models import TOLERANCE, golden, prefilled
 
 from meshscope.events.enums import Phase
 from meshscope.spec.experiment import Experiment, experiment_of
@@ -21,7 +21,6 @@ from meshscope.spec.workload import Workload
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
 from meshscope.programs.jax.build import build_program  # noqa: E402
-from meshscope.programs.jax.values import empty_cache, placed_weights  # noqa: E402
 
 N_TOKENS = 4
 STARTS = (0, 1, 5, 9)  # the first step is fed one token that is right, the others all
@@ -32,6 +31,7 @@ class Case(NamedTuple):
     plan: str
     loop: Loop = Loop.UNROLL
     partitioner: Partitioner = Partitioner.MANUAL
+    chunk: int | None = None
 
 
 CASES = [
@@ -63,6 +63,7 @@ OF_MATRIX = [
     Case("llama4", "cp=2,tp=2", Loop.SCAN),
     Case("glm4_moe", "dp=2,tp=4,ep=8"),
     Case("deepseek_v4", "cp=2,tp=4"),
+    Case("deepseek_v4", "dp=2,tp=2", chunk=8),  # shorter than a ring buffer
     Case("deepseek_v4", "dp=2,tp=2,ep=4,sp", Loop.SCAN),
     Case("deepseek_v4", "pp=2,tp=2", Loop.SCAN),
     Case("deepseek_v4", "tp=2", partitioner=Partitioner.AUTO),
@@ -86,7 +87,13 @@ def tiny_experiment(case: Case, output: int = 1 + golden.N_DECODE) -> Experiment
         model=replace(model, max_position=None),
         plan=plan,
         topology=parse_topology(f"cpu:{plan.n_devices}"),
-        workload=Workload(batch=golden.BATCH, prompt=golden.PROMPT, output=output, **f32),
+        workload=Workload(
+            batch=golden.BATCH,
+            prompt=golden.PROMPT,
+            output=output,
+            prefill_chunk=case.chunk,
+            **f32,
+        ),
         program=Program(loop=case.loop, partitioner=case.partitioner),
     )
 
@@ -100,10 +107,8 @@ def verified_logits(experiment: Experiment, name: str) -> tuple[np.ndarray, np.n
     weights, prompt, expected = golden.read_golden(name)
     devices = jax.devices()[: experiment.plan.n_devices]
     wide = replace(experiment, workload=replace(experiment.workload, decode_tokens=N_TOKENS))
-    prefill = build_program(wide, Phase.PREFILL, devices)
     verify = build_program(wide, Phase.DECODE, devices)
-    arrays = placed_weights(experiment, prefill, weights.__getitem__)
-    cache = prefill.step(arrays, prompt.astype(np.int32), empty_cache(prefill), np.int32(0))[2]
+    _, arrays, cache, _ = prefilled(wide, weights, prompt)
     accepted, got = expected.argmax(axis=-1).astype(np.int32), np.zeros_like(expected[1:])
     for start in STARTS:
         tokens = accepted[start : start + N_TOKENS].T.copy()

@@ -3,14 +3,14 @@
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from meshscope.backends.live.session import chunk_runs, merged_tokens
 from meshscope.events.enums import Phase
-from meshscope.programs.jax.build import build_program
+from meshscope.programs.jax.build import BuiltProgram, build_program
 from meshscope.programs.jax.values import empty_cache, placed_weights
 from meshscope.spec.experiment import Experiment
 
@@ -31,23 +31,41 @@ golden = _golden()
 TOLERANCE = 2e-5
 
 
-def generated_logits(
-    experiment: Experiment, weights: dict[str, np.ndarray], prompt: np.ndarray
-) -> Iterator[np.ndarray]:
-    """Logits of prefill and of each greedy decode step."""
+class Prefilled(NamedTuple):
+    """A program of the last chunk, its weights, the cache after prefill, and the outputs of last chunks."""
 
+    program: BuiltProgram
+    weights: Any
+    cache: Any
+    outs: list[Any]
+
+
+def prefilled(
+    experiment: Experiment, weights: dict[str, np.ndarray], prompt: np.ndarray
+) -> Prefilled:
+    """Prefill of the prompt [B, S], in chunks if the experiment has them."""
     devices = jax.devices()[: experiment.plan.n_devices]
     programs = {
         program.name: build_program(experiment, Phase.PREFILL, devices, chunk=chunk)
         for chunk, program in enumerate(experiment.programs(Phase.PREFILL))
     }
-    prefill, decode = programs["prefill"], build_program(experiment, Phase.DECODE, devices)
-    arrays = placed_weights(experiment, prefill, weights.__getitem__)
-    cache, outs = empty_cache(prefill), []
-    for run in chunk_runs(experiment, prompt):
+    last = programs["prefill"]
+    arrays = placed_weights(experiment, last, weights.__getitem__)
+    cache, outs = empty_cache(last), []
+    for run in chunk_runs(experiment, prompt.astype(np.int32)):
         out = programs[run.program].step(arrays, run.tokens, cache, run.first_row)
         cache = out[2]
         outs += [out] if run.is_last else []
+    return Prefilled(program=last, weights=arrays, cache=cache, outs=outs)
+
+
+def generated_logits(
+    experiment: Experiment, weights: dict[str, np.ndarray], prompt: np.ndarray
+) -> Iterator[np.ndarray]:
+    """Logits of prefill and of each greedy decode step."""
+    prefill, arrays, cache, outs = prefilled(experiment, weights, prompt)
+    devices = jax.devices()[: experiment.plan.n_devices]
+    decode = build_program(experiment, Phase.DECODE, devices)
     n_data = experiment.plan.data_size
     parts = [np.asarray(prefill.logits(out)) for out in outs]
     by_device = [part.reshape(n_data, -1, part.shape[-1]) for part in parts]

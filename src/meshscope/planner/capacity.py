@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import lcm
 
-from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.errors import MeshscopeError
 from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment, experiment_of_record
@@ -111,7 +110,7 @@ def _resized(experiment: Experiment, **sizes: int) -> Experiment:
 def _chunk(experiment: Experiment, workload: Workload) -> int | None:
     """The chunk as the experiment chose it, or the longest of the default rule."""
     model, plan, chunk = experiment.model, experiment.plan, experiment.workload.prefill_chunk
-    by_rule = with_default_chunk(experiment)
+    by_rule = experiment.with_auto_chunk()
     reason = why_auto_is_whole(plan, experiment.program, experiment.engine)
     if by_rule.workload.prefill_chunk != chunk or reason is not None:
         return chunk

@@ -38,6 +38,7 @@ from meshscope.spec.plan.checks import (
     check_weights,
 )
 from meshscope.spec.plan.chunks import (
+    DEFAULT_CHUNK,
     PhaseProgram,
     PrefillChunks,
     check_chunks,
@@ -248,9 +249,10 @@ class Experiment:
         batch = workload.batch * workload.decode_tokens
         return replace(self, workload=replace(workload, batch=batch, decode_tokens=1))
 
-    def with_auto_chunk(self) -> "Experiment":
-        """The experiment with the default prefill chunk, if prefill can run in chunks."""
-        workload = with_auto_chunk(self.model, self.plan, self.workload, self.program, self.engine)
+    def with_auto_chunk(self, *, limit: int = DEFAULT_CHUNK) -> "Experiment":
+        """The experiment with the longest prefill chunk up to `limit` tokens, if prefill can run in chunks."""
+        parts = (self.model, self.plan, replace(self.workload, prefill_chunk=None))
+        workload = with_auto_chunk(*parts, self.program, self.engine, limit=limit)
         return replace(self, workload=workload)
 
     def n_microbatches(self, phase: Phase) -> int:

@@ -9,6 +9,9 @@ windows of its positions in every step, and queries attend to them once their wi
 several tokens in a step, those after the first may be rejected: the next step writes their positions again, and
 with them the entries. The ring buffers are so much longer that no position that it needs is overwritten.
 
+A chunk of a prompt has whole windows. It reads the latest positions before it from the ring buffers, and
+the entries of earlier chunks from the cache.
+
 If cp splits the prompt, every device gathers the keys of all positions for either context form, as a
 ring would send the same bytes. If blocks are whole windows, each device computes the entries of its
 block, and the entries are gathered; otherwise the inputs of the entries are. In decode, every device
@@ -135,9 +138,16 @@ class _CompressionStep:
         kv = by_sequence(rms_norm(w.dot(x, "wkv"), w("kv_norm"), self.eps), self.positions)
         kv = self.rotate(kv[:, :, None, :])[:, :, 0]
         k_positions = self.positions
+        before = self._before_chunk(cache, "window", kv)
         if self.context.splits_step:
             kv, k_positions = self._gathered(kv), self.context.prompt_positions
         cache = self._write_latest(cache, "window", kv)
+        if before is not None:
+            first = self.context.n_cached - before.shape[1]
+            kv, k_positions = (
+                jnp.concatenate([before, kv], axis=1),
+                first + jnp.arange(before.shape[1] + kv.shape[1]),
+            )
         if self.phase is Phase.DECODE:
             kv, now = cache.read("window", x.dtype), self.positions[-1]
             k_positions = now - (now - jnp.arange(kv.shape[1])) % kv.shape[1]
@@ -191,7 +201,7 @@ class _CompressionStep:
     def _compressed(
         self, name: str, x: Array, w: LayerWeights, cache: LayerCache
     ) -> tuple[Array, LayerCache]:
-        """Entries [B, E, H] of the whole prompt; in decode, the local entries so far."""
+        """Entries [B, E, H] of the prompt up to the end of the chunk; in decode, the local entries so far."""
         kv, gate = (
             by_sequence(w.dot(x, f"{name}_{part}"), self.positions) for part in ("wkv", "wgate")
         )  # [B, S, C]
@@ -202,12 +212,38 @@ class _CompressionStep:
         else:
             if self.context.splits_step:
                 kv, gate = self.context.gathered(kv), self.context.gathered(gate)
+            before = self._window_before(name, kv, gate, cache)
             cache = self._write_latest(
                 self._write_latest(cache, f"{name}_kv", kv), f"{name}_gate", gate
             )
             kv, gate = self._full_windows(kv), self._full_windows(gate)
-            entries = self._pool_windows(name, kv, gate, jnp.arange(kv.shape[1]), w)
-        return entries, cache.written(name, self.context.interleaved(entries), at=0)
+            windows = self.context.n_cached // self.rate + jnp.arange(kv.shape[1])
+            entries = self._pool_windows(name, kv, gate, windows, w, before)
+        n_before = self.context.n_cached // self.rate
+        cache = cache.written(name, self.context.interleaved(entries), at=n_before)
+        if n_before:
+            slots = range(n_before + entries.shape[1])
+            entries = cache.part(name, entries.dtype, n_rows=entries.shape[0], slots=slots)
+        return entries, cache
+
+    def _before_chunk(self, cache: LayerCache, name: str, new: Array) -> Array | None:
+        """The positions [B, T, ...] of a ring buffer before a chunk `new` [B, S, ...]; None in other steps."""
+        n_cached, n_slots = self.context.n_cached, cache.arrays[name].shape[-2]
+        if not n_cached or self.phase is Phase.DECODE:
+            return None
+        slots = cache.part(name, new.dtype, n_rows=new.shape[0], slots=range(n_slots))
+        return jnp.roll(slots, -(n_cached % n_slots), axis=1)
+
+    def _window_before(
+        self, name: str, kv: Array, gate: Array, cache: LayerCache
+    ) -> tuple[Array, ...] | None:
+        """Values and gates [B, 1, M, C] of the window before a chunk; None if its entries do not include it."""
+        parts = (
+            self._before_chunk(cache, f"{name}_{part}", new)
+            for part, new in (("kv", kv), ("gate", gate))
+        )
+        last = tuple(x[:, None, -self.rate :] for x in parts if x is not None)
+        return last if last and self.kind is AttentionKind.COMPRESSED_SPARSE else None
 
     def _block_entries(
         self, name: str, kv: Array, gate: Array, w: LayerWeights, cache: LayerCache
@@ -296,10 +332,14 @@ class _CompressionStep:
                 one = lax.slice_in_dim(new, at, at + 1, axis=1)
                 cache = cache.written(name, one, at=self.positions[at] % n_slots)
             return cache
-        n_new = new.shape[1]  # prefill starts at position 0
+        first, n_new = self.context.n_cached, new.shape[1]
         if n_new > n_slots:
-            new = jnp.roll(new[:, -n_slots:], n_new % n_slots, axis=1)
-        return cache.written(name, new, at=0)
+            new = jnp.roll(new[:, -n_slots:], (first + n_new) % n_slots, axis=1)
+            return cache.written(name, new, at=0)
+        at = first % n_slots
+        n_wrapped = max(0, at + n_new - n_slots)
+        cache = cache.written(name, new[:, : n_new - n_wrapped], at=at)
+        return cache.written(name, new[:, n_new - n_wrapped :], at=0) if n_wrapped else cache
 
 
 def _attended_in_place(
