@@ -58,8 +58,13 @@ def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
     similar = difflib.get_close_matches(text, lowered, n=3, cutoff=0.5)
     close = list(dict.fromkeys([*by_prefix, *_by_common_start(short, lowered), *similar]))[:3]
     if close:
-        return "Did you mean " + " or ".join(f"'{lowered[c]}'" for c in close) + "?"
+        return did_you_mean(lowered[name] for name in close)
     return "Known: " + ", ".join(names) + "." if otherwise is None else otherwise
+
+
+def did_you_mean(names: Iterable[str]) -> str:
+    """A question that names these."""
+    return "Did you mean " + " or ".join(f"'{name}'" for name in names) + "?"
 
 
 def _by_common_start(name: str, known: Iterable[str]) -> list[str]:

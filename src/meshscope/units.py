@@ -7,11 +7,32 @@ from fractions import Fraction
 
 from meshscope.errors import SpecError, nearest
 
+# Formats of weights that may be those of some matrices only, by the common name of each.
+_PARTIAL_FORMATS = {
+    "f8e4m3fn": "fp8",
+    "f8e4m3fn_block128": "fp8_block128",  # scales of 128 x 128 blocks beside the values
+    "s8": "int8",
+    "s4": "int4",  # a scale for 128 inputs, or for 64, 32 or all of a channel
+    "s4_group64": "int4_group64",
+    "s4_group32": "int4_group32",
+    "s4_channel": "int4_channel",
+    "f4e2m1fn": "mxfp4",
+}
+# The matrices that they quantize, as names of formats end (`Coverage` of spec/quantization.py).
+_COVERAGES = ("not_linear", "mlps", "experts")
+_PARTIAL_NAMES = {
+    **{
+        f"{dtype}_{of}": f"{name}_{of}"
+        for dtype, name in _PARTIAL_FORMATS.items()
+        for of in _COVERAGES
+    },
+    **{f"{dtype}_layers": f"{_PARTIAL_FORMATS[dtype]}_layers" for dtype in ("f8e4m3fn", "s8")},
+}
 # Bits per element, by XLA's name of the dtype (xla/primitive_util).
 _EIGHT_BITS = (
     *("f8e4m3fn", "f8e5m2", "f8e4m3", "f8e3m4", "f8e4m3fnuz", "f8e5m2fnuz", "f8e4m3b11fnuz"),
     "f8e8m0fnu",
-    "f8e4m3fn_block128",  # a format of weights: scales of 128 x 128 blocks beside them
+    "f8e4m3fn_block128",
     "f8e4m3fn_block128_f4e2m1fn_experts",  # fp8 as before, experts in mxfp4
     "s8_w8a8",  # int8 weights, multiplied by activations that are rounded to int8
     "f8e4m3fn_w8a8",
@@ -20,18 +41,7 @@ DTYPE_BITS: dict[str, int] = {
     "pred": 8,
     **{f"{kind}{bits}": bits for bits in (1, 2, 4, 8, 16, 32, 64) for kind in "su"},
     **dict.fromkeys(_EIGHT_BITS, 8),
-    "s4_group32": 4,  # formats of weights: int4 with a scale for 32 or 64 inputs, or for all of a channel
-    "s4_group64": 4,
-    "s4_channel": 4,
-    "s4_experts": 4,  # the same, but only experts are quantized
-    "s4_group32_experts": 4,
-    "s4_group64_experts": 4,
-    "s4_channel_experts": 4,
-    "s8_experts": 8,
-    "f8e4m3fn_experts": 8,
-    "f8e4m3fn_mlps": 8,
-    "f4e2m1fn": 4,
-    "f4e2m1fn_experts": 4,  # a format of weights: only experts are quantized
+    **{name: int(name[1]) for name in (*_PARTIAL_FORMATS, *_PARTIAL_NAMES)},
     "bf16": 16,
     "f16": 16,
     "f32": 32,
@@ -46,27 +56,17 @@ _NAMES = {
     "f16": ("float16", "fp16", "half"),
     "f32": ("float32", "fp32", "float"),
     "f64": ("float64",),
+    **{dtype: (name,) for dtype, name in (_PARTIAL_FORMATS | _PARTIAL_NAMES).items()},
     "s8": ("int8", "w8a16", "tpu_int8"),
     "s4": ("int4", "awq", "gptq", "w4a16", "awq_marlin", "gptq_marlin", "moe_wna16"),
-    "s4_group32": ("int4_group32",),
-    "s4_group64": ("int4_group64",),
-    "s4_channel": ("int4_channel",),
-    "s4_experts": ("int4_experts",),
-    "s4_group32_experts": ("int4_group32_experts",),
-    "s4_group64_experts": ("int4_group64_experts",),
-    "s4_channel_experts": ("int4_channel_experts",),
     "s32": ("int32",),
     "f8e4m3fn": ("fp8", "fp8_e4m3", "float8", "float8_e4m3", "float8_e4m3fn", "fbgemm_fp8"),
     "f8e5m2": ("fp8_e5m2", "float8_e5m2"),
-    "f8e4m3fn_block128": ("fp8_block128",),
     "f4e2m1fn": ("mxfp4", "fp4", "float4_e2m1fn"),
-    "f4e2m1fn_experts": ("mxfp4_experts",),
     "f8e4m3fn_block128_f4e2m1fn_experts": ("fp8_block128_mxfp4_experts",),
     "s8_w8a8": ("w8a8", "int8_w8a8"),
     "f8e4m3fn_w8a8": ("fp8_w8a8", "ptpc_fp8"),
     "s8_experts": ("int8_experts", "experts_int8"),
-    "f8e4m3fn_experts": ("fp8_experts",),
-    "f8e4m3fn_mlps": ("fp8_mlps",),
 }
 DTYPE_ALIASES = {alias: dtype for dtype, aliases in _NAMES.items() for alias in aliases}
 

@@ -27,6 +27,13 @@ def notes(folder: Path, config: dict[str, Any], **options: Any) -> tuple[str, ..
 FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
 GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 8}}
 ODD = {"quantization_config": {"quant_method": "compressed-tensors"}}
+NF4 = {
+    "quantization_config": {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+    }
+}
 FP8_TEXT = "as fp8 with scales of 128 x 128 blocks"
 
 
@@ -34,13 +41,22 @@ FP8_TEXT = "as fp8 with scales of 128 x 128 blocks"
     ("config", "options", "end"),
     [
         (FP8, {}, f"{FP8_TEXT} (--weight-dtype fp8_block128). Use --dtype bf16 for bf16"),
-        (GPTQ, {}, "as gptq of 8 bits (--weight-dtype int8). Use --dtype bf16 for bf16"),
+        (GPTQ, {}, "as gptq of 8 bits (--weight-dtype int8_layers). Use --dtype bf16 for bf16"),
         (
             FP8,
             {"dtype": "bf16"},
             f"{FP8_TEXT}; bf16 is assumed. Use --weight-dtype fp8_block128 to count",
         ),
-        (ODD, {}, "as compressed-tensors, which no --weight-dtype describes; bf16 is assumed"),
+        (
+            ODD,
+            {},
+            "no --weight-dtype equals; bf16 is assumed. Name a format, such as --weight-dtype int4",
+        ),
+        (
+            NF4,
+            {},
+            "no --weight-dtype equals; bf16 is assumed. The nearest is --weight-dtype int4_group64",
+        ),
         (
             {"torch_dtype": "float32"},
             {},
@@ -58,8 +74,8 @@ def test_the_format_of_the_checkpoint_and_the_assumed_one_are_named(
 @pytest.mark.parametrize(
     ("algorithm", "end"),
     [
-        ("FP8", "as modelopt of fp8 (--weight-dtype fp8). Use --dtype bf16 for bf16 weights"),
-        ("NVFP4", "as modelopt NVFP4, which no --weight-dtype describes; bf16 is assumed"),
+        ("FP8", "as modelopt FP8 (--weight-dtype fp8_layers). Use --dtype bf16 for bf16 weights"),
+        ("NVFP4", "bf16 is assumed. The nearest is --weight-dtype mxfp4"),
     ],
 )
 def test_the_quantization_file_of_modelopt_counts(tmp_path: Path, algorithm: str, end: str) -> None:
@@ -67,6 +83,20 @@ def test_the_quantization_file_of_modelopt_counts(tmp_path: Path, algorithm: str
     beside.write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
     (note,) = notes(tmp_path, {})
     assert note.endswith(end)
+
+
+def test_a_cache_of_8_bits_is_named_unless_an_option_names_one(tmp_path: Path) -> None:
+    """The checkpoint has scales for it, but servers decide."""
+    beside = tmp_path / "hf_quant_config.json"
+    stated = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    beside.write_text(json.dumps({"quantization": stated}))
+    _, cache = notes(tmp_path, {})
+    assert "has scales for a KV cache in fp8; bf16 is assumed. Use --cache-dtype fp8" in cache
+    assert (
+        len(notes(tmp_path, {}, cache_dtype="fp8"))
+        == len(notes(tmp_path, {}, cache_dtype="bf16"))
+        == 1
+    )
 
 
 def test_a_quantization_file_without_a_quantization_is_refused(tmp_path: Path) -> None:
@@ -122,7 +152,11 @@ W8A8 = {
     [
         ({}, "s8_w8a8", "(--weight-dtype w8a8)"),
         ({"weight_dtype": "int8"}, "s8", None),
-        ({"partitioner": "auto"}, "s8", "here activations have 16 bits (--weight-dtype int8)"),
+        (
+            {"partitioner": "auto"},
+            "s8_layers",
+            "here activations have 16 bits (--weight-dtype int8_layers)",
+        ),
         ({"frontend": "torchxla"}, "bf16", "bf16 is assumed"),
     ],
 )
@@ -138,7 +172,7 @@ def test_activations_are_in_the_format_of_the_checkpoint_where_the_program_has_i
     ("model", "options", "expected"),
     [
         ("Qwen/Qwen3-30B-A3B", {}, "s8_w8a8"),
-        ("Qwen/Qwen3-30B-A3B", {"dispatch": "fused", "plan": "tp=8,ep=8"}, "s8"),
+        ("Qwen/Qwen3-30B-A3B", {"dispatch": "fused", "plan": "tp=8,ep=8"}, "s8_layers"),
         ("deepseek-ai/DeepSeek-V2-Lite", {}, "s8_w8a8"),
         ("deepseek-ai/DeepSeek-V3.2", {}, "s8_w8a8"),
     ],
@@ -150,8 +184,8 @@ def test_programs_without_8_bit_activations_keep_those_of_16_bits(
     path.write_text(json.dumps({**catalog()[model].config, **W8A8}))
     run = predict(path, topology="v6e-8", layers=1, **{"plan": "tp=8", **options})
     assert run.experiment.workload.weight_dtype == expected
-    note = "here activations have 16 bits (--weight-dtype int8)"
-    assert [note in text for text in run.warnings][:1] == [expected == "s8"]
+    note = "here activations have 16 bits (--weight-dtype int8_layers)"
+    assert [note in text for text in run.warnings][:1] == [expected == "s8_layers"]
 
 
 @pytest.mark.parametrize(

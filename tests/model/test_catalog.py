@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
-from meshscope.spec.model.catalog import catalog
-from meshscope.spec.model.config import catalog_ids, read_model
+from meshscope.spec.model.catalog import catalog, catalog_ids
+from meshscope.spec.model.config import read_model
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.weights import device_weight_bytes
 
@@ -161,15 +161,24 @@ def test_every_id_names_one_model() -> None:
     [
         ("Qwen/Qwen3-32B-FP8", "f8e4m3fn_block128"),
         ("Qwen/Qwen2.5-7B-Instruct-AWQ", "s4"),
-        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "s8"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "s8_layers"),
         ("meta-llama/Llama-3.1-405B-Instruct-FP8", "f8e4m3fn_mlps"),
+        ("meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", "f8e4m3fn_experts"),
         ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "s8_w8a8"),
         ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "s4"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "f8e4m3fn_w8a8"),
+        ("nvidia/Llama-3.3-70B-Instruct-FP8", "f8e4m3fn_layers"),
+        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "s4"),
+        ("Intel/Qwen3-30B-A3B-Instruct-2507-int4-AutoRound", "s4"),
         ("deepseek-ai/DeepSeek-V4-Flash", "f8e4m3fn_block128_f4e2m1fn_experts"),
         ("openai/gpt-oss-20b", "f4e2m1fn_experts"),
+        ("unsloth/gpt-oss-20b-BF16", "bf16"),
+        ("unsloth/DeepSeek-V3-0324-BF16", "bf16"),
         ("google/gemma-3-27b-it", "bf16"),
+        ("zai-org/GLM-4.6-FP8", "f8e4m3fn_w8a8"),
         ("zai-org/GLM-5.1-FP8", "f8e4m3fn_block128"),
         ("moonshotai/Kimi-K2.6", "s4_group32_experts"),
+        ("mistralai/Ministral-3-8B-Instruct-2512", "f8e4m3fn_layers"),
     ],
 )
 def test_weights_are_in_the_format_of_the_checkpoint(name: str, weight_dtype: str) -> None:

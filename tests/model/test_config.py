@@ -270,8 +270,8 @@ def test_an_unknown_id_without_network_is_refused_with_suggestions() -> None:
     with pytest.raises(SpecError) as caught:
         read_model("Qwen/Qwen3-33B")
     assert str(caught.value) == (
-        "unknown model 'Qwen/Qwen3-33B'. Did you mean 'Qwen/Qwen3-32B' or 'Qwen/Qwen3-30B-A3B' or "
-        "'Qwen/Qwen3-32B-AWQ'? Or give a config.json or a folder with one. "
+        "'Qwen/Qwen3-33B' is not in the catalog. Did you mean 'Qwen/Qwen3-32B' or 'Qwen/Qwen3-32B-FP8' or "
+        "'Qwen/Qwen3-32B-AWQ'? Or give its config.json, or a folder with one. "
         "Its config was not downloaded: the Hub cannot be reached."
     )
 
@@ -281,8 +281,8 @@ def test_an_id_unlike_any_other_is_refused_with_the_command_that_lists_all() -> 
     with pytest.raises(SpecError) as caught:
         read_model("state-spaces/mamba-2.8b")
     assert str(caught.value) == (
-        "unknown model 'state-spaces/mamba-2.8b'. 'meshscope models' lists the catalog. "
-        "Or give a config.json or a folder with one. "
+        "'state-spaces/mamba-2.8b' is not in the catalog. 'meshscope models' lists all. "
+        "Or give its config.json, or a folder with one. "
         "Its config was not downloaded: the Hub cannot be reached."
     )
 
@@ -318,7 +318,7 @@ def test_a_name_without_owner_is_not_requested_from_the_hub(
 ) -> None:
     requests: list[Any] = []
     monkeypatch.setattr(urllib.request, "urlopen", lambda *args, **_: requests.append(args))
-    with pytest.raises(SpecError, match="unknown model 'llama'"):
+    with pytest.raises(SpecError, match="'llama' is not in the catalog"):
         read_model("llama")
     assert requests == []
 

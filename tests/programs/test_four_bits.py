@@ -61,13 +61,17 @@ CASES = [
     Case("qwen3_moe", "s4_group32_experts", "dp=2,tp=2,ep=4", chip="v6e"),
     Case("deepseek_v3", "s4_group32_experts", "tp=2"),
     Case("deepseek_v4", FP8_MXFP4, "tp=2"),
-    Case("qwen3_moe", INT8_EXPERTS, "dp=2,tp=2,ep=4", chip="v6e"),
+    Case("qwen3_moe", FP8_EXPERTS, "dp=2,tp=2,ep=4", chip="v6e"),
     Case("llama", FP8_MLPS, "fsdp=2,tp=2"),
+    Case("qwen3_next", "s4_group32_not_linear", "tp=2"),
 ]
 MATRIX = [
     Case("deepseek_v3", FP8_EXPERTS, "tp=2", Loop.SCAN),
     Case("deepseek_v3", FP8_MLPS, "dp=2,tp=2,ep=4", Loop.SCAN),
     Case("qwen3_moe", INT8_EXPERTS, "fsdp=2,tp=2"),
+    Case("qwen3_moe", "s4_group32_mlps", "dp=2,tp=2,ep=4", Loop.SCAN, "v6e"),
+    Case("qwen3_5", "f8e4m3fn_not_linear", "fsdp=2,tp=2"),
+    Case("llama", "f8e4m3fn_layers", "tp=2", Loop.SCAN),
     Case("gpt_oss", MXFP4_EXPERTS, "tp=2", Loop.SCAN),
     Case("gpt_oss", MXFP4_EXPERTS, "fsdp=2,tp=2"),
     Case("gpt_oss", MXFP4_EXPERTS, "fsdp=2", chip="v6e"),

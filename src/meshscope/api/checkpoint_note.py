@@ -8,8 +8,12 @@ from meshscope.units import DTYPE_BITS, format_dtype
 
 
 def checkpoint_notes(request: ExperimentRequest, experiment: Experiment) -> tuple[str, ...]:
-    """A sentence on a text part, and one on weights that are not in a common 16-bit format."""
-    return (*_text_note(experiment), *_format_note(request, experiment))
+    """Sentences on a text part, on weights that are not in a common 16-bit format, and on a cache of 8 bits."""
+    return (
+        *_text_note(experiment),
+        *_format_note(request, experiment),
+        *_cache_note(request, experiment),
+    )
 
 
 def _text_note(experiment: Experiment) -> tuple[str, ...]:
@@ -27,7 +31,13 @@ def _format_note(request: ExperimentRequest, experiment: Experiment) -> tuple[st
     stored = f"{model.name}: the checkpoint stores weights as {model.stored_as}"
     option = f"--weight-dtype {format_dtype(assumed)}"
     if model.stored_dtype is None:
-        return (f"{stored}, which no --weight-dtype describes; {format_dtype(assumed)} is assumed",)
+        near = model.nearest_dtype
+        other = (
+            "Name a format, such as --weight-dtype int4"
+            if near is None
+            else f"The nearest is --weight-dtype {format_dtype(near)}"
+        )
+        return (f"{stored}, which no --weight-dtype equals; {format_dtype(assumed)} is assumed. {other}",)
     if model.stored_dtype == assumed:
         is_plain = not request.has_default_weights or quantization_of(assumed) is None
         return () if is_plain else (f"{stored} ({option}). Use --dtype bf16 for bf16 weights",)
@@ -39,6 +49,14 @@ def _format_note(request: ExperimentRequest, experiment: Experiment) -> tuple[st
         lack = "which the program lacks" if cut is None else f"but the plan splits groups of {cut}"
         return (f"{stored}, {lack}; {format_dtype(assumed)} is assumed",)
     option = f"--weight-dtype {format_dtype(model.stored_dtype)}"
-    return (
-        f"{stored}; {format_dtype(assumed)} is assumed. Use {option} to count the checkpoint's bytes",
-    )
+    return (f"{stored}; {format_dtype(assumed)} is assumed. Use {option} to count the checkpoint's bytes",)
+
+
+def _cache_note(request: ExperimentRequest, experiment: Experiment) -> tuple[str, ...]:
+    """Nothing if an option names the dtype of the cache."""
+    model, assumed = experiment.model, experiment.workload.cache_dtype
+    if model.stored_cache is None or request.cache_dtype is not None:
+        return ()
+    stored = f"{model.name}: the checkpoint has scales for a KV cache in {model.stored_cache}"
+    option = f"--cache-dtype {model.stored_cache}"
+    return (f"{stored}; {format_dtype(assumed)} is assumed. Use {option} to count such a cache",)

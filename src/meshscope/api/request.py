@@ -33,6 +33,7 @@ from meshscope.spec.quantization import (
     UNQUANTIZED_DTYPE,
     activation_dtype_of,
     values_dtype,
+    wide_format,
 )
 from meshscope.spec.workload import Workload
 from meshscope.store.folder_names import default_folder
@@ -165,7 +166,9 @@ class ExperimentRequest:
         is_ours = self.frontend is Frontend.JAX and self.engine is Engine.MESHSCOPE
         is_fused = self.dispatch is DispatchForm.FUSED
         has_narrow = is_ours and self.partitioner is Partitioner.MANUAL and not is_fused
-        return values_dtype(stored) if is_narrow and not has_narrow else stored
+        assumed = wide_format(stored) if is_narrow and not has_narrow else stored
+        is_of_layers = assumed == wide_format(assumed)
+        return values_dtype(assumed) if self.frontend.is_engine and is_of_layers else assumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

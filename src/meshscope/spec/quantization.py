@@ -16,28 +16,23 @@ INT4_OF_GROUP: dict[int | None, str] = {
     32: "s4_group32",
     None: "s4_channel",
 }
-# The same in the experts only, by the format of all matrices.
-INT4_EXPERTS = {name: f"{name}_experts" for name in INT4_OF_GROUP.values()}
 INT8_EXPERTS = "s8_experts"  # 8 bits in the experts only
 FP8_EXPERTS = "f8e4m3fn_experts"
 FP8_MLPS = "f8e4m3fn_mlps"  # fp8 in MLPs and experts, not in attention
-WEIGHT_DTYPES = (
-    *("bf16", "f16", "f32", "s8", "f8e4m3fn", "f8e5m2"),
-    *(FP8_BLOCKS, INT8_W8A8, FP8_W8A8, INT8_EXPERTS, FP8_EXPERTS, FP8_MLPS),
-    *INT4_OF_GROUP.values(),
-    *INT4_EXPERTS.values(),
-    *(MXFP4, MXFP4_EXPERTS, FP8_MXFP4),
-)
 UNQUANTIZED_DTYPE = "bf16"  # norms, biases and routers of quantized checkpoints
 
 
 class Coverage(StrEnum):
-    """The matrices that a format quantizes; the others stay in bfloat16."""
+    """The matrices that a format quantizes; the others stay in bfloat16. Names of formats end in it."""
 
     ALL = "all"
     LAYERS = "layers"  # without embedding and head
+    NOT_LINEAR = "not_linear"  # those of layers, without linear attention
     MLPS = "mlps"  # those of MLPs and of routed experts
     EXPERTS = "experts"  # those of routed experts
+
+
+PARTIAL_COVERAGES = (Coverage.NOT_LINEAR, Coverage.MLPS, Coverage.EXPERTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +88,6 @@ _MXFP4 = Quantization(
     values_dtype="f4e2m1fn",
     codes_dtype="s4",
 )
-_MXFP4_EXPERTS = replace(_MXFP4, coverage=Coverage.EXPERTS)
 
 
 def _int4(group: int | None) -> Quantization:
@@ -103,30 +97,58 @@ def _int4(group: int | None) -> Quantization:
 
 
 # Square blocks: weight_block_size and weight_scale_inv of DeepSeek-V3 (deepseek-ai/DeepSeek-V3,
-# README_WEIGHTS.md). Per channel: jax-ml/jax-llm-examples (int8) and the strategy "channel" of compressed-tensors (int8,
-# fp8). Int4: groups of 128, 64 or 32, or channels (AWQ, GPTQ), which leave embedding and head as they are; Kimi K2.5 and K2.6 have them in routed experts only. MXFP4: OCP Microscaling
-# Formats 1.0, section 5.3, with exponents of two as scales: all linear layers but the head (MXFP4A16 of compressed-tensors), or only the experts (gpt-oss, quantization_config of its config.json).
-# FP8 in MLPs only: Llama-3.1-405B-Instruct-FP8 (arXiv 2407.21783, section 6.2, which also leaves out the first and the last layer).
+# README_WEIGHTS.md). Per channel: jax-ml/jax-llm-examples (int8, embedding and head included) and the strategy
+# "channel" of compressed-tensors (int8, fp8; layers only). Int4: groups of 128, 64 or 32, or channels (AWQ, GPTQ),
+# which leave embedding and head as they are. MXFP4: OCP Microscaling Formats 1.0, section 5.3, with exponents of two
+# as scales (MXFP4A16 of compressed-tensors).
 # W8A8: int8 and fp8 with a dynamic scale per token (strategy "token" of compressed-tensors); head left out.
+_OF_LAYERS = {
+    "s8": replace(_PER_CHANNEL, values_dtype="s8"),
+    "f8e4m3fn": replace(_PER_CHANNEL, values_dtype="f8e4m3fn"),
+    FP8_BLOCKS: _FP8_BLOCKS,
+    **{name: _int4(group) for group, name in INT4_OF_GROUP.items()},
+    MXFP4: _MXFP4,
+}
+# Only some matrices: experts in Kimi K2.5 (int4) and gpt-oss (mxfp4); MLPs in Llama-3.1-405B-Instruct-FP8 (arXiv
+# 2407.21783, section 6.2, which also leaves out the first and the last layer); everything outside linear attention
+# in recipes of llm-compressor for Qwen3-Next and Qwen3.5.
 _QUANTIZATIONS = {
     "s8": _PER_CHANNEL,
     "f8e4m3fn": _PER_CHANNEL,
     "f8e5m2": _PER_CHANNEL,
-    FP8_BLOCKS: _FP8_BLOCKS,
-    FP8_MXFP4: replace(_FP8_BLOCKS, experts=_MXFP4_EXPERTS),
-    **{name: _int4(group) for group, name in INT4_OF_GROUP.items()},
-    **{
-        INT4_EXPERTS[name]: replace(_int4(group), coverage=Coverage.EXPERTS)
-        for group, name in INT4_OF_GROUP.items()
-    },
-    MXFP4: _MXFP4,
-    MXFP4_EXPERTS: _MXFP4_EXPERTS,
     INT8_W8A8: _w8a8("s8"),
     FP8_W8A8: _w8a8("f8e4m3fn"),
-    INT8_EXPERTS: replace(_PER_CHANNEL, coverage=Coverage.EXPERTS, values_dtype="s8"),
-    FP8_EXPERTS: replace(_PER_CHANNEL, coverage=Coverage.EXPERTS, values_dtype="f8e4m3fn"),
-    FP8_MLPS: replace(_PER_CHANNEL, coverage=Coverage.MLPS, values_dtype="f8e4m3fn"),
+    FP8_BLOCKS: _FP8_BLOCKS,
+    **{name: _int4(group) for group, name in INT4_OF_GROUP.items()},
+    MXFP4: _MXFP4,
+    **{
+        f"{name}_{coverage}": replace(quantization, coverage=coverage)
+        for name, quantization in _OF_LAYERS.items()
+        for coverage in PARTIAL_COVERAGES
+    },
+    **{
+        f"{name}_{Coverage.LAYERS}": replace(_OF_LAYERS[name], coverage=Coverage.LAYERS)
+        for name in ("s8", "f8e4m3fn")
+    },
+    FP8_MXFP4: replace(_FP8_BLOCKS, experts=replace(_MXFP4, coverage=Coverage.EXPERTS)),
 }
+WEIGHT_DTYPES = ("bf16", "f16", "f32", *_QUANTIZATIONS)
+
+
+def format_with(dtype: str, coverage: Coverage) -> str:
+    """The format with the values and scales of one that quantizes all matrices of layers, in some of them.
+
+    Formats with 8-bit activations have none in only some matrices: theirs has 16-bit activations.
+    """
+    name = f"{dtype}_{coverage}"
+    if coverage is Coverage.LAYERS:
+        return name if name in _QUANTIZATIONS else dtype
+    return name if activation_dtype_of(dtype) is None else f"{values_dtype(dtype)}_{coverage}"
+
+
+def wide_format(dtype: str) -> str:
+    """The format of 8-bit weights with a scale a channel in all layers, for activations of 16 bits."""
+    return format_with(values_dtype(dtype), Coverage.LAYERS)
 
 
 def quantization_of(dtype: str) -> Quantization | None:
@@ -153,8 +175,10 @@ def activation_dtype_of(dtype: str) -> str | None:
 
 
 def ragged_dtype_of(dtype: str) -> str:
-    """The dtype of both operands of a ragged dot with 8-bit activations, else the format of the weights."""
-    return activation_dtype_of(dtype) or dtype
+    """The dtype that a ragged dot reads: that of 8-bit operands with a scale per channel, else the format."""
+    quantization = experts_quantization(dtype)
+    has_channels = quantization is not None and quantization.block is None
+    return values_dtype(dtype) if has_channels else dtype
 
 
 def is_four_bit(dtype: str) -> bool:

@@ -6,27 +6,16 @@ from typing import Any
 from rich.table import Table
 
 from meshscope.analysis.utilization import n_parameters
-from meshscope.errors import SpecError, nearest
+from meshscope.errors import SpecError
 from meshscope.interconnect.fabric import wraps_around
 from meshscope.spec.hardware.chips import CHIPS, GIB, Chip, ChipKind
 from meshscope.spec.hardware.slices import cloud_name, standard_slices
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.catalog import CatalogEntry, catalog
-from meshscope.spec.model.config import LISTING, catalog_ids, read_model
-from meshscope.spec.quantization import (
-    FP8_BLOCKS,
-    FP8_EXPERTS,
-    FP8_MLPS,
-    FP8_MXFP4,
-    FP8_W8A8,
-    INT4_EXPERTS,
-    INT4_OF_GROUP,
-    INT8_EXPERTS,
-    INT8_W8A8,
-    MXFP4,
-    MXFP4_EXPERTS,
-)
-from meshscope.units import format_gib
+from meshscope.spec.model.config import LISTING, read_model
+from meshscope.spec.model.names import nearest_ids
+from meshscope.spec.quantization import FP8_MXFP4, activation_dtype_of, values_dtype
+from meshscope.units import format_dtype, format_gib
 from meshscope.views.tables import new_table
 
 
@@ -101,20 +90,13 @@ def slice_document(topology: Topology) -> dict[str, Any]:
     }
 
 
-# Formats of weights as checkpoints are called.
-SHORT_DTYPES = {
-    "f8e4m3fn": "fp8",
-    FP8_BLOCKS: "fp8",
-    **dict.fromkeys((MXFP4, MXFP4_EXPERTS), "mxfp4"),
-    FP8_MXFP4: "fp8+mxfp4",
-    FP8_EXPERTS: "fp8",
-    FP8_MLPS: "fp8",
-    "s8": "int8",
-    INT8_EXPERTS: "int8",
-    INT8_W8A8: "int8 W8A8",
-    FP8_W8A8: "fp8 W8A8",
-    **dict.fromkeys((*INT4_OF_GROUP.values(), *INT4_EXPERTS.values()), "int4"),
-}
+def _short_dtype(dtype: str) -> str:
+    """The format of weights as checkpoints are called, whatever it leaves out."""
+    if dtype == FP8_MXFP4:
+        return "fp8+mxfp4"
+    if activation_dtype_of(dtype) is not None:
+        return f"{format_dtype(values_dtype(dtype))} W8A8"
+    return format_dtype(values_dtype(dtype))
 
 
 def model_table(documents: Iterable[dict[str, Any]]) -> Table:
@@ -129,7 +111,7 @@ def model_table(documents: Iterable[dict[str, Any]]) -> Table:
             f"{facts['n_parameters'] / 1e9:.1f}",
             f"{facts['n_active_parameters'] / 1e9:.1f}",
             "-" if length is None else f"{length // 1024}k",
-            SHORT_DTYPES.get(facts["default_dtype"], facts["default_dtype"]),
+            _short_dtype(facts["default_dtype"]),
         )
     return table
 
@@ -153,7 +135,7 @@ def model_documents(search: str = "") -> list[dict[str, Any]]:
     matches = sorted((m for m in ranked if m[0] < NO_MATCH), key=lambda m: m[0])
     if not matches:
         raise SpecError(
-            f"no model of the catalog contains '{search}'. {nearest(search, catalog_ids(), LISTING)} "
+            f"no model of the catalog contains '{search}'. {nearest_ids(search, LISTING)} "
             "MODEL can also be the path of a config.json."
         )
     return [_model_document(entry, name) for _, entry, name in matches]

@@ -6,8 +6,7 @@ Variants share the sizes of their base model: instruction-tuned, base, distilled
 """
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -60,56 +59,6 @@ def catalog() -> Mapping[str, CatalogEntry]:
     return {name: entry_of(name, entry) for name, entry in document["models"].items()}
 
 
-# Suffixes of ids whose models have the sizes of the model without the suffix.
-_SUFFIX = re.compile(
-    r"-(instruct|chat|hf|it|base|thinking|fp8|fp8-dynamic|int8|int4|w8a8|w4a16|awq|gptq|bf16|v0\.1|dynamic"
-    r"|quantized\.w8a8|quantized\.w4a16|gptq-int4|gptq-int8)$"
-)
-
-
-def _compressed(kind: str, bits: int, *, activations: int | None) -> dict[str, Any]:
-    """A `quantization_config` of compressed-tensors."""
-    group = {
-        "weights": {"type": kind, "num_bits": bits},
-        "input_activations": None
-        if activations is None
-        else {"type": kind, "num_bits": activations, "strategy": "token", "dynamic": True},
-    }
-    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
-
-
-_FP8_BLOCKS: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-# Formats that ids name. The fp8 checkpoints of Qwen, DeepSeek and GLM-5 have scales of blocks (their config.json).
-_FORMATS: tuple[tuple[str, dict[str, Any]], ...] = (
-    (r"^(qwen/|deepseek-ai/|zai-org/glm-5).*-fp8$", _FP8_BLOCKS),
-    # MLPs only (arXiv 2407.21783, section 6.2).
-    (
-        r"^meta-llama/.*-405b.*-fp8$",
-        {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["self_attn"]},
-    ),
-    (r"-fp8(-dynamic)?$", {"quant_method": "fp8"}),
-    (r"-awq$", {"quant_method": "awq", "bits": 4}),
-    (r"-gptq(-int4)?$", {"quant_method": "gptq", "bits": 4}),
-    (r"-gptq-int8$", {"quant_method": "gptq", "bits": 8}),
-    (r"[-.]w8a8$", _compressed("int", 8, activations=8)),
-    (r"-int8$", _compressed("int", 8, activations=None)),
-    (r"[-.](w4a16|int4)$", _compressed("int", 4, activations=None)),
-)
-
-
-def base_ids(name: str) -> Iterator[str]:
-    """An id without owner in lower case, then without one suffix of a variant after the other."""
-    base = name.lower().rsplit("/", 1)[-1].removeprefix("meta-")
-    yield base
-    while (shorter := _SUFFIX.sub("", base)) != base:
-        base = shorter
-        yield base
-
-
-def quantization_named(name: str) -> Mapping[str, Any] | None:
-    """The `quantization_config` that an id names by its suffix; None if it names none."""
-    lowered = name.lower()
-    for pattern, config in _FORMATS:
-        if re.search(pattern, lowered):
-            return config
-    return None
+def catalog_ids() -> tuple[str, ...]:
+    """Every id of the catalog, variants included."""
+    return tuple(key for one in catalog().values() for key in one.ids)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meshscope.errors import SpecError, nearest
-from meshscope.spec.model.catalog import CatalogEntry, base_ids, catalog, quantization_named
+from meshscope.errors import SpecError
+from meshscope.spec.model.catalog import CatalogEntry
 from meshscope.spec.model.compressed import (
     compressed_attention,
     compressed_layers,
@@ -33,6 +33,8 @@ from meshscope.spec.model.model import (
     Model,
     Scoring,
 )
+from meshscope.spec.model.modules import module_names
+from meshscope.spec.model.names import config_named, derived_from, entry_named, nearest_ids
 from meshscope.spec.model.reader import MAX_LAYERS, ConfigReader, read_rope
 from meshscope.spec.model.stored_format import stored_format
 from meshscope.spec.model.unknown_family import unknown_family
@@ -69,7 +71,10 @@ DEFAULTS: Mapping[Family, Mapping[str, Any]] = {
 # Defaults of Glm4MoeLiteConfig, whose layers are those of another family.
 LITE_DEFAULTS = {"first_k_dense_replace": 1, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5}
 # Keys of a multimodal config that hold for its text part, too.
-OF_WHOLE_MODEL = ("quantization_config", "dtype", "torch_dtype", "tie_word_embeddings")
+OF_WHOLE_MODEL = (
+    *("quantization_config", "compression_config", "expert_dtype"),
+    *("dtype", "torch_dtype", "tie_word_embeddings"),
+)
 # Kimi K2's config states DeepseekV3ForCausalLM as its architecture, and GLM-4.7-Flash has the same layers; the text
 # parts of Qwen-VL are Qwen2 and Qwen3.
 SAME_ARCHITECTURE = {
@@ -85,6 +90,7 @@ SAME_ARCHITECTURE = {
     "qwen3_5": Family.QWEN3_5.value,
     "qwen3_5_moe": Family.QWEN3_5_MOE.value,
 }
+BY_NAME = ", by its name"
 HUB = "https://huggingface.co"
 HUB_TIMEOUT_S = 5.0
 
@@ -104,41 +110,20 @@ def read_model(name: str) -> Model:
         raise SpecError(
             f"no config file at '{path}'. Give a config.json, a folder with one, or a model id."
         )
-    entry = _catalog_entry(name)
+    entry = entry_named(name)
     if entry is not None:
         return _catalog_model(entry, name)
     return _fetch_model(name)
-
-
-def _catalog_entry(name: str) -> CatalogEntry | None:
-    """The catalog entry of this id, case-insensitive, with or without the owner.
-
-    A variant of a model, such as `-Instruct` or `-FP8`, has the sizes of its base model.
-    """
-    ids = {key: one for one in catalog().values() for key in one.ids}
-    exact = {key.lower(): one for key, one in ids.items()}
-    if name.lower() in exact:
-        return exact[name.lower()]
-    shortened = {base: one for one in catalog().values() for base in base_ids(one.name)}
-    by_base = shortened | {next(base_ids(key)): one for key, one in reversed(ids.items())}
-    return next((by_base[base] for base in base_ids(name) if base in by_base), None)
-
-
-def catalog_ids() -> tuple[str, ...]:
-    """Every id of the catalog, variants included."""
-    return tuple(key for one in catalog().values() for key in one.ids)
 
 
 def _catalog_model(entry: CatalogEntry, name: str) -> Model:
     """The model of a catalog entry under the id that was given, in the weight format that the id names."""
     known = {key.lower(): key for key in entry.ids}
     shown = known.get(name.lower(), name if "/" in name else entry.name)
-    quantization = quantization_named(name)
-    config = dict(entry.config)
-    if quantization is not None:
-        config["quantization_config"] = quantization
-    model = model_from_config(config, name=shown, source=entry.source)
-    return replace(model, text_part_of=entry.text_part_of)
+    model = model_from_config(config_named(entry, name), name=shown, source=entry.source)
+    is_read = shown in entry.ids or model.stored_as is None
+    stored = model.stored_as if is_read else f"{model.stored_as}{BY_NAME}"
+    return replace(model, text_part_of=entry.text_part_of, stored_as=stored)
 
 
 def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> Model:
@@ -151,7 +136,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
     layers = _layers(reader, family)
     has_dense = any(layer.has_mlp for layer in layers)
     has_experts = any(layer.has_experts for layer in layers)
-    stored = stored_format(config)
+    stored = stored_format(reader.config, module_names(family, layers))
     _refuse_sliding_window(reader, family)
     _check_activation(reader, family)
     _refuse_encoder(reader, family)
@@ -184,6 +169,8 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         n_mtp_layers=_n_mtp_layers(reader, family) or None,
         stored_as=None if stored is None else stored.text,
         stored_dtype=None if stored is None else stored.weight_dtype,
+        nearest_dtype=None if stored is None else stored.nearest,
+        stored_cache=None if stored is None else stored.cache,
     )
 
 
@@ -530,14 +517,14 @@ def _display_name(path: Path) -> str:
     return path.resolve().parent.name if path.name == "config.json" else path.stem
 
 
-LISTING = "'meshscope models' lists the catalog."
+LISTING = "'meshscope models' lists all."
 
 
 def _fetch_model(name: str) -> Model:
     """Fetch the config of `owner/name` from the Hugging Face Hub; SpecError if unavailable."""
+    hint = derived_from(name) or nearest_ids(name, LISTING)
     unknown = (
-        f"unknown model '{name}'. {nearest(name, catalog_ids(), LISTING)} "
-        "Or give a config.json or a folder with one."
+        f"'{name}' is not in the catalog. {hint} Or give its config.json, or a folder with one."
     )
     if name.count("/") != 1:
         raise SpecError(unknown)

@@ -450,9 +450,12 @@ class Model:
     text_part_of: str | None = field(default=None, compare=False)
     # Layers for multi-token prediction in the checkpoint, which only speculative decoding uses.
     n_mtp_layers: int | None = field(default=None, compare=False)
-    # How the config says that the checkpoint stores weights, and the weight dtype that counts its bytes.
+    # How the config says that the checkpoint stores weights, and the weight dtype that counts its bytes; if there
+    # is none, the nearest. The KV cache for which it has scales.
     stored_as: str | None = field(default=None, compare=False)
     stored_dtype: str | None = field(default=None, compare=False)
+    nearest_dtype: str | None = field(default=None, compare=False)
+    stored_cache: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Check that sizes are positive and consistent."""

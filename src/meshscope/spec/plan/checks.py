@@ -92,10 +92,11 @@ def check_blocks(plan: Plan, model: Model, workload: Workload) -> None:
     """Raise PlanError if the plan splits blocks of a weight that share a scale."""
     cut = cut_block(plan, model, workload.weight_dtype)
     if cut is not None:
+        whole = "ep for whole experts, " if cut.weight.startswith("experts") else ""
         raise PlanError(
             f"plan '{plan}' cannot split {model.name} in {format_dtype(workload.weight_dtype)}: {cut.axes} leaves "
             f"{cut.n_channels} channels of {cut.weight} on a device, no multiple of the {cut.block} that "
-            f"share a scale. Use a smaller {cut.axes}, or --weight-dtype f8e4m3fn."
+            f"share a scale. Use {whole}a smaller {cut.axes}, or --weight-dtype fp8."
         )
 
 

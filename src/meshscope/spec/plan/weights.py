@@ -99,6 +99,7 @@ def local_shape(dims: tuple[Dim, ...], shape: tuple[int, ...], plan: Plan) -> tu
 
 
 SCALE_SUFFIX = ".scale"
+LINEAR_BASE = ".linear_attn."  # in the names of all tensors of linear attention
 # Weights that layers which share a cache do not have.
 KEY_VALUE_WEIGHTS = frozenset({"wk", "wv", "bk", "bv", "k_norm"})
 
@@ -186,6 +187,8 @@ class Weight:
                 is_covered = True
             case Coverage.LAYERS:
                 is_covered = Dim.VOCAB not in self.dims
+            case Coverage.NOT_LINEAR:
+                is_covered = Dim.VOCAB not in self.dims and LINEAR_BASE not in self.checkpoint
             case Coverage.MLPS:
                 is_covered = Dim.FFN in self.dims or Dim.EXPERT in self.dims
             case Coverage.EXPERTS:
@@ -505,7 +508,7 @@ def linear_weights(d: int, linear: LinearAttention, family: Family) -> Iterator[
 
     The convolution has all queries first, then all keys, then all values.
     """
-    builder = WeightBuilder(base="model.layers.{layer}.linear_attn.")
+    builder = WeightBuilder(base="model.layers.{layer}" + LINEAR_BASE)
     n, k, v, group = linear.n_key_heads, linear.key_dim, linear.value_dim, linear.group
     into = (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM)
     tensors = _fused_linear(linear) if family is Family.QWEN3_NEXT else _split_linear(linear)
