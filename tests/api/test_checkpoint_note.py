@@ -99,6 +99,16 @@ def test_a_cache_of_8_bits_is_named_unless_an_option_names_one(tmp_path: Path) -
     )
 
 
+def test_a_format_by_name_asks_for_the_config() -> None:
+    run = predict("someone/Qwen3-4B-AWQ", topology="v6e-8", plan="tp=4,dp=2", batch=2, layers=1)
+    assert any(
+        note.endswith(
+            "by its name (--weight-dtype int4). Give its config.json for what it leaves out"
+        )
+        for note in run.warnings
+    )
+
+
 def test_a_quantization_file_without_a_quantization_is_refused(tmp_path: Path) -> None:
     (tmp_path / "hf_quant_config.json").write_text("{}")
     with pytest.raises(SpecError, match="Mend or remove the file"):

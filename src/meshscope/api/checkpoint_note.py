@@ -2,6 +2,7 @@
 
 from meshscope.api.request import ExperimentRequest
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.names import BY_NAME
 from meshscope.spec.program_formats import cut_weight
 from meshscope.spec.quantization import activation_dtype_of, quantization_of
 from meshscope.units import DTYPE_BITS, format_dtype
@@ -40,7 +41,10 @@ def _format_note(request: ExperimentRequest, experiment: Experiment) -> tuple[st
         return (f"{stored}, which no --weight-dtype equals; {format_dtype(assumed)} is assumed. {other}",)
     if model.stored_dtype == assumed:
         is_plain = not request.has_default_weights or quantization_of(assumed) is None
-        return () if is_plain else (f"{stored} ({option}). Use --dtype bf16 for bf16 weights",)
+        other = "Use --dtype bf16 for bf16 weights"
+        if model.stored_as.endswith(BY_NAME):
+            other = "Give its config.json for what it leaves out"
+        return () if is_plain else (f"{stored} ({option}). {other}",)
     if DTYPE_BITS[model.stored_dtype] == DTYPE_BITS[assumed]:
         is_wide = activation_dtype_of(model.stored_dtype) is not None
         return (f"{stored}; here activations have 16 bits ({option})",) if is_wide else ()

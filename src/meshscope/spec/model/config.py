@@ -34,7 +34,13 @@ from meshscope.spec.model.model import (
     Scoring,
 )
 from meshscope.spec.model.modules import module_names
-from meshscope.spec.model.names import config_named, derived_from, entry_named, nearest_ids
+from meshscope.spec.model.names import (
+    BY_NAME,
+    config_named,
+    derived_from,
+    entry_named,
+    nearest_ids,
+)
 from meshscope.spec.model.reader import MAX_LAYERS, ConfigReader, read_rope
 from meshscope.spec.model.stored_format import stored_format
 from meshscope.spec.model.unknown_family import unknown_family
@@ -90,7 +96,6 @@ SAME_ARCHITECTURE = {
     "qwen3_5": Family.QWEN3_5.value,
     "qwen3_5_moe": Family.QWEN3_5_MOE.value,
 }
-BY_NAME = ", by its name"
 HUB = "https://huggingface.co"
 HUB_TIMEOUT_S = 5.0
 

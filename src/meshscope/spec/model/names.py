@@ -79,6 +79,7 @@ _OPTIONS = (
     (r"int8|8bit|w8a16|q[68]", "int8", ""),
     (r"", "int4", ""),
 )
+BY_NAME = ", by its name"  # ends the text of a format that only the id states
 N_SUGGESTED = 3
 SIMILAR = 0.8  # ratio of difflib
 MIN_COMMON_START = 5  # characters

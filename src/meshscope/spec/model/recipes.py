@@ -72,10 +72,12 @@ def recipe_of(config: Mapping[str, Any], expert_dtype: object = None) -> Quantiz
 
 
 def _method(config: Mapping[str, Any]) -> str:
-    """The tool or method; ModelOpt wrote none at first."""
+    """The tool or method; ModelOpt wrote none at first, and MLX writes none."""
     named = config.get("quant_method")
     if named is None and "quant_algo" in config:
         return "modelopt"
+    if named is None and "bits" in config:
+        return "mlx"
     method = "an unnamed quantization" if named is None else str(named)
     is_mixed = method == "fp8" and isinstance(config.get("quantized_layers"), Mapping)
     return "modelopt" if is_mixed else _SAME_METHOD.get(method, method)
@@ -355,6 +357,23 @@ def _quark_scheme(of_layer: object) -> Scheme | None:
             return Scheme(text=text, nearest=MXFP4)
 
 
+def _mlx(config: Mapping[str, Any]) -> QuantizationRecipe:
+    """Groups with a scale and an offset, in embedding and head, too; modules by name have other values, or none."""
+
+    def scheme(values: Mapping[str, Any]) -> Scheme:
+        bits, group = (values.get(key, config.get(key)) for key in ("bits", "group_size"))
+        of_bits = _int(f"mlx of {bits} bits", bits, group)
+        return replace(of_bits, dtype=None, nearest=of_bits.dtype or of_bits.nearest)
+
+    rules = tuple(
+        (ModulePatterns([name]), scheme(values) if isinstance(values, Mapping) else None)
+        for name, values in config.items()
+        if isinstance(values, Mapping) or values is False
+    )
+    default = scheme(_EMPTY)
+    return QuantizationRecipe(text=default.text, scheme=default, rules=rules)
+
+
 def _auto_round(config: Mapping[str, Any]) -> QuantizationRecipe:
     """`extra_config` has other bits for modules by name or regular expression."""
 
@@ -481,6 +500,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationRecipe]] = {
     "quark": _quark,
     "auto-round": _auto_round,
     "hqq": _hqq,
+    "mlx": _mlx,
     **dict.fromkeys(("eetq", "quanto"), _by_name),
     "fp_quant": _fp_quant,
     **dict.fromkeys(("aqlm", "vptq", "quip", "spqr", "bitnet"), _few_bits),
