@@ -45,6 +45,13 @@ CASES = [
 ]
 MATRIX = [
     Case(QWEN, "s8_experts", "v6e-8", "fsdp=4,tp=2"),
+    Case(QWEN, "s8_experts", "v6e-8", "dp=2,tp=4,ep=8"),
+    Case(NEXT, "f8e4m3fn_not_linear", "v6e-8", "fsdp=4,tp=2", n_layers=4),
+    Case("Qwen/Qwen3.5-9B", "s4_not_linear", "v6e-8", "dp=2,tp=4", n_layers=4, loop=Loop.UNROLL),
+    Case(LLAMA, "f8e4m3fn_layers", "v6e-8", "fsdp=4,tp=2"),
+    Case(
+        "meta-llama/Llama-4-Maverick-17B-128E-Instruct", "f8e4m3fn_experts", "tpu7x-8", "tp=8,ep=8"
+    ),
     Case(LLAMA, "f8e4m3fn_mlps", "v6e-8", "fsdp=4,tp=2", loop=Loop.UNROLL),
     Case(LLAMA, "f4e2m1fn", "v6e-8", "fsdp=4,tp=2"),
     Case(QWEN, "f4e2m1fn", "v6e-8", "dp=2,tp=4,ep=8,sp", loop=Loop.UNROLL),

@@ -4,6 +4,7 @@ import json
 import urllib.error
 import urllib.request
 from dataclasses import replace
+from email.message import Message
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -344,6 +345,37 @@ def test_an_id_outside_the_catalog_is_read_from_the_hub(monkeypatch: pytest.Monk
     model = read_model("someone/small")
     assert (model.name, model.hidden) == ("someone/small", 64)
     assert model.source.endswith("/someone/small/resolve/main/config.json")
+
+
+def test_the_quantization_file_of_modelopt_is_read_from_the_hub(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only for an id that names a format; a model without the file has the dtype of its config."""
+    files = {
+        "someone/small-FP8-KV/resolve/main/config.json": LLAMA,
+        "someone/small-FP8-KV/resolve/main/hf_quant_config.json": {
+            "quantization": {"quant_algo": "FP8"}
+        },
+        "someone/other-FP8-KV/resolve/main/config.json": LLAMA,
+        "someone/plain/resolve/main/config.json": LLAMA,
+    }
+    asked: list[str] = []
+
+    def reply(request: urllib.request.Request, **_: object) -> _Reply:
+        path = request.full_url.removeprefix("https://huggingface.co/")
+        asked.append(path)
+        if path not in files:
+            raise urllib.error.HTTPError(request.full_url, 404, "Not Found", Message(), None)
+        return _Reply(json.dumps(files[path]).encode())
+
+    monkeypatch.setattr(urllib.request, "urlopen", reply)
+    assert read_model("someone/small-FP8-KV").stored_as == "modelopt FP8"
+    assert read_model("someone/other-FP8-KV").stored_as is None
+    assert read_model("someone/plain").stored_as is None
+    assert [path.rsplit("/", 1)[-1] for path in asked] == [
+        *("config.json", "hf_quant_config.json") * 2,
+        "config.json",
+    ]
 
 
 PUBLISHED_AS = {

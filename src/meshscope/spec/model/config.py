@@ -1,7 +1,6 @@
 """Reads a Hugging Face `config.json`, with old or new key names, into a Model."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from meshscope.spec.model.compressed import (
     hyper_connections,
 )
 from meshscope.spec.model.grouped import attention_kinds, grouped_attention
+from meshscope.spec.model.hub import NotDownloadedError, downloaded, file_url
 from meshscope.spec.model.model import (
     HYBRID_FAMILIES,
     SPARSE_FAMILIES,
@@ -39,6 +39,7 @@ from meshscope.spec.model.names import (
     config_named,
     derived_from,
     entry_named,
+    names_format,
     nearest_ids,
 )
 from meshscope.spec.model.reader import MAX_LAYERS, ConfigReader, read_rope
@@ -96,8 +97,7 @@ SAME_ARCHITECTURE = {
     "qwen3_5": Family.QWEN3_5.value,
     "qwen3_5_moe": Family.QWEN3_5_MOE.value,
 }
-HUB = "https://huggingface.co"
-HUB_TIMEOUT_S = 5.0
+MODELOPT_FILE = "hf_quant_config.json"
 
 
 def read_model(name: str) -> Model:
@@ -484,13 +484,20 @@ def _refuse_sliding_window(reader: ConfigReader, family: Family) -> None:
 
 def _read_config(path: Path) -> Mapping[str, Any]:
     """The config, with the quantization that ModelOpt writes to a file beside it."""
-    config, beside = _read_json(path), path.with_name("hf_quant_config.json")
+    config, beside = _read_json(path), path.with_name(MODELOPT_FILE)
     if path.name != "config.json" or "quantization_config" in config or not beside.is_file():
         return config
-    quantization = _read_json(beside).get("quantization")
+    return _with_quantization(config, _read_json(beside), str(beside))
+
+
+def _with_quantization(
+    config: Mapping[str, Any], beside: Mapping[str, Any], origin: str
+) -> Mapping[str, Any]:
+    """The config with the quantization of ModelOpt's file."""
+    quantization = beside.get("quantization")
     if not isinstance(quantization, dict):
         raise SpecError(
-            f"'{beside}' has no 'quantization', as ModelOpt writes it. Mend or remove the file."
+            f"'{origin}' has no 'quantization', as ModelOpt writes it. Mend or remove the file."
         )
     return {**config, "quantization_config": {"quant_method": "modelopt", **quantization}}
 
@@ -533,26 +540,28 @@ def _fetch_model(name: str) -> Model:
     )
     if name.count("/") != 1:
         raise SpecError(unknown)
-    import urllib.error  # noqa: PLC0415  slow to import, rarely needed
-    import urllib.parse  # noqa: PLC0415
-    import urllib.request  # noqa: PLC0415
-    from http import HTTPStatus  # noqa: PLC0415
-
-    token = os.environ.get("HF_TOKEN")
-    url = f"{HUB}/{urllib.parse.quote(name)}/resolve/main/config.json"
-    request = urllib.request.Request(  # noqa: S310  HUB is https
-        url, headers={"Authorization": f"Bearer {token}"} if token else {}
-    )
     try:
-        with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S) as reply:  # noqa: S310  HUB is https
-            text = reply.read(MAX_CONFIG_BYTES + 1)
-    except urllib.error.HTTPError as error:
-        reason = f"the Hub answered {error.code} for '{name}'"
-        if error.code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-            reason += " (gated or private: set HF_TOKEN)"
-        raise SpecError(f"{unknown} Its config was not downloaded: {reason}.") from error
-    except OSError as error:
+        config = _fetch_json(name, "config.json")
+    except NotDownloadedError as error:
+        raise SpecError(f"{unknown} Its config was not downloaded: {error}.") from error
+    if "quantization_config" not in config and names_format(name):
+        config = _with_modelopt_file(name, config)
+    return model_from_config(config, name=name, source=file_url(name, "config.json"))
+
+
+def _fetch_json(name: str, file: str) -> Mapping[str, Any]:
+    text = downloaded(name, file, max_bytes=MAX_CONFIG_BYTES + 1)
+    return _parse_json(text, file_url(name, file))
+
+
+def _with_modelopt_file(name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config with the quantization of ModelOpt's file on the Hub, if the model has one."""
+    try:
+        beside = _fetch_json(name, MODELOPT_FILE)
+    except NotDownloadedError as error:
+        if error.is_missing:
+            return config
         raise SpecError(
-            f"{unknown} Its config was not downloaded: the Hub cannot be reached."
+            f"{MODELOPT_FILE} of '{name}' was not downloaded: {error}. Try again, or give a folder with both files."
         ) from error
-    return model_from_config(_parse_json(text, url), name=name, source=url)
+    return _with_quantization(config, beside, file_url(name, MODELOPT_FILE))

@@ -136,6 +136,11 @@ def config_named(entry: CatalogEntry, name: str) -> Mapping[str, Any]:
     return entry.config
 
 
+def names_format(name: str) -> bool:
+    """Whether an id ends with a word for a format."""
+    return _WORD.fullmatch(_short(name).rsplit("-", 1)[-1]) is not None
+
+
 def derived_from(name: str) -> str | None:
     """The sentence for an id that is a cataloged one in another format: which one, and the option that prices it."""
     words = _short(name).split("-")
