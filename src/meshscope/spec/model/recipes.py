@@ -5,6 +5,7 @@ Sources: transformers (utils/quantization_config.py), compressed-tensors (quanti
 torchao, and vLLM (model_executor/layers/quantization), which reads them all.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -25,6 +26,7 @@ BLOCK = [128, 128]
 NARROW_BITS = 8
 WIDE_BITS = 16
 EVERY_LINEAR = ("Linear", "nn.Linear")
+_EXPERTS_CLASS = re.compile(r"[A-Z]\w*(Experts|MoE|MoeBlock)")
 _NARROW = {"f8e4m3fn": FP8_W8A8, "s8": INT8_W8A8}
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -233,8 +235,7 @@ def _of_groups(method: str, config: Mapping[str, Any], kept: object) -> Quantiza
 def _class_names(targets: Iterable[Any]) -> Iterator[Any]:
     """The entries, with the modules of a class such as `Qwen3MoeExperts` or `FusedMoE`."""
     for target in targets:
-        is_class = isinstance(target, str) and target.endswith(("Experts", "MoE", "MoEBlock"))
-        yield "experts" if is_class else target
+        yield "experts" if _EXPERTS_CLASS.fullmatch(str(target)) else target
 
 
 def _group_scheme(method: str, group: Mapping[str, Any]) -> Scheme | None:
