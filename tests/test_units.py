@@ -43,6 +43,9 @@ def test_an_unknown_dtype_suggests_the_nearest() -> None:
         ("nvfp4", "mxfp4"),
         ("modelopt_fp4", "mxfp4"),
         ("gguf", "name one, such as int8"),
+        ("hqq", "name one, such as int8"),
+        ("nf4", "int4_group64"),
+        ("mxfp8", "fp8"),
     ],
 )
 def test_a_format_that_is_no_dtype_names_the_nearest_option(typed: str, remedy: str) -> None:

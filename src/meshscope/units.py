@@ -75,8 +75,11 @@ _MANY = "It stores weights in many dtypes: name one, such as int8, int4 or fp8."
 # Names of formats that are no dtype -> what to use for them.
 _FORMATS: dict[str, str] = {
     **dict.fromkeys(("nvfp4", "modelopt_fp4", "petit_nvfp4"), _NO_NVFP4),
-    **dict.fromkeys(("gguf", "torchao", "quark", "inc", "auto-round"), _MANY),
-    "bitsandbytes": "Use --weight-dtype int8, or int4 for its 4-bit values.",
+    **dict.fromkeys(("gguf", "torchao", "quark", "inc", "auto-round", "hqq", "quanto"), _MANY),
+    **dict.fromkeys(("nf4", "bnb"), "Use int4_group64, which has a scale for 64 weights, too."),
+    "bitsandbytes": "Use --weight-dtype int8, or int4_group64 for its 4-bit values.",
+    "mxfp8": "Use fp8, which has a scale a channel, not for 32 weights.",
+    "w4a8": "Use int4, whose activations have 16 bits.",
     "modelopt": "Use --weight-dtype fp8.",
     "fp8_inc": "Use --weight-dtype fp8.",
 }

@@ -33,6 +33,15 @@ def test_a_list_fits_80_columns(
     assert not any("…" in line for line in lines)
 
 
+def test_every_model_has_a_line_with_its_whole_id(
+    meshscope: Meshscope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id can be copied from a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    words = [line.split(" ")[0] for line in meshscope("models").out.splitlines()]
+    assert set(catalog()) <= set(words)
+
+
 def test_a_slice_has_the_memory_and_peaks_of_its_chips(meshscope: Meshscope) -> None:
     slices = {row["cloud_name"]: row for row in json.loads(meshscope("topologies", "--json").out)}
     assert slices["v6e-8"]["name"] == "v6e:2x4"
@@ -82,5 +91,5 @@ def test_a_search_finds_ids_aliases_and_families(
 def test_a_search_without_a_match_says_how_to_list_all(meshscope: Meshscope) -> None:
     outcome = meshscope("models", "mamba")
     assert (outcome.status, outcome.out) == (1, "")
-    assert "'meshscope models' lists the catalog" in outcome.err
+    assert "'meshscope models' lists all" in outcome.err
     assert len(outcome.err) < 300  # not every id

@@ -38,7 +38,9 @@ def _format_note(request: ExperimentRequest, experiment: Experiment) -> tuple[st
             if near is None
             else f"The nearest is --weight-dtype {format_dtype(near)}"
         )
-        return (f"{stored}, which no --weight-dtype equals; {format_dtype(assumed)} is assumed. {other}",)
+        return (
+            f"{stored}, which no --weight-dtype equals; {format_dtype(assumed)} is assumed. {other}",
+        )
     if model.stored_dtype == assumed:
         is_plain = not request.has_default_weights or quantization_of(assumed) is None
         other = "Use --dtype bf16 for bf16 weights"
@@ -53,7 +55,9 @@ def _format_note(request: ExperimentRequest, experiment: Experiment) -> tuple[st
         lack = "which the program lacks" if cut is None else f"but the plan splits groups of {cut}"
         return (f"{stored}, {lack}; {format_dtype(assumed)} is assumed",)
     option = f"--weight-dtype {format_dtype(model.stored_dtype)}"
-    return (f"{stored}; {format_dtype(assumed)} is assumed. Use {option} to count the checkpoint's bytes",)
+    return (
+        f"{stored}; {format_dtype(assumed)} is assumed. Use {option} to count the checkpoint's bytes",
+    )
 
 
 def _cache_note(request: ExperimentRequest, experiment: Experiment) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 
 from meshscope.errors import SpecError
-from meshscope.spec.quantization import WEIGHT_DTYPES
+from meshscope.spec.quantization import PARTIAL_COVERAGES, WEIGHT_DTYPES
 from meshscope.units import dtype_name, format_dtype
 
 # Limits that catch typing errors. A million sequences are 100 for each chip of the largest pod (9,216
@@ -86,9 +86,9 @@ class Workload:
         )
         for role, dtype, supported in roles:
             if dtype not in supported:
-                raise SpecError(
-                    f"{role} cannot be {format_dtype(dtype)}. Use one of {', '.join(map(format_dtype, supported))}."
-                )
+                whole = [name for name in supported if not name.endswith(PARTIAL_COVERAGES)]
+                names = ", ".join(map(format_dtype, whole))
+                raise SpecError(f"{role} cannot be {format_dtype(dtype)}. Use one of {names}.")
 
     @property
     def context(self) -> int:

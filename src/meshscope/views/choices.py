@@ -101,13 +101,12 @@ def _short_dtype(dtype: str) -> str:
 
 def model_table(documents: Iterable[dict[str, Any]]) -> Table:
     """The models, one row each."""
-    names = ("model", "layers", "params\n(1e9)", "active\n(1e9)", "length", "weights")
-    table = new_table(*names, n_words=2)
+    names = ("model", "params\n(1e9)", "active\n(1e9)", "length", "weights")
+    table = new_table(*names, n_words=1)
     for facts in documents:
         length = facts["max_position"]
         table.add_row(
             facts["id"],
-            str(facts["n_layers"]),
             f"{facts['n_parameters'] / 1e9:.1f}",
             f"{facts['n_active_parameters'] / 1e9:.1f}",
             "-" if length is None else f"{length // 1024}k",

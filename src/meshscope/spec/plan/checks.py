@@ -131,9 +131,10 @@ def check_quantization(model: Model, workload: Workload) -> None:
     quantization = quantization_of(workload.weight_dtype)
     is_of_experts = quantization is not None and quantization.coverage is Coverage.EXPERTS
     if is_of_experts and model.moe is None:
+        dtype = workload.weight_dtype
         raise SpecError(
-            f"--weight-dtype {format_dtype(workload.weight_dtype)} quantizes experts, and {model.name} has none. "
-            f"Use {format_dtype(values_dtype(workload.weight_dtype))} for all matrices."
+            f"--weight-dtype {format_dtype(dtype)} quantizes experts, and {model.name} has none. "
+            f"Use {format_dtype(values_dtype(dtype))} for all matrices."
         )
 
 
