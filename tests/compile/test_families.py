@@ -1,15 +1,17 @@
-"""Predicted equals compiled for a small model of each newer family, with a layer of each of its kinds."""
+"""Predicted equals compiled for a small model of every family, with a layer of each of its kinds, on every axis."""
 
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from compared import assert_predicted_equals_compiled
-from small_configs import BASE, CONFIGS
+from small_configs import CONFIGS, small_model
 
-from meshscope.spec.experiment import experiment_of
+from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import model_from_config
+from meshscope.spec.model.model import Family
+from meshscope.spec.model.repeats import repeats_of
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.program import Loop, Program
 from meshscope.spec.workload import Workload
@@ -23,6 +25,18 @@ class Case(NamedTuple):
     topology: str
     plan: str
     loop: Loop = Loop.UNROLL
+
+    @property
+    def experiment(self) -> Experiment:
+        plan = parse_plan(self.plan)
+        scanned_layers = 8 if plan.pp > 1 else 6  # in which the kinds of some layers repeat
+        return experiment_of(
+            model=small_model(self.family, scanned_layers if self.loop is Loop.SCAN else None),
+            plan=plan,
+            topology=parse_topology(self.topology),
+            workload=Workload(batch=8, prompt=128, output=16),
+            program=Program(loop=self.loop),
+        )
 
 
 CASES = [
@@ -38,30 +52,42 @@ CASES = [
     Case("gemma4_text-shared", "v6e-8", "pp=2,fsdp=2,tp=2,sp", Loop.SCAN),
     Case("gemma4_text-moe", "v6e-8", "dp=4,tp=2,ep=8,sp"),
 ]
+# Together they have every axis in loops over layers and in unrolled layers, alone and beside pp and cp.
+PLANS = [
+    ("dp=4,tp=2,sp", Loop.UNROLL),
+    ("fsdp=4,tp=2", Loop.SCAN),
+    ("cp=2,dp=2,tp=2", Loop.SCAN),
+    ("pp=2,dp=2,tp=2,sp", Loop.SCAN),
+    ("pp=2,cp=2,tp=2", Loop.UNROLL),
+]
+EXPERT_PLANS = [
+    ("dp=2,tp=4,ep=8", Loop.UNROLL),
+    ("dp=4,tp=2,ep=8,sp", Loop.SCAN),
+    ("fsdp=8,ep=8", Loop.SCAN),
+    ("pp=2,cp=2,tp=2,ep=2", Loop.UNROLL),
+]
+OTHER_SLICES = ("v5p-16", "v5e-8", "tpu7x-8", "v4-16")
 MATRIX = [
-    Case("gemma4_text-shared", "v6e-8", "fsdp=4,tp=2,sp", Loop.SCAN),
-    Case("gemma4_text-shared", "v6e-8", "pp=2,cp=2,tp=2", Loop.SCAN),
-    Case("glm_moe_dsa", "v5e-8", "pp=2,tp=4", Loop.SCAN),
-    Case("glm_moe_dsa", "v6e-8", "pp=2,cp=2,tp=2"),
-    Case("gemma4_text-shared", "v6e-8", "cp=2,dp=2,tp=2"),
-    Case("gemma4_text-moe", "v6e-8", "dp=2,tp=4,ep=4"),
-    Case("mistral", "v6e-8", "cp=2,tp=4"),
-    Case("qwen3_5_moe_text", "v5p-16", "pp=2,dp=2,tp=2"),
+    Case(family, "v6e-8", plan, loop)
+    for family in CONFIGS
+    for plan, loop in PLANS + EXPERT_PLANS * (small_model(family).moe is not None)
+] + [
+    Case(family, topology, "fsdp=2,cp=2,tp=2")
+    for family, topology in zip(CONFIGS, cycle(OTHER_SLICES), strict=False)
 ]
 
 
 @pytest.mark.parametrize(
     "case",
     [*CASES, *(pytest.param(case, marks=pytest.mark.matrix) for case in MATRIX)],
-    ids=lambda case: "-".join(map(str, case[:3])),
+    ids=lambda case: "-".join(map(str, case)),
 )
 def test_predicted_equals_compiled(case: Case, tmp_path: Path) -> None:
-    config = {**BASE, "model_type": case.family.partition("-")[0], **CONFIGS[case.family]}
-    experiment = experiment_of(
-        model=model_from_config(config, name=f"small-{case.family}", source="test"),
-        plan=parse_plan(case.plan),
-        topology=parse_topology(case.topology),
-        workload=Workload(batch=8, prompt=128, output=16),
-        program=Program(loop=case.loop),
-    )
-    assert_predicted_equals_compiled(experiment, tmp_path)
+    assert_predicted_equals_compiled(case.experiment, tmp_path)
+
+
+def test_every_family_has_a_small_model_whose_layers_repeat() -> None:
+    assert {small_model(name).family for name in CONFIGS} == set(Family)
+    for name in CONFIGS:
+        repeats = repeats_of(small_model(name, 6).layers)
+        assert max(repeat.times for repeat in repeats) > 1, name

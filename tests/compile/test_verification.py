@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 import pytest
 from compared import assert_predicted_equals_compiled
-from small_configs import BASE, CONFIGS, LATENT, ROUTED, TINY_V4_CONFIG
+from small_configs import BASE, small_model
 
 import meshscope
 from meshscope.events.enums import Source
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import model_from_config
 from meshscope.spec.model.model import DraftHead
 from meshscope.spec.plan.kernel_choice import Kernel
 from meshscope.spec.plan.plan import parse_plan
@@ -22,14 +21,6 @@ from meshscope.spec.workload import Workload
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = [pytest.mark.tpu, pytest.mark.slow]
-
-DEEPSEEK = ROUTED | LATENT | {"n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4}
-FAMILIES = {
-    "llama": {},
-    "deepseek_v3": DEEPSEEK | {"topk_group": 2},
-    "deepseek_v4": TINY_V4_CONFIG,
-    **CONFIGS,
-}
 
 
 class Case(NamedTuple):
@@ -44,10 +35,8 @@ class Case(NamedTuple):
 
 def small_experiment(case: Case, batch: int = 8) -> Experiment:
     """A model of two layers, in a cache that is long enough for the decode kernel."""
-    name = case.family.partition("-")[0]
-    config = {**BASE, "model_type": name, **FAMILIES[case.family]}
     return experiment_of(
-        model=model_from_config(config, name=f"small-{case.family}", source="test"),
+        model=small_model(case.family),
         plan=parse_plan(case.plan),
         topology=parse_topology(case.topology),
         workload=Workload(batch=batch, prompt=256, output=128, decode_tokens=case.n_tokens),
