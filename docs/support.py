@@ -1,6 +1,6 @@
 """What is supported, asked of the code: the axes of each front end and family, and the versions of compilers.
 
-For cog: `families` and `compilers` print Markdown tables.
+For cog: `families`, `compilers` and `compared` print Markdown tables.
 """
 
 import re
@@ -19,11 +19,12 @@ from meshscope.spec.model.catalog import catalog
 from meshscope.spec.model.config import read_model
 from meshscope.spec.model.model import Family, Model
 from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Frontend, Partitioner, Program
+from meshscope.spec.program import Frontend, Loop, Partitioner, Program
 from meshscope.spec.workload import Workload
 
 ROOT = Path(__file__).parents[1]
 GOLDEN_HLO = ROOT / "tests" / "golden" / "hlo"
+COMPILE_TESTS = ROOT / "tests" / "compile"
 
 FAMILY_NAMES = {
     Family.LLAMA: "Llama",
@@ -86,6 +87,20 @@ def compilers() -> None:
         rows.append((chip.name, read, f"libtpu {', '.join(fitted) or 'none'}"))
     head = ("chip", "programs read in the tests", "constants of its collectives")
     _print(head, _merged(rows))
+
+
+def compared() -> None:
+    """Prints the plans under which the tests compile a small model of every family."""
+    sys.path.insert(0, str(COMPILE_TESTS))
+    from small_configs import EXPERT_PLANS, OTHER_PLAN, OTHER_SLICES, PLANS  # noqa: PLC0415
+
+    forms = {Loop.SCAN: "scanned", Loop.UNROLL: "unrolled"}
+    rows = [
+        *(("all", "v6e-8", f"`{plan}`", forms[loop]) for plan, loop in PLANS),
+        *(("with experts", "v6e-8", f"`{plan}`", forms[loop]) for plan, loop in EXPERT_PLANS),
+        ("all", f"one of {', '.join(OTHER_SLICES)}", f"`{OTHER_PLAN}`", forms[Loop.UNROLL]),
+    ]
+    _print(("families", "slice", "plan", "layers"), rows)
 
 
 def axes(model: Model, program: Program) -> list[str]:

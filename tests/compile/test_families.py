@@ -1,4 +1,4 @@
-"""Predicted equals compiled for a small model of every family, with a layer of each of its kinds, on every axis."""
+"""Predicted equals compiled for a small model of every family, on every axis."""
 
 from itertools import cycle
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 from compared import assert_predicted_equals_compiled
-from small_configs import CONFIGS, small_model
+from small_configs import CONFIGS, OTHER_PLAN, OTHER_SLICES, plans_of, small_model
 
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
@@ -52,27 +52,10 @@ CASES = [
     Case("gemma4_text-shared", "v6e-8", "pp=2,fsdp=2,tp=2,sp", Loop.SCAN),
     Case("gemma4_text-moe", "v6e-8", "dp=4,tp=2,ep=8,sp"),
 ]
-# Together they have every axis in loops over layers and in unrolled layers, alone and beside pp and cp.
-PLANS = [
-    ("dp=4,tp=2,sp", Loop.UNROLL),
-    ("fsdp=4,tp=2", Loop.SCAN),
-    ("cp=2,dp=2,tp=2", Loop.SCAN),
-    ("pp=2,dp=2,tp=2,sp", Loop.SCAN),
-    ("pp=2,cp=2,tp=2", Loop.UNROLL),
-]
-EXPERT_PLANS = [
-    ("dp=2,tp=4,ep=8", Loop.UNROLL),
-    ("dp=4,tp=2,ep=8,sp", Loop.SCAN),
-    ("fsdp=8,ep=8", Loop.SCAN),
-    ("pp=2,cp=2,tp=2,ep=2", Loop.UNROLL),
-]
-OTHER_SLICES = ("v5p-16", "v5e-8", "tpu7x-8", "v4-16")
 MATRIX = [
-    Case(family, "v6e-8", plan, loop)
-    for family in CONFIGS
-    for plan, loop in PLANS + EXPERT_PLANS * (small_model(family).moe is not None)
+    Case(family, "v6e-8", plan, loop) for family in CONFIGS for plan, loop in plans_of(family)
 ] + [
-    Case(family, topology, "fsdp=2,cp=2,tp=2")
+    Case(family, topology, OTHER_PLAN)
     for family, topology in zip(CONFIGS, cycle(OTHER_SLICES), strict=False)
 ]
 
