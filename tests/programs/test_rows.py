@@ -87,6 +87,17 @@ def test_the_matrix_of_a_single_row_has_two_dims(n_rows: int, of_matrix: tuple[i
     np.testing.assert_allclose(product(x), np.einsum("bsd,dnh->bsnh", x, values))
 
 
+@pytest.mark.parametrize("has_scale", [False, True])
+def test_a_single_group_of_heads_keeps_its_dim(*, has_scale: bool) -> None:
+    """DeepSeek-V4 projects groups of heads, of which a device may have one: that is no output of its own."""
+    x, values = jnp.arange(4.0).reshape(1, 1, 1, 4), jnp.arange(12.0).reshape(4, 1, 3)
+    scale = jnp.full((1, 3), 2.0) if has_scale else None
+    matrix = Matrix(values=values, scale=scale, outputs=(1, 2), dtype=jnp.float32)
+
+    expected = np.einsum("bsgi,igr->bsgr", x, values) * (2 if has_scale else 1)
+    np.testing.assert_allclose(matrix.einsum("bsgi,igr->bsgr", x), expected)
+
+
 def _equations(jaxpr: Any) -> Iterator[Any]:
     """The equations of a function and of those that it calls."""
     for equation in jaxpr.eqns:

@@ -219,9 +219,10 @@ def _product(subscripts: str, x: Array, matrix: Array) -> Array:
     The vector units of a TPU multiply a single row. For outputs [8, 128] they take 25,200 bundles, and for
     1,024 outputs 4,900 (v6e, 4,096 inputs, libtpu 0.0.42.1); the stored matrix is the same.
     """
-    of_x, of_matrix = subscripts.split("->", maxsplit=1)[0].split(",")
-    is_row = x.size == x.shape[-1]
-    if not is_row or matrix.ndim < 3 or of_x[-1] != of_matrix[0]:
+    operands, of_product = subscripts.split("->")
+    of_x, of_matrix = operands.split(",")
+    is_row = x.size == x.shape[-1] and of_product == of_x[:-1] + of_matrix[1:]
+    if not is_row or matrix.ndim < 3:
         return jnp.einsum(subscripts, x, matrix)
     return (x @ matrix.reshape(len(matrix), -1)).reshape(*x.shape[:-1], *matrix.shape[1:])
 
