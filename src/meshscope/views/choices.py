@@ -90,7 +90,7 @@ def slice_document(topology: Topology) -> dict[str, Any]:
     }
 
 
-def _short_dtype(dtype: str) -> str:
+def short_dtype(dtype: str) -> str:
     """The format of weights as checkpoints are called, whatever it leaves out."""
     if dtype == FP8_MXFP4:
         return "fp8+mxfp4"
@@ -110,7 +110,7 @@ def model_table(documents: Iterable[dict[str, Any]]) -> Table:
             f"{facts['n_parameters'] / 1e9:.1f}",
             f"{facts['n_active_parameters'] / 1e9:.1f}",
             "-" if length is None else f"{length // 1024}k",
-            _short_dtype(facts["default_dtype"]),
+            short_dtype(facts["default_dtype"]),
         )
     return table
 

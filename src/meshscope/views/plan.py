@@ -18,6 +18,7 @@ from meshscope.serialize import picked
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.units import format_bytes, format_dtype, format_seconds
 from meshscope.views.answer import fit_of
+from meshscope.views.choices import short_dtype
 from meshscope.views.model import joined
 from meshscope.views.times import time_figure
 from meshscope.views.words import counted, signed_seconds
@@ -188,12 +189,12 @@ def choice_name(choice: Choice, *, has_chunk: bool = True) -> str:
 
 def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
     """The Pareto front as a table within 80 columns."""
-    yield f"{'plan':<26}{'batch':>7} {'weights,cache':<13} {'TTFT':>8} {'TPOT':>8} {'tok/s/chip':>11}"
+    yield f"{'plan':<25}{'batch':>7} {'weights,cache':<14} {'TTFT':>8} {'TPOT':>8} {'tok/s/chip':>11}"
     for choice in result.front[:n_rows]:
         workload = choice.experiment.workload
-        dtypes = f"{format_dtype(workload.weight_dtype)},{format_dtype(workload.cache_dtype)}"
+        dtypes = f"{short_dtype(workload.weight_dtype)},{short_dtype(workload.cache_dtype)}"
         yield (
-            f"{choice.experiment.plan!s:<26}{workload.batch:>7} {dtypes:<13} "
+            f"{choice.experiment.plan!s:<25}{workload.batch:>7} {dtypes:<14} "
             f"{format_seconds(choice.ttft_s):>8} {format_seconds(choice.tpot_s):>8} "
             f"{choice.tokens_per_s_per_chip:>11,.0f}"
         )
