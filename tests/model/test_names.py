@@ -4,6 +4,8 @@ import pytest
 
 from meshscope.spec.model.config import read_model
 from meshscope.spec.model.names import derived_from, nearest_ids
+from meshscope.spec.quantization import WEIGHT_DTYPES
+from meshscope.units import dtype_name
 
 
 @pytest.mark.parametrize(
@@ -20,13 +22,17 @@ from meshscope.spec.model.names import derived_from, nearest_ids
         (
             "unsloth/Kimi-K2-Thinking-GGUF",
             "moonshotai/Kimi-K2-Thinking",
-            "int4, or int8, by the bits of the file",
+            "int4, or int8_layers, by the bits of the file",
         ),
         ("cyankiwi/GLM-4.5-Air-AWQ-4bit", "zai-org/GLM-4.5-Air", "int4"),
-        ("Qwen/Qwen3-8B-MLX-8bit", "Qwen/Qwen3-8B", "int4, or int8, by the bits of the file"),
-        ("amd/Llama-3.1-405B-Instruct-FP8-KV", "meta-llama/Llama-3.1-405B-Instruct", "fp8"),
+        (
+            "Qwen/Qwen3-8B-MLX-8bit",
+            "Qwen/Qwen3-8B",
+            "int4, or int8_layers, by the bits of the file",
+        ),
+        ("amd/Llama-3.1-405B-Instruct-FP8-KV", "meta-llama/Llama-3.1-405B-Instruct", "fp8_layers"),
         ("amd/gpt-oss-120b-w-mxfp4-a-fp8", "openai/gpt-oss-120b", "mxfp4"),
-        ("someone/Qwen3-32B-W8A16", "Qwen/Qwen3-32B", "int8"),
+        ("someone/Qwen3-32B-W8A16", "Qwen/Qwen3-32B", "int8_layers"),
     ],
 )
 def test_a_derivative_names_its_base_and_the_option_that_prices_it(
@@ -35,6 +41,16 @@ def test_a_derivative_names_its_base_and_the_option_that_prices_it(
     assert derived_from(name) == (
         f"By its name it is {base} in another format: use that id with --weight-dtype {option}."
     )
+
+
+@pytest.mark.parametrize(
+    "words", ["NVFP4", "GGUF", "bnb-4bit", "FP8-KV", "W8A16", "MXFP4", "w8a8-preview"]
+)
+def test_the_option_of_a_derivative_is_a_weight_dtype(words: str) -> None:
+    sentence = derived_from(f"someone/Qwen3-4B-{words}")
+    assert sentence is not None
+    option = sentence.split("--weight-dtype ")[1].split(",")[0].rstrip(".")
+    assert dtype_name(option) in WEIGHT_DTYPES
 
 
 def test_a_derivative_in_16_bits_names_that_option() -> None:

@@ -72,11 +72,11 @@ _OPTIONS = (
     (r"unquantized|bf16|fp16", "", ""),
     (r"mxfp4", "mxfp4", ""),
     (r"fp4", "mxfp4", "the format nearest to NVFP4"),
-    (r"gguf|exl[23]|mlx", "int4", "or int8, by the bits of the file"),
+    (r"gguf|exl[23]|mlx", "int4", "or int8_layers, by the bits of the file"),
     (r"bnb", "int4_group64", "the format nearest to NF4"),
-    (r"fp8", "fp8", ""),
+    (r"fp8", "fp8_layers", ""),
     (r"w8a8", "w8a8", ""),
-    (r"int8|8bit|w8a16|q[68]", "int8", ""),
+    (r"int8|8bit|w8a16|q[68]", "int8_layers", ""),
     (r"", "int4", ""),
 )
 BY_NAME = ", by its name"  # ends the text of a format that only the id states
