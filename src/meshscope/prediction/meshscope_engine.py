@@ -35,6 +35,7 @@ from meshscope.spec.plan.weights import (
     padded_vocab,
     shared_weights,
 )
+from meshscope.spec.program import Frontend
 from meshscope.spec.workload import Workload
 
 
@@ -223,14 +224,15 @@ def _mixture(program: _DecoderStep) -> tuple[PlannedCollective, ...]:
 
 
 def _dispatch(program: _DecoderStep) -> Iterator[PlannedCollective]:
-    """All-gather of per-expert row counts, then the dispatch all-to-all."""
+    """All-gather of per-expert row counts, which TorchXLA programs do not need, then the dispatch all-to-all."""
     dispatch = program.experiment.dispatch(program.step.phase)
     if dispatch is None:
         return
     counts = (dispatch.n_ranks, dispatch.n_ranks * dispatch.n_local_experts)
     rows = _rows_shape(program, dispatch)
     axes = dispatch.axes
-    yield program.collective(Part.MOE_DISPATCH, Kind.ALL_GATHER, axes, counts, "s32")
+    if program.experiment.program.frontend is not Frontend.TORCHXLA:
+        yield program.collective(Part.MOE_DISPATCH, Kind.ALL_GATHER, axes, counts, "s32")
     yield program.collective(Part.MOE_DISPATCH, Kind.ALL_TO_ALL, axes, rows)
 
 

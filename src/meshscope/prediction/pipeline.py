@@ -2,6 +2,7 @@
 
 A stage repeats its collectives once per micro-batch. It sends activations to the next stage on
 every tick of the pipeline, even while idle; the receiver discards those (programs/jax/pipeline.py).
+TorchXLA programs send nothing after the last tick (programs/torchxla/stages.py).
 """
 
 from bisect import bisect_left
@@ -16,6 +17,7 @@ from meshscope.prediction.stage_sends import SentArray
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.mesh import Mesh
 from meshscope.spec.plan.stages import n_ticks, stage_layers
+from meshscope.spec.program import Frontend
 
 CACHED_SENDS = 256  # tuples with thousands of pairs on large slices
 
@@ -109,6 +111,8 @@ def _stage_send(
 ) -> PlannedCollective:
     """On every tick, each device of stage `sender` sends the array to its peer in the next stage."""
     shape, dtype = array
+    ticks = n_ticks(experiment.n_microbatches(step.phase), experiment.plan.pp)
+    is_unrolled = experiment.program.frontend is Frontend.TORCHXLA
     return PlannedCollective(
         part=Part.STAGE,
         kind=Kind.PERMUTE,
@@ -116,7 +120,7 @@ def _stage_send(
         groups=_neighbors(experiment.plan.mesh, sender),
         shape=shape,
         dtype=dtype,
-        count=n_ticks(experiment.n_microbatches(step.phase), experiment.plan.pp),
+        count=ticks - 1 if is_unrolled else ticks,
     )
 
 

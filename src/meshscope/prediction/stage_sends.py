@@ -11,6 +11,7 @@ from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.caches import joined_narrow_heads, layer_cache
 from meshscope.spec.plan.context_form import cache_slots, local_tokens
 from meshscope.spec.plan.stages import stage_sends
+from meshscope.spec.program import Frontend
 
 SentArray = tuple[tuple[int, ...], str]  # shape and dtype
 
@@ -28,9 +29,12 @@ def sent_arrays(
 
 
 def _layer_inputs(experiment: Experiment, residual: tuple[int, ...]) -> Iterator[SentArray]:
-    """The embeddings [b,s,layers,width] of the layers behind the first stage, split like the residual stream."""
+    """The embeddings [b,s,layers,width] of the layers behind the first stage, split like the residual stream.
+
+    TorchXLA programs send none: all stages compute them.
+    """
     inputs = experiment.model.layer_inputs
-    if inputs is not None:
+    if inputs is not None and experiment.program.frontend is not Frontend.TORCHXLA:
         n_layers = stage_sends(experiment.model, experiment.plan.pp).n_inputs
         shape = (*residual[:-1], n_layers, inputs.width)
         yield shape, experiment.workload.activation_dtype

@@ -284,7 +284,8 @@ class Experiment:
         n_tokens, frontend = self.n_positions(phase), self.program.frontend
         # In torch_xla, experts beside an MLP see the tokens of all cp devices.
         is_beside = any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in self.model.layers)
-        if frontend is Frontend.JAX or (frontend is Frontend.TORCHXLA and not is_beside):
+        is_local = self.plan.pp > 1 or not is_beside
+        if frontend is Frontend.JAX or (frontend is Frontend.TORCHXLA and is_local):
             n_tokens = local_tokens(self.plan, phase, n_tokens)
         return self.n_sequences(phase) // self.n_microbatches(phase) * n_tokens
 
@@ -411,7 +412,7 @@ def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of
     program = program or Program()
     check_axes(plan, engine)
     if program.frontend is Frontend.TORCHXLA:
-        check_frontend(program, plan)
+        check_frontend(program)
         check_torchxla_dtypes(workload)
     check_context(plan, program)
     check_shared_layers(plan, model, program.frontend, engine)

@@ -1,7 +1,8 @@
 """Turns marked calls of a traced program into conditionals, of which a device runs one branch.
 
 A trace has no branches: it computes the results of all, and a custom call marks the choice among them.
-Here the call becomes a `stablehlo.case`, and operations that only one branch uses move into that branch.
+Here the call becomes a `stablehlo.case`, and operations that only one branch uses move into that branch. Another
+custom call marks results of collectives of all devices, which stay outside branches.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -12,6 +13,7 @@ from jax._src.lib.mlir import ir
 from meshscope.programs.torchxla.regions import BEGINS, ENDS, SHARDING, call_target, manual
 
 CHOICE = "meshscope.choice"
+OF_ALL = "meshscope.of_all"
 SHARDED = (
     "Sharding"  # the partitioner looks for annotations and boundaries of regions outside branches
 )
@@ -25,7 +27,18 @@ def outline_branches(main: Any) -> int:
     for choice in reversed(choices):  # a choice depends on earlier ones
         operations = [op.operation for op in block]
         _outline(choice, operations[: operations.index(choice)])
+    for mark in [op.operation for op in block if call_target(op.operation) == OF_ALL]:
+        _replace(mark, mark.operands)
     return len(choices)
+
+
+def _replace(call: Any, results: Any) -> None:
+    """Replace a call that returns a tuple by the results of other operations."""
+    for part in [use.owner.operation for use in call.results[0].uses]:
+        index = ir.IntegerAttr(part.attributes["index"]).value
+        part.results[0].replace_all_uses_with(results[index])
+        part.erase()
+    call.erase()
 
 
 def _without_unused(block: Any) -> None:
@@ -58,11 +71,7 @@ def _outline(choice: Any, before: list[Any]) -> None:
     for op in before:
         if op in branch_of:
             op.move_before(ends[branch_of[op]])
-    for part in [use.owner.operation for use in choice.results[0].uses]:
-        index = ir.IntegerAttr(part.attributes["index"]).value
-        part.results[0].replace_all_uses_with(case.results[index])
-        part.erase()
-    choice.erase()
+    _replace(choice, case.results)
 
 
 def _types(choice: Any) -> list[Any]:
@@ -75,7 +84,7 @@ def _branch_of(choice: Any, before: list[Any], *, n_results: int) -> dict[Any, i
     """The branch of each operation whose results only this branch uses."""
     branch_of: dict[Any, int] = {}
     for op in reversed(before):
-        if call_target(op) in {BEGINS, ENDS, SHARDED, CHOICE}:
+        if call_target(op) in {BEGINS, ENDS, SHARDED, CHOICE, OF_ALL}:
             continue
         uses = [use for result in op.results for use in result.uses]
         users = {_user(use, choice, n_results, branch_of) for use in uses}

@@ -14,7 +14,7 @@ from transformers.cache_utils import StaticLayer
 from meshscope.events.enums import Phase
 from meshscope.programs.torchxla.indexer import IndexedLayer
 from meshscope.programs.torchxla.layouts import Spec
-from meshscope.programs.torchxla.staged_caches import ARRAYS, StageLayer, StageStates
+from meshscope.programs.torchxla.staged_caches import ARRAYS, INDEX_KEYS, StageLayer, StageStates
 from meshscope.programs.torchxla.states import States
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors
 from meshscope.spec.experiment import Experiment
@@ -29,8 +29,6 @@ from meshscope.spec.model.model import (
 from meshscope.spec.plan.caches import layer_cache
 from meshscope.spec.plan.context_form import cache_slots
 from meshscope.spec.plan.stages import stacked_layers
-
-INDEX_KEYS = "index_keys"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +78,10 @@ class Caches:
         if plan.pp == 1:
             cached = [self._layer(index, layer, position) for index, layer in enumerate(layers)]
             return transformers.Cache(layers=cached)
-        first_of = {i: _first(x) for i, x in stacked_layers(described.layers, plan.pp).items()}
-        stacked = {i: self._layer(i, layers[i], position) for i in sorted({*first_of.values()})}
-        return transformers.Cache(layers=[stacked[first_of[i]] for i in range(len(layers))])
+        stacks = stacked_layers(described.layers, plan.pp)
+        first_of = [_first(stacks[index]) for index in range(len(layers))]
+        stacked = {i: self._layer(i, layers[i], position) for i in sorted({*first_of})}
+        return transformers.Cache(layers=[stacked[first] for first in first_of])
 
     def _stacked(self, index: int) -> tuple[int | None, ...]:
         """The layers of all stages whose arrays one argument has; () without a pipeline."""
@@ -94,7 +93,8 @@ class Caches:
         experiment = self.experiment
         if _has_states(experiment.model, layer):
             return self._states(index, layer)
-        cached: Any = self._empty(index, layer, position)
+        index_keys = self._index_keys(index, layer)
+        cached: Any = self._empty(layer, position, index_keys)
         what, n_slots = kept(experiment, self.tensors, layer), n_cache_slots(experiment)
         batch, dtype = experiment.workload.batch, TORCH_DTYPES[experiment.workload.cache_dtype]
         for name, width in zip(ARRAYS, what.widths, strict=True):
@@ -113,12 +113,16 @@ class Caches:
         cached.is_initialized = True
         return cached
 
-    def _empty(self, index: int, layer: Layer, position: Any) -> StaticLayer:
+    def _empty(self, layer: Layer, position: Any, index_keys: Any) -> StaticLayer:
         """A layer of transformers' static cache, or one of ours, without keys and values."""
         n_slots, plan = n_cache_slots(self.experiment), self.experiment.plan
         if plan.pp > 1:
-            return StageLayer(n_slots, kept(self.experiment, self.tensors, layer).spec)
-        index_keys = self._index_keys(index, layer)
+            spec = kept(self.experiment, self.tensors, layer).spec
+            is_prompt = self.phase is Phase.PREFILL
+            stage_layer = StageLayer(n_slots, spec, self.experiment, is_prompt=is_prompt)
+            if index_keys is not None:
+                stage_layer.add(INDEX_KEYS, index_keys, (*spec[:1], *spec[2:]))
+            return stage_layer
         if plan.cp > 1:
             return ContextLayer(self, n_slots, layer, index_keys)
         if index_keys is not None:
@@ -137,7 +141,7 @@ class Caches:
         shape = (workload.batch, n_cache_slots(experiment), attention.indexer.head_dim)
         spec: Spec = (layouts.data, layouts.axes("cp"), ())
         name, dtype = argument_name(index, INDEX_KEYS), TORCH_DTYPES[workload.cache_dtype]
-        return self.tensors.argument(name, shape, dtype, spec)
+        return self.tensors.argument(name, shape, dtype, spec, layers=self._stacked(index))
 
     def _states(self, index: int, layer: Layer) -> States:
         """Arrays [B, *heads, slots, width] as the plan declares them."""

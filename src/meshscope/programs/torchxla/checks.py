@@ -37,15 +37,10 @@ def has_sparse_latents(model: Model) -> bool:
 
 
 def _check_indexer(experiment: Experiment) -> None:
-    """PlanError for stages and for --partitioner auto with an indexer."""
-    plan, model = experiment.plan, experiment.model
+    """PlanError for --partitioner auto with an indexer."""
+    model = experiment.model
     if not (has_sparse_latents(model) or isinstance(model.attention, CompressedAttention)):
         return
-    if plan.pp > 1:
-        raise PlanError(
-            f"plan '{plan}': --frontend torchxla does not split the indexer of {model.name} by pp. Use a plan "
-            "without pp, or --frontend jax."
-        )
     if experiment.program.partitioner is Partitioner.AUTO:
         raise PlanError(
             f"--partitioner auto: --frontend torchxla replaces the attention of {model.name}, whose indexer "

@@ -109,6 +109,10 @@ class EntryAttention(torch.nn.Module):
         """As `_of_positions`, in a manual region in which a device has a block of the sequence."""
         tensors, layouts = self._tensors, self._tensors.layouts
         data, heads, context = layouts.data, layouts.axes("tp"), self._context
+        blocks = Blocks(groups=tensors.groups("cp"), rank=tensors.rank("cp"))
+        if tensors.is_inside:  # in a pipeline stage all tensors are local
+            local = replace(cache, blocks=blocks)
+            return self._of_positions(x, q, q_latent, local, angles, sinks)
         arrays = cache.states.arrays
         specs: dict[str, Spec] = {
             name: (data, layouts.axes("cp") if name in ENTRIES else (), ()) for name in arrays
@@ -121,7 +125,7 @@ class EntryAttention(torch.nn.Module):
             cache,
             states=States({name: entered(y, specs[name]) for name, y in arrays.items()}),
             positions=entered(cache.positions, (context,)),
-            blocks=Blocks(groups=tensors.groups("cp"), rank=tensors.rank("cp")),
+            blocks=blocks,
         )
         with tensors.inside():
             out = self._of_positions(x, q, q_latent, local, (cos, sin), sinks)

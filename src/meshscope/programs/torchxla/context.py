@@ -177,23 +177,23 @@ class ContextAttention:
 
         `chosen` [B, S, T] are the positions that an indexer chooses.
         """
-        layouts, entered = self.tensors.layouts, self.tensors.entered
+        layouts, local = self.tensors.layouts, self.tensors.local
         heads, context = layouts.axes("tp"), layouts.axes("cp")
         of_queries, of_scores = (context, ()) if self.phase is Phase.PREFILL else ((), context)
-        q = entered(query, (layouts.data, heads, of_queries, ()))
+        q = local(query, (layouts.data, heads, of_queries, ()))
         of_arrays: Spec = (layouts.data, held.of_heads, context, ())
-        arrays = tuple(entered(array, of_arrays) for array in held.arrays)
+        arrays = tuple(local(array, of_arrays) for array in held.arrays)
         rank = self.tensors.rank("cp")
         if scores.sinks is not None:
             of_copies = tuple(axis for axis in heads if axis not in held.of_heads)
-            scores = replace(scores, sinks=entered(scores.sinks, (held.of_heads, of_copies)))
+            scores = replace(scores, sinks=local(scores.sinks, (held.of_heads, of_copies)))
         if chosen is not None:
-            chosen = entered(chosen, (layouts.data, of_queries, of_scores))
+            chosen = local(chosen, (layouts.data, of_queries, of_scores))
         way = self._merged if self.phase is Phase.DECODE else self._of_blocks
         read = replace(held, arrays=arrays)
         out = way(q, read, rank, scores, chosen)  # [B, K, G, S, H]
         out = out.to(q.dtype).reshape(*q.shape[:3], -1).transpose(1, 2)
-        return self.tensors.left(out, (layouts.data, of_queries, heads, ()))
+        return self.tensors.whole(out, (layouts.data, of_queries, heads, ()))
 
     def _of_blocks(self, q: Any, held: Held, rank: Any, scores: Scores, chosen: Any) -> Any:
         """Attention of a block of queries over the keys of all blocks."""
@@ -264,7 +264,7 @@ def held_latents(module: Any, latent: Any, rope: Any, tensors: Tensors) -> Held:
     widths = (module.qk_nope_head_dim, module.v_head_dim)
     heads: Spec = (tensors.layouts.axes("tp"), (), ())
     matrix = module.kv_b_proj.weight.reshape(-1, sum(widths), latent.shape[-1])
-    matrix = tensors.entered(matrix, heads)
+    matrix = tensors.local(matrix, heads)
 
     def expanded(both: Any) -> tuple[Any, Any]:
         latent, rope = both.split([matrix.shape[-1], both.shape[-1] - matrix.shape[-1]], dim=-1)

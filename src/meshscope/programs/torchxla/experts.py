@@ -19,8 +19,14 @@ import torch_xla
 import transformers.integrations.moe as registry
 
 from meshscope.events.enums import Part, Phase
-from meshscope.programs.torchxla.layouts import Spec
-from meshscope.programs.torchxla.tensors import Tensors, all_reduce, all_to_all, scope
+from meshscope.programs.torchxla.layouts import Spec, residual_specs
+from meshscope.programs.torchxla.tensors import (
+    Tensors,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    scope,
+)
 from meshscope.programs.torchxla.tokens import token_axes
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import Activation, MixtureOfExperts
@@ -133,7 +139,7 @@ class _Exchange:
     def __call__(self, module: Any, x: Any, chosen: Any, shares: Any) -> Any:
         """[T, D] -> [T, D]; tokens are split over the axes of the exchange and the data axis."""
         if self.tensors.is_inside:  # in a pipeline stage all tensors are local
-            return self._local(module, x, chosen, shares, self._stored(module))
+            return self._of_stage(module, x, chosen, shares)
         n_tokens = x.shape[0]
         layouts, entered = self.tensors.layouts, self.tensors.entered
         axes = token_axes(self.experiment, self.phase, layouts)
@@ -157,6 +163,28 @@ class _Exchange:
             out = self.tensors.left(out, tokens)
             out = out[:n_tokens] if missing else out
             return self.tensors.annotate(out, (axes, ()))
+
+    def _of_stage(self, module: Any, x: Any, chosen: Any, shares: Any) -> Any:
+        """[t, D] -> [t, D] in a manual region; if tp is in the exchange, each of its devices routes a part of the tokens.
+
+        With sp they are those of its residual stream, and no others are here.
+        """
+        weights, plan = self._stored(module), self.experiment.plan
+        has_part = residual_specs(self.experiment, self.phase, self.tensors.layouts).is_split
+        if has_part or "tp" not in exchange_axes(plan):
+            return self._local(module, x, chosen, shares, weights)
+        n_tokens, rank = x.shape[0], self.tensors.rank("tp")
+
+        def of_device(y: Any, no_token: float = 0) -> Any:
+            padded = _padded(y, -n_tokens % plan.tp, no_token)
+            return padded.reshape(plan.tp, -1, y.shape[1]).index_select(0, rank)[0]
+
+        with scope(Part.MOE_DISPATCH.value):
+            x, shares = of_device(x), of_device(shares)
+            chosen = of_device(chosen, module.num_experts)  # no expert
+        out = self._local(module, x, chosen, shares, weights)
+        with scope(Part.MOE_COMBINE.value):
+            return all_gather(out, 0, self.tensors.groups("tp"))[:n_tokens]
 
     def _stored(self, module: Any) -> _Weights:
         """The weights of a module of transformers."""

@@ -115,19 +115,19 @@ class ContextIndexer:
 
     def __call__(self, q: Any, k: Any, weights: Any, of: Indexer) -> Any:
         """The mask [B, S, T] of the best keys [B, T, H]; in prefill S is split, in decode T is."""
-        layouts, entered = self.tensors.layouts, self.tensors.entered
+        layouts, local = self.tensors.layouts, self.tensors.local
         context, rank = layouts.axes("cp"), self.tensors.rank("cp")
         groups, is_prefill = self.tensors.groups("cp"), self.phase is Phase.PREFILL
         of_queries = context if is_prefill else ()
-        q = entered(q, (layouts.data, of_queries, (), ()))
-        k = entered(k, (layouts.data, context, ()))
-        weights = entered(weights, (layouts.data, of_queries, ()))
+        q = local(q, (layouts.data, of_queries, (), ()))
+        k = local(k, (layouts.data, context, ()))
+        weights = local(weights, (layouts.data, of_queries, ()))
         if is_prefill:
             k = all_gather(k, 1, groups)
             queries = rank * q.shape[1] + torch.arange(q.shape[1], device=q.device)
             keys = torch.arange(k.shape[1], device=q.device)
         else:
-            queries = entered(self.tensors.position, ()).reshape(1)
+            queries = self.tensors.entered(self.tensors.position, ()).reshape(1)
             keys = cached_positions(self.experiment, rank)
         seen = is_seen(queries, keys, None)
         scores = torch.where(seen, index_scores(q, k, weights, of), LOWEST)
@@ -136,7 +136,7 @@ class ContextIndexer:
         else:
             chosen = best_of_all(scores, of.top_k, rank, lambda x: all_gather(x, 2, groups))
         spec: Spec = (layouts.data, of_queries, () if is_prefill else context)
-        return self.tensors.left(chosen & seen, spec)
+        return self.tensors.whole(chosen & seen, spec)
 
 
 def best_of_all(scores: Any, n_best: int, rank: Any, gathered: Callable[[Any], Any]) -> Any:

@@ -119,7 +119,8 @@ class DeltaAttention(torch.nn.Module):
         weights = {name: self.conv1d[name](arrays[name].shape[2]) for name in CONVOLVED}
         step = DeltaStep(of=of, placing=placing, weights=weights)
         states = cache_params.layers[self.layer_idx]
-        out, states.arrays = (step.of_blocks if placing.context else step)(arrays, states.arrays)
+        is_outside = placing.context and not placing.tensors.is_inside
+        out, states.arrays = (step.of_blocks if is_outside else step)(arrays, states.arrays)
         out = self.norm(placing.by_heads(out).to(x.dtype), projected["z"])
         return self.out_proj(placing.by_heads(out).reshape(*x.shape[:2], -1))
 

@@ -67,6 +67,22 @@ class QueriesAndGates(torch.nn.Module):
         return torch.cat(parts, dim=-1).reshape(*x.shape[:-1], -1)
 
 
+class GatedExpert(torch.nn.Module):
+    """An MLP whose output a gate, a layer of the mixture around it, scales for each token."""
+
+    def __init__(self, expert: Any, gate: Any) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = expert.gate_proj, expert.up_proj
+        self.down_proj, self.act_fn = expert.down_proj, expert.act_fn
+        self._of_mixture = (gate,)  # no module of this one, whose names are those of the checkpoint
+
+    def forward(self, x: Any) -> Any:
+        """[B, S, D] -> [B, S, D]."""
+        (gate,) = self._of_mixture
+        inner = self.act_fn(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(inner * torch.sigmoid(gate(x)))
+
+
 class GatedExperts(torch.nn.Module):
     """The mixture of Qwen3-Next and Qwen3.5, whose gate scales the shared expert within it.
 
@@ -76,8 +92,8 @@ class GatedExperts(torch.nn.Module):
     def __init__(self, mixture: Any) -> None:
         super().__init__()
         self.gate, self.experts = mixture.gate, mixture.experts
-        self.shared_expert = mixture.shared_expert
         self.shared_expert_gate = mixture.shared_expert_gate
+        self.shared_expert = GatedExpert(mixture.shared_expert, mixture.shared_expert_gate)
 
     def forward(self, x: Any) -> Any:
         """[B, S, D] -> [B, S, D]."""
@@ -85,9 +101,7 @@ class GatedExperts(torch.nn.Module):
         _, shares, chosen = self.gate(flat)
         routed = self.experts(flat, chosen, shares)
         with scope(Part.MOE_SHARED.value):
-            expert = self.shared_expert
-            inner = expert.act_fn(expert.gate_proj(x)) * expert.up_proj(x)
-            shared = expert.down_proj(inner * torch.sigmoid(self.shared_expert_gate(x)))
+            shared = self.shared_expert(x)
         with scope(Part.MOE_COMBINE.value):
             return routed.reshape(x.shape) + shared
 
@@ -183,6 +197,9 @@ def with_local_heads(attention: Any, plan: Plan) -> None:
         attention.of = replace(
             of, n_key_heads=of.n_key_heads // plan.tp, n_value_heads=of.n_value_heads // plan.tp
         )
+    elif isinstance(attention, EntryAttention):
+        of = attention.of
+        attention.of = replace(of, n_heads=of.n_heads // plan.tp, n_groups=of.n_groups // plan.tp)
     elif isinstance(getattr(attention, "q_proj", None), QueriesAndGates):
         attention.q_proj.n_heads //= plan.tp
     elif hasattr(attention, "qkv_proj"):

@@ -3,10 +3,11 @@
 A module replaces the layers. Weights and caches of the same layer of each stage are stacked, so that a device
 has those of its stage. Micro-batches follow GPipe (arXiv 1811.06965). As in the JAX program, a stage takes the
 branch with its layers, or none if it is idle: a trace has no branches, so it has the results of all of them,
-and `branches.py` makes a conditional of the choice.
+and `branches.py` makes a conditional of the choice. Stages send what layers of later stages read of earlier ones
+(`stage_values.py`); cp splits positions in the same region.
 
-Shapes: B batch, S positions of this step, D residual width, P stages, b one device's share of the
-batch, m that of a micro-batch, H width of a head.
+Shapes: B batch, S positions of this step, D residual width (streams times residual width with hyper-connections),
+P stages, b one device's share of the batch, m that of a micro-batch.
 """
 
 # pyright: reportMissingImports=false
@@ -26,31 +27,49 @@ from meshscope.programs.torchxla.context import mask_of
 from meshscope.programs.torchxla.layouts import residual_specs
 from meshscope.programs.torchxla.models import attention_of, feed_forward, norms_before_blocks
 from meshscope.programs.torchxla.replaced import with_local_heads
-from meshscope.programs.torchxla.staged_caches import STAGES, StageArrays
+from meshscope.programs.torchxla.stage_values import StageExchange, Values
+from meshscope.programs.torchxla.staged_caches import STAGES, StageArrays, StageLayer
 from meshscope.programs.torchxla.tensors import (
     Tensors,
     all_gather,
     all_reduce,
     chosen,
+    of_all,
     permuted,
     reduce_scatter,
     scope,
 )
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import AttentionKind, Family, MlpKind
+from meshscope.spec.model.model import AttentionKind, CompressedAttention, Family, MlpKind
+from meshscope.spec.plan.dispatch import exchange_axes
 from meshscope.spec.plan.stages import StageRun, n_ticks, stage_runs
 
 ROTARY_BY_KIND = {Family.GEMMA3, Family.GEMMA4}
+SHARED_EXPERTS = ("shared_expert", "shared_experts")
+RESIDUAL = "residual"
+PASSED_CHOICE = "prev_topk_indices"  # which GLM-5 passes from layer to layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What layers get in the manual region: their caches by index, what all get, and what those of each kind get."""
+    """What layers get in the manual region: their caches by index, what all get, and what those of each kind get.
+
+    `passed` are the names of what the model passes to layers. `tokens` [b, S] and `of_layers` [b, S, layers, width],
+    the embeddings of layers, are None if no layer reads them.
+    """
 
     caches: Sequence[StageArrays]
+    passed: frozenset[str]
     shared: dict[str, Any]
     of_kinds: dict[AttentionKind, dict[str, Any]]
+    tokens: Any
+    of_layers: Any
     stage: Any
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences of a device."""
+        return next(iter(self.slots[0].local.values())).shape[0]
 
     @property
     def slots(self) -> list[StageArrays]:
@@ -75,12 +94,15 @@ class StagedModel(torch.nn.Module):
         self.rotary = rotary
         self.runs = stage_runs(experiment.model.layers, experiment.plan.pp)
         self.streams = residual_specs(experiment, phase, tensors.layouts)
+        self.of_layers: Any = (
+            None  # embeddings [B, S, layers, width] of layers, if the model has them
+        )
 
     def forward(self, hidden_states: Any, *_: Any, **given: Any) -> Any:
         """[B, S, D] -> [B, 1, D], the last stage's output at the last positions."""
         tensors = self.tensors
         with scope(Part.EMBED.value):
-            x = tensors.entered(hidden_states, self.streams.residual)
+            x = self._entered(hidden_states, *self.streams.residual[:2])
         inputs = self._inputs(hidden_states, given)
         with tensors.inside():
             out = self._ticks(x, inputs)
@@ -88,106 +110,162 @@ class StagedModel(torch.nn.Module):
                 out = self._of_last(out, inputs.stage)
         for cache in inputs.slots:
             cache.leave(tensors)
-        return tensors.left(out, self.streams.rows)
+        out = tensors.left(out, (*self.streams.rows[:2], *((),) * (out.dim() - 2)))
+        return (out, None) if PASSED_CHOICE in given else out
 
     def _inputs(self, hidden_states: Any, given: dict[str, Any]) -> Inputs:
         """The inputs of layers, in the manual region."""
-        tensors, positions = self.tensors, given["position_ids"]
-        kinds = dict.fromkeys(layer.attention for layer in self.experiment.model.layers)
+        tensors, model, positions = self.tensors, self.experiment.model, given["position_ids"]
+        context = self.streams.tokens[1]
         of_kinds: dict[AttentionKind, dict[str, Any]] = {}
-        for kind in kinds:
-            mask, angles = (
-                mask_of(self.experiment, positions[0], kind),
-                given["position_embeddings"],
-            )
-            if self.experiment.model.family in ROTARY_BY_KIND:
+        for kind in dict.fromkeys(layer.attention for layer in model.layers):
+            mask, angles = None, given["position_embeddings"]
+            if not isinstance(model.attention, CompressedAttention):  # it compares positions itself
+                mask = self._entered(mask_of(self.experiment, positions[0], kind))
+            if model.family in ROTARY_BY_KIND:
                 angles = self.rotary(hidden_states, positions, LAYER_TYPES[kind])
             of_kinds[kind] = {
-                "attention_mask": self._entered(mask),
-                "position_embeddings": self._entered(angles),
+                "attention_mask": mask,
+                "position_embeddings": self._entered(angles, (), context),
             }
         ranks = torch.arange(self.experiment.plan.pp, device=torch_xla.device())
-        passed = {"past_key_values", "shared_kv_states", "use_cache"} & set(given)
+        as_they_are = {"past_key_values", "use_cache"} & set(given)
+        # Mixtures read tokens of the residual stream, gathered over tp unless their exchange includes it.
+        is_exchanged = "tp" in exchange_axes(self.experiment.plan)
+        of_tokens = self.streams.residual if is_exchanged else self.streams.tokens
         inputs = Inputs(
             caches=given["past_key_values"].layers,
-            shared={name: given[name] for name in passed}
-            | {"position_ids": self._entered(positions)},
+            passed=frozenset(given),
+            shared={name: given[name] for name in as_they_are}
+            | {"position_ids": self._entered(positions, (), context)},
             of_kinds=of_kinds,
+            tokens=self._entered(given.get("input_ids"), *of_tokens[:2]),
+            of_layers=self._entered(self.of_layers, *self.streams.residual[:2]),
             stage=tensors.entered(ranks, (STAGES,)),
         )
         for cache in inputs.slots:
             cache.enter(tensors)
         return inputs
 
-    def _entered(self, x: Any) -> Any:
-        """Arrays that all devices have, in the manual region."""
+    def _entered(self, x: Any, *spec: tuple[str, ...]) -> Any:
+        """Arrays in the manual region, split in their first dimensions as `spec` says."""
         if isinstance(x, tuple):
-            return tuple(self._entered(part) for part in x)
-        return None if x is None else self.tensors.entered(x, ((),) * x.dim())
+            return tuple(self._entered(part, *spec) for part in x)
+        if isinstance(x, dict):
+            return {name: self._entered(part, *spec) for name, part in x.items()}
+        return (
+            None if x is None else self.tensors.entered(x, (*spec, *((),) * (x.dim() - len(spec))))
+        )
 
     def _of_last(self, out: Any, stage: Any) -> Any:
-        """Share the last stage's [b, 1, D] with all stages; with sp, one or all of its devices have it."""
+        """Share the last stage's [b, 1, D] with all stages; of a split prompt, one of its devices has it."""
         tensors, plan = self.tensors, self.experiment.plan
-        is_last, axes = stage == plan.pp - 1, ("pp",)
-        if self.streams.is_split and self.phase is Phase.PREFILL:
-            is_last, axes = is_last & (tensors.rank("tp") == plan.tp - 1), ("pp", "tp")
-        elif self.streams.is_split:
+        is_last, axes = stage == plan.pp - 1, ["pp"]
+        is_split, is_prefill = self.streams.is_split, self.phase is Phase.PREFILL
+        for axis, is_cut in (("cp", plan.cp > 1), ("tp", is_split)):
+            if is_prefill and is_cut:
+                is_last = is_last & (tensors.rank(axis) == getattr(plan, axis) - 1)
+                axes.append(axis)
+        if is_split and not is_prefill:
             out = all_gather(out, 0, tensors.groups("tp"))
         return all_reduce(torch.where(is_last, out, torch.zeros_like(out)), tensors.groups(*axes))
 
     def _ticks(self, x: Any, inputs: Inputs) -> Any:
         """[b, S, D] -> [b, 1, D], valid on the last stage."""
         n_stages, n_parts = self.experiment.plan.pp, self.experiment.n_microbatches(self.phase)
+        exchange = StageExchange(experiment=self.experiment, phase=self.phase, caches=inputs.caches)
         parts = x.reshape(n_parts, -1, *x.shape[1:])
         ticks = n_ticks(n_parts, n_stages)
-        coming, lasts = torch.zeros_like(parts[0]), list[Any]()
+        coming = {RESIDUAL: torch.zeros_like(parts[0])}
+        n_positions = inputs.shared["position_ids"].shape[1]
+        coming |= exchange.empty(inputs.n_sequences // n_parts, n_positions)
+        lasts = list[Any]()
         for tick in range(ticks):
-            y = torch.where(inputs.stage == 0, parts[min(tick, n_parts - 1)], coming)
-            y = self._tick(y, tick, n_parts, inputs)
+            is_first = inputs.stage == 0
+            x = torch.where(is_first, parts[min(tick, n_parts - 1)], coming[RESIDUAL])
+            values = self._tick(coming | {RESIDUAL: x}, tick, n_parts, inputs, exchange)
             if tick >= n_stages - 1:
-                lasts.append(y[:, -1:])
+                lasts.append(values[RESIDUAL][:, -1:])
             if tick < ticks - 1:
-                coming = self._send_to_next_stage(y)
+                sent = [self._send_to_next_stage(y) for y in values.values()]
+                sent = of_all(sent) if len(sent) > 1 else sent
+                coming = dict(zip(values, sent, strict=True))
         return torch.cat(lasts)
 
-    def _tick(self, x: Any, tick: int, n_parts: int, inputs: Inputs) -> Any:
-        """[m, S, D] -> [m, S, D]: the layers of the stages that have a micro-batch in this tick."""
+    def _tick(
+        self, values: Values, tick: int, n_parts: int, inputs: Inputs, exchange: StageExchange
+    ) -> Values:
+        """The layers of the stages that have a micro-batch in this tick, whose residual stream is [m, S, D]."""
         n_stages, stage, caches = self.experiment.plan.pp, inputs.stage, inputs.slots
         busy = range(max(0, tick - n_parts + 1), min(n_stages - 1, tick) + 1)
-        n_rows = next(iter(caches[0].local.values())).shape[0] // n_parts
-        first = (tick - stage).clamp(0, n_parts - 1) * n_rows
-        rows = first + torch.arange(n_rows, device=torch_xla.device())
+        part = MicroBatch(number=(tick - stage).clamp(0, n_parts - 1), n_parts=n_parts)
         before = [dict(cache.local) for cache in caches]
         number, branches = torch.zeros_like(stage), list[list[Any]]()
-        if len(busy) < n_stages:
-            branches.append(_results(x, caches))
+        branches.append(_results(values, caches))
         for run in self.runs:
             stages = range(max(run.stages[0], busy[0]), min(run.stages[-1], busy[-1]) + 1)
             if not stages:
                 continue
             is_here = (stage >= stages[0]) & (stage <= stages[-1])
             number = torch.where(is_here, len(branches), number)
-            branches.append(_results(self._branch(run, stages, x, rows, inputs), caches))
+            after = self._branch(run, stages, values, part, inputs, exchange)
+            branches.append(_results(after, caches))
             for cache, held in zip(caches, before, strict=True):
                 cache.local = dict(held)
-        x, *arrays = chosen(number, *branches) if len(branches) > 1 else branches[0]
+        results = list(chosen(number, *branches) if len(branches) > 1 else branches[0])
+        values = {name: results.pop(0) for name in values}
         for cache in caches:
-            cache.local = {name: arrays.pop(0) for name in cache.local}
-        return x
+            cache.local = {name: results.pop(0) for name in cache.local}
+        return values
 
-    def _branch(self, run: StageRun, stages: range, x: Any, rows: Any, inputs: Inputs) -> Any:
-        """The layers of some stages of a run, for the sequences `rows`."""
-        n_layers = len(run.kinds)
+    def _branch(  # noqa: PLR0913, PLR0917  the state of a tick
+        self,
+        run: StageRun,
+        stages: range,
+        values: Values,
+        part: "MicroBatch",
+        inputs: Inputs,
+        exchange: StageExchange,
+    ) -> Values:
+        """The layers of some stages of a run, for the sequences of a micro-batch."""
+        n_layers, x = len(run.kinds), values[RESIDUAL]
         first = run.first_layer + n_layers * (stages[0] - run.stages[0])
+        rows = part.rows(inputs.n_sequences)
         with scope(stages_scope(stages, n_layers=n_layers)):
+            of_layers = self._of_layers(run, part, inputs)
+            tokens = None if inputs.tokens is None else part.of(inputs.tokens)
+            shared = exchange.shared(values, run, rows)
+            mask = inputs.of_kinds[run.kinds[0].attention]["attention_mask"]
+            choice = exchange.chosen(values, mask)
             for number, kind in enumerate(run.kinds):
                 index = run.first_layer + number
-                cache, layer = inputs.caches[index], self.stage_layers[str(index)]
+                given = inputs.of_kinds[kind.attention] | inputs.shared
+                passed = {"shared_kv_states": shared, PASSED_CHOICE: choice, "input_ids": tokens}
+                given |= {name: passed[name] for name in passed if name in inputs.passed}
+                if of_layers is not None:
+                    given["per_layer_input"] = of_layers[:, :, number]
+                layer = self.stage_layers[str(index)]
                 with scope(f"layer{first + number}"):
-                    cache.start(rows)
-                    x = layer(x, **inputs.of_kinds[kind.attention], **inputs.shared)
-                    cache.stop()
-        return x
+                    cache = None if kind.shares_cache else inputs.caches[index]
+                    if cache is not None:
+                        cache.start(rows)
+                    out = layer(x, **given)
+                    x, choice = out if isinstance(out, tuple) else (out, choice)
+                    if cache is not None:
+                        cache.stop()
+                    if isinstance(cache, StageLayer):
+                        shared[LAYER_TYPES[kind.attention]] = cache.seen
+            return exchange.sent(values | {RESIDUAL: x}, run, choice)
+
+    @staticmethod
+    def _of_layers(run: StageRun, part: "MicroBatch", inputs: Inputs) -> Any:
+        """The embeddings [m, S, layers, width] of the layers of this stage."""
+        if inputs.of_layers is None:
+            return None
+        n_layers = len(run.kinds)
+        first = run.first_layer + (inputs.stage - run.stages[0]) * n_layers
+        numbers = first + torch.arange(n_layers, device=torch_xla.device())
+        return part.of(inputs.of_layers).index_select(2, numbers)
 
     def _send_to_next_stage(self, x: Any) -> Any:
         """Permute activations to the next stage."""
@@ -199,9 +277,26 @@ class StagedModel(torch.nn.Module):
             return permuted(x, pairs)
 
 
-def _results(x: Any, caches: Sequence[StageArrays]) -> list[Any]:
-    """What a branch returns: activations and the arrays of all caches."""
-    return [x, *(array for cache in caches for array in cache.local.values())]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """One of the `n_parts` micro-batches of a device; the stage that computes it has its `number` [1]."""
+
+    number: Any
+    n_parts: int
+
+    def rows(self, n_rows: int) -> Any:
+        """The numbers [m] of its rows among `n_rows` of all micro-batches."""
+        n_each = n_rows // self.n_parts
+        return self.number * n_each + torch.arange(n_each, device=torch_xla.device())
+
+    def of(self, x: Any) -> Any:
+        """Its rows of x [b, ...]."""
+        return x.index_select(0, self.rows(x.shape[0]))
+
+
+def _results(values: Values, caches: Sequence[StageArrays]) -> list[Any]:
+    """What a branch returns: what stages send, and the arrays of all caches."""
+    return [*values.values(), *(array for cache in caches for array in cache.local.values())]
 
 
 def _traced_layers(experiment: Experiment) -> list[int]:
@@ -226,10 +321,25 @@ def add_pipeline(model: Any, experiment: Experiment, phase: Phase, tensors: Tens
         with_local_heads(attention_of(layer), experiment.plan)
         if experiment.plan.tp > 1:
             mlp = experiment.model.layers[index].mlp
-            _add_collectives(layer, mlp, tensors, _split_dim(experiment, phase, tensors))
+            dim = _split_dim(experiment, phase, tensors)
+            is_exchanged = "tp" in exchange_axes(experiment.plan) and mlp is not MlpKind.DENSE
+            _add_collectives(layer, mlp, tensors, dim, is_exchanged=is_exchanged)
     _gather_when_used(tensors)
     pipeline = StagedModel(layers, experiment, phase, tensors, model.model.rotary_emb)
+    if experiment.model.layer_inputs is not None:
+        _keep_embeddings(model.model, pipeline)
     model.model.layers = torch.nn.ModuleList([pipeline])
+
+
+def _keep_embeddings(decoder: Any, pipeline: StagedModel) -> None:
+    """Give the pipeline the embeddings of all layers, of which transformers passes each layer its own."""
+    project = decoder.project_per_layer_inputs
+
+    def kept(*given: Any) -> Any:
+        pipeline.of_layers = project(*given)
+        return pipeline.of_layers
+
+    decoder.project_per_layer_inputs = kept
 
 
 def _split_dim(experiment: Experiment, phase: Phase, tensors: Tensors) -> int | None:
@@ -238,37 +348,61 @@ def _split_dim(experiment: Experiment, phase: Phase, tensors: Tensors) -> int | 
     return (1 if phase is Phase.PREFILL else 0) if is_split else None
 
 
-def _add_collectives(layer: Any, mlp: MlpKind, tensors: Tensors, dim: int | None) -> None:
-    """Sum the outputs of a layer's blocks over tp; sp splits `dim` of them, and gathers their inputs."""
+def _add_collectives(
+    layer: Any, mlp: MlpKind, tensors: Tensors, dim: int | None, *, is_exchanged: bool
+) -> None:
+    """Sum the outputs of a layer's blocks over tp; sp splits `dim` of them, and gathers their inputs.
+
+    A mixture whose rows `is_exchanged` over tp takes and returns tokens of one device; its shared experts do not.
+    """
     groups = tensors.groups("tp")
+
+    def gathered(x: Any) -> Any:
+        return x if dim is None else all_gather(x, dim, groups)
 
     def summed(x: Any) -> Any:
         return all_reduce(x, groups) if dim is None else reduce_scatter(x, dim, groups)
 
-    blocks: list[tuple[Any, Part | None]] = [(attention_of(layer), None)]
+    of_attention, of_mlp = norms_before_blocks(layer)
+    blocks: list[tuple[Any, Any, Part | None]] = [(of_attention, attention_of(layer), None)]
     if mlp is MlpKind.DENSE_AND_MOE:
-        blocks.append((layer.mlp, None))
-        _add_to_experts(layer, summed, tensors, dim)
+        blocks.append((of_mlp, layer.mlp, None))
+        of_experts = (None, None) if is_exchanged else (gathered, summed)
+        _add_to_experts(layer, *of_experts)
+    elif is_exchanged:
+        _add_to_shared_experts(feed_forward(layer), gathered, summed)
     else:
-        of_mlp = None if mlp is MlpKind.DENSE else Part.MOE_COMBINE
-        blocks.append((feed_forward(layer), of_mlp))
-    for block, part in blocks:
+        part = None if mlp is MlpKind.DENSE else Part.MOE_COMBINE
+        blocks.append((of_mlp, feed_forward(layer), part))
+    for norm, block, part in blocks:
+        _add_behind(norm, gathered)
         _add_behind(block, summed, part)
-    if dim is not None:
-        for norm in norms_before_blocks(layer):
-            _add_behind(norm, lambda x: all_gather(x, dim, groups))
+
+
+def _add_to_shared_experts(
+    mixture: Any, gathered: Callable[[Any], Any], summed: Callable[[Any], Any]
+) -> None:
+    """Gather the inputs of the shared experts of a mixture, if it has any, and sum their outputs."""
+    names = [name for name in SHARED_EXPERTS if hasattr(mixture, name)]
+    for expert in (getattr(mixture, name) for name in names):
+
+        def before(_module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            with scope(Part.MOE_SHARED.value):
+                return (gathered(inputs[0]), *inputs[1:])
+
+        expert.register_forward_pre_hook(before)
+        _add_behind(expert, summed, Part.MOE_SHARED)
 
 
 def _add_to_experts(
-    layer: Any, summed: Callable[[Any], Any], tensors: Tensors, dim: int | None
+    layer: Any, gather: Callable[[Any], Any] | None, summed: Callable[[Any], Any] | None
 ) -> None:
     """Gather the residual stream for experts beside an MLP, which read it before any norm, and sum their outputs."""
     whole: list[Any] = []
 
     def of_stream(_module: Any, inputs: tuple[Any, ...]) -> None:
         with scope(Part.MOE_DISPATCH.value):
-            x = inputs[0] if dim is None else all_gather(inputs[0], dim, tensors.groups("tp"))
-            whole[:] = [x]
+            whole[:] = [inputs[0] if gather is None else gather(inputs[0])]
 
     def gathered(_module: Any, _inputs: tuple[Any, ...]) -> Any:
         return whole[0].flatten(0, 1)
@@ -276,6 +410,8 @@ def _add_to_experts(
     layer.pre_feedforward_layernorm.register_forward_pre_hook(of_stream)
     for reader in (layer.router, layer.pre_feedforward_layernorm_2):
         reader.register_forward_pre_hook(gathered)
+    if summed is None:
+        return
     _add_behind(
         layer.experts,
         lambda x: summed(x.reshape(whole[0].shape)).flatten(0, 1),

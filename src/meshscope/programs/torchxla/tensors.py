@@ -19,7 +19,7 @@ import torch_xla.distributed.spmd as xs
 from torch_xla.distributed.spmd.xla_sharding import unwrap_sharded_tensor
 
 from meshscope.events.collective import Groups
-from meshscope.programs.torchxla.branches import CHOICE
+from meshscope.programs.torchxla.branches import CHOICE, OF_ALL
 from meshscope.programs.torchxla.layouts import Layouts, Spec
 from meshscope.programs.torchxla.lowering import ORDER
 
@@ -107,6 +107,14 @@ class Tensors:
         local = xs.enable_manual_sharding(tensor, partition(spec), mesh=self._mesh)
         return unwrap_sharded_tensor(local)
 
+    def local(self, tensor: Any, spec: Spec) -> Any:
+        """The shard of a tensor with this spec, which in a manual region the tensor is already."""
+        return tensor if self.is_inside else self.entered(tensor, spec)
+
+    def whole(self, tensor: Any, spec: Spec) -> Any:
+        """The tensor of which a device has this shard; the shard itself in a region around this one."""
+        return tensor if self.is_inside else self.left(tensor, spec)
+
     def left(self, tensor: Any, spec: Spec) -> Any:
         """Leave a manual region: the whole tensor assembled from the shards."""
         shape = tuple(
@@ -188,8 +196,17 @@ def permuted(x: Any, pairs: Groups) -> Any:
 def chosen(branch: Any, *branches: Sequence[Any]) -> list[Any]:
     """The results of the branch with this number [1], the only one that a device computes (`branches.py`)."""
     flat = [result for results in branches for result in results]
-    shapes, dtypes = zip(*((x.shape, x.dtype) for x in branches[0]), strict=True)
     number = branch.reshape(()).to(torch.int32)
-    return _XLAC._xla_custom_call(  # noqa: SLF001
-        [number, *flat], CHOICE, list(shapes), list(dtypes), False, "", 0, {}
-    )
+    return _marked(CHOICE, [number, *flat], like=branches[0])
+
+
+def of_all(arrays: Sequence[Any]) -> list[Any]:
+    """Two or more results of collectives of all devices, which no branch computes even if only one uses them."""
+    return _marked(OF_ALL, arrays, like=arrays)
+
+
+def _marked(mark: str, operands: Sequence[Any], *, like: Sequence[Any]) -> list[Any]:
+    """The results of a custom call, with the shapes and dtypes of other arrays."""
+    shapes, dtypes = zip(*((x.shape, x.dtype) for x in like), strict=True)
+    call = _XLAC._xla_custom_call  # noqa: SLF001
+    return call(list(operands), mark, list(shapes), list(dtypes), False, "", 0, {})

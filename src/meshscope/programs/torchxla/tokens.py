@@ -30,9 +30,12 @@ def order_tokens(
 ) -> None:
     """Reorder the inputs and the output of a layer's block by hooks if it is a mixture whose tokens cp splits."""
     axes = token_axes(experiment, phase, tensors.layouts)
-    if not layer.has_experts or axes == tensors.layouts.data:
-        return
     plan = experiment.plan
+    is_together = (
+        plan.pp > 1 or axes == tensors.layouts.data
+    )  # stages have the tokens of a device only
+    if is_together or not layer.has_experts:
+        return
     n_sequences = experiment.workload.batch
     order = _Order(
         tensors=tensors, n_sequences=n_sequences, n_groups=plan.data_size, n_blocks=plan.cp

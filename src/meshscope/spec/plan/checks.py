@@ -13,7 +13,7 @@ from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.flops import has_shared_indexers
 from meshscope.spec.model.model import Model
 from meshscope.spec.plan.context_form import ContextForm, why_no_ring
-from meshscope.spec.plan.dispatch import DispatchForm, exchange_axes
+from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.kernel_choice import Kernels
 from meshscope.spec.plan.plan import AXES, Plan
 from meshscope.spec.plan.weights import layer_weights, mesh_axes_of, outer_weights
@@ -44,18 +44,8 @@ DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
 }
 
 
-def check_frontend(program: Program, plan: Plan) -> None:
+def check_frontend(program: Program) -> None:
     """Raise an error for options that the torch_xla front end does not implement."""
-    if plan.pp > 1 and plan.cp > 1:
-        raise PlanError(
-            f"plan '{plan}': --frontend torchxla does not support pp with cp, which would nest manual "
-            "sharding regions. Drop one axis, or use --frontend jax."
-        )
-    if plan.pp > 1 and "tp" in exchange_axes(plan):
-        raise PlanError(
-            f"plan '{plan}': with pp, --frontend torchxla exchanges rows over {plan.data_axis} only, but "
-            f"ep={plan.ep} includes tp. Use ep={plan.data_size} or ep={plan.tp}, or --frontend jax."
-        )
     unsupported = {
         "--loop scan": program.loop is Loop.SCAN,
         "--kernels on": program.kernels is Kernels.ON,
@@ -174,8 +164,8 @@ def check_context(plan: Plan, program: Program) -> None:
 
 
 def check_shared_layers(plan: Plan, model: Model, frontend: Frontend, engine: Engine) -> None:
-    """Raise PlanError for pp if layers need more than the output of the layer before, but in the JAX program."""
-    if plan.pp == 1 or (frontend is Frontend.JAX and engine is Engine.MESHSCOPE):
+    """Raise PlanError for pp if layers need more than the output of the layer before, but in meshscope's programs."""
+    if plan.pp == 1 or (engine is Engine.MESHSCOPE and not frontend.is_engine):
         return
     if has_shared_indexers(model):
         needed = "take the positions that the indexer of an earlier layer chose"
@@ -187,7 +177,7 @@ def check_shared_layers(plan: Plan, model: Model, frontend: Frontend, engine: En
         return
     raise PlanError(
         f"plan '{plan}': pp={plan.pp} is not supported for {model.name}, whose layers {needed}: only stages of "
-        "--frontend jax and --engine meshscope send them. Use these, or tp, dp, fsdp, ep or cp."
+        "--engine meshscope send them, with --frontend jax or torchxla. Use these, or tp, dp, fsdp, ep or cp."
     )
 
 
