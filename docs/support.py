@@ -109,7 +109,6 @@ def axes(model: Model, program: Program) -> list[str]:
 
 
 def _cells() -> Iterator[tuple[str, ...]]:
-    # Of GLM-5, the first: GLM-5.2, whose layers share indexers, has no pp.
     models = {model.family: model for model in map(read_model, reversed(catalog()))}
     rows: list[tuple[str, Model]] = []
     for family, name in FAMILY_NAMES.items():

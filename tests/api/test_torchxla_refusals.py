@@ -6,24 +6,25 @@ import meshscope
 from meshscope.errors import MeshscopeError
 
 
-def _refusal(command: str, model: str, plan: str) -> str:
-    options = {"topology": "v6e-8", "plan": plan, "frontend": "torchxla"}
+def _refusal(command: str, model: str, plan: str, topology: str, partitioner: str) -> str:
+    options = {"topology": topology, "plan": plan, "partitioner": partitioner}
     with pytest.raises(MeshscopeError) as refused:
-        getattr(meshscope, command)(model, **options)
+        getattr(meshscope, command)(model, frontend="torchxla", **options)
     return str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("model", "plan", "reason"),
+    ("case", "reason"),
     [
-        ("deepseek-ai/DeepSeek-V3.2-Exp", "pp=2,tp=4", "does not split the indexer"),
-        ("deepseek-ai/DeepSeek-V4-Flash", "pp=2,tp=4", "does not split the indexer"),
+        (("deepseek-ai/DeepSeek-V3.2-Exp", "tp=8", "v6e-8", "auto"), "scatters positions"),
+        (("deepseek-ai/DeepSeek-V4-Flash", "tp=8", "v6e-8", "auto"), "scatters positions"),
+        (("google/gemma-4-12B", "tp=16", "v6e-16", "manual"), "one number of KV heads only"),
     ],
 )
-def test_plans_without_a_program_are_refused_by_all(model: str, plan: str, reason: str) -> None:
-    message = _refusal("predict", model, plan)
+def test_plans_without_a_program_are_refused_by_all(case: tuple[str, ...], reason: str) -> None:
+    message = _refusal("predict", *case)
     assert reason in message
-    assert _refusal("compile", model, plan) == message
+    assert _refusal("compile", *case) == message
 
 
 def test_a_plan_that_can_be_traced_is_predicted() -> None:

@@ -11,7 +11,7 @@ from meshscope.spec.plan.caches import layer_cache
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.plan.weights import layer_weights
-from meshscope.spec.program import Engine, Frontend, Partitioner, Program
+from meshscope.spec.program import Engine, Partitioner, Program
 from meshscope.spec.workload import Workload
 
 
@@ -206,17 +206,17 @@ def test_layers_that_share_an_indexer_have_no_weights_and_no_cache_of_one() -> N
         ("google/gemma-4-E2B-it", "read the keys and values of earlier layers"),
     ],
 )
-def test_torchxla_stages_of_layers_that_need_earlier_layers_are_refused(
+def test_stages_of_an_engine_do_not_send_what_layers_need_of_earlier_ones(
     model: str, needed: str
 ) -> None:
     with pytest.raises(
         PlanError,
-        match=f"pp=2 is not supported for {model}, whose layers {needed}: .*--frontend jax",
+        match=f"pp=2 is not supported for {model}, whose layers {needed}: .*--engine meshscope",
     ):
         experiment_of(
             model=read_model(model),
-            plan=parse_plan("pp=2,dp=8"),
+            plan=parse_plan("pp=2,tp=8"),
             topology=parse_topology("v6e-16"),
             workload=Workload(batch=8, prompt=128, output=2),
-            program=Program(frontend=Frontend.TORCHXLA),
+            engine=Engine.VLLM,
         )

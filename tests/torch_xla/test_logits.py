@@ -151,11 +151,41 @@ CASES += [
         ("gpt_oss", "pp=2,tp=4", None),
         ("gpt_oss", "pp=2,tp=4,ep=4", None),
         ("phi4", "pp=2,tp=4", None),
+        # Stages send the keys and values of earlier layers, or the choice of an indexer.
+        ("gemma4-shared", "pp=2,dp=2,tp=2", None),
+        ("gemma4-shared", "pp=2,fsdp=2,tp=2,sp", None),
+        ("glm_moe_dsa-shared", "pp=2,tp=4", None),
+        ("glm_moe_dsa", "pp=2,dp=2,tp=2,ep=4,sp", None),
+        ("deepseek_v32", "pp=2,tp=4", None),
+        ("deepseek_v4", "pp=2,dp=2,tp=2", None),
+        ("deepseek_v4", "pp=2,dp=2,tp=2,ep=4,sp", 1),
+        # Experts over tp and the data axis together.
+        ("mixtral", "pp=2,dp=2,tp=2,ep=4", None),
+        ("glm4_moe", "pp=2,dp=2,tp=2,ep=4,sp", None),
+        ("gemma4-moe", "pp=2,dp=2,tp=2,ep=4,sp", None),
+        ("qwen3_next", "pp=2,dp=2,tp=2,ep=4", None),
+        ("qwen3_next", "pp=2,dp=2,tp=2,ep=4,sp", None),
+        ("gpt_oss", "pp=2,dp=2,tp=2,ep=4", None),
     )
 ]
+CASES += [
+    Case(config, plan, context=ALLGATHER)  # a ring: only on TPU, see `check_ring`
+    for config, plan in (
+        ("qwen3", "pp=2,cp=2,tp=2"),
+        ("mixtral", "pp=2,cp=2,dp=2,ep=2"),
+        ("gemma4-shared", "pp=2,cp=2,tp=2"),
+        ("deepseek_v3", "pp=2,cp=2,tp=2,sp"),
+        ("glm_moe_dsa-shared", "pp=2,cp=2,tp=2"),
+        ("llama4", "pp=2,cp=2,tp=2"),
+        ("gpt_oss", "pp=2,cp=2,tp=2"),
+        ("qwen3_5", "pp=2,cp=4"),
+        ("qwen3_5_moe", "pp=2,cp=2,tp=2"),
+    )
+]
+CASES += [Case("deepseek_v4", "pp=2,cp=2,tp=2", context=ContextForm.AUTO, microbatches=1)]
 TELLING = {
-    Case("qwen3", "pp=2,tp=4"),
-    Case("glm4_moe", "pp=2,dp=2,tp=2,sp"),
+    Case("gemma4-shared", "pp=2,cp=2,tp=2", context=ALLGATHER),
+    Case("glm4_moe", "pp=2,dp=2,tp=2,ep=4,sp"),
     Case("qwen3", "cp=8"),
     Case("deepseek_v3", "cp=2,tp=4,sp"),
     Case("qwen3", "tp=8,sp"),
@@ -180,7 +210,7 @@ TELLING = {
     Case("llama4", "cp=2,tp=4,sp"),
     Case("qwen3_next", "dp=2,tp=4,ep=8"),
     Case("deepseek_v32", "dp=2,tp=4,ep=8"),
-    Case("glm_moe_dsa-shared", "cp=2,tp=4,sp"),
+    Case("glm_moe_dsa-shared", "pp=2,cp=2,tp=2", context=ALLGATHER),
     Case("qwen3_5", "cp=2,tp=4,sp"),
     Case("deepseek_v4", "dp=2,cp=2,tp=2,ep=4", context=ContextForm.AUTO),
 }

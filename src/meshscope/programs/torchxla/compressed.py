@@ -31,7 +31,7 @@ from meshscope.programs.torchxla.context import (
 from meshscope.programs.torchxla.indexer import best, best_of_all, index_scores
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.states import Blocks, Slots, States
-from meshscope.programs.torchxla.tensors import Tensors, all_gather
+from meshscope.programs.torchxla.tensors import Tensors, all_gather, gathered
 from meshscope.spec.model.flops import entry_rate
 from meshscope.spec.model.model import AttentionKind, CompressedAttention
 
@@ -89,7 +89,7 @@ class EntryAttention(torch.nn.Module):
         out = self._by_heads(way(x, q, q_latent, cache, (cos, sin), self.sinks))
         # Values turn like keys; this turns them back.
         out = self._by_heads(apply_rotary_pos_emb(out, cos, -sin, unsqueeze_dim=2))
-        weight = self.o_a_proj.weight.reshape(self.of.n_groups, self.of.group_rank, -1)
+        weight = gathered(self.o_a_proj.weight).reshape(self.of.n_groups, self.of.group_rank, -1)
         out = self._by_heads(out.reshape(*x.shape[:2], self.of.n_groups, -1))
         out = self._by_heads(torch.einsum("bsgi,gri->bsgr", out, weight))
         return self.o_b_proj(out.reshape(*x.shape[:2], -1)), None

@@ -33,6 +33,7 @@ from meshscope.programs.torchxla.tensors import (
     Tensors,
     all_gather,
     all_reduce,
+    gathered,
     permuted,
 )
 from meshscope.spec.experiment import Experiment
@@ -263,7 +264,7 @@ def held_latents(module: Any, latent: Any, rope: Any, tensors: Tensors) -> Held:
     """The latents [B, 1, T, R] and rotary keys [B, 1, T, P] of positions, expanded to heads as in transformers."""
     widths = (module.qk_nope_head_dim, module.v_head_dim)
     heads: Spec = (tensors.layouts.axes("tp"), (), ())
-    matrix = module.kv_b_proj.weight.reshape(-1, sum(widths), latent.shape[-1])
+    matrix = gathered(module.kv_b_proj.weight).reshape(-1, sum(widths), latent.shape[-1])
     matrix = tensors.local(matrix, heads)
 
     def expanded(both: Any) -> tuple[Any, Any]:

@@ -44,7 +44,7 @@ class ChosenPositions(torch.nn.Module):
 
     def __init__(self, replaced: Any, attention: LatentAttention) -> None:
         super().__init__()
-        self.wq_b, self.wk, self.k_norm = replaced.wq_b, replaced.wk, replaced.k_norm
+        self.wq_b, self.wk, self.k_norm = replaced.wq_b, replaced.wk, KeyNorm(replaced.k_norm)
         self.weights_proj, self.layer_idx = replaced.weights_proj, replaced.layer_idx
         assert attention.indexer is not None
         self.of: Indexer = attention.indexer
@@ -87,6 +87,26 @@ class ChosenPositions(torch.nn.Module):
         if self.of.is_interleaved:
             low, high = turning[..., 0::2], turning[..., 1::2]
         return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1)
+
+
+class KeyNorm(torch.nn.Module):
+    """A layer norm of elementary operations.
+
+    torch_xla traces that of torch as a batch norm. XLA expands it into operations without a sharding, at which the
+    partitioner crashes in a stage.
+    """
+
+    def __init__(self, replaced: torch.nn.LayerNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = replaced.weight, replaced.bias, replaced.eps
+
+    def forward(self, x: Any) -> Any:
+        """[..., H] -> [..., H]."""
+        wide = x.float()
+        centered = wide - wide.mean(dim=-1, keepdim=True)
+        variance = (centered * centered).mean(dim=-1, keepdim=True)
+        normed = centered * torch.rsqrt(variance + self.eps)
+        return (normed * self.weight.float() + self.bias.float()).to(x.dtype)
 
 
 def index_scores(q: Any, k: Any, weights: Any, of: Indexer) -> Any:

@@ -77,7 +77,9 @@ def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict
             del module._parameters[name]  # noqa: SLF001
             module.__dict__[name] = shared[key]
             if callable(shared[key]):  # a shard, all-gathered when the module is called
-                tensors.shares.append((module, name, shared[key]))
+                tensors.shares.append(
+                    (module, name, shared[key], rules[full].dims[0] is Dim.EXPERT)
+                )
         for name, buffer in list(module._buffers.items()):  # noqa: SLF001
             if buffer is None:
                 continue

@@ -70,17 +70,17 @@ class QueriesAndGates(torch.nn.Module):
 class GatedExpert(torch.nn.Module):
     """An MLP whose output a gate, a layer of the mixture around it, scales for each token."""
 
-    def __init__(self, expert: Any, gate: Any) -> None:
+    def __init__(self, expert: Any, mixture: Any) -> None:
         super().__init__()
         self.gate_proj, self.up_proj = expert.gate_proj, expert.up_proj
         self.down_proj, self.act_fn = expert.down_proj, expert.act_fn
-        self._of_mixture = (gate,)  # no module of this one, whose names are those of the checkpoint
+        self._around = (mixture,)  # in a tuple, as it is no module of this one
 
     def forward(self, x: Any) -> Any:
         """[B, S, D] -> [B, S, D]."""
-        (gate,) = self._of_mixture
+        (mixture,) = self._around
         inner = self.act_fn(self.gate_proj(x)) * self.up_proj(x)
-        return self.down_proj(inner * torch.sigmoid(gate(x)))
+        return self.down_proj(inner * torch.sigmoid(mixture.shared_expert_gate(x)))
 
 
 class GatedExperts(torch.nn.Module):
@@ -93,7 +93,7 @@ class GatedExperts(torch.nn.Module):
         super().__init__()
         self.gate, self.experts = mixture.gate, mixture.experts
         self.shared_expert_gate = mixture.shared_expert_gate
-        self.shared_expert = GatedExpert(mixture.shared_expert, mixture.shared_expert_gate)
+        self.shared_expert = GatedExpert(mixture.shared_expert, self)
 
     def forward(self, x: Any) -> Any:
         """[B, S, D] -> [B, S, D]."""

@@ -31,7 +31,7 @@ CHOSEN = "chosen"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageExchange:
+class EarlierValues:
     """Reads and writes what stages send in one phase; `caches` are those of layers, by index."""
 
     experiment: Experiment
@@ -88,7 +88,7 @@ class StageExchange:
 
     @property
     def _n_chosen(self) -> int:
-        """The positions among which an indexer chooses on one device: of the prompt, or all slots in decode."""
+        """The positions among which an indexer chooses on one device: a prompt, or all slots in decode."""
         plan, workload = self.experiment.plan, self.experiment.workload
         is_prefill = self.phase is Phase.PREFILL
         return workload.prompt if is_prefill else cache_slots(plan, workload)

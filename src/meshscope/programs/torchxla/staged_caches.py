@@ -78,6 +78,13 @@ class StageLayer(StageArrays, StaticLayer):
         self.cumulative_length = tensors.entered(tensors.position, ())
         self.rank = tensors.rank("cp") if self.experiment.plan.cp > 1 else None
 
+    def get_seq_length(self) -> Any:
+        """The position of the first token of this step on this device."""
+        if self.rank is None or not self.is_prompt:
+            return self.cumulative_length
+        n_local = self.experiment.workload.prompt // self.experiment.plan.cp
+        return self.cumulative_length + self.rank * n_local
+
     def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
         """The keys and values of the micro-batch that queries attend to, including those of this step."""
         self.new = (key_states, value_states)

@@ -14,6 +14,7 @@ P stages, b one device's share of the batch, m that of a micro-batch.
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +28,7 @@ from meshscope.programs.torchxla.context import mask_of
 from meshscope.programs.torchxla.layouts import residual_specs
 from meshscope.programs.torchxla.models import attention_of, feed_forward, norms_before_blocks
 from meshscope.programs.torchxla.replaced import with_local_heads
-from meshscope.programs.torchxla.stage_values import StageExchange, Values
+from meshscope.programs.torchxla.stage_values import EarlierValues, Values
 from meshscope.programs.torchxla.staged_caches import STAGES, StageArrays, StageLayer
 from meshscope.programs.torchxla.tensors import (
     Tensors,
@@ -158,7 +159,7 @@ class StagedModel(torch.nn.Module):
         )
 
     def _of_last(self, out: Any, stage: Any) -> Any:
-        """Share the last stage's [b, 1, D] with all stages; of a split prompt, one of its devices has it."""
+        """Share the last stage's [b, 1, D] with all stages; one of its devices has it if a prompt is split."""
         tensors, plan = self.tensors, self.experiment.plan
         is_last, axes = stage == plan.pp - 1, ["pp"]
         is_split, is_prefill = self.streams.is_split, self.phase is Phase.PREFILL
@@ -173,7 +174,7 @@ class StagedModel(torch.nn.Module):
     def _ticks(self, x: Any, inputs: Inputs) -> Any:
         """[b, S, D] -> [b, 1, D], valid on the last stage."""
         n_stages, n_parts = self.experiment.plan.pp, self.experiment.n_microbatches(self.phase)
-        exchange = StageExchange(experiment=self.experiment, phase=self.phase, caches=inputs.caches)
+        exchange = EarlierValues(experiment=self.experiment, phase=self.phase, caches=inputs.caches)
         parts = x.reshape(n_parts, -1, *x.shape[1:])
         ticks = n_ticks(n_parts, n_stages)
         coming = {RESIDUAL: torch.zeros_like(parts[0])}
@@ -193,7 +194,7 @@ class StagedModel(torch.nn.Module):
         return torch.cat(lasts)
 
     def _tick(
-        self, values: Values, tick: int, n_parts: int, inputs: Inputs, exchange: StageExchange
+        self, values: Values, tick: int, n_parts: int, inputs: Inputs, exchange: EarlierValues
     ) -> Values:
         """The layers of the stages that have a micro-batch in this tick, whose residual stream is [m, S, D]."""
         n_stages, stage, caches = self.experiment.plan.pp, inputs.stage, inputs.slots
@@ -201,7 +202,8 @@ class StagedModel(torch.nn.Module):
         part = MicroBatch(number=(tick - stage).clamp(0, n_parts - 1), n_parts=n_parts)
         before = [dict(cache.local) for cache in caches]
         number, branches = torch.zeros_like(stage), list[list[Any]]()
-        branches.append(_results(values, caches))
+        if len(busy) < n_stages:
+            branches.append(_results(values, caches))
         for run in self.runs:
             stages = range(max(run.stages[0], busy[0]), min(run.stages[-1], busy[-1]) + 1)
             if not stages:
@@ -225,7 +227,7 @@ class StagedModel(torch.nn.Module):
         values: Values,
         part: "MicroBatch",
         inputs: Inputs,
-        exchange: StageExchange,
+        exchange: EarlierValues,
     ) -> Values:
         """The layers of some stages of a run, for the sequences of a micro-batch."""
         n_layers, x = len(run.kinds), values[RESIDUAL]
@@ -364,19 +366,22 @@ def _add_collectives(
         return all_reduce(x, groups) if dim is None else reduce_scatter(x, dim, groups)
 
     of_attention, of_mlp = norms_before_blocks(layer)
-    blocks: list[tuple[Any, Any, Part | None]] = [(of_attention, attention_of(layer), None)]
+    blocks: list[tuple[Any, Any, Part | None, Part | None]] = [
+        (of_attention, attention_of(layer), None, None)
+    ]
     if mlp is MlpKind.DENSE_AND_MOE:
-        blocks.append((of_mlp, layer.mlp, None))
+        blocks.append((of_mlp, layer.mlp, None, None))
         of_experts = (None, None) if is_exchanged else (gathered, summed)
         _add_to_experts(layer, *of_experts)
     elif is_exchanged:
         _add_to_shared_experts(feed_forward(layer), gathered, summed)
+    elif mlp is MlpKind.DENSE:
+        blocks.append((of_mlp, feed_forward(layer), None, None))
     else:
-        part = None if mlp is MlpKind.DENSE else Part.MOE_COMBINE
-        blocks.append((of_mlp, feed_forward(layer), part))
-    for norm, block, part in blocks:
-        _add_behind(norm, gathered)
-        _add_behind(block, summed, part)
+        blocks.append((of_mlp, feed_forward(layer), Part.MOE_DISPATCH, Part.MOE_COMBINE))
+    for norm, block, before, behind in blocks:
+        _add_behind(norm, gathered, before)
+        _add_behind(block, summed, behind)
 
 
 def _add_to_shared_experts(
@@ -432,10 +437,15 @@ def _add_behind(block: Any, collective: Callable[[Any], Any], part: Part | None 
 
 
 def _gather_when_used(tensors: Tensors) -> None:
-    """All-gather weights that fsdp splits when their module is called, in its scope."""
-    for module, name, whole in tensors.shares:
+    """All-gather weights that fsdp splits when their module is called, in its scope; experts have none."""
+    for module, name, whole, is_of_experts in tensors.shares:
+        part = Part.MOE_EXPERTS if is_of_experts else None
+        module.register_forward_pre_hook(partial(_gather, name=name, whole=whole, part=part))
 
-        def before(*_: Any, module: Any = module, name: str = name, whole: Any = whole) -> None:
-            module.__dict__[name] = whole()
 
-        module.register_forward_pre_hook(before)
+def _gather(
+    module: Any, _inputs: Any, *, name: str, whole: Callable[[], Any], part: Part | None
+) -> None:
+    """Give the module a gathered weight."""
+    with nullcontext() if part is None else scope(part.value):
+        module.__dict__[name] = whole()

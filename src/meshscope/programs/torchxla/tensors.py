@@ -70,8 +70,8 @@ class Tensors:
         self.arguments: dict[str, Argument] = {}
         self.is_inside = False  # in a manual region, where every tensor is a shard
         self.position: Any = None  # position of the step's first token, once it is an argument
-        # Weights of a pipeline that fsdp splits: module, name, and the function that gathers them.
-        self.shares: list[tuple[Any, str, Callable[[], Any]]] = []
+        # Weights of a pipeline that fsdp splits: module, name, what gathers them, and whether they are of experts.
+        self.shares: list[tuple[Any, str, Callable[[], Any], bool]] = []
 
     def argument(
         self,
@@ -148,6 +148,11 @@ class Tensors:
 def partition(spec: Spec) -> tuple[Any, ...]:
     """The spec in torch_xla's form."""
     return tuple(axes if len(axes) > 1 else next(iter(axes), None) for axes in spec)
+
+
+def gathered(weight: Any) -> Any:
+    """The weight of a module that is not called: in a stage, fsdp may leave a function that gathers it."""
+    return weight() if callable(weight) else weight
 
 
 def _lists(groups: Groups) -> list[list[int]]:
