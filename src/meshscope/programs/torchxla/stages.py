@@ -201,9 +201,10 @@ class StagedModel(torch.nn.Module):
         busy = range(max(0, tick - n_parts + 1), min(n_stages - 1, tick) + 1)
         part = MicroBatch(number=(tick - stage).clamp(0, n_parts - 1), n_parts=n_parts)
         before = [dict(cache.local) for cache in caches]
-        number, branches = torch.zeros_like(stage), list[list[Any]]()
-        if len(busy) < n_stages:
-            branches.append(_results(values, caches))
+        number = torch.zeros_like(stage)
+        # Outside a conditional, XLA gives activations a layout in which it has no reduce-scatter, and sends twice
+        # the bytes in an all-reduce: every tick has the branch of idle stages, as in the JAX program.
+        branches = [_results(values, caches)]
         for run in self.runs:
             stages = range(max(run.stages[0], busy[0]), min(run.stages[-1], busy[-1]) + 1)
             if not stages:
@@ -214,7 +215,7 @@ class StagedModel(torch.nn.Module):
             branches.append(_results(after, caches))
             for cache, held in zip(caches, before, strict=True):
                 cache.local = dict(held)
-        results = list(chosen(number, *branches) if len(branches) > 1 else branches[0])
+        results = list(chosen(number, *branches))
         values = {name: results.pop(0) for name in values}
         for cache in caches:
             cache.local = {name: results.pop(0) for name in cache.local}
