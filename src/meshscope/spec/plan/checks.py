@@ -86,7 +86,7 @@ def check_blocks(plan: Plan, model: Model, workload: Workload) -> None:
         raise PlanError(
             f"plan '{plan}' cannot split {model.name} in {format_dtype(workload.weight_dtype)}: {cut.axes} leaves "
             f"{cut.n_channels} channels of {cut.weight} on a device, no multiple of the {cut.block} that "
-            f"share a scale. Use {whole}a smaller {cut.axes}, or --weight-dtype fp8."
+            f"share a scale. Use {whole}a smaller {cut.axes}, or --weight-dtype f8e4m3fn, with a scale for each channel."
         )
 
 
