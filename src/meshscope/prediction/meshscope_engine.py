@@ -38,6 +38,9 @@ from meshscope.spec.plan.weights import (
 from meshscope.spec.program import Frontend
 from meshscope.spec.workload import Workload
 
+# Weights in one array with that before them: ups of experts with gates, and values of latents with keys.
+JOINED = {"experts_w_up", "w_uv"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecoderStep:
@@ -321,7 +324,21 @@ def _gather_weights(
     plan, dtype = program.plan, program.workload.weight_dtype
     if plan.fsdp == 1:
         return ()
+    arrays = gathered_arrays(weights, plan, dtype)
+    if program.experiment.program.frontend is Frontend.TORCHXLA:
+        arrays = _joined(arrays, [w.name for w in weights if w.fsdp_dim(plan) is not None])
     return tuple(
         program.collective(part, Kind.ALL_GATHER, ("fsdp",), shape, stored_dtype)
-        for shape, stored_dtype in gathered_arrays(weights, plan, dtype)
+        for shape, stored_dtype in arrays
     )
+
+
+def _joined(
+    arrays: tuple[tuple[tuple[int, ...], str], ...], names: list[str]
+) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """The arrays of weights as transformers stores them: `JOINED` ones together with those before them."""
+    joined: list[tuple[tuple[int, ...], str]] = []
+    for name, (shape, dtype) in zip(names, arrays, strict=True):
+        width = joined.pop()[0][-1] if name in JOINED else 0
+        joined.append(((*shape[:-1], shape[-1] + width), dtype))
+    return tuple(joined)
