@@ -31,6 +31,8 @@ from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.program import Frontend, Program
 from meshscope.spec.workload import Workload
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*XLA_USE_SPMD is being deprecated")
+
 DENSE = {
     "model_type": "qwen3",
     "hidden_size": 256,
