@@ -42,12 +42,3 @@ def test_every_tpu_has_its_matrix_units() -> None:
     tpus = {chip.name for chip in CHIPS.values() if chip.kind is ChipKind.TPU}
 
     assert NARROW_DTYPES.keys() == tpus
-
-
-@pytest.mark.parametrize(
-    ("weights", "has_note"),
-    [("s4_group32", True), ("f4e2m1fn", True), ("s4", False), ("s4_group32_experts", False)],
-)
-def test_small_groups_of_dense_matrices_are_longer_than_predicted(weights: str, *, has_note: bool):
-    notes = precision_notes(Workload(weight_dtype=weights), CHIPS["v6e"])
-    assert any("another layout" in note for note in notes) == has_note

@@ -4,10 +4,11 @@ The values are converted inside the product, so the device reads them as they ar
 """
 
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from meshscope.programs.jax.mxfp4 import decoded, wide_scales
@@ -17,6 +18,9 @@ MAX_BLOCK_ROWS = 256  # of a product as sums of blocks, which are written in flo
 # XLA turns the product of a single row into a multiply and a reduce, and does not fuse the conversion of
 # grouped values into it: libtpu 0.0.42.1 then writes the matrix in float32 in each step.
 MIN_BLOCK_ROWS = 2
+# Inputs of a matrix unit of v4, v5e and v5p. A tile of 4-bit values has 64: libtpu 0.0.42.1 copies a matrix
+# into another layout in each step if a product splits its tiles.
+BLOCK_INPUTS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,21 +168,25 @@ class Matrix:
         return _summed_groups(products, factors, outputs, of_product).astype(x.dtype)
 
     def _products(self, x: Array, n: int, of_x: str, outputs: str, of_product: str) -> Array:
-        """The products over each `n` inputs [inputs / n, *product] in float32."""
+        """The products over each `n` inputs [inputs / n, *product] in float32.
+
+        Smaller groups share a block of inputs, which multiplies a copy of each row for every group, with zeros
+        for the inputs of the others. So no tile of the values is split.
+        """
         n_dims = self.outputs[0]
         rows = x.shape[: x.ndim - n_dims]
-        inputs = x.reshape(*rows, -1, n)
-        is_single = prod(rows) == 1
-        if is_single:
-            inputs = jnp.pad(inputs, ((0, MIN_BLOCK_ROWS - 1), *((0, 0),) * (inputs.ndim - 1)))
+        n_inputs = prod(x.shape[x.ndim - n_dims :])
+        block = max(n, gcd(n_inputs, BLOCK_INPUTS))
+        n_groups = block // n
+        n_copies = max(n_groups, MIN_BLOCK_ROWS) if prod(rows) == 1 else n_groups
+        is_in_group = np.repeat(np.eye(n_copies, n_groups), n, axis=1)
         products = jnp.einsum(
-            f"{of_x[:-n_dims]}YZ,YZ{outputs}->Y{of_product}",
-            inputs,
-            self._converted(self.values.reshape(-1, n, *self.values.shape[n_dims:])),
+            f"{of_x[:-n_dims]}YXZ,YZ{outputs}->YX{of_product}",
+            x.reshape(*rows, -1, 1, block) * jnp.asarray(is_in_group, x.dtype),
+            self._converted(self.values.reshape(-1, block, *self.values.shape[n_dims:])),
             preferred_element_type=jnp.float32,
-        )
-        row_dim = 1 + of_product.index(of_x[0])
-        return lax.slice_in_dim(products, 0, 1, axis=row_dim) if is_single else products
+        )[:, :n_groups]
+        return products.reshape(-1, *products.shape[2:])
 
     def _by_output(self, scale: Array) -> Array:
         """The factors of each output, [..., input blocks, outputs]."""

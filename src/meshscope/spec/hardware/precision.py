@@ -3,13 +3,7 @@
 from collections.abc import Iterator
 
 from meshscope.spec.hardware.chips import Chip, ChipKind
-from meshscope.spec.quantization import (
-    Coverage,
-    Quantization,
-    activation_dtype_of,
-    quantization_of,
-    values_dtype,
-)
+from meshscope.spec.quantization import activation_dtype_of, quantization_of, values_dtype
 from meshscope.spec.workload import Workload
 from meshscope.units import DTYPE_BITS, format_dtype
 
@@ -24,8 +18,6 @@ NARROW_DTYPES = {
 }
 
 # Their peak over that of bf16, same pages: v4 has 275 TFLOP/s in both, the others twice as many in 8 bits.
-# Groups of fewer inputs than rows in a tile of 4-bit values; seen with 32 inputs, not with 128.
-RELAYOUT_BLOCK = 64
 NARROW_SPEEDUP = {"v4": 1.0, "v5e": 2.0, "v5p": 2.0, "v6e": 2.0, "tpu7x": 2.0}
 
 
@@ -62,22 +54,10 @@ def precision_notes(workload: Workload, chip: Chip) -> Iterator[str]:
             f"products at the bf16 peak, and conversions only in the compiler's own cycles{of_experts} (matrix "
             f"units: {units})"
         )
-        yield from _group_notes(quantization_of(weights))
     if activations == "f32":
         yield "f32 products run as one bf16 pass, JAX's default precision on TPUs"
     elif activations == "f16":
         yield f"{chip.name} has no f16 unit; products are timed at the bf16 peak, the nearest"
-
-
-def _group_notes(quantization: Quantization | None) -> Iterator[str]:
-    """What the prediction lacks for small groups in dense matrices."""
-    if quantization is None or quantization.coverage is Coverage.EXPERTS:
-        return
-    if quantization.block is not None and quantization.block < RELAYOUT_BLOCK:
-        yield (
-            f"dense products with a scale for {quantization.block} inputs move their weights into another layout "
-            "in each decode step, which the prediction lacks: compile, or see docs/formats.md"
-        )
 
 
 def _narrow_note(dtype: str, activations: str, chip: Chip) -> str:
