@@ -33,9 +33,12 @@ from meshscope.spec.program import Frontend
 
 
 def context_collectives(
-    experiment: Experiment, step: PlannedStep, layer: Layer
+    experiment: Experiment, step: PlannedStep, layer: Layer, *, reads_received: bool = False
 ) -> tuple[PlannedCollective, ...]:
-    """The collectives of one layer over cp, in program order; none if cp=1."""
+    """The collectives of one layer over cp, in program order; none if cp=1.
+
+    `reads_received` is whether the layer is the first of its stage that reads keys and values of an earlier stage.
+    """
     if experiment.plan.cp == 1:
         return ()
     if layer.attention is AttentionKind.LINEAR:
@@ -47,16 +50,20 @@ def context_collectives(
         return tuple(_share_queries(experiment, step, layer))
     if isinstance(experiment.model.attention, CompressedAttention):
         return tuple(_gather_entries(experiment, layer))
-    return (*_gather_index_keys(experiment, layer), *_share_keys(experiment, layer))
+    of_keys = _share_keys(experiment, layer, reads_received=reads_received)
+    return (*_gather_index_keys(experiment, layer), *of_keys)
 
 
-def _share_keys(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollective]:
+def _share_keys(
+    experiment: Experiment, layer: Layer, *, reads_received: bool
+) -> Iterator[PlannedCollective]:
     """Keys and values (or latents) of the other blocks, by ring permutes or an all-gather.
 
     With a kernel, the ring leaves out blocks beyond the window. In TorchXLA programs, XLA merges the equal permutes
-    of layers that share a cache; JAX programs send the blocks for each of them.
+    of layers of a stage that share a cache; JAX programs send the blocks for each of them.
     """
-    is_merged = layer.shares_cache and experiment.program.frontend is Frontend.TORCHXLA
+    is_torchxla = experiment.program.frontend is Frontend.TORCHXLA
+    is_merged = is_torchxla and layer.shares_cache and not reads_received
     plan, workload = experiment.plan, experiment.workload
     n_local = local_tokens(plan, Phase.PREFILL, workload.prompt)
     local_batch = _local_batch(experiment, Phase.PREFILL)

@@ -22,6 +22,7 @@ from meshscope.spec.model.model import CompressedAttention, Layer, Model
 from meshscope.spec.plan.context_form import local_tokens
 from meshscope.spec.plan.dispatch import Dispatch, exchange_axes, routed_tokens
 from meshscope.spec.plan.plan import Plan
+from meshscope.spec.plan.stages import readers_of_received
 from meshscope.spec.plan.weights import (
     Weight,
     attention_weights,
@@ -117,10 +118,12 @@ def meshscope_stages(
         step=step,
         n_microbatches=experiment.n_microbatches(step.phase),
     )
-    by_kind = {layer: _layer(program, layer) for layer in dict.fromkeys(program.model.layers)}
+    readers = readers_of_received(program.model, program.plan.pp)
+    keys = [(layer, index in readers) for index, layer in enumerate(program.model.layers)]
+    by_kind = {key: _layer(program, key[0], reads_received=key[1]) for key in dict.fromkeys(keys)}
     stage = PlannedStage(
         before=_embed(program),
-        layers=tuple((index, by_kind[layer]) for index, layer in enumerate(program.model.layers)),
+        layers=tuple((index, by_kind[key]) for index, key in enumerate(keys)),
         after=_logits(replace(program, n_microbatches=1)),
     )
     n_chunks = experiment.n_chunks(step.phase)
@@ -142,11 +145,15 @@ def _split_residual(program: _DecoderStep) -> tuple[int, ...]:
     return (batch, n_tokens, *width)
 
 
-def _layer(program: _DecoderStep, layer: Layer) -> tuple[PlannedCollective, ...]:
+def _layer(
+    program: _DecoderStep, layer: Layer, *, reads_received: bool
+) -> tuple[PlannedCollective, ...]:
     """Attention, then an MLP, a mixture of experts, or both."""
     model, plan = program.model, program.plan
     weights = _used_weights(program, attention_weights(model, plan, layer))
-    over_cp = context_collectives(program.experiment, program.step, layer)
+    over_cp = context_collectives(
+        program.experiment, program.step, layer, reads_received=reads_received
+    )
     attention = _block(program, Part.ATTN, weights, over_cp)
     mlp = _block(program, Part.MLP, dense_weights(model, layer)) if layer.has_mlp else ()
     mixture = _mixture(program) if layer.has_experts else ()
