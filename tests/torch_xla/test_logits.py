@@ -166,6 +166,9 @@ CASES += [
         ("qwen3_next", "pp=2,dp=2,tp=2,ep=4", None),
         ("qwen3_next", "pp=2,dp=2,tp=2,ep=4,sp", None),
         ("gpt_oss", "pp=2,dp=2,tp=2,ep=4", None),
+        # Weights that fsdp gathers, also of modules that are not called.
+        ("mixtral", "pp=2,fsdp=2,tp=2,ep=2,sp", None),
+        ("deepseek_v4", "pp=2,fsdp=2,tp=2", 1),
     )
 ]
 CASES += [
@@ -175,6 +178,7 @@ CASES += [
         ("mixtral", "pp=2,cp=2,dp=2,ep=2"),
         ("gemma4-shared", "pp=2,cp=2,tp=2"),
         ("deepseek_v3", "pp=2,cp=2,tp=2,sp"),
+        ("deepseek_v3", "pp=2,cp=2,fsdp=2"),
         ("glm_moe_dsa-shared", "pp=2,cp=2,tp=2"),
         ("llama4", "pp=2,cp=2,tp=2"),
         ("gpt_oss", "pp=2,cp=2,tp=2"),
