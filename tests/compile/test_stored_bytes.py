@@ -66,7 +66,7 @@ CASES = [
     Case(V2_LITE, "v6e-8", "f8e4m3fn", 2),
     Case(V2_LITE, "tpu7x-8", "s8", 2),
     Case("Qwen/Qwen3-30B-A3B", "v5e-8", "f8e4m3fn", plan="tp=8,ep=8"),
-    Case("meta-llama/Llama-3.1-8B", "v6e-8", "s4"),
+    Case("meta-llama/Llama-3.1-8B", "v6e-8", "s4_group32"),
     Case("openai/gpt-oss-20b", "v6e-8", "f4e2m1fn_experts", plan="dp=4,tp=2"),
     Case("meta-llama/Llama-3.1-8B", "v6e-8", "f8e4m3fn_block128", plan="tp=2,dp=4", batch=4),
     # Two matrices of each layer with 0.7 million elements are copied into another layout.
@@ -82,6 +82,7 @@ MATRIX = [
     Case(V2_LITE, "tpu7x-8", "f8e4m3fn", 2),
     Case("meta-llama/Llama-3.1-8B", "tpu7x-8", "s8"),
     Case("meta-llama/Llama-3.1-8B", "v5e-8", "s4_group32"),
+    Case("meta-llama/Llama-3.1-8B", "v6e-8", "s4"),
     Case("meta-llama/Llama-3.1-8B", "tpu7x-8", "s4"),
     Case("meta-llama/Llama-3.1-8B", "v6e-8", "f4e2m1fn"),
     Case("meta-llama/Llama-3.1-8B", "v5e-8", "f4e2m1fn", batch=1),
@@ -102,7 +103,10 @@ MATRIX = [
 def test_a_decode_step_writes_no_weight_to_hbm_and_copies_no_cache(
     case: Case, tmp_path: Path
 ) -> None:
-    """No result in HBM is as large as a weight, and no copy to any memory as large as a cache array."""
+    """No result in HBM is as large as a weight, and no copy to any memory as large as a cache array.
+
+    Nor is a matrix of 4 bits copied into another layout, in any memory.
+    """
     experiment = case.experiment
     model, plan = experiment.model, experiment.plan
     matrices = [
@@ -127,6 +131,8 @@ def test_a_decode_step_writes_no_weight_to_hbm_and_copies_no_cache(
     ]
 
     assert [weights[n] for _, n, is_in_hbm in results if is_in_hbm and n in weights] == []
+    if case.dtype.startswith("s4"):
+        assert [weights[n] for opcode, n, _ in results if opcode == "copy" and n in weights] == []
     assert [cache[n] for opcode, n, _ in results if "copy" in opcode and n in cache] == []
 
 
