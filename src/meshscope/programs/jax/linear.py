@@ -31,7 +31,7 @@ H width of a value, C positions of a chunk, W positions of the convolution; n de
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,8 @@ from jax import lax
 
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.context_parallel import Context
+from meshscope.programs.jax.decode_attention import DecodeKernel
+from meshscope.programs.jax.delta_kernel import delta_tokens
 from meshscope.programs.jax.grouped import heads
 from meshscope.programs.jax.numerics import Array, by_row, by_sequence, unscaled_rms_norm
 from meshscope.programs.jax.state import LayerCache, LayerWeights
@@ -58,7 +60,7 @@ def linear_attention(  # noqa: PLR0913  the inputs of a layer's attention
     model: Model,
     layer: Layer,  # noqa: ARG001
     context: Context,
-    kernel: object = None,  # noqa: ARG001
+    kernel: object = None,
 ) -> tuple[Array, LayerCache]:
     """Linear attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new state."""
     linear = linear_of(model.attention)
@@ -76,21 +78,44 @@ def linear_attention(  # noqa: PLR0913  the inputs of a layer's attention
     rate = jax.nn.sigmoid(b.reshape(n_rows, n_positions, -1))
     steps = jax.nn.softplus(a.reshape(n_rows, n_positions, -1) + _wide(w("decay_bias")))
     log_decay = -jnp.exp(_wide(w("decay_log"))) * steps
-    state = jnp.zeros((n_rows, v.shape[2], linear.key_dim, linear.value_dim), jnp.float32)
-    states = _States(cache=cache, n_slots=linear.key_dim)
-    if has_past:
-        state = states.after(span.first - 1, n_rows)
     rule = (q, k, _wide(v), log_decay, rate)
-    if context.phase is Phase.DECODE:
-        out, states = _each_token(rule, state, states, span.first)
+    if _has_kernel(kernel, n_positions):
+        out, cache = _by_kernel(rule, cache, span.first, is_interpreted=kernel.is_interpreted)
     else:
-        out, state = _rule(context, n_positions)(*rule, state)
-        states = states.with_one(state, span.last)
+        state = jnp.zeros((n_rows, v.shape[2], linear.key_dim, linear.value_dim), jnp.float32)
+        states = _States(cache=cache, n_slots=linear.key_dim)
+        if has_past:
+            state = states.after(span.first - 1, n_rows)
+        if context.phase is Phase.DECODE:
+            out, states = _each_token(rule, state, states, span.first)
+        else:
+            out, state = _rule(context, n_positions)(*rule, state)
+            states = states.with_one(state, span.last)
+        cache = states.cache
     out = unscaled_rms_norm(by_row(out, x).astype(x.dtype), model.norm_eps)
     out = out * w("state_norm").astype(x.dtype)
     gate = jax.nn.silu(_wide(heads(x, w, "z")).reshape(out.shape))
     out = (out * gate).astype(x.dtype)
-    return w.einsum("bsnh,nhd->bsd", out, "wo"), states.cache
+    return w.einsum("bsnh,nhd->bsd", out, "wo"), cache
+
+
+def _has_kernel(kernel: object, n_positions: int) -> TypeGuard[DecodeKernel]:
+    """Whether a decode step has several tokens of each sequence, and may use kernels on local arrays.
+
+    XLA updates the state of a single token in about the time of its bytes.
+    """
+    return isinstance(kernel, DecodeKernel) and kernel.mesh is None and n_positions > 1
+
+
+def _by_kernel(
+    rule: Sequence[Array], cache: LayerCache, first: Array | int, *, is_interpreted: bool
+) -> tuple[Array, LayerCache]:
+    """The outputs of the rule for the tokens [B, S, ...] of a decode step, and the cache with all states."""
+    (stack,) = cache.stacks(["state"])
+    out, states = delta_tokens(
+        rule, stack, layer=cache.layer, first=first, is_interpreted=is_interpreted
+    )
+    return out, cache.with_stacks(["state"], [states])
 
 
 @dataclass(frozen=True, slots=True)
