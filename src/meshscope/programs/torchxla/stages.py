@@ -413,7 +413,8 @@ def _add_to_experts(
     def gathered(_module: Any, _inputs: tuple[Any, ...]) -> Any:
         return whole[0].flatten(0, 1)
 
-    layer.pre_feedforward_layernorm.register_forward_pre_hook(of_stream)
+    # Before the hook that opens the norm's scope.
+    layer.pre_feedforward_layernorm.register_forward_pre_hook(of_stream, prepend=True)
     for reader in (layer.router, layer.pre_feedforward_layernorm_2):
         reader.register_forward_pre_hook(gathered)
     if summed is None:
