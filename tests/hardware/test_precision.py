@@ -42,3 +42,12 @@ def test_every_tpu_has_its_matrix_units() -> None:
     tpus = {chip.name for chip in CHIPS.values() if chip.kind is ChipKind.TPU}
 
     assert NARROW_DTYPES.keys() == tpus
+
+
+@pytest.mark.parametrize(
+    ("weights", "has_note"),
+    [("f4e2m1fn", True), ("f4e2m1fn_mlps", True), ("f4e2m1fn_experts", False), ("s4", False)],
+)
+def test_dense_mxfp4_takes_longer_than_predicted(weights: str, *, has_note: bool) -> None:
+    notes = precision_notes(Workload(weight_dtype=weights), CHIPS["v6e"])
+    assert any("dense mxfp4" in note for note in notes) == has_note

@@ -3,7 +3,13 @@
 from collections.abc import Iterator
 
 from meshscope.spec.hardware.chips import Chip, ChipKind
-from meshscope.spec.quantization import activation_dtype_of, quantization_of, values_dtype
+from meshscope.spec.quantization import (
+    Coverage,
+    Quantization,
+    activation_dtype_of,
+    quantization_of,
+    values_dtype,
+)
 from meshscope.spec.workload import Workload
 from meshscope.units import DTYPE_BITS, format_dtype
 
@@ -54,10 +60,22 @@ def precision_notes(workload: Workload, chip: Chip) -> Iterator[str]:
             f"products at the bf16 peak, and conversions only in the compiler's own cycles{of_experts} (matrix "
             f"units: {units})"
         )
+        yield from _code_notes(quantization_of(weights))
     if activations == "f32":
         yield "f32 products run as one bf16 pass, JAX's default precision on TPUs"
     elif activations == "f16":
         yield f"{chip.name} has no f16 unit; products are timed at the bf16 peak, the nearest"
+
+
+def _code_notes(quantization: Quantization | None) -> Iterator[str]:
+    """What the prediction lacks for dense matrices whose codes no chip converts by itself."""
+    if quantization is None or quantization.coverage is Coverage.EXPERTS:
+        return
+    if quantization.codes_dtype is not None:
+        yield (
+            "the codes of dense mxfp4 matrices are converted in a pass before each product, which the prediction "
+            "lacks: compile, or see docs/formats.md"
+        )
 
 
 def _narrow_note(dtype: str, activations: str, chip: Chip) -> str:
