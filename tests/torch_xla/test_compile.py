@@ -205,13 +205,17 @@ MORE_PLANS = (  # of a pipeline: with cp, and with experts over tp and the data 
     ("gpt_oss", "pp=2,dp=2,tp=2,ep=4"),
 )
 ENDS = {Part.EMBED, Part.LM_HEAD, Part.SAMPLE}
-# The partitioner moves the tokens of experts beside an MLP if cp splits them.
+# The partitioner moves the tokens of experts beside an MLP if cp splits them, and gathers scores of groups of experts.
 MOVED = {
     ("gemma4-moe", "dp=2,cp=2,tp=2,ep=4"): {
         (Verdict.EXTRA, Part.MOE_ROUTER, "cp", (2, 64, 4)),
         (Verdict.EXTRA, Part.MOE_ROUTER, "cp", (4, 128, 256)),
         (Verdict.CHANGED, Part.MOE_COMBINE, "tp", (512, 256)),
-    }
+    },
+    ("deepseek_v3", "dp=2,cp=2,tp=2,ep=4"): {
+        (Verdict.EXTRA, Part.MOE_ROUTER, "dp+cp", (1024, 2)),
+        (Verdict.EXTRA, Part.MOE_ROUTER, "dp", (8, 2)),
+    },
 }
 
 

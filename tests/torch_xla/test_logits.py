@@ -168,6 +168,7 @@ CASES += [
         ("gpt_oss", "pp=2,dp=2,tp=2,ep=4", None),
         # Weights that fsdp gathers, also of modules that are not called.
         ("mixtral", "pp=2,fsdp=2,tp=2,ep=2,sp", None),
+        ("llama4", "pp=2,fsdp=2,tp=2,ep=2,sp", None),
         ("deepseek_v4", "pp=2,fsdp=2,tp=2", 1),
     )
 ]

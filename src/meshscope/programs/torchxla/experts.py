@@ -25,6 +25,7 @@ from meshscope.programs.torchxla.tensors import (
     all_gather,
     all_reduce,
     all_to_all,
+    gathered,
     scope,
 )
 from meshscope.programs.torchxla.tokens import token_axes
@@ -70,7 +71,7 @@ def _everywhere(  # noqa: PLR0913, PLR0917  tokens, their routing, the experts
     layouts = tensors.layouts
     of_experts, of_ffn = layouts.split(Dim.EXPERT), layouts.split(Dim.EXPERT_FFN)
     with scope(Part.MOE_EXPERTS.value):
-        gates = _stacked(module, "gate_up_proj")
+        gates, downs = _stacked(module, "gate_up_proj"), gathered(module.down_proj)
         inner = torch.einsum("td,ehfd->ethf", x, gates)
         if moe.has_bias:
             inner = inner + _stacked_bias(module)[:, None]
@@ -83,7 +84,7 @@ def _everywhere(  # noqa: PLR0913, PLR0917  tokens, their routing, the experts
         # Weighting first lets one product sum over experts and their width, so the partitioner
         # reduces [T, D] instead of [E, T, D].
         inner = inner * share_of.t()[..., None]
-        out = torch.einsum("etf,edf->td", inner, module.down_proj)
+        out = torch.einsum("etf,edf->td", inner, downs)
         if moe.has_bias:
             out = out + torch.einsum("te,ed->td", share_of, module.down_proj_bias)
         return tensors.annotate(out, (of_tokens, ()))
@@ -98,7 +99,7 @@ def _own_experts(module: Any, tensors: Tensors) -> Any:
 
 def _stacked(module: Any, name: str) -> Any:
     """The fused gate and up weights as [E, 2, F, D]."""
-    weight = getattr(module, name)
+    weight = gathered(getattr(module, name))  # Llama 4's module is not called
     return weight.reshape(weight.shape[0], 2, -1, weight.shape[2])
 
 
@@ -169,7 +170,9 @@ class _Exchange:
 
         With sp they are those of its residual stream, and no others are here.
         """
-        weights, plan = self._stored(module), self.experiment.plan
+        plan = self.experiment.plan
+        with scope(Part.MOE_EXPERTS.value):
+            weights = self._stored(module)
         has_part = residual_specs(self.experiment, self.phase, self.tensors.layouts).is_split
         if has_part or "tp" not in exchange_axes(plan):
             return self._local(module, x, chosen, shares, weights)
@@ -192,7 +195,7 @@ class _Exchange:
         has_bias = self.experiment.model.moe.has_bias
         return _Weights(
             gates=_stacked(module, "gate_up_proj"),
-            downs=module.down_proj,
+            downs=gathered(module.down_proj),
             gate_bias=_stacked_bias(module) if has_bias else None,
             down_bias=module.down_proj_bias if has_bias else None,
         )
