@@ -231,7 +231,9 @@ def _scores_elements(experiment: Experiment, phase: Phase, tokens: _Tokens) -> f
     n_heads = attention.n_heads / experiment.plan.tp
     n_keys: float = tokens.n_keys
     if isinstance(attention, CompressedAttention):
-        n_keys = min(tokens.n_keys, attention.window) + tokens.n_keys / attention.sparse_rate
+        n_new = tokens.n_tokens // tokens.n_sequences if phase is Phase.PREFILL else 0
+        n_window = n_new + attention.window * (n_new < tokens.n_keys)
+        n_keys = n_window + tokens.n_keys / attention.sparse_rate
     return n_heads * tokens.n_tokens * n_keys
 
 
