@@ -394,3 +394,29 @@ def test_chunks_of_whole_sequences_cost_as_many_smaller_batches(experiment: Expe
         [4 * (cost.wire_bytes or 0) for cost in part.parts]
     )
     assert decode == predicted_times(experiment)[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt", "has_note"),
+    [
+        ("deepseek-ai/DeepSeek-V4-Flash", 2048, False),  # 512 entries of 4 positions, all chosen
+        ("deepseek-ai/DeepSeek-V4-Flash", 4096, True),
+        ("deepseek-ai/DeepSeek-V3.2", 4096, True),
+        ("deepseek-ai/DeepSeek-V3.1", 4096, False),
+        (MOE, 4096, False),
+    ],
+)
+def test_prefill_notes_that_it_lacks_the_choice_of_an_indexer(
+    model: str, prompt: int, *, has_note: bool
+) -> None:
+    experiment = experiment_of(
+        model=read_model(model),
+        plan=parse_plan("tp=8,ep=8"),
+        topology=parse_topology("v6e-8"),
+        workload=Workload(batch=1, prompt=prompt, output=128),
+        n_layers=4,
+    )
+    noted = {
+        time.phase: "indexer's scores" in str(time.notes) for time in predicted_times(experiment)
+    }
+    assert noted == {Phase.PREFILL: has_note, Phase.DECODE: False}

@@ -28,6 +28,7 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.hardware.precision import precision_notes
+from meshscope.spec.model.model import CompressedAttention, GroupedAttention
 from meshscope.spec.workload import Workload
 from meshscope.units import format_seconds
 
@@ -67,9 +68,24 @@ def _phase_time(
     notes = (
         *precision_notes(experiment.workload, experiment.topology.chip),
         *fused_notes(experiment),
+        *_indexer_notes(experiment, phase),
         *_conversion_notes(steps),
     )
     return replace(time, notes=(*time.notes, *notes))
+
+
+def _indexer_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
+    """That the time lacks the choice of an indexer, if a prompt has more positions than it chooses."""
+    attention = experiment.model.attention
+    if phase is Phase.DECODE or isinstance(attention, GroupedAttention):
+        return
+    rate = attention.sparse_rate if isinstance(attention, CompressedAttention) else 1
+    indexer = attention.indexer
+    if indexer is not None and experiment.workload.prompt > indexer.top_k * rate:
+        yield (
+            "the prediction lacks the passes that choose positions by the indexer's scores, which grow with the "
+            "square of the prompt: compile, or see docs/long-context.md"
+        )
 
 
 def _conversion_notes(steps: ClosedSteps) -> Iterator[str]:
