@@ -8,6 +8,7 @@ from meshscope.errors import SpecError
 from meshscope.spec.model.catalog import catalog
 from meshscope.spec.model.config import model_from_config
 from meshscope.spec.model.model import Model
+from meshscope.spec.model.modules import ModulePatterns
 from meshscope.spec.model.stored_format import StoredFormat, stored_format
 
 TENSORS = "compressed-tensors"
@@ -920,3 +921,22 @@ def test_a_plain_checkpoint_has_its_dtype(key: str) -> None:
 
 def test_a_config_may_state_no_format() -> None:
     assert stored_format({}, {}) is None
+
+
+@pytest.mark.parametrize("text", [r"(\w+\.?)+!", ".*a.*b.*c.*d.*e", "a?a?a?a?a?a?b"])
+def test_expressions_that_may_match_for_hours_are_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="may take too long to match"):
+        ModulePatterns([f"re:{text}"])
+
+
+@pytest.mark.parametrize(
+    "text", [r".*mlp\.(gate|up)_proj$", r"(?:model\.)?layers\.\d+\.mlp\.experts\.\d+\..*_proj"]
+)
+def test_expressions_of_checkpoints_are_read(text: str) -> None:
+    names = [f"layers.3.mlp.{name}" for name in ("gate_proj", "experts.0.gate_proj", "gate")]
+    assert sum(name in ModulePatterns([f"re:{text}"]) for name in names) == 1
+
+
+def test_a_group_that_is_no_number_has_no_equal() -> None:
+    model = checkpoint(DENSE, {"quant_method": "gptq", "bits": 4, "group_size": [1]})
+    assert model.stored_dtype is None

@@ -50,8 +50,8 @@ def _format_note(request: ExperimentRequest, experiment: Experiment) -> tuple[st
     if DTYPE_BITS[model.stored_dtype] == DTYPE_BITS[assumed]:
         is_wide = activation_dtype_of(model.stored_dtype) is not None
         return (f"{stored}; here activations have 16 bits ({option})",) if is_wide else ()
-    is_chosen = not request.has_default_weights
-    if request.has_program and not is_chosen and model.default_weight_dtype != assumed:
+    is_default = request.has_program and request.has_default_weights
+    if is_default and model.default_weight_dtype != assumed:
         cut = cut_weight(model, experiment.plan, model.stored_dtype)
         lack = "which the program lacks" if cut is None else f"but the plan splits groups of {cut}"
         return (f"{stored}, {lack}; {format_dtype(assumed)} is assumed",)

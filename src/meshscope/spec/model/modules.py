@@ -88,6 +88,14 @@ def _mlp(family: Family, tensors: Mapping[str, str]) -> list[str]:
     return [name.removesuffix(".weight") for name in tensors.values()]
 
 
+# The time of a failing match grows with the power of its repeats, and exponentially if a group is repeated.
+MAX_REPEATS = 4
+SHOWN = 100  # characters of an expression in a message
+_ONE_CHARACTER = re.compile(r"\\.|\[[^\]]*\]")  # escaped, or of a set
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+_REPEATS = re.compile(r"[*+{]|(?<![(*+])\?")
+
+
 class ModulePatterns:
     """Modules that the entries of a config select.
 
@@ -121,9 +129,16 @@ class ModulePatterns:
 
 
 def _compiled(text: str, source: str) -> re.Pattern[str]:
+    """The regular expression; SpecError if it is invalid, or may take too long to match."""
+    bare = _ONE_CHARACTER.sub("x", text)
+    if _REPEATED_GROUP.search(bare) or len(_REPEATS.findall(bare)) > MAX_REPEATS:
+        raise SpecError(
+            f"{source}: 're:{text[:SHOWN]}' repeats a group, or has more than {MAX_REPEATS} repeats, and may "
+            "take too long to match. Name the modules, or simplify it."
+        )
     try:
         return re.compile(text)
     except re.error as error:
         raise SpecError(
-            f"{source}: 're:{text}' is not a regular expression ({error}). Correct the config."
+            f"{source}: 're:{text[:SHOWN]}' is not a regular expression ({error}). Correct the config."
         ) from error

@@ -111,7 +111,7 @@ def _keeping(scheme: Scheme, *lists: object) -> QuantizationRecipe:
 
 def _int4(text: str, group: object, *, is_channel: bool = False) -> Scheme:
     """Int4 with a scale for each group of inputs; -1 stands for a whole channel."""
-    if is_channel or group in {-1, 0}:
+    if is_channel or group in (-1, 0):
         return Scheme(text=f"{text} with a scale a channel", dtype=INT4_OF_GROUP[None])
     size = INT4_GROUP if group is None else group
     named = "" if size == INT4_GROUP else f" with scales of {size} inputs"
