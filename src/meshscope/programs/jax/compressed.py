@@ -238,12 +238,13 @@ class _CompressionStep:
         self, name: str, kv: Array, gate: Array, cache: LayerCache
     ) -> tuple[Array, ...] | None:
         """Values and gates [B, 1, M, C] of the window before a chunk; None if its entries do not include it."""
-        parts = (
+        if self.kind is not AttentionKind.COMPRESSED_SPARSE:
+            return None
+        parts = [
             self._before_chunk(cache, f"{name}_{part}", new)
             for part, new in (("kv", kv), ("gate", gate))
-        )
-        last = tuple(x[:, None, -self.rate :] for x in parts if x is not None)
-        return last if last and self.kind is AttentionKind.COMPRESSED_SPARSE else None
+        ]
+        return tuple(x[:, None, -self.rate :] for x in parts if x is not None) or None
 
     def _block_entries(
         self, name: str, kv: Array, gate: Array, w: LayerWeights, cache: LayerCache

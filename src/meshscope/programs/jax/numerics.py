@@ -110,9 +110,8 @@ def dot_product_attention(  # noqa: PLR0913  the inputs of attention
     else:
         sink = sinks.astype(jnp.float32).reshape(1, k.shape[2], n_groups, 1, 1)
         highest = jnp.maximum(scores.max(axis=-1, keepdims=True), sink)
-        weights = jnp.exp(
-            scores - highest
-        )  # the scores with another column would be a second array
+        # A softmax of the scores with another column would make a second array of their size.
+        weights = jnp.exp(scores - highest)
         shares = weights / (weights.sum(axis=-1, keepdims=True) + jnp.exp(sink - highest))
     out = jnp.einsum("bkgst,btkh->bskgh", shares.astype(q.dtype), v)
     return out.reshape(*out.shape[:2], -1, out.shape[-1])
