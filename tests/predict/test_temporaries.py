@@ -86,6 +86,22 @@ def test_plain_attention_keeps_its_scores() -> None:
     assert temp_parts(experiment(kernels="off"), Phase.PREFILL).scores == 8 * 4 * 1024**2 * 4
 
 
+@pytest.mark.parametrize(
+    ("prompt", "chunk", "compiled_bytes"),
+    [(65_536, 2048, 1_679_911_104), (1_047_552, 256, 2_448_090_080)],  # libtpu 0.0.42.1
+)
+def test_compressed_attention_keeps_the_scores_of_a_window_and_all_entries(
+    prompt: int, chunk: int, compiled_bytes: int
+) -> None:
+    values = {"model": "deepseek-ai/DeepSeek-V4-Flash", "topology": "v6e-8", "plan": "tp=8"}
+    sizes = {"prompt": prompt, "output": 1024, "prefill_chunk": str(chunk), "layers": 3}
+    options = values | sizes | {"dtype": "bf16", "loop": "unroll"}
+    memory = predicted_memory(request_of(ExperimentRequest, options).experiment())
+    assert memory.temp_low_bytes is not None
+    assert memory.temp_high_bytes is not None
+    assert memory.temp_low_bytes < compiled_bytes < memory.temp_high_bytes
+
+
 def test_sums_of_8_bit_rows_have_32_bits() -> None:
     """65,536 rows of 2,048 channels and an eighth of 768: libtpu keeps sums and outputs, 0.75 GiB in all."""
     wide, narrow = (

@@ -231,10 +231,21 @@ def _scores_elements(experiment: Experiment, phase: Phase, tokens: _Tokens) -> f
     n_heads = attention.n_heads / experiment.plan.tp
     n_keys: float = tokens.n_keys
     if isinstance(attention, CompressedAttention):
-        n_new = tokens.n_tokens // tokens.n_sequences if phase is Phase.PREFILL else 0
-        n_window = n_new + attention.window * (n_new < tokens.n_keys)
-        n_keys = n_window + tokens.n_keys / attention.sparse_rate
+        n_keys = _window_and_entries(experiment, attention, phase, tokens)
     return n_heads * tokens.n_tokens * n_keys
+
+
+def _window_and_entries(
+    experiment: Experiment, attention: CompressedAttention, phase: Phase, tokens: _Tokens
+) -> float:
+    """Keys of a query in a sparse layer, masked ones included.
+
+    A whole prompt has those of all its positions, also if cp splits it; a chunk has its own and a window before it.
+    """
+    if phase is Phase.DECODE:
+        return attention.window + tokens.n_keys / attention.sparse_rate
+    n_window = experiment.n_positions(phase) + attention.window * experiment.has_cut_prompts
+    return n_window + experiment.workload.prompt / attention.sparse_rate
 
 
 def _experts_elements(experiment: Experiment, phase: Phase, tokens: _Tokens) -> float:
