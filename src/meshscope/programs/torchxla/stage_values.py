@@ -24,9 +24,8 @@ from meshscope.spec.model.model import Layer
 from meshscope.spec.plan.context_form import cache_slots
 from meshscope.spec.plan.stages import StageRun, StageSends, caches_before, shared_slot, stage_sends
 
-Values = dict[
-    str, Any
-]  # residual stream, "chosen" [m, S, T], and keys and values [m, K, S, H] of kinds of layers
+# The residual stream, "chosen" [m, S, T], and keys and values [m, K, S, H] of kinds of layers.
+Values = dict[str, Any]
 CHOSEN = "chosen"
 
 
