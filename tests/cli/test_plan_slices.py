@@ -56,6 +56,35 @@ def test_fit_in_json_has_the_capacity_of_each_slice(meshscope: Meshscope) -> Non
     assert large["largest_batch"] == alone["capacity"]["largest_batch"]
 
 
+def test_fit_at_a_batch_answers_for_that_batch(meshscope: Meshscope) -> None:
+    """64 x 8,192 positions of 70B: 36.9 GiB a device of v6e-8, 28.8 of v5e-16, by hand to 2 %."""
+    options = ("--topology", "v6e-8,v5e-16", "--prompt", "8064", "--batch", "64")
+    documents = json.loads(meshscope(*LLAMA, "--fit", *options, "--json").out)
+    assert [(one["fits"], one["batch"]) for one in documents] == [("no", 64), ("no", 64)]
+    gib = [one["memory"]["total_bytes"] / 2**30 for one in documents]
+    assert gib == pytest.approx([36.9, 28.8], rel=0.02)
+    text = meshscope(*LLAMA, "--fit", *options).out
+    assert "batch 64" in text
+    assert text.count(" NO ") == 2
+
+
+def test_fit_answers_for_each_precision_and_for_a_chunk(meshscope: Meshscope) -> None:
+    options = ("--topology", "v6e-8", "--prompt", "8192", "--batch", "64")
+    dtypes = ("--weight-dtype", "bf16,int8", "--cache-dtype", "bf16,int8")
+    rows = json.loads(meshscope(*LLAMA, "--fit", *options, *dtypes, "--json").out)
+    assert [(r["weight_dtype"], r["cache_dtype"], r["fits"]) for r in rows] == [
+        ("bf16", "bf16", "no"),
+        ("bf16", "s8", "yes"),
+        ("s8", "bf16", "yes"),
+        ("s8", "s8", "yes"),
+    ]
+    (whole,), (cut,) = (
+        json.loads(meshscope(*LLAMA, "--fit", *options, "--prefill-chunk", size, "--json").out)
+        for size in ("auto", "1024")
+    )
+    assert cut["memory"]["temp_bytes"] < whole["memory"]["temp_bytes"]
+
+
 def test_the_cheapest_slice_comes_with_its_plan(meshscope: Meshscope) -> None:
     slices = ("--topology", "v6e-4,v6e-8,v6e-16", "--weight-dtype", "bf16")
     outcome = meshscope(*LLAMA, *slices, *SLO, "--prices", "v6e=2.7")
@@ -77,8 +106,9 @@ def test_the_cheapest_slice_comes_with_its_plan(meshscope: Meshscope) -> None:
         (("--topology", "v6e-8,v9-8"), 1, "unknown chip 'v9'"),
         (("--fit", "--slo", "tpot=0.1"), 2, "--fit predicts no times"),
         (("--fit", "--for", "latency"), 2, "--fit predicts no times"),
-        (("--fit", "--topology", "cpu:8"), 1, "or its HBM is unknown"),
+        (("--fit", "--topology", "cpu:8"), 1, "the HBM of cpu is unknown"),
         (("--fit", "--batch", "1:8"), 1, "Use a single number"),
+        (("--fit", "--prefill-chunk", "512,1024"), 1, "that of one chunk"),
     ],
 )
 def test_impossible_options_are_refused(

@@ -1,6 +1,7 @@
 """Which slice: what fits on each, with every serving plan tried, and prices that lack a chip."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -14,9 +15,11 @@ from meshscope.planner.slices import (
     slice_fit,
     slice_fits,
 )
+from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import experiment_of
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.chunks import ChunkRule
 from meshscope.spec.plan.memory import FitState
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.workload import Workload
@@ -43,7 +46,6 @@ def batches(topology: Topology) -> Iterator[tuple[int, str]]:
 @pytest.mark.parametrize("name", ["v6e-8", "v6e-16", "v5p-8", "v5e-16"])
 def test_the_plan_of_a_slice_has_the_largest_batch_of_all(name: str) -> None:
     fit = slice_fit(LLAMA, parse_topology(name), WORKLOAD)
-    assert fit is not None
     assert (fit.largest_batch, str(fit.plan)) == max(batches(parse_topology(name)))
     assert fit.memory.fit is FitState.YES
 
@@ -51,16 +53,11 @@ def test_the_plan_of_a_slice_has_the_largest_batch_of_all(name: str) -> None:
 def test_a_slice_that_is_too_small_has_no_batch() -> None:
     """141 GB of weights on 4 x 31.25 GiB."""
     fit = slice_fit(LLAMA, parse_topology("v6e-4"), WORKLOAD)
-    assert fit is not None
     assert (fit.memory.fit, fit.largest_batch, str(fit.plan)) == (FitState.NO, 0, "tp=4")
 
 
 def test_a_batch_that_is_given_shortens_the_context() -> None:
     one, many = (slice_fit(LLAMA, parse_topology("v6e-8"), WORKLOAD, batch=n) for n in (None, 64))
-    assert one is not None
-    assert many is not None
-    assert one.context is not None
-    assert many.context is not None
     assert one.context.is_of_model
     assert many.context.positions < one.context.positions
     assert one.largest_batch == many.largest_batch
@@ -69,9 +66,35 @@ def test_a_batch_that_is_given_shortens_the_context() -> None:
 def test_a_mixture_spreads_its_experts() -> None:
     """DeepSeek-V3.1 in bf16, 1.3 TB, on 64 chips of 31.25 GiB."""
     deepseek = read_model("deepseek-ai/DeepSeek-V3.1-Base")
-    (fit,) = slice_fits(deepseek, parse_slices("v6e-64"), WORKLOAD)
+    fit = slice_fit(deepseek, parse_topology("v6e-64"), WORKLOAD)
     assert fit.plan.ep == 64
     assert fit.largest_batch > 0
+
+
+@pytest.mark.parametrize("chunk", [ChunkRule.AUTO, 1024])
+@pytest.mark.parametrize("batch", [8, 64, 256])
+@pytest.mark.parametrize("name", ["v6e-8", "v5e-16", "v5p-8"])
+def test_a_batch_that_is_given_is_answered_for(
+    name: str, batch: int, chunk: ChunkRule | int
+) -> None:
+    """The memory is that of `predict`, and the batch fits where it is no larger than the largest."""
+    topology, long = parse_topology(name), replace(WORKLOAD, prompt=8192, cache_dtype="s8")
+    fit = slice_fit(LLAMA, topology, long, batch=batch, chunk=chunk)
+    size = None if chunk is ChunkRule.AUTO else chunk
+    workload = replace(long, batch=batch, prefill_chunk=size)
+    alone = experiment_of(model=LLAMA, plan=fit.plan, topology=topology, workload=workload)
+    alone = alone.with_auto_chunk() if size is None else alone
+    assert fit.memory == predicted_memory(alone)
+    assert (fit.memory.fit is FitState.YES) == (batch <= fit.largest_batch)
+
+
+def test_slices_that_no_plan_fills_are_named_with_the_reason() -> None:
+    """28 heads take tp=4, and an odd batch no dp."""
+    qwen = read_model("Qwen/Qwen2.5-7B-Instruct")
+    found = slice_fits(qwen, parse_slices("v6e-4,v6e-8,cpu:8"), [WORKLOAD], batch=7)
+    assert [fit.name for fit in found.fits] == ["v6e-4"]
+    assert "tp=8 does not divide n_heads=28" in found.refused["v6e-8"]
+    assert "HBM of cpu is unknown" in found.refused["cpu:8"]
 
 
 @pytest.mark.parametrize(

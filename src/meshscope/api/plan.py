@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from meshscope.planner.combinations import SearchSpace
 from meshscope.planner.objective import Goal, objective_of
 from meshscope.planner.progress import SearchProgress
 from meshscope.planner.search import Choice, PlanSearch, search
-from meshscope.planner.slices import SliceFit, parse_prices, parse_slices, slice_fits
+from meshscope.planner.slices import SliceFits, parse_prices, parse_slices, slice_fits
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.spec.experiment import first_layers
 from meshscope.spec.hardware.topology import Topology
@@ -296,24 +297,31 @@ def plan_request(request: PlanRequest, *, progress: Progress | None = None) -> P
     return PlanResult(search=result.shown, slices=result)
 
 
-def fit_request(request: PlanRequest) -> tuple[SliceFit, ...]:
-    """What each slice has room for, with the first weight and cache dtype, and the batch if it is one."""
+def fit_request(request: PlanRequest) -> SliceFits:
+    """What each slice has room for at the batch, by default the smallest, with each named dtype."""
     space, batches = request.space(), parse_batches(request.batch)
-    workload = replace(
-        space.workload, weight_dtype=space.weight_dtypes[0], cache_dtype=space.cache_dtypes[0]
-    )
     batch = batches.least if batches.least == batches.most else None
     if request.batch is not None and batch is None:
         raise SpecError(
-            f"--fit --batch '{request.batch}': the context is that of one batch. Use a single number."
+            f"--fit --batch '{request.batch}': the answer is that of one batch. Use a single number."
         )
-    fits = slice_fits(space.model, request.slices(), workload, batch=batch)
-    if not fits:
+    if len(space.chunks) > 1:
         raise SpecError(
-            f"--topology {request.topology}: no plan of tp, dp and ep fills the slice, or its HBM is "
-            "unknown. Use TPU slices, 'meshscope topologies' lists them."
+            f"--fit --prefill-chunk '{request.prefill_chunk}': the answer is that of one chunk. Use one."
         )
-    return fits
+    tried = (
+        space.weight_dtypes[: None if request.weight_dtype else 1],
+        space.cache_dtypes[: None if request.cache_dtype else 1],
+    )
+    workloads = [
+        replace(space.workload, weight_dtype=weights, cache_dtype=cache)
+        for weights, cache in product(*tried)
+    ]
+    found = slice_fits(space.model, request.slices(), workloads, batch=batch, chunk=space.chunks[0])
+    if not found.fits:
+        reasons = dict.fromkeys(found.refused.values())
+        raise SpecError(f"--topology {request.topology}: {' '.join(reasons)}")
+    return found
 
 
 def _dtypes(option: str, text: str, dtype_of: Callable[[str], str]) -> tuple[str, ...]:

@@ -26,9 +26,7 @@ from meshscope.sweep.queue import SweepEngine
 from meshscope.views.plan import DEFAULT_ROWS
 from meshscope.views.slices import fit_notes, slice_fit_document, slice_fits_table
 
-TIMED_OPTIONS = (
-    "--slo, --for, --top, --launch, --verify, --profile, --prefill-chunk, --report and --plot"
-)
+TIMED_OPTIONS = "--slo, --for, --top, --launch, --verify, --profile, --report and --plot"
 SLO = f"Limits in seconds, ttft=0.5,tpot=0.03, or a preset: {', '.join(PRESETS)}."
 
 
@@ -87,7 +85,10 @@ def command(  # noqa: PLR0913  the options of the command
     ] = None,
     fit: Annotated[
         bool,
-        typer.Option("--fit", help="Only what fits on each slice: largest batch and context."),
+        typer.Option(
+            "--fit",
+            help="Only what fits on each slice at --batch, with the largest batch and context.",
+        ),
     ] = False,
     top: Annotated[
         int, typer.Option(metavar="K", min=1, help="Rows of the Pareto front.")
@@ -126,7 +127,7 @@ def command(  # noqa: PLR0913  the options of the command
     """
     timed = (slo, launch, verify, profile, goal is not Goal.THROUGHPUT, top != DEFAULT_ROWS)
     _check_options(
-        fit_with_times=fit and any((*timed, report, plot, prefill_chunk != ChunkRule.AUTO)),
+        fit_with_times=fit and any((*timed, report, plot)),
         force_without_file=force and not (report or plot),
         out_without_verify=out is not None and not verify,
         engine_without_verify=not verify
@@ -179,8 +180,12 @@ def _check_options(
 
 def _print_fits(request: PlanRequest, *, as_json: bool) -> None:
     """The slices with what they have room for."""
-    fits, prices = fit_request(request), request.slice_prices()
+    found, prices = fit_request(request), request.slice_prices()
     if as_json:
-        print_json([slice_fit_document(fit, prices) for fit in fits])
+        documents = [slice_fit_document(fit, prices) for fit in found.fits]
+        refused = [{"slice": name, "fits": None, "reason": r} for name, r in found.refused.items()]
+        print_json([*documents, *refused])
         return
-    print_all(new_console(), [slice_fits_table(fits, prices), "", *fit_notes(request.space())])
+    model = request.space().model.name
+    table = slice_fits_table(found.fits, request.batch, prices)
+    print_all(new_console(), [table, "", *fit_notes(model, found, request.batch)])

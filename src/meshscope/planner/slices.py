@@ -3,7 +3,7 @@
 The plans are those of serving: tp, dp and ep, without pipelines, fsdp and cp.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshscope.errors import MeshscopeError, SpecError
@@ -19,7 +19,7 @@ from meshscope.spec.hardware.chips import CHIPS, ChipKind, chip_of
 from meshscope.spec.hardware.slices import cloud_name, every_slice, standard_slices
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.model.model import Model
-from meshscope.spec.plan.chunks import divisors
+from meshscope.spec.plan.chunks import ChunkRule, divisors
 from meshscope.spec.plan.memory import Memory
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.workload import Workload
@@ -31,19 +31,19 @@ N_TRIED = 2  # plans of a slice whose largest batch is searched, those with the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceFit:
-    """What a slice has room for.
+    """What a slice has room for at the batch of `workload`, by default one sequence a data-parallel rank.
 
-    `plan` is the plan with the largest batch at the lengths of the workload, `memory` that of its smallest
-    batch; both are of the plan that needs least if nothing fits. `context` is the largest with one
-    sequence for each data-parallel rank, or at a batch that the caller gives; None if no plan takes it.
+    `plan` is the plan with the largest batch at the lengths of the workload, `memory` that of the workload;
+    both are of the plan that needs least if no batch fits. `context` is the largest at its batch.
     """
 
     topology: Topology
     plan: Plan
+    workload: Workload
     memory: Memory
     largest_batch: int
-    context: LargestContext | None
-    context_plan: Plan | None
+    context: LargestContext
+    context_plan: Plan
 
     @property
     def name(self) -> str:
@@ -113,35 +113,55 @@ def cheapest_first(
     return tuple(sorted(slices, key=lambda topology: price_per_hour(topology, prices)))
 
 
-def slice_fits(
-    model: Model, slices: Iterable[Topology], workload: Workload, *, batch: int | None = None
-) -> tuple[SliceFit, ...]:
-    """What each slice has room for; slices that no plan fills are left out.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceFits:
+    """What slices have room for, and why others have no answer, by name."""
 
-    The lengths and dtypes are those of the workload; `batch` is that of the largest context.
-    """
-    fits = (slice_fit(model, topology, workload, batch=batch) for topology in slices)
-    return tuple(fit for fit in fits if fit is not None)
+    fits: tuple[SliceFit, ...]
+    refused: Mapping[str, str]
+
+
+def slice_fits(
+    model: Model,
+    slices: Iterable[Topology],
+    workloads: Sequence[Workload],
+    *,
+    batch: int | None = None,
+    chunk: int | ChunkRule = ChunkRule.AUTO,
+) -> SliceFits:
+    """What each slice has room for with each workload, whose lengths and dtypes count."""
+    fits, refused = list[SliceFit](), dict[str, str]()
+    for topology in slices:
+        for workload in workloads:
+            try:
+                fits.append(slice_fit(model, topology, workload, batch=batch, chunk=chunk))
+            except MeshscopeError as error:
+                refused[slice_name(topology)] = str(error)
+    return SliceFits(fits=tuple(fits), refused=refused)
 
 
 def slice_fit(
-    model: Model, topology: Topology, workload: Workload, *, batch: int | None = None
-) -> SliceFit | None:
-    """What one slice has room for; None if no plan fills it, or its HBM is unknown."""
+    model: Model,
+    topology: Topology,
+    workload: Workload,
+    *,
+    batch: int | None = None,
+    chunk: int | ChunkRule = ChunkRule.AUTO,
+) -> SliceFit:
+    """What one slice has room for; SpecError if its HBM is unknown, or no plan fills it with `batch`."""
     if topology.chip.device_hbm_bytes is None:
-        return None
-    smallest = list(_experiments(model, topology, workload, batch=None))
-    if not smallest:
-        return None
-    roomy = sorted(smallest, key=_room, reverse=True)[:N_TRIED]
+        raise SpecError(f"the HBM of {topology.chip.name} is unknown. Use a TPU slice.")
+    every = _experiments(model, topology, workload, batch=batch, chunk=chunk)
+    roomy = sorted(every, key=_room, reverse=True)[:N_TRIED]
     most, best = max(((largest_batch(e), e) for e in roomy), key=lambda pair: pair[0])
     if not most:
-        best = min(smallest, key=lambda e: needed_bytes(predicted_memory(e)))
-    at_batch = _experiments(model, topology, workload, batch=batch)
-    context, longest = _longest(smallest if batch is None else at_batch)
+        best = min(every, key=lambda e: needed_bytes(predicted_memory(e)))
+    contexts = ((largest_context(experiment), experiment.plan) for experiment in roomy)
+    context, longest = max(contexts, key=lambda pair: pair[0].positions)
     return SliceFit(
         topology=topology,
         plan=best.plan,
+        workload=best.workload,
         memory=predicted_memory(best),
         largest_batch=most,
         context=context,
@@ -149,27 +169,34 @@ def slice_fit(
     )
 
 
-def _longest(experiments: Iterable[Experiment]) -> tuple[LargestContext | None, Plan | None]:
-    """The largest context of any plan, and the plan."""
-    roomy = sorted(experiments, key=_room, reverse=True)[:N_TRIED]
-    contexts = ((largest_context(experiment), experiment.plan) for experiment in roomy)
-    return max(contexts, key=lambda pair: pair[0].positions, default=(None, None))
-
-
 def _experiments(
-    model: Model, topology: Topology, workload: Workload, *, batch: int | None
-) -> Iterator[Experiment]:
+    model: Model,
+    topology: Topology,
+    workload: Workload,
+    *,
+    batch: int | None,
+    chunk: int | ChunkRule,
+) -> list[Experiment]:
     """The experiments of all plans that fill the slice; with `batch` None, each with its smallest batch."""
+    experiments, reasons = list[Experiment](), list[str]()
     for plan in _plans(model, topology.n_devices):
+        n_tokens = chunk if isinstance(chunk, int) else None
+        sizes = replace(workload, batch=batch or plan.data_size, prefill_chunk=n_tokens)
         try:
-            yield experiment_of(
-                model=model,
-                plan=plan,
-                topology=topology,
-                workload=replace(workload, batch=batch or plan.data_size, prefill_chunk=None),
-            ).with_auto_chunk()
-        except MeshscopeError:  # the plan does not divide the model or the batch
+            experiment = experiment_of(model=model, plan=plan, topology=topology, workload=sizes)
+        except (
+            MeshscopeError
+        ) as error:  # the plan does not divide the model, the batch or the chunk
+            reasons.append(str(error))
             continue
+        is_auto = chunk is ChunkRule.AUTO
+        experiments.append(experiment.with_auto_chunk() if is_auto else experiment)
+    if not experiments:
+        *_, reason = reasons  # of tp over all devices, which takes any batch
+        at_batch = "" if batch is None else f" with batch {batch}"
+        head = f"no plan of tp, dp and ep fills the slice{at_batch}: "
+        raise SpecError(f"{head if len(set(reasons)) > 1 else ''}{reason}")
+    return experiments
 
 
 def _plans(model: Model, n_devices: int) -> Iterator[Plan]:

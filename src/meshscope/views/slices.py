@@ -1,18 +1,19 @@
 """Which slice, as text and as documents: those that a model fits on, and the cheapest for an objective."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from meshscope.planner.cheapest import SliceSearch
-from meshscope.planner.combinations import SearchSpace
 from meshscope.planner.search import Choice, PlanSearch
-from meshscope.planner.slices import SliceFit, price_per_hour, slice_name
-from meshscope.serialize import to_plain
+from meshscope.planner.slices import SliceFit, SliceFits, price_per_hour, slice_name
+from meshscope.serialize import picked, to_plain
 from meshscope.spec.plan.memory import FitState
-from meshscope.units import format_dtype, format_gib, format_seconds
+from meshscope.units import format_gib, format_seconds
+from meshscope.views.choices import short_dtype
+from meshscope.views.model import joined
 from meshscope.views.plan import plan_document, plan_lines
 from meshscope.views.tables import new_table
 from meshscope.views.wrapping import wrapped
@@ -20,11 +21,16 @@ from meshscope.views.wrapping import wrapped
 _STYLES = {FitState.YES: "green", FitState.NO: "bold red"}
 
 
-def slice_fits_table(fits: Iterable[SliceFit], prices: Mapping[str, float] | None = None) -> Table:
-    """One row for each slice; an hour's price if prices are known."""
+def slice_fits_table(
+    fits: Sequence[SliceFit], batch: str | None, prices: Mapping[str, float] | None = None
+) -> Table:
+    """One row for each slice and precision; an hour's price if prices are known."""
+    fits_name = "fits" if batch is None else f"batch {batch}\nfits"
+    dtypes = ("weights,cache",) if len({_dtypes(fit) for fit in fits}) > 1 else ()
     price_column = () if prices is None else ("an hour",)
-    names = ("slice", "fits", "plan", *price_column, "GiB a device", "batch", "context")
-    table = new_table(*names, n_words=3)
+    names = ("slice", fits_name, "plan", *dtypes)
+    figures = (*price_column, "GiB a device", "largest\nbatch", "context")
+    table = new_table(*names, *figures, n_words=len(names))
     for fit in fits:
         state = fit.memory.fit
         price = () if prices is None else (f"{price_per_hour(fit.topology, prices):,.2f}",)
@@ -32,6 +38,7 @@ def slice_fits_table(fits: Iterable[SliceFit], prices: Mapping[str, float] | Non
             fit.name,
             Text(state.label, style=_STYLES.get(state, "yellow")),
             str(fit.plan),
+            *((_dtypes(fit),) if dtypes else ()),
             *price,
             _device_gib(fit),
             f"{_bound(fit)}{fit.largest_batch:,}" if fit.largest_batch else "-",
@@ -40,19 +47,27 @@ def slice_fits_table(fits: Iterable[SliceFit], prices: Mapping[str, float] | Non
     return table
 
 
-def fit_notes(space: SearchSpace) -> Iterator[str]:
-    """What the table assumes."""
-    workload = space.workload
+def _dtypes(fit: SliceFit) -> str:
+    return f"{short_dtype(fit.workload.weight_dtype)},{short_dtype(fit.workload.cache_dtype)}"
+
+
+def fit_notes(model: str, found: SliceFits, batch: str | None) -> Iterator[str]:
+    """What the table assumes, and the slices that it lacks."""
+    workload = found.fits[0].workload
+    dtypes = " or ".join(dict.fromkeys(map(_dtypes, found.fits)))
+    at_batch = "one sequence for each data-parallel rank" if batch is None else f"batch {batch}"
     yield from wrapped(
-        f"{space.model.name}, weights {format_dtype(space.weight_dtypes[0])}, cache {format_dtype(space.cache_dtypes[0])}. Batch: the "
-        f"largest at prompt {workload.prompt} and output {workload.output}. Context: the largest with one "
-        "sequence a replica, or at --batch; + if the model limits it. GiB: what the smallest batch needs, with "
-        "estimated temporary buffers; <= where they are unknown. Plans of tp, dp and ep."
+        f"{model}, weights,cache {dtypes}, prompt {workload.prompt}, output {workload.output}. Fits, GiB and "
+        f"context: with {at_batch}; temporary buffers are estimated, <= where they are unknown. Context: + if "
+        "the model limits it. Plans of tp, dp and ep."
     )
+    for reason in dict.fromkeys(found.refused.values()):
+        names = [name for name, why in found.refused.items() if why == reason]
+        yield from wrapped(f"no answer for {joined(names)}: {reason}")
 
 
 def _device_gib(fit: SliceFit) -> str:
-    """`19.2 of 31.25`: what the smallest batch needs, of the HBM."""
+    """`19.2 of 31.25`: what the batch needs, of the HBM."""
     needed, hbm = (
         format_gib(n).removesuffix(" GiB")
         for n in (fit.memory.total_bytes or fit.memory.weights_bytes, fit.memory.hbm_bytes)
@@ -62,7 +77,7 @@ def _device_gib(fit: SliceFit) -> str:
 
 def _context(fit: SliceFit) -> str:
     """The largest context; with `+` if the model limits it, not memory."""
-    if fit.context is None or not fit.context.positions:
+    if not fit.context.positions:
         return "-"
     return f"{_bound(fit)}{fit.context.positions:,}{'+' * fit.context.is_of_model}"
 
@@ -73,8 +88,7 @@ def _bound(fit: SliceFit) -> str:
 
 
 def slice_fit_document(fit: SliceFit, prices: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """A slice as plain values; `memory` is that of the smallest batch."""
-    context = fit.context
+    """A slice as plain values; `memory` is that of `batch`."""
     return {
         "slice": fit.name,
         "topology": fit.topology.name,
@@ -82,11 +96,13 @@ def slice_fit_document(fit: SliceFit, prices: Mapping[str, float] | None = None)
         "price_per_hour": None if prices is None else price_per_hour(fit.topology, prices),
         "fits": fit.memory.fit.value,
         "plan": str(fit.plan),
+        **picked(fit.workload, "batch", "weight_dtype", "cache_dtype", "prefill_chunk"),
         "memory": to_plain(fit.memory),
         "largest_batch": fit.largest_batch,
-        "largest_context": None if context is None else context.positions,
-        "is_context_of_model": None if context is None else context.is_of_model,
-        "context_plan": None if fit.context_plan is None else str(fit.context_plan),
+        "largest_context": fit.context.positions,
+        "is_context_of_model": fit.context.is_of_model,
+        "context_plan": str(fit.context_plan),
+        "reason": None,
     }
 
 
