@@ -1,12 +1,14 @@
 """A budget for the communication, time and memory of a program, and how a run keeps it."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 
 from meshscope.analysis.traffic import Filter, Traffic, traffic_of
+from meshscope.errors import SpecError
 from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 from meshscope.store.run import RunRecord
 
@@ -78,10 +80,11 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Limits on what a filter selects."""
+    """Limits on what a filter selects; `places` start a message on a key of the filter."""
 
     of: Filter
     limits: tuple[Limit, ...]
+    places: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +103,34 @@ class Check:
 
 
 def checks_of(run: RunRecord, budgets: Sequence[Budget]) -> tuple[Check, ...]:
-    """One check for each limit, of the strongest source of the run."""
+    """One check for each limit, of the strongest source of the run.
+
+    SpecError for an axis or a phase that the program does not have: nothing crosses it, so that a misspelled
+    one would keep every limit.
+    """
+    for budget in budgets:
+        _check_filter(run, budget)
     return tuple(check for budget in budgets for check in _checks(run, budget))
+
+
+def _check_filter(run: RunRecord, budget: Budget) -> None:
+    experiment, rows = run.manifest.experiment, run.rows_of(run.manifest.source)
+    phase, phases = budget.of.phase, {*run.manifest.phases, *(row.phase for row in rows)}
+    if phase is not None and None not in phases and phase not in phases:
+        known = ", ".join(one for one in Phase if one in phases)
+        raise SpecError(
+            f"{budget.places.get('phase', '')}the program has no phase '{phase}'. Known: {known}."
+        )
+    is_laid_out = experiment.mesh or experiment.plan or experiment.function
+    if budget.of.axis is None or not is_laid_out:
+        return
+    axes = {*experiment.mesh, *(one for row in rows if row.axis for one in row.axis.split("+"))}
+    for axis in budget.of.axis.split("+"):
+        if axis not in axes:
+            known = f"Known: {', '.join(sorted(axes))}." if axes else "It runs on one device."
+            raise SpecError(
+                f"{budget.places.get('axis', '')}the program has no axis '{axis}'. {known}"
+            )
 
 
 def _checks(run: RunRecord, budget: Budget) -> Iterator[Check]:

@@ -132,7 +132,10 @@ class _File:
             raise self.error(
                 BUDGET, at, f"the budget has no limit. Add one of {', '.join(LIMITS)}."
             )
-        return Budget(of=self._filter(values, limits, at), limits=limits)
+        places = {
+            name: f"{self.path}:{self.line_of(name, at)}: " for name in FILTERS if name in values
+        }
+        return Budget(of=self._filter(values, limits, at), limits=limits, places=places)
 
     def _limits(self, values: Mapping[str, Any], at: tuple[int, ...]) -> Iterator[Limit]:
         for name, value in values.items():

@@ -18,7 +18,7 @@ from meshscope.api.run import Run
 from meshscope.api.runs import open as open_runs
 from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
 from meshscope.programs.compilers import default_compiler
-from meshscope.store.folder import scratch_folder
+from meshscope.store.folder import replacing_runs, scratch_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def _single(runs: Sequence[Run], path: str) -> Run:
 
 
 def _entry_run(entry: str, folder: Path) -> Run:
-    """The run that the function `file.py:function` returns."""
+    """The run that the function `file.py:function` returns; it may replace its run of an earlier check."""
     path, separator, name = entry.rpartition(":")
     file = folder / path
     if not separator or not file.is_file():
@@ -115,7 +115,8 @@ def _entry_run(entry: str, folder: Path) -> Run:
         if not callable(function):
             names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
             raise SpecError(f"{file} has no function '{name}'. {nearest(name, names)}")
-        run = _called(function, entry)
+        with replacing_runs():
+            run = _called(function, entry)
     if not isinstance(run, Run):
         raise SpecError(
             f"entry '{entry}' returns {type(run).__name__}. Return the run of meshscope.compile(...)."

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 from meshscope.errors import RunError
@@ -28,6 +29,8 @@ MANIFEST = "manifest.json"
 MARK = json.dumps({"tool": TOOL, "schema": None})  # the manifest of a run in progress
 
 SETTLED_S = 60.0  # a process locks its new folder sooner
+
+_IS_REPLACING = ContextVar("_IS_REPLACING", default=False)
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<state>partial|replaced)-(?P<process>\d+)")
 _SCRATCH = re.compile(r"meshscope-(?P<process>\d+)-.+")
@@ -58,6 +61,16 @@ def new_folder(path: Path, *, force: bool) -> Generator[Path]:
         raise RunError(f"cannot write the run '{path}': {reason}. Choose another --out.") from error
 
 
+@contextmanager
+def replacing_runs() -> Generator[None]:
+    """Replaces runs in the block as with `force`, where a program writes its own run each time it is called."""
+    token = _IS_REPLACING.set(True)
+    try:
+        yield
+    finally:
+        _IS_REPLACING.reset(token)
+
+
 def _check_free(home: Path, typed: Path, *, force: bool) -> None:
     """RunError unless a run may be written to `home`, which the user typed as `typed`."""
     if not os.path.lexists(home):
@@ -68,7 +81,7 @@ def _check_free(home: Path, typed: Path, *, force: bool) -> None:
         raise RunError(
             f"'{typed}' exists and is not a meshscope run; it is never replaced. Choose another --out."
         )
-    if not force:
+    if not force and not _IS_REPLACING.get():
         raise RunError(
             f"'{typed}' exists. Use --force to replace it, or another --out to keep both."
         )

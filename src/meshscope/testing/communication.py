@@ -4,8 +4,9 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from meshscope.analysis.budget import Bound, Budget, Check, Limit, Quantity, checks_of
 from meshscope.analysis.traffic import Filter
@@ -15,6 +16,8 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase
 from meshscope.views.budget import row_line, row_lines, sentence
 from meshscope.views.words import short_source_line
+
+E = TypeVar("E", bound=StrEnum)
 
 SNAPSHOT_VERSION = 1
 # What makes two collectives of a snapshot the same; lines and instruction names move.
@@ -51,9 +54,7 @@ class Communication:
         With counts, the limits on collectives are of these kinds together; without, of all. `axis` selects
         the collectives that cross an axis, and `phase` those of a phase.
         """
-        unknown = [name for name in counts if name not in set(Kind)]
-        if unknown:
-            raise SpecError(f"'{unknown[0]}' is no kind of collective. {nearest(unknown[0], Kind)}")
+        kinds = [_known(Kind, name, "kind of collective") for name in counts]
         limits = {
             Quantity.COUNT: max_count,
             Quantity.PAYLOAD_BYTES: max_payload_bytes,
@@ -61,8 +62,8 @@ class Communication:
             Quantity.EXPOSED_S: max_exposed_s,
         }
         of_step = {Quantity.STEP_S: max_step_s, Quantity.MEMORY_BYTES: max_memory_bytes}
-        of_phase = None if phase is None else Phase(phase)
-        filters = [Filter(kind=Kind(name), axis=axis, phase=of_phase) for name in counts]
+        of_phase = None if phase is None else _known(Phase, phase, "phase")
+        filters = [Filter(kind=kind, axis=axis, phase=of_phase) for kind in kinds]
         budgets = [
             Budget(of=chosen, limits=(_limit(Quantity.COUNT, Bound.EQUAL, n),))
             for chosen, n in zip(filters, counts.values(), strict=True)
@@ -81,12 +82,10 @@ class Communication:
         self, kind: str | None = None, *, axis: str | None = None, phase: str | None = None
     ) -> None:
         """Asserts that no collective is like this; one over an unknown axis may be."""
-        if kind is not None and kind not in set(Kind):
-            raise SpecError(f"'{kind}' is no kind of collective. {nearest(kind, Kind)}")
         chosen = Filter(
-            kind=None if kind is None else Kind(kind),
+            kind=None if kind is None else _known(Kind, kind, "kind of collective"),
             axis=axis,
-            phase=None if phase is None else Phase(phase),
+            phase=None if phase is None else _known(Phase, phase, "phase"),
         )
         self._assert([Budget(of=chosen, limits=(_limit(Quantity.COUNT, Bound.EQUAL, 0),))])
 
@@ -114,6 +113,13 @@ class Communication:
             message = f"the collectives differ from {self.snapshot}:"
             remedy = "If that is meant, run pytest with --meshscope-update."
             raise AssertionError("\n".join([message, *lines, remedy]))
+
+
+def _known(kind: type[E], name: str, what: str) -> E:
+    """The member of this name; SpecError with the nearest ones."""
+    if name not in set(kind):
+        raise SpecError(f"'{name}' is no {what}. {nearest(name, kind)}")
+    return kind(name)
 
 
 def _limit(quantity: Quantity, bound: Bound, value: float) -> Limit:

@@ -1,0 +1,135 @@
+"""A budget refuses what the program does not have: nothing is over a misspelled axis, so every limit would be kept."""
+
+from pathlib import Path
+
+import pytest
+
+import meshscope
+from meshscope.testing.communication import Communication
+
+EXPERTS = "Qwen/Qwen3-30B-A3B"
+PROGRAM = """\
+[[program]]
+model = "{model}"
+topology = "v6e-8"
+plan = "{plan}"
+output = {output}
+layers = 2
+batch = 8
+predict = true
+[[program.budget]]
+{budget}
+max_count = 1000
+"""
+
+
+def checked(
+    tmp_path: Path, budget: str, *, plan: str = "tp=8", output: int = 128
+) -> meshscope.MeshscopeError | None:
+    """The refusal of the budget, if it is refused."""
+    path = tmp_path / "budget.toml"
+    path.write_text(PROGRAM.format(model=EXPERTS, plan=plan, budget=budget, output=output))
+    try:
+        assert meshscope.check(path).is_kept
+    except meshscope.MeshscopeError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize(
+    ("budget", "options", "message"),
+    [
+        ('axis = "model"', {}, "10: the program has no axis 'model'. Known: tp."),
+        ('axis = "tpp"', {}, "10: the program has no axis 'tpp'. Known: tp."),
+        ('axis = "dp"', {}, "10: the program has no axis 'dp'. Known: tp."),
+        ('axis = ""', {}, "10: the program has no axis ''. Known: tp."),
+        ('axis = "tp"', {"plan": "dp=8"}, "10: the program has no axis 'tp'. Known: dp."),
+        ('axis = "dp+model"', {"plan": "dp=2,tp=4"}, "no axis 'model'. Known: dp, tp."),
+        ('kind = "all_gather"\naxis = "ep"', {"plan": "dp=8,ep=8"}, "11: the program has no axis"),
+        (
+            'phase = "decode"',
+            {"output": 1},
+            "10: the program has no phase 'decode'. Known: prefill",
+        ),
+        ('phase = "step"', {}, "10: the program has no phase 'step'. Known: prefill, decode."),
+        ('phase = "decod"', {}, "10: 'decod' is no phase. Did you mean 'decode'?"),
+        ('kind = "all_gathr"', {}, "10: 'all_gathr' is no kind. Did you mean 'all_gather'"),
+        ('part = "attn"', {}, "10: 'part' is no key of a budget."),
+    ],
+)
+def test_a_filter_that_selects_nothing_by_mistake_is_refused_with_the_known_names(
+    tmp_path: Path, budget: str, options: dict[str, object], message: str
+) -> None:
+    error = checked(tmp_path, budget, **options)
+    assert error is not None
+    assert str(error).startswith(f"{tmp_path / 'budget.toml'}:")
+    assert message in str(error)
+
+
+@pytest.mark.parametrize("axis", ["dp", "tp", "dp+tp", "tp+dp"])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_axes_of_the_program_are_accepted_in_either_order(
+    tmp_path: Path, axis: str, phase: str
+) -> None:
+    assert checked(tmp_path, f'axis = "{axis}"\nphase = "{phase}"', plan="dp=2,tp=4,ep=8") is None
+
+
+def test_joined_axes_select_the_same_collectives_in_either_order() -> None:
+    run = meshscope.predict(EXPERTS, topology="v6e-8", plan="dp=2,tp=4,ep=8", batch=8, layers=2)
+    comm = Communication(run=run, snapshot=Path("none"), is_updated=False)
+    for axis in ("dp+tp", "tp+dp"):
+        with pytest.raises(
+            AssertionError, match=rf"all_to_all over {axis.replace('+', '.')}: count"
+        ):
+            comm.none("all_to_all", axis=axis)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda comm: comm.none("all_gather", axis="data"), "no axis 'data'. Known: tp."),
+        (lambda comm: comm.none(axis="tpp"), "no axis 'tpp'. Known: tp."),
+        (lambda comm: comm.none(phase="decod"), "'decod' is no phase. Did you mean 'decode'?"),
+        (lambda comm: comm.none(phase="step"), "no phase 'step'. Known: prefill, decode."),
+        (lambda comm: comm.none("allgather"), "Did you mean 'all_gather'"),
+        (lambda comm: comm.expect(axis="dp", max_count=9), "no axis 'dp'. Known: tp."),
+        (lambda comm: comm.expect(axis="dp"), "no axis 'dp'. Known: tp."),
+        (lambda comm: comm.expect(phase="decod", all_gather=0), "Did you mean 'decode'?"),
+        (lambda comm: comm.expect(phase="step", max_step_s=9.0), "no phase 'step'. Known:"),
+    ],
+)
+def test_the_fixture_refuses_what_the_program_does_not_have(call, message: str) -> None:
+    run = meshscope.predict("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=2)
+    comm = Communication(run=run, snapshot=Path("none"), is_updated=False)
+    with pytest.raises(meshscope.MeshscopeError) as refused:
+        call(comm)
+    assert message in str(refused.value)
+
+
+def test_a_program_on_one_device_has_only_its_axis_of_size_1() -> None:
+    run = meshscope.predict("Qwen/Qwen3-4B", topology="v6e-1", plan="tp=1", layers=2)
+    comm = Communication(run=run, snapshot=Path("none"), is_updated=False)
+    comm.none(axis="tp")
+    with pytest.raises(meshscope.MeshscopeError, match=r"no axis 'dp'\. Known: tp\."):
+        comm.none(axis="dp")
+
+
+def test_an_entry_that_saves_its_run_is_checked_again(tmp_path: Path) -> None:
+    """Only the run that it writes is replaced, and outside the check nothing is."""
+    (tmp_path / "entry.py").write_text(
+        "import meshscope\n"
+        "def saved():\n"
+        "    return meshscope.predict('Qwen/Qwen3-4B', topology='v6e-8', plan='tp=8', layers=1,\n"
+        f"        out={str(tmp_path / 'run')!r})\n"
+    )
+    path = tmp_path / "budget.toml"
+    path.write_text(
+        '[[program]]\nentry = "entry.py:saved"\nbudget = [{axis = "tp", max_count = 9}]\n'
+    )
+    for _ in range(2):
+        assert meshscope.check(path).is_kept
+    with pytest.raises(meshscope.MeshscopeError, match="exists"):
+        meshscope.open(tmp_path / "run").save(tmp_path / "run")
+    (tmp_path / "run" / "manifest.json").write_text("{}")
+    with pytest.raises(meshscope.MeshscopeError, match="it is never replaced"):
+        meshscope.check(path)
