@@ -57,7 +57,7 @@ def test_fit_in_json_has_the_capacity_of_each_slice(meshscope: Meshscope) -> Non
 
 
 def test_fit_at_a_batch_answers_for_that_batch(meshscope: Meshscope) -> None:
-    """64 x 8,192 positions of 70B: 36.9 GiB a device of v6e-8, 28.8 of v5e-16, by hand to 2 %."""
+    """64 x 8,192 positions of 70B: 36.9 GiB a device of v6e-8, 28.8 of v5e-16, computed by bytes to 2 %."""
     options = ("--topology", "v6e-8,v5e-16", "--prompt", "8064", "--batch", "64")
     documents = json.loads(meshscope(*LLAMA, "--fit", *options, "--json").out)
     assert [(one["fits"], one["batch"]) for one in documents] == [("no", 64), ("no", 64)]

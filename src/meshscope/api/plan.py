@@ -305,7 +305,8 @@ def fit_request(request: PlanRequest) -> SliceFits:
         raise SpecError(
             f"--fit --batch '{request.batch}': the answer is that of one batch. Use a single number."
         )
-    if len(space.chunks) > 1:
+    chunk, *others = space.chunks
+    if others:
         raise SpecError(
             f"--fit --prefill-chunk '{request.prefill_chunk}': the answer is that of one chunk. Use one."
         )
@@ -317,11 +318,11 @@ def fit_request(request: PlanRequest) -> SliceFits:
         replace(space.workload, weight_dtype=weights, cache_dtype=cache)
         for weights, cache in product(*tried)
     ]
-    found = slice_fits(space.model, request.slices(), workloads, batch=batch, chunk=space.chunks[0])
-    if not found.fits:
-        reasons = dict.fromkeys(found.refused.values())
+    answers = slice_fits(space.model, request.slices(), workloads, batch=batch, chunk=chunk)
+    if not answers.fits:
+        reasons = dict.fromkeys(answers.refused.values())
         raise SpecError(f"--topology {request.topology}: {' '.join(reasons)}")
-    return found
+    return answers
 
 
 def _dtypes(option: str, text: str, dtype_of: Callable[[str], str]) -> tuple[str, ...]:

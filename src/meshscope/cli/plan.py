@@ -180,12 +180,14 @@ def _check_options(
 
 def _print_fits(request: PlanRequest, *, as_json: bool) -> None:
     """The slices with what they have room for."""
-    found, prices = fit_request(request), request.slice_prices()
+    answers, prices = fit_request(request), request.slice_prices()
     if as_json:
-        documents = [slice_fit_document(fit, prices) for fit in found.fits]
-        refused = [{"slice": name, "fits": None, "reason": r} for name, r in found.refused.items()]
+        documents = [slice_fit_document(fit, prices) for fit in answers.fits]
+        refused = [
+            {"slice": name, "fits": None, "reason": r} for name, r in answers.refused.items()
+        ]
         print_json([*documents, *refused])
         return
     model = request.space().model.name
-    table = slice_fits_table(found.fits, request.batch, prices)
-    print_all(new_console(), [table, "", *fit_notes(model, found, request.batch)])
+    table = slice_fits_table(answers.fits, request.batch, prices)
+    print_all(new_console(), [table, "", *fit_notes(model, answers, request.batch)])

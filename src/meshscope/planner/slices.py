@@ -192,7 +192,7 @@ def _experiments(
         is_auto = chunk is ChunkRule.AUTO
         experiments.append(experiment.with_auto_chunk() if is_auto else experiment)
     if not experiments:
-        *_, reason = reasons  # of tp over all devices, which takes any batch
+        *_, reason = reasons  # the plan with tp alone takes any batch
         at_batch = "" if batch is None else f" with batch {batch}"
         head = f"no plan of tp, dp and ep fills the slice{at_batch}: "
         raise SpecError(f"{head if len(set(reasons)) > 1 else ''}{reason}")

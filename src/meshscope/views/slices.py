@@ -51,18 +51,18 @@ def _dtypes(fit: SliceFit) -> str:
     return f"{short_dtype(fit.workload.weight_dtype)},{short_dtype(fit.workload.cache_dtype)}"
 
 
-def fit_notes(model: str, found: SliceFits, batch: str | None) -> Iterator[str]:
+def fit_notes(model: str, answers: SliceFits, batch: str | None) -> Iterator[str]:
     """What the table assumes, and the slices that it lacks."""
-    workload = found.fits[0].workload
-    dtypes = " or ".join(dict.fromkeys(map(_dtypes, found.fits)))
+    workload = answers.fits[0].workload
+    dtypes = " or ".join(dict.fromkeys(map(_dtypes, answers.fits)))
     at_batch = "one sequence for each data-parallel rank" if batch is None else f"batch {batch}"
     yield from wrapped(
         f"{model}, weights,cache {dtypes}, prompt {workload.prompt}, output {workload.output}. Fits, GiB and "
         f"context: with {at_batch}; temporary buffers are estimated, <= where they are unknown. Context: + if "
         "the model limits it. Plans of tp, dp and ep."
     )
-    for reason in dict.fromkeys(found.refused.values()):
-        names = [name for name, why in found.refused.items() if why == reason]
+    for reason in dict.fromkeys(answers.refused.values()):
+        names = [name for name, why in answers.refused.items() if why == reason]
         yield from wrapped(f"no answer for {joined(names)}: {reason}")
 
 
