@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from meshscope.cost.expert_load import device_load, exchange_load
 from meshscope.errors import SpecError
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.dispatch import DispatchForm, exchange_axes
@@ -43,6 +44,12 @@ def _is_gathered(experiment: Experiment) -> bool:
     return is_auto and experiment.dispatch_form is DispatchForm.GATHERED
 
 
+def _feels_skew(experiment: Experiment) -> bool:
+    """Whether the most loaded device takes longer than under balanced routing, in any phase."""
+    loads = (device_load, exchange_load)
+    return any(load(experiment, phase) > 1 for phase in experiment.phases for load in loads)
+
+
 _NO_EXPERTS = "{model} has no experts"
 _NO_EXCHANGE = "plan '{plan}' exchanges no rows of experts: it has no ep over dp or fsdp"
 _VLLM = "--engine vllm predicts the collectives of vLLM, not of a program of meshscope"
@@ -74,6 +81,11 @@ RULES: tuple[IdleRule, ...] = (
         option="routing_skew",
         is_idle=lambda experiment: experiment.plan.ep == 1,
         reason="plan '{plan}' has no ep, so that every device has a part of every expert",
+    ),
+    IdleRule(
+        option="routing_skew",
+        is_idle=lambda experiment: not _feels_skew(experiment),
+        reason="every device exchanges and computes a fixed number of rows, whatever the routing",
     ),
     *(
         IdleRule(option=option, is_idle=_is_vllm, reason=_VLLM)

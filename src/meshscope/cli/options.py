@@ -78,7 +78,8 @@ OPTIONS: dict[str, Any] = {
         help="Prompt tokens that prefill processes at a time on a data-parallel rank.",
     ),
     "routing_skew": typer.Option(
-        metavar="X", help="Load of the most loaded device's experts over the mean."
+        metavar="X",
+        help="Load of the most loaded device's experts over the mean, which sets the step time.",
     ),
     "device_order": typer.Option(
         metavar="ORDER",

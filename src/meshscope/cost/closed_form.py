@@ -28,7 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.cost.efficiency import ChipEfficiency, ModeledProgram, efficiency_of
-from meshscope.cost.expert_load import routed_tokens_per_token, sorted_rows_per_token
+from meshscope.cost.expert_load import (
+    device_load,
+    expert_miss_frac,
+    routed_tokens_per_token,
+    sorted_rows_per_token,
+)
 from meshscope.cost.features import PARTS, Cost, FloatArray, PlanCosts, plan_costs
 from meshscope.cost.fused_experts import TILE_ROWS
 from meshscope.cost.gathers import row_s
@@ -126,7 +131,7 @@ def _token_form(  # noqa: PLR0913  as plan_form
     chip, plan, model = experiment.topology.chip, experiment.plan, experiment.model
     rates = rates_of(chip, profile)
     constants = constants_of(chip) if profile is None else profile.constants
-    kernels, moe = experiment.kernels, model.moe
+    kernels, moe, load = experiment.kernels, model.moe, device_load(experiment, phase)
     taken = efficiency or efficiency_of(chip, rates)
     return PlanForm(
         phase=phase,
@@ -144,9 +149,9 @@ def _token_form(  # noqa: PLR0913  as plan_form
         reads_static_cache=kernels.decode_attention.kernel is None,
         window=_window(model),
         chosen=_chosen(model),
-        miss_frac=1.0 if moe is None else 1 - moe.n_active / moe.n_experts,
+        miss_frac=1.0 if moe is None else expert_miss_frac(moe, load),
         routed_tokens=0.0 if moe is None else routed_tokens_per_token(model, plan),
-        sorted_rows=0.0 if moe is None else sorted_rows_per_token(model, plan),
+        sorted_rows=0.0 if moe is None else sorted_rows_per_token(model, plan, load),
         block_tokens=_block_tokens(experiment),
         vmem_gather_frac=_vmem_gather_frac(rates, model.hidden),
         residual_bytes=model.hidden * DTYPE_BITS[experiment.workload.activation_dtype] / 8,

@@ -1,42 +1,87 @@
-"""Expert load of one device under balanced routing: rows to compute, and experts that get any."""
+"""Expert load of the most loaded device: rows to compute, experts that get any, and the time of its exchange."""
 
 from dataclasses import dataclass
 from math import ceil
 
-from meshscope.events.enums import Phase
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Kind, Part, Phase
+from meshscope.prediction.planned_collective import PlannedCollective
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import Model
+from meshscope.spec.model.model import MixtureOfExperts, Model
 from meshscope.spec.plan.context_form import local_tokens
-from meshscope.spec.plan.dispatch import exchange_axes
+from meshscope.spec.plan.dispatch import DispatchForm, exchange_axes
 from meshscope.spec.plan.plan import Plan
+from meshscope.spec.program import Partitioner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLoad:
-    """Expected rows and expected number of experts with rows, for one device and layer."""
+    """Expected rows and expected number of experts with rows, for one device and layer.
+
+    `exchange` is the time of its exchange of rows over the time under balanced routing.
+    """
 
     rows: int
     experts: float
+    exchange: float = 1.0
+
+
+# With these forms of the auto partitioner, all slots of an expert are computed, filled or not.
+_SLOT_FORMS = frozenset({DispatchForm.ONE_HOT, DispatchForm.ONE_HOT_PINNED})
+
+
+def device_load(experiment: Experiment, phase: Phase) -> float:
+    """Expert rows of the most loaded device over the mean, with the routing skew of the workload."""
+    skew, dispatch = experiment.workload.routing_skew, experiment.dispatch(phase)
+    if experiment.model.moe is None or experiment.plan.ep == 1:
+        return 1.0
+    if experiment.program.partitioner is Partitioner.AUTO:
+        return 1.0 if experiment.dispatch_form in _SLOT_FORMS else skew
+    return skew if dispatch is None else dispatch.device_load(skew)
+
+
+def is_exchange(collective: PlannedCollective | Collective) -> bool:
+    """Whether a collective brings rows to their experts, or back."""
+    parts = {Part.MOE_DISPATCH, Part.MOE_COMBINE}
+    return collective.kind is Kind.ALL_TO_ALL and collective.part in parts
+
+
+def exchange_load(experiment: Experiment, phase: Phase) -> float:
+    """Time of the exchange of rows for the most loaded device over the time under balanced routing.
+
+    The exchange of the auto partitioner moves arrays of fixed sizes.
+    """
+    dispatch = experiment.dispatch(phase)
+    if dispatch is None or experiment.program.partitioner is Partitioner.AUTO:
+        return 1.0
+    return dispatch.exchange_load(experiment.workload.routing_skew)
 
 
 def expert_load(experiment: Experiment, phase: Phase) -> ExpertLoad | None:
-    """The expected load of one device's experts in a layer of one chunk; None for a dense model.
+    """The expected load of the most loaded device's experts in a layer of one chunk; None for a dense model.
 
-    Each token independently chooses K of E experts with equal probability, so all of T tokens miss a
-    given expert with probability (1 - K/E)^T.
+    Each token independently chooses K of E experts, those of the device with `load` times the mean
+    probability, so all of T tokens miss one of them with probability (1 - load K/E)^T.
     """
     model, plan = experiment.model, experiment.plan
     if model.moe is None:
         return None
     n_tokens = local_tokens(plan, phase, experiment.n_positions(phase))
     n_tokens *= experiment.n_sequences(phase) // experiment.n_microbatches(phase)
-    miss_frac = (1 - model.moe.n_active / model.moe.n_experts) ** (
+    load = device_load(experiment, phase)
+    miss_frac = expert_miss_frac(model.moe, load) ** (
         n_tokens * routed_tokens_per_token(model, plan)
     )
     return ExpertLoad(
-        rows=ceil(n_tokens * rows_per_token(model, plan)),
+        rows=ceil(n_tokens * rows_per_token(model, plan) * load),
         experts=model.moe.n_experts / plan.ep * (1 - miss_frac),
+        exchange=exchange_load(experiment, phase),
     )
+
+
+def expert_miss_frac(moe: MixtureOfExperts, load: float) -> float:
+    """Probability that a token does not choose a given expert of a device with `load` times the mean rows."""
+    return max(0.0, 1 - load * moe.n_active / moe.n_experts)
 
 
 def rows_per_token(model: Model, plan: Plan) -> float:
@@ -48,13 +93,17 @@ def rows_per_token(model: Model, plan: Plan) -> float:
     return model.moe.n_active / over_tp
 
 
-def sorted_rows_per_token(model: Model, plan: Plan) -> float:
-    """Rows that a device sorts by expert, per token of its tp group: those its tokens choose, and those received."""
+def sorted_rows_per_token(model: Model, plan: Plan, load: float = 1.0) -> float:
+    """Rows that a device sorts by expert, per token of its tp group: those its tokens choose, and those received.
+
+    It receives `load` times the mean.
+    """
     assert model.moe is not None
     axes = exchange_axes(plan)
     if not axes:
         return model.moe.n_active
-    return model.moe.n_active / (plan.tp if "tp" in axes else 1) + rows_per_token(model, plan)
+    n_sent = model.moe.n_active / (plan.tp if "tp" in axes else 1)
+    return n_sent + rows_per_token(model, plan) * load
 
 
 def routed_tokens_per_token(model: Model, plan: Plan) -> float:

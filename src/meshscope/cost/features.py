@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
-from math import prod
+from math import ceil, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.cost.efficiency import ModeledProgram
-from meshscope.cost.expert_load import rows_per_token, sorted_rows_per_token
+from meshscope.cost.expert_load import device_load, rows_per_token, sorted_rows_per_token
 from meshscope.cost.fused_experts import FUSED_ROW_PASSES, TILE_ROWS, FusedRates, fused_rates
 from meshscope.cost.gathers import row_s
 from meshscope.cost.rates import Rates
@@ -174,6 +174,7 @@ class _Device:
     conversion_s: tuple[float, float] = (0.0, 0.0)  # of a weight of an expert: int4, mxfp4
     fused: FusedRates | None = None  # a fused kernel of experts, if the program has one
     n_tokens: int = 1  # of a sequence in a decode step
+    load: float = 1.0  # rows of its experts over the mean of the devices
     n_blocks: int = (
         1  # into which cp splits a prompt, if linear attention passes a state between them
     )
@@ -229,6 +230,7 @@ def plan_costs(
         is_served=program is ModeledProgram.PUBLISHED
         and experiment.topology.chip.kind is ChipKind.TPU,
         n_tokens=n_tokens,
+        load=device_load(experiment, phase),
     )
     return _device_costs(device, experiment.plan.pp)
 
@@ -492,7 +494,7 @@ def _linear_prefill(device: _Device, linear: LinearAttention) -> Iterator[_Entry
 
 
 def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
-    """Router, routed experts and shared experts, under balanced routing."""
+    """Router, routed experts and shared experts, of the most loaded device."""
     model = device.model
     assert model.moe is not None
     yield from _router(device, layer)
@@ -518,7 +520,7 @@ def _experts(device: _Device) -> Iterator[_Entry]:
         yield from _fused_experts(device, device.fused)
         return
     matrix_elements = sum(device.elements(w) for w in weights if len(w.shape) > 2)
-    rows = rows_per_token(model, plan)
+    rows = rows_per_token(model, plan) * device.load
     flops = 2 * rows * matrix_elements / (model.moe.n_experts / plan.ep)
     n_bytes = sum(map(device.read_bytes, weights))
     if device.has_expert_kernel:
@@ -546,7 +548,7 @@ def _fused_experts(device: _Device, rates: FusedRates) -> Iterator[_Entry]:
     """
     model, plan, part = device.model, device.plan, Part.MOE_EXPERTS
     assert model.moe is not None
-    rows = rows_per_token(model, plan)
+    rows = rows_per_token(model, plan) * device.load
     n_bytes = sum(map(device.read_bytes, expert_weights(model)))
     yield part, Cost.SENT_S, Feature.TOKENS, rows * rates.row_s
     yield part, Cost.TILES_S, Feature.TOKENS, rows / TILE_ROWS * rates.tile_s
@@ -564,11 +566,12 @@ def _sorted_rows(device: _Device) -> Iterator[_Entry]:
     Rows of an exchange are contiguous in memory if they fill tiles, and move at the rate of their bytes.
     """
     model, plan, part = device.model, device.plan, Part.MOE_EXPERTS
-    sorted_rows = sorted_rows_per_token(model, plan)
+    sorted_rows = sorted_rows_per_token(model, plan, device.load)
     if exchange_axes(plan) and fills_tiles(model.hidden):
-        received_rows = rows_per_token(model, plan)
-        buffer_rows = float(ROUND_ROOM) * received_rows
-        passes = SENT_PASSES * (sorted_rows - received_rows) + RECEIVED_PASSES * buffer_rows
+        received_rows, room = rows_per_token(model, plan), float(ROUND_ROOM)
+        buffer_rows = room * ceil(device.load / room) * received_rows  # of all rounds
+        sent_rows = sorted_rows - received_rows * device.load
+        passes = SENT_PASSES * sent_rows + RECEIVED_PASSES * buffer_rows
         yield part, Cost.WIDE_BYTES, Feature.TOKENS, passes * model.hidden * device.act_bytes
         return
     yield part, Cost.SORTED_S, Feature.TOKENS, sorted_rows * device.row_s

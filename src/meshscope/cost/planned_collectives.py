@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from meshscope.cost.expert_load import exchange_load, is_exchange
 from meshscope.cost.features import FloatArray
 from meshscope.cost.workload_features import Feature
 from meshscope.events.collective import Collective
@@ -131,7 +132,9 @@ def collective_costs(
         if key not in transfers:
             groups = experiment.mesh.devices_at(collective.groups)
             geometry = geometry_of(experiment.topology, groups)
-            transfers[key] = _transfer(collective.kind, geometry, constants)
+            line = _transfer(collective.kind, geometry, constants)
+            load = exchange_load(experiment, phase) if is_exchange(collective) else 1.0
+            transfers[key] = line if load == 1 else line.scaled(load)
         costs.append(
             CollectiveCost(
                 part=collective.part,

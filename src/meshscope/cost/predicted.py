@@ -17,6 +17,7 @@ from meshscope.cost.closed_form import (
     plan_form,
 )
 from meshscope.cost.efficiency import ModeledProgram
+from meshscope.cost.expert_load import exchange_load, is_exchange
 from meshscope.cost.features import PARTS, Cost
 from meshscope.cost.fused_experts import fused_notes
 from meshscope.cost.planned_collectives import hidden_behind
@@ -199,6 +200,7 @@ def _timed_row(row: Collective, experiment: Experiment, constants: LinkConstants
         topology=experiment.topology,
         constants=constants,
     ).seconds
+    seconds *= exchange_load(experiment, row.phase) if is_exchange(row) else 1.0
     is_in_layers = row.layer is not None
     hidden = hidden_behind(experiment, row.phase, row, is_in_layers=is_in_layers)
     return replace(

@@ -4,14 +4,17 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from meshscope.cost.op_cost import part_of
 from meshscope.errors import SpecError
 from meshscope.events.collective import Groups
-from meshscope.events.enums import Kind
+from meshscope.events.enums import Kind, Part
 from meshscope.events.step_time import TimeEstimate
 from meshscope.interconnect import LinkConstants, collective_time, constants_of, link_loads
 from meshscope.readers.hlo.operations import Operation
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 from meshscope.spec.hardware.topology import Topology
+
+_EXCHANGE_PARTS = {Part.MOE_DISPATCH, Part.MOE_COMBINE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +31,21 @@ class CollectiveEstimate:
 
 
 class CollectiveEstimator:
-    """Estimates collectives on a topology with fitted or calibrated link constants."""
+    """Estimates collectives on a topology with fitted or calibrated link constants.
 
-    def __init__(self, topology: Topology, constants: LinkConstants | None = None) -> None:
+    All-to-alls with experts take `exchange_load` times as long as under balanced routing.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        constants: LinkConstants | None = None,
+        *,
+        exchange_load: float = 1.0,
+    ) -> None:
         self.topology = topology
         self.constants = constants or constants_of(topology.chip)
+        self.exchange_load = exchange_load
 
     def estimate(self, operations: tuple[Operation, ...]) -> CollectiveEstimate | None:
         """The estimate of one scheduled instruction with all its arrays; None if bytes are unknown.
@@ -54,7 +67,10 @@ class CollectiveEstimator:
             algorithm=first.algorithm,
             constants=self.constants,
         )
-        seconds = TimeEstimate(value_s=time.seconds, low_s=time.low_s, high_s=time.high_s)
+        is_exchange = kind is Kind.ALL_TO_ALL and part_of(first.site.instruction) in _EXCHANGE_PARTS
+        load = self.exchange_load if is_exchange else 1.0
+        low_s, high_s = (None if s is None else s * load for s in (time.low_s, time.high_s))
+        seconds = TimeEstimate(value_s=time.seconds * load, low_s=low_s, high_s=high_s)
         return CollectiveEstimate(
             seconds=seconds,
             resources=_occupied_links(self.topology, kind, first.groups),

@@ -87,7 +87,8 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
     rates = rates_of(topology.chip, chip_profile)
     op_costs = OpCostModel(module_collectives.flow, rates, cycle_profile, experts, lengths)
     constants = None if chip_profile is None else chip_profile.constants
-    estimator = CollectiveEstimator(topology, constants)
+    exchange_load = 1.0 if experts is None else experts.exchange
+    estimator = CollectiveEstimator(topology, constants, exchange_load=exchange_load)
     schedule = ScheduleSimulator(module, module_collectives, op_costs, estimator)
     folds = () if layers is None else folded_schedules(schedule, layers.folds)
     simulated = schedule.simulate(folds)

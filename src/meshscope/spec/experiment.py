@@ -33,6 +33,7 @@ from meshscope.spec.plan.checks import (
     check_pipeline,
     check_quantization,
     check_ring,
+    check_routing_skew,
     check_shared_layers,
     check_torchxla_dtypes,
     check_weights,
@@ -420,6 +421,7 @@ def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of
     check_model(plan, model)
     check_weights(plan, model)
     check_quantization(model, workload)
+    check_routing_skew(plan, model, workload)
     check_narrow_program(workload, program)
     check_blocks(plan, model, workload)
     check_pipeline(plan, workload, program, engine)

@@ -190,6 +190,8 @@ def request_of(run: RunRecord) -> str:
 
 def _workload_words(workload: Workload) -> Iterator[str]:
     yield f"batch {workload.batch}, prompt {workload.prompt}, output {workload.output}"
+    if workload.routing_skew > 1:
+        yield f"routing skew {workload.routing_skew:g}"
     if workload.decode_tokens > 1:
         yield f"{workload.decode_tokens} tokens of a sequence in a decode step"
     yield format_dtype(workload.activation_dtype)

@@ -411,7 +411,8 @@ def _loop_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
 def _round_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
     dispatch = experiment.dispatch(phase)
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
-    if is_manual and dispatch is not None and dispatch.has_rounds:
+    is_balanced = experiment.workload.routing_skew == 1
+    if is_manual and is_balanced and dispatch is not None and dispatch.has_rounds:
         yield dispatch.rounds_note
 
 

@@ -13,7 +13,7 @@ from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.flops import has_shared_indexers
 from meshscope.spec.model.model import Model
 from meshscope.spec.plan.context_form import ContextForm, why_no_ring
-from meshscope.spec.plan.dispatch import DispatchForm
+from meshscope.spec.plan.dispatch import DispatchForm, most_skew
 from meshscope.spec.plan.kernel_choice import Kernels
 from meshscope.spec.plan.plan import AXES, Plan
 from meshscope.spec.plan.weights import layer_weights, mesh_axes_of, outer_weights
@@ -114,6 +114,19 @@ def cut_block(plan: Plan, model: Model, weight_dtype: str) -> CutBlock | None:
                 axes, n_channels = cut
                 return CutBlock(weight=weight.name, axes=axes, n_channels=n_channels, block=block)
     return None
+
+
+def check_routing_skew(plan: Plan, model: Model, workload: Workload) -> None:
+    """Raise SpecError for a load that no routing can give a device."""
+    skew = workload.routing_skew
+    if model.moe is None or plan.ep == 1 or skew <= most_skew(model.moe, plan):
+        return
+    raise SpecError(
+        f"--routing-skew {skew:g} is impossible: with plan '{plan}', a device has "
+        f"{model.moe.n_experts // plan.ep} of the {model.moe.n_experts} experts of {model.name}, and a token "
+        f"chooses {model.moe.n_active}, so that a device gets at most {float(most_skew(model.moe, plan)):g} "
+        f"times the mean. Use 1 to {float(most_skew(model.moe, plan)):g}."
+    )
 
 
 def check_quantization(model: Model, workload: Workload) -> None:

@@ -103,6 +103,21 @@ class Dispatch:
             max_rows = min(max_rows, self.n_buffer_rows)
         return min(Fraction(skew) * self.n_rows, Fraction(max_rows)) * share
 
+    def device_load(self, skew: float) -> float:
+        """Rows that the most loaded device computes over the mean; slots of experts are computed, filled or not."""
+        if self.n_expert_slots is not None:
+            return 1.0
+        return skew if self.has_rounds else min(skew, self.n_buffer_rows / self.n_rows)
+
+    def exchange_load(self, skew: float) -> float:
+        """Time of the exchange for the most loaded device over the time under balanced routing.
+
+        A ragged exchange moves its rows, and an exchange of slots repeats whole rounds.
+        """
+        if self.n_slots is None:
+            return float(self.received_rows(skew) / self.received_rows(1.0))
+        return float(ceil(skew * self.n_rows / self.n_buffer_rows)) if self.has_rounds else 1.0
+
     @property
     def n_most_rows(self) -> Fraction:
         """Rows that a device receives from others if all tokens choose its experts."""
@@ -187,6 +202,11 @@ def slots_of_expert(moe: MixtureOfExperts, n_tokens: int, capacity_factor: float
     if capacity_factor is None:
         return n_tokens
     return min(n_tokens, max(1, ceil(n_tokens * moe.n_active * capacity_factor / moe.n_experts)))
+
+
+def most_skew(moe: MixtureOfExperts, plan: Plan) -> Fraction:
+    """The load of a device over the mean if every token chooses as many of its experts as it can."""
+    return Fraction(plan.ep * min(moe.n_active, moe.n_experts // plan.ep), moe.n_active)
 
 
 def exchange_axes(plan: Plan, form: DispatchForm = DispatchForm.AUTO) -> tuple[str, ...]:

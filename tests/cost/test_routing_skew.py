@@ -1,0 +1,103 @@
+"""Times of the most loaded device under skewed routing, against explicit arithmetic."""
+
+from typing import Any, NamedTuple
+
+import pytest
+
+import meshscope
+from meshscope.api.request import ExperimentRequest, request_of
+from meshscope.cost.expert_load import device_load, exchange_load
+from meshscope.cost.scheduled_collectives import CollectiveEstimator
+from meshscope.errors import SpecError
+from meshscope.events.enums import Phase
+from meshscope.readers.hlo.collectives import module_collectives
+from meshscope.readers.hlo.parse import parse_hlo
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.plan.mesh import Mesh
+
+GPT_OSS = {"model": "openai/gpt-oss-20b", "topology": "v6e-8", "batch": 64, "prompt": 1024}
+QWEN3 = {**GPT_OSS, "model": "Qwen/Qwen3-30B-A3B"}
+
+
+class Load(NamedTuple):
+    options: dict[str, Any]
+    rows: float
+    exchange: float
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Load({**GPT_OSS, "plan": "dp=8,ep=8"}, 2.0, 2.0),  # a ragged exchange moves twice the rows
+        Load({**QWEN3, "plan": "tp=8,ep=8"}, 2.0, 1.0),  # nothing is exchanged over tp
+        # Slots for 1.25 times the mean: twice the mean takes two rounds.
+        Load({**QWEN3, "plan": "dp=8,ep=8", "dispatch": "capacity"}, 2.0, 2.0),
+        # Rows beyond 1.5 times the mean are dropped.
+        Load({**QWEN3, "plan": "dp=8,ep=8", "capacity_factor": 1.5}, 1.5, 1.5),
+        Load({**QWEN3, "plan": "dp=8,ep=8", "dispatch": "capacity", "capacity_factor": 1.5}, 1.5, 1.0),
+    ],
+)  # fmt: skip
+def test_a_device_with_twice_the_rows(case: Load) -> None:
+    experiment = _experiment(routing_skew=2.0, **case.options)
+    assert device_load(experiment, Phase.PREFILL) == pytest.approx(case.rows, rel=0.01)
+    assert exchange_load(experiment, Phase.PREFILL) == pytest.approx(case.exchange, rel=0.01)
+
+
+def _experiment(**options: Any) -> Experiment:
+    return request_of(ExperimentRequest, options).experiment()
+
+
+def test_skew_lengthens_rows_of_the_exchange_experts_and_the_step() -> None:
+    even, skewed = (
+        meshscope.predict(**GPT_OSS, plan="dp=8,ep=8", routing_skew=skew) for skew in (1.0, 4.0)
+    )
+    parts = ("moe.dispatch", "moe.combine")
+    for one, other in zip(_rows(even), _rows(skewed), strict=True):
+        factor = 4 if one["part"] in parts and one["kind"] == "all_to_all" else 1
+        assert other["dur_s"] == pytest.approx(factor * one["dur_s"])
+        assert other["payload_bytes"] == one["payload_bytes"]  # a mean over devices
+    assert skewed.time.ttft_s > 2 * even.time.ttft_s
+    assert skewed.time.tpot_s > even.time.tpot_s
+
+
+def _rows(run: Any) -> list[dict[str, Any]]:
+    return run.collectives.to_dicts()
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({**GPT_OSS, "plan": "dp=8,ep=8"}, "8"),  # 4 of 32 experts, all 4 of a token on one device
+        ({**QWEN3, "plan": "dp=2,tp=4,ep=2"}, "2"),
+        # 256 experts on 64 devices: at most 4 of the 8 experts of a token are on one.
+        ({"model": "deepseek-ai/DeepSeek-V3.1", "topology": "v6e:8x8", "plan": "dp=8,tp=8,ep=64", "batch": 64}, "32"),
+    ],
+)  # fmt: skip
+def test_a_load_that_no_routing_gives_is_refused(options: dict[str, Any], most: str) -> None:
+    meshscope.predict(**options, routing_skew=float(most))
+    with pytest.raises(SpecError, match=f"Use 1 to {most}\\."):
+        meshscope.predict(**options, routing_skew=float(most) + 0.1)
+
+
+HLO = """HloModule step, is_scheduled=true, entry_computation_layout={(bf16[512,128]{1,0})->bf16[512,128]{1,0}}, num_partitions=8
+
+ENTRY main {
+  p = bf16[512,128]{1,0} parameter(0)
+  a = bf16[512,128]{1,0} all-to-all(p), channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}, metadata={op_name="jit(f)/prefill/layer0/moe.dispatch/all_to_all"}
+  ROOT b = bf16[512,128]{1,0} all-to-all(a), channel_id=2, replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}, metadata={op_name="jit(f)/prefill/layer0/attn/all_to_all"}
+}
+"""
+
+
+def test_the_compiled_exchange_with_experts_takes_longer_and_others_do_not() -> None:
+    found = module_collectives(
+        parse_hlo(HLO, "step"), mesh=Mesh(axes=(("dp", 8),)), crosses_slices=lambda _: None
+    )
+    even, skewed = (
+        CollectiveEstimator(parse_topology("v6e-8"), exchange_load=load) for load in (1.0, 3.0)
+    )
+    exchange, other = [(operation,) for operation in found.scheduled]
+    for operations, factor in ((exchange, 3), (other, 1)):
+        one, longer = (estimator.estimate(operations) for estimator in (even, skewed))
+        assert longer.seconds.value_s == pytest.approx(factor * one.seconds.value_s)
