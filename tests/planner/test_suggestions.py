@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 import meshscope
-from meshscope.planner.suggestions import suggestions_of
+from meshscope.planner.suggestions import Purpose, follow_ups, suggestions_of
 
 
 def _predicted(command: str) -> meshscope.Run:
@@ -39,9 +39,69 @@ def test_the_gain_is_that_of_predicting_the_suggested_command(
             (suggestion.tpot_gain_s, "tpot_s"),
         ):
             assert gain_s == pytest.approx(getattr(run.time, name) - getattr(changed.time, name))
-        assert (changed.time.e2e_s or 0.0) < (run.time.e2e_s or 0.0)
+        assert changed.time.e2e_s == pytest.approx(suggestion.request_s)
+        if Purpose.REQUEST in suggestion.purposes:
+            assert (changed.time.e2e_s or 0.0) < (run.time.e2e_s or 0.0)
+        if Purpose.RATE in suggestion.purposes:
+            assert (changed.time.tpot_s or 0.0) < (run.time.tpot_s or 0.0)
+        assert suggestion.purposes
         assert suggestion.fits is not False
     assert run.as_dict()["suggestions"] == [asdict(suggestion) for suggestion in suggestions]
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "plan"),
+    [
+        ("Qwen/Qwen3-30B-A3B", 256, "tp=8"),
+        ("Qwen/Qwen3-30B-A3B", 64, "tp=8,ep=8"),
+        ("openai/gpt-oss-20b", 64, "dp=8"),
+        ("mistralai/Mixtral-8x7B-v0.1", 64, "dp=2,tp=4"),
+    ],
+)
+def test_no_split_of_the_experts_is_better_than_the_one_suggested(
+    model: str, batch: int, plan: str
+) -> None:
+    """Every dp, tp and ep on the slice, predicted one by one."""
+    options = {"topology": "v6e-8", "batch": batch, "prompt": 1024, "output": 256}
+    run = meshscope.predict(model, plan=plan, **options)  # type: ignore[arg-type]
+    (request_s,) = (s.request_s for s in suggestions_of(run.record)[:1])
+    for tp in (1, 2, 4, 8):
+        for ep in {1, tp, 8 // tp, 8}:
+            other = meshscope.predict(model, plan=f"dp={8 // tp},tp={tp},ep={ep}", **options)  # type: ignore[arg-type]
+            if other.memory is not None and other.memory.fits:
+                assert (other.time.e2e_s or 0.0) >= request_s * (1 - 1e-9)
+
+
+def test_the_best_follow_up_of_several_runs_may_be_on_the_second() -> None:
+    """int8 weights gain more with tp=8 than with tp=8,sp, which is faster in bf16."""
+    options = {"topology": "v6e-8", "batch": 8, "prompt": 1024}
+    first, second = (
+        meshscope.predict("Qwen/Qwen3-32B", plan=plan, **options)  # type: ignore[arg-type]
+        for plan in ("tp=8,sp", "tp=8")
+    )
+    (at, suggestion), *_ = follow_ups([first.record, second.record])
+    changed = meshscope.predict("Qwen/Qwen3-32B", plan="tp=8", weight_dtype="int8", **options)  # type: ignore[arg-type]
+    assert (at, suggestion.change) == (1, "--weight-dtype int8")
+    assert suggestion.request_s == pytest.approx(changed.time.e2e_s)
+    assert suggestion.request_gain_s == pytest.approx(
+        (first.time.e2e_s or 0.0) - suggestion.request_s
+    )
+
+
+def test_a_change_that_is_good_for_the_rate_alone_says_so() -> None:
+    """Prefill of 64 long prompts takes most of the request, which an int8 cache leaves as it is."""
+    run = meshscope.predict(
+        "meta-llama/Llama-3.3-70B-Instruct",
+        topology="v6e-8",
+        plan="tp=8",
+        batch=64,
+        prompt=8064,
+        weight_dtype="int8",
+    )
+    by_change = {s.change: s.purposes for s in suggestions_of(run.record)}
+    assert by_change["--cache-dtype int8"] == (Purpose.RATE,)
+    assert "for more tokens/s" in run.text()
+    assert "for a shorter request: TTFT 0 us" not in run.text()
 
 
 def test_a_plan_that_does_not_fit_gets_one_that_may() -> None:
@@ -50,6 +110,7 @@ def test_a_plan_that_does_not_fit_gets_one_that_may() -> None:
     assert run.memory.fits is False
     suggestion = suggestions_of(run.record)[0]
     assert suggestion.fits is not False
+    assert suggestion.purposes == (Purpose.FIT,)
     assert "fits" in suggestion.reason
 
 

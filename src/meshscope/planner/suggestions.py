@@ -4,8 +4,9 @@ The gain is that of the closed form: the changed experiment against the same exp
 """
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.cost.predicted import has_figures
@@ -20,22 +21,34 @@ from meshscope.spec.program import Engine
 from meshscope.store.run import RunRecord
 from meshscope.units import DTYPE_BITS, format_bytes, format_dtype, format_seconds
 
-MIN_GAIN = 0.03  # of the request; the closed form does not resolve smaller ones
-MAX_FACTOR = 4  # between the tp of a plan and of its neighbors
+MIN_GAIN = 0.03  # of the request or of decode; the closed form does not resolve smaller ones
 LOWER_PRECISION = "s8"
+CONVERTS = "converts the checkpoint"  # weights in a format that is not its own
 COMMANDS = ("predict", "compile", "run")
+
+
+class Purpose(StrEnum):
+    """What a change is good for."""
+
+    FIT = "to fit"
+    REQUEST = "for a shorter request"
+    RATE = "for more tokens/s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
     """One change to an experiment, with its predicted gains; negative gains are losses.
 
-    `tokens_per_s_frac` is the gain in output tokens per second of steady decode, as a fraction. `fits` is
-    None if unknown. `command` is empty if the run was not made by a command that takes the option.
+    `request_s` are the seconds of the changed request. `tokens_per_s_frac` is the gain in output tokens per
+    second of steady decode, as a fraction. `fits` is None if unknown. `command` is empty if the run was not
+    made by a command that takes the option.
     """
 
     change: str
     command: str
+    purposes: tuple[Purpose, ...]
+    request_s: float
+    request_gain_s: float
     ttft_gain_s: float
     tpot_gain_s: float | None
     tokens_per_s_frac: float | None
@@ -47,51 +60,95 @@ class Suggestion:
 class _Change:
     """A changed experiment, and the options that change it."""
 
+    run: int  # whose experiment changes
     experiment: Experiment
     options: Mapping[str, str]
-    keeps_results: bool  # a lower precision does not
 
     @property
     def text(self) -> str:
         """The changed options, e.g. `--plan dp=2,tp=4`."""
         return " ".join(f"{option} {value}" for option, value in self.options.items())
 
+    @property
+    def keeps_results(self) -> bool:
+        """Whether the change keeps the precision."""
+        return not any(option.endswith("dtype") for option in self.options)
+
 
 def suggestions_of(run: RunRecord) -> tuple[Suggestion, ...]:
-    """The best change of plan or chunk, then the best change of precision; () without a known request."""
+    """The best changes of plan or chunk, and of precision; () without a known request."""
+    return tuple(suggestion for _, suggestion in follow_ups([run]))
+
+
+def follow_ups(runs: Sequence[RunRecord]) -> tuple[tuple[int, Suggestion], ...]:
+    """The best changes to any of several runs of the same work, with the position of the run that changes.
+
+    The gains are those over the fastest of the runs that fits, and no change leads to another of the runs.
+    For plan or chunk, and then for precision, it is the one with the shortest request; if that has not more
+    tokens/s, too, the one with most tokens/s follows.
+    """
+    known = {at: experiment for at, run in enumerate(runs) if (experiment := _changeable(run))}
+    if not known:
+        return ()
+    others = tuple(known.values())
+    changes = [
+        _Change(run=at, experiment=changed, options=options)
+        for at, experiment in known.items()
+        for changed, options in _changes(experiment)
+        if changed not in others
+    ]
+    estimates = estimates_of([*others, *(change.experiment for change in changes)])
+    bases, changed = estimates[: len(known)], estimates[len(known) :]
+    base = min(bases, key=lambda estimate: (estimate.memory.fits is False, estimate.e2e_s))
+    pairs = list(zip(changes, changed, strict=True))
+    best = [
+        pair
+        for keeps in (True, False)
+        for pair in _best(base, [one for one in pairs if one[0].keeps_results is keeps])
+    ]
+    best.sort(key=lambda pair: Purpose.RATE in _purposes(base, pair[1])[:1])
+    return tuple((c.run, _suggestion(runs[c.run], base, c, estimate)) for c, estimate in best)
+
+
+def _changeable(run: RunRecord) -> Experiment | None:
+    """The experiment of a run, if it is known and can be predicted."""
     try:
         experiment = experiment_of_record(run.manifest.experiment)
     except MeshscopeError:  # an imported run does not know all of its experiment
-        return ()
-    if not has_figures(experiment.topology.chip) or experiment.is_part_of_decode:
-        return ()
-    changes = list(_changes(experiment))
-    base, *changed = estimates_of([experiment, *(change.experiment for change in changes)])
-    pairs = list(zip(changes, changed, strict=True))
-    best = (
-        _best(base, [pair for pair in pairs if pair[0].keeps_results is keeps])
-        for keeps in (True, False)
-    )
-    return tuple(_suggestion(run, base, *pair) for pair in best if pair is not None)
+        return None
+    is_timed = has_figures(experiment.topology.chip) and not experiment.is_part_of_decode
+    return experiment if is_timed else None
 
 
 def _best(
-    base: Estimate, changed: list[tuple[_Change, Estimate]]
-) -> tuple[_Change, Estimate] | None:
-    """The change with the shortest request among those that fit; None if none gains MIN_GAIN.
+    base: Estimate, changed: Sequence[tuple[_Change, Estimate]]
+) -> Iterator[tuple[_Change, Estimate]]:
+    """The change with the shortest request, and the one with most tokens/s if the former has not more."""
+    able = [p for p in changed if p[1].memory.fits is not False and _purposes(base, p[1])]
+    shortest = min(able, key=lambda pair: pair[1].e2e_s, default=None)
+    if shortest is None:
+        return
+    yield shortest
+    if _purposes(base, shortest[1]) == (Purpose.REQUEST,):
+        faster = [pair for pair in able if Purpose.RATE in _purposes(base, pair[1])]
+        yield from sorted(faster, key=lambda pair: pair[1].tpot_s or 0.0)[:1]
 
-    If the experiment itself does not fit, any change that does is a gain.
-    """
-    fitting = [pair for pair in changed if pair[1].memory.fits is not False]
-    best = min(fitting, key=lambda pair: pair[1].e2e_s, default=None)
-    is_needed = base.memory.fits is False
-    if best is None or is_needed or best[1].e2e_s <= (1 - MIN_GAIN) * base.e2e_s:
-        return best
-    return None
+
+def _purposes(base: Estimate, changed: Estimate) -> tuple[Purpose, ...]:
+    """What the change gains at least MIN_GAIN of; to fit is all that counts if the experiment does not."""
+    if base.memory.fits is False:
+        return (Purpose.FIT,)
+    seconds = {
+        Purpose.REQUEST: (base.e2e_s, changed.e2e_s),
+        Purpose.RATE: (base.tpot_s or 0.0, changed.tpot_s or 0.0),
+    }
+    return tuple(
+        purpose for purpose, (old, new) in seconds.items() if old and new <= (1 - MIN_GAIN) * old
+    )
 
 
-def _changes(experiment: Experiment) -> Iterator[_Change]:
-    """The experiments that differ in one option, without those that are impossible."""
+def _changes(experiment: Experiment) -> Iterator[tuple[Experiment, Mapping[str, str]]]:
+    """The experiments that differ in one option, with that option, without those that are impossible."""
     for plan in dict.fromkeys(_plans(experiment)):
         if plan != experiment.plan:
             yield from _checked(experiment, plan)
@@ -105,28 +162,21 @@ def _changes(experiment: Experiment) -> Iterator[_Change]:
 
 
 def _plans(experiment: Experiment) -> Iterator[Plan]:
-    """Near splits of the same devices over the data axis and tp, other sizes of ep, and sp on or off."""
+    """Splits of the same devices over the data axis and tp, with experts over all axes, and sp on or off."""
     plan = experiment.plan
     n_devices = plan.data_size * plan.tp
     for tp in divisors(n_devices):
-        if plan.tp <= MAX_FACTOR * tp and tp <= MAX_FACTOR * plan.tp:
-            yield _resized(plan, tp)
-    if experiment.model.moe is not None:
-        for ep in (1, plan.tp, plan.data_size, n_devices):
-            yield replace(plan, ep=ep)
+        data = n_devices // tp
+        resized = replace(plan, **{plan.data_axis: data}, tp=tp, ep=1, sp=plan.sp and tp > 1)
+        sizes = (1,) if experiment.model.moe is None else (1, tp, data, n_devices)
+        yield from (replace(resized, ep=ep) for ep in sizes)
     if plan.tp > 1:
         yield replace(plan, sp=not plan.sp)
 
 
-def _resized(plan: Plan, tp: int) -> Plan:
-    """The plan with another tp on the same devices; ep stays over the same axes."""
-    axes = plan.expert_axes
-    data = plan.data_size * plan.tp // tp
-    ep = (tp if "tp" in axes else 1) * (data if plan.data_axis in axes else 1)
-    return replace(plan, **{plan.data_axis: data}, tp=tp, ep=ep, sp=plan.sp and tp > 1)
-
-
-def _checked(experiment: Experiment, plan: Plan | None, **sizes: str | int) -> Iterator[_Change]:
+def _checked(
+    experiment: Experiment, plan: Plan | None, **sizes: str | int
+) -> Iterator[tuple[Experiment, Mapping[str, str]]]:
     """The changed experiment, with its default chunk if the plan changes; nothing if it is impossible."""
     workload = replace(experiment.workload, **sizes)  # type: ignore[arg-type]  fields of a workload
     if plan is not None:
@@ -151,8 +201,7 @@ def _checked(experiment: Experiment, plan: Plan | None, **sizes: str | int) -> I
     }
     if plan is not None:
         options["--plan"] = str(plan)
-    keeps_results = not any(name.endswith("dtype") for name in sizes)
-    yield _Change(experiment=changed, options=options, keeps_results=keeps_results)
+    yield changed, options
 
 
 def _suggestion(run: RunRecord, base: Estimate, change: _Change, changed: Estimate) -> Suggestion:
@@ -163,6 +212,9 @@ def _suggestion(run: RunRecord, base: Estimate, change: _Change, changed: Estima
     return Suggestion(
         change=change.text,
         command=_command(run, change),
+        purposes=_purposes(base, changed),
+        request_s=changed.e2e_s,
+        request_gain_s=base.e2e_s - changed.e2e_s,
         ttft_gain_s=base.ttft_s - changed.ttft_s,
         tpot_gain_s=tpot_gain_s,
         tokens_per_s_frac=frac,
@@ -193,6 +245,13 @@ def _reason(base: Estimate, changed: Estimate) -> str:
     if base.memory.fits is False:
         known = "" if changed.memory.fits else " as far as known"
         return f"it fits in the memory of a device{known}"
+    experiment = changed.experiment
+    dtype = experiment.workload.weight_dtype
+    is_converted = dtype not in {
+        experiment.model.default_weight_dtype,
+        base.experiment.workload.weight_dtype,
+    }
+    converts = f"; {CONVERTS}" if is_converted else ""
     n_steps = base.experiment.workload.n_decode_steps
     prefill_gain_s = base.ttft_s - changed.ttft_s
     decode_gain_s = base.e2e_s - changed.e2e_s - prefill_gain_s
@@ -201,7 +260,7 @@ def _reason(base: Estimate, changed: Estimate) -> str:
     before, after = phase_of(base, phase), phase_of(changed, phase)
     assert before is not None
     assert after is not None
-    return f"{phase} {_largest_change(before, after)}"
+    return f"{phase} {_largest_change(before, after)}{converts}"
 
 
 def _largest_change(before: StepTime, after: StepTime) -> str:

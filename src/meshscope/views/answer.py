@@ -15,7 +15,7 @@ from meshscope.analysis.roofline import BETWEEN_PARTS
 from meshscope.cost.predicted import has_figures
 from meshscope.events.enums import Phase, Source
 from meshscope.planner.capacity import Capacity, capacity_of_run
-from meshscope.planner.suggestions import Suggestion, suggestions_of
+from meshscope.planner.suggestions import Purpose, Suggestion, suggestions_of
 from meshscope.spec.plan.memory import FitState, Memory
 from meshscope.spec.program import Engine
 from meshscope.spec.workload import Workload
@@ -133,11 +133,7 @@ class Answer:
         """`try --plan tp=4,dp=2: TPOT -1.25 ms, tokens/s +30%`, one for each suggestion."""
         source = self.strongest.source
         basis = "" if source is Source.PREDICTED else f"{Source.PREDICTED} "
-        is_too_large = any(s.fit is not None and s.fit.state is FitState.NO for s in self.sources)
-        return tuple(
-            suggestion_sentence(s, basis=basis) + ("; it fits" if is_too_large and s.fits else "")
-            for s in self.suggestions
-        )
+        return tuple(suggestion_sentence(s, basis=basis) for s in self.suggestions)
 
     @property
     def strongest(self) -> SourceAnswer:
@@ -325,10 +321,16 @@ def _share_words(share: str) -> str:
 
 
 def suggestion_sentence(suggestion: Suggestion, *, basis: str = "") -> str:
-    """`try --weight-dtype int8: TTFT -62 us, TPOT -1.25 ms, tokens/s +30%`."""
+    """`try --weight-dtype int8 for a shorter request: TTFT -62 us, TPOT -1.25 ms, tokens/s +30%`."""
     changes = [f"TTFT {signed_seconds(-suggestion.ttft_gain_s)}"]
     if suggestion.tpot_gain_s is not None and suggestion.tokens_per_s_frac is not None:
         changes.append(f"TPOT {signed_seconds(-suggestion.tpot_gain_s)}")
         changes.append(f"tokens/s {suggestion.tokens_per_s_frac:+.0%}")
-    caveat = "; it does not fit" if suggestion.fits is False else ""
-    return f"try {suggestion.change}: {basis}{', '.join(changes)}{caveat}"
+    return f"try {change_with_purpose(suggestion)}: {basis}{', '.join(changes)}"
+
+
+def change_with_purpose(suggestion: Suggestion) -> str:
+    """`--plan dp=8,ep=8 for a shorter request and more tokens/s`."""
+    purposes = joined(list(map(str, suggestion.purposes))).replace("and for ", "and ")
+    unknown = ", as far as known" if suggestion.fits is None else ""
+    return f"{suggestion.change} {purposes}{unknown if Purpose.FIT in suggestion.purposes else ''}"

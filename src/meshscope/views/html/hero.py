@@ -9,7 +9,7 @@ from meshscope.analysis.totals import step_totals
 from meshscope.planner.suggestions import Suggestion
 from meshscope.spec.plan.memory import Memory, TempBasis
 from meshscope.units import format_bytes, format_seconds
-from meshscope.views.answer import Fit, FitState, SourceAnswer
+from meshscope.views.answer import Fit, FitState, SourceAnswer, change_with_purpose
 from meshscope.views.html.blocks import (
     Advice,
     Advices,
@@ -203,24 +203,28 @@ def _room(fit: Fit) -> str:
     return f"Room for {', or '.join(sizes)}." if sizes else ""
 
 
-def advices(run: PageRun) -> Iterator[Advices]:
-    """The changes with the largest predicted gains; nothing if there are none."""
+def advices(
+    run: PageRun, follow_ups: Iterable[tuple[str, Suggestion]] | None = None
+) -> Iterator[Advices]:
+    """The changes with the largest predicted gains over a run, to it or to others by name; nothing without any."""
+    changes = [("", s) for s in run.answer.suggestions] if follow_ups is None else follow_ups
     every = tuple(
         Advice(
-            change=short(s.change),
+            change=short(change_with_purpose(s) + (f", from {name}" if name else "")),
             gain=joined(list(_gains(run, s))),
             reason=sentence(s.reason) if s.reason else "",
             command=short(s.command, 2000),
         )
-        for s in run.answer.suggestions
+        for name, s in changes
     )
     if every:
         yield Advices(advices=every)
 
 
 def _gains(run: PageRun, suggestion: Suggestion) -> Iterator[str]:
-    """`TTFT -120 ms`, `TPOT +0.4 ms`, `tokens/s +31%`."""
+    """`request -1.2 s`, `TTFT -120 ms`, `TPOT +0.4 ms`, `tokens/s +31%`."""
     for name, seconds, figure in (
+        ("request", suggestion.request_gain_s, run.timed.e2e),
         ("TTFT", suggestion.ttft_gain_s, run.timed.ttft),
         ("TPOT", suggestion.tpot_gain_s, run.timed.tpot),
     ):
@@ -228,8 +232,6 @@ def _gains(run: PageRun, suggestion: Suggestion) -> Iterator[str]:
             yield f"{name} {'-' if seconds > 0 else '+'}{format_seconds(abs(seconds))}"
     if abs(suggestion.tokens_per_s_frac or 0.0) >= MIN_GAIN_FRAC:
         yield f"tokens/s {suggestion.tokens_per_s_frac:+.0%}"
-    if suggestion.fits is False:
-        yield "it does not fit"
 
 
 def _bytes_sentences(run: PageRun) -> Iterator[str]:

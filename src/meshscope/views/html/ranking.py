@@ -10,6 +10,7 @@ import polars as pl
 
 from meshscope.analysis.catalog import Unavailable
 from meshscope.events.enums import REQUEST_PHASES, Phase
+from meshscope.planner.suggestions import follow_ups
 from meshscope.units import format_seconds
 from meshscope.views.answer import FitState
 from meshscope.views.charts.cost import Breakdown, step_breakdowns
@@ -161,7 +162,9 @@ def comparison_blocks(groups: Sequence[Ranking]) -> Iterator[Block]:
                     yield Paragraph(text=f"{run.name}: {text}", class_name=style)
         yield _table(ranking, number)
         if number == 1 and ranking.ranked:
-            yield from advices(ranking.ranked[0])
+            best = follow_ups([run.run for run in ranking.runs])
+            steps = ((ranking.name(ranking.runs[at]), suggestion) for at, suggestion in best)
+            yield from advices(ranking.ranked[0], steps)
         if ranking.work is not None and len(ranking.timed) > 1:
             drawn = _charts(ranking, number)
             yield from drawn if number == 1 else fold("Step times and their differences", drawn)
