@@ -1,5 +1,6 @@
 """Kineto traces of our own making, read into rows."""
 
+import json
 from pathlib import Path
 
 import polars as pl
@@ -215,6 +216,7 @@ def test_files_without_rank_get_that_of_their_name(tmp_path: Path) -> None:
     content = made.document([made.kernel(made.GEMM, 1.0, 2.0)])
     del content["distributedInfo"]
     trace = read_kineto(made.write(tmp_path / "1717-TP-3.trace.json.gz", content))
+    trace = merged([trace])
     assert trace.events["device"].to_list() == [3]
     assert any("rank 3 is that of the file name" in finding for finding in trace.findings)
 
@@ -243,6 +245,79 @@ def test_abridged_ranks_are_those_of_the_list_of_groups(tmp_path: Path) -> None:
     ]
     (row,) = rows_of([made.write(tmp_path / "t.json", content)], "dp=2,tp=64").rows
     assert (row.axis, row.group_size) == ("tp", 64)
+
+
+def test_nested_annotations_of_a_step_are_one_step(tmp_path: Path) -> None:
+    """SGLang's two annotations of a step with four all-reduces; a kernel starts before the inner one."""
+    vllm = "execute_0_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk32785sqsq32sqsk32785)"
+    events = [
+        made.annotation(vllm, 1000.0, 1000.0),
+        made.annotation("step[DECODE bs=32]", 1100.0, 800.0),
+        made.launch(1020.0, 9),
+        made.kernel("index_kernel", 1070.0, 20.0, correlation=9),
+    ]
+    for i in range(4):
+        events += [
+            made.launch(1200.0 + 100 * i, i + 1),
+            made.kernel(made.CUSTOM, 1430.0 + 100 * i, 40.0, correlation=i + 1),
+        ]
+    read = rows_of([made.write(tmp_path / "t.json", made.document(events, world_size=2))])
+    (step,) = read.steps
+    assert (step.label, step.n_steps, step.decode_tokens) == (StepLabel.DECODE, 1, 32)
+    assert step.mean_s == pytest.approx(700e-6)
+    assert [(row.count, row.n_steps) for row in read.rows] == [(4, 1)]
+
+
+def test_the_number_of_a_gpu_is_no_rank(tmp_path: Path) -> None:
+    def trace(name: str, device: int, *events: made.Event, n: int | None = None) -> Path:
+        content = made.document(list(events))
+        del content["distributedInfo"]
+        if n is not None:
+            content["distributedInfo"] = {"rank": n, "world_size": 4}
+        for event in events:
+            event["args"]["device"] = event["pid"] = device
+        return made.write(tmp_path / name, content)
+
+    def gemm() -> made.Event:
+        return made.kernel(made.GEMM, 1.0, 2.0)
+
+    alone = merged([read_kineto(trace("a.json", 2, gemm()))])
+    assert (alone.events["device"].to_list(), alone.n_devices, alone.findings) == ([0], 1, ())
+    # sizes in file names are no ranks
+    sized = merged([read_kineto(trace("llama-TP8-2rank_4gpu.json", 5, gemm()))])
+    assert (sized.events["device"].to_list(), sized.n_devices) == ([0], 1)
+    # the only rank that all process groups share
+    groups = [
+        made.collective(made.NCCL, 10.0 * i, 5.0, r, 8) for i, r in enumerate(([1, 3], [2, 3]))
+    ]
+    (shared,) = merged([read_kineto(trace("b.json", 0, *groups))]).events["device"].unique()
+    assert shared == 3
+    # a group of four, and nothing says which of them
+    event = made.collective(made.NCCL, 1.0, 2.0, [0, 1, 2, 3], 8)
+    unknown = merged([read_kineto(trace("c.json", 2, event))])
+    assert (unknown.events["device"].to_list(), unknown.n_devices) == ([0], 4)
+    assert "the trace names no rank: it counts as rank 0" in unknown.findings
+    # a stated rank that also copies on another GPU, and a file without a rank
+    stray = {**made.kernel("Memcpy HtoD", 5.0, 1.0), "cat": "gpu_memcpy"}
+    one = trace("d.json", 1, gemm(), n=1)
+    content = json.loads(one.read_text())
+    content["traceEvents"].append(stray)
+    made.write(one, content)
+    both = merged([read_kineto(one), read_kineto(trace("e.json", 1, gemm()))])
+    assert both.events["device"].to_list() == [1, 1, 0]
+    assert any("all of them count as rank 1" in finding for finding in both.findings)
+    # two GPUs of two files that number them differently
+    two = merged(
+        [read_kineto(trace(name, n, gemm())) for name, n in (("f.json", 6), ("g.json", 3))]
+    )
+    assert sorted(two.events["device"].to_list()) == [0, 1]
+    assert two.n_devices == 2
+
+
+def test_a_rank_without_collectives_waits_for_nobody(tmp_path: Path) -> None:
+    content = made.document([made.kernel(made.GEMM, 1.0, 2.0)], rank=1, world_size=2)
+    trace = merged([read_kineto(made.write(tmp_path / "t.json", content))])
+    assert trace.findings == ("1 of 2 ranks have a trace (1)",)
 
 
 def test_steps_on_the_timeline_of_the_device_count_if_no_launch_is_recorded(tmp_path: Path) -> None:

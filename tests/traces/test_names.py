@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from meshscope.events.enums import Kind
-from meshscope.readers.traces.annotations import StepKind, kind_of_tokens, read_annotation
+from meshscope.readers.traces.annotations import (
+    StepKind,
+    StepMark,
+    distinct_steps,
+    kind_of_tokens,
+    read_annotation,
+)
 from meshscope.readers.traces.collectives import kernel_collective, kind_of
 from meshscope.readers.traces.sniff import format_of
 from meshscope.readers.traces.trace import TraceFormat
@@ -131,6 +137,53 @@ def test_annotations_of_steps(
     step = read_annotation(name)
     assert step is not None
     assert (step.kind, (step.prefill_tokens, step.decode_tokens)) == (kind, tokens)
+
+
+VLLM = "execute_0_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk32785sqsq32sqsk32785)"
+SGLANG = "step[DECODE bs=32]"
+
+
+@pytest.mark.parametrize(
+    ("marks", "steps"),
+    [
+        # two conventions of SGLang (TraceLens issues 723 to 733), in both orders
+        ([(VLLM, 0, 1000, 1), (SGLANG, 100, 800, 1)], [(VLLM, 0, 1000)]),
+        ([(SGLANG, 0, 1000, 1), (VLLM, 100, 800, 1)], [(VLLM, 0, 1000)]),
+        # three levels, and the profiler's steps around one and around several
+        (
+            [("ProfilerStep#1", 0, 1000, 1), (VLLM, 100, 800, 1), (SGLANG, 200, 500, 1)],
+            [(VLLM, 0, 1000)],
+        ),
+        (
+            [("ProfilerStep#1", 0, 1000, 1), (VLLM, 100, 300, 1), (SGLANG, 150, 99, 1), (VLLM, 500, 300, 1)],
+            [(VLLM, 100, 300), (VLLM, 500, 300)],
+        ),
+        ([("ProfilerStep#1", 0, 100, 1), ("ProfilerStep#2", 100, 100, 1)], [("ProfilerStep#1", 0, 100), ("ProfilerStep#2", 100, 100)]),
+        # boundaries of the profiler inside of steps
+        ([("ProfilerStep#1", 0, 1000, 1), (SGLANG, 900, 400, 1)], [(SGLANG, 900, 400)]),
+        # one tells the tokens, what is inside of it does not
+        ([(SGLANG, 0, 1000, 1), ("step[TARGET_VERIFY]", 0, 400, 1), ("step[DRAFT_EXTEND]", 500, 400, 1)], [(SGLANG, 0, 1000)]),
+        # another thread, with another convention or the same
+        ([(VLLM, 0, 1000, 1), (SGLANG, 100, 800, 2)], [(VLLM, 0, 1000)]),
+        ([(SGLANG, 0, 1000, 1), (SGLANG, 100, 800, 2)], [(SGLANG, 0, 1000), (SGLANG, 100, 800)]),
+        # ends and starts differ by rounding; steps that follow each other overlap by as much
+        ([(SGLANG, 0, 1_000_500, 1), (VLLM, 1000, 1_000_000, 1)], [(VLLM, 0, 1_001_000)]),
+        (
+            [(VLLM, 0, 1_000_500, 1), (VLLM, 1_000_000, 1_000_000, 1)],
+            [(VLLM, 0, 1_000_500), (VLLM, 1_000_000, 1_000_000)],
+        ),
+        # the profiler repeats annotations on each stream of a GPU
+        (
+            [(SGLANG, 0, 100, None), (SGLANG, 10, 95, None), (SGLANG, 100, 100, None), (SGLANG, 110, 95, None)],
+            [(SGLANG, 0, 105), (SGLANG, 100, 105)],
+        ),
+    ],
+)  # fmt: skip
+def test_annotations_that_contain_each_other_mark_one_step(
+    marks: list[tuple[str, int, int, int | None]], steps: list[tuple[str, int, int]]
+) -> None:
+    distinct = distinct_steps([StepMark(*mark) for mark in marks])
+    assert [(mark.name, mark.start_ns, mark.dur_ns) for mark in distinct] == steps
 
 
 @pytest.mark.parametrize("name", ["aten::mm", "execute_model", "nccl:all_reduce", "step"])

@@ -71,6 +71,58 @@ def test_kernels_of_all_gpus_in_steps_of_nvtx(tmp_path: Path) -> None:
     assert (custom.dur_s, custom.exposed_s) == pytest.approx((6e-6, 6e-6))
 
 
+def ranks(path: Path, devices: dict[int, int], *, n_steps: int = 3) -> Path:
+    """A process for each rank, on a GPU; steps of 8 all-reduces, launched in the process's NVTX ranges."""
+    with closing(sqlite3.connect(path)) as db, db:
+        db.executescript(SCHEMA)
+        db.executemany("insert into StringIds values (?, ?)", NAMES.items())
+        for pid, device in devices.items():
+            process = (1 << 56) + (pid << 24)
+            for step in range(n_steps):
+                at = 1_000_000 * step + 100 * device
+                mark = (at, at + 900_000, 59, NAMES[4], None, process + pid)
+                db.execute("insert into NVTX_EVENTS values (?, ?, ?, ?, ?, ?)", mark)
+                for n in range(8):
+                    launch, number = at + 100_000 * n, 8 * step + n + 1
+                    call = (launch, launch + 10, number, process + pid, 0)
+                    db.execute(
+                        "insert into CUPTI_ACTIVITY_KIND_RUNTIME values (?, ?, ?, ?, ?)", call
+                    )
+                    row = (launch + 50, launch + 5050, device, 1, 20, number, process, 1, 1)
+                    db.execute(
+                        f"insert into CUPTI_ACTIVITY_KIND_KERNEL values ({','.join('?' * 9)})", row
+                    )
+    return path
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [{100: 0, 101: 1}],  # one file of a host
+        [{100: 0}, {101: 1}],  # a file for each rank
+        [{100: 0}, {100: 0}],  # ranks of two hosts, each on its GPU 0
+        [{100: 0, 101: 0}],  # each process sees one GPU
+        [{100: 2}, {101: 5}],
+    ],
+)  # fmt: skip
+def test_steps_and_counts_are_of_each_rank(tmp_path: Path, files: list[dict[int, int]]) -> None:
+    """Three steps of 8 all-reduces on two ranks."""
+    traces = [read_nsys(ranks(tmp_path / f"{i}.sqlite", file)) for i, file in enumerate(files)]
+    trace = merged(traces)
+    read = attributed(trace, parse_plan("tp=2").mesh)
+    assert trace.n_devices == 2
+    assert {(step.label.value, step.n_steps) for step in read.steps} == {("decode", 3)}
+    assert [(row.axis, row.count, row.n_steps) for row in read.rows] == [("tp", 8, 3)]
+    assert sorted(read.executions["step"].unique()) == [0, 1, 2]
+    assert not any("differ" in finding for finding in read.findings)
+
+
+def test_the_rank_of_a_file_of_one_gpu_is_that_of_its_name(tmp_path: Path) -> None:
+    paths = [ranks(tmp_path / f"rank{n}.sqlite", {7: 0}) for n in (10, 2)]
+    trace = merged([read_nsys(path) for path in paths])
+    assert trace.events["device"].unique(maintain_order=True).to_list() == [10, 2]
+
+
 @pytest.mark.parametrize(
     "table",
     ["NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", "TARGET_INFO_GPU", "CUPTI_ACTIVITY_KIND_MEMCPY"],

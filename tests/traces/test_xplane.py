@@ -71,6 +71,42 @@ def test_hosts_that_number_their_chips_alike_stay_apart(tmp_path: Path) -> None:
     assert program.n_as_compiled == program.n_collectives > 0
 
 
+def test_the_number_of_the_only_chip_is_no_rank(tmp_path: Path) -> None:
+    chip = profiles.Plane(
+        name="/device:TPU:2",
+        lines=[profiles.Line("XLA Ops", [profiles.Event("%f.1 = f32[4] fusion(f32[4] %x)", 0, 5)])],
+    )
+    trace = merged([read_xplane(profiles.write(tmp_path / "t.xplane.pb", chip))])
+    assert (trace.events["device"].to_list(), trace.n_devices) == ([0], 1)
+    others = [profiles.Plane(name=f"/device:TPU:{n}", lines=[]) for n in (0, 1, 3)]
+    trace = merged([read_xplane(profiles.write(tmp_path / "t.xplane.pb", *others, chip))])
+    assert (trace.events["device"].to_list(), trace.n_devices) == ([2], 4)
+
+
+def test_steps_that_hosts_annotate_count_once_on_each_chip(tmp_path: Path) -> None:
+    """Each of two hosts annotates two steps, twice: in two conventions."""
+    module = parse_hlo(made.golden_text("v6e_tp8_decode_scan"), "m")
+    paths = []
+    for host in range(2):
+        chip = made.chip(0, module, n_runs=2)
+        ends = [run.start_ps + run.dur_ps for run in chip.lines[0].events]
+        steps = [(0, ends[0]), (ends[0], ends[1] - ends[0])]
+        marks = [
+            profiles.Line("main", [
+                profiles.Event(name, start + cut, dur - 2 * cut)
+                for start, dur in steps
+                for cut, name in ((0, "execute_model: 8 reqs, 8 toks"), (10, "step[DECODE bs=8]"))
+            ])
+        ]  # fmt: skip
+        plane = profiles.Plane(name="/host:CPU", lines=marks)
+        paths.append(profiles.write(tmp_path / f"host{host}.xplane.pb", plane, chip))
+    trace = merged([read_xplane(path) for path in paths])
+    steps = attributed(trace, None).steps
+    assert [(step.label.value, step.n_steps) for step in steps if step.label.phase] == [
+        ("decode", 2)
+    ]
+
+
 def test_clocks_of_hosts_are_set_by_shared_collectives(tmp_path: Path) -> None:
     first, second = made.hosts(tmp_path, "v6e_tp8_decode_scan")
     late = read_xplane(second)

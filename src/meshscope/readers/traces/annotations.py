@@ -6,11 +6,18 @@ and one in between as mixed: the thresholds of vLLM's phased profiling on TPU
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from meshscope.readers.profile.steps import phase_of
 
 MIN_PREFILL_FRAC = 0.9
 MAX_DECODE_FRAC = 0.2
+ROUNDING_NS = 2000  # Kineto rounds to 1 us, or writes microseconds as floats
+MAX_OPEN = 64  # overlapping annotations among which the one around another is looked for
 
 
 class StepKind(StrEnum):
@@ -62,6 +69,7 @@ _SGLANG_KINDS = {
 }
 
 
+@lru_cache(maxsize=1 << 16)
 def read_annotation(name: str) -> StepAnnotation | None:
     """The step that an annotation marks; None if it marks none."""
     if match := _VLLM.match(name):
@@ -80,6 +88,105 @@ def read_annotation(name: str) -> StepAnnotation | None:
     if match := _TPU_VLLM.match(name):
         return _of_tpu_vllm(int(match["n"]), int(match["tokens"]))
     return StepAnnotation(kind=None) if _PLAIN.match(name) else None
+
+
+class StepMark(NamedTuple):
+    """An annotated interval; `thread` is that of the host, None for a timeline of the device."""
+
+    name: str
+    start_ns: int
+    dur_ns: int
+    thread: Hashable = None
+
+    @property
+    def end_ns(self) -> int:
+        """The end of the interval."""
+        return self.start_ns + self.dur_ns
+
+
+@dataclass(slots=True)
+class _Node:
+    mark: StepMark
+    inner: list["_Node"] = field(default_factory=list["_Node"])
+    steps: Sequence[StepMark] = ()
+
+
+def distinct_steps(marks: Iterable[StepMark]) -> list[StepMark]:
+    """The steps that the annotations of one process mark, each once, in the order of their starts.
+
+    Annotations that contain each other mark one step: two conventions, or two calls on a thread.
+    The step has the name that tells most, and their whole interval. An annotation around several
+    steps is a step only if it alone tells the tokens.
+    """
+    roots = _nested(sorted(set(marks), key=lambda mark: (mark.start_ns, -mark.dur_ns)))
+    nodes = list(roots)
+    for node in nodes:  # grows: outer nodes come before inner ones
+        nodes += node.inner
+    for node in reversed(nodes):
+        node.steps = _joined(node.mark, [step for inner in node.inner for step in inner.steps])
+    steps = [step for root in roots for step in root.steps]
+    if any(
+        _detail(step.name) for step in steps
+    ):  # then ProfilerStep#N alone is no step of a server
+        steps = [step for step in steps if not _PLAIN.match(step.name)]
+    return sorted(steps, key=lambda step: step.start_ns)
+
+
+def _nested(ordered: Sequence[StepMark]) -> list[_Node]:
+    """The annotations that no other contains, with those inside of them."""
+    roots: list[_Node] = []
+    open_nodes: list[_Node] = []
+    for mark in ordered:
+        node = _Node(mark)
+        while open_nodes and open_nodes[-1].mark.end_ns <= mark.start_ns:
+            open_nodes.pop()
+        latest = reversed(open_nodes[-MAX_OPEN:])
+        around = next((other for other in latest if _contains(other.mark, mark)), None)
+        siblings = roots if around is None else around.inner
+        while siblings and _contains(mark, siblings[-1].mark):  # which starts a rounding earlier
+            node.inner.append(siblings.pop())
+        siblings.append(node)
+        open_nodes.append(node)
+    return roots
+
+
+def _contains(outer: StepMark, inner: StepMark) -> bool:
+    """Whether one annotation is inside of another, up to rounding.
+
+    Steps of one convention on two threads are two steps. On a device, the profiler repeats an
+    annotation on each stream, with the times of its kernels.
+    """
+    is_same = outer.name == inner.name and outer.thread == inner.thread
+    is_apart = outer.thread != inner.thread or (outer.thread is None and not is_same)
+    if is_apart and _convention(outer.name) == _convention(inner.name):
+        return False
+    outside = max(outer.start_ns - inner.start_ns, 0) + max(inner.end_ns - outer.end_ns, 0)
+    half = inner.dur_ns // 2
+    return outside <= (half if is_same else max(inner.dur_ns // 100, min(ROUNDING_NS, half)))
+
+
+def _convention(name: str) -> str:
+    return re.split(r"[\d\[(:#*]", name, maxsplit=1)[0]
+
+
+def _joined(mark: StepMark, inner: Sequence[StepMark]) -> Sequence[StepMark]:
+    """One step of an annotation and what it contains, or the several steps inside."""
+    if not inner:
+        return (mark,)
+    if len(inner) > 1 and _detail(mark.name) <= max(_detail(step.name) for step in inner):
+        return inner
+    most = max((mark, *inner), key=lambda step: _detail(step.name))
+    start_ns = min(mark.start_ns, *(step.start_ns for step in inner))
+    end_ns = max(mark.end_ns, *(step.end_ns for step in inner))
+    return (most._replace(start_ns=start_ns, dur_ns=end_ns - start_ns),)
+
+
+def _detail(name: str) -> int:
+    """How many facts of a step its annotation tells."""
+    annotation = read_annotation(name)
+    if annotation is None:
+        return int(phase_of(name) is not None)
+    return sum(fact is not None for fact in astuple(annotation))
 
 
 def kind_of_tokens(prefill: int, decode: int) -> StepKind | None:

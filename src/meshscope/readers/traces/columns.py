@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from meshscope.readers.traces.annotations import read_annotation
+from meshscope.readers.traces.annotations import StepMark, read_annotation
 from meshscope.readers.traces.json_stream import JsonTrace
 from meshscope.readers.traces.trace import EVENTS_SCHEMA, OPS_SCHEMA, STEPS_SCHEMA
 
@@ -143,10 +143,10 @@ def _exceeds(fact: object, limit: int | None) -> bool:
     return limit is not None and isinstance(fact, int) and not 0 < fact < limit
 
 
-def steps_table(marks: Sequence[tuple[str, int, int]]) -> pl.DataFrame:
-    """The steps by annotation name, start and duration, with the tokens that the names tell."""
+def steps_table(marks: Sequence[StepMark]) -> pl.DataFrame:
+    """The steps with the tokens that their names tell."""
     records: list[dict[str, Any]] = []
-    for index, (name, start_ns, dur_ns) in enumerate(marks):
+    for index, (name, start_ns, dur_ns, _) in enumerate(marks):
         step = read_annotation(name)
         records.append(
             {

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from meshscope.readers.profile.nesting import Ints, innermost
-from meshscope.readers.traces.annotations import read_annotation
+from meshscope.readers.traces.annotations import StepMark, distinct_steps, read_annotation
 from meshscope.readers.traces.collectives import (
     dtype_of,
     is_nccl,
@@ -55,7 +55,6 @@ MAX_RANGES = 1_000_000
 MAX_NAME = 1000
 # SGLang's profile_by_stage: 1717-TP-0-EXTEND.trace.json.gz.
 _STAGE_IN_NAME = re.compile(r"-(EXTEND|PREFILL|DECODE)(?=[-.])")
-_RANK_IN_NAME = re.compile(r"(?i)(?:rank|TP)[-_]?(\d{1,6})(?!\d)")
 
 
 class _Range(NamedTuple):
@@ -162,7 +161,10 @@ class _Reading:
             self.has_steps_of_name = not steps.is_empty()
         columns["step"] = _step_of(steps, launch_ns if is_on_host else columns["start_ns"])
         events, n_invalid, n_repeated = events_table(columns)
-        rank = _rank(head, source.path, events)
+        ops = ops_table(keys, lambda key: _op_facts(key, head))
+        rank, n_gpus = _rank(head, ops), events["device"].n_unique()
+        if n_gpus > 1 and head.world_size == 1:
+            rank = None  # one process that uses several GPUs
         if rank is not None:
             events = events.with_columns(pl.lit(rank, pl.Int32).alias("device"))
             steps = steps.with_columns(pl.lit(rank, pl.Int32).alias("device"))
@@ -170,7 +172,7 @@ class _Reading:
             path=source.path,
             format=TraceFormat.KINETO,
             events=events,
-            ops=ops_table(keys, lambda key: _op_facts(key, head)),
+            ops=ops,
             steps=steps,
             n_events=self.n_events,
             rank=rank,
@@ -180,7 +182,7 @@ class _Reading:
             groups=tuple(head.groups.values()),
             findings=(
                 *reading_findings(source, n_invalid=n_invalid, n_repeated=n_repeated),
-                *self._findings(head, rank),
+                *self._findings(head, rank, n_gpus),
             ),
         )
 
@@ -215,17 +217,16 @@ class _Reading:
     def _steps(self, *, has_launches: bool) -> tuple[pl.DataFrame, bool]:
         """The steps, and whether they are times of the host, at which kernels are launched."""
         marks = [r for r in self.ranges if r.facts is None and r.start_ns >= 0 and r.dur_ns >= 0]
-        read = {r.name: read_annotation(r.name) for r in marks}
-        if any(a is not None and a.kind is not None for a in read.values()):
-            marks = [r for r in marks if (a := read[r.name]) is not None and a.kind is not None]
-        on_host = [r for r in marks if r.cat == "user_annotation"]
-        on_device = [r for r in marks if r.cat != "user_annotation"]
-        is_on_host = bool(on_host) and (has_launches or not on_device)
-        return steps_table(
-            [(r.name, r.start_ns, r.dur_ns) for r in (on_host if is_on_host else on_device)]
-        ), is_on_host and has_launches
+        on_host = [r for r in marks if r.cat != "gpu_user_annotation"]
+        is_on_host = bool(on_host) and (has_launches or len(on_host) == len(marks))
+        chosen = [
+            StepMark(r.name, r.start_ns, r.dur_ns, str(r.tid) if is_on_host else None)
+            for r in (on_host if is_on_host else marks)
+            if is_on_host or r.cat == "gpu_user_annotation"
+        ]
+        return steps_table(distinct_steps(chosen)), is_on_host and has_launches
 
-    def _findings(self, head: KinetoHead, rank: int | None) -> Iterator[str]:
+    def _findings(self, head: KinetoHead, rank: int | None, n_gpus: int) -> Iterator[str]:
         if self.n_open > 0:
             yield (
                 f"{self.n_open:,} events have a begin without an end: the capture stopped inside of them"
@@ -238,7 +239,9 @@ class _Reading:
         if self.n_lost_ranges:
             yield f"{self.n_lost_ranges:,} annotations beyond the first {MAX_RANGES:,} were left out"
         if head.rank is None and rank is not None:
-            yield f"the trace names no rank; rank {rank} is that of the file name"
+            yield f"the trace names no rank; only rank {rank} is in all its process groups"
+        if rank is not None and n_gpus > 1:
+            yield f"the process ran ops on {n_gpus} GPUs: all of them count as rank {rank}"
         if self.has_steps_of_name:
             yield "no step is annotated; the file name says what its steps process: they count as one"
 
@@ -317,15 +320,16 @@ def _steps_of_name(path: Path, columns: Mapping[str, Ints]) -> pl.DataFrame:
         return steps_table([])
     first = int(start[start >= 0].min())
     last = int((start + columns["dur_ns"]).max())
-    return steps_table([(f"step[{stage[1]}]", first, last + 1 - first)])
+    return steps_table([StepMark(f"step[{stage[1]}]", first, last + 1 - first)])
 
 
-def _rank(head: KinetoHead, path: Path, events: pl.DataFrame) -> int | None:
-    """The rank of the process; None if the file has several devices, or nothing names it."""
-    if events["device"].n_unique() > 1:
-        return None
-    in_name = _RANK_IN_NAME.search(path.name)
-    return head.rank if head.rank is not None else int(in_name[1]) if in_name else None
+def _rank(head: KinetoHead, ops: pl.DataFrame) -> int | None:
+    """The rank of the process: as stated, else the only one that all its process groups share."""
+    if head.rank is not None:
+        return head.rank
+    groups = [set(ranks) for ranks in ops["group"].drop_nulls().to_list()]
+    shared = set.intersection(*groups) if groups else set[int]()
+    return shared.pop() if len(shared) == 1 else None
 
 
 def _op_facts(key: OpKey, head: KinetoHead) -> dict[str, Any]:

@@ -4,9 +4,11 @@ Files of one rank, such as captures of prefill and of decode, stay one device. A
 all its devices within microseconds, so the ends of shared collectives tell the offset of clocks.
 """
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 import polars as pl
@@ -26,6 +28,11 @@ MIN_SKEW_NS = 50_000  # smaller offsets stay: the ends themselves differ by some
 JUMP_NS = 3_600_000_000_000  # a pause of an hour inside a capture is a jump of the clock
 EXPORT_CAP = 1_000_000  # events that the TPU profiler writes to a Chrome trace
 MAX_LISTED = 8
+# rank0.pt.trace.json.gz, and SGLang's 1717-TP-0-EXTEND.trace.json.gz, whose TP is the rank without
+# other axes in the name; TP8 and 2rank_8gpu are sizes.
+_RANK_IN_NAME = re.compile(
+    r"(?i)(?:(?<![a-z0-9])rank[-_]?|-TP-(?!.*-(?:DP|PP|EP)-))(\d{1,6})(?!\d)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +70,7 @@ def merged(traces: Sequence[Trace]) -> MergedTrace:
         findings=(
             *_of_files(numbered),
             *findings,
-            *_missing(events, n_devices),
+            *_missing(events, ops, n_devices),
             *skews,
             *_jumps(events),
         ),
@@ -74,12 +81,19 @@ def merged(traces: Sequence[Trace]) -> MergedTrace:
 def _n_devices(traces: Sequence[Trace], events: pl.DataFrame, ops: pl.DataFrame) -> int:
     """Devices of the session: the world size, else those that ran ops or are in a group."""
     stated = max((trace.world_size or 0 for trace in traces), default=0)
+    listed = sum(trace.n_local or 0 for trace in traces)
+    largest = ops["group_size"].max()
     highest = [
         events["device"].max(),
         ops["group"].explode().max(),
         ops["groups"].explode().explode().max(),
     ]
-    return max(stated, *(1 + number if isinstance(number, int) else 1 for number in highest))
+    return max(
+        stated,
+        listed,
+        largest if isinstance(largest, int) else 1,
+        *(1 + number if isinstance(number, int) else 1 for number in highest),
+    )
 
 
 def _first_ns(trace: Trace) -> int:
@@ -88,27 +102,96 @@ def _first_ns(trace: Trace) -> int:
 
 
 def _numbered(traces: Sequence[Trace]) -> tuple[list[Trace], list[str]]:
-    """The traces with device numbers that are unique over files without ranks."""
-    unranked = [t for t in traces if t.rank is None]
-    numbers = Counter(d for t in unranked for d in t.events["device"].unique().to_list())
-    if max(numbers.values(), default=0) < 2:
-        return list(traces), []
-    first, renumbered = 0, list[Trace]()
-    for trace in traces:
-        if trace.rank is None:
-            shift = pl.col("device") + first
-            first += max(trace.events["device"].to_list() or [0]) + 1
-            trace = replace(  # noqa: PLW2901
-                trace,
-                events=trace.events.with_columns(shift),
-                steps=trace.steps.with_columns(shift),
-            )
-        renumbered.append(trace)
-    finding = (
-        "several files number their devices alike and name no ranks: devices are numbered in the "
-        "order of the files"
+    """The traces with ranks as devices: stated ones, those of file names, else the next free numbers.
+
+    The number of a device on its host is no rank. It only orders the devices of files that number
+    them differently, and is kept where the groups of a program have it.
+    """
+    named = [_rank_in_name(t) for t in traces]
+    used = {t.rank for t in traces if t.rank is not None} | {n for n in named if n is not None}
+    others = [t for t, n in zip(traces, named, strict=True) if t.rank is None and n is None]
+    local = [_local_devices(t) for t in others]
+    counts = Counter(device for devices in local for device in devices)
+    is_repeated = max(counts.values(), default=0) > 1
+    kept = [] if is_repeated or used else _kept(others, local)
+    numbers = kept or _free_numbers(local, used, by_file=is_repeated)
+    places = iter(numbers)
+    findings: list[str] = []
+    numbered: list[Trace] = []
+    for trace, number in zip(traces, named, strict=True):
+        if trace.rank is not None:
+            numbered.append(trace)
+        elif number is not None:
+            says = f"the trace names no rank; rank {number} is that of the file name"
+            moved = _moved(trace, dict.fromkeys(_local_devices(trace), number))
+            numbered.append(replace(moved, findings=(*trace.findings, says)))
+        else:
+            numbered.append(_moved(trace, next(places)))
+    if len(traces) == 1 and others and not kept and _has_groups(others[0]):
+        findings.append("the trace names no rank: it counts as rank 0")
+    if is_repeated:
+        findings.append(
+            "several files number their devices alike and name no ranks: devices are numbered in the "
+            "order of the files"
+        )
+    return numbered, findings
+
+
+def _rank_in_name(trace: Trace) -> int | None:
+    """The rank that the file name of a trace of one device tells, if the trace tells none."""
+    in_name = _RANK_IN_NAME.search(trace.path.name)
+    is_program = trace.format is not TraceFormat.KINETO and (trace.world_size or 1) > 1
+    if trace.rank is not None or in_name is None or is_program:
+        return None
+    return int(in_name[1]) if trace.events["device"].n_unique() == 1 else None
+
+
+def _has_groups(trace: Trace) -> bool:
+    """Whether the trace says that its collectives have several participants."""
+    largest = trace.ops["group_size"].max()
+    return isinstance(largest, int) and largest > 1
+
+
+def _local_devices(trace: Trace) -> list[int]:
+    """The numbers of the devices of a host, with those without ops before the last."""
+    used = trace.events["device"].unique().sort().to_list()
+    n_listed = trace.n_local or 0
+    return list(range(n_listed)) if used and n_listed > used[-1] else used
+
+
+def _kept(traces: Sequence[Trace], local: Sequence[Sequence[int]]) -> list[dict[int, int]]:
+    """The numbers as they are, if programs of the traces name devices by them; else nothing."""
+    n_named = max(
+        (t.world_size or 0 for t in traces if t.format is not TraceFormat.KINETO), default=0
     )
-    return renumbered, [finding]
+    is_named = all(not devices or devices[-1] < n_named for devices in local)
+    return [{device: device for device in devices} for devices in local] if is_named else []
+
+
+def _free_numbers(
+    local: Sequence[Sequence[int]], used: Collection[int], *, by_file: bool
+) -> list[dict[int, int]]:
+    """A number for each device of each file that no other has, in the order of files or of devices."""
+    free = (number for number in count() if number not in used)
+    keys = [(index, device) for index, devices in enumerate(local) for device in devices]
+    ordered = keys if by_file else sorted(keys, key=lambda key: key[1])
+    numbers: list[dict[int, int]] = [{} for _ in local]
+    for index, device in ordered:
+        numbers[index][device] = next(free)
+    return numbers
+
+
+def _moved(trace: Trace, numbers: Mapping[int, int]) -> Trace:
+    """The trace with other device numbers."""
+    if all(old == new for old, new in numbers.items()):
+        return trace
+    old, new = (pl.Series(list(side), dtype=pl.Int32) for side in (numbers, numbers.values()))
+    device = pl.col("device").replace_strict(old, new, default=None, return_dtype=pl.Int32)
+    return replace(
+        trace,
+        events=trace.events.with_columns(device),
+        steps=trace.steps.with_columns(device),
+    )
 
 
 def _tables(
@@ -151,15 +234,17 @@ def _of_file(trace: Trace) -> Iterator[str]:
     yield from trace.findings
 
 
-def _missing(events: pl.DataFrame, n_devices: int) -> Iterator[str]:
-    """Devices of the session without a trace."""
+def _missing(events: pl.DataFrame, ops: pl.DataFrame, n_devices: int) -> Iterator[str]:
+    """Devices of the session without a trace; a trace without collectives waits for none of them."""
     seen = events["device"].unique().sort().to_list()
     if len(seen) >= n_devices or not seen:
         return
     listed = ", ".join(map(str, seen[:MAX_LISTED])) + (", ..." if len(seen) > MAX_LISTED else "")
+    kinds = ops["category"].gather(events["op"].unique())
+    waits = ": waiting for the others is part of the times of collectives"
     yield (
-        f"{len(seen)} of {n_devices} ranks have a trace ({listed}): waiting for the others is part of "
-        "the times of collectives"
+        f"{len(seen)} of {n_devices} ranks have a trace ({listed})"
+        f"{waits if (kinds == Category.COLLECTIVE.value).any() else ''}"
     )
 
 

@@ -1,12 +1,13 @@
 """Reads SQLite files that `nsys export --type sqlite` writes: kernels, copies and NVTX ranges.
 
 Tables and columns are those of NVIDIA's documentation of the export (Nsight Systems User Guide,
-"SQLite Schema Reference"). A file may hold several processes and GPUs of a host. Kernels carry no
-sizes, so the bytes of collectives are unknown, except where NCCL's NVTX ranges tell the kind.
+"SQLite Schema Reference"). A file may hold several processes and GPUs of a host: each process is a
+rank, or each of its GPUs if its kernels run on several. Kernels carry no sizes, so the bytes of
+collectives are unknown, except where NCCL's NVTX ranges tell the kind.
 """
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import polars as pl
 
 from meshscope.errors import TraceError
 from meshscope.readers.profile.nesting import Ints, innermost
-from meshscope.readers.traces.annotations import read_annotation
+from meshscope.readers.traces.annotations import StepMark, distinct_steps, read_annotation
 from meshscope.readers.traces.collectives import kernel_collective, short_name
 from meshscope.readers.traces.columns import MAX_NS, MAX_OPS, events_table, left_out, steps_table
 from meshscope.readers.traces.trace import OPS_SCHEMA, Category, Trace, TraceFormat
@@ -56,11 +57,11 @@ def _trace(path: Path, database: sqlite3.Connection) -> Trace:
         )
     kernels = _kernels(database)
     copies = [_copies(database, table, word) for table, word in COPIES.items() if table in tables]
-    frame = pl.concat([kernels, *copies])
+    frame = _ranked(pl.concat([kernels, *copies]))
     names = frame["name"].unique(maintain_order=True)
     marks = list(_marks(database)) if RANGES in tables else []
-    steps = steps_table(marks)
     at_ns = _launch_ns(database, frame) if LAUNCHES in tables else frame["start"].to_numpy()
+    steps, step = _steps(marks, frame["process"].to_numpy(), at_ns)
     read = [KERNELS, *(table for table in COPIES if table in tables)]
     n_other = sum(_count(database, table) for table in read) - len(frame)
     codes = pl.DataFrame({"name": names}).with_row_index("op")
@@ -68,11 +69,11 @@ def _trace(path: Path, database: sqlite3.Connection) -> Trace:
     events, n_invalid, n_repeated = events_table(
         {
             "op": ops["op"].to_numpy(),
-            "device": ops["device"].to_numpy(),
+            "device": ops["rank"].to_numpy(),
             "stream": ops["stream"].to_numpy(),
             "start_ns": ops["start"].to_numpy(),
             "dur_ns": (ops["end"] - ops["start"]).to_numpy(),
-            "step": _within(steps, at_ns),
+            "step": step,
         }
     )
     return Trace(
@@ -98,7 +99,14 @@ _FRAME: dict[str, Any] = {
     "device": pl.Int32,
     "stream": pl.Int64,
     "correlation": pl.Int64,
+    "process": pl.Int64,
 }
+
+
+def _process(columns: Collection[str]) -> str:
+    """The process of a row, with its host: thread and process ids have the number of the thread last."""
+    known = next((name for name in ("globalPid", "globalTid") if name in columns), None)
+    return "0" if known is None else f"{known} >> 24"
 
 
 def _rows(database: sqlite3.Connection, query: str, schema: Mapping[str, Any]) -> pl.DataFrame:
@@ -135,7 +143,8 @@ def _kernels(database: sqlite3.Connection) -> pl.DataFrame:
     name = "demangledName" if "demangledName" in columns else "shortName"
     codes = _rows(
         database,
-        f"select {name}, start, end, deviceId, streamId, correlationId from {KERNELS} where {_WHOLE}",  # noqa: S608
+        f"select {name}, start, end, deviceId, streamId, correlationId, {_process(columns)} "  # noqa: S608
+        f"from {KERNELS} where {_WHOLE}",
         {**_FRAME, "name": pl.Int64},
     )
     used = codes["name"].unique()
@@ -155,37 +164,80 @@ def _kernels(database: sqlite3.Connection) -> pl.DataFrame:
 
 
 def _copies(database: sqlite3.Connection, table: str, word: str) -> pl.DataFrame:
-    query = f"select '{word}', start, end, deviceId, streamId, correlationId from {table} where {_WHOLE}"  # noqa: S608
+    process = _process(_columns_of(database, table))
+    query = (
+        f"select '{word}', start, end, deviceId, streamId, correlationId, {process} "  # noqa: S608
+        f"from {table} where {_WHOLE}"
+    )
     return _rows(database, query, _FRAME)
 
 
-def _marks(database: sqlite3.Connection) -> Iterator[tuple[str, int, int]]:
-    """NVTX ranges that mark steps: name, start and duration."""
-    has_ids = "textId" in _columns_of(database, RANGES)
-    text = f"coalesce(text, (select value from {STRINGS} where id = textId))" if has_ids else "text"  # noqa: S608
-    query = f"select {text}, start, end from {RANGES} where end is not null limit {MAX_RANGES}"  # noqa: S608
-    for name, start, end in database.execute(query):
+def _ranked(frame: pl.DataFrame) -> pl.DataFrame:
+    """The ops with the number of their rank, in the order of devices, then of processes.
+
+    Copies to other GPUs than those that run kernels are of the process's first GPU.
+    """
+    is_kernel = ~pl.col("name").is_in(list(COPIES.values()))
+    places = frame.filter(is_kernel).select("process", "device").unique()
+    places = (places if len(places) else frame.select("process", "device").unique()).sort(
+        "device", "process"
+    )
+    ranks = places.with_columns(pl.int_range(pl.len(), dtype=pl.Int32).alias("rank"))
+    first = ranks.group_by("process").agg(pl.col("rank").min().alias("first"))
+    joined = frame.join(ranks, on=["process", "device"], how="left", maintain_order="left")
+    joined = joined.join(first, on="process", how="left", maintain_order="left")
+    return joined.with_columns(pl.coalesce("rank", "first", pl.lit(0)).alias("rank"))
+
+
+def _marks(database: sqlite3.Connection) -> Iterator[tuple[int, StepMark]]:
+    """The process of NVTX ranges that mark steps, and their marks."""
+    columns = _columns_of(database, RANGES)
+    text = "text"
+    if "textId" in columns:
+        text = f"coalesce(text, (select value from {STRINGS} where id = textId))"  # noqa: S608
+    thread = "globalTid" if "globalTid" in columns else "0"
+    query = (
+        f"select {_process(columns)}, {thread}, {text}, start, end from {RANGES} "  # noqa: S608
+        f"where end is not null limit {MAX_RANGES}"
+    )
+    for process, tid, name, start, end in database.execute(query):
         is_step = isinstance(name, str) and read_annotation(name) is not None
         if is_step and isinstance(start, int) and isinstance(end, int) and end >= start:
-            yield name, start, end - start
+            yield process or 0, StepMark(name, start, end - start, tid)
 
 
 def _launch_ns(database: sqlite3.Connection, frame: pl.DataFrame) -> Ints:
     """When each op was launched; its own start if the launch is not recorded."""
-    schema = {"correlation": pl.Int64, "at": pl.Int64}
-    launches = _rows(database, f"select correlationId, start from {LAUNCHES}", schema)  # noqa: S608
-    joined = frame.select("correlation", "start").join(
-        launches.unique("correlation"), on="correlation", how="left", maintain_order="left"
+    schema = {"correlation": pl.Int64, "process": pl.Int64, "at": pl.Int64}
+    process = _process(_columns_of(database, LAUNCHES))
+    launches = _rows(database, f"select correlationId, {process}, start from {LAUNCHES}", schema)  # noqa: S608
+    keys = ["correlation"] if frame["process"].n_unique() == 1 else ["correlation", "process"]
+    joined = frame.select("correlation", "process", "start").join(
+        launches.unique(keys).select(*keys, "at"), on=keys, how="left", maintain_order="left"
     )
     return joined.select(pl.coalesce("at", "start")).to_series().to_numpy()
 
 
-def _within(steps: pl.DataFrame, at_ns: Ints) -> Ints:
-    """The step around each time [n]; -1 outside of steps."""
-    if steps.is_empty():
-        return np.full(len(at_ns), -1, np.int64)
-    start = steps["start_ns"].to_numpy()
-    return innermost(start, start + steps["dur_ns"].to_numpy(), at=at_ns)
+def _steps(
+    marks: Sequence[tuple[int, StepMark]], process: Ints, at_ns: Ints
+) -> tuple[pl.DataFrame, Ints]:
+    """The steps, and the one around each launch [n]: of its process, if that has any; -1 outside."""
+    by_process: dict[int, list[StepMark]] = {}
+    for number, mark in marks:
+        by_process.setdefault(number, []).append(mark)
+    has_own = np.isin(process, list(by_process))
+    steps: list[StepMark] = []
+    step = np.full(len(at_ns), -1, np.int64)
+    for number, of_process in by_process.items():
+        distinct = distinct_steps(of_process)
+        start, end = (
+            np.array([getattr(s, n) for s in distinct], np.int64) for n in ("start_ns", "end_ns")
+        )
+        inner = innermost(start, end, at=at_ns)
+        is_in = (inner >= 0) & ((process == number) | ~has_own)
+        step[is_in] = inner[is_in] + len(steps)
+        steps += distinct
+    return steps_table(steps), step
 
 
 def _facts(op: int, name: str) -> dict[str, Any]:

@@ -26,10 +26,9 @@ def n_steps_of(trace: MergedTrace) -> dict[StepLabel, int]:
     """The steps of each label on one device: those with ops."""
     if trace.steps.is_empty():
         return {StepLabel.TRACE: 1}
-    used = trace.events["step"].drop_nulls().unique()
-    steps = trace.steps.filter(pl.col("step").is_in(used.implode()))
-    counts = steps.group_by("kind", "device").len().group_by("kind").agg(pl.col("len").max())
-    by_kind = {StepLabel(kind or StepLabel.STEP): n for kind, n in counts.iter_rows()}
+    counts = _steps_by_device(trace).group_by("kind", "device").len()
+    most = counts.group_by("kind").agg(pl.col("len").max())
+    by_kind = {StepLabel(kind or StepLabel.STEP): n for kind, n in most.iter_rows()}
     return {label: by_kind[label] for label in StepLabel if label in by_kind} | {
         StepLabel.OUTSIDE: 1
     }
@@ -39,10 +38,18 @@ def step_numbers(trace: MergedTrace) -> pl.Series:
     """The index of the step of each event among those of its class on its device; null outside of steps."""
     if trace.steps.is_empty():
         return pl.Series([0], dtype=pl.Int32).new_from_index(0, len(trace.events))
-    used = trace.events["step"].drop_nulls().unique()
-    order = pl.when(pl.col("step").is_in(used.implode())).then("start_ns")
-    index = (order.rank("ordinal").over("kind", "device") - 1).cast(pl.Int32)
-    return trace.steps.select(index).to_series().gather(trace.events["step"])
+    order = (pl.col("start_ns").rank("ordinal").over("kind", "device") - 1).cast(pl.Int32)
+    numbers = _steps_by_device(trace).select("device", "step", order.alias("number"))
+    keys = ["device", "step"]
+    events = trace.events.select(keys).join(numbers, on=keys, how="left", maintain_order="left")
+    return events["number"]
+
+
+def _steps_by_device(trace: MergedTrace) -> pl.DataFrame:
+    """The steps with ops on each device: those of other ranks have none."""
+    pairs = trace.events.select("device", "step").drop_nulls().unique()
+    facts = trace.steps.select("step", "kind", "start_ns")
+    return pairs.join(facts, on="step").sort("start_ns", "step", "device")
 
 
 def step_table(

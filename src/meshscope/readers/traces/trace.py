@@ -73,7 +73,11 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The trace of one file. `origin_unix_ns` is the time at which its clock shows 0, if known."""
+    """The trace of one file. `origin_unix_ns` is the time at which its clock shows 0, if known.
+
+    Without a `rank`, the devices of `events` are numbers on the host, of which the file lists
+    `n_local`, with ops or not.
+    """
 
     path: Path
     format: TraceFormat
@@ -83,6 +87,7 @@ class Trace:
     n_events: int  # in the file, on host and devices
     rank: int | None = None
     world_size: int | None = None
+    n_local: int | None = None
     device_name: str | None = None  # as the profiler calls the chip
     origin_unix_ns: int | None = None
     groups: tuple[ProcessGroup, ...] = ()

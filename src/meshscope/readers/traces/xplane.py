@@ -3,6 +3,7 @@
 The facts of a collective come from the HLO inside the profile, else from the name of its event.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ _STATS = (
     "source",
     *SLICE_STATS,
 )
+_DEVICE = re.compile(r"/device:(?:TPU|GPU):\d+")  # also of its SparseCores
 _COPIES = frozenset({"copy", "async", "slice", "dynamic-slice", "dynamic-update-slice"})
 _NS = 1e9
 MAX_NAMED = 4  # programs in one message
@@ -96,6 +98,9 @@ def trace_of_profile(
         steps=steps,
         n_events=n_events,
         world_size=max(programs.n_devices, _largest_device(ops) + 1),
+        n_local=len(
+            {(host, m[0]) for host, _, p, _ in profile.planes() if (m := _DEVICE.match(p.name))}
+        ),
         device_name=_device_name(profile),
         origin_unix_ns=start_unix_ns(profile.spaces[0]),
         programs=programs.texts,

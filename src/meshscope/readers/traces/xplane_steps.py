@@ -1,6 +1,6 @@
 """Steps of the programs in an XPlane: annotated on hosts or devices, or runs named after a phase."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from meshscope.readers.profile.nesting import innermost
 from meshscope.readers.profile.ops import PS, module_runs
 from meshscope.readers.profile.session import Profile
 from meshscope.readers.profile.steps import phase_of, steps_of
-from meshscope.readers.traces.annotations import read_annotation
+from meshscope.readers.traces.annotations import StepMark, distinct_steps, read_annotation
 from meshscope.readers.traces.trace import STEPS_SCHEMA
 
 _NS = 1e9
@@ -34,18 +34,25 @@ def annotated_steps(profile: Profile) -> pl.DataFrame:
     chosen = next((c for c in candidates if not c.is_empty()), marks.head(0))
     records = [
         {
-            **_tokens(name, phase),
+            **_tokens(mark.name, phase_of(mark.name)),
             "step": index,
             "device": device,
-            "name": name,
-            "start_ns": round(start_s * _NS),
-            "dur_ns": round(dur_s * _NS),
+            "name": mark.name,
+            "start_ns": mark.start_ns,
+            "dur_ns": mark.dur_ns,
         }
-        for index, (name, phase, start_s, dur_s, device) in enumerate(
-            chosen.select("name", "phase", "start_s", "dur_s", "device").iter_rows()
-        )
+        for index, (mark, device) in enumerate(_distinct(chosen))
     ]
     return pl.DataFrame(records, schema=STEPS_SCHEMA)
+
+
+def _distinct(marks: pl.DataFrame) -> Iterator[tuple[StepMark, int | None]]:
+    """The steps that the marks of each host or device stand for, with the device."""
+    for of_place in marks.partition_by("host", "device", maintain_order=True):
+        rows = of_place.select("name", "start_s", "dur_s", "line").iter_rows()
+        read = [StepMark(n, round(at * _NS), round(dur * _NS), line) for n, at, dur, line in rows]
+        for mark in distinct_steps(read):
+            yield mark, of_place["device"][0]
 
 
 def _tokens(name: str, phase: str | None) -> Mapping[str, Any]:
@@ -64,7 +71,14 @@ def _marks(profile: Profile) -> pl.DataFrame:
     devices = _devices(profile)
     marks = steps_of(profile).join(devices, on=["host", "plane"], how="left", maintain_order="left")
     return marks.with_columns(pl.when("on_device").then("device").alias("device")).select(
-        "name", "phase", "step", "start_s", "dur_s", "device"
+        "host",
+        pl.lit(0, pl.UInt32).alias("line"),
+        "name",
+        "phase",
+        "step",
+        "start_s",
+        "dur_s",
+        "device",
     )
 
 
@@ -77,7 +91,7 @@ def _devices(profile: Profile) -> pl.DataFrame:
 def _served(profile: Profile, *, tells_phase: bool) -> pl.DataFrame:
     """Annotations of serving engines on the hosts, those that tell prefill from decode or the others."""
     parts = [_marks(profile).head(0)]
-    for _, _, plane, base_s in profile.planes():
+    for host, _, plane, base_s in profile.planes():
         if not plane.name.startswith("/host:"):
             continue
         names = plane.kinds.select("kind", "name")
@@ -86,7 +100,7 @@ def _served(profile: Profile, *, tells_phase: bool) -> pl.DataFrame:
             for n in names["name"]
         ]
         marks = plane.events.join(names.filter(pl.Series(known, dtype=pl.Boolean)), on="kind")
-        parts.append(_placed(marks, base_s, device=None))
+        parts.append(_placed(marks, base_s, host=host, device=None))
     return pl.concat(parts).sort("start_s", maintain_order=True)
 
 
@@ -100,14 +114,16 @@ def _phase_runs(profile: Profile) -> pl.DataFrame:
                 pl.col("module").fill_null("").alias("name"),
                 (pl.col("end_ps") - pl.col("start_ps")).alias("dur_ps"),
             )
-            parts.append(_placed(runs, base_s, device=devices[host, index]))
+            parts.append(_placed(runs, base_s, host=host, device=devices[host, index]))
     runs = pl.concat(parts).sort("start_s", maintain_order=True)
     return runs.filter(pl.col("phase").is_not_null())
 
 
-def _placed(marks: pl.DataFrame, base_s: float, *, device: int | None) -> pl.DataFrame:
+def _placed(marks: pl.DataFrame, base_s: float, *, host: int, device: int | None) -> pl.DataFrame:
     """Named events of a plane as marks."""
     return marks.select(
+        pl.lit(host, pl.UInt16).alias("host"),
+        pl.col("line") if "line" in marks.columns else pl.lit(0, pl.UInt32).alias("line"),
         "name",
         pl.Series("phase", [phase_of(name) for name in marks["name"]], pl.String),
         pl.lit(None, pl.Int64).alias("step"),
