@@ -53,7 +53,9 @@ def _resident_bytes(experiment: Experiment) -> tuple[int, int]:
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     if experiment.engine is Engine.MESHSCOPE:
         weights_bytes = device_weight_bytes(model, plan, workload.weight_dtype)
-        return weights_bytes, device_cache_bytes(model, plan, workload)
+        return weights_bytes, device_cache_bytes(
+            model, plan, workload, layout=experiment.cache_layout
+        )
     stages = enumerate(stage_layers(model.n_layers, plan.pp))
     return max((_stage_bytes(experiment, stage, layers) for stage, layers in stages), key=sum)
 
@@ -77,4 +79,5 @@ def _stage_bytes(experiment: Experiment, stage: int, indices: range) -> tuple[in
     dtype = workload.weight_dtype
     weights_bytes = sum(weight.local_bytes(plan, dtype) for weight in weights)
     weights_bytes += sum(layer_bytes(model, plan, layer, dtype) for layer in layers)
-    return weights_bytes, device_cache_bytes(model, plan, workload, layers)
+    cache_bytes = device_cache_bytes(model, plan, workload, layers, layout=experiment.cache_layout)
+    return weights_bytes, cache_bytes

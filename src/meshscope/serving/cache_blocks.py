@@ -68,4 +68,4 @@ def _sequence_bytes(experiment: Experiment, n_tokens: int) -> int:
     workload = replace(
         experiment.workload, batch=plan.data_size, prompt=n_tokens - 1, output=1, prefill_chunk=None
     )
-    return device_cache_bytes(experiment.model, plan, workload)
+    return device_cache_bytes(experiment.model, plan, workload, layout=experiment.cache_layout)

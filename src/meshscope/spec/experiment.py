@@ -22,6 +22,7 @@ from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.model import MlpKind, Model
 from meshscope.spec.model.shallow import ShallowLayers, shallow_layers
+from meshscope.spec.plan.caches import CacheLayout
 from meshscope.spec.plan.checks import (
     check_axes,
     check_blocks,
@@ -193,6 +194,19 @@ class Experiment:
             capacity_factor=self.capacity_factor if is_explicit else None,
             has_expert_slots=is_torchxla,
         )
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        """Whose cache arrays a device has: a serving engine's on TPU, or those of our programs."""
+        match self.program.frontend:
+            case Frontend.VLLM_TPU:
+                return CacheLayout.VLLM_TPU
+            case Frontend.SGLANG_JAX:
+                return CacheLayout.SGLANG_JAX
+            case _:
+                is_tpu = self.topology.chip.kind is ChipKind.TPU
+                is_vllm = self.engine is Engine.VLLM and is_tpu
+                return CacheLayout.VLLM_TPU if is_vllm else CacheLayout.OWN
 
     @property
     def context_form(self) -> ContextForm:

@@ -9,6 +9,7 @@ from rich.text import Text
 from meshscope.events.enums import Phase
 from meshscope.interconnect.axis_placement import order_text
 from meshscope.spec.experiment_record import ExperimentRecord
+from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.plan.chunks import DEFAULT_CHUNK, why_auto_is_whole
 from meshscope.spec.program import Engine
 from meshscope.spec.workload import Workload
@@ -109,7 +110,10 @@ def _program(experiment: ExperimentRecord, *, is_timed_apart: bool) -> str:
         return f"imported from {', '.join(experiment.imported)}{depth}{sequences}"
     program = experiment.program
     if experiment.engine is Engine.VLLM:
-        return f"{experiment.engine}'s conventions"
+        topology = experiment.topology
+        is_tpu = topology is not None and topology.chip.kind is ChipKind.TPU
+        pages = ", cache in the pages of tpu-inference" if is_tpu else ""
+        return f"{experiment.engine}'s conventions{pages}"
     if program is None:
         return ""
     if program.frontend.is_engine:

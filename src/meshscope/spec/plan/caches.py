@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from math import prod
 from typing import assert_never
 
 from meshscope.spec.model.model import (
     AttentionKind,
     CompressedAttention,
+    Family,
     GroupedAttention,
     LatentAttention,
     Layer,
@@ -51,6 +53,72 @@ class CacheArray:
 
 
 LANES = 128  # of a register; a TPU pads the rows of an array in memory to a multiple of them
+
+
+class CacheLayout(StrEnum):
+    """Whose cache arrays are counted: those of our programs, or the pages of a serving engine on TPU."""
+
+    OWN = "own"
+    VLLM_TPU = "vllm-tpu"
+    SGLANG_JAX = "sglang-jax"
+
+
+# Families that tpu-inference runs by models of its own, which keep the whole context in every layer
+# (tpu_inference/runner/kv_cache_manager.py, get_kv_cache_spec, commit b8692ff0). Its other models limit
+# layers with a window to it, if the heads of all layers have one size.
+_WHOLE_CONTEXT = frozenset(
+    {Family.LLAMA, Family.LLAMA4, Family.QWEN2, Family.QWEN3, Family.GPT_OSS, Family.GEMMA4}
+)
+PACKED_BITS = 32  # elements of a cache are packed into words
+HALF_LANES = 64  # heads of this size: vLLM on TPU stores key and value in one row
+
+
+def paged_bytes(
+    model: Model, plan: Plan, layer: Layer, workload: Workload, layout: CacheLayout
+) -> int | None:
+    """Bytes of a layer's cache for one sequence in the pages of a serving engine on one device.
+
+    Keys and values of the heads are packed into words, whose empty parts count, and rows are padded to whole
+    registers. None for layers without keys and values of each position. Left out: the rest of the last page.
+    Source: get_kv_cache_shape in tpu_inference/kernels of tpu-inference b8692ff0
+    (ragged_paged_attention/v3/kernel.py, kernel_hd64.py, mla/v2/kernel.py), and MHATokenToKVPool and
+    MLATokenToKVPool in sgl_jax/srt/mem_cache/memory_pool.py of SGLang-JAX cddbf6f1.
+    """
+    attention, bits = model.attention, DTYPE_BITS[workload.cache_dtype]
+    n_positions, packing = workload.context, PACKED_BITS // bits
+    match attention:
+        case LatentAttention():
+            has_indexer = attention.indexer is not None
+            has_index = has_indexer and layer.attention is not AttentionKind.SHARED
+            widths = [attention.kv_rank, attention.rope_dim]
+            if attention.indexer is not None and has_index:
+                widths.append(attention.indexer.head_dim)
+            n_elements = sum(_aligned(width, LANES) for width in widths)
+        case GroupedAttention() if layer.attention is not AttentionKind.LINEAR:
+            heads = attention.of(layer.attention)
+            n_heads, width = stored_kv_heads(heads, plan) // plan.tp, heads.head_dim
+            if layout is CacheLayout.VLLM_TPU and width == HALF_LANES:
+                n_elements = _aligned(n_heads, packing) * LANES
+            else:
+                n_elements = _aligned(2 * n_heads, packing) * _aligned(width, LANES)
+            is_windowed = layer.attention is AttentionKind.SLIDING and _frees_pages(model, layout)
+            if is_windowed and attention.window is not None:
+                n_positions = min(n_positions, attention.window)
+        case _:
+            return None
+    return n_positions * n_elements * bits // 8
+
+
+def _frees_pages(model: Model, layout: CacheLayout) -> bool:
+    """Whether an engine frees the pages that the window of a layer has left: if all heads have one size."""
+    attention = model.attention
+    has_one_size = isinstance(attention, GroupedAttention) and attention.full_heads is None
+    is_whole = layout is CacheLayout.VLLM_TPU and model.family in _WHOLE_CONTEXT
+    return has_one_size and not is_whole
+
+
+def _aligned(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
 
 
 def joined_narrow_heads(arrays: tuple[CacheArray, ...]) -> tuple[CacheArray, ...]:
@@ -165,17 +233,36 @@ def _entry_arrays(
 
 
 def device_cache_bytes(
-    model: Model, plan: Plan, workload: Workload, layers: tuple[Layer, ...] | None = None
+    model: Model,
+    plan: Plan,
+    workload: Workload,
+    layers: tuple[Layer, ...] | None = None,
+    *,
+    layout: CacheLayout = CacheLayout.OWN,
 ) -> int:
     """Cache bytes on one device for prompt and output.
 
     `layers` defaults to all layers that the device allocates.
     """
-    n_positions, dtype = cache_slots(plan, workload), workload.cache_dtype
     counts = stored_layers(model, plan.pp) if layers is None else Counter(layers)
-    bits = sum(
-        n * prod(array.local_shape(plan)) * array.n_slots(n_positions) * array.bits(dtype)
-        for layer, n in counts.items()
-        for array in layer_cache(model, plan, layer, n_tokens=workload.decode_tokens)
+    n_sequences = workload.batch // plan.data_size
+    return n_sequences * sum(
+        n * _layer_bytes(model, plan, layer, workload, layout) for layer, n in counts.items()
     )
-    return bits * (workload.batch // plan.data_size) // 8
+
+
+def _layer_bytes(
+    model: Model, plan: Plan, layer: Layer, workload: Workload, layout: CacheLayout
+) -> int:
+    """Cache bytes of a layer for one sequence on one device."""
+    arrays = layer_cache(model, plan, layer, n_tokens=workload.decode_tokens)
+    if layout is not CacheLayout.OWN and arrays:
+        paged = paged_bytes(model, plan, layer, workload, layout)
+        if paged is not None:
+            return paged
+    n_positions, dtype = cache_slots(plan, workload), workload.cache_dtype
+    bits = (
+        prod(array.local_shape(plan)) * array.n_slots(n_positions) * array.bits(dtype)
+        for array in arrays
+    )
+    return sum(bits) // 8

@@ -117,7 +117,7 @@ def compiled_memory(experiment: Experiment, analyses: Iterable[Mapping[str, int]
     temp_bytes = max((a["temp_bytes"] for a in every), default=None)
     return Memory(
         weights_bytes=device_weight_bytes(model, plan, workload.weight_dtype),
-        kv_cache_bytes=device_cache_bytes(model, plan, workload),
+        kv_cache_bytes=device_cache_bytes(model, plan, workload, layout=experiment.cache_layout),
         temp_bytes=temp_bytes,
         total_bytes=total_bytes,
         hbm_bytes=hbm_bytes,
