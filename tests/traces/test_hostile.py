@@ -76,6 +76,27 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], str]] = {
     ),
     "SQLite of another tool": ("a.sqlite", lambda: database("users"), "of another tool"),
     "truncated XPlane": ("a.xplane.pb", lambda: xplane()[:-20], "a.xplane.pb"),
+    "nesting 100,000 deep": (
+        "a.json",
+        lambda: nested(900).replace(b"[" * 900, b"[" * 100_000).replace(b"]" * 900, b"]" * 100_000),
+        "no op of a device, but 0 events. 1 events are not valid JSON",
+    ),
+    "open brackets": (
+        "a.json.gz",
+        lambda: gzip.compress(b"[" * 200_000),
+        "no op of a device, but 0 events.*truncated",
+    ),
+    "no events": ("a.json", lambda: b'{"traceEvents": []}', "Record the device, too"),
+    "events of the host": (
+        "a.json",
+        lambda: content([{**e, "cat": c} for e, c in zip(kernels(3), ("cpu_op", "mtia_ccp_events", ""), strict=True)]),
+        "3 events: 1 of 'cpu_op', 1 of 'mtia_ccp_events', 1 without a category",
+    ),
+    "XPlane of an idle chip": (
+        "a.xplane.pb",
+        lambda: profiles.xspace(profiles.Plane(name="/host:CPU", lines=[profiles.Line("python", [profiles.Event("main", 0, 5)])])),
+        r"'/host:CPU' \(1 events\).*jax.profiler.trace",
+    ),
     "empty": ("a.json", lambda: b"", "a.json:1: is empty"),
     "text": ("a.json", lambda: b"not a trace", "got 'not a trace'"),
 }  # fmt: skip
@@ -130,7 +151,6 @@ MARKED: dict[str, tuple[str, Callable[[], bytes], range, str]] = {
         "2 device events have no start or a negative duration",
     ),
     "nesting 60 deep": ("a.json", lambda: nested(60), range(1, 2), "1 of 2 ranks"),
-    "nesting 100,000 deep": ("a.json", lambda: nested(900) .replace(b"[" * 900, b"[" * 100_000).replace(b"]" * 900, b"]" * 100_000), range(2), ""),
     "Latin-1 in a name": (
         "a.json",
         lambda: content(kernels()).replace(b"ncclDevKernel", b"nccl\xe9DevKernel", 1),

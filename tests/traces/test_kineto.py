@@ -314,6 +314,45 @@ def test_the_number_of_a_gpu_is_no_rank(tmp_path: Path) -> None:
     assert two.n_devices == 2
 
 
+def test_categories_of_old_traces_are_read(tmp_path: Path) -> None:
+    """PyTorch before 1.11: capital names, steps among the operators, streams as text."""
+    cats = {"kernel": "Kernel", "cuda_runtime": "Runtime", "user_annotation": "Operator"}
+    events = [
+        made.annotation("ProfilerStep#3", 0.0, 100.0),
+        made.annotation("aten::mm", 1.0, 1.0),
+        *(made.launch(5.0 + i, i) for i in (1, 2)),
+        made.kernel(made.GEMM, 110.0, 40.0, correlation=1),
+        made.kernel("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", 120.0, 40.0, correlation=2),
+        {**made.kernel("Memcpy HtoD", 500.0, 5.0), "cat": "Memcpy"},
+    ]  # fmt: skip
+    for event in events:
+        event["cat"] = cats.get(event["cat"], event["cat"])
+        if "stream" in event["args"]:
+            event["tid"] = f"stream {event['tid']}"
+            event["args"]["stream"] = str(event["args"]["stream"])
+    content = {"schemaVersion": 1, "traceEvents": events}
+    trace = read_kineto(made.write(tmp_path / "t.json", content))
+    assert trace.events["stream"].to_list() == [7, 7, 7]
+    read = attributed(merged([trace]), None)
+    assert {(step.label, step.n_steps) for step in read.steps} == {
+        (StepLabel.STEP, 1),
+        (StepLabel.OUTSIDE, 1),
+    }
+    (row,) = read.rows
+    assert (row.kind, row.count, row.n_steps) == (Kind.ALL_REDUCE, 1, 1)
+    assert row.exposed_s == pytest.approx(10e-6)
+
+
+def test_categories_that_are_not_read_are_counted(tmp_path: Path) -> None:
+    others = [{**made.kernel("x", i, 1.0), "cat": cat} for i, cat in enumerate(("hpu_op", "hpu_op", "mtia_insight"))]  # fmt: skip
+    host = [{**made.kernel("x", 1.0, 1.0), "cat": cat} for cat in ("cpu_op", "overhead", "Trace")]
+    content = made.document([made.kernel(made.GEMM, 1.0, 2.0), *others, *host])
+    (finding,) = read_kineto(made.write(tmp_path / "t.json", content)).findings
+    assert finding == (
+        "events of categories that meshscope does not read: 2 of 'hpu_op', 1 of 'mtia_insight'"
+    )
+
+
 def test_a_rank_without_collectives_waits_for_nobody(tmp_path: Path) -> None:
     content = made.document([made.kernel(made.GEMM, 1.0, 2.0)], rank=1, world_size=2)
     trace = merged([read_kineto(made.write(tmp_path / "t.json", content))])

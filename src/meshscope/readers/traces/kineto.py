@@ -6,6 +6,7 @@ PyTorch 2.2), those of the `nccl:*` range around its launch apply.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -40,7 +41,9 @@ from meshscope.readers.traces.columns import (
 from meshscope.readers.traces.json_stream import FAULTS, JsonTrace
 from meshscope.readers.traces.kineto_events import (
     COPIES,
+    NO_OPS,
     OPEN,
+    SYNONYMS,
     USES,
     KinetoArgs,
     KinetoEvent,
@@ -53,6 +56,8 @@ from meshscope.readers.traces.trace import Category, Trace, TraceFormat
 
 MAX_RANGES = 1_000_000
 MAX_NAME = 1000
+MAX_NAMED = 8  # categories in one message
+_NUMBER = re.compile(r"\d{1,18}")
 # SGLang's profile_by_stage: 1717-TP-0-EXTEND.trace.json.gz.
 _STAGE_IN_NAME = re.compile(r"-(EXTEND|PREFILL|DECODE)(?=[-.])")
 
@@ -82,6 +87,7 @@ class _Reading:
 
     def __init__(self) -> None:
         self.n_events = 0
+        self.categories = Counter[str | None]()
         self.n_open = 0  # begins and ends, which no complete event replaces
         self.ops = OpCodes[str | OpKey]("(other kernels)")
         self.events = ColumnParts(("op", "device", "stream", "start_ns", "dur_ns", "correlation"))
@@ -92,6 +98,7 @@ class _Reading:
 
     def add(self, batch: Sequence[KinetoEvent]) -> None:
         self.n_events += len(batch)
+        self.categories.update(event.cat for event in batch if event.ph == "X")
         ops: list[KinetoEvent] = []
         launches: list[KinetoEvent] = []
         for event in batch:  # most events are operators of the host, which are none of these
@@ -101,6 +108,7 @@ class _Reading:
                     self.n_open += OPEN[event.ph]
             elif use is Use.OP:
                 if event.ph == "X":
+                    event.cat = SYNONYMS.get(event.cat or "", event.cat)
                     ops.append(event)
             elif use is Use.LAUNCH:
                 launches.append(event)
@@ -121,7 +129,7 @@ class _Reading:
                 for e, a in pairs
             ]),
             device=whole_numbers([a.device if a.device is not None else e.pid for e, a in pairs]),
-            stream=whole_numbers([a.stream if a.stream is not None else e.tid for e, a in pairs]),
+            stream=whole_numbers([_stream(e.tid if a.stream is None else a.stream) for e, a in pairs]),
             start_ns=nanoseconds(floats([event.ts for event in events])),
             dur_ns=nanoseconds(floats([event.dur for event in events])),
             correlation=whole_numbers([a.correlation for a in args]),
@@ -139,7 +147,7 @@ class _Reading:
 
     def _add_range(self, event: KinetoEvent) -> None:
         name = (event.name or "")[:MAX_NAME]
-        is_collective = name.startswith(("nccl:", "rccl:")) and event.cat == "user_annotation"
+        is_collective = name.startswith(("nccl:", "rccl:")) and event.cat != "gpu_user_annotation"
         if event.ph != "X" or not (is_collective or read_annotation(name)):
             return
         if len(self.ranges) >= MAX_RANGES:
@@ -175,6 +183,7 @@ class _Reading:
             ops=ops,
             steps=steps,
             n_events=self.n_events,
+            contents=_in_words(self.categories),
             rank=rank,
             world_size=head.world_size,
             device_name=head.device_name,
@@ -238,12 +247,29 @@ class _Reading:
             )
         if self.n_lost_ranges:
             yield f"{self.n_lost_ranges:,} annotations beyond the first {MAX_RANGES:,} were left out"
+        unread = {c: n for c, n in self.categories.items() if c not in USES and c not in NO_OPS}
+        if unread and n_gpus:  # else the message on the file says so
+            yield f"events of categories that meshscope does not read: {_in_words(unread)}"
         if head.rank is None and rank is not None:
             yield f"the trace names no rank; only rank {rank} is in all its process groups"
         if rank is not None and n_gpus > 1:
             yield f"the process ran ops on {n_gpus} GPUs: all of them count as rank {rank}"
         if self.has_steps_of_name:
             yield "no step is annotated; the file name says what its steps process: they count as one"
+
+
+def _in_words(categories: Mapping[str | None, int]) -> str:
+    """`2 of 'mtia_ccp_events', 1 without a category`, the most frequent first."""
+    ordered = sorted(categories.items(), key=lambda item: -item[1])
+    words = [f"{n:,} {f'of {cat[:40]!r}' if cat else 'without a category'}" for cat, n in ordered]
+    more = [f"{sum(n for _, n in ordered[MAX_NAMED:]):,} of others"] if words[MAX_NAMED:] else []
+    return ", ".join([*words[:MAX_NAMED], *more])
+
+
+def _stream(value: Scalar) -> Scalar:
+    """The number of a stream, which old traces write as `stream 7`."""
+    number = _NUMBER.search(value) if isinstance(value, str) else None
+    return int(number[0]) if number else value
 
 
 def _key(event: KinetoEvent, args: KinetoArgs) -> OpKey:

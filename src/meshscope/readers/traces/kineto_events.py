@@ -7,6 +7,12 @@ from typing import NamedTuple
 import msgspec
 
 COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
+# Names before PyTorch 1.11, and of other vendors' profilers (libkineto, ActivityType.cpp).
+SYNONYMS = {
+    "Kernel": "kernel",
+    **dict.fromkeys(("Memcpy", "memcpy", "mlu_memcpy", "GCU_MEMCPY"), "gpu_memcpy"),
+    **dict.fromkeys(("Memset", "memset", "mlu_memset", "GCU_MEMSET"), "gpu_memset"),
+}
 
 
 class Use(Enum):
@@ -18,12 +24,27 @@ class Use(Enum):
 
 
 USES: Mapping[str | None, Use] = {
-    **dict.fromkeys((*COPIES, "kernel"), Use.OP),
+    **dict.fromkeys((*COPIES, "kernel", *SYNONYMS), Use.OP),
     **dict.fromkeys(
-        ("cuda_runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime"), Use.LAUNCH
+        (
+            *("cuda_runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime", "Runtime"),
+            *("privateuse1_driver", "xpu_runtime", "xpu_driver", "mtia_runtime", "mlu_runtime"),
+            *("gcu_runtime", "gcu_driver", "runtime", "driver"),
+        ),
+        Use.LAUNCH,
     ),
-    **dict.fromkeys(("user_annotation", "gpu_user_annotation"), Use.RANGE),
+    # Operators of old traces: their steps are among them.
+    **dict.fromkeys(("user_annotation", "gpu_user_annotation", "Operator"), Use.RANGE),
 }
+# Events that are no ops of a device: of the host, waits, arrows, and counters.
+NO_OPS = frozenset(
+    (
+        *("cpu_op", "operator", "python_function", "Python", "cpu_instant_event", "Trace", "overhead"),
+        *("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "forward_backward", "external_correlation"),
+        *("cuda_sync", "cuda_event", "xpu_sync", "gcu_sync", "cuda_profiler_range", "Memory", "memory"),
+        "glow_runtime",
+    )
+)  # fmt: skip
 OPEN = {"B": 1, "E": -1}
 
 Scalar = int | str | float | None

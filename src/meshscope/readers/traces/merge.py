@@ -13,6 +13,7 @@ from itertools import count
 import numpy as np
 import polars as pl
 
+from meshscope.errors import TraceError
 from meshscope.events.collective import Groups
 from meshscope.readers.traces.trace import (
     EVENTS_SCHEMA,
@@ -28,6 +29,10 @@ MIN_SKEW_NS = 50_000  # smaller offsets stay: the ends themselves differ by some
 JUMP_NS = 3_600_000_000_000  # a pause of an hour inside a capture is a jump of the clock
 EXPORT_CAP = 1_000_000  # events that the TPU profiler writes to a Chrome trace
 MAX_LISTED = 8
+_RECORD = {
+    TraceFormat.KINETO: "Record the device, too, with an activity such as ProfilerActivity.CUDA.",
+    TraceFormat.NSYS: "Record with `nsys profile --trace=cuda,nvtx`.",
+}
 # rank0.pt.trace.json.gz, and SGLang's 1717-TP-0-EXTEND.trace.json.gz, whose TP is the rank without
 # other axes in the name; TP8 and 2rank_8gpu are sizes.
 _RANK_IN_NAME = re.compile(
@@ -49,7 +54,12 @@ class MergedTrace:
 
 
 def merged(traces: Sequence[Trace]) -> MergedTrace:
-    """The tables of all files, and the findings about them; device ids are global ranks."""
+    """The tables of all files, and the findings about them; device ids are global ranks.
+
+    TraceError if no file has an op of a device.
+    """
+    if all(trace.events.is_empty() for trace in traces):
+        raise TraceError(_nothing(traces))
     numbered, findings = _numbered(traces)
     offsets, skews = _clock_offsets(numbered)
     zero = min(
@@ -75,6 +85,18 @@ def merged(traces: Sequence[Trace]) -> MergedTrace:
             *_jumps(events),
         ),
         programs={name: text for t in numbered for name, text in t.programs.items()},
+    )
+
+
+def _nothing(traces: Sequence[Trace]) -> str:
+    """What the files have instead of ops of devices."""
+    first = traces[0]
+    files = "" if len(traces) == 1 else f" in {len(traces):,} files, such as this one"
+    found = f"{first.n_events:,} events" + (f": {first.contents}" if first.contents else "")
+    said = "".join(f" {finding}." for finding in first.findings[:2])
+    return (
+        f"{first.path}: no op of a device{files}, but {found}.{said} Is this a trace of the profiler? "
+        f"{_RECORD.get(first.format, 'Run the program inside of jax.profiler.trace.')}"
     )
 
 

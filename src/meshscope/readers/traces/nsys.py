@@ -83,6 +83,7 @@ def _trace(path: Path, database: sqlite3.Connection) -> Trace:
         ops=pl.DataFrame([_facts(op, name) for op, name in enumerate(names)], schema=OPS_SCHEMA),
         steps=steps,
         n_events=len(frame) + len(marks),
+        contents=f"{_count(database, KERNELS):,} rows in {KERNELS}",
         device_name=_device_name(database) if GPUS in tables else None,
         findings=tuple(
             left_out(n_unreadable=0, n_invalid=n_invalid + n_other, n_repeated=n_repeated)

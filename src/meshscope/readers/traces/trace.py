@@ -85,6 +85,7 @@ class Trace:
     ops: pl.DataFrame
     steps: pl.DataFrame
     n_events: int  # in the file, on host and devices
+    contents: str = ""  # what the file has, in words, if that is no op of a device
     rank: int | None = None
     world_size: int | None = None
     n_local: int | None = None

@@ -97,6 +97,7 @@ def trace_of_profile(
         ops=pl.concat([_op_rows(ops.instructions), _transfer_rows(transfers)]),
         steps=steps,
         n_events=n_events,
+        contents=f"planes {planes}" if (planes := _planes(profile)) else "no planes",
         world_size=max(programs.n_devices, _largest_device(ops) + 1),
         n_local=len(
             {(host, m[0]) for host, _, p, _ in profile.planes() if (m := _DEVICE.match(p.name))}
@@ -299,6 +300,12 @@ def _largest_device(ops: Ops) -> int:
     devices = ops.instructions["groups"].drop_nulls().explode().explode()
     largest = devices.max()
     return largest if isinstance(largest, int) else -1
+
+
+def _planes(profile: Profile) -> str:
+    """The planes with events: `/host:CPU (12 events)`."""
+    planes = [f"'{p.name}' ({len(p.events):,} events)" for _, _, p, _ in profile.planes()]
+    return ", ".join([*planes[:MAX_NAMED], *(["..."] if planes[MAX_NAMED:] else [])])
 
 
 def _device_name(profile: Profile) -> str | None:
