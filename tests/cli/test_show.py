@@ -50,11 +50,15 @@ def test_several_runs_are_ranked_by_their_request(meshscope, paths: tuple[str, .
     keep(meshscope, "a", "--plan", "dp=2,tp=4", "--batch", "2")
     keep(meshscope, "b", "--plan", "tp=8", "--batch", "2")
     lines = meshscope("show", *paths).out.splitlines()
-    assert [line.split()[0] for line in lines[2:4]] == ["b", "a"]
+    assert "b serves the request fastest: " in " ".join(lines[:2])
+    assert [line.split()[0] for line in lines if line.startswith(("a ", "b "))] == ["b", "a"]
     assert lines[-1].startswith("ranked by end-to-end time of the request")
     document = json.loads(meshscope("show", *paths, "--json").out)
     assert [run["run"] for run in document["runs"]] == ["b", "a"]
-    assert set(document["runs"][0]) == {"run", "source", "time", "throughput", "fit"}
+    assert [run["is_best"] for run in document["runs"]] == [True, False]
+    assert {run["work"] for run in document["runs"]} == {
+        "Qwen/Qwen3-32B, 4 layers, batch 2, prompt 128, output 128"
+    }
 
 
 def test_options_of_one_run_are_refused_for_several(meshscope) -> None:

@@ -1,13 +1,17 @@
-"""Whether the step times of two sources of a run agree within their intervals, and where they differ most."""
+"""Whether times agree: the steps of two sources of a run, and the requests of two runs."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from meshscope.analysis.request import RequestTime, request_times
 from meshscope.analysis.roofline import BETWEEN_PARTS
 from meshscope.events.enums import Phase, Source
-from meshscope.events.step_time import StepTime, TimeEstimate
+from meshscope.events.step_time import NO_TIME, StepTime, TimeEstimate
 from meshscope.store.run import RunRecord
+
+SAME_FRAC = 0.005  # relative difference below which two times without intervals are equal
+RESOLUTION_FRAC = 0.03  # and two modeled times: smaller differences are not resolved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +50,77 @@ class TimeAgreement:
     @property
     def is_within(self) -> bool:
         """Whether the intervals overlap; a time without an interval is a point."""
-        return self.left.lower_s <= self.right.upper_s and self.right.lower_s <= self.left.upper_s
+        return _overlap(self.left, self.right)
 
     @property
     def ratio(self) -> float:
         """The right time over the left time."""
         return self.right.value_s / self.left.value_s if self.left.value_s else float("inf")
+
+
+def _overlap(left: TimeEstimate, right: TimeEstimate) -> bool:
+    return left.lower_s <= right.upper_s and right.lower_s <= left.upper_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestCost:
+    """Seconds of a request, and of each of its activities; {} if those are unknown.
+
+    Costs with the same `basis`, a source and a chip, have the same relative error in an activity.
+    """
+
+    seconds: TimeEstimate
+    activities: Mapping[str, float]
+    basis: tuple[Source, str]
+
+
+def request_cost(times: Iterable[StepTime], *, n_decode_steps: int, chip: str) -> RequestCost:
+    """The cost of a request whose phases take these step times."""
+    seconds, activities, sources = NO_TIME, Counter[str](), set[Source]()
+    for time in times:
+        n = n_decode_steps if time.phase is Phase.DECODE else 1
+        seconds += time.step * n
+        activities.update({name: n * value for name, value in _by_activity(time).items()})
+        sources.add(time.source)
+    (source,) = sources
+    return RequestCost(seconds=seconds, activities=activities, basis=(source, chip))
+
+
+def request_cost_of(run: RunRecord, source: Source) -> RequestCost | None:
+    """The cost of the request of a run, or of its only phase, by one source; None if it is unknown."""
+    request, experiment = request_times(run).get(source), run.manifest.experiment
+    chip = "" if experiment.chip is None else experiment.chip.name
+    if source is not Source.MEASURED and experiment.workload is not None and run.times_of(source):
+        n_steps = experiment.workload.n_decode_steps
+        return request_cost(run.times_of(source), n_decode_steps=n_steps, chip=chip)
+    seconds = None if request is None else request.e2e or request.ttft or request.tpot
+    return (
+        None
+        if seconds is None
+        else RequestCost(seconds=seconds, activities={}, basis=(source, chip))
+    )
+
+
+def are_equal(left: RequestCost, right: RequestCost) -> bool:
+    """Whether two requests take the same time within the errors that they do not share.
+
+    Their intervals overlap. With the same basis, what both do has the same error in both, which leaves the
+    relative error of the seconds by which their activities differ.
+    """
+    sides = (left.seconds, right.seconds)
+    change_s = abs(left.seconds.value_s - right.seconds.value_s)
+    least_s = min(side.value_s for side in sides)
+    if all(side.low_s is None for side in sides):
+        return change_s <= SAME_FRAC * least_s
+    if not _overlap(*sides) or change_s <= RESOLUTION_FRAC * least_s:
+        return _overlap(*sides)
+    if left.basis != right.basis or not left.activities or not right.activities:
+        return True
+    error_frac = max(
+        max(side.upper_s / side.value_s - 1, 1 - side.lower_s / side.value_s) for side in sides
+    )
+    changes = _changes(left.activities, right.activities)
+    return change_s <= error_frac * sum(abs(change.change_s) for change in changes)
 
 
 def time_agreements(run: RunRecord, left: Source, right: Source) -> tuple[TimeAgreement, ...]:

@@ -126,17 +126,6 @@ class Explanation:
         steps = zip(costs, self.changes, strict=True)
         return sum(cost.step_s * change.n_steps[side] for cost, change in steps if cost is not None)
 
-    def request_range_s(self, side: int) -> tuple[float, float] | None:
-        """Bounds of `request_s`; null if a step has none."""
-        low, high = 0.0, 0.0
-        for change in self.changes:
-            cost = change.costs[side]
-            if cost is None or cost.low_s is None or cost.high_s is None:
-                return None
-            low += cost.low_s * change.n_steps[side]
-            high += cost.high_s * change.n_steps[side]
-        return low, high
-
 
 def explain(left: Side, right: Side) -> Explanation:
     """The differences between two sides in experiment, bytes and seconds."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from meshscope.analysis.agreement import SAME_FRAC, are_equal, request_cost_of
 from meshscope.analysis.explanation import (
     Explanation,
     PhaseChange,
@@ -19,7 +20,6 @@ from meshscope.views.model import joined
 from meshscope.views.plain import short
 from meshscope.views.words import counted, phase_label, signed_bytes, signed_seconds
 
-SAME_FRAC = 0.005  # relative difference below which two times count as the same
 MAX_PLACES = 3  # places named in one sentence
 MOST_FRAC = 0.5  # fraction of a difference above which a part accounts for most of it
 MANY_TIMES = 5.0  # ratio from which a factor replaces a percentage
@@ -244,30 +244,15 @@ def _verdict(explanation: Explanation, left: str, right: str) -> str:
         seconds = _both_seconds(left_s, right_s, left, right)
         return f"A request takes the same time within {SAME_FRAC:.1%}: {seconds}."
     faster, slower = (right, left) if right_s < left_s else (left, right)
+    costs = [request_cost_of(side.run, side.source) for side in sides]
+    change = _change(left_s, right_s, left, right, "request")
     phases = ", ".join(
         f"{phase_label(change.phase)} {signed_seconds(change.request_change_s or 0.0)}"
         for change in explanation.changes
     )
-    return (
-        f"{faster} is faster than {slower}: {_change(left_s, right_s, left, right, 'request')}; "
-        f"{phases}.{_overlap_caveat(explanation, left, right)}"
-    )
-
-
-def _overlap_caveat(explanation: Explanation, left: str, right: str) -> str:
-    """A warning if the intervals of the two requests overlap."""
-    ranges = [explanation.request_range_s(side) for side in (0, 1)]
-    before, after = ranges
-    if before is None or after is None or not (before[0] < after[1] and after[0] < before[1]):
-        return ""
-    named = [
-        f"{format_seconds(low)} to {format_seconds(high)} in {name}"
-        for (low, high), name in ((before, left), (after, right))
-    ]
-    return (
-        f" The intervals overlap ({', '.join(named)}): an error that both sides share cancels, "
-        "but an independent one can reverse the order."
-    )
+    if costs[0] is not None and costs[1] is not None and are_equal(costs[0], costs[1]):
+        return f"{left} and {right} are equal within the errors that they do not share: {change}; {phases}."
+    return f"{faster} is faster than {slower}: {change}; {phases}."
 
 
 def explanation_document(explanation: Explanation) -> dict[str, Any]:

@@ -86,6 +86,16 @@ def distinct_labels(runs: Sequence[RunRecord]) -> list[str]:
     ]
 
 
+def differing_work(runs: Sequence[RunRecord]) -> list[str]:
+    """The model and the words of request, precision and depth in which runs differ."""
+    rows = [
+        (short(run.manifest.experiment.model_name or IMPORTED, MAX_MODEL), *_work_words(run))
+        for run in runs
+    ]
+    columns = list(_differing(rows))
+    return _joined(columns) if columns else [""] * len(runs)
+
+
 def _differing(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
     """The columns with more than one value."""
     return (column for column in zip(*rows, strict=True) if len(set(column)) > 1)

@@ -18,9 +18,10 @@ from meshscope.store.run import RunRecord
 from meshscope.views.html.blocks import Block, Chart, flattened
 from meshscope.views.html.hero import hero_blocks
 from meshscope.views.html.page_run import PageRun, page_runs
-from meshscope.views.html.ranking import comparison_blocks, headline, rankings
+from meshscope.views.html.ranking import comparison_blocks, page_rankings
 from meshscope.views.html.sections import Section, sections
 from meshscope.views.plain import short
+from meshscope.views.ranking import headline
 
 MAX_PAGES = 24  # runs with a page of their own, the best ones
 MAX_TITLE = 200  # characters
@@ -52,7 +53,7 @@ class _RunPage:
 def page_html(runs: Sequence[RunRecord]) -> str:
     """The report of one run, or of several runs ranked and compared."""
     shown_runs = page_runs(runs)
-    groups = rankings(shown_runs)
+    groups = page_rankings(shown_runs)
     ordered = [run for ranking in groups for run in ranking.runs]
     pages = [_run_page(run) for run in ordered[:MAX_PAGES]]
     if len(runs) == 1:

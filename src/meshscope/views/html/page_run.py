@@ -10,7 +10,7 @@ from meshscope.analysis.catalog import METRICS, Result, Unavailable, metrics_of
 from meshscope.analysis.metric_inputs import MetricInputs, metric_inputs
 from meshscope.events.enums import Phase, Source
 from meshscope.store.run import RunRecord
-from meshscope.views.answer import Answer, SourceAnswer, answer_of
+from meshscope.views.answer import Answer, FitState, SourceAnswer, answer_of
 from meshscope.views.charts.cost import CostBar, cost_bars, strongest_costs
 from meshscope.views.frames import metric_table, prefill_first
 from meshscope.views.html.blocks import PageTable, page_table
@@ -46,6 +46,13 @@ class PageRun:
         """The answer of the strongest source with a time; of the strongest source if none has one."""
         timed = [s for s in self.answer.sources if s.ttft.value or s.tpot.value]
         return (timed or [self.answer.strongest])[-1]
+
+    @property
+    def fits(self) -> FitState:
+        """Whether the run fits, by its strongest source that knows."""
+        states = [s.fit.state for s in self.answer.sources if s.fit is not None]
+        known = (state for state in reversed(states) if state is not FitState.UNKNOWN)
+        return next(known, FitState.UNKNOWN)
 
     @property
     def strongest_costs(self) -> dict[Phase, CostBar]:
