@@ -343,6 +343,23 @@ def test_categories_of_old_traces_are_read(tmp_path: Path) -> None:
     assert row.exposed_s == pytest.approx(10e-6)
 
 
+def test_kernels_named_like_communication_are_remarked(tmp_path: Path) -> None:
+    names = [
+        "moe_token_dispatch_kernel",
+        "moe_token_dispatch_kernel",
+        "myAllReduceKernel",
+        made.GEMM,
+    ]
+    events = [made.kernel(name, 10.0 * i, 1.0) for i, name in enumerate(names)]
+    read = rows_of([made.write(tmp_path / "t.json", made.document(events))])
+    assert read.rows == ()
+    (finding,) = read.findings
+    assert finding == (
+        "3 kernels named like communication count as compute: 'moe_token_dispatch_kernel', "
+        "'myAllReduceKernel'"
+    )
+
+
 def test_categories_that_are_not_read_are_counted(tmp_path: Path) -> None:
     others = [{**made.kernel("x", i, 1.0), "cat": cat} for i, cat in enumerate(("hpu_op", "hpu_op", "mtia_insight"))]  # fmt: skip
     host = [{**made.kernel("x", 1.0, 1.0), "cat": cat} for cat in ("cpu_op", "overhead", "Trace")]

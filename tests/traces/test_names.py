@@ -13,7 +13,11 @@ from meshscope.readers.traces.annotations import (
     kind_of_tokens,
     read_annotation,
 )
-from meshscope.readers.traces.collectives import kernel_collective, kind_of
+from meshscope.readers.traces.collectives import (
+    is_named_like_communication,
+    kernel_collective,
+    kind_of,
+)
 from meshscope.readers.traces.sniff import format_of
 from meshscope.readers.traces.trace import TraceFormat
 
@@ -67,6 +71,14 @@ from meshscope.readers.traces.trace import TraceFormat
         ("void deep_ep::internode_ll::combine<true, 7168, 9, 9>(x)", Kind.ALL_TO_ALL, None, None),
         ("nvshmem::alltoall_kernel", Kind.ALL_TO_ALL, None, None),
         ("nvshmemi_barrier_all_kernel", None, None, None),
+        # ROCm: MoRI, mangled or not, and aiter
+        ("EpDispatchIntraNodeKernel_bf16", Kind.ALL_TO_ALL, None, None),
+        ("void mori::moe::EpCombineInterNodeV1Kernel<__hip_bfloat16>(int)", Kind.ALL_TO_ALL, "bf16", None),
+        ("_ZN4mori3moe25EpDispatchIntraNodeKernelIfEEvNS0_21EpDispatchCombineArgsIT_EE", Kind.ALL_TO_ALL, None, None),
+        ("mori::moe::EpDispatchCopyToStaging", Kind.ALL_TO_ALL, None, None),
+        ("void aiter::allgather_vec<__hip_bfloat16, 8>(x)", Kind.ALL_GATHER, "bf16", None),
+        ("void aiter::allreduce_fusion_kernel_1stage<__hip_bfloat16, 8>(x)", Kind.ALL_REDUCE, "bf16", None),
+        ("ncclDevKernel_Broadcast_RING_LL_Sum_int8_t(x)", Kind.BROADCAST, "s8", None),
     ],
 )  # fmt: skip
 def test_kernels_that_communicate(
@@ -88,6 +100,42 @@ def test_kernels_that_communicate(
 )
 def test_kernels_that_compute(name: str) -> None:
     assert kernel_collective(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "is_alike"),
+    [
+        ("moe_token_dispatch_kernel", True),
+        ("void mylib::ExpertCombineKernel<float>(x)", True),
+        ("iris_persistent_all_gather_kernel", True),
+        ("myAllReduceKernel", True),
+        ("void x::reduce_scatter_ring<half>(y)", True),
+        ("a2a_v2_kernel", True),
+        ("all2all_sdma", True),
+        ("pp_send_recv", True),
+        ("oneccl::all_to_all::kernel", True),
+        ("p2p_broadcast_kernel", True),
+        # of the real traces of TraceLens and HTA, and of libraries
+        ("_combined_routing_compute", False),
+        ("_combined_routing_memset", False),
+        ("_finalize_matmul_scatter_bf16", False),
+        ("void at::native::_scatter_gather_elementwise_kernel<128, 4>(x)", False),
+        ("void cub::DeviceReduceByKeyKernel<cub::DispatchReduceByKey<long*>::Policy>(x)", False),
+        ("_ZN19cutlass_cudnn_train6KernelINS_17LinearCombinationIffEEEEvNT_6ParamsE", False),
+        ("void flash::flash_fwd_splitkv_combine_kernel<x>(y)", False),
+        ("void flash::FlashAttnFwdCombine<x>(y)", False),
+        ("mla_decode_combine", False),
+        ("void deep_ep::layout::get_dispatch_layout<256, 32>(x)", False),
+        ("small_reduce_kernel", False),
+        ("warpAllReduceSum", False),
+        ("broadcast_add_kernel", False),
+        ("loop_broadcast_fusion", False),
+        ("void at::native::vectorized_gather_kernel<16, long>(x)", False),
+    ],
+)
+def test_kernels_named_like_communication(name: str, *, is_alike: bool) -> None:
+    assert kernel_collective(name) is None
+    assert is_named_like_communication(name) is is_alike
 
 
 @pytest.mark.parametrize(

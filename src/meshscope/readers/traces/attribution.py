@@ -9,6 +9,7 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.measured import CollectiveTime, DeviceLoad, ProgramFacts, StepClass
 from meshscope.readers.hlo.devices import CrossesSlices
+from meshscope.readers.traces.collectives import is_named_like_communication
 from meshscope.readers.traces.device_times import collective_times, loads, with_exposure
 from meshscope.readers.traces.merge import MergedTrace
 from meshscope.readers.traces.op_axes import (
@@ -88,6 +89,7 @@ def attributed(
             *order_findings(order),
             *programs.findings,
             *findings,
+            *_unread(events, ops),
             *_unnamed(events, ops),
             *_unsized(collectives),
         ),
@@ -102,6 +104,28 @@ def _named(collectives: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     return collectives.with_columns(
         ops["name"].gather(collectives["op"]).alias("name"),
         phases.gather(collectives["label"]).alias("phase"),
+    )
+
+
+def _unread(events: pl.DataFrame, ops: pl.DataFrame) -> Iterator[str]:
+    """Kernels that count as compute and whose names say that they communicate."""
+    kernels = ops.filter(
+        pl.col("category") == Category.COMPUTE.value,
+        ~pl.col("name").str.contains("/", literal=True),
+    ).select("op", "name")
+    alike = kernels.filter(
+        pl.Series([is_named_like_communication(name) for name in kernels["name"]], dtype=pl.Boolean)
+    )
+    counts = events.join(alike, on="op").group_by("name").len()
+    if counts.is_empty():
+        return
+    ordered = counts.sort("len", "name", descending=[True, False])
+    names = [f"'{name}'" for name in ordered["name"].head(4)]
+    more = [f"{len(counts) - 4} more names"] if len(counts) > 4 else []
+    n = counts["len"].sum()
+    yield (
+        f"{n:,} kernel{'s' if n > 1 else ''} named like communication count{'s' if n == 1 else ''} as "
+        f"compute: {', '.join([*names, *more])}"
     )
 
 

@@ -35,17 +35,24 @@ _KINDS = {
 _ENDINGS = re.compile(r"(?:_|(?<=[a-z]))(?:base|coalesced|into_?tensor|tensor|oop|inplace|single)$")
 
 # Kernels that communicate without NCCL: vLLM and SGLang (csrc/custom_all_reduce.cuh, quickreduce),
-# PyTorch's symmetric memory, FlashInfer and TensorRT-LLM, MSCCL++, NVSHMEM, DeepEP, pplx-kernels.
+# PyTorch's symmetric memory, FlashInfer and TensorRT-LLM, MSCCL++, NVSHMEM, DeepEP, pplx-kernels;
+# on ROCm aiter (csrc/include/custom_all_reduce.cuh) and MoRI (src/ops/dispatch_combine).
 _CUSTOM: tuple[tuple[re.Pattern[str], Kind], ...] = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
         (r"reduce_scatter_cross_device", Kind.REDUCE_SCATTER),
         (r"cross_device_reduce|allreduce_prototype|quick_?reduce", Kind.ALL_REDUCE),
         (r"(?:multimem|one_shot|two_shot|oneshot|twoshot)_?all_?reduce", Kind.ALL_REDUCE),
-        (r"all_?reduce_(?:fusion|kernel|rmsnorm)|lamport.*all_?reduce", Kind.ALL_REDUCE),
+        (r"(?<!sm)all_?reduce_(?:fusion|kernel|rmsnorm)|lamport.*all_?reduce", Kind.ALL_REDUCE),
         (r"mscclpp.*all_?reduce|all_?reduce\w*mscclpp|userbuffers?_.*allreduce", Kind.ALL_REDUCE),
         (r"multimem_all_?gather|mscclpp.*all_?gather|cross_device_all_?gather", Kind.ALL_GATHER),
         (r"multimem_reduce_?scatter|mscclpp.*reduce_?scatter", Kind.REDUCE_SCATTER),
+        (r"aiter::.*all_?gather|allgather_(?:naive|vec|lastdim)", Kind.ALL_GATHER),
+        (r"aiter::.*reduce_?scatter", Kind.REDUCE_SCATTER),
+        (r"aiter::.*all_?reduce|mori::collective::.*all_?reduce", Kind.ALL_REDUCE),
+        (r"mori::collective::.*all_?gather", Kind.ALL_GATHER),
+        (r"mori::collective::.*reduce_?scatter", Kind.REDUCE_SCATTER),
+        (r"(?:\b|_)ep_?(?:dispatch|combine)|mori::.*all_?(?:to|2)_?all", Kind.ALL_TO_ALL),
         (r"(?:deep_ep|internode|intranode).*::(?:dispatch|combine)\b", Kind.ALL_TO_ALL),
         (r"nvshmem.*all_?to_?all|moe_?(?:a2a|all_?to_?all)", Kind.ALL_TO_ALL),
         (r"nvshmem.*(?:all_?reduce|reduce_kernel)", Kind.ALL_REDUCE),
@@ -57,6 +64,21 @@ _ANY_NCCL = re.compile(r"^(?:void )?(?:nccl|rccl|mscclKernel)\w*(?:Kernel|kernel
 _OPAQUE = re.compile(
     r"nvshmem|mscclpp|symm_?mem|ncclDevKernel_Generic|(?:inter|intra)node\w*::",
     re.IGNORECASE,
+)
+# Words of communication in names of kernels of whatever library, and of what is none: attention that
+# combines parts of the keys, routing, reductions in a block, broadcasting of operands.
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_LIKE_COLLECTIVE = re.compile(
+    r"\b(?:all ?gather|all ?reduce|all ?(?:to|2) ?all|a 2 a|reduce ?scatter|send ?recv)\b"
+)
+_LIKE_EXCHANGE = re.compile(r"\b(?:dispatch|combine)\b")
+_LIKE_BROADCAST = re.compile(
+    r"(?:(?:cross|device|multimem|nvls|p ?2 ?p|ipc|peer|ring|tree|push|pull|one|two|shot|oneshot|twoshot|"
+    r"inter|intra|internode|intranode|node|symm|mem|kernel|broadcast|\d+) ?)+"
+)
+_ON_ONE_DEVICE = re.compile(
+    r"\b(?:warp|block|fusion|fused|attn|attention|fmha|mha|mla|flash|split|splitkv|kv|lse|softmax|"
+    r"routing|layout|scan|sort|policy)\b"
 )
 # Numbers of ranks in templates: <bfloat16, 8>, and after the alignment in PyTorch's symmetric memory.
 _RANKS_IN_TEMPLATE = re.compile(
@@ -140,6 +162,7 @@ def is_nccl(name: str) -> bool:
 @lru_cache(maxsize=1 << 16)
 def kernel_collective(name: str) -> KernelCollective | None:
     """The collective of a kernel; None for a kernel that does not communicate."""
+    name = _without_mangling(name)
     if is_nccl(name):
         return _nccl(name)
     lowered = name.lower()
@@ -155,6 +178,32 @@ def kernel_collective(name: str) -> KernelCollective | None:
     if _OPAQUE.search(name):
         return KernelCollective(kind=None, opcode=short_name(name))
     return None
+
+
+@lru_cache(maxsize=1 << 16)
+def is_named_like_communication(name: str) -> bool:
+    """Whether the name of a kernel says that it communicates, as a reader of the trace would take it."""
+    path = short_name(name).split("::")
+    spaces, last = (
+        " ".join(_WORDS.findall(part)).lower() for part in (" ".join(path[:-1]), path[-1])
+    )
+    if _ON_ONE_DEVICE.search(last):
+        return False
+    is_broadcast = "broadcast" in last and _LIKE_BROADCAST.fullmatch(last)
+    is_exchange = _LIKE_EXCHANGE.search(last)
+    return bool(is_broadcast or is_exchange or _LIKE_COLLECTIVE.search(f"{spaces} {last}"))
+
+
+def _without_mangling(name: str) -> str:
+    """`mori::moe::EpCombineKernel` of `_ZN4mori3moe15EpCombineKernelIfEEv...`."""
+    if not name.startswith(("_ZN", "_Z")):
+        return name
+    at, parts = (3 if name.startswith("_ZN") else 2), list[str]()
+    while size := re.match(r"\d{1,3}", name[at:]):
+        first = at + len(size[0])
+        at = first + int(size[0])
+        parts.append(name[first:at])
+    return "::".join(parts) or name
 
 
 def _nccl(name: str) -> KernelCollective:
@@ -174,7 +223,7 @@ def _nccl_dtype(name: str) -> str | None:
 
 def short_name(name: str) -> str:
     """The name of a kernel without its arguments and template: `vllm::cross_device_reduce_1stage`."""
-    head = re.split(r"[(<]", name.removeprefix("void "), maxsplit=1)[0]
+    head = re.split(r"[(<]", _without_mangling(name).removeprefix("void "), maxsplit=1)[0]
     return head.strip()[:120] or name[:120]
 
 
