@@ -168,6 +168,35 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_hlo(tmp_path / "none.txt")
 
 
+class _Piece(bytes):
+    """A piece of a file that counts the bytes copied where it is appended to others."""
+
+    n_copied = 0
+
+    def __radd__(self, before: bytes) -> bytes:
+        type(self).n_copied += len(before)
+        return before + bytes(self)
+
+
+def test_many_pieces_of_a_gzip_file_are_copied_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = PLAIN.encode() * 100
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(text))
+
+    class Pieces(gzip.GzipFile):
+        def read1(self, size: int = -1) -> bytes:
+            return _Piece(super().read1(min(size, 1000)))
+
+    monkeypatch.setattr(parse.gzip, "open", Pieces)
+
+    with pytest.raises(ParseError, match=r"a\.txt\.gz:\d+: expected a computation"):
+        read_hlo(path)  # the text of several modules is read whole before it is refused
+
+    assert _Piece.n_copied <= len(text)
+
+
 def test_text_beyond_the_limit_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parse, "MAX_TEXT_BYTES", 1000)
     path = tmp_path / "bomb.txt.gz"

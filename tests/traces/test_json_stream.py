@@ -4,6 +4,7 @@ import gzip
 import json
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,28 @@ def test_one_endless_event_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(json_stream, "MAX_EVENT_BYTES", 1 << 18)
     with pytest.raises(TraceError, match="an event is longer than"):
         read(tmp_path, b'{"traceEvents": [{"name": "' + b"a" * (1 << 20))
+
+
+@pytest.mark.parametrize(
+    "pack", [bytes, partial(gzip.compress, compresslevel=0)], ids=["json", "gzip"]
+)
+def test_a_long_event_is_copied_a_few_times_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
+) -> None:
+    monkeypatch.setattr(json_stream, "PIECE_BYTES", 1 << 12)
+    searched: list[int] = []
+    last_cut = json_stream._last_cut
+
+    def counted(buffer: bytes) -> int | None:
+        searched.append(len(buffer))
+        return last_cut(buffer)
+
+    monkeypatch.setattr(json_stream, "_last_cut", counted)
+    event = made.kernel("a", 1.0, 1.0) | {"note": "a" * (8 << 20)}
+    data = json.dumps(made.document([event])).encode()
+
+    assert len(read(tmp_path, pack(data)).events) == 1
+    assert sum(searched) < 3 * len(data)
 
 
 def test_utf_16_is_refused_with_the_remedy(tmp_path: Path) -> None:

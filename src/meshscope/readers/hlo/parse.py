@@ -50,20 +50,23 @@ def _decompressed(path: Path, origin: str, *, is_partial: bool) -> bytes:
     with path.open("rb") as file:
         is_gzip = file.read(2) == _GZIP_MAGIC
     opener = gzip.open if is_gzip else open
-    content = b""
+    pieces: list[bytes] = []
+    n_left = MAX_TEXT_BYTES
     try:
         with opener(path, "rb") as file:
-            while len(content) <= MAX_TEXT_BYTES and (more := file.read1(_READ_BYTES)):
-                content += more
+            while n_left >= 0 and (piece := file.read1(_READ_BYTES)):
+                pieces.append(piece)
+                n_left -= len(piece)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        if is_partial and isinstance(error, EOFError) and content:
-            return content
-        raise ParseError(f"{origin}: the gzip file is damaged ({error}). Copy it again.") from error
-    if len(content) > MAX_TEXT_BYTES:
+        if not (is_partial and isinstance(error, EOFError) and pieces):
+            raise ParseError(
+                f"{origin}: the gzip file is damaged ({error}). Copy it again."
+            ) from error
+    if n_left < 0:
         raise ParseError(
             f"{origin}: has more than {MAX_TEXT_BYTES} bytes of text. Give the text of one module."
         )
-    return content
+    return b"".join(pieces)
 
 
 def parse_hlo(text: str, origin: str, *, is_partial: bool = False) -> HloModule:

@@ -215,10 +215,14 @@ class _Pieces:
         """The next piece of at most PIECE_BYTES or `at_least` bytes; None at the end."""
         if self._is_at_end:
             return None
-        n_bytes = max(PIECE_BYTES, at_least)
-        piece = self._file.read(n_bytes) if self._inflate is None else self._inflated(n_bytes)
-        self._is_at_end = not piece
-        return piece or None
+        n_left = max(PIECE_BYTES, at_least)
+        pieces: list[bytes] = []
+        while n_left > 0 and not self._is_at_end:
+            piece = self._file.read(n_left) if self._inflate is None else self._inflated(n_left)
+            pieces.append(piece)
+            n_left -= len(piece)
+            self._is_at_end = not piece
+        return b"".join(pieces) or None
 
     def _inflated(self, n_bytes: int) -> bytes:
         while True:
