@@ -3,12 +3,17 @@
 import gzip
 import json
 import shutil
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
 
+from meshscope.analysis.budget import LIMITS, Budget, checks_of
+from meshscope.analysis.traffic import Filter
 from meshscope.spec.plan.plan import Plan
 from meshscope.store.read import read_run
+from meshscope.views.budget import sentence
 
 FOREIGN = Path(__file__).parents[1] / "golden/hlo/foreign_step.hlo.txt"
 TP8 = ("--topology", "v6e-8", "--plan", "tp=8")
@@ -254,3 +259,59 @@ def test_axes_compare_by_the_devices_that_they_group(
     for left, right in (("a", "b"), ("b", "a")):
         document = json.loads(meshscope("compare", left, right, "--json").out)
         assert document["verdict"] == verdict
+
+
+CALLS_OUT = """\
+HloModule jit_fft, is_scheduled=true, num_partitions=16
+
+ENTRY %main (a: c64[64,64]) -> c64[64,64] {
+  %a = c64[64,64]{1,0} parameter(0)
+  ROOT %cc = c64[64,64]{1,0} custom-call(%a), custom_call_target="pfft3d", custom_call_has_side_effect=true
+}
+"""
+
+
+@pytest.mark.parametrize("phase", [(), ("--phase", "decode")], ids=["no phase", "decode"])
+def test_what_may_communicate_is_said_everywhere(meshscope, phase: tuple[str, ...]) -> None:
+    Path("fft.txt").write_text(CALLS_OUT)
+    layout = ("--topology", "v6e-16", "--mesh", "x=16", *phase, "--out", "fft")
+    said = "1 custom call 'pfft3d' may communicate"
+
+    out = meshscope("import", "fft.txt", *layout).out
+    document = json.loads(meshscope("show", "fft", "--json").out)
+    meshscope("report", "fft", "--out", "fft.html")
+
+    assert said in out
+    assert "no collectives" not in out
+    assert [other["text"] for other in document["other_operations"]] == [said]
+    page = unescape(Path("fft.html").read_text())
+    assert said in page
+    assert "o collectives" not in page
+
+
+def test_only_a_program_that_is_known_has_no_collectives(meshscope) -> None:
+    Path("fft.txt").write_text(CALLS_OUT.replace("pfft3d", "TopK"))
+    layout = ("--topology", "v6e-16", "--mesh", "x=16", "--phase", "decode", "--out", "fft")
+
+    assert "no collectives" in meshscope("import", "fft.txt", *layout).out
+    assert json.loads(meshscope("show", "fft", "--json").out)["other_operations"] == []
+
+
+def test_what_may_communicate_keeps_no_limit_on_collectives(meshscope) -> None:
+    Path("fft.txt").write_text(CALLS_OUT)
+    layout = ("--topology", "v6e-16", "--mesh", "x=16", "--phase", "decode", "--out", "fft")
+    run = read_run(Path("fft")) if meshscope("import", "fft.txt", *layout).status == 0 else None
+    assert run is not None
+    names = ("count", "max_wire_bytes", "min_count")
+    limits = tuple(replace(LIMITS[name], value=0) for name in names)
+
+    checks = checks_of(run, [Budget(of=Filter(), limits=limits)])
+
+    assert [(check.value, check.is_kept) for check in checks] == [
+        (None, False),
+        (None, False),
+        (0, True),
+    ]
+    assert sentence(checks[0]) == (
+        "collectives: count unknown (1 custom call 'pfft3d' may communicate), exactly 0"
+    )

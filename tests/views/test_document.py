@@ -40,6 +40,7 @@ FIELDS = {
     },
     "time": {"prefill_s", "decode_step_s", "step_s", "ttft_s", "tpot_s", "e2e_s", "basis"},
     "unattributed": {"count", "payload_bytes", "reasons"},
+    "other_operations": None,
     "verdict": None,
     "throughput": {
         "decode_tokens_per_s",

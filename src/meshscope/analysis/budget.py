@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from meshscope.analysis.traffic import Filter, Traffic, traffic_of
 from meshscope.errors import SpecError
-from meshscope.events.collective import Collective
+from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 from meshscope.store.run import RunRecord
@@ -89,12 +89,16 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A limit and the value of a run; None is unknown, and keeps no limit. `rows` make up the value."""
+    """A limit and the value of a run; None is unknown, and keeps no limit. `rows` make up the value.
+
+    `others` are operations that may add to it.
+    """
 
     of: Filter
     limit: Limit
     value: Value
     rows: tuple[Collective, ...] = ()
+    others: tuple[OtherOperation, ...] = ()
 
     @property
     def is_kept(self) -> bool:
@@ -135,11 +139,18 @@ def _check_filter(run: RunRecord, budget: Budget) -> None:
 
 def _checks(run: RunRecord, budget: Budget) -> Iterator[Check]:
     traffic = traffic_of(run.rows_of(run.manifest.source), budget.of)
+    phase = budget.of.phase
+    others = tuple(o for o in run.open_operations if None in {phase, o.phase} or o.phase is phase)
     for limit in budget.limits:
         is_of_rows = limit.quantity in OF_COLLECTIVES
         value = _TRAFFIC[limit.quantity](traffic) if is_of_rows else _of_step(run, budget, limit)
         rows = traffic.rows if is_of_rows else ()
-        yield Check(of=budget.of, limit=limit, value=value, rows=rows)
+        is_least = is_of_rows and bool(others)
+        if is_least and value is not None and limit.bound is not Bound.MIN and value <= limit.value:
+            value = None
+        yield Check(
+            of=budget.of, limit=limit, value=value, rows=rows, others=others if is_least else ()
+        )
 
 
 _TRAFFIC: dict[Quantity, Callable[[Traffic], Value]] = {

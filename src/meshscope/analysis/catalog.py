@@ -99,12 +99,18 @@ def _filled(table: pl.DataFrame, reason: str) -> pl.DataFrame:
 
 
 def _events(inputs: MetricInputs) -> pl.DataFrame:
-    _filled(volume.collectives(inputs.events), NO_COLLECTIVES)
+    _filled(volume.collectives(inputs.events), _no_collectives(inputs))
     return inputs.events
 
 
+def _no_collectives(inputs: MetricInputs) -> str:
+    if not inputs.open_operations:
+        return NO_COLLECTIVES
+    return f"no collective is known: {', '.join(map(str, inputs.open_operations))}"
+
+
 def _executions(inputs: MetricInputs) -> pl.DataFrame:
-    return _filled(executions(inputs), NO_COLLECTIVES)
+    return _filled(executions(inputs), _no_collectives(inputs))
 
 
 def _timeline(inputs: MetricInputs) -> pl.DataFrame:
@@ -138,7 +144,7 @@ def _link_traffic(inputs: MetricInputs) -> pl.DataFrame:
 def _measured_bandwidth(inputs: MetricInputs) -> pl.DataFrame:
     times = _measured(inputs).times
     table = bandwidths.measured_bandwidth(inputs.events, times, _chip(inputs))
-    return _filled(table, NO_COLLECTIVES)
+    return _filled(table, _no_collectives(inputs))
 
 
 def _chip(inputs: MetricInputs) -> Chip | None:

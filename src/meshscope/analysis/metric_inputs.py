@@ -11,6 +11,7 @@ from meshscope.analysis.request import basis_of, measured_step_s, request_latenc
 from meshscope.analysis.timeline import last_step, read_timeline
 from meshscope.analysis.trace_timeline import sampling_notes
 from meshscope.analysis.volume import WHERE, collectives
+from meshscope.events.collective import OtherOperation
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.schema import table_of
@@ -56,6 +57,7 @@ class MetricInputs:
     times: tuple[StepTime, ...] = ()
     measured: Measured | None = None
     latency: Latency | None = None
+    open_operations: tuple[OtherOperation, ...] = ()
 
     @property
     def measured_step_s(self) -> dict[Phase, float]:
@@ -94,6 +96,7 @@ def metric_inputs(run: RunRecord) -> MetricInputs:
         times=run.times,
         measured=run.measured,
         latency=latency,
+        open_operations=run.open_operations,
     )
 
 

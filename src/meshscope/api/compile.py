@@ -217,7 +217,13 @@ class _Compiling:
         )
         write_timeline(folder, result.steps)
         layers = result.timed_layers
-        return record_with_outcome(predicted, result, times=result.times, timed_layers=layers)
+        return record_with_outcome(
+            predicted,
+            result,
+            times=result.times,
+            timed_layers=layers,
+            others=[other for step in result.steps for other in step.others],
+        )
 
 
 def compilable_experiment(

@@ -153,6 +153,7 @@ def _record(
         phases=[phase],
         versions=compiled.versions,
         seconds={f"{phase}.{name}": seconds for name, seconds in compiled.seconds.items()},
+        others=result.step.others,
     )
     return RunRecord(
         path=None,

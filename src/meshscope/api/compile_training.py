@@ -80,6 +80,7 @@ def _record(
         versions=report["versions"],
         seconds={f"{Phase.STEP}.{step}": s for step, s in report["seconds"].items()},
         flags=report["flags"],
+        others=result.step.others,
     )
     return RunRecord(
         path=None,

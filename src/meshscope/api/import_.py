@@ -12,11 +12,10 @@ from meshscope.api.progress import ReportedProgress
 from meshscope.api.records import new_manifest, write_record
 from meshscope.api.request import option_words
 from meshscope.api.run import Run
-from meshscope.backends.compile.import_hlo import ImportedProgram, read_imported
+from meshscope.backends.compile.import_hlo import ImportedProgram, ImportedPrograms, read_imported
 from meshscope.backends.compile.saved_graph import compile_graph
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import PlanError, SpecError
-from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.readers.hlo.attribution import MAX_LAYERS
 from meshscope.readers.hlo.module import HloModule
@@ -260,7 +259,7 @@ def _imported_run(
     )
     record = RunRecord(
         path=None,
-        manifest=_manifest(request, names, read.rows, versions),
+        manifest=_manifest(request, names, read, versions),
         rows=tuple(read.rows),
         memory={},
         times=read.times,
@@ -279,9 +278,9 @@ def _imported_run(
 
 
 def _manifest(
-    request: _Import, names: Sequence[str], rows: Sequence[Collective], versions: Mapping[str, str]
+    request: _Import, names: Sequence[str], read: ImportedPrograms, versions: Mapping[str, str]
 ) -> Manifest:
-    present = {row.phase for row in rows} | {request.phase, *request.phases}
+    present = {row.phase for row in (*read.rows, *read.others)} | {request.phase, *request.phases}
     stated = dict(zip(names, request.phases, strict=True))
     experiment = ExperimentRecord(
         imported=request.inputs,
@@ -299,7 +298,12 @@ def _manifest(
     )
     phases = [phase for phase in Phase if phase in present]
     return new_manifest(
-        Source.COMPILED, experiment, request.command, phases=phases, versions=versions
+        Source.COMPILED,
+        experiment,
+        request.command,
+        phases=phases,
+        versions=versions,
+        others=read.others,
     )
 
 

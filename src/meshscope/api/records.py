@@ -13,7 +13,7 @@ from meshscope import __version__
 from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.predicted import predicted_times, timed_predictions
 from meshscope.errors import SpecError
-from meshscope.events.collective import Collective
+from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.step_time import StepTime, TimeEstimate
@@ -91,17 +91,19 @@ def _noting(time: StepTime, of_compiled: TimeEstimate) -> StepTime:
     return replace(time, notes=(*time.notes, note))
 
 
-def record_with_outcome(
+def record_with_outcome(  # noqa: PLR0913  a prediction and all that came of it
     predicted: RunRecord,
     outcome: BackendResult,
     *,
     measured: Measured | None = None,
     times: Iterable[StepTime] = (),
     timed_layers: ShallowLayers | None = None,
+    others: Iterable[OtherOperation] = (),
 ) -> RunRecord:
     """The prediction with the results beside it; `times` are those of the compiled steps.
 
-    `timed_layers` are those of the unrolled programs behind the times.
+    `timed_layers` are those of the unrolled programs behind the times, and `others` the operations of the
+    compiled programs without rows.
     """
     manifest = new_manifest(
         Source.COMPILED if measured is None else Source.MEASURED,
@@ -112,6 +114,7 @@ def record_with_outcome(
         seconds=outcome.seconds,
         flags=outcome.flags,
         timed_layers=timed_layers,
+        others=others,
     )
     return RunRecord(
         path=None,
@@ -133,6 +136,7 @@ def new_manifest(  # noqa: PLR0913  the fields of a manifest
     seconds: Mapping[str, float] | None = None,
     flags: Mapping[str, str] | None = None,
     timed_layers: ShallowLayers | None = None,
+    others: Iterable[OtherOperation] = (),
 ) -> Manifest:
     """The manifest of a run made now by this process; `versions` and `flags` are the compiler's."""
     return Manifest(
@@ -149,6 +153,7 @@ def new_manifest(  # noqa: PLR0913  the fields of a manifest
         flags={name: os.environ[name] for name in FLAGS if name in os.environ} | dict(flags or {}),
         seconds=seconds or {},
         timed_layers=timed_layers,
+        other_operations=tuple(others),
     )
 
 

@@ -31,6 +31,7 @@ from meshscope.cost.rates import OpTime, Rates, exactly, longest
 from meshscope.cost.traffic import ArrayTraffic
 from meshscope.events.step_time import Activity, TimeBasis, TimeEstimate
 from meshscope.readers.hlo.attribution import scope_of
+from meshscope.readers.hlo.communication import local_operations
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import Computation, Instruction
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
@@ -60,23 +61,6 @@ _FREE_CALLS = frozenset(
 # Ops that change the layout, the memory or the dtype of an array, and none of its values.
 _RELAYOUTS = frozenset({"copy", "bitcast", "transpose", "reshape", "convert", "bitcast-convert"})
 _ASYNC_SUFFIXES = ("-start", "-update", "-done")
-# Ops whose bytes and FLOPs bound their time.
-_ROOFLINE_OPS = frozenset(
-    (
-        *("abs", "add", "and", "atan2", "broadcast", "cbrt", "ceil", "clamp", "clz"),
-        *("compare", "complex", "concatenate", "convert", "convolution", "copy", "cosine"),
-        *("divide", "dot", "dynamic-slice", "dynamic-update-slice", "erf", "exponential"),
-        *("exponential-minus-one", "floor", "fusion", "gather", "imag", "iota"),
-        *("is-finite", "log", "log-plus-one", "logistic", "map", "maximum", "minimum"),
-        *("multiply", "negate", "not", "or", "pad", "popcnt", "power", "real", "reduce"),
-        *("reduce-precision", "reduce-window", "remainder", "reshape", "reverse", "rng"),
-        *("rng-bit-generator", "round-nearest-afz", "round-nearest-even", "rsqrt"),
-        *("scatter", "select", "select-and-scatter", "shift-left"),
-        *("shift-right-arithmetic", "shift-right-logical", "sign", "sine", "slice", "sort"),
-        *("sqrt", "stochastic-convert", "subtract", "tan", "tanh", "transpose"),
-        *("triangular-solve", "xor", "bitcast-convert", "topk", "dynamic-reshape"),
-    )
-)
 _FLOPS = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
 _BYTES = re.compile(r'"cost_estimate":\{[^}]*"bytes_accessed":"?(\d+)')
 
@@ -148,7 +132,7 @@ class OpCostModel:
         if time is None:
             if all(not array.dims for array in instruction.arrays):
                 return self._scalar_cost(instruction)
-            is_known = instruction.opcode in _ROOFLINE_OPS
+            is_known = instruction.opcode in local_operations().roofline
             gather = gather_of(self._flow, computation, instruction)
             if gather is not None:
                 return self._gather_cost(gather, moved)

@@ -18,7 +18,7 @@ from meshscope.cost.row_times import timed_rows
 from meshscope.cost.scheduled_collectives import CollectiveEstimator
 from meshscope.cost.shallow import folded_schedules
 from meshscope.cost.simulator import BUBBLE, ScheduleSimulator, SimulatedStep
-from meshscope.events.collective import Collective
+from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import (
     Activity,
@@ -61,6 +61,11 @@ class TimedStep:
     def rows(self, rows: Iterable[Collective]) -> list[Collective]:
         """The rows with the times of their scheduled instructions."""
         return timed_rows(list(rows), self.module_collectives, self.simulated)
+
+    @property
+    def others(self) -> tuple[OtherOperation, ...]:
+        """The operations of the program without rows that may communicate, and host transfers."""
+        return self.module_collectives.others(self.time.phase)
 
 
 def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles

@@ -1,6 +1,7 @@
 """A collective as a typed row of the event table."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from fractions import Fraction
 
 from meshscope.events.enums import Kind, Part, Phase, Source, wire_factor
@@ -10,6 +11,32 @@ Groups = tuple[tuple[int, ...], ...]
 
 # Inserter of a collective that XLA runs again instead of keeping its result in memory.
 REMATERIALIZATION = "rematerialization"
+
+
+class Effect(StrEnum):
+    """What an operation that is no collective does beyond its device."""
+
+    UNKNOWN = "may_communicate"
+    HOST = "host_transfer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherOperation:
+    """Operations of a program without rows, by opcode and, for custom calls, target; `count` in one step."""
+
+    phase: Phase | None
+    opcode: str
+    target: str | None
+    effect: Effect
+    count: int
+
+    def __str__(self) -> str:
+        """`1 custom call 'pfft3d' may communicate`."""
+        name = self.opcode if self.target is None else self.target
+        what = "operation" if self.target is None else "custom call"
+        if self.effect is Effect.HOST:
+            return f"{self.count} host transfer{'s' * (self.count != 1)} by '{name}'"
+        return f"{self.count} {what}{'s' * (self.count != 1)} '{name}' may communicate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

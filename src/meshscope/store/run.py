@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from meshscope.events.collective import Collective
+from meshscope.events.collective import Collective, Effect, OtherOperation
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.step_time import StepTime
@@ -39,6 +39,8 @@ class Manifest:
     # of the unrolled programs behind compiled times; None for the programs of all layers
     timed_layers: ShallowLayers | None = None
     speculation: Speculation | None = None  # what --speculate asks for; its parts are runs
+    # of the compiled programs: what may communicate, and host transfers
+    other_operations: tuple[OtherOperation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,12 @@ class RunRecord:
         text = ", ".join(repr(str(name)[:MAX_NAME]) for name in names if name is not None)
         return f"RunRecord({str(self.path)!r}: {text}, {len(self.rows)} rows)"
 
+    @property
+    def open_operations(self) -> tuple[OtherOperation, ...]:
+        """The operations of its programs that may communicate: without them the rows are all collectives."""
+        others = self.manifest.other_operations
+        return tuple(other for other in others if other.effect is Effect.UNKNOWN)
+
     def placed(self, path: Path) -> "RunRecord":
         """The run, and its parts, in this folder."""
         parts = self.speculative
@@ -107,7 +115,7 @@ class RunRecord:
 # Fields of a manifest that are stored without a change.
 _AS_THEY_ARE = (
     *("source", "phases", "created", "command", "versions", "flags", "seconds", "timed_layers"),
-    "speculation",
+    *("speculation", "other_operations"),
 )
 
 
@@ -125,6 +133,7 @@ class _StoredManifest:
     experiment: dict[str, Any]
     timed_layers: ShallowLayers | None = None
     speculation: Speculation | None = None
+    other_operations: tuple[OtherOperation, ...] = ()
 
 
 def manifest_as_dict(manifest: Manifest) -> dict[str, Any]:
@@ -133,6 +142,8 @@ def manifest_as_dict(manifest: Manifest) -> dict[str, Any]:
     stored = to_plain(_StoredManifest(**picked(manifest, *_AS_THEY_ARE), experiment=experiment))
     if manifest.speculation is None:
         del stored["speculation"]
+    if not manifest.other_operations:
+        del stored["other_operations"]
     return stored
 
 

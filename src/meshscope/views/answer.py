@@ -126,7 +126,7 @@ class Answer:
     why: Mapping[Phase, str]
     agreements: tuple[SourceAgreement, ...]
     suggestions: tuple[Suggestion, ...]
-    notes: tuple[str, ...] = ()  # why figures are missing
+    notes: tuple[str, ...] = ()  # why figures are missing, and what may communicate
 
     @property
     def suggestion_sentences(self) -> tuple[str, ...]:
@@ -159,6 +159,7 @@ def _notes(run: RunRecord) -> Iterator[str]:
     is_timed = bool(run.times) or run.measured is not None
     if not is_timed and chip is not None and not has_figures(chip):
         yield f"times are unknown: {chip.name} has no published rates; a --profile supplies them"
+    yield from map(str, run.manifest.other_operations)
 
 
 def title_of(run: RunRecord) -> str:

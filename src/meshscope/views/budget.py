@@ -46,6 +46,8 @@ def sentence(check: Check) -> str:
     quantity = check.limit.quantity
     bound = {"max": "at most", "min": "at least", "equal": "exactly"}[check.limit.bound]
     value = amount(quantity, check.value)
+    if check.others:
+        value = f"{value} ({plain(', '.join(map(str, check.others)))})"
     what = f"{check.of}: " if check.rows or quantity in _ROW_QUANTITIES else ""
     return f"{what}{quantity} {value}, {bound} {amount(quantity, check.limit.value)}"
 

@@ -74,6 +74,9 @@ def figures_document(run: RunRecord) -> dict[str, Any]:
         "memory": _memory(run.memory.get(source)),
         "time": time_document(run, source) or dict.fromkeys(TIMES),
         "unattributed": _unattributed(rows),
+        "other_operations": [
+            {**to_plain(other), "text": str(other)} for other in run.manifest.other_operations
+        ],
         "verdict": _source_verdict(run),
         "throughput": throughput_document(run, source),
         "fit": fit_document(run, source),

@@ -136,7 +136,9 @@ def _collectives(
     for phase in phases_of(run):
         sides, lines = phase_lines(run, phase, comparison)
         yield _heading(phase, run)
-        yield table(lines, sides=sides, console=console) if lines else Text("no collectives")
+        others = [str(other) for other in run.open_operations if other.phase in {phase, None}]
+        none = "no collectives" if not others else f"no collective is known: {', '.join(others)}"
+        yield table(lines, sides=sides, console=console) if lines else Text(short(none))
         yield Text("")
     yield Text(legend, style="dim")
     yield Text("")

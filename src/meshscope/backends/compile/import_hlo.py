@@ -13,7 +13,7 @@ from meshscope.cost.chunk_times import summed_time
 from meshscope.cost.shallow_rows import deep_rows
 from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.errors import ParseError, SpecError
-from meshscope.events.collective import Collective
+from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 from meshscope.interconnect.profile import ChipProfile
@@ -41,9 +41,13 @@ class ImportedProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedPrograms:
-    """The collectives of imported programs, their schedules, and the step times that could be estimated."""
+    """The collectives of imported programs, their schedules, and the step times that could be estimated.
+
+    `others` are the operations without rows that may communicate, and host transfers.
+    """
 
     rows: list[Collective]
+    others: tuple[OtherOperation, ...]
     steps: tuple[TimedStep, ...]
     times: tuple[StepTime, ...]
 
@@ -73,6 +77,11 @@ class _Read:
         """The phases of the rows; the one that the user names for a program without rows."""
         named = self.program.phase or self.program.default_phase
         return {row.phase for row in self.rows} or {named}
+
+    @property
+    def only_phase(self) -> Phase | None:
+        """The phase of all rows; None if they have several."""
+        return next(iter(self.phases)) if len(self.phases) == 1 else None
 
 
 def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read them
@@ -123,7 +132,8 @@ def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read
         summed_time([s.time for s in steps if s.time.phase is phase])
         for phase in dict.fromkeys(step.time.phase for step in steps)
     )
-    return ImportedPrograms(rows=rows, steps=tuple(steps), times=tuple(times))
+    others = [other for read in reads for other in read.collectives.others(read.only_phase)]
+    return ImportedPrograms(rows=rows, others=tuple(others), steps=tuple(steps), times=tuple(times))
 
 
 def _timed(read: _Read, step: TimedStep) -> list[Collective]:

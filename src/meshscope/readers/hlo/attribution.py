@@ -9,6 +9,7 @@ from meshscope.events.enums import REQUEST_PHASES, Part, Phase
 MAX_LAYERS = 10_000  # a larger layer or stage number is not one of a model
 
 _UNIQUIFIER = re.compile(r"\.\d+$")
+_PARAMETERS = re.compile(r"\[[^\[\]]*\]")
 _LAYERS = re.compile(r"layer(?:(\d+)|s(\d+)-(\d+)(?:by(\d+))?)")
 _STAGES = re.compile(r"stage(?:(\d+)|s(\d+)-(\d+)(?:by(\d+))?)")
 _MICROBATCHES = re.compile(r"microbatches(\d+)of(\d+)")
@@ -118,8 +119,14 @@ def same_name(one: str | None, other: str | None) -> bool:
 
 
 def leaf(op_name: str | None) -> str | None:
-    """The primitive at the end of the path, e.g. `psum`."""
-    return _UNIQUIFIER.sub("", op_name.rsplit("/", 1)[-1]) if op_name else None
+    """The primitive at the end of the path, e.g. `psum`.
+
+    Older versions of JAX write parameters behind the names: `xmap(f)[axes=('x',)]/psum[axes=('x',)]`.
+    """
+    path = op_name or ""
+    while (shorter := _PARAMETERS.sub("", path)) != path:
+        path = shorter
+    return _UNIQUIFIER.sub("", path.partition("[")[0].rsplit("/", 1)[-1]) or None
 
 
 def plain_name(op_name: str | None) -> str:

@@ -7,20 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshscope.events.collective import Collective, Groups
-from meshscope.events.enums import Kind, Part, Phase, Source
+from meshscope.events.collective import Collective, Groups, OtherOperation
+from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase, Source
 from meshscope.readers.hlo.async_fusion import first_of_each_chain
 from meshscope.readers.hlo.attribution import Scope, plain_name
 from meshscope.readers.hlo.collective_matmul import merge_collective_matmuls
+from meshscope.readers.hlo.communication import is_collective, other_operations
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.devices import CrossesSlices, Devices, devices_of
 from meshscope.readers.hlo.executions import BRANCH_CAVEAT, CallSite, call_sites
-from meshscope.readers.hlo.kernels import is_communicating_kernel, kernel_of
-from meshscope.readers.hlo.module import HloModule, Instruction
+from meshscope.readers.hlo.kernels import kernel_of
+from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.multislice import merge_slice_levels
 from meshscope.readers.hlo.operations import Operation, operations_of, source_ops_of
-from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
-from meshscope.readers.hlo.transfers import is_transfer, transfer_of
+from meshscope.readers.hlo.transfers import is_megascale, peer_transfer_of, transfer_of
 from meshscope.serialize import picked
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.mesh import Mesh
@@ -79,6 +79,10 @@ class ModuleCollectives:
     scheduled: tuple[Operation, ...]
     merged: tuple[Operation, ...]
 
+    def others(self, phase: Phase | None) -> tuple[OtherOperation, ...]:
+        """The operations of the module that may communicate, and host transfers."""
+        return other_operations(self.flow.module, phase)
+
 
 def module_collectives(
     module: HloModule, *, mesh: Mesh, crosses_slices: CrossesSlices
@@ -86,7 +90,7 @@ def module_collectives(
     """Reads the collectives of a module on a mesh."""
     devices = devices_of(module, mesh, crosses_slices)
     flow = Dataflow(module)
-    sites = first_of_each_chain(call_sites(module, _is_collective))
+    sites = first_of_each_chain(call_sites(module, is_collective))
     scheduled = [o for site in sites for o in _operations(flow, site, devices)]
     merged = merge_slice_levels(flow, merge_collective_matmuls(flow, scheduled), devices)
     return ModuleCollectives(
@@ -97,17 +101,11 @@ def module_collectives(
     )
 
 
-def _is_collective(instruction: Instruction) -> bool:
-    return (
-        instruction.opcode.removesuffix("-start") in KIND_OF_OPCODE
-        or is_transfer(instruction)
-        or is_communicating_kernel(instruction)
-    )
-
-
 def _operations(flow: Dataflow, site: CallSite, devices: Devices) -> list[Operation]:
-    if is_transfer(site.instruction):
+    if is_megascale(site.instruction):
         return [transfer_of(flow, site, devices)]
+    if site.instruction.opcode in {"send", "recv"}:
+        return peer_transfer_of(flow, site, devices)
     if site.instruction.opcode == "custom-call":
         return [kernel_of(flow, site, devices)]
     return list(operations_of(flow, site, devices))
@@ -147,7 +145,8 @@ def _rows(
     if scope.phase is None:
         scope = replace(scope, phase=default_phase)
     axis, no_axis = devices.axis_of(operation.groups, is_pairs=operation.is_pairs)
-    scope = with_stage_send(scope, operation.kind, axis, devices.mesh)
+    if scope.phase in REQUEST_PHASES:  # else pp is a name that the user chose
+        scope = with_stage_send(scope, operation.kind, axis, devices.mesh)
     layers, count, caveat = _layers(operation.count, scope)
     caveats = operation.caveats
     if scope.stages is not None:

@@ -9,6 +9,9 @@ from meshscope.readers.hlo.groups import parse_groups, parse_pairs
 from meshscope.readers.hlo.module import HloModule, Instruction
 from meshscope.spec.plan.mesh import Mesh
 
+# Collectives whose groups are those of replicas also with a channel.
+_ACROSS_REPLICAS = frozenset({"all-reduce", "all-gather", "reduce-scatter", "cross-replica-sum"})
+
 CrossesSlices = Callable[[Groups], bool | None]  # None on a single slice
 
 
@@ -27,18 +30,53 @@ class Devices:
 
     def groups(self, instruction: Instruction) -> tuple[Groups, bool]:
         """The groups or source-target pairs on all slices, and whether they are pairs."""
-        where = self.module.where(instruction)
         if (text := instruction.attribute("source_target_pairs")) is not None:
-            pairs = parse_pairs(text, n_devices=self.n_per_slice, where=where)
-            return self.on_all_slices(pairs), True
-        text = instruction.replica_groups
+            return self.pairs(instruction, text), True
+        where, text = self.module.where(instruction), instruction.replica_groups
         if text is None:
             raise ParseError(
                 f"{where}: '{instruction.name}' ({instruction.opcode}) has no replica_groups. "
                 "Give the text as the compiler wrote it."
             )
         groups = parse_groups(text, n_devices=self.n_per_slice, where=where)
-        return self.on_all_slices(groups), False
+        is_all = text.replace(" ", "") == "{}"
+        return self.on_all_slices(self._flattened(instruction, groups, is_all=is_all)), False
+
+    def pairs(self, instruction: Instruction, text: str) -> Groups:
+        """The (source, target) pairs of a permute or send on all slices."""
+        where = self.module.where(instruction)
+        pairs = parse_pairs(text, n_devices=self.n_per_slice, where=where)
+        return self.on_all_slices(self._flattened(instruction, pairs))
+
+    def _flattened(
+        self, instruction: Instruction, groups: Groups, *, is_all: bool = False
+    ) -> Groups:
+        """The groups by device, replica x partitions + partition, if their IDs are replicas or partitions.
+
+        The modes are those of XLA's collective_ops_utils.h: without a channel the IDs are replicas; with one
+        they are partitions, in a reduction or gather replicas of all partitions, or, with
+        use_global_device_ids, devices. `is_all` marks one group of all IDs.
+        """
+        n_replicas, n_partitions = self.module.n_replicas, self.module.n_partitions
+        if "use_global_device_ids=true" in instruction.attributes:
+            return groups
+        has_channel = bool(instruction.channel_id)
+        opcode = instruction.opcode.removesuffix("-start")
+        of_replicas = not has_channel or opcode in _ACROSS_REPLICAS
+        n_ids = n_replicas if of_replicas else n_partitions
+        if is_all and (n_replicas > 1 or has_channel):
+            groups = (tuple(range(n_ids)),)
+        if any(device >= n_ids for group in groups for device in group):
+            return groups  # IDs of devices, as in text without channels
+        if not of_replicas:
+            replicas = range(0, self.n_per_slice, n_partitions)
+            return tuple(tuple(r + p for p in group) for r in replicas for group in groups)
+        devices = [[r * n_partitions + p for p in range(n_partitions)] for r in range(n_replicas)]
+        if has_channel:
+            return tuple(tuple(d for r in group for d in devices[r]) for group in groups)
+        return tuple(
+            tuple(devices[r][p] for r in group) for p in range(n_partitions) for group in groups
+        )
 
     def on_all_slices(self, groups: Groups) -> Groups:
         """The devices of groups of positions in one slice, repeated for every slice."""

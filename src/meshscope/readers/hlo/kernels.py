@@ -19,9 +19,9 @@ from meshscope.readers.hlo.provenance import explicit_op_name, is_asynchronous
 from meshscope.readers.hlo.semantics import scheduled_op_of
 from meshscope.spec.plan.mesh import Mesh
 
-_REMOTE_BYTES = re.compile(r'"remote_bytes_transferred":\s*"?(\d+)"?')
+_REMOTE_BYTES = re.compile(r'"remote_bytes_transferred\\?":\s*\\?"?(\d+)')
 _NUMBER = re.compile(r"(\.\d+)+$")
-_COMMUNICATES = re.compile(r'"has_communication":\s*true')
+_COMMUNICATES = re.compile(r'"has_communication\\?":\s*true')
 
 
 def is_communicating_kernel(instruction: Instruction) -> bool:

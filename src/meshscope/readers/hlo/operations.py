@@ -24,6 +24,7 @@ from meshscope.readers.hlo.provenance import (
 )
 from meshscope.readers.hlo.ragged import ragged_payload
 from meshscope.readers.hlo.semantics import (
+    ALL_REDUCE_SCATTER,
     Element,
     ScheduledOp,
     Semantics,
@@ -213,7 +214,7 @@ def _payload(
     """The whole array in the program's shape, and whether that differs from the instruction's."""
     instruction, scope = element.site.instruction, scope_of(op_name)
     whole = element.array
-    if instruction.opcode.startswith("reduce-scatter"):
+    if instruction.opcode.startswith(("reduce-scatter", ALL_REDUCE_SCATTER)):
         whole = shape = reduce_scatter_input(whole, instruction.dimensions, element.group_size)
     else:
         is_split = _is_split_gather(element)

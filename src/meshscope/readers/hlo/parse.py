@@ -1,6 +1,7 @@
 """Parses HLO text: header tables, computations and instructions."""
 
 import gzip
+import json
 import re
 import zlib
 from codecs import getincrementaldecoder
@@ -23,6 +24,13 @@ _PAIR = re.compile(r"(\w+)=(\d+)")
 _STRING_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|/\*[^*]*\*/')
 # The closing quote is optional to keep the search linear in text with an unclosed string.
 _BRACKET = re.compile(r'[()]|"(?:[^"\\]|\\.)*"?')
+# Custom calls that XLA's async_collective_custom_call_rewriter replaces by the collectives that they name.
+_COLLECTIVE_CALL = re.compile(
+    r'\bcustom_call_target="((?:all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)'
+    r'-(?:start|done))"'
+)
+_COLLECTIVE_CONFIG = re.compile(r'\{\\?"[^{}]*\}')
+_COLLECTIVE_DIMENSIONS = ("all_gather_dimension", "scatter_dimension", "split_dimension")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
@@ -237,7 +245,7 @@ def _body(
 ) -> tuple[list[Instruction], int | None]:
     """The instructions of a computation, and the index of its closing line; None if it is missing.
 
-    An instruction continues on the next line if it leaves a brace open. With `is_partial`, a last
+    An instruction continues on the next line if it leaves a brace open or ends with a comma. With `is_partial`, a last
     instruction that is incomplete is left out.
     """
     instructions: list[Instruction] = []
@@ -251,7 +259,7 @@ def _body(
         last = number + 1
         if last < len(lines) and _INSTRUCTION.match(lines[last]) is None:
             n_open = _n_open(lines[number])
-            while n_open > 0 and last < len(lines):
+            while last < len(lines) and (n_open > 0 or lines[last - 1].endswith(",")):
                 n_open += _n_open(lines[last])
                 last += 1
         rest = "\n".join((lines[number][match.end() :], *lines[number + 1 : last]))
@@ -282,15 +290,40 @@ def _not_an_instruction(lines: list[str], number: int, origin: str) -> ParseErro
 
 def _instruction(match: re.Match[str], rest: str, close: int, *, line: int) -> Instruction:
     """The instruction whose operands end at `close` in the text after the opening parenthesis."""
+    opcode, attributes = match["opcode"], rest[close + 1 :]
+    if opcode == "custom-call" and (call := _COLLECTIVE_CALL.search(attributes)):
+        opcode, attributes = call[1], f"{attributes}{_collective_attributes(attributes)}"
     return Instruction(
         name=match["name"],
-        opcode=match["opcode"],
+        opcode=opcode,
         shape_text=match["shape"],
         operand_text=rest[:close],
-        attributes=rest[close + 1 :],
+        attributes=attributes,
         line=line,
         is_root=match["root"] is not None,
     )
+
+
+def _collective_attributes(text: str) -> str:
+    """The attributes of a collective from the JSON configuration of its custom call; empty for a done."""
+    match = _COLLECTIVE_CONFIG.search(text)
+    try:
+        config = json.loads(match[0].replace('\\"', '"')) if match else {}
+    except ValueError:
+        return ""
+    lists = {"replica_groups": config.get("replica_groups")}
+    lists["source_target_pairs"] = config.get("source_target_pairs", config.get("permutation"))
+    dim = next((config[key] for key in _COLLECTIVE_DIMENSIONS if key in config), None)
+    pieces = [f", {name}={_braced(value)}" for name, value in lists.items() if value is not None]
+    pieces += [] if dim is None else [f", dimensions={{{dim}}}"]
+    pieces += [f", channel_id={config['channel_id']}"] if config.get("channel_id") else []
+    pieces += [", use_global_device_ids=true"] if config.get("use_global_device_ids") else []
+    return "".join(pieces)
+
+
+def _braced(value: object) -> str:
+    """Nested lists of numbers as HLO text."""
+    return json.dumps(value).translate(str.maketrans("[]", "{}", " "))
 
 
 def _closing_parenthesis(text: str) -> int:

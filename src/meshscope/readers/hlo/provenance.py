@@ -13,12 +13,14 @@ from meshscope.readers.hlo.executions import CallSite
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.hlo.semantics import Element, operand_of, wrappers
 
-# JAX primitives (jax/_src/lax/parallel.py) and torch_xla ops for explicit collectives.
+# JAX primitives (jax/_src/lax/parallel.py, all versions) and torch_xla ops for explicit collectives.
 _PROGRAM_PRIMITIVES = frozenset(
-    {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
-    | {"all_gather_reduced", "reduce_scatter", "psum_scatter", "all_to_all", "ragged_all_to_all"}
-    | {"ppermute", "pbroadcast", "all_reduce", "collective_permute"}
-    | {"xla__all_gather", "xla__all_to_all", "xla__collective_permute", "xla__cross_replica_sum"}
+    {"psum", "psum2", "psum_invariant", "unreduced_psum", "pmax", "pmin", "all_gather", "pgather"}
+    | {"all_gather_invariant", "all_gather_reduced", "reduce_scatter", "psum_scatter"}
+    | {"unreduced_reduce_scatter", "all_to_all", "ragged_all_to_all", "ppermute", "psend"}
+    | {"precv", "pbroadcast", "all_reduce", "collective_permute", "xla__all_gather"}
+    | {"xla__all_to_all", "xla__all_reduce", "xla__collective_permute"}
+    | {"xla__cross_replica_sum", "xla__reduce_scatter"}
 )
 # XLA names a repeated instruction all-gather.69.remat, and the next ones .remat2 and so on.
 _REMATERIALIZED = re.compile(r"\.remat\d*(?:$|\.)")
@@ -78,8 +80,11 @@ def original_op_name(flow: Dataflow, element: Element) -> str | None:
         moved = flow.moving_users(computation, queue.popleft())
         for name in (mover.op_name for mover in moved):
             if scope_of(name) != NO_SCOPE:
-                is_collective = leaf(name) in _PROGRAM_PRIMITIVES
-                return name if is_collective or name == _name_before(flow, element) else explicit
+                return (
+                    name
+                    if _is_of_program(name) or name == _name_before(flow, element)
+                    else explicit
+                )
         queue += moved
     return explicit
 
@@ -94,9 +99,7 @@ def _reducer_name(flow: Dataflow, element: Element) -> str | None:
     if computation is None or element.is_combined:
         return None
     names = (i.op_name for i in computation.instructions if i.opcode == "parameter")
-    return next(
-        (n for n in names if leaf(n) in _PROGRAM_PRIMITIVES and scope_of(n) != NO_SCOPE), None
-    )
+    return next((n for n in names if _is_of_program(n) and scope_of(n) != NO_SCOPE), None)
 
 
 def explicit_op_name(site: CallSite) -> str | None:
@@ -154,7 +157,13 @@ def inserted_by(flow: Dataflow, element: Element) -> str | None:
     name = rendezvous[1] if rendezvous else original_op_name(flow, element)
     if name is None:
         return None
-    return "program" if leaf(name) in _PROGRAM_PRIMITIVES else "partitioner"
+    return "program" if _is_of_program(name) else "partitioner"
+
+
+def _is_of_program(op_name: str | None) -> bool:
+    """Whether the op_name ends with an explicit collective, or the start or done of one."""
+    primitive = leaf(op_name) or ""
+    return primitive.removesuffix("_start").removesuffix("_done") in _PROGRAM_PRIMITIVES
 
 
 def is_asynchronous(site: CallSite) -> bool:

@@ -20,6 +20,8 @@ KIND_OF_OPCODE: dict[str, Kind] = {
     "ragged-all-to-all": Kind.ALL_TO_ALL,
     "collective-permute": Kind.PERMUTE,
     "collective-broadcast": Kind.BROADCAST,
+    "cross-replica-sum": Kind.ALL_REDUCE,  # the name of an all-reduce up to 2019
+    "all-reduce-scatter": Kind.REDUCE_SCATTER,
 }
 # libtpu's fusion of an all-reduce and a slice of its result, which runs only the reduce-scatter phase
 # ("How to Scale Your Model", profiling chapter, reads `calls=%all-reduce-scatter` as a reduce-scatter).

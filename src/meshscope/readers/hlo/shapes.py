@@ -17,6 +17,8 @@ def result_arrays(instruction: Instruction) -> tuple[ArrayShape, ...]:
     The tuple of a start begins with the operands (except all-reduce-start) and ends with contexts.
     """
     arrays, n = instruction.arrays, len(instruction.operands)
+    if "slice_sizes=" in instruction.attributes:  # a permute that writes into its second operand
+        return arrays[1:2] if instruction.opcode.endswith("-start") else arrays[:1]
     match instruction.opcode:
         case (
             "all-gather-start"
@@ -25,7 +27,7 @@ def result_arrays(instruction: Instruction) -> tuple[ArrayShape, ...]:
             | "all-to-all-start"
             | "collective-broadcast-start"
         ):
-            return arrays[n : 2 * n]
+            return arrays[n : 2 * n] or arrays[:n]
         case "ragged-all-to-all-start":
             return arrays[n : n + 1]
         case "ragged-all-to-all" | "send" | "recv":

@@ -1,15 +1,16 @@
-"""Collectives across slices: a send and a recv that libtpu's megascale runtime executes over DCN."""
+"""Sends and recvs: between devices, and those of collectives that libtpu's megascale runtime executes over DCN."""
 
 import re
+from dataclasses import replace
 
 from meshscope.errors import ParseError
 from meshscope.events.collective import Groups
-from meshscope.events.enums import Kind
+from meshscope.events.enums import Kind, wire_factor
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.devices import Devices
 from meshscope.readers.hlo.executions import CallSite
-from meshscope.readers.hlo.module import ArrayShape, Instruction
+from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 from meshscope.readers.hlo.operations import Operation, operation
 from meshscope.readers.hlo.provenance import attributed_op_name
 from meshscope.readers.hlo.semantics import Element, ScheduledOp, Semantics, operand_of
@@ -35,14 +36,120 @@ _KIND_OF_TRANSFER: dict[str, Kind] = {
 _TYPE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _TARGET = re.compile(r'_xla_megascale_target="?((?:\{\{.*?\}\})|(?:\{[^{}]*\}x\{[^{}]*\}))"?')
+_TO_HOST = ("is_host_transfer=true", "_xla_host_transfer_")
+_PAIRS = re.compile(r'_xla_send_recv_source_target_pairs="?(\{\s*(?:\{[\d,\s]*\}[\s,]*)*\})')
 _SLICES_BY_DEVICES = re.compile(r"\{(\d+(?:,\d+)*)\}x\{(\d+(?::\d+)?(?:,\d+(?::\d+)?)*)\}")
 # A device number is (slice index + 1) times this, plus the device index in the slice.
 _SLICE_UNIT = 100_000
 
 
-def is_transfer(instruction: Instruction) -> bool:
+def is_megascale(instruction: Instruction) -> bool:
     """Whether the instruction is a send that starts a collective across slices."""
     return instruction.opcode == "send" and "_xla_megascale_transfer_type" in instruction.attributes
+
+
+def is_host_transfer(instruction: Instruction) -> bool:
+    """Whether the instruction is a send to the host or a recv from it."""
+    return _is_transfer(instruction) and any(mark in instruction.attributes for mark in _TO_HOST)
+
+
+def is_peer_transfer(instruction: Instruction) -> bool:
+    """Whether the instruction is a send to other devices or a recv from them."""
+    return _is_transfer(instruction) and not is_host_transfer(instruction)
+
+
+def _is_transfer(instruction: Instruction) -> bool:
+    """Whether the instruction is a send or recv outside of the megascale runtime."""
+    return instruction.opcode in {"send", "recv"} and "xla_megascale" not in instruction.attributes
+
+
+def peer_transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> list[Operation]:
+    """The transfer of a send and its recv; nothing for a recv whose send is in the program.
+
+    XLA's pipelines of GPUs and `jax.lax.psend` and `precv` state the pairs; a program of one stage alone has
+    only its sends or its recvs, perhaps without the other device.
+    """
+    instruction = site.instruction
+    partner = _partner(flow, instruction)
+    if instruction.opcode == "recv" and partner is not None:
+        return []
+    arrays = tuple(a for a in instruction.arrays if a.dtype != "token")[:-1]
+    if not arrays:
+        raise ParseError(
+            f"{devices.module.where(instruction)}: '{instruction.name}' has no array. "
+            "Give the text as the compiler wrote it."
+        )
+    text = _pairs_text(instruction)
+    element = Element(
+        site=site,
+        scheduled_op=ScheduledOp(
+            context=site.context,
+            instruction=instruction,
+            result=_end(flow, site.context.computation, instruction, partner),
+        ),
+        groups=() if text is None else devices.pairs(instruction, text),
+        is_pairs=True,
+        index=0,
+        array=arrays[0],
+        result=None,
+        is_combined=len(arrays) > 1,
+    )
+    kind = Kind.PERMUTE if partner is not None else Kind(instruction.opcode)
+    sizes = [array.n_bytes for array in arrays]
+    known = [size for size in sizes if size is not None]
+    n_bytes = sum(known) if len(known) == len(sizes) else None
+    transfer = operation(
+        flow,
+        element,
+        Semantics(kind=kind, opcode=OPCODE if partner else instruction.opcode, executed_as=kind),
+        payload=arrays[0] if len(arrays) == 1 else None,
+        payload_bytes=n_bytes,
+        hlo_shape=None if len(arrays) == 1 else instruction.shape,
+        op_name=attributed_op_name(flow, element, kind),
+        caveats=site.caveats,
+        is_async=True,
+    )
+    sent = None if n_bytes is None else n_bytes * wire_factor(kind, 2)
+    return [replace(transfer, group_size=2, wire_bytes=sent)]
+
+
+def _partner(flow: Dataflow, transfer: Instruction) -> Instruction | None:
+    """The recv of a send or the send of a recv, in order, with the same array and pairs, or channel; None if there is none."""
+    alike = [i for i in flow.sends_and_recvs if is_peer_transfer(i) and _are_one(i, transfer)]
+    others = [i for i in alike if i.opcode != transfer.opcode]
+    place = [i for i in alike if i.opcode == transfer.opcode].index(transfer)
+    return others[min(place, len(others) - 1)] if others else None
+
+
+def _are_one(one: Instruction, other: Instruction) -> bool:
+    """Whether two sends or recvs may be of one transfer."""
+    pairs, other_pairs = _pairs_text(one), _pairs_text(other)
+    is_same = pairs == other_pairs
+    if pairs is None or other_pairs is None:
+        is_same = one.channel_id == other.channel_id
+    return is_same and one.arrays[:1] == other.arrays[:1]
+
+
+def _end(
+    flow: Dataflow, computation: Computation, start: Instruction, partner: Instruction | None
+) -> Instruction | None:
+    """The recv-done that follows the start in its computation, else its own done."""
+    dones = [
+        user
+        for begin in (partner, start)
+        if begin is not None and computation.get(begin.name) is begin
+        for user in flow.users(computation, begin)
+        if user.opcode.endswith("-done") and user.line > start.line
+    ]
+    return next(iter(dones), None)
+
+
+def _pairs_text(transfer: Instruction) -> str | None:
+    """The (source, target) pairs of a send or recv; None if it does not state them."""
+    if (text := transfer.attribute("source_target_pairs")) is not None:
+        return re.sub(r"\s", "", text)
+    match = _PAIRS.search(transfer.attributes)
+    return re.sub(r"\s", "", match[1]) if match else None
 
 
 def transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:

@@ -87,6 +87,7 @@ def _trace_blocks(run: PageRun) -> Iterator[Block]:
 
 def warnings(run: PageRun) -> Iterator[tuple[str, str]]:
     """(sentence, CSS class) of everything that a reader must know before the figures."""
+    yield from ((sentence(note), "banner") for note in run.answer.notes)
     fit = run.answer.strongest.fit
     if fit is not None and fit.state is FitState.NO:
         largest = (
@@ -237,7 +238,7 @@ def _gains(run: PageRun, suggestion: Suggestion) -> Iterator[str]:
 def _bytes_sentences(run: PageRun) -> Iterator[str]:
     """The bytes that a device sends, for runs without times."""
     totals = step_totals(run.run.rows_of(run.source))
-    if not totals:
+    if not totals and not run.run.open_operations:
         yield "No communication: the run has no collectives."
     for phase, total in totals.items():
         sent, count = format_bytes(total.wire_bytes), counted(total.count, "collective")

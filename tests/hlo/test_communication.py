@@ -1,0 +1,419 @@
+"""Communication in every form: sends and recvs, custom calls, opcodes of other versions, modes of groups."""
+
+from typing import NamedTuple
+
+import pytest
+
+from meshscope.events.collective import Collective, Effect
+from meshscope.events.enums import Kind, Phase
+from meshscope.readers.hlo.collectives import module_collectives, rows_of
+from meshscope.readers.hlo.communication import other_operations
+from meshscope.readers.hlo.parse import parse_hlo
+from meshscope.spec.plan.mesh import Mesh, parse_mesh
+
+ARRAY = "f32[1024,1024]{1,0}"
+N_BYTES = 1024 * 1024 * 4
+RING = ((0, 1), (1, 2), (2, 3))
+TEXT = """\
+HloModule m, is_scheduled=true{header}
+{computations}
+ENTRY main {{
+  a = {array} parameter(0)
+  tok = token[] after-all()
+{body}
+}}
+"""
+
+
+def text_of(body: str, *, header: str = ", num_partitions=4", computations: str = "") -> str:
+    return TEXT.format(header=header, array=ARRAY, body=body, computations=computations)
+
+
+def rows(text: str, mesh: str = "x=4") -> list[Collective]:
+    layout: Mesh = parse_mesh(mesh)
+    module = parse_hlo(text, "m.hlo")
+    collectives = module_collectives(module, mesh=layout, crosses_slices=lambda _: None)
+    return rows_of(collectives, n_steps_of={}, crosses_slices=lambda _: None)
+
+
+def others(text: str) -> list[str]:
+    return [str(other) for other in other_operations(parse_hlo(text, "m.hlo"), None)]
+
+
+def pair(attributes: str, *, name: str = "") -> str:
+    """A send and a recv with the same attributes, as XLA schedules them on GPUs."""
+    return f"""\
+  r{name} = ({ARRAY}, u32[], token[]) recv(tok), {attributes}
+  s{name} = ({ARRAY}, u32[], token[]) send(a, tok), {attributes}, control-predecessors={{r{name}}}
+  rd{name} = ({ARRAY}, token[]) recv-done(r{name}), channel_id=1
+  o{name} = {ARRAY} get-tuple-element(rd{name}), index=0
+  sd{name} = token[] send-done(s{name}), channel_id=1"""
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        (
+            "channel_id=1, frontend_attributes="
+            '{_xla_send_recv_pipeline="0",_xla_send_recv_source_target_pairs={{0,1},{1,2},{2,3}}}'
+        ),
+        'channel_id=1, frontend_attributes={_xla_send_recv_source_target_pairs="{{0,1},{1,2},{2,3}}"}',
+        (
+            'channel_id=1, frontend_attributes={\n      _xla_send_recv_source_target_pairs="{{0, 1}, {1, 2}, '
+            '{2, 3}}",\n      _xla_send_recv_validation="{{0,7},{1,8},{2,9}}"\n    }'
+        ),
+        "channel_id=1, source_target_pairs={{0,1},{1,2},{2,3}}",
+        "source_target_pairs={{0,1},{1,2},{2,3}}",
+    ],
+    ids=["pipeline", "quoted", "several lines", "attribute", "without a channel"],
+)
+def test_a_send_and_its_recv_are_one_row(attributes: str) -> None:
+    (row,) = rows(text_of(pair(attributes)))
+
+    assert (row.kind, row.opcode, row.axis, row.groups) == (Kind.PERMUTE, "send/recv", "x", RING)
+    assert (row.payload_bytes, row.wire_bytes, row.group_size) == (N_BYTES, N_BYTES, 2)
+    assert (row.shape, row.dtype, row.is_async, row.count) == ((1024, 1024), "f32", True, 1)
+    assert others(text_of(pair(attributes))) == []
+
+
+def test_a_ring_in_two_transfers_is_two_rows() -> None:
+    forward = pair("channel_id=1, source_target_pairs={{0,1},{1,2},{2,3}}", name="f")
+    back = pair("channel_id=2, source_target_pairs={{3,0}}", name="b")
+
+    assert [row.groups for row in rows(text_of(f"{forward}\n{back}"))] == [RING, ((3, 0),)]
+
+
+def test_a_send_in_a_loop_counts_its_iterations() -> None:
+    loop = f"""
+body {{
+  p = (s32[], {ARRAY}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  a = {ARRAY} get-tuple-element(p), index=1
+  tok = token[] after-all()
+{pair("channel_id=1, source_target_pairs={{0,1},{1,2},{2,3}}")}
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  ROOT t = (s32[], {ARRAY}) tuple(next, o)
+}}
+
+condition {{
+  p = (s32[], {ARRAY}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(7)
+  ROOT less = pred[] compare(i, n), direction=LT
+}}
+"""
+    body = f"""\
+  zero = s32[] constant(0)
+  init = (s32[], {ARRAY}) tuple(zero, a)
+  ROOT w = (s32[], {ARRAY}) while(init), condition=condition, body=body"""
+
+    (row,) = rows(text_of(body, computations=loop))
+
+    assert (row.kind, row.count, row.wire_bytes) == (Kind.PERMUTE, 7, N_BYTES)
+
+
+def test_a_send_in_an_async_computation_is_a_row() -> None:
+    wrapped = f"""
+%group {{
+  p = {ARRAY} parameter(0)
+  t = token[] parameter(1)
+  r = ({ARRAY}, u32[], token[]) recv(t), channel_id=1, source_target_pairs={{{{0,1}}}}
+  s = ({ARRAY}, u32[], token[]) send(p, t), channel_id=1, source_target_pairs={{{{0,1}}}}
+  ROOT both = (({ARRAY}, u32[], token[]), ({ARRAY}, u32[], token[])) tuple(r, s)
+}}
+"""
+    body = (
+        f"  st = (({ARRAY}, token[]), ({ARRAY}, u32[])) async-start(a, tok), calls=%group\n"
+        f"  ROOT d = {ARRAY} async-done(st)"
+    )
+
+    (row,) = rows(text_of(body, computations=wrapped))
+
+    assert (row.kind, row.groups, row.payload_bytes) == (Kind.PERMUTE, ((0, 1),), N_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "kind", "wire_bytes"), [("send", Kind.SEND, N_BYTES), ("recv", Kind.RECV, 0)]
+)
+def test_one_side_alone_has_a_row_with_unknown_devices(
+    opcode: str, kind: Kind, wire_bytes: int
+) -> None:
+    operands = "a, tok" if opcode == "send" else "tok"
+    body = f"  ROOT t = ({ARRAY}, u32[], token[]) {opcode}({operands}), channel_id=5"
+
+    (row,) = rows(text_of(body))
+
+    assert (row.kind, row.groups, row.axis) == (kind, (), None)
+    assert (row.payload_bytes, row.wire_bytes) == (N_BYTES, wire_bytes)
+    assert "the participating devices are unknown" in (row.axis_reason or "")
+
+
+def test_transfers_to_the_host_are_named_and_no_rows() -> None:
+    attributes = "channel_id=1, is_host_transfer=true"
+    body = f"""\
+{pair(attributes)}
+  in = ({ARRAY}, token[]) infeed(tok)
+  out = token[] outfeed(a, tok)
+  ROOT c = {ARRAY} custom-call(a), custom_call_target="xla_ffi_python_cpu_callback\""""
+
+    assert rows(text_of(body)) == []
+    assert others(text_of(body)) == [
+        "1 host transfer by 'recv'",
+        "1 host transfer by 'send'",
+        "1 host transfer by 'infeed'",
+        "1 host transfer by 'outfeed'",
+        "1 host transfer by 'xla_ffi_python_cpu_callback'",
+    ]
+
+
+def call(target: str, attributes: str = "") -> str:
+    return text_of(f'  ROOT c = {ARRAY} custom-call(a), custom_call_target="{target}"{attributes}')
+
+
+@pytest.mark.parametrize("attributes", ["", ", custom_call_has_side_effect=true"])
+def test_an_unknown_custom_call_may_communicate(attributes: str) -> None:
+    text = call("pfft3d", attributes)
+
+    assert rows(text) == []
+    assert others(text) == ["1 custom call 'pfft3d' may communicate"]
+    assert others(text.replace("num_partitions=4", "num_partitions=1")) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "attributes"),
+    [
+        ("Sharding", ""),
+        ("SPMDFullToShardShape", ""),
+        ("TopK", ""),
+        ("xla.sdy.FuncResultSharding", ""),
+        ("__cublas$gemm", ""),
+        ("__cudnn$fmhaSoftmax", ""),
+        ("lapack_sgetrf_ffi", ""),
+        ("tpu_custom_call", ', backend_config={"custom_call_config":{"body":"TUzv"}}'),
+        (
+            "tpu_custom_call",
+            ', backend_config="{\\"custom_call_config\\": {\\"body\\": \\"TUzv\\"}}"',
+        ),
+    ],
+)
+def test_known_custom_calls_do_not_communicate(target: str, attributes: str) -> None:
+    assert (rows(call(target, attributes)), others(call(target, attributes))) == ([], [])
+
+
+def test_a_kernel_states_whether_it_communicates() -> None:
+    head = ', backend_config="{\\"custom_call_config\\": {\\"body\\": \\"TUzv\\", '
+    sends = call(
+        "tpu_custom_call", head + '\\"has_communication\\": true, \\"collective_id\\": 3}}"'
+    )
+    waits = call("tpu_custom_call", head + '\\"collective_id\\": 3}}"')
+    silent = call("tpu_custom_call")
+
+    assert [(row.kind, row.wire_bytes) for row in rows(sends)] == [(Kind.PERMUTE, None)]
+    assert others(sends) == []
+    expected = ["1 custom call 'tpu_custom_call' may communicate"]
+    assert (others(waits), others(silent)) == (expected, expected)
+
+
+def test_an_unknown_opcode_may_communicate_and_counts_in_loops() -> None:
+    (other,) = other_operations(
+        parse_hlo(text_of(f"  ROOT x = {ARRAY} teleport(a)"), "m.hlo"), Phase.DECODE
+    )
+
+    assert (other.opcode, other.target, other.effect) == ("teleport", None, Effect.UNKNOWN)
+    assert (str(other), other.phase) == ("1 operation 'teleport' may communicate", Phase.DECODE)
+
+
+class CallCase(NamedTuple):
+    """A custom call that stands for a collective, with its configuration, and the row that it is."""
+
+    target: str
+    config: str
+    result: str
+    kind: Kind
+    payload_bytes: int
+    wire_bytes: int
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        CallCase(
+            "all-gather",
+            r"{\"all_gather_dimension\":0,\"replica_groups\":[[0,1,2,3]]}",
+            "f32[4096,1024]",
+            Kind.ALL_GATHER,
+            4 * N_BYTES,
+            3 * N_BYTES,
+        ),
+        CallCase(
+            "all-reduce",
+            r"{\"replica_groups\":[[0,1,2,3]],\"channel_id\":1,\"use_global_device_ids\":true}",
+            "f32[1024,1024]",
+            Kind.ALL_REDUCE,
+            N_BYTES,
+            N_BYTES * 3 // 2,
+        ),
+        CallCase(
+            "reduce-scatter",
+            r"{\"scatter_dimension\":0,\"replica_groups\":[[0,1,2,3]]}",
+            "f32[256,1024]",
+            Kind.REDUCE_SCATTER,
+            N_BYTES,
+            N_BYTES * 3 // 4,
+        ),
+        CallCase(
+            "all-to-all",
+            r"{\"split_dimension\":0,\"concat_dimension\":1,\"replica_groups\":[[0,1,2,3]]}",
+            "f32[256,4096]",
+            Kind.ALL_TO_ALL,
+            N_BYTES,
+            N_BYTES * 3 // 4,
+        ),
+        CallCase(
+            "collective-permute",
+            r"{\"source_target_pairs\":[[0,1],[1,2],[2,3]]}",
+            "f32[1024,1024]",
+            Kind.PERMUTE,
+            N_BYTES,
+            N_BYTES,
+        ),
+    ],
+    ids=lambda case: case.target,
+)
+def test_a_custom_call_that_stands_for_a_collective_is_a_row(case: CallCase) -> None:
+    body = (
+        f'  s = {case.result} custom-call(a), custom_call_target="{case.target}-start", '
+        f'frontend_attributes={{async_collective_config="{case.config}"}}\n'
+        f'  ROOT d = {case.result} custom-call(s), custom_call_target="{case.target}-done"'
+    )
+
+    (row,) = rows(text_of(body))
+
+    assert (row.kind, row.opcode, row.axis) == (case.kind, case.target, "x")
+    assert (row.payload_bytes, row.wire_bytes) == (case.payload_bytes, case.wire_bytes)
+    assert others(text_of(body)) == []
+
+
+GROUPS = "replica_groups={{0,1,2,3}}, channel_id=1, use_global_device_ids=true"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (f"ROOT c = {ARRAY} cross-replica-sum(a), {GROUPS}", Kind.ALL_REDUCE),
+        (
+            f"ROOT c = f32[256,1024] all-reduce-scatter(a), {GROUPS}, dimensions={{0}}",
+            Kind.REDUCE_SCATTER,
+        ),
+        (f"ROOT c = {ARRAY} collective-broadcast(a), {GROUPS}", Kind.BROADCAST),
+        (
+            (
+                f"s = ({ARRAY}, {ARRAY}, u32[], u32[]) collective-permute-start(a), channel_id=1, "
+                "source_target_pairs={{0,1}}\n"
+                f"  ROOT d = {ARRAY} collective-permute-done(s)"
+            ),
+            Kind.PERMUTE,
+        ),
+    ],
+    ids=["cross-replica-sum", "all-reduce-scatter", "broadcast", "permute with contexts"],
+)
+def test_opcodes_of_other_versions_are_rows(body: str, kind: Kind) -> None:
+    (row,) = rows(text_of(f"  {body}"))
+
+    assert (row.kind, row.payload_bytes) == (kind, N_BYTES)
+
+
+class GroupsCase(NamedTuple):
+    """The header of a module, the attributes of its all-reduce or permute, and the devices that meet."""
+
+    header: str
+    attributes: str
+    groups: tuple[tuple[int, ...], ...]
+    opcode: str = "all-reduce"
+
+
+ALL = ((0, 1, 2, 3),)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        GroupsCase(", replica_count=4", "replica_groups={}", ALL),
+        GroupsCase(", replica_count=4", "replica_groups={{0,1,2,3}}", ALL),
+        GroupsCase(", num_partitions=4", "channel_id=1, replica_groups={{0}}", ALL),
+        GroupsCase(", num_partitions=4", "channel_id=1, replica_groups={}", ALL),
+        GroupsCase(", replica_count=2, num_partitions=2", "replica_groups={}", ((0, 2), (1, 3))),
+        GroupsCase(
+            ", replica_count=2, num_partitions=2", "replica_groups={{0,1}}", ((0, 2), (1, 3))
+        ),
+        GroupsCase(
+            ", replica_count=2, num_partitions=2", "channel_id=1, replica_groups={{0,1}}", ALL
+        ),
+        GroupsCase(
+            ", replica_count=2, num_partitions=2",
+            "channel_id=1, replica_groups={{0},{1}}",
+            ((0, 1), (2, 3)),
+        ),
+        GroupsCase(
+            ", replica_count=2, num_partitions=2",
+            "channel_id=1, replica_groups={{0,3},{1,2}}, use_global_device_ids=true",
+            ((0, 3), (1, 2)),
+        ),
+        GroupsCase(
+            ", replica_count=2, num_partitions=2",
+            "channel_id=1, replica_groups={{0,1}}",
+            ((0, 1), (2, 3)),
+            "all-to-all",
+        ),
+        GroupsCase(
+            ", replica_count=2, num_partitions=2",
+            "channel_id=1, source_target_pairs={{0,1}}",
+            ((0, 1), (2, 3)),
+            "collective-permute",
+        ),
+        GroupsCase(
+            ", replica_count=2, num_partitions=2",
+            "source_target_pairs={{0,1}}",
+            ((0, 2), (1, 3)),
+            "collective-permute",
+        ),
+    ],
+)
+def test_groups_are_those_of_the_mode(case: GroupsCase) -> None:
+    body = f"  ROOT c = {ARRAY} {case.opcode}(a), {case.attributes}"
+
+    (row,) = rows(text_of(body, header=case.header), mesh="a=2,b=2")
+
+    assert row.groups == case.groups
+
+
+@pytest.mark.parametrize(
+    "op_name",
+    [
+        r"jit(f)/jit(shmap_body)/all_to_all[axis_name=(\'y\',) split_axis=2 tiled=True]",
+        r"pjit(f)/jit(main)/shard_map[mesh=Mesh(\'x\': 4)]/psum[axes=(\'x\',) axis_index_groups=None]",
+        r"xmap(g)[axis_sizes={\'i\': 4}]/ppermute[perm=((0, 1), (1, 0))]",
+        "jit(f)/shard_map/psum_invariant.7",
+        "jit(f)/shard_map/all_gather_start",
+        "jit(f)/shard_map/unreduced_psum",
+        "jit(f)/shard_map/psend",
+    ],
+)
+def test_a_written_collective_is_of_the_program(op_name: str) -> None:
+    body = f'  ROOT c = {ARRAY} all-reduce(a), {GROUPS}, metadata={{op_name="{op_name}"}}'
+
+    (row,) = rows(text_of(body))
+
+    assert row.inserted_by == "program"
+
+
+@pytest.mark.parametrize(
+    "op_name", ["jit(f)/jit(main)/dot_general[dimension_numbers=...]", "jit(f)/add"]
+)
+def test_another_name_is_of_the_partitioner(op_name: str) -> None:
+    body = f'  ROOT c = {ARRAY} all-reduce(a), {GROUPS}, metadata={{op_name="{op_name}"}}'
+
+    (row,) = rows(text_of(body))
+
+    assert row.inserted_by == "partitioner"
