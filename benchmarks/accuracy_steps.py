@@ -19,6 +19,7 @@ from meshscope.spec.model.config import read_model
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.program import Engine
 from meshscope.spec.workload import Workload
+from meshscope.units import format_rate
 
 PAPER = "Xu et al., Characterizing Communication Patterns in Distributed LLM Inference"
 BOOK = "How to Scale Your Model (jax-ml/scaling-book@0819a7d)"
@@ -259,8 +260,8 @@ def markdown() -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     rows += [
-        f"| {one.source} ({one.origin}) | {one.name} | {one.published_s * 1e3:.3g} ms "
-        f"| {one.ours_s * 1e3:.3g} ms | {one.error:+.0%} | {one.basis}{'; ' if one.note else ''}{one.note} |"
+        f"| {one.source} ({one.origin}) | {one.name} | {format_rate(one.published_s * 1e3)} ms "
+        f"| {format_rate(one.ours_s * 1e3)} ms | {one.error:+.0%} | {one.basis}{'; ' if one.note else ''}{one.note} |"
         for one in steps
     ]
     for origin in ("measured", "formula"):

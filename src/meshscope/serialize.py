@@ -74,10 +74,11 @@ def _container(origin: Any, kinds: tuple[Any, ...], value: Any, path: str) -> An
 
 def _scalar(kind: Any, value: Any, path: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, Enum):
-        members = {member.value: member for member in kind}
-        if not isinstance(value, str | int) or value not in members:
-            raise _wrong(path, f"one of {', '.join(map(repr, members))}", value)
-        return members[value]
+        try:
+            return kind(value if isinstance(value, str | int) else None)
+        except ValueError:
+            members = ", ".join(repr(member.value) for member in kind)
+            raise _wrong(path, f"one of {members}", value) from None
     if kind is float:
         if (
             isinstance(value, bool)

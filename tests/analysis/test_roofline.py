@@ -1,7 +1,10 @@
 """Roofline points, bounds and fractions of peak, from figures that are easy to divide."""
 
+from dataclasses import replace
+
 import pytest
 
+from meshscope.analysis.floor import step_floor
 from meshscope.analysis.roofline import BindingResource, roofline_bounds, step_rooflines
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import StepCost
@@ -14,7 +17,13 @@ ATTN = PartCost(
     part="attn", compute_s=0.5, collective_s=0.1, exposed_s=0.1, flops=1.97e13, hbm_bytes=1.638e11
 )
 MLP = PartCost(
-    part="mlp", compute_s=1.0, collective_s=0.5, exposed_s=0.2, flops=1.576e14, hbm_bytes=8.19e10
+    part="mlp",
+    compute_s=1.0,
+    collective_s=0.7,
+    exposed_s=0.2,
+    flops=1.576e14,
+    hbm_bytes=8.19e10,
+    wire_bytes=9e10,  # 0.5 s over four links of 45 GB/s
 )
 STEP = StepTime(
     source=Source.COMPILED,
@@ -56,8 +65,22 @@ def test_the_largest_bound_binds_and_the_factor_is_its_lead() -> None:
         pytest.approx(0.2),
         pytest.approx(2),
     )
-    assert (whole.compute_s, whole.hbm_s, whole.interconnect_s) == pytest.approx((0.9, 0.3, 0.6))
+    assert (whole.compute_s, whole.hbm_s, whole.interconnect_s) == pytest.approx((0.9, 0.3, 0.5))
     assert (whole.binding, whole.roof_frac) == (BindingResource.COMPUTE, pytest.approx(0.45))
+
+
+def test_the_bound_of_a_step_is_its_floor() -> None:
+    """Seconds of collectives, which no peak gives, are in neither."""
+    slow = replace(STEP, parts=(replace(MLP, collective_s=50.0), ATTN))
+    whole, floor = roofline_bounds(slow, V5E)[0], step_floor(slow, V5E)
+    assert floor is not None
+    bounds = (whole.binding, whole.compute_s, whole.hbm_s, whole.interconnect_s)
+    assert bounds == (floor.binding, floor.compute_s, floor.hbm_s, floor.link_s)
+
+
+def test_a_gpu_sends_at_the_rate_of_all_its_links() -> None:
+    whole = roofline_bounds(STEP, chip_of("h100"))[0]
+    assert whole.interconnect_s == pytest.approx(9e10 / 4.5e11)
 
 
 def test_two_devices_share_the_peaks_of_a_chip() -> None:

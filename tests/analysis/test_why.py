@@ -1,8 +1,11 @@
 """The sentence of a step, from figures that are easy to divide."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from meshscope.analysis.floor import why_sentence
+from meshscope.analysis.floor import step_floor, why_sentence
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import Activity, ActivityTime, PartCost, StepTime, TimeEstimate
 from meshscope.spec.hardware.chips import chip_of
@@ -47,20 +50,20 @@ def _step(*, exposed_s: float = 0.0, relayout_s: float = 0.0, idle_s: float = 0.
         (
             _step(exposed_s=1.5e-3),
             (
-                "decode reads and writes 8.19 GB a device at 80% of the HBM rate; beyond it 1.5 ms "
-                "exposed tp communication, 1 ms kernels below peak"
+                "decode takes 12.5 ms, 1.25 x its HBM floor of 10 ms: 1.5 ms exposed tp communication, "
+                "1 ms attention kernels below peak"
             ),
         ),
         (
             _step(exposed_s=5e-3, idle_s=4e-3),
             (
-                "decode takes 2.0 x its HBM floor of 10 ms: 5 ms exposed tp communication, 4 ms waiting "
-                "for copies"
+                "decode takes 20 ms, 2.00 x its HBM floor of 10 ms: 5 ms exposed tp communication, "
+                "4 ms waiting for HBM, 1 ms other"
             ),
         ),
         (
             _step(relayout_s=489e-3),
-            "489 ms of the 500 ms of decode are relayouts; the HBM floor is 10 ms",
+            "decode takes 500 ms, 50.0 x its HBM floor of 10 ms: 489 ms copies between layouts",
         ),
     ],
     ids=["near its floor", "far from it", "one cause takes most"],
@@ -71,3 +74,25 @@ def test_a_sentence_names_what_binds_and_the_largest_causes(time: StepTime, sent
 
 def test_a_chip_without_peaks_gets_the_time_alone() -> None:
     assert why_sentence(_step(), chip_of("cpu")) == "decode takes 11 ms"
+
+
+def test_the_glossary_explains_every_reason() -> None:
+    glossary = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text("utf-8")
+    reasons = glossary.partition("## Reasons")[2].partition("\n## ")[0]
+    explained = {
+        name
+        for line in reasons.splitlines()
+        for name in line.removeprefix("| ").partition(" | ")[0].split(", ")
+    }
+    spent = [
+        ActivityTime(activity=activity, seconds=1e-3, hbm_busy_s=0.0, padding_flops=1.0)
+        for activity in Activity
+    ]
+    for part in ("mlp", "moe.experts"):
+        for work in ({"hbm_bytes": 1e9}, {"hbm_bytes": 1.0, "flops": 1.97e11}):
+            parts = (PartCost(part=part, compute_s=1.0, collective_s=0.0, exposed_s=0.0, **work),)
+            time = replace(_step(), parts=parts, activities=tuple(spent))
+            floor = step_floor(time, V5E)
+            assert floor is not None
+            named = {cause.cause for cause in floor.causes}
+            assert named - {"exposed communication"} <= explained

@@ -1,18 +1,18 @@
 """The roofline of one device: its peaks, the points below them, and the resource that binds.
 
 The model is Williams et al., "Roofline: An Insightful Visual Performance Model" (2009), with the
-interconnect as a third bound.
+links as a third bound. Each bound is work over a peak rate, so latency and schedules are in none of them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import StepCost
 from meshscope.events.step_time import PartCost, StepTime
-from meshscope.spec.hardware.chips import Chip
+from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.hardware.precision import product_speedup
 
 if TYPE_CHECKING:  # it loads polars, which predict does not need
@@ -24,21 +24,57 @@ WHOLE_STEP = "whole step"
 BETWEEN_PARTS = "between parts"
 
 
+class BindingResource(StrEnum):
+    """A resource that can bound a step."""
+
+    COMPUTE = "compute"
+    HBM = "hbm"
+    INTERCONNECT = "interconnect"
+
+
+RESOURCES = {
+    BindingResource.COMPUTE: "compute",
+    BindingResource.HBM: "HBM",
+    BindingResource.INTERCONNECT: "link",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePeaks:
-    """Peak rates of one device: bf16 matrix FLOPs and HBM bandwidth."""
+    """Peak rates of one device: matrix FLOPs, HBM bandwidth, and all links of its chip in one direction."""
 
     flops_per_s: float
     hbm_bytes_per_s: float
+    link_bytes_per_s: float
+
+    def bounds_s(self, parts: Iterable[PartCost]) -> dict[BindingResource, float]:
+        """Least seconds of the parts by resource, the one that binds first: their work at its peak rate."""
+        parts = list(parts)
+        bounds = {
+            BindingResource.COMPUTE: sum(p.flops or 0.0 for p in parts) / self.flops_per_s,
+            BindingResource.HBM: sum(p.hbm_bytes or 0.0 for p in parts) / self.hbm_bytes_per_s,
+            BindingResource.INTERCONNECT: sum(p.wire_bytes or 0.0 for p in parts)
+            / self.link_bytes_per_s,
+        }
+        return dict(sorted(bounds.items(), key=lambda bound: -bound[1]))
 
 
-def device_peaks(chip: Chip) -> DevicePeaks | None:
-    """A device's share of the chip's published peaks; None if the peaks are not published."""
+def device_peaks(chip: Chip, weight_dtype: str | None = None) -> DevicePeaks | None:
+    """A device's share of the chip's published peaks; None if the peaks are not published.
+
+    FLOPs are those of bf16 products, or of products with weights in `weight_dtype`. A TPU has two links along
+    each dimension of its torus; the rate of a GPU is that of all its links.
+    """
     if chip.bf16_flops_per_s is None or chip.hbm_bytes_per_s is None:
         return None
+    if chip.link_bytes_per_s is None:
+        return None
+    speedup = 1.0 if weight_dtype is None else product_speedup(weight_dtype, chip)
+    n_links = 2 * chip.n_grid_dims if chip.kind is ChipKind.TPU else 1
     return DevicePeaks(
-        flops_per_s=chip.bf16_flops_per_s / chip.devices_per_chip,
+        flops_per_s=speedup * chip.bf16_flops_per_s / chip.devices_per_chip,
         hbm_bytes_per_s=chip.hbm_bytes_per_s / chip.devices_per_chip,
+        link_bytes_per_s=chip.link_bytes_per_s * n_links,
     )
 
 
@@ -149,14 +185,6 @@ def _work(
         yield Source.MEASURED, cost.phase, WHOLE_STEP, cost.flops, cost.accessed_bytes, step_s
 
 
-class BindingResource(StrEnum):
-    """A resource that can bound a step."""
-
-    COMPUTE = "compute"
-    HBM = "hbm"
-    INTERCONNECT = "interconnect"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineBound:
     """Lower bounds of one part of a step by resource, in seconds, and the modeled time.
@@ -181,38 +209,27 @@ def roofline_bounds(
 ) -> list[RooflineBound]:
     """Bounds of the whole step, then of its parts, the costliest first; empty without published peaks.
 
-    Compute and HBM are bounded by the device's peaks for products with weights in `weight_dtype`, communication by the interconnect model including
-    latency. No schedule beats the largest bound, and perfect overlap reaches it.
+    The largest bound of the step is its floor.
     """
-    peaks = device_peaks(chip)
+    peaks = device_peaks(chip, weight_dtype)
     if peaks is None:
         return []
-    if weight_dtype is not None:
-        speedup = product_speedup(weight_dtype, chip)
-        peaks = replace(peaks, flops_per_s=peaks.flops_per_s * speedup)
-    whole = _bound(STEP, time.parts, peaks, time.step.value_s)
-    parts = [_bound(p.part or OTHER, [p], peaks, p.compute_s + p.exposed_s) for p in time.parts]
+    whole = _bound(STEP, peaks.bounds_s(time.parts), time.step.value_s)
+    parts = [
+        _bound(p.part or OTHER, peaks.bounds_s([p]), p.compute_s + p.exposed_s) for p in time.parts
+    ]
     return [whole, *(part for part in parts if part.taken_s > 0)]
 
 
-def _bound(
-    name: str, parts: Iterable[PartCost], peaks: DevicePeaks, taken_s: float
-) -> RooflineBound:
-    parts = list(parts)
-    bounds_s = {
-        BindingResource.COMPUTE: sum(part.flops or 0.0 for part in parts) / peaks.flops_per_s,
-        BindingResource.HBM: sum(part.hbm_bytes or 0.0 for part in parts) / peaks.hbm_bytes_per_s,
-        BindingResource.INTERCONNECT: sum(part.collective_s for part in parts),
-    }
-    binding = max(bounds_s, key=lambda resource: bounds_s[resource])
-    *_, second_s, first_s = sorted(bounds_s.values())
+def _bound(name: str, bounds_s: Mapping[BindingResource, float], taken_s: float) -> RooflineBound:
+    first_s, second_s, _ = bounds_s.values()
     return RooflineBound(
         part=name,
         compute_s=bounds_s[BindingResource.COMPUTE],
         hbm_s=bounds_s[BindingResource.HBM],
         interconnect_s=bounds_s[BindingResource.INTERCONNECT],
         taken_s=taken_s,
-        binding=binding,
+        binding=next(iter(bounds_s)),
         factor=first_s / second_s if second_s else None,
         roof_frac=first_s / taken_s if taken_s else None,
     )

@@ -22,18 +22,21 @@ def closed_activities(form: PlanForm, steps: ClosedSteps, at: int) -> tuple[Acti
     costs = steps.costs[at].sum(axis=0)
     seconds = costs * cost_s(form)
     weights_s, ops_s = float(seconds[Cost.WEIGHT_BYTES]), float(seconds[Cost.SMALL_OPS])
-    others = [cost for cost in Cost if cost not in {*_PRODUCTS, Cost.WEIGHT_BYTES}]
+    streamed = {*_PRODUCTS, Cost.WEIGHT_BYTES, Cost.FUSED_BYTES}
+    others = [cost for cost in Cost if cost not in streamed]
     matmuls_s = float(steps.compute_s[at] - seconds[others].sum())  # with their waits for weights
     streams = form.efficiency.streams_weights
     waits_s = matmuls_s - float(seconds[_PRODUCTS].sum()) if streams else 0.0
     waiting_s = ops_s + float(steps.exposed_s[at].sum())
-    streaming_frac = min(1.0, (weights_s - waits_s) / waiting_s) if streams and waiting_s else 0.0
+    hidden_s = weights_s - waits_s  # while the core waits, then during products
+    streaming_frac = min(1.0, hidden_s / waiting_s) if streams and waiting_s else 0.0
+    busy_s = hidden_s - waiting_s * streaming_frac + float(seconds[Cost.FUSED_BYTES])
     reads_s, passes_s = float(seconds[_READS].sum()), float(seconds[_PASSES].sum())
     times = (
         ActivityTime(
             activity=Activity.MATMUL,
             seconds=matmuls_s - waits_s,
-            hbm_busy_s=0.0 if streams else weights_s,
+            hbm_busy_s=min(busy_s, matmuls_s - waits_s),
             flops=float(costs[_PRODUCTS].sum()),
         ),
         ActivityTime(activity=Activity.COPY, seconds=waits_s, hbm_busy_s=waits_s),

@@ -14,7 +14,7 @@ In decode with few sequences the weights are the longest, and collectives cost n
 decode with many sequences, collectives add up. Collectives are the alpha-beta lines of the interconnect
 model; the ring of cp overlaps attention, and on v5e and tpu7x the gathers of fsdp weights overlap the
 layers. A pipeline takes M + P - 1 ticks of the stage with the most layers. GPUs and measured devices
-overlap each product with its own weights only.
+overlap each product with its own weights and activations only.
 
 Left out: relayouts, products that are fused with others, arrays that stay in VMEM between layers, the
 most loaded expert, indexers of attention, and pipeline fill and drain of partial stages.
@@ -340,7 +340,7 @@ def cost_s(form: PlanForm) -> FloatArray:
         Cost.RETURNED_S: 1 / constants.gathers,
         Cost.SMALL_OPS: constants.op_s,
         Cost.NARROW_FLOPS: flop_s / constants.matmul / form.narrow_speedup,
-        Cost.FUSED_BYTES: 0.0,
+        Cost.FUSED_BYTES: byte_s / constants.passes,
         Cost.SENT_S: 1 / constants.gathers,
         Cost.TILES_S: 1.0,
         Cost.CONVERTED_S: 1.0,
@@ -467,12 +467,13 @@ def _work(plans: PlanBatch, at: IntArray, costs: FloatArray) -> _Work:
     seconds = costs * plans.cost_s[at][:, None, :]
     products_s = seconds[..., [Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS]].sum(axis=-1)
     weights_s = seconds[..., Cost.WEIGHT_BYTES]
+    moved_s = weights_s + seconds[..., Cost.FUSED_BYTES]
     streams = plans.streams_weights[at][:, None] > 0
-    apart = {Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS, Cost.WEIGHT_BYTES}
+    apart = {Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS, Cost.WEIGHT_BYTES, Cost.FUSED_BYTES}
     overlap = np.where(plans.is_decode > 0, plans.overlap, 1.0)[at]
     others = [cost for cost in Cost if cost not in apart]
     return _Work(
-        core_s=np.where(streams, products_s, np.maximum(products_s, weights_s))
+        core_s=np.where(streams, products_s, np.maximum(products_s, moved_s))
         + seconds[..., others].sum(axis=-1),
         stream_s=np.where(streams, weights_s, 0.0),
         hiding_s=seconds[..., Cost.SMALL_OPS] + overlap[:, None] * products_s,

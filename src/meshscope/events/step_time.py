@@ -89,14 +89,28 @@ class Activity(StrEnum):
     """What the core of a device does, or waits for."""
 
     MATMUL = "matmuls"
-    KERNEL = "kernels"
-    RELAYOUT = "relayouts"  # copies, transposes and conversions of arrays
-    GATHER = "gathers"  # rows or elements, fetched one by one
-    ELEMENTWISE = "element-wise passes"
-    SMALL = "small operations"  # of which launch and latency take most of the time
+    KERNEL = "kernels"  # of attention and experts
+    RELAYOUT = "copies between layouts"  # also transposes and conversions of arrays
+    GATHER = "gathers of rows"  # one by one; in a mixture, tokens sorted by expert
+    ELEMENTWISE = "memory-bound ops"  # without products
+    SMALL = "latency of small ops"  # of which launch and latency take most of the time
     EXPOSED = "exposed communication"
-    COPY = "waiting for copies"
+    COPY = "waiting for HBM"
     BUBBLE = "pipeline bubble"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Activity | None":
+        """The activity by its name in runs of older versions."""
+        return _FORMER_ACTIVITIES.get(value)
+
+
+_FORMER_ACTIVITIES: dict[object, Activity] = {
+    "relayouts": Activity.RELAYOUT,
+    "gathers": Activity.GATHER,
+    "element-wise passes": Activity.ELEMENTWISE,
+    "small operations": Activity.SMALL,
+    "waiting for copies": Activity.COPY,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,8 +80,10 @@ def _detailed_lines(answer: Answer, detail: _Detail) -> Iterator[RenderableType]
 
 
 def _main_cost(sentence: str) -> str:
-    """What binds a step and the largest cost beyond it, without what follows."""
-    return sentence.partition("; ")[0]
+    """A step, its floor and the largest cost beyond it, without the smaller ones."""
+    head, separator, costs = sentence.partition(": ")
+    first, *others = costs.split(", ")
+    return f"{head}{separator}{first}{', ...' if others else ''}"
 
 
 def _shown_sources(answer: Answer) -> tuple[SourceAnswer, ...]:

@@ -16,7 +16,7 @@ from meshscope.planner.search import Apart, Choice, PlanSearch, interval_of
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.serialize import picked
 from meshscope.spec.hardware.chips import ChipKind
-from meshscope.units import format_bytes, format_dtype, format_seconds
+from meshscope.units import format_bytes, format_dtype, format_rate, format_seconds
 from meshscope.views.answer import fit_of
 from meshscope.views.choices import short_dtype
 from meshscope.views.model import joined
@@ -244,7 +244,7 @@ def miss_sentence(miss: TimeAgreement) -> str:
 
 
 def _apart(apart: Apart) -> Iterator[str]:
-    rate = f"{apart.prompts_per_s_per_chip:.3g} prompts/s/chip"
+    rate = f"{format_rate(apart.prompts_per_s_per_chip)} prompts/s/chip"
     yield from wrapped(
         f"prefill apart: {choice_name(apart.prefill)}: TTFT {format_seconds(apart.prefill.ttft_s)}, {rate}"
     )

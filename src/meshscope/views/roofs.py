@@ -7,24 +7,17 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from meshscope.analysis.floor import MIN_FRAC, StepFloor, step_floor, why_sentences
-from meshscope.analysis.roofline import BindingResource, RooflineBound, roofline_bounds
+from meshscope.analysis.floor import StepFloor, step_floor, why_sentence, why_sentences
+from meshscope.analysis.roofline import RESOURCES, RooflineBound, roofline_bounds
 from meshscope.events.enums import Source
 from meshscope.events.step_time import StepTime
 from meshscope.serialize import to_plain
 from meshscope.spec.hardware.chips import Chip
 from meshscope.store.run import RunRecord
-from meshscope.units import format_seconds
 from meshscope.views.model import CellValue, Figure, Unit, ViewTable, figure_column, text_column
 from meshscope.views.tables import bullets, rich_table
 
 MAX_FACTOR = 100  # a larger lead over the next bound is written `>100`
-LABELS = {
-    BindingResource.COMPUTE: "compute",
-    BindingResource.HBM: "HBM",
-    BindingResource.INTERCONNECT: "links",
-}
-MAX_CAUSES = 4
 
 
 def roofline_document(run: RunRecord, source: Source, chip: Chip | None) -> dict[str, Any]:
@@ -51,7 +44,9 @@ def roofline_lines(run: RunRecord, chip: Chip | None) -> Iterator[RenderableType
         yield rich_table(roofline_table(time, rows))
         yield Text("")
     yield Text(
-        f"peaks of one {chip.name}: {chip.source}; interconnect: collective time model", style="dim"
+        "bounds of one device: FLOPs, HBM bytes and wire bytes at the peaks of "
+        f"{chip.name}: {chip.source}",
+        style="dim",
     )
 
 
@@ -75,7 +70,7 @@ def _cells(bound: RooflineBound) -> Iterator[CellValue]:
     yield from (bound.compute_s, bound.hbm_s, bound.interconnect_s, bound.taken_s)
     frac = bound.roof_frac
     yield Figure(value=None, unit=Unit.FRACTION) if frac is None else f"{frac:.0%}"
-    yield LABELS[bound.binding]
+    yield RESOURCES[bound.binding]
     factor = bound.factor
     yield "" if factor is None else f"{factor:.1f}" if factor < MAX_FACTOR else f">{MAX_FACTOR}"
 
@@ -90,17 +85,10 @@ def floor_document(run: RunRecord, source: Source, chip: Chip | None) -> dict[st
 def floor_lines(
     times: Sequence[StepTime], chip: Chip | None, weight_dtype: str | None = None
 ) -> Iterator[Text]:
-    """One line for each modeled step: how far it is from its floor, and what takes the rest."""
+    """One line for each modeled step: how far it is from its floor, and all that takes the rest."""
     for time, floor in _floors(times, chip, weight_dtype):
-        ratio = time.step.value_s / floor.floor_s
-        head = f"{time.phase}, {time.source}: {ratio:.2f} x its {LABELS[floor.binding]} floor"
-        causes = [cause for cause in floor.causes if cause.seconds > 0][:MAX_CAUSES]
-        beyond = ", ".join(f"{c.cause} {format_seconds(c.seconds)}" for c in causes)
-        text = f"{head}; beyond it: {beyond}" if beyond else head
-        overlapped_s = -sum(cause.seconds for cause in floor.causes if cause.seconds < 0)
-        if overlapped_s >= MIN_FRAC * time.step.value_s:
-            text += f"; {format_seconds(overlapped_s)} of the floor overlaps other work"
-        yield Text(text)
+        sentence = why_sentence(time, chip, weight_dtype, max_causes=len(floor.causes))
+        yield Text(f"{time.source} {sentence}")
 
 
 def floor_rows(

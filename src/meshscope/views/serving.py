@@ -8,7 +8,7 @@ from meshscope.serialize import to_plain
 from meshscope.serving.outcome import PlacedPool, ServingOutcome
 from meshscope.serving.results import EngineRole, Percentiles, PoolFigures
 from meshscope.serving.simulation import SimulatedLoad
-from meshscope.units import format_bytes, format_dtype, format_seconds
+from meshscope.units import format_bytes, format_dtype, format_rate, format_seconds
 from meshscope.views.words import counted
 from meshscope.views.wrapping import wrapped
 
@@ -74,12 +74,12 @@ def _instance(placed: PlacedPool) -> str:
 
 def rate_verdict(result: SimulatedLoad) -> str:
     """Whether the queue stays bounded, and up to which rate."""
-    limit = f"{result.saturated_per_s:.3g}"
+    limit = f"{format_rate(result.saturated_per_s)}"
     if result.offered_per_s is None and result.max_concurrency is not None:
         return f"{result.max_concurrency:,} requests in flight; with more, up to {limit} requests/s can be served"
     if result.offered_per_s is None:
         return f"all requests arrive at once; {limit} requests/s are served"
-    offered = f"{result.offered_per_s:.3g} requests/s"
+    offered = f"{format_rate(result.offered_per_s)} requests/s"
     if result.is_stable:
         return f"stable: {offered} arrive, up to {limit} can be served"
     return f"NOT STABLE: {offered} arrive, at most {limit} are served; the queue grows"
@@ -108,7 +108,7 @@ def _goodput(outcome: ServingOutcome) -> str:
         return ""
     figures = outcome.result.figures
     return (
-        f"{figures.goodput_per_s:.3g} requests/s, {figures.goodput_frac:.1%} of all, within "
+        f"{format_rate(figures.goodput_per_s)} requests/s, {figures.goodput_frac:.1%} of all, within "
         f"{' and '.join(named)}"
     )
 
@@ -117,7 +117,7 @@ def _served(outcome: ServingOutcome) -> str:
     figures = outcome.result.figures
     tokens = figures.output_tokens_per_s
     return (
-        f"{figures.requests_per_s:.3g} requests/s, {tokens:,.0f} output tokens/s, "
+        f"{format_rate(figures.requests_per_s)} requests/s, {tokens:,.0f} output tokens/s, "
         f"{tokens / outcome.n_chips:,.0f} per chip"
     )
 
@@ -142,7 +142,7 @@ def time_rows(result: SimulatedLoad) -> Iterator[tuple[str, tuple[float, float, 
 def _utilization(pool: PoolFigures) -> str:
     engines = f"{pool.n_engines} engines, each " if pool.n_engines > 1 else ""
     return (
-        f"{engines}busy {pool.busy_frac:.0%}, {pool.mean_running:.3g} sequences, cache "
+        f"{engines}busy {pool.busy_frac:.0%}, {format_rate(pool.mean_running)} sequences, cache "
         f"{pool.mean_cache_frac:.0%} used"
     )
 
@@ -195,7 +195,7 @@ def _apart_details(outcome: ServingOutcome) -> Iterator[Fact]:
     n_prefill, n_decode = even_ratio(
         prefill / outcome.prefill.n_instances, decode / outcome.main.n_instances
     )
-    alone = f"prefill alone serves {prefill:.3g} requests/s, decode {decode:.3g}"
+    alone = f"prefill alone serves {format_rate(prefill)} requests/s, decode {format_rate(decode)}"
     yield "balance", f"{alone}; --apart {n_prefill}:{n_decode} comes close to even"
 
 

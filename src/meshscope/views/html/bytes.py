@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from meshscope.analysis.catalog import Unavailable
-from meshscope.analysis.roofline import roofline_bounds, roofline_of
+from meshscope.analysis.roofline import RESOURCES, roofline_bounds, roofline_of
 from meshscope.events.enums import Source
 from meshscope.units import format_bytes
 from meshscope.views.charts.traffic import Torus, TrafficMatrix, matrices, size_counts, tori
@@ -19,7 +19,6 @@ from meshscope.views.html.blocks import (
 from meshscope.views.html.page_run import PageRun
 from meshscope.views.model import ViewTable, view_columns
 from meshscope.views.plain import short
-from meshscope.views.roofs import LABELS
 from meshscope.views.words import counted
 
 N_BUSIEST = 5  # links per phase in the table
@@ -27,7 +26,7 @@ MIN_SIZES = 4  # payload sizes of a phase from which they are drawn
 MAX_DESCRIBED = 12  # marks that the description of a chart lists
 RINGS = "All-reduce, all-gather and reduce-scatter follow a ring in the order of the group; all-to-all is direct."
 ROOFLINE_NOTE = "Hollow marks are predicted. FLOPs and bytes come from the shapes of the operations and are divided by compute time alone. Bytes prefetched ahead of a part, such as weights in decode, are not counted and shift its point to the right. Bytes that stay in VMEM are counted and can lift a point above the roofline."
-BOUNDS_NOTE = "Lower bounds of each part: peak FLOP/s, peak HBM bandwidth, and the interconnect model. The largest bound is binding."
+BOUNDS_NOTE = "Lower bounds of each part: its FLOPs, HBM bytes and wire bytes at peak rates. The largest bound is binding."
 LINKS_NOTE = "Squares are chips with their device ids; each link is drawn once per direction."
 
 
@@ -171,7 +170,7 @@ def _bounds(run: PageRun) -> Iterator[Block]:
     chip, dtype = experiment.chip, experiment.weight_dtype
     rows = [
         (
-            *(t.phase.value, t.source.value, b.part, LABELS[b.binding]),
+            *(t.phase.value, t.source.value, b.part, RESOURCES[b.binding]),
             *(b.compute_s, b.hbm_s, b.interconnect_s, b.taken_s, b.roof_frac),
         )
         for t in run.inputs.times
@@ -179,7 +178,7 @@ def _bounds(run: PageRun) -> Iterator[Block]:
     ]
     if not rows:
         return
-    bounds = ("compute bound_s", "HBM bound_s", "interconnect bound_s", "modeled_s")
+    bounds = ("compute bound_s", "HBM bound_s", "link bound_s", "modeled_s")
     columns = view_columns(
         ("phase", "source", "part", "bound by"), (*bounds, "bound / modeled_frac")
     )
