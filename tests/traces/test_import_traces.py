@@ -78,6 +78,31 @@ def test_the_quality_of_the_capture_comes_first(
     assert document["collectives"][0]["axis"] is None
 
 
+def test_waiting_comes_before_the_figures_and_is_not_in_the_bandwidth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 arrives last: 100 us of its transfer for 900 us of the other; 1 MB over 2 ranks."""
+    paths = [
+        str(
+            made.write(
+                tmp_path / f"{rank}.json",
+                made.document(
+                    [made.collective(made.NCCL, 900 - dur, dur, (0, 1), 500_000)],
+                    rank=rank,
+                    world_size=2,
+                ),
+            )
+        )
+        for rank, dur in enumerate((900, 100))
+    ]
+    status, text, _ = command(capsys, monkeypatch, "import", *paths, "--out", str(tmp_path / "run"))
+    lines = text.splitlines()
+    assert status == 0
+    assert lines[2].startswith("- 80.0% of the time in collectives is waiting")
+    assert "nothing is missing" not in text
+    assert next(line for line in lines if line.startswith("all_reduce")).endswith("10 GB/s")
+
+
 def test_options_take_precedence_over_the_card(tmp_path: Path) -> None:
     run = meshscope.import_(FOLDER, topology="a100:2", plan="dp=2", out=tmp_path / "run")
     assert run.experiment.topology is not None

@@ -101,6 +101,50 @@ def test_fastest_participant_shows_the_transfer(tmp_path: Path) -> None:
     assert (time.wire_s, time.wait_s) == pytest.approx((20e-6, 15e-6))
 
 
+def skewed(folder: Path, durations_us: list[float], *, world_size: int = 4) -> list[Path]:
+    """An all-gather of 8.39 MB on each rank, which ends on all at the same time (vLLM issue 57001)."""
+    event = {"n_out": 4_194_304, "kind": "_allgather_base"}
+    name = "ncclDevKernel_AllGather_RING_LL(x)"
+    return [
+        made.write(
+            folder / f"{rank}.json",
+            made.document(
+                [made.collective(name, 1e5 - dur, dur, range(world_size), 1_048_576, **event)],
+                rank=rank,
+                world_size=world_size,
+            ),
+        )
+        for rank, dur in enumerate(durations_us)
+    ]
+
+
+def test_waiting_that_dominates_is_said_with_the_late_rank(tmp_path: Path) -> None:
+    read = rows_of(skewed(tmp_path, [30_418, 4_140, 36, 3_840]))
+    (waiting,) = read.waiting
+    assert waiting == (
+        "99.6% of the time in collectives is waiting for the rank that comes last: 100% of it for "
+        "rank 2. A transfer takes 36 us on average"
+    )
+    (transfer,) = read.transfers
+    assert transfer.wire_s == pytest.approx(36e-6)
+    # vLLM's order of dp and pp: rank 2 is the second device of the mesh
+    late = rows_of(
+        skewed(tmp_path, [9_000, 9_000, 36, 9_000, *[9_000] * 4], world_size=8), "pp=2,dp=2,tp=2"
+    )
+    assert "for rank 2" in late.waiting[0]
+
+
+@pytest.mark.parametrize("durations_us", [[50, 36, 40, 44], [30_418, 4_140, 36]])
+def test_short_waiting_and_incomplete_groups_are_no_warning(
+    tmp_path: Path, durations_us: list[float]
+) -> None:
+    """The fastest of three of four ranks may itself wait for the fourth."""
+    read = rows_of(skewed(tmp_path, durations_us))
+    assert read.waiting == ()
+    assert len(read.transfers) == (len(durations_us) == 4)
+    assert (read.times[0].wire_s is None) is (len(durations_us) < 4)
+
+
 def test_clock_of_another_host_is_set_by_shared_collectives(tmp_path: Path) -> None:
     trace = merged([read_kineto(path) for path in two_ranks(tmp_path, skew=2500.0)])
     assert any("its clock is 2,500 us ahead" in finding for finding in trace.findings)

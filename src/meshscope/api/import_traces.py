@@ -264,7 +264,7 @@ def _measured(
         n_profiled_steps=read.n_profiled_steps,
         loads=read.loads,
         times=read.times,
-        findings=(*trace.findings, *read.findings, *findings),
+        findings=(*read.waiting, *trace.findings, *read.findings, *findings),
         trace=TraceFacts(
             formats=tuple(dict.fromkeys(file.format.value for file in trace.files)),
             n_files=len(trace.files),
@@ -274,6 +274,7 @@ def _measured(
             n_devices=trace.n_devices,
             window_s=window_ns * 1e-9 if isinstance(window_ns, int) else 0.0,
             steps=read.steps,
+            transfers=read.transfers,
             programs=read.programs,
             benchmarks=tuple(benchmarks),
         ),

@@ -88,6 +88,18 @@ class CollectiveTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransferTime:
+    """Mean time of the transfer of a collective in a trace, without waiting for participants."""
+
+    label: StepLabel
+    kind: Kind
+    axis: str | None
+    dtype: str | None
+    payload_bytes: int | None
+    wire_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
     """The compiler's cost analysis of one step on one device."""
 
@@ -162,6 +174,7 @@ class TraceFacts:
     n_devices: int  # of the session
     window_s: float
     steps: tuple[StepClass, ...] = ()
+    transfers: tuple[TransferTime, ...] = ()
     programs: tuple[ProgramFacts, ...] = ()
     benchmarks: tuple[ServedBenchmark, ...] = ()
 

@@ -13,6 +13,7 @@ from meshscope.events.measured import (
     ServedBenchmark,
     StepLabel,
     TraceFacts,
+    TransferTime,
 )
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_seconds
@@ -42,7 +43,8 @@ FORMATS = {
 }
 COUNTED = (
     "count: in one step on one device. time: mean, waiting included. exposed: not hidden by "
-    "compute. busbw: wire bytes over time, as in nccl-tests. " + UNITS
+    "compute. busbw: wire bytes over the time of the rank that comes last if all ranks have a trace, "
+    "else over the mean time. " + UNITS
 )
 
 
@@ -96,7 +98,11 @@ def trace_tables(run: RunRecord, *, max_rows: int | None = None) -> Iterator[Vie
         of_label = [row for row in rows if StepLabel.of_row(row.phase, row.axis_reason) is label]
         if of_label:
             yield collectives_view(
-                label, of_label, n_steps=n_steps.get(label, 1), max_rows=max_rows
+                label,
+                of_label,
+                n_steps=n_steps.get(label, 1),
+                transfers=[time for time in facts.transfers if time.label is label],
+                max_rows=max_rows,
             )
             predicted = [row for row in run.rows_of(Source.PREDICTED) if row.phase is label.phase]
             if predicted and label.phase is not None:
@@ -173,7 +179,12 @@ def programs_view(programs: Sequence[ProgramFacts]) -> ViewTable:
 
 
 def collectives_view(
-    label: StepLabel, rows: Sequence[Collective], *, n_steps: int, max_rows: int | None = None
+    label: StepLabel,
+    rows: Sequence[Collective],
+    *,
+    n_steps: int,
+    transfers: Sequence[TransferTime] = (),
+    max_rows: int | None = None,
 ) -> ViewTable:
     """The collectives of a class of `n_steps` steps, those that take most time first."""
     ordered = sorted(rows, key=lambda row: -(row.dur_s or 0.0) * row.count * row.n_steps)
@@ -188,6 +199,7 @@ def collectives_view(
         sent = "bytes unknown" if n_unsized == n else f"{sent}, and {n_unsized:,} of unknown bytes"
     a_step = "" if label in {StepLabel.TRACE, StepLabel.OUTSIDE} else " a step"
     reasons = dict.fromkeys(axis_reason(row) for row in shown if row.axis is None)
+    wire_s = {_transfer_key(time): time.wire_s for time in transfers}
     hidden = [f"{n_hidden} more with --full"] if n_hidden else []
     return ViewTable(
         title=f"{label.value}: {counted(n, 'collective')}{a_step}, {sent}",
@@ -195,7 +207,7 @@ def collectives_view(
             ("collective", "axis", "groups"),
             ("count", "payload_bytes", "time_s", "exposed_s", "busbw_bytes_per_s"),
         ),
-        rows=tuple(_cells(row, counts[id(row)]) for row in shown),
+        rows=tuple(_cells(row, counts[id(row)], wire_s.get(_transfer_key(row))) for row in shown),
         notes=(*hidden, *(f"axis unknown: {reason}" for reason in reasons if reason)),
     )
 
@@ -249,18 +261,22 @@ def axis_reason(row: Collective) -> str:
     return (row.axis_reason or "").partition("; ")[0]
 
 
-def _cells(row: Collective, count: float) -> tuple[CellValue, ...]:
+def _transfer_key(size: Collective | TransferTime) -> tuple[object, ...]:
+    return (size.kind, size.axis, size.dtype, size.payload_bytes)
+
+
+def _cells(row: Collective, count: float, wire_s: float | None) -> tuple[CellValue, ...]:
     dtype = f" {row.dtype}" if row.dtype else ""
-    sent, dur_s = row.wire_bytes, row.dur_s
+    sent, sent_s = row.wire_bytes, wire_s or row.dur_s
     return (
         f"{row.kind.value}{dtype}",
         row.axis or UNKNOWN_LABEL,
         group_text(row),
         round(count) if count == round(count) else f"{count:,.1f}",
         Figure(value=row.payload_bytes, unit=Unit.BYTES),
-        dur_s,
+        row.dur_s,
         row.exposed_s,
-        Figure(value=float(sent) / dur_s if sent is not None and dur_s else None, unit=Unit.BYTES_PER_S),
+        Figure(value=float(sent) / sent_s if sent is not None and sent_s else None, unit=Unit.BYTES_PER_S),
     )  # fmt: skip
 
 

@@ -7,10 +7,23 @@ import polars as pl
 
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
-from meshscope.events.measured import CollectiveTime, DeviceLoad, ProgramFacts, StepClass
+from meshscope.events.measured import (
+    CollectiveTime,
+    DeviceLoad,
+    ProgramFacts,
+    StepClass,
+    TransferTime,
+)
 from meshscope.readers.hlo.devices import CrossesSlices
 from meshscope.readers.traces.collectives import is_named_like_communication
-from meshscope.readers.traces.device_times import collective_times, loads, with_exposure
+from meshscope.readers.traces.device_times import (
+    collective_times,
+    loads,
+    transfer_times,
+    waiting_findings,
+    with_exposure,
+    with_transfers,
+)
 from meshscope.readers.traces.merge import MergedTrace
 from meshscope.readers.traces.op_axes import (
     ops_with_axes,
@@ -46,6 +59,8 @@ class TraceRows:
     steps: tuple[StepClass, ...]
     loads: tuple[DeviceLoad, ...]
     times: tuple[CollectiveTime, ...]
+    transfers: tuple[TransferTime, ...]
+    waiting: tuple[str, ...]  # what a reader must know before the times of collectives
     n_profiled_steps: dict[Phase, int]
     findings: tuple[str, ...]
     executions: pl.DataFrame
@@ -77,13 +92,18 @@ def attributed(
     rows, findings = rows_of(
         others, ops, counts, devices_of_stage(devices, mesh), crosses_slices=crosses_slices
     )
+    matched = with_transfers(collectives, ops)
     steps = step_table(events, trace.steps, counts)
     return TraceRows(
         rows=(*programs.rows, *rows),
         programs=programs.programs,
         steps=tuple(step_classes(steps, counts)),
         loads=tuple(loads(events, steps)),
-        times=tuple(collective_times(collectives, ops)),
+        times=tuple(collective_times(matched)),
+        transfers=tuple(transfer_times(matched)),
+        waiting=tuple(
+            waiting_findings(matched, lambda n: n if order is None else order.positions.index(n))
+        ),
         n_profiled_steps={label.phase: n for label, n in counts.items() if label.phase is not None},
         findings=(
             *order_findings(order),

@@ -1,16 +1,21 @@
 """Times of devices and collectives in a trace: exposure, load, transfer and waiting."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from meshscope.events.enums import Kind
-from meshscope.events.measured import CollectiveTime, DeviceLoad, StepLabel
+from meshscope.events.measured import CollectiveTime, DeviceLoad, StepLabel, TransferTime
 from meshscope.readers.traces.covered_time import CoveredTime
 from meshscope.readers.traces.step_classes import LABELS, S
 from meshscope.readers.traces.trace import Category
+
+_SYMMETRIC = [
+    kind.value for kind in (Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL)
+]
+MAX_WAIT_FRAC = 0.5  # of the time in collectives; beyond it, their times say little of the links
 
 
 def with_exposure(events: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
@@ -86,9 +91,11 @@ def _unions(events: pl.DataFrame) -> Iterator[_Unions]:
         yield _Unions(device=number, busy=busy, collective=single[0], compute=single[1], both=both)
 
 
-def collective_times(collectives: pl.DataFrame, ops: pl.DataFrame) -> Iterator[CollectiveTime]:
-    """Mean durations by label, kind and axis; the fastest participant shows the transfer time."""
-    keys = ["label", "kind", "axis"]
+def with_transfers(collectives: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
+    """The executed collectives with `wire_ns` and `late`, null unless all devices of the group executed it.
+
+    The device that comes last does not wait: `late` is that device, and its duration the transfer.
+    """
     identity = ["kind", "opcode", "dtype", "payload_bytes", "axis"]
     runs = (
         collectives.join(_members(collectives, ops), on=["op", "device"], how="left", maintain_order="left")
@@ -99,11 +106,18 @@ def collective_times(collectives: pl.DataFrame, ops: pl.DataFrame) -> Iterator[C
         )
     )  # fmt: skip
     together = [*identity, "members", "n_of_device", "occurrence"]
-    is_matched = pl.col("members").is_not_null() & (pl.len().over(together) > 1)
-    matched = runs.with_columns(
-        pl.when(is_matched).then(pl.col("dur_ns").min().over(together)).alias("wire_ns")
+    n_members = pl.col("members").str.count_matches(",", literal=True) + 1
+    is_whole = (n_members > 1) & (pl.len().over(together) == n_members)
+    least = pl.col("dur_ns").min().over(together)
+    late = pl.col("device").sort_by("dur_ns", maintain_order=True).first().over(together)
+    return runs.with_columns(
+        pl.when(is_whole).then(least).alias("wire_ns"), pl.when(is_whole).then(late).alias("late")
     )
-    means = matched.group_by(keys, maintain_order=True).agg(
+
+
+def collective_times(matched: pl.DataFrame) -> Iterator[CollectiveTime]:
+    """Mean durations by label, kind and axis of collectives with their transfers."""
+    means = matched.group_by("label", "kind", "axis", maintain_order=True).agg(
         pl.len().alias("n"),
         pl.col("dur_ns").mean(),
         pl.col("wire_ns").mean(),
@@ -121,6 +135,50 @@ def collective_times(collectives: pl.DataFrame, ops: pl.DataFrame) -> Iterator[C
             wire_s=record["wire_ns"] * S if is_known else None,
             wait_s=(record["dur_ns"] - record["wire_ns"]) * S if is_known else None,
         )
+
+
+def transfer_times(matched: pl.DataFrame) -> Iterator[TransferTime]:
+    """The mean time of the transfer of each size, where all executions are known."""
+    keys = ["label", "kind", "axis", "dtype", "payload_bytes"]
+    means = matched.group_by(keys, maintain_order=True).agg(
+        pl.col("wire_ns").mean(), pl.col("wire_ns").is_not_null().all().alias("is_known")
+    )
+    for record in means.filter("is_known").iter_rows(named=True):
+        yield TransferTime(
+            label=LABELS[record["label"]],
+            kind=Kind(record["kind"]),
+            axis=record["axis"],
+            dtype=record["dtype"],
+            payload_bytes=record["payload_bytes"],
+            wire_s=record["wire_ns"] * S,
+        )
+
+
+def waiting_findings(matched: pl.DataFrame, rank_of: Callable[[int], int]) -> Iterator[str]:
+    """The share of waiting in the collectives of complete groups, if it exceeds the transfers.
+
+    The root of a broadcast may leave early, so only collectives in which all wait for all count.
+    """
+    symmetric = matched.filter(pl.col("kind").is_in(_SYMMETRIC))
+    known = symmetric.filter(pl.col("wire_ns").is_not_null())
+    wait_ns = known["dur_ns"] - known["wire_ns"]
+    total_ns, waited_ns = int(known["dur_ns"].sum()), int(wait_ns.sum())
+    if waited_ns <= total_ns * MAX_WAIT_FRAC:
+        return
+    caused = (
+        known.select("late", wait_ns.alias("wait_ns"))
+        .group_by("late")
+        .agg(pl.col("wait_ns").sum())
+        .sort("wait_ns", "late", descending=[True, False])
+    )
+    late, caused_ns = caused.row(0)
+    of_all = "" if len(known) == len(symmetric) else " whose ranks all have a trace"
+    mean_us = (total_ns - waited_ns) / len(known) / 1e3
+    yield (
+        f"{waited_ns / total_ns:.1%} of the time in collectives{of_all} is waiting for the rank that "
+        f"comes last: {caused_ns / waited_ns:.0%} of it for rank {rank_of(late)}. A transfer takes "
+        f"{mean_us:,.3g} us on average"
+    )
 
 
 def _members(collectives: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
