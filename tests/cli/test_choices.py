@@ -70,9 +70,15 @@ def test_slices_are_listed_for_tpus_only(meshscope: Meshscope) -> None:
     assert "like h100:8" in outcome.err
 
 
+def test_models_are_sorted_by_owner_family_and_size(meshscope: Meshscope) -> None:
+    rows = json.loads(meshscope("models", "--json").out)
+    places = [(row["id"].split("/")[0].lower(), row["family"], row["n_parameters"]) for row in rows]
+    assert places == sorted(places)
+
+
 def test_models_lists_the_whole_catalog(meshscope: Meshscope) -> None:
     rows = json.loads(meshscope("models", "--json").out)
-    assert [row["id"] for row in rows] == list(catalog())
+    assert sorted(row["id"] for row in rows) == sorted(catalog())
     (llama,) = (row for row in rows if row["id"] == "meta-llama/Llama-3.1-8B")
     assert llama["n_parameters"] == 8_030_261_248  # the checkpoint's, as the Hub counts them
     assert llama["n_active_parameters"] == llama["n_parameters"]

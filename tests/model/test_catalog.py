@@ -150,6 +150,33 @@ def test_every_entry_has_its_name_as_key_and_a_source() -> None:
     assert all(name == entry.name and entry.source for name, entry in catalog().items())
 
 
+def test_every_id_has_a_context() -> None:
+    assert [name for name in catalog_ids() if read_model(name).max_position is None] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "n_positions"),
+    [
+        ("Qwen/Qwen3-4B", 40_960),
+        ("Qwen/Qwen3-4B-AWQ", 40_960),
+        ("Qwen/Qwen3-4B-Base", 32_768),
+        ("Qwen/Qwen3-30B-A3B-Base", 32_768),
+        ("Qwen/Qwen3-4B-Instruct-2507", 262_144),
+        ("Qwen/Qwen2.5-7B", 131_072),
+        ("Qwen/Qwen2.5-7B-Instruct", 32_768),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", 32_768),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", 128_000),
+        ("Qwen/QwQ-32B", 40_960),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 131_072),
+        ("meta-llama/Llama-2-13b-chat-hf", 4096),
+        ("mistralai/Mistral-Large-Instruct-2411", 131_072),
+    ],
+)
+def test_variants_have_their_own_context(name: str, n_positions: int) -> None:
+    """max_position_embeddings of their config.json at huggingface.co."""
+    assert read_model(name).max_position == n_positions
+
+
 def test_every_id_names_one_model() -> None:
     ids = catalog_ids()
     assert len(ids) == len({name.lower() for name in ids})

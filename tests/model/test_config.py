@@ -111,7 +111,10 @@ def test_a_missing_required_key_is_named(key: str) -> None:
         ("rms_norm_eps", "small", "'rms_norm_eps' must be a number"),
         ("tie_word_embeddings", 1, "'tie_word_embeddings' must be true or false"),
         ("model_type", ["llama"], "'model_type' must be a string"),
-        ("model_type", "mamba", "model family 'mamba' is not supported. The nearest is"),
+        ("quantization_config", "int8", "must be an object with a quant_method, got 'int8'"),
+        ("rope_theta", float("nan"), "'rope_theta' must be finite, got nan"),
+        ("rope_theta", float("inf"), "'rope_theta' must be finite, got inf"),
+        ("rope_theta", 0, "'rope_theta' must be positive, got 0"),
         ("hidden_act", "gelu", "hidden_act='gelu' is not supported. Supported: 'silu'"),
         ("use_sliding_window", True, "Set it to false"),
         (
@@ -138,7 +141,7 @@ def test_a_missing_required_key_is_named(key: str) -> None:
 def test_an_invalid_value_is_refused_with_its_key(key: str, value: Any, complaint: str) -> None:
     with pytest.raises(SpecError) as caught:
         _model(**{key: value})
-    assert str(caught.value).startswith("small.json: ")
+    assert str(caught.value).startswith(("small.json: ", "'quantization_config'"))
     assert complaint in str(caught.value)
 
 
@@ -225,9 +228,10 @@ def test_an_id_is_found_in_any_case_and_without_its_owner(name: str) -> None:
         (b"\xff\xfe\xfa", "is not valid JSON"),
         (b"[" * 100_000, "is not valid JSON"),
         (b"[1]", "must contain a JSON object, got list"),
+        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "is not valid JSON: the key 'c' is there twice"),
         (b" " * (MAX_CONFIG_BYTES + 1), f"larger than {MAX_CONFIG_BYTES} bytes"),
     ],
-    ids=["truncated", "not text", "nested too deep", "a list", "too large"],
+    ids=["truncated", "not text", "nested too deep", "a list", "repeats", "too large"],
 )
 def test_a_file_without_a_valid_config_is_refused(
     tmp_path: Path, content: bytes, complaint: str
@@ -295,7 +299,7 @@ def test_an_id_unlike_any_other_is_refused_with_the_command_that_lists_all() -> 
         ("meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.3-70B"),
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B"),
         ("deepseek-ai/DeepSeek-V3.1", "deepseek-ai/DeepSeek-V3.1-Base"),
-        ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B"),
         ("Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-32B"),
         ("Qwen/Qwen3-30B-A3B-Thinking-2507", "Qwen/Qwen3-30B-A3B-Instruct-2507"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x7B-v0.1"),
@@ -424,34 +428,22 @@ UNSUPPORTED = {"deepseek"}
 
 
 def test_the_catalog_equals_the_published_configs() -> None:
+    """Where the file has no context, as those from MaxText, that of the catalog is taken."""
     seen: set[str] = set()
     for path in PUBLISHED_CONFIGS.glob("*.json"):
-        if json.loads(path.read_text())["model_type"] in UNSUPPORTED:
+        config = json.loads(path.read_text())
+        if config["model_type"] in UNSUPPORTED:
             continue
         short_name = path.stem.split("--")[1]
-        published, entry = (
-            read_model(str(path)),
-            read_model(PUBLISHED_AS.get(short_name, short_name)),
-        )
-        missing = {"max_position": published.max_position} if entry.max_position is None else {}
-        assert replace(entry, name=published.name, source=published.source, **missing) == published
+        entry = read_model(PUBLISHED_AS.get(short_name, short_name))
+        if "text_config" not in config:
+            config.setdefault("max_position_embeddings", entry.max_position)
+        published = model_from_config(config, name=entry.name, source=entry.source)
+        assert entry == published
         assert entry.text_part_of == published.text_part_of
+        assert (entry.unread_keys, published.unread_keys) == ((), ())
         seen.add(PUBLISHED_AS.get(short_name, short_name))
     assert seen == {name.partition("/")[2] for name in set(catalog()) - WITHOUT_CONFIG}
-
-
-def test_unsupported_families_are_refused_by_name() -> None:
-    paths = [
-        path
-        for path in PUBLISHED_CONFIGS.glob("*.json")
-        if json.loads(path.read_text())["model_type"] in UNSUPPORTED
-    ]
-    assert len(paths) == len(UNSUPPORTED)
-    for path in paths:
-        with pytest.raises(
-            SpecError, match=r"is not supported. The nearest is .*Supported: llama, "
-        ):
-            read_model(str(path))
 
 
 DEEPSEEK: dict[str, Any] = LLAMA | {
@@ -774,38 +766,3 @@ def test_wrong_configs_of_qwen3_next_are_refused(changes: dict[str, Any], compla
     config = LLAMA | {"model_type": "qwen3_next"} | experts | {"shared_expert_intermediate_size": 8}
     with pytest.raises(SpecError, match=complaint):
         model_from_config(config | changes, name="small", source="small.json")
-
-
-@pytest.mark.parametrize(
-    ("config", "nearest"),
-    [
-        ({"model_type": "olmo2"}, "The nearest is 'llama'; "),
-        (
-            {"model_type": "qwen4_exp_text", "num_experts": 512}
-            | {"linear_num_key_heads": 16, "attn_output_gate": True},
-            "The nearest is 'qwen3_next'; ",
-        ),
-        (
-            {"model_type": "kimi_linear", "kv_lora_rank": 512, "num_experts": 256},
-            "The nearest is 'deepseek_v2'; ",
-        ),
-        (
-            {"model_type": "mamba2", "state_size": 128},
-            "which has no state space layers (state_size)",
-        ),
-    ],
-    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
-)
-def test_an_unknown_family_names_the_nearest_and_what_it_lacks(
-    config: dict[str, Any], nearest: str
-) -> None:
-    with pytest.raises(SpecError) as caught:
-        model_from_config(LLAMA | config, name="small", source="small.json")
-    assert nearest in str(caught.value)
-
-
-def test_a_later_gemma_is_nearest_to_gemma_4() -> None:
-    """Gemma 4 has all parts that the keys of the config name."""
-    config = {"model_type": "gemma5_text", "num_kv_shared_layers": 4, "global_head_dim": 512}
-    with pytest.raises(SpecError, match=r"The nearest is 'gemma4_text'; a config with "):
-        model_from_config(config, name="tiny", source="test")

@@ -10,6 +10,7 @@ from meshscope.api.request import ExperimentRequest
 from meshscope.planner.capacity import Capacity, capacity_of
 from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.config import read_model
 from meshscope.spec.plan.memory import FitState
 from meshscope.spec.workload import MAX_BATCH
 
@@ -76,6 +77,21 @@ def test_the_model_limits_the_context_if_memory_does_not() -> None:
     result = capacity(experiment("tp=8", topology="v6e-8", batch=1))
     assert result.is_context_of_model
     assert 131072 - 128 < result.largest_context <= 131072
+
+
+def test_what_does_not_surely_fit_has_room_for_less() -> None:
+    """A prompt that is no multiple of 128 has other kernels, and may need more than a longer one."""
+    model = read_model("Qwen3-4B")
+    options = {"model": "Qwen3-4B", "topology": "v6e-8", "batch": 1, "prompt": 40_000}
+    of = experiment("tp=8", **options)
+    of = replace(of, model=replace(model, max_position=None))
+    workload = replace(of.workload, prompt=1_000_000, prefill_chunk=None)
+    of = replace(of, workload=workload).with_auto_chunk()
+    memory = predicted_memory(of)
+    assert memory.fit is FitState.CLOSE
+    result = capacity(of)
+    assert result.largest_batch == 0
+    assert 0 < result.largest_context < 1_000_000 + 128
 
 
 def test_nothing_fits_beside_weights_that_are_too_large() -> None:

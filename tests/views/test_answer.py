@@ -1,15 +1,18 @@
 """The answer of a run: figures, fit, and a verdict on times apart from collectives."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
+from meshscope.spec.model.config import read_model
 from meshscope.spec.plan.memory import Memory
 from meshscope.spec.program import Partitioner
 from meshscope.store.run import RunRecord
 from meshscope.views.answer import FitState, answer_of, fit_of
+from meshscope.views.document import figures_document
 
 GIB = 2**30
 
@@ -116,3 +119,22 @@ def test_options_that_are_not_defaults_are_named(predicted_run: RunRecord) -> No
     manifest = replace(predicted_run.manifest, experiment=replace(experiment, program=program))
     request = answer_of(replace(predicted_run, manifest=manifest)).request
     assert request.endswith(", cache int8, auto partitioner")
+
+
+def test_the_answer_says_what_of_the_config_is_not_counted(predicted_run: RunRecord) -> None:
+    experiment = predicted_run.manifest.experiment
+    keys: dict[str, Any] = {
+        "text_part_of": "qwen2_5_vl",
+        "unread_keys": ("odd=5", "twice=2"),
+        "max_position": None,
+    }
+    model = replace(read_model("Qwen/Qwen3-0.6B"), name="tiny", **keys)
+    manifest = replace(predicted_run.manifest, experiment=replace(experiment, model=model))
+    run = replace(predicted_run, manifest=manifest)
+    notes = (
+        "tiny is multimodal (qwen2_5_vl); only its text part is counted",
+        "not read from the config: odd=5, twice=2",
+        "the config has no max_position_embeddings: the longest context is unknown",
+    )
+    assert answer_of(run).notes[:3] == notes
+    assert figures_document(run)["notes"][:3] == [*notes]

@@ -61,6 +61,7 @@ FIELDS = {
         "text",
     },
     "capacity": None,
+    "notes": None,
     "why": None,
     "suggestions": None,
 }

@@ -1,4 +1,4 @@
-"""Notes on what a config says: its text part, and the format of weights where no option names one."""
+"""Notes on the formats of weights and cache that a config states, where no option names one."""
 
 from meshscope.api.request import ExperimentRequest
 from meshscope.spec.experiment import Experiment
@@ -9,19 +9,8 @@ from meshscope.units import DTYPE_BITS, format_dtype
 
 
 def checkpoint_notes(request: ExperimentRequest, experiment: Experiment) -> tuple[str, ...]:
-    """Sentences on a text part, on weights that are not in a common 16-bit format, and on a cache of 8 bits."""
-    return (
-        *_text_note(experiment),
-        *_format_note(request, experiment),
-        *_cache_note(request, experiment),
-    )
-
-
-def _text_note(experiment: Experiment) -> tuple[str, ...]:
-    model = experiment.model
-    if model.text_part_of is None:
-        return ()
-    return (f"{model.name} is multimodal ({model.text_part_of}); only its text part is counted",)
+    """Sentences on weights that are not in a common 16-bit format, and on a cache of 8 bits."""
+    return (*_format_note(request, experiment), *_cache_note(request, experiment))
 
 
 def _format_note(request: ExperimentRequest, experiment: Experiment) -> tuple[str, ...]:

@@ -9,9 +9,10 @@ from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.views.choices import model_documents, model_table
 
 NOTE = (
-    "Params: all, and those that one token uses. Length: the longest sequence.\n"
-    "Weights: their format by default. A search also lists variants, such as -FP8.\n"
-    "Any config.json of these families works, too: give its path as MODEL."
+    "By owner, family and size. Params: all, and those that one token uses. Length:\n"
+    "the longest sequence. Weights: their format by default. A search also lists\n"
+    "variants, such as -FP8. Any config.json of these families works, too: give its\n"
+    "path as MODEL."
 )
 
 

@@ -24,7 +24,7 @@ class Capacity:
 
     `largest_batch` is in steps of `batch_step` sequences at the prompt and output of the experiment,
     `largest_context` (prompt and output) in steps of `context_step` positions at its batch and output;
-    0 if not even one step fits. `is_context_of_model` is whether the model, not memory, limits the
+    0 if not even one step fits. Both are smaller than what the experiment has if that does not surely fit. `is_context_of_model` is whether the model, not memory, limits the
     context. `n_cache_tokens` are positions of the KV cache over all sequences beside weights and
     temporary buffers, `n_cache_tokens_left` those that the experiment does not use. With `is_upper_bound`, temporary
     buffers are unknown and count as nothing.
@@ -61,8 +61,10 @@ def capacity_of(experiment: Experiment) -> Capacity | None:
 
 def largest_batch(experiment: Experiment) -> int:
     """The largest batch that fits at the prompt and output of an experiment on devices with known HBM."""
-    step = experiment.plan.data_size
-    return step * _largest(lambda n: _fits(_resized(experiment, batch=n * step)), MAX_BATCH // step)
+    step, limit = experiment.plan.data_size, MAX_BATCH
+    if not _fits(experiment):
+        limit = experiment.workload.batch - 1
+    return step * _largest(lambda n: _fits(_resized(experiment, batch=n * step)), limit // step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +78,12 @@ class LargestContext:
 def largest_context(experiment: Experiment) -> LargestContext:
     """The largest context that fits at the batch and output of an experiment on devices with known HBM."""
     step, output = _context_step(experiment), experiment.workload.output
-    limit = max(0, (experiment.model.max_position or MAX_CONTEXT) - output) // step
+    of_model = max(0, (experiment.model.max_position or MAX_CONTEXT) - output) // step
+    limit = (
+        of_model if _fits(experiment) else min(of_model, (experiment.workload.prompt - 1) // step)
+    )
     n = _largest(lambda n: _fits(_resized(experiment, prompt=n * step)), limit)
-    return LargestContext(positions=n * step + output if n else 0, is_of_model=0 < n == limit)
+    return LargestContext(positions=n * step + output if n else 0, is_of_model=0 < n == of_model)
 
 
 def capacity_of_run(run: RunRecord) -> Capacity | None:

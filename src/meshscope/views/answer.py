@@ -126,7 +126,7 @@ class Answer:
     why: Mapping[Phase, str]
     agreements: tuple[SourceAgreement, ...]
     suggestions: tuple[Suggestion, ...]
-    notes: tuple[str, ...] = ()  # why figures are missing, and what may communicate
+    notes: tuple[str, ...] = ()  # what is not counted or not known, and what may communicate
 
     @property
     def suggestion_sentences(self) -> tuple[str, ...]:
@@ -150,11 +150,19 @@ def answer_of(run: RunRecord) -> Answer:
         why=why_sentences(run),
         agreements=agreements_of(run),
         suggestions=suggestions_of(run),
-        notes=tuple(_notes(run)),
+        notes=tuple(notes_of(run)),
     )
 
 
-def _notes(run: RunRecord) -> Iterator[str]:
+def notes_of(run: RunRecord) -> Iterator[str]:
+    """What is not counted of the model, what its config leaves open, and why there are no times."""
+    model = run.manifest.experiment.architecture
+    if model is not None and model.text_part_of is not None:
+        yield f"{model.name} is multimodal ({model.text_part_of}); only its text part is counted"
+    if model is not None and model.unread_keys:
+        yield f"not read from the config: {', '.join(model.unread_keys)}"
+    if model is not None and model.max_position is None:
+        yield "the config has no max_position_embeddings: the longest context is unknown"
     chip = run.manifest.experiment.chip
     is_timed = bool(run.times) or run.measured is not None
     if not is_timed and chip is not None and not has_figures(chip):

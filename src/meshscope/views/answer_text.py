@@ -118,7 +118,9 @@ def answer_table(columns: Mapping[str, SourceAnswer], *, has_room: bool = True) 
         table.add_row("throughput", *(_throughput(figures) for figures in sources))
     fits, room = [_fit(f.fit) for f in sources], [_room(f.fit) for f in sources]
     if is_single and room[0]:
-        words = "no batch fits" if room[0] == NO_ROOM else f"room for {room[0]}"
+        is_close = any(f.fit is not None and f.fit.state is FitState.CLOSE for f in sources)
+        none = "no batch surely fits" if is_close else "no batch fits"
+        words = none if room[0] == NO_ROOM else f"room for {room[0]}"
         table.add_row("fits", fits[0].append(f", {words}", "default"))
         return table
     if any(figures.fit for figures in sources):

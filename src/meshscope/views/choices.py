@@ -122,7 +122,7 @@ def model_documents(search: str = "") -> list[dict[str, Any]]:
     """The models of the catalog, or those whose id or family contains `search`; SpecError if none does.
 
     A search also lists the variants of a model that match. Ids that start with it come first, then families
-    that do, then the others.
+    that do, then the others; in each of them by owner, family and size.
     """
     wanted = search.lower()
     ids = [
@@ -130,14 +130,20 @@ def model_documents(search: str = "") -> list[dict[str, Any]]:
         for entry in catalog().values()
         for name in (entry.ids if wanted else (entry.name,))
     ]
-    ranked = [(_rank(wanted, entry, name), entry, name) for entry, name in ids]
-    matches = sorted((m for m in ranked if m[0] < NO_MATCH), key=lambda m: m[0])
+    ranks = {name: _rank(wanted, entry, name) for entry, name in ids}
+    matches = [_model_document(entry, name) for entry, name in ids if ranks[name] < NO_MATCH]
     if not matches:
         raise SpecError(
             f"no model of the catalog contains '{search}'. {nearest_ids(search, LISTING)} "
             "MODEL can also be the path of a config.json."
         )
-    return [_model_document(entry, name) for _, entry, name in matches]
+    return sorted(matches, key=lambda one: (ranks[one["id"]], *_place(one)))
+
+
+def _place(document: dict[str, Any]) -> tuple[str, str, int]:
+    """The place of a model in a list: owner, family, size."""
+    owner = document["id"].partition("/")[0].lower()
+    return owner, document["family"], document["n_parameters"]
 
 
 def _rank(wanted: str, entry: CatalogEntry, name: str) -> int:

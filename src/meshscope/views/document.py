@@ -43,7 +43,7 @@ from meshscope.planner.suggestions import suggestions_of
 from meshscope.serialize import picked, to_plain
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import RunRecord
-from meshscope.views.answer import Fit, SourceAgreement, agreements_of, fit_of
+from meshscope.views.answer import Fit, SourceAgreement, agreements_of, fit_of, notes_of
 from meshscope.views.roofs import floor_document, roofline_document
 from meshscope.views.speculation import speculation_document
 from meshscope.views.times import time_document
@@ -81,6 +81,7 @@ def figures_document(run: RunRecord) -> dict[str, Any]:
         "throughput": throughput_document(run, source),
         "fit": fit_document(run, source),
         "capacity": capacity_document(run),
+        "notes": [*notes_of(run)],
         "why": {phase.value: sentence for phase, sentence in why_sentences(run).items()},
         **floor_document(run, source, run.manifest.experiment.chip),
         **roofline_document(run, source, run.manifest.experiment.chip),

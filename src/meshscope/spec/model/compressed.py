@@ -122,7 +122,7 @@ def _attention_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]
 
     By default layers 0 to 2 are heavily compressed; then sparse and heavy layers alternate.
     """
-    if reader.config.get("layer_types") is None and reader.config.get("compress_ratios"):
+    if reader.get("layer_types") is None and reader.get("compress_ratios"):
         ratios = reader.integers("compress_ratios")[:n_layers]
         if len(ratios) != n_layers or not KIND_OF_RATIO.keys() >= set(ratios):
             raise SpecError(
@@ -138,16 +138,16 @@ def _attention_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]
 
 def _first(reader: ConfigReader, key: str, n_layers: int) -> ConfigReader:
     """The config with this list truncated to the model's layers."""
-    values = reader.config.get(key)
+    values = reader.get(key)
     if not isinstance(values, list):
         return reader
-    return ConfigReader({**reader.config, key: values[:n_layers]}, reader.source)
+    return reader.over({**reader.config, key: values[:n_layers]})
 
 
 def _rate(reader: ConfigReader, kind: str, older_key: str, default: int) -> int:
     """Positions per entry, from the separate key of older configs or from `compress_rates`."""
     rates = _mapping(reader, "compress_rates")
-    return reader.integer(older_key, ConfigReader(rates, reader.source).integer(kind, default))
+    return reader.integer(older_key, reader.over(rates).integer(kind, default))
 
 
 def _rope_dim(reader: ConfigReader, head_dim: int) -> int:
@@ -178,11 +178,11 @@ def _ropes(reader: ConfigReader) -> tuple[Rope, Rope]:
 
 def _rope_of(reader: ConfigReader, parameters: Mapping[str, Any]) -> Rope:
     whole = {**reader.config, "rope_scaling": None, "rope_parameters": parameters}
-    return replace(read_rope(ConfigReader(whole, reader.source)), is_interleaved=True)
+    return replace(read_rope(reader.over(whole)), is_interleaved=True)
 
 
 def _mapping(reader: ConfigReader, key: str) -> Mapping[str, Any]:
-    value = reader.config.get(key) or {}
+    value = reader.get(key) or {}
     if not isinstance(value, Mapping):
         raise SpecError(f"{reader.source}: '{key}' must be an object, got {value!r}.")
     return value

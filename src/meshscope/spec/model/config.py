@@ -1,8 +1,11 @@
 """Reads a Hugging Face `config.json`, with old or new key names, into a Model."""
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +47,7 @@ from meshscope.spec.model.names import (
 )
 from meshscope.spec.model.reader import MAX_LAYERS, ConfigReader, read_rope
 from meshscope.spec.model.stored_format import stored_format
-from meshscope.spec.model.unknown_family import unknown_family
+from meshscope.spec.model.unread_keys import unknown_family, unread_keys
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
 LATENT_FAMILIES = frozenset({Family.DEEPSEEK_V2, Family.DEEPSEEK_V3}) | SPARSE_FAMILIES
@@ -77,6 +80,9 @@ DEFAULTS: Mapping[Family, Mapping[str, Any]] = {
 }
 # Defaults of Glm4MoeLiteConfig, whose layers are those of another family.
 LITE_DEFAULTS = {"first_k_dense_replace": 1, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5}
+# Objects of a multimodal config with its text part, outermost first, and with the parts that are not counted.
+TEXT_PARTS = ("thinker_config", "text_config", "llm_config", "language_config", "language_model")
+TOWERS = ("vision_config", "visual", "audio_config", "vision_tower", "vit_config")
 # Keys of a multimodal config that hold for its text part, too.
 OF_WHOLE_MODEL = (
     *("quantization_config", "compression_config", "expert_dtype"),
@@ -85,6 +91,9 @@ OF_WHOLE_MODEL = (
 # Kimi K2's config states DeepseekV3ForCausalLM as its architecture, and GLM-4.7-Flash has the same layers; the text
 # parts of Qwen-VL are Qwen2 and Qwen3.
 SAME_ARCHITECTURE = {
+    "seed_oss": Family.QWEN2.value,
+    "mimo": Family.QWEN2.value,
+    **dict.fromkeys(("granite", "smollm3", "solar", "ernie4_5"), Family.LLAMA.value),
     "kimi_k2": Family.DEEPSEEK_V3.value,
     "glm4_moe_lite": Family.DEEPSEEK_V3.value,
     "qwen2_vl": Family.QWEN2.value,
@@ -93,6 +102,7 @@ SAME_ARCHITECTURE = {
     "qwen2_5_vl_text": Family.QWEN2.value,
     "qwen3_vl_text": Family.QWEN3.value,
     "qwen3_vl_moe_text": Family.QWEN3_MOE.value,
+    "qwen3_omni_moe_text": Family.QWEN3_MOE.value,
     "gemma4_unified_text": Family.GEMMA4.value,
     "qwen3_5": Family.QWEN3_5.value,
     "qwen3_5_moe": Family.QWEN3_5_MOE.value,
@@ -135,9 +145,10 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
     """The model described by a config; SpecError names the missing or unsupported key."""
     reader, outer_type = _text_reader(config, source)
     family = _family(reader)
-    is_lite = reader.config.get("model_type") == "glm4_moe_lite"
-    defaults = LITE_DEFAULTS if is_lite else DEFAULTS.get(family, {})
-    reader = ConfigReader({**defaults, **reader.config}, source)
+    is_lite = reader.get("model_type") == "glm4_moe_lite"
+    reader = reader.over(
+        {**(LITE_DEFAULTS if is_lite else DEFAULTS.get(family, {})), **reader.config}
+    )
     layers = _layers(reader, family)
     has_dense = any(layer.has_mlp for layer in layers)
     has_experts = any(layer.has_experts for layer in layers)
@@ -147,7 +158,8 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
     _refuse_encoder(reader, family)
     is_gemma = family in GEMMA
     hidden = reader.integer("hidden_size")
-    return Model(
+    reader.get(_ffn_key(family))  # the width of dense layers, which a mixture may not have
+    model = Model(
         name=name,
         family=family,
         layers=layers,
@@ -177,6 +189,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         nearest_dtype=None if stored is None else stored.nearest,
         stored_cache=None if stored is None else stored.cache,
     )
+    return replace(model, unread_keys=unread_keys(reader, config, family, layers))
 
 
 def _n_mtp_layers(reader: ConfigReader, family: Family) -> int:
@@ -228,7 +241,7 @@ def _indexer(reader: ConfigReader, family: Family) -> Indexer:
 
 def _indexer_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
     """Which layers have an indexer, and which take the choice of an earlier layer; as GlmMoeDsaConfig."""
-    key = next((key for key in INDEXER_PATTERNS if reader.config.get(key) is not None), None)
+    key = next((key for key in INDEXER_PATTERNS if reader.get(key) is not None), None)
     if key is None:
         every, first = (
             reader.integer("index_topk_freq", 1),
@@ -273,8 +286,9 @@ def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
 def _softmax_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
     """Routed experts with softmax scores and no shared experts."""
     is_qwen3 = family is Family.QWEN3_MOE
+    has_own_name = is_qwen3 and reader.get("num_local_experts") is None  # not in transformers 5
     moe = MixtureOfExperts(
-        n_experts=reader.integer("num_experts" if is_qwen3 else "num_local_experts"),
+        n_experts=reader.integer("num_experts" if has_own_name else "num_local_experts"),
         n_active=reader.integer("num_experts_per_tok"),
         ffn=reader.integer("moe_intermediate_size" if is_qwen3 else "intermediate_size"),
         shared_ffn=None,
@@ -427,20 +441,42 @@ def _mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpK
 
 
 def _family(reader: ConfigReader) -> Family:
-    model_type = reader.text("model_type")
-    model_type = SAME_ARCHITECTURE.get(model_type, model_type)
-    if model_type not in set(Family):
-        raise SpecError(f"{reader.source}: {unknown_family(model_type, reader.config)}")
-    return Family(model_type)
+    """The family of `model_type`, or else of the class that `architectures` names."""
+    architectures = reader.get("architectures")
+    classes = architectures if isinstance(architectures, list) else []
+    model_type = reader.text("model_type", "" if classes else None)
+    for name in (model_type, *(_CLASS_END.sub("", str(one)) for one in classes)):
+        family = _families().get(re.sub(r"\W|_|text$", "", name.lower()))
+        if family is not None:
+            return family
+
+    def read(config: Mapping[str, Any]) -> Model:
+        return model_from_config({**config, "architectures": None}, name="", source=reader.source)
+
+    raise SpecError(f"{reader.source}: {unknown_family(model_type, reader.config, read)}")
+
+
+_CLASS_END = re.compile(r"(For[A-Z]\w*|Model)$")
+
+
+@cache
+def _families() -> Mapping[str, Family]:
+    """The family of each model type, in lower case without underscores and `_text`, as names of classes have it."""
+    types = {family.value: family.value for family in Family} | SAME_ARCHITECTURE
+    return {re.sub(r"_|text$", "", name): Family(value) for name, value in types.items()}
 
 
 def _text_reader(config: Mapping[str, Any], source: str) -> tuple[ConfigReader, str | None]:
     """A reader of the text part, and the `model_type` of the multimodal config that has it, if one does."""
-    text = config.get("text_config")
-    if not isinstance(text, Mapping):
-        return ConfigReader(config, source), None
-    shared = {key: config[key] for key in OF_WHOLE_MODEL if key in config}
-    return ConfigReader(shared | dict(text), source), str(config.get("model_type"))
+    text = config
+    while key := next((one for one in TEXT_PARTS if isinstance(text.get(one), Mapping)), None):
+        around = {k: text[k] for k in OF_WHOLE_MODEL if k in text}
+        text = {**around, **text[key]}
+    outer = str(config.get("model_type") or next(iter(config.get("architectures") or ()), "-"))
+    if text.get("model_type") is None and text is not config:
+        text = {**text, "model_type": outer}
+    has_parts = text is not config or any(isinstance(config.get(one), Mapping) for one in TOWERS)
+    return ConfigReader(text, source), outer if has_parts else None
 
 
 def _ffn_key(family: Family) -> str:
@@ -461,7 +497,7 @@ def _check_activation(reader: ConfigReader, family: Family) -> None:
 
 def _refuse_encoder(reader: ConfigReader, family: Family) -> None:
     """Raise SpecError for a Gemma 4 whose tokens attend to later ones."""
-    if family is Family.GEMMA4 and reader.config.get("use_bidirectional_attention") == "all":
+    if family is Family.GEMMA4 and reader.get("use_bidirectional_attention") == "all":
         raise SpecError(
             f"{reader.source}: use_bidirectional_attention='all' makes an encoder. Use a decoder."
         )
@@ -517,12 +553,21 @@ def _parse_json(text: bytes, origin: str) -> Mapping[str, Any]:
             f"'{origin}' is larger than {MAX_CONFIG_BYTES} bytes and no model config. Give a config.json."
         )
     try:
-        config = json.loads(text)
+        config = json.loads(text, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
         raise SpecError(f"'{origin}' is not valid JSON: {error}.") from error
     if not isinstance(config, dict):
         raise SpecError(f"'{origin}' must contain a JSON object, got {type(config).__name__}.")
     return config
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these keys; ValueError if one is there twice, of which readers take either."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key '{key}' is there twice")
+    return values
 
 
 def _display_name(path: Path) -> str:

@@ -111,8 +111,12 @@ def _linear(reader: ConfigReader) -> LinearAttention:
 
 def _temperature(reader: ConfigReader, family: Family, rope: Rope) -> Temperature | None:
     if family is Family.MINISTRAL3:
-        parameters = reader.config.get("rope_parameters")
-        beta = parameters.get("llama_4_scaling_beta") if isinstance(parameters, dict) else None
+        parameters = reader.get("rope_parameters")
+        beta = (
+            reader.over(parameters).get("llama_4_scaling_beta")
+            if isinstance(parameters, dict)
+            else None
+        )
         strength = MINISTRAL3_BETA if not isinstance(beta, int | float) else float(beta)
         return Temperature(floor=rope.original_max_position, strength=strength, offset=0.0)
     if family is not Family.LLAMA4:
@@ -226,12 +230,11 @@ def _softcap(reader: ConfigReader, family: Family) -> float | None:
 def _rope(reader: ConfigReader, family: Family) -> Rope:
     """The rotary embedding of layers that attend to all positions."""
     if family is Family.GEMMA3:
-        reader = ConfigReader({"rope_theta": GEMMA3_THETA} | dict(reader.config), reader.source)
+        reader = reader.over({"rope_theta": GEMMA3_THETA} | dict(reader.config))
     if family is Family.GEMMA4:
         reader = _gemma4_rope(reader)
     if family is Family.MINISTRAL3:
-        config = {"rope_parameters": MINISTRAL3_ROPE, **reader.config}
-        reader = ConfigReader(config, reader.source)
+        reader = reader.over({"rope_parameters": MINISTRAL3_ROPE, **reader.config})
     return replace(read_rope(reader, FULL), is_interleaved=family is Family.LLAMA4)
 
 
@@ -241,17 +244,17 @@ def _sliding_rope(reader: ConfigReader, family: Family) -> Rope | None:
         return read_rope(_gemma4_rope(reader), SLIDING)
     if family is not Family.GEMMA3:
         return None
-    by_type = reader.config.get("rope_parameters") or {}
+    by_type = reader.get("rope_parameters") or {}
     if isinstance(by_type, dict) and SLIDING in by_type:
         return read_rope(reader, SLIDING)
     theta = reader.number("rope_local_base_freq", GEMMA3_LOCAL_THETA)
     plain = {"rope_theta": theta}
-    if (length := reader.config.get("max_position_embeddings")) is not None:
+    if (length := reader.get("max_position_embeddings")) is not None:
         plain["max_position_embeddings"] = length
-    return read_rope(ConfigReader(plain, reader.source))
+    return read_rope(reader.over(plain))
 
 
 def _gemma4_rope(reader: ConfigReader) -> ConfigReader:
     config = {**reader.config}
     config["rope_parameters"] = config.get("rope_parameters") or GEMMA4_ROPE
-    return ConfigReader(config, reader.source)
+    return reader.over(config)

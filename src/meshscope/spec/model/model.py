@@ -448,6 +448,8 @@ class Model:
     draft_head: DraftHead | None = None
     # The `model_type` of a multimodal config of which this is the text part.
     text_part_of: str | None = field(default=None, compare=False)
+    # Keys of the config with their values that nothing was read from, and that seem to change nothing counted.
+    unread_keys: tuple[str, ...] = field(default=(), compare=False)
     # Layers for multi-token prediction in the checkpoint, which only speculative decoding uses.
     n_mtp_layers: int | None = field(default=None, compare=False)
     # How the config says that the checkpoint stores weights, and the weight dtype that counts its bytes; if there

@@ -123,17 +123,14 @@ def entry_named(name: str) -> CatalogEntry | None:
 
 def config_named(entry: CatalogEntry, name: str) -> Mapping[str, Any]:
     """The config of the entry, with the quantization that the id names by its suffix."""
+    config = entry.config_of(name)
     if _BF16.search(name):
-        kept = {
-            k: v
-            for k, v in entry.config.items()
-            if k not in {"quantization_config", "expert_dtype"}
-        }
+        kept = {k: v for k, v in config.items() if k not in {"quantization_config", "expert_dtype"}}
         return {**kept, "dtype": "bfloat16"}
     for pattern, quantization in _FORMATS:
         if re.search(pattern, name.lower()):
-            return {**entry.config, "quantization_config": quantization}
-    return entry.config
+            return {**config, "quantization_config": quantization}
+    return config
 
 
 def names_format(name: str) -> bool:

@@ -1,5 +1,6 @@
 """Typed access to a Hugging Face config; errors name the file and the key."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,14 +15,29 @@ _ROPE_ALIASES = {"su": RopeType.LONGROPE.value, "mrope": RopeType.DEFAULT.value}
 
 
 class ConfigReader:
-    """Typed access to a config mapping; errors name the file and the key."""
+    """Typed access to a config mapping; errors name the file and the key.
 
-    def __init__(self, config: Mapping[str, Any], source: str) -> None:
+    `used` collects the keys that were asked for, also by the readers that `over` makes.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], source: str, used: set[str] | None = None
+    ) -> None:
         self.config = config
         self.source = source
+        self.used = set[str]() if used is None else used
+
+    def over(self, config: Mapping[str, Any]) -> "ConfigReader":
+        """A reader of a changed config."""
+        return ConfigReader(config, self.source, self.used)
+
+    def get(self, *keys: str) -> Any:
+        """The value of the first of these keys that has one; None without."""
+        self.used.update(keys)
+        return next((v for key in keys if (v := self.config.get(key)) is not None), None)
 
     def _value(self, key: str, default: Any) -> Any:
-        value = self.config.get(key)
+        value = self.get(key)
         if value is None:
             if default is None:
                 raise SpecError(
@@ -47,18 +63,22 @@ class ConfigReader:
 
     def optional_integer(self, key: str) -> int | None:
         """A positive integer, or None if absent."""
-        return None if self.config.get(key) is None else self.integer(key)
+        return None if self.get(key) is None else self.integer(key)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise SpecError(f"{self.source}: '{key}' must be a number, got {value!r}.")
+        if not math.isfinite(value):
+            raise SpecError(
+                f"{self.source}: '{key}' must be finite, got {value}. Correct the config."
+            )
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
         """A number, or None if absent."""
-        return None if self.config.get(key) is None else self.number(key)
+        return None if self.get(key) is None else self.number(key)
 
     def boolean(self, key: str, *, default: bool) -> bool:
         """True or false."""
@@ -69,25 +89,29 @@ class ConfigReader:
 
     def count(self, key: str, default: int) -> int:
         """An integer that may be 0."""
-        return default if self.config.get(key) is None else self.integer(key, minimum=0)
+        return default if self.get(key) is None else self.integer(key, minimum=0)
 
     def integers(self, key: str) -> list[int]:
         """A list of integers, empty if absent."""
-        values = self.config.get(key) or []
+        values = self.get(key) or []
         if not isinstance(values, list) or not all(type(value) is int for value in values):
             raise SpecError(f"{self.source}: '{key}' must be a list of integers, got {values!r}.")
         return values
 
     def numbers(self, key: str) -> tuple[float, ...]:
         """A list of numbers, empty if absent."""
-        values = self.config.get(key) or []
-        if not isinstance(values, list) or not all(type(v) in {int, float} for v in values):
-            raise SpecError(f"{self.source}: '{key}' must be a list of numbers, got {values!r}.")
+        values = self.get(key) or []
+        if not isinstance(values, list) or not all(
+            type(v) in {int, float} and math.isfinite(v) for v in values
+        ):
+            raise SpecError(
+                f"{self.source}: '{key}' must be a list of finite numbers, got {values!r}."
+            )
         return tuple(float(value) for value in values)
 
     def names(self, key: str, n_names: int, known: Iterable[str], default: list[str]) -> list[str]:
         """A list of `n_names` names from `known`, one per layer."""
-        values = self.config.get(key)
+        values = self.get(key)
         if values is None:
             return default
         known = list(known)
@@ -116,13 +140,13 @@ def read_rope(reader: ConfigReader, layer_type: str | None = None) -> Rope:
     """
     merged = dict(reader.config)
     for key in ("rope_scaling", "rope_parameters"):
-        parameters = reader.config.get(key) or {}
+        parameters = reader.get(key) or {}
         if isinstance(parameters, Mapping) and layer_type in parameters:
             parameters = parameters[layer_type] or {}
         if not isinstance(parameters, Mapping):
             raise SpecError(f"{reader.source}: '{key}' must be an object, got {parameters!r}.")
         merged |= parameters
-    scaling = ConfigReader(merged, reader.source)
+    scaling = reader.over(merged)
     name = scaling.text("rope_type", scaling.text("type", RopeType.DEFAULT.value))
     name = _ROPE_ALIASES.get(name, name)
     if name not in set(RopeType):
@@ -130,8 +154,11 @@ def read_rope(reader: ConfigReader, layer_type: str | None = None) -> Rope:
             f"{reader.source}: rope type '{name}' is not supported. Supported: {', '.join(RopeType)}."
         )
     fallback = reader.optional_integer("max_position_embeddings") or 8192
+    theta = scaling.number("rope_theta", 10_000.0)
+    if theta <= 0:
+        raise SpecError(f"{reader.source}: 'rope_theta' must be positive, got {theta:g}.")
     return Rope(
-        theta=scaling.number("rope_theta", 10_000.0),
+        theta=theta,
         rope_type=RopeType(name),
         factor=_longrope_factor(scaling) if name == "longrope" else scaling.number("factor", 1.0),
         low_freq_factor=scaling.number("low_freq_factor", 1.0),

@@ -61,7 +61,12 @@ def stored_format(config: Mapping[str, Any], modules: Modules) -> StoredFormat |
     """The format of the checkpoint of a model with these modules; None if the config does not state it."""
     for key in ("quantization_config", "compression_config"):
         quantization = config.get(key)
-        if isinstance(quantization, Mapping):
+        if quantization is not None and not isinstance(quantization, Mapping):
+            raise SpecError(
+                f"'{key}' must be an object with a quant_method, got {quantization!r}. Correct the config, or remove it "
+                "and name --weight-dtype."
+            )
+        if quantization is not None:
             recipe = recipe_of(quantization, config.get("expert_dtype"))
             return _quantized(recipe, modules, stored_cache(quantization))
     dtype = config.get("dtype") or config.get("torch_dtype")

@@ -97,6 +97,8 @@ def warnings(run: PageRun) -> Iterator[tuple[str, str]]:
             f"Does not fit: a device needs {fit.text.partition(': ')[2]} of HBM.{largest}",
             "banner bad",
         )
+    for note in run.answer.notes:
+        yield sentence(note), "banner"
     for agreement in run.answer.agreements:
         if agreement.agreement is not Agreement.EQUAL:
             style = "banner" if agreement.agreement is Agreement.SAME_MEANING else "banner bad"

@@ -1,0 +1,203 @@
+"""Keys of configs that families do not read: refused, named or harmless; and the family that an unknown one is like."""
+
+from typing import Any
+
+import pytest
+from tests.model.test_config import LLAMA, PUBLISHED_CONFIGS
+
+from meshscope.errors import SpecError
+from meshscope.spec.model.config import model_from_config, read_model
+from meshscope.spec.model.model import Family, Model
+
+DENSE = LLAMA | {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 4096,
+    "num_key_value_heads": 2,
+}
+MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 8}
+
+
+def _read(config: dict[str, Any]) -> Model:
+    return model_from_config(config, name="small", source="small.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        *(({key: 8}, "experts") for key in ("num_experts", "num_local_experts", "moe_num_experts")),
+        ({"n_routed_experts": "8"}, "experts"),
+        ({"shared_expert_intermediate_size": 8}, "experts"),
+        ({"mamba_d_state": 8}, "state space layers"),
+        ({"ssm_state_size": 8}, "state space layers"),
+        ({"kv_lora_rank": 8}, "latent attention"),
+        ({"engram_layer_ids": [0]}, "tables of embeddings"),
+        ({"block_configs": [{"attention": {"no_op": True}}]}, "kinds of layers"),
+        ({"layer_types": ["linear_attention"] * 2}, "windows or kinds of layers"),
+        ({"layer_types": ["full_attention"]}, "windows or kinds of layers"),  # for two layers
+        ({"sliding_window": 128}, "windows or kinds of layers"),
+        ({"index_topk": 8}, "sparse attention"),
+        ({"hc_mult": 4}, "parallel residual streams"),
+        ({"is_encoder_decoder": True}, "an encoder"),
+        ({"parallel_attn": True}, "parallel attention"),
+        ({"use_bias": True}, "biases"),
+        ({"num_layers": 3}, "layers"),  # of 2
+        ({"settings": {"num_experts": 8}}, "experts"),
+        ({"settings": [{"kv_lora_rank": 8}]}, "latent attention"),
+        ({"model_type": "gemma2", "hidden_act": "gelu", "num_experts": 8}, "experts"),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 8, "n_shared_experts": 2, **MIXTURE},
+            "experts",
+        ),
+        ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 2}, "windows or kinds"),
+        ({"text_config": DENSE, "num_experts": 8}, "experts"),
+        ({"text_config": DENSE | {"num_experts": 8}}, "experts"),
+    ],
+    ids=str,
+)
+def test_a_key_that_changes_the_model_and_is_not_read_is_refused(
+    changes: dict[str, Any], part: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        _read(DENSE | changes)
+    message = str(caught.value)
+    assert message.startswith("small.json: ")
+    assert f"({part}" in message
+    assert "does not read it, and weights, caches or collectives would be wrong" in message
+    assert "Correct model_type, or set to null what the model does not have." in message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_experts": None, "num_local_experts": 0, "moe_layers": [], "use_bias": False},
+        {"layer_types": ["full_attention"] * 2},
+        {"sliding_window": 128, "use_sliding_window": False},
+        {"sliding_window": 4096},  # the whole context
+        {"model_type": "qwen2", "sliding_window": 128},  # use_sliding_window is false by default
+        {"num_layers": 2, "d_model": 64},
+        {"attention_dropout": 0.1, "initializer_range": 0.02, "output_hidden_states": True},
+        {"bos_token_id": 1, "id2label": {"0": "no"}, "auto_map": {"AutoModel": "x"}},
+        {"vision_config": {"hidden_size": 8, "num_experts": 8}, "image_token_index": 7},
+        {"residual_multiplier": 1.0},
+    ],
+    ids=str,
+)
+def test_a_key_that_changes_nothing_is_not_named(changes: dict[str, Any]) -> None:
+    assert _read(DENSE | changes).unread_keys == ()
+
+
+def test_a_key_that_is_not_known_is_named_with_its_value() -> None:
+    changes = {"my_strange_key": 5, "residual_multiplier": 0.2, "other": {"deep": "x"}}
+    assert _read(DENSE | changes).unread_keys == (
+        "my_strange_key=5",
+        "residual_multiplier=0.2",
+        "other.deep='x'",
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "advice"),
+    [
+        ({"model_type": "yi"}, "'llama' reads all keys of its config: if its layers are the same"),
+        (
+            {"model_type": "x", "num_local_experts": 8, "num_experts_per_tok": 2},
+            "'mixtral' reads all keys of its config",
+        ),
+        ({"model_type": "olmo2"}, "'llama', the nearest, has other norms of queries and keys."),
+        (
+            {"model_type": "ernie4_5_moe", "moe_num_experts": 64, "moe_k": 6},
+            "'llama', the nearest, has no experts (moe_num_experts, moe_k).",
+        ),
+        (
+            {"model_type": "cohere2", "sliding_window": 128, "layer_types": ["sliding_attention"]},
+            "'llama', the nearest, has no windows or kinds of layers (sliding_window, layer_types).",
+        ),
+        (
+            {"model_type": "mamba", "state_size": 16, "num_attention_heads": None},
+            "it has state space layers (state_size).",
+        ),
+        (
+            {"model_type": "t5", "is_encoder_decoder": True, "hidden_size": None},
+            "it has an encoder (is_encoder_decoder).",
+        ),
+        (
+            {"model_type": "falcon", "parallel_attn": True, "rms_norm_eps": None},
+            "'llama', the nearest, has no parallel attention (parallel_attn).",
+        ),
+        ({"model_type": "bert", "hidden_act": "gelu"}, "it has another MLP (hidden_act)."),
+        (
+            {"model_type": "stablelm", "rms_norm_eps": None},
+            "'llama', the nearest, has other norms (the config has no rms_norm_eps).",
+        ),
+        ({"model_type": "git", "architectures": ["Grok1ForCausalLM"]}, "family 'git' (Grok1For"),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_an_unknown_family_is_read_as_another_only_if_nothing_is_lost(
+    config: dict[str, Any], advice: str
+) -> None:
+    with pytest.raises(SpecError, match=r"is not supported. .*Supported: llama, ") as caught:
+        _read({key: value for key, value in (DENSE | config).items() if value is not None})
+    assert advice in str(caught.value)
+
+
+def test_a_mixture_is_never_like_a_dense_family() -> None:
+    """deepseek-moe-16b-base, whose family is not supported."""
+    with pytest.raises(SpecError, match="'llama', the nearest, has no experts"):
+        read_model(str(PUBLISHED_CONFIGS / "deepseek-ai--deepseek-moe-16b-base.json"))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "family"),
+    [
+        ("seed_oss", Family.QWEN2),
+        ("granite", Family.LLAMA),
+        ("solar", Family.LLAMA),
+        ("mimo", Family.QWEN2),
+    ],
+)
+def test_families_with_the_layers_of_another_are_read(model_type: str, family: Family) -> None:
+    assert _read(DENSE | {"model_type": model_type}).family is family
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "git", "architectures": ["Qwen3ForCausalLM"]},
+        {"model_type": None, "architectures": ["Qwen3ForCausalLM"]},
+        {"model_type": "own", "architectures": ["Qwen3Model"]},
+    ],
+    ids=str,
+)
+def test_architectures_name_the_family_if_model_type_does_not(changes: dict[str, Any]) -> None:
+    assert _read(DENSE | {"head_dim": 16} | changes).family is Family.QWEN3
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "omni", "thinker_config": {"text_config": DENSE}},
+        {"model_type": "omni", "llm_config": DENSE},
+        {"model_type": "omni", "text_config": {**DENSE, "model_type": "llama"}},
+    ],
+    ids=str,
+)
+def test_the_text_part_is_found_in_other_objects(config: dict[str, Any]) -> None:
+    model = _read(config)
+    assert (model.family, model.hidden, model.text_part_of) == (Family.LLAMA, 64, "omni")
+
+
+def test_the_model_type_of_the_whole_counts_if_the_text_part_has_none() -> None:
+    text = {key: value for key, value in DENSE.items() if key != "model_type"}
+    assert _read({"model_type": "qwen2_vl", "text_config": text}).family is Family.QWEN2
+    with pytest.raises(SpecError, match="model family 'minimax_m3_vl' is not supported"):
+        _read({"model_type": "minimax_m3_vl", "text_config": text})
+    with pytest.raises(SpecError, match="the config has no 'model_type'"):
+        _read(text)
+
+
+def test_a_tower_beside_the_keys_of_the_text_is_a_part_that_is_not_counted() -> None:
+    config = DENSE | {"model_type": "qwen2_5_vl", "vision_config": {"hidden_size": 8}}
+    assert _read(config).text_part_of == "qwen2_5_vl"
+    assert _read(DENSE | {"vision_config": None}).text_part_of is None
