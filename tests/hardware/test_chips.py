@@ -3,7 +3,14 @@
 import pytest
 
 from meshscope.errors import SpecError
-from meshscope.spec.hardware.chips import CHIP_ALIASES, CHIPS, GIB, chip_of
+from meshscope.spec.hardware.chips import (
+    CHIP_ALIASES,
+    CHIPS,
+    GIB,
+    PROFILED_CHIPS,
+    chip_of,
+    is_chip_named,
+)
 
 
 def test_v4_loads_200_billion_weights_in_the_published_time() -> None:
@@ -49,6 +56,42 @@ def test_every_chip_has_a_source() -> None:
 @pytest.mark.parametrize("alias", CHIP_ALIASES)
 def test_aliases_are_case_insensitive(alias: str) -> None:
     assert chip_of(alias.upper()) is CHIPS[CHIP_ALIASES[alias]]
+
+
+@pytest.mark.parametrize("name", PROFILED_CHIPS)
+def test_gpus_without_published_rates_are_for_imports(name: str) -> None:
+    chip = chip_of(name.upper(), is_imported=True)
+    assert chip.source
+    assert (chip.link_bytes_per_s, chip.hbm_bytes_per_s, chip.bf16_flops_per_s) == (None,) * 3
+    with pytest.raises(
+        SpecError, match=f"chip '{name}' has no rates .*only 'meshscope import' takes"
+    ):
+        chip_of(name)
+
+
+@pytest.mark.parametrize(
+    ("chip", "device", "is_named"),
+    [
+        ("a100", "NVIDIA A100-SXM4-80GB", True),
+        ("a100", "NVIDIA H100 80GB HBM3", False),
+        ("h20", "NVIDIA H200", False),
+        ("h20", "NVIDIA H20-3e", True),
+        ("b200", "NVIDIA GB200", False),
+        ("mi300x", "AMD Instinct MI300X OAM", True),
+        ("mi300x", "AMD Instinct MI325X", False),
+        ("mi250", "AMD Instinct MI250X/MI250", True),
+        ("mi300x", "AMD Radeon Graphics", None),
+        ("h100", "AMD Radeon Graphics", False),
+        ("mi300x", "Tesla V100-SXM2-16GB", False),
+        ("v6e", "TPU v6 Lite", True),
+        ("v5e", "TPU v6 Lite", False),
+        ("v5p", "TPU v9", None),
+    ],
+)
+def test_the_profilers_name_of_a_device_tells_its_chip(
+    chip: str, device: str, *, is_named: bool | None
+) -> None:
+    assert is_chip_named(chip_of(chip, is_imported=True), device) is is_named
 
 
 def test_an_unknown_chip_suggests_the_nearest() -> None:

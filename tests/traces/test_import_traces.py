@@ -110,6 +110,30 @@ def test_options_take_precedence_over_the_card(tmp_path: Path) -> None:
     assert {row.axis for row in run.record.rows_of(Source.MEASURED)} == {"dp"}
 
 
+@pytest.mark.parametrize(
+    ("topology", "plan", "messages"),
+    [
+        ("h100:2", "tp=2", ()),
+        ("mi300x:2", "tp=2", ("the trace is of 'NVIDIA H100 80GB HBM3', and the slice is 'mi300x:2'",)),
+        ("h100:8", "dp=4,tp=2", ("the trace is of 2 ranks, as far as it says, and plan 'dp=4,tp=2' lays out 8",)),
+        (
+            "a100:4",
+            "tp=4",
+            ("the trace is of 'NVIDIA H100 80GB HBM3'", "the trace is of 2 ranks"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_slice_that_differs_from_the_trace_is_said_first(
+    tmp_path: Path, topology: str, plan: str, messages: tuple[str, ...]
+) -> None:
+    run = meshscope.import_(FOLDER, topology=topology, plan=plan, out=tmp_path / "run")
+    assert run.record.measured is not None
+    findings = run.record.measured.findings
+    assert all(f.startswith(m) for f, m in zip(findings, messages, strict=False))
+    assert not findings[len(messages)].startswith("the trace is of")
+    assert meshscope.open(tmp_path / "run").experiment.topology == run.experiment.topology
+
+
 def test_a_mesh_names_axes_that_no_plan_has(tmp_path: Path) -> None:
     run = meshscope.import_(FOLDER, mesh="replica=1,model=2", out=tmp_path / "run")
     rows = run.record.rows_of(Source.MEASURED)
@@ -134,6 +158,8 @@ def test_the_order_of_devices_decides_between_axes_of_equal_size(tmp_path: Path)
         (("{rank}", "--plan", "tp=2"), "Also give --topology"),
         (("{rank}", "--topology", "h100:2", "--plan", "dp=1"), "needs 1 device"),
         (("{rank}", "--topology", "h100:1", "--plan", "tp=1"), "Give the plan and the topology of all"),
+        (("{rank}", "--topology", "v6e-8", "--plan", "tp=8"), "(NVIDIA H100 80GB HBM3), and 'v6e:2x4' is a slice of TPUs. Name the slice"),
+        (("{rank}", "--topology", "mi999:2", "--plan", "tp=2"), "--mesh dp=8 lays out any devices"),
         (("{rank}", "--rules", "x.toml"), "--rules is for HLO text"),
         (("{rank}", "--mesh", "x=2", "--plan", "tp=2"), "Give one of them"),
         (("{rank}", "--mesh", "x=4", "--topology", "h100:2"), "Change the mesh or the slice"),

@@ -8,6 +8,7 @@ import pytest
 
 import meshscope
 from meshscope.backends.compile.import_hlo import ImportedProgram, read_imported
+from meshscope.errors import SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase, Source
 from meshscope.events.measured import ProgramFacts
@@ -81,6 +82,16 @@ def test_the_number_of_the_only_chip_is_no_rank(tmp_path: Path) -> None:
     others = [profiles.Plane(name=f"/device:TPU:{n}", lines=[]) for n in (0, 1, 3)]
     trace = merged([read_xplane(profiles.write(tmp_path / "t.xplane.pb", *others, chip))])
     assert (trace.events["device"].to_list(), trace.n_devices) == ([2], 4)
+
+
+def test_the_chip_of_an_xplane_is_compared_with_the_slice(tmp_path: Path) -> None:
+    paths = made.hosts(tmp_path, "v6e_tp8_decode_scan")
+    run = meshscope.import_(paths, topology="v5e-8", plan="tp=8", out=tmp_path / "run")
+    assert run.record.measured is not None
+    first = run.record.measured.findings[0]
+    assert first.startswith("the trace is of 'TPU v6 Lite', and the slice is 'v5e:2x4'")
+    with pytest.raises(SpecError, match=r"a trace of TPUs \(TPU v6 Lite\).*--mesh dp=8"):
+        meshscope.import_(paths, topology="h100:8", plan="tp=8", out=tmp_path / "other")
 
 
 def test_steps_that_hosts_annotate_count_once_on_each_chip(tmp_path: Path) -> None:

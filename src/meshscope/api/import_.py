@@ -157,7 +157,7 @@ def import_(  # noqa: PLR0913  the options of the command
         raise SpecError("HLO text needs --topology, and --plan or --mesh; --card is for traces.")
     values = locals()
     words = option_words({**{name: values[name] for name in _OPTIONS}, "out": home})
-    slice_ = parse_topology(topology)
+    slice_ = parse_topology(topology, is_imported=True)
     filled, devices = _layout(slice_, plan, mesh, device_order)
     request = _Import(
         inputs=tuple(map(str, inputs)),

@@ -1,7 +1,7 @@
 """Imports traces that other tools recorded: measured rows, times and the quality of the capture."""
 
 import gzip
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from meshscope.readers.traces.served import read_served
 from meshscope.readers.traces.sniff import format_of
 from meshscope.readers.traces.trace import TraceFormat
 from meshscope.spec.experiment_record import ExperimentRecord
+from meshscope.spec.hardware.chips import is_chip_named
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.model.model import Model
@@ -85,10 +86,10 @@ def import_traces(  # noqa: PLR0913  the options of the command
     layout = _layout(read, topology=topology, plan=plan, mesh=devices, model=model)
     benchmarks = [read_served(path) for path, kind in files if kind is _BENCHMARK]
     trace = merged(read_traces(files))
-    _check_size(layout, trace)
+    warnings = _checked(layout, trace)
     rows = attributed(trace, layout.mesh, crosses_slices=layout.crosses_slices)
     predicted, notes = _predicted(layout, rows)
-    measured = _measured(trace, rows, benchmarks, (*findings, *layout.findings, *notes))
+    measured = _measured(trace, rows, benchmarks, warnings, (*findings, *layout.findings, *notes))
     options = {"topology": topology, "plan": plan, "mesh": mesh, "device_order": device_order}
     words = option_words({**options, "card": card, "out": out})
     named = () if model is None else ("--model", model)
@@ -167,7 +168,7 @@ def _layout(
     model: str | None,
 ) -> _Layout:
     """Options take precedence over the card."""
-    slice_ = None if topology is None else parse_topology(topology)
+    slice_ = None if topology is None else parse_topology(topology, is_imported=True)
     findings = () if card is None else card.findings
     if card is not None:
         slice_ = slice_ or card.topology
@@ -219,12 +220,45 @@ def _model_of(card: WorkloadCard | None) -> Model | None:
         return None
 
 
-def _check_size(layout: _Layout, trace: MergedTrace) -> None:
-    if layout.mesh is not None and layout.mesh.n_devices < trace.n_devices:
-        named = f"the mesh {_axes(layout.mesh)}" if layout.plan is None else f"plan '{layout.plan}'"
+def _checked(layout: _Layout, trace: MergedTrace) -> list[str]:
+    """Where the trace disagrees with the slice and the plan; SpecError if it cannot be of them."""
+    topology, mesh = layout.topology, layout.mesh
+    warnings: list[str] = []
+    if topology is not None:
+        warnings += _other_chip(topology, trace)
+    if mesh is None:
+        return warnings
+    named = f"the mesh {_axes(mesh)}" if layout.plan is None else f"plan '{layout.plan}'"
+    if mesh.n_devices < trace.n_devices:
         raise SpecError(
             f"the trace is of {trace.n_devices} devices, and {named} lays out "
-            f"{layout.mesh.n_devices}. Give the plan and the topology of all devices."
+            f"{mesh.n_devices}. Give the plan and the topology of all devices."
+        )
+    if mesh.n_devices > trace.n_devices:
+        ranks = "1 rank" if trace.n_devices == 1 else f"{trace.n_devices} ranks"
+        warnings.append(
+            f"the trace is of {ranks}, as far as it says, and {named} lays out {mesh.n_devices}: counts and "
+            "times are those of the trace. Check --topology and --plan, or give the files of all ranks"
+        )
+    return warnings
+
+
+def _other_chip(topology: Topology, trace: MergedTrace) -> Iterator[str]:
+    """Chips in the trace that are not those of the slice; SpecError for another kind of chip."""
+    for file in trace.files:
+        of = f" ({file.device_name})" if file.device_name else ""
+        if file.chip_kind not in {None, topology.chip.kind}:
+            raise SpecError(
+                f"{file.path}: a trace of {str(file.chip_kind).upper()}s{of}, and '{topology.name}' is a slice of "
+                f"{topology.chip.kind.upper()}s. Name the slice that was profiled, or leave --topology out and lay "
+                "out the devices with --mesh dp=8."
+            )
+    names = dict.fromkeys(file.device_name for file in trace.files if file.device_name)
+    others = [name for name in names if is_chip_named(topology.chip, name) is False]
+    if others:
+        yield (
+            f"the trace is of {' and '.join(map(repr, others))}, and the slice is '{topology.name}': what "
+            "compares with its rates is wrong. Check --topology"
         )
 
 
@@ -255,6 +289,7 @@ def _measured(
     trace: MergedTrace,
     read: TraceRows,
     benchmarks: Sequence[ServedBenchmark],
+    warnings: Sequence[str],
     findings: Sequence[str],
 ) -> Measured:
     ends = trace.events["start_ns"] + trace.events["dur_ns"]
@@ -264,7 +299,7 @@ def _measured(
         n_profiled_steps=read.n_profiled_steps,
         loads=read.loads,
         times=read.times,
-        findings=(*read.waiting, *trace.findings, *read.findings, *findings),
+        findings=(*warnings, *read.waiting, *trace.findings, *read.findings, *findings),
         trace=TraceFacts(
             formats=tuple(dict.fromkeys(file.format.value for file in trace.files)),
             n_files=len(trace.files),

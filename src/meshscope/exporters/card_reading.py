@@ -146,7 +146,7 @@ def _topology(
             return None
         name = _topology_name(model, total, _size(spec.get("count_per_node")))
     try:
-        return parse_topology(name)
+        return parse_topology(name, is_imported=True)
     except MeshscopeError as error:
         findings.append(f"the hardware of the card cannot be used: {error}")
         return None
@@ -159,7 +159,7 @@ def _topology_name(model: str, total: int, per_node: int | None) -> str:
     )
     chip_name = "tpu7x" if chip_name in {"v7x", "7x"} else chip_name
     try:
-        chip = chip_of(chip_name)
+        chip = chip_of(chip_name, is_imported=True)
     except MeshscopeError:
         return f"{chip_name}:{total}"
     if chip.kind is ChipKind.TPU:

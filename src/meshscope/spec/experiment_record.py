@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import partial
 from typing import Any, get_type_hints
 
 from meshscope.events.enums import Phase
@@ -205,7 +206,7 @@ def record_from_dict(values: Mapping[str, Any]) -> ExperimentRecord:
     stored = {name: values[name] for name in kinds if values.get(name) is not None}
     model = stored.pop("model", None)
     parsed = {name: from_plain(kinds[name], v, f"experiment.{name}") for name, v in stored.items()}
-    parsers = {"plan": parse_plan, "topology": parse_topology}
+    parsers = {"plan": parse_plan, "topology": partial(parse_topology, is_imported=True)}
     parsed |= {name: parse(parsed[name]) for name, parse in parsers.items() if name in parsed}
     return ExperimentRecord(model=None if model is None else model_from_dict(model), **parsed)
 

@@ -53,6 +53,7 @@ from meshscope.readers.traces.kineto_events import (
 )
 from meshscope.readers.traces.kineto_head import KinetoHead, ranks_of
 from meshscope.readers.traces.trace import Category, Trace, TraceFormat
+from meshscope.spec.hardware.chips import ChipKind
 
 MAX_RANGES = 1_000_000
 MAX_NAME = 1000
@@ -187,6 +188,7 @@ class _Reading:
             rank=rank,
             world_size=head.world_size,
             device_name=head.device_name,
+            chip_kind=ChipKind.TPU if "TPU" in (head.device_name or "") else ChipKind.GPU,
             origin_unix_ns=head.origin_unix_ns,
             groups=tuple(head.groups.values()),
             findings=(

@@ -21,6 +21,7 @@ from meshscope.readers.traces.annotations import StepMark, distinct_steps, read_
 from meshscope.readers.traces.collectives import kernel_collective, short_name
 from meshscope.readers.traces.columns import MAX_NS, MAX_OPS, events_table, left_out, steps_table
 from meshscope.readers.traces.trace import OPS_SCHEMA, Category, Trace, TraceFormat
+from meshscope.spec.hardware.chips import ChipKind
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = {"CUPTI_ACTIVITY_KIND_MEMCPY": "memcpy", "CUPTI_ACTIVITY_KIND_MEMSET": "memset"}
@@ -85,6 +86,7 @@ def _trace(path: Path, database: sqlite3.Connection) -> Trace:
         n_events=len(frame) + len(marks),
         contents=f"{_count(database, KERNELS):,} rows in {KERNELS}",
         device_name=_device_name(database) if GPUS in tables else None,
+        chip_kind=ChipKind.GPU,
         findings=tuple(
             left_out(n_unreadable=0, n_invalid=n_invalid + n_other, n_repeated=n_repeated)
         ),

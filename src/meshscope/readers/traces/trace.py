@@ -8,6 +8,8 @@ from typing import Any
 
 import polars as pl
 
+from meshscope.spec.hardware.chips import ChipKind
+
 
 class TraceFormat(StrEnum):
     """The format of a file, by its content."""
@@ -90,6 +92,7 @@ class Trace:
     world_size: int | None = None
     n_local: int | None = None
     device_name: str | None = None  # as the profiler calls the chip
+    chip_kind: ChipKind | None = None
     origin_unix_ns: int | None = None
     groups: tuple[ProcessGroup, ...] = ()
     findings: tuple[str, ...] = field(default=())

@@ -36,6 +36,7 @@ from meshscope.readers.traces.trace import (
     TraceFormat,
 )
 from meshscope.readers.traces.xplane_steps import annotated_steps, step_of_events
+from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.plan.mesh import Mesh
 
 # Stats of events that are used; those of kinds of events are read in full.
@@ -44,7 +45,7 @@ _STATS = (
     "source",
     *SLICE_STATS,
 )
-_DEVICE = re.compile(r"/device:(?:TPU|GPU):\d+")  # also of its SparseCores
+_DEVICE = re.compile(r"/device:(TPU|GPU):\d+")  # also of its SparseCores
 _COPIES = frozenset({"copy", "async", "slice", "dynamic-slice", "dynamic-update-slice"})
 _NS = 1e9
 MAX_NAMED = 4  # programs in one message
@@ -90,6 +91,8 @@ def trace_of_profile(
     transfers = _transfers(profile, ops)
     executed = _executed(ops, runs, transfers)
     events, n_invalid, n_repeated = events_table(_columns(profile, executed, steps))
+    planes = ((host, _DEVICE.match(plane.name)) for host, _, plane, _ in profile.planes())
+    local = {(host, match[0]): match for host, match in planes if match}
     return Trace(
         path=profile.spaces[0].path,
         format=kind,
@@ -97,12 +100,13 @@ def trace_of_profile(
         ops=pl.concat([_op_rows(ops.instructions), _transfer_rows(transfers)]),
         steps=steps,
         n_events=n_events,
-        contents=f"planes {planes}" if (planes := _planes(profile)) else "no planes",
+        contents=_planes(profile),
         world_size=max(programs.n_devices, _largest_device(ops) + 1),
-        n_local=len(
-            {(host, m[0]) for host, _, p, _ in profile.planes() if (m := _DEVICE.match(p.name))}
-        ),
+        n_local=len(local),
         device_name=_device_name(profile),
+        chip_kind=ChipKind(
+            next(iter(kinds)).lower() if (kinds := {m[1] for m in local.values()}) else "cpu"
+        ),
         origin_unix_ns=start_unix_ns(profile.spaces[0]),
         programs=programs.texts,
         findings=(
@@ -303,9 +307,10 @@ def _largest_device(ops: Ops) -> int:
 
 
 def _planes(profile: Profile) -> str:
-    """The planes with events: `/host:CPU (12 events)`."""
+    """The planes with events: `planes '/host:CPU' (12 events)`."""
     planes = [f"'{p.name}' ({len(p.events):,} events)" for _, _, p, _ in profile.planes()]
-    return ", ".join([*planes[:MAX_NAMED], *(["..."] if planes[MAX_NAMED:] else [])])
+    shown = ", ".join([*planes[:MAX_NAMED], *(["..."] if planes[MAX_NAMED:] else [])])
+    return f"planes {shown}" if planes else "no planes"
 
 
 def _device_name(profile: Profile) -> str | None:

@@ -4,6 +4,7 @@ Achieved rates are measurements; runs and profiles hold them.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +15,19 @@ from meshscope.errors import SpecError, nearest
 from meshscope.serialize import from_plain
 
 GIB = 2**30
+# `device_kind` of TPUs, lower case. Source: jax/_src/cloud_tpu_init.py and pallas/mosaic/core.py of
+# JAX 0.10, and the kinds that libtpu 0.0.42.1 gives to described devices.
+TPU_KINDS = {
+    "tpu v4": "v4",
+    "tpu v5 lite": "v5e",
+    "tpu v5e": "v5e",
+    "tpu v5": "v5p",
+    "tpu v5p": "v5p",
+    "tpu v6 lite": "v6e",
+    "tpu v6e": "v6e",
+    "tpu7x": "tpu7x",
+    "tpu 7x": "tpu7x",
+}
 
 
 class ChipKind(StrEnum):
@@ -68,14 +82,58 @@ def _chip(name: str, facts: Mapping[str, Any]) -> Chip:
     return from_plain(Chip, {"name": name, **values})
 
 
+def _profiled(entry: Mapping[str, Any]) -> dict[str, Chip]:
+    """GPUs of which no rate is published here: traces of them can be imported."""
+    fixed = {"kind": "gpu", "devices_per_chip": 1, "n_grid_dims": 1, "chips_per_host": 8}
+    return {
+        name: _chip(name, {**fixed, "source": entry["source"], **({"hbm_gib": gib} if gib else {})})
+        for name, gib in entry["hbm_gib"].items()
+    }
+
+
 _DOCUMENT = json.loads((files("meshscope.spec.hardware") / "chips.json").read_text("utf-8"))
 CHIPS = {name: _chip(name, facts) for name, facts in _DOCUMENT["chips"].items()}
+PROFILED_CHIPS = {
+    n: chip for entry in _DOCUMENT["profiled"] for n, chip in _profiled(entry).items()
+}
 CHIP_ALIASES: dict[str, str] = _DOCUMENT["aliases"]
 
 
-def chip_of(name: str) -> Chip:
-    """The chip with this name or alias; SpecError suggests the nearest names."""
+def chip_of(name: str, *, is_imported: bool = False) -> Chip:
+    """The chip with this name or alias; SpecError suggests the nearest names.
+
+    Chips without published rates are for imported traces only.
+    """
     key = CHIP_ALIASES.get(name.lower(), name.lower())
-    if key not in CHIPS:
-        raise SpecError(f"unknown chip '{name}'. {nearest(name, [*CHIPS, *CHIP_ALIASES])}")
-    return CHIPS[key]
+    if key in CHIPS:
+        return CHIPS[key]
+    if key in PROFILED_CHIPS:
+        if is_imported:
+            return PROFILED_CHIPS[key]
+        known = ", ".join(n for n, chip in CHIPS.items() if chip.kind is ChipKind.GPU)
+        raise SpecError(
+            f"chip '{name}' has no rates of links, memory and compute here, so only 'meshscope import' "
+            f"takes it. Name another GPU, such as {known}, or a TPU."
+        )
+    names = [*CHIPS, *CHIP_ALIASES, *(PROFILED_CHIPS if is_imported else ())]
+    optional = (
+        " An import needs no --topology: --mesh dp=8 lays out any devices." if is_imported else ""
+    )
+    raise SpecError(f"unknown chip '{name}'. {nearest(name, names)}{optional}")
+
+
+def is_chip_named(chip: Chip, device_name: str) -> bool | None:
+    """Whether a profiler's name of a device is that of the chip; None if it names no model.
+
+    `NVIDIA A100-SXM4-80GB` is an a100, `TPU v6 Lite` a v6e; `AMD Radeon Graphics` may be any of AMD.
+    """
+    lowered = device_name.lower().strip()
+    if chip.kind is not ChipKind.GPU or lowered.startswith("tpu"):
+        return TPU_KINDS[lowered] == chip.name if lowered in TPU_KINDS else None
+    words = re.findall(r"[a-z0-9]+", lowered)
+    if chip.name in words:
+        return True
+    is_amd = chip.name.startswith("mi")
+    if ("amd" in words and not is_amd) or ("nvidia" in words and is_amd):
+        return False
+    return False if any(re.fullmatch(r"[a-z]+\d+[a-z]*", word) for word in words) else None

@@ -4,22 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshscope.errors import SpecError
-from meshscope.spec.hardware.chips import CHIPS, ChipKind
+from meshscope.spec.hardware.chips import CHIPS, TPU_KINDS, ChipKind
 from meshscope.spec.hardware.topology import Topology, parse_topology
-
-# `device_kind` of TPUs, lower case. Source: jax/_src/cloud_tpu_init.py and pallas/mosaic/core.py of
-# JAX 0.10, and the kinds that libtpu 0.0.42.1 gives to described devices.
-TPU_KINDS = {
-    "tpu v4": "v4",
-    "tpu v5 lite": "v5e",
-    "tpu v5e": "v5e",
-    "tpu v5": "v5p",
-    "tpu v5p": "v5p",
-    "tpu v6 lite": "v6e",
-    "tpu v6e": "v6e",
-    "tpu7x": "tpu7x",
-    "tpu 7x": "tpu7x",
-}
 
 
 def slice_of_devices(devices: Sequence[Any]) -> Topology:

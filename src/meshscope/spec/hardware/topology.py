@@ -62,15 +62,18 @@ class Topology:
         return (min(2, sizes[0]), min(2, sizes[1]), 1)
 
 
-def parse_topology(text: str) -> Topology:
-    """Parse `v6e-8` (cloud name), `v6e:2x4` (chip grid), `2xv6e:4x4`, `cpu:8` or `h100:4`."""
+def parse_topology(text: str, *, is_imported: bool = False) -> Topology:
+    """Parse `v6e-8` (cloud name), `v6e:2x4` (chip grid), `2xv6e:4x4`, `cpu:8` or `h100:4`.
+
+    Imported traces may be of chips without published rates.
+    """
     match = _FORM.fullmatch(text.strip())
     if match is None:
         raise SpecError(
             f"topology '{text}' is not a valid name. Use a cloud name (v6e-8), a chip grid (v6e:2x4), "
             "several slices (2xv6e:4x4), or a device count (cpu:8, h100:4)."
         )
-    chip = chip_of(match["chip"])
+    chip = chip_of(match["chip"], is_imported=is_imported)
     sizes = tuple(int(s) for s in match["size"].split("x"))
     is_cloud_name = chip.kind is ChipKind.TPU and "x" not in match["size"]
     n_slices = int(match["slices"] or 1)
