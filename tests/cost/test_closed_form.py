@@ -21,6 +21,7 @@ from meshscope.spec.model.config import read_model
 from meshscope.spec.model.model import GroupedAttention, MlpKind
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.plan.weights import device_weight_bytes, expert_weights, outer_weights
+from meshscope.spec.program import Engine
 from meshscope.spec.workload import Workload
 
 LLAMA, QWEN, MOE = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B"
@@ -182,6 +183,62 @@ def test_pipeline_bubble_is_that_of_gpipe():
     assert 0.25 * prefill.step.value_s < prefill.bubble_s < prefill.step.value_s / 3
     assert 0.4 * decode.step.value_s < decode.bubble_s < decode.step.value_s / 2
     assert prefill.step.value_s < alone.step.value_s
+
+
+LLAMA_3B = "meta-llama/Llama-3.2-3B"
+
+
+def _vllm_decode_s(topology: str, plan: str) -> float:
+    experiment = _experiment(LLAMA_3B, topology, plan, (1, 128))
+    _, decode = predicted_times(replace(experiment, engine=Engine.VLLM))
+    return decode.step.value_s
+
+
+@pytest.mark.parametrize(
+    ("topology", "n_slow"), [("h100:8", 0), ("2xh100:4", 1), ("4xh100:2", 3), ("8xh100:1", 7)]
+)
+def test_a_single_sequence_takes_every_stage_and_every_boundary_once(topology: str, n_slow: int):
+    """28 layers over 8 stages, of which four have 3: they take as long as on one device."""
+    sends_s = 0.0
+    for groups, n in ((((0, 1),), 7 - n_slow), (((3, 4),), n_slow)):
+        slices = parse_topology("h100:8" if groups == ((0, 1),) else "2xh100:4")
+        time = collective_time(Kind.SEND, groups=groups, payload_bytes=2 * 3072, topology=slices)
+        sends_s += 2 * n * time.seconds  # hidden states and residual
+    alone_s = _vllm_decode_s("h100:1", "tp=1")
+    assert _vllm_decode_s(topology, "pp=8") == pytest.approx(alone_s + sends_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("n_microbatches", [1, 2, 4])
+def test_each_microbatch_waits_for_the_slowest_boundary(n_microbatches: int):
+    """A boundary between slices is crossed by every micro-batch, one after the other."""
+
+    def prefill(topology: str):
+        experiment = _experiment(QWEN, topology, "pp=4", (8, 512), 8)
+        program = replace(experiment.program, microbatches=n_microbatches)
+        experiment = replace(experiment, program=program)
+        rows = [
+            row
+            for row in timed_predictions(predict(experiment), experiment)
+            if row.phase is Phase.PREFILL
+        ]
+        sends_s = [row.dur_s for row in rows if row.part is Part.STAGE]
+        shared_s = sum(row.dur_s for row in rows if row.part is Part.SAMPLE)
+        return predicted_times(experiment)[0].step.value_s - shared_s, sends_s
+
+    (one_slice_s, fast), (two_slices_s, slow) = prefill("v6e:2x2"), prefill("2xv6e:1x2")
+    assert max(slow) > 2 * max(fast)
+    fast_s, slow_s = (sum(s) + (n_microbatches - 1) * max(s) + s[-1] for s in (fast, slow))
+    assert two_slices_s - one_slice_s == pytest.approx(slow_s - fast_s, rel=1e-6)
+
+
+def test_stages_of_other_layers_count_with_their_own():
+    """DeepSeek-V2-Lite has one dense layer, in the first stage."""
+    experiment = _experiment(MLA, "v6e:1x2", "pp=2", (8, 512), 4)
+    form = plan_form(experiment, Phase.PREFILL)
+    whole = plan_form(_experiment(MLA, "v6e:1x1", "tp=1", (8, 512), 4), Phase.PREFILL)
+    mlp = PARTS.index(Part.MLP)
+    assert form.costs.all_stages == pytest.approx(whole.costs.coefficients)
+    assert form.costs.all_stages[mlp].any()
 
 
 def test_decode_at_published_peaks_reads_weights_and_cache():

@@ -13,11 +13,18 @@ Experts that a router chooses cannot be fetched ahead: the kernel of their produ
 In decode with few sequences the weights are the longest, and collectives cost nothing; in prefill, and in
 decode with many sequences, collectives add up. Collectives are the alpha-beta lines of the interconnect
 model; the ring of cp overlaps attention, and on v5e and tpu7x the gathers of fsdp weights overlap the
-layers. A pipeline takes M + P - 1 ticks of the stage with the most layers. GPUs and measured devices
-overlap each product with its own weights and activations only.
+layers. GPUs and measured devices overlap each product with its own weights and activations only.
+
+M equal micro-batches pass through stages one after the other. The first one takes every stage and every
+boundary between two once, and each further one follows after the slowest of both:
+
+    step of a pipeline = sum(stages) + sum(boundaries) + (M - 1) x (max(stages) + max(boundaries))
+
+The slowest stage is the one with the most layers. If it is not at the slowest boundary, a stage with its
+boundary takes less than this.
 
 Left out: relayouts, products that are fused with others, arrays that stay in VMEM between layers, the
-most loaded expert, indexers of attention, and pipeline fill and drain of partial stages.
+most loaded expert, and indexers of attention.
 """
 
 from collections.abc import Callable, Sequence
@@ -163,11 +170,12 @@ def _token_form(  # noqa: PLR0913  as plan_form
 def _reading_once(form: PlanForm, experiment: Experiment) -> PlanForm:
     """The form of a decode step in which the tokens of a sequence share one read of its cache."""
     n_tokens = experiment.workload.decode_tokens
-    coefficients = form.costs.coefficients.copy()
-    coefficients[:, Cost.CACHE_BYTES, :] /= n_tokens
+    divisors = np.ones((len(Cost), 1))
+    divisors[Cost.CACHE_BYTES] = n_tokens
+    coefficients, all_stages = form.costs.coefficients / divisors, form.costs.all_stages / divisors
     return replace(
         form,
-        costs=replace(form.costs, coefficients=coefficients),
+        costs=replace(form.costs, coefficients=coefficients, all_stages=all_stages),
         n_tokens=n_tokens,
         reads_static_cache=experiment.kernels.decode_attention.kernel is None,
     )
@@ -227,7 +235,8 @@ class PlanBatch:
     """
 
     is_used: NDArray[np.bool_]  # [part, cost] whether any plan has the cost
-    coefficients: FloatArray  # [plan, used part and cost, feature]
+    coefficients: FloatArray  # [plan, used part and cost, feature] of the largest stage
+    all_stages: FloatArray  # and of all stages
     cost_s: FloatArray  # [plan, cost] seconds per unit of cost
     streams_weights: FloatArray  # [plan]
     overlap: FloatArray  # [plan] share of products during which later weights arrive
@@ -235,6 +244,7 @@ class PlanBatch:
     row: IntArray  # [plan]
     payload: FloatArray  # [row, collective, feature]
     n_tick: FloatArray  # [row, collective]
+    n_pass: FloatArray
     n_once: FloatArray
     behind_attention: FloatArray
     behind_layers: FloatArray
@@ -298,10 +308,12 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
 
     no_costs = np.zeros((0, len(PARTS), len(Cost), len(Feature)))
     coefficients = np.array([form.costs.coefficients for form in forms]) if forms else no_costs
-    is_used = np.asarray(coefficients.any(axis=(0, 3)), dtype=np.bool_)
+    all_stages = np.array([form.costs.all_stages for form in forms]) if forms else no_costs
+    is_used = np.asarray(all_stages.any(axis=(0, 3)), dtype=np.bool_)
     return PlanBatch(
         is_used=is_used,
         coefficients=coefficients[:, is_used],
+        all_stages=all_stages[:, is_used],
         cost_s=np.array([cost_s(form) for form in forms]),
         streams_weights=by_plan(lambda f: f.efficiency.streams_weights),
         overlap=by_plan(lambda f: f.efficiency.constants.overlap),
@@ -309,6 +321,7 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
         row=np.array([row_of[id(form.collectives)] for form in forms], dtype=int),
         payload=by_collective(lambda c: c.payload, len(Feature)),
         n_tick=by_collective(lambda c: c.n_tick),
+        n_pass=by_collective(lambda c: c.n_pass),
         n_once=by_collective(lambda c: c.n_once),
         behind_attention=by_collective(lambda c: c.hidden_behind is HiddenBehind.ATTENTION),
         behind_layers=by_collective(lambda c: c.hidden_behind is HiddenBehind.LAYERS),
@@ -373,38 +386,74 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
     chunks = _chunks(plans, at, batch, prompt, chunk)
     n_chunks = chunks.count
     features = _features(plans, at, chunks, prompt, output)
-    costs = np.zeros((len(at), *plans.is_used.shape))
-    costs[:, plans.is_used] = (plans.coefficients[at] @ features[:, :, None])[..., 0]
     payload = (plans.payload[plans.row[at]] @ features[:, :, None])[..., 0]
-    costs = _in_hbm(plans, at, costs, features)
-    read_s = costs[..., Cost.CHOSEN_BYTES] * plans.cost_s[at][:, None, Cost.CHOSEN_BYTES]
-    costs[..., Cost.CONVERTED_S] = np.maximum(0.0, costs[..., Cost.CONVERTED_S] - read_s)
-    work = _work(plans, at, costs)
-    once_s, tick_s, exposed_tick_s = _collectives_s(plans, at, payload, work.core_s)
-    is_late = (features[:, Feature.TOKENS] <= 1) & (plans.fetches_late[at] > 0)
-    tick_parts_s = work.core_s + _waits_s(plans, work, exposed_tick_s, is_late)
+    run_s = _strategy_s(plans, plans.line[plans.row[at]], payload)
+    tick = _tick(plans, at, features, run_s, (plans.coefficients, plans.n_tick))
+    first_s = tick.ticks_s(plans)
+    is_piped = plans.n_stages[at] > 1
+    if is_piped.any():
+        each = (plans.all_stages, plans.n_pass)
+        of_piped = _tick(plans, at[is_piped], features[is_piped], run_s[is_piped], each)
+        first_s[is_piped] = of_piped.ticks_s(plans)
 
-    ticks = (plans.n_microbatches + plans.n_stages - 1)[at][:, None] * n_chunks[:, None]
-    busy_frac = (plans.n_microbatches / (plans.n_microbatches + plans.n_stages - 1))[at][:, None]
-    is_once = plans.is_once[None, :] > 0
-    part_ticks = np.where(is_once, n_chunks[:, None], ticks)
-    busy_ticks = part_ticks * np.where(is_once, 1.0, busy_frac)
-    parts_s = tick_parts_s * busy_ticks
-    once_s = once_s * n_chunks[:, None]
-    exposed_s = exposed_tick_s * ticks * busy_frac + once_s
-    step_s = (tick_parts_s * part_ticks).sum(axis=1)
-    step_s = step_s + (exposed_tick_s * ticks + once_s).sum(axis=1)
+    n_microbatches = plans.n_microbatches[at]
+    n_busy = (n_microbatches * n_chunks)[:, None]
+    part_busy = np.where(plans.is_once[None, :] > 0, n_chunks[:, None], n_busy)
+    parts_s = tick.parts_s * part_busy
+    once_s = run_s * plans.n_once[plans.row[at]] * n_chunks[:, None]
+    exposed_s = tick.exposed_s * n_busy + once_s
+    step_s = (parts_s * plans.is_once).sum(axis=1) + once_s.sum(axis=1)
+    step_s = step_s + n_chunks * (first_s + (n_microbatches - 1) * tick.ticks_s(plans))
     return ClosedSteps(
         step_s=step_s,
         compute_s=parts_s.sum(axis=1),
         bubble_s=step_s - parts_s.sum(axis=1) - exposed_s.sum(axis=1),
         parts_s=parts_s,
-        collectives_s=tick_s * ticks * busy_frac + once_s,
+        collectives_s=tick.collectives_s * n_busy + once_s,
         exposed_s=exposed_s,
         payload_bytes=payload,
-        costs=costs * busy_ticks[..., None],
+        costs=tick.costs * part_busy[..., None],
         n_chunks=n_chunks,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Tick:
+    """What a micro-batch takes in one stage or in all: by [n, part] and [n, collective].
+
+    Parts outside the ticks have the time of all micro-batches.
+    """
+
+    costs: FloatArray
+    parts_s: FloatArray
+    collectives_s: FloatArray
+    exposed_s: FloatArray
+
+    def ticks_s(self, plans: PlanBatch) -> FloatArray:
+        """[n] seconds without the parts outside the ticks."""
+        return (self.parts_s * (1 - plans.is_once)).sum(axis=1) + self.exposed_s.sum(axis=1)
+
+
+def _tick(
+    plans: PlanBatch,
+    at: IntArray,
+    features: FloatArray,
+    run_s: FloatArray,
+    each: tuple[FloatArray, FloatArray],
+) -> _Tick:
+    """The micro-batch of `each`: the coefficients [plan, used], and the runs [row, collective]."""
+    coefficients, n_runs = each
+    costs = np.zeros((len(at), *plans.is_used.shape))
+    costs[:, plans.is_used] = (coefficients[at] @ features[:, :, None])[..., 0]
+    costs = _in_hbm(plans, at, costs, features)
+    read_s = costs[..., Cost.CHOSEN_BYTES] * plans.cost_s[at][:, None, Cost.CHOSEN_BYTES]
+    costs[..., Cost.CONVERTED_S] = np.maximum(0.0, costs[..., Cost.CONVERTED_S] - read_s)
+    work = _work(plans, at, costs)
+    collectives_s = run_s * n_runs[plans.row[at]]
+    exposed_s = _exposed_s(plans, at, collectives_s, work.core_s)
+    is_late = (features[:, Feature.TOKENS] <= 1) & (plans.fetches_late[at] > 0)
+    parts_s = work.core_s + _waits_s(plans, work, exposed_s, is_late)
+    return _Tick(costs=costs, parts_s=parts_s, collectives_s=collectives_s, exposed_s=exposed_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -497,18 +546,15 @@ def _waits_s(
     return work.stream_s * np.where(in_layers, frac[:, None], 1.0)
 
 
-def _collectives_s(
-    plans: PlanBatch, at: IntArray, payload: FloatArray, core_s: FloatArray
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """[n, collective] seconds outside the ticks, per tick, and exposed per tick."""
+def _exposed_s(
+    plans: PlanBatch, at: IntArray, collectives_s: FloatArray, core_s: FloatArray
+) -> FloatArray:
+    """[n, collective] the seconds that no compute hides."""
     row = plans.row[at]
-    run_s = _strategy_s(plans, plans.line[row], payload)
-    tick_s = run_s * plans.n_tick[row]
     layers_s = np.where(plans.is_once > 0, 0.0, core_s).sum(axis=1)
     attention_s = core_s[:, PARTS.index(Part.ATTN)]
-    exposed_s = _exposed(plans.behind_attention[row], tick_s, attention_s)
-    exposed_s = _exposed(plans.behind_layers[row], exposed_s, layers_s)
-    return run_s * plans.n_once[row], tick_s, exposed_s
+    exposed_s = _exposed(plans.behind_attention[row], collectives_s, attention_s)
+    return _exposed(plans.behind_layers[row], exposed_s, layers_s)
 
 
 def _features(

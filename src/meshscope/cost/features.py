@@ -147,9 +147,13 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCosts:
-    """Coefficients [part, cost, feature] of one phase; `is_once` marks parts after all micro-batches."""
+    """Coefficients [part, cost, feature] of one phase, for the pipeline stage with the most layers.
+
+    Those of `all_stages` are the sum over all stages, and `is_once` marks parts after all micro-batches.
+    """
 
     coefficients: FloatArray
+    all_stages: FloatArray
     is_once: FloatArray = field(
         default_factory=lambda: np.array([part is Part.LM_HEAD for part in PARTS], dtype=float)
     )
@@ -206,7 +210,7 @@ def plan_costs(
     *,
     n_tokens: int = 1,
 ) -> PlanCosts:
-    """The coefficients of one phase, for the pipeline stage with the most layers.
+    """The coefficients of one phase.
 
     Of a decode step with `n_tokens` of each sequence, the bytes of a cache are those of a sequence.
     """
@@ -253,9 +257,17 @@ def _one_device(plan: Plan) -> Plan:
 
 @lru_cache(maxsize=CACHED_COSTS)
 def _device_costs(device: _Device, n_stages: int) -> PlanCosts:
+    if n_stages > 1:
+        all_stages = _device_costs(device, 1).coefficients
+        return PlanCosts(coefficients=_stage_costs(device, n_stages), all_stages=all_stages)
+    coefficients = _stage_costs(device, 1)
+    return PlanCosts(coefficients=coefficients, all_stages=coefficients)
+
+
+def _stage_costs(device: _Device, n_stages: int) -> FloatArray:
     n_layers = _layer_counts(device.model, n_stages)
     by_layer = (n * _layer_costs(device, layer) for layer, n in n_layers.items())
-    return PlanCosts(coefficients=sum(by_layer, _outer_costs(device)))
+    return sum(by_layer, _outer_costs(device))
 
 
 @lru_cache(maxsize=CACHED_COSTS)

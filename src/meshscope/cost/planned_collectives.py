@@ -5,7 +5,7 @@ prediction engine, determine the coefficients.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -23,7 +23,7 @@ from meshscope.prediction import planned_stages
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.compiler_facts import compiler_facts
-from meshscope.spec.model.model import GroupedAttention
+from meshscope.spec.model.model import GroupedAttention, Layer
 from meshscope.spec.plan.dispatch import DispatchForm, exchange_axes
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.stages import n_ticks, stage_layers
@@ -80,6 +80,12 @@ class TransferLines:
     wire_factor: float
     ranges: tuple[tuple[int, int], ...]
 
+    def seconds(self, payload_bytes: float) -> float:
+        """The time of the fastest strategy for the payload."""
+        is_taken = (self.least_bytes <= payload_bytes) & (payload_bytes <= self.most_bytes)
+        by_strategy = self.latency_s + np.maximum(self.hops_s, payload_bytes * self.s_per_byte)
+        return float(by_strategy[is_taken].min())
+
     def scaled(self, factor: float) -> "TransferLines":
         """The transfer that takes `factor` times as long."""
         return replace(
@@ -94,8 +100,9 @@ class TransferLines:
 class CollectiveCost:
     """One collective of a plan's step: payload per feature, and what a payload takes.
 
-    It runs `n_tick` times per tick in the stage with the most layers, and `n_once` times per step outside
-    the ticks. `hidden_behind` is None for a synchronous collective.
+    It runs `n_tick` times for a micro-batch in the stage with the most layers, `n_pass` times while a
+    micro-batch passes through all stages, and `n_once` times per step outside of that. A send between stages
+    has the `n_tick` of the slowest boundary. `hidden_behind` is None for a synchronous collective.
     """
 
     part: Part
@@ -104,6 +111,7 @@ class CollectiveCost:
     payload: FloatArray  # [feature]
     transfer: TransferLines
     n_tick: float
+    n_pass: float
     n_once: float
     hidden_behind: HiddenBehind | None
 
@@ -143,13 +151,30 @@ def collective_costs(
                 payload=_of_mask(phase) if collective.dtype == MASK else payload,
                 transfer=transfers[key],
                 n_tick=run.n_tick,
+                n_pass=run.n_pass,
                 n_once=run.n_once,
                 hidden_behind=hidden_behind(
-                    experiment, phase, collective, is_in_layers=run.n_tick > 0
+                    experiment, phase, collective, is_in_layers=run.n_pass > 0
                 ),
             )
         )
-    return tuple(costs)
+    return tuple(_at_slowest_boundary(costs, [run.array for run in runs[0]], references[-1]))
+
+
+def _at_slowest_boundary(
+    costs: Sequence[CollectiveCost], arrays: Sequence[int | None], reference: "_Reference"
+) -> Iterator[CollectiveCost]:
+    """The costs with the `n_tick` of each sent array at its slowest boundary only."""
+    sizes = np.zeros(len(Feature))
+    sizes[[Feature.ONE, Feature.SEQUENCES, Feature.TOKENS]] = 1, reference.b, reference.n_tokens
+    slowest: dict[int, tuple[float, int]] = {}
+    for at, (cost, array) in enumerate(zip(costs, arrays, strict=True)):
+        if array is not None:
+            seconds = cost.transfer.seconds(float(cost.payload @ sizes))
+            slowest[array] = max(slowest.get(array, (seconds, at)), (seconds, at))
+    kept = {at for _, at in slowest.values()}
+    for at, (cost, array) in enumerate(zip(costs, arrays, strict=True)):
+        yield cost if array is None or at in kept else replace(cost, n_tick=0.0)
 
 
 def with_weight_dtype(
@@ -280,62 +305,99 @@ def _with_workload(experiment: Experiment, phase: Phase, reference: _Reference) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """A planned collective with its runs per tick and per step outside the ticks."""
+    """A planned collective with its runs, as in `CollectiveCost`; `array` numbers what stages send."""
 
     collective: PlannedCollective
     n_tick: float = 0.0
+    n_pass: float = 0.0
     n_once: float = 0.0
+    array: int | None = None
 
 
 def _runs(experiment: Experiment, phase: Phase, *, is_cut: bool) -> Iterator[_Run]:
-    """The collectives of one device in the stage with the most layers; equal layers merged."""
+    """The collectives of a step; equal layers merged, and stage boundaries over equal links."""
     n_tokens = experiment.workload.prompt if phase is Phase.PREFILL else 1
-    pp = experiment.plan.pp
-    sizes = [len(layers) for layers in stage_layers(experiment.model.n_layers, pp)]
+    layers, pp = experiment.model.layers, experiment.plan.pp
+    ranges = stage_layers(len(layers), pp)
+    fullest = ranges.index(max(ranges, key=len))
+    # Stages that have all kinds of layers: the fullest, and those with the first layer of another kind.
+    of_fullest = set(layers[ranges[fullest].start : ranges[fullest].stop])
+    first_of = {kind: layers.index(kind) for kind in set(layers) - of_fullest}
+    chosen = {at for at, held in enumerate(ranges) if any(n in held for n in first_of.values())}
     step = PlannedStep(phase=phase, n_tokens=n_tokens, n_steps=1, is_cut=is_cut)
-    stages = planned_stages(experiment, step, chosen={sizes.index(max(sizes))})
+    stages = planned_stages(experiment, step, chosen={fullest, *chosen})
     if pp == 1:
         (stage,) = stages
         outside = (*stage.before, *stage.after)
         n_microbatches = 1
     else:
+        n_microbatches = experiment.n_microbatches(phase)
         yield from _stage_sends(experiment, phase, stages)
         # In meshscope's engine, the collectives of all stages follow the last stage.
         outside = tuple(c for s in stages[-2:] for c in s.after if c.part is not Part.STAGE)
-        stage = max(stages, key=lambda stage: len(stage.layers))
-        n_microbatches = experiment.n_microbatches(phase)
+        for collective in stages[0].before:
+            yield _Run(
+                collective=collective,
+                n_tick=collective.count / n_microbatches if fullest == 0 else 0.0,
+                n_pass=collective.count / n_microbatches,
+            )
     for collective in outside:
         yield _Run(collective=collective, n_once=float(collective.count))
-    yield from _layer_runs(stage, n_microbatches)
+    of_stages = (stages[fullest], *(stages[at] for at in sorted(chosen - {fullest})))
+    yield from _layer_runs(of_stages, layers, n_microbatches)
 
 
 def _stage_sends(
     experiment: Experiment, phase: Phase, stages: tuple[PlannedStage, ...]
 ) -> Iterator[_Run]:
-    """Sends between stages: meshscope's programs send in every tick, vLLM once per boundary."""
+    """Sends between stages: a micro-batch crosses every boundary once.
+
+    JAX programs of meshscope's engine also send after the last tick.
+    """
     pp, ticks = experiment.plan.pp, n_ticks(experiment.n_microbatches(phase), experiment.plan.pp)
-    if experiment.engine is Engine.MESHSCOPE:
-        sends, scale = stages[0].after, 1 / ticks
-    else:
-        sends, scale = (*stages[0].after, *stages[1].before), (pp - 1) / pp
-    for send in sends:
-        if send.part is Part.STAGE and send.kind is not Kind.RECV:
-            yield _Run(collective=send, n_tick=send.count * scale)
+    is_own = experiment.engine is Engine.MESHSCOPE
+    merged: dict[Hashable, _Run] = {}
+    for boundary in range(pp - 1):
+        sends = (*stages[boundary].after, *(() if is_own else stages[boundary + 1].before))
+        counted = (s for s in sends if s.part is Part.STAGE and s.kind is not Kind.RECV)
+        for array, send in enumerate(counted):
+            n = 1 if is_own else send.count
+            n_last = send.count - (ticks - 1) if is_own and boundary == pp - 2 else 0
+            groups = experiment.mesh.devices_at(send.groups)
+            links = geometry_of(experiment.topology, groups).demands(send.kind)
+            run = merged.setdefault((array, links), _Run(collective=send, n_tick=n, array=array))
+            merged[array, links] = replace(run, n_pass=run.n_pass + n + n_last)
+    yield from merged.values()
 
 
-def _layer_runs(stage: PlannedStage, n_microbatches: int) -> Iterator[_Run]:
-    """The collectives of a stage's layers; layers with the same collectives are merged."""
-    by_id = {id(collectives): collectives for _, collectives in stage.layers}
-    kinds: list[
-        tuple[PlannedCollective, ...]
-    ] = []  # few: comparing them is faster than hashing groups
-    n_layers: list[int] = []
-    for key, n in Counter(id(collectives) for _, collectives in stage.layers).items():
+def _layer_runs(
+    stages: Sequence[PlannedStage], layers: Sequence[Layer], n_microbatches: int
+) -> Iterator[_Run]:
+    """The collectives of layers; layers with the same collectives are merged.
+
+    The first of the `stages` is the one with the most layers, and together they have all kinds.
+    """
+    by_id = {id(collectives): collectives for stage in stages for _, collectives in stage.layers}
+    of_kind: dict[Layer, int] = {}
+    for stage in stages:
+        for index, collectives in stage.layers:
+            of_kind.setdefault(layers[index], id(collectives))
+    of_fullest = dict(stages[0].layers)
+    n_tick = Counter(id(collectives) for collectives in of_fullest.values())
+    n_pass = n_tick + Counter(
+        of_kind[kind] for at, kind in enumerate(layers) if at not in of_fullest
+    )
+    # Few kinds: comparing them is faster than hashing groups.
+    kinds: list[tuple[PlannedCollective, ...]] = []
+    n_layers: list[tuple[int, int]] = []
+    for key, n in n_pass.items():
         if by_id[key] in kinds:
-            n_layers[kinds.index(by_id[key])] += n
+            at = kinds.index(by_id[key])
+            n_layers[at] = (n_layers[at][0] + n_tick[key], n_layers[at][1] + n)
         else:
             kinds.append(by_id[key])
-            n_layers.append(n)
-    for collectives, n in zip(kinds, n_layers, strict=True):
+            n_layers.append((n_tick[key], n))
+    for collectives, (in_fullest, in_all) in zip(kinds, n_layers, strict=True):
         for collective in collectives:
-            yield _Run(collective=collective, n_tick=n * collective.count / n_microbatches)
+            n = collective.count / n_microbatches
+            yield _Run(collective=collective, n_tick=in_fullest * n, n_pass=in_all * n)

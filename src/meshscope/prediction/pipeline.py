@@ -34,7 +34,7 @@ def pipeline_stages(
 
     `whole` is the program without a pipeline: embedding and layers for one micro-batch, the head
     for all sequences. `sent` are the arrays that a device sends to its peer in the next stage.
-    With `chosen`, only those stages have layers, and only they, the first and the last are returned.
+    With `chosen`, only those stages have layers.
     """
     plan = experiment.plan
     if plan.pp == 1:
@@ -56,7 +56,6 @@ def pipeline_stages(
             index=stage,
         )
         for stage, layers in enumerate(stage_layers(len(whole.layers), plan.pp))
-        if chosen is None or stage in {0, last, *chosen}
     )
     return (
         *stages,
