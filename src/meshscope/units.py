@@ -89,6 +89,22 @@ _COMMON = "Use bf16, int8, fp8, fp8_block128, w8a8, fp8_w8a8, int4 or mxfp4_expe
 ROUNDS_TO_1000 = 999.5  # values from here on take the next larger unit at three digits
 
 
+def whole_number(text: str) -> int:
+    """The number that the text spells with the digits 0 to 9; ValueError for other digits, `_` and blanks."""
+    return int(_plain(text))
+
+
+def decimal_number(text: str) -> float:
+    """The number that the text spells as `whole_number`, with a decimal point or exponent."""
+    return float(_plain(text))
+
+
+def _plain(text: str) -> str:
+    if not text.isascii() or "_" in text or text != text.strip():
+        raise ValueError(f"{text!r} is not spelled with the digits 0 to 9")
+    return text
+
+
 def dtype_name(text: str) -> str:
     """XLA's name of a dtype, e.g. `bfloat16` -> `bf16`; SpecError if unknown."""
     name = DTYPE_ALIASES.get(text.lower(), text.lower())

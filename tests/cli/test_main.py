@@ -176,3 +176,79 @@ def test_help_has_a_line_for_every_command(tmp_path: Path) -> None:
     lines = [line.split(maxsplit=1) for line in out.split("Commands:\n")[1].splitlines()]
     single = [[name, command.summary] for name, command in COMMANDS.items() if " " not in name]
     assert lines == [*single, *map(list, GROUPS.items())]
+
+
+# Stops the import of the command line, as Ctrl-C in the first moments does.
+INTERRUPTED = """
+import sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "{module}":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+from meshscope.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "meshscope.cli.predict", "numpy"])
+def test_an_interruption_of_the_start_is_no_traceback(tmp_path: Path, module: str) -> None:
+    program = [sys.executable, "-c", INTERRUPTED.format(module=module), *PREDICT]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("streams", "plan", "status", "err"),
+    [
+        (">&-", "tp=8", 1, "meshscope: standard output is closed. Redirect it"),
+        ("2>&-", "tp=8", 0, ""),
+        ("2>&-", "tp=7", 1, ""),
+        (">&- 2>&-", "tp=8", 1, ""),
+        ("<&-", "tp=8", 0, ""),
+    ],
+)
+def test_a_closed_stream_is_no_traceback(
+    tmp_path: Path, streams: str, plan: str, status: int, err: str
+) -> None:
+    words = [sys.executable, "-m", "meshscope", *PREDICT[:-1], plan]
+    shell = ["sh", "-c", f'"$@" {streams}', "sh", *words]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == status
+    assert done.stdout.startswith("Qwen/Qwen3-32B" if status == 0 else "")
+    assert done.stderr.startswith(err)
+    assert done.stderr.count("\n") == bool(err)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (("show", ""), 1, "RUN... is empty. Give a value; a variable of the shell may be unset."),
+        (("predict", "", *PREDICT[2:]), 1, "MODEL is empty."),
+        ((*PREDICT, "--out", ""), 1, "--out is empty."),
+        ((*PREDICT, "--profile="), 1, "--profile is empty."),
+        ((*PREDICT, "--batch", "\uff18"), 2, "'\uff18' is not spelled with the digits 0 to 9."),
+        ((*PREDICT, "--batch", "1_0"), 2, "'1_0' is not spelled with the digits 0 to 9."),
+        ((*PREDICT, "--routing-skew", "\uff11"), 2, "is not spelled with the digits 0 to 9."),
+        ((*PREDICT[:-1], "tp=\uff18"), 1, "tp needs a whole number, got '\uff18'."),
+        ((*PREDICT[:-1], "tp\uff18"), 1, "unknown axis"),
+        (("predict", "Qwen/Qwen3-32B", "--topology", "v6e-\uff18", "--plan", "tp=8"), 1, "v6e-\uff18"),
+        ((*PREDICT, "--prefill-chunk", "\uff18"), 1, "is not a number of tokens"),
+        ((*PREDICT, "--device-order", "\uff10,1"), 1, "device order"),
+        (("plan", *PREDICT[1:4], "--batch", "1:\uff18"), 1, "neither a number nor a range"),
+        (("plan", *PREDICT[1:4], "--slo", "ttft=\uff11"), 1, "is no positive number"),
+        (("plan", *PREDICT[1:4], "--prices", "v6e=\uff12"), 1, "is no positive price"),
+    ],
+)  # fmt: skip
+def test_an_empty_or_oddly_spelled_value_is_refused(
+    meshscope, words: tuple[str, ...], status: int, message: str
+) -> None:
+    outcome = meshscope(*words)
+    assert (outcome.status, outcome.out) == (status, "")
+    assert message in outcome.err
+
+
+def test_an_unknown_axis_is_answered_in_two_lines(meshscope) -> None:
+    message = meshscope(*PREDICT[:-1], "xx=8").err
+    assert "unknown axis 'xx'. Known: pp, dp, fsdp, cp, tp, ep, sp" in message
+    assert len(message) < 160

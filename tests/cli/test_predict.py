@@ -91,7 +91,7 @@ def test_dtype_sets_all_three_and_each_may_differ(meshscope) -> None:
         (("--output", "0"), "output=0 is too small. Use at least 1."),
         (("--out", "/proc/none/run"), "cannot write the run '/proc/none/run'"),
         (("--out", "."), "'.' exists"),
-        (("--out", ""), "'.' exists"),
+        (("--out", ""), "--out is empty. Give a value"),
         (("--out", "a\x1b[31m/" + "x" * 300), "cannot write the run 'a\\x1b[31m/xxx"),
     ],
 )

@@ -1,6 +1,7 @@
 """Reading Hugging Face configs: values, defaults and refusals."""
 
 import json
+import os
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -229,7 +230,7 @@ def test_an_id_is_found_in_any_case_and_without_its_owner(name: str) -> None:
         (b"[" * 100_000, "is not valid JSON"),
         (b"[1]", "must contain a JSON object, got list"),
         (b'{"a": 1, "b": {"c": 1, "c": 2}}', "is not valid JSON: the key 'c' is there twice"),
-        (b" " * (MAX_CONFIG_BYTES + 1), f"larger than {MAX_CONFIG_BYTES} bytes"),
+        (b" " * (MAX_CONFIG_BYTES + 1), f"larger than {MAX_CONFIG_BYTES:,} bytes"),
     ],
     ids=["truncated", "not text", "nested too deep", "a list", "repeats", "too large"],
 )
@@ -251,7 +252,7 @@ def test_a_file_that_cannot_be_read_is_refused(
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(SpecError, match=r"config.json' cannot be read: Permission denied"):
         read_model(str(path))
 

@@ -12,6 +12,7 @@ from meshscope.analysis.traffic import Filter
 from meshscope.api.request import CompileRequest
 from meshscope.errors import ParseError, nearest
 from meshscope.events.enums import Kind, Phase
+from meshscope.files import read_file
 
 FILTERS = ("phase", "axis", "kind")
 PROGRAM = "program"
@@ -42,9 +43,10 @@ class BudgetedProgram:
 def read_budget_file(path: Path) -> tuple[BudgetedProgram, ...]:
     """The programs of the file; ParseError with file and line for anything that is not understood."""
     try:
-        text = path.read_bytes().decode()
+        text = read_file(path).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ParseError(f"cannot read '{path}': {error}. Give a budget file in TOML.") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ParseError(f"cannot read '{path}': {reason}. Give a budget file in TOML.") from error
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

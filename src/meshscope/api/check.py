@@ -17,6 +17,7 @@ from meshscope.api.predict import predict
 from meshscope.api.run import Run
 from meshscope.api.runs import open as open_runs
 from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
+from meshscope.files import path_of
 from meshscope.programs.compilers import default_compiler
 from meshscope.store.folder import replacing_runs, scratch_folder
 
@@ -64,7 +65,7 @@ def check(path: str | Path, *, compiler: str | None = None) -> CheckResult:
     Raises:
         MeshscopeError: The file is not understood, or a program cannot be made.
     """
-    file = Path(path)
+    file = path_of(path)
     programs = read_budget_file(file)
     with default_compiler(compiler):
         checked = tuple(_checked(program, file) for program in programs)

@@ -15,6 +15,7 @@ from meshscope.api.run import Run
 from meshscope.api.text import rendered
 from meshscope.errors import RunError, SpecError
 from meshscope.events.enums import Source
+from meshscope.files import path_of
 from meshscope.store.run import RunRecord
 from meshscope.views.document import comparison_document, own_verdicts_document
 from meshscope.views.explanation import explanation_document
@@ -94,7 +95,7 @@ def _record(run: Union[Run, "RunSet", str, Path]) -> RunRecord:
     from meshscope.store.read import read_run  # noqa: PLC0415  polars is slow to import
 
     if isinstance(run, str | Path):
-        return read_run(Path(run))
+        return read_run(path_of(run))
     if len(run) != 1:
         raise SpecError(
             f"compare takes one run a side, not {len(run)}. Choose one, such as runs[0]."

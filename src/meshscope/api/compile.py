@@ -36,6 +36,7 @@ from meshscope.backends.compile.cycles import Cycles
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
+from meshscope.files import path_of
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.programs.compilers import Compiler, chosen_compiler
 from meshscope.programs.engines.environments import environment_of
@@ -133,7 +134,7 @@ def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
             missing, or the folder exists.
     """
     options = dict(locals())
-    home = None if out is None else Path(out)
+    home = None if out is None else path_of(out)
     if callable(model):
         _check_only(_MODEL_OPTIONS, options, f"a model, and {model!r} is a function")
         return compile_user_function(function_request(options), out=home, force=force)

@@ -1,6 +1,7 @@
 """Compiles a JAX function of the user for a slice, with all that a run of a built-in model has."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -129,7 +130,7 @@ def axis_sizes(text: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for item in text.split(","):
         name, _, size = (word.strip() for word in item.partition("="))
-        if not name.isidentifier() or not size.isdecimal() or int(size) < 1:
+        if not name.isidentifier() or not re.fullmatch("[1-9][0-9]*", size):
             raise SpecError(
                 f"mesh '{text}': '{item}' is not NAME=SIZE. Use for example 'dp=2,tp=4'."
             )

@@ -16,6 +16,7 @@ from meshscope.analysis.timeline import TIMELINE_SCHEMA, read_timeline
 from meshscope.analysis.trace_timeline import has_executions, sql_columns
 from meshscope.errors import RunError, SpecError
 from meshscope.events.trace_timeline import DISTINCT_OPS, EXECUTIONS
+from meshscope.files import path_of
 from meshscope.store.folder import is_run, scratch_folder
 from meshscope.store.read import read_events, read_manifest, read_run
 from meshscope.views.sweep import summary_frame, summary_row
@@ -81,7 +82,7 @@ def run_folders(pattern: str | Path) -> list[Path]:
     RunError if there is none. Other folders are skipped; damaged runs are included, and reading one
     raises its error.
     """
-    path = Path(pattern)
+    path = path_of(pattern)
     if is_run(path) or path.is_file():
         return [path]
     entries = sorted(path.iterdir()) if path.is_dir() else sorted(_glob(str(pattern)))

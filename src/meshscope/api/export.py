@@ -1,5 +1,6 @@
 """Writes a run in the format of another tool."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +21,7 @@ from meshscope.exporters.run_timeline import RunTimeline, run_timeline, title_of
 from meshscope.exporters.run_tracks import timeline_of
 from meshscope.exporters.tables import write_csv, write_parquet
 from meshscope.exporters.trace_tracks import trace_tracks
+from meshscope.files import path_of
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 
@@ -68,15 +70,18 @@ def export(
     Raises:
         MeshscopeError: A run cannot be read, or `out` holds something else.
     """
-    path = _path(runs, to, out)
-    records = [read_run(run) for run in runs]
+    _check_number(runs, to, out)
+    records = [read_run(path_of(run)) for run in runs]
+    is_dots = not runs[0].name.strip(".")
+    place = Path(os.path.abspath(runs[0])) if is_dots else runs[0]  # noqa: PTH100  it may be a link
+    path = out or place.with_name(place.resolve().name + ENDINGS[to])
     if len(records) == 1:
         return Export(path=path, note=_write(records[0], to, path, force=force))
     return Export(path=path, note=write_plot_folder(records, path, force=force))
 
 
-def _path(runs: Sequence[Path], to: ExportFormat, out: Path | None) -> Path:
-    """The output; SpecError for several runs in a format that holds one."""
+def _check_number(runs: Sequence[Path], to: ExportFormat, out: Path | None) -> None:
+    """SpecError for several runs in a format that holds one, or without a folder."""
     if len(runs) > 1 and to is not ExportFormat.PLOTS:
         raise SpecError(
             f"--to {to} takes one run, not {len(runs)}. Export them one by one; plots and report take several."
@@ -85,11 +90,8 @@ def _path(runs: Sequence[Path], to: ExportFormat, out: Path | None) -> Path:
         raise SpecError(
             f"{len(runs)} runs are too many for one plot; at most {MAX_RUNS} fit. Give fewer."
         )
-    if out is not None:
-        return out
-    if len(runs) > 1:
+    if len(runs) > 1 and out is None:
         raise SpecError(f"plots of {len(runs)} runs need a folder. Give one with --out DIR.")
-    return runs[0].with_name(runs[0].resolve().name + ENDINGS[to])
 
 
 def _write(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str | None:

@@ -12,6 +12,7 @@ from meshscope.backends.compile.flags import flag_effects
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.events.flag_effect import Flag, FlagEffect
+from meshscope.files import read_file
 from meshscope.programs.compilers import chosen_compiler
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.workers.spawn import Progress
@@ -97,16 +98,17 @@ def parse_flag(text: str) -> Flag:
     """The flag `--name=value`; SpecError for another form."""
     name, separator, value = text.strip().removeprefix("--").partition("=")
     if not separator or not name or not value:
-        raise SpecError(f"flag '{text}' has no value. Use --name=value.")
+        raise SpecError(f"flag '{text[:80]}' has no value. Use --name=value.")
     return Flag(name=name, value=value)
 
 
 def read_flags(path: Path) -> Sequence[str]:
     """The flags of a file, one a line; `#` starts a comment. SpecError if it cannot be read."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_file(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"cannot read '{path}': {error}. Give a file of flags.") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise SpecError(f"cannot read '{path}': {reason}. Give a file of flags.") from error
     stripped = (line.split("#")[0].strip() for line in lines)
     return [line for line in stripped if line]
 

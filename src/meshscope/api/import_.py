@@ -17,6 +17,7 @@ from meshscope.backends.compile.saved_graph import compile_graph
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import PlanError, SpecError
 from meshscope.events.enums import Phase, Source
+from meshscope.files import path_of
 from meshscope.readers.hlo.attribution import MAX_LAYERS
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
@@ -139,7 +140,7 @@ def import_(  # noqa: PLR0913  the options of the command
         raise SpecError("there is no file to import. Give the path of HLO text.")
     if frontend == Frontend.JAX:
         raise SpecError("--frontend jax: `compiled.as_text()` is text; leave the option out.")
-    home = None if out is None else Path(out)
+    home = None if out is None else path_of(out)
     if frontend is None and are_traces(files):
         check_options_of_traces(phase=phase, layers=layers, lengths=lengths, rules=rules)
         return import_traces(
@@ -170,7 +171,7 @@ def import_(  # noqa: PLR0913  the options of the command
         is_partial=partial,
         command=("meshscope", "import", *map(str, inputs), *words),
         rules=() if rules is None else (read_rules(rules),),
-        rules_path=None if rules is None else Path(rules),
+        rules_path=None if rules is None else path_of(rules),
         model=None if model is None else read_model(model),
         layers=_layers(layers),
         lengths=lengths,
@@ -188,8 +189,8 @@ def _stated(path: str | Path) -> tuple[Phase | None, Path]:
     """Phase and path of `decode=model.txt`; no phase for any other path."""
     name, separator, rest = str(path).partition("=")
     if separator and name in set(Phase) and not Path(path).exists():
-        return Phase(name), Path(rest)
-    return None, Path(path)
+        return Phase(name), path_of(rest)
+    return None, path_of(path)
 
 
 def _layout(

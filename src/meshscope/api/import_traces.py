@@ -17,6 +17,7 @@ from meshscope.events.enums import Source
 from meshscope.events.measured import Measured, ServedBenchmark, TraceFacts
 from meshscope.events.trace_timeline import DISTINCT_OPS, EXECUTIONS
 from meshscope.exporters.card_reading import WorkloadCard, is_card, read_card
+from meshscope.files import path_of
 from meshscope.readers.traces.attribution import TraceRows, attributed
 from meshscope.readers.traces.folder import trace_folder
 from meshscope.readers.traces.merge import MergedTrace, merged
@@ -80,7 +81,7 @@ def import_traces(  # noqa: PLR0913  the options of the command
 ) -> Run:
     """The measured run of the traces; MeshscopeError if one cannot be read or does not fit the plan."""
     files, cards, findings = _listed(paths)
-    card_path = Path(card) if card is not None else next(filter(is_card, cards), None)
+    card_path = path_of(card) if card is not None else next(filter(is_card, cards), None)
     read = None if card_path is None else read_card(card_path)
     devices = _mesh(mesh, device_order, plan=plan)
     layout = _layout(read, topology=topology, plan=plan, mesh=devices, model=model)

@@ -14,6 +14,7 @@ from meshscope.backends.live.names import TRACE
 from meshscope.backends.live.run import RunOptions, check_can_run, run_experiment, run_process
 from meshscope.errors import SpecError
 from meshscope.exporters.profile_traces import write_profile_traces
+from meshscope.files import path_of
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.serialize import picked
 from meshscope.spec.experiment import Experiment
@@ -105,7 +106,7 @@ def run(  # noqa: D417, PLR0913  the options of the command
     """
     request = request_of(LiveRequest, {**locals(), "dtype": dtype or ""})
     return run_request(
-        request, out=None if out is None else Path(out), force=force, progress=progress
+        request, out=None if out is None else path_of(out), force=force, progress=progress
     )
 
 

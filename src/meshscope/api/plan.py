@@ -11,6 +11,7 @@ from meshscope.api.plot_tools import plot_tools
 from meshscope.api.request import AUTO, request_of
 from meshscope.errors import RunError, SpecError
 from meshscope.exporters.files import check_new, new_file
+from meshscope.files import path_of
 from meshscope.interconnect.profile import load_profile
 from meshscope.planner.batches import parse_batches
 from meshscope.planner.cheapest import SliceSearch, search_slices
@@ -131,13 +132,13 @@ class PlanResult:
         """Writes the page for the browser, one HTML file; an existing file only with `force`."""
         from meshscope.views.html.plan_page import plan_html  # noqa: PLC0415  only a page needs it
 
-        with new_file(Path(path), force=force) as partial:
+        with new_file(path_of(path), force=force) as partial:
             partial.write_text(plan_html(self.search, self.slices, self.verified), encoding="utf-8")
         return Path(path)
 
     def plot(self, path: str | Path, *, force: bool = False) -> Path:
         """Writes the Pareto front as a picture: PNG, SVG or PDF by the ending of the path."""
-        target = Path(path)
+        target = path_of(path)
         _check_picture(target)
         if not self.front:
             raise RunError(
@@ -245,7 +246,7 @@ def plan(  # noqa: PLR0913  the options of the command
     if not verify:
         return result
     return verified_result(
-        request, result, out=None if out is None else Path(out), progress=progress
+        request, result, out=None if out is None else path_of(out), progress=progress
     )
 
 

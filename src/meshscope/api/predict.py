@@ -8,6 +8,7 @@ from meshscope.api.records import chip_profile, predicted_record, saved
 from meshscope.api.request import PredictRequest, command_line, request_of
 from meshscope.api.run import Run
 from meshscope.api.speculate import with_predicted_speculation
+from meshscope.files import path_of
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.kernel_choice import Kernels
@@ -89,7 +90,7 @@ def predict(  # noqa: PLR0913  the options of the command
         MeshscopeError: An option, the model or the plan is impossible, or `out` cannot be written.
     """
     request = request_of(PredictRequest, locals())
-    return predict_request(request, out=None if out is None else Path(out), force=force)
+    return predict_request(request, out=None if out is None else path_of(out), force=force)
 
 
 def predict_request(request: PredictRequest, *, out: Path | None, force: bool) -> Run:

@@ -18,6 +18,7 @@ from meshscope.errors import SpecError
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured, StepCost
 from meshscope.exporters.profile_traces import write_profile_traces
+from meshscope.files import path_of
 from meshscope.spec.hardware.live_slices import slice_of_devices
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.plan.mesh import Mesh
@@ -116,7 +117,7 @@ def profile(  # noqa: PLR0913  a function, its arguments, and how long to run it
             return Run(record=record)
         write_table(read.timings.ops, folder / TRACE / OPS)
         write_profile_traces(read.profile, folder / TRACE)
-        with new_folder(Path(out), force=force) as partial:
+        with new_folder(path_of(out), force=force) as partial:
             for part in (HLO, TRACE):
                 (folder / part).rename(partial / part)
             write_record(record, partial)

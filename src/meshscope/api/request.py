@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from enum import StrEnum
+from operator import index
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_type_hints
@@ -14,6 +15,7 @@ from meshscope.api.idle_options import check_no_idle_options
 from meshscope.backends.compile.cycles import Cycles
 from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.errors import SpecError, nearest
+from meshscope.files import path_of
 from meshscope.interconnect.axis_placement import parse_device_order
 from meshscope.programs.torchxla.checks import check_traceable
 from meshscope.serialize import picked
@@ -242,15 +244,28 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         if value not in set(hint):
             raise SpecError(f"{name}: '{value}' is not one of {', '.join(hint)}.")
         return hint(value)
-    if issubclass(hint, str | Path) and isinstance(value, str | Path):
-        return hint(value)
-    if name == "prefill_chunk" and type(value) is int:
+    if hint is Path:
+        return path_of(value)
+    if hint is str and isinstance(value, str | Path):
         return str(value)
-    if hint is float and type(value) is int:
-        value = float(value)
-    if type(value) is not hint or (hint is float and not math.isfinite(value)):
+    if name == "prefill_chunk":
+        hint = int
+    number = _number(value, hint)
+    if number is None:
         raise SpecError(f"{name}: {value!r} must be {_FORMS.get(hint, hint.__name__)}.")
-    return value
+    return str(number) if name == "prefill_chunk" else number
+
+
+def _number(value: Any, hint: type) -> bool | int | float | None:
+    """The value as a bool, int or float, also of NumPy, polars or JAX; None for another kind of value."""
+    is_bool = type(value).__name__ in {"bool", "bool_"}
+    if is_bool != (hint is bool) or isinstance(value, str) or hint not in {bool, int, float}:
+        return None
+    try:
+        number = index(value) if hint is int else hint(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def changed_options(request: ExperimentRequest) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from meshscope.analysis.request import Throughput, request_times, throughput_of
 from meshscope.analysis.speculation import SpeculativeStep, speculative_steps
 from meshscope.api.text import rendered
 from meshscope.events.enums import Source
+from meshscope.files import path_of
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import RunRecord
@@ -147,7 +148,7 @@ class Run:
         """Writes an HTML report, by default `report.html` in the run; returns its path."""
         from meshscope.api.report import write_report  # noqa: PLC0415  polars is slow to import
 
-        return write_report([self.record], None if path is None else Path(path), force=force)
+        return write_report([self.record], None if path is None else path_of(path), force=force)
 
     def save(self, path: str | Path, *, force: bool = False) -> "Run":
         """Saves the run as a folder; `force` replaces a run there. Returns the run in its folder."""
@@ -155,7 +156,7 @@ class Run:
         from meshscope.store.folder import new_folder  # noqa: PLC0415
         from meshscope.store.read import read_run  # noqa: PLC0415  polars is slow to import
 
-        home = Path(path)
+        home = path_of(path)
         if self.path is None:
             return Run(record=saved(self.record, home, force=force, hlo=self.hlo))
         with new_folder(home, force=force) as folder:

@@ -22,6 +22,7 @@ from meshscope.api.metrics import Metrics, metrics_of_runs
 from meshscope.api.report import write_report
 from meshscope.api.run import Run, RunTime
 from meshscope.errors import RunError
+from meshscope.files import path_of
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.read import read_run
@@ -86,7 +87,7 @@ class RunSet(Sequence[Run]):
     def report(self, path: str | Path | None = None, *, force: bool = False) -> Path:
         """Writes an HTML report of the runs side by side; several runs need a path."""
         records = [run.record for run in self]
-        return write_report(records, None if path is None else Path(path), force=force)
+        return write_report(records, None if path is None else path_of(path), force=force)
 
     @cached_property
     def _only(self) -> Run:

@@ -14,6 +14,7 @@ from meshscope.api.request import AUTO, ExperimentRequest, request_of
 from meshscope.api.serving_files import save_serving
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError
+from meshscope.files import path_of
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.objective import objective_of
 from meshscope.serialize import to_plain
@@ -34,7 +35,7 @@ from meshscope.views.serving import serving_document, serving_lines
 
 DEFAULT_REQUESTS = 1000
 MAX_INSTANCES = 256
-_RATIO = re.compile(r"(\d+):(\d+)")
+_RATIO = re.compile(r"([0-9]+):([0-9]+)")
 
 
 class Lengths(StrEnum):
@@ -116,7 +117,7 @@ class ServingRun:
 
         RunError if the file exists, unless `force` replaces it; SpecError for another ending.
         """
-        save_serving(self.outcome, Path(path), force=force)
+        save_serving(self.outcome, path_of(path), force=force)
 
     def __repr__(self) -> str:
         """The text of the command."""
@@ -387,7 +388,9 @@ def _load(request: ServeRequest) -> tuple[Load, int]:
     if request.arrivals not in set(Arrivals):
         n_requests = DEFAULT_REQUESTS if request.requests is None else request.requests
         _check_recorded(request)
-        return recorded_load(Path(request.arrivals), rate_per_s=request.rate, n_requests=n_requests)
+        return recorded_load(
+            path_of(request.arrivals), rate_per_s=request.rate, n_requests=n_requests
+        )
     if request.rate is None and request.max_concurrency is None:
         raise SpecError(
             "--rate is missing. Give requests per second, such as --rate 4, or --max-concurrency."

@@ -17,6 +17,7 @@ from meshscope.spec.speculation import (
     verification,
 )
 from meshscope.store.run import DRAFT, VERIFY, RunRecord, SpeculativeRuns
+from meshscope.units import decimal_number, whole_number
 
 FORM = "mtp:k=1,acceptance=0.85, eagle:k=3,acceptance=0.7 or draft:MODEL,k=4,acceptance=0.6"
 MAX_DRAFTED = 63  # far above what a served model drafts
@@ -41,16 +42,20 @@ def parse_speculation(text: str) -> Speculation:
 
 
 def _drafted(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_DRAFTED:
+    try:
+        n_drafted = whole_number(text)
+    except ValueError:
+        n_drafted = 0
+    if not 1 <= n_drafted <= MAX_DRAFTED:
         raise SpecError(
             f"--speculate: k={text} is not a number of drafted tokens. Use 1 to {MAX_DRAFTED}."
         )
-    return int(text)
+    return n_drafted
 
 
 def _acceptance(text: str) -> float:
     try:
-        value = float(text)
+        value = decimal_number(text)
     except ValueError:
         value = math.nan
     if not 0 <= value <= 1:

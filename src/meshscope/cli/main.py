@@ -7,15 +7,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType
-from typing import Annotated, Any
-
-import typer
-from typer.core import TyperCommand
-
-from meshscope import __version__
-from meshscope.errors import MeshscopeError
+from typing import Any, NamedTuple, NoReturn
 
 SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
@@ -24,8 +17,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subcommand:
+class Subcommand(NamedTuple):
     """A subcommand: a function of a module that is imported only when it runs."""
 
     place: str  # the module, and the function if that is not `command`
@@ -104,73 +96,55 @@ COMMANDS = {
 }
 
 
-def _lazy_class(command: Subcommand) -> type[TyperCommand]:
-    """The class of a command whose module is imported when its arguments are parsed."""
-
-    class LazyCommand(TyperCommand):
-        def make_context(self, *args: Any, **kwargs: Any) -> Any:
-            """The context of the imported command."""
-            single = typer.Typer(**SETTINGS, add_completion=False)
-            single.command(self.name)(command.load())
-            return typer.main.get_command(single).make_context(*args, **kwargs)
-
-    return LazyCommand
-
-
-def _print_version(value: bool) -> None:  # noqa: FBT001  typer calls it so
-    if value:
-        typer.echo(f"meshscope {__version__}")
-        raise typer.Exit
-
-
-def _app() -> typer.Typer:
-    app = typer.Typer(**SETTINGS, add_completion=True, no_args_is_help=True)
-
-    @app.callback()
-    def root(
-        *,
-        version: Annotated[
-            bool,
-            typer.Option(
-                "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
-            ),
-        ] = False,
-    ) -> None:
-        """See every byte that an LLM moves across a TPU slice, before you rent one."""
-
-    groups = {name: typer.Typer(**SETTINGS, no_args_is_help=True) for name in GROUPS}
-    for words, command in COMMANDS.items():
-        *group, name = words.split()
-        parent = groups[group[0]] if group else app
-        parent.command(name, cls=_lazy_class(command), help=command.summary)(_placeholder)
-    for name, group_app in groups.items():
-        app.add_typer(group_app, name=name, help=GROUPS[name])
-    return app
-
-
-def _placeholder() -> None:
-    raise AssertionError("LazyCommand invokes the command itself")
-
-
 def main() -> None:
     """Runs the command line and exits with 0, 1 (user error), 2 (usage) or 130 (interrupted)."""
-    gc.set_threshold(100_000)  # a command is short and keeps most of what it allocates
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  print any name
-    signal.signal(signal.SIGTERM, _terminate)
     try:
         _run()
-    except MeshscopeError as error:
-        _fail(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _run() -> None:
+    _check_streams()
+    gc.set_threshold(100_000)  # a command is short and keeps most of what it allocates
+    signal.signal(signal.SIGTERM, _terminate)
+    # Imported here, so that Ctrl-C meanwhile is no traceback.
+    from meshscope.cli.app import app  # noqa: PLC0415
+    from meshscope.errors import MeshscopeError  # noqa: PLC0415
+
+    try:
+        try:
+            app()(prog_name="meshscope")
+        finally:
+            sys.stdout.flush()  # raises BrokenPipeError here, not at interpreter exit
+    except MeshscopeError as error:
+        _fail(str(error))
     except BrokenPipeError:
         _leave_quietly()
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno == errno.ENOSPC:
+            _drop_output()
+            _fail(f"{error.strerror}. Free some space and rerun the command.")
+        if error.filename is None:
             raise
-        _drop_output()
-        _fail(f"{error.strerror}. Free some space and rerun the command.")
+        _fail(f"'{error.filename}' cannot be used: {error.strerror}. Give another path.")
+
+
+def _check_streams() -> None:
+    """Lets no file take the place of a closed stream, and refuses a closed output, which nobody could read."""
+    is_closed = sys.stdout is None
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+    if is_closed:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        _fail("standard output is closed. Redirect it to a file, or to /dev/null.")
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  print any name
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
@@ -179,14 +153,7 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + signal.SIGTERM)
 
 
-def _run() -> None:
-    try:
-        _app()(prog_name="meshscope")
-    finally:
-        sys.stdout.flush()  # raises BrokenPipeError here, not at interpreter exit
-
-
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     from meshscope.views.plain import plain  # noqa: PLC0415  only errors need it
 
     lines = [plain(line) for line in message.splitlines()]

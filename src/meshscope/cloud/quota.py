@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.errors import ParseError, SpecError, nearest
+from meshscope.files import read_file
 from meshscope.spec.hardware.chips import CHIPS
 from meshscope.spec.hardware.topology import Topology
 
@@ -30,9 +31,12 @@ class Quota:
 def read_quota(path: Path) -> tuple[Quota, ...]:
     """The quota in a TOML file of `[[quota]]` tables with chip, zone, chips and spot; ParseError if malformed."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_file(path).decode())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ParseError(f"cannot read the quota file '{path}': {error}.") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ParseError(
+            f"cannot read the quota file '{path}': {reason}. Give TOML with [[quota]] tables."
+        ) from error
     tables = document.get("quota")
     if not isinstance(tables, list) or not tables:
         raise ParseError(f"{path}: there is no [[quota]] table. Add one with {', '.join(KEYS)}.")

@@ -13,6 +13,7 @@ import yaml
 
 from meshscope.errors import MeshscopeError, SpecError
 from meshscope.exporters.schema import CARD_AXES, faults_of
+from meshscope.files import read_file
 from meshscope.spec.hardware.chips import ChipKind, chip_of
 from meshscope.spec.hardware.topology import NAMES_COUNT_CORES, Topology, parse_topology
 from meshscope.spec.plan.plan import Plan, parse_plan
@@ -72,9 +73,7 @@ def is_card(path: Path) -> bool:
 def _document(path: Path) -> Mapping[str, Any]:
     remedy = "Give a card like CCL-Bench's workload_card_template.yaml."
     try:
-        if path.stat().st_size > MAX_CARD_BYTES:
-            raise SpecError(f"{path}: is larger than {MAX_CARD_BYTES >> 20} MiB. {remedy}")
-        card = yaml.safe_load(path.read_bytes())
+        card = yaml.safe_load(read_file(path, MAX_CARD_BYTES))
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror or error}. {remedy}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:

@@ -27,7 +27,7 @@ DIMENSIONS = ("slices", "z", "y", "x", "cores")  # slowest first
 # The factors of the axes on one dimension, slowest first: (("tp", 2), ("dp", 4)).
 Factors = tuple[tuple[str, int], ...]
 
-_FACTOR = re.compile(r"(?:([a-z]+):)?([A-Za-z_]\w*)=([1-9]\d{0,8})")
+_FACTOR = re.compile(r"(?:([a-z]+):)?([A-Za-z_]\w*)=([1-9][0-9]{0,8})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def parse_device_order(text: str, mesh: Mesh, topology: Topology) -> tuple[int, 
 
     PlanError if the placement does not hold every axis and dimension, or a device is missing.
     """
-    if re.fullmatch(r"[\d\s,]+", text):
+    if re.fullmatch(r"[0-9\s,]+", text):
         return parse_order(text, mesh.n_devices)
     return tuple(device_order(mesh, topology, _parsed(text, mesh, topology)).tolist())
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from meshscope.errors import ParseError, SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Phase
+from meshscope.files import read_json
 from meshscope.interconnect.samples import KINDS, TimedCollective
 from meshscope.serialize import from_plain, to_plain
 from meshscope.spec.hardware.chips import ChipKind
@@ -109,11 +110,11 @@ def contributed_text(run: ContributedRun) -> str:
 def read_contributed(path: Path) -> ContributedRun:
     """The run in the file; ParseError for any other file."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
         if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:
             raise ParseError(f"{path}: not a contributed run of schema {SCHEMA}.")
         return from_plain(ContributedRun, document)
-    except (OSError, ValueError, RecursionError, SpecError) as error:
+    except (OSError, ValueError, SpecError) as error:
         raise ParseError(
             f"{path}: not a contributed run ({error}). Make it again with 'meshscope contribute'."
         ) from error

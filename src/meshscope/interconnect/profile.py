@@ -9,6 +9,7 @@ from typing import Any
 
 from meshscope.errors import ParseError, RunError
 from meshscope.events.enums import Kind
+from meshscope.files import read_json
 from meshscope.interconnect.constants import (
     LinkConstants,
     aliased_fields,
@@ -132,12 +133,16 @@ def save_profile(profile: ChipProfile, path: Path, *, force: bool) -> None:
 def load_profile(path: Path) -> ChipProfile:
     """The profile that `meshscope calibrate` wrote; ParseError for any other file."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
     except FileNotFoundError:
         raise ParseError(
             f"{path}: no such file. Create a profile with 'meshscope calibrate --out {path}'."
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ParseError(
+            f"{path}: cannot be read ({error.strerror}). Give a profile of 'meshscope calibrate'."
+        ) from error
+    except ValueError as error:
         raise ParseError(
             f"{path}: not a profile ({error}). Run 'meshscope calibrate' again."
         ) from None

@@ -4,11 +4,13 @@ import csv
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 from meshscope.errors import ParseError, SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
+from meshscope.files import read_file
 from meshscope.spec.hardware.chips import chip_of
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.plan.mesh import Mesh
@@ -76,10 +78,15 @@ def read_points(path: Path, topology: Topology, mesh: Mesh) -> ReadPoints:
     use the mesh axis of that size, else contiguous groups. Incomplete rows are skipped with a reason.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        text = read_file(path).decode()
+        rows = list(csv.DictReader(StringIO(text, newline="")))
     except FileNotFoundError:
         raise ParseError(f"{path}: no such file. Give a CSV file of timed collectives.") from None
+    except (OSError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ParseError(
+            f"{path}: cannot be read ({reason}). Give a CSV file of timed collectives."
+        ) from error
     except UnicodeDecodeError as error:
         raise ParseError(f"{path}: not a text file ({error}). Give a CSV file.") from None
     missing = [name for name in _REQUIRED if rows and name not in rows[0]]

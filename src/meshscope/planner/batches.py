@@ -6,6 +6,7 @@ from math import lcm
 
 from meshscope.errors import SpecError
 from meshscope.spec.workload import MAX_BATCH
+from meshscope.units import whole_number
 
 MAX_LOCAL_BATCH = 1024  # sequences of one data-parallel rank
 
@@ -41,8 +42,9 @@ def parse_batches(text: str | int | None) -> Batches:
     least, separator, rest = str(text).partition(":")
     most, has_step, step = rest.partition(":")
     try:
-        first, last = int(least or 1), int(most or MAX_BATCH) if separator else int(least)
-        every = int(step) if has_step else None
+        first = whole_number(least or "1" if separator else least)
+        last = whole_number(most or str(MAX_BATCH)) if separator else first
+        every = whole_number(step) if has_step else None
     except ValueError as error:
         raise SpecError(
             f"--batch '{text}' is neither a number nor a range. Use for example 64, 8:256 or 8:256:8."

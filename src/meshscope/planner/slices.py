@@ -23,6 +23,7 @@ from meshscope.spec.plan.chunks import ChunkRule, divisors
 from meshscope.spec.plan.memory import Memory
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.workload import Workload
+from meshscope.units import decimal_number
 
 ANY = "any"
 MAX_ANY_CHIPS = 256  # of the slices that `any` means: a pod of v5e or v6e
@@ -91,7 +92,7 @@ def parse_prices(text: str, slices: Iterable[Topology]) -> dict[str, float]:
 
 def _price(text: str, chip: str, value: str) -> float:
     try:
-        price = float(value)
+        price = decimal_number(value)
     except ValueError:
         price = 0.0
     if not 0 < price < float("inf"):

@@ -1,6 +1,5 @@
 """Time of the host in a step, fitted to the median ITL of a `vllm bench serve` result."""
 
-import json
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -9,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from meshscope.errors import ParseError
+from meshscope.files import read_json
 from meshscope.serving.apart import EnginePool
 from meshscope.serving.load import Load
 from meshscope.serving.results import percentiles
 from meshscope.serving.simulation import served_alone
 
 TOLERANCE = 0.005  # of the measured ITL
-MAX_BENCH_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +60,10 @@ class HostFit:
 def read_bench(path: Path) -> BenchResult:
     """The result that `vllm bench serve --save-result` wrote; ParseError for anything else."""
     try:
-        if path.stat().st_size > MAX_BENCH_BYTES:
-            raise ParseError(f"{path}: larger than {MAX_BENCH_BYTES:,} bytes. Give one result.")
-        document = json.loads(path.read_bytes())
+        document = read_json(path)
     except OSError as error:
         raise ParseError(f"cannot read '{path}': {error.strerror}. Give a result.") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ParseError(f"{path}: not JSON ({error}). Give one result.") from error
     try:
         return _bench(document)

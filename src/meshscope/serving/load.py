@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.errors import ParseError, SpecError
+from meshscope.files import read_file
 
 # Shape of the gamma distribution of gaps between bursty arrivals; 1 is Poisson. The option
 # --burstiness of `vllm bench serve` is the same figure.
@@ -135,9 +136,7 @@ _Row = tuple[float, int, int]  # seconds, prompt tokens, output tokens
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_TRACE_BYTES:
-            raise ParseError(f"{path}: larger than {MAX_TRACE_BYTES:,} bytes. Cut the trace.")
-        return path.read_text(encoding="utf-8-sig")
+        return read_file(path, MAX_TRACE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ParseError(f"{path}: is not text. Give a trace as CSV or JSON lines.") from error
     except OSError as error:

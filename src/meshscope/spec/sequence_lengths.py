@@ -8,7 +8,7 @@ from meshscope.events.enums import Phase
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.context_form import local_tokens
 
-_LENGTHS = re.compile(r"([1-9]\d*)x([1-9]\d*):([1-9]\d*)")
+_LENGTHS = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*):([1-9][0-9]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from meshscope.errors import RunError
+from meshscope.files import MAX_STORED_BYTES, read_json
 
 try:
     import fcntl
@@ -90,8 +91,8 @@ def _check_free(home: Path, typed: Path, *, force: bool) -> None:
 def is_run(path: Path) -> bool:
     """Whether the folder is a meshscope run, of any schema."""
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        manifest = read_json(path / MANIFEST, MAX_STORED_BYTES)
+    except (OSError, ValueError):
         return False
     return isinstance(manifest, dict) and manifest.get("tool") == TOOL and "schema" in manifest
 

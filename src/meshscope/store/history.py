@@ -1,12 +1,12 @@
 """Compile times of earlier runs in a folder, read from their manifests."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Phase, Source
+from meshscope.files import MAX_STORED_BYTES, read_json
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.store.folder import MANIFEST, TOOL
 from meshscope.store.run import Manifest, manifest_from_dict
@@ -62,10 +62,10 @@ def _changed_s(path: Path) -> float:
 def _read(path: Path) -> Manifest | None:
     """The manifest; None if it is damaged, because only a time estimate depends on it."""
     try:
-        document = json.loads(path.read_bytes())
+        document = read_json(path, MAX_STORED_BYTES)
         is_run = isinstance(document, dict) and document.get("tool") == TOOL
         return manifest_from_dict(document) if is_run else None
-    except (OSError, ValueError, RecursionError, MeshscopeError):
+    except (OSError, ValueError, MeshscopeError):
         return None
 
 

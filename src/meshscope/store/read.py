@@ -1,6 +1,5 @@
 """Reads a run folder; every fault of a folder is one RunError with the remedy."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,6 +15,7 @@ from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.schema import POLARS_SCHEMA, SCHEMA_VERSION, checked_table
 from meshscope.events.step_time import StepTime
+from meshscope.files import MAX_STORED_BYTES, read_json
 from meshscope.serialize import from_plain
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.folder import MANIFEST, TOOL, partial_name
@@ -160,9 +160,10 @@ def _without(words: Sequence[str], flag: str, option: str) -> Iterator[str]:
 def read_object(path: Path, remedy: str = _MAKE_AGAIN) -> dict[str, Any]:
     """The object in a JSON file; RunError with the remedy for any other file."""
     try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"cannot read '{path}': {error}. {remedy}") from error
+        document = read_json(path, MAX_STORED_BYTES)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RunError(f"cannot read '{path}': {reason}. {remedy}") from error
     if not isinstance(document, dict):
         raise RunError(f"'{path}' is not a JSON object. {remedy}")
     return document

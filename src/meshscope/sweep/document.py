@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from meshscope.errors import ParseError
+from meshscope.files import read_file
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 8  # of nested lists and mappings; a sweep file needs 5
@@ -48,12 +49,9 @@ def read_document(path: Path) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        content = read_file(path, MAX_BYTES)
     except OSError as error:
         raise ParseError(f"cannot read '{path}': {error.strerror}. Give a sweep file.") from error
-    if len(content) > MAX_BYTES:
-        raise ParseError(f"{path}: larger than {MAX_BYTES:,} bytes, the limit of a sweep file.")
     try:
         return content.decode()
     except UnicodeDecodeError as error:

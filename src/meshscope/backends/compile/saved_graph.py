@@ -14,6 +14,7 @@ from pathlib import Path
 
 from meshscope.backends.compile.worker import GZIP_LEVEL, set_environment, slice_devices
 from meshscope.errors import CompileError, MissingToolError, ParseError, SpecError
+from meshscope.files import check_regular
 from meshscope.programs.torchxla.interpreter import torchxla_environment, torchxla_python
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology, parse_topology
@@ -71,11 +72,14 @@ def _task(proto: Path, topology: Topology) -> WorkerTask:
 
 def _check_proto(proto: Path) -> None:
     try:
+        check_regular(proto)
         n_bytes = proto.stat().st_size
         with proto.open("rb") as file:
             start = file.read(64)
     except OSError as error:
-        raise ParseError(f"{proto}: cannot be read ({error}). Give an HLO proto.") from error
+        raise ParseError(
+            f"{proto}: cannot be read ({error.strerror}). Give an HLO proto."
+        ) from error
     if n_bytes > MAX_PROTO_BYTES:
         raise ParseError(
             f"{proto}: has {n_bytes} bytes; a proto has at most {MAX_PROTO_BYTES}. Give one graph."

@@ -3,13 +3,13 @@
 Tensors are read one at a time from mapped files.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshscope.errors import MissingToolError, SpecError
+from meshscope.files import read_json
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.checkpoint_tensors import reshaped, tensors_of
 from meshscope.spec.plan.weights import Weight
@@ -216,8 +216,8 @@ def _ends(folder: Path) -> frozenset[int]:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        document = read_json(path)
+    except (OSError, ValueError) as error:
         raise SpecError(f"'{path}' is not readable JSON: {error}. Copy it again.") from error
     if not isinstance(document, dict):
         raise SpecError(f"'{path}' is not a JSON object. Copy it again.")

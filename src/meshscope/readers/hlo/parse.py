@@ -8,6 +8,7 @@ from codecs import getincrementaldecoder
 from pathlib import Path
 
 from meshscope.errors import ParseError
+from meshscope.files import check_regular
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction, StackFrame
 
 MAX_TEXT_BYTES = 512 * 2**20  # decompressed text of one module; the largest seen has 30 MB
@@ -55,6 +56,7 @@ def read_hlo(path: Path | str, *, is_partial: bool = False) -> HloModule:
 
 def _decompressed(path: Path, origin: str, *, is_partial: bool) -> bytes:
     """The bytes of the file, or of the gzip file; with `is_partial` those before its end is missing."""
+    check_regular(path)
     with path.open("rb") as file:
         is_gzip = file.read(2) == _GZIP_MAGIC
     opener = gzip.open if is_gzip else open

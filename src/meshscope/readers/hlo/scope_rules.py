@@ -15,6 +15,7 @@ from pathlib import Path
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Part, Phase
+from meshscope.files import read_file
 from meshscope.readers.hlo.attribution import MAX_LAYERS
 from meshscope.readers.hlo.module import HloModule, Instruction
 from meshscope.serialize import FormatError, from_plain
@@ -150,7 +151,7 @@ def _origins(module: HloModule) -> str:
 def read_rules(path: Path | str) -> EngineRules:
     """Reads a file of rules; SpecError if it is not one."""
     try:
-        return _parsed(Path(path).read_text(encoding="utf-8"))
+        return _parsed(read_file(Path(path)).decode())
     except OSError as error:
         raise SpecError(
             f"{path}: cannot be read ({error.strerror}). Give a TOML file of rules."

@@ -15,6 +15,7 @@ import numpy as np
 
 from meshscope.errors import TraceError
 from meshscope.events.measured import ServedBenchmark, ServedTime
+from meshscope.files import read_file
 from meshscope.readers.traces.json_stream import FAULTS
 
 MAX_BYTES = 1 << 30
@@ -32,8 +33,7 @@ _QUANTILES = {"p50": ("median", "p50"), "p90": ("p90",), "p99": ("p99",)}
 def read_served(path: Path) -> ServedBenchmark:
     """The benchmark in the file, the last one of several lines; TraceError if it is none."""
     try:
-        size = path.stat().st_size
-        data = path.read_bytes() if size <= MAX_BYTES else b""
+        data = read_file(path, MAX_BYTES)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
     document = _document(data)

@@ -4,6 +4,7 @@ import zlib
 from pathlib import Path
 
 from meshscope.errors import TraceError
+from meshscope.files import check_regular
 from meshscope.readers.traces.trace import TraceFormat
 
 HEAD_BYTES = 1 << 20
@@ -45,6 +46,7 @@ def _is_protobuf(head: bytes) -> bool:
 
 def _head(path: Path) -> bytes:
     """The first bytes, inflated if the file is gzipped; empty if its gzip stream is damaged."""
+    check_regular(path)
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     if not head.startswith(b"\x1f\x8b"):

@@ -15,7 +15,7 @@ MAX_DEVICES = 65_536  # larger than any slice; limits the damage of a typo
 NAMES_COUNT_CORES = frozenset({"v4", "v5p", "tpu7x"})
 
 _FORM = re.compile(
-    r"(?:(?P<slices>\d+)x)?(?P<chip>[a-zA-Z][a-zA-Z0-9]*?)(?P<sep>[:-])(?P<size>\d+(?:x\d+)*)"
+    r"(?:(?P<slices>[0-9]+)x)?(?P<chip>[a-zA-Z][a-zA-Z0-9]*?)(?P<sep>[:-])(?P<size>[0-9]+(?:x[0-9]+)*)"
 )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.errors import SpecError
+from meshscope.files import read_file
 from meshscope.spec.model.catalog import CatalogEntry
 from meshscope.spec.model.compressed import (
     compressed_attention,
@@ -540,18 +541,13 @@ def _with_quantization(
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_CONFIG_BYTES + 1)
+        text = read_file(path, MAX_CONFIG_BYTES)
     except OSError as error:
         raise SpecError(f"'{path}' cannot be read: {error.strerror}.") from error
     return _parse_json(text, str(path))
 
 
 def _parse_json(text: bytes, origin: str) -> Mapping[str, Any]:
-    if len(text) > MAX_CONFIG_BYTES:
-        raise SpecError(
-            f"'{origin}' is larger than {MAX_CONFIG_BYTES} bytes and no model config. Give a config.json."
-        )
     try:
         config = json.loads(text, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
@@ -596,6 +592,8 @@ def _fetch_model(name: str) -> Model:
 
 def _fetch_json(name: str, file: str) -> Mapping[str, Any]:
     text = downloaded(name, file, max_bytes=MAX_CONFIG_BYTES + 1)
+    if len(text) > MAX_CONFIG_BYTES:
+        raise SpecError(f"'{file_url(name, file)}' is larger than {MAX_CONFIG_BYTES:,} bytes.")
     return _parse_json(text, file_url(name, file))
 
 

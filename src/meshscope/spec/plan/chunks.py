@@ -16,6 +16,7 @@ from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.program import Engine, Frontend, Partitioner, Program
 from meshscope.spec.workload import Workload
+from meshscope.units import whole_number
 
 # Tokens of one scheduler step with chunked prefill: vLLM on v6e as CCL-Bench ran it, and vLLM's default
 # for servers with 80 GB of memory (arg_utils.py, get_batch_defaults). vLLM's defaults for TPUs are
@@ -107,7 +108,7 @@ def chunk_option(value: str | int) -> int | ChunkRule:
     if text in set(ChunkRule):
         return ChunkRule(text)
     try:
-        n_tokens = int(text)
+        n_tokens = whole_number(text)
     except ValueError as error:
         raise SpecError(
             f"--prefill-chunk '{text}' is not a number of tokens. Use a number, "

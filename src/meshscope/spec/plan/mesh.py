@@ -11,7 +11,7 @@ from meshscope.errors import PlanError
 
 Groups = tuple[tuple[int, ...], ...]
 
-_AXIS = re.compile(r"([A-Za-z_]\w*) ?= ?([1-9]\d*)")
+_AXIS = re.compile(r"([A-Za-z_]\w*) ?= ?([1-9][0-9]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +149,8 @@ def parse_mesh(text: str, *, order: str | None = None) -> Mesh:
 
 def parse_order(text: str, n_devices: int) -> tuple[int, ...]:
     """The device at each position of a mesh, from ids separated by commas; PlanError unless each is there once."""
-    devices = tuple(int(piece) for piece in re.findall(r"\d+", text))
-    is_list = re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text) is not None
+    devices = tuple(int(piece) for piece in re.findall(r"[0-9]+", text))
+    is_list = re.fullmatch(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*", text) is not None
     if not is_list or sorted(devices) != list(range(n_devices)):
         raise PlanError(
             f"device order '{text}': expected each device from 0 to {n_devices - 1} once, separated by "

@@ -10,6 +10,7 @@ from meshscope.errors import PlanError, nearest
 from meshscope.spec.model.model import AttentionKind, CompressedAttention, GroupedAttention, Model
 from meshscope.spec.plan.mesh import Mesh
 from meshscope.spec.workload import Workload
+from meshscope.units import whole_number
 
 AXES = ("pp", "dp", "fsdp", "cp", "tp", "ep")
 MESH_AXES = ("pp", "dp", "fsdp", "cp", "tp")  # outermost first; ep reuses dp or fsdp, and tp
@@ -188,9 +189,11 @@ def parse_plan(text: str) -> Plan:
         name, separator, number = _split(item)
         axis = ALIASES.get(name, name)
         if axis not in (*AXES, "sp"):
-            raise PlanError(
-                f"plan '{text}': unknown axis '{name}'. {nearest(name, [*AXES, 'sp', *ALIASES])}"
+            known = (
+                f"Known: {', '.join(AXES)}, sp, and their names in MaxText, vLLM and torchtitan."
             )
+            hint = nearest(name, [*AXES, "sp", *ALIASES], known)
+            raise PlanError(f"plan '{text}': unknown axis '{name}'. {hint}")
         value = _value(text, (name, separator, number), axis)
         if axis in values:
             _check_pair(text, axis, {names[axis]: values[axis], name: value})
@@ -238,7 +241,7 @@ def _flag(text: str, number: str, separator: str) -> bool:
 
 def _size(text: str, axis: str, number: str) -> int:
     try:
-        return int(number)
+        return whole_number(number)
     except ValueError as error:
         raise PlanError(f"plan '{text}': {axis} needs a whole number, got '{number}'.") from error
 

@@ -1,0 +1,87 @@
+"""The commands as a typer app; each is imported when it runs."""
+
+from copy import copy
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from meshscope import __version__
+from meshscope.cli.main import COMMANDS, GROUPS, SETTINGS, Subcommand
+from meshscope.errors import SpecError
+
+FREE_TEXT = ("query", "search", "prompt_text")  # may be empty, or is checked by its command
+
+
+def _lazy_class(command: Subcommand) -> type[TyperCommand]:
+    """The class of a command whose module is imported when its arguments are parsed."""
+
+    class LazyCommand(TyperCommand):
+        def make_context(self, *args: Any, **kwargs: Any) -> Any:
+            """The context of the imported command."""
+            single = typer.Typer(**SETTINGS, add_completion=False)
+            single.command(self.name)(command.load())
+            loaded = typer.main.get_command(single)
+            for param in loaded.params:
+                param.type = _strict(param)
+            return loaded.make_context(*args, **kwargs)
+
+    return LazyCommand
+
+
+def _strict(param: Any) -> Any:
+    """The type of a parameter, without values that Python takes: empty paths, digits of other scripts, `_` in numbers."""
+    kind = param.type
+    is_number, name = kind.name.startswith(("int", "float")), param.opts[0]
+
+    def convert(value: Any, given: Any, context: Any) -> Any:
+        if value == "" != param.default and param.name not in FREE_TEXT:
+            raise SpecError(
+                f"{name if name.startswith('-') else param.metavar or name} is empty. "
+                "Give a value; a variable of the shell may be unset."
+            )
+        if isinstance(value, str) and "\0" in value:
+            raise SpecError(f"{name}: {value!r} has a NUL byte. Drop it.")
+        if is_number and isinstance(value, str) and (not value.isascii() or "_" in value):
+            kind.fail(f"'{value}' is not spelled with the digits 0 to 9.", given, context)
+        return kind.convert(value, given, context)
+
+    strict = copy(kind)
+    strict.convert = convert
+    return strict
+
+
+def _print_version(value: bool) -> None:  # noqa: FBT001  typer calls it so
+    if value:
+        typer.echo(f"meshscope {__version__}")
+        raise typer.Exit
+
+
+def app() -> typer.Typer:
+    """All commands; those of a group below its name."""
+    root = typer.Typer(**SETTINGS, add_completion=True, no_args_is_help=True)
+
+    @root.callback()
+    def callback(
+        *,
+        version: Annotated[
+            bool,
+            typer.Option(
+                "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
+            ),
+        ] = False,
+    ) -> None:
+        """See every byte that an LLM moves across a TPU slice, before you rent one."""
+
+    groups = {name: typer.Typer(**SETTINGS, no_args_is_help=True) for name in GROUPS}
+    for words, command in COMMANDS.items():
+        *group, name = words.split()
+        parent = groups[group[0]] if group else root
+        parent.command(name, cls=_lazy_class(command), help=command.summary)(_placeholder)
+    for name, group_app in groups.items():
+        root.add_typer(group_app, name=name, help=GROUPS[name])
+    return root
+
+
+def _placeholder() -> None:
+    raise AssertionError("LazyCommand invokes the command itself")

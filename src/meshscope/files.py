@@ -1,0 +1,86 @@
+"""Files that a user names: read up to a limit, without waiting for a writer, or refused with one reason."""
+
+import errno
+import json
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+from meshscope.errors import SpecError
+
+MAX_BYTES = 64 << 20  # of a file that a user wrote
+MAX_STORED_BYTES = 1 << 31  # of a file in the folder of a run
+WAIT_S = 2.0  # for a process to open a pipe and write to it
+_PIECE_BYTES = 1 << 20
+
+
+def path_of(name: Any) -> Path:
+    """The path of this name; SpecError for one that no file has, and for an empty one, which would be the current folder."""
+    if not isinstance(name, str | os.PathLike) or not str(name) or "\0" in str(name):
+        raise SpecError(f"{name!r} is not a path. Name a file or a folder.")
+    return Path(name)
+
+
+def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """The bytes of a file or a pipe; OSError if it cannot be read, has more than `max_bytes` or is a device."""
+    # Opening a pipe that no process writes to would block.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(descriptor, "rb", 0) as file:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise _refused(errno.EISDIR, path)
+        if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not file.isatty()):
+            raise _refused(errno.EINVAL, path, "it is a device, not a file")
+        if stat.S_ISREG(mode) and os.fstat(descriptor).st_size > max_bytes:
+            raise _too_large(path, max_bytes)
+        pieces = [] if stat.S_ISREG(mode) else [_first_piece(descriptor, path)]
+        os.set_blocking(descriptor, True)
+        n_bytes = sum(map(len, pieces))
+        while n_bytes <= max_bytes and (piece := file.read(_PIECE_BYTES)):
+            pieces.append(piece)
+            n_bytes += len(piece)
+    if n_bytes > max_bytes:
+        raise _too_large(path, max_bytes)
+    return b"".join(pieces)
+
+
+def _first_piece(descriptor: int, path: Path) -> bytes:
+    """The first bytes of a pipe or a terminal; empty as soon as a writer is there and has written none."""
+    until = time.monotonic() + WAIT_S
+    while True:
+        try:
+            if piece := os.read(descriptor, _PIECE_BYTES):
+                return piece
+        except BlockingIOError:
+            return b""
+        if time.monotonic() > until:
+            raise _refused(errno.EPIPE, path, "no process writes to this pipe")
+        time.sleep(0.02)
+
+
+def check_regular(path: Path) -> None:
+    """OSError unless the path is a file that can be read more than once, or a folder."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise _refused(errno.EINVAL, path, "it is a pipe or a device, not a file; save it to one")
+
+
+def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
+    """The document of a JSON file; OSError as `read_file`, ValueError with a short reason if it is not JSON."""
+    content = read_file(path, max_bytes)
+    try:
+        return json.loads(content)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not text, byte {error.start}") from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _too_large(path: Path, max_bytes: int) -> OSError:
+    return _refused(errno.EFBIG, path, f"it is larger than {max_bytes:,} bytes")
+
+
+def _refused(number: int, path: Path, reason: str | None = None) -> OSError:
+    return OSError(number, reason or os.strerror(number), str(path))

@@ -1,0 +1,245 @@
+"""Whatever a path or a number of an option is, a command answers, or refuses it with one message, soon."""
+
+import gzip
+import os
+import signal
+import socket
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+SECONDS = 20  # in which a command ends on a loaded machine
+ASK = ("predict", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8", "--layers", "1")
+SERVE = ("serve-sim", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8", "--requests", "20")
+HLO = ("import", "PATH", "--topology", "v6e-8", "--plan", "tp=8", "--out", "imported")
+
+# Every place of a path that a command reads; `run` is a run, and `dump.txt` is HLO text.
+READING: tuple[tuple[str, ...], ...] = (
+    ("predict", "PATH", *ASK[2:]),
+    (*ASK, "--profile", "PATH"),
+    ("plan", "PATH", "--topology", "v6e-8"),
+    ("plan", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--layers", "1", "--profile", "PATH"),
+    ("compile", "PATH", *ASK[2:]),
+    ("run", "Qwen/Qwen3-4B", "--topology", "cpu:8", "--plan", "tp=8", "--checkpoint", "PATH"),
+    ("sweep", "PATH", "--dry-run"),
+    HLO,
+    (*HLO[:1], "decode=PATH", *HLO[2:]),
+    (*HLO, "--frontend", "torchxla"),
+    ("import", "PATH", "--each", "--topology", "v6e-8", "--plan", "tp=8", "--jobs", "1"),
+    ("import", "dump.txt", *HLO[2:], "--rules", "PATH"),
+    ("import", "dump.txt", *HLO[2:], "--model", "PATH"),
+    ("import", "trace.json", "--card", "PATH", "--out", "imported"),
+    ("show", "PATH"),
+    ("show", "run", "PATH"),
+    ("show", "run", "--profile", "PATH"),
+    ("compare", "PATH"),
+    ("compare", "run", "PATH"),
+    ("flags", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8", "--file", "PATH"),
+    ("check", "PATH"),
+    ("report", "PATH", "--out", "x.html"),
+    ("report", "PATH"),
+    *(("export", "PATH", "--to", to) for to in ("csv", "perfetto", "card", "chakra", "plots")),
+    ("sql", "PATH", "select 1"),
+    (*SERVE, "--arrivals", "PATH"),
+    (*SERVE, "--calibrate-host", "PATH"),
+    (*SERVE, "--profile", "PATH"),
+    ("contribute", "PATH"),
+    ("calibrate", "--topology", "v6e-8", "--points", "PATH", "--out", "p.json"),
+    ("tpu", "create", "x", "--topology", "v6e-8", "--zone", "z", "--quota", "PATH", "--dry-run"),
+    ("tpu", "manifest", "PATH", "--topology", "v6e-8", "--image", "i", "--claim", "c"),
+)  # fmt: skip
+# Every place of a path that a command writes.
+WRITING: tuple[tuple[str, ...], ...] = (
+    (*ASK, "--out", "PATH"),
+    (*ASK, "--out", "PATH", "--force"),
+    ("import", "dump.txt", *HLO[2:6], "--out", "PATH"),
+    ("report", "run", "--out", "PATH", "--force"),
+    *(("export", "run", "--to", to, "--out", "PATH", "--force") for to in ("csv", "chrome", "chakra")),
+    (*SERVE, "--out", "PATH"),
+    (*SERVE, "--out", "PATH.html", "--force"),
+    ("sweep", "sweep.yaml", "--dry-run", "--out", "PATH"),
+    ("plan", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--layers", "1", "--report", "PATH"),
+    ("calibrate", "--topology", "v6e-8", "--points", "points.csv", "--out", "PATH", "--force"),
+)  # fmt: skip
+
+DUMP = """\
+HloModule m, is_scheduled=true
+
+ENTRY main {
+  p = f32[8]{0} parameter(0)
+  ROOT r = f32[8]{0} all-reduce(p), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=add
+}
+"""
+
+
+def _loop(at: Path) -> str:
+    at.joinpath("loop").symlink_to("loop")
+    return "loop"
+
+
+def _pipe(at: Path) -> str:
+    os.mkfifo(at / "pipe")
+    return "pipe"
+
+
+def _unreadable(at: Path) -> str:
+    at.joinpath("secret").write_text("{}")
+    at.joinpath("secret").chmod(0)
+    return "secret"
+
+
+def _socket(_: Path) -> str:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")  # in the current folder: the name of a socket is short
+    return "socket"
+
+
+def _file(name: str, content: bytes) -> Callable[[Path], str]:
+    def make(at: Path) -> str:
+        (at / name).write_bytes(content)
+        return name
+
+    return make
+
+
+def _bomb(at: Path) -> str:
+    with gzip.open(at / "bomb.json.gz", "wb", 9) as file:
+        for _ in range(40):
+            file.write(b" " * (1 << 20))
+    return "bomb.json.gz"
+
+
+# Makes a path in the folder.
+PATHS: dict[str, Callable[[Path], str]] = {
+    "empty": lambda _: "",
+    "too long": lambda _: "a" * 300,
+    "too deep": lambda _: "/".join(["a" * 200] * 30),
+    "nul byte": lambda _: "a\0b",
+    "escape": lambda _: "a\x1b[31m<script>b",
+    "missing": lambda _: "no/such/file",
+    "below a file": lambda _: "dump.txt/x",
+    "folder": lambda at: (at / "folder").mkdir() or "folder",
+    "dots": lambda _: "..",
+    "loop": _loop,
+    "dangling": lambda at: at.joinpath("dangling").symlink_to("nowhere") or "dangling",
+    "zero": lambda _: "/dev/zero",
+    "null": lambda _: "/dev/null",
+    "pipe without a writer": _pipe,
+    "socket": _socket,
+    "unreadable": _unreadable,
+    "no bytes": _file("nothing", b""),
+    "binary": _file("binary", bytes(range(256)) * 99),
+    "utf-16": _file("utf16", '{"a": 1}'.encode("utf-16")),
+    "deep json": _file("deep.json", b"[" * 100_000),
+    "deep object": _file("deeper.json", b'{"traceEvents":' * 50_000),
+    "long number": _file("long.json", b'{"model_type": ' + b"9" * 5000 + b"}"),
+    "wrong json": _file("list.json", b"[1, NaN]"),
+    "gzip bomb": _bomb,
+    "cut gzip": _file("cut.gz", gzip.compress(b"x" * 9999)[:20]),
+}  # fmt: skip
+STARTING = {"--each", "torchxla"}  # of commands that start a process
+FAST_SHARE = 8  # one in so many pairs of a command and a path is a fast test
+
+
+def pairs(commands: Sequence[tuple[str, ...]], paths: Sequence[str]) -> list[object]:
+    """Every command with every path; each of both is in a fast test, too."""
+    return [
+        pytest.param(
+            words,
+            path,
+            marks=[]
+            if (i + j) % FAST_SHARE == 0 and not STARTING & {*words}
+            else [pytest.mark.slow],
+            id=f"{' '.join(words)}: {path}",
+        )
+        for i, words in enumerate(commands)
+        for j, path in enumerate(paths)
+    ]
+
+
+@contextmanager
+def soon() -> Iterator[None]:
+    """Fails if the block takes long; it may be blocked in a system call."""
+
+    def late(_number: int, _frame: object) -> None:
+        raise AssertionError("the command hangs")
+
+    previous = signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run and good inputs."""
+    import meshscope  # noqa: PLC0415
+
+    at = tmp_path_factory.mktemp("hostile")
+    (at / "dump.txt").write_text(DUMP)
+    (at / "sweep.yaml").write_text(
+        "experiments: [{command: predict, model: Qwen/Qwen3-4B, topology: v6e-8, plan: tp=8}]"
+    )
+    (at / "trace.json").write_text('{"traceEvents": []}')
+    (at / "points.csv").write_text(
+        "chip,kind,group_size,payload_bytes,seconds\nv6e,all_reduce,8,1024,1e-5\n"
+    )
+    meshscope.predict("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=1, out=at / "run")
+    return at
+
+
+@pytest.fixture
+def place(home: Path, meshscope, tmp_path: Path) -> Generator[Path]:  # noqa: ARG001  it changes the folder
+    """An empty folder that sees the good inputs."""
+    for path in home.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    yield tmp_path
+    for path in tmp_path.iterdir():
+        if not path.is_symlink() and path.is_file():
+            path.chmod(0o600)
+
+
+def assert_answered(outcome, *, words: tuple[str, ...]) -> None:
+    """An answer, or one message without a traceback that fits a screen."""
+    status, _, err = outcome
+    assert status in {0, 1, 2}, words
+    assert "Traceback" not in err
+    assert "Errno" not in err
+    if status == 1:
+        last = err.splitlines()[-1]
+        assert "meshscope: " in err
+        assert len(last) < 1500 or "/aaaa" in last  # a long path, as typed
+        assert not any(ord(char) < 32 for line in err.splitlines() for char in line)
+
+
+@pytest.mark.parametrize(("words", "name"), pairs(READING, list(PATHS)))
+def test_a_path_to_read_is_read_or_refused_with_one_message(
+    meshscope, place: Path, words: tuple[str, ...], name: str
+) -> None:
+    path = PATHS[name](place)
+    before = set(place.rglob("*"))
+    with soon():
+        outcome = meshscope(*(word.replace("PATH", path) for word in words))
+    assert_answered(outcome, words=words)
+    if name not in {"folder", "dots"} and outcome.status:
+        assert {p for p in place.rglob("*") if "runs" not in p.parts} - before <= {
+            place / "imported"
+        }
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), pairs(WRITING, [name for name in PATHS if name != "unreadable"])
+)
+def test_a_path_to_write_is_written_or_refused_with_one_message(
+    meshscope, place: Path, words: tuple[str, ...], name: str
+) -> None:
+    path = PATHS[name](place)
+    with soon():
+        outcome = meshscope(*(word.replace("PATH", path) for word in words))
+    assert_answered(outcome, words=words)
+    assert not list(place.rglob(".*partial*"))
