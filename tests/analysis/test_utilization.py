@@ -3,11 +3,15 @@
 import pytest
 
 from meshscope.analysis.utilization import bubble_frac, mbu, mfu, model_flops, n_parameters
+from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import Phase
+from meshscope.spec.experiment import experiment_of
 from meshscope.spec.hardware.chips import CHIPS
+from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.model.model import AttentionKind, CompressedAttention
 from meshscope.spec.plan.memory import Memory
+from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.workload import Workload
 
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -28,7 +32,7 @@ def test_a_token_of_mixtral_uses_two_of_eight_experts() -> None:
 def test_flops_of_a_dense_model_are_two_per_parameter_plus_attention() -> None:
     model, workload = read_model(LLAMA), Workload(batch=8, prompt=1024, output=128)
     n_matrix = 8_030_261_248 - 128_256 * 4096 * 2 - 65 * 4096
-    attention = 4 * 32 * 32 * 128 * 1024
+    attention = 4 * 32 * 32 * 128 * (1024 + 1) / 2  # a token sees those before it
     expected = 8 * (1024 * (2 * n_matrix + attention) + 2 * 128_256 * 4096)
     assert model_flops(model, workload, Phase.PREFILL) == pytest.approx(expected)
 
@@ -45,10 +49,14 @@ def test_an_indexer_scores_all_positions_and_selects_2048() -> None:
     """DeepSeek-V3.2: 128 heads of 192 + 128 over its choice, 64 indexer heads of 128 over everything."""
     model, plain = (read_model(f"deepseek-ai/DeepSeek-{v}") for v in ("V3.2", "V3.1-Base"))
     workload = Workload(batch=1, prompt=8192, output=4)
-    for phase, contexts in ((Phase.PREFILL, [8192]), (Phase.DECODE, [8193, 8194, 8195])):
+    for phase, contexts in (
+        (Phase.PREFILL, range(1, 8193)),
+        (Phase.DECODE, range(8193, 8196)),
+    ):
         n_new, mean = (8192 if phase is Phase.PREFILL else 1), sum(contexts) / len(contexts)
         indexer = 7168 * 128 + 1536 * 64 * 128 + 7168 * 64  # key, queries, weights of heads
-        attention = 2 * 128 * 320 * (2048 - mean) + 2 * 64 * (128 + 1) * mean
+        chosen = sum(min(context, 2048) for context in contexts) / len(contexts)
+        attention = 2 * 128 * 320 * (chosen - mean) + 2 * 64 * (128 + 1) * mean
         expected = model_flops(plain, workload, phase) + n_new * 61 * (2 * indexer + attention)
         assert model_flops(model, workload, phase) == pytest.approx(expected, rel=1e-12)
 
@@ -83,6 +91,50 @@ def test_each_query_attends_to_its_window_entries_and_selection() -> None:
 
     assert len({layer.attention for layer in model.layers}) == 3
     assert counted(2100) - counted(90) == pytest.approx(of_all(2100) - of_all(90), rel=1e-12)
+
+
+def test_attention_of_a_prompt_is_causal() -> None:
+    """Llama-2-7B, 4 x 8192 tokens: MaxText counts 211.1 TFLOP of attention for a training step (pull request 1988)."""
+    model = read_model("meta-llama/Llama-2-7B")
+    flops = [
+        model_flops(model, Workload(batch=batch, prompt=prompt, output=1), Phase.PREFILL)
+        for batch, prompt in ((4, 8192), (4 * 8192, 1))
+    ]
+    of_one = 4 * 8192 * 4 * 32 * 32 * 128  # each query of the second batch sees itself alone
+    head = 2 * 32_000 * 4096 * (4 * 8192 - 4)  # and has logits of its own
+    attention = flops[0] - flops[1] + of_one + head
+    assert attention == pytest.approx(211.1e12 / 3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "topology", "plan", "sizes", "weights"),
+    [
+        (LLAMA, "v5p:2x2x1", "dp=4", (4, 130_944), "bf16"),
+        (LLAMA, "v5p:2x2x1", "dp=4", (4, 130_944), "s8_w8a8"),
+        ("meta-llama/Llama-3.1-405B", "v5e:1x1", "tp=1", (64, 128), "s8"),
+        ("meta-llama/Llama-3.1-8B", "v6e:1x1", "tp=1", (64, 1024), "s8_w8a8"),
+        ("meta-llama/Llama-3.1-8B", "h100:1", "tp=1", (64, 1024), "f8e4m3fn"),
+        ("openai/gpt-oss-20b", "v6e:1x1", "tp=1", (1, 131_000), "bf16"),
+        ("deepseek-ai/DeepSeek-V3.2", "v5p:2x2x4", "dp=16,ep=16", (16, 131_072), "bf16"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "v5e:2x4", "tp=8", (1, 131_072), "bf16"),
+    ],
+)
+def test_mfu_is_at_most_one(
+    model: str, topology: str, plan: str, sizes: tuple[int, int], weights: str
+) -> None:
+    """Llama-3.1-8B on v5p had 1.117 with the half of attention that the mask removes."""
+    experiment = experiment_of(
+        model=read_model(model),
+        plan=parse_plan(plan),
+        topology=parse_topology(topology),
+        workload=Workload(batch=sizes[0], prompt=sizes[1], output=8, weight_dtype=weights),
+    )
+    chip, workload = experiment.topology.chip, experiment.workload
+    for time in predicted_times(experiment):
+        flops = model_flops(experiment.model, workload, time.phase)
+        frac = mfu(flops, time.step.value_s, experiment.topology.n_chips, chip, weights)
+        assert frac is not None
+        assert 0 < frac < 1
 
 
 def test_mfu_of_an_8192_token_step_of_ccl_bench() -> None:

@@ -93,7 +93,7 @@ def test_roofline_labels_overlap_neither_each_other_nor_the_roof() -> None:
     from meshscope.views.plots import roofline  # noqa: PLC0415  needs matplotlib
     from meshscope.views.plots.style import new_axes  # noqa: PLC0415
 
-    peaks = DevicePeaks(flops_per_s=1e15, hbm_bytes_per_s=1e12)
+    peaks = DevicePeaks(flops_per_s=1e15, hbm_bytes_per_s=1e12, link_bytes_per_s=1e11)
     points = [
         RooflinePoint(
             source=source, phase=Phase.DECODE, part=part, flops_per_byte=x, flops_per_s=y, compute_s=1.0

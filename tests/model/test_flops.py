@@ -7,7 +7,7 @@ import pytest
 
 from meshscope.spec.model.config import read_model
 from meshscope.spec.model.flops import (
-    attended_keys,
+    attended_pairs,
     attention_flops,
     causal_blocks,
     pair_flops,
@@ -35,11 +35,18 @@ def test_windowed_layers_of_gpt_oss_attend_to_their_window(context: int) -> None
     assert isinstance(attention, GroupedAttention)
     assert attention.window == 128
     for kind, window in ((AttentionKind.SLIDING, 128), (AttentionKind.FULL, context)):
-        position = context - 1
-        n_keys = sum(position - window < key <= position for key in range(context))
-        assert attended_keys(attention, kind, context) == n_keys
+        n_pairs = sum(min(position + 1, window) for position in range(context))
+        assert attended_pairs(attention, kind, context) == n_pairs
         widths = attention.n_heads * attention.head_dim
-        assert attention_flops(attention, kind, context) == 2 * 2 * widths * n_keys
+        assert attention_flops(attention, kind, context) == 2 * 2 * widths * n_pairs
+
+
+@pytest.mark.parametrize("n", [1, 7, 8192, 8193, 20_000])
+def test_chunked_layers_of_llama_4_attend_to_their_chunk(n: int) -> None:
+    attention = read_model("meta-llama/Llama-4-Scout-17B-16E-Instruct").attention
+    n_pairs = sum(position % 8192 + 1 for position in range(n))
+    assert attended_pairs(attention, AttentionKind.CHUNKED, n) == n_pairs
+    assert attended_pairs(attention, AttentionKind.FULL, n) == n * (n + 1) // 2
 
 
 def test_latent_attention_multiplies_wider_when_absorbed() -> None:

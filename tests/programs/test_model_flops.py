@@ -14,7 +14,8 @@ from meshscope.events.enums import Phase
 from meshscope.spec.experiment import experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import model_from_config
-from meshscope.spec.model.model import Model
+from meshscope.spec.model.flops import attended_pairs, entry_rate, pair_flops
+from meshscope.spec.model.model import AttentionKind, CompressedAttention, Indexer, Model
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.program import Loop, Program
 from meshscope.spec.workload import Workload
@@ -106,7 +107,35 @@ def test_model_flops_count_every_dot_of_the_program(family: str) -> None:
     traced = built.step.trace(*built.arguments)
     traced_flops = sum(products(traced.jaxpr.jaxpr))
     counted = model_flops(experiment.model, experiment.workload, Phase.PREFILL)
-    assert traced_flops == counted + 2 * PROMPT * mixed_flops(experiment.model)
+    masked = 2 * masked_flops(experiment.model)
+    assert traced_flops == counted + masked + 2 * PROMPT * mixed_flops(experiment.model)
+
+
+def masked_flops(model: Model) -> float:
+    """FLOPs of one sequence for keys that the causal mask hides: the program multiplies all pairs."""
+    attention, n_hidden = model.attention, PROMPT * (PROMPT - 1) / 2
+    flops = 0.0
+    for layer in model.layers:
+        kind = layer.attention
+        if not isinstance(attention, CompressedAttention):
+            flops += pair_flops(attention) * n_hidden
+            indexer = getattr(attention, "indexer", None)
+            flops += 0.0 if indexer is None else index_flops(indexer) * n_hidden
+            continue
+        n_pairs = PROMPT**2
+        if kind is not AttentionKind.SLIDING:
+            n_entries = PROMPT * (PROMPT // entry_rate(attention, kind))
+            n_pairs += n_entries
+            if kind is AttentionKind.COMPRESSED_SPARSE:
+                n_seen = sum((i + 1) // attention.sparse_rate for i in range(PROMPT))
+                flops += index_flops(attention.indexer) * (n_entries - n_seen)
+        flops += pair_flops(attention) * (n_pairs - attended_pairs(attention, kind, PROMPT))
+    return flops
+
+
+def index_flops(indexer: Indexer) -> float:
+    """FLOPs of an indexer for one query and one position or entry."""
+    return 2.0 * indexer.n_heads * (indexer.head_dim + 1)
 
 
 def mixed_flops(model: Model) -> float:

@@ -172,7 +172,7 @@ def _mfu(inputs: MetricInputs) -> pl.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for step in inputs.steps:
         flops = model_flops(model, workload, step.phase)
-        fraction = mfu(flops, step.step_s, topology.n_chips, topology.chip)
+        fraction = mfu(flops, step.step_s, topology.n_chips, topology.chip, workload.weight_dtype)
         rows.append((*_step_cells(step), flops, fraction))
     return _step_rows(rows, "model_flops", "mfu_frac")
 
@@ -222,7 +222,7 @@ def hbm(source: Source, memory: Memory) -> dict[str, Any]:
 
     `total_bytes` is the peak memory of a step. Predictions estimate the temporaries, with an interval;
     without formulas for them, they are null, and so is the total. `hbm_frac` = total bytes / HBM of the
-    device that programs may use.
+    device that programs may use; a step above 1 does not fit.
 
     Source: the compiler's memory analysis for compiled and measured runs; shapes of weights and cache,
     and docs/memory.md, for predictions; HBM capacity: `meshscope.spec.hardware.chips`.

@@ -98,7 +98,8 @@ def step_roofline(cost: StepCost, step_s: float, peaks: DevicePeaks) -> StepRoof
     """Achieved HBM bandwidth and FLOP rate of a measured step on one device, as fractions of the peaks.
 
     `hbm_frac` = accessed bytes / step time / peak HBM bandwidth, `flops_frac` = FLOPs / step time / peak
-    bf16 FLOP rate. The larger fraction names the bound of the step. The compiler counts FLOPs and bytes.
+    bf16 FLOP rate. The larger fraction names the bound of the step. The compiler counts FLOPs and bytes; bytes
+    that stay in VMEM, and 8-bit products, can lift a fraction above 1.
 
     Source: Williams et al., "Roofline: An Insightful Visual Performance Model" (2009); costs: XLA's cost
     analysis of the compiled program; peaks: `meshscope.spec.hardware.chips`.
@@ -191,7 +192,7 @@ class RooflineBound:
 
     `binding` is the resource with the largest bound, `factor` the ratio of that bound to the next one
     (null if that is 0), and `roof_frac` the ratio of the bound to the modeled time `taken_s`: 1 if the
-    part runs at its bound.
+    part runs at its bound, more if its weights arrive or its collectives run during other parts.
     """
 
     part: str

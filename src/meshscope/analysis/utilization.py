@@ -5,6 +5,7 @@ from math import prod
 
 from meshscope.events.enums import Phase
 from meshscope.spec.hardware.chips import Chip
+from meshscope.spec.hardware.precision import product_speedup
 from meshscope.spec.model.flops import attention_flops
 from meshscope.spec.model.model import Layer, Model
 from meshscope.spec.plan.memory import Memory
@@ -21,33 +22,31 @@ def model_flops(model: Model, workload: Workload, phase: Phase) -> float:
 
     Matrix products count two FLOPs per weight and token: all matrices of a layer, the chosen experts only,
     no embedding, and the output head for the last position of each sequence. Attention counts two FLOPs per
-    element of each query-key product and of each weight-value product over the context of the layer: full,
-    a window, or the positions that an indexer selects. The causal mask is not subtracted. The products of
-    the indexer with every position or entry are included. Compressed entries count as positions; elementwise
-    work such as pooling is excluded. A decode step is the mean over all decode steps.
+    element of each query-key product and of each weight-value product, for the keys that a query sees: of a
+    prompt the positions up to its own (half of the square), of those its window or chunk, or the positions
+    that an indexer selects; in decode the whole context. The products of the indexer with every position or
+    entry before the query are included. Compressed entries count as positions; elementwise work such as
+    pooling is excluded. A decode step is the mean over all decode steps.
 
-    Source: Chowdhery et al., "PaLM" (arXiv 2204.02311), appendix B, forward pass only; the indexer:
+    Source: Chowdhery et al., "PaLM" (arXiv 2204.02311), appendix B, forward pass only; causal attention as in
+    MaxText (AI-Hypercomputer/maxtext, pull request 1988, July 2025) and Megatron-LM; the indexer:
     DeepSeek-V3.2-Exp, "Boosting Long-Context Efficiency with DeepSeek Sparse Attention", equation 1;
     entries: the DeepSeek-V4 of transformers, which implements sections 2.3.1 and 2.3.2 of its report.
     """
-    contexts = _contexts(workload, phase)
     n_new = workload.prompt if phase is Phase.PREFILL else workload.decode_tokens
     n_logits = 1 if phase is Phase.PREFILL else n_new
     per_token = sum(
-        n * (2.0 * _active_weights(model, layer) + _mean_attention_flops(model, layer, contexts))
+        n
+        * (
+            2.0 * _active_weights(model, layer)
+            + _mean_attention_flops(model, layer, workload, phase)
+        )
         for layer, n in Counter(model.layers).items()
     )
     of_tokens, of_last = _outer_matrices(model)
     per_token += 2.0 * sum(prod(weight.shape) for weight in of_tokens)
     head = 2.0 * sum(prod(weight.shape) for weight in of_last)
     return workload.batch * (n_new * per_token + n_logits * head)
-
-
-def _contexts(workload: Workload, phase: Phase) -> range:
-    """Context length of each step of the phase."""
-    if phase is Phase.PREFILL:
-        return range(workload.prompt, workload.prompt + 1)
-    return range(workload.prompt + 1, workload.prompt + max(workload.output - 1, 1) + 1)
 
 
 def _outer_matrices(model: Model) -> tuple[list[Weight], list[Weight]]:
@@ -74,10 +73,15 @@ def _share(model: Model, weight: Weight) -> float:
     return model.moe.n_active / model.moe.n_experts
 
 
-def _mean_attention_flops(model: Model, layer: Layer, contexts: range) -> float:
-    """FLOPs of one query token in one layer, averaged over the contexts."""
-    flops = sum(attention_flops(model.attention, layer.attention, n) for n in contexts)
-    return flops / len(contexts)
+def _mean_attention_flops(model: Model, layer: Layer, workload: Workload, phase: Phase) -> float:
+    """FLOPs of the mean query token in one layer, for the prompt or all decode steps."""
+    first, last = 0, workload.prompt
+    if phase is not Phase.PREFILL:
+        first, last = last, last + max(workload.output - 1, 1)
+    of_last, of_first = (
+        attention_flops(model.attention, layer.attention, n) for n in (last, first)
+    )
+    return (of_last - of_first) / (last - first)
 
 
 def n_parameters(model: Model) -> tuple[int, int, int]:
@@ -94,26 +98,34 @@ def n_parameters(model: Model) -> tuple[int, int, int]:
     return round(total), round(active), model.vocab * model.hidden
 
 
-def mfu(flops: float, step_s: float, n_chips: int, chip: Chip) -> float | None:
-    """Model FLOPs utilization (MFU): achieved model FLOP rate over the bf16 peak of all chips.
+def mfu(
+    flops: float, step_s: float, n_chips: int, chip: Chip, weight_dtype: str | None = None
+) -> float | None:
+    """Model FLOPs utilization (MFU): achieved model FLOP rate over the matrix peak of all chips.
 
-    MFU = model FLOPs / (step time * chips * peak FLOP rate of a chip). The step time includes idle time and
-    communication.
+    MFU = model FLOPs / (step time * chips * peak FLOP rate of a chip). Model FLOPs are those that the model
+    needs: attention is causal, so a query of a prompt counts the keys up to its own position, in its window or of
+    its indexer's choice, and one of decode its whole context; masked blocks, padding and recomputation are not in
+    them. The peak is that of
+    bf16, or of 8-bit products if weights and activations have 8 bits and the chip multiplies them faster. The
+    step time includes idle time and communication.
 
     Source: Chowdhery et al., "PaLM" (arXiv 2204.02311), section 4.1 and appendix B; peaks:
     `meshscope.spec.hardware.chips`.
     """
     if chip.bf16_flops_per_s is None:
         return None
-    return flops / (step_s * n_chips * chip.bf16_flops_per_s)
+    speedup = 1.0 if weight_dtype is None else product_speedup(weight_dtype, chip)
+    return flops / (step_s * n_chips * chip.bf16_flops_per_s * speedup)
 
 
 def mbu(memory: Memory, step_s: float, chip: Chip) -> float | None:
     """Model bandwidth utilization (MBU): required over available HBM bandwidth of a device in a step.
 
     MBU = (weight bytes + KV cache bytes) / (step time * peak HBM bandwidth of a device). MBU applies to
-    decode, where each step reads both once. The cache counts at its full allocated size and all experts
-    count, so MBU overstates small batches of a mixture of experts.
+    decode, where each step reads both once. The cache counts at its full allocated size, and so do the
+    embedding table and all experts. A step that reads less can have an MBU above 1: a mixture with
+    a small batch, or an output longer than the prompt.
 
     Source: Agarwal et al., "LLM Inference Performance Engineering: Best Practices" (Databricks, 2023):
     (total model parameter size + KV cache size) / TPOT over peak bandwidth.

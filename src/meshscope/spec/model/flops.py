@@ -15,16 +15,17 @@ from meshscope.spec.model.model import (
 )
 
 
-def attention_flops(attention: Attention, kind: AttentionKind, context: int) -> float:
-    """FLOPs of one query token over `context` positions in one layer, all heads, indexer included.
+def attention_flops(attention: Attention, kind: AttentionKind, n: int) -> float:
+    """FLOPs of the first `n` queries of a sequence in one layer under a causal mask, all heads, indexer included.
 
-    Two for each multiplication of a query with a key and of a weight with a value. A causal mask saves
-    nothing; a window or an indexer's choice does. Linear attention counts the recurrence.
+    Two for each multiplication of a query with a key and of a weight with a value, for the keys that a query may
+    see: those before it, in its window or chunk, or of the indexer's choice. Linear attention counts the
+    recurrence.
     """
     if kind is AttentionKind.LINEAR:
-        return recurrence_flops(linear_of(attention))
-    n_keys = attended_keys(attention, kind, context)
-    return pair_flops(of_kind(attention, kind)) * n_keys + _indexer_flops(attention, kind, context)
+        return n * recurrence_flops(linear_of(attention))
+    n_pairs = attended_pairs(attention, kind, n)
+    return pair_flops(of_kind(attention, kind)) * n_pairs + _indexer_flops(attention, kind, n)
 
 
 def of_kind(attention: Attention, kind: AttentionKind) -> Attention:
@@ -92,21 +93,35 @@ def passed_on_flops(linear: LinearAttention, n_blocks: int) -> float:
     return FLOAT32_PASSES * n_blocks * linear.n_value_heads * of_block
 
 
-def attended_keys(attention: Attention, kind: AttentionKind, context: int) -> int:
-    """Keys that one query attends to: the context, at most the window, or the indexer's choice."""
+def attended_pairs(attention: Attention, kind: AttentionKind, n: int) -> int:
+    """Pairs of the first `n` queries of a sequence with the keys or entries that each attends to."""
     match attention:
         case GroupedAttention():
             window = window_of(attention, kind)
-            return context if window is None else min(context, window)
+            if window is not None and kind is AttentionKind.CHUNKED:
+                n_chunks, rest = divmod(n, window)
+                return n_chunks * _seen(window) + _seen(rest)
+            return _seen(n, most=window)
         case LatentAttention():
-            return context if attention.indexer is None else min(context, attention.indexer.top_k)
+            indexer = attention.indexer
+            return _seen(n, most=None if indexer is None else indexer.top_k)
         case CompressedAttention():
-            n_entries = context // entry_rate(attention, kind) if _has_entries(kind) else 0
-            if kind is AttentionKind.COMPRESSED_SPARSE:
-                n_entries = min(n_entries, attention.indexer.top_k)
-            return min(context, attention.window) + n_entries
+            is_sparse = kind is AttentionKind.COMPRESSED_SPARSE
+            most = attention.indexer.top_k if is_sparse else None
+            n_entries = 0
+            if is_sparse or kind is AttentionKind.HEAVILY_COMPRESSED:
+                n_entries = _seen(n, rate=entry_rate(attention, kind), most=most)
+            return _seen(n, most=attention.window) + n_entries
         case _:
             assert_never(attention)
+
+
+def _seen(n: int, *, rate: int = 1, most: int | None = None) -> int:
+    """The sum of `min(i // rate, most)` for i = 1 to n: entries of `rate` positions that n queries see."""
+    n_growing = n if most is None else min(n, most * rate)
+    n_whole, rest = divmod(n_growing, rate)
+    growing = rate * n_whole * (n_whole - 1) // 2 + n_whole * (rest + 1)
+    return growing + (n - n_growing) * (most or 0)
 
 
 def window_of(attention: Attention, kind: AttentionKind) -> int | None:
@@ -143,23 +158,19 @@ def pair_flops(attention: Attention, *, is_absorbed: bool = False) -> float:
     return 2.0 * attention.n_heads * widths
 
 
-def _has_entries(kind: AttentionKind) -> bool:
-    return kind in {AttentionKind.COMPRESSED_SPARSE, AttentionKind.HEAVILY_COMPRESSED}
-
-
-def _indexer_flops(attention: Attention, kind: AttentionKind, context: int) -> float:
-    """The indexer's products of one query with every position or entry, and their weighted sum."""
+def _indexer_flops(attention: Attention, kind: AttentionKind, n: int) -> float:
+    """The indexer's products of `n` queries with the positions or entries they see, and the weighted sums."""
     if kind is AttentionKind.SHARED:
         return 0.0
     if isinstance(attention, LatentAttention) and attention.indexer is not None:
-        return _scored(attention.indexer, context)
+        return _scored(attention.indexer, _seen(n))
     if isinstance(attention, CompressedAttention) and kind is AttentionKind.COMPRESSED_SPARSE:
-        return _scored(attention.indexer, context // attention.sparse_rate)
+        return _scored(attention.indexer, _seen(n, rate=attention.sparse_rate))
     return 0.0
 
 
-def _scored(indexer: Indexer, n_positions: int) -> float:
-    return 2.0 * indexer.n_heads * (indexer.head_dim + 1) * n_positions
+def _scored(indexer: Indexer, n_pairs: int) -> float:
+    return 2.0 * indexer.n_heads * (indexer.head_dim + 1) * n_pairs
 
 
 def window_blocks(window: Any, block: Any) -> Any:
