@@ -84,7 +84,6 @@ def test_dtype_is_that_of_activations_and_of_what_is_not_quantized(meshscope: Me
     [
         (("--force",), "--report or --plot"),
         (("--fit", "--report", "x.html"), "omit --slo"),
-        (("--fit", "--prefill-chunk", "off"), "omit --slo"),
         (("--out", "x"), "--verify"),
     ],
 )

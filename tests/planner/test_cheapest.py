@@ -1,12 +1,16 @@
 """The cheapest slice that meets an objective, against a search of every slice."""
 
+from dataclasses import replace
+
 import pytest
 
+from meshscope.errors import SpecError
 from meshscope.planner.batches import Batches
 from meshscope.planner.cheapest import search_slices
 from meshscope.planner.combinations import SearchSpace
+from meshscope.planner.grid import grid_of
 from meshscope.planner.objective import Goal, objective_of
-from meshscope.planner.search import search
+from meshscope.planner.search import plans_of, search
 from meshscope.planner.slices import parse_prices, parse_slices
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
@@ -38,7 +42,7 @@ def meeting(slo: str) -> set[str]:
 @pytest.mark.parametrize("slo", ["ttft=1,tpot=0.03", "ttft=0.2,tpot=0.008"])
 @pytest.mark.parametrize("text", [None, "v6e=2.7,v5e=1.2", "v6e=1,v5e=9"])
 def test_no_cheaper_slice_meets_the_objective(slo: str, text: str | None) -> None:
-    prices = None if text is None else parse_prices(text, SLICES)
+    prices = None if text is None else parse_prices(text)
     result = search_slices(space(), SLICES, objective_of(slo), prices)
     assert result.best is not None
     price = {t.name: t.n_chips * (prices or {t.chip.name: 1})[t.chip.name] for t in SLICES}
@@ -57,13 +61,93 @@ def test_equally_cheap_slices_are_judged_by_the_goal() -> None:
 
 
 def test_an_objective_that_nothing_meets_names_the_closest_slice() -> None:
-    result = search_slices(space(), SLICES, objective_of("ttft=1,tpot=0.0001"))
+    result = search_slices(space(), SLICES, objective_of("ttft=1,tpot=0.005"))
     assert (result.best, result.n_skipped) == (None, 0)
     fastest = min(
         (r for r in result.searches if r.closest is not None),
         key=lambda r: r.closest.tpot_s,  # type: ignore[union-attr]
     )
     assert result.shown is fastest
+
+
+def test_with_prices_and_without_limits_the_cheapest_token_wins() -> None:
+    prices = parse_prices("v6e=2.7,v5e=1.2")
+    result = search_slices(space(), SLICES, objective_of(None), prices)
+    assert (result.n_skipped, len(result.searches)) == (0, len(SLICES))
+    costs = {
+        r.space.topology.name: r.space.topology.n_chips
+        * prices[r.space.topology.chip.name]
+        / r.winner.experiment.workload.batch
+        / 128
+        * r.winner.e2e_s
+        / 3600
+        * 1e6
+        for r in result.searches
+        if r.winner is not None
+    }
+    assert result.best is not None
+    assert result.best.space.topology.name == min(costs, key=lambda name: costs[name])
+    assert result.price_per_million(result.best) == pytest.approx(min(costs.values()))
+
+
+def test_chips_without_a_price_are_left_out_and_named() -> None:
+    result = search_slices(space(), SLICES, objective_of("ttft=5"), parse_prices("v6e=2.7"))
+    assert {r.space.topology.chip.name for r in result.searches} == {"v6e"}
+    assert result.unpriced == ("v5e",)
+    with pytest.raises(SpecError, match=r"no price of v6e, v5e.*Add v6e=PRICE"):
+        search_slices(space(), SLICES, objective_of("ttft=5"), parse_prices("v4=3"))
+
+
+@pytest.mark.parametrize(
+    ("model", "topology", "dtypes", "batch"),
+    [
+        ("Qwen/Qwen3-4B", "v6e-4", ("bf16", "s8"), 1),
+        ("Qwen/Qwen3-4B", "v5e-16", ("s8",), 8),
+        ("Qwen/Qwen3-30B-A3B", "tpu7x-8", ("bf16", "s4"), 1),
+        (
+            "openai/gpt-oss-20b",
+            "v6e-8",
+            (read_model("openai/gpt-oss-20b").default_weight_dtype,),
+            1,
+        ),
+        ("deepseek-ai/DeepSeek-V2-Lite", "v5p-8", ("bf16", "s8"), 4),
+    ],
+)
+def test_no_candidate_is_faster_than_the_peak_rates_allow(
+    model: str, topology: str, dtypes: tuple[str, ...], batch: int
+) -> None:
+    one = replace(
+        space(topology),
+        model=read_model(model),
+        weight_dtypes=dtypes,
+        batches=Batches(least=batch, most=64),
+        workload=Workload(prompt=256, output=16),
+    )
+    grid = grid_of(one, plans_of(one))
+    assert 0 < one.least_s[0] <= grid.ttft_s.min()
+    assert 0 < one.least_s[1] <= grid.tpot_s.min()
+
+
+@pytest.mark.parametrize(
+    ("slo", "message"),
+    [
+        ("ttft=0.000001", "ttft=1e-06 is not possible.*at least .*, on v6e-8"),
+        ("tpot=0.000001,ttft=9", "tpot=1e-06 is not possible.*at least .*, on v6e-8"),
+    ],
+)
+def test_limits_below_the_peak_rates_of_every_slice_are_refused_at_once(
+    slo: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("meshscope.planner.cheapest.search")  # nothing is searched
+    with pytest.raises(SpecError, match=message):
+        search_slices(space(), SLICES, objective_of(slo))
+
+
+def test_slices_below_the_peak_rates_are_not_searched() -> None:
+    """32.8 billion weights of two bytes from one chip of v5e take at least 80 ms, of v6e 40 ms."""
+    slices = parse_slices("v6e-1,v5e-1,v6e-8")
+    result = search_slices(space(), slices, objective_of("ttft=5,tpot=0.03"))
+    assert (result.n_too_slow, len(result.searches)) == (2, 1)
 
 
 def test_the_winner_fits_with_the_high_end_of_its_estimate() -> None:

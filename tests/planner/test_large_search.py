@@ -136,18 +136,19 @@ def test_a_short_search_reports_nothing() -> None:
     assert not reports
 
 
-def test_several_slices_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_slices_have_no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "REPORT_S", 0.0)
     reports: list[tuple[str, float | None]] = []
     result = meshscope.plan(
         "Qwen/Qwen3-8B",
         topology="v6e-4,v6e-8",
-        slo="ttft=0.00001",
+        slo="ttft=0.006",
         progress=lambda _, step, left_s: reports.append((step, left_s)),
     )
     assert result.slices is not None
-    n_all = sum(search.n_combinations for search in result.slices.searches)
-    assert reports[-2] == (f"{n_all:,} of {n_all:,} combinations", 0.0)
+    n = result.slices.searches[-1].n_combinations
+    assert len(result.slices.searches) == 2
+    assert reports[-2] == (f"{n:,} of {n:,} combinations on slice 2 of 2", None)
     assert reports[-1] == ("done", None)
 
 

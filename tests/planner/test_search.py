@@ -13,7 +13,7 @@ from meshscope.planner.combinations import WHOLE, SearchSpace
 from meshscope.planner.grid import grid_of
 from meshscope.planner.objective import PRESETS, Goal, objective_of
 from meshscope.planner.pareto import pareto_front
-from meshscope.planner.search import PlanSearch, search
+from meshscope.planner.search import EXCHANGE, PlanSearch, search
 from meshscope.planner.space import plan_space
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
@@ -279,3 +279,54 @@ def test_the_cache_of_a_prompt_moves_from_the_best_prefill_to_the_best_decode() 
     (line,) = (line for line in text.splitlines() if line.startswith("decode apart: "))
     assert "chunk" not in line
     assert "of cache a prompt move over DCN in" in " ".join(text.split())
+
+
+def test_the_format_of_the_checkpoint_wins_unless_another_is_faster_beyond_errors() -> None:
+    """fp8 weights of DeepSeek-V3.1 have as many bytes as int8; those of Qwen3-32B in bf16 have twice as many."""
+    model = read_model("deepseek-ai/DeepSeek-V3.1")
+    result = meshscope.plan(
+        "deepseek-ai/DeepSeek-V3.1", topology="tpu7x-16", batch=64, slo="ttft=2,tpot=0.05"
+    )
+    winner, *others = result.search.front
+    assert winner.experiment.workload.weight_dtype == model.default_weight_dtype
+    assert others[0].tokens_per_s_per_chip > winner.tokens_per_s_per_chip
+    assert result.search.own_format is None
+    dtypes = {
+        (c.experiment.plan, c.experiment.workload.weight_dtype) for c in result.search.dominated
+    }
+    assert len({dtype for plan, dtype in dtypes if plan == winner.experiment.plan}) == 2
+    text = "\n".join(result.lines(n_rows=12))
+    assert "converts the checkpoint" not in text
+    assert text.count("tok/s/chip\n") == 1
+    assert len([line for line in text.splitlines() if line.endswith(" *")]) == 12 - len(
+        result.front
+    )
+    dense = meshscope.plan("Qwen/Qwen3-32B", topology="v6e-8", batch=16)
+    assert dense.winner is not None
+    assert dense.winner.experiment.workload.weight_dtype == "s8"
+    assert dense.search.own_format is not None
+    assert "weights int8: converts the checkpoint, which has bf16" in repr(dense)
+
+
+def test_an_exchange_under_other_axes_is_one_reason() -> None:
+    result = meshscope.plan("openai/gpt-oss-120b", topology="v6e-8", batch=64, output=512)
+    won_by = result.search.won_by
+    assert won_by is not None
+    assert won_by.seconds
+    axes = [key for key in won_by.seconds if key.startswith("communication over ")]
+    assert not [key for key in axes if "dp" in key]
+    large = sorted(won_by.seconds, key=lambda key: -abs(won_by.seconds[key]))
+    assert EXCHANGE not in large[:1]
+    winner, other = won_by.times
+    n = result.search.space.workload.n_decode_steps
+    seconds = [times[0].step.value_s + n * times[1].step.value_s for times in (winner, other)]
+    assert sum(won_by.seconds.values()) == pytest.approx(seconds[1] - seconds[0])
+
+
+def test_plans_that_equal_the_winner_are_named() -> None:
+    result = meshscope.plan("Qwen/Qwen3-32B", topology="v6e-8", slo="ttft=0.5,tpot=0.03")
+    assert "dp=2,tp=4" in {str(choice.experiment.plan) for choice in result.search.equals}
+    text = repr(result)
+    assert "equal within errors that they do not share: 'dp=2,tp=4'" in text
+    assert "what differs: over 'dp=2,tp=4'" in text
+    assert "why it wins" not in text

@@ -1,8 +1,8 @@
 """Whether times agree: the steps of two sources of a run, and the requests of two runs."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshscope.analysis.request import RequestTime, request_times
 from meshscope.analysis.roofline import BETWEEN_PARTS
@@ -73,14 +73,20 @@ class RequestCost:
     activities: Mapping[str, float]
     basis: tuple[Source, str]
 
+    def per(self, n: int) -> "RequestCost":
+        """The cost of one of `n` equal parts."""
+        activities = {name: seconds / n for name, seconds in self.activities.items()}
+        return replace(self, seconds=self.seconds * (1 / n), activities=activities)
+
 
 def request_cost(times: Iterable[StepTime], *, n_decode_steps: int, chip: str) -> RequestCost:
     """The cost of a request whose phases take these step times."""
-    seconds, activities, sources = NO_TIME, Counter[str](), set[Source]()
+    seconds, activities, sources = NO_TIME, defaultdict[str, float](float), set[Source]()
     for time in times:
         n = n_decode_steps if time.phase is Phase.DECODE else 1
         seconds += time.step * n
-        activities.update({name: n * value for name, value in _by_activity(time).items()})
+        for spent in time.activities:  # whatever the axis of communication
+            activities[spent.activity.value] += n * spent.seconds
         sources.add(time.source)
     (source,) = sources
     return RequestCost(seconds=seconds, activities=activities, basis=(source, chip))

@@ -14,11 +14,12 @@ from meshscope.exporters.files import check_new, new_file
 from meshscope.files import path_of
 from meshscope.interconnect.profile import load_profile
 from meshscope.planner.batches import parse_batches
-from meshscope.planner.cheapest import SliceSearch, search_slices
+from meshscope.planner.cheapest import SliceSearch, is_reachable, search_slices, unreachable
 from meshscope.planner.combinations import SearchSpace
+from meshscope.planner.grid import n_combinations
 from meshscope.planner.objective import Goal, objective_of
-from meshscope.planner.progress import SearchProgress
-from meshscope.planner.search import Choice, PlanSearch, search
+from meshscope.planner.progress import LARGE, SearchProgress
+from meshscope.planner.search import Choice, PlanSearch, plans_of, search
 from meshscope.planner.slices import SliceFits, parse_prices, parse_slices, slice_fits
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.spec.experiment import first_layers
@@ -72,8 +73,8 @@ class PlanRequest:
         return parse_slices(self.topology)
 
     def slice_prices(self) -> dict[str, float] | None:
-        """The prices per chip hour, which every chip of the slices has."""
-        return None if self.prices is None else parse_prices(self.prices, self.slices())
+        """The prices per chip hour."""
+        return None if self.prices is None else parse_prices(self.prices)
 
     def space(self) -> SearchSpace:
         """What the search varies on the first slice; a MeshscopeError for an impossible option."""
@@ -200,7 +201,8 @@ def plan(  # noqa: PLR0913  the options of the command
 ) -> PlanResult:
     """Finds the best plan of a model on a slice by predicting every legal one.
 
-    With several slices, picks the cheapest that meets the limits.
+    With several slices, picks the cheapest that meets the limits; with prices and without limits, the one
+    with the lowest price of an output token.
 
     Example:
         >>> best = meshscope.plan("Qwen/Qwen3-32B", topology="v6e-8", slo="ttft=0.5,tpot=0.03")
@@ -288,13 +290,16 @@ def verified_result(
 def plan_request(request: PlanRequest, *, progress: Progress | None = None) -> PlanResult:
     """The result of the request, without compiled plans."""
     objective = objective_of(request.slo, request.goal)
-    slices, prices = request.slices(), request.slice_prices()
+    slices, prices, space = request.slices(), request.slice_prices(), request.space()
     if len(slices) == 1 and prices is None:
+        is_large = n_combinations(space, plans_of(space)) >= LARGE
+        if is_large and not is_reachable(space, objective):
+            raise unreachable([space], objective)
         shown = SearchProgress(progress)
-        result = search(request.space(), objective, shown)
+        result = search(space, objective, shown)
         shown.done()
         return PlanResult(search=result)
-    result = search_slices(request.space(), slices, objective, prices, progress)
+    result = search_slices(space, slices, objective, prices, progress)
     return PlanResult(search=result.shown, slices=result)
 
 

@@ -1,16 +1,17 @@
 """The cheapest slice that meets an objective: slices by price, each searched for its best plan."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from meshscope.errors import SpecError
 from meshscope.planner.combinations import SearchSpace
-from meshscope.planner.grid import n_combinations
 from meshscope.planner.objective import Goal, Objective
 from meshscope.planner.progress import SearchProgress
-from meshscope.planner.search import PlanSearch, plans_of, search
-from meshscope.planner.slices import cheapest_first, price_per_hour
+from meshscope.planner.search import PlanSearch, search
+from meshscope.planner.slices import price_per_hour, slice_name
 from meshscope.spec.hardware.topology import Topology
+from meshscope.units import format_seconds
 from meshscope.workers.spawn import Progress
 
 
@@ -18,14 +19,27 @@ from meshscope.workers.spawn import Progress
 class SliceSearch:
     """The searches of the slices that were tried, cheapest first.
 
-    The last slices have the same price, and at least one of them meets the objective; none does if
-    `best` is None. `n_skipped` slices are more expensive and were not searched.
+    With limits, or without prices, the last slices have the same price, and at least one of them meets the
+    objective; none does if `best` is None. `n_skipped` slices are more expensive and were not searched, and
+    `n_too_slow` are above the limits even at their peak rates. The chips `unpriced` have no price.
     """
 
     searches: tuple[PlanSearch, ...]
     best: PlanSearch | None
     n_skipped: int
+    n_too_slow: int
+    unpriced: tuple[str, ...]
     prices: Mapping[str, float] | None
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether a latency is limited."""
+        return self.searches[0].objective.has_limits
+
+    @property
+    def is_cheapest(self) -> bool:
+        """Whether `best` is on the slice with the lowest price, and not the one with the best figures."""
+        return _stops(self.searches[0].objective, self.prices)
 
     @property
     def closest(self) -> PlanSearch | None:
@@ -40,7 +54,29 @@ class SliceSearch:
 
     def price(self, result: PlanSearch) -> float:
         """The price of a slice per hour; its number of chips without prices."""
-        return price_per_hour(result.space.topology, self.prices)
+        return _price(result.space.topology, self.prices)
+
+    def price_per_million(self, result: PlanSearch) -> float | None:
+        """The price of a million output tokens of the best choice, one batch of requests after the other."""
+        return None if self.prices is None else _price_per_million(result, self.prices)
+
+
+def _stops(objective: Objective, prices: Mapping[str, float] | None) -> bool:
+    """Whether the cheapest slice that meets the objective is the answer."""
+    return objective.has_limits or prices is None
+
+
+def _price(topology: Topology, prices: Mapping[str, float] | None) -> float:
+    price = price_per_hour(topology, prices)
+    assert price is not None  # slices without a price are left out
+    return price
+
+
+def _price_per_million(result: PlanSearch, prices: Mapping[str, float] | None) -> float | None:
+    if result.winner is None:
+        return None
+    n_per_hour = result.winner.tokens_per_s_per_chip * result.space.topology.n_chips * 3600
+    return 1e6 * _price(result.space.topology, prices) / n_per_hour
 
 
 def search_slices(
@@ -52,26 +88,86 @@ def search_slices(
 ) -> SliceSearch:
     """The best plan on the cheapest slice that meets the objective, of equally cheap ones by its goal.
 
-    The topology of `space` is replaced by each of the slices. `callback` gets the progress of a long search.
+    With prices and without limits, all slices are searched, and the best has the lowest price of a token, or
+    the shortest request. The topology of `space` is replaced by each of the slices. `callback` gets the
+    progress of a long search.
     """
-    ordered, searches = cheapest_first(slices, prices), list[PlanSearch]()
-    spaces = {topology: replace(space, topology=topology) for topology in ordered}
-    progress = SearchProgress(
-        callback, lambda: sum(n_combinations(one, plans_of(one)) for one in spaces.values())
-    )
+    every = tuple(slices)
+    priced = [t for t in every if price_per_hour(t, prices) is not None]
+    unpriced = tuple(dict.fromkeys(t.chip.name for t in every if t not in priced))
+    if not priced:
+        raise SpecError(
+            f"--prices has no price of {', '.join(unpriced)}, which --topology names. "
+            f"Add {unpriced[0]}=PRICE per chip hour."
+        )
+    spaces = {
+        t: replace(space, topology=t) for t in sorted(priced, key=lambda t: _price(t, prices))
+    }
+    ordered = tuple(t for t, one in spaces.items() if is_reachable(one, objective))
+    if not ordered:
+        raise unreachable(tuple(spaces.values()), objective)
+    progress, searches = SearchProgress(callback, n_slices=len(ordered)), list[PlanSearch]()
     best: PlanSearch | None = None
-    for _, group in groupby(ordered, key=lambda topology: price_per_hour(topology, prices)):
+    for _, group in groupby(ordered, key=lambda topology: _price(topology, prices)):
         results = [search(spaces[topology], objective, progress) for topology in group]
         searches += results
-        best = min((r for r in results if r.winner is not None), key=_rank, default=None)
-        if best is not None:
-            break
+        if _stops(objective, prices):
+            best = min((r for r in results if r.winner is not None), key=_rank, default=None)
+            if best is not None:
+                break
+    if not _stops(objective, prices):
+        able = [result for result in searches if result.winner is not None]
+        is_throughput = objective.goal is Goal.THROUGHPUT
+        best = min(
+            able,
+            key=lambda r: (_price_per_million(r, prices) or 0.0) if is_throughput else _rank(r),
+            default=None,
+        )
     progress.done()
     return SliceSearch(
         searches=tuple(searches),
         best=best,
         n_skipped=len(ordered) - len(searches),
+        n_too_slow=len(spaces) - len(ordered),
+        unpriced=unpriced,
         prices=prices,
+    )
+
+
+def unreachable(spaces: Sequence[SearchSpace], objective: Objective) -> SpecError:
+    """That the peak rates of no slice allow the limits, with the best slice for each."""
+    reasons = list[str]()
+    for at, (name, limit_s, what) in enumerate(
+        (
+            (
+                "ttft",
+                objective.ttft_s,
+                "prefill of {} prompt tokens, at the peak FLOP and HBM rates,",
+            ),
+            (
+                "tpot",
+                objective.tpot_s,
+                "a decode step, which reads the weights at the peak HBM rate,",
+            ),
+        )
+    ):
+        best = min(spaces, key=lambda space: space.least_s[at])
+        if limit_s is not None and limit_s < best.least_s[at]:
+            tokens = f"{best.batches.least * best.workload.prompt:,}"
+            reasons.append(
+                f"{name}={limit_s:g} is not possible: {what.format(tokens)} takes at least "
+                f"{format_seconds(best.least_s[at])}, on {slice_name(best.topology)}"
+            )
+    if not reasons:
+        reasons.append("no slice allows both limits at its peak rates")
+    return SpecError(f"--slo: {'; '.join(reasons)}. Use larger limits.")
+
+
+def is_reachable(space: SearchSpace, objective: Objective) -> bool:
+    """Whether the peak rates of the slice allow the limits."""
+    limits = (objective.ttft_s, objective.tpot_s)
+    return all(
+        limit is None or limit >= least for limit, least in zip(limits, space.least_s, strict=True)
     )
 
 

@@ -6,16 +6,19 @@ steps: a step is a closed form with a batch and a chunk.
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshscope.analysis.utilization import model_flops, n_parameters
 from meshscope.cost.planned_collectives import batch_is_split
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.batches import Batches
 from meshscope.planner.forms import FormKey, FormTable
+from meshscope.spec.hardware.precision import product_speedup
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.model import Model
 from meshscope.spec.plan.caches import device_cache_bytes
@@ -40,7 +43,7 @@ CUT_SCALES = "an axis cuts the blocks of weights that share a scale"
 OTHER_CHUNK = "the chunk is that of another combination, or the plan does not support it"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, so that it keeps what it derives
 class SearchSpace:
     """What a search varies: the plans, batches and precisions for prompts and outputs of one length."""
 
@@ -66,6 +69,33 @@ class SearchSpace:
             for chunk in self.chunks
             for limit in (CHUNK_LIMITS if chunk is ChunkRule.AUTO else CHUNK_LIMITS[:1])
         )
+
+    @cached_property
+    def least_s(self) -> tuple[float, float]:
+        """Seconds that prefill and a decode step take at least, in any plan: all chips at their peak rates.
+
+        The smallest batch has its prompts multiplied with the active weights, and the weights that one token
+        needs, in the narrowest format, are read once. Without attention, communication and overheads.
+        """
+        chip, n_chips = self.topology.chip, self.topology.n_chips
+        if (
+            chip.bf16_flops_per_s is None
+            or chip.hbm_bytes_per_s is None
+            or self.profile is not None
+        ):
+            return (0.0, 0.0)
+        one, two = (
+            model_flops(self.model, Workload(prompt=n, output=2), Phase.PREFILL) for n in (1, 2)
+        )
+        n_total, n_active, n_embedding = n_parameters(self.model)
+        speedup = max(product_speedup(dtype, chip) for dtype in self.weight_dtypes)
+        flops_s = (two - one) * self.batches.least * self.workload.prompt
+        flops_s /= chip.bf16_flops_per_s * speedup * n_chips
+        weight_bytes = min(device_weight_bytes(self.model, Plan(), d) for d in self.weight_dtypes)
+        # Embeddings have two bytes in every format, or fewer, and are not read as a whole.
+        read_bytes = max(0, weight_bytes - 2 * n_embedding) * (n_active - n_embedding)
+        read_s = read_bytes / (n_total - n_embedding) / (chip.hbm_bytes_per_s * n_chips)
+        return max(flops_s, read_s), read_s
 
     def n_combinations(self, plan: Plan) -> int:
         """Combinations of a plan with every batch, precision and chunk, before any check."""

@@ -13,26 +13,25 @@ PART, DONE = "search", "done"
 class SearchProgress:
     """Reports a large search, and one of more than some seconds, to a callback.
 
-    `count_all` returns the combinations of the whole search. It is asked once, for the first report of the
-    time left, which is that of the others at the speed so far.
+    With one slice, the time left is that of the other combinations at the speed so far. With several it is
+    unknown: the search may end at any of them, and a combination takes longer on a larger slice.
     """
 
     def __init__(
         self,
         callback: Progress | None,
-        count_all: Callable[[], int] | None = None,
         *,
+        n_slices: int = 1,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._callback, self._count_all, self._clock = callback, count_all, clock
-        self._n_counted = self._n_done = 0
-        self._n_all: int | None = None
+        self._callback, self._n_slices, self._clock = callback, n_slices, clock
+        self._n_all = self._n_done = self._slice = 0
         self._started_s = self._reported_s = clock()
         self._is_shown = False
 
     def counted(self, topology: str, n_plans: int, n_combinations: int) -> None:
         """Takes the size of the search on one slice."""
-        self._n_counted += n_combinations
+        self._n_all, self._n_done, self._slice = n_combinations, 0, self._slice + 1
         if n_combinations >= LARGE:
             self._report(f"{n_plans:,} plans and {n_combinations:,} combinations on {topology}")
 
@@ -42,11 +41,13 @@ class SearchProgress:
         now_s = self._clock()
         if self._callback is None or now_s - self._reported_s < REPORT_S:
             return
-        if self._n_all is None:
-            self._n_all = self._n_counted if self._count_all is None else self._count_all()
-        left_frac = (self._n_all - self._n_done) / max(self._n_done, 1)
-        step = f"{self._n_done:,} of {self._n_all:,} combinations"
-        self._report(step, (now_s - self._started_s) * left_frac)
+        step, left_s = f"{self._n_done:,} of {self._n_all:,} combinations", None
+        if self._n_slices == 1:
+            left_frac = (self._n_all - self._n_done) / max(self._n_done, 1)
+            left_s = (now_s - self._started_s) * left_frac
+        else:
+            step += f" on slice {self._slice} of {self._n_slices}"
+        self._report(step, left_s)
         self._reported_s = now_s
 
     def done(self) -> None:

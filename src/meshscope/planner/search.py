@@ -1,17 +1,21 @@
 """The search for the best plan: legal plans, their candidates, the Pareto front, and the winner."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshscope.analysis.agreement import RequestCost, are_equal, request_cost
 from meshscope.analysis.floor import why_sentence
+from meshscope.cost.closed_activities import wire_bytes
 from meshscope.cost.closed_form import plan_form
 from meshscope.cost.predicted import evaluated, has_figures, predicted_times
 from meshscope.errors import SpecError
-from meshscope.events.enums import REQUEST_PHASES, Phase
+from meshscope.events.enums import REQUEST_PHASES, Part, Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.combinations import SearchSpace
@@ -31,8 +35,10 @@ from meshscope.units import DTYPE_BITS, format_bytes, format_seconds
 BoolArray = NDArray[np.bool_]
 N_PLACED = 4  # best plans whose placements are predicted
 MAX_PLACEMENTS_OF_OTHERS = 32  # for those behind the best
-N_BEST = 20  # plans that --verify can compile
+N_BEST = 20  # plans that --verify can compile, and choices off the front
+N_EQUALS = 3  # plans after the winner that may equal it
 MIN_GAIN_S = 1e-6  # of an axis or of compute in a comparison of two plans
+EXCHANGE = "exchange with experts"  # one cause, whatever axes it is over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +98,9 @@ class PlanSearch:
     also counts plans without a candidate. `n_combinations` of the former with batch, precision and chunk
     are `n_candidates`, and the pruned ones of `n_pruned`.
     `front` is the Pareto front of TTFT, TPOT and tokens/s/chip among the choices that meet the objective,
-    the best first. `best` are the best choices of the best plans, one of each. If nothing meets the limits,
+    the best first; `dominated` are the best others. `best` are the best choices of the best plans, one of
+    each. The first of `front` and each of `best` have the checkpoint's own format of weights if that equals the
+    best (`are_equal`), and `equals` are the others of `best` that equal the winner. If nothing meets the limits,
     `closest` comes closest to them, and `fastest` says how far each latency alone can go.
     """
 
@@ -106,7 +114,10 @@ class PlanSearch:
     n_refused: Mapping[str, int]
     n_pruned: Mapping[str, int]
     front: tuple[Choice, ...]
+    dominated: tuple[Choice, ...]
     best: tuple[Choice, ...]
+    equals: tuple[Choice, ...]
+    own_format: Choice | None  # the best in the checkpoint's own format, if the winner is not
     closest: Choice | None
     fastest: tuple[Choice, ...]  # of any choice that fits: the least TTFT, and the least TPOT
     won_by: WonBy | None
@@ -148,6 +159,9 @@ def search(
     front, best, placements = with_placements(
         ranking, tuple(ranking.front(meets)), tuple(islice(ranking.best_of_plans(), N_BEST))
     )
+    best = tuple(map(ranking.own_format, best))
+    front = (*map(ranking.own_format, front[:1]), *front)
+    front = tuple(dict.fromkeys(front))
     winner = front[0] if front else None
     closest = None if front else ranking.closest()
     times = () if winner is None else predicted_times(winner.experiment, space.profile)
@@ -163,7 +177,10 @@ def search(
         n_refused=grid.n_refused,
         n_pruned=grid.n_pruned,
         front=front,
+        dominated=tuple(islice(ranking.dominated(front), N_BEST)),
         best=best,
+        equals=() if winner is None else tuple(ranking.equals(winner, best)),
+        own_format=None if winner is None else ranking.best_of_own_format(winner),
         closest=closest,
         fastest=() if front else tuple(ranking.fastest()),
         won_by=None if winner is None else ranking.won_by(winner, best),
@@ -227,21 +244,21 @@ def _check(space: SearchSpace) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, so that it keeps what it derives
 class GridRanking:
     """The order of the candidates of a grid under an objective."""
 
     grid: Grid
     objective: Objective
 
-    @property
+    @cached_property
     def meets(self) -> BoolArray:
         """[n] whether a candidate is within the limits."""
         ttft_s, tpot_s = self.objective.ttft_s, self.objective.tpot_s
         is_fast = self.grid.ttft_s <= (np.inf if ttft_s is None else ttft_s)
         return is_fast & (self.grid.tpot_s <= (np.inf if tpot_s is None else tpot_s))
 
-    @property
+    @cached_property
     def cost(self) -> NDArray[np.float64]:
         """[n] what the goal minimizes."""
         match self.objective.goal:
@@ -347,6 +364,67 @@ class GridRanking:
         at = self.best(np.logical_and.reduce([self.meets, *is_wide]))
         return None if at is None else self.choice(at)
 
+    def dominated(self, front: Sequence[Choice]) -> Iterator[Choice]:
+        """The best choices that fit and are not on the front, with their best chunk."""
+        grid, (at,) = self.grid, np.nonzero(self.meets)
+        seen = {_row_of(choice.experiment) for choice in front}
+        for i in at[np.argsort(self.cost[at], kind="stable")]:
+            row = _row_of(grid.experiment(int(i)))
+            if row not in seen and grid.fits(int(i)):
+                seen.add(row)
+                yield self.choice(int(i))
+
+    def request_cost(self, choice: Choice) -> RequestCost:
+        """The cost of a request, or of a sequence where the goal is throughput."""
+        experiment, chip = choice.experiment, self.grid.space.topology.chip
+        cost = request_cost(
+            predicted_times(experiment, self.grid.space.profile),
+            n_decode_steps=experiment.workload.n_decode_steps,
+            chip=chip.name,
+        )
+        is_throughput = self.objective.goal is Goal.THROUGHPUT
+        return cost.per(experiment.workload.batch) if is_throughput else cost
+
+    def equals(self, winner: Choice, best: Sequence[Choice]) -> Iterator[Choice]:
+        """Choices of other plans that equal the winner."""
+        cost = self.request_cost(winner)
+        others = [one for one in best if one.experiment.plan != winner.experiment.plan]
+        return (one for one in others[:N_EQUALS] if are_equal(cost, self.request_cost(one)))
+
+    @cached_property
+    def _has_own_format(self) -> BoolArray:
+        """[n] whether a candidate meets the limits in the checkpoint's own format of weights."""
+        space = self.grid.space
+        is_own = [dtype == space.model.default_weight_dtype for dtype in space.weight_dtypes]
+        return self.meets & np.array(is_own)[self.grid.weight_dtype]
+
+    def best_of_own_format(self, winner: Choice) -> Choice | None:
+        """The best choice in the checkpoint's own format; None if the winner has it."""
+        if winner.experiment.workload.weight_dtype == self.grid.space.model.default_weight_dtype:
+            return None
+        at = self.best(self._has_own_format)
+        return None if at is None else self.choice(at)
+
+    def own_format(self, choice: Choice) -> Choice:
+        """The best choice of the same plan in the checkpoint's own format if it equals the choice, else that."""
+        if choice.experiment.workload.weight_dtype == self.grid.space.model.default_weight_dtype:
+            return choice
+        of_plan = self.grid.plan == self.grid.plans.index(choice.experiment.plan)
+        at = self.best(self._has_own_format & of_plan)
+        if at is None:
+            return choice
+        in_own_format = self.choice(at)
+        order = choice.experiment.device_order
+        if order is not None:
+            in_own_format = self.priced(
+                replace(in_own_format.experiment, device_order=order), in_own_format.memory
+            )
+        return (
+            in_own_format
+            if are_equal(self.request_cost(choice), self.request_cost(in_own_format))
+            else choice
+        )
+
     def won_by(self, winner: Choice, best: Sequence[Choice]) -> WonBy | None:
         """The winner against the best of the others with other axes; None if there are none."""
         plan = winner.experiment.plan
@@ -399,6 +477,12 @@ class GridRanking:
         )
 
 
+def _row_of(experiment: Experiment) -> tuple[Plan, int, str, str]:
+    """What the rows of a table of choices differ in."""
+    workload = experiment.workload
+    return (experiment.plan, workload.batch, workload.weight_dtype, workload.cache_dtype)
+
+
 def _prompt_bytes(experiment: Experiment) -> int:
     """Cache bytes of one prompt on all devices of its replica."""
     plan, workload = experiment.plan, experiment.workload
@@ -418,18 +502,18 @@ def _comparison(
     sides = (winner.experiment, same)
     times = tuple(predicted_times(side, profile) for side in sides)
     mine, other = (_request_costs(*pair, profile) for pair in zip(sides, times, strict=True))
-    seconds, wire_bytes = (
+    seconds, sent_bytes = (
         {key: b.get(key, 0.0) - a.get(key, 0.0) for key in dict.fromkeys((*a, *b))}
         for a, b in zip(mine, other, strict=True)
     )
-    clauses = [_clause(key, value, wire_bytes.get(key)) for key, value in _ranked(seconds)]
+    clauses = [_clause(key, value, sent_bytes.get(key)) for key, value in _ranked(seconds)]
     sentence = f"over '{name}' at the same batch and precision, a request "
     sentence += ", ".join(clauses) if clauses else "takes the same time"
     return WonBy(
         runner_up=runner_up,
         times=times,
         seconds=seconds,
-        wire_bytes=wire_bytes,
+        wire_bytes=sent_bytes,
         sentence=sentence,
     )
 
@@ -451,35 +535,22 @@ def _clause(key: str, gain_s: float, gain_bytes: float | None) -> str:
 def _request_costs(
     experiment: Experiment, times: tuple[StepTime, ...], profile: ChipProfile | None
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds by cause and sent bytes by axis of a device in a request: prefill and all decode steps."""
-    seconds: dict[str, float] = {}
-    wire_bytes: dict[str, float] = {}
+    """Seconds and sent bytes of a device by cause in a request: prefill and all decode steps."""
+    seconds, sent_bytes = defaultdict[str, float](float), defaultdict[str, float](float)
     for time in times:
         is_decode = time.phase is Phase.DECODE
         n = experiment.workload.n_decode_steps if is_decode else 1
-        causes = {f"communication over {a}": s for a, s in time.exposed_by_axis_s.items()}
-        causes |= {"compute": time.compute_s, "waiting for stages": time.idle_s}
-        for key, value in causes.items():
-            seconds[key] = seconds.get(key, 0.0) + n * value
-        for axis, n_bytes in _wire_by_axis(experiment, time.phase, profile).items():
-            key = f"communication over {axis}"
-            wire_bytes[key] = wire_bytes.get(key, 0.0) + n * n_bytes
-    return seconds, wire_bytes
-
-
-def _wire_by_axis(
-    experiment: Experiment, phase: Phase, profile: ChipProfile | None
-) -> dict[str, float]:
-    """Bytes that a device sends in a step, by axis."""
-    form = plan_form(experiment, phase, profile=profile)
-    steps, _ = evaluated(form, experiment.workload)
-    by_axis: dict[str, float] = {}
-    for m, collective in enumerate(form.collectives):
-        n_runs = collective.n_tick * form.n_microbatches + collective.n_once
-        n_bytes = float(steps.payload_bytes[0, m]) * collective.transfer.wire_factor * n_runs
-        n_bytes *= float(steps.n_chunks[0])
-        by_axis[collective.axis] = by_axis.get(collective.axis, 0.0) + n_bytes
-    return by_axis
+        seconds["compute"] += n * time.compute_s
+        seconds["waiting for stages"] += n * time.idle_s
+        form = plan_form(experiment, time.phase, profile=profile)
+        steps, _ = evaluated(form, experiment.workload)
+        for m, collective in enumerate(form.collectives):
+            is_of_experts = collective.part in {Part.MOE_DISPATCH, Part.MOE_COMBINE}
+            is_exchange = is_of_experts and collective.axis != "tp"
+            cause = EXCHANGE if is_exchange else f"communication over {collective.axis}"
+            seconds[cause] += n * float(steps.exposed_s[0, m])
+            sent_bytes[cause] += n * wire_bytes(form, steps, 0, m)
+    return dict(seconds), dict(sent_bytes)
 
 
 def interval_of(times: tuple[StepTime, ...], phase: Phase) -> TimeEstimate | None:

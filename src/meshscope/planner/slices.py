@@ -72,8 +72,8 @@ def parse_slices(text: str) -> tuple[Topology, ...]:
     return tuple(dict.fromkeys(slices))
 
 
-def parse_prices(text: str, slices: Iterable[Topology]) -> dict[str, float]:
-    """Prices per chip hour of `v6e=2.7,v5e=1.2`; SpecError unless every chip of the slices has one."""
+def parse_prices(text: str) -> dict[str, float]:
+    """Prices per chip hour of `v6e=2.7,v5e=1.2`; SpecError for anything else."""
     prices: dict[str, float] = {}
     for item in text.split(","):
         name, _, value = (word.strip() for word in item.partition("="))
@@ -81,12 +81,6 @@ def parse_prices(text: str, slices: Iterable[Topology]) -> dict[str, float]:
         if chip in prices:
             raise SpecError(f"--prices '{text}': {chip} appears twice. Give it once.")
         prices[chip] = _price(text, chip, value)
-    missing = sorted({t.chip.name for t in slices} - set(prices))
-    if missing:
-        raise SpecError(
-            f"--prices '{text}' has no price of {', '.join(missing)}. Add {missing[0]}=PRICE per chip "
-            f"hour{' and so on' * (len(missing) > 1)}, or name only slices with a price in --topology."
-        )
     return prices
 
 
@@ -102,16 +96,10 @@ def _price(text: str, chip: str, value: str) -> float:
     return price
 
 
-def price_per_hour(topology: Topology, prices: Mapping[str, float] | None) -> float:
-    """The price of a slice per hour; its number of chips without prices."""
-    return topology.n_chips * (1.0 if prices is None else prices[topology.chip.name])
-
-
-def cheapest_first(
-    slices: Iterable[Topology], prices: Mapping[str, float] | None
-) -> tuple[Topology, ...]:
-    """The slices by price, or by number of chips without prices."""
-    return tuple(sorted(slices, key=lambda topology: price_per_hour(topology, prices)))
+def price_per_hour(topology: Topology, prices: Mapping[str, float] | None) -> float | None:
+    """The price of a slice per hour, None if its chip has none; its number of chips without prices."""
+    price = 1.0 if prices is None else prices.get(topology.chip.name)
+    return None if price is None else topology.n_chips * price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

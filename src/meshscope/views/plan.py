@@ -13,6 +13,7 @@ from meshscope.planner.launch import Launch, launches_of
 from meshscope.planner.objective import Goal
 from meshscope.planner.placements import MIN_GAIN, PlacedPlan, PlacementSearch
 from meshscope.planner.search import Apart, Choice, PlanSearch, interval_of
+from meshscope.planner.suggestions import CONVERTS
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.serialize import picked
 from meshscope.spec.hardware.chips import ChipKind
@@ -67,12 +68,21 @@ def _head(result: PlanSearch) -> Iterator[str]:
     yield from wrapped(f"TTFT {ttft.text_with_range}, TPOT {tpot.text_with_range}, {rates}")
     fit = fit_of(winner.memory)
     yield from wrapped(f"fits: {fit.state.label}, {fit.amount}")
+    if result.equals:
+        others = [f"'{c.experiment.plan}' ({c.tokens_per_s_per_chip:,.0f})" for c in result.equals]
+        yield from wrapped(f"equal within errors that they do not share: {joined(others)}")
     for sentence in result.why.values():
         yield from wrapped(f"why: {sentence}")
     if result.won_by is not None:
-        yield from wrapped(f"why it wins: {result.won_by.sentence}")
+        yield from wrapped(f"{won_by_title(result)}: {result.won_by.sentence}")
     if result.placements is not None:
         yield from wrapped(f"placement: {placement_text(result.placements)}")
+
+
+def won_by_title(result: PlanSearch) -> str:
+    """`why it wins`, or `what differs` if the runner-up equals the winner."""
+    is_equal = result.won_by is not None and result.won_by.runner_up in result.equals
+    return "what differs" if is_equal else "why it wins"
 
 
 def placement_text(placements: PlacementSearch) -> str:
@@ -190,27 +200,47 @@ def choice_name(choice: Choice, *, has_chunk: bool = True) -> str:
 def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
     """The Pareto front as a table within 80 columns."""
     yield f"{'plan':<25}{'batch':>7} {'weights,cache':<14} {'TTFT':>8} {'TPOT':>8} {'tok/s/chip':>11}"
-    for choice in result.front[:n_rows]:
+    rows = [*result.front, *result.dominated][:n_rows]
+    for at, choice in enumerate(rows):
         workload = choice.experiment.workload
         dtypes = f"{short_dtype(workload.weight_dtype)},{short_dtype(workload.cache_dtype)}"
         yield (
             f"{choice.experiment.plan!s:<25}{workload.batch:>7} {dtypes:<14} "
             f"{format_seconds(choice.ttft_s):>8} {format_seconds(choice.tpot_s):>8} "
-            f"{choice.tokens_per_s_per_chip:>11,.0f}"
+            f"{choice.tokens_per_s_per_chip:>11,.0f}{' *' * (at >= len(result.front))}"
         )
     n_left = len(result.front) - n_rows
     if n_left > 0:
         yield f"and {n_left} more on the Pareto front of TTFT, TPOT and tokens/s/chip (--top)"
+    if len(rows) > len(result.front):
+        yield "* dominated: another choice is better in TTFT, TPOT and tokens/s/chip"
 
 
 def _others(result: PlanSearch) -> Iterator[str]:
-    """The best choice without quantization, and the best of each phase alone."""
-    wide, winner = result.unquantized, result.winner
+    """The best choice in the checkpoint's format and without quantization, and of each phase alone."""
+    wide, winner, stored = result.unquantized, result.winner, result.own_format
+    if winner is not None:
+        yield from wrapped(conversion_text(result))
+        if stored is not None and stored != wide:
+            rate = f"{stored.tokens_per_s_per_chip:,.0f} tokens/s/chip"
+            yield from wrapped(f"own format: {choice_name(stored)}: {_latencies(stored)}, {rate}")
     if wide is not None and winner is not None and wide.experiment != winner.experiment:
         rate = f"{wide.tokens_per_s_per_chip:,.0f} tokens/s/chip"
         yield from wrapped(f"without quantization: {choice_name(wide)}: {_latencies(wide)}, {rate}")
     if result.apart is not None:
         yield from _apart(result.apart)
+
+
+def conversion_text(result: PlanSearch) -> str:
+    """That the winner needs another format of weights than the checkpoint has; empty if it does not."""
+    assert result.winner is not None
+    dtype, stored = (
+        result.winner.experiment.workload.weight_dtype,
+        result.space.model.default_weight_dtype,
+    )
+    if dtype == stored:
+        return ""
+    return f"weights {format_dtype(dtype)}: {CONVERTS}, which has {format_dtype(stored)}"
 
 
 def verified_lines(verified: Sequence[VerifiedChoice]) -> Iterator[str]:
@@ -313,7 +343,7 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
             "goal": result.objective.goal.value,
             **picked(result.objective, "ttft_s", "tpot_s", "name", "source"),
         },
-        "winner": None if winner is None else _choice_document(winner),
+        "winner": None if winner is None else choice_document(winner),
         "intervals": {
             time.phase.value: {
                 "s": time.step.value_s,
@@ -326,11 +356,14 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
         "why": {phase.value: sentence for phase, sentence in result.why.items()},
         "placement": None if result.placements is None else _placement_document(result.placements),
         "won_by": None if result.won_by is None else _won_by_document(result),
-        "front": [_choice_document(choice) for choice in result.front],
-        "best": [_choice_document(choice) for choice in result.best],
-        "closest": None if result.closest is None else _choice_document(result.closest),
-        "fastest": [_choice_document(choice) for choice in result.fastest],
-        "unquantized": None if result.unquantized is None else _choice_document(result.unquantized),
+        "equals": [choice_document(choice) for choice in result.equals],
+        "own_format": None if result.own_format is None else choice_document(result.own_format),
+        "front": [choice_document(choice) for choice in result.front],
+        "dominated": [choice_document(choice) for choice in result.dominated],
+        "best": [choice_document(choice) for choice in result.best],
+        "closest": None if result.closest is None else choice_document(result.closest),
+        "fastest": [choice_document(choice) for choice in result.fastest],
+        "unquantized": None if result.unquantized is None else choice_document(result.unquantized),
         "apart": None if result.apart is None else _apart_document(result.apart),
         "space": {
             **picked(result, "n_counted", "n_plans", "n_combinations", "n_candidates", "n_meeting"),
@@ -343,7 +376,8 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
     }
 
 
-def _choice_document(choice: Choice) -> dict[str, Any]:
+def choice_document(choice: Choice) -> dict[str, Any]:
+    """A choice with its figures as plain values."""
     workload, memory = choice.experiment.workload, choice.memory
     figures = ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s_per_chip", "decode_tokens_per_s_per_chip")
     return {
@@ -359,7 +393,7 @@ def verified_document(verified: VerifiedChoice) -> dict[str, Any]:
     """A compiled choice as plain values."""
     figures = ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s_per_chip", "fits", "missed", "failure")
     return {
-        "predicted": _choice_document(verified.choice),
+        "predicted": choice_document(verified.choice),
         "run": verified.folder,
         **picked(verified, *figures),
         "why": {phase.value: sentence for phase, sentence in (verified.why or {}).items()},
@@ -401,7 +435,7 @@ def _won_by_document(result: PlanSearch) -> dict[str, Any]:
     assert result.won_by is not None
     seconds: Mapping[str, float] = result.won_by.seconds
     return {
-        "runner_up": _choice_document(result.won_by.runner_up),
+        "runner_up": choice_document(result.won_by.runner_up),
         "seconds": dict(seconds),
         "wire_bytes": dict(result.won_by.wire_bytes),
         "sentence": result.won_by.sentence,
@@ -409,7 +443,7 @@ def _won_by_document(result: PlanSearch) -> dict[str, Any]:
 
 
 def _apart_document(apart: Apart) -> dict[str, Any]:
-    sides = {"prefill": _choice_document(apart.prefill), "decode": _choice_document(apart.decode)}
+    sides = {"prefill": choice_document(apart.prefill), "decode": choice_document(apart.decode)}
     return {**sides, **picked(apart, "prompts_per_s_per_chip", "kv_bytes", "transfer_s")}
 
 

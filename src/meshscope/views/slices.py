@@ -14,8 +14,9 @@ from meshscope.spec.plan.memory import FitState
 from meshscope.units import format_gib, format_seconds
 from meshscope.views.choices import short_dtype
 from meshscope.views.model import joined
-from meshscope.views.plan import plan_document, plan_lines
+from meshscope.views.plan import choice_document, plan_document, plan_lines
 from meshscope.views.tables import new_table
+from meshscope.views.words import counted
 from meshscope.views.wrapping import wrapped
 
 _STYLES = {FitState.YES: "green", FitState.NO: "bold red"}
@@ -33,7 +34,8 @@ def slice_fits_table(
     table = new_table(*names, *figures, n_words=len(names))
     for fit in fits:
         state = fit.memory.fit
-        price = () if prices is None else (f"{price_per_hour(fit.topology, prices):,.2f}",)
+        hour = price_per_hour(fit.topology, prices)
+        price = () if prices is None else ("-" if hour is None else f"{hour:,.2f}",)
         table.add_row(
             fit.name,
             Text(state.label, style=_STYLES.get(state, "yellow")),
@@ -109,32 +111,50 @@ def slice_fit_document(fit: SliceFit, prices: Mapping[str, float] | None = None)
 def slice_search_lines(result: SliceSearch, *, n_rows: int, has_launch: bool) -> Iterator[str]:
     """The slices that were tried, then the best plan of the cheapest that meets the objective."""
     unit = "chips" if result.prices is None else "an hour"
-    yield f"{'slice':<10}{unit:>9}  {'meets':<6}{'best plan':<21}{'TTFT':>9}{'TPOT':>9}{'tok/s/chip':>12}"
+    meets = f"{'meets':<6}" if result.has_limits else ""
+    per_million = "" if result.prices is None else f"{'$/M tok':>8}"
+    rates = f"{'TTFT':>9}{'TPOT':>9}{'tok/s/chip':>11}{per_million}"
+    yield f"{'slice':<10}{unit:>8}  {meets}{'best plan':<21}{rates}"
     for search in result.searches:
-        yield _search_row(search, result.price(search), has_prices=result.prices is not None)
-    if result.n_skipped:
-        yield f"and {result.n_skipped} more expensive slices, not searched"
+        yield _search_row(result, search)
+    yield from map("{}.".format, slice_notes(result))
     yield ""
     if result.best is not None:
         cost = f"{result.price(result.best):,.2f} {unit}".replace(".00 chips", " chips")
-        yield from wrapped(f"cheapest: {slice_name(result.best.space.topology)}, {cost}")
+        head = "cheapest" if result.is_cheapest else "best"
+        yield from wrapped(f"{head}: {slice_name(result.best.space.topology)}, {cost}")
     yield from plan_lines(result.shown, n_rows=n_rows, has_launch=has_launch)
 
 
-def _search_row(search: PlanSearch, price: float, *, has_prices: bool) -> str:
+def slice_notes(result: SliceSearch) -> Iterator[str]:
+    """The slices that were not searched, and what the price of tokens counts."""
+    if result.n_skipped:
+        yield f"And {counted(result.n_skipped, 'more expensive slice')}, not searched"
+    if result.n_too_slow:
+        yield f"And {counted(result.n_too_slow, 'slice')} whose peak rates are too slow for the limits"
+    if result.unpriced:
+        yield f"Left out, without a price: {joined(list(result.unpriced))}"
+    if result.prices is not None:
+        yield "$/M tok: price of a million output tokens, one full batch of requests after another"
+
+
+def _search_row(result: SliceSearch, search: PlanSearch) -> str:
     """The best plan of a slice, or the one that comes closest."""
-    price_text = f"{price:,.2f}" if has_prices else f"{price:,.0f}"
-    head = f"{slice_name(search.space.topology):<10}{price_text:>9}  "
+    price, per_million = result.price(search), result.price_per_million(search)
+    price_text = f"{price:,.0f}" if result.prices is None else f"{price:,.2f}"
+    head = f"{slice_name(search.space.topology):<10}{price_text:>8}  "
     choice = search.winner or search.closest
-    if choice is None:
-        return f"{head}{'no':<6}does not fit"
     meets = "yes" if search.winner is not None else "no"
-    return f"{head}{meets:<6}{choice.experiment.plan!s:<21}{_rates(choice)}"
+    head += f"{meets:<6}" if result.has_limits else ""
+    if choice is None:
+        return f"{head}does not fit"
+    cost = "" if per_million is None else f"{per_million:>8,.2f}"
+    return f"{head}{choice.experiment.plan!s:<21}{_rates(choice)}{cost}"
 
 
 def _rates(choice: Choice) -> str:
     times = f"{format_seconds(choice.ttft_s):>9}{format_seconds(choice.tpot_s):>9}"
-    return f"{times}{choice.tokens_per_s_per_chip:>12,.0f}"
+    return f"{times}{choice.tokens_per_s_per_chip:>11,.0f}"
 
 
 def slice_search_document(result: SliceSearch) -> dict[str, Any]:
@@ -146,8 +166,16 @@ def slice_search_document(result: SliceSearch) -> dict[str, Any]:
             "n_chips": search.space.topology.n_chips,
             "price_per_hour": None if result.prices is None else result.price(search),
             "meets": search.winner is not None,
+            "price_per_million_output_tokens": result.price_per_million(search),
+            "best": None if search.winner is None else choice_document(search.winner),
             "fits": (search.winner or search.closest) is not None,
         }
         for search in result.searches
     ]
-    return {**plan_document(result.shown), "slices": tried, "n_slices_skipped": result.n_skipped}
+    return {
+        **plan_document(result.shown),
+        "slices": tried,
+        "n_slices_skipped": result.n_skipped,
+        "n_slices_too_slow": result.n_too_slow,
+        "unpriced": list(result.unpriced),
+    }

@@ -43,9 +43,10 @@ from meshscope.views.plan import (
     nothing_left_text,
     placement_text,
     search_notes,
+    won_by_title,
 )
+from meshscope.views.slices import slice_notes
 from meshscope.views.times import time_figure
-from meshscope.views.words import counted
 
 FRONT = "No choice is better than one of the front in TTFT, TPOT and tokens/s/chip at once. Hollow: the best choice of other plans. Dashed: the limits."
 CLOSEST = "The choice that comes closest to the limits, and those with the least TTFT and the least TPOT. Dashed: the limits."
@@ -130,7 +131,7 @@ def _tiles(search: PlanSearch, choice: Choice) -> Iterator[Tile]:
 def _reasons(search: PlanSearch) -> Iterator[DescriptionList]:
     pairs = [(phase.value, sentence(text)) for phase, text in search.why.items()]
     if search.won_by is not None:
-        pairs.append(("why it wins", sentence(search.won_by.sentence)))
+        pairs.append((won_by_title(search), sentence(search.won_by.sentence)))
     if search.placements is not None:
         pairs.append(("placement", sentence(placement_text(search.placements))))
     if pairs:
@@ -267,35 +268,37 @@ def _missed(verified: VerifiedChoice, phase: Phase) -> str | None:
 def _slices(slices: SliceSearch) -> PageTable:
     """The slices that were tried."""
     unit = "chips" if slices.prices is None else "price an hour"
+    meets = (text_column("meets the objective"),) if slices.has_limits else ()
+    prices = () if slices.prices is None else (figure_column("price per million output tokens"),)
     view = ViewTable(
         title="Slices",
         columns=(
             text_column("slice"),
             figure_column(unit),
-            *map(text_column, ("meets the objective", "best plan")),
+            *meets,
+            text_column("best plan"),
             *(figure_column(name, Unit.SECONDS) for name in ("TTFT", "TPOT")),
             figure_column("tokens/s/chip"),
+            *prices,
         ),
-        rows=tuple(_slice_row(search, slices.price(search)) for search in slices.searches),
-        notes=(f"{counted(slices.n_skipped, 'more expensive slice')} not searched.",)
-        if slices.n_skipped
-        else (),
+        rows=tuple(_slice_row(slices, search) for search in slices.searches),
+        notes=tuple(map("{}.".format, slice_notes(slices))),
     )
     best = ["best" if search is slices.best else "" for search in slices.searches]
     return page_table("slices", view, row_classes=best)
 
 
-def _slice_row(search: PlanSearch, price: float) -> tuple[str | float | None, ...]:
+def _slice_row(slices: SliceSearch, search: PlanSearch) -> tuple[str | float | None, ...]:
     choice = search.winner or search.closest
-    name = slice_name(search.space.topology)
-    if choice is None:
-        return (name, price, "no: does not fit", None, None, None, None)
+    meets = ("no" if search.winner is None else "yes",) if slices.has_limits else ()
+    figures = ("ttft_s", "tpot_s", "tokens_per_s_per_chip")
     return (
-        name,
-        price,
-        "yes" if search.winner is not None else "no",
-        choice_name(choice),
-        *(choice.ttft_s, choice.tpot_s, choice.tokens_per_s_per_chip),
+        slice_name(search.space.topology),
+        slices.price(search),
+        *meets,
+        "does not fit" if choice is None else choice_name(choice),
+        *(None if choice is None else getattr(choice, name) for name in figures),
+        *(() if slices.prices is None else (slices.price_per_million(search),)),
     )
 
 
