@@ -11,6 +11,7 @@ import pytest
 
 from meshscope.analysis.budget import LIMITS, Budget, checks_of
 from meshscope.analysis.traffic import Filter
+from meshscope.exporters.card import card_of
 from meshscope.spec.plan.plan import Plan
 from meshscope.store.read import read_run
 from meshscope.views.budget import sentence
@@ -315,3 +316,55 @@ def test_what_may_communicate_keeps_no_limit_on_collectives(meshscope) -> None:
     assert sentence(checks[0]) == (
         "collectives: count unknown (1 custom call 'pfft3d' may communicate), exactly 0"
     )
+
+
+NAMES = (
+    *("ep=8", "expert=8", "sp=8", "cp=8", "pp=8", "dcp=8", "model=8", "data=8", "fsdp=8", "dp=8"),
+    *("tensor=8", "tp=8", "x=8", "x=2,y=4", "ep=2,tp=4", "ep=4,sp=2", "dp=2,data=4", "pp=2,cp=4"),
+    *("expert=2,model=4", "context=2,stage=4", "ep=2,fsdp=4", "sequence_parallel=8"),
+)
+STEP = DUMP.replace("prefill/layer0/", "")
+
+
+@pytest.mark.parametrize("mesh", NAMES)
+def test_the_axes_of_a_mesh_are_names(meshscope, mesh: str) -> None:
+    Path("step.txt").write_text(STEP)
+    layout = ("--topology", "v6e-8", "--mesh", mesh, "--phase", "step", "--out", "run")
+    assert meshscope("import", "step.txt", *layout).status == 0
+
+    axis = "+".join(axis.partition("=")[0] for axis in mesh.split(","))
+    run = read_run(Path("run"))
+    assert [(row.axis, row.axis_reason, row.stage) for row in run.rows] == [(axis, None, None)] * 2
+    for command in (
+        ("show", "run", "--full"),
+        ("compare", "run", "run"),
+        ("report", "run", "--out", "run.html"),
+        *(("export", "run", "--to", to, "--out", to) for to in ("card", "ccl-bench", "csv")),
+    ):
+        result = meshscope(*command)
+        assert result.status == 0, (command, result.err)
+
+
+def test_a_mesh_of_the_user_has_the_sizes_that_its_names_say_in_a_card(meshscope) -> None:
+    Path("step.txt").write_text(STEP)
+    layout = ("--topology", "v6e-8", "--mesh", "expert=2,model=4", "--phase", "step")
+    meshscope("import", "step.txt", *layout, "--out", "run")
+    sizes = card_of(read_run(Path("run")))["Model-executor"]["model_plan_parallelization"]
+    of_data = {"dp_replicate": 1, "dp_shard": 1}
+    assert sizes == {**of_data, "tp": 4, "pp": 1, "cp": 1, "ep": 2, "pp_mb": 1}
+
+
+def test_groups_that_are_parts_of_an_axis_count_for_it(meshscope) -> None:
+    Path("step.txt").write_text(STEP.replace("{{0,1,2,3,4,5,6,7}}", "{{0,2,4,6},{1,3,5,7}}"))
+    layout = ("--topology", "v6e-8", "--mesh", "x=8", "--phase", "step", "--out", "run")
+
+    result = meshscope("import", "step.txt", *layout)
+
+    assert result.status == 0
+    assert "  subsets of x  " in result.out
+    assert "groups of 4 devices are subsets of x" in meshscope("show", "run", "--full").out
+    run = read_run(Path("run"))
+    assert [(row.axis, row.group_size) for row in run.rows] == [("x", 4)] * 2
+    assert "unattributed" not in result.out
+    document = json.loads(meshscope("show", "run", "--json").out)
+    assert document["unattributed"]["count"] == 0

@@ -121,3 +121,15 @@ def test_a_pair_belongs_to_the_stage_of_its_sender() -> None:
     pairs = ((0, 2), (1, 3), (2, 4), (3, 5))
 
     assert [mesh.groups_of_stage(pairs, stage) for stage in range(3)] == [pairs[:2], pairs[2:], ()]
+
+
+def test_parts_of_the_groups_of_an_axis_have_the_axis_around_them() -> None:
+    one = Mesh(axes=(("x", 8),))
+    two = Mesh(axes=(("a", 2), ("b", 4)))
+    placed = Mesh(axes=(("a", 2), ("b", 4)), order=(0, 2, 4, 6, 1, 3, 5, 7))
+
+    assert one.axis_around_groups(((0, 2, 4, 6), (1, 3, 5, 7))) == "x"
+    assert two.axis_around_groups(((0, 1), (2, 3), (4, 5), (6, 7))) == "b"
+    assert placed.axis_around_groups(((0, 2), (4, 6), (1, 3), (5, 7))) == "b"
+    assert two.axis_around_groups(((0, 5), (1, 4), (2, 7), (3, 6))) is None  # of both axes
+    assert two.axis_around_groups(((0,), (1,))) is None

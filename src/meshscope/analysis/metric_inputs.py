@@ -87,7 +87,7 @@ def metric_inputs(run: RunRecord) -> MetricInputs:
         sampled=tuple(sampling_notes(run.measured, timeline)),
         topology=experiment.topology,
         n_devices=experiment.n_devices,
-        n_stages=experiment.mesh.get("pp", 1),
+        n_stages=1 if experiment.plan is None else experiment.plan.pp,
         n_microbatches=dict(experiment.microbatches),
         model=experiment.architecture,
         workload=experiment.workload,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from meshscope.events.collective import Collective
+from meshscope.events.collective import SUBSETS, Collective
 from meshscope.events.enums import Phase
 
 NO_REASON = "no reason given"
@@ -80,7 +80,8 @@ def is_attributed(row: Collective) -> bool:
     A row of a user's function needs no part.
     """
     needed = (row.axis,) if row.phase is Phase.STEP else (row.phase, row.part, row.axis)
-    return None not in needed and row.axis_reason is None
+    reasons = row.axis_reason.split("; ") if row.axis_reason else []
+    return None not in needed and all(SUBSETS in reason for reason in reasons)
 
 
 def unattributed(rows: Iterable[Collective]) -> Unattributed:

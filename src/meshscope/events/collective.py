@@ -9,6 +9,8 @@ from meshscope.units import array_bytes
 
 Groups = tuple[tuple[int, ...], ...]
 
+# In the axis_reason of a row whose groups are parts of those of its axis, as those of axis_index_groups.
+SUBSETS = "are subsets of"
 # Inserter of a collective that XLA runs again instead of keeping its result in memory.
 REMATERIALIZATION = "rematerialization"
 

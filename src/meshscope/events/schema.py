@@ -37,7 +37,11 @@ COLUMNS: tuple[Column, ...] = (
     Column(name="kind", dtype=pl.String, meaning="kind of collective: all_reduce, all_gather, ..."),
     Column(name="opcode", dtype=pl.String, meaning="name used by the compiler or library"),
     Column(name="axis", dtype=pl.String, meaning="plan axis; several axes are joined by +"),
-    Column(name="axis_reason", dtype=pl.String, meaning="why axis, phase or part is null"),
+    Column(
+        name="axis_reason",
+        dtype=pl.String,
+        meaning="why axis, phase or part is null, or how groups are parts of the axis",
+    ),
     Column(name="group_size", dtype=pl.Int32, unit="devices", meaning="devices per group"),
     Column(
         name="n_groups",

@@ -5,6 +5,7 @@ Unknown values are null, never 0. Texts contain no control characters.
 """
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import yaml
@@ -18,7 +19,7 @@ from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.model import LatentAttention, Model
-from meshscope.spec.plan.plan import ALIASES, AXES, Plan, parse_plan
+from meshscope.spec.plan.plan import ALIASES, AXES, Plan
 from meshscope.store.run import RunRecord
 
 CARD = "card.yaml"
@@ -232,12 +233,17 @@ def _executor(run: RunRecord, topology: Topology) -> dict[str, Any]:
 def _parallelization(experiment: ExperimentRecord) -> dict[str, int | None]:
     """Sizes of the template's axes; None for a mesh with axes of unknown meaning."""
     plan = experiment.plan
-    if plan is None and all(name in {*AXES, *ALIASES} for name in experiment.mesh):
-        plan = parse_plan(experiment.layout or "tp=1")
-    if plan is None:
+    if plan is not None:
+        sizes = {field: getattr(plan, axis) for field, axis in CARD_AXES.items()}
+        return {**sizes, "pp_mb": _microbatch(experiment, plan)}
+    meanings = {name: ALIASES.get(name, name) for name in experiment.mesh}
+    if not set(meanings.values()) <= set(AXES):
         return dict.fromkeys((*CARD_AXES, "pp_mb"))
-    sizes = {field: getattr(plan, axis) for field, axis in CARD_AXES.items()}
-    return {**sizes, "pp_mb": _microbatch(experiment, plan)}
+    sizes = {
+        field: prod(n for name, n in experiment.mesh.items() if meanings[name] == axis)
+        for field, axis in CARD_AXES.items()
+    }
+    return {**sizes, "pp_mb": 1 if sizes["pp"] == 1 else None}
 
 
 def _microbatch(experiment: ExperimentRecord, plan: Plan) -> int:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from meshscope.analysis.grouping import grouped, layer_ranges, without_place
 from meshscope.analysis.join import Match, Verdict
-from meshscope.events.collective import REMATERIALIZATION, Collective
+from meshscope.events.collective import REMATERIALIZATION, SUBSETS, Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.units import format_bytes
 from meshscope.views.model import (
@@ -173,7 +173,9 @@ def _cells(line: TableLine, remark: str) -> tuple[CellValue, ...]:
         "" if row.stage is None else str(row.stage),
         row.part or ("" if row.phase is Phase.STEP else UNKNOWN_LABEL),
         layer_ranges(line.layers),
-        row.axis or UNKNOWN_LABEL,
+        f"subsets of {row.axis}"
+        if SUBSETS in (row.axis_reason or "")
+        else row.axis or UNKNOWN_LABEL,
         group_text(row),
         *line.counts,
         Figure(value=row.payload_bytes, unit=Unit.BYTES),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshscope.errors import ParseError
-from meshscope.events.collective import Groups
+from meshscope.events.collective import SUBSETS, Groups
 from meshscope.readers.hlo.groups import parse_groups, parse_pairs
 from meshscope.readers.hlo.module import HloModule, Instruction
 from meshscope.spec.plan.mesh import Mesh
@@ -88,12 +88,14 @@ class Devices:
         return self.mesh.devices_at(positions)
 
     def axis_of(self, groups: Groups, *, is_pairs: bool) -> tuple[str | None, str | None]:
-        """The mesh axis of the groups, or the reason why there is none."""
+        """The mesh axis of the groups, or the reason why there is none; with a statement if they are parts of it."""
         if not groups:
             return None, "the participating devices are unknown"
         axis = self.mesh.axis_of_pairs(groups) if is_pairs else self.mesh.axis_of_groups(groups)
         if axis is not None:
             return axis, None
+        if (around := self.mesh.axis_around_groups(groups)) is not None:
+            return around, f"groups of {len(groups[0])} devices {SUBSETS} {around}"
         shown = ",".join("{" + ",".join(map(str, group)) + "}" for group in groups[:4])
         more = ",..." if len(groups) > 4 else ""
         mesh = ",".join(f"{name}={size}" for name, size in self.mesh.axes)

@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from meshscope.errors import ParseError
-from meshscope.events.collective import Collective
+from meshscope.events.collective import SUBSETS, Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import ProgramFacts
 from meshscope.readers.hlo.attribution import scope_of
@@ -163,7 +163,10 @@ def _compiled(
 
 
 def _without_plan(reason: str | None) -> str:
-    others = [r for r in (reason or "").split("; ") if r and " match no axis of the mesh" not in r]
+    of_mesh = (" match no axis of the mesh", f" {SUBSETS} ")
+    others = [
+        r for r in (reason or "").split("; ") if r and not any(words in r for words in of_mesh)
+    ]
     return "; ".join([NO_PLAN, *others])
 
 

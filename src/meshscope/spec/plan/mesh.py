@@ -81,6 +81,26 @@ class Mesh:
         """The axes, joined by `+`, whose groups are exactly these; None if no axes match."""
         return _axis_by_groups(self.axes).get(_as_set(self._positions_of(groups)))
 
+    def axis_around_groups(self, groups: Groups) -> str | None:
+        """The fewest axes, joined by `+`, that each group stays within, if it is a part of theirs; else None.
+
+        All axes together are none, unless there is only one.
+        """
+        positions = self._positions_of(groups)
+        if any(len(group) < 2 or min(group) < 0 for group in positions):
+            return None
+        names = [name for name, size in self.axes if size > 1]
+        for n_axes in range(1, max(2, len(names))):
+            for subset in combinations(names, n_axes):
+                owner = {
+                    device: number
+                    for number, group in enumerate(_groups(self.axes, subset))
+                    for device in group
+                }
+                if all(len({owner.get(device) for device in group}) == 1 for group in positions):
+                    return "+".join(subset)
+        return None
+
     def axis_of_pairs(self, pairs: Groups) -> str | None:
         """The axes, joined by `+`, that the (source, target) pairs cross; None if they cross none."""
         crossed: set[str] = set()
