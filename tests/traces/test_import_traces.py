@@ -168,6 +168,8 @@ def test_the_order_of_devices_decides_between_axes_of_equal_size(tmp_path: Path)
         (("{rank}", "{hlo}"), "Import HLO text and traces separately"),
         (("{bench}",), "Also give the trace of a server"),
         (("{empty}",), "contains no trace"),
+        (("{et}",), "contains no trace (1 files are no traces, and were not read: et.json (an execution"),
+        (("{et}/et.json", "--topology", "v6e-8", "--plan", "tp=8"), "this is an execution trace of PyTorch"),
         (("{hlo}", "--card", "{none}"), "--card is for traces"),
     ],
 )  # fmt: skip
@@ -180,10 +182,12 @@ def test_a_fault_is_one_message_and_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
+    Path("et").mkdir()
+    Path("et/et.json").write_text('{"schema": "1.1.1", "nodes": []}')
     Path("step.hlo.txt").write_text("HloModule jit_f, is_scheduled=true")
     names = {
         "folder": FOLDER, "rank": FOLDER / "rank0.pt.trace.json.gz", "bench": FOLDER / "bench.json",
-        "none": "none.yaml", "empty": "empty", "hlo": "step.hlo.txt",
+        "none": "none.yaml", "empty": "empty", "et": "et", "hlo": "step.hlo.txt",
     }  # fmt: skip
     status, out, err = command(
         capsys, monkeypatch, "import", *(word.format(**names) for word in words)

@@ -1,10 +1,16 @@
 """Names of kernels, of steps, and formats by content."""
 
 import gzip
+import io
+import json
+import pickle
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from meshscope.errors import TraceError
 from meshscope.events.enums import Kind
 from meshscope.readers.traces.annotations import (
     StepKind,
@@ -18,7 +24,7 @@ from meshscope.readers.traces.collectives import (
     kernel_collective,
     kind_of,
 )
-from meshscope.readers.traces.sniff import format_of
+from meshscope.readers.traces.sniff import check_kind, format_of
 from meshscope.readers.traces.trace import TraceFormat
 
 
@@ -269,3 +275,87 @@ def test_the_content_decides_the_format(
     if not content.startswith(b"\x1f\x8b"):
         (tmp_path / "other").write_bytes(gzip.compress(content))
         assert format_of(tmp_path / "other") is kind
+
+
+def tar(name: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo(name))
+    return buffer.getvalue()
+
+
+def zipped(name: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(name, b"x")
+    return buffer.getvalue()
+
+
+EXECUTION = {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "start_ts": 1, "nodes": [{"id": 1}]}
+MLIR = b"#loc = loc(unknown)\nmodule @jit_f attributes {mhlo.num_partitions = 8 : i32} {"
+OTHERS = {
+    "a.tar": (tar("x/host.xplane.pb"), "a tar archive with 'x/host.xplane.pb'. Unpack it"),
+    "b.tar.gz": (gzip.compress(tar("host.xplane.pb")), "a tar archive with 'host.xplane.pb'"),
+    "host.xplane.pb": (tar("host.xplane.pb"), "a tar archive"),
+    "c.zip": (zipped("rank0.json"), "a zip archive with 'rank0.json'. Unpack it"),
+    "model.pt": (zipped("archive/data.pkl"), "a checkpoint of PyTorch"),
+    "snapshot.pickle": (
+        pickle.dumps({"segments": [], "device_traces": []}),
+        "a snapshot of PyTorch's memory .*would run its code",
+    ),
+    "any.et": (b"\x0a\x0a\x050.0.4\x00", "a Chakra execution trace"),
+    "chakra": (b"\x07\x0a\x050.0.4\x10\x08\x01", "a Chakra execution trace"),
+    "et.json": (
+        json.dumps(EXECUTION).encode(),
+        "an execution trace of PyTorch .*export_chrome_trace",
+    ),
+    "rocprof.json": (
+        b'{"rocprofiler-sdk-tool": [{"metadata": {}}]}',
+        "JSON of rocprofv3. Record with",
+    ),
+    "config.json": (b'{"model_type": "llama"}', "a model config. Give it as --model"),
+    "stats.json": (b'[{"cols": [], "rows": []}]', "a table of XProf"),
+    "r.nsys-rep": (b"\x01\x02", "Nsight Systems. Export it with `nsys export --type sqlite"),
+    "r.ncu-rep": (b"NVR\0\x01", "Nsight Compute"),
+    "t.pftrace": (b"\x0a\x02\x08\x01", "a binary trace of Perfetto"),
+    "packets": (b"\x0a\x04\x40\x05\x50\x01", "a binary trace of Perfetto"),
+    "clock first": (b"\x0a\x08\x32\x04\x0a\x02\x08\x06\x50\x01", "a binary trace of Perfetto"),
+    "hlo.pb": (
+        b"\x0a\x0d\x0a\x05jit_f\x12\x04main",
+        "a proto of an HLO module.*--frontend torchxla",
+    ),
+    "module.pb": (b"\x0a\x05jit_f\x12\x04main\x1a\x00", "a proto of an HLO module"),
+    "f.mlir": (MLIR, "StableHLO or other MLIR. It is not compiled yet"),
+    "f.mlirbc": (b"ML\xefR\x0d", "MLIR bytecode"),
+    "events": (b"PAR1\x15\x04", "a Parquet table"),
+    "t.json.zst": (b"\x28\xb5\x2f\xfd\x04", "compressed with zstd. Decompress it"),
+    "pointer.json": (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS.*git lfs pull"),
+    "saved.json": (b"<!DOCTYPE html><html>", "a web page"),
+    "kernels.csv": (b"name,calls\n", "a table of text"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_files_of_other_kinds_are_named_with_a_remedy(tmp_path: Path, name: str) -> None:
+    content, message = OTHERS[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TraceError, match=f"{name}: this is .*{message}"):
+        check_kind(tmp_path / name)
+    assert format_of(tmp_path / name) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'\n\n{"schemaVersion": 1, "traceEvents": []}',
+        b'{"nodes": 3, "traceEvents": []}',
+        b"\n\nHloModule jit_f, is_scheduled=true\n",
+        b"\x0a\x80\x01\x08\x01\x12\x10/host:CPU\0",
+        b"SQLite format 3\0...",
+        b"",
+        b"root:x:0:0",
+    ],
+)
+def test_traces_and_hlo_are_no_other_kind(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "any.name").write_bytes(content)
+    check_kind(tmp_path / "any.name")

@@ -138,6 +138,14 @@ def test_a_missing_table_of_kernels_is_one_message(tmp_path: Path, table: str) -
         read_nsys(database(tmp_path / "report.sqlite", without=table))
 
 
+def test_a_database_of_rocprof_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("create table rocpd_kernel_dispatch_1 (id integer)")
+    with pytest.raises(TraceError, match=r"a database of rocprofv3 \(rocpd\). Record with"):
+        read_nsys(path)
+
+
 def test_a_damaged_file_is_one_message(tmp_path: Path) -> None:
     path = database(tmp_path / "report.sqlite")
     data = path.read_bytes()

@@ -22,6 +22,7 @@ from meshscope.readers.hlo.attribution import MAX_LAYERS
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scope_rules import RULES, EngineRules, read_rules
+from meshscope.readers.traces.sniff import check_kind
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.model.config import read_model
@@ -141,6 +142,9 @@ def import_(  # noqa: PLR0913  the options of the command
     if frontend == Frontend.JAX:
         raise SpecError("--frontend jax: `compiled.as_text()` is text; leave the option out.")
     home = None if out is None else path_of(out)
+    if frontend is None:
+        for path in files:
+            check_kind(path)
     if frontend is None and are_traces(files):
         check_options_of_traces(phase=phase, layers=layers, lengths=lengths, rules=rules)
         return import_traces(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshscope.errors import TraceError
-from meshscope.readers.traces.sniff import format_of
+from meshscope.readers.traces.sniff import format_of, kind_in_words
 from meshscope.readers.traces.trace import TraceFormat
 
 MAX_FILES = 10_000
@@ -29,12 +29,15 @@ def trace_folder(folder: Path) -> TraceFolder:
 
     TraceError if there are none. An XPlane takes precedence over the Chrome trace exported from it.
     """
+    others: list[str] = []
     for place in (folder, *sorted(folder.glob(_SESSIONS), reverse=True)):
         traces = _folder(place)
         if traces.files:
             return traces
+        others += traces.findings
+    found = f" ({others[0]})" if others else ""
     raise TraceError(
-        f"{folder}: contains no trace. Give a folder with *.json, *.json.gz, *.sqlite or *.xplane.pb."
+        f"{folder}: contains no trace{found}. Give a folder with *.json, *.json.gz, *.sqlite or *.xplane.pb."
     )
 
 
@@ -51,7 +54,8 @@ def _folder(folder: Path) -> TraceFolder:
         elif (kind := format_of(path)) is not None and kind is not TraceFormat.HLO:
             files.append((path, kind))
         else:
-            other.append(path.name)
+            kind = kind_in_words(path)
+            other.append(path.name if kind is None else f"{path.name} ({kind})")
     if any(kind is TraceFormat.XPLANE for _, kind in files):
         files = [(path, kind) for path, kind in files if kind is not TraceFormat.CHROME_TPU]
     findings = [

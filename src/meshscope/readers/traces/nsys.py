@@ -50,6 +50,11 @@ def read_nsys(path: Path) -> Trace:
 
 def _trace(path: Path, database: sqlite3.Connection) -> Trace:
     tables = {name for (name,) in database.execute("select name from sqlite_master")}
+    if any(table.startswith("rocpd") for table in tables):
+        raise TraceError(
+            f"{path}: this is a database of rocprofv3 (rocpd). Record with the PyTorch profiler, or with "
+            "jax.profiler.trace: meshscope reads their traces on ROCm."
+        )
     if KERNELS not in tables or STRINGS not in tables:
         missing = next(name for name in (KERNELS, STRINGS) if name not in tables)
         raise TraceError(

@@ -1,6 +1,8 @@
-"""The format of a file by its content, never by its name."""
+"""The format of a file by its content, and what files that are no traces are."""
 
+import re
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from meshscope.errors import TraceError
@@ -10,15 +12,77 @@ from meshscope.readers.traces.trace import TraceFormat
 HEAD_BYTES = 1 << 20
 _SQLITE = b"SQLite format 3\0"
 _UTF16_STARTS = (b"\xff\xfe{\0", b"\xff\xfe[\0", b"\xfe\xff\0{", b"\xfe\xff\0[")
+_READ = "meshscope reads Kineto JSON of the PyTorch profiler, XPlane, and SQLite of nsys."
+_UNPACK = "Unpack it, and give the files in it, or their folder."
+_DECOMPRESS = "Decompress it; plain and gzipped files are read."
+_AS_HLO = "Give optimized HLO text, such as `jax.jit(f).lower(...).compile().as_text()` returns."
+_NSYS = "Export it with `nsys export --type sqlite FILE`."
+_NCU = f"It has the counters of single kernels, and no timeline. {_READ}"
+_CHAKRA = f"It has operators and no times of a device. {_READ}"
+# The start of a file, what the file is, and what to do instead.
+_STARTS: tuple[tuple[bytes, str, str], ...] = (
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd", _DECOMPRESS),
+    (b"\xfd7zXZ", "compressed with xz", _DECOMPRESS),
+    (b"BZh", "compressed with bzip2", _DECOMPRESS),
+    (b"\x04\x22\x4d\x18", "compressed with lz4", _DECOMPRESS),
+    (b"7z\xbc\xaf", "a 7z archive", _UNPACK),
+    (b"PAR1", "a Parquet table", "Show a run of meshscope with `meshscope show RUN`."),
+    (b"ARROW1", "an Arrow table", _READ),
+    (b"\x89HDF", "an HDF5 file", _READ),
+    (b"\x93NUMPY", "a NumPy array", _READ),
+    (b"ML\xefR", "MLIR bytecode (StableHLO)", f"It is not compiled yet. {_AS_HLO}"),
+    (b"NVR\0", "a report of Nsight Compute", _NCU),
+    (b"\x7fELF", "an executable or library", _READ),
+    (b"%PDF", "a PDF", _READ),
+    (b"\x89PNG", "a PNG image", _READ),
+    (b"version https://git-lfs", "a pointer of Git LFS", "Fetch the file with `git lfs pull`."),
+)
+_NAMES = (
+    ((".nsys-rep", ".qdrep", ".qdstrm"), "a report of Nsight Systems", _NSYS),
+    ((".ncu-rep",), "a report of Nsight Compute", _NCU),
+    ((".et",), "a Chakra execution trace", _CHAKRA),
+    ((".pftrace", ".perfetto-trace"), "a binary trace of Perfetto", _READ),
+    ((".safetensors",), "weights (safetensors)", _READ),
+    ((".csv", ".tsv"), "a table of text (CSV)", _READ),
+)
+# Keys at the start of JSON without traceEvents.
+_KEYS = (
+    (
+        b'"rocprofiler-sdk-tool"',
+        "JSON of rocprofv3",
+        f"Record with the PyTorch profiler, or with jax.profiler.trace. {_READ}",
+    ),
+    (
+        b'"nodes"',
+        "an execution trace of PyTorch (ExecutionTraceObserver) or Chakra",
+        f"{_CHAKRA} Give the file that export_chrome_trace wrote.",
+    ),
+    (b'"cols"', "a table of XProf", "Give the .xplane.pb from which XProf made it."),
+    (b'"model_type"', "a model config", "Give it as --model, beside the trace."),
+    (b'"weight_map"', "an index of weights", _READ),
+    (b'"speedscope', "a profile of speedscope", _READ),
+    (b'"nccl_version"', "a dump of NCCL's flight recorder", _READ),
+    (
+        b'"tool": "meshscope"',
+        "the manifest of a meshscope run",
+        "Show it with `meshscope show RUN`.",
+    ),
+    (b'"nbformat"', "a notebook", _READ),
+)
+_MLIR = re.compile(
+    rb'\A(?:\s|//[^\n]*\n|#[^\n]*\n)*(?:module\b|"builtin\.module"|func\.func|builtin\.module)'
+)
+_CHAKRA_START = re.compile(rb"\A[\x03-\xff][\x00-\x7f]?\x0a[\x03-\x1f]\d+\.\d+\.\d+")
+_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
+_LAST_PLANE_FIELD = 6
 _TPU_MARKS = (b"/device:TPU:", b"highres-ticks", b"/device:CUSTOM:", b'"hlo_category"')
 
 
 def format_of(path: Path) -> TraceFormat | None:
     """The format of the file; None if it has no format of traces. TraceError if it cannot be read."""
-    try:
-        head = _head(path)
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
+    head = _head(path)
+    if _other(path, head) is not None:
+        return None
     if head.startswith(_SQLITE):
         return TraceFormat.NSYS
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -44,11 +108,123 @@ def _is_protobuf(head: bytes) -> bool:
     )
 
 
+def check_kind(path: Path) -> None:
+    """TraceError with what the file is and what to give instead, if it is a known kind of another."""
+    other = None if path.is_dir() else _other(path, _head(path))
+    if other is not None:
+        raise TraceError(f"{path}: this is {other[0]}. {other[1]}")
+
+
+def kind_in_words(path: Path) -> str | None:
+    """What a file that is no trace is; None if that is unknown."""
+    other = _other(path, _head(path))
+    return None if other is None else other[0]
+
+
+def _other(path: Path, head: bytes) -> tuple[str, str] | None:
+    """What a file of another kind is, and what to do instead; None for traces, HLO, and the unknown."""
+    if path.name.endswith((".xplane.pb", ".xplane.pb.gz")) and not _is_tar(head):
+        return None
+    return next(_others(path.name.removesuffix(".gz").lower(), head), None)
+
+
+def _others(name: str, head: bytes) -> Iterator[tuple[str, str]]:
+    yield from _packed(head)
+    yield from ((what, remedy) for start, what, remedy in _STARTS if head.startswith(start))
+    yield from ((what, remedy) for endings, what, remedy in _NAMES if name.endswith(endings))
+    text = head[:4096].lstrip()
+    if text[:1] in {b"{", b"["} and b'"traceEvents"' not in head:
+        yield from ((what, remedy) for key, what, remedy in _KEYS if key in text)
+    if re.match(rb"(?i)<(?:!doctype html|html)", text):
+        yield "a web page", "Download the file itself."
+    if b"HloModule" not in text and _MLIR.match(text):
+        yield "StableHLO or other MLIR", f"It is not compiled yet. {_AS_HLO}"
+    if _BINARY.search(head[:4096]):
+        yield from _protobufs(head)
+
+
+def _packed(head: bytes) -> Iterator[tuple[str, str]]:
+    """Archives, and objects of Python."""
+    if head.startswith(b"PK\x03\x04"):
+        yield _zip(head)
+    if _is_tar(head):
+        inside = head[:100].split(b"\0")[0].decode(errors="replace")
+        yield f"a tar archive with '{inside}'", _UNPACK
+    if re.match(rb"\x80[\x02-\x05]", head):
+        is_memory = b"device_traces" in head or b"segments" in head
+        what = "a snapshot of PyTorch's memory (pickle)" if is_memory else "a pickle"
+        yield what, f"Reading it would run its code. {_READ}"
+
+
+def _is_tar(head: bytes) -> bool:
+    return head[257:262] == b"ustar"
+
+
+def _zip(head: bytes) -> tuple[str, str]:
+    """A zip archive with the name of its first file, or what PyTorch and NumPy save as one."""
+    inside = head[30 : 30 + int.from_bytes(head[26:28], "little")].decode(errors="replace")
+    if inside.endswith("/data.pkl"):
+        return "a checkpoint of PyTorch", _READ
+    if inside.endswith(".npy"):
+        return "arrays of NumPy", _READ
+    return f"a zip archive with '{inside}'", _UNPACK
+
+
+def _protobufs(head: bytes) -> Iterator[tuple[str, str]]:
+    """Kinds of protobufs other than XSpace, whose field 1 is a plane: a number, then a name."""
+    if _CHAKRA_START.match(head):
+        yield "a Chakra execution trace", _CHAKRA
+    if head[:1] != b"\x0a" or (size := _varint(head, 1)) is None:
+        return
+    length, at = size
+    inner = head[at : at + length]
+    is_name = inner.isascii() and inner.decode("ascii").isprintable() and len(inner) == length
+    if inner[:1] == b"\x0a" or (
+        is_name and inner and head[at + length : at + length + 1] == b"\x12"
+    ):
+        yield (
+            "a proto of an HLO module",
+            f"Graphs that torch_xla saved are compiled with --frontend torchxla. {_AS_HLO}",
+        )
+    elif any(number > _LAST_PLANE_FIELD for number in _field_numbers(inner)):
+        yield "a binary trace of Perfetto", _READ
+
+
+def _field_numbers(message: bytes) -> Iterator[int]:
+    """The numbers of the fields of a protobuf message, as far as its bytes go."""
+    at = 0
+    while (tag := _varint(message, at)) is not None:
+        key, at = tag
+        kind, fixed = key & 7, {1: 8, 5: 4}
+        if kind in fixed:
+            at += fixed[kind]
+        elif (value := _varint(message, at)) is None or kind not in {0, 2}:
+            return
+        else:
+            at = value[1] + (value[0] if kind == 2 else 0)
+        if at > len(message):
+            return
+        yield key >> 3
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int] | None:
+    """A number and the position behind it; None if the bytes end in it."""
+    value = 0
+    for shift, byte in enumerate(data[at : at + 10]):
+        value |= (byte & 127) << 7 * shift
+        if byte < 128:
+            return value, at + shift + 1
+    return None
+
+
 def _head(path: Path) -> bytes:
     """The first bytes, inflated if the file is gzipped; empty if its gzip stream is damaged."""
-    check_regular(path)
-    with path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
+    try:
+        check_regular(path)
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
     if not head.startswith(b"\x1f\x8b"):
         return head
     try:
