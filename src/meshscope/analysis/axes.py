@@ -5,11 +5,15 @@ from dataclasses import replace
 
 from meshscope.events.step_time import StepTime
 from meshscope.spec.plan.mesh import Mesh
+from meshscope.spec.plan.plan import MESH_AXES
 from meshscope.store.run import RunRecord
 
 
 def with_axes_of(run: RunRecord, other: RunRecord) -> RunRecord:
-    """The run with rows and times of equal axes under the other run's names; other axes keep theirs."""
+    """The run with rows and times of equal axes under the other run's names; other axes keep theirs.
+
+    Axes of two plans keep their names: fsdp means something else than the pp and tp of the same devices.
+    """
     mesh, known = _mesh(run), _mesh(other)
     if mesh.names == known.names or not mesh.axes or not known.axes:
         return run
@@ -43,7 +47,9 @@ def _name_in(known: Mesh, mesh: Mesh, label: str) -> str | None:
     axes = label.split("+")
     if mesh.n_devices != known.n_devices or not set(axes) <= set(mesh.names):
         return None
-    return known.axis_of_groups(mesh.groups(*axes))
+    name = known.axis_of_groups(mesh.groups(*axes))
+    is_of_plans = {*axes, *(name or "").split("+")} <= set(MESH_AXES)
+    return None if is_of_plans else name
 
 
 def _renamed(time: StepTime, names: Mapping[str, str]) -> StepTime:

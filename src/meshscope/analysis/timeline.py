@@ -27,6 +27,7 @@ TIMELINE_SCHEMA: dict[str, Any] = {
 
 _COLLECTIVE_FACTS = (
     "layer",
+    "parallelism",
     "opcode",
     "group_size",
     "n_groups",
@@ -77,6 +78,10 @@ def _measured(ops: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     # A profile covers a few steps; the event table has the number of steps in the request.
     rows = _with_phase_steps(numbered, events).with_columns(
         pl.coalesce("phase_steps", "n_steps").alias("n_steps")
+    )
+    facts = _collective_facts(events).select(*_KEYS, "parallelism")
+    rows = rows.drop("parallelism", strict=False).join(
+        facts, on=_KEYS, how="left", nulls_equal=True, maintain_order="left"
     )
     return _in_schema(rows)
 

@@ -59,6 +59,7 @@ class Collective:
     opcode: str | None
     axis: str | None
     axis_reason: str | None = None
+    parallelism: str | None = None
     group_size: int | None
     groups: Groups
     dtype: str | None

@@ -42,6 +42,11 @@ COLUMNS: tuple[Column, ...] = (
         dtype=pl.String,
         meaning="why axis, phase or part is null, or how groups are parts of the axis",
     ),
+    Column(
+        name="parallelism",
+        dtype=pl.String,
+        meaning="tp, sp, pp, dp, cp, ep or fsdp, whichever causes the traffic; null if axis is null or of no plan",
+    ),
     Column(name="group_size", dtype=pl.Int32, unit="devices", meaning="devices per group"),
     Column(
         name="n_groups",
@@ -143,7 +148,12 @@ def _record(row: Collective) -> tuple[Any, ...]:
 
 
 def checked_table(frame: pl.DataFrame, origin: str) -> pl.DataFrame:
-    """Return `frame` if it has exactly this schema, else raise RunError."""
+    """Return `frame` if it has exactly this schema, else raise RunError.
+
+    The parallelism of a table of an older version is null.
+    """
+    if "parallelism" not in frame.columns:
+        frame = frame.with_columns(pl.lit(None, pl.String).alias("parallelism"))
     if dict(frame.schema) != dict(pl.Schema(POLARS_SCHEMA)):
         missing = sorted(set(POLARS_SCHEMA) - set(frame.columns))
         unknown = sorted(set(frame.columns) - set(POLARS_SCHEMA))
@@ -152,4 +162,4 @@ def checked_table(frame: pl.DataFrame, origin: str) -> pl.DataFrame:
             f"(missing columns {missing}, unknown columns {unknown}). "
             "Rebuild the run with the command in its manifest.json, with --force."
         )
-    return frame
+    return frame.select(*POLARS_SCHEMA)

@@ -28,6 +28,7 @@ NS_BETWEEN_PHASES = 1000
 ARGUMENTS = (
     "kind",
     "axis",
+    "parallelism",
     "part",
     "layer",
     "dtype",

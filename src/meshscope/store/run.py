@@ -13,6 +13,7 @@ from meshscope.serialize import from_plain, picked, to_plain
 from meshscope.spec.experiment_record import ExperimentRecord, record_from_dict
 from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.plan.memory import Memory
+from meshscope.spec.plan.parallelism import with_parallelism
 from meshscope.spec.speculation import Speculation
 
 MAX_NAME = 120  # characters of a name in the short form of a run
@@ -62,7 +63,7 @@ SPECULATION = "speculation"  # the folder of these in that of their run
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunRecord:
-    """A run in memory; `path` is None until the run is in a folder.
+    """A run in memory; `path` is None until the run is in a folder. Its rows have their parallelism.
 
     `speculative` are the parts of speculative decoding, if `manifest.speculation` asks for it.
     """
@@ -74,6 +75,12 @@ class RunRecord:
     measured: Measured | None = None
     times: tuple[StepTime, ...] = ()  # modeled, of predicted and compiled steps
     speculative: SpeculativeRuns | None = None
+
+    def __post_init__(self) -> None:
+        experiment = self.manifest.experiment
+        model = experiment.architecture
+        rows = with_parallelism(self.rows, experiment.plan, None if model is None else model.hidden)
+        object.__setattr__(self, "rows", rows)
 
     def __repr__(self) -> str:
         """One short line, for failed tests."""
