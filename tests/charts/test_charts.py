@@ -118,7 +118,7 @@ def test_a_layer_is_the_second_repetition_of_the_longest_loop(tmp_path: Path) ->
         ("collective", "mlp", "tp", 3.0, 1.0, [10], [3.0]),
     )
     (step,) = step_timelines(tmp_path, MetricInputs(events=_events(2)))
-    assert step.layer == ("repetition 2 of 10 of the layers", 4.0, 7.0)
+    assert step.layer == ("iteration 2 of 10 of the loop over layers", 4.0, 7.0)
     assert step.end_s == 1.0 + 9 * 3.0 + 3.0
     assert [span.n for span in step.spans] == [1, 10, 10]
     assert {span.lane for span in step.spans} == {"core", "tp"}
@@ -131,7 +131,7 @@ def test_a_loop_over_chunks_is_not_one_over_layers(tmp_path: Path) -> None:
         ("core", "mlp", None, 1.0, 3.0, [4, 10], [31.0, 3.0]),
     )
     (step,) = step_timelines(tmp_path, MetricInputs(events=_events(2)))
-    assert step.layer == ("repetition 2 of 10 of the layers", 4.0, 7.0)
+    assert step.layer == ("iteration 2 of 10 of the loop over layers", 4.0, 7.0)
 
 
 def test_a_measured_step_is_the_last_one_on_the_first_device() -> None:

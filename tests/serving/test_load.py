@@ -158,3 +158,46 @@ def test_impossible_loads_are_refused(rate_per_s: float, n_requests: int, remedy
             is_geometric=False,
             seed=0,
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        (
+            "a.csv",
+            "Timestamp,Request tokens,Response tokens\n1,5,5\n3,5,5\n2.5,5,5\n",
+            "a.csv:4: arrives 500 ms before",
+        ),
+        (
+            "a.csv",
+            (
+                "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,5,5\n"
+                "2023-11-16 18:15:45.6805900,5,5\n"
+            ),
+            "a.csv:3: arrives 1 s before",
+        ),
+        (
+            "a.jsonl",
+            (
+                '{"timestamp": 9, "input_length": 1, "output_length": 1}\n\n'
+                '{"timestamp": 7, "input_length": 1, "output_length": 1}\n'
+            ),
+            "a.jsonl:3: arrives 2 ms before",
+        ),
+    ],
+    ids=["burst_gpt", "azure", "mooncake"],
+)
+def test_arrivals_that_go_backwards_are_refused_with_their_line(
+    tmp_path: Path, name: str, text: str, line: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ParseError, match=f"{line}.*Sort the trace by time"):
+        recorded_load(path, rate_per_s=None, n_requests=None)
+
+
+def test_requests_that_arrive_together_are_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("Timestamp,Request tokens,Response tokens\n1,9,5\n1,5,7\n")
+    load, _ = recorded_load(path, rate_per_s=None, n_requests=None)
+    assert load.n_prompt.tolist() == [9, 5]

@@ -255,6 +255,11 @@ def test_runs_of_the_same_work_are_ranked_and_compared_with_the_best(timed_run: 
     head, *rows = _runs_table(rendered)
     assert [row[:2] for row in rows] == [["1", "tp=4 (2)"], ["2", "tp=4 (1)"]]
     assert [row[head.index("against the best")] for row in rows] == ["best", "2.00 x"]
+    assert head[:5] == [
+        *("rank", "run", "end to end", "against the best", "output tokens/s per chip")
+    ]
+    assert not {"slice", "source", "fits"} & set(head)
+    assert re.search(r"All: [^.]*, compiled, fits: ", rendered.text)
     chart = next(c for c in rendered.data["charts"] if c["kind"] == "waterfall")["data"]
     assert chart["selects"][1]["options"] == ["tp=4 (2)", "tp=4 (1)"]
     (prefill,) = chart["spans"]

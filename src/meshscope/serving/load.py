@@ -4,7 +4,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from io import StringIO
 from pathlib import Path
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from meshscope.errors import ParseError, SpecError
 from meshscope.files import read_file
+from meshscope.units import format_seconds
 
 # Shape of the gamma distribution of gaps between bursty arrivals; 1 is Poisson. The option
 # --burstiness of `vllm bench serve` is the same figure.
@@ -115,7 +116,7 @@ def recorded_load(
     JSON lines of Mooncake (timestamp in ms, input_length, output_length).
     """
     text = _text(path)
-    rows = sorted(_mooncake(text, path) if text.lstrip().startswith("{") else _csv(text, path))
+    rows = list(_mooncake(text, path) if text.lstrip().startswith("{") else _csv(text, path))
     at = [i for i, row in enumerate(rows) if row[1] and row[2]][:n_requests]
     n_empty = (len(rows) if not at or n_requests is None else at[-1] + 1) - len(at)
     rows = [rows[i] for i in at]
@@ -166,7 +167,8 @@ class _Columns:
 
 def _clock_s(text: str) -> float:
     """Seconds of a date with a time of at most seven decimals."""
-    return datetime.fromisoformat(text[:26]).timestamp()
+    clock = datetime.fromisoformat(text[:26])
+    return (clock if clock.tzinfo else clock.replace(tzinfo=UTC)).timestamp()
 
 
 # https://github.com/Azure/AzurePublicDataset, and https://github.com/HPMLL/BurstGPT (with or without the
@@ -177,14 +179,18 @@ _REMEDY = "Give an Azure or a BurstGPT trace (CSV), or a Mooncake trace (JSON li
 
 
 def _csv(text: str, path: Path) -> Iterator[_Row]:
-    reader = csv.DictReader(StringIO(text, newline=""))
+    reader, before_s = csv.DictReader(StringIO(text, newline="")), None
     try:
         names = set(reader.fieldnames or ())
         columns = _BURST_GPT if _BURST_GPT.time in names else _AZURE
         if missing := set(columns.names) - names:
             raise ParseError(f"{path}:1: no column {', '.join(sorted(missing))}. {_REMEDY}")
         for row in reader:
-            yield _parsed(lambda row=row: columns.row(row), f"{path}:{reader.line_num}")
+            request = _parsed(
+                lambda row=row: columns.row(row), f"{path}:{reader.line_num}", before_s
+            )
+            before_s = request[0]
+            yield request
     except csv.Error as error:
         raise ParseError(
             f"{path}:{reader.line_num + 1}: is not CSV ({error}). {_REMEDY}"
@@ -192,22 +198,32 @@ def _csv(text: str, path: Path) -> Iterator[_Row]:
 
 
 def _mooncake(text: str, path: Path) -> Iterator[_Row]:
+    before_s = None
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
-            yield _parsed(lambda line=line: _mooncake_row(json.loads(line)), f"{path}:{number}")
+            where = f"{path}:{number}"
+            request = _parsed(lambda line=line: _mooncake_row(json.loads(line)), where, before_s)
+            before_s = request[0]
+            yield request
 
 
 def _mooncake_row(row: Any) -> _Row:
     return float(row["timestamp"]) / 1e3, int(row["input_length"]), int(row["output_length"])
 
 
-def _parsed(parse: Callable[[], _Row], where: str) -> _Row:
+def _parsed(parse: Callable[[], _Row], where: str, before_s: float | None) -> _Row:
+    """The request of a line; ParseError if it is none, or arrives before that of the line before."""
     try:
         row = parse()
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ParseError(f"{where}: not a request of the trace ({error}). Remove it.") from error
     if not abs(row[0]) <= MAX_TIME_S:
         raise ParseError(f"{where}: not a request of the trace (time {row[0]}). Remove it.")
+    if before_s is not None and row[0] < before_s:
+        raise ParseError(
+            f"{where}: arrives {format_seconds(before_s - row[0])} before the request above it. "
+            "Sort the trace by time."
+        )
     for n_tokens in row[1:]:
         if not 0 <= n_tokens <= MAX_TOKENS:
             raise ParseError(f"{where}: not a request of the trace ({n_tokens} tokens). Remove it.")

@@ -18,6 +18,7 @@ WHOLE = "request"
 _LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": WHOLE}
 TIME_COLUMNS = ("mean", "p50", "p90", "p99")
 MAX_RATIO = 8  # instances of a kind in a suggested ratio
+RATE = "rate"  # label of the verdict on it
 LABEL_WIDTH = 10
 
 
@@ -34,7 +35,7 @@ def serving_lines(outcome: ServingOutcome, *, is_full: bool = False) -> Iterator
 
 def rate_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     """Rates: whether the load is stable, goodput, and what is served."""
-    yield "rate", rate_verdict(outcome.result)
+    yield RATE, rate_verdict(outcome.result)
     yield "goodput", _goodput(outcome)
     yield "served", _served(outcome)
 

@@ -160,7 +160,7 @@ def _layer_in_loop(rows: pl.DataFrame) -> tuple[str, float, float] | None:
         return None
     times, period_s = longest = max((loop for loop, _ in outermost), key=prod)
     start_s = min(start_s for loop, start_s in outermost if loop == longest) + period_s
-    return f"repetition 2 of {times} of the layers", start_s, start_s + period_s
+    return f"iteration 2 of {times} of the loop over layers", start_s, start_s + period_s
 
 
 def _layer_between_collectives(

@@ -389,10 +389,14 @@
       chart.left = narrow ? 2 : Math.min(260, 14 + Math.max(...rows.map(([name]) => name.length)) * 6.9);
       chart.right = chart.width - (narrow ? 14 : 130);
       const most = Math.max(...rows.map(([, start, length]) => start + length));
-      const toX = (v) => chart.left + ((chart.right - chart.left) * v) / most;
+      // The axis starts near the shortest bar where the differences are small beside it.
+      const lowest = Math.min(sum(before), sum(after), ...rows.slice(1, -1).map(([, start]) => start));
+      const low = Math.max(0, lowest > 0.5 * most ? lowest - 0.3 * (most - lowest) : 0);
+      const toX = (v) => chart.left + ((chart.right - chart.left) * (Math.max(v, low) - low)) / (most - low || 1);
       const pitch = narrow ? 42 : 28;
-      const bottom = 6 + rows.length * pitch;
-      chart.scaleX(0, most, bottom, unit, toX, 4);
+      const bottom = 6 + rows.length * pitch + (low ? 16 : 0);
+      chart.scaleX(low, most, bottom, unit, toX, 4);
+      if (low) chart.text(chart.left, bottom - 4, `The axis starts at ${format(low, unit)}.`, { class: "tick" });
       rows.forEach(([name, start, length, label, style], i) => {
         const y = 6 + i * pitch + (narrow ? 18 : 0);
         if (narrow) chart.text(chart.left, y - 4, `${name}: ${label}`, { class: "name" });
@@ -719,7 +723,7 @@
         const d = points.map(([t, v], i) => (i ? `H${toX(t)}V${toY(v)}` : `M${toX(t)} ${toY(v)}`)).join("");
         make("path", { d: `${d}H${toX(end)}`, class: `stem ${toClass(name)}` }, chart.svg);
         const highest = points.reduce((a, b) => (b[1] > a[1] ? b : a));
-        for (const [point, what] of [[highest, "highest"], [points[points.length - 1], "last"]]) {
+        for (const [point, what] of [[highest, "highest"], [points[points.length - 1], "last change"]]) {
           const [t, v] = point;
           chart.mark(make("circle", { cx: toX(t), cy: toY(v), r: 4, class: toClass(name) }, chart.svg), `${name}, ${what}: ${format(v, unit)}\nat ${format(t, "s")}`);
         }

@@ -30,6 +30,7 @@ from meshscope.views.html.waterfall import waterfall_blocks
 from meshscope.views.model import (
     UNKNOWN_LABEL,
     CellValue,
+    Unit,
     ViewTable,
     figure_column,
     joined,
@@ -103,21 +104,40 @@ def _charts(ranking: Ranking[PageRun], number: int) -> Iterator[Block]:
 
 
 def _table(ranking: Ranking[PageRun], number: int) -> PageTable:
-    """The runs as rows, the fastest first."""
-    heads, times = ("run", "slice", "source"), ("TTFT_s", "TPOT_s", "end to end_s")
+    """The runs as rows, the fastest first, and the columns by interest; places that all share are a note."""
     sent = [] if _timed(ranking) else [f"sent per {phase} step_bytes" for phase in REQUEST_PHASES]
+    places = [(_slice(run), run.timed.source.value) for run in ranking.runs]
+    has_fits = len({run.fits for run in ranking.runs}) > 1
+    is_shown = [len(set(column)) > 1 for column in zip(*places, strict=True)]
+    shared = [word for word, shown in zip(places[0], is_shown, strict=True) if not shown]
+    shared += [] if has_fits else [f"fits: {ranking.runs[0].fits.label}"]
     view = ViewTable(
         title="Runs",
         columns=(
             figure_column("rank"),
-            *view_columns(heads, times),
-            *map(text_column, ("interval", "against the best")),
+            text_column("run"),
+            figure_column("end to end", Unit.SECONDS),
+            text_column("against the best"),
             figure_column("output tokens/s per chip"),
-            *map(text_column, ("memory of a device", "fits")),
+            *((text_column("fits"),) if has_fits else ()),
+            *view_columns((), ("TTFT_s", "TPOT_s")),
+            *map(text_column, ("interval", "memory of a device")),
+            *(
+                text_column(n)
+                for n, shown in zip(("slice", "source"), is_shown, strict=True)
+                if shown
+            ),
             *view_columns((), sent),
         ),
-        rows=tuple(_row(ranking, run) for run in ranking.runs),
-        notes=tuple(_notes(ranking)),
+        rows=tuple(
+            (
+                *_row(ranking, run, has_fits=has_fits),
+                *(w for w, shown in zip(words, is_shown, strict=True) if shown),
+                *_sent(ranking, run),
+            )
+            for run, words in zip(ranking.runs, places, strict=True)
+        ),
+        notes=(*([f"All: {', '.join(shared)}."] if shared else []), *_notes(ranking)),
     )
     best = ranking.best if len(ranking.ranked) > 1 else ranking.ranked[:1]
     classes = [
@@ -126,23 +146,30 @@ def _table(ranking: Ranking[PageRun], number: int) -> PageTable:
     return page_table(f"runs-{number}", view, row_classes=classes)
 
 
-def _row(ranking: Ranking[PageRun], run: PageRun) -> tuple[CellValue, ...]:
-    timed, fit, topology = run.timed, run.answer.strongest.fit, run.run.manifest.experiment.topology
-    request, rate = timed.e2e, timed.decode_tokens_per_s_per_chip.value
-    memory = UNKNOWN_LABEL if fit is None else fit.text.partition(": ")[2]
+def _slice(run: PageRun) -> str:
+    topology = run.run.manifest.experiment.topology
+    return UNKNOWN_LABEL if topology is None else topology.name
+
+
+def _row(ranking: Ranking[PageRun], run: PageRun, *, has_fits: bool) -> tuple[CellValue, ...]:
+    timed, fit = run.timed, run.answer.strongest.fit
     return (
         _rank(ranking, run),
         ranking.names[run],
-        UNKNOWN_LABEL if topology is None else topology.name,
-        timed.source.value,
-        *(f.value for f in (timed.ttft, timed.tpot, request)),
-        None if request.low is None else request.range_text,
+        timed.e2e.value,
         _against_best(ranking, run),
-        rate,
-        memory,
-        run.fits.label,
-        *(() if _timed(ranking) else (_sent_bytes(run, phase) for phase in REQUEST_PHASES)),
+        timed.decode_tokens_per_s_per_chip.value,
+        *((run.fits.label,) if has_fits else ()),
+        *(figure.value for figure in (timed.ttft, timed.tpot)),
+        None if timed.e2e.low is None else timed.e2e.range_text,
+        UNKNOWN_LABEL if fit is None else fit.text.partition(": ")[2],
     )
+
+
+def _sent(ranking: Ranking[PageRun], run: PageRun) -> Iterator[float | None]:
+    """Bytes of a step of each phase, for runs without times."""
+    if not _timed(ranking):
+        yield from (_sent_bytes(run, phase) for phase in REQUEST_PHASES)
 
 
 def _rank(ranking: Ranking[PageRun], run: PageRun) -> int | None:

@@ -19,6 +19,7 @@ from meshscope.views.html.charts import series_data
 from meshscope.views.html.page import blocks_html
 from meshscope.views.model import ViewTable, view_columns
 from meshscope.views.serving import (
+    RATE,
     TIME_COLUMNS,
     Fact,
     condition_facts,
@@ -29,7 +30,10 @@ from meshscope.views.serving import (
     time_rows,
 )
 
-ABOUT = "One engine of each kind. Long simulations show means over 300 equal stretches of time."
+ABOUT = (
+    "One engine of each kind. Long simulations show means over 300 equal stretches of time. Dots mark the "
+    "highest value of a line and its last change."
+)
 
 
 def serving_html(outcome: ServingOutcome) -> str:
@@ -42,13 +46,14 @@ def _blocks(outcome: ServingOutcome) -> Iterator[Block]:
     style = "note bad" if result.is_stable is False else "lead"
     yield Paragraph(text=f"{rate_verdict(result)}.", class_name=style)
     yield Tiles(tiles=tuple(_tiles(outcome)))
-    yield _facts(*rate_facts(outcome), *engine_facts(outcome))
+    yield _facts(*(fact for fact in rate_facts(outcome) if fact[0] != RATE), *engine_facts(outcome))
     view = ViewTable(
         title="Times of requests",
         columns=view_columns(("time",), [f"{name}_s" for name in TIME_COLUMNS]),
         rows=tuple((label, *cells) for label, cells in time_rows(result)),
     )
     yield page_table("times", view)
+    yield Paragraph(text=ABOUT)
     for chart in serving_charts(outcome):
         highest = (f"{s.name} up to {max(v for _, v in s.points):,.4g}" for s in chart.series)
         yield Chart(
@@ -56,7 +61,6 @@ def _blocks(outcome: ServingOutcome) -> Iterator[Block]:
             title=chart.title,
             description="; ".join(highest) or "nothing",
             data=series_data(chart),
-            note=ABOUT,
         )
     yield from fold("Conditions", [_facts(*condition_facts(outcome))])
 

@@ -26,6 +26,7 @@ from meshscope.views.times import step_notes
 from meshscope.views.trace import is_trace
 from meshscope.views.words import counted
 
+LOOP = "An iteration is one layer, or several layers of different kinds that recur together; the first and last layers may be outside the loop. A copy lane shows each copy between memories."
 WHISKER = "The line over the end of a bar is the interval of the estimate."
 
 
@@ -133,6 +134,7 @@ def _layer_chart(timeline: StepTimeline) -> Chart:
         title=f"Detail of {timeline.phase} ({timeline.source}): {name}",
         description=f"From {format_seconds(start_s)} to {format_seconds(end_s)} of the step",
         data=charts.timeline_data(timeline, (start_s, end_s)),
+        note=LOOP if "loop over layers" in name else "",
     )
 
 

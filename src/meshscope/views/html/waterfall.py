@@ -10,7 +10,7 @@ from meshscope.views.html.blocks import Block, Chart, PageTable, fold, page_tabl
 from meshscope.views.model import Unit, ViewTable, figure_column, joined, text_column
 
 SMALL_FRAC = 0.001  # of the whole; smaller differences have no row
-WATERFALL = "From the baseline at the top to the compared bar at the bottom: time that each part of the model, exposed communication over each axis, and waiting add (red) or save (green)."
+WATERFALL = "From the baseline at the top to the compared bar at the bottom: time that each part of the model, exposed communication over each axis, and waiting add (orange) or save (green)."
 
 Steps = Mapping[Phase, Breakdown]
 
