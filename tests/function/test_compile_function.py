@@ -305,3 +305,25 @@ def test_a_model_takes_no_option_of_functions(option: dict[str, object]) -> None
     (name,) = option
     with pytest.raises(meshscope.MeshscopeError, match=f"{name}=.* is an option of a function"):
         meshscope.compile("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", **option)
+
+
+@pytest.mark.parametrize("form", ["abstract", "sizes", "explicit"])
+def test_a_function_may_name_its_own_abstract_mesh(form: str) -> None:
+    kind = AxisType.Explicit if form == "explicit" else AxisType.Auto
+    mesh = AbstractMesh((4,), ("k",), axis_types=(kind,))
+
+    def total(x: jax.Array) -> jax.Array:
+        return jax.shard_map(
+            lambda x: jax.lax.psum(x, "k"), mesh=mesh, in_specs=P("k"), out_specs=P()
+        )(x * 2)
+
+    x = jax.ShapeDtypeStruct((64, 256), jnp.float32, sharding=NamedSharding(mesh, P("k")))
+    request = FunctionRequest(
+        function=total,
+        arguments=(x,),
+        topology=SLICE,
+        mesh={"k": 4} if form == "sizes" else mesh,
+    )
+    program = lowered_function(request, parse_topology(SLICE))
+
+    assert (program.n_devices, program.mesh) == (4, (("k", 4),))

@@ -18,9 +18,11 @@ from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
+from jax._src import shard_map
 from jax._src.config import include_full_tracebacks_in_locations, use_shardy_partitioner
 from jax._src.interpreters import mlir
 from jax._src.interpreters.pxla import get_prop_to_input_output
@@ -31,6 +33,7 @@ from jax.sharding import (
     AxisType,
     NamedSharding,
     PartitionSpec,
+    get_abstract_mesh,
 )
 
 from meshscope.errors import SpecError, nearest
@@ -95,6 +98,9 @@ def lower_function(  # noqa: PLR0913  a function, its arguments and its target
     `mesh` is a JAX mesh, axis sizes by name, or None for that of the shardings.
     """
     context = mesh_of(mesh, devices)
+    arguments, keywords = jax.tree.map(
+        lambda leaf: _placed(leaf, context), (tuple(arguments), dict(keywords))
+    )
     with target_devices(devices, platform), in_mesh(context):
         check_divisible(function, arguments, keywords, name=name, mesh=context)
         lowered = lowered_call(call_of(function, arguments, keywords), name=name, platform=platform)
@@ -108,8 +114,46 @@ def in_mesh(mesh: Any) -> Generator[None]:
     with ExitStack() as stack:
         if mesh is not None:
             stack.enter_context(jax.set_mesh(mesh))
+            stack.enter_context(_any_device_kind())
         # Callers of the function are no part of the program: it stays the same if they move.
         stack.enter_context(include_full_tracebacks_in_locations(False))
+        yield
+
+
+def _are_alike(mesh: Any, other: Any) -> bool:
+    """Whether two meshes have the same axes, on whatever devices."""
+    one, two = mesh.abstract_mesh, other.abstract_mesh
+    return (one.shape_tuple, one.axis_types) == (two.shape_tuple, two.axis_types)
+
+
+def _placed(leaf: Any, context: Any) -> Any:
+    """The argument in the mesh of the context, if its own differs only in the devices."""
+    sharding = getattr(leaf, "_sharding", None) if isinstance(leaf, jax.ShapeDtypeStruct) else None
+    if context is None or not isinstance(sharding, NamedSharding):
+        return leaf
+    if not _are_alike(sharding.mesh, context):
+        return leaf
+    return leaf.update(sharding=NamedSharding(context, sharding.spec))
+
+
+@contextmanager
+def _any_device_kind() -> Generator[None]:
+    """In the block, a mesh that the function names is the context's if only the kind of the devices differs.
+
+    `shard_map` refuses it, as the context has the devices of the slice, and an `AbstractMesh` or a mesh of CPU devices
+    has others or none.
+    """
+    checks = getattr(shard_map, "_shmap_checks", None)
+    if checks is None:
+        yield
+        return
+
+    def checked(mesh: Any, *rest: Any) -> Any:
+        context = get_abstract_mesh()
+        is_own = mesh is not None and not context.empty and _are_alike(mesh, context)
+        return checks(None if is_own else mesh, *rest)
+
+    with mock.patch.object(shard_map, "_shmap_checks", checked):
         yield
 
 
