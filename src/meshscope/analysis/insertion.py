@@ -1,13 +1,16 @@
 """Why the partitioner inserted each collective, what it costs, and what annotation would avoid it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
+from meshscope.analysis.grouping import without_place
+from meshscope.analysis.join import Comparison, Verdict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind
 from meshscope.events.resharding import Resharding
 
+_OWN_PROGRAMS = "meshscope/programs/"  # lines that a user cannot change
 SMALL_BYTES = 1024  # a payload up to this is a flag, a norm or a loss
 
 
@@ -16,7 +19,8 @@ class Insertion:
     """A collective that the partitioner inserted: what an array was, what its user wanted, and the remedy.
 
     `exposed_s` and `total_s` are seconds of one step, None if the run has no times. `remedy` is None if the
-    program does not show one. `is_of_product` is whether it gathers an operand of a matrix product, or scatters
+    program does not show one, or the line is one of meshscope's own programs. `is_planned` is whether the prediction
+    of the plan has it, None without a prediction. `is_of_product` is whether it gathers an operand of a matrix product, or scatters
     its sum, so that a collective matmul could hide it.
     """
 
@@ -27,6 +31,7 @@ class Insertion:
     exposed_s: float | None
     total_s: float | None
     is_of_product: bool = False
+    is_planned: bool | None = None
 
     @property
     def hidden_frac(self) -> float | None:
@@ -37,12 +42,27 @@ class Insertion:
 
 
 def insertions(
-    rows: Iterable[Collective], reshardings: Mapping[str, Resharding]
+    rows: Iterable[Collective],
+    reshardings: Mapping[str, Resharding],
+    comparison: Comparison | None = None,
 ) -> tuple[Insertion, ...]:
-    """The rows that the partitioner inserted, the costliest first."""
-    pairs = [(row, reshardings.get(row.hlo_name or "")) for row in rows]
-    explained = [_insertion(row, resharding) for row, resharding in pairs if resharding is not None]
-    return tuple(sorted(explained, key=lambda one: -(one.exposed_s or 0.0)))
+    """The rows that the partitioner inserted: first those that the plan lacks, then the costliest.
+
+    `comparison` is that of the plan's prediction with the rows, if there is one.
+    """
+    differing = {
+        (without_place(match.right), layer)
+        for match in (() if comparison is None else comparison.matches)
+        if match.right is not None and match.verdict is not Verdict.EQUAL
+        for layer in match.layers or (None,)
+    }
+    explained: list[Insertion] = []
+    for row in rows:
+        if (resharding := reshardings.get(row.hlo_name or "")) is not None:
+            is_planned = (without_place(row), row.layer) not in differing
+            one = _insertion(row, resharding)
+            explained.append(replace(one, is_planned=None if comparison is None else is_planned))
+    return tuple(sorted(explained, key=lambda one: (bool(one.is_planned), -(one.exposed_s or 0.0))))
 
 
 def _insertion(row: Collective, resharding: Resharding) -> Insertion:
@@ -51,7 +71,7 @@ def _insertion(row: Collective, resharding: Resharding) -> Insertion:
         row=row,
         operand=operand,
         wanted=wanted,
-        remedy=_remedy(row, resharding),
+        remedy=None if _OWN_PROGRAMS in (row.source_line or "") else _remedy(row, resharding),
         exposed_s=None if row.exposed_s is None else row.exposed_s * row.count,
         total_s=None if row.dur_s is None else row.dur_s * row.count,
         is_of_product=resharding.is_of_product

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from meshscope.analysis.comparison import compare_sources
 from meshscope.analysis.insertion import Insertion, insertions
 from meshscope.errors import RunError
 from meshscope.events.enums import Source
@@ -14,7 +15,9 @@ from meshscope.store.write import HLO
 
 
 def explained(run: RunRecord, hlo: Path | None = None) -> tuple[Insertion, ...]:
-    """The collectives that the partitioner inserted, the costliest first; RunError without HLO text.
+    """The collectives that the partitioner inserted; RunError without HLO text.
+
+    First those that the plan of the run lacks, then the costliest.
 
     `hlo` is the text of a run without a folder.
     """
@@ -26,6 +29,7 @@ def explained(run: RunRecord, hlo: Path | None = None) -> tuple[Insertion, ...]:
             f"{run.path or 'the run'} has no compiled program. Compile one, into a folder if it is to be explained later."
         )
     rows = run.rows_of(Source.COMPILED)
+    comparison = compare_sources(run, Source.COMPILED)
     every: list[Insertion] = []
     for text in texts:
         collectives = module_collectives(
@@ -33,8 +37,8 @@ def explained(run: RunRecord, hlo: Path | None = None) -> tuple[Insertion, ...]:
         )
         phase = text.name.split(".")[0]
         of_phase = [row for row in rows if len(texts) == 1 or row.phase in {None, phase}]
-        every += insertions(of_phase, reshardings(collectives))
-    return tuple(every)
+        every += insertions(of_phase, reshardings(collectives), comparison)
+    return tuple(sorted(every, key=lambda one: bool(one.is_planned)))
 
 
 def _texts(run: RunRecord, hlo: Path | None) -> Iterator[Path]:

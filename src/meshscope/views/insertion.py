@@ -13,15 +13,30 @@ from meshscope.views.wrapping import wrapped
 
 
 def insertion_lines(explained: Sequence[Insertion]) -> Iterator[str]:
-    """The sum first, then each collective with its cost, its shardings and what avoids it."""
+    """The sum first, then each collective with its cost, its shardings and what avoids it.
+
+    Collectives that the plan has are only counted.
+    """
     n = sum(one.row.count for one in explained)
     if not n:
         yield "the partitioner inserted no collective"
         return
+    planned = [one for one in explained if one.is_planned]
+    explained = [one for one in explained if not one.is_planned]
+    if planned:
+        n_planned = sum(one.row.count for one in planned)
+        yield (
+            f"{n_planned} of the {counted(n, 'collective')} of the partitioner are those of the plan; "
+            "compare lists them"
+        )
+        n -= n_planned
+    if not n:
+        return
     exposed = [one.exposed_s for one in explained]
     known = sum(s for s in exposed if s is not None)
     cost = "" if None in exposed else f", exposed {format_seconds(known)} a step"
-    yield f"the partitioner inserted {counted(n, 'collective')}{cost}"
+    beyond = " beyond the plan" if planned else ""
+    yield f"the partitioner inserted {counted(n, 'collective')}{beyond}{cost}"
     for one in explained:
         yield ""
         yield from wrapped(row_line(one.row))
