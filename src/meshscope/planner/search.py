@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -386,10 +386,10 @@ class GridRanking:
         return cost.per(experiment.workload.batch) if is_throughput else cost
 
     def equals(self, winner: Choice, best: Sequence[Choice]) -> Iterator[Choice]:
-        """Choices of other plans that equal the winner."""
+        """The next best choices of other plans, up to the first that does not equal the winner."""
         cost = self.request_cost(winner)
         others = [one for one in best if one.experiment.plan != winner.experiment.plan]
-        return (one for one in others[:N_EQUALS] if are_equal(cost, self.request_cost(one)))
+        return takewhile(lambda one: are_equal(cost, self.request_cost(one)), others[:N_EQUALS])
 
     @cached_property
     def _has_own_format(self) -> BoolArray:

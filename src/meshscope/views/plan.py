@@ -69,14 +69,24 @@ def _head(result: PlanSearch) -> Iterator[str]:
     fit = fit_of(winner.memory)
     yield from wrapped(f"fits: {fit.state.label}, {fit.amount}")
     if result.equals:
-        others = [f"'{c.experiment.plan}' ({c.tokens_per_s_per_chip:,.0f})" for c in result.equals]
-        yield from wrapped(f"equal within errors that they do not share: {joined(others)}")
+        yield from wrapped(equals_text(result))
     for sentence in result.why.values():
         yield from wrapped(f"why: {sentence}")
     if result.won_by is not None:
         yield from wrapped(f"{won_by_title(result)}: {result.won_by.sentence}")
     if result.placements is not None:
         yield from wrapped(f"placement: {placement_text(result.placements)}")
+
+
+def equals_text(result: PlanSearch) -> str:
+    """`equal within errors that they do not share: 'dp=2,tp=4' (235 tokens/s/chip)`."""
+    is_throughput = result.objective.goal is Goal.THROUGHPUT
+    others = [
+        f"'{c.experiment.plan}' "
+        f"({f'{c.tokens_per_s_per_chip:,.0f} tokens/s/chip' if is_throughput else format_seconds(c.e2e_s)})"
+        for c in result.equals
+    ]
+    return f"equal within errors that they do not share: {joined(others)}"
 
 
 def won_by_title(result: PlanSearch) -> str:

@@ -35,6 +35,8 @@ from meshscope.views.model import Figure, Unit, ViewTable, figure_column, text_c
 from meshscope.views.plain import short
 from meshscope.views.plan import (
     choice_name,
+    conversion_text,
+    equals_text,
     exceeded_text,
     goal_text,
     limits_text,
@@ -130,6 +132,10 @@ def _tiles(search: PlanSearch, choice: Choice) -> Iterator[Tile]:
 
 def _reasons(search: PlanSearch) -> Iterator[DescriptionList]:
     pairs = [(phase.value, sentence(text)) for phase, text in search.why.items()]
+    if search.equals:
+        pairs.insert(0, ("equal", sentence(equals_text(search))))
+    if search.winner is not None and (text := conversion_text(search)):
+        pairs.append(("format", sentence(text)))
     if search.won_by is not None:
         pairs.append((won_by_title(search), sentence(search.won_by.sentence)))
     if search.placements is not None:
@@ -328,7 +334,7 @@ def _placements(search: PlanSearch) -> Iterator[FoldedBlocks]:
 
 def _apart(search: PlanSearch) -> Iterator[FoldedBlocks]:
     """Prefill and decode on slices of their own, and the best without quantization."""
-    named = [("without quantization", search.unquantized)]
+    named = [("own format", search.own_format), ("without quantization", search.unquantized)]
     if search.apart is not None:
         named += [("prefill apart", search.apart.prefill), ("decode apart", search.apart.decode)]
     pairs = tuple((name, _figures_text(choice)) for name, choice in named if choice is not None)
