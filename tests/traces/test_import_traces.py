@@ -101,6 +101,9 @@ def test_waiting_comes_before_the_figures_and_is_not_in_the_bandwidth(
     assert lines[2].startswith("- 80.0% of the time in collectives is waiting")
     assert "nothing is missing" not in text
     assert next(line for line in lines if line.startswith("all_reduce")).endswith("10 GB/s")
+    (row,) = meshscope.open(tmp_path / "run").metrics["bandwidth"].iter_rows(named=True)
+    assert row["busbw_bytes_per_s"] == pytest.approx(10e9)
+    assert row["mean_dur_s"] == pytest.approx(500e-6)
 
 
 def test_options_take_precedence_over_the_card(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ from meshscope.readers.traces.trace import TraceFormat
         ("void deep_ep::internode_ll::combine<true, 7168, 9, 9>(x)", Kind.ALL_TO_ALL, None, None),
         ("nvshmem::alltoall_kernel", Kind.ALL_TO_ALL, None, None),
         ("nvshmemi_barrier_all_kernel", None, None, None),
+        ("void hybrid_ep::dispatch_kernel<8>(x)", Kind.ALL_TO_ALL, None, None),
         # ROCm: MoRI, mangled or not, and aiter
         ("EpDispatchIntraNodeKernel_bf16", Kind.ALL_TO_ALL, None, None),
         ("void mori::moe::EpCombineInterNodeV1Kernel<__hip_bfloat16>(int)", Kind.ALL_TO_ALL, "bf16", None),

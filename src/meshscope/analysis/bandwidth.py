@@ -6,7 +6,7 @@ import polars as pl
 
 from meshscope.analysis.volume import WHERE, collectives
 from meshscope.events.enums import Source
-from meshscope.events.measured import CollectiveTime
+from meshscope.events.measured import CollectiveTime, TransferTime
 from meshscope.spec.hardware.chips import Chip
 
 GROUP_KEYS = ("axis", "kind", "group_size", "payload_bytes")
@@ -14,27 +14,49 @@ _TIMES_SCHEMA = {
     **dict.fromkeys(("phase", "part", "kind", "axis"), pl.String),
     **dict.fromkeys(("measured_dur_s", "measured_wire_s"), pl.Float64),
 }
+_TRANSFERS_SCHEMA = {
+    **dict.fromkeys(("source", "phase", "kind", "axis"), pl.String),
+    "payload_bytes": pl.Int64,
+    "wire_s": pl.Float64,
+}
 
 
-def bandwidth(events: pl.DataFrame, chip: Chip | None = None) -> pl.DataFrame:
+def bandwidth(
+    events: pl.DataFrame, chip: Chip | None = None, transfers: Sequence[TransferTime] = ()
+) -> pl.DataFrame:
     """Mean duration and bandwidth of collectives that are equal in axis, kind, group size and payload.
 
     `algbw_bytes_per_s` = payload / duration. `busbw_bytes_per_s` = wire bytes / duration, where the wire
     bytes of the executed opcode are the payload times 2(n-1)/n for all-reduce, (n-1)/n for all-gather,
     reduce-scatter and all-to-all, and 1 for point to point. `link_frac` = busbw / peak of one link in one
     direction; a device that uses several links or both directions of a ring exceeds 1. Collectives without
-    durations are excluded. Durations include waiting (see `waiting`).
+    durations are excluded. Durations include waiting (see `waiting`), except in traces of all ranks of a
+    group: there algbw and busbw are of the rank that comes last, which does not wait.
 
     Source: nccl-tests doc/PERFORMANCE.md, "Bandwidth"; link peaks: `meshscope.spec.hardware.chips`.
     """
     rows = collectives(events).filter(pl.col("dur_s") > 0, pl.col("wire_bytes").is_not_null())
     times = pl.col("count").cast(pl.Int64)
-    mean_s = (pl.col("dur_s") * times).sum() / times.sum()
+    keys = ["source", "phase", "kind", "axis", "payload_bytes"]
+    known = pl.DataFrame(
+        [
+            (Source.MEASURED.value, t.label.phase, t.kind, t.axis, t.payload_bytes, t.wire_s)
+            for t in transfers
+        ],
+        schema=_TRANSFERS_SCHEMA,
+        orient="row",
+    )
+    known = known.group_by(keys).agg(pl.col("wire_s").mean())
+    rows = rows.join(known, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    mean_s, sent_s = (
+        (seconds * times).sum() / times.sum()
+        for seconds in (pl.col("dur_s"), pl.coalesce("wire_s", "dur_s"))
+    )
     table = rows.group_by(*WHERE, *GROUP_KEYS, maintain_order=True).agg(
         times.sum().alias("count"),
         mean_s.alias("mean_dur_s"),
-        (pl.col("payload_bytes").first() / mean_s).alias("algbw_bytes_per_s"),
-        ((pl.col("wire_bytes") * times).sum() / times.sum() / mean_s).alias("busbw_bytes_per_s"),
+        (pl.col("payload_bytes").first() / sent_s).alias("algbw_bytes_per_s"),
+        ((pl.col("wire_bytes") * times).sum() / times.sum() / sent_s).alias("busbw_bytes_per_s"),
         pl.col("time_basis").first(),
     )
     return table.with_columns(_link_frac(chip))

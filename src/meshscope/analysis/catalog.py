@@ -141,6 +141,12 @@ def _link_traffic(inputs: MetricInputs) -> pl.DataFrame:
     return _filled(routed.link_traffic(_events(inputs), topology), NO_LINKS)
 
 
+def _bandwidth(inputs: MetricInputs) -> pl.DataFrame:
+    trace = None if inputs.measured is None else inputs.measured.trace
+    transfers = () if trace is None else trace.transfers
+    return _filled(bandwidths.bandwidth(inputs.events, _chip(inputs), transfers), NO_TIMES)
+
+
 def _measured_bandwidth(inputs: MetricInputs) -> pl.DataFrame:
     times = _measured(inputs).times
     table = bandwidths.measured_bandwidth(inputs.events, times, _chip(inputs))
@@ -262,8 +268,7 @@ _ROWS: tuple[tuple[str, str, str, Callable[..., Any], Callable[[MetricInputs], p
     ("period", "Period", "operations, bytes, s",
      intervals.period, lambda run: intervals.period(_executions(run))),
     ("bandwidth", "Bandwidth", "bytes/s; fractions of 1",
-     bandwidths.bandwidth,
-     lambda run: _filled(bandwidths.bandwidth(run.events, _chip(run)), NO_TIMES)),
+     bandwidths.bandwidth, _bandwidth),
     ("measured_bandwidth", "Measured bandwidth", "bytes/s; fractions of 1",
      bandwidths.measured_bandwidth, _measured_bandwidth),
     ("step_time", "Modeled step time", "s; fractions of 1",

@@ -53,7 +53,10 @@ _CUSTOM: tuple[tuple[re.Pattern[str], Kind], ...] = tuple(
         (r"mori::collective::.*all_?gather", Kind.ALL_GATHER),
         (r"mori::collective::.*reduce_?scatter", Kind.REDUCE_SCATTER),
         (r"(?:\b|_)ep_?(?:dispatch|combine)|mori::.*all_?(?:to|2)_?all", Kind.ALL_TO_ALL),
-        (r"(?:deep_ep|internode|intranode).*::(?:dispatch|combine)\b", Kind.ALL_TO_ALL),
+        (
+            r"(?:deep_ep|hybrid_ep|nixl_ep|uccl|internode|intranode).*::(?:dispatch|combine)(?:_kernel)?\b",
+            Kind.ALL_TO_ALL,
+        ),
         (r"nvshmem.*all_?to_?all|moe_?(?:a2a|all_?to_?all)", Kind.ALL_TO_ALL),
         (r"nvshmem.*(?:all_?reduce|reduce_kernel)", Kind.ALL_REDUCE),
         (r"nvshmem.*(?:all_?gather|fcollect)", Kind.ALL_GATHER),
