@@ -6,8 +6,9 @@ import pytest
 
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part
-from meshscope.readers.hlo.collectives import collectives_of
+from meshscope.readers.hlo.collectives import collectives_of, module_collectives
 from meshscope.readers.hlo.parse import parse_hlo
+from meshscope.readers.hlo.resharding import reshardings
 from meshscope.spec.plan.mesh import Mesh
 
 TEXT = """\
@@ -491,3 +492,49 @@ def test_a_gather_that_the_compiler_repeats_has_a_row_of_its_inserter() -> None:
         ("program", 1),
         ("rematerialization", 1),
     ]
+
+
+PAIR_TEXT = TEXT.replace("num_partitions=4", "num_partitions=8")
+OVER_DP = REDUCE.replace("replica_groups=[1,4]<=[4]", "replica_groups=[2,4]<=[4,2]T(1,0)")
+HALF = "dynamic-slice(%sum, %mine, %origin), dynamic_slice_sizes={4,8}"
+
+
+@pytest.mark.parametrize(
+    ("use", "computations", "dropped"),
+    [
+        (f"ROOT %kept = f32[4,8] {HALF}", "", (Fraction(1, 2), "tp")),
+        (
+            "ROOT %kept = f32[4,8] fusion(%sum, %mine, %origin), kind=kLoop, calls=%keep",
+            """
+%keep (p: f32[8,8], q: s32[], r: s32[]) -> f32[4,8] {
+  %p = f32[8,8] parameter(0)
+  %q = s32[] parameter(1)
+  %r = s32[] parameter(2)
+  ROOT %slice = f32[4,8] dynamic-slice(%p, %q, %r), dynamic_slice_sizes={4,8}
+}
+""",
+            (Fraction(1, 2), "tp"),
+        ),
+        (
+            "ROOT %kept = f32[4,8] dynamic-slice(%sum, %scalar, %origin), dynamic_slice_sizes={4,8}",
+            "",
+            (None, None),
+        ),
+        ("ROOT %kept = f32[8,8] add(%sum, %whole)", "", (None, None)),
+    ],
+    ids=["slice", "fusion", "the same half everywhere", "whole"],
+)
+def test_a_reduction_of_more_than_devices_keep_names_the_axis_that_drops_it(
+    use: str, computations: str, dropped: tuple[Fraction | None, str | None]
+) -> None:
+    body = f"  %sum = f32[8,8] {OVER_DP.format('%whole')}\n  {use}"
+    text = PAIR_TEXT.format(body=body, computations=computations)
+    collectives = module_collectives(
+        parse_hlo(text, "m.hlo"),
+        mesh=Mesh(axes=(("dp", 4), ("tp", 2))),
+        crosses_slices=lambda _: None,
+    )
+
+    ((_, moved),) = reshardings(collectives).items()
+
+    assert (moved.dropped_frac, moved.dropped_over) == dropped

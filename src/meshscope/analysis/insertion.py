@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import assert_never
 
 from meshscope.analysis.grouping import without_place
@@ -111,6 +112,10 @@ def _remedy(row: Collective, resharding: Resharding) -> str | None:
             "the compiler did not make this reduce-scatter: it sums everywhere and keeps a shard, with twice "
             "the bytes; psum_scatter under shard_map is one"
         )
+    if resharding.dropped_frac:
+        part = "half" if resharding.dropped_frac == Fraction(1, 2) else str(resharding.dropped_frac)
+        over = f" over {resharding.dropped_over}" if resharding.dropped_over else " on each device"
+        return f"{part} of it is dropped{over}: slice before reducing"
     match row.kind:
         case Kind.ALL_GATHER:
             return _gather_remedy(row, resharding)

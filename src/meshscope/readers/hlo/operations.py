@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
+from math import prod
 
 from meshscope.errors import ParseError
 from meshscope.events.collective import Groups
@@ -28,6 +29,7 @@ from meshscope.readers.hlo.semantics import (
     Element,
     ScheduledOp,
     Semantics,
+    kept_sizes,
     operand_of,
     scheduled_op_of,
     semantics_of,
@@ -49,7 +51,8 @@ class Operation:
     """A collective in the text, over all layers and iterations that execute it.
 
     `count` is its number of executions in one run of the module; `caveats` say what is unknown.
-    `source_ops` names the scheduled instructions that implement it, if there are several.
+    `source_ops` names the scheduled instructions that implement it, if there are several. `kept_frac` is the
+    fraction of an all-reduce that each device keeps, by its ID; None if it uses all of it.
     """
 
     site: CallSite
@@ -72,6 +75,7 @@ class Operation:
     count: int
     caveats: tuple[str, ...]
     source_ops: tuple[str, ...] = ()
+    kept_frac: Fraction | None = None
 
 
 def source_ops_of(operations: Iterable[Operation]) -> tuple[str, ...]:
@@ -147,6 +151,7 @@ def operation(  # noqa: PLR0913  facts beyond the element
     site = element.site
     carried_bytes = payload_bytes if carried_bytes is None else carried_bytes
     factor = wire_factor(semantics.executed_as, element.group_size)
+    kept = kept_sizes(flow, element) if semantics.kind is Kind.ALL_REDUCE else ()
     return Operation(
         site=site,
         scheduled_op=element.scheduled_op,
@@ -167,6 +172,7 @@ def operation(  # noqa: PLR0913  facts beyond the element
         inserted_by=inserted_by(flow, element),
         count=site.count,
         caveats=caveats,
+        kept_frac=Fraction(max(kept), prod(element.array.dims)) if kept else None,
     )
 
 

@@ -155,38 +155,44 @@ def _sums_disjoint_shards(flow: Dataflow, element: Element) -> bool:
 
 def _keeps_local_shard(flow: Dataflow, element: Element) -> bool:
     """Whether every user slices the device's shard out of the result: a reduce-scatter."""
+    sizes = kept_sizes(flow, element)
+    n = prod(element.array.dims)
+    return bool(sizes) and all(size * element.group_size == n for size in sizes)
+
+
+def kept_sizes(flow: Dataflow, element: Element) -> frozenset[int]:
+    """The elements of each slice that users take of the result by the device's ID; empty if one takes it whole."""
     inner = element.site.context
     if element.scheduled_op.context is not inner and flow.users(
         inner.computation, element.site.instruction
     ):
-        return _is_sliced(flow, inner, element.site.instruction, element)
+        return _sliced(flow, inner, element.site.instruction)
     if element.result is None:
-        return False
-    return _is_sliced(flow, element.scheduled_op.context, element.result, element)
+        return frozenset()
+    return _sliced(flow, element.scheduled_op.context, element.result)
 
 
-def _is_sliced(flow: Dataflow, context: CallContext, used: Instruction, element: Element) -> bool:
-    users = flow.users(context.computation, used)
-    return bool(users) and all(_takes_local_shard(flow, context, u, used, element) for u in users)
+def _sliced(flow: Dataflow, context: CallContext, used: Instruction) -> frozenset[int]:
+    taken = [_taken(flow, context, user, used) for user in flow.users(context.computation, used)]
+    return frozenset[int]().union(*taken) if all(taken) else frozenset()
 
 
-def _takes_local_shard(
-    flow: Dataflow, context: CallContext, user: Instruction, used: Instruction, element: Element
-) -> bool:
+def _taken(
+    flow: Dataflow, context: CallContext, user: Instruction, used: Instruction
+) -> frozenset[int]:
     if user.opcode == "dynamic-slice":
         inputs = context.computation.producers(user)
-        is_shard = _size(user) * element.group_size == prod(element.array.dims)
-        is_sliced_from_it = inputs[:1] == (used,)
-        return is_shard and is_sliced_from_it and _is_device_offset(flow, context, inputs[1:])
+        is_by_device = inputs[:1] == (used,) and _is_device_offset(flow, context, inputs[1:])
+        return frozenset({_size(user)} if is_by_device else ())
     if flow.keeps_values(user):
-        return _is_sliced(flow, context, user, element)
+        return _sliced(flow, context, user)
     if (prefetched := flow.joined_slices(context.computation, user)) is not None:
-        return _is_sliced(flow, context, prefetched, element)
+        return _sliced(flow, context, prefetched)
     if user.opcode != "fusion":
-        return False
+        return frozenset()
     inner = flow.inside(context, user)
     parameter = inner.computation.parameters.get(user.operands.index(used.name))
-    return parameter is not None and _is_sliced(flow, inner, parameter, element)
+    return frozenset() if parameter is None else _sliced(flow, inner, parameter)
 
 
 def _runs_scatter_only(site: CallSite) -> bool:
