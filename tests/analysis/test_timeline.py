@@ -23,10 +23,15 @@ def folded(*rows) -> pl.DataFrame:
     """Rows (lane, kind, start, duration, repeats, periods, name)."""
     return pl.DataFrame(
         [
-            ("compiled", "decode", lane, "mlp", kind, "tp" if kind else None, start, dur, repeats, periods, "x", name)
+            {
+                **dict.fromkeys(FOLDED_SCHEMA), "source": "compiled", "phase": "decode", "lane": lane,
+                "part": "mlp", "kind": kind, "axis": "tp" if kind else None, "start_s": start,
+                "dur_s": dur, "repeats": repeats, "periods_s": periods, "time_basis": "x",
+                "hlo_name": name, "layers": range(len(repeats) and 3), "exposed_s": dur if kind else None,
+            }
             for lane, kind, start, dur, repeats, periods, name in rows
         ],
-        schema=FOLDED_SCHEMA, orient="row",
+        schema=FOLDED_SCHEMA,
     )  # fmt: skip
 
 
@@ -48,11 +53,12 @@ def test_each_execution_knows_what_its_instruction_sends() -> None:
     table = modeled_timeline(
         folded(("collective", "all_reduce", 0.0, 2.0, [3], [5.0], "psum.1")), events()
     )
-    assert table.columns == [*POLARS_SCHEMA, "step", "stream", "step_class"]
+    assert table.columns == [*POLARS_SCHEMA, "step", "stream", "step_class", "activity"]
     assert table.schema == pl.Schema(TIMELINE_SCHEMA)
     assert table["payload_bytes"].to_list() == [20, 20, 20]
     assert table["start_s"].to_list() == [0, 5, 10]
-    assert table["layer"].to_list() == [None] * 3
+    assert table["layer"].to_list() == [0, 1, 2]
+    assert table["exposed_s"].to_list() == [2, 2, 2]
     assert table["n_steps"].to_list() == [9] * 3
 
 

@@ -1,9 +1,14 @@
 """Schedules of a few lines whose time is a simple sum."""
 
+import polars as pl
 import pytest
 
+from meshscope.analysis.overlap import exposed_by, overlap
+from meshscope.analysis.timeline import modeled_timeline
 from meshscope.cost.steps import TimedStep, timed_step
+from meshscope.cost.timeline import timeline_table
 from meshscope.events.enums import Kind, Phase
+from meshscope.events.schema import table_of
 from meshscope.interconnect import collective_time
 from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import parse_hlo
@@ -12,7 +17,6 @@ from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.plan.plan import parse_plan
 
 SLICE = parse_topology("v6e:1x2")
-MESH = parse_plan("tp=2").mesh
 HZ = chip_of("v6e").clock_hz or 0
 GROUPS = "channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true"
 ARRAY = "f32[1024,1024]{1,0:T(8,128)S(1)}"  # in VMEM, so that products take the compiler's cycles
@@ -48,9 +52,10 @@ ENTRY %main (x: {array}) -> {array} {{
 """
 
 
-def _timed(entry: str, computations: str = "", array: str = ARRAY) -> TimedStep:
+def _timed(entry: str, computations: str = "", array: str = ARRAY, plan: str = "tp=2") -> TimedStep:
     module = parse_hlo(_module(entry, computations, array), "test.hlo")
-    collectives = module_collectives(module, mesh=MESH, crosses_slices=SLICE.crosses_slices)
+    mesh = parse_plan(plan).mesh
+    collectives = module_collectives(module, mesh=mesh, crosses_slices=SLICE.crosses_slices)
     return timed_step(module, collectives, phase=Phase.PREFILL, topology=SLICE)
 
 
@@ -169,6 +174,83 @@ def test_costliest_branch_of_a_conditional_runs():
         f"  ROOT %c = {ARRAY} conditional(%i, %x, %x), branch_computations={{%b0, %b1}}\n"
     )
     assert _timed(entry, branches).time.step.value_s == pytest.approx(7000 / HZ)
+
+
+LAYER_CYCLES = (3500, 7000)  # of the layer of each stage
+HEAD_CYCLES = 1750
+
+
+def _pipeline(n_microbatches: int) -> TimedStep:
+    """Two stages with a layer each, of kinds that differ, and a head on the last one."""
+    n_ticks = n_microbatches + 1
+    ticks = f"microbatches{n_microbatches}of{n_ticks}"
+    branches = "".join(
+        f"%{name} (p.{name}: {ARRAY}) -> {ARRAY} {{\n  %p.{name} = {ARRAY} parameter(0)\n{work}}}\n\n"
+        for name, work in (
+            ("idle", ""),
+            (
+                "first",
+                _work("a", "p.first", LAYER_CYCLES[0]).replace("layer0", f"stage0/{ticks}/layer0"),
+            ),
+            (
+                "second",
+                _work("b", "p.second", LAYER_CYCLES[1]).replace("layer0", f"stage1/{ticks}/layer1"),
+            ),
+            ("none", ""),
+            ("head", _work("h", "p.head", HEAD_CYCLES).replace("layer0/mlp", "stage1/lm_head")),
+        )
+    )
+    body = f"""\
+  %y = {ARRAY} conditional(%i, %v, %v, %v), branch_computations={{%idle, %first, %second}}
+  %s = {ARRAY} collective-permute(%y), channel_id=3, source_target_pairs={{{{0,1}}}}, metadata={{op_name="prefill/stage0/stage/ppermute"}}
+"""
+    loop = LOOP.format(array=ARRAY, n=n_ticks, body=body, result="s")
+    head = AT_ENTRY.replace("ROOT %out", "%last") + (
+        f"  ROOT %out = {ARRAY} conditional(%zero, %last, %last), branch_computations={{%none, %head}}, "
+        'metadata={op_name="prefill/stage1/cond"}\n'
+    )
+    return _timed(head, branches + loop, plan="pp=2")
+
+
+@pytest.mark.parametrize("n_microbatches", [1, 3])
+def test_each_stage_computes_in_its_ticks_and_waits_for_the_slowest(n_microbatches: int):
+    """A single micro-batch pays each stage once; later ticks last as long as the slower stage."""
+    step = _pipeline(n_microbatches)
+    first_s, second_s, head_s = (n / HZ for n in (*LAYER_CYCLES, HEAD_CYCLES))
+    busy_s = n_microbatches * (first_s + second_s) + head_s  # of both devices
+    sends_s = (n_microbatches + 1) * collective_time(
+        Kind.PERMUTE, groups=((0, 1),), payload_bytes=PAYLOAD, topology=SLICE
+    ).seconds
+    step_s = first_s + n_microbatches * second_s + head_s + sends_s
+    assert step.time.step.value_s == pytest.approx(step_s)
+    assert step.time.compute_s == pytest.approx(busy_s / 2)
+    assert step.time.exposed_by_axis_s == pytest.approx({"pp": sends_s})
+    assert step.time.bubble_s == pytest.approx(step_s - sends_s - busy_s / 2)
+
+
+def test_the_timeline_of_a_pipeline_has_the_work_of_each_stage():
+    timeline = modeled_timeline(timeline_table([_pipeline(3)]), table_of([]))
+    core = (
+        timeline.filter(pl.col("kind").is_null())
+        .group_by("stage", "layer", "part")
+        .len()
+        .sort("stage", "layer")
+    )
+    assert core.rows() == [(0, 0, "mlp", 3), (1, None, "lm_head", 1), (1, 1, "mlp", 3)]
+    sends = timeline.filter(kind="permute")
+    assert sends["stage"].to_list() == [0] * 4
+    assert sends["exposed_s"].to_list() == pytest.approx(sends["dur_s"].to_list())
+
+
+def test_the_overlap_of_a_pipeline_is_the_mean_of_its_stages():
+    step = _pipeline(3)
+    timeline = modeled_timeline(timeline_table([step]), table_of([]))
+    (row,) = overlap(timeline).iter_rows(named=True)
+    assert row["n_steps_seen"] == 1
+    for name in ("compute_s", "exposed_s", "idle_s"):
+        assert row[name] == pytest.approx(getattr(step.time, name)), name
+    exposed = {axis: seconds for *_, axis, seconds in exposed_by(timeline).iter_rows()}
+    assert exposed == pytest.approx(step.time.exposed_by_axis_s)
 
 
 def test_unknown_op_is_counted_with_a_bounded_time():

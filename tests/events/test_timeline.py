@@ -29,7 +29,17 @@ def test_nested_loops_unfold_in_the_order_of_their_starts() -> None:
     assert rows["dur_s"].to_list() == [0.5] * 9
 
 
+def test_the_repetitions_of_a_span_have_its_layers_in_turn() -> None:
+    """Two chunks of a prompt run a loop over layers 4 to 6; the span before them is of one layer."""
+    loop = {**span("core", "loop", 1.0, [2, 3], [10.0, 2.0]), "layers": [4, 5, 6]}
+    before = {**span("core", "before", 0.0, [2], [10.0]), "layers": [3]}
+    other = span("core", "other", 9.0, [2], [10.0])
+    rows = unfolded(pl.DataFrame([loop, before, other], schema=FOLDED_SCHEMA))
+    assert rows["layer"].to_list() == [3, 4, 5, 6, None] * 2
+
+
 def test_an_empty_table_unfolds_to_an_empty_table() -> None:
     rows = unfolded(pl.DataFrame(schema=FOLDED_SCHEMA))
     assert rows.is_empty()
-    assert rows.columns == [name for name in FOLDED_SCHEMA if name not in {"repeats", "periods_s"}]
+    loops = {"repeats", "periods_s", "layers"}
+    assert rows.columns == [*(name for name in FOLDED_SCHEMA if name not in loops), "layer"]

@@ -2,17 +2,23 @@
 
 import json
 import struct
+from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from meshscope.analysis.routed import link_traffic
+from meshscope.events.enums import Phase, Source
 from meshscope.events.schema import table_of
+from meshscope.events.timeline import FOLDED_SCHEMA, TIMELINE
 from meshscope.exporters.chrome import write_chrome
 from meshscope.exporters.perfetto import write_perfetto
 from meshscope.exporters.run_timeline import run_timeline
 from meshscope.exporters.run_tracks import timeline_of
+from meshscope.store.write import write_run
 
 
 def chrome(run, path: Path) -> list[dict]:
@@ -80,6 +86,61 @@ def test_every_device_has_every_collective_of_its_groups(make_run, decoded, tmp_
     assert len(collectives) == 8 * n_rows
     events = [e for e in chrome(run, tmp_path / "t") if e["ph"] == "X" and "kind" in e["args"]]
     assert len(events) == 8 * n_rows
+
+
+@pytest.mark.parametrize("plan", ["pp=2,tp=4", "pp=4,tp=2"])
+def test_the_devices_of_a_stage_have_its_rows(make_run, tmp_path: Path, plan: str) -> None:
+    """Uneven stages; a stage sends in its row, and the next one receives without a kind."""
+    run = make_run(plan=plan, n_layers=6)
+    events = [e for e in chrome(run, tmp_path / "t") if e["ph"] == "X"]
+    n_stages = int(plan[3])
+    for device in range(8):
+        stage = device // (8 // n_stages)
+        of_device = [e for e in events if e["pid"] == device + 1]
+        shown = Counter(
+            (e["args"]["kind"], e["args"].get("layer")) for e in of_device if "kind" in e["args"]
+        )
+        expected: Counter = Counter()
+        for row in run.rows:
+            if row.stage in {None, stage}:
+                expected[row.kind.value, row.layer] += row.count
+        assert shown == expected
+        received = [e for e in of_device if e["name"] == f"receive from stage {stage - 1}"]
+        assert len(received) == sum(
+            r.count for r in run.rows if r.part == "stage" and r.stage == stage - 1
+        )
+
+
+def test_a_layer_is_one_slice_although_the_compiler_moves_its_operations(
+    make_run, tmp_path: Path
+) -> None:
+    """Layer 1 has an operation before those of layer 0; both run twice."""
+    spans = [("early", 1), ("a", 0), ("b", 0), ("c", 1), ("d", 1)]
+    folded = pl.DataFrame(
+        [
+            {
+                **dict.fromkeys(FOLDED_SCHEMA), "source": "compiled", "phase": "decode", "lane": "core",
+                "start_s": at * 1e-6, "dur_s": 1e-6, "layers": [layer], "repeats": [2],
+                "periods_s": [5e-6], "hlo_name": name, "activity": "matmuls",
+            }
+            for at, (name, layer) in enumerate(spans)
+        ],
+        schema=FOLDED_SCHEMA,
+    )  # fmt: skip
+    run = replace(make_run(), path=tmp_path, rows=())
+    manifest = replace(run.manifest, source=Source.COMPILED, phases=(Phase.DECODE,))
+    run = replace(run, manifest=manifest)
+    write_run(tmp_path, run, metrics={})
+    folded.write_parquet(tmp_path / TIMELINE)
+    events = [e for e in chrome(run, tmp_path / "t") if e["ph"] == "X" and e["pid"] == 1]
+    layers = [
+        (e["args"]["layer"], e["ts"], e["dur"]) for e in events if e["name"].startswith("layer")
+    ]
+    assert sorted(layers, key=lambda layer: layer[1]) == [
+        (0, 1, 2), (1, 3, 2), (0, 6, 2), (1, 8, 2)
+    ]  # fmt: skip
+    compute = [e["args"] for e in events if "activity" in e["args"]]
+    assert [arguments["layer"] for arguments in compute] == [1, 0, 0, 1, 1] * 2
 
 
 def test_flows_join_the_devices_of_a_group(make_run, decoded, tmp_path: Path) -> None:

@@ -1,16 +1,19 @@
 """Overlap of communication with compute, exposed and idle time, as unions of intervals.
 
 The functions take a timeline: rows of the event table with `start_s` and `dur_s`, one for each
-execution. A row without `kind` is compute unless its `opcode` is in NO_COMPUTE.
+execution. A row without `kind` is compute unless its `opcode` is in NO_COMPUTE. Of a modeled pipeline, the
+rows of a stage and those without stage are what one device of this stage does.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from meshscope.analysis.spans import Spans, common, length, seconds, spans_of, union
 from meshscope.analysis.volume import WHERE
+from meshscope.events.enums import Part
 
 # Opcodes of rows without kind that are not compute: containers, transfers and idle time.
 NO_COMPUTE = frozenset(
@@ -41,17 +44,19 @@ def overlap(timeline: pl.DataFrame) -> pl.DataFrame:
     any device in the phase. All durations are unions of intervals on one device, so concurrent
     collectives count once: collective = exposed + hidden, and step = hidden + exposed + compute only +
     idle. `overlap_frac` = hidden / collective, `collective_compute_ratio` = collective / compute,
-    `idle_frac` = idle / step; a ratio is null if its divisor is 0. Figures are means over the recorded steps.
+    `idle_frac` = idle / step; a ratio is null if its divisor is 0. Figures are means over the recorded steps,
+    and over the stages of a modeled pipeline.
 
     Source: TraceLens and nsys-jax define exposed communication by union of intervals. A sum of durations
     overstates it (marin-community/marin issue 8053: 3.17 s became 1.02 s).
     """
-    rows = [_overlap_row(device_rows, step) for device_rows, step in _by_device(timeline)]
+    rows = [_overlap_row(*place) for place in _by_device(timeline)]
     names = (*PLACE, "time_basis")
-    types = {name: timeline.schema[name] for name in names} | dict.fromkeys(_TIMES, pl.Float64)
+    types: dict[str, Any] = {name: timeline.schema[name] for name in names}
+    types |= {"n_stages": pl.Int64} | dict.fromkeys(_TIMES, pl.Float64)
     steps = pl.DataFrame(rows, schema=types, orient="row")
     table = steps.group_by(PLACE, maintain_order=True).agg(
-        pl.len().cast(pl.Int64).alias("n_steps_seen"),
+        (pl.len() // pl.col("n_stages").first()).cast(pl.Int64).alias("n_steps_seen"),
         pl.col("time_basis").first(),
         *(pl.col(name).mean() for name in _TIMES),
     )
@@ -62,8 +67,11 @@ def overlap(timeline: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _by_device(timeline: pl.DataFrame) -> Iterator[tuple[pl.DataFrame, tuple[int, int]]]:
-    """The rows of each device in a step, and the bounds of the step over all devices in picoseconds."""
+def _by_device(timeline: pl.DataFrame) -> Iterator[tuple[pl.DataFrame, tuple[int, int], int]]:
+    """The rows of each device in a step, the bounds of the step over all devices in picoseconds, and stages.
+
+    The third is the number of modeled stages, each of which has its rows.
+    """
     steps = [*WHERE, *(["step"] if "step" in timeline.columns else [])]
     for of_phase in timed(timeline).partition_by(steps, maintain_order=True):
         spans = spans_of(of_phase)
@@ -71,10 +79,25 @@ def _by_device(timeline: pl.DataFrame) -> Iterator[tuple[pl.DataFrame, tuple[int
             continue
         bounds = int(spans[0, 0]), int(spans[-1, 1])
         for device_rows in of_phase.partition_by("device", maintain_order=True):
-            yield device_rows, bounds
+            of_stages = list(_by_stage(device_rows))
+            for rows in of_stages:
+                yield rows, bounds, len(of_stages)
 
 
-def _overlap_row(rows: pl.DataFrame, step: tuple[int, int]) -> tuple[object, ...]:
+def _by_stage(rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """The rows of each modeled stage, with what it receives of the stage before."""
+    last = rows["stage"].max() if rows["device"].null_count() else None
+    if not isinstance(last, int):
+        yield rows
+        return
+    for stage in range(last + 1):
+        is_received = (pl.col("part") == Part.STAGE.value) & (pl.col("stage") == stage - 1)
+        yield rows.filter(
+            pl.col("stage").eq_missing(stage) | pl.col("stage").is_null() | is_received
+        )
+
+
+def _overlap_row(rows: pl.DataFrame, step: tuple[int, int], n_stages: int) -> tuple[object, ...]:
     collective = spans_of(rows.filter(pl.col("kind").is_not_null()))
     compute = spans_of(rows.filter(is_compute()))
     hidden_ps = length(common(collective, compute))
@@ -90,7 +113,7 @@ def _overlap_row(rows: pl.DataFrame, step: tuple[int, int]) -> tuple[object, ...
     )
     named = rows.row(0, named=True)
     bases = "+".join(sorted(rows["time_basis"].drop_nulls().unique()))
-    return (*(named[key] for key in PLACE), bases or None, *map(seconds, lengths))
+    return (*(named[key] for key in PLACE), bases or None, n_stages, *map(seconds, lengths))
 
 
 def ratio(above: str | pl.Expr, below: str) -> pl.Expr:
@@ -107,14 +130,14 @@ def exposed_by(timeline: pl.DataFrame, column: str = "axis") -> pl.DataFrame:
     Source: `overlap`; the equal shares are a convention, so that the parts sum to the whole.
     """
     shares: list[tuple[object, ...]] = []
-    for rows, _ in _by_device(timeline):
+    for rows, _, n_stages in _by_device(timeline):
         compute = spans_of(rows.filter(is_compute()))
         collectives = rows.filter(pl.col("kind").is_not_null())
         named = rows.row(0, named=True)
         groups = collectives.group_by(column, maintain_order=True)
         parts = {key[0]: spans_of(part) for key, part in groups}
         for value, exposed_ps in _shared_ps(list(parts.values()), compute, list(parts)):
-            shares.append((*(named[key] for key in PLACE), value, seconds(exposed_ps)))
+            shares.append((*(named[key] for key in PLACE), value, seconds(exposed_ps) / n_stages))
     types = {name: timeline.schema[name] for name in (*PLACE, column)}
     table = pl.DataFrame(shares, schema={**types, "exposed_s": pl.Float64}, orient="row")
     n_steps = pl.col("step").n_unique() if "step" in timeline.columns else pl.lit(1)

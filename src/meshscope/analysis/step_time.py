@@ -19,7 +19,8 @@ _PARTS = (
 def step_time(times: Iterable[StepTime]) -> pl.DataFrame:
     """Modeled seconds of one step on one device: compute, exposed communication, idle time and bubble.
 
-    step = compute + exposed + idle; the pipeline bubble is part of idle. `low_s` and `high_s` bound the
+    step = compute + exposed + idle; the pipeline bubble is part of idle. Figures of a pipeline are means over
+    its stages. `low_s` and `high_s` bound the
     estimated step time. `collective_s` is the sum of all collectives, hidden or not. `exposed_frac` =
     exposed / step, `overlap_frac` = 1 - exposed / collective, `collective_compute_ratio` = collective /
     compute. `unestimated_frac` is the fraction of the step without a compiler estimate.

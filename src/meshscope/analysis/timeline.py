@@ -1,8 +1,8 @@
 """The timeline of a run as rows of the event table: one row per execution, compute and copies included.
 
 A measured run stores what every device executed in each profiled step, and so does an imported trace
-(`trace_timeline.py`). A compiled run stores the modeled step of one device, folded; `lane` says
-whether a span is compute (`core`), a collective or a copy.
+(`trace_timeline.py`). A compiled run stores the modeled step of one device, or of one device of each
+pipeline stage, folded; `lane` says whether a span is compute (`core`), a collective or a copy.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import polars as pl
 from meshscope.analysis.trace_timeline import has_executions, last_executions
 from meshscope.errors import RunError
 from meshscope.events.schema import POLARS_SCHEMA
-from meshscope.events.timeline import TIMELINE, unfolded
+from meshscope.events.timeline import FOLDED_SCHEMA, TIMELINE, unfolded
 
 OPS = Path("trace") / "ops.parquet"
 COPY = "copy"
@@ -23,10 +23,10 @@ TIMELINE_SCHEMA: dict[str, Any] = {
     "step": pl.Int64,
     "stream": pl.Int64,
     "step_class": pl.String,
+    "activity": pl.String,
 }
 
 _COLLECTIVE_FACTS = (
-    "layer",
     "parallelism",
     "opcode",
     "group_size",
@@ -34,24 +34,23 @@ _COLLECTIVE_FACTS = (
     "groups",
     "dtype",
     "shape",
-    "stage",
     "n_steps",
     "is_async",
     "algorithm",
     "inserted_by",
 )
-_KEYS = ("source", "phase", "hlo_name")
+_KEYS = ("source", "phase", "stage", "hlo_name")
 
 
 def read_timeline(folder: Path, events: pl.DataFrame) -> pl.DataFrame | None:
     """The modeled and measured timelines of the run in this folder; None if it stores none.
 
-    Columns: those of the event table; `step`, the index of the step in its phase; and for traces `stream`,
-    the lane of the device, and `step_class`, the class of the step. A long trace has only its last steps here.
+    Columns: those of the event table; `step`, the index of the step in its phase; for traces `stream`,
+    the lane of the device, and `step_class`, the class of the step; for modeled compute its `activity`. A long trace has only its last steps here.
     """
     timelines: list[pl.DataFrame] = []
     if (folder / TIMELINE).is_file():
-        timelines.append(modeled_timeline(read_table(folder / TIMELINE), events))
+        timelines.append(modeled_timeline(read_folded(folder), events))
     if (folder / OPS).is_file():
         timelines.append(_measured(read_table(folder / OPS), events))
     if has_executions(folder):
@@ -67,6 +66,12 @@ def read_table(path: Path) -> pl.DataFrame:
         raise RunError(
             f"cannot read '{path}': {error}. Make the run again, with --force."
         ) from error
+
+
+def read_folded(folder: Path) -> pl.DataFrame:
+    """The folded timeline of a run; columns that an older version did not write are null."""
+    stored = read_table(folder / TIMELINE)
+    return pl.concat([pl.DataFrame(schema=FOLDED_SCHEMA), stored], how="diagonal")
 
 
 def _measured(ops: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
@@ -107,7 +112,7 @@ def modeled_timeline(folded: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame
         .with_columns(name)
         .join(
             _collective_facts(events),
-            left_on=["source", "phase", "collective"],
+            left_on=[*_KEYS[:-1], "collective"],
             right_on=list(_KEYS),
             how="left",
             nulls_equal=True,
@@ -118,7 +123,6 @@ def modeled_timeline(folded: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame
     opcode = pl.when(is_copy).then(pl.lit(COPY)).otherwise(pl.col("opcode")).alias("opcode")
     rows = _with_phase_steps(joined, events).with_columns(
         opcode,
-        pl.when(pl.col("is_one_layer")).then(pl.col("layer")),
         pl.lit(1).alias("count"),
         pl.lit(0).alias("step"),
         pl.col("n_steps").fill_null(pl.col("phase_steps")),
@@ -133,7 +137,6 @@ def _collective_facts(events: pl.DataFrame) -> pl.DataFrame:
     return collectives.group_by(_KEYS, maintain_order=True).agg(
         *(pl.col(name).first() for name in _COLLECTIVE_FACTS),
         *(pl.col(name).filter(in_first_layer).sum() for name in ("payload_bytes", "wire_bytes")),
-        (pl.col("layer").n_unique() == 1).alias("is_one_layer"),
     )
 
 

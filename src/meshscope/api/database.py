@@ -71,7 +71,7 @@ VIEWS: tuple[View, ...] = (
         name="timeline",
         meaning="a row for each execution of a step, compute and copies among them, with the columns of "
         "`events` and `step`, of runs whose time was modeled from a schedule or measured, and of imported "
-        "traces, with `stream` and `step_class`",
+        "traces, with `stream` and `step_class`; modeled compute has its `activity`",
     ),
 )
 

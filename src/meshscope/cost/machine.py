@@ -40,12 +40,16 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A task on the timeline; `repeats` are its (times, period in s) in loops, outermost first."""
+    """A task on the timeline; `repeats` are its (times, period in s) in loops, outermost first.
+
+    `stages` are the pipeline stages whose devices execute it; () if all do.
+    """
 
     task: Task
     start_s: float
     dur_s: float
     repeats: tuple[tuple[int, float], ...] = ()
+    stages: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,9 +147,10 @@ class Machine:
             self.copies.remove(awaited)
         return awaited.end_s
 
-    def idle(self, seconds: float, reason: str) -> None:
-        """Stalls the core for a reason outside this device."""
-        self._spend(seconds, {("idle", reason): seconds})
+    def wait_until(self, end_s: float, reason: str) -> None:
+        """Stalls the core until a moment that other devices set."""
+        task = Task(name=reason, lane=reason, seconds=0.0, key=())
+        self.wait(InFlight(task=task, begin_s=self.now_s, end_s=end_s))
 
     def _spend(self, seconds: float, by_quantity: Mapping[Key, float]) -> None:
         """Moves the clock, and tallies the seconds and those of the HBM, which all quantities share."""

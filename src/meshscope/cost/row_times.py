@@ -22,9 +22,9 @@ def timed_rows(
     by_name: dict[str, list[Operation]] = defaultdict(list)
     for operation in module_collectives.merged:
         by_name[operation.scheduled_op.instruction.name].append(operation)
-    n_rows: Counter[str] = Counter()
+    n_before: Counter[tuple[str, int | None]] = Counter()  # executions in earlier layers
     timed: list[Collective] = []
-    starts: dict[str, list[float]] = {}
+    starts: dict[tuple[str, int | None], list[float]] = {}
     spans: defaultdict[str, list[Span]] = defaultdict(list)
     for span in simulated.spans:
         spans[span.task.name].append(span)
@@ -34,12 +34,15 @@ def timed_rows(
         if not operations:
             timed.append(row)
             continue
-        if name not in starts:
-            starts[name] = _starts(spans[source_ops_of(operations)[0]])
-        at = n_rows[name] // len(operations)
-        start_s = starts[name][at] if at < len(starts[name]) else None
+        key = name, row.stage
+        if key not in starts:
+            of_name = spans[source_ops_of(operations)[0]]
+            starts[key] = _starts(s for s in of_name if not s.stages or row.stage in s.stages)
+        at = n_before[key] // len(operations)
+        start_s = starts[key][at] if at < len(starts[key]) else None
         timed.append(_timed_row(row, operations, simulated, start_s))
-        n_rows[name] += row.count
+        # A stage runs all of its layers before the next micro-batch.
+        n_before[key] += row.count // operations[0].scope.n_microbatches
     return timed
 
 

@@ -2,15 +2,17 @@
 
 The core runs one instruction at a time. A synchronous collective stalls it; an asynchronous one runs
 beside it from its start to its done, which waits. Copies between memories run the same way. All of them
-share the HBM with the instruction on the core. Loops are simulated to steady state and extrapolated. A conditional takes its costliest branch;
-if it selects a pipeline stage, it does so in the ticks in which the stage has work, and the device waits
-for the slowest stage in the others.
+share the HBM with the instruction on the core. Loops are simulated to steady state and extrapolated. A conditional takes its costliest branch.
+If it selects the work of pipeline stages, each stage takes its own branch in the ticks in which it has work
+and then waits for the slowest stage of the tick. The tally is the mean over the stages, and spans name theirs.
 
 Left out: the HBM traffic of collectives, power shared by links and cores, and the host.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 
 from meshscope.cost.machine import (
     COPY_LANE,
@@ -25,7 +27,7 @@ from meshscope.cost.machine import (
 from meshscope.cost.op_cost import OpCost, OpCostModel, copied, part_of
 from meshscope.cost.rates import OpTime
 from meshscope.cost.scheduled_collectives import CollectiveEstimate, CollectiveEstimator
-from meshscope.readers.hlo.attribution import scope_of
+from meshscope.readers.hlo.attribution import Scope, scope_of
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.loops import trip_count
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
@@ -93,6 +95,7 @@ class ScheduleSimulator:
         self.module = module
         self.op_costs = op_costs
         self.flow = module_collectives.flow
+        self.n_stages = module_collectives.devices.mesh.size("pp")
         self.collectives: dict[str, ScheduledCollective] = {}
         self.issued: dict[int, list[ScheduledCollective]] = {}  # by id of the scheduled instruction
         self.awaited: dict[int, list[str]] = {}  # by id of the instruction with the result
@@ -157,6 +160,7 @@ class _Simulation:
         self.notes: list[str] = []
         self._in_flight: dict[str, InFlight] = {}
         self._opcodes: dict[str, str] = {}
+        self._ticks: Counter[Hashable] = Counter()  # executions by the stages of a conditional
 
     def execute(self, computation: Computation, *, depth: int) -> None:
         """Runs the instructions of a computation in order."""
@@ -289,42 +293,83 @@ class _Simulation:
             for inner in bodies:
                 self.execute(inner, depth=depth + 1)
 
-        self.machine.repeat(1 if trips.count is None else trips.count, body)
+        n = 1 if trips.count is None else trips.count
+        conditionals = [i for b in bodies for i in b.instructions if i.opcode == "conditional"]
+        scopes = [scope for c in conditionals for scope in self._stage_scopes(c).values()]
+        if any(scope.n_ticks > 1 for scope in scopes):
+            for _ in range(n):  # a stage is idle in the first or in the last ticks
+                body()
+        else:
+            self.machine.repeat(n, body)
 
     def _branch(self, conditional: Instruction, depth: int) -> None:
-        """Runs the costliest branch; a pipeline stage runs it in some ticks and waits in the others."""
-        branches = [
-            self.schedule.module.computation(name, conditional)
-            for names in conditional.called.values()
-            for name in names
-        ]
-        durations_s = [self._duration_s(branch, depth) for branch in branches]
-        if not branches or max(durations_s) <= 0:
+        """Runs the costliest branch; stages of a pipeline run their own, and wait for the slowest."""
+        before, n_spans = self.machine, len(self.machine.spans)
+        ends: list[tuple[Machine, dict[str, InFlight]]] = []
+        for branch in self._branches(conditional):
+            copies = {id(shared): shared.copy() for shared in (before.spans, before.tally)}
+            saved, self.machine = self._in_flight, deepcopy(before, copies)
+            self._in_flight = deepcopy(saved, copies)
+            self.execute(branch, depth=depth + 1)
+            ends.append((self.machine, self._in_flight))
+            self._in_flight = saved
+        if not ends:
             return
-        costliest = branches[durations_s.index(max(durations_s))]
-        busy_frac = self._busy_frac(conditional, costliest)
-        machine = self.machine
-        before_s, before = machine.now_s, dict(machine.tally)
-        self.execute(costliest, depth=depth + 1)
-        if busy_frac == 1:
+        by_cost = sorted(range(len(ends)), key=lambda at: ends[at][0].now_s)
+        owned = self._branches_of_stages(conditional, costliest=by_cost[-1])
+        if owned is None:
+            self.machine, self._in_flight = ends[by_cost[-1]]
             return
-        for key in list(machine.tally):
-            grown = machine.tally[key] - before.get(key, 0)
-            machine.tally[key] -= (1 - busy_frac) * grown
-        machine.tally["idle", BUBBLE] += (1 - busy_frac) * (machine.now_s - before_s)
+        taken = [owned.get(stage, by_cost[0]) for stage in range(self.schedule.n_stages)]
+        self.machine, self._in_flight = ends[max(taken, key=by_cost.index)]
+        self._join_stages([machine for machine, _ in ends], taken, n_spans)
 
-    def _duration_s(self, branch: Computation, depth: int) -> float:
-        """Seconds of a branch on its own."""
-        run = _Simulation(self.schedule)
-        run.execute(branch, depth=depth + 1)
-        return run.machine.now_s
+    def _join_stages(self, machines: Sequence[Machine], taken: Sequence[int], n_spans: int) -> None:
+        """Gives this machine, of the slowest branch, the spans of all branches taken and the mean tally.
 
-    def _busy_frac(self, conditional: Instruction, branch: Computation) -> float:
-        """Fraction of a pipeline's ticks in which a stage has work; 1 outside a pipeline loop."""
-        names = (conditional.op_name, *(i.op_name for i in branch.instructions))
-        scopes = (scope_of(name) for name in names if name)
-        scope = next((s for s in scopes if s.stages is not None and s.n_ticks > 1), None)
-        return 1.0 if scope is None else scope.n_microbatches / scope.n_ticks
+        `taken` has the branch of each stage.
+        """
+        machine, end_s = self.machine, self.machine.now_s
+        tally, spans = Machine().tally, machine.spans[:n_spans]
+        for branch in sorted(set(taken), key=lambda at: machines[at] is not machine):
+            stages = tuple(stage for stage, at in enumerate(taken) if at == branch)
+            machines[branch].wait_until(end_s, BUBBLE)
+            for key, value in machines[branch].tally.items():
+                tally[key] += value * len(stages) / len(taken)
+            spans += [replace(span, stages=stages) for span in machines[branch].spans[n_spans:]]
+        machine.tally, machine.spans = tally, spans
+
+    def _branches_of_stages(
+        self, conditional: Instruction, *, costliest: int
+    ) -> dict[int, int] | None:
+        """The branch of each stage that has work in this tick; None outside of a pipeline."""
+        scopes = self._stage_scopes(conditional)
+        if not scopes:
+            return None
+        key = tuple(scope.stages for scope in scopes.values())
+        self._ticks[key] += 1
+        return {
+            stage: costliest if branch is None else branch
+            for branch, scope in scopes.items()
+            for stage in scope.stages or ()
+            if 0 <= (self._ticks[key] - 1) % scope.n_ticks - stage < scope.n_microbatches
+            or scope.n_ticks == 1
+        }
+
+    def _stage_scopes(self, conditional: Instruction) -> dict[int | None, Scope]:
+        """The scopes with stages of the branches by number; None is the costliest branch."""
+        own = scope_of(conditional.op_name)
+        scopes: dict[int | None, Scope] = {None: own}
+        if own.stages is None:
+            names = [[i.op_name for i in b.instructions] for b in self._branches(conditional)]
+            inner = [[s for s in map(scope_of, of_branch) if s.stages] for of_branch in names]
+            scopes = {at: found[0] for at, found in enumerate(inner) if found}
+        known = range(self.schedule.n_stages)
+        return {at: s for at, s in scopes.items() if s.stages and s.stages[-1] in known}
+
+    def _branches(self, conditional: Instruction) -> list[Computation]:
+        names = (name for names in conditional.called.values() for name in names)
+        return [self.schedule.module.computation(name, conditional) for name in names]
 
     def _task(self, instruction: Instruction, lane: str, time: OpTime, part: str | None) -> Task:
         key: tuple[Hashable, ...] = (lane, instruction.name, part, time.basis)

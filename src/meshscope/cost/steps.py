@@ -46,8 +46,8 @@ _Timed = tuple[float, TimeEstimate]  # seconds in the step, and the estimate of 
 class TimedStep:
     """The time of a compiled step, with its simulation and the mesh axis of each collective.
 
-    `row_names` are the HLO names of rows that come from another program, by collective. The program
-    starts at `start_s` of its phase; `repeats` are the (times, period in s) of loops around it.
+    `row_names` are the HLO names of rows that come from another program, by collective; `layers` are those
+    of a shallow program. The program starts at `start_s` of its phase; `repeats` are the (times, period in s) of loops around it.
     """
 
     time: StepTime
@@ -55,6 +55,7 @@ class TimedStep:
     module_collectives: ModuleCollectives
     axes: Mapping[str, str]
     row_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    layers: ShallowLayers | None = None
     start_s: float = 0.0
     repeats: tuple[tuple[int, float], ...] = ()
 
@@ -106,6 +107,7 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
         simulated=simulated,
         module_collectives=module_collectives,
         axes=axes,
+        layers=layers,
     )
 
 

@@ -137,7 +137,7 @@ class StepTime:
 
     `exposed_s` is the time (union of intervals) with a collective in flight and no compute;
     `exposed_by_axis_s` splits it by the plan axis of that collective. `idle_s` is the rest: waits
-    for copies and, as `bubble_s`, for other pipeline stages. `collective_s` adds up all
+    for copies and, as `bubble_s`, for other pipeline stages. All are means over these. `collective_s` adds up all
     collectives, hidden or not. The `activities` add up to the step; () if they are unknown.
     """
 

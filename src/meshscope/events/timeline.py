@@ -1,7 +1,8 @@
 """Timelines: slices in columns, grouped by track, and the folded spans of a modeled step.
 
 A modeled step is stored folded: one row per span, with `repeats` and `periods_s` for the loops
-around it, outermost first. `unfolded` writes out every repetition. A `Timeline` holds single
+around it, outermost first. `unfolded` writes out every repetition. `layers` are those of the repetitions,
+which have them in turn; null if unknown. A `Timeline` holds single
 executions of a run or of a profile for the trace writers in `meshscope.exporters`.
 """
 
@@ -18,16 +19,20 @@ TIMELINE = "timeline.parquet"  # in a run folder
 FOLDED_SCHEMA: dict[str, Any] = {
     "source": pl.String,
     "phase": pl.String,
+    "stage": pl.Int32,  # null without a pipeline, and for what all stages do alike
     "lane": pl.String,  # core, collective or copy
     "part": pl.String,
     "kind": pl.String,
     "axis": pl.String,
     "start_s": pl.Float64,  # of the first repetition
     "dur_s": pl.Float64,
+    "exposed_s": pl.Float64,  # of collectives: the mean of all executions of the instruction
+    "layers": pl.List(pl.Int32),
     "repeats": pl.List(pl.Int64),
     "periods_s": pl.List(pl.Float64),
     "time_basis": pl.String,
     "hlo_name": pl.String,
+    "activity": pl.String,  # of compute: matmuls, kernels, ...
 }
 
 ARGUMENT = "arg."  # prefix of the columns that hold arguments of slices
@@ -90,8 +95,16 @@ def unfolded(folded: pl.DataFrame) -> pl.DataFrame:
         ).iter_rows()
     ]
     spans = np.repeat(np.arange(len(starts)), [len(of_span) for of_span in starts])
+    repetition = pl.Series(np.concatenate([np.empty(0, int), *(range(len(s)) for s in starts)]))
     rows = folded.drop("repeats", "periods_s")[spans]
+    n_layers = pl.col("layers").list.len().cast(pl.Int64)
+    turn = pl.when(n_layers > 0).then(pl.lit(repetition) % n_layers)
     start_s = np.concatenate([np.empty(0), *starts])
-    return rows.with_columns(pl.Series("start_s", start_s).fill_nan(None)).sort(
-        "source", "phase", "start_s", maintain_order=True
+    return (
+        rows.with_columns(
+            pl.Series("start_s", start_s).fill_nan(None),
+            pl.col("layers").list.get(turn, null_on_oob=True).alias("layer"),
+        )
+        .drop("layers")
+        .sort("source", "phase", "start_s", maintain_order=True)
     )

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.events.enums import Kind, Phase
+from meshscope.events.step_time import Activity
 from meshscope.exporters.card import CARD, card_text
 from meshscope.exporters.ccl_metrics import ccl_metrics_document
 from meshscope.exporters.profile_traces import CHROME
-from meshscope.exporters.run_timeline import Execution, RunTimeline
+from meshscope.exporters.run_timeline import COPIES, Execution, RunTimeline
 from meshscope.store.run import RunRecord
 
 JSON_TPU = "json_tpu"
@@ -29,6 +30,13 @@ N_DECODE_STEPS = 3  # the tools drop the first step (prefill) and the last
 NS_PER_US, PS_PER_NS = 1000, 1000
 HOST_PID, OPS_TID = 1000, 2
 PROFILE = Path("trace") / CHROME
+# Activities by the names of the TPU profiler, as XLA's HloOpCategory has them.
+CATEGORIES = {
+    Activity.MATMUL.value: "convolution fusion",
+    Activity.KERNEL.value: "custom-call",
+    Activity.RELAYOUT.value: "data formatting",
+    Activity.ELEMENTWISE.value: "loop fusion",
+}
 
 Event = dict[str, Any]
 
@@ -61,19 +69,20 @@ def _events(timeline: RunTimeline) -> Iterator[Event]:
     for device in timeline.devices:
         yield _name_event(device + 1, None, f"/device:TPU:{device}")
         yield _name_event(device + 1, OPS_TID, "XLA Ops")
-    at_ns, occurrence = 0, 0
+    at_ns, n_before = 0, 0
     for step in timeline.steps:
-        executions = [e for e in timeline.executions if e.phase == step.phase]
+        executions = [e for e in timeline.executions if e.phase == step.phase and not e.is_received]
         for _ in range(N_DECODE_STEPS if step.phase == Phase.DECODE.value else 1):
             yield {
                 "ph": "X", "pid": HOST_PID, "tid": 1, "name": STEP, "ts": at_ns / NS_PER_US,
                 "dur": step.dur_ns / NS_PER_US, "args": {"step": step.name},
             }  # fmt: skip
             for execution in executions:
-                occurrence += 1
+                occurrence = n_before + execution.collective_id
                 shift_ns = at_ns - step.start_ns
                 yield from _execution_events(timeline, execution, shift_ns, occurrence)
             at_ns += step.dur_ns
+            n_before += max((e.collective_id for e in executions), default=0)
 
 
 def _name_event(pid: int, tid: int | None, name: str) -> Event:
@@ -108,7 +117,9 @@ def _category(execution: Execution) -> str:
         return "collective-permute"
     if execution.kind is not None:
         return execution.kind.value.replace("_", "-")
-    return "data formatting" if execution.lane.startswith("copies") else "non-fusion elementwise"
+    if execution.lane.startswith(COPIES):
+        return "data formatting"
+    return CATEGORIES.get(execution.arguments.get("activity", ""), "non-fusion elementwise")
 
 
 def _collective_arguments(execution: Execution, occurrence: int) -> dict[str, str]:

@@ -110,7 +110,7 @@ def _node(
 def _messages(execution: Execution, device: int, groups: Groups) -> Iterator[tuple[bytes, int]]:
     """(attributes, type) of the nodes of an execution on the device."""
     arguments = execution.arguments
-    if execution.kind is None:
+    if execution.kind is None and not execution.is_received:
         yield _attributes({"is_cpu_op": False}), COMP_NODE
         return
     payload_bytes = arguments.get("payload_bytes")
@@ -119,7 +119,7 @@ def _messages(execution: Execution, device: int, groups: Groups) -> Iterator[tup
             f"chakra: the size of '{execution.name}' is not known, but a Chakra node needs it. "
             "Export to another format, such as csv."
         )
-    if execution.kind in PAIRS:
+    if execution.kind is None or execution.kind in PAIRS:
         yield from _transfers(execution, device, payload_bytes)
         return
     for at in execution.groups_of(device):

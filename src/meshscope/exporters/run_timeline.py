@@ -4,7 +4,7 @@ If executions have times, they are placed at their times. Otherwise they follow 
 schedule order, one microsecond each, and `RunTimeline.is_time` is False.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,10 @@ from meshscope.analysis.intervals import SECONDS, placed
 from meshscope.analysis.metric_inputs import metric_inputs
 from meshscope.analysis.overlap import timed
 from meshscope.analysis.timeline import last_step
-from meshscope.events.enums import Kind
+from meshscope.events.enums import Kind, Part
 from meshscope.events.text import printable
 from meshscope.spec.hardware.topology import Topology
+from meshscope.spec.plan.mesh import Mesh
 from meshscope.store.run import RunRecord
 
 MAX_DEVICES = 64
@@ -24,6 +25,8 @@ MAX_SLICES = 1_000_000  # over all devices; a longer timeline shows fewer device
 NS_PER_S = 1e9
 NS_PER_OPERATION = 1000
 NS_BETWEEN_PHASES = 1000
+COPIES = "copies"
+LAYERS = "layers"  # lane of the slices that enclose what a layer executes
 
 ARGUMENTS = (
     "kind",
@@ -31,6 +34,7 @@ ARGUMENTS = (
     "parallelism",
     "part",
     "layer",
+    "stage",
     "dtype",
     "shape",
     "payload_bytes",
@@ -43,6 +47,9 @@ ARGUMENTS = (
     "hlo_name",
     "source_line",
     "time_basis",
+    "exposed_s",
+    "is_async",
+    "activity",
 )
 
 
@@ -50,7 +57,9 @@ ARGUMENTS = (
 class Execution:
     """One execution of an instruction; times in ns.
 
-    `groups` is empty if every device runs it; `arguments` are the known columns of its row.
+    `groups` is empty if it is no collective; `arguments` are the known columns of its row. `devices` are
+    those of the pipeline stage that runs it; None if all devices run it alike. A stage that receives what
+    another one sends has an execution without `kind`.
     """
 
     phase: str
@@ -61,7 +70,9 @@ class Execution:
     groups: tuple[tuple[int, ...], ...]
     arguments: Mapping[str, Any]
     collective_id: int  # the same on all devices that take part in one collective
-    device: int | None = None  # where it was measured; None if it runs alike on all devices
+    device: int | None = None  # where it was measured
+    devices: frozenset[int] | None = None
+    is_received: bool = False
 
     @property
     def kind(self) -> Kind | None:
@@ -73,6 +84,8 @@ class Execution:
         """Whether the device takes part in it."""
         if self.device is not None:
             return self.device == device
+        if self.devices is not None and device not in self.devices:
+            return False
         return not self.groups or bool(self.groups_of(device))
 
     def groups_of(self, device: int) -> list[int]:
@@ -92,7 +105,10 @@ class TimelineStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTimeline:
-    """Executions of one step per phase, sorted by start; `devices` are those to show."""
+    """Executions of one step per phase, sorted by start; `devices` are those to show.
+
+    Each of `layers` encloses what a layer executes on its devices; () without times.
+    """
 
     title: str
     topology: Topology | None
@@ -101,6 +117,7 @@ class RunTimeline:
     is_time: bool
     steps: tuple[TimelineStep, ...]
     executions: tuple[Execution, ...]
+    layers: tuple[Execution, ...]
 
     @property
     def unit_label(self) -> str:
@@ -117,22 +134,27 @@ def run_timeline(run: RunRecord) -> RunTimeline:
     inputs = metric_inputs(run)
     source = run.manifest.source.value
     events = inputs.events.filter(pl.col("source") == source)
+    stages = _devices_of_stages(run.manifest.experiment.device_mesh)
     single = None
     if inputs.timeline is not None:
         single = last_step(timed(inputs.timeline).filter(source=source))
     rows = {p: _rows(p, events, single) for p in _phases(run, events, single)}
     steps: list[TimelineStep] = []
     executions: list[Execution] = []
+    layers: list[Execution] = []
     at_ns = 0
     for phase, (frame, is_timed) in rows.items():
         in_step = _executions(phase, frame, at_ns, is_timed=is_timed, first_id=len(executions) + 1)
+        in_step = [of_stage for e in in_step for of_stage in _in_stages(e, stages)]
         executions += in_step
+        layers += _layers(in_step) if is_timed else ()
         dur_ns = max((e.start_ns + e.dur_ns for e in in_step), default=at_ns) - at_ns
         name = _step_name(phase, frame)
         steps.append(TimelineStep(phase=phase, name=name, start_ns=at_ns, dur_ns=dur_ns))
         at_ns += dur_ns + NS_BETWEEN_PHASES
     n_devices = inputs.n_devices or 1
-    n_shown = min(n_devices, MAX_DEVICES, max(1, MAX_SLICES // max(1, len(executions))))
+    n_slices = max(1, len(executions) // max(1, len(stages)))  # of a device
+    n_shown = min(n_devices, MAX_DEVICES, max(1, MAX_SLICES // n_slices))
     return RunTimeline(
         title=title_of(run),
         topology=run.manifest.experiment.topology,
@@ -141,7 +163,77 @@ def run_timeline(run: RunRecord) -> RunTimeline:
         is_time=bool(rows) and all(is_timed for _, is_timed in rows.values()),
         steps=tuple(steps),
         executions=_with_lanes(executions),
+        layers=tuple(layers),
     )
+
+
+def _devices_of_stages(mesh: Mesh) -> list[frozenset[int]]:
+    """The devices of each pipeline stage; empty without a pipeline."""
+    names = [name for name, _ in mesh.axes]
+    stages = [frozenset[int]() for _ in range(mesh.size("pp") if mesh.size("pp") > 1 else 0)]
+    for device in range(mesh.n_devices if stages else 0):
+        stages[mesh.coordinates(device)[names.index("pp")]] |= {device}
+    return stages
+
+
+def _in_stages(execution: Execution, stages: Sequence[frozenset[int]]) -> Iterator[Execution]:
+    """The execution in each pipeline stage that runs it, and the reception of a send by the next stage."""
+    stage, part = (execution.arguments.get(name) for name in ("stage", "part"))
+    if not stages or execution.device is not None:
+        yield execution
+        return
+    for number in range(len(stages)) if stage is None else (stage,):
+        yield replace(execution, devices=stages[number])
+    if part == Part.STAGE.value and stage is not None and stage + 1 < len(stages):
+        kept = {
+            n: v for n, v in execution.arguments.items() if n in {"axis", "part", "payload_bytes"}
+        }
+        yield replace(
+            execution,
+            name=f"receive from stage {stage}",
+            arguments={**kept, "stage": stage + 1},
+            devices=stages[stage + 1],
+            is_received=True,
+        )
+
+
+def _layers(executions: Iterable[Execution]) -> Iterator[Execution]:
+    """A slice for each time that a device runs a layer, from the end of the layer before or its first operation.
+
+    The compiler may move operations of a layer between those of the layers before.
+    """
+    by_layer: dict[tuple[Hashable, int], dict[str, list[Execution]]] = {}
+    for execution in executions:
+        layer, facts = execution.arguments.get("layer"), execution.arguments
+        if layer is not None and execution.lane != COPIES and not facts.get("is_async"):
+            device = execution.device, execution.devices
+            by_name = by_layer.setdefault((device, layer), {})
+            by_name.setdefault(facts.get("hlo_name", ""), []).append(execution)
+    slices: dict[Hashable, list[tuple[int, int, Execution]]] = {}
+    for (device, _), by_name in by_layer.items():
+        n_times = min(map(len, by_name.values()))
+        for n in range(n_times):
+            parts = (
+                e[n * len(e) // n_times : (n + 1) * len(e) // n_times] for e in by_name.values()
+            )
+            once = [execution for part in parts for execution in part]
+            end_ns = max(execution.start_ns + execution.dur_ns for execution in once)
+            first = min(once, key=lambda execution: execution.start_ns)
+            slices.setdefault(device, []).append((end_ns, first.start_ns, first))
+    for of_device in slices.values():
+        before_ns = 0
+        for end_ns, start_ns, first in sorted(of_device, key=lambda layer: layer[:2]):
+            facts = {n: v for n, v in first.arguments.items() if n in {"layer", "stage"}}
+            before_ns, start_ns = end_ns, max(start_ns, before_ns)  # noqa: PLW2901  not before it
+            yield replace(
+                first,
+                lane=LAYERS,
+                name=f"layer {facts['layer']}",
+                start_ns=start_ns,
+                dur_ns=end_ns - start_ns,
+                groups=(),
+                arguments=facts,
+            )
 
 
 def title_of(run: RunRecord) -> str:
@@ -219,7 +311,7 @@ def _collective_ids(rows: pl.DataFrame) -> list[int]:
 def _lane(row: Mapping[str, Any]) -> str:
     if row["kind"] is not None:
         return f"communication {printable(row['axis'] or 'of unknown axis')}"
-    return "copies" if (row["opcode"] or "").startswith("copy") else "compute"
+    return COPIES if (row["opcode"] or "").startswith("copy") else "compute"
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -229,16 +321,17 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def _arguments(row: Mapping[str, Any]) -> dict[str, Any]:
-    known = {name: row[name] for name in ARGUMENTS if row[name] is not None}
+    known = {name: row[name] for name in ARGUMENTS if row.get(name) is not None}
     return {name: printable(v) if isinstance(v, str) else v for name, v in known.items()}
 
 
 def _with_lanes(executions: Iterable[Execution]) -> tuple[Execution, ...]:
     """Moves executions that overlap in a lane to further lanes of its name; sorts by start."""
-    ends: dict[tuple[int | None, str], list[int]] = {}
+    ends: dict[Hashable, list[int]] = {}
     in_lanes: list[Execution] = []
     for execution in sorted(executions, key=lambda e: e.start_ns):
-        lane_ends = ends.setdefault((execution.device, execution.lane), [])
+        of_device = execution.device, execution.devices
+        lane_ends = ends.setdefault((of_device, execution.lane), [])
         free = (i for i, end in enumerate(lane_ends) if end <= execution.start_ns)
         at = next(free, len(lane_ends))
         lane_ends[at : at + 1] = [execution.start_ns + execution.dur_ns]

@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.events.schema import POLARS_SCHEMA
+from meshscope.analysis.timeline import TIMELINE_SCHEMA
 from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track
 from meshscope.exporters.run_timeline import ARGUMENTS, NS_PER_S, Execution, RunTimeline
 from meshscope.interconnect.loads import LinkLoad, link_loads
@@ -14,7 +14,8 @@ from meshscope.spec.hardware.topology import Topology
 PS_PER_NS = 1000
 MAX_GROUPS = 65_536  # of one collective; separates the ids of its flows
 
-Groups = tuple[tuple[int, ...], ...]
+# The groups of a collective, and the devices of the pipeline stage that runs it.
+Place = tuple[tuple[tuple[int, ...], ...], frozenset[int] | None]
 
 
 def timeline_of(run: RunTimeline) -> Timeline:
@@ -29,7 +30,7 @@ def timeline_of(run: RunTimeline) -> Timeline:
 def _tracks(run: RunTimeline) -> Iterator[Track]:
     plan = f"{run.title} ({run.unit_label})"
     per_chip = 1 if run.topology is None else run.topology.chip.devices_per_chip
-    kinds = _kinds(run.executions)
+    kinds = _kinds((*run.layers, *run.executions))
     by_device = _slices(run).partition_by("device", as_dict=True, include_key=False)
     for device in run.devices:
         chip, of_device = f"chip {device // per_chip}", f"device {device}"
@@ -68,7 +69,7 @@ def _kinds(executions: Sequence[Execution]) -> pl.DataFrame:
     """One kind per execution: all devices that take part in it share its arguments."""
     columns = {
         ARGUMENT + name: pl.Series(
-            [e.arguments.get(name) for e in executions], dtype=POLARS_SCHEMA[name]
+            [e.arguments.get(name) for e in executions], dtype=TIMELINE_SCHEMA[name]
         )
         for name in ARGUMENTS
     }
@@ -78,7 +79,9 @@ def _kinds(executions: Sequence[Execution]) -> pl.DataFrame:
 
 def _slices(run: RunTimeline) -> pl.DataFrame:
     """device, lane, kind, start_ps, dur_ps and flows of every execution on every shown device."""
-    groups = {groups: i for i, groups in enumerate(dict.fromkeys(e.groups for e in run.executions))}
+    shown = (*run.layers, *run.executions)
+    places = dict.fromkeys((e.groups, e.devices) for e in shown)
+    groups = {place: i for i, place in enumerate(places)}
     executions = pl.DataFrame(
         [
             (
@@ -87,10 +90,10 @@ def _slices(run: RunTimeline) -> pl.DataFrame:
                 e.device,
                 e.start_ns * PS_PER_NS,
                 e.dur_ns * PS_PER_NS,
-                groups[e.groups],
+                groups[e.groups, e.devices],
                 e.collective_id,
             )
-            for i, e in enumerate(run.executions)
+            for i, e in enumerate(shown)
         ],
         schema={
             "kind": pl.UInt32,
@@ -116,23 +119,23 @@ def _slices(run: RunTimeline) -> pl.DataFrame:
     return with_flows.drop("groups", "collective_id")
 
 
-def _members(groups: dict[Groups, int], devices: Sequence[int]) -> pl.DataFrame:
-    """The shown devices that take part in each list of groups; all of them if it is empty."""
+def _members(groups: dict[Place, int], devices: Sequence[int]) -> pl.DataFrame:
+    """The shown devices that take part in each list of groups, or all, if they are in its stage."""
     rows = [
         (ident, device)
-        for of_collective, ident in groups.items()
+        for (of_collective, of_stage), ident in groups.items()
         for members in [{device for group in of_collective for device in group}]
         for device in devices
-        if not of_collective or device in members
+        if (not of_collective or device in members) and (of_stage is None or device in of_stage)
     ]
     return pl.DataFrame(rows, schema={"groups": pl.Int64, "device": pl.Int64}, orient="row")
 
 
-def _memberships(groups: dict[Groups, int], devices: Sequence[int]) -> pl.DataFrame:
+def _memberships(groups: dict[Place, int], devices: Sequence[int]) -> pl.DataFrame:
     """The groups of more than one device that each shown device is in, and its position there."""
     rows: list[tuple[int, int, int, str]] = []
     shown_devices = set(devices)
-    for of_collective, ident in groups.items():
+    for (of_collective, _), ident in groups.items():
         for index, group in enumerate(of_collective):
             shown = [device for device in group if device in shown_devices]
             if len(group) > 1 and shown:

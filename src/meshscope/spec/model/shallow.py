@@ -48,6 +48,16 @@ class ShallowLayers:
             before += fold.n_layers * (fold.times - 1)
         return layer - before, 0
 
+    def layers_of(self, place: int, n_times: int) -> list[int]:
+        """The layers of the model for which a layer of the program stands, if it runs `n_times`."""
+        before = 0
+        for fold in self.folds:
+            # The stretch that repeats ends in the layer behind those of the fold.
+            if place <= fold.behind and n_times == fold.times:
+                return [place + before + n * fold.n_layers for n in range(n_times)]
+            before += fold.n_layers * (fold.times - 1) if place >= fold.behind else 0
+        return [place + before]
+
 
 def shallow_layers(layers: Sequence[Layer]) -> ShallowLayers:
     """The layers that show the schedule of all: the first and the last, and some between that repeat."""

@@ -12,7 +12,7 @@ from meshscope.analysis.intervals import bursts, placed
 from meshscope.analysis.metric_inputs import MetricInputs, executions
 from meshscope.analysis.overlap import is_compute, timed
 from meshscope.analysis.roofline import BETWEEN_PARTS
-from meshscope.analysis.timeline import COPY, last_step, read_table
+from meshscope.analysis.timeline import COPY, last_step, read_folded
 from meshscope.events.enums import Part, Source
 from meshscope.events.timeline import TIMELINE
 from meshscope.views.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL
@@ -20,6 +20,7 @@ from meshscope.views.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL
 MAX_SPANS = 6_000  # drawn spans of one phase; the shortest beyond are omitted
 MAX_BURSTS = 1_000
 COLLECTIVE = "collective"
+_OF_STAGE = " of stage "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,13 @@ class StepTimeline:
     def lanes(self) -> list[str]:
         """The lanes from the top: the core, those of collectives, copies."""
         ranks = {"core": 0, COPY: 2}
-        return sorted({s.lane for s in self.spans}, key=lambda lane: (ranks.get(lane, 1), lane))
+        lanes = {s.lane for s in self.spans}
+        return sorted(lanes, key=lambda lane: (ranks.get(without_stage(lane), 1), lane))
+
+
+def without_stage(lane: str) -> str:
+    """The lane's resource: `core` for the lane `core of stage 1`."""
+    return lane.partition(_OF_STAGE)[0]
 
 
 def step_timelines(folder: Path | None, inputs: MetricInputs) -> tuple[StepTimeline, ...]:
@@ -84,9 +91,8 @@ def _step_class(rows: pl.DataFrame) -> str:
 
 
 def _folded(folder: Path | None) -> Iterator[pl.DataFrame]:
-    path = None if folder is None else folder / TIMELINE
-    if path is not None and path.is_file():
-        yield read_table(path).filter(pl.col("start_s").is_not_null())
+    if folder is not None and (folder / TIMELINE).is_file():
+        yield read_folded(folder).filter(pl.col("start_s").is_not_null())
 
 
 def _measured(inputs: MetricInputs) -> Iterator[pl.DataFrame]:
@@ -104,6 +110,7 @@ def _measured(inputs: MetricInputs) -> Iterator[pl.DataFrame]:
     yield first_device.filter(is_shown).with_columns(
         lane.otherwise(pl.lit(COPY)).alias("lane"),
         pl.col("start_s") - pl.col("start_s").min().over("phase"),
+        pl.lit(None).alias("stage"),  # that of the one device
         pl.lit([], pl.List(pl.Int64)).alias("repeats"),
         pl.lit([], pl.List(pl.Float64)).alias("periods_s"),
     )
@@ -136,7 +143,7 @@ def _span(row: dict[str, Any]) -> TimeSpan:
     lane = row["axis"] or UNKNOWN_AXIS_LABEL if is_collective else row["lane"]
     names = (name, row["part"] if is_collective else None, row["hlo_name"] or row.get("opcode"))
     return TimeSpan(
-        lane=str(lane),
+        lane=str(lane) if row["stage"] is None else f"{lane}{_OF_STAGE}{row['stage']}",
         label=", ".join(str(name) for name in names if name),
         start_s=row["start_s"],
         dur_s=row["dur_s"],

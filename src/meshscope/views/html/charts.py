@@ -7,7 +7,7 @@ from meshscope.analysis.roofline import Roofline
 from meshscope.planner.search import Choice, PlanSearch
 from meshscope.views.charts.cost import Breakdown, CostBar
 from meshscope.views.charts.serving import ServingChart
-from meshscope.views.charts.timeline import Bursts, StepTimeline, TimeSpan
+from meshscope.views.charts.timeline import Bursts, StepTimeline, TimeSpan, without_stage
 from meshscope.views.charts.traffic import SizeCount, Torus, TrafficMatrix
 from meshscope.views.plain import short
 from meshscope.views.plan import choice_name
@@ -145,7 +145,8 @@ def timeline_data(
 
 def _color(span: TimeSpan) -> str:
     """The name that decides the color: the part on the core lane, the axis of a collective."""
-    return span.label.partition(",")[0] if span.lane == "core" else span.lane
+    lane = without_stage(span.lane)
+    return span.label.partition(",")[0] if lane == "core" else lane
 
 
 def bursts_data(bursts: Bursts) -> dict[str, Any]:

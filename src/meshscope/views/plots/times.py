@@ -9,7 +9,13 @@ from meshscope.analysis.catalog import NO_COLLECTIVES, NO_STEP
 from meshscope.events.enums import Phase, Source
 from meshscope.events.timeline import repetition_starts
 from meshscope.views.charts.cost import CostBar, cost_bars, strongest_costs
-from meshscope.views.charts.timeline import StepTimeline, TimeSpan, axis_bursts, step_timelines
+from meshscope.views.charts.timeline import (
+    StepTimeline,
+    TimeSpan,
+    axis_bursts,
+    step_timelines,
+    without_stage,
+)
 from meshscope.views.model import Unit
 from meshscope.views.plots.style import (
     BLUE,
@@ -134,13 +140,13 @@ def _timeline_plot(
 ) -> Plot:
     lanes = timeline.lanes
     axes = new_axes(0.8 + 0.36 * len(lanes))
-    color = color_map([lane for lane in lanes if lane != "core"])
+    color = color_map([name for lane in lanes if (name := without_stage(lane)) != "core"])
     for row, lane in enumerate(lanes):
         spans = [span for span in timeline.spans if span.lane == lane]
-        if lane == "core":
+        if without_stage(lane) == "core":
             _draw_core(axes, row, spans, visible)
         else:
-            _draw_spans(axes, row, spans, visible, color=color(lane))
+            _draw_spans(axes, row, spans, visible, color=color(without_stage(lane)))
     lane_axis(axes, lanes)
     axes.set_xlim(*visible)
     unit_axis(axes.xaxis, Unit.SECONDS)
