@@ -134,13 +134,29 @@ def test_promotion_of_16_bit_collectives_is_reported(config_file: Path, tmp_path
     assert "collectives: predicted = measured" in done.stdout
 
 
-def test_stage_sends_of_a_pipeline_are_counted(config_file: Path, tmp_path: Path) -> None:
-    plan = ("--topology", "cpu:2", "--plan", "pp=2", "--repeats", "1")
+def test_a_pipeline_has_its_sends_and_the_layers_of_each_stage(
+    config_file: Path, tmp_path: Path
+) -> None:
+    """Two layers in two stages: whatever a device executes in a layer is in that of its stage."""
+    plan = ("--topology", "cpu:4", "--plan", "pp=2,tp=2", "--repeats", "1")
     done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     run = read_run(tmp_path / "r")
     assert run.measured is not None
     assert run.measured.findings == ()
+    ops = pl.read_parquet(tmp_path / "r" / TRACE / "ops.parquet")
+    stage = pl.col("device") // 2
+    of_layers = ops.filter(pl.col("layer").is_not_null())
+    assert of_layers.select("device", "kind").unique().height == 8  # all reduce, and compute
+    assert of_layers.filter(pl.col("layer") != stage).is_empty()
+    assert ops.filter(pl.col("stage") != stage).is_empty()
+    is_here = (
+        pl.concat_list("device")
+        .list.set_intersection(pl.col("groups").list.eval(pl.element().explode()))
+        .list.len()
+        > 0
+    )
+    assert ops.filter(pl.col("kind").is_not_null()).select(is_here.all()).item()
     profile = without_one_permute(read_profile(tmp_path / "r" / TRACE))
     n_steps = {Phase.PREFILL: 1, Phase.DECODE: 2}
     experiment = experiment_of_record(run.manifest.experiment)

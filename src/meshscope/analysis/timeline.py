@@ -84,9 +84,10 @@ def _measured(ops: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     rows = _with_phase_steps(numbered, events).with_columns(
         pl.coalesce("phase_steps", "n_steps").alias("n_steps")
     )
-    facts = _collective_facts(events).select(*_KEYS, "parallelism")
+    keys = [name for name in _KEYS if name != "stage"]  # a stage also receives what another sends
+    facts = _collective_facts(events).select(*keys, "parallelism").unique(keys)
     rows = rows.drop("parallelism", strict=False).join(
-        facts, on=_KEYS, how="left", nulls_equal=True, maintain_order="left"
+        facts, on=keys, how="left", nulls_equal=True, maintain_order="left"
     )
     return _in_schema(rows)
 

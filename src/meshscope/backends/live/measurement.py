@@ -7,7 +7,7 @@ The programs of a live run with their collectives, and rows summed over the chun
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -99,7 +99,7 @@ def measured_of(
     ops = _of_modules(ops_in_steps(profile), {program.module.name for program in programs})
     facts = _facts(programs)
     expected = _expected(programs)
-    rows = join_hlo(ops, facts)
+    rows = _of_stages(join_hlo(ops, facts), programs)
     by_device = _expected_by_device(programs)
     faults = capture_faults(
         profile,
@@ -145,6 +145,7 @@ def _facts(programs: Sequence[ProfiledProgram]) -> dict[Key, dict[str, Any]]:
                     "phase": program.phase.value,
                     "opcode": instruction.opcode,
                     "part": scope.part,
+                    "stage": scope.stages[0] if scope.stages else None,
                     "layers": list(scope.layers or ()),
                     "source_line": module.source_line(instruction),
                 }
@@ -176,8 +177,67 @@ def _collective_facts(rows: Sequence[Collective]) -> dict[str, Any]:
         "shape": None if shape is None else list(shape),
         "payload_bytes": None if None in sizes else sum(filter(None, sizes)),
         "wire_bytes": None if None in wires else float(sum(filter(None, wires))),
-        "layers": [layer for layer in dict.fromkeys(r.layer for r in rows) if layer is not None],
+        "layers": [
+            layer
+            for layer in dict.fromkeys(r.layer for r in rows if r.stage == first.stage)
+            if layer is not None
+        ],
     }
+
+
+def _of_stages(rows: pl.DataFrame, programs: Sequence[ProfiledProgram]) -> pl.DataFrame:
+    """The rows with the stage of the device, its layers and its groups; joined ones have those of the first stage."""
+    stage_of: dict[int, int] = {}
+    for row in (row for program in programs for row in program.rows):
+        if row.stage is not None and row.part is Part.STAGE:  # all stages send or receive
+            for sender, receiver in row.groups:
+                stage_of |= {sender: row.stage, receiver: row.stage + 1}
+    if not stage_of:
+        return rows
+    stages = pl.DataFrame(
+        list(stage_of.items()),
+        schema={"device": rows.schema["device"], "of_device": rows.schema["stage"]},
+        orient="row",
+    )
+    facts = pl.DataFrame(
+        list(_stage_facts(programs)),
+        schema={
+            **{name: rows.schema[name] for name in ("module", "hlo_name")},
+            "of_device": rows.schema["stage"],
+            "n_layers_before": rows.schema["layer"],
+            "of_stage": rows.schema["groups"],
+        },
+        orient="row",
+    ).unique(["module", "hlo_name", "of_device"], keep="last")
+    joined = rows.join(stages, on="device", how="left", maintain_order="left").join(
+        facts, on=["module", "hlo_name", "of_device"], how="left", maintain_order="left"
+    )
+    is_of_stage = pl.col("stage").is_not_null()
+    return joined.with_columns(
+        pl.when(is_of_stage).then(pl.coalesce("of_device", "stage")).alias("stage"),
+        pl.col("layer") + pl.col("n_layers_before").fill_null(0),
+        pl.coalesce("of_stage", "groups").alias("groups"),
+    ).select(rows.columns)
+
+
+def _stage_facts(programs: Sequence[ProfiledProgram]) -> Iterator[tuple[Any, ...]]:
+    """Module, instruction, stage, the layers between those of its first stage and its own, and its groups."""
+    for program in programs:
+        module = program.module
+        for computation in module.computations.values():
+            for instruction in computation.instructions:
+                scope = scope_of(instruction.op_name)
+                for number, stage in enumerate(scope.stages or ()):
+                    before = number * scope.stage_layers
+                    yield module.name, instruction.name, stage, before, None
+        for name, rows in _by_name(program).items():
+            in_stages = {row.stage: row for row in reversed(rows) if row.stage is not None}
+            groups = {s: [list(group) for group in row.groups] for s, row in in_stages.items()}
+            if rows[0].part is Part.STAGE:  # the last stage only receives
+                yield module.name, name, max(groups) + 1, 0, groups[max(groups)]
+            for stage, row in in_stages.items():
+                before = (row.layer or 0) - (rows[0].layer or 0)
+                yield module.name, name, stage, before, groups[stage]
 
 
 def _expected(programs: Sequence[ProfiledProgram]) -> Mapping[Key, int]:
