@@ -40,8 +40,6 @@ def test_an_unknown_dtype_suggests_the_nearest() -> None:
     ("typed", "remedy"),
     [
         ("modelopt", "--weight-dtype fp8"),
-        ("nvfp4", "mxfp4"),
-        ("modelopt_fp4", "mxfp4"),
         ("gguf", "name one, such as int8"),
         ("hqq", "name one, such as int8"),
         ("nf4", "int4_group64"),

@@ -17,6 +17,7 @@ _PARTIAL_FORMATS = {
     "s4_group32": "int4_group32",
     "s4_channel": "int4_channel",
     "f4e2m1fn": "mxfp4",
+    "f4e2m1fn_group16": "nvfp4",
 }
 # The matrices that they quantize, as names of formats end (`Coverage` of spec/quantization.py).
 _COVERAGES = ("not_linear", "mlps", "experts")
@@ -34,6 +35,7 @@ _EIGHT_BITS = (
     "f8e8m0fnu",
     "f8e4m3fn_block128",
     "f8e4m3fn_block128_f4e2m1fn_experts",  # fp8 as before, experts in mxfp4
+    "f8e4m3fn_block128_f4e2m1fn_group16_experts",  # or in nvfp4
     "s8_w8a8",  # int8 weights, multiplied by activations that are rounded to int8
     "f8e4m3fn_w8a8",
 )
@@ -63,18 +65,18 @@ _NAMES = {
     "f8e4m3fn": ("fp8", "fp8_e4m3", "float8", "float8_e4m3", "float8_e4m3fn", "fbgemm_fp8"),
     "f8e5m2": ("fp8_e5m2", "float8_e5m2"),
     "f4e2m1fn": ("mxfp4", "fp4", "float4_e2m1fn"),
+    "f4e2m1fn_group16": ("nvfp4", "modelopt_fp4", "petit_nvfp4"),
     "f8e4m3fn_block128_f4e2m1fn_experts": ("fp8_block128_mxfp4_experts",),
+    "f8e4m3fn_block128_f4e2m1fn_group16_experts": ("fp8_block128_nvfp4_experts",),
     "s8_w8a8": ("w8a8", "int8_w8a8"),
     "f8e4m3fn_w8a8": ("fp8_w8a8", "ptpc_fp8"),
     "s8_experts": ("int8_experts", "experts_int8"),
 }
 DTYPE_ALIASES = {alias: dtype for dtype, aliases in _NAMES.items() for alias in aliases}
 
-_NO_NVFP4 = "Use mxfp4, which has a scale for 32 weights, not 16."
 _MANY = "It stores weights in many dtypes: name one, such as int8, int4 or fp8."
 # Names of formats that are no dtype -> what to use for them.
 _FORMATS: dict[str, str] = {
-    **dict.fromkeys(("nvfp4", "modelopt_fp4", "petit_nvfp4"), _NO_NVFP4),
     **dict.fromkeys(("gguf", "torchao", "quark", "inc", "auto-round", "hqq", "quanto"), _MANY),
     **dict.fromkeys(("nf4", "bnb"), "Use int4_group64, which has a scale for 64 weights, too."),
     "bitsandbytes": "Use --weight-dtype int8, or int4_group64 for its 4-bit values.",

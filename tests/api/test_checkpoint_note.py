@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import meshscope
 from meshscope.api.checkpoint_note import checkpoint_notes
 from meshscope.api.predict import predict
 from meshscope.api.request import CompileRequest, request_of
@@ -55,7 +56,12 @@ FP8_TEXT = "as fp8 with scales of 128 x 128 blocks"
         (
             NF4,
             {},
-            "no --weight-dtype equals; bf16 is assumed. The nearest is --weight-dtype int4_group64",
+            "no --weight-dtype equals; the nearest is assumed (--weight-dtype int4_group64)",
+        ),
+        (
+            {"torch_dtype": "float128"},
+            {},
+            "as float128, which no --weight-dtype equals; bf16 is assumed. The nearest is --weight-dtype f32",
         ),
         (
             {"torch_dtype": "float32"},
@@ -75,7 +81,7 @@ def test_the_format_of_the_checkpoint_and_the_assumed_one_are_named(
     ("algorithm", "end"),
     [
         ("FP8", "as modelopt FP8 (--weight-dtype fp8_layers). Use --dtype bf16 for bf16 weights"),
-        ("NVFP4", "bf16 is assumed. The nearest is --weight-dtype mxfp4"),
+        ("NVFP4", "as modelopt NVFP4 (--weight-dtype nvfp4). Use --dtype bf16 for bf16 weights"),
     ],
 )
 def test_the_quantization_file_of_modelopt_counts(tmp_path: Path, algorithm: str, end: str) -> None:
@@ -251,3 +257,40 @@ def test_a_format_that_the_model_lacks_is_refused_with_a_remedy(
 ) -> None:
     with pytest.raises(SpecError, match=remedy):
         notes(tmp_path, {}, weight_dtype=weight_dtype)
+
+
+@pytest.mark.parametrize("topology", ["v5e-1", "h100:1"])
+@pytest.mark.parametrize("config", [NF4, ODD, {"quantization_config": {"quant_method": "aqlm"}}])
+def test_weights_in_an_assumed_format_are_no_lower_bound(
+    tmp_path: Path, config: dict[str, Any], topology: str
+) -> None:
+    """Nor is a batch said not to fit: the checkpoint may need less."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**catalog()["meta-llama/Llama-3.1-405B"].config, **config}))
+    fit = predict(path, topology=topology, plan="tp=1").as_dict()["fit"]
+    assert fit["fits"] == "unknown"
+    assert "at least" not in fit["text"]
+    assert fit["reason"] == "the size of the weights in the checkpoint's own format is unknown"
+    named = predict(path, topology=topology, plan="tp=1", weight_dtype="int8").as_dict()["fit"]
+    assert named["fits"] == "no"
+
+
+def test_nvfp4_is_counted_as_stored_and_no_program_multiplies_it(tmp_path: Path) -> None:
+    """128 experts of 3 x 768 x 2048 in 3 layers: 4.5 bits each, 0.40 of 1.42 GiB in bf16."""
+    group = {"weights": {"num_bits": 4, "type": "float", "group_size": 16}, "targets": ["Linear"]}
+    stored = {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+    path = tmp_path / "config.json"
+    config = catalog()["Qwen/Qwen3-30B-A3B"].config
+    path.write_text(json.dumps({**config, "num_hidden_layers": 3, "quantization_config": stored}))
+    memory = predict(path, topology="h200:8", plan="tp=8,ep=8").memory
+    assert memory is not None
+    assert memory.weights_bytes is not None
+    experts = 3 * 128 * 3 * 768 * 2048 * 4.5 / 8 / 8
+    assert experts < memory.weights_bytes < experts + 0.2e9  # with attention, embedding and head
+    with pytest.raises(SpecError, match="Use mxfp4, which has a scale for 32 weights"):
+        meshscope.compile(path, topology="v6e-8", plan="tp=8", weight_dtype="nvfp4")

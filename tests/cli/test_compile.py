@@ -94,6 +94,7 @@ def test_progress_is_on_standard_error(meshscope, compiler) -> None:
         "temp_high_bytes": None,
         "temp_basis": None,
         "padding_bytes": None,
+        "has_assumed_weights": False,
     }
 
 

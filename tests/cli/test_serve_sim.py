@@ -177,7 +177,7 @@ def test_another_file_than_a_benchmark_is_refused(meshscope, text: str, message:
         (("--rate", "1", "--prompt", "0"), "--prompt 0: a request has at least one token"),
         (("--rate", "1", "--output", "0"), "--output 0: a request has at least one token"),
         (("--rate", "1", "--topology", "cpu:8"), "cpu"),
-        (("--rate", "1", "--prompt", "9999999"), "needs 625,008 blocks of 16 tokens"),
+        (("--rate", "1", "--prompt", "9999999"), "has max_position_embeddings=40960"),
         (("--rate", "1", "--prompt", "99999999"), "prompt=99999999 and output=128 are too large"),
     ],
 )

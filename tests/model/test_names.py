@@ -11,8 +11,8 @@ from meshscope.units import dtype_name
 @pytest.mark.parametrize(
     ("name", "base", "option"),
     [
-        ("RedHatAI/Qwen3-32B-NVFP4", "Qwen/Qwen3-32B", "mxfp4, the format nearest to NVFP4"),
-        ("nvidia/DeepSeek-R1-FP4", "deepseek-ai/DeepSeek-R1", "mxfp4, the format nearest to NVFP4"),
+        ("RedHatAI/Qwen3-32B-NVFP4", "Qwen/Qwen3-32B", "nvfp4"),
+        ("nvidia/DeepSeek-R1-FP4", "deepseek-ai/DeepSeek-R1", "nvfp4"),
         ("amd/DeepSeek-R1-0528-MXFP4", "deepseek-ai/DeepSeek-R1-0528", "mxfp4"),
         (
             "unsloth/Qwen3-32B-unsloth-bnb-4bit",

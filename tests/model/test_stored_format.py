@@ -10,6 +10,8 @@ from meshscope.spec.model.config import model_from_config
 from meshscope.spec.model.model import Model
 from meshscope.spec.model.modules import ModulePatterns
 from meshscope.spec.model.stored_format import StoredFormat, stored_format
+from meshscope.spec.plan.plan import Plan
+from meshscope.spec.plan.weights import device_weight_bytes
 
 TENSORS = "compressed-tensors"
 DENSE, EXPERTS, KIMI = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-30B-A3B", "moonshotai/Kimi-K2"
@@ -226,8 +228,7 @@ FP8_AND_BLOCKS = [
             },
         },
         "fp8 with scales of 128 x 128 blocks in attention and the MLPs, modelopt NVFP4 in the experts",
-        None,
-        "f4e2m1fn_experts",
+        "f8e4m3fn_block128_f4e2m1fn_group16_experts",
     ),
 ]
 OF_COMPRESSED_TENSORS = [
@@ -364,16 +365,14 @@ OF_COMPRESSED_TENSORS = [
         EXPERTS,
         compressed(group(NVFP4, inputs=NVFP4), ignore=["lm_head", "re:.*mlp.gate$"]),
         f"{TENSORS} W4A4 (float), nvfp4",
-        None,
-        "f4e2m1fn",
+        "f4e2m1fn_group16",
     ),
     Case(
         "NVFP4 of the experts",
         KIMI,
         compressed(group(NVFP4), ignore=KIMI_IGNORE),
         f"{TENSORS} W4A16 (float), nvfp4 in the experts",
-        None,
-        "f4e2m1fn_experts",
+        "f4e2m1fn_group16_experts",
     ),
     Case(
         "mxfp8",
@@ -575,8 +574,7 @@ OF_4_BITS = [
         DENSE,
         {"quant_method": "auto-round", "bits": 4, "group_size": 16, "data_type": "nv_fp"},
         "auto-round of 4 bits (nv_fp)",
-        None,
-        "f4e2m1fn",
+        "f4e2m1fn_group16",
     ),
     Case(
         "hqq",
@@ -670,8 +668,7 @@ OF_MODELOPT = [
             ],
         },
         "modelopt NVFP4 in the MLPs",
-        None,
-        "f4e2m1fn_mlps",
+        "f4e2m1fn_group16_mlps",
     ),
     Case(
         "GLM-5.1-NVFP4",  # same, shortened
@@ -687,9 +684,8 @@ OF_MODELOPT = [
             "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
         },
         "modelopt NVFP4 in the experts",
-        None,
-        "f4e2m1fn_experts",
-        "fp8",
+        "f4e2m1fn_group16_experts",
+        cache="fp8",
     ),
     Case(
         "Qwen3.5-122B-A10B-NVFP4",  # same, shortened
@@ -704,8 +700,7 @@ OF_MODELOPT = [
             ),
         },
         "modelopt NVFP4 in the experts",
-        None,
-        "f4e2m1fn_experts",
+        "f4e2m1fn_group16_experts",
     ),
     Case(
         "Qwen3.6-27B-NVFP4",  # same, shortened
@@ -737,7 +732,7 @@ OF_MODELOPT = [
         },
         "modelopt FP8 in attention and linear attention, modelopt W4A16_NVFP4 in the MLPs",
         None,
-        "f4e2m1fn_mlps",
+        "f4e2m1fn_group16_mlps",
     ),
     Case(
         "the same in its config.json",  # same, shortened
@@ -753,7 +748,7 @@ OF_MODELOPT = [
         },
         "modelopt W8A16 (float) in attention and linear attention, modelopt W4A16 (float), nvfp4 in the MLPs",
         None,
-        "f4e2m1fn_mlps",
+        "f4e2m1fn_group16_mlps",
     ),
     Case(
         "awq of ModelOpt",
@@ -916,7 +911,8 @@ def test_an_invalid_pattern_is_refused() -> None:
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_a_plain_checkpoint_has_its_dtype(key: str) -> None:
     assert stored_format({key: "float16"}, {}) == StoredFormat(text="float16", weight_dtype="f16")
-    assert stored_format({key: "float64"}, {}) == StoredFormat(text="float64")
+    for text, nearest in (("float64", "f32"), ("float128", "f32"), ("float8_e4m3fn", "f8e4m3fn")):
+        assert stored_format({key: text}, {}) == StoredFormat(text=text, nearest=nearest)
 
 
 def test_a_config_may_state_no_format() -> None:
@@ -940,3 +936,13 @@ def test_expressions_of_checkpoints_are_read(text: str) -> None:
 def test_a_group_that_is_no_number_has_no_equal() -> None:
     model = checkpoint(DENSE, {"quant_method": "gptq", "bits": 4, "group_size": [1]})
     assert model.stored_dtype is None
+
+
+def test_nvfp4_has_an_8_bit_scale_for_16_values() -> None:
+    """4.5 bits in the matrices of layers; the rest of nvidia's checkpoints is in bf16."""
+    model = checkpoint(DENSE, compressed(group(NVFP4), ignore=["lm_head"]))
+    narrow, wide = (
+        device_weight_bytes(model, Plan(), dtype) for dtype in (model.default_weight_dtype, "bf16")
+    )
+    matrices = model.n_layers * (1024 * (2048 + 1024 + 1024 + 2048) + 3 * 1024 * 3072)
+    assert wide - narrow == matrices * (2 - 4.5 / 8)

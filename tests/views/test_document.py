@@ -32,6 +32,7 @@ FIELDS = {
         "temp_high_bytes",
         "temp_basis",
         "padding_bytes",
+        "has_assumed_weights",
         "total_bytes",
         "hbm_bytes",
         "argument_bytes",

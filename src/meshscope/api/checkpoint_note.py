@@ -22,14 +22,12 @@ def _format_note(request: ExperimentRequest, experiment: Experiment) -> tuple[st
     option = f"--weight-dtype {format_dtype(assumed)}"
     if model.stored_dtype is None:
         near = model.nearest_dtype
-        other = (
-            "Name a format, such as --weight-dtype int4"
-            if near is None
-            else f"The nearest is --weight-dtype {format_dtype(near)}"
-        )
-        return (
-            f"{stored}, which no --weight-dtype equals; {format_dtype(assumed)} is assumed. {other}",
-        )
+        taken = f"{format_dtype(assumed)} is assumed. Name a format, such as --weight-dtype int4"
+        if near is not None:
+            taken = f"{format_dtype(assumed)} is assumed. The nearest is --weight-dtype {format_dtype(near)}"
+        if near == assumed:
+            taken = f"the nearest is assumed ({option})"
+        return (f"{stored}, which no --weight-dtype equals; {taken}",)
     if model.stored_dtype == assumed:
         is_plain = not request.has_default_weights or quantization_of(assumed) is None
         other = "Use --dtype bf16 for bf16 weights"

@@ -188,6 +188,6 @@ def _print_fits(request: PlanRequest, *, as_json: bool) -> None:
         ]
         print_json([*documents, *refused])
         return
-    model = request.space().model.name
+    model = request.space().model
     table = slice_fits_table(answers.fits, request.batch, prices)
     print_all(new_console(), [table, "", *fit_notes(model, answers, request.batch)])

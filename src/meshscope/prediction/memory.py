@@ -27,17 +27,20 @@ def predicted_memory(experiment: Experiment) -> Memory:
     hbm_bytes, temp = experiment.topology.chip.device_hbm_bytes, temp_estimate(experiment)
     padding = padding_bytes(experiment) if temp is not None else None
     known_bytes = weights_bytes + kv_cache_bytes + (padding or 0)
+    is_assumed = experiment.workload.weight_dtype == experiment.model.assumed_dtype
+    fits = None if hbm_bytes is None else _fits(known_bytes, temp, hbm_bytes)
     return Memory(
         weights_bytes=weights_bytes,
         kv_cache_bytes=kv_cache_bytes,
         temp_bytes=None if temp is None else temp.value_bytes,
         total_bytes=None if temp is None else known_bytes + temp.value_bytes,
         hbm_bytes=hbm_bytes,
-        fits=None if hbm_bytes is None else _fits(known_bytes, temp, hbm_bytes),
+        fits=None if is_assumed and not fits else fits,
         temp_low_bytes=None if temp is None else temp.low_bytes,
         temp_high_bytes=None if temp is None else temp.high_bytes,
         temp_basis=None if temp is None else TempBasis.ESTIMATE,
         padding_bytes=padding,
+        has_assumed_weights=is_assumed,
     )
 
 

@@ -8,7 +8,7 @@ from meshscope.spec.model.model import Model
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.weights import Weight, layer_weights, mesh_axes_of
 from meshscope.spec.program import Partitioner
-from meshscope.spec.quantization import is_four_bit
+from meshscope.spec.quantization import has_program, is_four_bit
 from meshscope.units import format_dtype
 
 
@@ -16,7 +16,7 @@ def has_program_format(
     model: Model, plan: Plan, weight_dtype: str, partitioner: Partitioner
 ) -> bool:
     """Whether programs of the model under the plan can have weights of this dtype."""
-    is_lacking = _lacks_partitioner(weight_dtype, partitioner)
+    is_lacking = _lacks_partitioner(weight_dtype, partitioner) or not has_program(weight_dtype)
     return not is_lacking and cut_weight(model, plan, weight_dtype) is None
 
 
@@ -28,6 +28,11 @@ def check_program_format(experiment: Experiment) -> None:
     """Raise SpecError if programs cannot be built with the weight dtype, PlanError if the plan cuts groups."""
     model, plan = experiment.model, experiment.plan
     weight_dtype = experiment.workload.weight_dtype
+    if not has_program(weight_dtype):
+        raise SpecError(
+            f"--weight-dtype {format_dtype(weight_dtype)}: programs have no groups of 16 with 8-bit scales; only "
+            "'predict' and 'plan' count their bytes. Use mxfp4, which has a scale for 32 weights."
+        )
     if _lacks_partitioner(weight_dtype, experiment.program.partitioner):
         raise SpecError(
             f"--weight-dtype {format_dtype(weight_dtype)}: programs with 4-bit weights have the manual partitioner, not "

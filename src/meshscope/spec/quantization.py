@@ -6,7 +6,9 @@ from enum import StrEnum
 FP8_BLOCKS = "f8e4m3fn_block128"
 MXFP4 = "f4e2m1fn"  # in all matrices of layers
 MXFP4_EXPERTS = "f4e2m1fn_experts"
+NVFP4 = "f4e2m1fn_group16"  # in all matrices of layers
 FP8_MXFP4 = "f8e4m3fn_block128_f4e2m1fn_experts"  # DeepSeek-V4: experts in mxfp4, the rest in fp8
+FP8_NVFP4 = "f8e4m3fn_block128_f4e2m1fn_group16_experts"  # DeepSeek-V4-NVFP4
 INT8_W8A8 = "s8_w8a8"  # weights and activations in int8
 FP8_W8A8 = "f8e4m3fn_w8a8"
 # Int4 by the number of inputs that share a scale; None for all of a channel.
@@ -88,6 +90,7 @@ _MXFP4 = Quantization(
     values_dtype="f4e2m1fn",
     codes_dtype="s4",
 )
+_NVFP4 = replace(_MXFP4, scale_dtype="f8e4m3fn", block=16)
 
 
 def _int4(group: int | None) -> Quantization:
@@ -100,7 +103,8 @@ def _int4(group: int | None) -> Quantization:
 # README_WEIGHTS.md). Per channel: jax-ml/jax-llm-examples (int8, embedding and head included) and the strategy
 # "channel" of compressed-tensors (int8, fp8; layers only). Int4: groups of 128, 64 or 32, or channels (AWQ, GPTQ),
 # which leave embedding and head as they are. MXFP4: OCP Microscaling Formats 1.0, section 5.3, with exponents of two
-# as scales (MXFP4A16 of compressed-tensors).
+# as scales (MXFP4A16 of compressed-tensors). NVFP4: groups of 16 with an fp8 scale (ModelOpt); the float32 scale of
+# each tensor is not counted.
 # W8A8: int8 and fp8 with a dynamic scale per token (strategy "token" of compressed-tensors); head left out.
 _OF_LAYERS = {
     "s8": replace(_PER_CHANNEL, values_dtype="s8"),
@@ -108,6 +112,7 @@ _OF_LAYERS = {
     FP8_BLOCKS: _FP8_BLOCKS,
     **{name: _int4(group) for group, name in INT4_OF_GROUP.items()},
     MXFP4: _MXFP4,
+    NVFP4: _NVFP4,
 }
 # Only some matrices: experts in Kimi K2.5 (int4) and gpt-oss (mxfp4); MLPs in Llama-3.1-405B-Instruct-FP8 (arXiv
 # 2407.21783, section 6.2, which also leaves out the first and the last layer); everything outside linear attention
@@ -121,6 +126,7 @@ _QUANTIZATIONS = {
     FP8_BLOCKS: _FP8_BLOCKS,
     **{name: _int4(group) for group, name in INT4_OF_GROUP.items()},
     MXFP4: _MXFP4,
+    NVFP4: _NVFP4,
     **{
         f"{name}_{coverage}": replace(quantization, coverage=coverage)
         for name, quantization in _OF_LAYERS.items()
@@ -131,6 +137,7 @@ _QUANTIZATIONS = {
         for name in ("s8", "f8e4m3fn")
     },
     FP8_MXFP4: replace(_FP8_BLOCKS, experts=replace(_MXFP4, coverage=Coverage.EXPERTS)),
+    FP8_NVFP4: replace(_FP8_BLOCKS, experts=replace(_NVFP4, coverage=Coverage.EXPERTS)),
 }
 WEIGHT_DTYPES = ("bf16", "f16", "f32", *_QUANTIZATIONS)
 
@@ -188,3 +195,9 @@ def is_four_bit(dtype: str) -> bool:
         quantization.values_dtype,
         quantization.codes_dtype,
     }
+
+
+def has_program(dtype: str) -> bool:
+    """Whether programs multiply weights stored in `dtype`: none reads scales that are 8-bit floats."""
+    quantization = experts_quantization(dtype)
+    return quantization is None or quantization.scale_dtype != _NVFP4.scale_dtype

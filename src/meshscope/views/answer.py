@@ -40,6 +40,7 @@ class Fit:
     known: Figure
     hbm: Figure
     is_total: bool
+    is_lower_bound: bool = True  # the bytes that are known; not of weights in an assumed format
     reason: str | None = None  # why the state is neither yes nor no
     largest_batch: int | None = None
     largest_context: int | None = None
@@ -66,7 +67,7 @@ class Fit:
     @property
     def _known_gib(self) -> str:
         number = _gib_number(self.known.value)
-        return number if self.is_total else f"at least {number}"
+        return f"at least {number}" if self.is_lower_bound and not self.is_total else number
 
 
 def _gib_number(n_bytes: float | None) -> str:
@@ -157,12 +158,8 @@ def answer_of(run: RunRecord) -> Answer:
 def notes_of(run: RunRecord) -> Iterator[str]:
     """What is not counted of the model, what its config leaves open, and why there are no times."""
     model = run.manifest.experiment.architecture
-    if model is not None and model.text_part_of is not None:
-        yield f"{model.name} is multimodal ({model.text_part_of}); only its text part is counted"
-    if model is not None and model.unread_keys:
-        yield f"not read from the config: {', '.join(model.unread_keys)}"
-    if model is not None and model.max_position is None:
-        yield "the config has no max_position_embeddings: the longest context is unknown"
+    if model is not None:
+        yield from model.notes
     chip = run.manifest.experiment.chip
     is_timed = bool(run.times) or run.measured is not None
     if not is_timed and chip is not None and not has_figures(chip):
@@ -261,6 +258,7 @@ def fit_of(memory: Memory, capacity: Capacity | None = None) -> Fit:
         ),
         hbm=Figure(value=memory.hbm_bytes, unit=Unit.MEMORY_BYTES),
         is_total=total_bytes is not None,
+        is_lower_bound=not memory.has_assumed_weights,
         reason=memory.fit_reason,
         largest_batch=None if capacity is None else capacity.largest_batch,
         largest_context=None if capacity is None else capacity.largest_context,

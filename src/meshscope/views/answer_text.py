@@ -118,9 +118,7 @@ def answer_table(columns: Mapping[str, SourceAnswer], *, has_room: bool = True) 
         table.add_row("throughput", *(_throughput(figures) for figures in sources))
     fits, room = [_fit(f.fit) for f in sources], [_room(f.fit) for f in sources]
     if is_single and room[0]:
-        is_close = any(f.fit is not None and f.fit.state is FitState.CLOSE for f in sources)
-        none = "no batch surely fits" if is_close else "no batch fits"
-        words = none if room[0] == NO_ROOM else f"room for {room[0]}"
+        words = _room_words(next(f.fit for f in sources if f.fit is not None), room[0])
         table.add_row("fits", fits[0].append(f", {words}", "default"))
         return table
     if any(figures.fit for figures in sources):
@@ -159,6 +157,15 @@ def _room(fit: Fit | None) -> str:
     if not room:
         return NO_ROOM
     return room if fit.is_total else f"at most {room}"
+
+
+def _room_words(fit: Fit, room: str) -> str:
+    """The room of a single source, or why none is known to be there."""
+    if room != NO_ROOM:
+        return f"room for {room}"
+    if not fit.is_lower_bound:
+        return fit.reason or "room unknown"
+    return "no batch surely fits" if fit.state is FitState.CLOSE else "no batch fits"
 
 
 def agreement_lines(agreement: SourceAgreement) -> Iterator[RenderableType]:

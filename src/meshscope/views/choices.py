@@ -14,7 +14,7 @@ from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.catalog import CatalogEntry, catalog
 from meshscope.spec.model.config import LISTING, read_model
 from meshscope.spec.model.names import nearest_ids
-from meshscope.spec.quantization import FP8_MXFP4, activation_dtype_of, values_dtype
+from meshscope.spec.quantization import FP8_MXFP4, FP8_NVFP4, activation_dtype_of, values_dtype
 from meshscope.units import format_dtype, format_gib
 from meshscope.views.tables import new_table
 
@@ -92,8 +92,8 @@ def slice_document(topology: Topology) -> dict[str, Any]:
 
 def short_dtype(dtype: str) -> str:
     """The format of weights as checkpoints are called, whatever it leaves out."""
-    if dtype == FP8_MXFP4:
-        return "fp8+mxfp4"
+    if dtype in {FP8_MXFP4, FP8_NVFP4}:
+        return "fp8+mxfp4" if dtype == FP8_MXFP4 else "fp8+nvfp4"
     if activation_dtype_of(dtype) is not None:
         return f"{format_dtype(values_dtype(dtype))} W8A8"
     return format_dtype(values_dtype(dtype))

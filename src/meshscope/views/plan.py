@@ -59,6 +59,8 @@ def _head(result: PlanSearch) -> Iterator[str]:
     if space.n_first_layers is not None:
         request = f"the first {counted(space.n_first_layers, 'layer')}, {request}"
     yield from wrapped(f"{space.model.name} on {space.topology.name}, {request}")
+    for note in space.model.notes:
+        yield from wrapped(note)
     if winner is None:
         yield from _nothing(result)
         return
@@ -345,6 +347,7 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
     space, winner = result.space, result.winner
     return {
         "model": space.model.name,
+        "notes": [*space.model.notes],
         "topology": space.topology.name,
         "n_chips": space.topology.n_chips,
         "prompt": space.workload.prompt,

@@ -46,6 +46,7 @@ def engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
         yield pool.role, _utilization(pool)
     yield "bound by", bound_verdict(outcome)
     yield "assumed", "predicted step times; docs/serving.md has their errors on v6e"
+    yield "note", "; ".join(outcome.main.experiment.model.notes)
 
 
 def _labeled(facts: Iterable[Fact]) -> Iterator[str]:
@@ -233,6 +234,7 @@ def serving_document(outcome: ServingOutcome, request: Mapping[str, Any]) -> dic
         **to_plain(result),
         "request": dict(request),
         "n_chips": outcome.n_chips,
+        "notes": [*main.experiment.model.notes],
         "objective": to_plain(outcome.objective),
         "policy": to_plain(main.pool.policy),
         "n_cache_tokens": main.n_cache_tokens,

@@ -10,6 +10,7 @@ from meshscope.planner.cheapest import SliceSearch
 from meshscope.planner.search import Choice, PlanSearch
 from meshscope.planner.slices import SliceFit, SliceFits, price_per_hour, slice_name
 from meshscope.serialize import picked, to_plain
+from meshscope.spec.model.model import Model
 from meshscope.spec.plan.memory import FitState
 from meshscope.units import format_gib, format_seconds
 from meshscope.views.choices import short_dtype
@@ -53,16 +54,18 @@ def _dtypes(fit: SliceFit) -> str:
     return f"{short_dtype(fit.workload.weight_dtype)},{short_dtype(fit.workload.cache_dtype)}"
 
 
-def fit_notes(model: str, answers: SliceFits, batch: str | None) -> Iterator[str]:
+def fit_notes(model: Model, answers: SliceFits, batch: str | None) -> Iterator[str]:
     """What the table assumes, and the slices that it lacks."""
     workload = answers.fits[0].workload
     dtypes = " or ".join(dict.fromkeys(map(_dtypes, answers.fits)))
     at_batch = "one sequence for each data-parallel rank" if batch is None else f"batch {batch}"
     yield from wrapped(
-        f"{model}, weights,cache {dtypes}, prompt {workload.prompt}, output {workload.output}. Fits, GiB and "
+        f"{model.name}, weights,cache {dtypes}, prompt {workload.prompt}, output {workload.output}. Fits, GiB and "
         f"context: with {at_batch}; temporary buffers are estimated, <= where they are unknown. Context: + if "
         "the model limits it. Plans of tp, dp and ep."
     )
+    for note in model.notes:
+        yield from wrapped(note)
     for reason in dict.fromkeys(answers.refused.values()):
         names = [name for name, why in answers.refused.items() if why == reason]
         yield from wrapped(f"no answer for {joined(names)}: {reason}")

@@ -83,7 +83,9 @@ DEFAULTS: Mapping[Family, Mapping[str, Any]] = {
 LITE_DEFAULTS = {"first_k_dense_replace": 1, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5}
 # Objects of a multimodal config with its text part, outermost first, and with the parts that are not counted.
 TEXT_PARTS = ("thinker_config", "text_config", "llm_config", "language_config", "language_model")
-TOWERS = ("vision_config", "visual", "audio_config", "vision_tower", "vit_config")
+TOWERS = re.compile(
+    r"^((vision|visual|vit|audio|speech|image|video)(_encoder|_model|_tower)?_config|visual|mm_\w*_tower)$"
+)
 # Keys of a multimodal config that hold for its text part, too.
 OF_WHOLE_MODEL = (
     *("quantization_config", "compression_config", "expert_dtype"),
@@ -476,7 +478,9 @@ def _text_reader(config: Mapping[str, Any], source: str) -> tuple[ConfigReader, 
     outer = str(config.get("model_type") or next(iter(config.get("architectures") or ()), "-"))
     if text.get("model_type") is None and text is not config:
         text = {**text, "model_type": outer}
-    has_parts = text is not config or any(isinstance(config.get(one), Mapping) for one in TOWERS)
+    has_parts = text is not config or any(
+        value and TOWERS.search(key) for key, value in config.items()
+    )
     return ConfigReader(text, source), outer if has_parts else None
 
 

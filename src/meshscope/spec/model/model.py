@@ -498,14 +498,35 @@ class Model:
 
     @property
     def default_weight_dtype(self) -> str:
-        """The weight dtype unless one is named: the quantized format of the checkpoint, else bf16.
+        """The weight dtype unless one is named: the quantized format of the checkpoint or the nearest, else bf16.
 
         TPU servers load 16-bit and 32-bit checkpoints as bf16.
         """
-        stored = self.stored_dtype
+        stored = self.stored_dtype or self.nearest_dtype
         if stored is None or quantization_of(stored) is None:
             return UNQUANTIZED_DTYPE
         return stored
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what is not counted, and on what the config leaves open."""
+        of, unread = self.text_part_of, ", ".join(self.unread_keys)
+        notes = {
+            f"{self.name} is multimodal ({of}); only its text part is counted": of is not None,
+            f"not read from the config: {unread}": unread,
+            "the config has no max_position_embeddings: the longest context is unknown": (
+                self.max_position is None
+            ),
+        }
+        return tuple(note for note, is_so in notes.items() if is_so)
+
+    @property
+    def assumed_dtype(self) -> str | None:
+        """The weight dtype that stands for a stored format without an equal, and may be larger; None without."""
+        is_plain = self.nearest_dtype is not None and quantization_of(self.nearest_dtype) is None
+        if self.stored_as is None or self.stored_dtype is not None or is_plain:
+            return None
+        return self.default_weight_dtype
 
     def for_context(self, n_positions: int) -> "Model":
         """The model with the factors of LongRoPE for sequences of this length, which servers fix at start."""

@@ -71,7 +71,7 @@ _WORD = re.compile(
 _OPTIONS = (
     (r"unquantized|bf16|fp16", "", ""),
     (r"mxfp4", "mxfp4", ""),
-    (r"fp4", "mxfp4", "the format nearest to NVFP4"),
+    (r"fp4", "nvfp4", ""),
     (r"gguf|exl[23]|mlx", "int4", "or int8_layers, by the bits of the file"),
     (r"bnb", "int4_group64", "the format nearest to NF4"),
     (r"fp8", "fp8_layers", ""),

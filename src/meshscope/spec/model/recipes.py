@@ -18,6 +18,7 @@ from meshscope.spec.quantization import (
     INT4_OF_GROUP,
     INT8_W8A8,
     MXFP4,
+    NVFP4,
 )
 
 INT4_GROUP = 128  # the group of a config that names none
@@ -137,7 +138,7 @@ def _int(text: str, bits: object, group: object) -> Scheme:
 
 def _nvfp4(text: str) -> Scheme:
     """4-bit floats with an fp8 scale for 16 inputs."""
-    return Scheme(text=text, nearest=MXFP4)
+    return Scheme(text=text, dtype=NVFP4)
 
 
 def _fp8_blocks(text: str, block: object) -> Scheme:

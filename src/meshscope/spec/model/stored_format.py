@@ -1,5 +1,6 @@
 """How a checkpoint stores its weights, read from `quantization_config` and `dtype` of its config."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from meshscope.spec.model.model import Model
 from meshscope.spec.model.modules import MatrixGroup
 from meshscope.spec.model.recipes import (
     METHODS,
+    WIDE_BITS,
     QuantizationRecipe,
     Scheme,
     recipe_of,
@@ -18,8 +20,11 @@ from meshscope.spec.model.recipes import (
 from meshscope.spec.quantization import (
     FP8_BLOCKS,
     FP8_MXFP4,
+    FP8_NVFP4,
     MXFP4,
+    NVFP4,
     UNQUANTIZED_DTYPE,
+    WEIGHT_DTYPES,
     Coverage,
     format_with,
 )
@@ -72,9 +77,12 @@ def stored_format(config: Mapping[str, Any], modules: Modules) -> StoredFormat |
     dtype = config.get("dtype") or config.get("torch_dtype")
     if not isinstance(dtype, str):
         return None
-    return StoredFormat(
-        text=dtype, weight_dtype=DTYPE_ALIASES[dtype] if dtype in PLAIN_DTYPES else None
-    )
+    if dtype in PLAIN_DTYPES:
+        return StoredFormat(text=dtype, weight_dtype=DTYPE_ALIASES[dtype])
+    bits = re.search(r"\d+", dtype)
+    wide = UNQUANTIZED_DTYPE if bits is None or int(bits[0]) <= WIDE_BITS else "f32"
+    alias = DTYPE_ALIASES.get(dtype, wide)
+    return StoredFormat(text=dtype, nearest=alias if alias in WEIGHT_DTYPES else wide)
 
 
 def _quantized(recipe: QuantizationRecipe, modules: Modules, cache: str | None) -> StoredFormat:
@@ -107,20 +115,20 @@ def _of_most(recipe: QuantizationRecipe, names: tuple[str, ...]) -> Scheme | Non
 def _mixed(
     quantized: Mapping[MatrixGroup, Scheme], modules: Modules, cache: str | None
 ) -> StoredFormat:
-    """Several schemes: fp8 with experts in mxfp4 has an equal, others only one that is near."""
+    """Several schemes: fp8 with experts in mxfp4 or nvfp4 has an equal, others only one that is near."""
     by_scheme: dict[Scheme, list[MatrixGroup]] = {}
     for group, scheme in quantized.items():
         by_scheme.setdefault(scheme, []).append(group)
     text = ", ".join(f"{scheme.text} in {_named(of)}" for scheme, of in by_scheme.items())
     experts = quantized.get(MatrixGroup.EXPERTS)
     others = {scheme for group, scheme in quantized.items() if group is not MatrixGroup.EXPERTS}
-    is_deepseek = experts is not None and experts.dtype == MXFP4
+    equal = {MXFP4: FP8_MXFP4, NVFP4: FP8_NVFP4}.get((experts and experts.dtype) or "")
     if (
-        is_deepseek
+        equal is not None
         and quantized.keys() == modules.keys()
         and {s.dtype for s in others} == {FP8_BLOCKS}
     ):
-        return StoredFormat(text=text, weight_dtype=FP8_MXFP4, cache=cache)
+        return StoredFormat(text=text, weight_dtype=equal, cache=cache)
     largest = MatrixGroup.EXPERTS if experts is not None else MatrixGroup.MLPS
     scheme = quantized.get(largest) or next(iter(quantized.values()))
     of_scheme = {group: one for group, one in quantized.items() if one == scheme}

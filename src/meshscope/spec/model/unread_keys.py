@@ -39,8 +39,8 @@ _OF_VALUES = re.compile(
 _CHANGES = {
     re.compile(words): what
     for words, what in (
-        (r"expert|moe|decoder_sparse", "experts"),
-        (r"mamba|ssm|(^|_)state_size|(^|_)d_state|conv|dt_rank|time_(step|mix)|rwkv", "state space layers"),
+        (r"expert|moe|decoder_sparse|first_k_dense", "experts"),
+        (r"mamba|ssm|(^|_)state_size|(^|_)d_state|conv|dt_rank|time_(step|mix)|rwkv|^expand$|lru_", "state space layers"),
         (r"linear_(attn|attention|num|key|value)|lightning", "linear attention"),
         (r"lora_rank|nope_head|rope_head|v_head_dim|^mla_", "latent attention"),
         (r"index|spars", "sparse attention"),
@@ -57,8 +57,8 @@ _CHANGES = {
         (r"(^|_)act(ivation)?(_f(n|unc(tion)?))?$|feed_forward_proj", "another MLP"),
         (r"cache|(^|_)cla(_|$)|memory", "caches"),
         (r"(^|_)lora(_|$)|adapter", "adapters"),
-        (r"vocab|embed", "tables of embeddings"),
-        (r"group|block|layer|head|(^|_)kv|hidden|intermediate|ffn|mlp|attn|attention|rank|state|residual", "layers"),
+        (r"vocab|embed|pos_emb", "tables of embeddings"),
+        (r"compress_r|expansion|d_ff|_inner$|group|block|layer|head|(^|_)kv|hidden|intermediate|ffn|mlp|attn|attention|rank|state|residual", "layers"),
     )
 }  # fmt: skip
 # Other names of sizes, which change nothing where they agree.

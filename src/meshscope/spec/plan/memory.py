@@ -40,7 +40,8 @@ class Memory:
     weights and cache; a compiled total contains padding without a figure of its own. A program whose
     weights are unknown has `argument_bytes` and `output_bytes` (those that reuse no argument) instead. `total_bytes` is the peak of a step;
     `fits` compares it with the HBM of one device that programs may use, and is None while the interval
-    contains the limit.
+    contains the limit. With `has_assumed_weights`, weights are counted in a format that may be larger than that of
+    the checkpoint, and nothing is said not to fit.
     """
 
     weights_bytes: int | None
@@ -55,6 +56,7 @@ class Memory:
     padding_bytes: int | None = None
     argument_bytes: int | None = None
     output_bytes: int | None = None
+    has_assumed_weights: bool = False
 
     @property
     def known_bytes(self) -> int:
@@ -86,6 +88,8 @@ class Memory:
         """Whether a step fits; close if the interval of the estimate contains the limit."""
         if self.fits is not None:
             return FitState.YES if self.fits else FitState.NO
+        if self.has_assumed_weights:
+            return FitState.UNKNOWN
         is_estimate = self.temp_basis is TempBasis.ESTIMATE and self.hbm_bytes is not None
         return FitState.CLOSE if is_estimate else FitState.UNKNOWN
 
@@ -94,6 +98,8 @@ class Memory:
         """Why the answer is neither yes nor no."""
         if self.fit is FitState.UNKNOWN:
             what = "HBM of the device" if self.hbm_bytes is None else "size of temporary buffers"
+            if self.has_assumed_weights and self.hbm_bytes is not None:
+                what = "size of the weights in the checkpoint's own format"
             return f"the {what} is unknown"
         if self.fit is not FitState.CLOSE:
             return None
