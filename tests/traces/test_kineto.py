@@ -341,6 +341,12 @@ def test_the_number_of_a_gpu_is_no_rank(tmp_path: Path) -> None:
     unknown = merged([read_kineto(trace("c.json", 2, event))])
     assert (unknown.events["device"].to_list(), unknown.n_devices) == ([0], 4)
     assert "the trace names no rank: it counts as rank 0" in unknown.findings
+    # a world of four without a rank
+    content = json.loads(trace("w.json", 3, made.kernel(made.NCCL, 1.0, 2.0)).read_text())
+    content["distributedInfo"] = {"world_size": 4}
+    world = merged([read_kineto(made.write(tmp_path / "w.json", content))])
+    assert (world.events["device"].to_list(), world.n_devices) == ([0], 4)
+    assert "the trace names no rank: it counts as rank 0" in world.findings
     # a stated rank that also copies on another GPU, and a file without a rank
     stray = {**made.kernel("Memcpy HtoD", 5.0, 1.0), "cat": "gpu_memcpy"}
     one = trace("d.json", 1, gemm(), n=1)

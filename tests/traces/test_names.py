@@ -259,6 +259,8 @@ def test_thresholds_of_phases() -> None:
         (b'{"schemaVersion": 1, "traceEvents": []}', TraceFormat.KINETO),
         (b'[{"ph": "X", "cat": "kernel"}]', TraceFormat.KINETO),
         (b'{"displayTimeUnit":"ns","metadata":{"highres-ticks":true},"traceEvents":[]}', TraceFormat.CHROME_TPU),
+        (b'{"traceEvents":[{"ph":"M","args":{"name":"/device:GPU:0"}}]}', TraceFormat.CHROME_TPU),
+        (b'{"schemaVersion":1,"traceEvents":[{"name":"/device:TPU:0"}]}', TraceFormat.KINETO),
         (b'{"mean_ttft_ms": 12.5}', TraceFormat.SERVING_BENCHMARK),
         (b"SQLite format 3\0...", TraceFormat.NSYS),
         (b"HloModule jit_f, is_scheduled=true", TraceFormat.HLO),

@@ -149,7 +149,7 @@ def _numbered(traces: Sequence[Trace]) -> tuple[list[Trace], list[str]]:
             numbered.append(replace(moved, findings=(*trace.findings, says)))
         else:
             numbered.append(_moved(trace, next(places)))
-    if len(traces) == 1 and others and not kept and _has_groups(others[0]):
+    if len(traces) == 1 and others and not kept and _has_others(others[0]):
         findings.append("the trace names no rank: it counts as rank 0")
     if is_repeated:
         findings.append(
@@ -168,10 +168,10 @@ def _rank_in_name(trace: Trace) -> int | None:
     return int(in_name[1]) if trace.events["device"].n_unique() == 1 else None
 
 
-def _has_groups(trace: Trace) -> bool:
-    """Whether the trace says that its collectives have several participants."""
+def _has_others(trace: Trace) -> bool:
+    """Whether the trace says that the session has several ranks."""
     largest = trace.ops["group_size"].max()
-    return isinstance(largest, int) and largest > 1
+    return (trace.world_size or 1) > 1 or (isinstance(largest, int) and largest > 1)
 
 
 def _local_devices(trace: Trace) -> list[int]:

@@ -75,7 +75,13 @@ _MLIR = re.compile(
 _CHAKRA_START = re.compile(rb"\A[\x03-\xff][\x00-\x7f]?\x0a[\x03-\x1f]\d+\.\d+\.\d+")
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 _LAST_PLANE_FIELD = 6
-_TPU_MARKS = (b"/device:TPU:", b"highres-ticks", b"/device:CUSTOM:", b'"hlo_category"')
+_TPU_MARKS = (
+    b"/device:TPU:",
+    b"/device:GPU:",
+    b"highres-ticks",
+    b"/device:CUSTOM:",
+    b'"hlo_category"',
+)
 
 
 def format_of(path: Path) -> TraceFormat | None:
@@ -97,7 +103,7 @@ def format_of(path: Path) -> TraceFormat | None:
 def _json_format(head: bytes) -> TraceFormat:
     if b'"traceEvents"' not in head and (b"ttft_ms" in head or b'"ttfts"' in head):
         return TraceFormat.SERVING_BENCHMARK
-    is_tpu = any(mark in head for mark in _TPU_MARKS)
+    is_tpu = b'"schemaVersion"' not in head and any(mark in head for mark in _TPU_MARKS)
     return TraceFormat.CHROME_TPU if is_tpu else TraceFormat.KINETO
 
 
