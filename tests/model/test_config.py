@@ -116,6 +116,7 @@ def test_a_missing_required_key_is_named(key: str) -> None:
         ("rope_theta", float("nan"), "'rope_theta' must be finite, got nan"),
         ("rope_theta", float("inf"), "'rope_theta' must be finite, got inf"),
         ("rope_theta", 0, "'rope_theta' must be positive, got 0"),
+        ("rope_scaling", {"type": "linear", "factor": 0}, "'factor' must be positive, got 0"),
         ("hidden_act", "gelu", "hidden_act='gelu' is not supported. Supported: 'silu'"),
         ("use_sliding_window", True, "Set it to false"),
         (

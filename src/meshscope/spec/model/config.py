@@ -472,7 +472,9 @@ def _families() -> Mapping[str, Family]:
 def _text_reader(config: Mapping[str, Any], source: str) -> tuple[ConfigReader, str | None]:
     """A reader of the text part, and the `model_type` of the multimodal config that has it, if one does."""
     text = config
-    while key := next((one for one in TEXT_PARTS if isinstance(text.get(one), Mapping)), None):
+    while key := next(
+        (k for k in TEXT_PARTS if text.get(k) and isinstance(text[k], Mapping)), None
+    ):
         around = {k: text[k] for k in OF_WHOLE_MODEL if k in text}
         text = {**around, **text[key]}
     outer = str(config.get("model_type") or next(iter(config.get("architectures") or ()), "-"))

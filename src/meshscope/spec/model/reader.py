@@ -155,12 +155,14 @@ def read_rope(reader: ConfigReader, layer_type: str | None = None) -> Rope:
         )
     fallback = reader.optional_integer("max_position_embeddings") or 8192
     theta = scaling.number("rope_theta", 10_000.0)
-    if theta <= 0:
-        raise SpecError(f"{reader.source}: 'rope_theta' must be positive, got {theta:g}.")
+    factor = scaling.number("factor", 1.0)
+    for key, value in (("rope_theta", theta), ("factor", factor)):
+        if value <= 0:
+            raise SpecError(f"{reader.source}: '{key}' must be positive, got {value:g}.")
     return Rope(
         theta=theta,
         rope_type=RopeType(name),
-        factor=_longrope_factor(scaling) if name == "longrope" else scaling.number("factor", 1.0),
+        factor=_longrope_factor(scaling) if name == "longrope" else factor,
         low_freq_factor=scaling.number("low_freq_factor", 1.0),
         high_freq_factor=scaling.number("high_freq_factor", 4.0),
         original_max_position=scaling.integer("original_max_position_embeddings", fallback),

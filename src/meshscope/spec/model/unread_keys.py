@@ -39,10 +39,10 @@ _OF_VALUES = re.compile(
 _CHANGES = {
     re.compile(words): what
     for words, what in (
-        (r"expert|moe|decoder_sparse|first_k_dense", "experts"),
+        (r"expert|moe|router|decoder_sparse|first_k_dense", "experts"),
         (r"mamba|ssm|(^|_)state_size|(^|_)d_state|conv|dt_rank|time_(step|mix)|rwkv|^expand$|lru_", "state space layers"),
         (r"linear_(attn|attention|num|key|value)|lightning", "linear attention"),
-        (r"lora_rank|nope_head|rope_head|v_head_dim|^mla_", "latent attention"),
+        (r"lora_rank|nope_head|rope_head|v_head_dim|(^|_)mla(_|$)", "latent attention"),
         (r"index|spars", "sparse attention"),
         (r"engram|n_?gram|(^|_)ple_|per_layer_input", "tables of embeddings"),
         (r"(^|_)hc_|hyper|stream|altup", "parallel residual streams"),
@@ -237,14 +237,18 @@ _PLAIN = frozenset(
         *(Family.DEEPSEEK_V2, Family.DEEPSEEK_V3),
     }
 )
-# Starts of model types whose layers differ from those of other families in what no key names.
+# What families whose layers no key names lack, by words in the model type and class of a config; the first found.
 _UNNAMED = {
-    **dict.fromkeys(("olmo", "minimax", "hunyuan"), "norms of queries and keys"),
-    **dict.fromkeys(("exaone", "gemma", "glm4", "phi"), "norms"),
-    **dict.fromkeys(("cohere", "gpt_neox"), "order of attention and MLP"),
-    **dict.fromkeys(("mamba", "rwkv"), "kinds of layers"),
-    "diff": "attention",
-    "nemotron": "MLPs",
+    r"mamba|rwkv|jamba|zamba|bamba|falcon_?h|nemotron_?h|griffin|recurrent": "has no state space layers",
+    r"bert|electra|bart|t5|whisper|clip|pegasus|marian": "has no encoder",
+    r"cohere|command|gpt_?neox|gpt-?j|codegen|falcon|persimmon|^phi(?!3)": (
+        "has attention and MLP in another order, or other norms"
+    ),
+    r"gpt-?2|gpt_?neo|gpt_?bigcode|^opt|bloom|^mpt|starcoder": "has other norms, MLPs and positions",
+    r"olmo|minimax|hunyuan": "has other norms of queries and keys",
+    r"exaone|gemma|glm4": "has other norms",
+    r"^diff": "has other attention",
+    r"nemotron": "has other MLPs",
 }
 
 
@@ -270,8 +274,9 @@ def _advice(
     lacking: dict[Family, str] = {}
     start = re.split(r"[\d_-]", model_type)[0] or model_type
     lacks_eps = config.get("rms_norm_eps") is None
-    unnamed = "norms (the config has no rms_norm_eps)" if lacks_eps else None
-    unnamed = next((_UNNAMED[one] for one in _UNNAMED if model_type.startswith(one)), unnamed)
+    unnamed = "has other norms (the config has no rms_norm_eps)" if lacks_eps else None
+    names = f"{model_type} {config.get('architectures') or ''}".lower()
+    unnamed = next((_UNNAMED[one] for one in _UNNAMED if re.search(one, names)), unnamed)
     candidates = [one for one in Family if one in _PLAIN or one.startswith(start)]
     candidates.sort(key=lambda one: -len(os.path.commonprefix([model_type, one])))  # noqa: RUF071
     for family in candidates:
@@ -284,7 +289,7 @@ def _advice(
         else:
             if unnamed is None:
                 return f"'{family}' reads all keys of its config: if its layers are the same, write that model_type."
-            lacking[family] = f"has other {unnamed}"
+            lacking[family] = unnamed
     if lacking:
         nearest = min(lacking, key=lambda one: lacking[one].count(",") + lacking[one].count("("))
         return f"No family has its layers: '{nearest}', the nearest, {lacking[nearest]}."
@@ -297,4 +302,6 @@ def _advice(
     }
     if changes:
         return f"No family has its layers: it has {_parts(changes).replace(' and no ', ' and ')}."
+    if unnamed is not None:
+        return f"No family has its layers: 'llama' {unnamed}."
     return "No family has its layers, or its sizes are under other keys."
