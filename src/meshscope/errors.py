@@ -2,7 +2,20 @@
 
 import difflib
 import itertools
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import FrozenInstanceError
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+IS_COMMAND_LINE = ContextVar("IS_COMMAND_LINE", default=False)  # whether messages name options
+_OPTION = re.compile(
+    r"--(?!meshscope)([a-z]+(?:-[a-z]+)*)(?![\w-])(?: ([^\s,;)]*\d[^\s,;)]*?)(?=[.,;)]?(?:\s|$)))?"
+)
 
 MIN_COMMON_START = 5  # characters that two names share at their start to count as near
 
@@ -41,6 +54,52 @@ class RunFailedError(MeshscopeError):
 
 class MissingToolError(MeshscopeError):
     """A required library or platform is missing; the message says what to install."""
+
+
+def public(function: Callable[P, T]) -> Callable[P, T]:
+    """A function for Python users: messages name its keywords, and a path that cannot be used is a message."""
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except MeshscopeError as error:
+            if not IS_COMMAND_LINE.get():
+                error.args = (_with_keywords(str(error)),)
+            raise
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise RunError(
+                f"'{error.filename}' cannot be used: {error.strerror}. Give another path."
+            ) from error
+
+    return called
+
+
+def read_only(kind: type[T]) -> type[T]:
+    """A frozen class with slots whose properties, too, answer an assignment with FrozenInstanceError.
+
+    The dataclass raises a TypeError about `super` for a name that is no field (python/cpython#90055).
+    """
+
+    def refuse(_self: T, name: str, _value: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to field '{name}'")
+
+    kind.__setattr__ = refuse  # type: ignore[method-assign]
+    return kind
+
+
+def _with_keywords(message: str) -> str:
+    """`--batch 8` as `batch=8`, unless the message has a whole command."""
+    if "meshscope " in message:
+        return message
+
+    def keyword(match: re.Match[str]) -> str:
+        name = match[1].replace("-", "_")
+        return f"{name}={match[2]}" if match[2] else "force=True" if name == "force" else name
+
+    return _OPTION.sub(keyword, message)
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:

@@ -4,8 +4,12 @@ import ast
 import inspect
 import re
 import textwrap
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
+import numpy as np
+import polars as pl
 import pytest
 
 import meshscope
@@ -95,6 +99,14 @@ def test_the_command_of_a_run_is_that_of_the_command_line(tmp_path: Path) -> Non
     [
         ({"batch": "8"}, "batch: '8' must be a whole number"),
         ({"batch": True}, "batch: True must be a whole number"),
+        ({"batch": np.True_}, "batch: np.True_ must be a whole number"),
+        ({"batch": np.float64(8)}, "batch: np.float64(8.0) must be a whole number"),
+        ({"routing_skew": True}, "routing_skew: True must be a finite number"),
+        ({"layers": False}, "layers: False must be a whole number"),
+        ({"profile": ""}, "'' is not a path. Name a file or a folder."),
+        ({"out": "a\0b"}, "'a\\x00b' is not a path."),
+        ({"model": "a" * 300}, "File name too long"),
+        ({"prefill_chunk": 0}, "prefill_chunk=0 is too small."),
         ({"engine": "sglang"}, "engine: 'sglang' is not one of meshscope, vllm"),
         ({"routing_skew": float("inf")}, "routing_skew: inf must be a finite number"),
         ({"layers": 99}, "99"),
@@ -125,5 +137,64 @@ def test_a_run_is_copied_whole(tmp_path: Path) -> None:
     )
     copy = run.save(tmp_path / "b")
     assert copy.as_dict() | {"run": None} == run.as_dict() | {"run": None}
-    with pytest.raises(meshscope.MeshscopeError, match="Use --force to replace it"):
+    with pytest.raises(
+        meshscope.MeshscopeError, match="Use force=True to replace it, or another out to keep both"
+    ):
         run.save(tmp_path / "b")
+
+
+QWEN = {"model": "Qwen/Qwen3-4B", "topology": "v6e-8", "plan": "tp=8"}
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({"batch": np.int64(8)}, {"batch": 8}),
+        ({"batch": np.uint8(8), "layers": np.int32(2)}, {"batch": 8, "layers": 2}),
+        ({"prompt": pl.Series([256])[0], "output": np.array(64)}, {"prompt": 256, "output": 64}),
+        ({"prefill_chunk": np.int64(64)}, {"prefill_chunk": 64}),
+    ],
+)
+def test_numbers_of_other_libraries_are_numbers(
+    options: dict[str, object], plain: dict[str, object]
+) -> None:
+    got, wanted = meshscope.predict(**QWEN | options), meshscope.predict(**QWEN | plain)
+    assert got.time == wanted.time
+    assert got.as_dict()["experiment"] == wanted.as_dict()["experiment"]
+
+
+def test_a_server_and_a_search_take_numbers_of_numpy() -> None:
+    served = meshscope.serve_sim(**QWEN, rate=np.float32(2), requests=np.int64(20))
+    assert served.request.rate == 2.0
+    best = meshscope.plan("Qwen/Qwen3-4B", topology="v6e-8", batch=np.int64(8), layers=np.int64(1))
+    assert best.winner.experiment.workload.batch == 8
+
+
+def test_the_times_of_a_run_have_the_intervals_of_its_document() -> None:
+    run = meshscope.predict(**QWEN)
+    stored = run.as_dict()["time"]
+    assert {n: list(run.time.intervals[n]) for n in stored["intervals"]} == stored["intervals"]
+    assert set(run.time.intervals) == {"prefill_s", "decode_step_s", "ttft_s", "tpot_s", "e2e_s"}
+    for name, (low_s, high_s) in run.time.intervals.items():
+        assert low_s <= getattr(run.time, name) <= high_s
+
+
+def test_a_run_in_memory_answers_sql() -> None:
+    run = meshscope.predict(**QWEN, layers=1)
+    assert run.sql("select count(*) as n from collectives")["n"].item() == len(run.collectives)
+    with pytest.raises(meshscope.MeshscopeError, match=r"Views: events, collectives, runs"):
+        run.sql("select * from rows")
+
+
+@pytest.mark.parametrize("name", ["time", "tme", "record"])
+def test_a_run_is_not_changed_in_place(name: str) -> None:
+    run = meshscope.predict(**QWEN, layers=1)
+    with pytest.raises(FrozenInstanceError, match=f"cannot assign to field '{name}'"):
+        setattr(run, name, 5)
+
+
+@pytest.mark.parametrize("read", [meshscope.open, meshscope.compare, meshscope.check])
+@pytest.mark.parametrize("path", ["", "a\0b", 5])
+def test_what_is_no_path_is_refused(read: Callable[[object], object], path: object) -> None:
+    with pytest.raises(meshscope.MeshscopeError, match="is not a path"):
+        read(path)

@@ -63,8 +63,8 @@ def test_a_failed_file_is_retried_on_request(meshscope) -> None:
         (("--each", "a.txt", "none.txt"), 1, "1 of 2 paths do not exist; nothing was started"),
         (("--each", "decode=a.txt"), 1, "a path is a file or a folder"),
         (("a.txt", "--jobs", "2"), 2, "need --each"),
-        (("a.txt", "--engine", "ray"), 2, "need --each"),
-        (("--each", "a.txt", "--address", "127.0.0.1:1"), 1, "Use --engine ray"),
+        (("a.txt", "--queue", "ray"), 2, "need --each"),
+        (("--each", "a.txt", "--address", "127.0.0.1:1"), 1, "Use --queue ray"),
     ],
 )
 def test_a_fault_is_one_message(meshscope, options, status: int, message: str) -> None:

@@ -213,3 +213,11 @@ def test_ctrl_c_ends_a_query(query: str) -> None:
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=60)
     assert (child.returncode, out, err) == (130, "", "")
+
+
+def test_an_endless_result_is_cut_and_a_missing_table_answered_with_the_views(sql) -> None:
+    status, out, err = sql("select * from range(100000000)")
+    assert (status, len(out.splitlines())) == (0, 102)
+    assert err.startswith("100 of 100,000 or more rows; --rows N for more")
+    status, _, err = sql("select * from rows")
+    assert (status, "Views: events, collectives, runs, summary, timeline." in err) == (1, True)

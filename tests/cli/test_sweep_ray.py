@@ -1,4 +1,4 @@
-"""`sweep --engine ray` on a cluster of two nodes: same runs as without it, and a lost node costs none."""
+"""`sweep --queue ray` on a cluster of two nodes: same runs as without it, and a lost node costs none."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def test_a_failure_is_kept_in_words(
     tries = Path("tries").absolute()
     program = f"import os, sys\nwith open({str(tries)!r}, 'a') as file: file.write('x')\n{program}"
     monkeypatch.setattr(queue, "CHILD", ("-c", program))
-    done = meshscope("sweep", "s.yaml", "--engine", "ray", "--address", cluster.address, "--json")
+    done = meshscope("sweep", "s.yaml", "--queue", "ray", "--address", cluster.address, "--json")
     assert done.status == 1
     [experiment] = json.loads(done.out)["experiments"]
     assert experiment["failure"].startswith(message)
@@ -98,7 +98,7 @@ def test_imports_on_a_cluster_are_those_of_this_machine(meshscope, cluster: Any)
     for name in ("a.txt", "b.txt"):
         Path(name).write_text(FOREIGN.read_text())
     ask = ("import", "--each", "a.txt", "b.txt", "--topology", "v6e-4", "--plan", "tp=4", "--out")
-    done = meshscope(*ask, "ray", "--engine", "ray", "--address", cluster.address)
+    done = meshscope(*ask, "ray", "--queue", "ray", "--address", cluster.address)
     assert done.status == 0, done.err
     assert meshscope(*ask, "here").status == 0
     names = [path.name for path in Path("here").iterdir() if path.is_dir()]
@@ -113,7 +113,7 @@ def test_traces_on_a_cluster_keep_their_executions(meshscope, cluster: Any) -> N
         Path(name).write_bytes(TRACE.read_bytes())
     ask = ("import", "--each", "a.json.gz", "b.json.gz", "c.json.gz", "--topology", "h100:2")
     ask = (*ask, "--plan", "tp=2", "--out", "runs")
-    done = meshscope(*ask, "--engine", "ray", "--address", cluster.address)
+    done = meshscope(*ask, "--queue", "ray", "--address", cluster.address)
     assert done.status == 0, done.err
     tables = [pl.read_parquet(path) for path in Path("runs").glob("*/trace/executions.parquet")]
     assert [len(table) for table in tables] == [588] * 3
@@ -140,7 +140,7 @@ def test_a_node_lost_half_way_costs_no_run(
         patch.setattr(queue, "CHILD", ("-c", program))
         thread.start()
         done = meshscope(
-            "sweep", "s.yaml", "--out", "ray", "--engine", "ray", "--address", cluster.address
+            "sweep", "s.yaml", "--out", "ray", "--queue", "ray", "--address", cluster.address
         )
         thread.join()
 
@@ -161,16 +161,16 @@ def test_a_node_lost_half_way_costs_no_run(
 
 def test_an_address_without_a_cluster_is_refused(meshscope) -> None:
     write(["tp=8"])
-    done = meshscope("sweep", "s.yaml", "--engine", "ray", "--address", "127.0.0.1:1")
+    done = meshscope("sweep", "s.yaml", "--queue", "ray", "--address", "127.0.0.1:1")
     assert done.status == 1
     assert "Give HOST:PORT as 'ray start' prints it" in done.err
 
 
 def test_options_without_effect_are_refused(meshscope) -> None:
     write(["tp=8"])
-    assert "Use --engine ray." in meshscope("sweep", "s.yaml", "--address", "127.0.0.1:1").err
+    assert "Use --queue ray." in meshscope("sweep", "s.yaml", "--address", "127.0.0.1:1").err
     live = {"command": "run", "topology": "cpu:4", "model": "Qwen/Qwen3-4B", "plan": "tp=4"}
     sizes = {"layers": 1, "prompt": 4, "output": 2}
     Path("s.yaml").write_text(json.dumps({"experiments": [live | sizes]}))
-    done = meshscope("sweep", "s.yaml", "--engine", "ray")
-    assert (done.status, "a sweep with --engine local" in done.err) == (1, True)
+    done = meshscope("sweep", "s.yaml", "--queue", "ray")
+    assert (done.status, "a sweep with --queue local" in done.err) == (1, True)

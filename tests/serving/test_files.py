@@ -109,7 +109,7 @@ def test_the_ending_says_what_is_written(
 ) -> None:
     served.save(tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(start)
-    with pytest.raises(RunError, match="Use --force to replace it"):
+    with pytest.raises(RunError, match="Use force=True to replace it"):
         served.save(tmp_path / name)
     served.save(tmp_path / name, force=True)
 

@@ -34,6 +34,12 @@ class Insertion:
     is_of_product: bool = False
     is_planned: bool | None = None
 
+    def __str__(self) -> str:
+        """`all_gather over dp: split along dimension 0 over dp, wanted whole on every device`."""
+        remedy = "" if self.remedy is None else f"; {self.remedy}"
+        axis = self.row.axis or "an unknown axis"
+        return f"{self.row.kind} over {axis}: {self.operand}, wanted {self.wanted}{remedy}"
+
     @property
     def hidden_frac(self) -> float | None:
         """The fraction of its time behind compute; None if unknown."""

@@ -16,7 +16,7 @@ from meshscope.api.compile import compile as compile_
 from meshscope.api.predict import predict
 from meshscope.api.run import Run
 from meshscope.api.runs import open as open_runs
-from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
+from meshscope.errors import MeshscopeError, RunError, SpecError, nearest, public
 from meshscope.files import path_of
 from meshscope.programs.compilers import default_compiler
 from meshscope.store.folder import replacing_runs, scratch_folder
@@ -49,6 +49,7 @@ class CheckResult:
         return tuple((p, check) for p in self.programs for check in p.checks if not check.is_kept)
 
 
+@public
 def check(path: str | Path, *, compiler: str | None = None) -> CheckResult:
     """Makes the run of every program in a budget file, and compares it with the limits.
 

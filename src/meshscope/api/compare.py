@@ -1,6 +1,6 @@
 """`meshscope.compare`: predicted with compiled in one run, or two runs with each other."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -13,7 +13,7 @@ from meshscope.analysis.explanation import explain
 from meshscope.analysis.join import Comparison
 from meshscope.api.run import Run
 from meshscope.api.text import rendered
-from meshscope.errors import RunError, SpecError
+from meshscope.errors import RunError, SpecError, public, read_only
 from meshscope.events.enums import Source
 from meshscope.files import path_of
 from meshscope.store.run import RunRecord
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from meshscope.api.runs import RunSet
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunComparison:
     """The collectives of two runs, or of two sources of one run, matched with each other."""
@@ -65,6 +66,7 @@ class RunComparison:
         return f"<pre>{escape(self.text())}</pre>"
 
 
+@public
 def compare(
     run: Union[Run, "RunSet", str, Path], other: Union[Run, "RunSet", str, Path, None] = None
 ) -> RunComparison:
@@ -94,7 +96,7 @@ def _record(run: Union[Run, "RunSet", str, Path]) -> RunRecord:
         return run.record
     from meshscope.store.read import read_run  # noqa: PLC0415  polars is slow to import
 
-    if isinstance(run, str | Path):
+    if not isinstance(run, Sequence) or isinstance(run, str):
         return read_run(path_of(run))
     if len(run) != 1:
         raise SpecError(

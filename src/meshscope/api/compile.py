@@ -34,7 +34,7 @@ from meshscope.backends.compile.compile import (
 )
 from meshscope.backends.compile.cycles import Cycles
 from meshscope.cost.timeline import write_timeline
-from meshscope.errors import SpecError
+from meshscope.errors import SpecError, public
 from meshscope.events.enums import Phase
 from meshscope.files import path_of
 from meshscope.interconnect.profile import ChipProfile
@@ -51,6 +51,7 @@ from meshscope.store.write import HLO
 from meshscope.workers.spawn import Progress
 
 
+@public
 def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
     model: str | Path | Callable[..., Any],
     *arguments: Any,

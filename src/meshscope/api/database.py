@@ -208,6 +208,12 @@ def database(folders: Sequence[Path]) -> Generator[duckdb.DuckDBPyConnection]:
             for setting in _LOCKDOWN:
                 connection.execute(setting)
             yield connection
+    except duckdb.CatalogException as error:
+        reason = str(error)
+        if "Table with name" in reason:  # DuckDB suggests tables of the system
+            views = ", ".join(view.name for view in VIEWS)
+            reason = f"{reason.partition(chr(10))[0]} Views: {views}."
+        raise SpecError(f"SQL: {reason}") from error
     except duckdb.Error as error:
         raise SpecError(f"SQL: {error}") from error
     except RuntimeError as error:
@@ -241,9 +247,9 @@ def _fill(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pl.DataFra
 
 
 def answer(
-    connection: duckdb.DuckDBPyConnection, query: str
+    connection: duckdb.DuckDBPyConnection, query: str, most: int | None = None
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Unique column names and the rows; SpecError for anything but one reading query."""
+    """Unique column names and the rows, at most so many; SpecError for anything but one reading query."""
     statements = connection.extract_statements(query)
     if len(statements) != 1 or statements[0].type not in _READING:
         raise SpecError("SQL: give one query that reads, such as a select.")
@@ -251,6 +257,8 @@ def answer(
     result = connection.execute(statements[0])
     while batch := result.fetchmany(_BATCH_ROWS):  # Ctrl-C takes effect between batches
         rows += batch
+        if most is not None and len(rows) > most:
+            break
     return unique([str(column[0]) for column in result.description or []]), rows
 
 

@@ -12,9 +12,20 @@ from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.resharding import reshardings
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
+from meshscope.views.insertion import insertion_lines
 
 
-def explained(run: RunRecord, hlo: Path | None = None) -> tuple[Insertion, ...]:
+class Explained(tuple[Insertion, ...]):
+    """The collectives that the partitioner inserted, shown as `show --inserted` does."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """The sum, then each collective with its cost, its shardings and what avoids it."""
+        return "\n".join(insertion_lines(self))
+
+
+def explained(run: RunRecord, hlo: Path | None = None) -> Explained:
     """The collectives that the partitioner inserted; RunError without HLO text.
 
     First those that the plan of the run lacks, then the costliest.
@@ -38,7 +49,7 @@ def explained(run: RunRecord, hlo: Path | None = None) -> tuple[Insertion, ...]:
         phase = text.name.split(".")[0]
         of_phase = [row for row in rows if len(texts) == 1 or row.phase in {None, phase}]
         every += insertions(of_phase, reshardings(collectives), comparison)
-    return tuple(sorted(every, key=lambda one: bool(one.is_planned)))
+    return Explained(sorted(every, key=lambda one: bool(one.is_planned)))
 
 
 def _texts(run: RunRecord, hlo: Path | None) -> Iterator[Path]:

@@ -9,7 +9,7 @@ from meshscope.api.compile import compilable_experiment
 from meshscope.api.compile_function import FunctionRequest, described_devices, lowered_function
 from meshscope.api.request import CompileRequest, request_of
 from meshscope.backends.compile.flags import flag_effects
-from meshscope.errors import SpecError
+from meshscope.errors import SpecError, public
 from meshscope.events.enums import Phase
 from meshscope.events.flag_effect import Flag, FlagEffect
 from meshscope.files import read_file
@@ -34,6 +34,7 @@ class FlagSweep:
         return tuple(effect for effect in self.effects if effect.is_changed)
 
 
+@public
 def flags(  # noqa: PLR0913  the options of the command
     model: str | Path | Callable[..., Any],
     *arguments: Any,

@@ -15,7 +15,7 @@ from meshscope.api.run import Run
 from meshscope.backends.compile.import_hlo import ImportedProgram, ImportedPrograms, read_imported
 from meshscope.backends.compile.saved_graph import compile_graph
 from meshscope.cost.timeline import write_timeline
-from meshscope.errors import PlanError, SpecError
+from meshscope.errors import PlanError, SpecError, public
 from meshscope.events.enums import Phase, Source
 from meshscope.files import path_of
 from meshscope.readers.hlo.attribution import MAX_LAYERS
@@ -71,6 +71,7 @@ class _Import:
         return self.layers if self.layers or self.model is None else self.model.n_layers
 
 
+@public
 def import_(  # noqa: PLR0913  the options of the command
     paths: str | Path | Iterable[str | Path],
     *,

@@ -12,7 +12,7 @@ from meshscope.api.speculate import SpeculativeParts, speculative_parts
 from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
 from meshscope.backends.live.names import TRACE
 from meshscope.backends.live.run import RunOptions, check_can_run, run_experiment, run_process
-from meshscope.errors import SpecError
+from meshscope.errors import SpecError, public
 from meshscope.exporters.profile_traces import write_profile_traces
 from meshscope.files import path_of
 from meshscope.interconnect.profile import ChipProfile
@@ -30,6 +30,7 @@ from meshscope.store.run import DRAFT, SPECULATION, RunRecord
 from meshscope.workers.spawn import Progress
 
 
+@public
 def run(  # noqa: D417, PLR0913  the options of the command
     model: str | Path,
     *,

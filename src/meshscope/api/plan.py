@@ -9,7 +9,7 @@ from typing import Any
 
 from meshscope.api.plot_tools import plot_tools
 from meshscope.api.request import AUTO, request_of
-from meshscope.errors import RunError, SpecError
+from meshscope.errors import RunError, SpecError, public, read_only
 from meshscope.exporters.files import check_new, new_file
 from meshscope.files import path_of
 from meshscope.interconnect.profile import load_profile
@@ -30,7 +30,7 @@ from meshscope.spec.plan.chunks import ChunkRule, chunk_option
 from meshscope.spec.quantization import UNQUANTIZED_DTYPE
 from meshscope.spec.workload import Workload
 from meshscope.store.folder_names import default_folder
-from meshscope.sweep.queue import SweepEngine
+from meshscope.sweep.queue import Queue
 from meshscope.units import dtype_name
 from meshscope.views.plan import (
     DEFAULT_ROWS,
@@ -63,7 +63,7 @@ class PlanRequest:
     layers: int | None = None
     prefill_chunk: str = ChunkRule.AUTO.value
     verify: int = 0
-    engine: SweepEngine = SweepEngine.LOCAL
+    queue: Queue = Queue.LOCAL
     address: str | None = None
     profile: Path | None = None
     prices: str | None = None
@@ -101,6 +101,7 @@ class PlanRequest:
         )
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PlanResult:
     """The result of `meshscope.plan`; `search` has all figures, typed.
@@ -129,6 +130,7 @@ class PlanResult:
         """The Pareto front of TTFT, TPOT and tokens/s/chip, the best first."""
         return self.search.front
 
+    @public
     def report(self, path: str | Path, *, force: bool = False) -> Path:
         """Writes the page for the browser, one HTML file; an existing file only with `force`."""
         from meshscope.views.html.plan_page import plan_html  # noqa: PLC0415  only a page needs it
@@ -137,6 +139,7 @@ class PlanResult:
             partial.write_text(plan_html(self.search, self.slices, self.verified), encoding="utf-8")
         return Path(path)
 
+    @public
     def plot(self, path: str | Path, *, force: bool = False) -> Path:
         """Writes the Pareto front as a picture: PNG, SVG or PDF by the ending of the path."""
         target = path_of(path)
@@ -177,6 +180,7 @@ class PlanResult:
         return "\n".join(self.lines())
 
 
+@public
 def plan(  # noqa: PLR0913  the options of the command
     model: str | Path,
     *,
@@ -192,7 +196,7 @@ def plan(  # noqa: PLR0913  the options of the command
     layers: int | None = None,
     prefill_chunk: int | str = ChunkRule.AUTO.value,
     verify: int = 0,
-    engine: SweepEngine | str = SweepEngine.LOCAL,
+    queue: Queue | str = Queue.LOCAL,
     address: str | None = None,
     profile: str | Path | None = None,
     prices: str | None = None,
@@ -227,7 +231,7 @@ def plan(  # noqa: PLR0913  the options of the command
             whole batches, or `auto` to try chunks up to 8,192 and up to 2,048 tokens; several joined by
             commas.
         verify: How many of the best plans to compile, which corrects their order.
-        engine: Where plans are compiled: `local`, or `ray` for a Ray cluster.
+        queue: Where plans are compiled: `local`, or `ray` for a Ray cluster.
         address: Address of the Ray cluster; None for a running one, else one on this machine.
         profile: A chip profile that `meshscope calibrate` wrote, for times.
         prices: Prices per chip hour, `v6e=2.7,v5e=1.2`; without them, fewer chips are cheaper.
@@ -281,7 +285,7 @@ def verified_result(
         layers=request.layers,
         n_choices=request.verify,
         out=out or default_folder("plan", name, space.topology.name),
-        options=SweepOptions(retry_failed=True, engine=request.engine, address=request.address),
+        options=SweepOptions(retry_failed=True, queue=request.queue, address=request.address),
         progress=progress,
     )
     return replace(result, verified=verified)

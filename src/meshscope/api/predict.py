@@ -8,6 +8,7 @@ from meshscope.api.records import chip_profile, predicted_record, saved
 from meshscope.api.request import PredictRequest, command_line, request_of
 from meshscope.api.run import Run
 from meshscope.api.speculate import with_predicted_speculation
+from meshscope.errors import public
 from meshscope.files import path_of
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import DispatchForm
@@ -15,6 +16,7 @@ from meshscope.spec.plan.kernel_choice import Kernels
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner
 
 
+@public
 def predict(  # noqa: PLR0913  the options of the command
     model: str | Path,
     *,

@@ -14,7 +14,7 @@ from meshscope.backends.live.function import ReadFunction, flatten_trace, read_l
 from meshscope.backends.live.names import HLO, TRACE, hlo_name
 from meshscope.backends.live.run import OPS, check_can_run
 from meshscope.backends.live.worker import versions
-from meshscope.errors import SpecError
+from meshscope.errors import SpecError, public
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured, StepCost
 from meshscope.exporters.profile_traces import write_profile_traces
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from meshscope.programs.jax.live_function import LiveFunction
 
 
+@public
 def profile(  # noqa: PLR0913  a function, its arguments, and how long to run it
     function: Callable[..., Any],
     *arguments: Any,

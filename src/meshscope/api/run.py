@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshscope.analysis.request import Throughput, request_times, throughput_of
 from meshscope.analysis.speculation import SpeculativeStep, speculative_steps
 from meshscope.api.text import rendered
+from meshscope.errors import public, read_only
 from meshscope.events.enums import Source
 from meshscope.files import path_of
 from meshscope.spec.experiment_record import ExperimentRecord
@@ -35,7 +36,8 @@ class RunTime:
 
     `step_s` is one execution of a function that is neither prefill nor decode.
 
-    Device time only: no host, no queue, no tokenization. `basis` says where it comes from.
+    Device time only: no host, no queue, no tokenization. `basis` says where it comes from. `intervals` has
+    the bounds of `ttft_s`, `tpot_s`, `e2e_s` and the others, where they are known.
     """
 
     prefill_s: float | None
@@ -45,8 +47,10 @@ class RunTime:
     tpot_s: float | None
     e2e_s: float | None
     basis: str | None
+    intervals: Mapping[str, tuple[float, float]]
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run:
     """One run: predicted, compiled or measured; figures are those of its strongest source.
@@ -91,7 +95,14 @@ class Run:
     def time(self) -> RunTime:
         """Step and request times in seconds: measured means, else modeled."""
         time = run_document(self.record)["time"]
-        return RunTime(**{name: time[name] for name in RunTime.__slots__})
+        bounds = dict(time.get("intervals", {}))
+        for name, phase in (("prefill_s", "prefill"), ("decode_step_s", "decode")):
+            if phase in time.get("steps", {}):
+                step = time["steps"][phase]["step"]
+                bounds[name] = (step["low_s"], step["high_s"])
+        intervals = {n: (low, high) for n, (low, high) in bounds.items() if None not in (low, high)}
+        seconds = {name: time[name] for name in RunTime.__slots__ if name != "intervals"}
+        return RunTime(**seconds, intervals=intervals)
 
     @property
     def memory(self) -> Memory | None:
@@ -144,12 +155,14 @@ class Run:
 
         return explained(self.record, self.hlo)
 
+    @public
     def report(self, path: str | Path | None = None, *, force: bool = False) -> Path:
         """Writes an HTML report, by default `report.html` in the run; returns its path."""
         from meshscope.api.report import write_report  # noqa: PLC0415  polars is slow to import
 
         return write_report([self.record], None if path is None else path_of(path), force=force)
 
+    @public
     def save(self, path: str | Path, *, force: bool = False) -> "Run":
         """Saves the run as a folder; `force` replaces a run there. Returns the run in its folder."""
         from meshscope.api.records import saved  # noqa: PLC0415
@@ -162,6 +175,18 @@ class Run:
         with new_folder(home, force=force) as folder:
             shutil.copytree(self.path, folder, dirs_exist_ok=True)
         return Run(record=read_run(home))
+
+    @public
+    def sql(self, query: str) -> "pl.DataFrame":
+        """The result of a DuckDB query over the views of docs/sql.md, of this run alone."""
+        from meshscope.api.runs import RunSet  # noqa: PLC0415  duckdb is slow to import
+        from meshscope.store.folder import scratch_folder  # noqa: PLC0415
+
+        if self.path is not None:
+            return RunSet([self.path]).sql(query)
+        with scratch_folder() as scratch:
+            self.save(scratch / self.name)
+            return RunSet([scratch / self.name]).sql(query)
 
     def text(self, width: int = 80, *, full: bool = False) -> str:
         """The answer and the tables that `meshscope show` prints, `full` with --full, without color."""

@@ -21,7 +21,7 @@ from meshscope.api.database import (
 from meshscope.api.metrics import Metrics, metrics_of_runs
 from meshscope.api.report import write_report
 from meshscope.api.run import Run, RunTime
-from meshscope.errors import RunError
+from meshscope.errors import RunError, public
 from meshscope.files import path_of
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.plan.memory import Memory
@@ -78,12 +78,14 @@ class RunSet(Sequence[Run]):
         """Every metric of docs/metrics.md, of every run."""
         return metrics_of_runs({name: read_run(folder) for name, folder in named(self.folders)})
 
+    @public
     def sql(self, query: str) -> pl.DataFrame:
         """The result of a DuckDB query over the views of docs/sql.md; SpecError for a wrong query."""
         with database(self.folders) as connection:
             names, rows = answer(connection, query)
         return pl.DataFrame(rows, schema=names, orient="row", infer_schema_length=None)
 
+    @public
     def report(self, path: str | Path | None = None, *, force: bool = False) -> Path:
         """Writes an HTML report of the runs side by side; several runs need a path."""
         records = [run.record for run in self]
@@ -144,6 +146,7 @@ class RunSet(Sequence[Run]):
         )
 
 
+@public
 def open(path: str | Path) -> RunSet:  # noqa: A001  meshscope.open("runs/*")
     """Opens the runs at a path: a run, a folder of runs, or a pattern such as `runs/*`.
 

@@ -13,7 +13,7 @@ from meshscope.api.records import chip_profile
 from meshscope.api.request import AUTO, ExperimentRequest, request_of
 from meshscope.api.serving_files import save_serving
 from meshscope.cost.predicted import has_figures
-from meshscope.errors import SpecError
+from meshscope.errors import SpecError, public, read_only
 from meshscope.files import path_of
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.objective import objective_of
@@ -95,6 +95,7 @@ class ServeRequest:
         return n_prefill, n_decode
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingRun:
     """The result of `meshscope.serve_sim`: its figures are in `outcome.result`, typed."""
@@ -112,6 +113,7 @@ class ServingRun:
         """The text of the command, line by line; `full` adds conditions and details."""
         yield from serving_lines(self.outcome, is_full=full)
 
+    @public
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Writes the simulation over time: a page, a plot or a trace, by the ending of `path`.
 
@@ -124,6 +126,7 @@ class ServingRun:
         return "\n".join(self.lines())
 
 
+@public
 def serve_sim(  # noqa: PLR0913  the options of the command
     model: str | Path,
     *,

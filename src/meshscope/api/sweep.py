@@ -29,7 +29,7 @@ from meshscope.sweep.expansion import COMMAND, SweepEntry, entries_of
 from meshscope.sweep.folder import SUMMARY, SweepFolder, check_is_sweep, locked_folder
 from meshscope.sweep.local_queue import LocalQueue
 from meshscope.sweep.planned import PlannedRun, RunCommand, run_name
-from meshscope.sweep.queue import CommandQueue, SweepEngine
+from meshscope.sweep.queue import CommandQueue, Queue
 from meshscope.sweep.ray_queue import RayQueue
 from meshscope.sweep.tpu_queue import TpuQueue, TpuSlice
 from meshscope.sweep.work import SweepListener, make_runs
@@ -68,14 +68,14 @@ class SweepOptions:
     force: bool = False
     retry_failed: bool = False
     n_jobs: int | None = None
-    engine: SweepEngine = SweepEngine.LOCAL
+    queue: Queue = Queue.LOCAL
     address: str | None = None
     tpu: TpuSlice | None = None
 
     def __post_init__(self) -> None:
         """SpecError for an address without a cluster."""
-        if self.address is not None and self.engine is SweepEngine.LOCAL:
-            raise SpecError("--address has no effect with --engine local. Use --engine ray.")
+        if self.address is not None and self.queue is Queue.LOCAL:
+            raise SpecError("--address has no effect with --queue local. Use --queue ray.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,15 +141,15 @@ def plan_sweep(file: Path) -> SweepPlan:
     return SweepPlan(file=file, runs=tuple(runs.values()), n_repeated=len(entries) - len(runs))
 
 
-def check_engine(plan: SweepPlan, options: SweepOptions) -> None:
-    """SpecError if the engine cannot make a run of the plan."""
-    if options.engine is SweepEngine.LOCAL:
+def check_queue(plan: SweepPlan, options: SweepOptions) -> None:
+    """SpecError if the queue cannot make a run of the plan."""
+    if options.queue is Queue.LOCAL:
         return
     live = next((one for one in plan.runs if one.command is RunCommand.RUN), None)
     if live is not None:
         raise SpecError(
-            f"--engine ray: '{live}' measures the devices of this machine. "
-            "Move it to a sweep with --engine local."
+            f"--queue ray: '{live}' measures the devices of this machine. "
+            "Move it to a sweep with --queue local."
         )
 
 
@@ -295,10 +295,10 @@ def _make(
 def _queue(folder: SweepFolder, options: SweepOptions) -> CommandQueue:
     if options.tpu is not None:
         return TpuQueue(folder, options.tpu, force=options.force)
-    match options.engine:
-        case SweepEngine.LOCAL:
+    match options.queue:
+        case Queue.LOCAL:
             return LocalQueue(folder, force=options.force)
-        case SweepEngine.RAY:
+        case Queue.RAY:
             return RayQueue(folder, force=options.force, address=options.address)
 
 

@@ -1,5 +1,6 @@
 """The commands as a typer app; each is imported when it runs."""
 
+from collections.abc import Sequence
 from copy import copy
 from typing import Annotated, Any
 
@@ -17,16 +18,26 @@ def _lazy_class(command: Subcommand) -> type[TyperCommand]:
     """The class of a command whose module is imported when its arguments are parsed."""
 
     class LazyCommand(TyperCommand):
-        def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        def make_context(self, info_name: Any, args: list[str], *rest: Any, **extra: Any) -> Any:
             """The context of the imported command."""
             single = typer.Typer(**SETTINGS, add_completion=False)
             single.command(self.name)(command.load())
             loaded = typer.main.get_command(single)
+            if "queue" in {param.name for param in loaded.params}:
+                _refuse_engine(args)
             for param in loaded.params:
                 param.type = _strict(param)
-            return loaded.make_context(*args, **kwargs)
+            return loaded.make_context(info_name, args, *rest, **extra)
 
     return LazyCommand
+
+
+def _refuse_engine(words: Sequence[str]) -> None:
+    """A usage error for the option of other commands that says whose collectives are predicted."""
+    if any(word.partition("=")[0] == "--engine" for word in words):
+        raise typer.BadParameter(
+            "--engine is an option of predict, compile and run. Where work runs is --queue local or ray"
+        )
 
 
 def _strict(param: Any) -> Any:

@@ -8,7 +8,6 @@ import typer
 from meshscope.api.import_ import import_
 from meshscope.api.import_each import import_each
 from meshscope.api.sweep import SweepOptions
-from meshscope.cli.engine_options import AddressOption, EngineOption
 from meshscope.cli.options import (
     PLAN,
     TOPOLOGY,
@@ -19,10 +18,11 @@ from meshscope.cli.options import (
 )
 from meshscope.cli.output import note, print_run
 from meshscope.cli.progress import WorkProgress
+from meshscope.cli.queue_options import AddressOption, QueueOption
 from meshscope.cli.sweep import print_results, show_progress
 from meshscope.events.enums import Phase
 from meshscope.spec.program import Frontend
-from meshscope.sweep.queue import SweepEngine
+from meshscope.sweep.queue import Queue
 
 # Options of one import and of many.
 SHARED = (
@@ -99,7 +99,7 @@ def command(  # noqa: PLR0913  the options of the command
             metavar="N", min=1, help="With --each: paths in parallel.", show_default="all cores"
         ),
     ] = None,
-    engine: EngineOption = SweepEngine.LOCAL,
+    queue: QueueOption = Queue.LOCAL,
     address: AddressOption = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="With --each: retry paths that failed before.")
@@ -122,7 +122,7 @@ def command(  # noqa: PLR0913  the options of the command
             files,
             **options,
             sweep=SweepOptions(
-                force=force, retry_failed=retry_failed, n_jobs=jobs, engine=engine, address=address
+                force=force, retry_failed=retry_failed, n_jobs=jobs, queue=queue, address=address
             ),
             note=note,
             show=show_progress,
@@ -130,8 +130,8 @@ def command(  # noqa: PLR0913  the options of the command
         print_results(result, as_json=as_json)
         result.check()
         return
-    if jobs or retry_failed or address is not None or engine is not SweepEngine.LOCAL:
-        raise typer.BadParameter("--jobs, --engine, --address and --retry-failed need --each")
+    if jobs or retry_failed or address is not None or queue is not Queue.LOCAL:
+        raise typer.BadParameter("--jobs, --queue, --address and --retry-failed need --each")
     with WorkProgress() as progress:
         run = import_(
             files,

@@ -110,8 +110,9 @@ def _run() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     # Imported here, so that Ctrl-C meanwhile is no traceback.
     from meshscope.cli.app import app  # noqa: PLC0415
-    from meshscope.errors import MeshscopeError  # noqa: PLC0415
+    from meshscope.errors import IS_COMMAND_LINE, MeshscopeError  # noqa: PLC0415
 
+    token = IS_COMMAND_LINE.set(True)
     try:
         try:
             app()(prog_name="meshscope")
@@ -128,6 +129,8 @@ def _run() -> None:
         if error.filename is None:
             raise
         _fail(f"'{error.filename}' cannot be used: {error.strerror}. Give another path.")
+    finally:
+        IS_COMMAND_LINE.reset(token)
 
 
 def _check_streams() -> None:

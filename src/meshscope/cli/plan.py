@@ -14,15 +14,15 @@ from meshscope.api.plan import (
     verified_result,
 )
 from meshscope.api.request import AUTO, request_of
-from meshscope.cli.engine_options import AddressOption, EngineOption
 from meshscope.cli.options import OPTIONS, PROFILE, JsonOption
 from meshscope.cli.output import new_console, note, print_all, print_json
 from meshscope.cli.progress import WorkProgress
+from meshscope.cli.queue_options import AddressOption, QueueOption
 from meshscope.planner.objective import PRESETS, Goal
 from meshscope.planner.search import N_BEST
 from meshscope.planner.slices import ANY
 from meshscope.spec.plan.chunks import ChunkRule
-from meshscope.sweep.queue import SweepEngine
+from meshscope.sweep.queue import Queue
 from meshscope.views.plan import DEFAULT_ROWS
 from meshscope.views.slices import fit_notes, slice_fit_document, slice_fits_table
 
@@ -115,7 +115,7 @@ def command(  # noqa: PLR0913  the options of the command
         typer.Option(metavar="FILE", help="Also draw the Pareto front: .png, .svg or .pdf."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier FILE.")] = False,
-    engine: EngineOption = SweepEngine.LOCAL,
+    queue: QueueOption = Queue.LOCAL,
     address: AddressOption = None,
     profile: Annotated[Path | None, PROFILE] = None,
     as_json: JsonOption = False,
@@ -130,8 +130,7 @@ def command(  # noqa: PLR0913  the options of the command
         fit_with_times=fit and any((*timed, report, plot)),
         force_without_file=force and not (report or plot),
         out_without_verify=out is not None and not verify,
-        engine_without_verify=not verify
-        and (address is not None or engine is not SweepEngine.LOCAL),
+        queue_without_verify=not verify and (address is not None or queue is not Queue.LOCAL),
     )
     request = request_of(PlanRequest, locals())
     if fit:
@@ -159,7 +158,7 @@ def _check_options(
     fit_with_times: bool,
     force_without_file: bool,
     out_without_verify: bool,
-    engine_without_verify: bool,
+    queue_without_verify: bool,
 ) -> None:
     """A usage error for options that have no effect together."""
     for is_wrong, message in (
@@ -172,7 +171,7 @@ def _check_options(
             out_without_verify,
             "--out is the folder of the runs that --verify compiles: add it",
         ),
-        (engine_without_verify, "--engine and --address are those of --verify: add it"),
+        (queue_without_verify, "--queue and --address are those of --verify: add it"),
     ):
         if is_wrong:
             raise typer.BadParameter(message)

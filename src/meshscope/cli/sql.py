@@ -25,6 +25,7 @@ from meshscope.views.tables import MAX_WIDTH, add_column, fits_console, new_tabl
 
 MAX_ROWS = 100  # in a table, unless --rows names more
 MAX_RECORDS = 10
+MAX_COUNTED = 100_000  # rows beyond those in a table that are fetched to count them
 GRACE_S = 2.0  # for an interrupted query to end
 
 
@@ -61,7 +62,8 @@ def command(  # noqa: PLR0913  the options of the command
     """
     if as_json and as_csv:
         raise typer.BadParameter("give one of --json and --csv")
-    names, rows = _query(run, query)
+    is_whole = as_json or as_csv
+    names, rows = _query(run, query, None if is_whole else (n_rows or MAX_ROWS) + MAX_COUNTED)
     if as_json:
         print_json([dict(zip(names, map(_json_value, row), strict=True)) for row in rows])
     elif as_csv:
@@ -83,7 +85,8 @@ def _print_text(
     print_all(console, [table] if is_table else _records(names, rows[:n_shown]))
     if n_shown < len(rows):
         more = "" if is_table else ", fewer columns or --wide for a table"
-        note(f"{n_shown} of {len(rows):,} rows; --rows N for more{more}, --csv or --json for all.")
+        n_rows_text = f"{MAX_COUNTED:,} or more" if len(rows) > MAX_COUNTED else f"{len(rows):,}"
+        note(f"{n_shown} of {n_rows_text} rows; --rows N for more{more}, --csv or --json for all.")
 
 
 def _records(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[RenderableType]:
@@ -97,10 +100,10 @@ def _records(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[Re
         yield grid
 
 
-def _query(runs: str, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Column names and rows of the result."""
+def _query(runs: str, query: str, most: int | None) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Column names and rows of the result, at most so many."""
     with database(run_folders(runs)) as connection, _ended_by_signal():
-        return answer(connection, query)
+        return answer(connection, query, most)
 
 
 @contextmanager

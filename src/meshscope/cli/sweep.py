@@ -13,18 +13,18 @@ from meshscope.api.sweep import (
     SweepOptions,
     SweepResult,
     SweepState,
-    check_engine,
+    check_queue,
     plan_sweep,
     run_sweep,
     sweep_folder,
     sweep_states,
 )
-from meshscope.cli.engine_options import AddressOption, EngineOption
 from meshscope.cli.options import JsonOption, ReplaceOption, RetryOption, RunsOption
 from meshscope.cli.output import new_console, note, print_all, print_json
+from meshscope.cli.queue_options import AddressOption, QueueOption
 from meshscope.cli.sweep_progress import SweepProgress
 from meshscope.sweep.planned import PlannedRun
-from meshscope.sweep.queue import SweepEngine
+from meshscope.sweep.queue import Queue
 from meshscope.views.plain import plain
 from meshscope.views.sweep import basis_lines, summary_table
 from meshscope.views.tables import new_table, rich_table
@@ -46,7 +46,7 @@ def command(  # noqa: PLR0913  the options of the command
             show_default="all cores",
         ),
     ] = None,
-    engine: EngineOption = SweepEngine.LOCAL,
+    queue: QueueOption = Queue.LOCAL,
     address: AddressOption = None,
     retry_failed: RetryOption = False,
     force: ReplaceOption = False,
@@ -66,10 +66,10 @@ def command(  # noqa: PLR0913  the options of the command
     path, options = (
         sweep_folder(file, out),
         SweepOptions(
-            force=force, retry_failed=retry_failed, n_jobs=jobs, engine=engine, address=address
+            force=force, retry_failed=retry_failed, n_jobs=jobs, queue=queue, address=address
         ),
     )
-    check_engine(plan, options)
+    check_queue(plan, options)
     if dry_run:
         _print(sweep_states(plan, path, options), _states_table, as_json=as_json)
         return

@@ -16,6 +16,10 @@ from meshscope.serving.simulation import served_alone
 
 TOLERANCE = 0.005  # of the measured ITL
 
+_KEYS = (
+    "completed", "total_input_tokens", "total_output_tokens", "request_rate", "median_itl_ms",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
@@ -68,10 +72,13 @@ def read_bench(path: Path) -> BenchResult:
     try:
         return _bench(document)
     except (KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
+        missing = [key for key in _KEYS if not isinstance(document, dict) or key not in document]
+        reason = (
+            f"it has no {', '.join(missing)}" if missing else f"{type(error).__name__}: {error}"
+        )
         raise ParseError(
-            f"{path}: no result of 'vllm bench serve --save-result' ({type(error).__name__}: {error}). "
-            "It needs completed, total_input_tokens, total_output_tokens, request_rate and "
-            "median_itl_ms."
+            f"{path}: no result of 'vllm bench serve --save-result': {reason}. "
+            f"It needs {', '.join(_KEYS[:-1])} and {_KEYS[-1]}."
         ) from error
 
 

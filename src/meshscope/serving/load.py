@@ -25,6 +25,7 @@ MAX_TIME_S = 1e12  # least and greatest time in a trace, in absolute value
 MAX_REQUESTS = 1_000_000
 MAX_TOKENS = 1 << 40  # of a prompt or an output in a trace
 MAX_TRACE_BYTES = 512 << 20
+MAX_LINE = 100_000  # characters of the header of a CSV file
 
 
 class Arrivals(StrEnum):
@@ -179,6 +180,10 @@ _REMEDY = "Give an Azure or a BurstGPT trace (CSV), or a Mooncake trace (JSON li
 
 
 def _csv(text: str, path: Path) -> Iterator[_Row]:
+    if (
+        len(text) > MAX_LINE and "\n" not in text[:MAX_LINE]
+    ):  # a reader of millions of columns takes minutes
+        raise ParseError(f"{path}:1: no line ends in {MAX_LINE:,} characters. {_REMEDY}")
     reader, before_s = csv.DictReader(StringIO(text, newline="")), None
     try:
         names = set(reader.fieldnames or ())

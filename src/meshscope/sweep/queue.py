@@ -12,7 +12,7 @@ LOG_BYTES = 65_536  # read from the end of a command's log
 WAIT_FOR_END_S = 20.0  # for terminated commands to remove their half-written runs
 
 
-class SweepEngine(StrEnum):
+class Queue(StrEnum):
     """Where the commands of a sweep are executed."""
 
     LOCAL = "local"

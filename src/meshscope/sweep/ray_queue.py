@@ -103,7 +103,7 @@ def _connected_ray(address: str | None) -> Any:
         import ray  # noqa: PLC0415  only this engine needs it
     except ImportError as error:
         raise MissingToolError(
-            "--engine ray needs Ray, which is not installed. "
+            "--queue ray needs Ray, which is not installed. "
             "Install the extra in your clone: pip install -e '.[ray]'."
         ) from error
     if address is not None:
@@ -119,7 +119,7 @@ def _connected_ray(address: str | None) -> Any:
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:MAX_MESSAGE]
-        raise RunError(f"--engine ray: {reason} Check --address and RAY_ADDRESS.") from error
+        raise RunError(f"--queue ray: {reason} Check --address and RAY_ADDRESS.") from error
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray replaces it
     return ray

@@ -64,6 +64,11 @@ def _decompressed(path: Path, origin: str, *, is_partial: bool) -> bytes:
     n_left = MAX_TEXT_BYTES
     try:
         with opener(path, "rb") as file:
+            pieces.append(file.read(_READ_BYTES))
+            if b"HloModule" not in pieces[0] and len(pieces[0]) == _READ_BYTES:
+                raise ParseError(
+                    f"{origin}:1: expected a line 'HloModule NAME, ...'. Give optimized HLO text."
+                )
             while n_left >= 0 and (piece := file.read1(_READ_BYTES)):
                 pieces.append(piece)
                 n_left -= len(piece)

@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from meshscope.sweep.queue import SweepEngine
+from meshscope.sweep.queue import Queue
 
-EngineOption = Annotated[
-    SweepEngine, typer.Option(help="Where to make the runs: on this machine or on a Ray cluster.")
+QueueOption = Annotated[
+    Queue, typer.Option(help="Where to make the runs: on this machine or on a Ray cluster.")
 ]
 AddressOption = Annotated[
     str | None,
