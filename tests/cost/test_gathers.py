@@ -4,14 +4,17 @@ import pytest
 
 from meshscope.cost.gathers import row_s
 from meshscope.cost.rates import rates_of
-from meshscope.cost.steps import timed_step
+from meshscope.cost.steps import NO_MEASURED_BASIS, timed_step
 from meshscope.events.enums import Phase
+from meshscope.events.flag_effect import Flag, FlagEffect
 from meshscope.events.step_time import Activity, StepTime
 from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.spec.hardware.chips import chip_of
 from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.plan.mesh import Mesh
 from meshscope.spec.plan.plan import parse_plan
+from meshscope.views.flags import flag_lines
 
 CLOCK_HZ = 1.75e9
 _ROWS = (
@@ -95,3 +98,53 @@ ENTRY %main (k: {array}, v: {array}) -> ({array}, {array}) {{
 def test_without_a_clock_a_row_takes_the_time_of_its_bytes() -> None:
     rates = rates_of(chip_of("h100"))
     assert row_s(rates, 2048, 2.0) == pytest.approx(2 * 2 * 2048 / rates.hbm_bytes_per_s)
+
+
+OFFLOADED = """\
+HloModule m, is_scheduled=true
+
+%offloaded (table: f32[512,128], rows: s32[64]) -> f32[64,128] {
+  %table = f32[512,128] parameter(0)
+  %rows = s32[64] parameter(1)
+  ROOT %gather = f32[64,128] gather(%table, %rows), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, slice_sizes={1,128}
+}, execution_thread="sparsecore"
+
+ENTRY %main (table: f32[512,128], rows: s32[64]) -> f32[64,128] {
+  %table = f32[512,128] parameter(0)
+  %rows = s32[64] parameter(1)
+  %start = ((f32[512,128], s32[64]), f32[64,128], u32[]) call-start(%table, %rows), async_execution_thread="sparsecore", to_apply=%offloaded
+  ROOT %done = f32[64,128] call-done(%start)
+}
+"""
+NOTE = "times of gathers and scatters on SparseCores, 1 here, have no measured basis"
+
+
+@pytest.mark.parametrize(
+    ("text", "notes"), [(OFFLOADED, (NOTE,)), (OFFLOADED.replace("sparsecore", "main"), ())]
+)
+def test_times_of_gathers_on_sparse_cores_have_no_measured_basis(
+    text: str, notes: tuple[str, ...]
+) -> None:
+    module = parse_hlo(text, "m.hlo")
+    mesh = Mesh(axes=(("device", 1),))
+    collectives = module_collectives(module, mesh=mesh, crosses_slices=lambda _: None)
+    topology = parse_topology("tpu7x-8")
+
+    step = timed_step(module, collectives, phase=Phase.STEP, topology=topology)
+
+    assert tuple(n for n in step.time.notes if NO_MEASURED_BASIS in n) == notes
+
+
+def test_a_flag_that_moves_gathers_says_what_was_not_measured() -> None:
+    effect = FlagEffect(
+        flag=Flag(name="xla_tpu_offload_gather_to_sparsecore", value="false"),
+        phase=Phase.STEP,
+        is_changed=True,
+        step_s=209e-6,
+        base_step_s=184e-6,
+        notes=(f"without the flag, {NOTE}",),
+    )
+
+    text = " ".join(flag_lines("step", "tpu7x-8", [effect])).replace("\n", " ")
+
+    assert "no measured basis" in " ".join(text.split())

@@ -7,6 +7,7 @@ independent. The errors of all kernels have a common cause and add up, and so do
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import hypot
 from typing import Any
 
@@ -31,6 +32,7 @@ from meshscope.events.step_time import (
 )
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.readers.hlo.collectives import ModuleCollectives
+from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.operations import Operation
 from meshscope.spec.hardware.operation_rates import SPREAD
@@ -39,6 +41,8 @@ from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.sequence_lengths import SequenceLengths
 
 NO_AXIS = "unknown"
+NO_MEASURED_BASIS = "no measured basis"
+_SPARSE_CORE = 'async_execution_thread="sparsecore"'
 _Timed = tuple[float, TimeEstimate]  # seconds in the step, and the estimate of one execution
 
 
@@ -103,12 +107,38 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
     }
     time = _step_time(phase, step_estimate(simulated), simulated, axes)
     return TimedStep(
-        time=replace(time, notes=(*notes, *op_costs.notes, *time.notes)),
+        time=replace(
+            time,
+            notes=(
+                *notes,
+                *op_costs.notes,
+                *_sparse_core_notes(module_collectives.flow),
+                *time.notes,
+            ),
+        ),
         simulated=simulated,
         module_collectives=module_collectives,
         axes=axes,
         layers=layers,
     )
+
+
+def _sparse_core_notes(flow: Dataflow) -> Iterable[str]:
+    """A note on gathers and scatters that libtpu offloads to SparseCores."""
+    offloaded = [
+        called
+        for computation in flow.module.computations.values()
+        for start in computation.instructions
+        if start.opcode.endswith("-start") and _SPARSE_CORE in start.attributes
+        for name in chain.from_iterable(start.called.values())
+        if (called := flow.module.computations.get(name)) is not None
+    ]
+    n = sum(
+        any(i.opcode in {"gather", "scatter"} for _, i in flow.inner(called))
+        for called in offloaded
+    )
+    if n:
+        yield f"times of gathers and scatters on SparseCores, {n} here, have {NO_MEASURED_BASIS}"
 
 
 def _axis(module_collectives: ModuleCollectives, operation: Operation) -> str:

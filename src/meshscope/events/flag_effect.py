@@ -22,7 +22,8 @@ class FlagEffect:
     """What a flag changes in a program; `refused` is why the compiler does not take it.
 
     `step_s` and `total_bytes` are the figures with the flag. A program that is changed, but not in its
-    collectives, has another schedule or other code.
+    collectives, has another schedule or other code. `notes` say which of its times have no measured basis, with the
+    flag or without.
     """
 
     flag: Flag
@@ -34,3 +35,4 @@ class FlagEffect:
     total_bytes: int | None = None
     base_step_s: float | None = None
     base_total_bytes: int | None = None
+    notes: tuple[str, ...] = ()

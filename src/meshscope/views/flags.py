@@ -50,7 +50,7 @@ def _what(effect: FlagEffect) -> str:
     if effect.total_bytes != effect.base_total_bytes:
         now, was = format_gib(effect.total_bytes), format_gib(effect.base_total_bytes)
         words.append(f"memory {now}, was {was}")
-    return f"{effect.phase}: {'; '.join(words)}"
+    return f"{effect.phase}: {'; '.join([*words, *effect.notes])}"
 
 
 def flag_document(program: str, topology: str, effects: Sequence[FlagEffect]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ A program whose canonical text is that of the program without flags is unchanged
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -17,6 +17,7 @@ from meshscope.backends.compile.function import (
     compile_function,
     read_function,
 )
+from meshscope.cost.steps import NO_MEASURED_BASIS
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
@@ -103,7 +104,14 @@ def _effect(
         total_bytes=after.memory.total_bytes,
         base_step_s=before.step.time.step.value_s,
         base_total_bytes=before.memory.total_bytes,
+        notes=tuple(_notes(before.step.time.notes, after.step.time.notes)) if is_changed else (),
     )
+
+
+def _notes(before: Iterable[str], after: Iterable[str]) -> Iterator[str]:
+    """What has no measured basis in the times without the flag and with it."""
+    for where, notes in (("without the flag", before), ("with the flag", after)):
+        yield from (f"{where}, {note}" for note in notes if NO_MEASURED_BASIS in note)
 
 
 def _read(
