@@ -521,13 +521,21 @@ HALF = "dynamic-slice(%sum, %mine, %origin), dynamic_slice_sizes={4,8}"
             (None, None),
         ),
         ("ROOT %kept = f32[8,8] add(%sum, %whole)", "", (None, None)),
+        ("ROOT %kept = f32[8,8] copy(%sum)", "", (Fraction(1, 2), "tp")),
     ],
-    ids=["slice", "fusion", "the same half everywhere", "whole"],
+    ids=[
+        "slice",
+        "fusion",
+        "the same half everywhere",
+        "whole",
+        "returned beside half an argument",
+    ],
 )
 def test_a_reduction_of_more_than_devices_keep_names_the_axis_that_drops_it(
     use: str, computations: str, dropped: tuple[Fraction | None, str | None]
 ) -> None:
-    body = f"  %sum = f32[8,8] {OVER_DP.format('%whole')}\n  {use}"
+    weight = "%weight = f32[4,8] parameter(2)"
+    body = f"  {weight}\n  %sum = f32[8,8] {OVER_DP.format('%whole')}\n  {use}"
     text = PAIR_TEXT.format(body=body, computations=computations)
     collectives = module_collectives(
         parse_hlo(text, "m.hlo"),
@@ -538,3 +546,4 @@ def test_a_reduction_of_more_than_devices_keep_names_the_axis_that_drops_it(
     ((_, moved),) = reshardings(collectives).items()
 
     assert (moved.dropped_frac, moved.dropped_over) == dropped
+    assert moved.is_returned == ("copy" in use)

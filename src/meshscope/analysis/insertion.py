@@ -119,9 +119,7 @@ def _remedy(row: Collective, resharding: Resharding) -> str | None:
             "the bytes; psum_scatter under shard_map is one"
         )
     if resharding.dropped_frac:
-        part = "half" if resharding.dropped_frac == Fraction(1, 2) else str(resharding.dropped_frac)
-        over = f" over {resharding.dropped_over}" if resharding.dropped_over else " on each device"
-        return f"{part} of it is dropped{over}: slice before reducing"
+        return _dropped_remedy(resharding.dropped_frac, resharding)
     match row.kind:
         case Kind.ALL_GATHER:
             return _gather_remedy(row, resharding)
@@ -131,6 +129,17 @@ def _remedy(row: Collective, resharding: Resharding) -> str | None:
             return f"pass {resharding.argument} split along the dimension that this line wants"
         case _:
             return None
+
+
+def _dropped_remedy(dropped_frac: Fraction, resharding: Resharding) -> str:
+    part = "half" if dropped_frac == Fraction(1, 2) else str(dropped_frac)
+    over = f" over {resharding.dropped_over}" if resharding.dropped_over else " on each device"
+    if resharding.is_returned:
+        return (
+            f"every device returns all of it, and an argument like it is split{over}: with the result split "
+            f"alike (out_shardings or with_sharding_constraint), {part} of it is dropped before reducing"
+        )
+    return f"{part} of it is dropped{over}: slice before reducing"
 
 
 def _gather_remedy(row: Collective, resharding: Resharding) -> str:

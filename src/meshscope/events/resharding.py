@@ -12,7 +12,9 @@ class Resharding:
     dimension that it gathers or scatters, None if the text does not say. `is_unmerged` is whether it runs as an
     all-reduce of which each device keeps its shard. `is_of_product` is whether it serves a matrix product, its
     operand or its sum. `opcode` is that of the operation which computes the operand. `dropped_frac` is the fraction of
-    an all-reduce that no user on a device takes, and `dropped_over` the other axes over which devices take other parts.
+    an all-reduce that no user on a device takes, and `dropped_over` the other axes over which devices take other parts. With
+    `is_returned`, every device returns all of it, and the other axes, which split an argument like it, could drop
+    that fraction.
     """
 
     hlo_name: str
@@ -23,3 +25,4 @@ class Resharding:
     is_of_product: bool = False
     dropped_frac: Fraction | None = None
     dropped_over: str | None = None
+    is_returned: bool = False

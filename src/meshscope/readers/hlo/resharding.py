@@ -1,6 +1,7 @@
 """What a partitioner-inserted collective moves: its operand, where that comes from, and along which dim."""
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations
 from math import prod
@@ -28,7 +29,16 @@ def reshardings(collectives: ModuleCollectives) -> dict[str, Resharding]:
 
 def _resharding(collectives: ModuleCollectives, operation: Operation) -> Resharding:
     argument, opcode = _source(collectives.flow, operation)
-    kept_frac, mesh = operation.kept_frac, collectives.devices.mesh
+    mesh, kept_frac = collectives.devices.mesh, operation.kept_frac
+    names = _names_of_others(mesh, operation)
+    part = Fraction(1, prod(mesh.size(name) for name in names))
+    is_returned = (
+        operation.kind == "all_reduce"
+        and part < 1
+        and _is_argument_in_parts(collectives.flow, operation, part)
+        and _is_returned(collectives.flow, operation)
+    )
+    kept_frac = part if is_returned else kept_frac
     match = _DIMENSIONS.search(operation.site.instruction.attributes)
     is_shape_kept = operation.hlo_shape is None
     return Resharding(
@@ -39,14 +49,41 @@ def _resharding(collectives: ModuleCollectives, operation: Operation) -> Reshard
         is_of_product=is_product(operation.op_name),
         is_unmerged=operation.kind == "reduce_scatter" and operation.opcode == "all-reduce",
         dropped_frac=None if kept_frac is None else 1 - kept_frac,
-        dropped_over=None if kept_frac is None else _other_axes(mesh, operation, kept_frac),
+        dropped_over=None if kept_frac is None else _axes_of(mesh, names, kept_frac),
+        is_returned=is_returned,
     )
 
 
-def _other_axes(mesh: Mesh, operation: Operation, kept_frac: Fraction) -> str | None:
-    """The only axes beside those of the collective that cut an array to this fraction; None if others do, too."""
+def _names_of_others(mesh: Mesh, operation: Operation) -> list[str]:
+    """The axes of the mesh beside those of the collective."""
     own = (mesh.axis_of_groups(operation.groups) or "").split("+")
-    names = [name for name, size in mesh.axes if size > 1 and name not in own]
+    return [name for name, size in mesh.axes if size > 1 and name not in own]
+
+
+def _is_argument_in_parts(flow: Dataflow, operation: Operation, part: Fraction) -> bool:
+    """Whether devices have such a part of an argument with the dims of the collective, as of a weight its gradient is of."""
+    entry, dims = flow.module.entry, operation.shape or ()
+    parts = {(*dims[:i], size * part, *dims[i + 1 :]) for i, size in enumerate(dims)}
+    arguments = () if entry is None else entry.parameters.values()
+    return any(array.dims in parts for argument in arguments for array in argument.arrays)
+
+
+def _is_returned(flow: Dataflow, operation: Operation) -> bool:
+    """Whether the program returns the whole result and uses it for nothing else."""
+    context, result = operation.scheduled_op.context, operation.scheduled_op.result
+    computation = context.computation
+    for _ in range(MAX_STEPS if context.caller is None else 0):
+        if result is None or result is computation.root:
+            return result is not None
+        users = flow.users(computation, result)
+        if len(users) != 1 or not (flow.keeps_values(users[0]) or users[0].opcode == "tuple"):
+            return False
+        result = users[0]
+    return False
+
+
+def _axes_of(mesh: Mesh, names: Sequence[str], kept_frac: Fraction) -> str | None:
+    """The only axes among these that cut an array to this fraction; None if others do, too."""
     fitting = [
         "+".join(axes)
         for n_axes in range(1, len(names) + 1)
