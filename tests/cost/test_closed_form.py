@@ -477,3 +477,17 @@ def test_prefill_notes_that_it_lacks_the_choice_of_an_indexer(
         time.phase: "indexer's scores" in str(time.notes) for time in predicted_times(experiment)
     }
     assert noted == {Phase.PREFILL: has_note, Phase.DECODE: False}
+
+
+@pytest.mark.parametrize("n_layers", [4, 5])
+def test_the_figures_of_a_pipeline_are_means_over_its_stages(n_layers: int) -> None:
+    """All devices together do the work of the same model without a pipeline, in stages of any size."""
+    times = [
+        predicted_times(_experiment(QWEN, topology, plan, (8, 512), n_layers))
+        for topology, plan in (("v6e-4", "tp=4"), ("v6e-8", "pp=2,tp=4"))
+    ]
+    for single, staged in zip(*times, strict=True):
+        assert 2 * staged.flops == pytest.approx(single.flops)
+        activities = sum(spent.seconds for spent in staged.activities)
+        assert activities == pytest.approx(staged.step.value_s)
+        assert staged.compute_s + staged.exposed_s + staged.idle_s == pytest.approx(activities)

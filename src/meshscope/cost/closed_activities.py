@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from meshscope.cost.closed_form import ClosedSteps, PlanForm, cost_s
 from meshscope.cost.features import Cost
+from meshscope.events.enums import Part
 from meshscope.events.step_time import Activity, ActivityTime
 
 _PRODUCTS = [Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS]
@@ -79,7 +80,9 @@ def bubble_s(form: PlanForm, steps: ClosedSteps, at: int) -> float:
 
 
 def wire_bytes(form: PlanForm, steps: ClosedSteps, at: int, collective: int) -> float:
-    """Bytes that a device sends in all executions of a collective."""
+    """Bytes that a device of the mean stage sends in all executions of a collective."""
     cost = form.collectives[collective]
-    n = (cost.n_tick * form.n_microbatches + cost.n_once) * float(steps.n_chunks[at])
+    n_stages = form.n_stages if cost.part is Part.LM_HEAD else 1
+    n = cost.n_pass * form.n_microbatches / form.n_stages + cost.n_once / n_stages
+    n *= float(steps.n_chunks[at])
     return float(steps.payload_bytes[at, collective]) * cost.transfer.wire_factor * n

@@ -28,7 +28,7 @@ most loaded expert, and indexers of attention.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 
 import numpy as np
@@ -212,7 +212,7 @@ class ClosedSteps:
     """Times of [n] steps in seconds, by [n, part] and [n, collective].
 
     `collectives_s` and `exposed_s` cover the whole step, and so do `costs` [n, part, cost]. Collectives
-    beyond those of a plan are 0.
+    beyond those of a plan are 0. The figures of a pipeline are means over its stages, but for `step_s`.
     """
 
     step_s: FloatArray
@@ -246,6 +246,8 @@ class PlanBatch:
     n_tick: FloatArray  # [row, collective]
     n_pass: FloatArray
     n_once: FloatArray
+    is_send: FloatArray
+    is_head: FloatArray
     behind_attention: FloatArray
     behind_layers: FloatArray
     line: IntArray
@@ -323,6 +325,8 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
         n_tick=by_collective(lambda c: c.n_tick),
         n_pass=by_collective(lambda c: c.n_pass),
         n_once=by_collective(lambda c: c.n_once),
+        is_send=by_collective(lambda c: c.part is Part.STAGE),
+        is_head=by_collective(lambda c: c.part is Part.LM_HEAD),
         behind_attention=by_collective(lambda c: c.hidden_behind is HiddenBehind.ATTENTION),
         behind_layers=by_collective(lambda c: c.hidden_behind is HiddenBehind.LAYERS),
         line=by_collective(lambda c: line_of[id(c.transfer)]).astype(int),
@@ -389,30 +393,45 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
     payload = (plans.payload[plans.row[at]] @ features[:, :, None])[..., 0]
     run_s = _strategy_s(plans, plans.line[plans.row[at]], payload)
     tick = _tick(plans, at, features, run_s, (plans.coefficients, plans.n_tick))
-    first_s = tick.ticks_s(plans)
+    mean, first_s = tick, tick.ticks_s(plans)
     is_piped = plans.n_stages[at] > 1
     if is_piped.any():
         each = (plans.all_stages, plans.n_pass)
         of_piped = _tick(plans, at[is_piped], features[is_piped], run_s[is_piped], each)
         first_s[is_piped] = of_piped.ticks_s(plans)
+        mean = tick.with_mean(of_piped, is_piped, plans.n_stages[at])
 
-    n_microbatches = plans.n_microbatches[at]
-    n_busy = (n_microbatches * n_chunks)[:, None]
+    row, n_microbatches = plans.row[at], plans.n_microbatches[at]
+    n_stages, n_busy = plans.n_stages[at][:, None], (n_microbatches * n_chunks)[:, None]
     part_busy = np.where(plans.is_once[None, :] > 0, n_chunks[:, None], n_busy)
-    parts_s = tick.parts_s * part_busy
-    once_s = run_s * plans.n_once[plans.row[at]] * n_chunks[:, None]
-    exposed_s = tick.exposed_s * n_busy + once_s
-    step_s = (parts_s * plans.is_once).sum(axis=1) + once_s.sum(axis=1)
+    parts_s = mean.parts_s * part_busy
+    once_s = run_s * plans.n_once[row] * n_chunks[:, None]
+    step_s = (tick.parts_s * plans.is_once).sum(axis=1) * n_chunks + once_s.sum(axis=1)
     step_s = step_s + n_chunks * (first_s + (n_microbatches - 1) * tick.ticks_s(plans))
+    # All stages wait for the sends of every tick, and one has the collectives of the head.
+    once_s = np.where(plans.is_head[row] > 0, once_s / n_stages, once_s)
+    sends = plans.is_send[row] > 0
+    collectives_s, exposed_s = (
+        np.where(
+            sends,
+            n_stages * of_mean * n_chunks[:, None] + of_tick * (n_busy - n_chunks[:, None]),
+            of_mean * n_busy,
+        )
+        + once_s
+        for of_mean, of_tick in (
+            (mean.collectives_s, tick.collectives_s),
+            (mean.exposed_s, tick.exposed_s),
+        )
+    )
     return ClosedSteps(
         step_s=step_s,
         compute_s=parts_s.sum(axis=1),
         bubble_s=step_s - parts_s.sum(axis=1) - exposed_s.sum(axis=1),
         parts_s=parts_s,
-        collectives_s=tick.collectives_s * n_busy + once_s,
+        collectives_s=collectives_s,
         exposed_s=exposed_s,
         payload_bytes=payload,
-        costs=tick.costs * part_busy[..., None],
+        costs=mean.costs * part_busy[..., None],
         n_chunks=n_chunks,
     )
 
@@ -432,6 +451,17 @@ class _Tick:
     def ticks_s(self, plans: PlanBatch) -> FloatArray:
         """[n] seconds without the parts outside the ticks."""
         return (self.parts_s * (1 - plans.is_once)).sum(axis=1) + self.exposed_s.sum(axis=1)
+
+    def with_mean(
+        self, of_all: "_Tick", is_piped: NDArray[np.bool_], n_stages: FloatArray
+    ) -> "_Tick":
+        """These ticks, but the mean over the stages where `of_all` has the sum over them."""
+        means: dict[str, FloatArray] = {}
+        for field in fields(self):
+            means[field.name] = value = getattr(self, field.name).copy()
+            share = n_stages[is_piped].reshape(-1, *[1] * (value.ndim - 1))
+            value[is_piped] = getattr(of_all, field.name) / share
+        return _Tick(**means)
 
 
 def _tick(
