@@ -1,10 +1,14 @@
 """Compiled programs of libtpu: parts, overlap and rows of a simulated step."""
 
+import polars as pl
 import pytest
 from goldens import GOLDEN_DIR, GOLDENS
 
+from meshscope.analysis.timeline import modeled_timeline
 from meshscope.cost.steps import TimedStep, timed_step
+from meshscope.cost.timeline import timeline_table
 from meshscope.events.enums import Phase
+from meshscope.events.schema import table_of
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.spec.hardware.topology import parse_topology
@@ -71,3 +75,24 @@ def test_communicating_kernel_with_unknown_peers_has_no_time():
     assert timed.simulated.unestimated
     assert any("not in the times" in note for note in timed.time.notes)
     assert any(row.dur_s is None for row in rows)
+
+
+# An instruction there combines the arrays of several layers or parts, and is one execution.
+COMBINED = {"2xv6e_tp8_decode", "v6e_combined"}
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_the_timeline_has_the_layers_and_the_exposed_time_of_the_rows(name: str):
+    timed, rows = _timed(name)
+    timeline = modeled_timeline(timeline_table([timed]), table_of(rows))
+    where = [] if name in COMBINED else ["layer", "part"]
+    events = table_of(rows).with_columns(pl.lit("all").alias("all"))
+    total = (pl.col("exposed_s") * pl.col("count")).sum()
+    expected = events.group_by("all", *where).agg(total.alias("exposed_s"))
+    collectives = timeline.filter(pl.col("kind").is_not_null())
+    shown = collectives.group_by(pl.lit("all").alias("all"), *where).agg(pl.col("exposed_s").sum())
+    if not timed.simulated.unestimated:  # as a kernel of unknown peers
+        both = shown.join(expected, on=["all", *where], how="full", nulls_equal=True)
+        assert both["exposed_s"].to_list() == pytest.approx(both["exposed_s_right"].to_list())
+        compute = timeline.filter(pl.col("activity").is_not_null())
+        assert {row.layer for row in rows} - {None} <= set(compute["layer"])
