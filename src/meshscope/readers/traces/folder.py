@@ -35,9 +35,9 @@ def trace_folder(folder: Path) -> TraceFolder:
         if traces.files:
             return traces
         others += traces.findings
-    found = f" ({others[0]})" if others else ""
+    unread = f" ({others[0]})" if others else ""
     raise TraceError(
-        f"{folder}: contains no trace{found}. Give a folder with *.json, *.json.gz, *.sqlite or *.xplane.pb."
+        f"{folder}: contains no trace{unread}. Give a folder with *.json, *.json.gz, *.sqlite or *.xplane.pb."
     )
 
 

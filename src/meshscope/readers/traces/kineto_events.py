@@ -36,7 +36,7 @@ USES: Mapping[str | None, Use] = {
     # Operators of old traces: their steps are among them.
     **dict.fromkeys(("user_annotation", "gpu_user_annotation", "Operator"), Use.RANGE),
 }
-# Events that are no ops of a device: of the host, waits, arrows, and counters.
+# Events that are no ops of a device: host events, waits, arrows, and counters.
 NO_OPS = frozenset(
     (
         *("cpu_op", "operator", "python_function", "Python", "cpu_instant_event", "Trace", "overhead"),

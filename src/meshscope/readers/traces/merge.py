@@ -92,10 +92,10 @@ def _nothing(traces: Sequence[Trace]) -> str:
     """What the files have instead of ops of devices."""
     first = traces[0]
     files = "" if len(traces) == 1 else f" in {len(traces):,} files, such as this one"
-    found = f"{first.n_events:,} events" + (f": {first.contents}" if first.contents else "")
+    contents = f"{first.n_events:,} events" + (f": {first.contents}" if first.contents else "")
     said = "".join(f" {finding}." for finding in first.findings[:2])
     return (
-        f"{first.path}: no op of a device{files}, but {found}.{said} Is this a trace of the profiler? "
+        f"{first.path}: no op of a device{files}, but {contents}.{said} Is this a trace of the profiler? "
         f"{_RECORD.get(first.format, 'Run the program inside of jax.profiler.trace.')}"
     )
 

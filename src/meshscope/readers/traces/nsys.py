@@ -229,7 +229,7 @@ def _launch_ns(database: sqlite3.Connection, frame: pl.DataFrame) -> Ints:
 def _steps(
     marks: Sequence[tuple[int, StepMark]], process: Ints, at_ns: Ints
 ) -> tuple[pl.DataFrame, Ints]:
-    """The steps, and the one around each launch [n]: of its process, if that has any; -1 outside."""
+    """The steps, and the one around each launch [n]; processes without steps use those of others."""
     by_process: dict[int, list[StepMark]] = {}
     for number, mark in marks:
         by_process.setdefault(number, []).append(mark)
