@@ -35,7 +35,7 @@ def command(  # noqa: PLR0913  the options of the command
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The profile.",
+            help="File of the profile.",
             show_default="~/.local/share/meshscope/profiles/CHIP.json",
         ),
     ] = None,

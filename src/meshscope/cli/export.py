@@ -16,7 +16,9 @@ def command(
         typer.Argument(metavar="RUN...", help="The folder of a run; for plots, of several."),
     ],
     *,
-    to: Annotated[ExportFormat, typer.Option("--to", help="The format.")],
+    to: Annotated[
+        ExportFormat, typer.Option("--to", help="The format; plots need the extra plots.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(

@@ -112,7 +112,10 @@ def command(  # noqa: PLR0913  the options of the command
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also draw the Pareto front: .png, .svg or .pdf."),
+        typer.Option(
+            metavar="FILE",
+            help="Also draw the Pareto front: .png, .svg or .pdf; needs the extra plots.",
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier FILE.")] = False,
     queue: QueueOption = Queue.LOCAL,

@@ -7,7 +7,10 @@ import typer
 from meshscope.sweep.queue import Queue
 
 QueueOption = Annotated[
-    Queue, typer.Option(help="Where to make the runs: on this machine or on a Ray cluster.")
+    Queue,
+    typer.Option(
+        help="Where to make the runs: on this machine, or on a Ray cluster, which needs the extra ray."
+    ),
 ]
 AddressOption = Annotated[
     str | None,

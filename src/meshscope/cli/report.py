@@ -27,7 +27,7 @@ def command(
         typer.Option(
             "--out",
             metavar="FILE",
-            help="The file.",
+            help="The HTML file.",
             show_default="report.html in the run, or in the folder of the runs",
         ),
     ] = None,

@@ -64,7 +64,10 @@ class ServeOutput:
 
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help=f"The simulation over time: {', '.join(ENDINGS)}."),
+        typer.Option(
+            metavar="FILE",
+            help=f"File of the simulation over time: {', '.join(ENDINGS)}; pictures need the extra plots.",
+        ),
     ] = None
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False
     full: Annotated[bool, typer.Option("--full", help="Also conditions and details.")] = False
