@@ -91,13 +91,13 @@ ENTRY main {
 
 
 def test_the_compiled_exchange_with_experts_takes_longer_and_others_do_not() -> None:
-    found = module_collectives(
+    compiled = module_collectives(
         parse_hlo(HLO, "step"), mesh=Mesh(axes=(("dp", 8),)), crosses_slices=lambda _: None
     )
     even, skewed = (
         CollectiveEstimator(parse_topology("v6e-8"), exchange_load=load) for load in (1.0, 3.0)
     )
-    exchange, other = [(operation,) for operation in found.scheduled]
+    exchange, other = [(operation,) for operation in compiled.scheduled]
     for operations, factor in ((exchange, 3), (other, 1)):
         one, longer = (estimator.estimate(operations) for estimator in (even, skewed))
         assert longer.seconds.value_s == pytest.approx(factor * one.seconds.value_s)

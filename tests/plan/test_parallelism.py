@@ -86,11 +86,11 @@ def _predicted(model: str, plan: str) -> meshscope.Run:
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.model}-{case.plan}" for case in CASES])
 def test_each_predicted_row_has_the_parallelism_that_causes_it(case: Case):
     rows = _predicted(case.model, case.plan).record.rows
-    found: dict[str | None, set[str]] = defaultdict(set)
+    parallelisms: dict[str | None, set[str]] = defaultdict(set)
     for row in rows:
         if row.phase is Phase.PREFILL:
-            found[row.parallelism].add(str(row.part))
-    assert found == case.expected
+            parallelisms[row.parallelism].add(str(row.part))
+    assert parallelisms == case.expected
 
 
 @pytest.mark.parametrize("source", [Source.COMPILED, Source.MEASURED])

@@ -20,8 +20,8 @@ class Insertion:
     """A collective that the partitioner inserted: what an array was, what its user wanted, and the remedy.
 
     `exposed_s` and `total_s` are seconds of one step, None if the run has no times. `remedy` is None if the
-    program does not show one, or the line is one of meshscope's own programs. `is_planned` is whether the prediction
-    of the plan has it, None without a prediction. `is_of_product` is whether it gathers an operand of a matrix product, or scatters
+    program does not show one, or the line is one of meshscope's own programs. `is_planned` is whether the plan's
+    prediction has it, None without a prediction. `is_of_product` is whether it gathers an operand of a matrix product, or scatters
     its sum, so that a collective matmul could hide it.
     """
 

@@ -1,7 +1,7 @@
 """Overlap of communication with compute, exposed and idle time, as unions of intervals.
 
 The functions take a timeline: rows of the event table with `start_s` and `dur_s`, one for each
-execution. A row without `kind` is compute unless its `opcode` is in NO_COMPUTE. Of a modeled pipeline, the
+execution. A row without `kind` is compute unless its `opcode` is in NO_COMPUTE. In a modeled pipeline, the
 rows of a stage and those without stage are what one device of this stage does.
 """
 

@@ -134,7 +134,7 @@ def _run() -> None:
 
 
 def _check_streams() -> None:
-    """Lets no file take the place of a closed stream, and refuses a closed output, which nobody could read."""
+    """Lets no file take the place of a closed stream, and refuses a closed output, which no reader would get."""
     is_closed = sys.stdout is None
     for number in range(3):
         try:

@@ -358,12 +358,12 @@ class _Simulation:
 
     def _stage_scopes(self, conditional: Instruction) -> dict[int | None, Scope]:
         """The scopes with stages of the branches by number; None is the costliest branch."""
-        own = scope_of(conditional.op_name)
-        scopes: dict[int | None, Scope] = {None: own}
-        if own.stages is None:
+        outer = scope_of(conditional.op_name)
+        scopes: dict[int | None, Scope] = {None: outer}
+        if outer.stages is None:
             names = [[i.op_name for i in b.instructions] for b in self._branches(conditional)]
             inner = [[s for s in map(scope_of, of_branch) if s.stages] for of_branch in names]
-            scopes = {at: found[0] for at, found in enumerate(inner) if found}
+            scopes = {at: of_branch[0] for at, of_branch in enumerate(inner) if of_branch}
         known = range(self.schedule.n_stages)
         return {at: s for at, s in scopes.items() if s.stages and s.stages[-1] in known}
 

@@ -56,8 +56,8 @@ def _resharding(collectives: ModuleCollectives, operation: Operation) -> Reshard
 
 def _names_of_others(mesh: Mesh, operation: Operation) -> list[str]:
     """The axes of the mesh beside those of the collective."""
-    own = (mesh.axis_of_groups(operation.groups) or "").split("+")
-    return [name for name, size in mesh.axes if size > 1 and name not in own]
+    axes = (mesh.axis_of_groups(operation.groups) or "").split("+")
+    return [name for name, size in mesh.axes if size > 1 and name not in axes]
 
 
 def _is_argument_in_parts(flow: Dataflow, operation: Operation, part: Fraction) -> bool:

@@ -1,6 +1,6 @@
 """The kind of parallelism that causes a collective: tp, sp, pp, dp, cp, ep or fsdp.
 
-A mesh axis does not tell it: experts travel over dp and tp, and sp over tp.
+A mesh axis does not show it: experts travel over dp and tp, and sp over tp.
 """
 
 from collections.abc import Iterable
@@ -64,7 +64,7 @@ def _exchanges(row: Collective) -> bool:
 def _is_split(row: Collective, hidden: int | None) -> bool:
     """Whether a row over tp is due to the split of the residual stream.
 
-    Of the head, these bring the last tokens, as wide as the residual stream, to all devices of tp.
+    These bring the last tokens, as wide as the residual stream, to all devices of tp before the head.
     """
     if row.part is not Part.LM_HEAD:
         return row.kind in _SPLIT_KINDS
