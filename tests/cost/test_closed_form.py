@@ -72,14 +72,8 @@ def _closed(experiment: Experiment, phase: Phase):
 def test_communication_equals_that_of_the_predicted_rows(experiment: Experiment, phase: Phase):
     """Sum over the rows against payload coefficients from three reference workloads."""
     total = sum(
-        row.count
-        * collective_time(
-            row.kind,
-            groups=row.groups,
-            payload_bytes=row.payload_bytes,
-            topology=experiment.topology,
-        ).seconds
-        for row in predict(experiment)
+        row.count * row.dur_s
+        for row in timed_predictions(predict(experiment), experiment)
         if row.phase is phase
     )
     form, closed = _closed(experiment, phase)

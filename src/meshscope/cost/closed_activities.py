@@ -85,4 +85,4 @@ def wire_bytes(form: PlanForm, steps: ClosedSteps, at: int, collective: int) -> 
     n_stages = form.n_stages if cost.part is Part.LM_HEAD else 1
     n = cost.n_pass * form.n_microbatches / form.n_stages + cost.n_once / n_stages
     n *= float(steps.n_chunks[at])
-    return float(steps.payload_bytes[at, collective]) * cost.transfer.wire_factor * n
+    return cost.transfer.wire_bytes(float(steps.payload_bytes[at, collective])) * n

@@ -78,7 +78,14 @@ class TransferLines:
     least_bytes: FloatArray
     most_bytes: FloatArray
     wire_factor: float
+    reduced_up_to_bytes: float  # payloads that an all-reduce carries instead
+    reduced_wire_factor: float
     ranges: tuple[tuple[int, int], ...]
+
+    def wire_bytes(self, payload_bytes: float) -> float:
+        """Bytes that a device sends for the payload."""
+        is_reduced = round(payload_bytes) <= self.reduced_up_to_bytes
+        return payload_bytes * (self.reduced_wire_factor if is_reduced else self.wire_factor)
 
     def seconds(self, payload_bytes: float) -> float:
         """The time of the fastest strategy for the payload."""
@@ -128,19 +135,20 @@ def collective_costs(
         list(_runs(_with_workload(experiment, phase, ref), phase, is_cut=is_cut))
         for ref in references
     ]
-    payloads = np.array([[_payload_bytes(run.collective) for run in of] for of in runs], float)
+    payloads = np.array([[run.collective.payload_bytes for run in of] for of in runs], float)
     coefficients = _coefficients(references, payloads)
     transfers: dict[
-        tuple[Kind, int], TransferLines
+        tuple[Kind, int, float], TransferLines
     ] = {}  # by the identity of the groups: spares hashing
     costs: list[CollectiveCost] = []
     for run, payload in zip(runs[0], coefficients, strict=True):
         collective = run.collective
-        key = (collective.kind, id(collective.groups))
+        limit = collective.reduced_up_to_bytes
+        key = (collective.kind, id(collective.groups), limit)
         if key not in transfers:
             groups = experiment.mesh.devices_at(collective.groups)
             geometry = geometry_of(experiment.topology, groups)
-            line = _transfer(collective.kind, geometry, constants)
+            line = _transfer(collective.kind, geometry, constants, limit)
             load = exchange_load(experiment, phase) if is_exchange(collective) else 1.0
             transfers[key] = line if load == 1 else line.scaled(load)
         costs.append(
@@ -188,7 +196,7 @@ def with_weight_dtype(
     is_cut = phase is Phase.PREFILL and experiment.has_cut_prompts
     runs = _runs(_with_workload(experiment, phase, first), phase, is_cut=is_cut)
     return tuple(
-        replace(cost, payload=_of_feature(Feature.ONE, _payload_bytes(run.collective)))
+        replace(cost, payload=_of_feature(Feature.ONE, run.collective.payload_bytes))
         if not cost.payload[Feature.SEQUENCES :].any()
         else cost
         for cost, run in zip(costs, runs, strict=True)
@@ -226,14 +234,29 @@ def _coefficients(references: Sequence["_Reference"], payloads: FloatArray) -> F
 
 
 @lru_cache(maxsize=CACHED_TRANSFERS)
-def _transfer(kind: Kind, geometry: GroupGeometry, constants: LinkConstants) -> TransferLines:
-    lines = collective_lines(kind, geometry, constants)
+def _transfer(
+    kind: Kind, geometry: GroupGeometry, constants: LinkConstants, reduced_up_to_bytes: float
+) -> TransferLines:
+    # With the payloads from and to which a line holds.
+    lines = [
+        (line, max(line.payloads[0], reduced_up_to_bytes + 1), line.payloads[1])
+        if reduced_up_to_bytes
+        else (line, *line.payloads)
+        for line in collective_lines(kind, geometry, constants)
+    ]
+    if reduced_up_to_bytes:
+        lines += [
+            (line, line.payloads[0], min(line.payloads[1], reduced_up_to_bytes))
+            for line in collective_lines(Kind.ALL_REDUCE, geometry, constants)
+        ]
     return TransferLines(
-        latency_s=np.array([line.latency_s for line in lines] or [0.0]),
-        hops_s=np.array([line.hops_s for line in lines] or [0.0]),
-        s_per_byte=np.array([line.s_per_byte for line in lines] or [0.0]),
-        least_bytes=np.array([line.payloads[0] for line in lines] or [0.0]),
-        most_bytes=np.array([line.payloads[1] for line in lines] or [np.inf]),
+        latency_s=np.array([line.latency_s for line, _, _ in lines] or [0.0]),
+        hops_s=np.array([line.hops_s for line, _, _ in lines] or [0.0]),
+        s_per_byte=np.array([line.s_per_byte for line, _, _ in lines] or [0.0]),
+        least_bytes=np.array([least for _, least, _ in lines] or [0.0]),
+        most_bytes=np.array([most for _, _, most in lines] or [np.inf]),
+        reduced_up_to_bytes=reduced_up_to_bytes,
+        reduced_wire_factor=float(wire_factor(Kind.ALL_REDUCE, geometry.group_size)),
         wire_factor=float(wire_factor(kind, geometry.group_size)),
         ranges=tuple(
             (measured.min_payload_bytes, measured.max_payload_bytes)
@@ -241,10 +264,6 @@ def _transfer(kind: Kind, geometry: GroupGeometry, constants: LinkConstants) -> 
             if measured.contains(kind, measured.min_payload_bytes, geometry.group_size)
         ),
     )
-
-
-def _payload_bytes(collective: PlannedCollective) -> int:
-    return array_bytes(collective.dtype, collective.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +353,8 @@ def _runs(experiment: Experiment, phase: Phase, *, is_cut: bool) -> Iterator[_Ru
         n_microbatches = experiment.n_microbatches(phase)
         yield from _stage_sends(experiment, phase, stages)
         # In meshscope's engine, the collectives of all stages follow the last stage.
-        outside = tuple(c for s in stages[-2:] for c in s.after if c.part is not Part.STAGE)
+        ends = (*stages[-1].before, *(c for s in stages[-2:] for c in s.after))
+        outside = tuple(c for c in ends if c.part is not Part.STAGE)
         for collective in stages[0].before:
             yield _Run(
                 collective=collective,

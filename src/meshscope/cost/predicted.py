@@ -22,7 +22,7 @@ from meshscope.cost.features import PARTS, Cost
 from meshscope.cost.fused_experts import fused_notes
 from meshscope.cost.planned_collectives import hidden_behind
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Part, Phase, Source
+from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeBasis, TimeEstimate
 from meshscope.interconnect import LinkConstants, collective_time, constants_of
 from meshscope.interconnect.profile import ChipProfile
@@ -194,7 +194,7 @@ def _timed_row(row: Collective, experiment: Experiment, constants: LinkConstants
     if row.payload_bytes is None or not row.groups or row.phase is None:
         return row
     seconds = collective_time(
-        row.kind,
+        row.kind if row.opcode is None else Kind(row.opcode.replace("-", "_")),
         groups=row.groups,
         payload_bytes=row.payload_bytes,
         topology=experiment.topology,

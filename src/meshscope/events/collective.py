@@ -101,9 +101,12 @@ def predicted_collective(  # noqa: PLR0913  the fields of the row
     n_steps: int = 1,
     stage: int | None = None,
     crosses_slices: bool | None = None,
-    opcode: str | None = None,
+    executed_as: Kind | None = None,
 ) -> Collective:
-    """A predicted row, with payload and wire bytes derived from kind, dtype, shape and group size."""
+    """A predicted row, with payload and wire bytes derived from kind, dtype, shape and group size.
+
+    `executed_as` is the kind that the compiler makes of it, if it is another one.
+    """
     group_size = len(groups[0])
     payload_bytes = array_bytes(dtype, shape)
     return Collective(
@@ -112,14 +115,14 @@ def predicted_collective(  # noqa: PLR0913  the fields of the row
         layer=layer,
         part=part,
         kind=kind,
-        opcode=opcode,
+        opcode=None if executed_as is None else executed_as.value.replace("_", "-"),
         axis=axis,
         group_size=group_size,
         groups=groups,
         dtype=dtype,
         shape=shape,
         payload_bytes=payload_bytes,
-        wire_bytes=payload_bytes * wire_factor(kind, group_size),
+        wire_bytes=payload_bytes * wire_factor(executed_as or kind, group_size),
         count=count,
         n_steps=n_steps,
         stage=stage,

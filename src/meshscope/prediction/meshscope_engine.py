@@ -5,6 +5,7 @@ Dimensions: b sequences per device, s tokens per step, D hidden, V padded vocabu
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
@@ -18,6 +19,8 @@ from meshscope.prediction.planned_collective import (
 )
 from meshscope.prediction.stage_sends import sent_arrays
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.compiler_facts import CompilerFacts, compiler_facts
 from meshscope.spec.model.model import CompressedAttention, Layer, Model
 from meshscope.spec.plan.context_form import local_tokens
 from meshscope.spec.plan.dispatch import Dispatch, exchange_axes, routed_tokens
@@ -90,6 +93,17 @@ class _DecoderStep:
         is_prefill = self.step.phase is Phase.PREFILL
         return self.plan.sp and (is_prefill or self.local_batch % self.plan.tp == 0)
 
+    @property
+    def is_torchxla(self) -> bool:
+        """Whether the front end is TorchXLA."""
+        return self.experiment.program.frontend is Frontend.TORCHXLA
+
+    @property
+    def facts(self) -> CompilerFacts | None:
+        """The behavior of the TPU compiler; None for other chips."""
+        chip = self.experiment.topology.chip
+        return compiler_facts(chip.name) if chip.kind is ChipKind.TPU else None
+
     def collective(
         self, part: Part, kind: Kind, axes: tuple[str, ...], shape: tuple[int, ...], dtype: str = ""
     ) -> PlannedCollective:
@@ -130,7 +144,11 @@ def meshscope_stages(
     if n_chunks > 1:
         return (repeated(stage, n_chunks),)
     sent = () if program.plan.pp == 1 else sent_arrays(experiment, step, _split_residual(program))
-    return pipeline_stages(experiment, step, whole=stage, sent=sent, chosen=chosen)
+    ends = None
+    if program.plan.pp > 1 and program.is_torchxla:
+        whole = replace(program, n_microbatches=1)
+        ends = PlannedStage(before=_embed(whole), layers=(), after=stage.after)
+    return pipeline_stages(experiment, step, whole=stage, sent=sent, ends=ends, chosen=chosen)
 
 
 def _split_residual(program: _DecoderStep) -> tuple[int, ...]:
@@ -241,8 +259,9 @@ def _dispatch(program: _DecoderStep) -> Iterator[PlannedCollective]:
     counts = (dispatch.n_ranks, dispatch.n_ranks * dispatch.n_local_experts)
     rows = _rows_shape(program, dispatch)
     axes = dispatch.axes
-    if program.experiment.program.frontend is not Frontend.TORCHXLA:
-        yield program.collective(Part.MOE_DISPATCH, Kind.ALL_GATHER, axes, counts, "s32")
+    if not program.is_torchxla:
+        gather = program.collective(Part.MOE_DISPATCH, Kind.ALL_GATHER, axes, counts, "s32")
+        yield _reduced_row(program, gather, counts[-1], n_rows=1)
     yield program.collective(Part.MOE_DISPATCH, Kind.ALL_TO_ALL, axes, rows)
 
 
@@ -276,27 +295,53 @@ def _gather_routed_tokens(program: _DecoderStep) -> tuple[PlannedCollective, ...
 
 def _logits(program: _DecoderStep) -> tuple[PlannedCollective, ...]:
     """Brings the last token to all tp devices, then all-gathers the logits [b,V]."""
-    logits = (program.local_batch, padded_vocab(program.model, program.plan))
+    vocab = padded_vocab(program.model, program.plan)
+    gathers = _tp(program, Part.LM_HEAD, Kind.ALL_GATHER, (program.local_batch, vocab))
     return (
         *_last_token(program),
         *_gather_weights(program, Part.LM_HEAD, *_head_weights(program)),
-        *_tp(program, Part.LM_HEAD, Kind.ALL_GATHER, logits),
+        *(
+            _reduced_row(program, gather, vocab // program.plan.tp, n_rows=program.local_batch)
+            for gather in gathers
+        ),
     )
+
+
+def _reduced_row(
+    program: _DecoderStep, gather: PlannedCollective, n_local: int, *, n_rows: int
+) -> PlannedCollective:
+    """The gather of `n_rows` of `n_local` elements of each device; a single row may be gathered by an all-reduce."""
+    facts = program.facts
+    if facts is None or n_local % facts.gathered_row_multiple.value == 0:
+        return gather
+    return replace(gather, reduced_up_to_bytes=gather.payload_bytes // n_rows)
 
 
 def _last_token(program: _DecoderStep) -> tuple[PlannedCollective, ...]:
     """The last token of each sequence, on all devices of tp and cp.
 
     In prefill one device holds it and an all-reduce adds zeros from the others. In decode the
-    batch is split over tp under sp, and is all-gathered.
+    batch is split over tp under sp, and is all-gathered. In TorchXLA programs, the last stage of a pipeline
+    brings it to all of them, and the partitioner takes it from a split prompt with a permute that the
+    all-reduce then repeats.
     """
     batch, n_tokens, hidden = program.residual
-    if program.step.phase is Phase.DECODE:
+    is_prefill, is_piped = program.step.phase is Phase.PREFILL, program.plan.pp > 1
+    gathers: tuple[PlannedCollective, ...] = ()
+    if program.is_split and not is_prefill:
         shape = (batch, n_tokens, hidden)
-        return _tp(program, Part.LM_HEAD, Kind.ALL_GATHER, shape) if program.is_split else ()
-    axes = ("cp",) * (program.plan.cp > 1) + ("tp",) * program.is_split
+        gathers = _tp(program, Part.LM_HEAD, Kind.ALL_GATHER, shape)
+    axes = ("pp",) * (program.is_torchxla and is_piped)
+    if is_prefill:
+        axes += ("cp",) * (program.plan.cp > 1) + ("tp",) * program.is_split
+    if program.is_torchxla and is_prefill and axes == ("tp",):
+        sliced = program.collective(Part.LM_HEAD, Kind.PERMUTE, axes, (batch, 1, hidden))
+        pairs = tuple((group[-1], group[0]) for group in sliced.groups)
+        gathers = (replace(sliced, groups=pairs),)
+    if not axes:
+        return gathers
     all_reduce = program.collective(Part.LM_HEAD, Kind.ALL_REDUCE, axes, (batch, hidden))
-    return (all_reduce,) if axes else ()
+    return (*gathers, all_reduce)
 
 
 def _gather_activations(program: _DecoderStep, part: Part) -> tuple[PlannedCollective, ...]:
@@ -314,7 +359,11 @@ def _reduction(
 ) -> tuple[PlannedCollective, ...]:
     """Sum of an array of tokens over tp: all-reduce, or reduce-scatter under sp."""
     kind = Kind.REDUCE_SCATTER if program.is_split else Kind.ALL_REDUCE
-    return _tp(program, part, kind, shape)
+    reductions = _tp(program, part, kind, shape)
+    facts, is_decode = program.facts, program.step.phase is Phase.DECODE
+    if program.is_split and is_decode and facts is not None and facts.reduces_rows_whole.value:
+        return tuple(replace(planned, reduced_up_to_bytes=inf) for planned in reductions)
+    return reductions
 
 
 def _tp(
@@ -332,7 +381,7 @@ def _gather_weights(
     if plan.fsdp == 1:
         return ()
     arrays = gathered_arrays(weights, plan, dtype)
-    if program.experiment.program.frontend is Frontend.TORCHXLA:
+    if program.is_torchxla:
         arrays = _joined(arrays, [w.name for w in weights if w.fsdp_dim(plan) is not None])
     return tuple(
         program.collective(part, Kind.ALL_GATHER, ("fsdp",), shape, stored_dtype)

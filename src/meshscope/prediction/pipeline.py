@@ -2,7 +2,8 @@
 
 A stage repeats its collectives once per micro-batch. It sends activations to the next stage on
 every tick of the pipeline, even while idle; the receiver discards those (programs/jax/pipeline.py).
-TorchXLA programs send nothing after the last tick (programs/torchxla/stages.py).
+TorchXLA programs send nothing after the last tick, and all their stages compute embedding and logits
+(programs/torchxla/stages.py).
 """
 
 from bisect import bisect_left
@@ -22,18 +23,19 @@ from meshscope.spec.program import Frontend
 CACHED_SENDS = 256  # tuples with thousands of pairs on large slices
 
 
-def pipeline_stages(
+def pipeline_stages(  # noqa: PLR0913  what a step consists of
     experiment: Experiment,
     step: PlannedStep,
     *,
     whole: PlannedStage,
     sent: tuple[SentArray, ...],
+    ends: PlannedStage | None = None,
     chosen: Collection[int] | None = None,
 ) -> tuple[PlannedStage, ...]:
     """The stages of a step; the last entry, without index, holds the collectives over all stages.
 
     `whole` is the program without a pipeline: embedding and layers for one micro-batch, the head
-    for all sequences. `sent` are the arrays that a device sends to its peer in the next stage.
+    for all sequences. With `ends`, all stages compute these, for all sequences. `sent` are the arrays that a device sends to its peer in the next stage.
     With `chosen`, only those stages have layers.
     """
     plan = experiment.plan
@@ -44,23 +46,23 @@ def pipeline_stages(
     place = _StagePlacement(mesh=plan.mesh)
     stages = tuple(
         PlannedStage(
-            before=place(whole.before, 0, n_microbatches) if stage == 0 else (),
+            before=place(whole.before, 0, n_microbatches) if stage == 0 and ends is None else (),
             layers=tuple(
                 (layer, place(collectives, stage, n_microbatches))
                 for layer, collectives in whole.layers[layers.start : layers.stop]
                 if chosen is None or stage in chosen
             ),
-            after=place(whole.after, last, 1)
+            after=(place(whole.after, last, 1) if ends is None else ())
             if stage == last
             else tuple(_stage_send(experiment, step, stage, array) for array in sent),
             index=stage,
         )
         for stage, layers in enumerate(stage_layers(len(whole.layers), plan.pp))
     )
-    return (
-        *stages,
-        PlannedStage(before=(), layers=(), after=(_share_tokens(experiment, step.phase),)),
-    )
+    if ends is not None:
+        return (*stages, ends)
+    tokens = _share_tokens(experiment, step.phase)
+    return (*stages, PlannedStage(before=(), layers=(), after=(tokens,)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from meshscope.events.collective import Collective, Groups, predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.serialize import picked
 from meshscope.spec.experiment import Experiment
+from meshscope.units import array_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,10 @@ def planned_steps(experiment: Experiment) -> tuple[PlannedStep, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCollective:
-    """One collective of the program: its kind, device groups and payload (`shape`, `dtype`)."""
+    """One collective of the program: its kind, device groups and payload (`shape`, `dtype`).
+
+    The compiler moves payloads of up to `reduced_up_to_bytes` with an all-reduce instead.
+    """
 
     part: Part
     kind: Kind
@@ -44,6 +48,17 @@ class PlannedCollective:
     shape: tuple[int, ...]
     dtype: str
     count: int = 1
+    reduced_up_to_bytes: float = 0
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the logical array."""
+        return array_bytes(self.dtype, self.shape)
+
+    @property
+    def executed_as(self) -> Kind | None:
+        """The kind that the compiler makes of it, if it is another one."""
+        return Kind.ALL_REDUCE if self.payload_bytes <= self.reduced_up_to_bytes else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +120,7 @@ def _row(
         phase=step.phase,
         layer=layer,
         **picked(planned, "part", "kind", "axis", "groups", "dtype", "shape", "count"),
+        executed_as=planned.executed_as,
         n_steps=step.n_steps,
         stage=stage,
         crosses_slices=experiment.crosses_slices(planned.groups),

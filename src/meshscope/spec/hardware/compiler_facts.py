@@ -62,6 +62,8 @@ class CompilerFacts:
     has_short_all_reduces: Fact[bool]
     offloads_all_reduces_from: Fact[int | None]
     has_async_fsdp_gathers: Fact[bool]
+    reduces_rows_whole: Fact[bool]
+    gathered_row_multiple: Fact[int]
     fetches_ahead_of_rows: Fact[bool]
 
     # Estimates.
