@@ -212,10 +212,12 @@ def _of_stages(rows: pl.DataFrame, programs: Sequence[ProfiledProgram]) -> pl.Da
     joined = rows.join(stages, on="device", how="left", maintain_order="left").join(
         facts, on=["module", "hlo_name", "of_device"], how="left", maintain_order="left"
     )
-    is_of_stage = pl.col("stage").is_not_null()
+    # Without the number of the device, its stage and layer are unknown.
+    is_of_all, is_known = pl.col("stage").is_null(), pl.col("of_device").is_not_null()
+    layer = pl.col("layer") + pl.col("n_layers_before").fill_null(0)
     return joined.with_columns(
-        pl.when(is_of_stage).then(pl.coalesce("of_device", "stage")).alias("stage"),
-        pl.col("layer") + pl.col("n_layers_before").fill_null(0),
+        pl.when(~is_of_all).then("of_device").alias("stage"),
+        pl.when(is_of_all | is_known).then(layer).alias("layer"),
         pl.coalesce("of_stage", "groups").alias("groups"),
     ).select(rows.columns)
 
