@@ -78,7 +78,7 @@ POINT_COLUMNS: dict[str, tuple[Any, str, str]] = {
     "tokens_per_s_per_chip": (
         pl.Float64,
         "tokens/s",
-        "batch x output over the request and the chips",
+        "request tokens/s per chip: batch x output over the request",
     ),
     "is_extrapolated": (
         pl.Boolean,

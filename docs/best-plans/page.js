@@ -29,7 +29,7 @@
     ["weights", "weights", (c) => c.options.weight_dtype, (c) => c.options.weight_dtype, false],
     ["ttft", "TTFT", (c) => c.ttft_s[0], (c) => seconds(c.ttft_s[0]), false],
     ["tpot", "TPOT", (c) => c.tpot_s[0], (c) => seconds(c.tpot_s[0]), true],
-    ["rate", "tokens/s/chip", (c) => c.tokens_per_s_per_chip, (c) => rate(c.tokens_per_s_per_chip), true],
+    ["rate", "request tokens/s per chip", (c) => c.tokens_per_s_per_chip, (c) => rate(c.tokens_per_s_per_chip), true],
     ["prefill", "sent, prefill", (c) => communication(c).prefill.wire_bytes, (c) => bytes(communication(c).prefill.wire_bytes), false],
     ["decode", "sent, decode step", (c) => communication(c).decode.wire_bytes, (c) => bytes(communication(c).decode.wire_bytes), false],
     ["exposed", "exposed, decode", (c) => c.exposed_frac.decode, (c) => `${Math.round(c.exposed_frac.decode * 100)}%`, false],

@@ -59,7 +59,7 @@ def test_a_dump_becomes_a_run(meshscope, dump: str) -> None:
     assert (run.path / "hlo" / dump).read_text() == DUMP
     assert [(row.part, row.payload_bytes) for row in run.rows] == [("attn", 2048), ("mlp", 2048)]
     assert "unattributed: none" in out
-    assert "prefill: 2 collectives, 7.17 kB on the wire a step; 1 step a request" in out
+    assert "prefill: 2 collectives, 7.17 kB on the wire per step; 1 step per request" in out
 
 
 def test_the_document_of_an_import_has_no_model_and_no_memory(meshscope, dump: str) -> None:

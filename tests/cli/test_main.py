@@ -58,7 +58,7 @@ def test_a_prediction_leaves_nothing_behind(tmp_path: Path) -> None:
     status, out, err = ran(*PREDICT, cwd=tmp_path)
     assert (status, err, list(tmp_path.iterdir())) == (0, "", [])
     assert "\x1b" not in out
-    assert out.startswith("Qwen/Qwen3-32B (64 layers) on v6e:2x4 (8 chips), tp=8, batch 1,")
+    assert out.startswith("Qwen/Qwen3-32B (64 layers) on v6e:2x4 (8 chips), tp=8\nbatch 1,")
     assert max(map(len, out.splitlines())) <= 80
     assert not any(line.endswith(" ") for line in out.splitlines())
 

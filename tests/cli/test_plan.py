@@ -24,7 +24,7 @@ def test_the_page_and_the_picture_are_written_beside_the_answer(
     files = [tmp_path / "plan.html", tmp_path / "front.png"]
     words = ("--report", str(files[0]), "--plot", str(files[1]))
     answer = meshscope(*SMALL, *words)
-    assert "best for output tokens/s/chip" in answer.out
+    assert "best for request tokens/s per chip" in answer.out
     assert all(path.stat().st_size > 1000 for path in files)
     before = files[0].read_bytes()
     refused = meshscope(*SMALL, *words)

@@ -36,7 +36,7 @@ def test_json_is_the_only_thing_on_standard_output(meshscope) -> None:
 def test_a_kept_run_shows_what_was_printed(meshscope) -> None:
     printed = meshscope("predict", *ASK, "--out", "kept")
     assert meshscope("show", "kept") == printed
-    assert printed.out.count("run       kept\n") == 1
+    assert printed.out.count("run  kept\n") == 1
 
 
 def test_a_kept_run_has_the_same_document(meshscope) -> None:
@@ -136,5 +136,6 @@ def test_a_pipeline_has_rows_by_stage(meshscope) -> None:
     ]
     assert document["totals"]["prefill"]["count"] == sum(row["count"] for row in prefill)
     assert document["experiment"]["microbatches"] == {"prefill": 4, "decode": 1}
-    assert "; 4 micro-batches in prefill" in " ".join(text.split())
+    full = meshscope("predict", *ask, "--microbatches", "4", "--full").out
+    assert "; 4 micro-batches in prefill" in " ".join(full.split())
     assert "stage" in next(line for line in text.splitlines() if line.startswith("collective"))

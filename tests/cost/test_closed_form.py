@@ -485,3 +485,17 @@ def test_the_figures_of_a_pipeline_are_means_over_its_stages(n_layers: int) -> N
         activities = sum(spent.seconds for spent in staged.activities)
         assert activities == pytest.approx(staged.step.value_s)
         assert staged.compute_s + staged.exposed_s + staged.idle_s == pytest.approx(activities)
+
+
+def test_a_prediction_without_an_interval_says_why() -> None:
+    """No published times of collectives on GPUs are known; a plan without collectives has an interval."""
+    for plan, has_interval in (("tp=4", False), ("dp=4", True)):
+        experiment = experiment_of(
+            model=read_model("Qwen/Qwen3-4B"),
+            plan=parse_plan(plan),
+            topology=parse_topology("h100:4"),
+            workload=Workload(batch=4, prompt=128, output=8),
+        )
+        for time in predicted_times(experiment):
+            assert (time.step.low_s is not None) is has_interval
+            assert any(note.startswith("no interval") for note in time.notes) is not has_interval

@@ -262,7 +262,7 @@ def test_the_text_says_by_how_much_the_closest_choice_misses() -> None:
 def test_the_answer_stays_within_80_columns() -> None:
     result = meshscope.plan("Qwen/Qwen3-30B-A3B", topology="v6e-8", slo="mlperf-llama2-70b")
     lines = list(result.lines(has_launch=False))
-    assert lines[1].startswith("best for output tokens/s/chip within mlperf-llama2-70b")
+    assert lines[1].startswith("best for request tokens/s per chip within mlperf-llama2-70b")
     assert all(len(line) <= 80 for line in lines)
 
 

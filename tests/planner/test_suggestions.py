@@ -6,7 +6,8 @@ from dataclasses import asdict
 import pytest
 
 import meshscope
-from meshscope.planner.suggestions import Purpose, follow_ups, suggestions_of
+from meshscope.planner.suggestions import Purpose, follow_ups, suggestions_of, surprises_of
+from meshscope.units import format_seconds
 
 
 def _predicted(command: str) -> meshscope.Run:
@@ -100,7 +101,7 @@ def test_a_change_that_is_good_for_the_rate_alone_says_so() -> None:
     )
     by_change = {s.change: s.purposes for s in suggestions_of(run.record)}
     assert by_change["--cache-dtype int8"] == (Purpose.RATE,)
-    assert "for more tokens/s" in run.text()
+    assert "for more decode tokens/s" in run.text()
     assert "for a shorter request: TTFT 0 us" not in run.text()
 
 
@@ -117,3 +118,42 @@ def test_a_plan_that_does_not_fit_gets_one_that_may() -> None:
 def test_a_chip_without_figures_gets_no_suggestion() -> None:
     run = meshscope.predict("Qwen/Qwen3-8B", topology="cpu:8", plan="tp=8")
     assert suggestions_of(run.record) == ()
+
+
+QWEN = "meshscope predict Qwen/Qwen3-32B --topology v6e-8 --plan tp=8 --batch 8"
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "reason"),
+    [
+        (f"{QWEN} --prompt 1000", "try --prompt 1024: TTFT -", "1000 positions has no kernel"),
+        (f"{QWEN} --prompt 500", "try --prompt 512: TTFT -", "500 positions has no kernel"),
+        (f"{QWEN} --batch 1", "try --batch 2: TPOT -1.1 ms", "multiply a vector"),
+        (
+            "meshscope predict Qwen/Qwen2.5-14B --topology v6e-4 --plan fsdp=2,tp=2 --batch 2",
+            "try --batch 4: TPOT -",
+            "multiply a vector",
+        ),
+        (f"{QWEN} --weight-dtype int4", "try --weight-dtype int8: request -", "int4 is slower"),
+        (f"{QWEN} --weight-dtype awq", "try --weight-dtype int8: request -", "int4 is slower"),
+    ],
+)
+def test_a_run_that_is_slower_than_a_larger_neighbor_says_why(
+    command: str, option: str, reason: str
+) -> None:
+    (sentence,) = surprises_of(_predicted(command).record)
+    assert sentence.startswith(option)
+    assert reason in sentence
+
+
+@pytest.mark.parametrize("sizes", ["--prompt 1024", "--prompt 1025", "--prompt 1500", "--batch 2"])
+def test_a_run_without_a_faster_larger_neighbor_has_no_surprise(sizes: str) -> None:
+    """Prompts from 1,024 on are padded to a block of the kernel."""
+    assert surprises_of(_predicted(f"{QWEN} {sizes}").record) == ()
+
+
+def test_the_gain_of_a_surprise_is_that_of_predicting_the_neighbor() -> None:
+    (sentence,) = surprises_of(_predicted(f"{QWEN} --prompt 1000").record)
+    times = [_predicted(f"{QWEN} --prompt {n}").time.ttft_s for n in (1000, 1024)]
+    assert None not in times
+    assert f"TTFT -{format_seconds(times[0] - times[1])};" in sentence

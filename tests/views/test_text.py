@@ -57,14 +57,14 @@ def compared(run: RunRecord, width: int, source: Source = Source.COMPILED) -> st
 
 
 PREDICTED = """\
-tiny (3 layers) on v6e:2x2 (4 chips), tp=4, batch 2, prompt 8, output 10, bf16,
-cache int8 (predicted)
+tiny (3 layers) on v6e:2x2 (4 chips), tp=4
+batch 2, prompt 8, output 10, bf16, cache int8 (predicted)
 TTFT, prefill  unknown
 TPOT, decode   unknown
 throughput     unknown
 fits           unknown: at least 1.50 of 16.00 GiB
 
-prefill: 8 collectives, 18.4 kB on the wire a step; 1 step a request
+prefill: 8 collectives, 18.4 kB on the wire per step; 1 step per request
 collective      array         part     layers  axis  count     wire
 ───────────────────────────────────────────────────────────────────
 all_reduce      bf16[2,8,64]  embed            tp        1  3.07 kB
@@ -72,7 +72,7 @@ all_reduce      bf16[2,8,64]  attn     0-2     tp        3  3.07 kB
 reduce_scatter  bf16[2,8,64]  mlp      0-2     tp        3  1.54 kB
 all_gather      bf16[2,512]   lm_head          tp        1  1.54 kB
 
-decode: 1 collective, 1.54 kB on the wire a step; 9 steps a request
+decode: 1 collective, 1.54 kB on the wire per step; 9 steps per request
 """
 
 
@@ -80,8 +80,16 @@ def test_a_prediction_as_text(predicted_run: RunRecord) -> None:
     assert run_output(predicted_run, 80).startswith(PREDICTED)
 
 
+def test_assumptions_and_conditions_are_under_full(compiled_run: RunRecord) -> None:
+    run = replace(compiled_run, times=(decode_step(Source.PREDICTED, 0.1),))
+    short, full = run_output(run, 80), run_output(run, 80, view=full_text)
+    for words in ("assumes device time", "versions  ", "program  ", "basis "):
+        assert words in full
+        assert words not in short
+
+
 COMPILED_PREFILL_AT_100 = """\
-prefill: 9 collectives, 23.1 kB on the wire a step; 1 step a request
+prefill: 9 collectives, 23.1 kB on the wire per step; 1 step per request
 collective      array         part     layers  axis   count     wire  verdict     remarks
 ─────────────────────────────────────────────────────────────────────────────────────────
 all_reduce      bf16[2,8,64]  embed            tp         1  3.07 kB
@@ -217,7 +225,7 @@ def test_hostile_strings_are_escaped(predicted_run: RunRecord) -> None:
         replace(row, axis=None, axis_reason=evil, algorithm=evil, source_line=evil)
         for row in predicted_run.rows
     )
-    text = run_output(replace(predicted_run, manifest=manifest, rows=rows), 200)
+    text = run_output(replace(predicted_run, manifest=manifest, rows=rows), 200, view=full_text)
     assert not {"\x1b", "\x07"} & set(text)
     assert text.count("[bold]x[/bold]\\x1b[2J\\x07:smile:") >= 4
 
@@ -265,7 +273,7 @@ def test_weaker_sources_without_times_have_no_column(compiled_run: RunRecord) ->
     assert "cache int8 (measured)" in " ".join(answer.split())
     assert (
         "\nTTFT, prefill  500 ms\nTPOT, decode   250 ms\n"
-        "throughput     8 tokens/s, 2 a chip\ncollectives: " in answer
+        "throughput     8 decode tokens/s, 2 per chip\ncollectives: " in answer
     )
     assert "unknown" not in answer
 
@@ -279,3 +287,9 @@ def test_an_unknown_shape_is_taken_from_the_matching_row(compiled_run: RunRecord
     text = compared(replace(compiled_run, rows=tuple(rows)), 200)
     assert re.search(r"bf16\[2,8,64\] +mlp +0-2 ", text)
     assert "?" not in text
+
+
+def test_a_prediction_is_timed_with_unrolled_layers(predicted_run: RunRecord) -> None:
+    full = run_output(predicted_run, 200, view=full_text)
+    assert "timed with layers unrolled, as servers run them" in full
+    assert "scanned" not in full

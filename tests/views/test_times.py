@@ -62,7 +62,7 @@ def test_text_has_every_figure_with_interval_basis_and_caveat(timed_run: RunReco
     assert "exposed over tp 50 ms (25%)" in text
     assert "hidden behind compute 40 ms" in text
     assert (
-        "compiled request: 220 ms end to end, 50 output tokens/s; "
+        "compiled request: 220 ms end to end, 50 request tokens/s; "
         "basis compiler_cycles+interconnect_model, extrapolated" in text
     )
     assert "no cycles for 10.0% of the compiled step (0.0% to 100.0%)" in text

@@ -127,7 +127,7 @@ class PlanResult:
 
     @property
     def front(self) -> tuple[Choice, ...]:
-        """The Pareto front of TTFT, TPOT and tokens/s/chip, the best first."""
+        """The Pareto front of TTFT, TPOT and request tokens/s per chip, the best first."""
         return self.search.front
 
     @public

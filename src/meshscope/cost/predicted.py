@@ -71,6 +71,7 @@ def _phase_time(
         *fused_notes(experiment),
         *_indexer_notes(experiment, phase),
         *_conversion_notes(steps),
+        *_interval_notes(form, seconds),
     )
     return replace(time, notes=(*time.notes, *notes))
 
@@ -87,6 +88,12 @@ def _indexer_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
             "the prediction lacks the passes that choose positions by the indexer's scores, which grow with the "
             "square of the prompt: compile, or see docs/long-context.md"
         )
+
+
+def _interval_notes(form: PlanForm, step: TimeEstimate) -> Iterator[str]:
+    if step.low_s is None:
+        chip = form.topology.chip.name
+        yield f"no interval: no published times of collectives on {chip} give the error of the model"
 
 
 def _conversion_notes(steps: ClosedSteps) -> Iterator[str]:

@@ -177,8 +177,13 @@ def _step_time(
         activities=tuple(_activities(simulated, axes)),
         unestimated=_unestimated(simulated),
         is_extrapolated=any(e is not None and e.is_extrapolated for e in estimates),
-        notes=(*simulated.notes, *_unestimated_notes(simulated)),
+        notes=(*simulated.notes, *_unestimated_notes(simulated), *_interval_notes(step)),
     )
+
+
+def _interval_notes(step: TimeEstimate) -> Iterable[str]:
+    if step.low_s is None:
+        yield "no interval: the error of the time of some collectives or kernels is unknown"
 
 
 def _unestimated_notes(simulated: SimulatedStep) -> Iterable[str]:

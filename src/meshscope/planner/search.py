@@ -97,8 +97,8 @@ class PlanSearch:
     `n_counted` plans are `n_plans` that divide model and prompt, and the refused ones of `n_refused`, which
     also counts plans without a candidate. `n_combinations` of the former with batch, precision and chunk
     are `n_candidates`, and the pruned ones of `n_pruned`.
-    `front` is the Pareto front of TTFT, TPOT and tokens/s/chip among the choices that meet the objective,
-    the best first; `dominated` are the best others. `best` are the best choices of the best plans, one of
+    `front` is the Pareto front of TTFT, TPOT and request tokens/s per chip among the choices that meet the
+    objective, the best first; `dominated` are the best others. `best` are the best choices of the best plans, one of
     each. The first of `front` and each of `best` have the checkpoint's own format of weights if that equals the
     best (`are_equal`), and `equals` are the others of `best` that equal the winner. If nothing meets the limits,
     `closest` comes closest to them, and `fastest` says how far each latency alone can go.

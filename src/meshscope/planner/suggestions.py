@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import inf
+from typing import Any
 
 from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.cost.predicted import has_figures
@@ -16,13 +18,17 @@ from meshscope.events.step_time import StepTime
 from meshscope.planner.estimate import Estimate, estimates_of, phase_of
 from meshscope.spec.experiment import Experiment, experiment_of, experiment_of_record
 from meshscope.spec.plan.chunks import divisors
+from meshscope.spec.plan.kernel_choice import SPLASH_BLOCKS
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.program import Engine
 from meshscope.store.run import RunRecord
 from meshscope.units import DTYPE_BITS, format_bytes, format_dtype, format_seconds
 
 MIN_GAIN = 0.03  # of the request or of decode; the closed form does not resolve smaller ones
+MIN_SURPRISE = 0.005  # of a step whose neighbor should take longer
 LOWER_PRECISION = "s8"
+WIDER_WEIGHTS = ("s8", "bf16")
+SUBLANES = 8  # rows of a register: products with fewer rows fill a part of it
 CONVERTS = "converts the checkpoint"  # weights in a format that is not its own
 COMMANDS = ("predict", "compile", "run")
 
@@ -32,7 +38,7 @@ class Purpose(StrEnum):
 
     FIT = "to fit"
     REQUEST = "for a shorter request"
-    RATE = "for more tokens/s"
+    RATE = "for more decode tokens/s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +124,86 @@ def _changeable(run: RunRecord) -> Experiment | None:
         return None
     is_timed = has_figures(experiment.topology.chip) and not experiment.is_part_of_decode
     return experiment if is_timed else None
+
+
+def surprises_of(run: RunRecord) -> tuple[str, ...]:
+    """What should take longer than the run and does not, with the reason; a sentence for each such option.
+
+    `try --prompt 1024: TTFT -30.4 ms; servers pad to it, as attention over 1000 positions has no kernel`.
+    """
+    experiment = _changeable(run)
+    if experiment is None:
+        return ()
+    neighbors = tuple(_neighbors(experiment))
+    base, *changed = estimates_of([experiment, *(neighbor.experiment for neighbor in neighbors)])
+    best: dict[str, tuple[float, str]] = {}
+    for neighbor, estimate in zip(neighbors, changed, strict=True):
+        old_s, new_s = (_compared_s(of, neighbor.name) for of in (base, estimate))
+        fits = estimate.memory.fits is not False
+        if fits and new_s < min((1 - MIN_SURPRISE) * old_s, best.get(neighbor.name, (inf,))[0]):
+            change = f"{neighbor.name} -{format_seconds(old_s - new_s)}"
+            best[neighbor.name] = new_s, f"try {neighbor.option}: {change}; {neighbor.reason}"
+    return tuple(sentence for _, sentence in best.values())
+
+
+def _compared_s(estimate: Estimate, name: str) -> float:
+    seconds = {"TTFT": estimate.ttft_s, "TPOT": estimate.tpot_s, "request": estimate.e2e_s}[name]
+    return inf if seconds is None else seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Neighbor:
+    """An experiment with more work or more bits in one option, and why it may be faster in the time `name`."""
+
+    experiment: Experiment
+    option: str
+    name: str
+    reason: str
+
+
+def _neighbors(experiment: Experiment) -> Iterator[_Neighbor]:
+    """The next prompt and chunk that a kernel takes, slightly larger batches, and weights of more bits."""
+    workload, plan = experiment.workload, experiment.plan
+    tile = SPLASH_BLOCKS[-1] * plan.cp
+    per_replica = workload.batch // plan.data_size
+    larger = {per_replica + 1, _next_multiple(per_replica + 1, SUBLANES)}
+    weights = format_dtype(workload.weight_dtype)
+    one = "products of one sequence per device multiply a vector, and their weights arrive late"
+    more = f"{per_replica} sequences per device leave rows of the matrix units empty"
+    sizes: list[tuple[str, dict[str, Any], str]] = [
+        (
+            "TTFT",
+            {"prompt": _next_multiple(workload.prompt, tile)},
+            f"servers pad to it, as attention over {workload.prompt} positions has no kernel",
+        ),
+        (
+            "TTFT",
+            {"prefill_chunk": _next_multiple(workload.prefill_chunk or tile, tile)},
+            f"attention over chunks of {workload.prefill_chunk} positions has no kernel",
+        ),
+        *(
+            ("TPOT", {"batch": n * plan.data_size}, one if per_replica == 1 else more)
+            for n in sorted(larger)
+        ),
+        *(
+            (
+                "request",
+                {"weight_dtype": dtype},
+                f"{weights} is slower than {format_dtype(dtype)} here",
+            )
+            for dtype in WIDER_WEIGHTS
+            if DTYPE_BITS[dtype] >= DTYPE_BITS[workload.weight_dtype]
+        ),
+    ]
+    for name, change, reason in sizes:
+        for changed, options in _checked(experiment, None, **change):
+            if changed != experiment:
+                option = " ".join(f"{key} {value}" for key, value in options.items())
+                yield _Neighbor(experiment=changed, option=option, name=name, reason=reason)
+
+
+def _next_multiple(n: int, of: int) -> int:
+    return -(-n // of) * of
 
 
 def _best(

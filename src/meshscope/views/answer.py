@@ -15,7 +15,7 @@ from meshscope.analysis.roofline import BETWEEN_PARTS
 from meshscope.cost.predicted import has_figures
 from meshscope.events.enums import Phase, Source
 from meshscope.planner.capacity import Capacity, capacity_of_run
-from meshscope.planner.suggestions import Purpose, Suggestion, suggestions_of
+from meshscope.planner.suggestions import Purpose, Suggestion, suggestions_of, surprises_of
 from meshscope.spec.plan.memory import FitState, Memory
 from meshscope.spec.program import Engine
 from meshscope.spec.workload import Workload
@@ -131,7 +131,7 @@ class Answer:
 
     @property
     def suggestion_sentences(self) -> tuple[str, ...]:
-        """`try --plan tp=4,dp=2: TPOT -1.25 ms, tokens/s +30%`, one for each suggestion."""
+        """`try --plan tp=4,dp=2: TPOT -1.25 ms, decode tokens/s +30%`, one for each suggestion."""
         source = self.strongest.source
         basis = "" if source is Source.PREDICTED else f"{Source.PREDICTED} "
         return tuple(suggestion_sentence(s, basis=basis) for s in self.suggestions)
@@ -156,7 +156,7 @@ def answer_of(run: RunRecord) -> Answer:
 
 
 def notes_of(run: RunRecord) -> Iterator[str]:
-    """What is not counted of the model, what its config leaves open, and why there are no times."""
+    """What is not counted of the model, what its config leaves open, why there are no times, and surprises."""
     model = run.manifest.experiment.architecture
     if model is not None:
         yield from model.notes
@@ -165,6 +165,7 @@ def notes_of(run: RunRecord) -> Iterator[str]:
     if not is_timed and chip is not None and not has_figures(chip):
         yield f"times are unknown: {chip.name} has no published rates; a --profile supplies them"
     yield from map(str, run.manifest.other_operations)
+    yield from surprises_of(run)
 
 
 def title_of(run: RunRecord) -> str:
@@ -328,16 +329,16 @@ def _share_words(share: str) -> str:
 
 
 def suggestion_sentence(suggestion: Suggestion, *, basis: str = "") -> str:
-    """`try --weight-dtype int8 for a shorter request: TTFT -62 us, TPOT -1.25 ms, tokens/s +30%`."""
+    """`try --weight-dtype int8 for a shorter request: TTFT -62 us, TPOT -1.25 ms, decode tokens/s +30%`."""
     changes = [f"TTFT {signed_seconds(-suggestion.ttft_gain_s)}"]
     if suggestion.tpot_gain_s is not None and suggestion.tokens_per_s_frac is not None:
         changes.append(f"TPOT {signed_seconds(-suggestion.tpot_gain_s)}")
-        changes.append(f"tokens/s {suggestion.tokens_per_s_frac:+.0%}")
+        changes.append(f"decode tokens/s {suggestion.tokens_per_s_frac:+.0%}")
     return f"try {change_with_purpose(suggestion)}: {basis}{', '.join(changes)}"
 
 
 def change_with_purpose(suggestion: Suggestion) -> str:
-    """`--plan dp=8,ep=8 for a shorter request and more tokens/s`."""
+    """`--plan dp=8,ep=8 for a shorter request and more decode tokens/s`."""
     purposes = joined(list(map(str, suggestion.purposes))).replace("and for ", "and ")
     unknown = ", as far as known" if suggestion.fits is None else ""
     return f"{suggestion.change} {purposes}{unknown if Purpose.FIT in suggestion.purposes else ''}"

@@ -17,7 +17,7 @@ from meshscope.views.plain import short
 from meshscope.views.tables import bullets
 
 NO_ROOM = "no batch"
-MAX_LINES = 12
+MAX_LINES = 14
 COLUMNS = 80
 _FIT_STYLES = {
     FitState.YES: "green",
@@ -62,10 +62,12 @@ def answer_lines(answer: Answer) -> Sequence[RenderableType]:
 
 
 def _detailed_lines(answer: Answer, detail: _Detail) -> Iterator[RenderableType]:
-    request = f", {short(answer.request)}" if answer.request else ""
     sources = _shown_sources(answer)
     source = f" ({answer.strongest.source})" if len(sources) == 1 else ""
-    yield Text.assemble((short(answer.title), "bold"), request, source)
+    title, request = short(answer.title), short(answer.request)
+    is_one_line = len(f"{title}, {request}{source}") <= COLUMNS
+    separator = "" if not request else ", " if is_one_line else "\n"
+    yield Text.assemble((title, "bold"), separator, request, source)
     columns = {figures.source.value: figures for figures in sources}
     yield answer_table(columns, has_room=detail.has_room)
     for agreement in answer.agreements:
@@ -135,10 +137,11 @@ def _duration(figure: Figure) -> Text:
 
 
 def _throughput(figures: SourceAnswer) -> Text:
-    """`1,462 tokens/s, 183 a chip`."""
+    """`1,462 decode tokens/s, 183 per chip`."""
     per_chip = figures.decode_tokens_per_s_per_chip.value
-    tail = "" if per_chip is None else f", {format_rate(per_chip)} a chip"
-    return Text(f"{figures.decode_tokens_per_s.text}{tail}")
+    tail = "" if per_chip is None else f", {format_rate(per_chip)} per chip"
+    rate = figures.decode_tokens_per_s
+    return Text(rate.text.replace("tokens/s", f"decode tokens/s{tail}"))
 
 
 def _fit(fit: Fit | None) -> Text:

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from meshscope.events.enums import Phase
+from meshscope.events.enums import Phase, Source
 from meshscope.interconnect.axis_placement import order_text
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.hardware.chips import ChipKind
@@ -19,10 +19,6 @@ from meshscope.views.plain import short
 from meshscope.views.words import counted
 
 MAX_VALUE = 4000  # characters of a condition, such as compiler flags
-
-
-# Conditions that the summary of a run does not contain.
-FOOTER = ("program", "kernels", "versions", "run")
 
 
 def conditions(run: RunRecord, names: Container[str] | None = None) -> Table:
@@ -44,7 +40,7 @@ def condition_lines(run: RunRecord) -> list[tuple[str, str]]:
         ("slice", _slice(experiment)),
         ("plan", _plan(experiment)),
         ("request", _request(experiment.workload)),
-        ("program", _program(experiment, is_timed_apart=run.manifest.timed_layers is not None)),
+        ("program", _program(run)),
         ("kernels", _kernels(experiment)),
         ("versions", _pairs(run.manifest.versions, separator=" ")),
         ("flags", _pairs(run.manifest.flags)),
@@ -102,7 +98,8 @@ def _request(workload: Workload | None) -> str:
     return f"{sizes}; {_pairs(dtypes, separator=' ')}"
 
 
-def _program(experiment: ExperimentRecord, *, is_timed_apart: bool) -> str:
+def _program(run: RunRecord) -> str:
+    experiment, is_predicted = run.manifest.experiment, run.sources == (Source.PREDICTED,)
     if experiment.imported is not None:
         n_layers, lengths = experiment.extended_layers, experiment.lengths
         depth = "" if n_layers is None else f"; extended to {counted(n_layers, 'layer')}"
@@ -123,12 +120,15 @@ def _program(experiment: ExperimentRecord, *, is_timed_apart: bool) -> str:
         )
     frontend = f"{program.frontend}, {program.partitioner} partitioner"
     layers = "" if experiment.layers_are is None else f", layers {experiment.layers_are}"
-    layers += ", timed unrolled" if is_timed_apart else ""
+    layers += ", timed unrolled" if run.manifest.timed_layers is not None else ""
+    layers += f" (--loop {program.loop})"
+    if is_predicted:
+        layers = ", timed with layers unrolled, as servers run them"
     context = ""
     if "cp" in experiment.mesh:
         is_cut = experiment.prefill_chunks is not None and experiment.prefill_chunks.is_cut
         context = f", {'queries' if is_cut else experiment.context or program.context} over cp"
-    return f"{frontend}{layers} (--loop {program.loop}){context}{_microbatches(experiment)}{_chunks(experiment)}"
+    return f"{frontend}{layers}{context}{_microbatches(experiment)}{_chunks(experiment)}"
 
 
 def _kernels(experiment: ExperimentRecord) -> str:

@@ -126,11 +126,11 @@ def _spreads_view(title: str, spreads: Mapping[str, Spread | None]) -> ViewTable
 
 def _rates_line(latency: Latency) -> Text:
     rates = [
-        f"{format_rate(latency.output_tokens_per_s)} output tokens/s end to end",
+        f"{format_rate(latency.output_tokens_per_s)} request tokens/s",
         f"{format_rate(latency.prefill_tokens_per_s)} prompt tokens/s in prefill",
     ]
     if latency.decode_tokens_per_s is not None:
-        rates.append(f"{format_rate(latency.decode_tokens_per_s)} tokens/s in decode")
+        rates.append(f"{format_rate(latency.decode_tokens_per_s)} decode tokens/s")
     return Text(f"throughput: {', '.join(rates)}")
 
 

@@ -33,7 +33,7 @@ _MEMORY = (
     "fits",
 )
 NEAR = 1e-9  # of a rounding step: a value that has three digits stays as it is
-_GOALS = {Goal.THROUGHPUT: "output tokens/s/chip", Goal.LATENCY: "end-to-end latency"}
+_GOALS = {Goal.THROUGHPUT: "request tokens/s per chip", Goal.LATENCY: "end-to-end latency"}
 
 
 def plan_lines(
@@ -66,7 +66,7 @@ def _head(result: PlanSearch) -> Iterator[str]:
         return
     yield from wrapped(f"best for {goal_text(result)}: {choice_name(winner)}")
     ttft, tpot = (time_figure(interval_of(result.times, phase)) for phase in REQUEST_PHASES)
-    rates = f"{winner.tokens_per_s_per_chip:,.0f} tokens/s/chip"
+    rates = f"{winner.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
     yield from wrapped(f"TTFT {ttft.text_with_range}, TPOT {tpot.text_with_range}, {rates}")
     fit = fit_of(winner.memory)
     yield from wrapped(f"fits: {fit.state.label}, {fit.amount}")
@@ -81,11 +81,11 @@ def _head(result: PlanSearch) -> Iterator[str]:
 
 
 def equals_text(result: PlanSearch) -> str:
-    """`equal within errors that they do not share: 'dp=2,tp=4' (235 tokens/s/chip)`."""
+    """`equal within errors that they do not share: 'dp=2,tp=4' (235 request tokens/s per chip)`."""
     is_throughput = result.objective.goal is Goal.THROUGHPUT
     others = [
         f"'{c.experiment.plan}' "
-        f"({f'{c.tokens_per_s_per_chip:,.0f} tokens/s/chip' if is_throughput else format_seconds(c.e2e_s)})"
+        f"({f'{c.tokens_per_s_per_chip:,.0f} request tokens/s per chip' if is_throughput else format_seconds(c.e2e_s)})"
         for c in result.equals
     ]
     return f"equal within errors that they do not share: {joined(others)}"
@@ -223,9 +223,9 @@ def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
         )
     n_left = len(result.front) - n_rows
     if n_left > 0:
-        yield f"and {n_left} more on the Pareto front of TTFT, TPOT and tokens/s/chip (--top)"
+        yield f"and {n_left} more on the Pareto front (--top)"
     if len(rows) > len(result.front):
-        yield "* dominated: another choice is better in TTFT, TPOT and tokens/s/chip"
+        yield "* dominated: another choice is better in TTFT, TPOT and request tokens/s per chip"
 
 
 def _others(result: PlanSearch) -> Iterator[str]:
@@ -234,10 +234,10 @@ def _others(result: PlanSearch) -> Iterator[str]:
     if winner is not None:
         yield from wrapped(conversion_text(result))
         if stored is not None and stored != wide:
-            rate = f"{stored.tokens_per_s_per_chip:,.0f} tokens/s/chip"
+            rate = f"{stored.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
             yield from wrapped(f"own format: {choice_name(stored)}: {_latencies(stored)}, {rate}")
     if wide is not None and winner is not None and wide.experiment != winner.experiment:
-        rate = f"{wide.tokens_per_s_per_chip:,.0f} tokens/s/chip"
+        rate = f"{wide.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
         yield from wrapped(f"without quantization: {choice_name(wide)}: {_latencies(wide)}, {rate}")
     if result.apart is not None:
         yield from _apart(result.apart)
@@ -286,11 +286,11 @@ def miss_sentence(miss: TimeAgreement) -> str:
 
 
 def _apart(apart: Apart) -> Iterator[str]:
-    rate = f"{format_rate(apart.prompts_per_s_per_chip)} prompts/s/chip"
+    rate = f"{format_rate(apart.prompts_per_s_per_chip)} prompts/s per chip"
     yield from wrapped(
         f"prefill apart: {choice_name(apart.prefill)}: TTFT {format_seconds(apart.prefill.ttft_s)}, {rate}"
     )
-    rate = f"{apart.decode.decode_tokens_per_s_per_chip:,.0f} tokens/s/chip"
+    rate = f"{apart.decode.decode_tokens_per_s_per_chip:,.0f} decode tokens/s per chip"
     yield from wrapped(
         f"decode apart: {choice_name(apart.decode, has_chunk=False)}: TPOT "
         f"{format_seconds(apart.decode.tpot_s)}, {rate}; before it, {transfer_text(apart)}"
@@ -310,7 +310,7 @@ def search_notes(result: PlanSearch) -> Iterator[str]:
     if result.objective.source is not None:
         yield f"limits: {result.objective.source}"
     yield (
-        "tokens/s/chip: output tokens of a batch over its prefill and all decode steps. TTFT: prefill of "
+        "tok/s/chip: request tokens/s per chip, the output tokens of a batch over its prefill and all decode steps. TTFT: prefill of "
         f"the whole batch. Assumes {ASSUMPTION}."
     )
 

@@ -184,7 +184,7 @@ def ranking_table(ranking: Ranking[RankedRun]) -> ViewTable:
     }
     has_works = ranking.work is None and any(works.values())
     words = ("run", *(("work",) if has_works else ()), *(("source",) if has_sources else ()))
-    figures = ("TTFT_s", "TPOT_s", "request_s", "tokens/s", "a chip", "fits")
+    figures = ("TTFT_s", "TPOT_s", "request_s", "decode tokens/s", "per chip", "fits")
     return ViewTable(
         columns=view_columns(words, figures),
         rows=tuple(

@@ -119,7 +119,7 @@ def _served(outcome: ServingOutcome) -> str:
     figures = outcome.result.figures
     tokens = figures.output_tokens_per_s
     return (
-        f"{format_rate(figures.requests_per_s)} requests/s, {tokens:,.0f} output tokens/s, "
+        f"{format_rate(figures.requests_per_s)} requests/s, {tokens:,.0f} request tokens/s, "
         f"{tokens / outcome.n_chips:,.0f} per chip"
     )
 

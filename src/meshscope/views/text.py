@@ -27,7 +27,7 @@ from meshscope.views.collectives import (
     short_legend,
     with_middle,
 )
-from meshscope.views.conditions import FOOTER, MAX_VALUE, condition_lines, conditions
+from meshscope.views.conditions import MAX_VALUE, condition_lines, conditions
 from meshscope.views.explanation import sentences
 from meshscope.views.live import device_lines, live_lines
 from meshscope.views.model import EMPTY_LABEL, ViewTable, view_columns
@@ -46,11 +46,10 @@ from meshscope.views.words import (
 )
 
 COUNT = "count"
-LARGE_UNESTIMATED_FRAC = 0.05  # of a step; the short text omits smaller shares
 
 
 def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
-    """The answer of a run, the collectives of each phase, then assumptions and conditions."""
+    """The answer of a run, the collectives of each phase, then the request and its caveats."""
     if is_trace(run):
         yield from _trace(run, is_full=False)
         return
@@ -61,9 +60,10 @@ def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     yield from _collectives(run, console, table=short_collectives_table, legend=_short_legend(run))
     yield from _dispatch(run, max_parts=1)
     yield from _lost(run)
-    yield from caveat_lines(run, min_unestimated_frac=LARGE_UNESTIMATED_FRAC)
-    yield conditions(run, FOOTER)
-    yield Text("--full adds all conditions, bytes, times by part, memory and algorithms", "dim")
+    yield from caveat_lines(run, is_full=False)
+    if run.path is not None:
+        yield conditions(run, ("run",))
+    yield Text("--full adds program, assumptions, all reasons, bytes, memory and algorithms", "dim")
 
 
 def _trace(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
@@ -73,9 +73,11 @@ def _trace(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
 
 
 def _short_legend(run: RunRecord) -> str:
+    """What the counts of several sources mean if they differ."""
     comparison = compare_sources(run)
-    is_equal = comparison is None or comparison.is_exact
-    return short_legend([] if is_equal else [source.value for source in run.sources])
+    if comparison is None or comparison.is_exact:
+        return ""
+    return short_legend([source.value for source in run.sources])
 
 
 def full_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
@@ -140,8 +142,9 @@ def _collectives(
         none = "no collectives" if not others else f"no collective is known: {', '.join(others)}"
         yield table(lines, sides=sides, console=console) if lines else Text(short(none))
         yield Text("")
-    yield Text(legend, style="dim")
-    yield Text("")
+    if legend:
+        yield Text(legend, style="dim")
+        yield Text("")
 
 
 def phases_of(run: RunRecord) -> list[Phase | None]:
@@ -170,7 +173,7 @@ def phase_lines(
 
 
 def _heading(phase: Phase | None, run: RunRecord) -> Text:
-    """`prefill: 130 collectives, 18.9 GB on the wire a step; 1 step a request`."""
+    """`prefill: 130 collectives, 18.9 GB on the wire per step; 1 step per request`."""
     rows = [row for row in run.rows_of(run.manifest.source) if row.phase is phase]
     words = phase_label(phase)
     if not rows:
@@ -179,7 +182,7 @@ def _heading(phase: Phase | None, run: RunRecord) -> Text:
     figures = (
         f": {counted(total.count, 'collective')}, {format_bytes(total.wire_bytes)} on the wire"
     )
-    steps = f" a step; {counted(rows[0].n_steps, 'step')} a request"
+    steps = f" per step; {counted(rows[0].n_steps, 'step')} per request"
     return Text.assemble((words, "bold"), figures, steps)
 
 

@@ -35,6 +35,7 @@ from meshscope.views.tables import rich_table
 
 MAX_UNESTIMATED = 4  # named opcodes without a compiler estimate
 MIN_SHARE = 0.0005  # fraction of a step below which a row is omitted
+LARGE_UNESTIMATED_FRAC = 0.05  # of a step; the short text omits smaller shares
 
 
 def time_document(run: RunRecord, source: Source) -> dict[str, Any] | None:
@@ -96,16 +97,25 @@ def time_lines(run: RunRecord) -> Iterator[RenderableType]:
         yield from floor_lines(times, experiment.chip, experiment.weight_dtype)
 
 
-def caveat_lines(run: RunRecord, *, min_unestimated_frac: float = MIN_SHARE) -> Iterator[Text]:
-    """The whole request by each source of modeled times, its basis, the assumptions and the caveats.
+def caveat_lines(run: RunRecord, *, is_full: bool = True) -> Iterator[Text]:
+    """The whole request by each source of modeled times, and the caveats.
 
-    Work without a compiler estimate is listed from this fraction of a step on.
+    In full, with the basis, the assumptions and small shares of work without a compiler estimate.
     """
     times, requests = _times(run), request_times(run)
     for source in dict.fromkeys(time.source for time in times):
-        yield _request_line(source, requests[source], throughput_of(requests[source], run))
-    if times:
-        yield from _caveat_lines(times, min_unestimated_frac)
+        request = requests[source]
+        figures = _request_figures(request, throughput_of(request, run))
+        basis = f"basis {request.basis}{', extrapolated' if request.is_extrapolated else ''}"
+        words = [*([figures] if figures else []), *([basis] if is_full else [])]
+        if words:
+            yield Text(f"{source} {'request' if figures else 'times'}: {'; '.join(words)}", "dim")
+    if times and is_full:
+        yield Text(f"assumes {ASSUMPTION}", style="dim")
+    least_frac = MIN_SHARE if is_full else LARGE_UNESTIMATED_FRAC
+    yield from (Text(_unestimated_text(t), "dim") for t in times if t.unestimated_frac > least_frac)
+    for steps, note in step_notes(times):
+        yield Text(f"{steps}: {plain(note)}", style="yellow")
 
 
 def _times(run: RunRecord) -> list[StepTime]:
@@ -154,25 +164,14 @@ def _share(seconds: float, time: StepTime) -> Figure:
     return Figure(value=seconds, unit=Unit.SECONDS, share_frac=share)
 
 
-def _request_line(source: Source, request: RequestTime, rates: Throughput | None) -> Text:
-    """`predicted request: 952 ms end to end, 1,076 output tokens/s; basis ..., extrapolated`."""
+def _request_figures(request: RequestTime, rates: Throughput | None) -> str:
+    """`952 ms end to end, 1,076 request tokens/s`."""
     figures: list[str] = []
     if request.e2e is not None:
         figures.append(f"{format_seconds(request.e2e.value_s)} end to end")
     if rates is not None and rates.output_tokens_per_s is not None:
-        figures.append(f"{format_rate(rates.output_tokens_per_s)} output tokens/s")
-    mark = ", extrapolated" if request.is_extrapolated else ""
-    head = f"{source} request: {', '.join(figures)}; " if figures else f"{source} times: "
-    return Text(f"{head}basis {request.basis}{mark}", style="dim")
-
-
-def _caveat_lines(times: Sequence[StepTime], min_unestimated_frac: float) -> Iterator[Text]:
-    yield Text(f"assumes {ASSUMPTION}", style="dim")
-    for time in times:
-        if time.unestimated_frac > min_unestimated_frac:
-            yield Text(_unestimated_text(time), style="dim")
-    for steps, note in step_notes(times):
-        yield Text(f"{steps}: {plain(note)}", style="yellow")
+        figures.append(f"{format_rate(rates.output_tokens_per_s)} request tokens/s")
+    return ", ".join(figures)
 
 
 def step_notes(times: Sequence[StepTime]) -> Iterator[tuple[str, str]]:

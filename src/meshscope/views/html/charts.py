@@ -65,9 +65,9 @@ def waterfall_data(
 def front_data(
     search: PlanSearch, shown: Sequence[Choice], others: Sequence[Choice]
 ) -> dict[str, Any]:
-    """Choices as points (plan, details, TTFT, TPOT, tokens/s/chip, group), the best first."""
+    """Choices as points (plan, details, TTFT, TPOT, request tokens/s per chip, group), the best first."""
     objective = search.objective
-    measures = ["TTFT", "TPOT", "tokens/s per chip"]
+    measures = ["TTFT", "TPOT", "request tokens/s per chip"]
     names = (WINNER, ON_FRONT) if search.front else (CLOSEST, FASTEST)
     groups = [(names[0], shown[:1]), (names[1], shown[1:]), (OTHER_PLANS, others)]
     return {

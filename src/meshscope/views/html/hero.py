@@ -126,7 +126,7 @@ def sentence(text: str) -> str:
 
 
 def _tiles(run: PageRun) -> Iterator[Tile]:
-    """TTFT, TPOT and decode tokens per second of a chip, each with its interval and source."""
+    """TTFT, TPOT and decode tokens/s per chip, each with its interval and source."""
     timed, latency = run.timed, run.inputs.latency
     spreads = (None, None) if latency is None else (latency.ttft, latency.tpot)
     for (name, figure), spread in zip(
@@ -141,7 +141,7 @@ def _tiles(run: PageRun) -> Iterator[Tile]:
     if rate.value is not None:
         number = rate.text.removesuffix(" tokens/s")
         note = f"{_rate_interval(timed)}while all sequences decode"
-        yield Tile(name="Output tokens/s per chip", value=number, note=note)
+        yield Tile(name="Decode tokens/s per chip", value=number, note=note)
 
 
 def _interval(figure: Figure) -> str:
@@ -225,7 +225,7 @@ def advices(
 
 
 def _gains(run: PageRun, suggestion: Suggestion) -> Iterator[str]:
-    """`request -1.2 s`, `TTFT -120 ms`, `TPOT +0.4 ms`, `tokens/s +31%`."""
+    """`request -1.2 s`, `TTFT -120 ms`, `TPOT +0.4 ms`, `decode tokens/s +31%`."""
     for name, seconds, figure in (
         ("request", suggestion.request_gain_s, run.timed.e2e),
         ("TTFT", suggestion.ttft_gain_s, run.timed.ttft),
@@ -234,7 +234,7 @@ def _gains(run: PageRun, suggestion: Suggestion) -> Iterator[str]:
         if seconds and figure.value and abs(seconds) >= MIN_GAIN_FRAC * figure.value:
             yield f"{name} {'-' if seconds > 0 else '+'}{format_seconds(abs(seconds))}"
     if abs(suggestion.tokens_per_s_frac or 0.0) >= MIN_GAIN_FRAC:
-        yield f"tokens/s {suggestion.tokens_per_s_frac:+.0%}"
+        yield f"decode tokens/s {suggestion.tokens_per_s_frac:+.0%}"
 
 
 def _bytes_sentences(run: PageRun) -> Iterator[str]:

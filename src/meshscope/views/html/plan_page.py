@@ -50,7 +50,7 @@ from meshscope.views.plan import (
 from meshscope.views.slices import slice_notes
 from meshscope.views.times import time_figure
 
-FRONT = "No choice is better than one of the front in TTFT, TPOT and tokens/s/chip at once. Hollow: the best choice of other plans. Dashed: the limits."
+FRONT = "No choice is better than one of the front in TTFT, TPOT and request tokens/s per chip at once. Hollow: the best choice of other plans. Dashed: the limits."
 CLOSEST = "The choice that comes closest to the limits, and those with the least TTFT and the least TPOT. Dashed: the limits."
 DROPPED = "combinations dropped"
 MAX_COMMAND = 2000  # characters
@@ -124,7 +124,7 @@ def _tiles(search: PlanSearch, choice: Choice) -> Iterator[Tile]:
         note = "predicted" if figure.low is None else f"{figure.range_text}; predicted"
         yield Tile(name=name, value=figure.text, note=note)
     yield Tile(
-        name="Output tokens/s per chip",
+        name="Request tokens/s per chip",
         value=f"{choice.tokens_per_s_per_chip:,.0f}",
         note="of a batch over its prefill and all decode steps",
     )
@@ -160,7 +160,7 @@ def _chart(search: PlanSearch) -> Iterator[Block]:
     if shown:
         yield Chart(
             kind="front",
-            title="TTFT, TPOT and tokens/s per chip",
+            title="TTFT, TPOT and request tokens/s per chip",
             description="; ".join(map(_figures_text, shown[:3])),
             data=front_data(search, shown, _others(search)),
             note=FRONT if search.front else CLOSEST,
@@ -181,7 +181,7 @@ def _figures_text(choice: Choice) -> str:
     ttft, tpot = (
         Figure(value=seconds, unit=Unit.SECONDS).text for seconds in (choice.ttft_s, choice.tpot_s)
     )
-    rate = f"{choice.tokens_per_s_per_chip:,.0f} tokens/s per chip"
+    rate = f"{choice.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
     return f"{choice_name(choice)}: TTFT {ttft}, TPOT {tpot}, {rate}"
 
 
@@ -194,7 +194,7 @@ def _choices_table(id_: str, title: str, choices: Sequence[Choice]) -> PageTable
             *map(text_column, ("weights", "cache")),
             figure_column("chunk"),
             *(figure_column(name, Unit.SECONDS) for name in ("TTFT", "TPOT", "request")),
-            figure_column("tokens/s/chip"),
+            figure_column("request tokens/s per chip"),
             figure_column("memory of a device", Unit.MEMORY_BYTES),
             text_column("fits"),
         ),
@@ -247,7 +247,7 @@ def _verified(verified: Sequence[VerifiedChoice]) -> Iterator[Block]:
                 for name in ("TTFT", "TPOT")
                 for source in ("compiled", "predicted")
             ),
-            figure_column("tokens/s/chip"),
+            figure_column("request tokens/s per chip"),
             *map(text_column, ("fits", *(f"{phase}, missed" for phase in REQUEST_PHASES), "run")),
         ),
         rows=tuple(
@@ -284,7 +284,7 @@ def _slices(slices: SliceSearch) -> PageTable:
             *meets,
             text_column("best plan"),
             *(figure_column(name, Unit.SECONDS) for name in ("TTFT", "TPOT")),
-            figure_column("tokens/s/chip"),
+            figure_column("request tokens/s per chip"),
             *prices,
         ),
         rows=tuple(_slice_row(slices, search) for search in slices.searches),
@@ -357,7 +357,7 @@ def _dropped(search: PlanSearch) -> PageTable:
         (
             DROPPED,
             search.n_meeting - len(search.front),
-            "another one is as good in TTFT, TPOT and tokens/s/chip, or temporaries do not fit",
+            "another one is as good in TTFT, TPOT and request tokens/s per chip, or temporaries do not fit",
         ),
         ("Pareto front", len(search.front), "the table below"),
     ]

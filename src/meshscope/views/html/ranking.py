@@ -118,7 +118,7 @@ def _table(ranking: Ranking[PageRun], number: int) -> PageTable:
             text_column("run"),
             figure_column("end to end", Unit.SECONDS),
             text_column("against the best"),
-            figure_column("output tokens/s per chip"),
+            figure_column("decode tokens/s per chip"),
             *((text_column("fits"),) if has_fits else ()),
             *view_columns((), ("TTFT_s", "TPOT_s")),
             *map(text_column, ("interval", "memory of a device")),

@@ -77,7 +77,7 @@ def _tiles(outcome: ServingOutcome) -> Iterator[Tile]:
             yield Tile(name=f"{name}, median", value=format_seconds(values.p50_s), note=note)
     per_chip = figures.output_tokens_per_s / outcome.n_chips
     yield Tile(
-        name="output tokens/s",
+        name="request tokens/s",
         value=f"{figures.output_tokens_per_s:,.0f}",
         note=f"{per_chip:,.0f} per chip",
     )

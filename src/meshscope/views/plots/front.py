@@ -1,4 +1,4 @@
-"""The Pareto front of a search as a picture: tokens/s per chip over TTFT, colored by TPOT."""
+"""The Pareto front of a search as a picture: request tokens/s per chip over TTFT, colored by TPOT."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,7 +76,7 @@ def _scales(axes: Axes, front: Sequence[Choice]) -> None:
     unit_axis(axes.xaxis, Unit.SECONDS)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
     axes.set_xlabel("TTFT")
-    axes.set_ylabel("output tokens/s per chip")
+    axes.set_ylabel("request tokens/s per chip")
 
 
 def _by_plan(choices: Sequence[Choice]) -> list[tuple[str, list[Choice]]]:
