@@ -13,9 +13,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 IS_COMMAND_LINE = ContextVar("IS_COMMAND_LINE", default=False)  # whether messages name options
-_OPTION = re.compile(
-    r"--(?!meshscope)([a-z]+(?:-[a-z]+)*)(?![\w-])(?: ([^\s,;)]*\d[^\s,;)]*?)(?=[.,;)]?(?:\s|$)))?"
-)
+_OPTION = re.compile(r"--(force|out)(?: (?:DIR|FILE))?(?![\w-])")
 
 MIN_COMMON_START = 5  # characters that two names share at their start to count as near
 
@@ -57,7 +55,7 @@ class MissingToolError(MeshscopeError):
 
 
 def public(function: Callable[P, T]) -> Callable[P, T]:
-    """A function for Python users: messages name its keywords, and a path that cannot be used is a message."""
+    """A function for Python users: messages say force=True and out=, and a path that cannot be used is a message."""
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -91,15 +89,10 @@ def read_only(kind: type[T]) -> type[T]:
 
 
 def _with_keywords(message: str) -> str:
-    """`--batch 8` as `batch=8`, unless the message has a whole command."""
+    """`--force` as `force=True` and `--out` as `out=`, unless the message has a whole command."""
     if "meshscope " in message:
         return message
-
-    def keyword(match: re.Match[str]) -> str:
-        name = match[1].replace("-", "_")
-        return f"{name}={match[2]}" if match[2] else "force=True" if name == "force" else name
-
-    return _OPTION.sub(keyword, message)
+    return _OPTION.sub(lambda match: "force=True" if match[1] == "force" else "out=", message)
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
