@@ -23,20 +23,26 @@ def nccl_tests(kind: Kind, n: int, count: int, typesize: int, sec: float) -> tup
         Kind.REDUCE_SCATTER: count * typesize * n,
         Kind.ALL_TO_ALL: count * n * typesize,
         Kind.PERMUTE: count * typesize,
+        Kind.RECV: count * typesize,
     }[kind] / sec
-    factor = {Kind.ALL_REDUCE: 2 * (n - 1) / n, Kind.PERMUTE: 1.0}.get(kind, (n - 1) / n)
+    factor = {Kind.ALL_REDUCE: 2 * (n - 1) / n, Kind.PERMUTE: 1.0, Kind.RECV: 1.0}.get(
+        kind, (n - 1) / n
+    )
     return base, base * factor
 
 
 @pytest.mark.parametrize("n", [2, 3, 8, 256])
 @pytest.mark.parametrize(
     "kind",
-    [Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL, Kind.PERMUTE],
+    [
+        *(Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL),
+        *(Kind.PERMUTE, Kind.RECV),
+    ],
 )
 def test_bandwidth_equals_nccl_tests(kind: Kind, n: int) -> None:
     count, sec = 1000, 2e-5
-    is_pair = kind is Kind.PERMUTE
-    whole = count if kind in {Kind.ALL_REDUCE, Kind.PERMUTE} else count * n
+    is_pair = kind in {Kind.PERMUTE, Kind.RECV}
+    whole = count if is_pair or kind is Kind.ALL_REDUCE else count * n
     groups = tuple((i, (i + 1) % n) for i in range(n)) if is_pair else (tuple(range(n)),)
     row = predicted_collective(
         phase=Phase.DECODE, layer=0, part=Part.MLP, kind=kind, axis="tp", groups=groups,

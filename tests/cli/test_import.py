@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import pickle
 import shutil
 from dataclasses import replace
 from html import unescape
@@ -368,3 +369,26 @@ def test_groups_that_are_parts_of_an_axis_count_for_it(meshscope) -> None:
     assert "unattributed" not in result.out
     document = json.loads(meshscope("show", "run", "--json").out)
     assert document["unattributed"]["count"] == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (gzip.compress(b""), "is empty"),
+        (b"\x1f\x8b" + bytes(20), "the gzip file is damaged"),
+        (b"Obj\x01avro", "expected a line 'HloModule NAME, ...', got 'Obj"),
+        (bytes(range(256)), "is not text"),
+        (pickle.dumps([1], 0), "expected a line 'HloModule NAME, ...', got '(lp0'"),
+    ],
+    ids=["empty", "empty inside gzip", "damaged gzip", "binary", "random bytes", "old pickle"],
+)
+def test_a_file_of_no_known_kind_is_named_before_options_are_asked_for(
+    meshscope, tmp_path: Path, content: bytes, words: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    status, _, err = meshscope("import", str(path))
+    assert status == 1
+    assert words in err
+    assert "--topology" not in err

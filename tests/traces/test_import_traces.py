@@ -198,3 +198,18 @@ def test_a_fault_is_one_message_and_leaves_nothing(
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert message in err
     assert not Path("runs").exists()
+
+
+def test_traces_of_gpus_and_of_tpus_are_not_one_session(tmp_path: Path) -> None:
+    gpu = made.write(tmp_path / "gpu.json", made.document([made.kernel("gemm", 0.0, 5.0)]))
+    tpu = tmp_path / "tpu.json"
+    names = [
+        {"ph": "M", "pid": 3, "name": "process_name", "args": {"name": "/device:TPU:0"}},
+        {"ph": "M", "pid": 3, "tid": 3, "name": "thread_name", "args": {"name": "XLA Ops"}},
+    ]
+    op = {"ph": "X", "pid": 3, "tid": 3, "ts": 0, "dur": 100, "name": "fusion.1"}
+    made.write(tpu, {"traceEvents": [*names, op]})
+    with pytest.raises(
+        meshscope.MeshscopeError, match=r"of GPUs and .* of TPUs\. Import them one by one"
+    ):
+        meshscope.import_([gpu, tpu], out=tmp_path / "run")

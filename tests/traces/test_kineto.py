@@ -464,3 +464,15 @@ def test_sizes_that_cannot_be_true_are_unknown(tmp_path: Path) -> None:
 def test_a_file_without_events_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="has no 'traceEvents'"):
         read_kineto(made.write(tmp_path / "t.json", {"spans": []}))
+
+
+def test_two_files_of_one_rank_at_the_same_time_are_named(tmp_path: Path) -> None:
+    first, other = two_ranks(tmp_path)
+    copy = tmp_path / "copy.json.gz"
+    copy.write_bytes(first.read_bytes())
+    says = "both trace rank 0 at the same time: its ops count twice"
+    read = merged([read_kineto(path) for path in (first, other, copy)])
+    assert [says in finding for finding in read.findings] == [True]
+    later = made.write(tmp_path / "later.json", made.document([made.kernel("gemm", 9e6, 5.0)]))
+    read = merged([read_kineto(path) for path in (first, other, later)])
+    assert not any("count twice" in finding for finding in read.findings)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from meshscope.analysis.volume import WHERE, collectives
-from meshscope.events.enums import Source
+from meshscope.events.enums import Kind, Source
 from meshscope.events.measured import CollectiveTime, TransferTime
 from meshscope.spec.hardware.chips import Chip
 
@@ -19,6 +19,13 @@ _TRANSFERS_SCHEMA = {
     "payload_bytes": pl.Int64,
     "wire_s": pl.Float64,
 }
+# What crosses the links in the time of a row: a receiver sends nothing, but waits for the array.
+_MOVED = (
+    pl.when(pl.col("kind") == Kind.RECV.value)
+    .then("payload_bytes")
+    .otherwise("wire_bytes")
+    .alias("wire_bytes")
+)
 
 
 def bandwidth(
@@ -28,7 +35,7 @@ def bandwidth(
 
     `algbw_bytes_per_s` = payload / duration. `busbw_bytes_per_s` = wire bytes / duration, where the wire
     bytes of the executed opcode are the payload times 2(n-1)/n for all-reduce, (n-1)/n for all-gather,
-    reduce-scatter and all-to-all, and 1 for point to point. `link_frac` = busbw / peak of one link in one
+    reduce-scatter and all-to-all, and 1 for point to point, at either end. `link_frac` = busbw / peak of one link in one
     direction; a device that uses several links or both directions of a ring exceeds 1. Collectives without
     durations are excluded. Durations include waiting (see `waiting`), except in traces of all ranks of a
     group: there algbw and busbw are of the rank that comes last, which does not wait.
@@ -36,6 +43,7 @@ def bandwidth(
     Source: nccl-tests doc/PERFORMANCE.md, "Bandwidth"; link peaks: `meshscope.spec.hardware.chips`.
     """
     rows = collectives(events).filter(pl.col("dur_s") > 0, pl.col("wire_bytes").is_not_null())
+    rows = rows.with_columns(_MOVED)
     times = pl.col("count").cast(pl.Int64)
     keys = ["source", "phase", "kind", "axis", "payload_bytes"]
     known = pl.DataFrame(
@@ -89,10 +97,14 @@ def measured_bandwidth(
     rows = collectives(events).filter(
         pl.col("source") == Source.MEASURED.value, pl.col("wire_bytes").is_not_null()
     )
-    means = rows.group_by(*WHERE, *keys[1:], maintain_order=True).agg(
-        n.sum().alias("count"),
-        ((pl.col("payload_bytes") * n).sum() / n.sum()).alias("payload_bytes"),
-        ((pl.col("wire_bytes") * n).sum() / n.sum()).alias("wire_bytes"),
+    means = (
+        rows.with_columns(_MOVED)
+        .group_by(*WHERE, *keys[1:], maintain_order=True)
+        .agg(
+            n.sum().alias("count"),
+            ((pl.col("payload_bytes") * n).sum() / n.sum()).alias("payload_bytes"),
+            ((pl.col("wire_bytes") * n).sum() / n.sum()).alias("wire_bytes"),
+        )
     )
     joined = means.join(durations, on=keys, how="inner", nulls_equal=True, maintain_order="left")
     return (

@@ -22,7 +22,7 @@ from meshscope.readers.hlo.attribution import MAX_LAYERS
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scope_rules import RULES, EngineRules, read_rules
-from meshscope.readers.traces.sniff import check_kind
+from meshscope.readers.traces.sniff import check_kind, format_of
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.model.config import read_model
@@ -160,6 +160,9 @@ def import_(  # noqa: PLR0913  the options of the command
             force=force,
         )
     if topology is None or card is not None:
+        for path in () if frontend else files:  # a file that is no HLO text needs another answer
+            if format_of(path) is None:
+                read_hlo(path, is_partial=partial)
         raise SpecError("HLO text needs --topology, and --plan or --mesh; --card is for traces.")
     values = locals()
     words = option_words({**{name: values[name] for name in _OPTIONS}, "out": home})

@@ -225,6 +225,10 @@ def _checked(layout: _Layout, trace: MergedTrace) -> list[str]:
     """Where the trace disagrees with the slice and the plan; SpecError if it cannot be of them."""
     topology, mesh = layout.topology, layout.mesh
     warnings: list[str] = []
+    of_kind = {file.chip_kind: file.path for file in trace.files if file.chip_kind is not None}
+    if len(of_kind) > 1:
+        kinds = " and ".join(f"'{path}' of {kind.upper()}s" for kind, path in of_kind.items())
+        raise SpecError(f"the traces are {kinds}. Import them one by one.")
     if topology is not None:
         warnings += _other_chip(topology, trace)
     if mesh is None:

@@ -80,8 +80,8 @@ def capture_sentence(facts: TraceFacts) -> str:
     devices = counted(len(facts.devices), "device")
     of_all = "" if len(facts.devices) == facts.n_devices else f" of {facts.n_devices}"
     return (
-        f"{joined([FORMATS.get(name, name) for name in facts.formats])}: {counted(facts.n_files, 'file')}, {facts.n_events:,} events, "
-        f"{facts.n_ops:,} ops on {devices}{of_all} in {format_seconds(facts.window_s)}"
+        f"{joined([FORMATS.get(name, name) for name in facts.formats])}: {counted(facts.n_files, 'file')}, {counted(facts.n_events, 'event')}, "
+        f"{counted(facts.n_ops, 'op')} on {devices}{of_all} in {format_seconds(facts.window_s)}"
     )
 
 

@@ -32,6 +32,10 @@ _COLLECTIVE_CALL = re.compile(
 )
 _COLLECTIVE_CONFIG = re.compile(r'\{\\?"[^{}]*\}')
 _COLLECTIVE_DIMENSIONS = ("all_gather_dimension", "scatter_dimension", "split_dimension")
+_GIVE = (
+    "Give optimized HLO text, e.g. from `compiled.as_text()` or --xla_dump_hlo_as_text, or a trace of "
+    "docs/traces.md."
+)
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
@@ -48,8 +52,7 @@ def read_hlo(path: Path | str, *, is_partial: bool = False) -> HloModule:
         ) from error
     except UnicodeDecodeError as error:
         raise ParseError(
-            f"{origin}: is not text (byte {error.start} is not UTF-8). "
-            "Give optimized HLO text, e.g. from `compiled.as_text()` or --xla_dump_hlo_as_text."
+            f"{origin}: is not text (byte {error.start} is not UTF-8). {_GIVE}"
         ) from error
     return parse_hlo(text, origin, is_partial=is_partial)
 
@@ -61,23 +64,24 @@ def _decompressed(path: Path, origin: str, *, is_partial: bool) -> bytes:
         is_gzip = file.read(2) == _GZIP_MAGIC
     opener = gzip.open if is_gzip else open
     pieces: list[bytes] = []
-    n_left = MAX_TEXT_BYTES
+    n_read, is_checked = 0, False
     try:
         with opener(path, "rb") as file:
-            pieces.append(file.read(_READ_BYTES))
-            if b"HloModule" not in pieces[0] and len(pieces[0]) == _READ_BYTES:
-                raise ParseError(
-                    f"{origin}:1: expected a line 'HloModule NAME, ...'. Give optimized HLO text."
-                )
-            while n_left >= 0 and (piece := file.read1(_READ_BYTES)):
+            while n_read <= MAX_TEXT_BYTES and (piece := file.read1(_READ_BYTES)):
                 pieces.append(piece)
-                n_left -= len(piece)
+                n_read += len(piece)
+                if n_read >= _READ_BYTES and not is_checked:
+                    is_checked = True
+                    if b"HloModule" not in b"".join(pieces):
+                        raise ParseError(
+                            f"{origin}:1: expected a line 'HloModule NAME, ...'. {_GIVE}"
+                        )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         if not (is_partial and isinstance(error, EOFError) and pieces):
             raise ParseError(
                 f"{origin}: the gzip file is damaged ({error}). Copy it again."
             ) from error
-    if n_left < 0:
+    if n_read > MAX_TEXT_BYTES:
         raise ParseError(
             f"{origin}: has more than {MAX_TEXT_BYTES} bytes of text. Give the text of one module."
         )
@@ -139,9 +143,9 @@ def _header(lines: list[str], origin: str) -> int:
         if line.strip() and not line.startswith("//"):
             raise ParseError(
                 f"{origin}:{number + 1}: expected a line 'HloModule NAME, ...', got {line[:60]!r}. "
-                "Give optimized HLO text, e.g. from `compiled.as_text()` or --xla_dump_hlo_as_text."
+                f"{_GIVE}"
             )
-    raise ParseError(f"{origin}:1: is empty. Give optimized HLO text.")
+    raise ParseError(f"{origin}:1: is empty. {_GIVE}")
 
 
 def _count(header: str, name: str) -> int:

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, pairwise
 
 import numpy as np
 import polars as pl
@@ -80,6 +80,7 @@ def merged(traces: Sequence[Trace]) -> MergedTrace:
         findings=(
             *_of_files(numbered),
             *findings,
+            *_repeated(numbered, offsets),
             *_missing(events, ops, n_devices),
             *skews,
             *_jumps(events),
@@ -268,6 +269,25 @@ def _missing(events: pl.DataFrame, ops: pl.DataFrame, n_devices: int) -> Iterato
         f"{len(seen)} of {n_devices} ranks have a trace ({listed})"
         f"{waits if (kinds == Category.COLLECTIVE.value).any() else ''}"
     )
+
+
+def _repeated(traces: Sequence[Trace], offsets: Sequence[int]) -> Iterator[str]:
+    """Devices that two files trace at the same time, whose ops count twice."""
+    spans = [
+        (device, int(start) + offset, int(end) + offset, trace.path)
+        for trace, offset in zip(traces, offsets, strict=True)
+        for device, start, end in trace.events.group_by("device")
+        .agg(
+            pl.col("start_ns").min(), (pl.col("start_ns") + pl.col("dur_ns")).max().alias("end_ns")
+        )
+        .iter_rows()
+    ]
+    for (device, _, end, path), (other, start, _, later) in pairwise(sorted(spans)):
+        if device == other and start < end:
+            yield (
+                f"'{path}' and '{later}' both trace rank {device} at the same time: its ops count twice. "
+                "Give one of them"
+            )
 
 
 def _jumps(events: pl.DataFrame) -> Iterator[str]:
