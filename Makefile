@@ -139,6 +139,11 @@ study: $(VENV)/.dev ## the dataset, plots and page of the study (an hour on 2 co
 	$(BIN)/python experiments/study_plots.py
 	$(BIN)/cog -P -r docs/study.md docs/study-queries.md docs/study-data.md
 
+.PHONY: figures
+figures: $(VENV)/.dev ## the paper's figures for a TPU slice, and the plots of docs/moe.md
+	$(BIN)/python experiments/paper_figures.py
+	$(BIN)/python experiments/plots.py
+
 .PHONY: best-plans
 best-plans: $(VENV)/.dev ## the best plan of every model on five generations, for the site: COMPILE="v6e v5e" compiles the winners (hours)
 	$(BIN)/python experiments/best_plans.py $(addprefix --compile ,$(COMPILE))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from meshscope.units import format_bytes, format_seconds
+from meshscope.units import format_bytes
 
 DOCS = Path(__file__).parent
 LARGE_BYTES = 1_000_000  # smaller collectives are counted, not listed
@@ -173,12 +173,11 @@ def torchxla() -> None:
                 *(row[f"{side}_count"] for side in ("jax", "torchxla")),
                 ", ".join(map(_verdict, row["of_jax"].split())),
                 *(format_bytes(int(row[f"{side}_wire_bytes"])) for side in ("jax", "torchxla")),
-                *(format_seconds(float(row[f"{side}_step_s"])) for side in ("jax", "torchxla")),
             ]
         )
         previous = pair
     head = ["model", "plan", "phase", "collectives, JAX", "TorchXLA", "TorchXLA against JAX"]
-    _print([*head, "sent, JAX", "TorchXLA", "step, JAX", "TorchXLA"], lines)
+    _print([*head, "sent, JAX", "TorchXLA"], lines)
 
 
 def _verdict(word: str) -> str:

@@ -1,4 +1,4 @@
-"""Figures 1 and 4 to 10 of Xu et al. (docs/paper.md) for a TPU slice: `python experiments/paper_figures.py --figure 4`.
+"""Figures 1 and 4 to 10 of Xu et al. (docs/paper.md) for a TPU slice: `make figures`.
 
 Each figure is FIGURE.png, FIGURE.svg and FIGURE.csv in docs/figures. The bars of the slice are
 predictions (`meshscope predict`) with the intervals of the time model; nothing was measured on a TPU.
@@ -348,6 +348,21 @@ def write(number: int, folder: Path) -> None:
         writer = csv.DictWriter(file, [f.name for f in fields(Point)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(map(asdict, points))
+    save_drawing(points, stem)
+
+
+def read_points(path: Path) -> list[Point]:
+    """The points of a CSV file."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    for row in rows:
+        row |= {name: float(row[name]) if row[name] else None for name in ("value", "low", "high")}
+        row["figure"] = int(row["figure"])
+    return [Point(**row) for row in rows]
+
+
+def save_drawing(points: Sequence[Point], stem: Path) -> None:
+    """The points as `stem`.png and `stem`.svg."""
     settings: dict[Any, Any] = {**STYLE, "figure.dpi": 110}
     with mpl.rc_context(settings):
         save(draw(points), stem)

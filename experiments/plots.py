@@ -1,4 +1,4 @@
-"""Draws docs/moe/*.png and docs/fsdp/*.png from the CSV files beside them: `python experiments/plots.py`."""
+"""Draws docs/moe/*.png from the CSV files beside them: `python experiments/plots.py`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,16 +26,18 @@ STYLES = {
 Row = Mapping[str, Any]
 
 
-def main() -> None:
+def write(folder: Path) -> None:
     """Draws every figure."""
     rows = [row for row in read_table(DOCS / "moe" / CASES) if row["study"] == "moe"]
     rows = [row for row in rows if not row["refused"]]
-    draw_panels(rows, "temp_bytes", "temporary memory of one device, bytes", "memory.png")
-    draw_panels(rows, "moe_wire_bytes", "sent by one device for the experts, bytes", "wire.png")
-    draw_rings(read_table(DOCS / "moe" / "rings.csv"))
+    draw_panels(rows, "temp_bytes", "temporary memory of one device, bytes", folder / "memory.png")
+    draw_panels(
+        rows, "moe_wire_bytes", "sent by one device for the experts, bytes", folder / "wire.png"
+    )
+    draw_rings(read_table(DOCS / "moe" / "rings.csv"), folder / "rings.png")
 
 
-def draw_panels(rows: Sequence[Row], column: str, label: str, name: str) -> None:
+def draw_panels(rows: Sequence[Row], column: str, label: str, path: Path) -> None:
     """One panel per model: a column against the number of chips, both logarithmic."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     figure, panels = plt.subplots(1, len(models), figsize=(11, 4.8), squeeze=False)
@@ -52,7 +54,7 @@ def draw_panels(rows: Sequence[Row], column: str, label: str, name: str) -> None
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=4, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0.14, 1, 1))
-    figure.savefig(DOCS / "moe" / name, dpi=120)
+    figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
@@ -97,7 +99,7 @@ def _bytes(value: float, _: Any) -> str:
     return f"{value:g} B"
 
 
-def draw_rings(rows: Iterable[Row]) -> None:
+def draw_rings(rows: Iterable[Row], path: Path) -> None:
     """One bar of estimated cycles per variant: covered by a collective, and uncovered."""
     rows = list(rows)
     figure, panel = plt.subplots(figsize=(8.5, 3.2))
@@ -112,9 +114,9 @@ def draw_rings(rows: Iterable[Row]) -> None:
     )
     panel.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.4, 1.2), ncols=2)
     figure.tight_layout()
-    figure.savefig(DOCS / "moe" / "rings.png", dpi=120)
+    figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
 if __name__ == "__main__":
-    main()
+    write(DOCS / "moe")

@@ -10,10 +10,9 @@ from typing import Any
 from cases import Case, compile_case
 from schedule import schedule_of
 
-from meshscope.backends.compile.compile import read_rows
 from meshscope.events.collective import Collective
-from meshscope.prediction import predict
 from meshscope.readers.hlo.attribution import scope_of
+from meshscope.readers.hlo.collectives import phase_collectives
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.spec.plan.memory import compiled_memory
 from meshscope.units import format_shape
@@ -28,14 +27,14 @@ def run_study(cases: Iterable[Case], folder: Path) -> None:
     tables = {name: read_table(folder / name) for name in (CASES, COLLECTIVES, WINDOWS)}
     known = {key_of(row) for row in tables[CASES]}
     for case in cases:
-        key = tuple(_key(case).values())
+        key = tuple(identity_of(case).values())
         if key not in known:
             compile_case(case)
         if not case.is_compiled:
             continue
         for name, rows in _results(case).items():
             others = [row for row in tables[name] if key_of(row) != key]
-            tables[name] = [*others, *({**_key(case), **row} for row in rows)]
+            tables[name] = [*others, *({**identity_of(case), **row} for row in rows)]
         for name, rows in tables.items():
             _write_table(folder / name, rows)
 
@@ -53,7 +52,8 @@ def key_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(row[name]) for name in KEY)
 
 
-def _key(case: Case) -> dict[str, str]:
+def identity_of(case: Case) -> dict[str, str]:
+    """The columns that identify the case."""
     topology = case.experiment.topology.name
     return dict(zip(KEY, (case.study, case.model, topology, case.way), strict=True))
 
@@ -62,18 +62,18 @@ def _results(case: Case) -> dict[str, list[dict[str, Any]]]:
     """The rows of each file for one case."""
     if not case.report.exists():
         refused = {"refused": case.refusal.read_text(encoding="utf-8")}
-        return {CASES: [_conditions(case) | refused], COLLECTIVES: [], WINDOWS: []}
+        return {CASES: [conditions_of(case) | refused], COLLECTIVES: [], WINDOWS: []}
     report = json.loads(case.report.read_text(encoding="utf-8"))
-    rows = read_rows(case.experiment, case.phase, case.hlo)
-    schedule = schedule_of(read_hlo(case.hlo))
+    module = read_hlo(case.hlo)
+    rows = phase_collectives(case.experiment, case.phase, module)
+    schedule = schedule_of(module)
     memory = compiled_memory(case.experiment, [report["memory"]])
-    of_case = _conditions(case) | {
+    of_case = conditions_of(case) | {
         "weights_bytes": memory.weights_bytes,
         "argument_bytes": report["memory"]["argument_bytes"],
         "temp_bytes": memory.temp_bytes,
         "moe_wire_bytes": _wire_bytes(rows, is_moe=True),
         "other_wire_bytes": _wire_bytes(rows, is_moe=False),
-        "predicted_wire_bytes": _predicted_wire_bytes(case),
         "estimated_cycles": schedule.cycles,
         "covered_cycles": schedule.covered_cycles,
         "unestimated": " ".join(f"{n}x{opcode}" for opcode, n in schedule.unestimated.items()),
@@ -100,7 +100,7 @@ def _results(case: Case) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def _conditions(case: Case) -> dict[str, Any]:
+def conditions_of(case: Case) -> dict[str, Any]:
     """What was compiled."""
     experiment = case.experiment
     moe = experiment.model.moe
@@ -124,11 +124,6 @@ def _wire_bytes(rows: Sequence[Collective], *, is_moe: bool) -> int:
     """Bytes that one device sends in one step, in the parts of the experts or in all other parts."""
     of_kind = (row for row in rows if _is_moe(row) is is_moe)
     return round(sum(row.count * (row.wire_bytes or 0) for row in of_kind))
-
-
-def _predicted_wire_bytes(case: Case) -> int:
-    rows = [row for row in predict(case.experiment) if row.phase is case.phase]
-    return round(sum(row.count * (row.wire_bytes or 0) for row in rows))
 
 
 def _collectives(rows: Sequence[Collective]) -> list[dict[str, Any]]:

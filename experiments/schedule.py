@@ -17,7 +17,7 @@ from meshscope.readers.hlo.loops import trip_count
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.hlo.provenance import explicit_op_name, is_asynchronous
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE, scheduled_op_of
-from meshscope.readers.hlo.transfers import is_transfer
+from meshscope.readers.hlo.transfers import is_host_transfer, is_peer_transfer
 
 # Bookkeeping, calls (their work is that of the called computation), and address computations.
 _FREE = frozenset(
@@ -151,7 +151,8 @@ def _collectives(module: HloModule) -> list[CallSite]:
 
     def is_wanted(instruction: Instruction) -> bool:
         is_one = instruction.opcode.removesuffix("-start") in KIND_OF_OPCODE
-        return is_one or is_transfer(instruction) or is_communicating_kernel(instruction)
+        is_sent = is_host_transfer(instruction) or is_peer_transfer(instruction)
+        return is_one or is_sent or is_communicating_kernel(instruction)
 
     return first_of_each_chain(call_sites(module, is_wanted))
 

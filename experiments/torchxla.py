@@ -64,7 +64,6 @@ def _lines(left: RunRecord, right: RunRecord) -> Iterator[dict[str, Any]]:
     rows = [run.rows_of(Source.COMPILED) for run in (left, right)]
     for phase in REQUEST_PHASES:
         both = [[row for row in side if row.phase is phase] for side in rows]
-        predicted = [row for row in right.rows_of(Source.PREDICTED) if row.phase is phase]
         line = {
             "model": experiment.model_name,
             "n_layers": experiment.n_layers,
@@ -72,15 +71,12 @@ def _lines(left: RunRecord, right: RunRecord) -> Iterator[dict[str, Any]]:
             "partitioner": experiment.program.partitioner.value,
             "phase": phase.value,
             "of_jax": _counts(compare(*both)),
-            "of_predicted": _counts(compare(predicted, both[1])),
         }
         for side, run, rows_of_side in zip(SIDES, (left, right), both, strict=True):
             total = step_totals(rows_of_side)[phase]
-            (time,) = (t for t in run.times_of(Source.COMPILED) if t.phase is phase)
             line |= {
                 f"{side}_count": total.count,
                 f"{side}_wire_bytes": int(total.wire_bytes),
-                f"{side}_step_s": f"{time.step.value_s:.6g}",
                 f"{side}_temp_bytes": run.memory[Source.COMPILED].temp_bytes,
                 f"{side}_unattributed": sum(row.count for row in rows_of_side if row.axis is None),
             }

@@ -1,5 +1,6 @@
 """Pages made from CSV files, from the model and from docstrings show what those say."""
 
+import csv
 import re
 import subprocess
 import sys
@@ -8,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import meshscope
+from meshscope.prediction import predict
 from meshscope.spec.model.model import Family
+from meshscope.spec.program import Partitioner
 from meshscope.spec.quantization import PARTIAL_COVERAGES, WEIGHT_DTYPES, quantization_of
 from meshscope.units import format_dtype
 
@@ -40,6 +44,75 @@ def test_pages_show_what_they_are_made_of(page: str):
     assert done.returncode == 0, (
         f"run 'make readme' (or 'make accuracy') and read the difference:\n{done.stdout}"
     )
+
+
+@pytest.mark.parametrize(
+    "program", sorted(path.stem for path in (ROOT / "experiments").glob("*.py"))
+)
+def test_programs_of_experiments_can_be_imported(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function that moved may not leave data in docs/ that no command makes again."""
+    pytest.importorskip("matplotlib", reason="needs the extra plots")
+    for folder in ("docs", "experiments"):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
+    import_module(program)
+
+
+@pytest.mark.parametrize(
+    ("study", "folder"), [("moe", "moe"), ("overlap", "moe"), ("fsdp", "fsdp")]
+)
+def test_compiled_layers_send_what_is_predicted(
+    study: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/moe and docs/fsdp: the conditions are those of the YAML file, the bytes those of `predict`.
+
+    Collectives of the auto partitioner are its own. A small table of counts may be compiled as an
+    all-reduce. One program is that of an earlier commit, as overlap.yaml says.
+    """
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    results, cases = import_module("results"), import_module("cases")
+    table = results.read_table(ROOT / "docs" / folder / results.CASES)
+    stored = {results.key_of(row): row for row in table if row["study"] == study}
+    for case in cases.cases_of(ROOT / "experiments" / f"{study}.yaml"):
+        row = stored.pop(tuple(results.identity_of(case).values()))
+        conditions = results.conditions_of(case)
+        assert {name: row[name] for name in conditions} == {
+            name: str(value) for name, value in conditions.items()
+        }
+        if not row["refused"] and case.experiment.program.partitioner is Partitioner.MANUAL:
+            rows = [one for one in predict(case.experiment) if one.phase is case.phase]
+            sent = round(sum(one.count * one.wire_bytes for one in rows))
+            compiled = int(row["moe_wire_bytes"]) + int(row["other_wire_bytes"])
+            assert sent == pytest.approx(compiled, rel=2e-4)
+    assert {key[-1] for key in stored} <= {"capacity 2, async, before"}
+
+
+def test_jax_s_programs_beside_torchxla_send_what_is_predicted() -> None:
+    """docs/torchxla/compared.csv; collectives of the auto partitioner are its own.
+
+    With ep, the program of 2026-11-22 gathers a table of counts that later ones all-reduce: 1.4 % of a decode step.
+    """
+    with (ROOT / "docs" / "torchxla" / "compared.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["partitioner"] == "manual"]
+    assert len(rows) == 20
+    for row in rows:
+        run = meshscope.predict(
+            row["model"], topology="v6e-8", plan=row["plan"], batch=8, prompt=1024, output=128
+        )
+        total = run.as_dict()["totals"][row["phase"]]
+        assert total["count"] == int(row["jax_count"])
+        near = 0.015 if "ep=" in row["plan"] else 0
+        assert total["wire_bytes"] == pytest.approx(int(row["jax_wire_bytes"]), rel=near)
+
+
+def test_pictures_show_their_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compare = pytest.importorskip("matplotlib.testing.compare", reason="needs the extra plots")
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    import_module("plots").write(tmp_path)
+    for drawn in sorted(tmp_path.glob("*.png")):
+        stored = ROOT / "docs" / "moe" / drawn.name
+        assert compare.compare_images(str(stored), str(drawn), tol=1) is None, "run 'make figures'"
 
 
 def test_the_page_of_formats_names_every_format_of_programs() -> None:
