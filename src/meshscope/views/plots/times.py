@@ -140,7 +140,8 @@ def _timeline_plot(
 ) -> Plot:
     lanes = timeline.lanes
     axes = new_axes(0.8 + 0.36 * len(lanes))
-    color = color_map([name for lane in lanes if (name := without_stage(lane)) != "core"])
+    labels = map(without_stage, lanes)
+    color = color_map([label for label in labels if label != "core"])
     for row, lane in enumerate(lanes):
         spans = [span for span in timeline.spans if span.lane == lane]
         if without_stage(lane) == "core":
