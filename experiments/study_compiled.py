@@ -2,6 +2,7 @@
 
     meshscope sweep experiments/study-compile.yaml --out runs/study/compiled
     python experiments/study_compiled.py       programs.parquet, operations.parquet and cards in docs/study
+    python experiments/study_compiled.py --predictions       only the predictions in them, without the runs
 
 vLLM's programs for TPU come from HLO files in tests/published/programs.
 """
@@ -19,9 +20,15 @@ from typing import Any
 import polars as pl
 
 import meshscope
-from meshscope.analysis.join import compare
+from meshscope.api.records import predicted_record
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Phase, Source
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Partitioner, Program
+from meshscope.spec.workload import Workload
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 
@@ -33,6 +40,7 @@ RUNS = ROOT / "runs" / "study" / "compiled"
 CARDS = DATA / "cards"
 VENDORED = ROOT / "tests" / "published" / "programs"
 ENGINE = "vLLM 0.12 on TPU"
+OUTPUT = 128  # tokens, as in study-compile.yaml
 
 # Columns of programs.parquet: a row for each run, phase and source.
 PROGRAM_COLUMNS: dict[str, tuple[Any, str, str]] = {
@@ -57,16 +65,6 @@ PROGRAM_COLUMNS: dict[str, tuple[Any, str, str]] = {
     "high_s": (pl.Float32, "s", "upper bound of the duration"),
     "exposed_s": (pl.Float32, "s", "communication that no compute hides"),
     "temp_bytes": (pl.Int64, "bytes", "temporary memory of a device"),
-    "n_equal": (
-        pl.Int32,
-        "times",
-        "collectives equal to the prediction; null in rows of predictions",
-    ),
-    "n_other": (
-        pl.Int32,
-        "times",
-        "collectives that differ from the prediction, missing ones included",
-    ),
     "libtpu": (pl.String, "", "version of the compiler"),
 }
 
@@ -162,12 +160,6 @@ def _figures(record: RunRecord, source: Source, phase: Phase, rows: Sequence[Col
         step = time.step
         row |= {"step_s": step.value_s, "low_s": step.low_s, "high_s": step.high_s}
         row |= {"exposed_s": time.exposed_s}
-    predicted = [one for one in record.rows_of(Source.PREDICTED) if one.phase is phase]
-    if source is Source.COMPILED and predicted:
-        verdicts = Counter[bool]()
-        for match in compare(predicted, rows).matches:
-            verdicts[match.verdict.value == "equal"] += match.count
-        row |= {"n_equal": verdicts[True], "n_other": verdicts[False]}
     return row
 
 
@@ -186,8 +178,43 @@ def operation_rows(name: str, record: RunRecord) -> Iterator[Row]:
         yield {"run": name, **dict(zip(names, key, strict=True)), "count": count}
 
 
+def predicted_again() -> tuple[list[Row], list[Row]]:
+    """The stored rows of both tables, with predictions of the present code."""
+    programs = pl.read_parquet(DATA / "programs.parquet").to_dicts()
+    operations = pl.read_parquet(DATA / "operations.parquet").to_dicts()
+    records = {
+        row["run"]: predicted_record(_experiment(row), ("meshscope", "predict"))
+        for row in programs
+        if row["source"] == Source.PREDICTED
+    }
+    for row in programs:
+        if row["source"] == Source.PREDICTED:
+            record, phase = records[row["run"]], Phase(row["phase"])
+            of_phase = [one for one in record.rows if one.phase is phase]
+            row.update(_figures(record, Source.PREDICTED, phase, of_phase))
+    compiled = [row for row in operations if row["source"] != Source.PREDICTED]
+    return programs, compiled + [
+        row for name, record in records.items() for row in operation_rows(name, record)
+    ]
+
+
+def _experiment(row: Row) -> Experiment:
+    """The experiment of a row in programs.parquet."""
+    return experiment_of(
+        model=read_model(row["model"]),
+        plan=parse_plan(row["plan"]),
+        topology=parse_topology(row["topology"]),
+        workload=Workload(batch=row["batch"], prompt=row["prompt"], output=OUTPUT),
+        program=Program(partitioner=Partitioner(row["partitioner"])),
+        n_layers=row["n_layers"],
+    ).with_auto_chunk()
+
+
 def main() -> None:
-    """Writes both tables and the cards."""
+    """Writes both tables, and the cards of the runs."""
+    if "--predictions" in sys.argv[1:]:
+        write(*predicted_again())
+        return
     programs: list[Row] = []
     operations: list[Row] = []
     shutil.rmtree(CARDS, ignore_errors=True)
@@ -197,6 +224,11 @@ def main() -> None:
         operations += operation_rows(name, record)
         if record.path is not None and (record.path / "card.yaml").exists():
             shutil.copyfile(record.path / "card.yaml", CARDS / f"{name}.yaml")
+    write(programs, operations)
+
+
+def write(programs: list[Row], operations: list[Row]) -> None:
+    """Writes both tables."""
     write_table(frame(programs, PROGRAM_COLUMNS), DATA / "programs.parquet")
     write_table(frame(operations, OPERATION_COLUMNS), DATA / "operations.parquet")
     sys.stderr.write(json.dumps({"programs": len(programs), "operations": len(operations)}) + "\n")

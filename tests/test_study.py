@@ -13,6 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "docs" / "study"
 N_SAMPLED = 30
+NEAR = 0.01
+RENEW = "run 'python experiments/study_compiled.py --predictions', then cog as in 'make study'"
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +43,25 @@ def test_points_are_those_of_the_present_prediction(stored: dict[str, Any]) -> N
     assert stored["e2e_low_s"] <= row["e2e_s"] <= stored["e2e_high_s"]
     decode = [c for c in collectives if c["phase"] == "decode"]
     assert sum(c["count"] for c in decode) == row["decode_count"]
+
+
+def test_predictions_of_compiled_programs_are_those_of_the_present_code() -> None:
+    """Counts and bytes are equal, times within 1 %."""
+    compiled = import_module("study_compiled")
+    made = zip(compiled.predicted_again(), ("programs", "operations"), strict=True)
+    for rows, table in made:
+        columns = {
+            "programs": compiled.PROGRAM_COLUMNS,
+            "operations": compiled.OPERATION_COLUMNS,
+        }[table]
+        new, old = (
+            one.filter(pl.col("source") == "predicted").sort(pl.all())
+            for one in (compiled.frame(rows, columns), pl.read_parquet(DATA / f"{table}.parquet"))
+        )
+        times = [name for name in columns if name.endswith("_s")]
+        assert old.drop(times).equals(new.drop(times)), RENEW
+        for name in times:
+            assert old[name].to_list() == pytest.approx(new[name].to_list(), rel=NEAR), RENEW
 
 
 def test_every_point_of_the_plan_is_in_the_dataset() -> None:
