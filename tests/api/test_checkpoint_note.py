@@ -294,3 +294,9 @@ def test_nvfp4_is_counted_as_stored_and_no_program_multiplies_it(tmp_path: Path)
     assert experts < memory.weights_bytes < experts + 0.2e9  # with attention, embedding and head
     with pytest.raises(SpecError, match="Use mxfp4, which has a scale for 32 weights"):
         meshscope.compile(path, topology="v6e-8", plan="tp=8", weight_dtype="nvfp4")
+
+
+def test_the_answer_names_a_format_that_is_counted_as_another(tmp_path: Path) -> None:
+    """A saved run and its JSON lack what is printed while it is made."""
+    (note,) = predicted(tmp_path, ODD).as_dict()["notes"]
+    assert note.endswith("counted here as bf16")

@@ -193,7 +193,7 @@ def test_a_saved_run_has_its_parts_as_runs(tmp_path: Path) -> None:
 
     assert opened.speculation.step == run.speculation.step
     assert opened.text() == run.text()
-    assert "eagle, k=3, acceptance 0.7: 2.53 tokens a step" in opened.text()
+    assert "eagle, k=3, acceptance 0.7: 2.53 tokens per step" in opened.text()
     verify = meshscope.open(tmp_path / "run" / "speculation" / "verify")[0]
     assert verify.collectives.equals(run.speculation.verify.collectives)
     assert (verify.time.tpot_s, verify.time.prefill_s) == (None, None)
@@ -223,6 +223,6 @@ def test_the_report_shows_the_times_of_verification_and_draft(tmp_path: Path) ->
     page = run.report(tmp_path / "speculative.html").read_text()
     plain = predict(LLAMA, topology="v6e-8", plan="tp=8").report(tmp_path / "plain.html")
 
-    assert "2.53 tokens a step: 3 drafted by eagle, acceptance 0.7" in page
+    assert "2.53 tokens per step: 3 drafted by eagle, acceptance 0.7" in page
     assert tpot in page
     assert "Speculative decoding" not in plain.read_text()

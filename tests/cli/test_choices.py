@@ -86,7 +86,12 @@ def test_models_lists_the_whole_catalog(meshscope: Meshscope) -> None:
 
 @pytest.mark.parametrize(
     ("search", "model"),
-    [("QWQ", "Qwen/QwQ-32B"), ("deepseek_v32", "deepseek-ai/DeepSeek-V3.2")],
+    [
+        ("llama 3.3", "meta-llama/Llama-3.3-70B"),
+        ("Deepseek 3.1", "deepseek-ai/DeepSeek-V3.1"),
+        ("QWQ", "Qwen/QwQ-32B"),
+        ("deepseek_v32", "deepseek-ai/DeepSeek-V3.2"),
+    ],
 )
 def test_a_search_finds_ids_aliases_and_families(
     meshscope: Meshscope, search: str, model: str

@@ -85,6 +85,18 @@ def test_another_model_is_no_derivative(name: str) -> None:
             "lama-3.1-8b",
             "Did you mean 'meta-llama/Llama-3.1-8B' or 'meta-llama/Meta-Llama-3.1-8B' or 'meta-llama/Meta-Llama-3-8B'?",
         ),
+        (
+            "Deepseek 4.1",
+            "Did you mean 'deepseek-ai/DeepSeek-V4' or 'deepseek-ai/DeepSeek-V4-Pro' or 'deepseek-ai/DeepSeek-V4-Flash'?",
+        ),
+        (
+            "mistral small 24b",
+            "Did you mean 'mistralai/Mistral-Small-24B-Instruct-2501' or 'mistralai/Mistral-Small-24B-Base-2501' or 'mistralai/Mistral-Small-3.1-24B-Base-2503'?",
+        ),
+        (
+            "qwen3 30b a3b",
+            "Did you mean 'Qwen/Qwen3-30B-A3B' or 'Qwen/Qwen3-30B-A3B-Instruct-2507' or 'Qwen/Qwen3-30B-A3B-Thinking-2507'?",
+        ),
         ("baidu/ERNIE-4.5-300B-A47B-PT", "none"),
         ("ByteDance-Seed/Seed-OSS-36B-Instruct", "none"),
     ],

@@ -474,6 +474,14 @@ OF_4_BITS = [
         "gptq of 3 bits", DENSE, {"quant_method": "gptq", "bits": 3}, "gptq of 3 bits", None, "s4"
     ),
     Case(
+        "gptq of 5 bits",
+        DENSE,
+        {"quant_method": "gptq", "bits": 5},
+        "gptq of 5 bits",
+        None,
+        "s8_layers",
+    ),
+    Case(
         "dynamic of GPTQModel",
         EXPERTS,
         {

@@ -278,7 +278,7 @@ def test_the_cache_of_a_prompt_moves_from_the_best_prefill_to_the_best_decode() 
     text = "\n".join(plan_lines(result))
     (line,) = (line for line in text.splitlines() if line.startswith("decode apart: "))
     assert "chunk" not in line
-    assert "of cache a prompt move over DCN in" in " ".join(text.split())
+    assert "of cache per prompt move over DCN in" in " ".join(text.split())
 
 
 def test_the_format_of_the_checkpoint_wins_unless_another_is_faster_beyond_errors() -> None:

@@ -49,7 +49,7 @@ def fused_notes(experiment: Experiment) -> tuple[str, ...]:
     if experiment.dispatch_form is not DispatchForm.FUSED or moe is None:
         return ()
     note = (
-        f"the fused kernel of experts is timed for blocks of {FUSED_BLOCK_TOKENS} tokens a device, as "
+        f"the fused kernel of experts is timed for blocks of {FUSED_BLOCK_TOKENS} tokens per device, as "
         "SGLang-JAX has tuned them for Qwen3-30B-A3B on v6e; for sizes that it has not tuned, it takes 32, "
         "and reads the experts once for each block"
     )

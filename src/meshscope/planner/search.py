@@ -528,7 +528,9 @@ def _clause(key: str, gain_s: float, gain_bytes: float | None) -> str:
     verb = "saves" if gain_s > 0 else "adds"
     text = f"{verb} {format_seconds(abs(gain_s))} of {key}"
     if gain_bytes:
-        text += f" ({'-' if gain_bytes > 0 else '+'}{format_bytes(abs(gain_bytes))} sent a device)"
+        text += (
+            f" ({'-' if gain_bytes > 0 else '+'}{format_bytes(abs(gain_bytes))} sent per device)"
+        )
     return text
 
 

@@ -364,5 +364,5 @@ def _largest_change(before: StepTime, after: StepTime) -> str:
     seconds = f"{format_seconds(before.compute_s)} to {format_seconds(after.compute_s)}"
     if after.hbm_bytes < before.hbm_bytes:
         n_bytes = f"{format_bytes(before.hbm_bytes)} to {format_bytes(after.hbm_bytes)}"
-        return f"reads and writes fewer bytes a device, {n_bytes}; compute takes {seconds}"
+        return f"reads and writes fewer bytes per device, {n_bytes}; compute takes {seconds}"
     return f"computes less on a device: {seconds}"

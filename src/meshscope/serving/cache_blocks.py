@@ -48,7 +48,7 @@ def cache_blocks(experiment: Experiment, *, memory_frac: float) -> CacheBlocks:
     if n_blocks < 1:
         raise SpecError(
             f"plan '{experiment.plan}' of {experiment.model.name}: the weights take "
-            f"{memory.weights_bytes / 2**30:.2f} GiB a device and leave no room for a cache in "
+            f"{memory.weights_bytes / 2**30:.2f} GiB per device and leave no room for a cache in "
             f"{memory_frac:g} of {memory.hbm_bytes / 2**30:.2f} GiB. Use more devices or a smaller "
             "--weight-dtype."
         )

@@ -160,6 +160,11 @@ def notes_of(run: RunRecord) -> Iterator[str]:
     model = run.manifest.experiment.architecture
     if model is not None:
         yield from model.notes
+        if any(memory.has_assumed_weights for memory in run.memory.values()):
+            yield (
+                f"the checkpoint stores weights as {model.stored_as}, counted here as "
+                f"{format_dtype(model.default_weight_dtype)}"
+            )
     chip = run.manifest.experiment.chip
     is_timed = bool(run.times) or run.measured is not None
     if not is_timed and chip is not None and not has_figures(chip):

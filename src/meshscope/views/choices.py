@@ -13,7 +13,7 @@ from meshscope.spec.hardware.slices import cloud_name, standard_slices
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.catalog import CatalogEntry, catalog
 from meshscope.spec.model.config import LISTING, read_model
-from meshscope.spec.model.names import nearest_ids
+from meshscope.spec.model.names import as_written, nearest_ids
 from meshscope.spec.quantization import FP8_MXFP4, FP8_NVFP4, activation_dtype_of, values_dtype
 from meshscope.units import format_dtype, format_gib
 from meshscope.views.tables import new_table
@@ -124,13 +124,14 @@ def model_documents(search: str = "") -> list[dict[str, Any]]:
     A search also lists the variants of a model that match. Ids that start with it come first, then families
     that do, then the others; in each of them by owner, family and size.
     """
-    wanted = search.lower()
     ids = [
         (entry, name)
         for entry in catalog().values()
-        for name in (entry.ids if wanted else (entry.name,))
+        for name in (entry.ids if search else (entry.name,))
     ]
-    ranks = {name: _rank(wanted, entry, name) for entry, name in ids}
+    ranks = {name: _rank(search.lower(), entry, name) for entry, name in ids}
+    if min(ranks.values()) == NO_MATCH:
+        ranks = {name: _rank(as_written(search), entry, as_written(name)) for entry, name in ids}
     matches = [_model_document(entry, name) for entry, name in ids if ranks[name] < NO_MATCH]
     if not matches:
         raise SpecError(

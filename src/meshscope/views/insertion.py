@@ -34,7 +34,7 @@ def insertion_lines(explained: Sequence[Insertion]) -> Iterator[str]:
         return
     exposed = [one.exposed_s for one in explained]
     known = sum(s for s in exposed if s is not None)
-    cost = "" if None in exposed else f", exposed {format_seconds(known)} a step"
+    cost = "" if None in exposed else f", exposed {format_seconds(known)} per step"
     beyond = " beyond the plan" if planned else ""
     yield f"the partitioner inserted {counted(n, 'collective')}{beyond}{cost}"
     for one in explained:
@@ -47,7 +47,7 @@ def insertion_lines(explained: Sequence[Insertion]) -> Iterator[str]:
 def _details(one: Insertion) -> Iterator[str]:
     if one.exposed_s is not None and one.total_s is not None:
         hidden = "" if one.hidden_frac is None else f", {one.hidden_frac:.0%} hidden behind compute"
-        yield f"cost: {format_seconds(one.total_s)} a step{hidden}"
+        yield f"cost: {format_seconds(one.total_s)} per step{hidden}"
     if one.row.algorithm == ALGORITHM:
         yield "a collective matmul: decomposed into permutes between the pieces of the product"
     elif one.is_of_product:

@@ -298,9 +298,9 @@ def _apart(apart: Apart) -> Iterator[str]:
 
 
 def transfer_text(apart: Apart) -> str:
-    """`134 MB of cache a prompt move over DCN in 8.2 ms`."""
+    """`134 MB of cache per prompt move over DCN in 8.2 ms`."""
     seconds = format_seconds(apart.transfer_s)
-    return f"{format_bytes(apart.kv_bytes)} of cache a prompt move over DCN in {seconds}"
+    return f"{format_bytes(apart.kv_bytes)} of cache per prompt move over DCN in {seconds}"
 
 
 def search_notes(result: PlanSearch) -> Iterator[str]:

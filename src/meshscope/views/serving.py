@@ -159,11 +159,11 @@ def condition_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     )
     yield "model", f"{experiment.model.n_layers} layers; {dtypes}"
     yield "load", outcome.load
-    of_step = f"{policy.max_sequences} sequences and {policy.max_step_tokens:,} tokens a step"
-    yield "limits", f"{of_step}, {main.n_cache_tokens:,} tokens of cache an engine"
+    of_step = f"{policy.max_sequences} sequences and {policy.max_step_tokens:,} tokens per step"
+    yield "limits", f"{of_step}, {main.n_cache_tokens:,} tokens of cache per engine"
     host = format_seconds(policy.host_s) if policy.host_s else "no time"
     steps = "prefill and decode" if policy.has_mixed_steps else "either prefill or decode"
-    yield "host", f"{host} a step; prefix hits {policy.prefix_hit_frac:.0%}; steps {steps}"
+    yield "host", f"{host} per step; prefix hits {policy.prefix_hit_frac:.0%}; steps {steps}"
     if main.pool.n_engines > 1 and outcome.prefill is None:
         yield "engines", f"{main.pool.n_engines}, which requests take in turn; one is simulated"
     for pool in outcome.result.pools:
@@ -184,7 +184,7 @@ def _apart_details(outcome: ServingOutcome) -> Iterator[Fact]:
     moved, transfer = outcome.result.transfers, outcome.transfer
     if moved is None or transfer is None or outcome.prefill is None:
         return
-    one = f"{format_bytes(round(moved.mean_bytes))} a prompt in {format_seconds(moved.mean_s)}"
+    one = f"{format_bytes(round(moved.mean_bytes))} per prompt in {format_seconds(moved.mean_s)}"
     waits = f"{format_seconds(moved.wait.p50_s)} (p50) to {format_seconds(moved.wait.p99_s)} (p99)"
     yield (
         "transfer",

@@ -31,7 +31,7 @@ def slice_fits_table(
     dtypes = ("weights,cache",) if len({_dtypes(fit) for fit in fits}) > 1 else ()
     price_column = () if prices is None else ("an hour",)
     names = ("slice", fits_name, "plan", *dtypes)
-    figures = (*price_column, "GiB a device", "largest\nbatch", "context")
+    figures = (*price_column, "GiB per device", "largest\nbatch", "context")
     table = new_table(*names, *figures, n_words=len(names))
     for fit in fits:
         state = fit.memory.fit

@@ -35,7 +35,7 @@ def speculation_lines(run: RunRecord) -> Iterator[RenderableType]:
     settings = f"k={speculation.n_drafted}, acceptance {speculation.acceptance:g}"
     yield Text.assemble(
         ("speculation", "bold"),
-        f" {speculation.method}{name}, {settings}: {speculation.tokens_per_step:.2f} tokens a step",
+        f" {speculation.method}{name}, {settings}: {speculation.tokens_per_step:.2f} tokens per step",
     )
     yield _table(steps)
     if steps[-1].source is Source.MEASURED:
@@ -55,7 +55,7 @@ def speculation_table(run: RunRecord) -> ViewTable | None:
     drafted = f"{speculation.n_drafted} drafted by {speculation.draft_model or speculation.method}"
     times = ("TPOT", "TPOT without", "verification", "one draft")
     return ViewTable(
-        title=f"{speculation.tokens_per_step:.2f} tokens a step: {drafted}, acceptance {speculation.acceptance:g}",
+        title=f"{speculation.tokens_per_step:.2f} tokens per step: {drafted}, acceptance {speculation.acceptance:g}",
         columns=(
             text_column("source"),
             *(figure_column(label, seconds) for label in times),
@@ -88,7 +88,7 @@ def _table(steps: tuple[SpeculativeStep, ...]) -> Table:
     table.add_row("", *(_sent(step.verify_rows) for step in steps))
     table.add_row("draft", *(_drafts(step) for step in steps))
     table.add_row("", *(f"each {_sent(step.draft_rows)}" for step in steps))
-    memory = (f"{format_gib(s.memory_bytes)} a device: {_FITS[s.fits]}" for s in steps)
+    memory = (f"{format_gib(s.memory_bytes)} per device: {_FITS[s.fits]}" for s in steps)
     table.add_row("draft memory", *memory)
     return table
 

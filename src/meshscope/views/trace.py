@@ -197,7 +197,7 @@ def collectives_view(
     sent = f"{format_bytes(known)} sent"
     if n_unsized:
         sent = "bytes unknown" if n_unsized == n else f"{sent}, and {n_unsized:,} of unknown bytes"
-    a_step = "" if label in {StepLabel.TRACE, StepLabel.OUTSIDE} else " a step"
+    a_step = "" if label in {StepLabel.TRACE, StepLabel.OUTSIDE} else " per step"
     reasons = dict.fromkeys(axis_reason(row) for row in shown if row.axis is None)
     wire_s = {_transfer_key(time): time.wire_s for time in transfers}
     hidden = [f"{n_hidden} more with --full"] if n_hidden else []

@@ -161,15 +161,22 @@ def _option(words: str) -> str:
     return f"with --weight-dtype {dtype}{why and f', {why}'}"
 
 
+def as_written(name: str) -> str:
+    """An id or a search without owner, `v` of versions, and other signs than `-`: `deepseek-3.1` for `DeepSeek V3.1`."""
+    words = re.sub(r"[\s_]+", "-", _short(name).strip())
+    return re.sub(r"-v(?=\d)", "-", re.sub(r"(?<=[a-z]{3})(?=\d)", "-", words))
+
+
 def nearest_ids(name: str, otherwise: str) -> str:
     """A sentence that suggests ids of the catalog; `otherwise` if none is near.
 
     Those that continue `name` come first, then those that it contains, then those with the longest common start, then
     those that are written alike.
     """
-    short = _short(name)
-    ids = {one: _short(one) for one in catalog_ids()}
+    short = as_written(name)
+    ids = {one: as_written(one) for one in catalog_ids()}
     continuing = [one for one in ids if short and ids[one].startswith(short)]
+    continuing.sort(key=lambda one: ids[one] != short)
     inside = sorted(
         (one for one in ids if f"-{ids[one]}-" in f"-{short}-"), key=lambda one: -len(ids[one])
     )

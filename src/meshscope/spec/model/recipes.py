@@ -133,7 +133,12 @@ def _int(text: str, bits: object, group: object) -> Scheme:
         return _int4(text, group)
     if bits == NARROW_BITS:
         return Scheme(text=text, dtype="s8")
-    return Scheme(text=text, nearest=INT4_OF_GROUP[INT4_GROUP])
+    return Scheme(text=text, nearest=_nearest_int(bits))
+
+
+def _nearest_int(bits: object) -> str:
+    """The smallest format that integers of this many bits fit in."""
+    return "s8" if isinstance(bits, int) and bits > 4 else INT4_OF_GROUP[INT4_GROUP]
 
 
 def _nvfp4(text: str) -> Scheme:
@@ -253,7 +258,7 @@ def _group_scheme(method: str, group: Mapping[str, Any]) -> Scheme | None:
         is_narrow = wide == NARROW_BITS and inputs.get("dynamic") is True
         return _eight_bits(text, kind, weights, is_narrow=is_narrow)
     if bits != 4 or type(bits) is not int:
-        return Scheme(text=text, nearest=INT4_OF_GROUP[INT4_GROUP] if kind == "int" else None)
+        return Scheme(text=text, nearest=_nearest_int(bits) if kind == "int" else None)
     size = weights.get("group_size")
     if kind == "int":
         return _int4(text, size, is_channel=weights.get("strategy") == "channel")
