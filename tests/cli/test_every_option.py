@@ -52,7 +52,7 @@ SERVE = (
 )
 SEARCH = ("Qwen/Qwen3-4B", "--topology", "v6e-8", "--layers", "2")
 
-# Of each command and option, what it is added to, and its words. The answer differs from the one without.
+# What each option of a command is added to, and its words. The answer differs from the one without.
 CHANGES: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "predict": {
         "--topology": (QWEN, ("--topology", "v5e-8")),
@@ -217,13 +217,13 @@ UNTRIED = {
 
 def declared() -> list[tuple[str, tuple[str, ...]]]:
     """Each command with the names of each of its options."""
-    found: list[tuple[str, tuple[str, ...]]] = []
+    options_of: list[tuple[str, tuple[str, ...]]] = []
     for words, command in COMMANDS.items():
         app = typer.Typer(**SETTINGS, add_completion=False)
         app.command(words)(command.load())
         options = (p for p in typer.main.get_command(app).params if p.opts[0].startswith("--"))
-        found += [(words, (*option.opts, *option.secondary_opts)) for option in options]
-    return found
+        options_of += [(words, (*option.opts, *option.secondary_opts)) for option in options]
+    return options_of
 
 
 def texts(places: tuple[str, ...]) -> str:

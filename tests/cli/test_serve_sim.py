@@ -122,8 +122,8 @@ def test_a_known_host_time_is_fitted_to_a_benchmark(meshscope, host_ms: float) -
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "no result of 'vllm bench serve --save-result' (KeyError"),
-        ("[1]", "no result of 'vllm bench serve --save-result' (TypeError"),
+        ("{}", "no result of 'vllm bench serve --save-result': it has no completed"),
+        ("[1]", "no result of 'vllm bench serve --save-result': it has no completed"),
         ("{", "not JSON"),
         (json.dumps(BENCH | {"median_itl_ms": -1}), "a figure is not positive"),
         (json.dumps(BENCH | {"median_itl_ms": 5, "completed": 0}), "ZeroDivisionError"),

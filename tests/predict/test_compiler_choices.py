@@ -112,7 +112,7 @@ def _torchxla(plan: str, topology: str) -> Experiment:
 
 @pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
 def test_all_stages_of_a_torchxla_pipeline_compute_its_ends(phase: Phase):
-    """As compiled for v6e-4: rows of no stage, and the last positions in place of sampled tokens."""
+    """As compiled for v6e-4: rows of no stage, and the last positions instead of sampled tokens."""
     rows = [r for r in predict(_torchxla("pp=2,tp=2", "v6e-4")) if r.phase is phase]
     n_tokens = 256 if phase is Phase.PREFILL else 1
     ends = [

@@ -256,7 +256,7 @@ def test_runs_of_the_same_work_are_ranked_and_compared_with_the_best(timed_run: 
     assert [row[:2] for row in rows] == [["1", "tp=4 (2)"], ["2", "tp=4 (1)"]]
     assert [row[head.index("against the best")] for row in rows] == ["best", "2.00 x"]
     assert head[:5] == [
-        *("rank", "run", "end to end", "against the best", "output tokens/s per chip")
+        *("rank", "run", "end to end", "against the best", "decode tokens/s per chip")
     ]
     assert not {"slice", "source", "fits"} & set(head)
     assert re.search(r"All: [^.]*, compiled, fits: ", rendered.text)

@@ -141,7 +141,7 @@ def test_the_picture_is_written_once(result: meshscope.PlanResult, tmp_path: Pat
     text = path.read_text(encoding="utf-8")
     assert "TTFT" in text
     assert str(result.plan) in text
-    with pytest.raises(RunError, match="--force"):
+    with pytest.raises(RunError, match="force=True"):
         result.plot(path)
     with pytest.raises(RunError, match=r"\.png, \.svg, \.pdf"):
         result.plot(tmp_path / "front.txt")
