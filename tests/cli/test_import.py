@@ -280,11 +280,15 @@ def test_what_may_communicate_is_said_everywhere(meshscope, phase: tuple[str, ..
     said = "1 custom call 'pfft3d' may communicate"
 
     out = meshscope("import", "fft.txt", *layout).out
+    meshscope("import", "fft.txt", *layout[:-1], "fft2")
     document = json.loads(meshscope("show", "fft", "--json").out)
     meshscope("report", "fft", "--out", "fft.html")
 
     assert said in out
     assert "no collectives" not in out
+    compared = meshscope("compare", "fft", "fft2").out
+    assert f"A: {said}" in compared
+    assert f"B: {said}" in compared
     assert [other["text"] for other in document["other_operations"]] == [said]
     page = unescape(Path("fft.html").read_text())
     assert said in page

@@ -213,6 +213,9 @@ def _two_answers(comparison: Comparison, left: Side, right: Side) -> Iterator[Re
     yield answer_table({side.name: source_answer(side.run, side.source) for side in sides})
     verdict = verdict_sentence(comparison, left=left.name, right=right.name)
     yield from collectives_lines(verdict, comparison.agreement)
+    compiled = (side for side in sides if side.source is Source.COMPILED)
+    if unread := [f"{s.name}: {other}" for s in compiled for other in s.run.open_operations]:
+        yield bullets(unread)
     explanation = explain(left, right)
     is_other_compiler = explanation.compiler is not None
     is_same = comparison.is_exact and _has_same_times(left.run, right.run)
