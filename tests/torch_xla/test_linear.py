@@ -1,4 +1,4 @@
-"""The gated delta rule in chunks, or in blocks of a prompt, gives what it gives position by position."""
+"""The gated delta rule in chunks gives what it gives position by position."""
 
 import pytest
 
@@ -8,7 +8,6 @@ pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment
 from meshscope.programs.torchxla.linear import (  # noqa: E402
     chunked_delta_rule,
     delta_step,
-    passed_on,
     unit_lower_inverse,
 )
 
@@ -34,27 +33,6 @@ def test_chunks_equal_steps(n_positions: int, *, is_repeated: bool) -> None:
         outputs.append(step)
     torch.testing.assert_close(out, torch.cat(outputs, dim=1), atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(last, state, atol=2e-5, rtol=2e-5)
-
-
-def test_maps_of_blocks_pass_the_state_on() -> None:
-    """The states before each of three blocks, and after all, are those of the blocks one after the other."""
-    torch.manual_seed(0)
-    q, k = (torch.nn.functional.normalize(torch.randn(2, 30, 3, 8), dim=-1) for _ in range(2))
-    v, log_decay = torch.randn(2, 30, 3, 4), -0.1 * torch.rand(2, 30, 3)
-    rate, first = torch.rand(2, 30, 3), torch.randn(2, 3, 8, 4)
-    blocks = list(zip(*(y.split(10, dim=1) for y in (q, k, v, log_decay, rate)), strict=True))
-    identity = torch.eye(8).expand(2, 3, -1, -1)
-    start = torch.cat([torch.zeros_like(first), identity], dim=-1)
-
-    maps = [chunked_delta_rule(*block, start)[1] for block in blocks]
-    passed = [passed_on(first, maps, torch.tensor([rank])) for rank in range(3)]
-
-    states = [first]
-    for block in blocks:
-        states.append(chunked_delta_rule(*block, states[-1])[1])
-    for (before, after), state in zip(passed, states[:-1], strict=True):
-        torch.testing.assert_close(before, state, atol=2e-5, rtol=2e-5)
-        torch.testing.assert_close(after, states[-1], atol=2e-5, rtol=2e-5)
 
 
 def test_the_inverse_of_a_triangle_is_exact() -> None:

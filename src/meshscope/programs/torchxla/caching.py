@@ -14,8 +14,7 @@ from transformers.cache_utils import StaticLayer
 from meshscope.events.enums import Phase
 from meshscope.programs.torchxla.indexer import IndexedLayer
 from meshscope.programs.torchxla.layouts import Spec
-from meshscope.programs.torchxla.staged_caches import ARRAYS, INDEX_KEYS, StageLayer, StageStates
-from meshscope.programs.torchxla.states import States
+from meshscope.programs.torchxla.staged_caches import ARRAYS, StageLayer
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import (
@@ -29,6 +28,15 @@ from meshscope.spec.model.model import (
 from meshscope.spec.plan.caches import layer_cache
 from meshscope.spec.plan.context_form import cache_slots
 from meshscope.spec.plan.stages import stacked_layers
+
+INDEX_KEYS = "index_keys"
+
+
+@dataclass
+class States:
+    """Arrays of a layer other than the keys and values of all positions, by name; the layer replaces them in each step."""
+
+    arrays: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,25 +91,19 @@ class Caches:
         stacked = {i: self._layer(i, layers[i], position) for i in sorted({*first_of})}
         return transformers.Cache(layers=[stacked[first] for first in first_of])
 
-    def _stacked(self, index: int) -> tuple[int | None, ...]:
-        """The layers of all stages whose arrays one argument has; () without a pipeline."""
-        described, plan = self.experiment.model, self.experiment.plan
-        return stacked_layers(described.layers, plan.pp)[index] if plan.pp > 1 else ()
-
     def _layer(self, index: int, layer: Layer, position: Any) -> Any:
         """The arrays of one layer: keys and values [B, K, T, H], or those that the plan declares."""
         experiment = self.experiment
         if _has_states(experiment.model, layer):
             return self._states(index, layer)
-        index_keys = self._index_keys(index, layer)
-        cached: Any = self._empty(layer, position, index_keys)
-        what, n_slots = kept(experiment, self.tensors, layer), n_cache_slots(experiment)
+        cached: Any = self._empty(index, layer, position)
+        plan, what = experiment.plan, kept(experiment, self.tensors, layer)
+        n_slots = n_cache_slots(experiment)
+        layers = stacked_layers(experiment.model.layers, plan.pp)[index] if plan.pp > 1 else ()
         batch, dtype = experiment.workload.batch, TORCH_DTYPES[experiment.workload.cache_dtype]
         for name, width in zip(ARRAYS, what.widths, strict=True):
             shape, full = (batch, what.n_heads, n_slots, width), argument_name(index, name)
-            array = self.tensors.argument(
-                full, shape, dtype, what.spec, layers=self._stacked(index)
-            )
+            array = self.tensors.argument(full, shape, dtype, what.spec, layers=layers)
             if isinstance(cached, StageLayer):
                 cached.arrays[name] = array
             else:
@@ -113,18 +115,16 @@ class Caches:
         cached.is_initialized = True
         return cached
 
-    def _empty(self, layer: Layer, position: Any, index_keys: Any) -> StaticLayer:
+    def _empty(self, index: int, layer: Layer, position: Any) -> StaticLayer:
         """A layer of transformers' static cache, or one of ours, without keys and values."""
         n_slots, plan = n_cache_slots(self.experiment), self.experiment.plan
         if plan.pp > 1:
             spec = kept(self.experiment, self.tensors, layer).spec
             is_prompt = self.phase is Phase.PREFILL
-            stage_layer = StageLayer(n_slots, spec, self.experiment, is_prompt=is_prompt)
-            if index_keys is not None:
-                stage_layer.add(INDEX_KEYS, index_keys, (*spec[:1], *spec[2:]))
-            return stage_layer
+            return StageLayer(n_slots, spec, self.experiment, is_prompt=is_prompt)
         if plan.cp > 1:
-            return ContextLayer(self, n_slots, layer, index_keys)
+            return ContextLayer(self, n_slots, layer)
+        index_keys = self._index_keys(index, layer)
         if index_keys is not None:
             return IndexedLayer(n_slots, position, index_keys)
         # Windows are in the mask: a layer with one would keep fewer slots and move them in each step.
@@ -139,32 +139,21 @@ class Caches:
         if layer.attention is AttentionKind.SHARED:
             return None
         shape = (workload.batch, n_cache_slots(experiment), attention.indexer.head_dim)
-        spec: Spec = (layouts.data, layouts.axes("cp"), ())
         name, dtype = argument_name(index, INDEX_KEYS), TORCH_DTYPES[workload.cache_dtype]
-        return self.tensors.argument(name, shape, dtype, spec, layers=self._stacked(index))
+        return self.tensors.argument(name, shape, dtype, (layouts.data, (), ()))
 
     def _states(self, index: int, layer: Layer) -> States:
         """Arrays [B, *heads, slots, width] as the plan declares them."""
         experiment, layouts = self.experiment, self.tensors.layouts
-        plan, workload = experiment.plan, experiment.workload
-        arrays, specs = dict[str, Any](), dict[str, Spec]()
-        for array in layer_cache(experiment.model, plan, layer):
+        workload, arrays = experiment.workload, dict[str, Any]()
+        for array in layer_cache(experiment.model, experiment.plan, layer):
             *heads, width = array.shape
-            n_copies = plan.cp if array.n_fixed_slots is None else 1  # cp splits what grows
-            n_slots = array.n_slots(cache_slots(plan, workload)) * n_copies
-            shape = (workload.batch, *heads, n_slots, width)
+            shape = (workload.batch, *heads, array.n_slots(n_cache_slots(experiment)), width)
             of_heads = (layouts.split(dim) for dim in array.dims[:-1])
-            of_slots = layouts.axes("cp") if n_copies > 1 else ()
-            specs[array.name] = (layouts.data, *of_heads, of_slots, ())
-            dtype = TORCH_DTYPES[array.dtype or workload.cache_dtype]
-            arrays[array.name] = self.tensors.argument(
-                argument_name(index, array.name),
-                shape,
-                dtype,
-                specs[array.name],
-                layers=self._stacked(index),
-            )
-        return StageStates(arrays, specs) if plan.pp > 1 else States(arrays)
+            spec: Spec = (layouts.data, *of_heads, (), ())
+            name, dtype = argument_name(index, array.name), array.dtype or workload.cache_dtype
+            arrays[array.name] = self.tensors.argument(name, shape, TORCH_DTYPES[dtype], spec)
+        return States(arrays)
 
 
 def _first(layers: tuple[int | None, ...]) -> int:
@@ -183,11 +172,10 @@ class ContextLayer(StaticLayer):
     The slots of a device are contiguous: T is [cp, slots per device].
     """
 
-    def __init__(self, caches: Caches, n_slots: int, layer: Layer, index_keys: Any) -> None:
+    def __init__(self, caches: Caches, n_slots: int, layer: Layer) -> None:
         super().__init__(max_cache_len=n_slots)
         self.caches = caches
         self.layer = layer
-        self.index_keys = index_keys
 
     def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Prefill attends to the given keys and values, decode to the whole cache."""
@@ -198,13 +186,6 @@ class ContextLayer(StaticLayer):
             for array, x in zip((self.keys, self.values), given, strict=True)
         )
         return given if self.caches.phase is Phase.PREFILL else (self.keys, self.values)
-
-    def update_indexer(self, indexer_key_states: Any) -> Any:
-        """As `update` for the keys [B, S, H] of the indexer."""
-        one_head = self._written(self.index_keys[:, None], indexer_key_states[:, None])
-        self.index_keys = one_head[:, 0]
-        is_prefill = self.caches.phase is Phase.PREFILL
-        return indexer_key_states if is_prefill else self.index_keys
 
     def _written(self, array: Any, x: Any) -> Any:
         """The array [B, K, T, H] with those of this step, x [B, K, S, H]."""

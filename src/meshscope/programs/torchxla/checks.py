@@ -6,8 +6,10 @@ from meshscope.programs.torchxla.layouts import kv_heads
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import (
     CompressedAttention,
+    GroupedAttention,
+    Indexer,
     LatentAttention,
-    Model,
+    LinearAttention,
 )
 from meshscope.spec.program import Partitioner
 
@@ -16,7 +18,7 @@ def check_traceable(experiment: Experiment) -> None:
     """SpecError or PlanError for parts of the model and plans that this front end has no program for."""
     hugging_face_config(experiment.model)
     _check_heads(experiment)
-    _check_indexer(experiment)
+    _check_attention(experiment)
 
 
 def _check_heads(experiment: Experiment) -> None:
@@ -31,17 +33,24 @@ def _check_heads(experiment: Experiment) -> None:
         )
 
 
-def has_sparse_latents(model: Model) -> bool:
-    """Whether an indexer chooses the latents that queries attend to."""
-    return isinstance(model.attention, LatentAttention) and model.attention.indexer is not None
-
-
-def _check_indexer(experiment: Experiment) -> None:
-    """PlanError for --partitioner auto with an indexer."""
-    model = experiment.model
-    if not (has_sparse_latents(model) or isinstance(model.attention, CompressedAttention)):
-        return
-    if experiment.program.partitioner is Partitioner.AUTO:
+def _check_attention(experiment: Experiment) -> None:
+    """PlanError for attention that has no program with pp or cp here, or none with --partitioner auto."""
+    model, plan = experiment.model, experiment.plan
+    match model.attention:
+        case GroupedAttention(linear=LinearAttention()):
+            kind, scatters = "linear", False
+        case LatentAttention(indexer=Indexer()):
+            kind, scatters = "indexed", True
+        case CompressedAttention():
+            kind, scatters = "compressed", True
+        case _:
+            return
+    if axes := [axis for axis in ("pp", "cp") if getattr(plan, axis) > 1]:
+        raise PlanError(
+            f"plan '{plan}': {model.name} has {kind} attention, for which --frontend torchxla has no program with "
+            f"{' or '.join(axes)}. Use --frontend jax, or a plan without pp and cp."
+        )
+    if scatters and experiment.program.partitioner is Partitioner.AUTO:
         raise PlanError(
             f"--partitioner auto: --frontend torchxla replaces the attention of {model.name}, whose indexer "
             "scatters positions one by one. Use --partitioner manual, or --frontend jax."

@@ -3,8 +3,7 @@
 transformers collects keys and entries in arrays that grow, which a program for all steps cannot have. The
 arrays and their order are those of the JAX program (`programs/jax/compressed.py`): ring buffers of the latest
 positions, and in decode the entry of the current window is computed again in every step. Heads are split
-over tp; keys, entries and the indexer are the same on all its devices. If cp splits the sequence, a manual region
-gathers the keys and entries of a prompt, and in decode merges attention to the entries of all devices.
+over tp; keys, entries and the indexer are the same on all its devices.
 
 Shapes: B batch, S positions of this step, T keys or entries, N heads, H width of a head, E entries, M the positions
 in an entry, C channels of a position (twice those of an entry if entries include the window before), G groups of
@@ -12,7 +11,7 @@ heads, I width of a group, R rank of a group.
 """
 
 # pyright: reportMissingImports=false
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -20,23 +19,60 @@ import torch
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import apply_rotary_pos_emb
 
 from meshscope.events.enums import Phase
+from meshscope.programs.torchxla.caching import States
 from meshscope.programs.torchxla.context import (
     LOWEST,
     PartialSoftmax,
     Scores,
     is_seen,
-    merged_over,
     partial_softmax,
 )
-from meshscope.programs.torchxla.indexer import best, best_of_all, index_scores
-from meshscope.programs.torchxla.layouts import Spec
-from meshscope.programs.torchxla.states import Blocks, Slots, States
-from meshscope.programs.torchxla.tensors import Tensors, all_gather, gathered
+from meshscope.programs.torchxla.indexer import best, index_scores
+from meshscope.programs.torchxla.tensors import Tensors
 from meshscope.spec.model.flops import entry_rate
 from meshscope.spec.model.model import AttentionKind, CompressedAttention
 
-ENTRIES = ("entry", "index")  # arrays of which cp gives every n-th slot to a device
 Keys = tuple[Any, Any]  # keys [B, T, H], which are also the values, and their mask [.., S, T]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slots:
+    """Reads and writes arrays [B, T, width] of a layer at the positions [S] of one step."""
+
+    states: States
+    phase: Phase
+    positions: Any
+
+    def read(self, name: str, dtype: Any) -> Any:
+        """The whole array."""
+        return self.states.arrays[name].to(dtype)
+
+    def write(self, name: str, new: Any, slots: Any) -> None:
+        """Write `new` [B, n, width] to the slots [n]."""
+        array = self.states.arrays[name]
+        self.states.arrays[name] = array.index_copy(1, slots, new.to(array.dtype))
+
+    def write_first(self, name: str, new: Any) -> None:
+        """Write `new` [B, n, width] to the first slots."""
+        array = self.states.arrays[name]
+        parts = [new.to(array.dtype), array[:, new.shape[1] :]]
+        self.states.arrays[name] = torch.cat(parts, dim=1)
+
+    def write_latest(self, name: str, new: Any) -> None:
+        """Write the latest of `new` [B, S, width] to a ring buffer."""
+        n_slots, n_new = self.states.arrays[name].shape[1], new.shape[1]
+        if self.phase is Phase.DECODE:
+            self.write(name, new, self.positions % n_slots)
+            return
+        if n_new > n_slots:  # a prompt starts at position 0
+            new = torch.roll(new[:, -n_slots:], n_new % n_slots, dims=1)
+        self.write_first(name, new)
+
+    def latest(self, name: str, dtype: Any) -> tuple[Any, Any]:
+        """A ring buffer [B, T, width] in decode, and the positions [T] in it, negative if there is none."""
+        array = self.read(name, dtype)
+        slots = torch.arange(array.shape[1], device=array.device)
+        return array, self.positions - (self.positions - slots) % array.shape[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,60 +120,16 @@ class EntryAttention(torch.nn.Module):
         q_latent = self.q_a_norm(self.q_a_proj(x))
         q = self.q_b_proj(q_latent).reshape(*x.shape[:2], -1, self.of.head_dim)
         q = self._by_heads(apply_rotary_pos_emb(self.q_b_norm(q), cos, sin, unsqueeze_dim=2))
-        is_split = bool(self._tensors.layouts.axes("cp"))
-        way = self._of_blocks if is_split else self._of_positions
-        out = self._by_heads(way(x, q, q_latent, cache, (cos, sin), self.sinks))
+        parts = [self._window(x, cache, (cos, sin))]
+        if not is_plain:
+            parts += self._entries(x, q_latent, cache, (cos, sin))
+        out = self._attended(q, parts)
         # Values turn like keys; this turns them back.
         out = self._by_heads(apply_rotary_pos_emb(out, cos, -sin, unsqueeze_dim=2))
-        weight = gathered(self.o_a_proj.weight).reshape(self.of.n_groups, self.of.group_rank, -1)
+        weight = self.o_a_proj.weight.reshape(self.of.n_groups, self.of.group_rank, -1)
         out = self._by_heads(out.reshape(*x.shape[:2], self.of.n_groups, -1))
         out = self._by_heads(torch.einsum("bsgi,gri->bsgr", out, weight))
         return self.o_b_proj(out.reshape(*x.shape[:2], -1)), None
-
-    def _of_positions(  # noqa: PLR0913, PLR0917  positions, their queries, and what they attend to
-        self, x: Any, q: Any, q_latent: Any, cache: Slots, angles: tuple[Any, Any], sinks: Any
-    ) -> Any:
-        """Attention of q [B, S, N, H] to the window and the entries."""
-        parts = [self._window(x, cache, angles)]
-        if self.kind is not AttentionKind.SLIDING:
-            parts += self._entries(x, q_latent, cache, angles)
-        return self._attended(q, parts, sinks, cache.split_entries)
-
-    def _of_blocks(  # noqa: PLR0913, PLR0917  as `_of_positions`
-        self, x: Any, q: Any, q_latent: Any, cache: Slots, angles: tuple[Any, Any], sinks: Any
-    ) -> Any:
-        """As `_of_positions`, in a manual region in which a device has a block of the sequence."""
-        tensors, layouts = self._tensors, self._tensors.layouts
-        data, heads, context = layouts.data, layouts.axes("tp"), self._context
-        blocks = Blocks(groups=tensors.groups("cp"), rank=tensors.rank("cp"))
-        if tensors.is_inside:  # in a pipeline stage all tensors are local
-            local = replace(cache, blocks=blocks)
-            return self._of_positions(x, q, q_latent, local, angles, sinks)
-        arrays = cache.states.arrays
-        specs: dict[str, Spec] = {
-            name: (data, layouts.axes("cp") if name in ENTRIES else (), ()) for name in arrays
-        }
-        entered = tensors.entered
-        x, q_latent = (entered(y, (data, context, ())) for y in (x, q_latent))
-        q, sinks = entered(q, (data, context, heads, ())), entered(sinks, (heads,))
-        cos, sin = (entered(y, ((), context, ())) for y in angles)
-        local = replace(
-            cache,
-            states=States({name: entered(y, specs[name]) for name, y in arrays.items()}),
-            positions=entered(cache.positions, (context,)),
-            blocks=blocks,
-        )
-        with tensors.inside():
-            out = self._of_positions(x, q, q_latent, local, (cos, sin), sinks)
-        for name, y in local.states.arrays.items():
-            arrays[name] = tensors.left(y, specs[name])
-        return tensors.left(out, (data, context, heads, ()))
-
-    @property
-    def _context(self) -> tuple[str, ...]:
-        """The mesh axes that split the positions of this step."""
-        is_prompt = self.step is not None and self.step.phase is Phase.PREFILL
-        return self._tensors.layouts.axes("cp") if is_prompt else ()
 
     @property
     def _tensors(self) -> Tensors:
@@ -147,15 +139,15 @@ class EntryAttention(torch.nn.Module):
     def _by_heads(self, x: Any) -> Any:
         """An array [B, S, heads or groups, width]."""
         layouts = self._tensors.layouts
-        return self._tensors.annotate(x, (layouts.data, self._context, layouts.axes("tp"), ()))
+        return self._tensors.annotate(x, (layouts.data, (), layouts.axes("tp"), ()))
 
     def _whole(self, x: Any) -> Any:
         """An array that all devices of tp have."""
         layouts = self._tensors.layouts
-        return self._tensors.annotate(x, (layouts.data, self._context, *((),) * (x.dim() - 2)))
+        return self._tensors.annotate(x, (layouts.data, *((),) * (x.dim() - 1)))
 
-    def _attended(self, q: Any, parts: list[Keys], sinks: Any, over: Blocks | None) -> Any:
-        """Attention of q [B, S, N, H] to the parts `over` all devices, with sinks [N]."""
+    def _attended(self, q: Any, parts: list[Keys]) -> Any:
+        """Attention of q [B, S, N, H] to the parts, with the sinks of heads."""
         annotate, layouts = self._tensors.annotate, self._tensors.layouts
         heads = layouts.axes("tp")
         scores = Scores(scale=self.of.head_dim**-0.5, softcap=None, window=None)
@@ -164,10 +156,8 @@ class EntryAttention(torch.nn.Module):
             partial_softmax(grouped, kv[:, None], kv[:, None], seen[..., None, None, :, :], scores)
             for kv, seen in parts
         ]
-        part = reduce(PartialSoftmax.merged, partials)
-        if over is not None:
-            part = merged_over(part, over.groups)
-        out = part.normalized(annotate(sinks[None], ((), heads)))
+        sinks = annotate(self.sinks[None], ((), heads))
+        out = reduce(PartialSoftmax.merged, partials).normalized(sinks)
         return self._by_heads(out[:, 0].transpose(1, 2).to(q.dtype))
 
     def _window(self, x: Any, cache: Slots, angles: tuple[Any, Any]) -> Keys:
@@ -175,16 +165,10 @@ class EntryAttention(torch.nn.Module):
         kv = self.kv_norm(self.kv_proj(x))
         kv = apply_rotary_pos_emb(kv[:, None], *angles)[:, 0]
         places = cache.positions
-        if cache.split_prompt is not None:
-            kv = cache.split_prompt.gathered(kv)
-            places = torch.arange(kv.shape[1], device=x.device)
         cache.write_latest("window", kv)
         if cache.phase is Phase.DECODE:
             kv, places = cache.latest("window", x.dtype)
-        seen = is_seen(cache.positions, places, self.of.window) & (places >= 0)
-        if cache.split_entries is not None:  # all devices have the window, and one attends to it
-            seen = seen & (cache.split_entries.rank == 0)
-        return kv, seen
+        return kv, is_seen(cache.positions, places, self.of.window) & (places >= 0)
 
     def _entries(self, x: Any, q_latent: Any, cache: Slots, angles: tuple[Any, Any]) -> list[Keys]:
         """The entries of complete windows that queries see; none before the first one."""
@@ -195,22 +179,12 @@ class EntryAttention(torch.nn.Module):
         if not entries.shape[1]:
             return []
         n_full = (cache.positions + 1) // self._rate
-        numbers, over = torch.arange(entries.shape[1], device=x.device), cache.split_entries
-        if over is not None:
-            numbers = numbers * over.size + over.rank
-        seen = numbers < n_full[:, None]
+        seen = torch.arange(entries.shape[1], device=x.device) < n_full[:, None]
         if is_sparse:
             scores = self._index_scores(x, q_latent, index_keys, angles)
             scores = self._whole(torch.where(seen, scores, LOWEST))
-            seen = seen & self._chosen(scores, over)
+            seen = seen & best(scores, self.of.indexer.top_k)
         return [(entries, seen)]
-
-    def _chosen(self, scores: Any, over: Blocks | None) -> Any:
-        """The mask [B, S, E] of the best scores, `over` those of all devices."""
-        n_best = self.of.indexer.top_k
-        if over is None:
-            return best(scores, n_best)
-        return best_of_all(scores, n_best, over.rank, lambda x: all_gather(x, 2, over.groups))
 
     def _index_scores(self, x: Any, q_latent: Any, keys: Any, angles: tuple[Any, Any]) -> Any:
         """The scores [B, S, E] of entries with these `keys` [B, E, width]."""
@@ -228,13 +202,6 @@ class EntryAttention(torch.nn.Module):
     def _compressed(self, name: str, of: Any, x: Any, cache: Slots) -> Any:
         """Entries [B, E, H] of the prompt, or in decode all of the cache."""
         kv, gate = of.kv_proj(x), of.gate_proj(x)
-        blocks = cache.split_prompt
-        if blocks is not None and kv.shape[1] % self._rate == 0:
-            entries = self._of_block(name, of, (kv, gate), cache, blocks)
-            cache.write_first(name, blocks.interleaved(entries))
-            return entries
-        if blocks is not None:
-            kv, gate = blocks.gathered(kv), blocks.gathered(gate)
         for part, new in (("kv", kv), ("gate", gate)):
             cache.write_latest(f"{name}_{part}", new)
         if cache.phase is Phase.DECODE:
@@ -242,33 +209,12 @@ class EntryAttention(torch.nn.Module):
             ages = torch.arange(kv.shape[1] - 1, -1, -1, device=x.device)
             windows = cache.positions // self._rate - ages
             entry = self._pooled(of, kv, gate, windows)[:, -1:]
-            cache.write_entry(name, entry, windows[-1:])
+            cache.write(name, entry, windows[-1:])
             return cache.read(name, x.dtype)
         kv, gate = (_windows(y, self._rate) for y in (kv, gate))
         entries = self._pooled(of, kv, gate, torch.arange(kv.shape[1], device=x.device))
-        cache.write_first(name, entries if blocks is None else blocks.interleaved(entries))
+        cache.write_first(name, entries)
         return entries
-
-    def _of_block(
-        self, name: str, of: Any, inputs: tuple[Any, Any], cache: Slots, blocks: Blocks
-    ) -> Any:
-        """The entries [B, E, H] of all blocks, each computed where its positions are: whole windows.
-
-        If an entry includes the window before it, the last windows of all blocks are gathered.
-        """
-        kv, gate = (_windows(y, self._rate) for y in inputs)
-        n_windows, before = kv.shape[1], None
-        if kv.shape[-1] > of.kv_norm.weight.shape[0]:
-            lasts = [blocks.gathered(y[:, -1:]) for y in (kv, gate)]
-            for part, last in zip(("kv", "gate"), lasts, strict=True):
-                n_slots = cache.states.arrays[f"{name}_{part}"].shape[1]
-                first = (blocks.size * n_windows - 1) * self._rate % n_slots
-                slots = first + torch.arange(self._rate, device=kv.device)
-                cache.write(f"{name}_{part}", last[:, -1], slots)
-            previous = torch.clamp(blocks.rank - 1, min=0)
-            before = [last.index_select(1, previous) for last in lasts]
-        windows = blocks.rank * n_windows + torch.arange(n_windows, device=kv.device)
-        return blocks.gathered(self._pooled(of, kv, gate, windows, before))
 
     def _last_windows(self, name: str, x: Any, cache: Slots) -> Any:
         """The windows [B, E, M, C] in a ring buffer, the current one last."""
@@ -278,21 +224,15 @@ class EntryAttention(torch.nn.Module):
         order = (first + torch.arange(n_windows, device=x.device)) % n_windows
         return windows.index_select(1, order)
 
-    def _pooled(
-        self, of: Any, kv: Any, gate: Any, windows: Any, before: list[Any] | None = None
-    ) -> Any:
-        """Entries [B, E, H] of windows [B, E, M, C] with numbers [E]: weighted sums, normed and turned.
-
-        `before` has the inputs of the window before the first, [B, 1, M, C], if there are any.
-        """
+    def _pooled(self, of: Any, kv: Any, gate: Any, windows: Any) -> Any:
+        """Entries [B, E, H] of windows [B, E, M, C] with numbers [E]: weighted sums, normed and turned."""
         assert self.step is not None
         width = of.kv_norm.weight.shape[0]
-        before = [torch.zeros_like(y[:, :1]) for y in (kv, gate)] if before is None else before
-        before, gate = [before[0], before[1] + of.position_bias], gate + of.position_bias
+        gate = gate + of.position_bias
         if kv.shape[-1] > width:  # the first channels belong to the entry after this one
             before = [
-                torch.cat([first, y[:, :-1]], dim=1)[..., :width]
-                for first, y in zip(before, (kv, gate), strict=True)
+                torch.cat([torch.zeros_like(y[:, :1]), y[:, :-1]], dim=1)[..., :width]
+                for y in (kv, gate)
             ]
             before[1] = torch.where((windows > 0)[:, None, None], before[1], LOWEST)
             kv, gate = (

@@ -25,7 +25,6 @@ import torch
 import torch_xla
 import transformers
 
-from meshscope.events.collective import Groups
 from meshscope.events.enums import Phase
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.tensors import (
@@ -128,15 +127,9 @@ def mask_of(experiment: Experiment, positions: Any, kind: AttentionKind) -> Any:
     return (is_hidden.to(dtype) * torch.finfo(dtype).min)[None, None]
 
 
-def _seen(places: tuple[Any, Any], of: Scores, chosen: Any) -> Any:
-    """Whether queries see keys at `places` [S] and [T], of which an indexer may have `chosen` some [B, S, T]."""
-    seen = is_seen(*places, of.window, is_chunked=of.is_chunked)
-    return seen if chosen is None else seen & chosen[:, None, None]
-
-
-def _partly(q: Any, keys: tuple[Any, Any], seen: Any, of: Scores) -> PartialSoftmax:
-    """Attention of q [B, N, S, H] over those of the keys and values [B, K, T, H] that are `seen` [.., S, T]."""
-    k, v = keys
+def _partly(q: Any, keys: tuple[Any, Any], places: tuple[Any, Any], of: Scores) -> PartialSoftmax:
+    """Attention of q [B, N, S, H] over keys and values [B, K, T, H], which are at the `places` [S] and [T]."""
+    (k, v), seen = keys, is_seen(*places, of.window, is_chunked=of.is_chunked)
     return partial_softmax(q.unflatten(1, (k.shape[1], -1)), k, v, seen, of)
 
 
@@ -173,14 +166,11 @@ class ContextAttention:
     phase: Phase
     tensors: Tensors
 
-    def __call__(self, query: Any, held: Held, scores: Scores, chosen: Any = None) -> Any:
-        """[B, N, S, H] and arrays of T positions -> [B, S, N, H]; in prefill S and T are split, in decode T is.
-
-        `chosen` [B, S, T] are the positions that an indexer chooses.
-        """
+    def __call__(self, query: Any, held: Held, scores: Scores) -> Any:
+        """[B, N, S, H] and arrays of T positions -> [B, S, N, H]; in prefill S and T are split, in decode T is."""
         layouts, local = self.tensors.layouts, self.tensors.local
         heads, context = layouts.axes("tp"), layouts.axes("cp")
-        of_queries, of_scores = (context, ()) if self.phase is Phase.PREFILL else ((), context)
+        of_queries = context if self.phase is Phase.PREFILL else ()
         q = local(query, (layouts.data, heads, of_queries, ()))
         of_arrays: Spec = (layouts.data, held.of_heads, context, ())
         arrays = tuple(local(array, of_arrays) for array in held.arrays)
@@ -188,15 +178,12 @@ class ContextAttention:
         if scores.sinks is not None:
             of_copies = tuple(axis for axis in heads if axis not in held.of_heads)
             scores = replace(scores, sinks=local(scores.sinks, (held.of_heads, of_copies)))
-        if chosen is not None:
-            chosen = local(chosen, (layouts.data, of_queries, of_scores))
         way = self._merged if self.phase is Phase.DECODE else self._of_blocks
-        read = replace(held, arrays=arrays)
-        out = way(q, read, rank, scores, chosen)  # [B, K, G, S, H]
+        out = way(q, replace(held, arrays=arrays), rank, scores)  # [B, K, G, S, H]
         out = out.to(q.dtype).reshape(*q.shape[:3], -1).transpose(1, 2)
         return self.tensors.whole(out, (layouts.data, of_queries, heads, ()))
 
-    def _of_blocks(self, q: Any, held: Held, rank: Any, scores: Scores, chosen: Any) -> Any:
+    def _of_blocks(self, q: Any, held: Held, rank: Any, scores: Scores) -> Any:
         """Attention of a block of queries over the keys of all blocks."""
         groups, size = self.tensors.groups("cp"), self.experiment.plan.cp
         n_local = q.shape[2]
@@ -205,46 +192,37 @@ class ContextAttention:
         if self.experiment.context_form is ContextForm.ALLGATHER:
             arrays = [all_gather(x, 2, groups) for x in held.arrays]
             every = torch.arange(size * n_local, device=torch_xla.device())
-            seen = _seen((query_positions, every), scores, chosen)
-            return _partly(q, held.expanded(*arrays), seen, scores).normalized(scores.sinks)
+            part = _partly(q, held.expanded(*arrays), (query_positions, every), scores)
+            return part.normalized(scores.sinks)
         parts: list[PartialSoftmax] = []
         arrays = held.arrays
         for number in range(size):
             source = (rank + size - number) % size
-            of_source = None
-            if chosen is not None:
-                blocks = chosen.reshape(*chosen.shape[:2], size, n_local)
-                of_source = blocks.index_select(2, source)[:, :, 0]
-            seen = _seen((query_positions, source * n_local + places), scores, of_source)
-            parts.append(_partly(q, held.expanded(*arrays), seen, scores))
+            seen_from = (query_positions, source * n_local + places)
+            parts.append(_partly(q, held.expanded(*arrays), seen_from, scores))
             if number < size - 1:  # the last step sends nothing
                 arrays = tuple(permuted(x, ring_pairs(groups)) for x in arrays)
         return reduce(PartialSoftmax.merged, parts).normalized(scores.sinks)
 
-    def _merged(self, q: Any, held: Held, rank: Any, scores: Scores, chosen: Any) -> Any:
-        """Attention of one token over all devices' positions."""
+    def _merged(self, q: Any, held: Held, rank: Any, scores: Scores) -> Any:
+        """Attention of one token over all devices' positions: an all-reduce max and an all-reduce sum."""
         groups = self.tensors.groups("cp")
-        at = cached_positions(self.experiment, rank)
+        at = _cached_positions(self.experiment, rank)
         position = self.tensors.entered(self.tensors.position, ())
-        seen = _seen((position.reshape(1), at), scores, chosen)
-        part = _partly(q, held.expanded(*held.arrays), seen, scores)
-        return merged_over(part, groups).normalized(scores.sinks)
+        part = _partly(q, held.expanded(*held.arrays), (position.reshape(1), at), scores)
+        part = part.scaled(all_reduce(part.largest, groups, "max"))
+        batch, n_total = part.total.shape[0], part.total[0].numel()
+        flat = [x.reshape(batch, 1, -1) for x in (part.numerator, part.total)]
+        both = all_reduce(torch.cat(flat, dim=-1), groups)
+        whole = PartialSoftmax(
+            numerator=both[..., :-n_total].reshape(part.numerator.shape),
+            total=both[..., -n_total:].reshape(part.total.shape),
+            largest=part.largest,
+        )
+        return whole.normalized(scores.sinks)
 
 
-def merged_over(part: PartialSoftmax, groups: Groups) -> PartialSoftmax:
-    """Attention to the keys of all devices of the groups: an all-reduce max and an all-reduce sum."""
-    part = part.scaled(all_reduce(part.largest, groups, "max"))
-    batch, n_total = part.total.shape[0], part.total[0].numel()
-    flat = [x.reshape(batch, 1, -1) for x in (part.numerator, part.total)]
-    both = all_reduce(torch.cat(flat, dim=-1), groups)
-    return PartialSoftmax(
-        numerator=both[..., :-n_total].reshape(part.numerator.shape),
-        total=both[..., -n_total:].reshape(part.total.shape),
-        largest=part.largest,
-    )
-
-
-def cached_positions(experiment: Experiment, rank: Any) -> Any:
+def _cached_positions(experiment: Experiment, rank: Any) -> Any:
     """[T]: the position of each cache slot on the device with cp rank `rank` [1]."""
     size, n_prompt = experiment.plan.cp, experiment.workload.prompt
     n_block = n_prompt // size
@@ -302,14 +280,14 @@ def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -
         if s_aux is not None:
             sinks = tensors.annotate(s_aux.reshape(key.shape[1], -1), (of_keys, of_copies))
             scores = replace(scores, sinks=sinks)
-        if indices is not None and not is_split:  # a mask (`indexer.py`)
+        if indices is not None:  # a mask (`indexer.py`)
             lowest = torch.finfo(attention_mask.dtype).min
             attention_mask = torch.where(indices[:, None], attention_mask, lowest)
         if is_split:
             held = Held(arrays=(key, value), of_heads=of_keys)
             if isinstance(experiment.model.attention, LatentAttention):
                 held = held_latents(module, key, value, tensors)
-            return of_context(query, held, scores, indices), None
+            return of_context(query, held, scores), None
         batch, n_heads, n_queries, width = query.shape
         n_shared = key.shape[1]
         q = query.reshape(batch, n_shared, n_heads // n_shared, n_queries, width)

@@ -3,24 +3,21 @@
 transformers joins queries, keys, values and gates in one matrix and convolves them as one array. Splitting rows
 of the whole would not split each part by heads, so the parts are separate here. The rule is that of the JAX
 program (`programs/jax/linear.py`); as in transformers, a prompt is a sequence of chunks without a loop.
-If cp splits a prompt, a manual region has two all-gathers, as in the JAX program: the last inputs of the convolutions
-in each block, and how the block maps the state.
 
 Shapes: B batch, S positions of this step, D residual width, N key heads, V value heads, K width of a key,
-H width of a value, C positions of a chunk, W positions of the convolution; n devices of cp.
+H width of a value, C positions of a chunk, W positions of the convolution.
 """
 
 # pyright: reportMissingImports=false
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial, reduce
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
 
 from meshscope.events.enums import Phase
-from meshscope.programs.torchxla.layouts import Spec
-from meshscope.programs.torchxla.tensors import Tensors, all_gather
+from meshscope.programs.torchxla.tensors import Tensors
 from meshscope.spec.model.flops import LINEAR_CHUNK
 from meshscope.spec.model.model import LinearAttention
 
@@ -34,29 +31,16 @@ NEVER = -1e30  # the logarithm of a decay to nothing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
-    """How arrays of linear attention are split in one phase: heads over tp, and the positions of a prompt over cp."""
+    """How arrays of linear attention are split in one phase: heads over tp."""
 
     phase: Phase
     tensors: Tensors
 
-    @property
-    def context(self) -> tuple[str, ...]:
-        """The mesh axes that split the positions of this step."""
-        return self.tensors.layouts.axes("cp") if self.phase is Phase.PREFILL else ()
-
     def by_heads(self, x: Any) -> Any:
         """Annotates an array [B, S, heads, ...]."""
-        return self.tensors.annotate(x, self.of_positions(x))
-
-    def of_positions(self, x: Any) -> Spec:
-        """The spec of an array [B, S, heads, ...]."""
         layouts = self.tensors.layouts
-        return (layouts.data, self.context, layouts.axes("tp"), *((),) * (x.dim() - 3))
-
-    def of_states(self, x: Any) -> Spec:
-        """The spec of an array [B, heads, ...], which all devices of cp have."""
-        layouts = self.tensors.layouts
-        return (layouts.data, layouts.axes("tp"), *((),) * (x.dim() - 2))
+        spec = (layouts.data, (), layouts.axes("tp"), *((),) * (x.dim() - 3))
+        return self.tensors.annotate(x, spec)
 
 
 class Channels(torch.nn.Module):
@@ -119,8 +103,7 @@ class DeltaAttention(torch.nn.Module):
         weights = {name: self.conv1d[name](arrays[name].shape[2]) for name in CONVOLVED}
         step = DeltaStep(of=of, placing=placing, weights=weights)
         states = cache_params.layers[self.layer_idx]
-        is_outside = placing.context and not placing.tensors.is_inside
-        out, states.arrays = (step.of_blocks if is_outside else step)(arrays, states.arrays)
+        out, states.arrays = step(arrays, states.arrays)
         out = self.norm(placing.by_heads(out).to(x.dtype), projected["z"])
         return self.out_proj(placing.by_heads(out).reshape(*x.shape[:2], -1))
 
@@ -151,20 +134,6 @@ class DeltaStep:
     placing: Placing
     weights: Arrays
 
-    def of_blocks(self, arrays: Arrays, states: Arrays) -> tuple[Any, Arrays]:
-        """As `__call__`, in a manual region in which a device has a block of the prompt."""
-        placing, tensors = self.placing, self.placing.tensors
-        heads: Spec = (tensors.layouts.axes("tp"), (), ())
-        weights = {name: tensors.entered(y, heads) for name, y in self.weights.items()}
-        local = {
-            name: tensors.entered(placing.by_heads(y), placing.of_positions(y))
-            for name, y in arrays.items()
-        }
-        with tensors.inside():
-            out, new = replace(self, weights=weights)(local, states)
-        out = tensors.left(out, placing.of_positions(out))
-        return out, {name: tensors.left(y, placing.of_states(y)) for name, y in new.items()}
-
     def __call__(self, arrays: Arrays, states: Arrays) -> tuple[Any, Arrays]:
         """The output [B, S, V, H] in float32, and the new states."""
         of, by_heads = self.of, self.placing.by_heads
@@ -177,33 +146,19 @@ class DeltaStep:
         state = states[STATE]
         if self.placing.phase is Phase.PREFILL:
             state = q.new_zeros(v.shape[0], v.shape[2], of.key_dim, of.value_dim)
-        out, new[STATE] = self._rule(q.shape[1])(*given, state)
+        rule: Callable[..., tuple[Any, Any]] = delta_step if q.shape[1] == 1 else chunked_delta_rule
+        out, new[STATE] = rule(*given, state)
         return out, {name: new[name] for name in states}
 
-    def _rule(self, n_positions: int) -> Callable[..., tuple[Any, Any]]:
-        """The rule for one position, for a prompt, or for a block of one over cp."""
-        if self.placing.context:
-            return partial(split_delta_rule, tensors=self.placing.tensors)
-        return delta_step if n_positions == 1 else chunked_delta_rule
-
     def _before(self, inputs: Arrays, states: Arrays) -> tuple[Arrays, Arrays]:
-        """The W - 1 inputs [B, W - 1, heads, width] before those of this device, and the last ones as states."""
-        n_before, tails = self.of.conv_width - 1, inputs
-        if self.placing.context:
-            tails = gathered_tails(inputs, n_before, self.placing.tensors)
+        """The W - 1 inputs [B, W - 1, heads, width] before those of this step, and the last ones as states."""
         before, new = {}, {}
-        for name, tail in tails.items():
-            first = tail.new_zeros(tail.shape[0], n_before, *tail.shape[2:])
+        for name, x in inputs.items():
+            before[name] = x.new_zeros(x.shape[0], self.of.conv_width - 1, *x.shape[2:])
             if self.placing.phase is Phase.DECODE:
-                first = states[name].to(tail.dtype).transpose(1, 2)
-            every = self.placing.by_heads(torch.cat([first, tail], dim=1))
-            before[name] = first
-            if self.placing.context:
-                tensors = self.placing.tensors
-                start = tensors.rank("cp") * (tail.shape[1] // tensors.layouts.plan.cp)
-                places = start + torch.arange(n_before, device=tail.device)
-                before[name] = every.index_select(1, places)
-            new[name] = every[:, tail.shape[1] :].transpose(1, 2).to(states[name].dtype)
+                before[name] = states[name].to(x.dtype).transpose(1, 2)
+            every = self.placing.by_heads(torch.cat([before[name], x], dim=1))
+            new[name] = every[:, x.shape[1] :].transpose(1, 2).to(states[name].dtype)
         return before, new
 
     def _convolved(self, name: str, x: Any, before: Any) -> Any:
@@ -213,22 +168,6 @@ class DeltaStep:
         width = weight.shape[-1]
         parts = [inputs[:, at : at + n_new] * weight[..., at] for at in range(width)]
         return self.placing.by_heads(torch.nn.functional.silu(reduce(torch.add, parts)))
-
-
-def gathered_tails(inputs: Arrays, n_last: int, tensors: Tensors) -> Arrays:
-    """The last `n_last` inputs [B, n * n_last, heads, width] of all blocks, or whole blocks if they are shorter.
-
-    One all-gather brings those of queries, keys and values.
-    """
-    tails = {name: x[:, max(0, x.shape[1] - n_last) :] for name, x in inputs.items()}
-    flat = torch.cat([tail.flatten(2) for tail in tails.values()], dim=-1)
-    gathered = all_gather(flat, 1, tensors.groups("cp"))
-    sizes = [tail[0, 0].numel() for tail in tails.values()]
-    parts = gathered.split(sizes, dim=-1)
-    return {
-        name: part.reshape(*part.shape[:2], *tail.shape[2:])
-        for (name, tail), part in zip(tails.items(), parts, strict=True)
-    }
 
 
 def _l2_normed(x: Any) -> Any:
@@ -266,8 +205,6 @@ def chunked_delta_rule(  # noqa: PLR0913, PLR0917  three projections, two gates 
     overlap = torch.einsum(OVERLAP, learned, k) * decay
     inverse = unit_lower_inverse(torch.where(places[None, :] < places[:, None], overlap, 0.0))
     new_values = torch.einsum(PRODUCT, inverse, v * rate[..., None])
-    # Columns of the state beyond those of values decay and are corrected, but learn no values.
-    new_values = torch.nn.functional.pad(new_values, (0, state.shape[-1] - v.shape[-1]))
     read_keys = torch.einsum(PRODUCT, inverse, learned * torch.exp(total)[..., None])
     scores = torch.einsum(OVERLAP, q, k) * decay
     queries = q * torch.exp(total)[..., None]
@@ -281,37 +218,6 @@ def chunked_delta_rule(  # noqa: PLR0913, PLR0917  three projections, two gates 
         state = state * decayed[n] + torch.einsum("bvck,bvch->bvkh", kept[n], corrections)
         outputs.append(out.transpose(1, 2))
     return torch.cat(outputs, dim=1)[:, :n_positions], state
-
-
-def split_delta_rule(  # noqa: PLR0913, PLR0917  as the rule over a prompt
-    q: Any, k: Any, v: Any, log_decay: Any, rate: Any, state: Any, *, tensors: Tensors
-) -> tuple[Any, Any]:
-    """As `chunked_delta_rule` for this device's block of a prompt that cp splits, after the same `state` on all.
-
-    The new state is that after all blocks.
-    """
-    n_values, n_heads = v.shape[-1], v.shape[2]
-    identity = torch.eye(k.shape[-1], device=k.device).expand(*state.shape[:-1], -1)
-    start = torch.cat([torch.zeros_like(state), identity], dim=-1)
-    out, block = chunked_delta_rule(q, k, v, log_decay, rate, start)
-    blocks = all_gather(block, 1, tensors.groups("cp"))  # [B, n*V, K, H+K]
-    maps = blocks.split(n_heads, dim=1)
-    before, after = passed_on(state, maps, tensors.rank("cp"))
-    read = torch.einsum("bsvk,bvkh->bsvh", out[..., n_values:], before)
-    return out[..., :n_values] + read, after
-
-
-def passed_on(state: Any, maps: Sequence[Any], rank: Any) -> tuple[Any, Any]:
-    """The states [B, V, K, H] before the block of this rank and after all; a map of one is [B, V, K, H+K].
-
-    Sums of products are in float32, which a TPU's matrix product would not be: each maps the whole state.
-    """
-    before, n_values = state, state.shape[-1]
-    for number, block in enumerate(maps):
-        before = torch.where(rank == number, state, before)
-        added, kept = block[..., :n_values], block[..., n_values:]
-        state = added + (kept[..., None] * state[..., None, :, :]).sum(dim=-2)
-    return before, state
 
 
 def _chunks(x: Any) -> Any:

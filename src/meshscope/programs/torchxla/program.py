@@ -21,7 +21,7 @@ from meshscope.programs.torchxla.compressed import CompressionStep, EntryAttenti
 from meshscope.programs.torchxla.configs import LAYER_TYPES, MASKED_BY_KIND
 from meshscope.programs.torchxla.context import keep_latents, mask_of, register_attention
 from meshscope.programs.torchxla.experts import register_experts
-from meshscope.programs.torchxla.indexer import ChosenPositions, ContextIndexer
+from meshscope.programs.torchxla.indexer import ChosenPositions
 from meshscope.programs.torchxla.layouts import (
     Layouts,
     ResidualSpecs,
@@ -273,7 +273,7 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
         if isinstance(layer, torch.nn.Identity):  # a stage that runs the branch of another
             continue
         step = CompressionStep(phase=phase, tensors=tensors, rotary=model.model.rotary_emb)
-        _connect(attention_of(layer), experiment, step)
+        _connect(attention_of(layer), step)
         if isinstance(layer, MixedLayer):
             layer.tensors, layer.residual = tensors, streams.residual
         order_tokens(feed_forward(layer), kind, experiment, phase, tensors)
@@ -283,18 +283,15 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
     _lay_out(model.lm_head, tensors, streams.logits, streams.rows)
 
 
-def _connect(attention: Any, experiment: Experiment, step: CompressionStep) -> None:
+def _connect(attention: Any, step: CompressionStep) -> None:
     """Give replaced attention the step that it is in."""
-    phase, tensors = step.phase, step.tensors
     if isinstance(attention, DeltaAttention):
-        attention.placing = Placing(phase=phase, tensors=tensors)
+        attention.placing = Placing(phase=step.phase, tensors=step.tensors)
     if isinstance(attention, EntryAttention):
         attention.step = step
     indexer = getattr(attention, "indexer", None)
     if isinstance(indexer, ChosenPositions):
-        indexer.tensors = tensors
-        if experiment.plan.cp > 1:
-            indexer.context = ContextIndexer(experiment=experiment, phase=phase, tensors=tensors)
+        indexer.tensors = step.tensors
 
 
 def _lay_out_layer(layer: Any, kind: Layer, tensors: Tensors, streams: ResidualSpecs) -> None:

@@ -11,7 +11,6 @@ DeepSeek-V3.2 and GLM-5 have an indexer (`indexer.py`), DeepSeek-V4 attention ov
 
 # pyright: reportMissingImports=false
 from copy import copy
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -192,17 +191,7 @@ def _separate_joined(layer: Any, described: Model) -> None:
 
 def with_local_heads(attention: Any, plan: Plan) -> None:
     """Let modules that count heads count those of one device of tp: in a manual region it has no others."""
-    if isinstance(attention, DeltaAttention):
-        of = attention.of
-        attention.of = replace(
-            of, n_key_heads=of.n_key_heads // plan.tp, n_value_heads=of.n_value_heads // plan.tp
-        )
-    elif isinstance(attention, EntryAttention):
-        of = attention.of
-        attention.of = replace(of, n_heads=of.n_heads // plan.tp, n_groups=of.n_groups // plan.tp)
-    elif isinstance(getattr(attention, "q_proj", None), QueriesAndGates):
-        attention.q_proj.n_heads //= plan.tp
-    elif hasattr(attention, "qkv_proj"):
+    if hasattr(attention, "qkv_proj"):
         of_all = attention.config
         attention.config = copy(of_all)
         attention.config.num_attention_heads = of_all.num_attention_heads // plan.tp

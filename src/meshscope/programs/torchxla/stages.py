@@ -6,8 +6,8 @@ branch with its layers, or none if it is idle: a trace has no branches, so it ha
 and `branches.py` makes a conditional of the choice. Stages send what layers of later stages read of earlier ones
 (`stage_values.py`); cp splits positions in the same region.
 
-Shapes: B batch, S positions of this step, D residual width (streams times residual width with hyper-connections),
-P stages, b one device's share of the batch, m that of a micro-batch.
+Shapes: B batch, S positions of this step, D residual width, P stages, b one device's share of the batch, m that of a
+micro-batch.
 """
 
 # pyright: reportMissingImports=false
@@ -29,7 +29,7 @@ from meshscope.programs.torchxla.layouts import residual_specs
 from meshscope.programs.torchxla.models import attention_of, feed_forward, norms_before_blocks
 from meshscope.programs.torchxla.replaced import with_local_heads
 from meshscope.programs.torchxla.stage_values import EarlierValues, Values
-from meshscope.programs.torchxla.staged_caches import STAGES, StageArrays, StageLayer
+from meshscope.programs.torchxla.staged_caches import STAGES, StageLayer
 from meshscope.programs.torchxla.tensors import (
     Tensors,
     all_gather,
@@ -41,29 +41,27 @@ from meshscope.programs.torchxla.tensors import (
     scope,
 )
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import AttentionKind, CompressedAttention, Family, MlpKind
+from meshscope.spec.model.model import AttentionKind, Family, MlpKind
 from meshscope.spec.plan.dispatch import exchange_axes
 from meshscope.spec.plan.stages import StageRun, n_ticks, stage_runs
 
 ROTARY_BY_KIND = {Family.GEMMA3, Family.GEMMA4}
 SHARED_EXPERTS = ("shared_expert", "shared_experts")
 RESIDUAL = "residual"
-PASSED_CHOICE = "prev_topk_indices"  # which GLM-5 passes from layer to layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
     """What layers get in the manual region: their caches by index, what all get, and what those of each kind get.
 
-    `passed` are the names of what the model passes to layers. `tokens` [b, S] and `of_layers` [b, S, layers, width],
-    the embeddings of layers, are None if no layer reads them.
+    Some models share keys and values between layers. `of_layers` [b, S, layers, width], the embeddings of layers, are
+    None if no layer reads them.
     """
 
-    caches: Sequence[StageArrays]
-    passed: frozenset[str]
+    caches: Sequence[StageLayer]
+    has_shared_keys: bool
     shared: dict[str, Any]
     of_kinds: dict[AttentionKind, dict[str, Any]]
-    tokens: Any
     of_layers: Any
     stage: Any
 
@@ -73,7 +71,7 @@ class Inputs:
         return next(iter(self.slots[0].local.values())).shape[0]
 
     @property
-    def slots(self) -> list[StageArrays]:
+    def slots(self) -> list[StageLayer]:
         """The caches, each once: layers of different stages share them."""
         return list({id(cache): cache for cache in self.caches}.values())
 
@@ -111,8 +109,7 @@ class StagedModel(torch.nn.Module):
                 out = self._of_last(out, inputs.stage)
         for cache in inputs.slots:
             cache.leave(tensors)
-        out = tensors.left(out, (*self.streams.rows[:2], *((),) * (out.dim() - 2)))
-        return (out, None) if PASSED_CHOICE in given else out
+        return tensors.left(out, self.streams.rows)
 
     def _inputs(self, hidden_states: Any, given: dict[str, Any]) -> Inputs:
         """The inputs of layers, in the manual region."""
@@ -120,27 +117,21 @@ class StagedModel(torch.nn.Module):
         context = self.streams.tokens[1]
         of_kinds: dict[AttentionKind, dict[str, Any]] = {}
         for kind in dict.fromkeys(layer.attention for layer in model.layers):
-            mask, angles = None, given["position_embeddings"]
-            if not isinstance(model.attention, CompressedAttention):  # it compares positions itself
-                mask = self._entered(mask_of(self.experiment, positions[0], kind))
+            angles = given["position_embeddings"]
             if model.family in ROTARY_BY_KIND:
                 angles = self.rotary(hidden_states, positions, LAYER_TYPES[kind])
             of_kinds[kind] = {
-                "attention_mask": mask,
+                "attention_mask": self._entered(mask_of(self.experiment, positions[0], kind)),
                 "position_embeddings": self._entered(angles, (), context),
             }
         ranks = torch.arange(self.experiment.plan.pp, device=torch_xla.device())
         as_they_are = {"past_key_values", "use_cache"} & set(given)
-        # Mixtures read tokens of the residual stream, gathered over tp unless their exchange includes it.
-        is_exchanged = "tp" in exchange_axes(self.experiment.plan)
-        of_tokens = self.streams.residual if is_exchanged else self.streams.tokens
         inputs = Inputs(
             caches=given["past_key_values"].layers,
-            passed=frozenset(given),
+            has_shared_keys="shared_kv_states" in given,
             shared={name: given[name] for name in as_they_are}
             | {"position_ids": self._entered(positions, (), context)},
             of_kinds=of_kinds,
-            tokens=self._entered(given.get("input_ids"), *of_tokens[:2]),
             of_layers=self._entered(self.of_layers, *self.streams.residual[:2]),
             stage=tensors.entered(ranks, (STAGES,)),
         )
@@ -174,7 +165,7 @@ class StagedModel(torch.nn.Module):
     def _ticks(self, x: Any, inputs: Inputs) -> Any:
         """[b, S, D] -> [b, 1, D], valid on the last stage."""
         n_stages, n_parts = self.experiment.plan.pp, self.experiment.n_microbatches(self.phase)
-        exchange = EarlierValues(experiment=self.experiment, phase=self.phase, caches=inputs.caches)
+        exchange = EarlierValues(experiment=self.experiment, caches=inputs.caches)
         parts = x.reshape(n_parts, -1, *x.shape[1:])
         ticks = n_ticks(n_parts, n_stages)
         coming = {RESIDUAL: torch.zeros_like(parts[0])}
@@ -236,29 +227,23 @@ class StagedModel(torch.nn.Module):
         rows = part.rows(inputs.n_sequences)
         with scope(stages_scope(stages, n_layers=n_layers)):
             of_layers = self._of_layers(run, part, inputs)
-            tokens = None if inputs.tokens is None else part.of(inputs.tokens)
             shared = exchange.shared(values, run, rows)
-            mask = inputs.of_kinds[run.kinds[0].attention]["attention_mask"]
-            choice = exchange.chosen(values, mask)
             for number, kind in enumerate(run.kinds):
                 index = run.first_layer + number
                 given = inputs.of_kinds[kind.attention] | inputs.shared
-                passed = {"shared_kv_states": shared, PASSED_CHOICE: choice, "input_ids": tokens}
-                given |= {name: passed[name] for name in passed if name in inputs.passed}
+                if inputs.has_shared_keys:
+                    given["shared_kv_states"] = shared
                 if of_layers is not None:
                     given["per_layer_input"] = of_layers[:, :, number]
                 layer = self.stage_layers[str(index)]
                 with scope(f"layer{first + number}"):
-                    cache = None if kind.shares_cache else inputs.caches[index]
-                    if cache is not None:
-                        cache.start(rows)
-                    out = layer(x, **given)
-                    x, choice = out if isinstance(out, tuple) else (out, choice)
-                    if cache is not None:
-                        cache.stop()
-                    if isinstance(cache, StageLayer):
-                        shared[LAYER_TYPES[kind.attention]] = cache.seen
-            return exchange.sent(values | {RESIDUAL: x}, run, choice)
+                    if kind.shares_cache:
+                        x = layer(x, **given)
+                        continue
+                    inputs.caches[index].start(rows)
+                    x = layer(x, **given)
+                    shared[LAYER_TYPES[kind.attention]] = inputs.caches[index].seen
+            return exchange.sent(values | {RESIDUAL: x}, run)
 
     @staticmethod
     def _of_layers(run: StageRun, part: "MicroBatch", inputs: Inputs) -> Any:
@@ -297,7 +282,7 @@ class MicroBatch:
         return x.index_select(0, self.rows(x.shape[0]))
 
 
-def _results(values: Values, caches: Sequence[StageArrays]) -> list[Any]:
+def _results(values: Values, caches: Sequence[StageLayer]) -> list[Any]:
     """What a branch returns: what stages send, and the arrays of all caches."""
     return [*values.values(), *(array for cache in caches for array in cache.local.values())]
 

@@ -40,7 +40,7 @@ def order_tokens(
     order = _Order(
         tensors=tensors, n_sequences=n_sequences, n_groups=plan.data_size, n_blocks=plan.cp
     )
-    block.register_forward_pre_hook(order.before, with_kwargs=True)
+    block.register_forward_pre_hook(order.before)
     block.register_forward_hook(order.behind)
 
 
@@ -53,11 +53,10 @@ class _Order:
     n_groups: int
     n_blocks: int
 
-    def before(self, _module: Any, given: Any, named: Any) -> Any:
+    def before(self, _module: Any, given: Any) -> Any:
         """The inputs of the mixture, reordered."""
         with scope(Part.MOE_ROUTER.value):
-            names = {name: self._together(x) for name, x in named.items() if x is not None}
-            return tuple(self._together(x) for x in given), named | names
+            return tuple(self._together(x) for x in given)
 
     def behind(self, _module: Any, _given: Any, output: Any) -> Any:
         """The output of the mixture, as the residual stream has it."""
