@@ -232,6 +232,7 @@ def test_a_wrong_objective_is_answered_with_the_form(slo: str, remedy: str) -> N
 
 def test_limits_take_milliseconds() -> None:
     assert objective_of("ttft=500ms,tpot=30ms").tpot_s == pytest.approx(0.03)
+    assert objective_of("tpot=3e-2").tpot_s == pytest.approx(0.03)
 
 
 @pytest.mark.parametrize("text", ["0", "8:4", "x", "1:x", "9999999999"])

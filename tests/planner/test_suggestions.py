@@ -128,6 +128,11 @@ QWEN = "meshscope predict Qwen/Qwen3-32B --topology v6e-8 --plan tp=8 --batch 8"
     [
         (f"{QWEN} --prompt 1000", "try --prompt 1024: TTFT -", "1000 positions has no kernel"),
         (f"{QWEN} --prompt 500", "try --prompt 512: TTFT -", "500 positions has no kernel"),
+        (
+            "meshscope predict google/gemma-3-27b-it --topology v6e-8 --plan tp=8 --batch 16 --prompt 1000",
+            "try --prompt 1024 --prefill-chunk 8192: TTFT -",
+            "1000 positions has no kernel",
+        ),
         (f"{QWEN} --batch 1", "try --batch 2: TPOT -1.1", "multiply a vector"),
         (
             "meshscope predict Qwen/Qwen2.5-14B --topology v6e-4 --plan fsdp=2,tp=2 --batch 2",

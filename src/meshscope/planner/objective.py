@@ -12,7 +12,7 @@ MLPERF = (
 )
 
 _LIMITS = ("ttft", "tpot")
-_NUMBER = re.compile(r"(?P<value>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?P<unit>s|ms)?")
+_NUMBER = re.compile(r"(?P<value>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e-?[0-9]{1,2})?)(?P<unit>s|ms)?")
 
 
 class Goal(StrEnum):

@@ -165,6 +165,10 @@ def _neighbors(experiment: Experiment) -> Iterator[_Neighbor]:
     """The next prompt and chunk that a kernel takes, slightly larger batches, and weights of more bits."""
     workload, plan = experiment.workload, experiment.plan
     tile = SPLASH_BLOCKS[-1] * plan.cp
+    padded = {"prompt": _next_multiple(workload.prompt, tile)}
+    if workload.prefill_chunk and workload.prefill_chunk % workload.prompt == 0:
+        n_sequences = workload.prefill_chunk // workload.prompt  # a chunk is of whole sequences
+        padded["prefill_chunk"] = n_sequences * padded["prompt"]
     per_replica = workload.batch // plan.data_size
     larger = {per_replica + 1, _next_multiple(per_replica + 1, SUBLANES)}
     weights = format_dtype(workload.weight_dtype)
@@ -173,7 +177,7 @@ def _neighbors(experiment: Experiment) -> Iterator[_Neighbor]:
     sizes: list[tuple[str, dict[str, Any], str]] = [
         (
             "TTFT",
-            {"prompt": _next_multiple(workload.prompt, tile)},
+            padded,
             f"servers pad to it, as attention over {workload.prompt} positions has no kernel",
         ),
         (
