@@ -295,6 +295,16 @@ def test_what_may_communicate_is_said_everywhere(meshscope, phase: tuple[str, ..
     assert "o collectives" not in page
 
 
+def test_plots_that_are_not_drawn_say_what_may_communicate(meshscope) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra plots")
+    Path("fft.txt").write_text(CALLS_OUT)
+    meshscope("import", "fft.txt", "--topology", "v6e-16", "--mesh", "x=16", "--out", "fft")
+    answer = "".join(map(str, meshscope("export", "fft", "--to", "plots", "--out", "plots")))
+    for name in ("volume", "sizes", "matrix", "intervals"):
+        assert f"no {name}: no collective is known: 1 custom call 'pfft3d' may" in answer
+    assert "the run has no collectives" not in answer
+
+
 def test_only_a_program_that_is_known_has_no_collectives(meshscope) -> None:
     Path("fft.txt").write_text(CALLS_OUT.replace("pfft3d", "TopK"))
     layout = ("--topology", "v6e-16", "--mesh", "x=16", "--phase", "decode", "--out", "fft")

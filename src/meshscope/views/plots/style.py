@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from meshscope.analysis.catalog import Result
+from meshscope.analysis.catalog import Result, Unavailable
 from meshscope.analysis.metric_inputs import MetricInputs
 from meshscope.events.enums import Source
 from meshscope.store.run import RunRecord
@@ -58,6 +58,12 @@ class PlotRun:
     def source(self) -> Source:
         """The strongest source of the run."""
         return self.run.manifest.source
+
+    def reason(self, metric: str) -> str:
+        """Why a metric has nothing to draw."""
+        result = self.metrics[metric]
+        unknown = "the devices, bytes or times of the collectives are unknown"
+        return result.reason if isinstance(result, Unavailable) else unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from itertools import takewhile
 
 from matplotlib.axes import Axes
 
-from meshscope.analysis.catalog import NO_COLLECTIVES, NO_STEP
+from meshscope.analysis.catalog import NO_STEP
 from meshscope.events.enums import Phase, Source
 from meshscope.events.timeline import repetition_starts
 from meshscope.views.charts.cost import CostBar, cost_bars, strongest_costs
@@ -195,7 +195,7 @@ def burst_plots(run: PlotRun) -> Iterator[Plot]:
     """The traffic bursts of each mesh axis in one step."""
     phases = axis_bursts(run.inputs, run.source)
     if not phases:
-        yield Plot(name="intervals", reason=NO_COLLECTIVES)
+        yield Plot(name="intervals", reason=run.reason("traffic_intervals"))
     for bursts in phases:
         lanes = bursts.axes
         axes = new_axes(0.8 + 0.36 * len(lanes))

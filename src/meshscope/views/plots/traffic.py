@@ -97,7 +97,7 @@ def size_plots(run: PlotRun) -> Iterator[Plot]:
     distribution = run.metrics["size_distribution"]
     counts = () if isinstance(distribution, Unavailable) else size_counts(distribution, run.source)
     if not counts:
-        yield Plot(name="sizes", reason=NO_COLLECTIVES)
+        yield Plot(name="sizes", reason=run.reason("size_distribution"))
         return
     axes = new_axes()
     series: dict[str, list[SizeCount]] = {}
@@ -126,7 +126,7 @@ def matrix_plots(run: PlotRun) -> Iterator[Plot]:
     """The traffic matrix of each phase, all axes together."""
     all_matrices = matrices(run.inputs, run.source)
     if not all_matrices:
-        yield Plot(name="matrix", reason=NO_COLLECTIVES)
+        yield Plot(name="matrix", reason=run.reason("traffic_matrix"))
     by_phase: dict[str, TrafficMatrix] = {}
     for matrix in all_matrices:  # the matrix of all axes comes first
         by_phase.setdefault(matrix.phase, matrix)
