@@ -3,7 +3,7 @@
     python experiments/study.py            points.parquet and collectives.parquet in docs/study
 
 A part is one model on one generation; finished parts are kept in `runs/study/parts`, so an interrupted study
-goes on. study_compiled.py adds what the TPU compiler makes of a part of the plan.
+goes on; those of other code are not used. study_compiled.py adds what the TPU compiler makes of a part of the plan.
 """
 
 import argparse
@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import yaml
 
+import meshscope
 from meshscope.analysis.request import modeled_request_time
 from meshscope.api.records import predicted_record
 from meshscope.errors import MeshscopeError
@@ -37,6 +39,8 @@ ROOT = Path(__file__).parents[1]
 PLAN = Path(__file__).parent / "study.yaml"
 PARTS = ROOT / "runs" / "study" / "parts"
 DATA = ROOT / "docs" / "study"
+PACKAGE = Path(meshscope.__file__).parent
+PREDICTING = ("spec", "events", "prediction", "interconnect", "cost", "analysis/request.py")
 
 Row = dict[str, Any]
 
@@ -242,9 +246,17 @@ def frame(rows: Sequence[Row], columns: Mapping[str, tuple[Any, str, str]]) -> p
 
 
 def _part(table: str, model: str, chip: str) -> Path:
-    """The file of a part; another plan has other files."""
-    digest = hashlib.sha256(PLAN.read_bytes()).hexdigest()[:8]
+    """The file of a part; another plan or another code of predictions has other files."""
+    digest = hashlib.sha256(PLAN.read_bytes() + _code()).hexdigest()[:8]
     return PARTS / digest / f"{table}-{chip}-{model.replace('/', '--')}.parquet"
+
+
+@cache
+def _code() -> bytes:
+    """The source and data that predictions follow from."""
+    homes = [PACKAGE / name for name in PREDICTING]
+    files = [path for home in homes for path in (home, *home.rglob("*")) if path.is_file()]
+    return b"".join(path.read_bytes() for path in sorted(files) if path.suffix != ".pyc")
 
 
 def write_table(table: pl.DataFrame, path: Path) -> None:
