@@ -22,8 +22,14 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     "page",
     [
+        "docs/compare.md",
+        "docs/flags.md",
+        "docs/formats.md",
+        "docs/kernels.md",
         "docs/moe.md",
         "docs/fsdp.md",
+        "docs/speculation.md",
+        "docs/table.md",
         "docs/torchxla.md",
         "docs/accuracy.md",
         "docs/metrics.md",
