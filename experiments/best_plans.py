@@ -1,6 +1,7 @@
 """The best plan of every built-in model on five TPU generations: `make best-plans`, for docs/best-plans.md.
 
     python experiments/best_plans.py              search what is missing, then write docs/best-plans/cells.js
+    python experiments/best_plans.py --renew      predict the published winners again, without a search (minutes)
     python experiments/best_plans.py --compile v6e   also compile the winners on one generation (hours for all)
     python experiments/best_plans.py --runs FOLDER   write the run folder of every published cell, as archives
 
@@ -256,6 +257,17 @@ def publish(cells: Sequence[Cell]) -> None:
     _write(PAGE, f"{PREFIX}[\n{lines}\n];")
 
 
+def renewed(cell: Cell) -> Cell:
+    """The published cell with what `predict` says about its winner now."""
+    if "options" not in cell:
+        return cell
+    cell = cell | _predicted(cell["model"], cell["options"])
+    compiled = cell["compiled"]
+    if compiled and {phase: compiled[phase] for phase in cell["predicted"]} == cell["predicted"]:
+        cell["compiled"] = compiled | {"verdict": "equal"}
+    return cell
+
+
 def write_runs(folder: Path, cells: Iterable[Cell], *, n_jobs: int) -> None:
     """Archives `<generation>-<goal>-<model>.zip` with the run folder of each cell, for the site.
 
@@ -290,10 +302,15 @@ def main() -> None:
         "--compile", action="append", default=[], choices=EIGHT_CHIPS, metavar="CHIP"
     )
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help="only write the run folders")
+    parser.add_argument("--renew", action="store_true", help="only predict the winners again")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     asked = parser.parse_args()
     if asked.runs:
         write_runs(asked.runs, published(), n_jobs=asked.jobs)
+        return
+    if asked.renew:
+        with _processes(asked.jobs) as pool:
+            publish(list(pool.map(renewed, published(), chunksize=16)))
         return
     search_cells(wanted(), n_jobs=asked.jobs)
     if asked.compile:

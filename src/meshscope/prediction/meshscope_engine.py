@@ -361,9 +361,11 @@ def _reduction(
     kind = Kind.REDUCE_SCATTER if program.is_split else Kind.ALL_REDUCE
     reductions = _tp(program, part, kind, shape)
     facts, is_decode = program.facts, program.step.phase is Phase.DECODE
-    if program.is_split and is_decode and facts is not None and facts.reduces_rows_whole.value:
-        return tuple(replace(planned, reduced_up_to_bytes=inf) for planned in reductions)
-    return reductions
+    if not program.is_split or not is_decode or facts is None:
+        return reductions
+    least_bytes = facts.scatters_rows_from.value
+    most_bytes = inf if least_bytes is None else least_bytes - 1
+    return tuple(replace(planned, reduced_up_to_bytes=most_bytes) for planned in reductions)
 
 
 def _tp(
