@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import meshscope
 from meshscope.analysis.join import Verdict, compare
 from meshscope.cost.predicted import predicted_times, timed_predictions
 from meshscope.events.collective import Collective
@@ -199,3 +200,21 @@ def _row(values: dict[str, Any]) -> Collective:
         "group_size": len(values["groups"][0]),
     }
     return Collective(source=Source.COMPILED, **{**values, **typed})
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "batch", "wire_bytes"),
+    [
+        # Compiled for tpu7x:2x2x1 (docs/best-plans): half of 262,144 bytes or more within a chip, ...
+        ("Qwen/Qwen2.5-72B", "dp=4,tp=2,sp", 64, 131_072),
+        # ... but all of 196,608 bytes, and 7/4 of them over the eight devices of four chips.
+        ("mistralai/Mistral-Large-Instruct-2407", "dp=4,tp=2,sp", 32, 196_608),
+        ("meta-llama/Llama-3.1-405B", "tp=8,sp", 8, 458_752),
+    ],
+)
+def test_large_sums_of_rows_within_a_chip_are_scattered(
+    model: str, plan: str, batch: int, wire_bytes: int
+):
+    run = meshscope.predict(model, topology="tpu7x:2x2x1", plan=plan, batch=batch)
+    rows = [r for r in run.record.rows if r.phase is Phase.DECODE and r.kind is Kind.REDUCE_SCATTER]
+    assert {row.wire_bytes for row in rows} == {wire_bytes}

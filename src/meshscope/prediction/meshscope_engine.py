@@ -363,8 +363,9 @@ def _reduction(
     facts, is_decode = program.facts, program.step.phase is Phase.DECODE
     if not program.is_split or not is_decode or facts is None:
         return reductions
-    least_bytes = facts.scatters_rows_from.value
-    most_bytes = inf if least_bytes is None else least_bytes - 1
+    is_in_chip = program.plan.tp <= program.experiment.topology.chip.devices_per_chip
+    least_bytes = facts.scatters_rows_in_a_chip_from.value
+    most_bytes = least_bytes - 1 if is_in_chip and least_bytes is not None else inf
     return tuple(replace(planned, reduced_up_to_bytes=most_bytes) for planned in reductions)
 
 

@@ -62,7 +62,9 @@ class CompilerFacts:
     has_short_all_reduces: Fact[bool]
     offloads_all_reduces_from: Fact[int | None]
     has_async_fsdp_gathers: Fact[bool]
-    scatters_rows_from: Fact[int | None]  # payload bytes; None for all-reduces of any size
+    scatters_rows_in_a_chip_from: Fact[
+        int | None
+    ]  # payload bytes; None for all-reduces of any size
     gathered_row_multiple: Fact[int]
     fetches_ahead_of_rows: Fact[bool]
 
