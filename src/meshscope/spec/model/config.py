@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -175,7 +176,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         has_mlp_bias=reader.boolean("mlp_bias", default=False),
         max_position=reader.optional_integer("max_position_embeddings"),
         source=source,
-        moe=read_moe(reader, family) if has_experts else None,
+        moe=_mixture(reader, family, has_experts=has_experts),
         hyper=hyper_connections(reader) if family is Family.DEEPSEEK_V4 else None,
         layer_inputs=_layer_inputs(reader, len(layers)) if family is Family.GEMMA4 else None,
         activation=Activation.GEGLU if is_gemma else Activation.SWIGLU,
@@ -267,6 +268,23 @@ def _indexer_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
             f"{reader.source}: '{key}' lets the first layer take the positions of an earlier one. Start with 'full'."
         )
     return kinds
+
+
+# Keys that say which layers have experts: a family that reads them may have a model without such a layer.
+_EXPERT_LAYER_KEYS = frozenset(
+    {"first_k_dense_replace", "mlp_only_layers", "decoder_sparse_step", "mlp_layer_types"}
+    | {"interleave_moe_layer_step", "moe_layers"}
+)
+
+
+def _mixture(reader: ConfigReader, family: Family, *, has_experts: bool) -> MixtureOfExperts | None:
+    """The experts of a config; None if all of its layers are dense, whose keys for experts may be incomplete."""
+    if has_experts:
+        return read_moe(reader, family)
+    if reader.used & _EXPERT_LAYER_KEYS:
+        with suppress(SpecError):
+            read_moe(reader, family)  # so that its keys count as read
+    return None
 
 
 def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
