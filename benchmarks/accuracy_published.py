@@ -19,7 +19,7 @@ from statistics import median
 
 from meshscope.backends.compile.compile import compile_step_time
 from meshscope.events.step_time import TimeEstimate
-from meshscope.spec.plan.dispatch import DispatchForm
+from meshscope.plans.dispatch import DispatchForm
 from meshscope.units import format_seconds
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))

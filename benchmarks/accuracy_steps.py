@@ -13,12 +13,12 @@ from meshscope.cost.efficiency import PEAKS
 from meshscope.cost.features import Cost
 from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import Phase
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Engine
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Engine
+from meshscope.plans.workload import Workload
 from meshscope.units import format_rate
 
 PAPER = "Xu et al., Characterizing Communication Patterns in Distributed LLM Inference"
@@ -241,7 +241,7 @@ REASONS = (
     ),
     (
         "TPOT within a node is the time to read the weights plus a few us per message. The efficiency of GPUs "
-        "comes from published measurements (src/meshscope/spec/hardware/operation_rates.py); nothing was fitted to the paper. At the "
+        "comes from published measurements (src/meshscope/hardware/operation_rates.py); nothing was fitted to the paper. At the "
         "85 % of the HBM rate that TPUs reach, the four figures would be 10 to 20 % too long: at the peak, the "
         "3.2 GB of tp=2 take 0.96 of the measured 1.17 ms, and the 6.4 GB of pp 1.92 of 'approximately 2 ms'."
     ),

@@ -23,16 +23,15 @@ from meshscope.cost.expert_load import expert_load
 from meshscope.cost.steps import timed_step
 from meshscope.events.enums import Part, Phase
 from meshscope.events.step_time import StepTime
-from meshscope.readers.hlo.collectives import module_collectives
-from meshscope.readers.hlo.parse import read_hlo
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.model.flops import window_of
-from meshscope.spec.model.model import Layer, MlpKind
-from meshscope.spec.plan.caches import layer_cache
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.plan.weights import (
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.model.flops import window_of
+from meshscope.model.model import Layer, MlpKind
+from meshscope.plans.caches import layer_cache
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.sequence_lengths import sequence_lengths
+from meshscope.plans.weights import (
     Weight,
     attention_weights,
     dense_weights,
@@ -41,8 +40,9 @@ from meshscope.spec.plan.weights import (
     router_weights,
     shared_weights,
 )
-from meshscope.spec.sequence_lengths import sequence_lengths
-from meshscope.spec.workload import Workload
+from meshscope.plans.workload import Workload
+from meshscope.readers.hlo.collectives import module_collectives
+from meshscope.readers.hlo.parse import read_hlo
 from meshscope.units import DTYPE_BITS, dtype_name, format_bytes
 
 CSV = Path(__file__).with_suffix(".csv")

@@ -13,11 +13,11 @@ import numpy as np
 from meshscope.cost.closed_form import PlanForm, closed_steps, plan_batch, plan_form
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import REQUEST_PHASES
-from meshscope.spec.experiment import experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 
 TARGET_PER_S = 10_000
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from meshscope.backends.compile.compile import compile_step_time
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Loop, Program
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Loop, Program
+from meshscope.plans.workload import Workload
 
 CSV = Path(__file__).with_suffix(".csv")
 OUTPUT = 128

@@ -21,12 +21,12 @@ BARE = f"""
 import sys
 from meshscope.backends.compile.worker import set_environment, topology_devices
 set_environment()
-from meshscope.spec.model.config import read_model
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.experiment import experiment_of
-from meshscope.spec.program import Loop, Program
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
+from meshscope.model.config import read_model
+from meshscope.hardware.topology import parse_topology
+from meshscope.plans.experiment import experiment_of
+from meshscope.plans.program import Loop, Program
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 from meshscope.programs.jax.build import build_program
 from meshscope.events.enums import Phase
 experiment = experiment_of(

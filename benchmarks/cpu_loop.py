@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Phase
+from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect import collective_time
 from meshscope.interconnect.constants import LinkConstants
 from meshscope.interconnect.profile import load_profile
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 from meshscope.prediction import predict
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
 
 CSV = Path(__file__).with_suffix(".csv")
 DENSE, EXPERTS = "meta-llama/Llama-3.2-3B", "Qwen/Qwen3-30B-A3B"

@@ -10,13 +10,13 @@ from typing import NamedTuple
 from meshscope.cost.predicted import predicted_times, timed_predictions
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Part, Phase
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.weights import device_weight_bytes
+from meshscope.plans.workload import Workload
 from meshscope.prediction import predict
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.plan.weights import device_weight_bytes
-from meshscope.spec.workload import Workload
 from meshscope.units import format_bytes, format_gib, format_seconds
 
 MODEL, TOPOLOGY = read_model("deepseek-ai/DeepSeek-V3.1-Base"), parse_topology("v6e:8x8")

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 import meshscope
 from meshscope.api.compile_function import described_devices
 from meshscope.backends.compile.function import function_compiler
-from meshscope.spec.hardware.topology import parse_topology
+from meshscope.hardware.topology import parse_topology
 
 N_PAIRS = 3
 TOPOLOGY, AXIS = "v6e-8", "tp"

@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 from published_steps import closed_time, published_steps
 
-from meshscope.spec.plan.dispatch import DispatchForm
+from meshscope.plans.dispatch import DispatchForm
 from meshscope.units import format_seconds
 
 

@@ -27,14 +27,14 @@ from typing import Any
 
 from meshscope.backends.compile.compile import read_phase
 from meshscope.events.enums import Phase
+from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.profile import ChipProfile, load_profile
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.model.model import GroupedAttention
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Loop, Program
-from meshscope.spec.workload import Workload
+from meshscope.model.config import read_model
+from meshscope.model.model import GroupedAttention
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Loop, Program
+from meshscope.plans.workload import Workload
 
 CSV = Path(__file__).with_suffix(".csv")
 RESULTS, HLO = "loop.jsonl", "hlo"

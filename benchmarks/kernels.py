@@ -25,13 +25,13 @@ from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshscope.events.enums import Phase
+from meshscope.hardware.topology import parse_topology
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 from meshscope.programs.jax.decode_attention import DecodeInputs, decode_attention
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.layout import layout_of
 from meshscope.programs.jax.numerics import causal_mask, dot_product_attention
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
 
 CHIP = parse_topology("v6e-8").chip
 CLOCK_HZ = 1.75e9  # of v6e: the compiler's cycles match the published peak

@@ -17,7 +17,7 @@ from meshscope.api.request import ExperimentRequest, request_of
 from meshscope.api.run import Run
 from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.events.enums import Phase, Source
-from meshscope.spec.experiment import Experiment
+from meshscope.plans.experiment import Experiment
 from meshscope.units import format_bytes, format_seconds
 
 CSV = Path(__file__).with_suffix(".csv")

@@ -1,6 +1,6 @@
 """The compiler's estimates of square bf16 products beside published measurements.
 
-The range of the last column is `cycles_interval` in `spec/hardware/compiler_facts.json`. Compiles for TPU
+The range of the last column is `cycles_interval` in `hardware/compiler_facts.json`. Compiles for TPU
 without one.
 Published: Ironwood (accelerator-microbenchmarks v1.1-legacy, GEMM, TFLOP/s a device) and Trillium
 (matmul of 8192^3: 827.47 and 754.22 TFLOP/s).
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from meshscope.backends.compile.worker import set_environment
-from meshscope.spec.hardware.chips import Chip, chip_of
+from meshscope.hardware.chips import Chip, chip_of
 
 set_environment()
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')

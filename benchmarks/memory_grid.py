@@ -16,8 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from meshscope.api.request import ExperimentRequest, request_of
+from meshscope.plans.experiment import Experiment
 from meshscope.prediction.temporaries import TempEstimate, temp_estimate
-from meshscope.spec.experiment import Experiment
 
 CSV = Path(__file__).with_suffix(".csv")
 COLUMNS = ("case", "phase", "chunk", "argument_bytes", "output_bytes", "alias_bytes", "temp_bytes")

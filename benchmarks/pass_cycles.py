@@ -3,7 +3,7 @@
     python benchmarks/pass_cycles.py            the fractions of the HBM rate
     python benchmarks/pass_cycles.py compile    with the compiler's estimates; needs no TPU
 
-The fractions of the HBM rate in reads and writes in `spec.hardware.operation_rates` are those of ops that do
+The fractions of the HBM rate in reads and writes in `hardware.operation_rates` are those of ops that do
 only one of them; ops that do both are held out.
 Sources: openxla/xprof@01d85deb6a7a, test_xplanes/tpu_inference_2.xplane.pb (v6e); openxla/xprof@5fe358978e59,
 golden hlo_stats of a MaxText step on 4 v5p chips; AI-Hypercomputer's HBM microbenchmarks of Trillium
@@ -19,8 +19,8 @@ from statistics import median
 from typing import Any
 
 from meshscope.backends.compile.worker import set_environment
-from meshscope.spec.hardware.chips import chip_of
-from meshscope.spec.hardware.operation_rates import (
+from meshscope.hardware.chips import chip_of
+from meshscope.hardware.operation_rates import (
     LAUNCH_S,
     READ_LATENCY_S,
     TPU_EFFICIENCY,

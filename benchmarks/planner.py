@@ -13,16 +13,16 @@ import numpy as np
 
 from meshscope.cost.closed_form import closed_steps, plan_batch
 from meshscope.events.enums import REQUEST_PHASES
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
 from meshscope.planner.batches import Batches
 from meshscope.planner.combinations import SearchSpace
 from meshscope.planner.forms import FormKey, FormTable
 from meshscope.planner.objective import Objective
 from meshscope.planner.search import search
 from meshscope.planner.space import plan_space
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.program import Program
-from meshscope.spec.workload import Workload
+from meshscope.plans.program import Program
+from meshscope.plans.workload import Workload
 
 PAIRS_PER_S = 100_000
 WORKLOAD = Workload(batch=1, prompt=1024, output=128)

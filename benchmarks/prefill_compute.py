@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import meshscope
-from meshscope.spec.hardware.topology import parse_topology
+from meshscope.hardware.topology import parse_topology
 from meshscope.units import format_seconds
 
 CSV = Path(__file__).with_suffix(".csv")

@@ -15,7 +15,7 @@ from meshscope.api.request import CompileRequest
 from meshscope.backends.compile.training import read_training
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase, Source
-from meshscope.spec.program import Frontend
+from meshscope.plans.program import Frontend
 from meshscope.units import format_bytes, format_seconds
 
 STORED = Path(__file__).parents[1] / "tests" / "golden" / "maxtext_training"

@@ -10,17 +10,17 @@ from itertools import groupby
 from pathlib import Path
 
 from meshscope.errors import MeshscopeError
+from meshscope.hardware.chips import CHIPS, ChipKind
+from meshscope.hardware.compiler_facts import read_fitted_constants
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.catalog import catalog
+from meshscope.model.config import read_model
+from meshscope.model.model import Family, Model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Frontend, Loop, Partitioner, Program
+from meshscope.plans.workload import Workload
 from meshscope.programs.torchxla.checks import check_traceable
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.chips import CHIPS, ChipKind
-from meshscope.spec.hardware.compiler_facts import read_fitted_constants
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.catalog import catalog
-from meshscope.spec.model.config import read_model
-from meshscope.spec.model.model import Family, Model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Frontend, Loop, Partitioner, Program
-from meshscope.spec.workload import Workload
 
 ROOT = Path(__file__).parents[1]
 GOLDEN_HLO = ROOT / "tests" / "golden" / "hlo"

@@ -31,8 +31,8 @@ from meshscope.api.plan import PlanResult
 from meshscope.api.run import Run
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import REQUEST_PHASES
+from meshscope.model.catalog import catalog
 from meshscope.planner.objective import Goal
-from meshscope.spec.model.catalog import catalog
 from meshscope.store.read import read_run
 
 ROOT = Path(__file__).parents[1]

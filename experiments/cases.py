@@ -18,15 +18,15 @@ import yaml
 from meshscope.backends.compile.compile import compile_experiment
 from meshscope.errors import CompileError
 from meshscope.events.enums import Phase
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.catalog import catalog
-from meshscope.spec.model.config import model_from_config
-from meshscope.spec.plan.dispatch import DispatchForm
-from meshscope.spec.plan.kernel_choice import Kernels
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Loop, Partitioner, Program
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.catalog import catalog
+from meshscope.model.config import model_from_config
+from meshscope.plans.dispatch import DispatchForm
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.kernel_choice import Kernels
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Loop, Partitioner, Program
+from meshscope.plans.workload import Workload
 
 ROOT = Path(__file__).parents[1]
 

@@ -22,10 +22,10 @@ import meshscope
 from meshscope.api.run import Run
 from meshscope.errors import CompileError, MeshscopeError
 from meshscope.events.enums import Source
+from meshscope.model.catalog import catalog
+from meshscope.model.config import read_model
+from meshscope.model.model import Model
 from meshscope.programs.compilers import compiler_of
-from meshscope.spec.model.catalog import catalog
-from meshscope.spec.model.config import read_model
-from meshscope.spec.model.model import Model
 
 DATA = Path(__file__).parents[1] / "docs" / "compilers" / "cells.jsonl"
 COMPILERS = ("jax-0.8.3", "jax-0.10.2", "jax-0.12.0.1")

@@ -23,16 +23,15 @@ from meshscope.analysis.totals import request_totals
 from meshscope.api.records import predicted_record
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Kind, Phase
-from meshscope.spec.experiment import experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Engine
-from meshscope.spec.workload import Workload
-from meshscope.store.run import RunRecord
-from meshscope.views.charts.cost import segments_of
-from meshscope.views.model import Unit
-from meshscope.views.plots.style import (
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Engine
+from meshscope.plans.workload import Workload
+from meshscope.reports.charts.cost import segments_of
+from meshscope.reports.model import Unit
+from meshscope.reports.plots.style import (
     BLUE,
     COLORS,
     GRAY,
@@ -42,6 +41,7 @@ from meshscope.views.plots.style import (
     stacked,
     unit_axis,
 )
+from meshscope.store.run import RunRecord
 
 OUT = Path(__file__).parents[1] / "docs" / "figures"
 

@@ -11,10 +11,10 @@ from cases import Case, compile_case
 from schedule import schedule_of
 
 from meshscope.events.collective import Collective
+from meshscope.plans.memory import compiled_memory
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.collectives import phase_collectives
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.spec.plan.memory import compiled_memory
 from meshscope.units import format_shape
 
 KEY = ("study", "model", "slice", "way")

@@ -28,11 +28,11 @@ from meshscope.errors import MeshscopeError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Source
 from meshscope.events.step_time import StepTime
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 from meshscope.store.run import RunRecord
 
 ROOT = Path(__file__).parents[1]

@@ -23,12 +23,12 @@ import meshscope
 from meshscope.api.records import predicted_record
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Phase, Source
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Partitioner, Program
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Partitioner, Program
+from meshscope.plans.workload import Workload
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 

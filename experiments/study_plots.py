@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from meshscope.views.model import Unit
-from meshscope.views.plots.style import COLORS, STYLE, unit_axis
+from meshscope.reports.model import Unit
+from meshscope.reports.plots.style import COLORS, STYLE, unit_axis
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "study"

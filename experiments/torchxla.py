@@ -15,7 +15,7 @@ from cases import ROOT
 from meshscope.analysis.join import Comparison, Verdict, compare
 from meshscope.analysis.totals import step_totals
 from meshscope.events.enums import REQUEST_PHASES, Source
-from meshscope.spec.program import Frontend, Partitioner
+from meshscope.plans.program import Frontend, Partitioner
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 

@@ -11,8 +11,8 @@ import pytest
 
 import meshscope
 from meshscope.events.enums import REQUEST_PHASES
+from meshscope.model.catalog import catalog
 from meshscope.planner.objective import Goal
-from meshscope.spec.model.catalog import catalog
 
 ROOT = Path(__file__).parents[1]
 SAMPLED = slice(3, None, 83)  # every so many cells

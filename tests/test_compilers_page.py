@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from meshscope.api.compilers import list_compilers
-from meshscope.spec.model.catalog import catalog
+from meshscope.model.catalog import catalog
 
 ROOT = Path(__file__).parents[1]
 REBUILT = "Qwen/Qwen2.5-0.5B"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import meshscope
+from meshscope.model.model import Family
+from meshscope.model.quantization import PARTIAL_COVERAGES, WEIGHT_DTYPES, quantization_of
+from meshscope.plans.program import Partitioner
 from meshscope.prediction import predict
-from meshscope.spec.model.model import Family
-from meshscope.spec.program import Partitioner
-from meshscope.spec.quantization import PARTIAL_COVERAGES, WEIGHT_DTYPES, quantization_of
 from meshscope.units import format_dtype
 
 ROOT = Path(__file__).parents[1]

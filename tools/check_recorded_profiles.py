@@ -15,6 +15,7 @@ from pathlib import Path
 import polars as pl
 
 from meshscope.events.enums import Kind
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.joining import join_hlo
@@ -22,7 +23,6 @@ from meshscope.readers.profile.ops import ops_of
 from meshscope.readers.profile.session import read_profile
 from meshscope.readers.profile.waiting import participants
 from meshscope.readers.profile.xplane import read_xspace
-from meshscope.spec.plan.mesh import Mesh
 
 LINES = ["XLA Modules", "XLA Ops", "Async XLA Ops", "Overlay", "XLA TraceMe"]
 REDUCE = ("all_reduce", "f32", [5, 1024, 1024, 256], 5_368_709_120, "[4,2]<=[2,4]T(1,0)", "leaf")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from meshscope.spec.hardware import compiler_facts
+from meshscope.hardware import compiler_facts
 
 PATH = Path(compiler_facts.__file__).with_name(compiler_facts.FITTED_CONSTANTS)
 

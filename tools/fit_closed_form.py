@@ -6,7 +6,7 @@ The fit takes the fitted half of `tools/published_steps.csv`, and pulls every co
 published microbenchmark, or what compiled programs show. A constant without a published step of its chip
 keeps its prior. The widths of intervals come from the fitted half, too: each model is left out in turn, and
 its steps are predicted by a fit to the other models. Read the difference in
-`src/meshscope/spec/hardware/fitted_constants.json`.
+`src/meshscope/hardware/fitted_constants.json`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ from scipy.stats import t as student
 
 from meshscope.cost.efficiency import ChipEfficiency, ClosedConstants
 from meshscope.events.step_time import TimeEstimate
-from meshscope.spec.hardware.chips import CHIPS, ChipKind
-from meshscope.spec.hardware.compiler_facts import ALL_CHIPS
+from meshscope.hardware.chips import CHIPS, ChipKind
+from meshscope.hardware.compiler_facts import ALL_CHIPS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
     make constants        (python tools/fit_collectives.py)
 
 Run it after a change of the points, of a chip's figures or of the fit, and read the difference in
-`src/meshscope/spec/hardware/fitted_constants.json`.
+`src/meshscope/hardware/fitted_constants.json`.
 
 Each chip gets one launch latency and one efficiency, fitted to its half of the points
 (`published_collectives.split_points`), with a separate efficiency for all-to-all. The hops of an algorithm
@@ -21,6 +21,8 @@ from published_collectives import POINTS, Point, split_points
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
+from meshscope.hardware.chips import CHIPS, Chip, ChipKind, chip_of
+from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.constants import (
     KindRates,
     LinkConstants,
@@ -39,8 +41,6 @@ from meshscope.interconnect.gpu import (
     SHARP_GROUP,
 )
 from meshscope.interconnect.lines import CollectiveLine, collective_lines, fastest, offloaded_from
-from meshscope.spec.hardware.chips import CHIPS, Chip, ChipKind, chip_of
-from meshscope.spec.hardware.topology import parse_topology
 
 SMALL_BYTES = 1 << 16  # payloads below this determine the latency
 Points = tuple[Point, ...]

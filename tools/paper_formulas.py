@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from meshscope.errors import PlanError, SpecError
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.program import Engine
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Engine
 from meshscope.units import DTYPE_BITS
 
 

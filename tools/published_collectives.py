@@ -11,10 +11,10 @@ from pathlib import Path
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
+from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.interconnect.contributed import FOLDER, read_contributed
 from meshscope.interconnect.placement import placement_of
-from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.spec.plan.plan import parse_plan
+from meshscope.plans.plan import parse_plan
 
 XPROF_V5P = "openxla/xprof@5fe358978e59, golden hlo_stats of a MaxText step on 4 v5p chips"
 XPROF_V6E = "openxla/xprof@01d85deb6a7a, test_xplanes/tpu_inference_2.xplane.pb"

@@ -22,13 +22,13 @@ from meshscope.cost.efficiency import ChipEfficiency
 from meshscope.cost.predicted import evaluated
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import TimeEstimate
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.dispatch import DispatchForm
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Program
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.dispatch import DispatchForm
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Program
+from meshscope.plans.workload import Workload
 
 CSV = Path(__file__).with_suffix(".csv")
 

@@ -19,7 +19,7 @@ _PARTIAL_FORMATS = {
     "f4e2m1fn": "mxfp4",
     "f4e2m1fn_group16": "nvfp4",
 }
-# The matrices that they quantize, as names of formats end (`Coverage` of spec/quantization.py).
+# The matrices that they quantize, as names of formats end (`Coverage` of model/quantization.py).
 _COVERAGES = ("not_linear", "mlps", "experts")
 _PARTIAL_NAMES = {
     **{

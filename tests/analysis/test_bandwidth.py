@@ -8,7 +8,7 @@ from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.events.measured import CollectiveTime
 from meshscope.events.schema import table_of
-from meshscope.spec.hardware.chips import CHIPS
+from meshscope.hardware.chips import CHIPS
 
 
 def nccl_tests(kind: Kind, n: int, count: int, typesize: int, sec: float) -> tuple[float, float]:

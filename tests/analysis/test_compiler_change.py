@@ -9,8 +9,8 @@ from meshscope.analysis.comparison import Side
 from meshscope.analysis.compiler_change import form_changes
 from meshscope.analysis.explanation import explain
 from meshscope.events.enums import Source
+from meshscope.reports.explanation import sentences
 from meshscope.store.run import RunRecord
-from meshscope.views.explanation import sentences
 
 
 def record(**versions: str) -> RunRecord:

@@ -18,12 +18,12 @@ from meshscope.events.step_time import (
     StepTime,
     TimeEstimate,
 )
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.chips import chip_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
+from meshscope.hardware.chips import chip_of
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 
 V5E = chip_of("v5e")  # 819 GB/s, 197 TFLOP/s, four links of 45 GB/s
 ATTN = PartCost(

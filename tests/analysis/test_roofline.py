@@ -9,7 +9,7 @@ from meshscope.analysis.roofline import BindingResource, roofline_bounds, step_r
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import StepCost
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
-from meshscope.spec.hardware.chips import chip_of
+from meshscope.hardware.chips import chip_of
 
 COST = StepCost(phase=Phase.DECODE, flops=1e12, accessed_bytes=2.4e10)
 V5E = chip_of("v5e")

@@ -5,14 +5,14 @@ import pytest
 from meshscope.analysis.utilization import bubble_frac, mbu, mfu, model_flops, n_parameters
 from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import Phase
-from meshscope.spec.experiment import experiment_of
-from meshscope.spec.hardware.chips import CHIPS
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.model.model import AttentionKind, CompressedAttention
-from meshscope.spec.plan.memory import Memory
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
+from meshscope.hardware.chips import CHIPS
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.model.model import AttentionKind, CompressedAttention
+from meshscope.plans.experiment import experiment_of
+from meshscope.plans.memory import Memory
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 

@@ -8,7 +8,7 @@ import pytest
 from meshscope.analysis.floor import step_floor, why_sentence
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import Activity, ActivityTime, PartCost, StepTime, TimeEstimate
-from meshscope.spec.hardware.chips import chip_of
+from meshscope.hardware.chips import chip_of
 
 V5E = chip_of("v5e")  # 819 GB/s, 197 TFLOP/s
 MLP = PartCost(

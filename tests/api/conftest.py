@@ -4,7 +4,7 @@ import pytest
 
 from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase, Source
-from meshscope.spec.experiment_record import record_from_dict
+from meshscope.plans.experiment_record import record_from_dict
 from meshscope.store.run import Manifest, RunRecord
 
 

@@ -12,7 +12,7 @@ from meshscope.api.predict import predict
 from meshscope.api.request import CompileRequest, request_of
 from meshscope.api.run import Run
 from meshscope.errors import SpecError
-from meshscope.spec.model.catalog import catalog
+from meshscope.model.catalog import catalog
 
 
 def predicted(folder: Path, config: dict[str, Any], **options: Any) -> Run:

@@ -10,8 +10,8 @@ import pytest
 
 import meshscope
 from meshscope.errors import RunError, SpecError
+from meshscope.reports.notebook import table_html
 from meshscope.store.write import write_run
-from meshscope.views.notebook import table_html
 
 HOSTILE = '<script>alert("x")</script>\x00\x1b[31m' + "y" * 1_000_000
 

@@ -11,8 +11,8 @@ from meshscope.analysis.speculation import SpeculativeStep
 from meshscope.api.predict import predict
 from meshscope.errors import RunError, SpecError
 from meshscope.events.enums import Source
-from meshscope.spec.model.model import AttentionKind
-from meshscope.spec.speculation import DraftMethod, Speculation
+from meshscope.model.model import AttentionKind
+from meshscope.plans.speculation import DraftMethod, Speculation
 from meshscope.units import format_seconds
 
 LLAMA = "meta-llama/Llama-3.1-70B"

@@ -16,13 +16,13 @@ from meshscope.backends.calibrate.request import CalibrationRequest
 from meshscope.errors import MeshscopeError, ParseError, RunError, SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
+from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.interconnect import collective_time
 from meshscope.interconnect.constants import KindRates, LinkConstants, RateConstants, spec_constants
 from meshscope.interconnect.profile import load_profile, save_profile
 from meshscope.interconnect.samples import KINDS, TimedCollective, read_points, ring_pairs
-from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.spec.plan.plan import Plan, parse_plan
-from meshscope.views.calibration import profile_text
+from meshscope.plans.plan import Plan, parse_plan
+from meshscope.reports.calibration import profile_text
 
 SIZES = [1 << power for power in range(4, 28, 2)]
 

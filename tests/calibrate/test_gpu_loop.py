@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.spec.plan.kernel_choice import Kernel
+from meshscope.plans.kernel_choice import Kernel
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

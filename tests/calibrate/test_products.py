@@ -10,6 +10,7 @@ from meshscope.backends.calibrate.request import CalibrationRequest
 from meshscope.cost.measured_rates import measured_rates
 from meshscope.cost.rates import rates_of
 from meshscope.cost.traffic import ArrayTraffic
+from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.profile import (
     ChipProfile,
     MatrixRate,
@@ -18,8 +19,7 @@ from meshscope.interconnect.profile import (
     load_profile,
     save_profile,
 )
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.plan import parse_plan
+from meshscope.plans.plan import parse_plan
 
 FLOPS_PER_S, BYTES_PER_S, LAUNCH_S = 8e14, 4e12, 2e-6
 

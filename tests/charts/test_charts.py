@@ -15,10 +15,10 @@ from meshscope.events.measured import DeviceLoad, Measured
 from meshscope.events.schema import POLARS_SCHEMA
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 from meshscope.events.timeline import TIMELINE
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.views.charts.cost import cost_bars, segments_of
-from meshscope.views.charts.timeline import TimeSpan, axis_bursts, step_timelines
-from meshscope.views.charts.traffic import MAX_SIDE, matrices, tori
+from meshscope.hardware.topology import parse_topology
+from meshscope.reports.charts.cost import cost_bars, segments_of
+from meshscope.reports.charts.timeline import TimeSpan, axis_bursts, step_timelines
+from meshscope.reports.charts.traffic import MAX_SIDE, matrices, tori
 
 STEP = StepTime(
     source=Source.COMPILED,

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import pytest
 
-from meshscope.spec.hardware.chips import CHIPS, GIB
-from meshscope.spec.hardware.slices import cloud_name, every_slice, standard_slices
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.catalog import catalog
+from meshscope.hardware.chips import CHIPS, GIB
+from meshscope.hardware.slices import cloud_name, every_slice, standard_slices
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.catalog import catalog
 
 
 class Outcome(NamedTuple):

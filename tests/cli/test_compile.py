@@ -13,9 +13,9 @@ import meshscope.api.compile as command
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Part, Source
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.memory import Memory
 from meshscope.prediction import predict
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.memory import Memory
 from meshscope.store.read import read_run
 
 ASK = ("compile", "Qwen/Qwen3-32B", "--topology", "v6e-8", "--plan", "tp=8", "--layers", "2")

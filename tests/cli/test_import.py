@@ -12,10 +12,10 @@ import pytest
 
 from meshscope.analysis.budget import LIMITS, Budget, checks_of
 from meshscope.analysis.traffic import Filter
-from meshscope.exporters.card import card_of
-from meshscope.spec.plan.plan import Plan
+from meshscope.plans.plan import Plan
+from meshscope.reports.budget import sentence
+from meshscope.reports.export.card import card_of
 from meshscope.store.read import read_run
-from meshscope.views.budget import sentence
 
 FOREIGN = Path(__file__).parents[1] / "golden/hlo/foreign_step.hlo.txt"
 TP8 = ("--topology", "v6e-8", "--plan", "tp=8")

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from meshscope.cost.rates import rates_of
+from meshscope.hardware.chips import chip_of
 from meshscope.interconnect import constants_of
 from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate, save_profile
-from meshscope.spec.hardware.chips import chip_of
 
 ASK = ("meta-llama/Llama-3.1-8B", "--topology", "v6e-8", "--plan", "tp=8", "--layers", "2")
 

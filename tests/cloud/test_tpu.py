@@ -17,8 +17,8 @@ from meshscope.cli.main import main
 from meshscope.cloud.accelerators import CLOUD_CHIPS, accelerator_type, n_hosts
 from meshscope.cloud.quota import Quota, check_quota
 from meshscope.errors import SpecError
-from meshscope.spec.hardware.chips import CHIPS, ChipKind
-from meshscope.spec.hardware.topology import parse_topology
+from meshscope.hardware.chips import CHIPS, ChipKind
+from meshscope.hardware.topology import parse_topology
 
 PAGE = Path(__file__).parents[2] / "docs" / "tpu-pods.md"
 QUOTA = '[[quota]]\nchip = "v6e"\nzone = "us-east1-d"\nchips = 16\nspot = true\n'

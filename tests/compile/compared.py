@@ -5,8 +5,8 @@ from pathlib import Path
 
 from meshscope.backends.compile.compile import CompileResult, compile_experiment
 from meshscope.events.collective import Collective
+from meshscope.plans.experiment import Experiment
 from meshscope.prediction import predict
-from meshscope.spec.experiment import Experiment
 
 
 def compiled(experiment: Experiment, directory: Path) -> CompileResult:

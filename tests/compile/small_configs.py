@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from meshscope.spec.model.config import model_from_config
-from meshscope.spec.model.model import Model
-from meshscope.spec.program import Loop
+from meshscope.model.config import model_from_config
+from meshscope.model.model import Model
+from meshscope.plans.program import Loop
 
 BASE: Mapping[str, Any] = {
     "hidden_size": 512,

@@ -7,11 +7,11 @@ from meshscope.backends.compile import compile as compiling
 from meshscope.backends.compile.cycles import FLAG, Cycles, profiling_environment, read_profile
 from meshscope.errors import CompileError
 from meshscope.events.enums import Phase
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 
 WRITTEN = """hlo_op_estimate {
   hlo_op_name: "fusion.7"

@@ -8,13 +8,13 @@ import pytest
 from compared import assert_predicted_equals_compiled
 from small_configs import CONFIGS, OTHER_PLAN, OTHER_SLICES, plans_of, small_model
 
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.model import Family
-from meshscope.spec.model.repeats import repeats_of
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Loop, Program
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.model import Family
+from meshscope.model.repeats import repeats_of
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Loop, Program
+from meshscope.plans.workload import Workload
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = [pytest.mark.tpu, pytest.mark.slow]

@@ -10,17 +10,17 @@ from compared import assert_predicted_equals_compiled, compiled, meanings
 from small_configs import TINY_V4_CONFIG
 
 from meshscope.events.enums import Phase
+from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.axis_placement import parse_device_order
+from meshscope.model.config import model_from_config, read_model
+from meshscope.model.model import Model
+from meshscope.plans.context_form import ContextForm
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.kernel_choice import Kernels
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Loop, Program
+from meshscope.plans.workload import Workload
 from meshscope.prediction import predict
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import model_from_config, read_model
-from meshscope.spec.model.model import Model
-from meshscope.spec.plan.context_form import ContextForm
-from meshscope.spec.plan.kernel_choice import Kernels
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Loop, Program
-from meshscope.spec.workload import Workload
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = pytest.mark.tpu

@@ -12,16 +12,16 @@ from typing import NamedTuple
 import pytest
 
 from meshscope.events.enums import Phase
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.caches import layer_cache
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Loop, Program
+from meshscope.plans.weights import layer_weights, outer_weights
+from meshscope.plans.workload import Workload
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.caches import layer_cache
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.plan.weights import layer_weights, outer_weights
-from meshscope.spec.program import Loop, Program
-from meshscope.spec.workload import Workload
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = pytest.mark.tpu

@@ -11,13 +11,13 @@ from small_configs import BASE, small_model
 
 import meshscope
 from meshscope.events.enums import Source
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.model import DraftHead
-from meshscope.spec.plan.kernel_choice import Kernel
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Loop, Partitioner, Program
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.model import DraftHead
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.kernel_choice import Kernel
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Loop, Partitioner, Program
+from meshscope.plans.workload import Workload
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = [pytest.mark.tpu, pytest.mark.slow]

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from meshscope.backends.compile.compile import compile_experiment
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Loop, Program
+from meshscope.plans.workload import Workload
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.spec.experiment import experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Loop, Program
-from meshscope.spec.workload import Workload
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = pytest.mark.tpu

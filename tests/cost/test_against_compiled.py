@@ -11,11 +11,11 @@ from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
-from meshscope.spec.experiment import experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

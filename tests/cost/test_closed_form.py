@@ -12,17 +12,17 @@ from meshscope.cost.features import PARTS, Cost
 from meshscope.cost.predicted import evaluated, predicted_times, timed_predictions
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
+from meshscope.hardware.operation_rates import VMEM_OVER_HBM
+from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect import collective_time
+from meshscope.model.config import read_model
+from meshscope.model.model import GroupedAttention, MlpKind
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Engine
+from meshscope.plans.weights import device_weight_bytes, expert_weights, outer_weights
+from meshscope.plans.workload import Workload
 from meshscope.prediction import predict
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.operation_rates import VMEM_OVER_HBM
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.model.model import GroupedAttention, MlpKind
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.plan.weights import device_weight_bytes, expert_weights, outer_weights
-from meshscope.spec.program import Engine
-from meshscope.spec.workload import Workload
 
 LLAMA, QWEN, MOE = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B"
 MLA, WINDOWED = "deepseek-ai/DeepSeek-V2-Lite", "google/gemma-3-1b-it"

@@ -7,10 +7,10 @@ import pytest
 from meshscope.cost.op_cost import OpCost, OpCostModel
 from meshscope.cost.rates import rates_of
 from meshscope.events.step_time import Activity, TimeBasis
+from meshscope.hardware.chips import chip_of
+from meshscope.plans.plan import parse_plan
 from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import parse_hlo
-from meshscope.spec.hardware.chips import chip_of
-from meshscope.spec.plan.plan import parse_plan
 
 
 class MeasuredOp(NamedTuple):

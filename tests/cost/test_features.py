@@ -6,12 +6,12 @@ import pytest
 from meshscope.cost.features import plan_costs
 from meshscope.cost.rates import rates_of
 from meshscope.events.enums import REQUEST_PHASES
-from meshscope.spec.experiment import experiment_of
-from meshscope.spec.hardware.chips import chip_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
+from meshscope.hardware.chips import chip_of
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 
 
 @pytest.mark.parametrize(

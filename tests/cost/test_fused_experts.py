@@ -12,14 +12,14 @@ from meshscope.cost.features import PARTS, Cost
 from meshscope.cost.fused_experts import TILE_ROWS
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Part, Phase
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.compiler_facts import compiler_facts
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Program
-from meshscope.spec.workload import Workload
+from meshscope.hardware.compiler_facts import compiler_facts
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Program
+from meshscope.plans.workload import Workload
 
 MODEL, N_EXPERTS, N_ACTIVE, N_DEVICES, N_LAYERS = "Qwen/Qwen3-30B-A3B", 128, 8, 4, 48
 CLOCK_HZ = 1.75e9  # of v6e

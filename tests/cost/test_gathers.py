@@ -8,13 +8,13 @@ from meshscope.cost.steps import NO_MEASURED_BASIS, timed_step
 from meshscope.events.enums import Phase
 from meshscope.events.flag_effect import Flag, FlagEffect
 from meshscope.events.step_time import Activity, StepTime
+from meshscope.hardware.chips import chip_of
+from meshscope.hardware.topology import parse_topology
+from meshscope.plans.mesh import Mesh
+from meshscope.plans.plan import parse_plan
 from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import parse_hlo
-from meshscope.spec.hardware.chips import chip_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.mesh import Mesh
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.views.flags import flag_lines
+from meshscope.reports.flags import flag_lines
 
 CLOCK_HZ = 1.75e9
 _ROWS = (

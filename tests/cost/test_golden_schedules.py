@@ -9,10 +9,10 @@ from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.cost.timeline import timeline_table
 from meshscope.events.enums import Phase
 from meshscope.events.schema import table_of
+from meshscope.hardware.topology import parse_topology
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.mesh import Mesh
 
 JAX = "0.10.2"
 

@@ -12,16 +12,16 @@ from meshscope.cost.rates import Rates, rates_of
 from meshscope.cost.traffic import ArrayTraffic
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.events.step_time import TimeBasis
+from meshscope.hardware.chips import chip_of
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.sequence_lengths import SequenceLengths, sequence_lengths
+from meshscope.plans.workload import Workload
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import Computation, Instruction
 from meshscope.readers.hlo.parse import parse_hlo
-from meshscope.spec.experiment import experiment_of
-from meshscope.spec.hardware.chips import chip_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.sequence_lengths import SequenceLengths, sequence_lengths
-from meshscope.spec.workload import Workload
 
 V6E, V5E, V4 = (rates_of(chip_of(name)) for name in ("v6e", "v5e", "v4"))
 

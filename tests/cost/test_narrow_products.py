@@ -9,14 +9,14 @@ from meshscope.cost.predicted import predicted_times
 from meshscope.cost.rates import rates_of
 from meshscope.events.enums import Part, Phase
 from meshscope.events.step_time import Activity, StepTime
-from meshscope.spec.experiment import experiment_of
-from meshscope.spec.hardware.chips import chip_of
-from meshscope.spec.hardware.precision import precision_notes, product_speedup
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.model.flops import chunked_flops, linear_of
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
+from meshscope.hardware.chips import chip_of
+from meshscope.hardware.precision import precision_notes, product_speedup
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.model.flops import chunked_flops, linear_of
+from meshscope.plans.experiment import experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 
 
 def _matmul_s(step: StepTime) -> float:
@@ -143,5 +143,5 @@ def test_emulation_costs_the_rounding() -> None:
     wide, narrow = _prefill("f8e4m3fn", "v6e-4"), _prefill("f8e4m3fn_w8a8", "v6e-4")
 
     assert narrow.step.value_s > wide.step.value_s
-    notes = precision_notes(Workload(weight_dtype="f8e4m3fn_w8a8"), chip_of("v6e"))
+    notes = precision_notes("f8e4m3fn_w8a8", "bf16", chip_of("v6e"))
     assert "emulates it" in " ".join(notes)

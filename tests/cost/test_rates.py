@@ -7,7 +7,7 @@ import pytest
 from meshscope.cost.efficiency import efficiency_of
 from meshscope.cost.rates import Rates, rates_of
 from meshscope.cost.traffic import ArrayTraffic
-from meshscope.spec.hardware.chips import chip_of
+from meshscope.hardware.chips import chip_of
 
 GIB = 2**30
 COPIED = ArrayTraffic(hbm_bytes=GIB, hbm_written_bytes=GIB // 2)

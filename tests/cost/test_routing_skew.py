@@ -10,11 +10,11 @@ from meshscope.cost.expert_load import device_load, exchange_load
 from meshscope.cost.scheduled_collectives import CollectiveEstimator
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
+from meshscope.hardware.topology import parse_topology
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import parse_hlo
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.mesh import Mesh
 
 GPT_OSS = {"model": "openai/gpt-oss-20b", "topology": "v6e-8", "batch": 64, "prompt": 1024}
 QWEN3 = {**GPT_OSS, "model": "Qwen/Qwen3-30B-A3B"}

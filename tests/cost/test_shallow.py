@@ -12,11 +12,11 @@ from meshscope.errors import ParseError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.timeline import unfolded
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.shallow import Fold, ShallowLayers
+from meshscope.plans.plan import parse_plan
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import parse_hlo
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.shallow import Fold, ShallowLayers
-from meshscope.spec.plan.plan import parse_plan
 
 SLICE = parse_topology("v6e:1x2")
 MESH = parse_plan("tp=2").mesh

@@ -9,12 +9,12 @@ from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.cost.timeline import timeline_table
 from meshscope.events.enums import Kind, Phase
 from meshscope.events.schema import table_of
+from meshscope.hardware.chips import chip_of
+from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect import collective_time
+from meshscope.plans.plan import parse_plan
 from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import parse_hlo
-from meshscope.spec.hardware.chips import chip_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.plan import parse_plan
 
 SLICE = parse_topology("v6e:1x2")
 HZ = chip_of("v6e").clock_hz or 0

@@ -8,6 +8,9 @@ import pytest
 from meshscope.api.request import CompileRequest
 from meshscope.backends.compile.engine_checks import check_can_compile_engine
 from meshscope.errors import PlanError, SpecError
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Frontend
 from meshscope.programs.engines.engine_config import (
     architecture_config,
     engine_variables_of,
@@ -15,9 +18,6 @@ from meshscope.programs.engines.engine_config import (
 )
 from meshscope.programs.engines.page_size import PallasAttentionBackend
 from meshscope.programs.engines.releases import ENGINES, releases_of
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.config import read_model
-from meshscope.spec.program import Frontend
 
 
 def experiment(model: str, plan: str, **options: object) -> Experiment:

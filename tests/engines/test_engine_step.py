@@ -13,8 +13,8 @@ from meshscope.backends.compile import compile as compile_module
 from meshscope.backends.compile.compile import read_chunks
 from meshscope.errors import CompileError, SpecError
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.program import Frontend
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Frontend
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "engines"  # by make_engine_steps.py
 

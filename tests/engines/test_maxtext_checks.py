@@ -9,10 +9,10 @@ from meshscope.api.compile import compile as compile_model
 from meshscope.api.request import CompileRequest
 from meshscope.backends.compile.engine_checks import check_can_compile_engine
 from meshscope.errors import MeshscopeError, MissingToolError, PlanError, SpecError
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Frontend
 from meshscope.programs.engines.maxtext_models import MODELS, maxtext_model, sizes_of
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.config import read_model
-from meshscope.spec.program import Frontend
 
 
 def experiment(

@@ -10,11 +10,11 @@ from meshscope.api.request import CompileRequest
 from meshscope.backends.compile.engine_checks import check_can_compile_engine
 from meshscope.cost.predicted import predicted_times
 from meshscope.errors import MeshscopeError, MissingToolError, PlanError, SpecError
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.kernel_choice import Kernel
+from meshscope.plans.program import Frontend, Program
 from meshscope.programs.engines.adapters import ADAPTERS
 from meshscope.programs.engines.releases import ENGINES
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.kernel_choice import Kernel
-from meshscope.spec.program import Frontend, Program
 
 
 def experiment(

@@ -17,7 +17,7 @@ import meshscope
 from meshscope.api.compile_function import FunctionRequest, lowered_function
 from meshscope.backends.compile import function as backend
 from meshscope.errors import CompileError
-from meshscope.spec.hardware.topology import parse_topology
+from meshscope.hardware.topology import parse_topology
 
 pytestmark = [pytest.mark.slow, pytest.mark.tpu]
 

@@ -18,8 +18,7 @@ from mutations import Mutation, gzipped, json_value, protobuf_field, text_line
 
 import meshscope
 from meshscope.errors import SpecError
-from meshscope.exporters.card_reading import read_card
-from meshscope.exporters.protobuf import number, span
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.executions import executions
@@ -34,7 +33,8 @@ from meshscope.readers.traces.served import read_served
 from meshscope.readers.traces.sniff import format_of
 from meshscope.readers.traces.trace import Trace, TraceFormat
 from meshscope.readers.traces.xplane import read_xplane, trace_of_profile
-from meshscope.spec.plan.mesh import Mesh
+from meshscope.reports.export.card_reading import read_card
+from meshscope.reports.export.protobuf import number, span
 
 TESTS = Path(__file__).parents[1]
 MESH = Mesh(axes=(("dp", 2), ("tp", 4)))

@@ -41,7 +41,7 @@ SLICES = [
 def devices_of(name: str) -> list[Any]:
     """The devices of a slice as the compiler lists them."""
     from meshscope.backends.compile.worker import slice_devices  # noqa: PLC0415  after the environment is set
-    from meshscope.spec.hardware.topology import parse_topology  # noqa: PLC0415
+    from meshscope.hardware.topology import parse_topology  # noqa: PLC0415
 
     return slice_devices(parse_topology(name))
 

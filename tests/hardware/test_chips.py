@@ -3,7 +3,7 @@
 import pytest
 
 from meshscope.errors import SpecError
-from meshscope.spec.hardware.chips import (
+from meshscope.hardware.chips import (
     CHIP_ALIASES,
     CHIPS,
     GIB,

@@ -4,8 +4,8 @@ from dataclasses import fields
 
 import pytest
 
-from meshscope.spec.hardware.chips import CHIPS, ChipKind
-from meshscope.spec.hardware.compiler_facts import (
+from meshscope.hardware.chips import CHIPS, ChipKind
+from meshscope.hardware.compiler_facts import (
     CompilerFacts,
     Fact,
     compiler_facts,

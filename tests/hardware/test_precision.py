@@ -2,9 +2,8 @@
 
 import pytest
 
-from meshscope.spec.hardware.chips import CHIPS, ChipKind
-from meshscope.spec.hardware.precision import NARROW_DTYPES, precision_notes
-from meshscope.spec.workload import Workload
+from meshscope.hardware.chips import CHIPS, ChipKind
+from meshscope.hardware.precision import NARROW_DTYPES, precision_notes
 
 
 @pytest.mark.parametrize(
@@ -20,19 +19,19 @@ from meshscope.spec.workload import Workload
 def test_narrow_weights_are_multiplied_as_activations(
     chip: str, weights: str, expected: str
 ) -> None:
-    (note,) = precision_notes(Workload(weight_dtype=weights), CHIPS[chip])
+    (note,) = precision_notes(weights, "bf16", CHIPS[chip])
 
     assert note.startswith(f"{expected}: bytes count as stored, products at the bf16 peak")
 
 
 def test_bf16_and_gpus_have_no_note() -> None:
-    assert not list(precision_notes(Workload(), CHIPS["v6e"]))
-    assert not list(precision_notes(Workload(weight_dtype="s8"), CHIPS["h100"]))
+    assert not list(precision_notes("bf16", "bf16", CHIPS["v6e"]))
+    assert not list(precision_notes("s8", "bf16", CHIPS["h100"]))
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
 def test_other_activations_have_a_note(dtype: str) -> None:
-    (note,) = precision_notes(Workload(activation_dtype=dtype), CHIPS["v5e"])
+    (note,) = precision_notes("bf16", dtype, CHIPS["v5e"])
 
     assert dtype in note
     assert "bf16" in note
@@ -49,5 +48,5 @@ def test_every_tpu_has_its_matrix_units() -> None:
     [("f4e2m1fn", True), ("f4e2m1fn_mlps", True), ("f4e2m1fn_experts", False), ("s4", False)],
 )
 def test_dense_mxfp4_takes_longer_than_predicted(weights: str, *, has_note: bool) -> None:
-    notes = precision_notes(Workload(weight_dtype=weights), CHIPS["v6e"])
+    notes = precision_notes(weights, "bf16", CHIPS["v6e"])
     assert any("dense mxfp4" in note for note in notes) == has_note

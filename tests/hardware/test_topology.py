@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 
 from meshscope.errors import SpecError
-from meshscope.spec.hardware.topology import parse_topology
+from meshscope.hardware.topology import parse_topology
 
 
 class Slice(NamedTuple):

@@ -15,10 +15,10 @@ from meshscope.analysis.totals import Unattributed, unattributed
 from meshscope.errors import ParseError
 from meshscope.events.collective import Collective, Groups
 from meshscope.events.enums import Kind, Part, Phase, wire_factor
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import collectives_of, module_collectives
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.spec.plan.mesh import Mesh
 
 FOREIGN = GOLDEN_DIR / "foreign_step.hlo.txt"
 N_STEPS = {Phase.PREFILL: 1, Phase.DECODE: 127}

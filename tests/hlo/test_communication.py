@@ -6,10 +6,10 @@ import pytest
 
 from meshscope.events.collective import Collective, Effect
 from meshscope.events.enums import Kind, Phase
+from meshscope.plans.mesh import Mesh, parse_mesh
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.communication import other_operations
 from meshscope.readers.hlo.parse import parse_hlo
-from meshscope.spec.plan.mesh import Mesh, parse_mesh
 
 ARRAY = "f32[1024,1024]{1,0}"
 N_BYTES = 1024 * 1024 * 4

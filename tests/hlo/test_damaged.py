@@ -9,9 +9,9 @@ import pytest
 from goldens import GOLDEN_DIR, GOLDENS
 
 from meshscope.errors import ParseError
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import parse_hlo
-from meshscope.spec.plan.mesh import Mesh
 
 NAMES = ["v6e_tp8sp_prefill_auto", "tpu7x_fsdp2tp4_prefill_scan", "2xv6e_across_slices"]
 

@@ -8,9 +8,9 @@ from meshscope.analysis.totals import Unattributed, unattributed
 from meshscope.errors import ParseError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import parse_hlo
-from meshscope.spec.plan.mesh import Mesh
 
 ADD = """
 %add (a: f32[], b: f32[]) -> f32[] {

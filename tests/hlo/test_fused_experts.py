@@ -10,11 +10,11 @@ import pytest
 
 from meshscope.cost.steps import timed_step
 from meshscope.events.enums import Kind, Part, Phase
+from meshscope.hardware.topology import parse_topology
+from meshscope.plans.mesh import parse_mesh
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.hlo.scopes import with_scopes
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.mesh import parse_mesh
 
 KERNEL = "fused-moe-k_8-bt_64_64-bf_1024_1024-bd1_1024_1024-bd2_1024_1024"
 STEP = """\

@@ -16,12 +16,12 @@ from meshscope.cost.steps import TimedStep
 from meshscope.errors import MissingToolError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Kind, Phase
+from meshscope.hardware.chips import CHIPS, ChipKind
+from meshscope.hardware.topology import parse_topology
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Frontend
 from meshscope.prediction import predict
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.chips import CHIPS, ChipKind
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.program import Frontend
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden" / "gpu"))
 

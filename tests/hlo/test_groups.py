@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from meshscope.errors import ParseError
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.groups import connected_groups, parse_groups, parse_pairs
-from meshscope.spec.plan.mesh import Mesh
 
 
 class Case(NamedTuple):

@@ -4,9 +4,9 @@ import pytest
 
 from meshscope.events.collective import Collective, Groups
 from meshscope.events.enums import Kind, Part
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import parse_hlo
-from meshscope.spec.plan.mesh import Mesh
 
 SCOPE = "jit(prefill)/shard_map/prefill/layers0-0/attn"
 TARGET = (

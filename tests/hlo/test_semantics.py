@@ -6,10 +6,10 @@ import pytest
 
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import collectives_of, module_collectives
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.hlo.resharding import reshardings
-from meshscope.spec.plan.mesh import Mesh
 
 TEXT = """\
 HloModule m, is_scheduled=true, num_partitions=4

@@ -4,9 +4,9 @@ import pytest
 
 from meshscope.events.collective import Collective, Groups
 from meshscope.events.enums import Kind, Part, Phase
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import parse_hlo
-from meshscope.spec.plan.mesh import Mesh
 
 MESH = Mesh(axes=(("pp", 2), ("tp", 2)))
 STAGE_0, STAGE_1 = ((0, 1),), ((2, 3),)

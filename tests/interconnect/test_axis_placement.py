@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from meshscope.errors import PlanError
+from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.axis_placement import (
     axis_placements,
     device_order,
@@ -13,9 +14,8 @@ from meshscope.interconnect.axis_placement import (
     parse_device_order,
 )
 from meshscope.interconnect.placement import placement_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.mesh import Mesh
-from meshscope.spec.plan.plan import parse_plan
+from meshscope.plans.mesh import Mesh
+from meshscope.plans.plan import parse_plan
 
 
 def _mesh(plan: str) -> Mesh:

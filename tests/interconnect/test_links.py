@@ -11,6 +11,7 @@ from published_collectives import groups_along
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
+from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.interconnect import collective_time, link_loads
 from meshscope.interconnect.constants import spec_constants
 from meshscope.interconnect.strategies import (
@@ -21,8 +22,7 @@ from meshscope.interconnect.strategies import (
     UNIDIRECTIONAL_RING,
     hamiltonian_order,
 )
-from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.spec.plan.plan import parse_plan
+from meshscope.plans.plan import parse_plan
 
 Node = tuple[int, int, int]
 Link = tuple[Node, Node, str]  # chips, and up or down: rings of two have one link with two names

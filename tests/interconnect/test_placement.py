@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.fabric import wraps_around
 from meshscope.interconnect.placement import placement_of
-from meshscope.spec.hardware.topology import parse_topology
 
 GOLDEN = json.loads(
     (Path(__file__).parent.parent / "golden" / "placements.json").read_text(encoding="utf-8")

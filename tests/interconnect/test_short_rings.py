@@ -3,11 +3,11 @@
 import pytest
 
 from meshscope.events.enums import Kind
+from meshscope.hardware.chips import chip_of
+from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect import collective_lines, collective_time, constants_of, geometry_of
 from meshscope.interconnect.constants import LinkConstants, spec_constants
-from meshscope.spec.hardware.chips import chip_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.plan import parse_plan
+from meshscope.plans.plan import parse_plan
 
 
 def all_reduce(

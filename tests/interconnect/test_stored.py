@@ -6,8 +6,8 @@ import pytest
 from fit_collectives import fit_constants
 
 from meshscope.errors import SpecError
+from meshscope.hardware.chips import CHIPS, Chip
 from meshscope.interconnect.constants import LinkConstants, constants_of, spec_constants
-from meshscope.spec.hardware.chips import CHIPS, Chip
 
 
 def _has_constants(chip: Chip) -> bool:

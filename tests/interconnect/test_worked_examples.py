@@ -7,11 +7,11 @@ from published_collectives import groups_along
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
+from meshscope.hardware.chips import chip_of
+from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect import collective_time
 from meshscope.interconnect.constants import LinkConstants, spec_constants
 from meshscope.interconnect.strategies import BIDIRECTIONAL_RING, MULTI_COLOR
-from meshscope.spec.hardware.chips import chip_of
-from meshscope.spec.hardware.topology import parse_topology
 
 
 def book_s(

@@ -11,11 +11,11 @@ import smollm
 
 from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
 from meshscope.errors import SpecError
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 
 PROMPT = "The capital city of France is"  # six tokens, so that tp=3 splits them
 N_TOKENS = 8
@@ -124,8 +124,8 @@ def test_missing_tensors_are_named(config_file: Path, tmp_path: Path) -> None:
 
 
 def test_a_misshapen_tensor_is_refused_with_both_shapes(config_file: Path, tmp_path: Path) -> None:
+    from meshscope.plans.weights import outer_weights  # noqa: PLC0415
     from meshscope.programs.jax.values import stored_weight  # noqa: PLC0415
-    from meshscope.spec.plan.weights import outer_weights  # noqa: PLC0415
 
     folder = small_checkpoint(config_file, tmp_path, **{"model.norm.weight": (31,)})
     asked = small(config_file)

@@ -8,11 +8,11 @@ import pytest
 from meshscope.backends.live import run as module
 from meshscope.backends.live.run import RunOptions, run_experiment
 from meshscope.errors import RunError, RunFailedError, SpecError
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 from meshscope.store.folder import new_folder
 
 EXPERIMENT = r"meta-llama/Llama-3.2-3B \(28 layers, plan 'tp=8'\) on cpu:8"

@@ -20,8 +20,8 @@ from meshscope.backends.live.measurement import measured_of
 from meshscope.backends.live.names import HLO, TRACE
 from meshscope.backends.live.run import profiled_programs
 from meshscope.events.enums import Phase, Source
+from meshscope.plans.experiment import experiment_of_record
 from meshscope.readers.profile.session import Profile, read_profile
-from meshscope.spec.experiment import experiment_of_record
 from meshscope.store.read import read_run
 
 # What a shell or another test may have set: COLUMNS folds the lines that are looked for below.

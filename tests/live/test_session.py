@@ -9,13 +9,13 @@ from jax.experimental.layout import Layout
 
 from meshscope.backends.live.session import Session, host_tokens
 from meshscope.events.enums import Phase
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 from meshscope.programs.jax import build
 from meshscope.programs.jax.values import random_weights
-from meshscope.spec.experiment import experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
 
 
 class _SlotsLast(Layout):

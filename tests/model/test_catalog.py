@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import pytest
 
-from meshscope.spec.model.catalog import catalog, catalog_ids
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.plan.weights import device_weight_bytes
+from meshscope.model.catalog import catalog, catalog_ids
+from meshscope.model.config import read_model
+from meshscope.plans.plan import Plan
+from meshscope.plans.weights import device_weight_bytes
 
 
 class Size(NamedTuple):

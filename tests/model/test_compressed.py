@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from meshscope.errors import SpecError
-from meshscope.spec.experiment_record import model_as_dict, model_from_dict
-from meshscope.spec.model.config import model_from_config, read_model
-from meshscope.spec.model.model import (
+from meshscope.model.config import model_from_config, read_model
+from meshscope.model.model import (
     AttentionKind,
     CompressedAttention,
     HyperConnections,
@@ -16,7 +15,8 @@ from meshscope.spec.model.model import (
     Rope,
     RopeType,
 )
-from meshscope.spec.model.repeats import repeats_of
+from meshscope.model.repeats import repeats_of
+from meshscope.plans.experiment_record import model_as_dict, model_from_dict
 
 LEAST: dict[str, Any] = {
     "model_type": "deepseek_v4",

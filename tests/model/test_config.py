@@ -12,10 +12,9 @@ from typing import Any, NoReturn, Self
 import pytest
 
 from meshscope.errors import SpecError
-from meshscope.spec.experiment_record import model_as_dict, model_from_dict
-from meshscope.spec.model.catalog import catalog
-from meshscope.spec.model.config import MAX_CONFIG_BYTES, model_from_config, read_model
-from meshscope.spec.model.model import (
+from meshscope.model.catalog import catalog
+from meshscope.model.config import MAX_CONFIG_BYTES, model_from_config, read_model
+from meshscope.model.model import (
     AttentionKind,
     Family,
     GroupedAttention,
@@ -31,9 +30,10 @@ from meshscope.spec.model.model import (
     RopeType,
     Scoring,
 )
-from meshscope.spec.plan.caches import layer_cache
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.plan.weights import layer_weights, outer_weights
+from meshscope.plans.caches import layer_cache
+from meshscope.plans.experiment_record import model_as_dict, model_from_dict
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.weights import layer_weights, outer_weights
 
 # Published configs; SOURCES.md in this folder says where each file is from.
 PUBLISHED_CONFIGS = Path(__file__).parent / "data" / "configs"

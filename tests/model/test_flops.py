@@ -5,15 +5,15 @@ from itertools import product
 import numpy as np
 import pytest
 
-from meshscope.spec.model.config import read_model
-from meshscope.spec.model.flops import (
+from meshscope.model.config import read_model
+from meshscope.model.flops import (
     attended_pairs,
     attention_flops,
     causal_blocks,
     pair_flops,
     window_blocks,
 )
-from meshscope.spec.model.model import AttentionKind, GroupedAttention
+from meshscope.model.model import AttentionKind, GroupedAttention
 
 
 @pytest.mark.parametrize(

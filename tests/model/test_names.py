@@ -2,9 +2,9 @@
 
 import pytest
 
-from meshscope.spec.model.config import read_model
-from meshscope.spec.model.names import derived_from, nearest_ids
-from meshscope.spec.quantization import WEIGHT_DTYPES
+from meshscope.model.config import read_model
+from meshscope.model.names import derived_from, nearest_ids
+from meshscope.model.quantization import WEIGHT_DTYPES
 from meshscope.units import dtype_name
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from meshscope.spec.model.config import read_model
-from meshscope.spec.model.model import AttentionKind, Layer, MlpKind
-from meshscope.spec.model.repeats import Repeat, repeats_of, unrolled
+from meshscope.model.config import read_model
+from meshscope.model.model import AttentionKind, Layer, MlpKind
+from meshscope.model.repeats import Repeat, repeats_of, unrolled
 
 A = Layer(attention=AttentionKind.FULL, mlp=MlpKind.DENSE)
 B = Layer(attention=AttentionKind.FULL, mlp=MlpKind.MOE)

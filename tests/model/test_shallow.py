@@ -5,9 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from meshscope.spec.model.config import read_model
-from meshscope.spec.model.model import AttentionKind, Layer, MlpKind
-from meshscope.spec.model.shallow import shallow_layers
+from meshscope.model.config import read_model
+from meshscope.model.model import AttentionKind, Layer, MlpKind
+from meshscope.model.shallow import shallow_layers
 
 A = Layer(attention=AttentionKind.FULL, mlp=MlpKind.DENSE)
 B = Layer(attention=AttentionKind.FULL, mlp=MlpKind.MOE)

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from meshscope.errors import SpecError
-from meshscope.spec.model.catalog import catalog
-from meshscope.spec.model.config import model_from_config
-from meshscope.spec.model.model import Model
-from meshscope.spec.model.modules import ModulePatterns
-from meshscope.spec.model.stored_format import StoredFormat, stored_format
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.plan.weights import device_weight_bytes
+from meshscope.model.catalog import catalog
+from meshscope.model.config import model_from_config
+from meshscope.model.model import Model
+from meshscope.model.modules import ModulePatterns
+from meshscope.model.stored_format import StoredFormat, stored_format
+from meshscope.plans.plan import Plan
+from meshscope.plans.weights import device_weight_bytes
 
 TENSORS = "compressed-tensors"
 DENSE, EXPERTS, KIMI = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-30B-A3B", "moonshotai/Kimi-K2"

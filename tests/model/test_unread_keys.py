@@ -6,8 +6,8 @@ import pytest
 from tests.model.test_config import LLAMA, PUBLISHED_CONFIGS
 
 from meshscope.errors import SpecError
-from meshscope.spec.model.config import model_from_config, read_model
-from meshscope.spec.model.model import Family, Model
+from meshscope.model.config import model_from_config, read_model
+from meshscope.model.model import Family, Model
 
 DENSE = LLAMA | {
     "hidden_act": "silu",

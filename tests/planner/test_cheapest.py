@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from meshscope.errors import SpecError
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
 from meshscope.planner.batches import Batches
 from meshscope.planner.cheapest import search_slices
 from meshscope.planner.combinations import SearchSpace
@@ -12,10 +14,8 @@ from meshscope.planner.grid import grid_of
 from meshscope.planner.objective import Goal, objective_of
 from meshscope.planner.search import plans_of, search
 from meshscope.planner.slices import parse_prices, parse_slices
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.memory import FitState
-from meshscope.spec.workload import Workload
+from meshscope.plans.memory import FitState
+from meshscope.plans.workload import Workload
 
 SLICES = parse_slices("v6e-1,v6e-4,v6e-8,v5e-4,v5e-8,v5e-16")
 

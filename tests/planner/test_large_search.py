@@ -11,6 +11,8 @@ import pytest
 
 import meshscope
 from meshscope.errors import SpecError
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
 from meshscope.planner import grid as grid_module
 from meshscope.planner import progress as progress_module
 from meshscope.planner.batches import parse_batches
@@ -19,11 +21,9 @@ from meshscope.planner.grid import grid_of, n_combinations
 from meshscope.planner.pareto import pareto_front
 from meshscope.planner.progress import SearchProgress
 from meshscope.planner.search import plans_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.chunks import ChunkRule
-from meshscope.spec.plan.memory import FitState
-from meshscope.spec.workload import Workload
+from meshscope.plans.chunks import ChunkRule
+from meshscope.plans.memory import FitState
+from meshscope.plans.workload import Workload
 
 MILLION = """
 import re, sys, time

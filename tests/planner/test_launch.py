@@ -3,12 +3,12 @@
 import pytest
 
 import meshscope
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
 from meshscope.planner.launch import Launch, launches_of
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 
 
 def _launches(

@@ -3,6 +3,8 @@
 import pytest
 
 import meshscope
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
 from meshscope.planner.batches import parse_batches
 from meshscope.planner.combinations import SearchSpace
 from meshscope.planner.grid import grid_of
@@ -10,12 +12,10 @@ from meshscope.planner.launch import launches_of
 from meshscope.planner.objective import Goal, Objective
 from meshscope.planner.placements import search_placements
 from meshscope.planner.search import GridRanking, plans_of, with_placements
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 from meshscope.prediction.memory import predicted_memory
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
 
 
 def _experiment(topology: str, plan: str) -> Experiment:

@@ -8,6 +8,8 @@ import pytest
 import meshscope
 from meshscope.cost.predicted import predicted_times
 from meshscope.errors import MeshscopeError, SpecError
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
 from meshscope.planner.batches import Batches, parse_batches
 from meshscope.planner.combinations import WHOLE, SearchSpace
 from meshscope.planner.grid import grid_of
@@ -15,10 +17,8 @@ from meshscope.planner.objective import PRESETS, Goal, objective_of
 from meshscope.planner.pareto import pareto_front
 from meshscope.planner.search import EXCHANGE, PlanSearch, search
 from meshscope.planner.space import plan_space
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.workload import MAX_BATCH, Workload
-from meshscope.views.plan import plan_lines
+from meshscope.plans.workload import MAX_BATCH, Workload
+from meshscope.reports.plan import plan_lines
 
 SIZES = (1, 2, 4)
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 
 from meshscope.errors import MeshscopeError, SpecError
+from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.model.config import read_model
 from meshscope.planner.capacity import largest_batch
 from meshscope.planner.slices import (
     parse_prices,
@@ -14,14 +16,12 @@ from meshscope.planner.slices import (
     slice_fit,
     slice_fits,
 )
+from meshscope.plans.chunks import ChunkRule
+from meshscope.plans.experiment import experiment_of
+from meshscope.plans.memory import FitState
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 from meshscope.prediction.memory import predicted_memory
-from meshscope.spec.experiment import experiment_of
-from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.chunks import ChunkRule
-from meshscope.spec.plan.memory import FitState
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
 
 WORKLOAD = Workload(prompt=1024, output=128)
 LLAMA = read_model("meta-llama/Llama-3.3-70B")

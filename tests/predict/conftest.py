@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import model_from_config, read_model
-from meshscope.spec.model.model import Model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Engine, Program
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import model_from_config, read_model
+from meshscope.model.model import Model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Engine, Program
+from meshscope.plans.workload import Workload
 
 MakeExperiment = Callable[..., Experiment]
 

@@ -24,9 +24,7 @@ def test_predict_loads_no_table_library_and_no_framework() -> None:
         for module in pkgutil.iter_modules(meshscope.prediction.__path__)
     ]
     assert len(modules) >= 5
-    statement = "import meshscope.analysis.totals, meshscope.spec.model.config, " + ", ".join(
-        modules
-    )
+    statement = "import meshscope.analysis.totals, meshscope.model.config, " + ", ".join(modules)
     assert _heavy_after(statement) == []
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
+from meshscope.model.model import Model
+from meshscope.plans.context_form import ContextForm
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.plan import Plan, parse_plan
+from meshscope.plans.program import Program
+from meshscope.plans.weights import layer_weights, outer_weights
 from meshscope.prediction import predict
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import Model
-from meshscope.spec.plan.context_form import ContextForm
-from meshscope.spec.plan.plan import Plan, parse_plan
-from meshscope.spec.plan.weights import layer_weights, outer_weights
-from meshscope.spec.program import Program
 
 Make = Callable[..., Experiment]
 AR, AG, RS = Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER

@@ -9,11 +9,11 @@ from meshscope.analysis.join import Verdict, compare
 from meshscope.analysis.totals import step_totals
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
+from meshscope.model.model import Model
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Program
 from meshscope.prediction import predict
 from meshscope.prediction.memory import predicted_memory
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import Model
-from meshscope.spec.program import Program
 
 Make = Callable[..., Experiment]
 AR, AG, RS, PERMUTE = Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.PERMUTE

@@ -7,9 +7,9 @@ import pytest
 
 from meshscope.api.request import ExperimentRequest, request_of
 from meshscope.events.enums import Phase
+from meshscope.plans.experiment import Experiment
 from meshscope.prediction.memory import predicted_memory
 from meshscope.prediction.temporaries import temp_parts, why_no_estimate
-from meshscope.spec.experiment import Experiment
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

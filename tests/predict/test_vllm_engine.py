@@ -7,10 +7,10 @@ import pytest
 
 from meshscope.errors import PlanError
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
+from meshscope.model.model import Model
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Engine
 from meshscope.prediction import predict
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import Model
-from meshscope.spec.program import Engine
 
 Make = Callable[..., Experiment]
 

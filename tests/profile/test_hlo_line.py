@@ -5,9 +5,9 @@ import re
 import pytest
 
 from meshscope.events.enums import Kind
+from meshscope.plans.mesh import Groups
 from meshscope.readers.hlo.groups import groups_without_module
 from meshscope.readers.profile.hlo_line import MAX_TEXT, HloLine, kind_of, read_hlo_line
-from meshscope.spec.plan.mesh import Groups
 
 TILED = "{2,1,0:T(8,128)(2,1)}"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from made_profiles import FUSION, GOLDEN, REDUCE, Event, Line, Plane, tpu, v6e_host, write
 
-from meshscope.exporters.chrome import write_chrome
-from meshscope.exporters.perfetto import write_perfetto
 from meshscope.readers.profile.session import Profile, read_profile
 from meshscope.readers.profile.timeline import profile_timeline
 from meshscope.readers.profile.wire import Message
+from meshscope.reports.export.chrome import write_chrome
+from meshscope.reports.export.perfetto import write_perfetto
 
 HOSTILE = '"},{"ph":"X\x00\x1b[31m\u202e\n' + "x" * 1_000_000
 

@@ -22,10 +22,10 @@ from made_profiles import (
 )
 
 from meshscope.errors import TraceError
-from meshscope.exporters.protobuf import number, span
 from meshscope.readers.profile import events, source
 from meshscope.readers.profile.session import read_profile
 from meshscope.readers.profile.xplane import read_xspace
+from meshscope.reports.export.protobuf import number, span
 
 CHIP = Plane(
     name="/device:TPU:0",

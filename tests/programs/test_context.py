@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from meshscope.events.enums import Phase
-from meshscope.spec.plan.context_form import ContextForm
+from meshscope.plans.context_form import ContextForm
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
@@ -161,11 +161,11 @@ def test_top_k_over_all_devices_equals_top_k_of_the_whole(n_best: int) -> None:
 
 def _of_kernel(q: Any, *, sinks: np.ndarray | None, window: int | None) -> Any:
     """The inputs of splash attention, interpreted, which needs no mask."""
+    from meshscope.plans.plan import parse_plan  # noqa: PLC0415
+    from meshscope.plans.workload import Workload  # noqa: PLC0415
     from meshscope.programs.jax.kernels import PrefillKernel  # noqa: PLC0415
     from meshscope.programs.jax.layout import layout_of  # noqa: PLC0415
     from meshscope.programs.jax.partial_attention import AttentionInputs  # noqa: PLC0415
-    from meshscope.spec.plan.plan import parse_plan  # noqa: PLC0415
-    from meshscope.spec.workload import Workload  # noqa: PLC0415
 
     layout = layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL)
     return AttentionInputs(
@@ -206,7 +206,7 @@ def test_kernel_attends_to_the_blocks_of_all_devices(
     from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415
     from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: PLC0415
 
-    monkeypatch.setattr("meshscope.spec.plan.kernel_choice.PADDED_FROM", 1)
+    monkeypatch.setattr("meshscope.plans.kernel_choice.PADDED_FROM", 1)
     n_prompt = n_local * size
     random = np.random.default_rng(0)
     q, k, v = (
@@ -255,7 +255,7 @@ def test_kernel_attends_to_the_chunks_before(
     from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415
     from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: PLC0415
 
-    monkeypatch.setattr("meshscope.spec.plan.kernel_choice.PADDED_FROM", 1)
+    monkeypatch.setattr("meshscope.plans.kernel_choice.PADDED_FROM", 1)
     n_chunk, n_chunks = n_local * size, n_before + 1
     random = np.random.default_rng(0)
     q, k, v = (

@@ -8,13 +8,13 @@ import pytest
 from tiny_models import TOLERANCE, golden
 
 from meshscope.events.enums import Phase
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import model_from_config
-from meshscope.spec.model.model import DraftHead, Model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Program
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import model_from_config
+from meshscope.model.model import DraftHead, Model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Program
+from meshscope.plans.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 

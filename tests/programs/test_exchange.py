@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from meshscope.events.enums import Phase
-from meshscope.spec.model.model import MixtureOfExperts, Scoring
-from meshscope.spec.plan.dispatch import Dispatch, DispatchForm, dispatch_of
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.plan.weights import Dim, Weight
+from meshscope.model.model import MixtureOfExperts, Scoring
+from meshscope.plans.dispatch import Dispatch, DispatchForm, dispatch_of
+from meshscope.plans.plan import Plan
+from meshscope.plans.weights import Dim, Weight
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 

@@ -15,24 +15,11 @@ import jax.numpy as jnp  # noqa: E402  after the check for JAX
 from tiny_models import TOLERANCE, generated_logits, golden  # noqa: E402
 
 from meshscope.events.enums import Phase  # noqa: E402
-from meshscope.programs.jax import build, values  # noqa: E402
-from meshscope.programs.jax.grouped_matmul import GroupedKernel  # noqa: E402
-from meshscope.programs.jax.mxfp4 import decoded, encoded, shared_exponents, wide_scales  # noqa: E402
-from meshscope.spec import quantization  # noqa: E402
-from meshscope.spec.experiment import Experiment, experiment_of  # noqa: E402
-from meshscope.spec.hardware.chips import CHIPS  # noqa: E402
-from meshscope.spec.hardware.topology import parse_topology  # noqa: E402
-from meshscope.spec.model.config import model_from_config  # noqa: E402
-from meshscope.spec.plan.kernel_choice import (  # noqa: E402
-    Kernel,
-    KernelChoice,
-    KernelChoices,
-    kernel_choices,
-)
-from meshscope.spec.plan.plan import parse_plan  # noqa: E402
-from meshscope.spec.plan.weights import Weight, expert_weights  # noqa: E402
-from meshscope.spec.program import Loop, Program  # noqa: E402
-from meshscope.spec.quantization import (  # noqa: E402
+from meshscope.hardware.chips import CHIPS  # noqa: E402
+from meshscope.hardware.topology import parse_topology  # noqa: E402
+from meshscope.model import quantization  # noqa: E402
+from meshscope.model.config import model_from_config  # noqa: E402
+from meshscope.model.quantization import (  # noqa: E402
     FP8_EXPERTS,
     FP8_MLPS,
     FP8_MXFP4,
@@ -40,7 +27,20 @@ from meshscope.spec.quantization import (  # noqa: E402
     MXFP4_EXPERTS,
     Quantization,
 )
-from meshscope.spec.workload import Workload  # noqa: E402
+from meshscope.plans.experiment import Experiment, experiment_of  # noqa: E402
+from meshscope.plans.kernel_choice import (  # noqa: E402
+    Kernel,
+    KernelChoice,
+    KernelChoices,
+    kernel_choices,
+)
+from meshscope.plans.plan import parse_plan  # noqa: E402
+from meshscope.plans.program import Loop, Program  # noqa: E402
+from meshscope.plans.weights import Weight, expert_weights  # noqa: E402
+from meshscope.plans.workload import Workload  # noqa: E402
+from meshscope.programs.jax import build, values  # noqa: E402
+from meshscope.programs.jax.grouped_matmul import GroupedKernel  # noqa: E402
+from meshscope.programs.jax.mxfp4 import decoded, encoded, shared_exponents, wide_scales  # noqa: E402
 
 
 class Case(NamedTuple):
@@ -106,7 +106,7 @@ def test_experts_of_4_bits_give_the_logits_of_dequantized_weights(
     def on_chip(*args: Any, **settings: Any) -> KernelChoices:
         return kernel_choices(*args, **{**settings, "chip": CHIPS[case.chip]})
 
-    monkeypatch.setattr("meshscope.spec.experiment.kernel_choices", on_chip)
+    monkeypatch.setattr("meshscope.plans.experiment.kernel_choices", on_chip)
     weights, prompt, _ = golden.read_golden(case.config)
     experiment = _experiment(case, case.dtype)
     has_kernel = experiment.kernels.experts == KernelChoice(kernel=Kernel.GROUPED)
@@ -134,7 +134,7 @@ def _shrink_groups(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(format_of, block=block, experts=experts)
 
     formats = {name: small(of) for name, of in quantization._QUANTIZATIONS.items()}
-    monkeypatch.setattr("meshscope.spec.quantization._QUANTIZATIONS", formats)
+    monkeypatch.setattr("meshscope.model.quantization._QUANTIZATIONS", formats)
 
 
 def _experiment(case: Case, dtype: str) -> Experiment:

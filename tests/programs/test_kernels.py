@@ -17,13 +17,13 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (  # noqa: E402
 )
 
 from meshscope.events.enums import Phase  # noqa: E402
+from meshscope.model.model import Activation, MixtureOfExperts, Scoring  # noqa: E402
+from meshscope.plans.plan import parse_plan  # noqa: E402
+from meshscope.plans.workload import Workload  # noqa: E402
 from meshscope.programs.jax.experts import Experts  # noqa: E402
 from meshscope.programs.jax.kernels import Band, PrefillKernel  # noqa: E402
 from meshscope.programs.jax.layout import layout_of  # noqa: E402
 from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: E402
-from meshscope.spec.model.model import Activation, MixtureOfExperts, Scoring  # noqa: E402
-from meshscope.spec.plan.plan import parse_plan  # noqa: E402
-from meshscope.spec.workload import Workload  # noqa: E402
 
 # Outputs are means of values of order 1. In float32 only the order of sums differs; in
 # bfloat16 (8 bits) the plain path rounds the weights, the kernel the scaled queries.

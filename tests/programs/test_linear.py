@@ -9,11 +9,9 @@ import pytest
 
 from meshscope.errors import PlanError
 from meshscope.events.enums import Kind, Phase
-from meshscope.prediction import predict
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.model.flops import (
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.model.flops import (
     FLOAT32_PASSES,
     LINEAR_CHUNK,
     attention_flops,
@@ -22,11 +20,13 @@ from meshscope.spec.model.flops import (
     passed_on_flops,
     split_flops,
 )
-from meshscope.spec.model.model import AttentionKind, GroupedAttention
-from meshscope.spec.plan.caches import device_cache_bytes, layer_cache
-from meshscope.spec.plan.context_form import ContextForm
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
+from meshscope.model.model import AttentionKind, GroupedAttention
+from meshscope.plans.caches import device_cache_bytes, layer_cache
+from meshscope.plans.context_form import ContextForm
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
+from meshscope.prediction import predict
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 

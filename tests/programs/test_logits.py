@@ -9,23 +9,23 @@ import pytest
 from tiny_models import TOLERANCE, generated_logits, golden
 
 from meshscope.events.enums import REQUEST_PHASES
-from meshscope.spec import quantization
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.chips import CHIPS
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import model_from_config
-from meshscope.spec.plan.context_form import ContextForm
-from meshscope.spec.plan.dispatch import DispatchForm
-from meshscope.spec.plan.kernel_choice import (
+from meshscope.hardware.chips import CHIPS
+from meshscope.hardware.topology import parse_topology
+from meshscope.model import quantization
+from meshscope.model.config import model_from_config
+from meshscope.model.quantization import FP8_BLOCKS, MXFP4, quantization_of
+from meshscope.plans.context_form import ContextForm
+from meshscope.plans.dispatch import DispatchForm
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.kernel_choice import (
     Kernel,
     KernelChoice,
     KernelChoices,
     kernel_choices,
 )
-from meshscope.spec.plan.plan import Plan, parse_plan
-from meshscope.spec.program import Loop, Partitioner, Program
-from meshscope.spec.quantization import FP8_BLOCKS, MXFP4, quantization_of
-from meshscope.spec.workload import Workload
+from meshscope.plans.plan import Plan, parse_plan
+from meshscope.plans.program import Loop, Partitioner, Program
+from meshscope.plans.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
@@ -370,7 +370,7 @@ def test_4_bit_weights_give_the_logits_of_dequantized_ones(
     formats = dict(quantization._QUANTIZATIONS)
     for name in ("s4_group32", MXFP4):
         formats[name] = replace(formats[name], block=golden.BLOCK)
-    monkeypatch.setattr("meshscope.spec.quantization._QUANTIZATIONS", formats)
+    monkeypatch.setattr("meshscope.model.quantization._QUANTIZATIONS", formats)
     monkeypatch.setattr("meshscope.programs.jax.matrix.MAX_BLOCK_ROWS", most_rows)
     weights, prompt, expected = golden.read_golden(case.config)
     experiment = quantized_experiment(case)
@@ -398,7 +398,7 @@ def test_logits_with_the_grouped_kernel_equal_those_of_transformers(
     def on_tpu7x(*args: Any, **settings: Any) -> KernelChoices:
         return kernel_choices(*args, **{**settings, "chip": CHIPS["tpu7x"]})
 
-    monkeypatch.setattr("meshscope.spec.experiment.kernel_choices", on_tpu7x)
+    monkeypatch.setattr("meshscope.plans.experiment.kernel_choices", on_tpu7x)
     monkeypatch.setattr(build, "GroupedKernel", partial(GroupedKernel, is_interpreted=True))
     weights, prompt, expected = golden.read_golden(case.config)
     experiment = quantized_experiment(case)
@@ -433,8 +433,8 @@ def test_scales_of_blocks_give_the_logits_of_dequantized_weights(
     blocks = quantization_of(FP8_BLOCKS)
     assert blocks is not None
     small = {FP8_BLOCKS: replace(blocks, block=golden.BLOCK)}
-    monkeypatch.setattr("meshscope.spec.quantization._QUANTIZATIONS", small)
-    monkeypatch.setattr("meshscope.spec.experiment.kernel_choices", on_chip)
+    monkeypatch.setattr("meshscope.model.quantization._QUANTIZATIONS", small)
+    monkeypatch.setattr("meshscope.plans.experiment.kernel_choices", on_chip)
     monkeypatch.setattr(build, "GroupedKernel", partial(GroupedKernel, is_interpreted=True))
     for module in ("mixture", "latent"):  # a prefill has more rows
         monkeypatch.setattr(f"meshscope.programs.jax.{module}.MAX_BLOCK_ROWS", 4)
@@ -487,7 +487,7 @@ def test_logits_with_the_decode_kernel_equal_those_of_transformers(
     def on_tpu(*args: Any, **settings: Any) -> KernelChoices:
         return kernel_choices(*args, **{**settings, "chip": CHIPS["v6e"]})
 
-    monkeypatch.setattr("meshscope.spec.experiment.kernel_choices", on_tpu)
+    monkeypatch.setattr("meshscope.plans.experiment.kernel_choices", on_tpu)
     monkeypatch.setattr(build, "DecodeKernel", partial(DecodeKernel, is_interpreted=True))
     if not has_joined_heads:
         monkeypatch.setattr(build, "joined_narrow_heads", lambda arrays: arrays)

@@ -11,14 +11,14 @@ import pytest
 
 from meshscope.analysis.utilization import model_flops
 from meshscope.events.enums import Phase
-from meshscope.spec.experiment import experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import model_from_config
-from meshscope.spec.model.flops import attended_pairs, entry_rate, pair_flops
-from meshscope.spec.model.model import AttentionKind, CompressedAttention, Indexer, Model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Loop, Program
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import model_from_config
+from meshscope.model.flops import attended_pairs, entry_rate, pair_flops
+from meshscope.model.model import AttentionKind, CompressedAttention, Indexer, Model
+from meshscope.plans.experiment import experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Loop, Program
+from meshscope.plans.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 

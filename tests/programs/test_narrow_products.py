@@ -7,13 +7,13 @@ import pytest
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Phase
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import model_from_config
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.plan.weights import SCALE_SUFFIX, expert_weights
-from meshscope.spec.program import Loop, Partitioner, Program
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import model_from_config
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Loop, Partitioner, Program
+from meshscope.plans.weights import SCALE_SUFFIX, expert_weights
+from meshscope.plans.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from meshscope.events.enums import REQUEST_PHASES, Phase
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import model_from_config
+from meshscope.plans.context_form import ContextForm
+from meshscope.plans.experiment import experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Loop, Program
+from meshscope.plans.workload import Workload
 from meshscope.prediction import predict
 from meshscope.readers.hlo.attribution import scope_of
-from meshscope.spec.experiment import experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import model_from_config
-from meshscope.spec.plan.context_form import ContextForm
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Loop, Program
-from meshscope.spec.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 

@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshscope.events.enums import Phase
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 from meshscope.programs.jax.build import GPU_MIN_ROWS, build_program
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.state import LayerWeights
 from meshscope.programs.jax.values import empty_cache, random_weights
-from meshscope.spec.experiment import experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import pytest
 from tiny_models import golden
 
 from meshscope.events.enums import Phase
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import model_from_config
+from meshscope.plans.experiment import experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 from meshscope.programs.jax.build import build_program
 from meshscope.programs.jax.values import _random_experts, random_weights
-from meshscope.spec.experiment import experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import model_from_config
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
 
 
 @pytest.mark.parametrize(("n_experts", "n_active"), [(256, 6), (7, 3), (4, 4)])

@@ -9,14 +9,14 @@ import pytest
 from tiny_models import TOLERANCE, golden, prefilled
 
 from meshscope.events.enums import Phase
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.chips import CHIPS
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import model_from_config
-from meshscope.spec.plan.kernel_choice import Kernel, KernelChoices, kernel_choices
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Loop, Partitioner, Program
-from meshscope.spec.workload import Workload
+from meshscope.hardware.chips import CHIPS
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import model_from_config
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.kernel_choice import Kernel, KernelChoices, kernel_choices
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Loop, Partitioner, Program
+from meshscope.plans.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
@@ -149,7 +149,7 @@ def test_the_decode_kernel_reads_the_cache_once_for_all_tokens(
     def on_tpu(*args: Any, **settings: Any) -> KernelChoices:
         return kernel_choices(*args, **{**settings, "chip": CHIPS["v6e"]})
 
-    monkeypatch.setattr("meshscope.spec.experiment.kernel_choices", on_tpu)
+    monkeypatch.setattr("meshscope.plans.experiment.kernel_choices", on_tpu)
     monkeypatch.setattr(build, "DecodeKernel", partial(DecodeKernel, is_interpreted=True))
     experiment = tiny_experiment(case, output=150)
     assert experiment.kernels.decode_attention.kernel is Kernel.FLASH_DECODE
@@ -185,7 +185,7 @@ def test_a_kernel_writes_the_states_of_linear_attention(
 
     delta_tokens = linear.delta_tokens
     monkeypatch.setattr(linear, "delta_tokens", recorded)
-    monkeypatch.setattr("meshscope.spec.experiment.kernel_choices", on_tpu)
+    monkeypatch.setattr("meshscope.plans.experiment.kernel_choices", on_tpu)
     monkeypatch.setattr(build, "DecodeKernel", partial(DecodeKernel, is_interpreted=True))
 
     got, expected = verified_logits(tiny_experiment(case, output=150), case.config)

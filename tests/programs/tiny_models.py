@@ -10,9 +10,9 @@ import numpy as np
 
 from meshscope.backends.live.session import chunk_runs, merged_tokens
 from meshscope.events.enums import Phase
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.jax.build import BuiltProgram, build_program
 from meshscope.programs.jax.values import empty_cache, placed_weights
-from meshscope.spec.experiment import Experiment
 
 
 def _golden() -> Any:

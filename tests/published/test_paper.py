@@ -20,13 +20,13 @@ from meshscope.analysis.totals import request_totals
 from meshscope.errors import PlanError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Engine
+from meshscope.plans.workload import Workload
 from meshscope.prediction import predict
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Engine
-from meshscope.spec.workload import Workload
 
 FORMULAS = Path(__file__).parents[2] / "tools" / "paper_formulas.py"
 

@@ -15,10 +15,10 @@ from meshscope.analysis.floor import OTHER, step_floor
 from meshscope.backends.compile.import_hlo import ImportedProgram, read_imported
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
+from meshscope.hardware.topology import parse_topology
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.mesh import Mesh
 
 PROGRAMS = Path(__file__).parent / "programs"
 LLAMA = "jax_llm_examples-llama-70b-int8-v5e_4x4-{}-cache2048-8layers"

@@ -8,7 +8,12 @@ import pytest
 from constant_server import DECODE_S, PREFILL_S, ROOMY, at_once, poisson, pool
 
 from meshscope.errors import SpecError
+from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.constants import spec_constants
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 from meshscope.serving.apart import ApartServer
 from meshscope.serving.cache_blocks import CacheBlocks
 from meshscope.serving.engine import EnginePolicy
@@ -16,11 +21,6 @@ from meshscope.serving.load import Load
 from meshscope.serving.results import EngineRole, ServiceLimits
 from meshscope.serving.simulation import decode_rate, prefill_rate, served_alone, simulated_apart
 from meshscope.serving.transfer import TransferPath, cache_transfer, networks_of_engines
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
 
 MODEL = "Qwen/Qwen3-32B"
 TOKEN_BYTES = 64 * 2 * 8 * 128 * 2  # layers, keys and values, heads, head dim, bf16

@@ -9,9 +9,9 @@ import pytest
 import meshscope
 from meshscope.api.serve import ServingRun
 from meshscope.errors import RunError, SpecError
+from meshscope.reports.charts.serving import serving_charts
 from meshscope.serving.engine import EngineTrace
 from meshscope.serving.results import MAX_SAMPLES
-from meshscope.views.charts.serving import serving_charts
 
 ASK = {"topology": "v6e-4", "plan": "tp=4", "requests": 120}
 

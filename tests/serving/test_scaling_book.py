@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from constant_server import ROOMY, ConstantCosts, at_once, pool
 
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
+from meshscope.reports.serving import even_ratio
 from meshscope.serving.cache_blocks import cache_blocks, sequence_bytes
 from meshscope.serving.engine import EnginePolicy
 from meshscope.serving.simulation import decode_rate, prefill_rate, served_alone
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
-from meshscope.views.serving import even_ratio
 
 CHIP_BYTES_PER_S = 8.2e11
 CONTEXT = 8192

@@ -5,14 +5,14 @@ import pytest
 
 from meshscope.api.predict import predict
 from meshscope.errors import SpecError
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.memory import Memory
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
 from meshscope.serving.cache_blocks import BLOCK_TOKENS, cache_blocks
 from meshscope.serving.step_costs import TabulatedCosts, past_of, tabulated_costs
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.memory import Memory
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.workload import Workload
 
 MODEL = "Qwen/Qwen3-32B"
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshscope.events.enums import Phase, Source
-from meshscope.spec.experiment_record import ExperimentRecord, LayerForm, NamedModel
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Engine, Partitioner, Program
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import parse_topology
+from meshscope.plans.experiment_record import ExperimentRecord, LayerForm, NamedModel
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Engine, Partitioner, Program
+from meshscope.plans.workload import Workload
 from meshscope.store.folder import MANIFEST, TOOL
 from meshscope.store.history import earlier_compile
 from meshscope.store.run import Manifest, manifest_as_dict

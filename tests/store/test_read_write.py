@@ -15,8 +15,8 @@ from meshscope.errors import RunError
 from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate, UnestimatedWork
-from meshscope.spec.experiment_record import record_from_dict
-from meshscope.spec.plan.memory import Memory
+from meshscope.plans.experiment_record import record_from_dict
+from meshscope.plans.memory import Memory
 from meshscope.store.read import read_run
 from meshscope.store.run import Manifest, RunRecord
 from meshscope.store.write import EVENTS, METRICS, sha256, write_run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshscope.errors import RunError
-from meshscope.spec.experiment_record import ExperimentRecord
+from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.sweep import folder as folder_module
 from meshscope.sweep import queue
 from meshscope.sweep.folder import SweepFolder, locked_folder

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from meshscope.events.enums import Phase
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.torchxla.lowering import ORDER
 from meshscope.programs.torchxla.program import TracedProgram, build_program
 from meshscope.programs.torchxla.rules import module_name
@@ -19,7 +20,6 @@ from meshscope.programs.torchxla.session import (
     live_program,
     order_of_collectives,
 )
-from meshscope.spec.experiment import Experiment
 
 jax.config.update("jax_enable_x64", True)  # token ids are int64 in torch
 

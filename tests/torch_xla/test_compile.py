@@ -22,14 +22,14 @@ from meshscope.backends.compile.worker import (
 )
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import model_from_config
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Frontend, Program
+from meshscope.plans.workload import Workload
 from meshscope.prediction import predict
 from meshscope.programs.torchxla.checks import check_traceable
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import model_from_config
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Frontend, Program
-from meshscope.spec.workload import Workload
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*XLA_USE_SPMD is being deprecated")
 

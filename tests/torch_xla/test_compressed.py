@@ -12,12 +12,12 @@ import transformers  # noqa: E402  after the skip
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as theirs  # noqa: E402
 
 from meshscope.events.enums import Phase  # noqa: E402
+from meshscope.model.config import model_from_config  # noqa: E402
+from meshscope.model.model import CompressedAttention  # noqa: E402
+from meshscope.plans.caches import layer_cache  # noqa: E402
+from meshscope.plans.plan import parse_plan  # noqa: E402
 from meshscope.programs.torchxla.caching import States  # noqa: E402
 from meshscope.programs.torchxla.compressed import CompressionStep, EntryAttention  # noqa: E402
-from meshscope.spec.model.config import model_from_config  # noqa: E402
-from meshscope.spec.model.model import CompressedAttention  # noqa: E402
-from meshscope.spec.plan.caches import layer_cache  # noqa: E402
-from meshscope.spec.plan.plan import parse_plan  # noqa: E402
 
 BATCH, N_POSITIONS = 2, 20
 CONFIG: dict[str, Any] = {

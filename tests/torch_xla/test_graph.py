@@ -10,10 +10,10 @@ import pytest
 from meshscope.backends.compile.saved_graph import compile_graph
 from meshscope.errors import ParseError, SpecError
 from meshscope.events.enums import Phase
+from meshscope.hardware.topology import parse_topology
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.mesh import Mesh
 
 V6E_8 = parse_topology("v6e-8")
 

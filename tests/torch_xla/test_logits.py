@@ -16,13 +16,13 @@ pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment
 pytestmark = pytest.mark.filterwarnings("ignore:.*XLA_USE_SPMD is being deprecated")
 
 from meshscope.events.enums import Phase  # noqa: E402
-from meshscope.spec.experiment import Experiment, experiment_of  # noqa: E402
-from meshscope.spec.hardware.topology import parse_topology  # noqa: E402
-from meshscope.spec.model.config import model_from_config  # noqa: E402  after the skip
-from meshscope.spec.plan.context_form import ContextForm  # noqa: E402
-from meshscope.spec.plan.plan import parse_plan  # noqa: E402
-from meshscope.spec.program import Frontend, Partitioner, Program  # noqa: E402
-from meshscope.spec.workload import Workload  # noqa: E402
+from meshscope.hardware.topology import parse_topology  # noqa: E402
+from meshscope.model.config import model_from_config  # noqa: E402  after the skip
+from meshscope.plans.context_form import ContextForm  # noqa: E402
+from meshscope.plans.experiment import Experiment, experiment_of  # noqa: E402
+from meshscope.plans.plan import parse_plan  # noqa: E402
+from meshscope.plans.program import Frontend, Partitioner, Program  # noqa: E402
+from meshscope.plans.workload import Workload  # noqa: E402
 
 
 def _module(path: Path) -> Any:

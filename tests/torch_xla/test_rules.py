@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from meshscope.model.catalog import catalog
+from meshscope.model.config import model_from_config, read_model
+from meshscope.plans.plan import parse_plan
 from meshscope.programs.torchxla.configs import hugging_face_config
 from meshscope.programs.torchxla.layouts import layouts_of
 from meshscope.programs.torchxla.rules import rules_of
-from meshscope.spec.model.catalog import catalog
-from meshscope.spec.model.config import model_from_config, read_model
-from meshscope.spec.plan.plan import parse_plan
 
 
 @pytest.mark.parametrize("name", sorted(catalog()))

@@ -6,10 +6,10 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from meshscope.exporters.protobuf import number, span
 from meshscope.readers.hlo.executions import call_sites
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import parse_hlo
+from meshscope.reports.export.protobuf import number, span
 
 TESTS = Path(__file__).parents[1]
 PROGRAM_ID = 12345678901234567890

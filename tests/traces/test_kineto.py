@@ -9,10 +9,10 @@ import pytest
 from meshscope.errors import SpecError, TraceError
 from meshscope.events.enums import Kind, Phase
 from meshscope.events.measured import StepLabel
+from meshscope.plans.plan import parse_plan
 from meshscope.readers.traces.attribution import TraceRows, attributed
 from meshscope.readers.traces.kineto import read_kineto
 from meshscope.readers.traces.merge import merged
-from meshscope.spec.plan.plan import parse_plan
 
 from . import made_kineto as made
 

@@ -8,10 +8,10 @@ import pytest
 
 from meshscope.errors import TraceError
 from meshscope.events.enums import Kind, Phase
+from meshscope.plans.plan import parse_plan
 from meshscope.readers.traces.attribution import attributed
 from meshscope.readers.traces.merge import merged
 from meshscope.readers.traces.nsys import read_nsys
-from meshscope.spec.plan.plan import parse_plan
 
 SCHEMA = """
 create table StringIds (id integer primary key, value text not null);

@@ -5,12 +5,12 @@ from pathlib import Path
 import polars as pl
 
 from meshscope.events.enums import Kind
+from meshscope.hardware.topology import parse_topology
+from meshscope.plans.plan import parse_plan
 from meshscope.readers.traces.attribution import TraceRows, attributed
 from meshscope.readers.traces.merge import merged
 from meshscope.readers.traces.trace import Trace
 from meshscope.readers.traces.xplane import read_xplane
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.plan import parse_plan
 
 from .made_xplane import made as profiles
 

@@ -12,12 +12,12 @@ from meshscope.errors import SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase, Source
 from meshscope.events.measured import ProgramFacts
+from meshscope.hardware.topology import parse_topology
+from meshscope.plans.plan import parse_plan
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.traces.attribution import TraceRows, attributed
 from meshscope.readers.traces.merge import merged
 from meshscope.readers.traces.xplane import read_xplane
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.plan import parse_plan
 
 from . import made_xplane as made
 from .made_xplane import made as profiles

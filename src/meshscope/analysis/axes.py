@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshscope.events.step_time import StepTime
-from meshscope.spec.plan.mesh import Mesh
-from meshscope.spec.plan.plan import MESH_AXES
+from meshscope.plans.mesh import Mesh
+from meshscope.plans.plan import MESH_AXES
 from meshscope.store.run import RunRecord
 
 

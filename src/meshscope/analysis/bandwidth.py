@@ -7,7 +7,7 @@ import polars as pl
 from meshscope.analysis.volume import WHERE, collectives
 from meshscope.events.enums import Kind, Source
 from meshscope.events.measured import CollectiveTime, TransferTime
-from meshscope.spec.hardware.chips import Chip
+from meshscope.hardware.chips import Chip
 
 GROUP_KEYS = ("axis", "kind", "group_size", "payload_bytes")
 _TIMES_SCHEMA = {
@@ -40,7 +40,7 @@ def bandwidth(
     durations are excluded. Durations include waiting (see `waiting`), except in traces of all ranks of a
     group: there algbw and busbw are of the rank that comes last, which does not wait.
 
-    Source: nccl-tests doc/PERFORMANCE.md, "Bandwidth"; link peaks: `meshscope.spec.hardware.chips`.
+    Source: nccl-tests doc/PERFORMANCE.md, "Bandwidth"; link peaks: `meshscope.hardware.chips`.
     """
     rows = collectives(events).filter(pl.col("dur_s") > 0, pl.col("wire_bytes").is_not_null())
     rows = rows.with_columns(_MOVED)

@@ -10,14 +10,14 @@ from meshscope.errors import RunError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Phase, Source
 from meshscope.events.measured import Measured
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect.constants import spec_constants
 from meshscope.interconnect.contributed import ContributedPoint, ContributedStep
 from meshscope.interconnect.geometry import geometry_of
 from meshscope.interconnect.lines import collective_lines
 from meshscope.interconnect.samples import KINDS
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.plan.mesh import Mesh
+from meshscope.plans.mesh import Mesh
 from meshscope.store.run import RunRecord
 
 MIN_STEPS = 3  # profiled, so that one disturbed step shows

@@ -17,9 +17,9 @@ from meshscope.analysis.utilization import bubble_frac, mbu, mfu, model_flops
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.step_time import StepTime
-from meshscope.spec.hardware.chips import Chip
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.plan.memory import Memory
+from meshscope.hardware.chips import Chip
+from meshscope.hardware.topology import Topology
+from meshscope.plans.memory import Memory
 
 T = TypeVar("T")
 
@@ -231,7 +231,7 @@ def hbm(source: Source, memory: Memory) -> dict[str, Any]:
     device that programs may use; a step above 1 does not fit.
 
     Source: the compiler's memory analysis for compiled and measured runs; shapes of weights and cache,
-    and docs/memory.md, for predictions; HBM capacity: `meshscope.spec.hardware.chips`.
+    and docs/memory.md, for predictions; HBM capacity: `meshscope.hardware.chips`.
     """
     total, capacity = memory.total_bytes, memory.hbm_bytes
     fraction = None if total is None or capacity is None else total / capacity

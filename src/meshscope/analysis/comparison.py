@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from meshscope.analysis.join import Comparison, compare
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
-from meshscope.spec.hardware.chips import ChipKind
+from meshscope.hardware.chips import ChipKind
 from meshscope.store.run import RunRecord
 from meshscope.units import DTYPE_BITS
 

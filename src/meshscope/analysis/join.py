@@ -18,7 +18,7 @@ from meshscope.units import format_shape
 class Verdict(StrEnum):
     """How a collective of the left table compares with its match in the right one.
 
-    The values are those of JSON; `views.words` has the labels for readers.
+    The values are those of JSON; `reports.words` has the labels for readers.
     """
 
     EQUAL = "equal"

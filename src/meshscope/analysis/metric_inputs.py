@@ -16,10 +16,10 @@ from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.schema import table_of
 from meshscope.events.step_time import StepTime
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.model import Model
-from meshscope.spec.plan.memory import Memory
-from meshscope.spec.workload import Workload
+from meshscope.hardware.topology import Topology
+from meshscope.model.model import Model
+from meshscope.plans.memory import Memory
+from meshscope.plans.workload import Workload
 from meshscope.store.read import read_events
 from meshscope.store.run import RunRecord
 

@@ -7,9 +7,9 @@ from math import prod
 from meshscope.analysis.latency import Latency, Spread, latency_of, spread_of
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import NO_TIME, StepTime, TimeBasis, TimeEstimate
-from meshscope.spec.experiment_record import ExperimentRecord
-from meshscope.spec.plan.plan import ALIASES, MESH_AXES
-from meshscope.spec.sequence_lengths import parse_lengths
+from meshscope.plans.experiment_record import ExperimentRecord
+from meshscope.plans.plan import ALIASES, MESH_AXES
+from meshscope.plans.sequence_lengths import parse_lengths
 from meshscope.store.run import RunRecord
 
 ASSUMPTION = (

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import StepCost
 from meshscope.events.step_time import PartCost, StepTime
-from meshscope.spec.hardware.chips import Chip, ChipKind
-from meshscope.spec.hardware.precision import product_speedup
+from meshscope.hardware.chips import Chip, ChipKind
+from meshscope.hardware.precision import product_speedup
 
 if TYPE_CHECKING:  # it loads polars, which predict does not need
     from meshscope.analysis.metric_inputs import MetricInputs
@@ -102,7 +102,7 @@ def step_roofline(cost: StepCost, step_s: float, peaks: DevicePeaks) -> StepRoof
     that stay in VMEM, and 8-bit products, can lift a fraction above 1.
 
     Source: Williams et al., "Roofline: An Insightful Visual Performance Model" (2009); costs: XLA's cost
-    analysis of the compiled program; peaks: `meshscope.spec.hardware.chips`.
+    analysis of the compiled program; peaks: `meshscope.hardware.chips`.
     """
     return StepRoofline(
         phase=cost.phase,

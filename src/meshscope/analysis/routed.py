@@ -7,8 +7,8 @@ import polars as pl
 
 from meshscope.analysis.volume import WHERE, collectives, merged_groups
 from meshscope.events.enums import Kind
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect.loads import link_loads
-from meshscope.spec.hardware.topology import Topology
 
 LINK = ("slice_index", "from_chip", "to_chip", "dim", "is_wrap")
 _SCHEMA = {
@@ -32,7 +32,7 @@ def link_traffic(
     the communication time of the step.
 
     Source: routes and strategies of `meshscope.interconnect` (scaling book, "sharding": rings on a
-    torus); link peaks: `meshscope.spec.hardware.chips`. libtpu may choose other routes.
+    torus); link peaks: `meshscope.hardware.chips`. libtpu may choose other routes.
     """
     keys = (*WHERE, *by)
     sized = collectives(events).filter(pl.col("payload_bytes").is_not_null())

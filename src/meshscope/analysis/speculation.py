@@ -7,8 +7,8 @@ from meshscope.analysis.request import request_times
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import TimeEstimate
-from meshscope.spec.experiment import experiment_of_record
-from meshscope.spec.speculation import Speculation, draft_memory_bytes
+from meshscope.plans.experiment import experiment_of_record
+from meshscope.plans.speculation import Speculation, draft_memory_bytes
 from meshscope.store.run import RunRecord
 
 

@@ -4,14 +4,14 @@ from collections import Counter
 from math import prod
 
 from meshscope.events.enums import Phase
-from meshscope.spec.hardware.chips import Chip
-from meshscope.spec.hardware.precision import product_speedup
-from meshscope.spec.model.flops import attention_flops
-from meshscope.spec.model.model import Layer, Model
-from meshscope.spec.plan.memory import Memory
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.plan.weights import Dim, Weight, head_weight, layer_weights, outer_weights
-from meshscope.spec.workload import Workload
+from meshscope.hardware.chips import Chip
+from meshscope.hardware.precision import product_speedup
+from meshscope.model.flops import attention_flops
+from meshscope.model.model import Layer, Model
+from meshscope.plans.memory import Memory
+from meshscope.plans.plan import Plan
+from meshscope.plans.weights import Dim, Weight, head_weight, layer_weights, outer_weights
+from meshscope.plans.workload import Workload
 
 # Whether a matrix outside the layers multiplies every token; tables are looked up.
 OUTER_MATRICES = {"layer_embed_proj": True, "draft_join": True, "collapse": False}
@@ -87,7 +87,7 @@ def _mean_attention_flops(model: Model, layer: Layer, workload: Workload, phase:
 def n_parameters(model: Model) -> tuple[int, int, int]:
     """Parameters of the model: total, active per token (chosen experts only), and of the embedding.
 
-    Source: shapes of the checkpoint as `meshscope.spec.plan.weights` declares them.
+    Source: shapes of the checkpoint as `meshscope.plans.weights` declares them.
     """
     outer = sum(prod(weight.shape) for weight in outer_weights(model, Plan()))
     total, active = float(outer), float(outer)
@@ -111,7 +111,7 @@ def mfu(
     step time includes idle time and communication.
 
     Source: Chowdhery et al., "PaLM" (arXiv 2204.02311), section 4.1 and appendix B; peaks:
-    `meshscope.spec.hardware.chips`.
+    `meshscope.hardware.chips`.
     """
     if chip.bf16_flops_per_s is None:
         return None

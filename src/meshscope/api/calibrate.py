@@ -10,6 +10,8 @@ from meshscope.backends.calibrate.request import (
     USUAL_MAX_BYTES_CPU,
     CalibrationRequest,
 )
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.interconnect.profile import (
     ChipProfile,
     check_place,
@@ -17,9 +19,7 @@ from meshscope.interconnect.profile import (
     save_profile,
 )
 from meshscope.interconnect.samples import read_points
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.spec.plan.plan import Plan, parse_plan
+from meshscope.plans.plan import Plan, parse_plan
 from meshscope.workers.spawn import Progress
 
 

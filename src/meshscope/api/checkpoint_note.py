@@ -1,10 +1,10 @@
 """Notes on the formats of weights and cache that a config states, where no option names one."""
 
 from meshscope.api.request import ExperimentRequest
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.names import BY_NAME
-from meshscope.spec.program_formats import cut_weight
-from meshscope.spec.quantization import activation_dtype_of, quantization_of
+from meshscope.model.names import BY_NAME
+from meshscope.model.quantization import activation_dtype_of, quantization_of
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program_formats import cut_weight
 from meshscope.units import DTYPE_BITS, format_dtype
 
 

@@ -16,10 +16,10 @@ from meshscope.api.text import rendered
 from meshscope.errors import RunError, SpecError, public, read_only
 from meshscope.events.enums import Source
 from meshscope.files import path_of
+from meshscope.reports.document import comparison_document, own_verdicts_document
+from meshscope.reports.explanation import explanation_document
+from meshscope.reports.text import comparison_text
 from meshscope.store.run import RunRecord
-from meshscope.views.document import comparison_document, own_verdicts_document
-from meshscope.views.explanation import explanation_document
-from meshscope.views.text import comparison_text
 
 if TYPE_CHECKING:
     from meshscope.api.runs import RunSet

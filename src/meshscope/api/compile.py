@@ -38,13 +38,13 @@ from meshscope.errors import SpecError, public
 from meshscope.events.enums import Phase
 from meshscope.files import path_of
 from meshscope.interconnect.profile import ChipProfile
+from meshscope.plans.context_form import ContextForm
+from meshscope.plans.dispatch import DispatchForm
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.kernel_choice import Kernels
+from meshscope.plans.program import Engine, Frontend, Loop, Partitioner
 from meshscope.programs.compilers import Compiler, chosen_compiler
 from meshscope.programs.engines.environments import environment_of
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.context_form import ContextForm
-from meshscope.spec.plan.dispatch import DispatchForm
-from meshscope.spec.plan.kernel_choice import Kernels
-from meshscope.spec.program import Engine, Frontend, Loop, Partitioner
 from meshscope.store.folder import new_folder
 from meshscope.store.run import SPECULATION, RunRecord
 from meshscope.store.write import HLO

@@ -22,10 +22,10 @@ from meshscope.backends.compile.worker import DESCRIPTION, slice_devices
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase, Source
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
 from meshscope.programs.compilers import chosen_compiler
-from meshscope.spec.experiment_record import ExperimentRecord, NamedModel
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.store.folder import new_folder
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO

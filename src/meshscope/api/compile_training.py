@@ -15,8 +15,8 @@ from meshscope.backends.compile.training import (
 )
 from meshscope.cost.timeline import write_timeline
 from meshscope.events.enums import Phase, Source
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.experiment_record import ExperimentRecord, NamedModel
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
 from meshscope.store.folder import new_folder
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO

@@ -10,12 +10,12 @@ from typing import Any
 from meshscope.analysis.capture import Capture, capture_of
 from meshscope.backends.calibrate.fit import fit_constants
 from meshscope.errors import MeshscopeError, RunError, SpecError
-from meshscope.exporters.files import check_new, new_file
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect import LinkConstants, collective_time, constants_of
 from meshscope.interconnect.contributed import FOLDER, ContributedRun, contributed_text
 from meshscope.interconnect.samples import TimedCollective
+from meshscope.reports.export.files import check_new, new_file
 from meshscope.serialize import to_plain
-from meshscope.spec.hardware.topology import Topology
 from meshscope.store.folder_names import safe_name
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from meshscope.api.contribute import Contribution, Refit
+from meshscope.reports.plain import short
+from meshscope.reports.words import counted
 from meshscope.units import format_bytes, format_seconds
-from meshscope.views.plain import short
-from meshscope.views.words import counted
 
 
 def contribution_text(contribution: Contribution) -> str:

@@ -17,9 +17,9 @@ from meshscope.analysis.trace_timeline import has_executions, sql_columns
 from meshscope.errors import RunError, SpecError
 from meshscope.events.trace_timeline import DISTINCT_OPS, EXECUTIONS
 from meshscope.files import path_of
+from meshscope.reports.sweep import summary_frame, summary_row
 from meshscope.store.folder import is_run, scratch_folder
 from meshscope.store.read import read_events, read_manifest, read_run
-from meshscope.views.sweep import summary_frame, summary_row
 
 MAX_RUNS = 10_000  # in one query; their tables are read into memory
 _BATCH_ROWS = 10_000

@@ -11,17 +11,17 @@ from meshscope.analysis.trace_timeline import has_executions
 from meshscope.api.plot_tools import plot_tools
 from meshscope.errors import SpecError
 from meshscope.events.timeline import Timeline
-from meshscope.exporters.card import card_text
-from meshscope.exporters.ccl_bench import write_ccl_bench
-from meshscope.exporters.chakra import write_chakra
-from meshscope.exporters.chrome import write_chrome
-from meshscope.exporters.files import MARK, new_directory, new_file
-from meshscope.exporters.perfetto import write_perfetto
-from meshscope.exporters.run_timeline import RunTimeline, run_timeline, title_of
-from meshscope.exporters.run_tracks import timeline_of
-from meshscope.exporters.tables import write_csv, write_parquet
-from meshscope.exporters.trace_tracks import trace_tracks
 from meshscope.files import path_of
+from meshscope.reports.export.card import card_text
+from meshscope.reports.export.ccl_bench import write_ccl_bench
+from meshscope.reports.export.chakra import write_chakra
+from meshscope.reports.export.chrome import write_chrome
+from meshscope.reports.export.files import MARK, new_directory, new_file
+from meshscope.reports.export.perfetto import write_perfetto
+from meshscope.reports.export.run_timeline import RunTimeline, run_timeline, title_of
+from meshscope.reports.export.run_tracks import timeline_of
+from meshscope.reports.export.tables import write_csv, write_parquet
+from meshscope.reports.export.trace_tracks import trace_tracks
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 
@@ -140,7 +140,7 @@ def _timeline(run: RunRecord) -> tuple[Timeline, str | None]:
 def write_plot_folder(runs: Sequence[RunRecord], path: Path, *, force: bool) -> str:
     """Writes a folder of PNG and SVG files; returns which plots are missing, and why."""
     with plot_tools():
-        from meshscope.views.plots.write import write_plots  # noqa: PLC0415  only plots need matplotlib
+        from meshscope.reports.plots.write import write_plots  # noqa: PLC0415  only plots need matplotlib
     with new_directory(path, force=force) as partial:
         drawn = write_plots(list(runs), partial)
         _mark(partial, ExportFormat.PLOTS)

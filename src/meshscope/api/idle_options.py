@@ -6,9 +6,9 @@ from typing import Any
 
 from meshscope.cost.expert_load import device_load, exchange_load
 from meshscope.errors import SpecError
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.dispatch import DispatchForm, exchange_axes
-from meshscope.spec.program import Engine, Loop, Partitioner
+from meshscope.plans.dispatch import DispatchForm, exchange_axes
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Engine, Loop, Partitioner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

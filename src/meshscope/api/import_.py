@@ -18,24 +18,24 @@ from meshscope.cost.timeline import write_timeline
 from meshscope.errors import PlanError, SpecError, public
 from meshscope.events.enums import Phase, Source
 from meshscope.files import path_of
+from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.model.config import read_model
+from meshscope.model.model import Model
+from meshscope.plans.experiment_record import ExperimentRecord
+from meshscope.plans.mesh import Mesh, parse_mesh
+from meshscope.plans.plan import Plan, parse_plan
+from meshscope.plans.program import Frontend
+from meshscope.plans.sequence_lengths import parse_lengths
 from meshscope.readers.hlo.attribution import MAX_LAYERS
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scope_rules import RULES, EngineRules, read_rules
 from meshscope.readers.traces.sniff import check_kind, format_of
-from meshscope.spec.experiment_record import ExperimentRecord
-from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.model.model import Model
-from meshscope.spec.plan.mesh import Mesh, parse_mesh
-from meshscope.spec.plan.plan import Plan, parse_plan
-from meshscope.spec.program import Frontend
-from meshscope.spec.sequence_lengths import parse_lengths
+from meshscope.reports.plain import plain
 from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.folder_names import default_folder, safe_name
 from meshscope.store.run import Manifest, RunRecord
 from meshscope.store.write import HLO
-from meshscope.views.plain import plain
 from meshscope.workers.spawn import Progress
 
 # Options of HLO text, in the order of the recorded command.

@@ -13,18 +13,18 @@ from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
 from meshscope.backends.live.names import TRACE
 from meshscope.backends.live.run import RunOptions, check_can_run, run_experiment, run_process
 from meshscope.errors import SpecError, public
-from meshscope.exporters.profile_traces import write_profile_traces
 from meshscope.files import path_of
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.profile import ChipProfile
+from meshscope.model.config import read_model
+from meshscope.plans.context_form import ContextForm
+from meshscope.plans.dispatch import DispatchForm
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.kernel_choice import Kernels
+from meshscope.plans.program import Engine, Frontend, Loop, Partitioner
+from meshscope.reports.export.profile_traces import write_profile_traces
 from meshscope.serialize import picked
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.plan.context_form import ContextForm
-from meshscope.spec.plan.dispatch import DispatchForm
-from meshscope.spec.plan.kernel_choice import Kernels
-from meshscope.spec.program import Engine, Frontend, Loop, Partitioner
 from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.run import DRAFT, SPECULATION, RunRecord
 from meshscope.workers.spawn import Progress

@@ -8,8 +8,8 @@ import polars as pl
 from meshscope.analysis.catalog import ALIASES, METRICS, Unavailable, metrics_of
 from meshscope.analysis.metric_inputs import metric_inputs
 from meshscope.errors import SpecError, nearest
+from meshscope.reports.notebook import folded_html
 from meshscope.store.run import RunRecord
-from meshscope.views.notebook import folded_html
 
 
 class Metrics(Mapping[str, pl.DataFrame]):

@@ -10,9 +10,12 @@ from typing import Any
 from meshscope.api.plot_tools import plot_tools
 from meshscope.api.request import AUTO, request_of
 from meshscope.errors import RunError, SpecError, public, read_only
-from meshscope.exporters.files import check_new, new_file
 from meshscope.files import path_of
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import load_profile
+from meshscope.model.config import read_model
+from meshscope.model.quantization import UNQUANTIZED_DTYPE
+from meshscope.model.stored_format import weight_dtype_of
 from meshscope.planner.batches import parse_batches
 from meshscope.planner.cheapest import SliceSearch, is_reachable, search_slices, unreachable
 from meshscope.planner.combinations import SearchSpace
@@ -22,24 +25,21 @@ from meshscope.planner.progress import LARGE, SearchProgress
 from meshscope.planner.search import Choice, PlanSearch, plans_of, search
 from meshscope.planner.slices import SliceFits, parse_prices, parse_slices, slice_fits
 from meshscope.planner.verified import VerifiedChoice
-from meshscope.spec.experiment import first_layers
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.model.stored_format import weight_dtype_of
-from meshscope.spec.plan.chunks import ChunkRule, chunk_option
-from meshscope.spec.quantization import UNQUANTIZED_DTYPE
-from meshscope.spec.workload import Workload
-from meshscope.store.folder_names import default_folder
-from meshscope.sweep.queue import Queue
-from meshscope.units import dtype_name
-from meshscope.views.plan import (
+from meshscope.plans.chunks import ChunkRule, chunk_option
+from meshscope.plans.experiment import first_layers
+from meshscope.plans.workload import Workload
+from meshscope.reports.export.files import check_new, new_file
+from meshscope.reports.plan import (
     DEFAULT_ROWS,
     plan_document,
     plan_lines,
     verified_document,
     verified_lines,
 )
-from meshscope.views.slices import slice_search_document, slice_search_lines
+from meshscope.reports.slices import slice_search_document, slice_search_lines
+from meshscope.store.folder_names import default_folder
+from meshscope.sweep.queue import Queue
+from meshscope.units import dtype_name
 from meshscope.workers.spawn import Progress
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -133,7 +133,7 @@ class PlanResult:
     @public
     def report(self, path: str | Path, *, force: bool = False) -> Path:
         """Writes the page for the browser, one HTML file; an existing file only with `force`."""
-        from meshscope.views.html.plan_page import plan_html  # noqa: PLC0415  only a page needs it
+        from meshscope.reports.html.plan_page import plan_html  # noqa: PLC0415  only a page needs it
 
         with new_file(path_of(path), force=force) as partial:
             partial.write_text(plan_html(self.search, self.slices, self.verified), encoding="utf-8")
@@ -150,7 +150,7 @@ class PlanResult:
                 "Relax --slo, or drop --plot."
             )
         with plot_tools():
-            from meshscope.views.plots.front import write_front_plot  # noqa: PLC0415  it loads matplotlib
+            from meshscope.reports.plots.front import write_front_plot  # noqa: PLC0415  it loads matplotlib
 
         with new_file(target, force=force) as partial:
             write_front_plot(self.search, partial, to=target.suffix[1:].lower())

@@ -10,10 +10,10 @@ from meshscope.api.run import Run
 from meshscope.api.speculate import with_predicted_speculation
 from meshscope.errors import public
 from meshscope.files import path_of
-from meshscope.spec.plan.context_form import ContextForm
-from meshscope.spec.plan.dispatch import DispatchForm
-from meshscope.spec.plan.kernel_choice import Kernels
-from meshscope.spec.program import Engine, Frontend, Loop, Partitioner
+from meshscope.plans.context_form import ContextForm
+from meshscope.plans.dispatch import DispatchForm
+from meshscope.plans.kernel_choice import Kernels
+from meshscope.plans.program import Engine, Frontend, Loop, Partitioner
 
 
 @public

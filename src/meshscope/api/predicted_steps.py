@@ -11,13 +11,13 @@ from meshscope.errors import MeshscopeError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.measured import StepClass
+from meshscope.hardware.topology import Topology
+from meshscope.model.model import Model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import Plan
+from meshscope.plans.program import Engine, Program
+from meshscope.plans.workload import Workload
 from meshscope.prediction import predict
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.model import Model
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.program import Engine, Program
-from meshscope.spec.workload import Workload
 
 ASSUMED_DTYPE = "bf16"
 

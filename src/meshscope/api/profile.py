@@ -17,11 +17,11 @@ from meshscope.backends.live.worker import versions
 from meshscope.errors import SpecError, public
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured, StepCost
-from meshscope.exporters.profile_traces import write_profile_traces
 from meshscope.files import path_of
-from meshscope.spec.hardware.live_slices import slice_of_devices
-from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.spec.plan.mesh import Mesh
+from meshscope.hardware.live_slices import slice_of_devices
+from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.plans.mesh import Mesh
+from meshscope.reports.export.profile_traces import write_profile_traces
 from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.run import RunRecord
 from meshscope.store.write import write_table

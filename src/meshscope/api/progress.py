@@ -4,11 +4,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Frontend
 from meshscope.programs.torchxla.interpreter import VARIABLE, torchxla_python
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.program import Frontend
+from meshscope.reports.plain import plain
 from meshscope.store.history import earlier_compile
-from meshscope.views.plain import plain
 from meshscope.workers.spawn import Progress
 
 

@@ -17,14 +17,14 @@ from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.step_time import StepTime, TimeEstimate
+from meshscope.hardware.chips import Chip
 from meshscope.interconnect.profile import ChipProfile, load_profile
+from meshscope.model.shallow import ShallowLayers
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.experiment_record import ExperimentRecord
+from meshscope.plans.memory import Memory
 from meshscope.prediction import predict
 from meshscope.prediction.memory import predicted_memory
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.experiment_record import ExperimentRecord
-from meshscope.spec.hardware.chips import Chip
-from meshscope.spec.model.shallow import ShallowLayers
-from meshscope.spec.plan.memory import Memory
 from meshscope.store.folder import new_folder
 from meshscope.store.run import SPECULATION, Manifest, RunRecord
 from meshscope.units import format_seconds
@@ -185,9 +185,9 @@ def saved(record: RunRecord, path: Path, *, force: bool, hlo: Path | None = None
 def write_record(record: RunRecord, partial: Path) -> None:
     """Writes the run and its workload card into a folder that may hold HLO and traces already; parts first."""
     # polars and yaml take longer to import than a prediction takes
-    from meshscope.exporters.card import CARD, card_text  # noqa: PLC0415
+    from meshscope.reports.document import metrics_document  # noqa: PLC0415
+    from meshscope.reports.export.card import CARD, card_text  # noqa: PLC0415
     from meshscope.store.write import write_run  # noqa: PLC0415
-    from meshscope.views.document import metrics_document  # noqa: PLC0415
 
     for name, part in ({} if record.speculative is None else record.speculative.by_name).items():
         folder = partial / SPECULATION / name

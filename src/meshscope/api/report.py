@@ -6,9 +6,9 @@ from pathlib import Path
 
 from meshscope.api.database import run_folders
 from meshscope.errors import RunError
-from meshscope.exporters.files import new_file
+from meshscope.reports.export.files import new_file
+from meshscope.reports.html.page import page_html
 from meshscope.store.run import RunRecord
-from meshscope.views.html.page import page_html
 
 REPORT = "report.html"
 MAX_RUNS = 200  # on one page

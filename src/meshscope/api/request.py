@@ -16,28 +16,28 @@ from meshscope.backends.compile.cycles import Cycles
 from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.errors import SpecError, nearest
 from meshscope.files import path_of
+from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.interconnect.axis_placement import parse_device_order
-from meshscope.programs.torchxla.checks import check_traceable
-from meshscope.serialize import picked
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.spec.model.config import read_model
-from meshscope.spec.model.model import Model
-from meshscope.spec.model.stored_format import weight_dtype_of
-from meshscope.spec.plan.chunks import ChunkRule, chunk_option
-from meshscope.spec.plan.context_form import ContextForm
-from meshscope.spec.plan.dispatch import DispatchForm
-from meshscope.spec.plan.kernel_choice import Kernels
-from meshscope.spec.plan.plan import Plan, parse_plan
-from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program
-from meshscope.spec.program_formats import has_program_format
-from meshscope.spec.quantization import (
+from meshscope.model.config import read_model
+from meshscope.model.model import Model
+from meshscope.model.quantization import (
     UNQUANTIZED_DTYPE,
     activation_dtype_of,
     values_dtype,
     wide_format,
 )
-from meshscope.spec.workload import Workload
+from meshscope.model.stored_format import weight_dtype_of
+from meshscope.plans.chunks import ChunkRule, chunk_option
+from meshscope.plans.context_form import ContextForm
+from meshscope.plans.dispatch import DispatchForm
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.kernel_choice import Kernels
+from meshscope.plans.plan import Plan, parse_plan
+from meshscope.plans.program import Engine, Frontend, Loop, Partitioner, Program
+from meshscope.plans.program_formats import has_program_format
+from meshscope.plans.workload import Workload
+from meshscope.programs.torchxla.checks import check_traceable
+from meshscope.serialize import picked
 from meshscope.store.folder_names import default_folder
 from meshscope.units import dtype_name
 

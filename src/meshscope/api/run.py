@@ -13,13 +13,13 @@ from meshscope.api.text import rendered
 from meshscope.errors import public, read_only
 from meshscope.events.enums import Source
 from meshscope.files import path_of
-from meshscope.spec.experiment_record import ExperimentRecord
-from meshscope.spec.plan.memory import Memory
+from meshscope.plans.experiment_record import ExperimentRecord
+from meshscope.plans.memory import Memory
+from meshscope.reports.document import run_document
+from meshscope.reports.plain import plain
+from meshscope.reports.text import full_text, run_text
 from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds
-from meshscope.views.document import run_document
-from meshscope.views.plain import plain
-from meshscope.views.text import full_text, run_text
 
 if TYPE_CHECKING:
     import polars as pl

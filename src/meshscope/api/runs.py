@@ -23,10 +23,10 @@ from meshscope.api.report import write_report
 from meshscope.api.run import Run, RunTime
 from meshscope.errors import RunError, public
 from meshscope.files import path_of
-from meshscope.spec.experiment_record import ExperimentRecord
-from meshscope.spec.plan.memory import Memory
+from meshscope.plans.experiment_record import ExperimentRecord
+from meshscope.plans.memory import Memory
+from meshscope.reports.notebook import table_html
 from meshscope.store.read import read_run
-from meshscope.views.notebook import table_html
 
 
 class RunSet(Sequence[Run]):

@@ -15,8 +15,12 @@ from meshscope.api.serving_files import save_serving
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, public, read_only
 from meshscope.files import path_of
+from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.objective import objective_of
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.plan import parse_plan
+from meshscope.reports.serving import serving_document, serving_lines
 from meshscope.serialize import to_plain
 from meshscope.serving.apart import EnginePool
 from meshscope.serving.cache_blocks import CacheBlocks, cache_blocks
@@ -28,10 +32,6 @@ from meshscope.serving.results import ServiceLimits
 from meshscope.serving.simulation import simulated_apart, simulated_load
 from meshscope.serving.step_costs import tabulated_costs
 from meshscope.serving.transfer import TransferPath, cache_transfer
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.plan import parse_plan
-from meshscope.views.serving import serving_document, serving_lines
 
 DEFAULT_REQUESTS = 1000
 MAX_INSTANCES = 256

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from meshscope.api.plot_tools import plot_tools
 from meshscope.errors import SpecError
-from meshscope.exporters.chrome import write_chrome
-from meshscope.exporters.files import check_new, new_file
-from meshscope.exporters.perfetto import write_perfetto
-from meshscope.exporters.serving_timeline import serving_timeline
+from meshscope.reports.export.chrome import write_chrome
+from meshscope.reports.export.files import check_new, new_file
+from meshscope.reports.export.perfetto import write_perfetto
+from meshscope.reports.export.serving_timeline import serving_timeline
+from meshscope.reports.html.serving_page import serving_html
+from meshscope.reports.serving import serving_title
 from meshscope.serving.outcome import ServingOutcome
-from meshscope.views.html.serving_page import serving_html
-from meshscope.views.serving import serving_title
 
 PAGE, PERFETTO, CHROME = ".html", ".perfetto-trace", (".json", ".json.gz")
 PLOTS = (".png", ".svg")
@@ -46,5 +46,5 @@ def _write(outcome: ServingOutcome, path: Path, partial: Path) -> None:
 
 def _write_plot(outcome: ServingOutcome, partial: Path, *, to: str) -> None:
     with plot_tools():
-        from meshscope.views.plots.serving import write_serving_plot  # noqa: PLC0415  only plots need matplotlib
+        from meshscope.reports.plots.serving import write_serving_plot  # noqa: PLC0415  only plots need matplotlib
     write_serving_plot(outcome, partial, to=to)

@@ -8,8 +8,8 @@ from meshscope.api.records import predicted_record
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, nearest
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.speculation import (
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.speculation import (
     DraftMethod,
     Speculation,
     check_verification_program,

@@ -20,7 +20,8 @@ from meshscope.api.request import (
     run_folder,
 )
 from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
-from meshscope.spec.experiment import Experiment
+from meshscope.plans.experiment import Experiment
+from meshscope.reports.sweep import Row, summary_frame, summary_row
 from meshscope.store.folder_names import RUNS, safe_name
 from meshscope.store.read import read_run
 from meshscope.store.write import write_table
@@ -33,7 +34,6 @@ from meshscope.sweep.queue import CommandQueue, Queue
 from meshscope.sweep.ray_queue import RayQueue
 from meshscope.sweep.tpu_queue import TpuQueue, TpuSlice
 from meshscope.sweep.work import SweepListener, make_runs
-from meshscope.views.sweep import Row, summary_frame, summary_row
 
 MAX_LISTED = 20  # faults or failures in one message; the others are counted
 

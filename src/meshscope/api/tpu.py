@@ -21,7 +21,7 @@ from meshscope.cloud.machine import ALL, MachineState, SliceRequest, TpuMachine
 from meshscope.cloud.manifest import RUNS, ManifestRequest, manifest
 from meshscope.cloud.quota import read_quota
 from meshscope.errors import SpecError
-from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.sweep.planned import PlannedRun, RunCommand
 from meshscope.sweep.tpu_queue import TpuSlice
 

@@ -16,9 +16,9 @@ from meshscope.api.sweep import (
 from meshscope.errors import RunError
 from meshscope.interconnect.axis_placement import order_text
 from meshscope.interconnect.profile import ChipProfile
+from meshscope.model.quantization import UNQUANTIZED_DTYPE
 from meshscope.planner.search import Choice, PlanSearch
 from meshscope.planner.verified import VerifiedChoice, corrected_order, verified_choice
-from meshscope.spec.quantization import UNQUANTIZED_DTYPE
 from meshscope.store.read import read_run
 from meshscope.sweep.planned import PlannedRun, RunCommand, run_name
 from meshscope.sweep.work import Outcome

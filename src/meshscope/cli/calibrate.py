@@ -9,8 +9,8 @@ from meshscope.api.calibrate import calibrate
 from meshscope.cli.options import TOPOLOGY, JsonOption
 from meshscope.cli.output import new_console, note, print_all, print_json
 from meshscope.cli.progress import WorkProgress
+from meshscope.reports.calibration import profile_text
 from meshscope.serialize import to_plain
-from meshscope.views.calibration import profile_text
 
 
 def command(  # noqa: PLR0913  the options of the command

@@ -8,7 +8,7 @@ import typer
 
 from meshscope.api.check import check
 from meshscope.cli.output import print_json
-from meshscope.views.budget import (
+from meshscope.reports.budget import (
     ProgramChecks,
     check_document,
     check_lines,

@@ -8,7 +8,7 @@ import typer
 from meshscope.api.compare import compare
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
-from meshscope.views.text import comparison_text
+from meshscope.reports.text import comparison_text
 
 
 def command(

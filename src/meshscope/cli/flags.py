@@ -10,7 +10,7 @@ from meshscope.api.flags import read_flags
 from meshscope.cli.options import OPTIONS, PLAN, TOPOLOGY, JsonOption
 from meshscope.cli.output import print_json
 from meshscope.cli.progress import WorkProgress
-from meshscope.views.flags import flag_document, flag_lines
+from meshscope.reports.flags import flag_document, flag_lines
 
 
 def command(  # noqa: PLR0913  the options of the command

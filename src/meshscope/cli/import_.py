@@ -21,7 +21,7 @@ from meshscope.cli.progress import WorkProgress
 from meshscope.cli.queue_options import AddressOption, QueueOption
 from meshscope.cli.sweep import print_results, show_progress
 from meshscope.events.enums import Phase
-from meshscope.spec.program import Frontend
+from meshscope.plans.program import Frontend
 from meshscope.sweep.queue import Queue
 
 # Options of one import and of many.

@@ -157,7 +157,7 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    from meshscope.views.plain import plain  # noqa: PLC0415  only errors need it
+    from meshscope.reports.plain import plain  # noqa: PLC0415  only errors need it
 
     lines = [plain(line) for line in message.splitlines()]
     sys.stderr.write("\n".join(["meshscope: " + lines[0], *lines[1:]]) + "\n")

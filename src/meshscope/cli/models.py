@@ -6,7 +6,7 @@ import typer
 
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
-from meshscope.views.choices import model_documents, model_table
+from meshscope.reports.choices import model_documents, model_table
 
 NOTE = (
     "By owner, family and size. Params: all, and those that one token uses. Length:\n"

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from meshscope.api.run import Run
-from meshscope.views.text import full_text, run_text
+from meshscope.reports.text import full_text, run_text
 
 PIPED_WIDTH = 80  # columns of a table in a file or a pipe, unless COLUMNS is set
 

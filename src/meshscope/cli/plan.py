@@ -21,10 +21,10 @@ from meshscope.cli.queue_options import AddressOption, QueueOption
 from meshscope.planner.objective import PRESETS, Goal
 from meshscope.planner.search import N_BEST
 from meshscope.planner.slices import ANY
-from meshscope.spec.plan.chunks import ChunkRule
+from meshscope.plans.chunks import ChunkRule
+from meshscope.reports.plan import DEFAULT_ROWS
+from meshscope.reports.slices import fit_notes, slice_fit_document, slice_fits_table
 from meshscope.sweep.queue import Queue
-from meshscope.views.plan import DEFAULT_ROWS
-from meshscope.views.slices import fit_notes, slice_fit_document, slice_fits_table
 
 TIMED_OPTIONS = "--slo, --for, --top, --launch, --verify, --profile, --report and --plot"
 SLO = f"Limits in seconds, ttft=0.5,tpot=0.03, or a preset: {', '.join(PRESETS)}."

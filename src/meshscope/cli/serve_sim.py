@@ -11,7 +11,7 @@ from meshscope.api.serve import DEFAULT_REQUESTS, ServeRequest, simulated
 from meshscope.api.serving_files import ENDINGS, check_place
 from meshscope.cli.options import OPTIONS, JsonOption, command_of
 from meshscope.cli.output import note, print_json
-from meshscope.views.serving import left_out_note
+from meshscope.reports.serving import left_out_note
 
 SERVE_OPTIONS: dict[str, Any] = OPTIONS | {
     "instances": typer.Option(metavar="N", help="Identical instances, used in turn."),

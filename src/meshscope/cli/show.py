@@ -8,15 +8,15 @@ import typer
 
 from meshscope.cli.options import PROFILE, FullOption, JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
+from meshscope.reports.document import run_document
+from meshscope.reports.insertion import insertion_lines
+from meshscope.reports.metrics import metrics_document, metrics_text
+from meshscope.reports.ranking import ranking_document, ranking_lines
+from meshscope.reports.roofs import roofline_lines
+from meshscope.reports.text import full_text, run_text
 from meshscope.store.folder import is_run
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
-from meshscope.views.document import run_document
-from meshscope.views.insertion import insertion_lines
-from meshscope.views.metrics import metrics_document, metrics_text
-from meshscope.views.ranking import ranking_document, ranking_lines
-from meshscope.views.roofs import roofline_lines
-from meshscope.views.text import full_text, run_text
 
 RunsArgument = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or a pattern 'runs/*'.")

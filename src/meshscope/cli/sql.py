@@ -20,8 +20,8 @@ from rich.text import Text
 from meshscope.api.database import answer, database, run_folders
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, note, print_all, print_json
-from meshscope.views.plain import plain
-from meshscope.views.tables import MAX_WIDTH, add_column, fits_console, new_table
+from meshscope.reports.plain import plain
+from meshscope.reports.tables import MAX_WIDTH, add_column, fits_console, new_table
 
 MAX_ROWS = 100  # in a table, unless --rows names more
 MAX_RECORDS = 10

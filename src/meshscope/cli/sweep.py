@@ -23,11 +23,11 @@ from meshscope.cli.options import JsonOption, ReplaceOption, RetryOption, RunsOp
 from meshscope.cli.output import new_console, note, print_all, print_json
 from meshscope.cli.queue_options import AddressOption, QueueOption
 from meshscope.cli.sweep_progress import SweepProgress
+from meshscope.reports.plain import plain
+from meshscope.reports.sweep import basis_lines, summary_table
+from meshscope.reports.tables import new_table, rich_table
 from meshscope.sweep.planned import PlannedRun
 from meshscope.sweep.queue import Queue
-from meshscope.views.plain import plain
-from meshscope.views.sweep import basis_lines, summary_table
-from meshscope.views.tables import new_table, rich_table
 
 
 def command(  # noqa: PLR0913  the options of the command

@@ -6,9 +6,9 @@ from typing import Self
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TimeElapsedColumn
 
 from meshscope.cli.display import Display, text_column, time_left_text
+from meshscope.reports.plain import plain
 from meshscope.sweep.planned import PlannedRun, RunCommand
 from meshscope.sweep.work import Outcome, time_left_s
-from meshscope.views.plain import plain
 
 MAX_MESSAGE = 60  # characters of a command's last line, behind its bar
 

@@ -7,9 +7,9 @@ import typer
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.errors import SpecError
-from meshscope.spec.hardware.chips import ChipKind, chip_of
-from meshscope.spec.hardware.slices import every_slice, standard_slices
-from meshscope.views.choices import chip_table, slice_document, slice_table
+from meshscope.hardware.chips import ChipKind, chip_of
+from meshscope.hardware.slices import every_slice, standard_slices
+from meshscope.reports.choices import chip_table, slice_document, slice_table
 
 HBM_NOTE = "HBM: what programs may use."
 LINK_NOTE = "Link: one ICI or NVLink link, one direction."

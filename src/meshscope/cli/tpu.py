@@ -20,7 +20,7 @@ from meshscope.cli.options import TOPOLOGY, ReplaceOption, RetryOption, RunsOpti
 from meshscope.cli.output import note
 from meshscope.cli.sweep import print_results, show_progress
 from meshscope.cloud.machine import TpuMachine
-from meshscope.views.plain import plain
+from meshscope.reports.plain import plain
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the slice.")]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Experiments, in YAML.")]

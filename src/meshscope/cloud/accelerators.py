@@ -7,8 +7,8 @@ resources"; cloud.google.com/kubernetes-engine/docs, page "Plan TPUs in GKE".
 from dataclasses import dataclass
 
 from meshscope.errors import SpecError
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.topology import NAMES_COUNT_CORES, Topology, parse_topology
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import NAMES_COUNT_CORES, Topology, parse_topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from meshscope.cloud.accelerators import accelerator_type, runtime_version
 from meshscope.cloud.gcloud import Gcloud, GcloudEnd, last_words
 from meshscope.cloud.quota import Quota, check_quota
 from meshscope.errors import RunError, SpecError
-from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.hardware.topology import Topology, parse_topology
 
 POLL_S = 30.0
 WAIT_S = 6 * 3600.0  # for a slice to become available

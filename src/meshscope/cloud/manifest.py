@@ -9,7 +9,7 @@ import yaml
 
 from meshscope.cloud.accelerators import cloud_chip, n_hosts
 from meshscope.errors import SpecError
-from meshscope.spec.hardware.topology import Topology
+from meshscope.hardware.topology import Topology
 
 PORT = 8476
 RUNS = "/runs"

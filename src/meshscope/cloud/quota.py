@@ -8,8 +8,8 @@ from typing import Any
 
 from meshscope.errors import ParseError, SpecError, nearest
 from meshscope.files import read_file
-from meshscope.spec.hardware.chips import CHIPS
-from meshscope.spec.hardware.topology import Topology
+from meshscope.hardware.chips import CHIPS
+from meshscope.hardware.topology import Topology
 
 KEYS = ("chip", "zone", "chips", "spot")
 

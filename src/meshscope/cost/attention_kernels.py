@@ -15,11 +15,11 @@ from meshscope.cost.kernel_work import (
 from meshscope.cost.rates import Rates
 from meshscope.cost.traffic import ArrayTraffic
 from meshscope.errors import SpecError
+from meshscope.hardware.compiler_facts import CompilerFacts
+from meshscope.model.flops import causal_blocks
+from meshscope.plans.kernel_choice import SPLASH_BLOCKS, WHOLE_BLOCK_SCOPE
+from meshscope.plans.sequence_lengths import SequenceLengths
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
-from meshscope.spec.hardware.compiler_facts import CompilerFacts
-from meshscope.spec.model.flops import causal_blocks
-from meshscope.spec.plan.kernel_choice import SPLASH_BLOCKS, WHOLE_BLOCK_SCOPE
-from meshscope.spec.sequence_lengths import SequenceLengths
 
 _WINDOW = re.compile(r'"sliding_window_length":\s*(\d+)')
 _CAUSAL = re.compile(r'"mask_type":\s*"CAUSAL"')

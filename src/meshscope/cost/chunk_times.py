@@ -18,7 +18,7 @@ from meshscope.events.step_time import (
     TimeEstimate,
     UnestimatedWork,
 )
-from meshscope.spec.plan.chunks import PrefillChunks
+from meshscope.plans.chunks import PrefillChunks
 
 
 def prefill_time(chunk_times: Sequence[StepTime], chunks: PrefillChunks) -> StepTime:

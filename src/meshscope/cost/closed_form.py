@@ -53,16 +53,16 @@ from meshscope.cost.planned_collectives import (
 from meshscope.cost.rates import Rates, rates_of
 from meshscope.cost.workload_features import Feature
 from meshscope.events.enums import Part, Phase
+from meshscope.hardware.operation_rates import VMEM_OVER_HBM
+from meshscope.hardware.precision import product_speedup
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect import LinkConstants, constants_of
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.operation_rates import VMEM_OVER_HBM
-from meshscope.spec.hardware.precision import product_speedup
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.flops import causal_blocks, window_blocks
-from meshscope.spec.model.model import CompressedAttention, GroupedAttention, Model
-from meshscope.spec.plan.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
-from meshscope.spec.plan.kernel_choice import MAX_PADDING_FRAC, PADDED_FROM, SPLASH_BLOCKS
+from meshscope.model.flops import causal_blocks, window_blocks
+from meshscope.model.model import CompressedAttention, GroupedAttention, Model
+from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.kernel_choice import MAX_PADDING_FRAC, PADDED_FROM, SPLASH_BLOCKS
 from meshscope.units import DTYPE_BITS
 
 IntArray = NDArray[np.int64]
@@ -490,7 +490,7 @@ def _tick(
 class _Chunks:
     """[n] the chunks of a step: their number, and the sequences and positions of the mean one.
 
-    Decode steps and prefill without chunks are one chunk. See `spec.plan.chunks`.
+    Decode steps and prefill without chunks are one chunk. See `plans.chunks`.
     """
 
     count: FloatArray

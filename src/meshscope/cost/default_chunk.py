@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshscope.cost.predicted import has_figures, predicted_times
+from meshscope.plans.experiment import Experiment
 from meshscope.prediction.memory import predicted_memory
-from meshscope.spec.experiment import Experiment
 
 
 def with_default_chunk(experiment: Experiment) -> Experiment:

@@ -9,9 +9,9 @@ from enum import StrEnum
 from functools import cache
 
 from meshscope.cost.rates import Rates
-from meshscope.spec.hardware.chips import Chip, ChipKind
-from meshscope.spec.hardware.compiler_facts import fitted_constants
-from meshscope.spec.hardware.operation_rates import (
+from meshscope.hardware.chips import Chip, ChipKind
+from meshscope.hardware.compiler_facts import fitted_constants
+from meshscope.hardware.operation_rates import (
     GPU_EFFICIENCY,
     MEASURED_EFFICIENCY,
     OWN_OP_S,

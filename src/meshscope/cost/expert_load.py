@@ -5,13 +5,13 @@ from math import ceil
 
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
+from meshscope.model.model import MixtureOfExperts, Model
+from meshscope.plans.context_form import local_tokens
+from meshscope.plans.dispatch import DispatchForm, exchange_axes
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.plan import Plan
+from meshscope.plans.program import Partitioner
 from meshscope.prediction.planned_collective import PlannedCollective
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import MixtureOfExperts, Model
-from meshscope.spec.plan.context_form import local_tokens
-from meshscope.spec.plan.dispatch import DispatchForm, exchange_axes
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.program import Partitioner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

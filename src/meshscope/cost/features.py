@@ -21,10 +21,9 @@ from meshscope.cost.gathers import row_s
 from meshscope.cost.rates import Rates
 from meshscope.cost.workload_features import Feature
 from meshscope.events.enums import Part, Phase
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.precision import product_speedup
-from meshscope.spec.model.flops import (
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.precision import product_speedup
+from meshscope.model.flops import (
     chunked_flops,
     entry_rate,
     has_linear_attention,
@@ -35,7 +34,7 @@ from meshscope.spec.model.flops import (
     split_flops,
     window_of,
 )
-from meshscope.spec.model.model import (
+from meshscope.model.model import (
     Attention,
     AttentionKind,
     CompressedAttention,
@@ -46,11 +45,13 @@ from meshscope.spec.model.model import (
     MlpKind,
     Model,
 )
-from meshscope.spec.plan.caches import CacheArray, attended_cache
-from meshscope.spec.plan.dispatch import ROUND_ROOM, exchange_axes, fills_tiles
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.plan.stages import stage_layers
-from meshscope.spec.plan.weights import (
+from meshscope.model.quantization import activation_dtype_of
+from meshscope.plans.caches import CacheArray, attended_cache
+from meshscope.plans.dispatch import ROUND_ROOM, exchange_axes, fills_tiles
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.plan import Plan
+from meshscope.plans.stages import stage_layers
+from meshscope.plans.weights import (
     Dim,
     Weight,
     attention_weights,
@@ -64,7 +65,6 @@ from meshscope.spec.plan.weights import (
     shared_weights,
     stored_kv_heads,
 )
-from meshscope.spec.quantization import activation_dtype_of
 from meshscope.units import DTYPE_BITS
 
 FloatArray = NDArray[np.float64]

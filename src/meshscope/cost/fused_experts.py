@@ -13,9 +13,9 @@ buffers of all experts exceed the kernel's share of the HBM.
 from dataclasses import dataclass
 
 from meshscope.cost.rates import Rates
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.compiler_facts import CompilerFacts
-from meshscope.spec.plan.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
+from meshscope.hardware.compiler_facts import CompilerFacts
+from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
+from meshscope.plans.experiment import Experiment
 
 TILE_ROWS = 128
 # Passes over the rows of experts while weights are read: staged, results stored, and sent back (2).

@@ -6,7 +6,7 @@ The cycles are those of libtpu's own bundles and DMA latencies; nothing was meas
 from dataclasses import dataclass
 
 from meshscope.cost.rates import Rates
-from meshscope.spec.hardware.compiler_facts import CompilerFacts
+from meshscope.hardware.compiler_facts import CompilerFacts
 
 LANES = 128  # of a tile
 

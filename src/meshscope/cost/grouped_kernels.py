@@ -8,10 +8,10 @@ from meshscope.cost.expert_load import ExpertLoad
 from meshscope.cost.fused_experts import TILE_ROWS, row_cycles, tile_cycles
 from meshscope.cost.kernel_work import KernelWork, WorkSource, operand_arrays
 from meshscope.cost.traffic import ArrayTraffic
+from meshscope.hardware.compiler_facts import CompilerFacts
+from meshscope.plans.kernel_choice import WIDE_BLOCK_ROWS, WIDE_TILE_ROWS
 from meshscope.readers.hlo.fused_experts import FusedExperts, fused_experts
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
-from meshscope.spec.hardware.compiler_facts import CompilerFacts
-from meshscope.spec.plan.kernel_choice import WIDE_BLOCK_ROWS, WIDE_TILE_ROWS
 
 _NAME = re.compile(r"gmm|ragged[-_]?dot|grouped|megablox")
 # Meshscope's kernel for groups of many rows, with the inputs of a step and the outputs of a tile.

@@ -30,19 +30,19 @@ from meshscope.cost.kernel_work import (
 from meshscope.cost.rates import OpTime, Rates, exactly, longest
 from meshscope.cost.traffic import ArrayTraffic
 from meshscope.events.step_time import Activity, TimeBasis, TimeEstimate
-from meshscope.readers.hlo.attribution import scope_of
-from meshscope.readers.hlo.communication import local_operations
-from meshscope.readers.hlo.dataflow import Dataflow
-from meshscope.readers.hlo.module import Computation, Instruction
-from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
-from meshscope.spec.hardware.compiler_facts import CompilerFacts
-from meshscope.spec.hardware.operation_rates import (
+from meshscope.hardware.compiler_facts import CompilerFacts
+from meshscope.hardware.operation_rates import (
     BYTES_INTERVAL,
     KERNEL_FRAC,
     KERNEL_INTERVAL,
     MODEL_INTERVAL,
 )
-from meshscope.spec.sequence_lengths import SequenceLengths
+from meshscope.plans.sequence_lengths import SequenceLengths
+from meshscope.readers.hlo.attribution import scope_of
+from meshscope.readers.hlo.communication import local_operations
+from meshscope.readers.hlo.dataflow import Dataflow
+from meshscope.readers.hlo.module import Computation, Instruction
+from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 
 # Ops without work on the core.
 FREE = frozenset(

@@ -17,17 +17,17 @@ from meshscope.cost.features import FloatArray
 from meshscope.cost.workload_features import Feature
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, wire_factor
+from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.interconnect import LinkConstants, collective_lines, geometry_of
 from meshscope.interconnect.geometry import GroupGeometry
+from meshscope.model.model import GroupedAttention, Layer
+from meshscope.plans.dispatch import DispatchForm, exchange_axes
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.plan import Plan
+from meshscope.plans.program import Engine
+from meshscope.plans.stages import n_ticks, stage_layers
 from meshscope.prediction import planned_stages
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.compiler_facts import compiler_facts
-from meshscope.spec.model.model import GroupedAttention, Layer
-from meshscope.spec.plan.dispatch import DispatchForm, exchange_axes
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.plan.stages import n_ticks, stage_layers
-from meshscope.spec.program import Engine
 from meshscope.units import array_bytes
 
 LANES = 128  # of a tile

@@ -24,13 +24,13 @@ from meshscope.cost.planned_collectives import hidden_behind
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeBasis, TimeEstimate
+from meshscope.hardware.chips import Chip, ChipKind
+from meshscope.hardware.precision import precision_notes
 from meshscope.interconnect import LinkConstants, collective_time, constants_of
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.chips import Chip, ChipKind
-from meshscope.spec.hardware.precision import precision_notes
-from meshscope.spec.model.model import CompressedAttention, GroupedAttention
-from meshscope.spec.workload import Workload
+from meshscope.model.model import CompressedAttention, GroupedAttention
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.workload import Workload
 from meshscope.units import format_seconds
 
 NOTED_FRAC = 0.01  # of a step
@@ -67,7 +67,11 @@ def _phase_time(
     steps, seconds = evaluated(form, experiment.workload)
     time = step_time(form, steps, seconds)
     notes = (
-        *precision_notes(experiment.workload, experiment.topology.chip),
+        *precision_notes(
+            experiment.workload.weight_dtype,
+            experiment.workload.activation_dtype,
+            experiment.topology.chip,
+        ),
         *fused_notes(experiment),
         *_indexer_notes(experiment, phase),
         *_conversion_notes(steps),

@@ -6,10 +6,9 @@ from meshscope.cost.measured_rates import MeasuredRates, measured_rates
 from meshscope.cost.traffic import NO_TRAFFIC, ArrayTraffic
 from meshscope.errors import SpecError
 from meshscope.events.step_time import NO_TIME, TimeBasis, TimeEstimate
-from meshscope.interconnect.profile import ChipProfile
-from meshscope.spec.hardware.chips import Chip, ChipKind
-from meshscope.spec.hardware.compiler_facts import CompilerFacts, compiler_facts
-from meshscope.spec.hardware.operation_rates import (
+from meshscope.hardware.chips import Chip, ChipKind
+from meshscope.hardware.compiler_facts import CompilerFacts, compiler_facts
+from meshscope.hardware.operation_rates import (
     GPU_EFFICIENCY,
     LATENCY_INTERVAL,
     LAUNCH_S,
@@ -23,7 +22,8 @@ from meshscope.spec.hardware.operation_rates import (
     WRITE_LATENCY_S,
     PeakEfficiency,
 )
-from meshscope.spec.hardware.precision import NARROW_DTYPES, NARROW_SPEEDUP
+from meshscope.hardware.precision import NARROW_DTYPES, NARROW_SPEEDUP
+from meshscope.interconnect.profile import ChipProfile
 
 SCALAR_BYTES = 8  # scalars are in registers
 

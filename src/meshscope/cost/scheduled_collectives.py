@@ -9,10 +9,10 @@ from meshscope.errors import SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part
 from meshscope.events.step_time import TimeEstimate
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect import LinkConstants, collective_time, constants_of, link_loads
 from meshscope.readers.hlo.operations import Operation
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
-from meshscope.spec.hardware.topology import Topology
 
 _EXCHANGE_PARTS = {Part.MOE_DISPATCH, Part.MOE_COMBINE}
 

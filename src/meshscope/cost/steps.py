@@ -30,15 +30,15 @@ from meshscope.events.step_time import (
     TimeEstimate,
     UnestimatedWork,
 )
+from meshscope.hardware.operation_rates import SPREAD
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import ChipProfile
+from meshscope.model.shallow import ShallowLayers
+from meshscope.plans.sequence_lengths import SequenceLengths
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.operations import Operation
-from meshscope.spec.hardware.operation_rates import SPREAD
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.shallow import ShallowLayers
-from meshscope.spec.sequence_lengths import SequenceLengths
 
 NO_AXIS = "unknown"
 NO_MEASURED_BASIS = "no measured basis"

@@ -3,7 +3,7 @@
 A modeled step is stored folded: one row per span, with `repeats` and `periods_s` for the loops
 around it, outermost first. `unfolded` writes out every repetition. `layers` are those of the repetitions,
 which have them in turn; null if unknown. A `Timeline` holds single
-executions of a run or of a profile for the trace writers in `meshscope.exporters`.
+executions of a run or of a profile for the trace writers in `meshscope.reports.export`.
 """
 
 from collections.abc import Iterable, Mapping

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.errors import PlanError
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect.placement import placement_of
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.plan.chunks import divisors
-from meshscope.spec.plan.mesh import Mesh, parse_order
+from meshscope.plans.chunks import divisors
+from meshscope.plans.mesh import Mesh, parse_order
 
 IntArray = NDArray[np.int64]
 MAX_NAMED = 4096  # placements to compare with an order of devices

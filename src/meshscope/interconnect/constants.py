@@ -11,10 +11,10 @@ from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
+from meshscope.hardware.chips import Chip, ChipKind
+from meshscope.hardware.compiler_facts import fitted_constants
 from meshscope.interconnect.gpu import Protocol, gpu_network_bytes_per_s
 from meshscope.serialize import from_plain
-from meshscope.spec.hardware.chips import Chip, ChipKind
-from meshscope.spec.hardware.compiler_facts import fitted_constants
 
 # One step between neighbors, or its bytes if they take longer: scaling book, part 3 ("typically around
 # 1us"); part 2, question 5 uses the same value. An older

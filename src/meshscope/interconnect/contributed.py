@@ -9,11 +9,11 @@ from meshscope.errors import ParseError, SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Phase
 from meshscope.files import read_json
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.interconnect.samples import KINDS, TimedCollective
+from meshscope.plans.plan import parse_plan
 from meshscope.serialize import from_plain, to_plain
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.spec.plan.plan import parse_plan
 
 SCHEMA = 1
 FOLDER = Path("tools") / "contributed"  # in the repository

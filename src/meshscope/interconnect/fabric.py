@@ -11,9 +11,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect.placement import IntArray, Placement, placement_of
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.topology import Topology
 
 FloatArray = NDArray[np.float64]
 

@@ -14,6 +14,9 @@ from math import inf
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.compiler_facts import GatherRoute, compiler_facts
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect.constants import LinkConstants, RateConstants
 from meshscope.interconnect.geometry import NETWORK, GroupGeometry, LegDemand, StrategyDemand
 from meshscope.interconnect.gpu import Protocol, bandwidth_frac
@@ -24,9 +27,6 @@ from meshscope.interconnect.strategies import (
     MULTI_COLOR,
     UNIDIRECTIONAL_RING,
 )
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.compiler_facts import GatherRoute, compiler_facts
-from meshscope.spec.hardware.topology import Topology
 
 CACHED_LINES = 1 << 15
 _GATHERS = frozenset({Kind.ALL_GATHER, Kind.REDUCE_SCATTER})

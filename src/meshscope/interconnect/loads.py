@@ -6,11 +6,11 @@ import numpy as np
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect.constants import spec_constants
 from meshscope.interconnect.fabric import Fabric, fabric_of, loads_of
 from meshscope.interconnect.short_rings import strategies_with_short
 from meshscope.interconnect.time_model import NO_TRANSFER, collective_time
-from meshscope.spec.hardware.topology import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

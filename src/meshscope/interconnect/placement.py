@@ -12,8 +12,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.topology import Topology
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology
 
 IntArray = NDArray[np.int64]
 

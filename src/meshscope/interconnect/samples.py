@@ -11,9 +11,9 @@ from meshscope.errors import ParseError, SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
 from meshscope.files import read_file
-from meshscope.spec.hardware.chips import chip_of
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.plan.mesh import Mesh
+from meshscope.hardware.chips import chip_of
+from meshscope.hardware.topology import Topology
+from meshscope.plans.mesh import Mesh
 from meshscope.units import array_bytes, dtype_name
 
 KINDS = (Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL, Kind.PERMUTE)

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect.constants import LinkConstants, Spreads, constants_of
 from meshscope.interconnect.geometry import geometry_of
 from meshscope.interconnect.lines import collective_lines, fastest
-from meshscope.spec.hardware.topology import Topology
 
 NO_TRANSFER = "no transfer"
 

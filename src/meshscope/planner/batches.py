@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from meshscope.errors import SpecError
-from meshscope.spec.workload import MAX_BATCH
+from meshscope.plans.workload import MAX_BATCH
 from meshscope.units import whole_number
 
 MAX_LOCAL_BATCH = 1024  # sequences of one data-parallel rank

@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from meshscope.errors import MeshscopeError
-from meshscope.prediction.memory import predicted_memory
-from meshscope.spec.experiment import Experiment, experiment_of_record
-from meshscope.spec.plan.chunks import (
+from meshscope.plans.chunks import (
     DEFAULT_CHUNK,
     POSITION_STEP,
     why_auto_is_whole,
     why_no_position_chunks,
 )
-from meshscope.spec.plan.memory import Memory
-from meshscope.spec.workload import MAX_BATCH, MAX_CONTEXT, Workload
+from meshscope.plans.experiment import Experiment, experiment_of_record
+from meshscope.plans.memory import Memory
+from meshscope.plans.workload import MAX_BATCH, MAX_CONTEXT, Workload
+from meshscope.prediction.memory import predicted_memory
 from meshscope.store.run import RunRecord
 
 

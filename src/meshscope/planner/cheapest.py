@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from meshscope.errors import SpecError
+from meshscope.hardware.topology import Topology
 from meshscope.planner.combinations import SearchSpace
 from meshscope.planner.objective import Goal, Objective
 from meshscope.planner.progress import SearchProgress
 from meshscope.planner.search import PlanSearch, search
 from meshscope.planner.slices import price_per_hour, slice_name
-from meshscope.spec.hardware.topology import Topology
 from meshscope.units import format_seconds
 from meshscope.workers.spawn import Progress
 

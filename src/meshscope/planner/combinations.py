@@ -15,20 +15,20 @@ from meshscope.analysis.utilization import model_flops, n_parameters
 from meshscope.cost.planned_collectives import batch_is_split
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
+from meshscope.hardware.precision import product_speedup
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import ChipProfile
+from meshscope.model.model import Model
 from meshscope.planner.batches import Batches
 from meshscope.planner.forms import FormKey, FormTable
-from meshscope.spec.hardware.precision import product_speedup
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.model import Model
-from meshscope.spec.plan.caches import device_cache_bytes
-from meshscope.spec.plan.checks import cut_block
-from meshscope.spec.plan.chunks import DEFAULT_CHUNK, ChunkRule, check_chunks, with_auto_chunk
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.plan.stages import default_microbatches
-from meshscope.spec.plan.weights import device_weight_bytes
-from meshscope.spec.program import Engine, Program
-from meshscope.spec.workload import Workload
+from meshscope.plans.caches import device_cache_bytes
+from meshscope.plans.checks import cut_block
+from meshscope.plans.chunks import DEFAULT_CHUNK, ChunkRule, check_chunks, with_auto_chunk
+from meshscope.plans.plan import Plan
+from meshscope.plans.program import Engine, Program
+from meshscope.plans.stages import default_microbatches
+from meshscope.plans.weights import device_weight_bytes
+from meshscope.plans.workload import Workload
 
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]

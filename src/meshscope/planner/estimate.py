@@ -11,9 +11,9 @@ from meshscope.cost.predicted import step_time
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.interconnect.profile import ChipProfile
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.memory import Memory
 from meshscope.prediction.memory import predicted_memory
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.memory import Memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,13 @@ from meshscope.cost.features import plan_costs
 from meshscope.cost.planned_collectives import CollectiveCost, with_weight_dtype
 from meshscope.cost.workload_features import Feature
 from meshscope.events.enums import Phase
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.model import Model
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.program import Program
-from meshscope.spec.workload import Workload
+from meshscope.model.model import Model
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.plan import Plan
+from meshscope.plans.program import Program
+from meshscope.plans.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,11 +25,11 @@ from meshscope.planner.combinations import (
 from meshscope.planner.forms import FormTable
 from meshscope.planner.progress import SearchProgress
 from meshscope.planner.space import PlanSpace
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.memory import FitState, Memory
+from meshscope.plans.plan import Plan
+from meshscope.plans.workload import Workload
 from meshscope.prediction.memory import predicted_memory
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.memory import FitState, Memory
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.workload import Workload
 
 FloatArray = NDArray[np.float64]
 IntColumn = NDArray[np.signedinteger]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.interconnect.axis_placement import order_text
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.stored_format import weight_dtype_of
+from meshscope.model.stored_format import weight_dtype_of
+from meshscope.plans.experiment import Experiment
 from meshscope.units import format_dtype
 
 VLLM = "vllm-project/tpu-inference@b8692ff01"

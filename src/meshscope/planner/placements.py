@@ -11,10 +11,10 @@ from itertools import islice
 from meshscope.cost.closed_form import plan_form
 from meshscope.cost.predicted import evaluated
 from meshscope.events.enums import REQUEST_PHASES
+from meshscope.hardware.chips import ChipKind
 from meshscope.interconnect.axis_placement import AxisPlacement, axis_placements, device_order
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.spec.experiment import Experiment, keeps_slices
-from meshscope.spec.hardware.chips import ChipKind
+from meshscope.plans.experiment import Experiment, keeps_slices
 
 MAX_DEVICES = 1024  # of a slice; the geometry of a placement takes milliseconds
 MAX_PLACEMENTS = 256

@@ -25,11 +25,11 @@ from meshscope.planner.pareto import pareto_front
 from meshscope.planner.placements import MAX_PLACEMENTS, PlacementSearch, search_placements
 from meshscope.planner.progress import SearchProgress
 from meshscope.planner.space import PlanSpace, plan_space
+from meshscope.plans.caches import device_cache_bytes
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.memory import Memory
+from meshscope.plans.plan import Plan
 from meshscope.serving.transfer import TransferPath, cache_transfer
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.caches import device_cache_bytes
-from meshscope.spec.plan.memory import Memory
-from meshscope.spec.plan.plan import Plan
 from meshscope.units import DTYPE_BITS, format_bytes, format_seconds
 
 BoolArray = NDArray[np.bool_]

@@ -7,22 +7,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshscope.errors import MeshscopeError, SpecError
+from meshscope.hardware.chips import CHIPS, ChipKind, chip_of
+from meshscope.hardware.slices import cloud_name, every_slice, standard_slices
+from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.model.model import Model
 from meshscope.planner.capacity import (
     LargestContext,
     largest_batch,
     largest_context,
     needed_bytes,
 )
+from meshscope.plans.chunks import ChunkRule, divisors
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.memory import Memory
+from meshscope.plans.plan import Plan
+from meshscope.plans.workload import Workload
 from meshscope.prediction.memory import predicted_memory
-from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.chips import CHIPS, ChipKind, chip_of
-from meshscope.spec.hardware.slices import cloud_name, every_slice, standard_slices
-from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.spec.model.model import Model
-from meshscope.spec.plan.chunks import ChunkRule, divisors
-from meshscope.spec.plan.memory import Memory
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.workload import Workload
 from meshscope.units import decimal_number
 
 ANY = "any"

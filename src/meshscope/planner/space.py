@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from meshscope.errors import PlanError
-from meshscope.spec.model.model import Model
-from meshscope.spec.plan.checks import check_weights
-from meshscope.spec.plan.chunks import divisors
-from meshscope.spec.plan.plan import Plan, check_batch, check_model
-from meshscope.spec.workload import Workload
+from meshscope.model.model import Model
+from meshscope.plans.checks import check_weights
+from meshscope.plans.chunks import divisors
+from meshscope.plans.plan import Plan, check_batch, check_model
+from meshscope.plans.workload import Workload
 
 # On large slices, the geometry of a plan takes milliseconds. These plans are left out there, by experience
 # and not by proof: kernels take no block of fewer positions, and a deep pipeline idles while it fills.

@@ -16,11 +16,11 @@ from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 from meshscope.planner.estimate import Estimate, estimates_of, phase_of
-from meshscope.spec.experiment import Experiment, experiment_of, experiment_of_record
-from meshscope.spec.plan.chunks import divisors
-from meshscope.spec.plan.kernel_choice import SPLASH_BLOCKS
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.program import Engine
+from meshscope.plans.chunks import divisors
+from meshscope.plans.experiment import Experiment, experiment_of, experiment_of_record
+from meshscope.plans.kernel_choice import SPLASH_BLOCKS
+from meshscope.plans.plan import Plan
+from meshscope.plans.program import Engine
 from meshscope.store.run import RunRecord
 from meshscope.units import DTYPE_BITS, format_bytes, format_dtype, format_seconds
 

@@ -4,6 +4,8 @@ from collections.abc import Collection
 from typing import assert_never
 
 from meshscope.events.collective import Collective
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Engine
 from meshscope.prediction.meshscope_engine import meshscope_stages
 from meshscope.prediction.planned_collective import (
     PlannedStage,
@@ -12,8 +14,6 @@ from meshscope.prediction.planned_collective import (
     stage_rows,
 )
 from meshscope.prediction.vllm_engine import vllm_stages
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.program import Engine
 
 __all__ = ["planned_stages", "predict"]
 

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.prediction.planned_collective import PlannedCollective, PlannedStep
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.flops import linear_of, of_kind, window_of
-from meshscope.spec.model.model import (
+from meshscope.model.flops import linear_of, of_kind, window_of
+from meshscope.model.model import (
     Attention,
     AttentionKind,
     CompressedAttention,
@@ -19,8 +17,8 @@ from meshscope.spec.model.model import (
     LatentAttention,
     Layer,
 )
-from meshscope.spec.plan.caches import layer_cache
-from meshscope.spec.plan.context_form import (
+from meshscope.plans.caches import layer_cache
+from meshscope.plans.context_form import (
     ContextForm,
     cache_slots,
     index_candidates,
@@ -28,8 +26,10 @@ from meshscope.spec.plan.context_form import (
     ring_pairs,
     ring_sends,
 )
-from meshscope.spec.plan.weights import stored_kv_heads
-from meshscope.spec.program import Frontend
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Frontend
+from meshscope.plans.weights import stored_kv_heads
+from meshscope.prediction.planned_collective import PlannedCollective, PlannedStep
 
 
 def context_collectives(

@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
+from meshscope.plans.caches import device_cache_bytes
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.memory import Memory, TempBasis
+from meshscope.plans.program import Engine
+from meshscope.plans.stages import stage_layers
+from meshscope.plans.weights import Weight, device_weight_bytes, layer_bytes, outer_weights
 from meshscope.prediction.padding import padding_bytes
 from meshscope.prediction.temporaries import TempEstimate, temp_estimate
 from meshscope.prediction.vllm_engine import stored_vocab
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.caches import device_cache_bytes
-from meshscope.spec.plan.memory import Memory, TempBasis
-from meshscope.spec.plan.stages import stage_layers
-from meshscope.spec.plan.weights import Weight, device_weight_bytes, layer_bytes, outer_weights
-from meshscope.spec.program import Engine
 
 
 def predicted_memory(experiment: Experiment) -> Memory:

@@ -9,24 +9,16 @@ from math import inf
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.prediction.context import context_collectives
-from meshscope.prediction.pipeline import pipeline_stages
-from meshscope.prediction.planned_collective import (
-    PlannedCollective,
-    PlannedStage,
-    PlannedStep,
-    repeated,
-)
-from meshscope.prediction.stage_sends import sent_arrays
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.compiler_facts import CompilerFacts, compiler_facts
-from meshscope.spec.model.model import CompressedAttention, Layer, Model
-from meshscope.spec.plan.context_form import local_tokens
-from meshscope.spec.plan.dispatch import Dispatch, exchange_axes, routed_tokens
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.plan.stages import readers_of_received
-from meshscope.spec.plan.weights import (
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.compiler_facts import CompilerFacts, compiler_facts
+from meshscope.model.model import CompressedAttention, Layer, Model
+from meshscope.plans.context_form import local_tokens
+from meshscope.plans.dispatch import Dispatch, exchange_axes, routed_tokens
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.plan import Plan
+from meshscope.plans.program import Frontend
+from meshscope.plans.stages import readers_of_received
+from meshscope.plans.weights import (
     Weight,
     attention_weights,
     dense_weights,
@@ -39,8 +31,16 @@ from meshscope.spec.plan.weights import (
     padded_vocab,
     shared_weights,
 )
-from meshscope.spec.program import Frontend
-from meshscope.spec.workload import Workload
+from meshscope.plans.workload import Workload
+from meshscope.prediction.context import context_collectives
+from meshscope.prediction.pipeline import pipeline_stages
+from meshscope.prediction.planned_collective import (
+    PlannedCollective,
+    PlannedStage,
+    PlannedStep,
+    repeated,
+)
+from meshscope.prediction.stage_sends import sent_arrays
 
 # Weights in one array with that before them: ups of experts with gates, and values of latents with keys.
 JOINED = {"experts_w_up", "w_uv"}

@@ -7,13 +7,13 @@ that lookups and grouped matmuls read row by row, and the cache that the decode 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.model.model import Layer
-from meshscope.spec.plan.caches import LANES, joined_narrow_heads, layer_cache
-from meshscope.spec.plan.context_form import cache_slots
-from meshscope.spec.plan.stages import stored_layers
-from meshscope.spec.plan.weights import Weight, layer_weights, outer_weights
+from meshscope.hardware.chips import ChipKind
+from meshscope.model.model import Layer
+from meshscope.plans.caches import LANES, joined_narrow_heads, layer_cache
+from meshscope.plans.context_form import cache_slots
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.stages import stored_layers
+from meshscope.plans.weights import Weight, layer_weights, outer_weights
 from meshscope.units import DTYPE_BITS
 
 

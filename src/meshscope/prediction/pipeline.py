@@ -13,12 +13,12 @@ from functools import lru_cache
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.mesh import Mesh
+from meshscope.plans.program import Frontend
+from meshscope.plans.stages import n_ticks, stage_layers
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.prediction.stage_sends import SentArray
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.mesh import Mesh
-from meshscope.spec.plan.stages import n_ticks, stage_layers
-from meshscope.spec.program import Frontend
 
 CACHED_SENDS = 256  # tuples with thousands of pairs on large slices
 

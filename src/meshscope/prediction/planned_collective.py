@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from meshscope.events.collective import Collective, Groups, predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
+from meshscope.plans.experiment import Experiment
 from meshscope.serialize import picked
-from meshscope.spec.experiment import Experiment
 from meshscope.units import array_bytes
 
 

@@ -6,12 +6,12 @@ Dimensions: b sequences of a micro-batch, s tokens of a step of each, T position
 from collections.abc import Iterator
 
 from meshscope.events.enums import Phase
+from meshscope.plans.caches import joined_narrow_heads, layer_cache
+from meshscope.plans.context_form import cache_slots, local_tokens
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Frontend
+from meshscope.plans.stages import stage_sends
 from meshscope.prediction.planned_collective import PlannedStep
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.caches import joined_narrow_heads, layer_cache
-from meshscope.spec.plan.context_form import cache_slots, local_tokens
-from meshscope.spec.plan.stages import stage_sends
-from meshscope.spec.program import Frontend
 
 SentArray = tuple[tuple[int, ...], str]  # shape and dtype
 

@@ -13,23 +13,25 @@ from dataclasses import dataclass
 from math import prod
 
 from meshscope.events.enums import Phase
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.compiler_facts import compiler_facts
-from meshscope.spec.model.flops import has_linear_attention, linear_of
-from meshscope.spec.model.model import (
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.compiler_facts import compiler_facts
+from meshscope.model.flops import has_linear_attention, linear_of
+from meshscope.model.model import (
     AttentionKind,
     CompressedAttention,
     GroupedAttention,
     LatentAttention,
     Model,
 )
-from meshscope.spec.plan.caches import device_cache_bytes
-from meshscope.spec.plan.context_form import cache_slots, local_tokens
-from meshscope.spec.plan.dispatch import FUSED_BLOCK_TOKENS, Dispatch, DispatchForm
-from meshscope.spec.plan.kernel_choice import Kernel
-from meshscope.spec.plan.stages import stored_layers
-from meshscope.spec.plan.weights import (
+from meshscope.model.quantization import activation_dtype_of, ragged_dtype_of
+from meshscope.plans.caches import device_cache_bytes
+from meshscope.plans.context_form import cache_slots, local_tokens
+from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, Dispatch, DispatchForm
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.kernel_choice import Kernel
+from meshscope.plans.program import Engine, Frontend, Partitioner
+from meshscope.plans.stages import stored_layers
+from meshscope.plans.weights import (
     Dim,
     Weight,
     expert_weights,
@@ -39,8 +41,6 @@ from meshscope.spec.plan.weights import (
     padded_vocab,
     stored_kv_heads,
 )
-from meshscope.spec.program import Engine, Frontend, Partitioner
-from meshscope.spec.quantization import activation_dtype_of, ragged_dtype_of
 from meshscope.units import DTYPE_BITS
 
 F32_BYTES = 4

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from meshscope.errors import PlanError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part
+from meshscope.model.model import GroupedAttention, Model
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.plan import Plan
+from meshscope.plans.stages import stage_layers
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import GroupedAttention, Model
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.plan.stages import stage_layers
 
 # A stage sends `hidden_states` and `residual` (vllm/model_executor/models/llama.py).
 N_BOUNDARY_TENSORS = 2

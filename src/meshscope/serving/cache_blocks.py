@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from meshscope.errors import SpecError
+from meshscope.plans.caches import device_cache_bytes
+from meshscope.plans.experiment import Experiment
 from meshscope.prediction.memory import predicted_memory
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.caches import device_cache_bytes
 
 BLOCK_TOKENS = 16
 # Two lengths beyond every attention window: the difference is the cache that grows with the context.

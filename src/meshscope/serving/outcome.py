@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
+from meshscope.plans.experiment import Experiment
 from meshscope.serving.apart import EnginePool
 from meshscope.serving.cache_blocks import BLOCK_TOKENS
 from meshscope.serving.host_fit import HostFit
 from meshscope.serving.results import ServiceLimits
 from meshscope.serving.simulation import SimulatedLoad, Simulation
 from meshscope.serving.transfer import CacheTransfer
-from meshscope.spec.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from meshscope.cost.closed_form import NO_LIMIT, PlanForm, closed_steps, plan_batch, plan_form
 from meshscope.events.enums import Phase
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.plan import Plan
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.plan import Plan
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

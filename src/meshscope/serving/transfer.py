@@ -6,14 +6,14 @@ from enum import StrEnum
 from meshscope.errors import SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.interconnect.constants import LinkConstants, constants_of
 from meshscope.interconnect.fabric import fabric_of
 from meshscope.interconnect.geometry import geometry_of
 from meshscope.interconnect.lines import CollectiveLine, collective_lines, fastest
+from meshscope.plans.experiment import Experiment
 from meshscope.serving.cache_blocks import sequence_bytes
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.topology import Topology, parse_topology
 
 SHARED_BYTES = float(1 << 30)  # that each device sends, to see whether ranks slow each other
 NEAR = 1 + 1e-9

@@ -7,7 +7,7 @@ from pathlib import Path
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Phase, Source
 from meshscope.files import MAX_STORED_BYTES, read_json
-from meshscope.spec.experiment_record import ExperimentRecord
+from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.store.folder import MANIFEST, TOOL
 from meshscope.store.run import Manifest, manifest_from_dict
 

@@ -16,8 +16,8 @@ from meshscope.events.measured import Measured
 from meshscope.events.schema import POLARS_SCHEMA, SCHEMA_VERSION, checked_table
 from meshscope.events.step_time import StepTime
 from meshscope.files import MAX_STORED_BYTES, read_json
+from meshscope.plans.memory import Memory
 from meshscope.serialize import from_plain
-from meshscope.spec.plan.memory import Memory
 from meshscope.store.folder import MANIFEST, TOOL, partial_name
 from meshscope.store.run import (
     DRAFT,

@@ -9,12 +9,12 @@ from meshscope.events.collective import Collective, Effect, OtherOperation
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.step_time import StepTime
+from meshscope.model.shallow import ShallowLayers
+from meshscope.plans.experiment_record import ExperimentRecord, record_from_dict
+from meshscope.plans.memory import Memory
+from meshscope.plans.parallelism import with_parallelism
+from meshscope.plans.speculation import Speculation
 from meshscope.serialize import from_plain, picked, to_plain
-from meshscope.spec.experiment_record import ExperimentRecord, record_from_dict
-from meshscope.spec.model.shallow import ShallowLayers
-from meshscope.spec.plan.memory import Memory
-from meshscope.spec.plan.parallelism import with_parallelism
-from meshscope.spec.speculation import Speculation
 
 MAX_NAME = 120  # characters of a name in the short form of a run
 _FOLDER_KEYS = (

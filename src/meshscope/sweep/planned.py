@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from meshscope.events.enums import Source
-from meshscope.spec.experiment_record import ExperimentRecord
+from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.store.folder_names import MAX_NAME, safe_name
 
 

@@ -14,8 +14,8 @@ from meshscope.api.run import Run
 from meshscope.errors import SpecError, nearest
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase
-from meshscope.views.budget import row_line, row_lines, sentence
-from meshscope.views.words import short_source_line
+from meshscope.reports.budget import row_line, row_lines, sentence
+from meshscope.reports.words import short_source_line
 
 E = TypeVar("E", bound=StrEnum)
 

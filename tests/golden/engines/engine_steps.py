@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import meshscope
-from meshscope.spec.experiment import Experiment
+from meshscope.plans.experiment import Experiment
 
 FOLDER = Path(__file__).parent
 LLAMA, QWEN, DEEPSEEK = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-32B", "deepseek-ai/DeepSeek-V3"

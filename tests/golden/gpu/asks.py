@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.api.request import ExperimentRequest, request_of
-from meshscope.spec.experiment import Experiment
+from meshscope.plans.experiment import Experiment
 
 GPU_DIR = Path(__file__).parent
 DENSE: dict[str, Any] = {

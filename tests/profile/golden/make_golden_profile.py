@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from meshscope.exporters.protobuf import span
 from meshscope.readers.profile.wire import Message
+from meshscope.reports.export.protobuf import span
 
 HERE = Path(__file__).parent
 N_LAYERS, N_STEPS = 2, 3

@@ -14,11 +14,11 @@ from meshscope.backends.calibrate.request import REPORT, CalibrationRequest
 from meshscope.backends.live.run import check_can_run
 from meshscope.errors import MeshscopeError, RunFailedError, SpecError
 from meshscope.events.enums import Kind
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate, ProductTime
 from meshscope.interconnect.samples import ReadPoints, TimedCollective, ring_pairs
+from meshscope.plans.plan import Plan
 from meshscope.serialize import picked
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.plan.plan import Plan
 from meshscope.store.folder import scratch_folder
 from meshscope.workers.failure import WorkerTask, failure_of, worker_error
 from meshscope.workers.progress import error_report

@@ -11,6 +11,8 @@ from statistics import median
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect.constants import (
     KindRates,
     LinkConstants,
@@ -25,8 +27,6 @@ from meshscope.interconnect.geometry import geometry_of
 from meshscope.interconnect.lines import collective_lines
 from meshscope.interconnect.profile import FittedKind
 from meshscope.interconnect.samples import TimedCollective
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.topology import Topology
 
 Points = Sequence[TimedCollective]
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshscope.errors import SpecError
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.plans.plan import Plan, parse_plan
 from meshscope.serialize import picked
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.units import DTYPE_BITS
 
 SMALLEST_BYTES = 4

@@ -18,8 +18,8 @@ from meshscope.backends.calibrate.fit import SMALL_BYTES
 from meshscope.backends.calibrate.request import REPORT, CalibrationRequest, request_from_dict
 from meshscope.backends.live.worker import versions
 from meshscope.events.enums import Kind
+from meshscope.hardware.chips import ChipKind
 from meshscope.interconnect.samples import KINDS
-from meshscope.spec.hardware.chips import ChipKind
 from meshscope.units import format_bytes
 from meshscope.workers.progress import error_report
 from meshscope.workers.worker_main import end_with_parent, report_progress, reported

@@ -38,7 +38,15 @@ from meshscope.errors import CompileError, MissingToolError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.precision import precision_notes
 from meshscope.interconnect.profile import ChipProfile
+from meshscope.model.shallow import ShallowLayers
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.memory import Memory, compiled_memory
+from meshscope.plans.program import Frontend, Partitioner
+from meshscope.plans.program_formats import check_program_format
+from meshscope.plans.sequence_lengths import sequence_lengths
 from meshscope.programs.compilers import Compiler
 from meshscope.programs.engines.environments import environment_of
 from meshscope.programs.environments import lone_variables
@@ -55,14 +63,6 @@ from meshscope.readers.hlo.collectives import (
     rows_of,
 )
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.precision import precision_notes
-from meshscope.spec.model.shallow import ShallowLayers
-from meshscope.spec.plan.memory import Memory, compiled_memory
-from meshscope.spec.program import Frontend, Partitioner
-from meshscope.spec.program_formats import check_program_format
-from meshscope.spec.sequence_lengths import sequence_lengths
 from meshscope.store.folder import scratch_folder
 from meshscope.workers.failure import WorkerTask, failure_of, worker_error
 from meshscope.workers.progress import error_report
@@ -250,7 +250,11 @@ def read_chunks(  # noqa: PLR0913  a program, its hardware and its profile
 ) -> CompiledPhase:
     """The collectives of one phase with their times, and the time of its step, over all chunks."""
     if experiment.program.frontend.is_engine:
-        precision = precision_notes(experiment.workload, experiment.topology.chip)
+        precision = precision_notes(
+            experiment.workload.weight_dtype,
+            experiment.workload.activation_dtype,
+            experiment.topology.chip,
+        )
         rows, time, steps = read_engine_phase(
             experiment, phase, hlo_dir, chip_profile=chip_profile, notes=(*notes, *precision)
         )
@@ -308,7 +312,11 @@ def read_phase(  # noqa: PLR0913  a program, its hardware and its profile
 
     With `layers`, the times are those of the shallow program in the folder `unrolled` beside the text.
     """
-    precision = precision_notes(experiment.workload, experiment.topology.chip)
+    precision = precision_notes(
+        experiment.workload.weight_dtype,
+        experiment.workload.activation_dtype,
+        experiment.topology.chip,
+    )
     notes = (*notes, *_round_notes(experiment, phase), *precision)
     if layers is None:
         notes = (*notes, *_loop_notes(experiment, phase))

@@ -3,12 +3,12 @@
 from meshscope.backends.compile.maxtext_checks import check_maxtext
 from meshscope.backends.compile.sglang_checks import check_sglang
 from meshscope.errors import PlanError, SpecError
+from meshscope.hardware.chips import ChipKind
+from meshscope.model.model import Family, LatentAttention
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Frontend
 from meshscope.programs.engines.engine_config import ARCHITECTURES, CACHE_DTYPES, QUANTIZATION
 from meshscope.programs.engines.environments import environment_of
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.model.model import Family, LatentAttention
-from meshscope.spec.program import Frontend
 from meshscope.units import format_dtype
 
 WITHOUT_LINEAR_METHODS = ("0.12.0",)  # of tpu-inference

@@ -14,6 +14,9 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 from meshscope.interconnect.profile import ChipProfile
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Frontend
+from meshscope.plans.sequence_lengths import SequenceLengths, sequence_lengths
 from meshscope.programs.engines.step_names import STEP_PROGRAMS
 from meshscope.readers.hlo.collectives import (
     ModuleCollectives,
@@ -24,9 +27,6 @@ from meshscope.readers.hlo.collectives import (
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scopes import with_scopes
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.program import Frontend
-from meshscope.spec.sequence_lengths import SequenceLengths, sequence_lengths
 
 
 def read_engine_phase(

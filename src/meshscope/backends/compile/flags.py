@@ -22,9 +22,9 @@ from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.flag_effect import Flag, FlagEffect
+from meshscope.hardware.topology import Topology
 from meshscope.programs.compilers import Compiler
 from meshscope.readers.hlo.canonical import canonical_hash
-from meshscope.spec.hardware.topology import Topology
 
 if TYPE_CHECKING:
     from meshscope.programs.jax.function import FunctionProgram

@@ -27,13 +27,13 @@ from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
+from meshscope.hardware.topology import Topology
+from meshscope.plans.memory import Memory, TempBasis
+from meshscope.plans.mesh import Mesh
 from meshscope.programs.compilers import Compiler
 from meshscope.programs.environments import lone_variables
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.plan.memory import Memory, TempBasis
-from meshscope.spec.plan.mesh import Mesh
 from meshscope.store.folder import scratch_folder
 from meshscope.workers.failure import WorkerTask, failure_of, worker_error
 from meshscope.workers.progress import error_report

@@ -20,7 +20,7 @@ from meshscope.backends.compile.worker import (
     set_environment,
     slice_devices,
 )
-from meshscope.spec.hardware.topology import parse_topology
+from meshscope.hardware.topology import parse_topology
 from meshscope.workers.progress import error_report
 from meshscope.workers.worker_main import reported
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshscope.errors import MissingToolError, SpecError
-from meshscope.spec.hardware.chips import Chip
-from meshscope.spec.hardware.topology import Topology
+from meshscope.hardware.chips import Chip
+from meshscope.hardware.topology import Topology
 
 PLUGINS = {
     "jax-cuda12-plugin": "jax_plugins.xla_cuda12",

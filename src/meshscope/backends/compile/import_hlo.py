@@ -16,18 +16,18 @@ from meshscope.errors import ParseError, SpecError
 from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import ChipProfile
+from meshscope.model.repeats import MAX_PERIOD
+from meshscope.model.shallow import FOLDED_LAYERS, Fold, ShallowLayers
+from meshscope.plans.mesh import Mesh
+from meshscope.plans.sequence_lengths import SequenceLengths
 from meshscope.readers.hlo.attribution import OUTSIDE_LAYERS, scope_of
 from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives, rows_of
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.scope_rules import EngineRules
 from meshscope.readers.hlo.scopes import with_scopes
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.repeats import MAX_PERIOD
-from meshscope.spec.model.shallow import FOLDED_LAYERS, Fold, ShallowLayers
-from meshscope.spec.plan.mesh import Mesh
-from meshscope.spec.sequence_lengths import SequenceLengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

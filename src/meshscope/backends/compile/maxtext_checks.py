@@ -1,8 +1,8 @@
 """Checks that MaxText's programs can be compiled for an experiment."""
 
 from meshscope.errors import PlanError, SpecError
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.maxtext_models import AXES, maxtext_model
-from meshscope.spec.experiment import Experiment
 from meshscope.units import format_dtype
 
 DTYPE = "bf16"

@@ -15,9 +15,9 @@ from pathlib import Path
 from meshscope.backends.compile.worker import GZIP_LEVEL, set_environment, slice_devices
 from meshscope.errors import CompileError, MissingToolError, ParseError, SpecError
 from meshscope.files import check_regular
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.programs.torchxla.interpreter import torchxla_environment, torchxla_python
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.store.folder import scratch_folder
 from meshscope.workers.failure import WorkerTask, failure_of, worker_error
 from meshscope.workers.progress import error_report

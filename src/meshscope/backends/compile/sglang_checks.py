@@ -1,8 +1,8 @@
 """Checks that SGLang-JAX's programs can be compiled for an experiment."""
 
 from meshscope.errors import PlanError, SpecError
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import GroupedAttention
+from meshscope.model.model import GroupedAttention
+from meshscope.plans.experiment import Experiment
 from meshscope.units import format_dtype
 
 AXES = ("tp", "dp", "ep")

@@ -12,13 +12,13 @@ from meshscope.cost.steps import timed_step
 from meshscope.errors import PlanError, SpecError
 from meshscope.events.enums import Phase
 from meshscope.interconnect.profile import ChipProfile
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Frontend
 from meshscope.programs.engines.environments import environment_of
 from meshscope.programs.engines.maxtext_models import AXES, maxtext_model
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scopes import with_scopes
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.program import Frontend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

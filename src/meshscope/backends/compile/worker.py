@@ -20,14 +20,14 @@ from typing import Any
 from meshscope.backends.compile.files import program_file
 from meshscope.backends.compile.gpu import gpu_devices, plugin
 from meshscope.events.enums import Phase
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.compiler_facts import compiler_facts
+from meshscope.hardware.topology import Topology
+from meshscope.plans.experiment import Experiment, experiment_from_dict
+from meshscope.plans.program import Frontend
 from meshscope.programs.engines.adapters import ADAPTERS
 from meshscope.programs.jax.analysis import memory_analysis
 from meshscope.programs.torchxla.interpreter import tracing_environment
-from meshscope.spec.experiment import Experiment, experiment_from_dict
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.compiler_facts import compiler_facts
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.program import Frontend
 from meshscope.workers.progress import error_report
 from meshscope.workers.worker_main import end_with_parent, reported
 

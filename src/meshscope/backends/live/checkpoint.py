@@ -10,9 +10,9 @@ from typing import Any
 
 from meshscope.errors import MissingToolError, SpecError
 from meshscope.files import read_json
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.checkpoint_tensors import reshaped, tensors_of
-from meshscope.spec.plan.weights import Weight
+from meshscope.plans.checkpoint_tensors import reshaped, tensors_of
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.weights import Weight
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

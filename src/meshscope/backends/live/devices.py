@@ -9,8 +9,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from meshscope.errors import SpecError
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.topology import Topology
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology
 
 PLATFORM = {ChipKind.TPU: "tpu", ChipKind.GPU: "gpu", ChipKind.CPU: "cpu"}
 

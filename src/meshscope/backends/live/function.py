@@ -10,11 +10,11 @@ from meshscope.backends.live.measurement import ProfiledProgram, ProfileRows, me
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import TimeBasis
+from meshscope.hardware.topology import Topology
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.session import Profile, profile_files, read_profile
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.plan.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

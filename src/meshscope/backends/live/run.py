@@ -20,6 +20,11 @@ from meshscope.errors import MissingToolError, RunFailedError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.measured import Measured, Request, StepCost
+from meshscope.hardware.chips import ChipKind
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.memory import Memory, compiled_memory
+from meshscope.plans.program import Frontend
+from meshscope.plans.program_formats import check_program_format
 from meshscope.programs.torchxla.checks import check_traceable
 from meshscope.programs.torchxla.interpreter import (
     check_torchxla,
@@ -29,11 +34,6 @@ from meshscope.programs.torchxla.interpreter import (
 from meshscope.readers.hlo.collectives import program_collectives
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.session import Profile, read_profile
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.plan.memory import Memory, compiled_memory
-from meshscope.spec.program import Frontend
-from meshscope.spec.program_formats import check_program_format
 from meshscope.store.folder import scratch_folder
 from meshscope.store.write import write_table
 from meshscope.workers.failure import WorkerTask, failure_of, worker_error

@@ -26,10 +26,10 @@ from meshscope.backends.live.names import (
     hlo_name,
     stage_words,
 )
+from meshscope.hardware.chips import ChipKind
+from meshscope.plans.experiment import Experiment, experiment_from_dict
+from meshscope.plans.program import Frontend
 from meshscope.programs.torchxla.interpreter import tracing_environment
-from meshscope.spec.experiment import Experiment, experiment_from_dict
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.program import Frontend
 from meshscope.workers.progress import error_report
 from meshscope.workers.worker_main import end_with_parent, report_progress, reported
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Frontend
 from meshscope.programs.engines.maxtext_preparation import prepare_maxtext
 from meshscope.programs.engines.preparation import prepare_tpu_inference
 from meshscope.programs.engines.sglang_preparation import prepare_sglang_jax
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.program import Frontend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from meshscope.errors import SpecError
+from meshscope.model.model import Family, LatentAttention, Model
+from meshscope.model.quantization import FP8_BLOCKS
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.torchxla.configs import hugging_face_config
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import Family, LatentAttention, Model
-from meshscope.spec.quantization import FP8_BLOCKS
 
 # `architectures` of the published configs.
 ARCHITECTURES: dict[Family, str] = {

@@ -12,9 +12,9 @@ import maxtext
 from maxtext.configs import pyconfig
 
 from meshscope.errors import SpecError
+from meshscope.model.model import LatentAttention
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.maxtext_models import AXES, maxtext_model, sizes_of
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import LatentAttention
 
 CONFIGS = Path(*maxtext.__path__) / "configs"
 DTYPES = {"bf16": "bfloat16", "f32": "float32"}

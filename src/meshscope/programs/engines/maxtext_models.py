@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from meshscope.errors import SpecError
-from meshscope.spec.model.model import GroupedAttention, LatentAttention, Model
+from meshscope.model.model import GroupedAttention, LatentAttention, Model
 
 # Ids on the Hugging Face Hub and the files of `maxtext/configs/models` (0.2.5). The architectures of a
 # base model and its tuned versions are the same.

@@ -2,8 +2,8 @@
 
 import os
 
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.stubs import install_stubs
-from meshscope.spec.experiment import Experiment
 
 # Imported by MaxText 0.2.5 and not installed with it: tokenizers, checkpoints of other formats, images,
 # and training of other kinds. None is used in a lowered program.

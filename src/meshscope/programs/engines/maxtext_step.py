@@ -19,10 +19,10 @@ from maxtext.inference.maxengine import maxengine
 from maxtext.utils import maxtext_utils, sharding
 
 from meshscope.events.enums import Phase
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.engine_program import EngineProgram, EngineStep, local_bytes
 from meshscope.programs.engines.maxtext_config import configuration, inference_settings
 from meshscope.programs.engines.step_names import MODEL
-from meshscope.spec.experiment import Experiment
 
 
 @struct.dataclass

@@ -14,10 +14,10 @@ from maxtext.common.common_types import ShardMode
 from maxtext.trainers.pre_train import train, train_compile
 from maxtext.utils import maxtext_utils, sharding
 
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.engine_program import EngineProgram, EngineStep
 from meshscope.programs.engines.maxtext_config import configuration
 from meshscope.programs.engines.step_names import MODEL
-from meshscope.spec.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

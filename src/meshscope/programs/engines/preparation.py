@@ -2,9 +2,9 @@
 
 import os
 
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.engine_config import engine_variables_of
 from meshscope.programs.engines.stubs import install_stubs
-from meshscope.spec.experiment import Experiment
 
 # Imported by tpu-inference 0.12 to 0.32 and not installed with it; none is used in a lowered program.
 MISSING = (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from meshscope.errors import SpecError, nearest
-from meshscope.spec.program import Frontend
+from meshscope.plans.program import Frontend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,12 +30,12 @@ from sgl_jax.srt.sampling import sampling_batch_info
 from sgl_jax.srt.utils import common_utils, mesh_utils
 
 from meshscope.events.enums import Part, Phase
+from meshscope.model.model import GroupedAttention
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.engine_config import architecture_config
 from meshscope.programs.engines.engine_program import EngineProgram, EngineStep, local_bytes
 from meshscope.programs.engines.scopes import with_scopes
 from meshscope.programs.engines.step_names import MODEL, SAMPLE
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import GroupedAttention
 
 PAGE_SIZE = 128  # tokens; of the engine's own benchmarks (test/srt/nightly), where the default is 1
 MOE_BACKEND = "epmoe"  # the default of its servers

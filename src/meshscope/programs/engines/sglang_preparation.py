@@ -1,7 +1,7 @@
 """Prepares a worker process for the model code of SGLang-JAX, before that is imported."""
 
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.stubs import install_stubs
-from meshscope.spec.experiment import Experiment
 
 # Imported by SGLang-JAX and not installed with it; none is used in a lowered program.
 MISSING = (

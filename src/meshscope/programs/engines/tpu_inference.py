@@ -28,14 +28,14 @@ from tpu_inference.runner import kv_cache, tpu_runner
 from tpu_inference.runner import utils as runner_utils
 
 from meshscope.events.enums import Part, Phase
+from meshscope.model.model import Family, GroupedAttention, LatentAttention
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.engine_config import QUANTIZATION, vllm_config
 from meshscope.programs.engines.engine_program import EngineProgram, EngineStep, local_bytes
 from meshscope.programs.engines.loading import process_loaded
 from meshscope.programs.engines.page_size import PallasAttentionBackend
 from meshscope.programs.engines.scopes import with_scopes
 from meshscope.programs.engines.step_names import LOGITS, MODEL, SAMPLE, SELECT
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import Family, GroupedAttention, LatentAttention
 
 DTYPES: dict[str, Any] = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
 LANES = 128

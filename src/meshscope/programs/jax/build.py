@@ -13,6 +13,24 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshscope.events.enums import Phase
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.compiler_facts import compiler_facts
+from meshscope.model.model import Layer
+from meshscope.model.quantization import activation_dtype_of, experts_quantization
+from meshscope.model.repeats import repeats_of, unrolled
+from meshscope.plans.caches import CacheArray, joined_narrow_heads, layer_cache
+from meshscope.plans.context_form import cache_slots
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.kernel_choice import Kernel
+from meshscope.plans.program import Partitioner
+from meshscope.plans.stages import stage_runs, stage_slots
+from meshscope.plans.weights import (
+    Weight,
+    expert_weights,
+    layer_weights,
+    outer_weights,
+    stored_arrays,
+)
 from meshscope.programs.jax.collectives import GspmdCollectives, ShardMapCollectives
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
@@ -24,24 +42,6 @@ from meshscope.programs.jax.mixture import AutoMixture, ManualMixture, Mixture
 from meshscope.programs.jax.pipeline import PipelineProgram
 from meshscope.programs.jax.residual import SINGLE_STREAM, HyperStreams, Residual
 from meshscope.programs.jax.wide_groups import WideKernel
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.hardware.compiler_facts import compiler_facts
-from meshscope.spec.model.model import Layer
-from meshscope.spec.model.repeats import repeats_of, unrolled
-from meshscope.spec.plan.caches import CacheArray, joined_narrow_heads, layer_cache
-from meshscope.spec.plan.context_form import cache_slots
-from meshscope.spec.plan.kernel_choice import Kernel
-from meshscope.spec.plan.stages import stage_runs, stage_slots
-from meshscope.spec.plan.weights import (
-    Weight,
-    expert_weights,
-    layer_weights,
-    outer_weights,
-    stored_arrays,
-)
-from meshscope.spec.program import Partitioner
-from meshscope.spec.quantization import activation_dtype_of, experts_quantization
 
 JAX_DTYPES: dict[str, Any] = {
     "bf16": jnp.bfloat16,

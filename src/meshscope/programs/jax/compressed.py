@@ -33,6 +33,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Phase
+from meshscope.model.model import AttentionKind, CompressedAttention, Layer, Model, Rope
+from meshscope.plans.caches import n_open_windows
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.kernels import PrefillKernel
@@ -55,8 +57,6 @@ from meshscope.programs.jax.partial_attention import (
     partial_attention,
 )
 from meshscope.programs.jax.state import LayerCache, LayerWeights
-from meshscope.spec.model.model import AttentionKind, CompressedAttention, Layer, Model, Rope
-from meshscope.spec.plan.caches import n_open_windows
 
 
 def compressed_attention(  # noqa: PLR0913  the inputs of a layer's attention

@@ -29,13 +29,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Phase
+from meshscope.plans.context_form import ContextForm, ring_sends
+from meshscope.plans.kernel_choice import splash_block
 from meshscope.programs.jax.decode_attention import CacheShare
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.numerics import MASKED, Array
 from meshscope.programs.jax.partial_attention import AttentionInputs, PartialAttention
 from meshscope.programs.jax.state import LayerCache
-from meshscope.spec.plan.context_form import ContextForm, ring_sends
-from meshscope.spec.plan.kernel_choice import splash_block
 
 AXIS = "cp"
 

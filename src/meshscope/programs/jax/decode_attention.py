@@ -30,12 +30,12 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from meshscope.plans.caches import LANES
+from meshscope.plans.kernel_choice import DECODE_BLOCKS
 from meshscope.programs.jax.decode_kernel import QueryTokens, decode_block
 from meshscope.programs.jax.layout import ShardLayout
 from meshscope.programs.jax.numerics import MASKED, Array
 from meshscope.programs.jax.state import LayerCache
-from meshscope.spec.plan.caches import LANES
-from meshscope.spec.plan.kernel_choice import DECODE_BLOCKS
 
 TILE_BYTES = 32  # of a column of a tile: 8 rows of 4 bytes, 16 of 2, 32 of 1
 

@@ -15,6 +15,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Part, Phase
+from meshscope.model.flops import has_shared_indexers
+from meshscope.model.model import (
+    Activation,
+    AttentionKind,
+    CompressedAttention,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    Model,
+)
+from meshscope.model.repeats import Repeat
+from meshscope.plans.stages import shared_slot
+from meshscope.plans.weights import Weight
 from meshscope.programs.jax.collectives import MeshCollectives, scope
 from meshscope.programs.jax.compressed import compressed_attention
 from meshscope.programs.jax.context_parallel import Context
@@ -28,19 +41,6 @@ from meshscope.programs.jax.mixture import Mixture
 from meshscope.programs.jax.numerics import Array, rms_norm, soft_capped, unscaled_rms_norm
 from meshscope.programs.jax.residual import Residual
 from meshscope.programs.jax.state import LayerCache, LayerWeights
-from meshscope.spec.model.flops import has_shared_indexers
-from meshscope.spec.model.model import (
-    Activation,
-    AttentionKind,
-    CompressedAttention,
-    GroupedAttention,
-    LatentAttention,
-    Layer,
-    Model,
-)
-from meshscope.spec.model.repeats import Repeat
-from meshscope.spec.plan.stages import shared_slot
-from meshscope.spec.plan.weights import Weight
 
 Carry = tuple[
     Array, Any, Array | None

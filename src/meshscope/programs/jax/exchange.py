@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Part
+from meshscope.plans.dispatch import ROUNDS_SCOPE, Dispatch, fills_tiles
 from meshscope.programs.jax.collectives import scope
 from meshscope.programs.jax.experts import (
     ROWS_OF_TILE,
@@ -28,7 +29,6 @@ from meshscope.programs.jax.experts import (
 )
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.runs import ExpertRuns, received_runs
-from meshscope.spec.plan.dispatch import ROUNDS_SCOPE, Dispatch, fills_tiles
 
 LANES = 128
 

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from meshscope.model.model import Activation, GroupScore, MixtureOfExperts, Scoring
+from meshscope.plans.kernel_choice import MAX_STACKED_EXPERTS, RAGGED_DOT_ROWS
 from meshscope.programs.jax.grouped_matmul import GroupedKernel
 from meshscope.programs.jax.matrix import narrowed, total_dtype
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.state import LayerWeights
-from meshscope.spec.model.model import Activation, GroupScore, MixtureOfExperts, Scoring
-from meshscope.spec.plan.kernel_choice import MAX_STACKED_EXPERTS, RAGGED_DOT_ROWS
 
 ROWS_OF_TILE = 8
 CLAMPED_SWIGLU_ALPHA = 1.702  # transformers GptOssConfig.swiglu_alpha

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Phase
+from meshscope.model.flops import window_of
+from meshscope.model.model import AttentionKind, GroupedAttention, Layer, Model
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.kernels import PrefillKernel
@@ -30,8 +32,6 @@ from meshscope.programs.jax.numerics import (
 )
 from meshscope.programs.jax.partial_attention import AttentionInputs, PartialAttention
 from meshscope.programs.jax.state import LayerCache, LayerWeights
-from meshscope.spec.model.flops import window_of
-from meshscope.spec.model.model import AttentionKind, GroupedAttention, Layer, Model
 
 
 def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention

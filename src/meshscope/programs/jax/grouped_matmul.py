@@ -20,10 +20,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from meshscope.plans.kernel_choice import WIDE_TILE_ROWS
 from meshscope.programs.jax.mxfp4 import FP8_FACTOR, decoded_in_vmem, wide_scales
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.wide_groups import WideKernel, wide_product, wide_tiles
-from meshscope.spec.plan.kernel_choice import WIDE_TILE_ROWS
 
 LANES = 128
 SUBLANES = 8

@@ -23,9 +23,9 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from meshscope.plans.kernel_choice import WHOLE_BLOCK_SCOPE, Kernel, splash_block
 from meshscope.programs.jax.layout import ShardLayout
 from meshscope.programs.jax.numerics import Array
-from meshscope.spec.plan.kernel_choice import WHOLE_BLOCK_SCOPE, Kernel, splash_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Phase
+from meshscope.model.model import (
+    AttentionKind,
+    Indexer,
+    LatentAttention,
+    Layer,
+    Model,
+    RopeType,
+)
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.kernels import PrefillKernel
@@ -36,14 +44,6 @@ from meshscope.programs.jax.numerics import (
 )
 from meshscope.programs.jax.partial_attention import AttentionInputs, PartialAttention
 from meshscope.programs.jax.state import LayerCache, LayerWeights
-from meshscope.spec.model.model import (
-    AttentionKind,
-    Indexer,
-    LatentAttention,
-    Layer,
-    Model,
-    RopeType,
-)
 
 LATENT_NORM_EPS = 1e-6  # for norms inside attention, instead of rms_norm_eps (transformers)
 

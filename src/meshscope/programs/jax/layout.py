@@ -6,10 +6,10 @@ from enum import StrEnum
 from jax.sharding import PartitionSpec as P
 
 from meshscope.events.enums import Phase
-from meshscope.spec.plan.caches import CacheArray
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.plan.weights import Dim, Weight, mesh_axes_of
-from meshscope.spec.workload import Workload
+from meshscope.plans.caches import CacheArray
+from meshscope.plans.plan import Plan
+from meshscope.plans.weights import Dim, Weight, mesh_axes_of
+from meshscope.plans.workload import Workload
 
 
 class TokenSplit(StrEnum):

@@ -39,14 +39,14 @@ import numpy as np
 from jax import lax
 
 from meshscope.events.enums import Phase
+from meshscope.model.flops import LINEAR_CHUNK, linear_of
+from meshscope.model.model import Layer, Model
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.delta_kernel import delta_tokens
 from meshscope.programs.jax.grouped import heads
 from meshscope.programs.jax.numerics import Array, by_row, by_sequence, unscaled_rms_norm
 from meshscope.programs.jax.state import LayerCache, LayerWeights
-from meshscope.spec.model.flops import LINEAR_CHUNK, linear_of
-from meshscope.spec.model.model import Layer, Model
 
 L2_EPS = 1e-6  # of transformers' l2norm
 

@@ -20,6 +20,16 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshscope.events.enums import Part
+from meshscope.model.model import Activation, MixtureOfExperts
+from meshscope.plans.dispatch import (
+    Dispatch,
+    DispatchForm,
+    dispatch_of,
+    exchange_axes,
+    routed_tokens,
+)
+from meshscope.plans.plan import Plan
+from meshscope.plans.weights import Dim
 from meshscope.programs.jax.collectives import MeshCollectives, scope
 from meshscope.programs.jax.exchange import exchange_mixture, overlapped_exchange
 from meshscope.programs.jax.experts import (
@@ -36,16 +46,6 @@ from meshscope.programs.jax.layout import ShardLayout
 from meshscope.programs.jax.matrix import MAX_BLOCK_ROWS
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.state import LayerWeights
-from meshscope.spec.model.model import Activation, MixtureOfExperts
-from meshscope.spec.plan.dispatch import (
-    Dispatch,
-    DispatchForm,
-    dispatch_of,
-    exchange_axes,
-    routed_tokens,
-)
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.plan.weights import Dim
 
 
 class Mixture(Protocol):

@@ -18,13 +18,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Part
+from meshscope.model.repeats import repeats_of, unrolled
+from meshscope.plans.stages import StageRun, n_ticks, stage_sends
 from meshscope.programs.jax.collectives import scope
 from meshscope.programs.jax.decoder import Decoder
 from meshscope.programs.jax.layout import ShardLayout
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.stage_values import StageExchange, StageValues
-from meshscope.spec.model.repeats import repeats_of, unrolled
-from meshscope.spec.plan.stages import StageRun, n_ticks, stage_sends
 
 # Received activations [m, S, D] and other values, cache, last positions [b, 1, D].
 _Carry = tuple[Array, StageValues, Any, Array]

@@ -15,11 +15,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from meshscope.model.model import Layer
+from meshscope.plans.stages import StageRun, StageSends, caches_before, shared_slot
 from meshscope.programs.jax.decoder import Decoder
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.state import LayerCache
-from meshscope.spec.model.model import Layer
-from meshscope.spec.plan.stages import StageRun, StageSends, caches_before, shared_slot
 
 StageValues = dict[
     str, Any

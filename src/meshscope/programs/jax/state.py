@@ -7,11 +7,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from meshscope.model.quantization import UNQUANTIZED_DTYPE
+from meshscope.plans.weights import SCALE_SUFFIX, Weight
 from meshscope.programs.jax.collectives import MeshCollectives
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.numerics import Array
-from meshscope.spec.plan.weights import SCALE_SUFFIX, Weight
-from meshscope.spec.quantization import UNQUANTIZED_DTYPE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

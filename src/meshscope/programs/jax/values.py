@@ -11,13 +11,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshscope.programs.jax.build import JAX_DTYPES, BuiltProgram
-from meshscope.programs.jax.mxfp4 import EXPONENT_BIAS, encoded, shared_exponents
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import Layer
-from meshscope.spec.plan.checkpoint_tensors import reshaped
-from meshscope.spec.plan.stages import stage_slots
-from meshscope.spec.plan.weights import (
+from meshscope.model.model import Layer
+from meshscope.model.quantization import values_dtype
+from meshscope.plans.checkpoint_tensors import reshaped
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.stages import stage_slots
+from meshscope.plans.weights import (
     SCALE_SUFFIX,
     ColumnSlice,
     Dim,
@@ -25,7 +24,8 @@ from meshscope.spec.plan.weights import (
     layer_weights,
     outer_weights,
 )
-from meshscope.spec.quantization import values_dtype
+from meshscope.programs.jax.build import JAX_DTYPES, BuiltProgram
+from meshscope.programs.jax.mxfp4 import EXPONENT_BIAS, encoded, shared_exponents
 
 TABLE = "router_table"  # the weight that contains expert IDs
 RANDOM_SCALE = 0.02  # the initializer_range of most published configs

@@ -19,10 +19,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from meshscope.plans.kernel_choice import WIDE_BLOCK_ROWS, WIDE_TILE_ROWS
 from meshscope.programs.jax.mxfp4 import FP8_FACTOR as CODES_FACTOR
 from meshscope.programs.jax.mxfp4 import decoded_in_vmem, wide_scales
 from meshscope.programs.jax.numerics import Array
-from meshscope.spec.plan.kernel_choice import WIDE_BLOCK_ROWS, WIDE_TILE_ROWS
 
 LANES = 128
 SCALE_GROUPS = 8  # groups of a tile of scales in float32

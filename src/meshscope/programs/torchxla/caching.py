@@ -12,12 +12,7 @@ import transformers
 from transformers.cache_utils import StaticLayer
 
 from meshscope.events.enums import Phase
-from meshscope.programs.torchxla.indexer import IndexedLayer
-from meshscope.programs.torchxla.layouts import Spec
-from meshscope.programs.torchxla.staged_caches import ARRAYS, StageLayer
-from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import (
+from meshscope.model.model import (
     AttentionKind,
     CompressedAttention,
     GroupedAttention,
@@ -25,9 +20,14 @@ from meshscope.spec.model.model import (
     Layer,
     Model,
 )
-from meshscope.spec.plan.caches import layer_cache
-from meshscope.spec.plan.context_form import cache_slots
-from meshscope.spec.plan.stages import stacked_layers
+from meshscope.plans.caches import layer_cache
+from meshscope.plans.context_form import cache_slots
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.stages import stacked_layers
+from meshscope.programs.torchxla.indexer import IndexedLayer
+from meshscope.programs.torchxla.layouts import Spec
+from meshscope.programs.torchxla.staged_caches import ARRAYS, StageLayer
+from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors
 
 INDEX_KEYS = "index_keys"
 

@@ -1,17 +1,17 @@
 """What the torch_xla front end can trace; plain Python, so that `predict` refuses what `compile` does."""
 
 from meshscope.errors import PlanError
-from meshscope.programs.torchxla.configs import hugging_face_config
-from meshscope.programs.torchxla.layouts import kv_heads
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import (
+from meshscope.model.model import (
     CompressedAttention,
     GroupedAttention,
     Indexer,
     LatentAttention,
     LinearAttention,
 )
-from meshscope.spec.program import Partitioner
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Partitioner
+from meshscope.programs.torchxla.configs import hugging_face_config
+from meshscope.programs.torchxla.layouts import kv_heads
 
 
 def check_traceable(experiment: Experiment) -> None:

@@ -19,6 +19,8 @@ import torch
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import apply_rotary_pos_emb
 
 from meshscope.events.enums import Phase
+from meshscope.model.flops import entry_rate
+from meshscope.model.model import AttentionKind, CompressedAttention
 from meshscope.programs.torchxla.caching import States
 from meshscope.programs.torchxla.context import (
     LOWEST,
@@ -29,8 +31,6 @@ from meshscope.programs.torchxla.context import (
 )
 from meshscope.programs.torchxla.indexer import best, index_scores
 from meshscope.programs.torchxla.tensors import Tensors
-from meshscope.spec.model.flops import entry_rate
-from meshscope.spec.model.model import AttentionKind, CompressedAttention
 
 Keys = tuple[Any, Any]  # keys [B, T, H], which are also the values, and their mask [.., S, T]
 

@@ -1,9 +1,9 @@
-"""Converts a Model into a transformers config, the inverse of `spec/model/config.py`."""
+"""Converts a Model into a transformers config, the inverse of `model/config.py`."""
 
 from typing import Any, assert_never
 
 from meshscope.errors import SpecError
-from meshscope.spec.model.model import (
+from meshscope.model.model import (
     HYBRID_FAMILIES,
     SPARSE_FAMILIES,
     AttentionKind,

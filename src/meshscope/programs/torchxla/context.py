@@ -1,7 +1,7 @@
 """Context-parallel attention in a manual region: ring or all-gather in prefill, merge in decode.
 
 Algorithm and layout are those of the JAX program (`programs/jax/context_parallel.py`,
-`spec/plan/context_form.py`): a device has a contiguous block of the prompt and round-robin generated
+`plans/context_form.py`): a device has a contiguous block of the prompt and round-robin generated
 tokens. Prefill permutes or gathers keys and values, or the latents of both; decode merges partial softmaxes with
 two all-reduces.
 
@@ -26,6 +26,10 @@ import torch_xla
 import transformers
 
 from meshscope.events.enums import Phase
+from meshscope.model.flops import window_of
+from meshscope.model.model import AttentionKind, GroupedAttention, LatentAttention, Model
+from meshscope.plans.context_form import ContextForm, cache_slots, ring_pairs
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.tensors import (
     TORCH_DTYPES,
@@ -35,10 +39,6 @@ from meshscope.programs.torchxla.tensors import (
     gathered,
     permuted,
 )
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.flops import window_of
-from meshscope.spec.model.model import AttentionKind, GroupedAttention, LatentAttention, Model
-from meshscope.spec.plan.context_form import ContextForm, cache_slots, ring_pairs
 
 LOWEST = -1e30  # score of masked positions
 NAME = "meshscope_attention"

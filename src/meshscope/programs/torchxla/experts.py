@@ -19,6 +19,10 @@ import torch_xla
 import transformers.integrations.moe as registry
 
 from meshscope.events.enums import Part, Phase
+from meshscope.model.model import Activation, MixtureOfExperts
+from meshscope.plans.dispatch import exchange_axes, slots_of_expert
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.weights import Dim
 from meshscope.programs.torchxla.layouts import Spec, residual_specs
 from meshscope.programs.torchxla.tensors import (
     Tensors,
@@ -29,10 +33,6 @@ from meshscope.programs.torchxla.tensors import (
     scope,
 )
 from meshscope.programs.torchxla.tokens import token_axes
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import Activation, MixtureOfExperts
-from meshscope.spec.plan.dispatch import exchange_axes, slots_of_expert
-from meshscope.spec.plan.weights import Dim
 
 NAME = "meshscope_experts"
 

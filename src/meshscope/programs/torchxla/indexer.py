@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import StaticLayer
 
+from meshscope.model.model import Indexer, LatentAttention
 from meshscope.programs.torchxla.tensors import Tensors
-from meshscope.spec.model.model import Indexer, LatentAttention
 
 
 class IndexedLayer(StaticLayer):

@@ -12,11 +12,11 @@ from math import prod
 import numpy as np
 
 from meshscope.events.enums import Phase
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import GroupedAttention, Model
-from meshscope.spec.plan.mesh import Mesh
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.plan.weights import Dim, mesh_axes_of
+from meshscope.model.model import GroupedAttention, Model
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.mesh import Mesh
+from meshscope.plans.plan import Plan
+from meshscope.plans.weights import Dim, mesh_axes_of
 
 KV_AXES = ("tp.kv", "tp.rep")
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from meshscope.events.enums import Phase
+from meshscope.model.flops import LINEAR_CHUNK
+from meshscope.model.model import LinearAttention
 from meshscope.programs.torchxla.tensors import Tensors
-from meshscope.spec.model.flops import LINEAR_CHUNK
-from meshscope.spec.model.model import LinearAttention
 
 L2_EPS = 1e-6  # of transformers' l2norm
 CONVOLVED = ("conv_q", "conv_k", "conv_v")

@@ -11,15 +11,15 @@ import transformers
 from torch_xla.distributed.spmd.xla_sharding import apply_xla_patch_to_nn_linear
 
 from meshscope.errors import SpecError
+from meshscope.model.model import Family
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Partitioner
+from meshscope.plans.stages import stacked_layers
+from meshscope.plans.weights import Dim, mesh_axes_of
 from meshscope.programs.torchxla.configs import hugging_face_config
 from meshscope.programs.torchxla.replaced import replace_modules
 from meshscope.programs.torchxla.rules import Rule, rules_of
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors, all_gather
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import Family
-from meshscope.spec.plan.stages import stacked_layers
-from meshscope.spec.plan.weights import Dim, mesh_axes_of
-from meshscope.spec.program import Partitioner
 from meshscope.units import format_bytes
 
 _OF_LAYER = re.compile(r"(?P<before>model\.layers\.)(?P<layer>\d+)(?P<behind>\..*)")

@@ -16,6 +16,9 @@ import torch_xla
 import torch_xla.runtime as xr
 
 from meshscope.events.enums import Part, Phase
+from meshscope.model.model import CompressedAttention, LatentAttention, Layer, MlpKind
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Partitioner
 from meshscope.programs.torchxla.caching import Caches, new_arrays
 from meshscope.programs.torchxla.compressed import CompressionStep, EntryAttention
 from meshscope.programs.torchxla.configs import LAYER_TYPES, MASKED_BY_KIND
@@ -43,9 +46,6 @@ from meshscope.programs.torchxla.stages import add_pipeline, drop_layers
 from meshscope.programs.torchxla.streams import MixedLayer
 from meshscope.programs.torchxla.tensors import ARGUMENT, Argument, Tensors, scope
 from meshscope.programs.torchxla.tokens import order_tokens
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import CompressedAttention, LatentAttention, Layer, MlpKind
-from meshscope.spec.program import Partitioner
 
 TOKENS, POSITION = "tokens", "position"
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)(?:\.(.+))?")

@@ -17,13 +17,7 @@ import torch
 import transformers.integrations.moe as registry
 
 from meshscope.events.enums import Part
-from meshscope.programs.torchxla.compressed import EntryAttention
-from meshscope.programs.torchxla.experts import NAME
-from meshscope.programs.torchxla.indexer import ChosenPositions
-from meshscope.programs.torchxla.linear import DeltaAttention
-from meshscope.programs.torchxla.streams import Collapse, MixedLayer
-from meshscope.programs.torchxla.tensors import scope
-from meshscope.spec.model.model import (
+from meshscope.model.model import (
     HYBRID_FAMILIES,
     SPARSE_FAMILIES,
     CompressedAttention,
@@ -34,7 +28,13 @@ from meshscope.spec.model.model import (
     Layer,
     Model,
 )
-from meshscope.spec.plan.plan import Plan
+from meshscope.plans.plan import Plan
+from meshscope.programs.torchxla.compressed import EntryAttention
+from meshscope.programs.torchxla.experts import NAME
+from meshscope.programs.torchxla.indexer import ChosenPositions
+from meshscope.programs.torchxla.linear import DeltaAttention
+from meshscope.programs.torchxla.streams import Collapse, MixedLayer
+from meshscope.programs.torchxla.tensors import scope
 
 
 class Joined(torch.nn.Module):

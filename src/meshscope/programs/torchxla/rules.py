@@ -1,6 +1,6 @@
 """Sharding rules for the parameters of a transformers model, derived from the plan's weights.
 
-`spec/plan/weights.py` declares each weight with its checkpoint name. Modules of transformers store
+`plans/weights.py` declares each weight with its checkpoint name. Modules of transformers store
 some of them differently: all experts of a layer in one array, with gate and up stacked, also in those that
 `replaced.py` changes.
 """
@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from meshscope.model.model import Family, GroupedAttention, Layer, Model
+from meshscope.plans.plan import Plan
+from meshscope.plans.weights import Dim, Weight, layer_weights, outer_weights
 from meshscope.programs.torchxla.layouts import Layouts, Spec
-from meshscope.spec.model.model import Family, GroupedAttention, Layer, Model
-from meshscope.spec.plan.plan import Plan
-from meshscope.spec.plan.weights import Dim, Weight, layer_weights, outer_weights
 
 # By family, if not "mlp.experts.".
 EXPERTS = {Family.GEMMA4: "experts.", Family.LLAMA4: "feed_forward.experts."}

@@ -26,13 +26,13 @@ import torch_xla.runtime as xr
 
 from meshscope.errors import RunFailedError, SpecError
 from meshscope.events.enums import Phase
+from meshscope.hardware.topology import Topology
+from meshscope.model.model import Model
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.lowering import ORDER
 from meshscope.programs.torchxla.program import POSITION, TOKENS, TracedProgram, build_program
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, partition
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.model import Model
 
 DEVIATION = 0.02  # standard deviation of random weights, as in transformers
 DRAIN_S = 0.25  # events that end after the profiler stops are lost

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch_xla
 
+from meshscope.model.model import Layer
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.stages import StageRun, caches_before, shared_slot, stage_sends
 from meshscope.programs.torchxla.configs import LAYER_TYPES
 from meshscope.programs.torchxla.staged_caches import ARRAYS, StageLayer
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import Layer
-from meshscope.spec.plan.stages import StageRun, caches_before, shared_slot, stage_sends
 
 Values = dict[str, Any]  # the residual stream, and keys and values [m, K, S, H] of kinds of layers
 

@@ -10,9 +10,9 @@ import torch
 import torch_xla
 from transformers.cache_utils import StaticLayer
 
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.tensors import Tensors
-from meshscope.spec.experiment import Experiment
 
 ARRAYS = ("keys", "values")
 STAGES = ("pp",)

@@ -22,6 +22,10 @@ import torch
 import torch_xla
 
 from meshscope.events.enums import Part, Phase
+from meshscope.model.model import AttentionKind, Family, MlpKind
+from meshscope.plans.dispatch import exchange_axes
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.stages import StageRun, n_ticks, stage_runs
 from meshscope.programs.jax.pipeline import stages_scope
 from meshscope.programs.torchxla.configs import LAYER_TYPES
 from meshscope.programs.torchxla.context import mask_of
@@ -40,10 +44,6 @@ from meshscope.programs.torchxla.tensors import (
     reduce_scatter,
     scope,
 )
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import AttentionKind, Family, MlpKind
-from meshscope.spec.plan.dispatch import exchange_axes
-from meshscope.spec.plan.stages import StageRun, n_ticks, stage_runs
 
 ROTARY_BY_KIND = {Family.GEMMA3, Family.GEMMA4}
 SHARED_EXPERTS = ("shared_expert", "shared_experts")

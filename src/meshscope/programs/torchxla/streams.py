@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from meshscope.events.enums import Part
+from meshscope.model.model import HyperConnections
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.tensors import Tensors, scope
-from meshscope.spec.model.model import HyperConnections
 
 
 class MixedLayer(torch.nn.Module):

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshscope.events.enums import Part, Phase
+from meshscope.model.model import Layer, MlpKind
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.torchxla.layouts import Layouts
 from meshscope.programs.torchxla.tensors import Tensors, scope
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import Layer, MlpKind
 
 
 def token_axes(experiment: Experiment, phase: Phase, layouts: Layouts) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from typing import Any
 
 from meshscope.events.collective import Collective, Groups, OtherOperation
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase, Source
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.async_fusion import first_of_each_chain
 from meshscope.readers.hlo.attribution import Scope, plain_name
 from meshscope.readers.hlo.collective_matmul import merge_collective_matmuls
@@ -22,8 +24,6 @@ from meshscope.readers.hlo.multislice import merge_slice_levels
 from meshscope.readers.hlo.operations import Operation, operations_of, source_ops_of
 from meshscope.readers.hlo.transfers import is_megascale, peer_transfer_of, transfer_of
 from meshscope.serialize import picked
-from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.mesh import Mesh
 
 
 def collectives_of(

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from meshscope.errors import ParseError
 from meshscope.events.collective import SUBSETS, Groups
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.groups import parse_groups, parse_pairs
 from meshscope.readers.hlo.module import HloModule, Instruction
-from meshscope.spec.plan.mesh import Mesh
 
 # Collectives whose groups are those of replicas also with a channel.
 _ACROSS_REPLICAS = frozenset({"all-reduce", "all-gather", "reduce-scatter", "cross-replica-sum"})

@@ -8,6 +8,7 @@ from math import prod
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.devices import Devices
@@ -17,7 +18,6 @@ from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.hlo.operations import Operation
 from meshscope.readers.hlo.provenance import explicit_op_name, is_asynchronous
 from meshscope.readers.hlo.semantics import scheduled_op_of
-from meshscope.spec.plan.mesh import Mesh
 
 _REMOTE_BYTES = re.compile(r'"remote_bytes_transferred\\?":\s*\\?"?(\d+)')
 _NUMBER = re.compile(r"(\.\d+)+$")

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from meshscope.plans.dispatch import ROUNDS_SCOPE
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
-from meshscope.spec.plan.dispatch import ROUNDS_SCOPE
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"?(\d+)"?\}')
 _DIRECTION = re.compile(r"\bdirection=([A-Z]{2})")

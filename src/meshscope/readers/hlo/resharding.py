@@ -7,13 +7,13 @@ from itertools import combinations
 from math import prod
 
 from meshscope.events.resharding import Resharding
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collective_matmul import is_product
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.hlo.operations import Operation
 from meshscope.readers.hlo.semantics import operand_of
-from meshscope.spec.plan.mesh import Mesh
 
 MAX_STEPS = 50  # instructions between an argument and its collective
 _DIMENSIONS = re.compile(r"\bdimensions=\{(\d+)\}")

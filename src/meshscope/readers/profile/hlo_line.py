@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from meshscope.events.enums import Kind
+from meshscope.plans.mesh import Groups
 from meshscope.readers.hlo.groups import groups_without_module, is_complete
 from meshscope.readers.hlo.module import ArrayShape, Instruction
 from meshscope.readers.hlo.parse import parse_instruction_line
 from meshscope.readers.hlo.semantics import ALL_REDUCE_SCATTER, KIND_OF_OPCODE
 from meshscope.readers.hlo.shapes import result_arrays
-from meshscope.spec.plan.mesh import Groups
 
 MAX_TEXT = 200_000  # characters; longer event names are not parsed as HLO
 MAX_DEVICE = 1 << 31  # device ids and bytes beyond these are damage, and do not fit into columns

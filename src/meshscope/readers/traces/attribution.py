@@ -14,6 +14,7 @@ from meshscope.events.measured import (
     StepClass,
     TransferTime,
 )
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.devices import CrossesSlices
 from meshscope.readers.traces.collectives import is_named_like_communication
 from meshscope.readers.traces.device_times import (
@@ -43,7 +44,6 @@ from meshscope.readers.traces.step_classes import (
 from meshscope.readers.traces.timeline import distinct_ops_of, executions_of
 from meshscope.readers.traces.trace import Category
 from meshscope.readers.traces.trace_rows import collectives_of_events, devices_of_stage, rows_of
-from meshscope.spec.plan.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

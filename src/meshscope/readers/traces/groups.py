@@ -12,7 +12,7 @@ from itertools import combinations
 from math import prod
 
 from meshscope.errors import SpecError
-from meshscope.spec.plan.mesh import Groups, Mesh
+from meshscope.plans.mesh import Groups, Mesh
 
 NO_PLAN = "the plan is unknown: give --plan and --topology, or a card"
 _REPLICAS = ("dp", "fsdp")

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from meshscope.hardware.chips import ChipKind
 from meshscope.readers.profile.nesting import Ints, innermost
 from meshscope.readers.traces.annotations import StepMark, distinct_steps, read_annotation
 from meshscope.readers.traces.collectives import (
@@ -53,7 +54,6 @@ from meshscope.readers.traces.kineto_events import (
 )
 from meshscope.readers.traces.kineto_head import KinetoHead, ranks_of
 from meshscope.readers.traces.trace import Category, Trace, TraceFormat
-from meshscope.spec.hardware.chips import ChipKind
 
 MAX_RANGES = 1_000_000
 MAX_NAME = 1000

@@ -6,12 +6,12 @@ from typing import Any
 import polars as pl
 
 from meshscope.events.enums import Kind
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.devices import CrossesSlices
 from meshscope.readers.traces.groups import GroupAxis, RankOrder, group_axis, rank_order
 from meshscope.readers.traces.merge import MergedTrace
 from meshscope.readers.traces.slice_transfers import GROUP as BETWEEN_SLICES
 from meshscope.readers.traces.trace import Category
-from meshscope.spec.plan.mesh import Mesh
 
 NOT_LISTED = "a transfer between slices, whose devices the trace does not list"
 PAIRS = frozenset({Kind.SEND, Kind.RECV, Kind.PERMUTE})

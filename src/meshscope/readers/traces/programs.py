@@ -17,6 +17,7 @@ from meshscope.errors import ParseError
 from meshscope.events.collective import SUBSETS, Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import ProgramFacts
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.devices import CrossesSlices
@@ -26,7 +27,6 @@ from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.hlo.scopes import with_scopes
 from meshscope.readers.profile.steps import phase_of
 from meshscope.readers.traces.groups import NO_PLAN
-from meshscope.spec.plan.mesh import Mesh
 
 S = 1e-9
 

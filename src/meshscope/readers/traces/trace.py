@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.spec.hardware.chips import ChipKind
+from meshscope.hardware.chips import ChipKind
 
 
 class TraceFormat(StrEnum):

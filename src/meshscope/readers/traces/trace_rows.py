@@ -15,12 +15,12 @@ import polars as pl
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Source, wire_factor
 from meshscope.events.measured import StepLabel
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.devices import CrossesSlices
 from meshscope.readers.traces.op_axes import PAIRS
 from meshscope.readers.traces.slice_transfers import GROUP as BETWEEN_SLICES
 from meshscope.readers.traces.step_classes import LABELS, S
 from meshscope.readers.traces.trace import Category
-from meshscope.spec.plan.mesh import Mesh
 
 NO_PART = "the trace names no parts of the model"
 BASIS = Source.MEASURED.value

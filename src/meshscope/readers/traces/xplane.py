@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from meshscope.errors import ParseError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind
+from meshscope.hardware.chips import ChipKind
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.profile.executions import executions
@@ -36,8 +38,6 @@ from meshscope.readers.traces.trace import (
     TraceFormat,
 )
 from meshscope.readers.traces.xplane_steps import annotated_steps, step_of_events
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.plan.mesh import Mesh
 
 # Stats of events that are used; those of kinds of events are read in full.
 _STATS = (

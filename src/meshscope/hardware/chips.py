@@ -1,0 +1,139 @@
+"""Published peak figures of chips, each with its source, from `chips.json`.
+
+Achieved rates are measurements; runs and profiles hold them.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.resources import files
+from typing import Any
+
+from meshscope.errors import SpecError, nearest
+from meshscope.serialize import from_plain
+
+GIB = 2**30
+# `device_kind` of TPUs, lower case. Source: jax/_src/cloud_tpu_init.py and pallas/mosaic/core.py of
+# JAX 0.10, and the kinds that libtpu 0.0.42.1 gives to described devices.
+TPU_KINDS = {
+    "tpu v4": "v4",
+    "tpu v5 lite": "v5e",
+    "tpu v5e": "v5e",
+    "tpu v5": "v5p",
+    "tpu v5p": "v5p",
+    "tpu v6 lite": "v6e",
+    "tpu v6e": "v6e",
+    "tpu7x": "tpu7x",
+    "tpu 7x": "tpu7x",
+}
+
+
+class ChipKind(StrEnum):
+    """The type of accelerator."""
+
+    TPU = "tpu"
+    GPU = "gpu"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """Published peaks of one chip; None if no figure is published."""
+
+    name: str
+    kind: ChipKind
+    devices_per_chip: int  # as listed by JAX
+    n_grid_dims: int  # 2: a 2D torus, 3: a 3D torus, 1: no torus
+    chips_per_host: int
+    hbm_bytes: int | None = None
+    hbm_bytes_per_s: float | None = None
+    bf16_flops_per_s: float | None = None
+    link_bytes_per_s: float | None = None  # one link, ONE direction
+    # An axis wraps around if its size is a multiple of this. A 3D torus wraps only if all three
+    # sizes are: optical switches connect whole cubes (same page).
+    wraps_from: int | None = None
+    source: str
+    pod_chips: int | None = None  # chips of a pod, the most that ICI connects
+    clock_hz: float | None = None  # clock of the cycles in the compiler's estimates
+    mxu_dim: int | None = None  # rows and columns of one matrix unit
+    compiler_config: str | None = None  # libtpu's chip configuration, if not its default
+    die_bytes_per_s: float | None = None  # between the two cores of a chip, one direction
+
+    # HBM of one device that programs may use; libtpu 0.0.42.1 reserves the rest (the limit that it
+    # states when a program exceeds it).
+    program_hbm_bytes: int | None = None
+
+    @property
+    def device_hbm_bytes(self) -> int | None:
+        """HBM of one device that programs may use, in bytes; all of it if no limit is known."""
+        if self.hbm_bytes is None or self.program_hbm_bytes is not None:
+            return self.program_hbm_bytes
+        return self.hbm_bytes // self.devices_per_chip
+
+
+def _chip(name: str, facts: Mapping[str, Any]) -> Chip:
+    """The chip of an entry, whose notes say where single figures come from."""
+    values = {key: value for key, value in facts.items() if key != "notes"}
+    for key in ("hbm", "program_hbm"):
+        if f"{key}_gib" in values:
+            values[f"{key}_bytes"] = int(values.pop(f"{key}_gib") * GIB)
+    return from_plain(Chip, {"name": name, **values})
+
+
+def _profiled(entry: Mapping[str, Any]) -> dict[str, Chip]:
+    """GPUs of which no rate is published here: traces of them can be imported."""
+    fixed = {"kind": "gpu", "devices_per_chip": 1, "n_grid_dims": 1, "chips_per_host": 8}
+    return {
+        name: _chip(name, {**fixed, "source": entry["source"], **({"hbm_gib": gib} if gib else {})})
+        for name, gib in entry["hbm_gib"].items()
+    }
+
+
+_DOCUMENT = json.loads((files("meshscope.hardware") / "chips.json").read_text("utf-8"))
+CHIPS = {name: _chip(name, facts) for name, facts in _DOCUMENT["chips"].items()}
+PROFILED_CHIPS = {
+    n: chip for entry in _DOCUMENT["profiled"] for n, chip in _profiled(entry).items()
+}
+CHIP_ALIASES: dict[str, str] = _DOCUMENT["aliases"]
+
+
+def chip_of(name: str, *, is_imported: bool = False) -> Chip:
+    """The chip with this name or alias; SpecError suggests the nearest names.
+
+    Chips without published rates are for imported traces only.
+    """
+    key = CHIP_ALIASES.get(name.lower(), name.lower())
+    if key in CHIPS:
+        return CHIPS[key]
+    if key in PROFILED_CHIPS:
+        if is_imported:
+            return PROFILED_CHIPS[key]
+        known = ", ".join(n for n, chip in CHIPS.items() if chip.kind is ChipKind.GPU)
+        raise SpecError(
+            f"chip '{name}' has no rates of links, memory and compute here, so only 'meshscope import' "
+            f"takes it. Name another GPU, such as {known}, or a TPU."
+        )
+    names = [*CHIPS, *CHIP_ALIASES, *(PROFILED_CHIPS if is_imported else ())]
+    optional = (
+        " An import needs no --topology: --mesh dp=8 lays out any devices." if is_imported else ""
+    )
+    raise SpecError(f"unknown chip '{name}'. {nearest(name, names)}{optional}")
+
+
+def is_chip_named(chip: Chip, device_name: str) -> bool | None:
+    """Whether a profiler's name of a device is that of the chip; None if it names no model.
+
+    `NVIDIA A100-SXM4-80GB` is an a100, `TPU v6 Lite` a v6e; `AMD Radeon Graphics` may be any of AMD.
+    """
+    lowered = device_name.lower().strip()
+    if chip.kind is not ChipKind.GPU or lowered.startswith("tpu"):
+        return TPU_KINDS[lowered] == chip.name if lowered in TPU_KINDS else None
+    words = re.findall(r"[a-z0-9]+", lowered)
+    if chip.name in words:
+        return True
+    is_amd = chip.name.startswith("mi")
+    if ("amd" in words and not is_amd) or ("nvidia" in words and is_amd):
+        return False
+    return False if any(re.fullmatch(r"[a-z]+\d+[a-z]*", word) for word in words) else None

@@ -1,0 +1,152 @@
+"""Slices of accelerators: chip, grid and number of slices, parsed from common names."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isqrt, prod
+
+from meshscope.errors import SpecError
+from meshscope.hardware.chips import Chip, ChipKind, chip_of
+
+MAX_DEVICES = 65_536  # larger than any slice; limits the damage of a typo
+
+# Cloud names count chips for v5e and v6e, and cores (two per chip) for the others.
+# Source: cloud.google.com/tpu/docs, pages "TPU v4", "v5p", "v5e", "v6e", "tpu7x" (accelerator types).
+NAMES_COUNT_CORES = frozenset({"v4", "v5p", "tpu7x"})
+
+_FORM = re.compile(
+    r"(?:(?P<slices>[0-9]+)x)?(?P<chip>[a-zA-Z][a-zA-Z0-9]*?)(?P<sep>[:-])(?P<size>[0-9]+(?:x[0-9]+)*)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """`n_slices` slices, each a `grid` of chips; for CPU and GPU the grid is a device count."""
+
+    chip: Chip
+    grid: tuple[int, ...]
+    n_slices: int = 1
+
+    @property
+    def name(self) -> str:
+        """The canonical name, e.g. `v6e:2x4` or `2xv6e:4x4`."""
+        slices = f"{self.n_slices}x" if self.n_slices > 1 else ""
+        return f"{slices}{self.chip.name}:{'x'.join(map(str, self.grid))}"
+
+    @property
+    def n_chips(self) -> int:
+        """Chips over all slices."""
+        return prod(self.grid) * self.n_slices
+
+    @property
+    def n_devices(self) -> int:
+        """Devices over all slices, as listed by JAX."""
+        return self.n_chips * self.chip.devices_per_chip
+
+    @property
+    def devices_per_slice(self) -> int:
+        """Devices per slice."""
+        return self.n_devices // self.n_slices
+
+    def crosses_slices(self, groups: Sequence[Sequence[int]]) -> bool | None:
+        """Whether any group of device ids spans slices and uses DCN; None for a single slice."""
+        if self.n_slices == 1:
+            return None
+        per_slice = self.devices_per_slice
+        return any(len({device // per_slice for device in group}) > 1 for group in groups)
+
+    @property
+    def host_bounds(self) -> tuple[int, int, int]:
+        """Chips of one host along x, y, z: 2x2x1, or less if the slice is smaller than a host."""
+        sizes = [*self.grid, 1]
+        return (min(2, sizes[0]), min(2, sizes[1]), 1)
+
+
+def parse_topology(text: str, *, is_imported: bool = False) -> Topology:
+    """Parse `v6e-8` (cloud name), `v6e:2x4` (chip grid), `2xv6e:4x4`, `cpu:8` or `h100:4`.
+
+    Imported traces may be of chips without published rates.
+    """
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
+        raise SpecError(
+            f"topology '{text}' is not a valid name. Use a cloud name (v6e-8), a chip grid (v6e:2x4), "
+            "several slices (2xv6e:4x4), or a device count (cpu:8, h100:4)."
+        )
+    chip = chip_of(match["chip"], is_imported=is_imported)
+    sizes = tuple(int(s) for s in match["size"].split("x"))
+    is_cloud_name = chip.kind is ChipKind.TPU and "x" not in match["size"]
+    n_slices = int(match["slices"] or 1)
+    if not all(sizes) or not n_slices:
+        raise SpecError(f"topology '{text}' has a size of 0. Use sizes of at least 1.")
+    grid = _grid_of_cloud_name(text, chip, sizes[0]) if is_cloud_name else sizes
+    topology = Topology(chip=chip, grid=grid, n_slices=n_slices)
+    _check(text, topology)
+    return topology
+
+
+def _check(text: str, topology: Topology) -> None:
+    chip, grid = topology.chip, topology.grid
+    if topology.n_devices > MAX_DEVICES:
+        raise SpecError(
+            f"topology '{text}' has {topology.n_devices} devices. Use at most {MAX_DEVICES}."
+        )
+    if len(grid) != chip.n_grid_dims:
+        example = {1: f"{chip.name}:8", 2: f"{chip.name}:2x4", 3: f"{chip.name}:2x2x1"}[
+            chip.n_grid_dims
+        ]
+        raise SpecError(
+            f"topology '{text}' has {len(grid)} dimensions; a {chip.name} grid has {chip.n_grid_dims}. "
+            f"Write it like '{example}'."
+        )
+    _check_pod(text, topology)
+    for size, host in zip(grid, topology.host_bounds, strict=False):
+        if chip.kind is ChipKind.TPU and size % host:
+            raise SpecError(
+                f"topology '{text}': hosts of 2x2 chips do not divide the grid {'x'.join(map(str, grid))}. "
+                "Use even sizes or 1."
+            )
+
+
+def _check_pod(text: str, topology: Topology) -> None:
+    """Raise SpecError for a slice that is larger than a pod."""
+    chip, grid = topology.chip, topology.grid
+    if chip.pod_chips is None:
+        return
+    n_chips = prod(grid)
+    largest_side = isqrt(chip.pod_chips) if chip.n_grid_dims == 2 else chip.pod_chips
+    if n_chips <= chip.pod_chips and max(grid) <= largest_side:
+        return
+    several = f" Use several slices, like '{n_chips // chip.pod_chips}x{chip.name}:16x16'."
+    raise SpecError(
+        f"topology '{text}': a {chip.name} pod has {chip.pod_chips} chips"
+        + (f", {largest_side}x{largest_side}." if chip.n_grid_dims == 2 else ".")
+        + (
+            several
+            if chip.n_grid_dims == 2 and n_chips > chip.pod_chips
+            else " Use a smaller slice."
+        )
+    )
+
+
+def _grid_of_cloud_name(text: str, chip: Chip, count: int) -> tuple[int, ...]:
+    """The default chip grid of a cloud name: the powers of two closest to a square or cube."""
+    n_chips = count
+    if chip.name in NAMES_COUNT_CORES:
+        if count % 2:
+            raise SpecError(
+                f"topology '{text}': {chip.name} names count cores, two per chip. Use an even number."
+            )
+        n_chips = count // 2
+    if n_chips & (n_chips - 1):
+        raise SpecError(
+            f"topology '{text}': {n_chips} chips have no default grid. "
+            f"Write the grid, like '{chip.name}:{'x'.join(['4'] * chip.n_grid_dims)}'."
+        )
+    n_doublings = n_chips.bit_length() - 1
+    if chip.n_grid_dims == 2:  # 8 chips are 2x4, 16 are 4x4
+        return (1 << n_doublings // 2, 1 << (n_doublings + 1) // 2)
+    if n_doublings <= 2:  # up to one host: 1x1x1, 1x2x1, 2x2x1
+        return (1 << n_doublings // 2, 1 << (n_doublings + 1) // 2, 1)
+    # 8 chips are 2x2x2, 16 are 2x2x4, 32 are 2x4x4, 64 are 4x4x4
+    return (1 << n_doublings // 3, 1 << (n_doublings + 1) // 3, 1 << (n_doublings + 2) // 3)

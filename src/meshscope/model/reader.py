@@ -1,0 +1,195 @@
+"""Typed access to a Hugging Face config; errors name the file and the key."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from meshscope.errors import SpecError
+from meshscope.model.model import Rope, RopeType
+
+# Above every size of a published model, such as the 10,485,760 positions of Llama 4 Scout.
+MAX_SIZE = 2**24
+MAX_LAYERS = 10_000
+# The old name of Phi-3, and the rotary embedding of images and text, which text turns by its positions alone.
+_ROPE_ALIASES = {"su": RopeType.LONGROPE.value, "mrope": RopeType.DEFAULT.value}
+
+
+class ConfigReader:
+    """Typed access to a config mapping; errors name the file and the key.
+
+    `used` collects the keys that were asked for, also by the readers that `over` makes.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], source: str, used: set[str] | None = None
+    ) -> None:
+        self.config = config
+        self.source = source
+        self.used = set[str]() if used is None else used
+
+    def over(self, config: Mapping[str, Any]) -> "ConfigReader":
+        """A reader of a changed config."""
+        return ConfigReader(config, self.source, self.used)
+
+    def get(self, *keys: str) -> Any:
+        """The value of the first of these keys that has one; None without."""
+        self.used.update(keys)
+        return next((v for key in keys if (v := self.config.get(key)) is not None), None)
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.get(key)
+        if value is None:
+            if default is None:
+                raise SpecError(
+                    f"{self.source}: the config has no '{key}'. Use the model's complete config.json."
+                )
+            return default
+        return value
+
+    def integer(
+        self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_SIZE
+    ) -> int:
+        """An integer from `minimum` to `maximum`."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise SpecError(f"{self.source}: '{key}' must be an integer, got {value!r}.")
+        if value < minimum:
+            raise SpecError(f"{self.source}: '{key}' must be positive, got {value}.")
+        if value > maximum:
+            raise SpecError(
+                f"{self.source}: '{key}' is {value}, more than any model has. Use at most {maximum:,}."
+            )
+        return value
+
+    def optional_integer(self, key: str) -> int | None:
+        """A positive integer, or None if absent."""
+        return None if self.get(key) is None else self.integer(key)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise SpecError(f"{self.source}: '{key}' must be a number, got {value!r}.")
+        if not math.isfinite(value):
+            raise SpecError(
+                f"{self.source}: '{key}' must be finite, got {value}. Correct the config."
+            )
+        return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        """A number, or None if absent."""
+        return None if self.get(key) is None else self.number(key)
+
+    def boolean(self, key: str, *, default: bool) -> bool:
+        """True or false."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise SpecError(f"{self.source}: '{key}' must be true or false, got {value!r}.")
+        return value
+
+    def count(self, key: str, default: int) -> int:
+        """An integer that may be 0."""
+        return default if self.get(key) is None else self.integer(key, minimum=0)
+
+    def integers(self, key: str) -> list[int]:
+        """A list of integers, empty if absent."""
+        values = self.get(key) or []
+        if not isinstance(values, list) or not all(type(value) is int for value in values):
+            raise SpecError(f"{self.source}: '{key}' must be a list of integers, got {values!r}.")
+        return values
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of numbers, empty if absent."""
+        values = self.get(key) or []
+        if not isinstance(values, list) or not all(
+            type(v) in {int, float} and math.isfinite(v) for v in values
+        ):
+            raise SpecError(
+                f"{self.source}: '{key}' must be a list of finite numbers, got {values!r}."
+            )
+        return tuple(float(value) for value in values)
+
+    def names(self, key: str, n_names: int, known: Iterable[str], default: list[str]) -> list[str]:
+        """A list of `n_names` names from `known`, one per layer."""
+        values = self.get(key)
+        if values is None:
+            return default
+        known = list(known)
+        if (
+            not isinstance(values, list)
+            or len(values) != n_names
+            or any(value not in known for value in values)
+        ):
+            raise SpecError(
+                f"{self.source}: '{key}' must list one of {', '.join(known)} for each of {n_names} layers."
+            )
+        return values
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise SpecError(f"{self.source}: '{key}' must be a string, got {value!r}.")
+        return value
+
+
+def read_rope(reader: ConfigReader, layer_type: str | None = None) -> Rope:
+    """Read `rope_theta` and `rope_scaling`, or the `rope_parameters` of transformers 5.
+
+    `rope_parameters` may have an entry for each type of layer.
+    """
+    merged = dict(reader.config)
+    for key in ("rope_scaling", "rope_parameters"):
+        parameters = reader.get(key) or {}
+        if isinstance(parameters, Mapping) and layer_type in parameters:
+            parameters = parameters[layer_type] or {}
+        if not isinstance(parameters, Mapping):
+            raise SpecError(f"{reader.source}: '{key}' must be an object, got {parameters!r}.")
+        merged |= parameters
+    scaling = reader.over(merged)
+    name = scaling.text("rope_type", scaling.text("type", RopeType.DEFAULT.value))
+    name = _ROPE_ALIASES.get(name, name)
+    if name not in set(RopeType):
+        raise SpecError(
+            f"{reader.source}: rope type '{name}' is not supported. Supported: {', '.join(RopeType)}."
+        )
+    fallback = reader.optional_integer("max_position_embeddings") or 8192
+    theta = scaling.number("rope_theta", 10_000.0)
+    factor = scaling.number("factor", 1.0)
+    for key, value in (("rope_theta", theta), ("factor", factor)):
+        if value <= 0:
+            raise SpecError(f"{reader.source}: '{key}' must be positive, got {value:g}.")
+    return Rope(
+        theta=theta,
+        rope_type=RopeType(name),
+        factor=_longrope_factor(scaling) if name == "longrope" else factor,
+        low_freq_factor=scaling.number("low_freq_factor", 1.0),
+        high_freq_factor=scaling.number("high_freq_factor", 4.0),
+        original_max_position=scaling.integer("original_max_position_embeddings", fallback),
+        beta_fast=scaling.number("beta_fast", 32.0),
+        beta_slow=scaling.number("beta_slow", 1.0),
+        mscale=scaling.optional_number("mscale"),
+        mscale_all_dim=scaling.optional_number("mscale_all_dim"),
+        attention_factor=scaling.optional_number("attention_factor"),
+        is_truncated=scaling.boolean("truncate", default=True),
+        rotary_frac=scaling.number("partial_rotary_factor", 1.0),
+        short_factors=scaling.numbers("short_factor"),
+        long_factors=scaling.numbers("long_factor"),
+    )
+
+
+def check_factors(rope: Rope, head_dim: int, source: str) -> None:
+    """SpecError unless LongRoPE has a factor for every pair of channels."""
+    n_pairs = rope.rotary_dim(head_dim) // 2
+    n_short, n_long = len(rope.short_factors), len(rope.long_factors)
+    if rope.rope_type is RopeType.LONGROPE and (n_short, n_long) != (n_pairs, n_pairs):
+        raise SpecError(
+            f"{source}: longrope needs {n_pairs} numbers in short_factor and in long_factor, got {n_short} "
+            f"and {n_long}. Use the model's complete config.json."
+        )
+
+
+def _longrope_factor(scaling: ConfigReader) -> float:
+    """The longest sequence over the original one."""
+    original = scaling.integer("original_max_position_embeddings")
+    return scaling.integer("max_position_embeddings") / original

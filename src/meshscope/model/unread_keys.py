@@ -1,0 +1,307 @@
+"""Keys of a config that its family does not read: which change the model, and which family would read them all."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from meshscope.errors import SpecError
+from meshscope.model.model import (
+    HYBRID_FAMILIES,
+    SPARSE_FAMILIES,
+    AttentionKind,
+    Family,
+    Layer,
+)
+from meshscope.model.reader import ConfigReader
+
+# Keys of training, generation, tokens and bookkeeping, which change no weight, cache or collective, and those of
+# towers for images and sound, which are left out by statement. `rope` and `rotary` are positions.
+_HARMLESS = re.compile(
+    r"^_|token_(ids?|index)$|^tokenizer|^(bos|eos|pad)_id$|dropout|pdrop|drop_path|initializer|(^|_)init(_|$)|prenorm"
+    r"|(^|_)loss(_|$)|^(seq_)?aux_|_aux$|jitter|noise|_penalty$|^output_(attentions|hidden_states|router_logits|scores)$"
+    r"|^return_dict|version|dtype|_path$|implementation|flash_attn|flash_attention|fp32|(^|_)rope(?!_head)|rotary"
+    r"|(^|_)(vision|visual|images?|img|audio|video|multimodal|mm|projector|speech|media|talker|code2wav|token2wav)(_|$)"
+    r"|^(architectures|model_type|auto_map|name|model_name|license|id2label|label2id|problem_type|finetuning_task|torchscript"
+    r"|task_specific_params|prefix|use_cache|use_bfloat16|is_decoder|tie_encoder_decoder|chunk_size_feed_forward"
+    r"|ignore_index|pretraining_tp|ep_size|(num_)?logits_to_keep|max_length|min_length|max_new_tokens|do_sample"
+    r"|temperature|top_k|top_p|typical_p|num_beams|num_beam_groups|num_return_sequences|early_stopping|bad_words_ids"
+    r"|(begin_)?suppress_tokens|(encoder_)?no_repeat_ngram_size|remove_invalid_values|max_window_layers"
+    r"|initial_context_length|original_max_position_embeddings|max_seq(uence)?_len(gth)?|seq_length|model_max_length"
+    r"|tie_word_embeddings|quantization_config|compression_config|expert_dtype|text_config|llm_config|language_config"
+    r"|language_model)$"
+)
+# Factors and limits of values, which add no array.
+_OF_VALUES = re.compile(
+    r"multiplier|scal(e|ing|ar)(s|_|$)|softcap|_limit$|swiglu_|temperature|clip|topk_prob$|^route_norm$|_eps(ilon)?$"
+)
+# What the other keys change, by the words in their names; the first that is found.
+_CHANGES = {
+    re.compile(words): what
+    for words, what in (
+        (r"expert|moe|router|decoder_sparse|first_k_dense", "experts"),
+        (r"mamba|ssm|(^|_)state_size|(^|_)d_state|conv|dt_rank|time_(step|mix)|rwkv|^expand$|lru_", "state space layers"),
+        (r"linear_(attn|attention|num|key|value)|lightning", "linear attention"),
+        (r"lora_rank|nope_head|rope_head|v_head_dim|(^|_)mla(_|$)", "latent attention"),
+        (r"index|spars", "sparse attention"),
+        (r"engram|n_?gram|(^|_)ple_|per_layer_input", "tables of embeddings"),
+        (r"(^|_)hc_|hyper|stream|altup", "parallel residual streams"),
+        (r"encoder|cross_attention|decoder_layers|bidirectional", "an encoder"),
+        (r"parallel_(attn|attention|block|residual)|new_decoder_arch|multi_query|alibi", "parallel attention"),
+        (r"window|sliding|chunk|layer_types|(attn|attention|block)_type|pattern|hybrid|swa_", "windows or kinds of layers"),
+        (r"block_configs|per_layer_config|attn_layer|layer_(freq|period|offset|interval)", "kinds of layers"),
+        (r"mtp|nextn", "layers for multi-token prediction"),
+        (r"bias", "biases"),
+        (r"norm", "norms"),
+        (r"(^|_)gate(_|$)", "gates"),
+        (r"(^|_)act(ivation)?(_f(n|unc(tion)?))?$|feed_forward_proj", "another MLP"),
+        (r"cache|(^|_)cla(_|$)|memory", "caches"),
+        (r"(^|_)lora(_|$)|adapter", "adapters"),
+        (r"vocab|embed|pos_emb", "tables of embeddings"),
+        (r"compress_r|expansion|d_ff|_inner$|group|block|layer|head|(^|_)kv|hidden|intermediate|ffn|mlp|attn|attention|rank|state|residual", "layers"),
+    )
+}  # fmt: skip
+# Other names of sizes, which change nothing where they agree.
+_SAME = {
+    **dict.fromkeys(("num_layers", "n_layers", "n_layer"), "num_hidden_layers"),
+    **dict.fromkeys(("n_heads", "n_head"), "num_attention_heads"),
+    **dict.fromkeys(("experts_per_token", "num_experts_per_token"), "num_experts_per_tok"),
+    **dict.fromkeys(("d_model", "n_embd", "dim"), "hidden_size"),
+    "ffn_hidden_size": "intermediate_size",
+}
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Keys whose value 1 is that of a model without the part.
+_ONE = frozenset(
+    {"moe_layer_freq", "n_group", "topk_group", "num_expert_group", "decoder_sparse_step"}
+)
+# Keys that a family reads only for some of its models, or that repeat what its layers are.
+_OF_FAMILY: Mapping[Family, frozenset[str]] = {
+    **dict.fromkeys(
+        (Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, *SPARSE_FAMILIES),
+        frozenset(
+            {"head_dim", "qk_head_dim", "num_key_value_heads", "n_group", "topk_group"}
+            | {"index_share_for_mtp_iteration", "index_topk_freq", "index_skip_topk_offset"}
+        ),
+    ),
+    Family.DEEPSEEK_V4: frozenset(
+        {"compress_ratios", "compress_rates", "n_shared_experts", "norm_topk_prob", "topk_method"}
+        | {"qk_rope_head_dim"}
+    ),
+    **dict.fromkeys(
+        HYBRID_FAMILIES,
+        frozenset({"attn_output_gate", "output_gate_type", "full_attention_interval"}),
+    ),
+    Family.GEMMA4: frozenset(
+        {"num_global_key_value_heads", "vocab_size_per_layer_input", "per_layer_config"}
+        | {"num_experts", "top_k_experts", "moe_intermediate_size"}
+    ),
+    **dict.fromkeys((Family.QWEN3, Family.QWEN3_MOE), frozenset({"use_qk_norm"})),
+    Family.GPT_OSS: frozenset({"swiglu_alpha"}),
+}
+# Families with a window only if `use_sliding_window` is true, as their configs of transformers.
+_WINDOW_IS_OFF = frozenset({Family.QWEN2, Family.QWEN3, Family.QWEN3_MOE})
+_KIND_NAMES = {
+    AttentionKind.FULL: {"full_attention"},
+    AttentionKind.SLIDING: {"sliding_attention"},
+    AttentionKind.CHUNKED: {"chunked_attention"},
+    AttentionKind.LINEAR: {"linear_attention"},
+}
+_SPARSE_NAMES = {"full_attention", "deepseek_sparse_attention", "indexed_attention"}
+_GATED = ("silu", "swish", "swiglu")
+MAX_KEYS = 3  # in a message, for each part of a model
+SHOWN = 40  # characters of a value in a message
+
+
+class UnreadKeysError(SpecError):
+    """A config with keys that change the model and that its family does not read; `parts` says what they change."""
+
+    def __init__(self, message: str, parts: str) -> None:
+        super().__init__(message)
+        self.parts = parts
+
+
+def unread_keys(
+    reader: ConfigReader, outer: Mapping[str, Any], family: Family, layers: Iterable[Layer]
+) -> tuple[str, ...]:
+    """Keys that the family does not read, with their values, if they seem to change nothing that is counted.
+
+    UnreadKeysError names those that change weights, caches or collectives by their names. `outer` is the whole
+    config if the reader has the text part of it.
+    """
+    kinds = [layer.attention for layer in layers]
+    of_text = _leaves(reader.config, reader.used)
+    around = {
+        k: v for k, v in outer.items() if reader.config.get(k, v) != v or k not in reader.config
+    }
+    left = {
+        key: value
+        for key, value in (*of_text, *_leaves(around, set()))
+        if not _is_inert(key, value, reader, family, kinds)
+    }
+    changing = {key: what for key in left if (what := _change(key)) is not None}
+    if not changing:
+        return tuple(_shown(key, value) for key, value in left.items())
+    parts = _parts(changing)
+    listed = ", ".join(f"{_shown(key, left[key])} ({what})" for key, what in changing.items())
+    verb = "it" if len(changing) == 1 else "them"
+    raise UnreadKeysError(
+        f"{reader.source}: {listed}: family '{family}' does not read {verb}, and weights, caches or collectives would be "
+        f"wrong. Correct model_type, or set to null what the model does not have.",
+        parts,
+    )
+
+
+def _leaves(
+    config: Mapping[str, Any], used: set[str], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Keys that were not asked for, with those inside of objects and of lists of objects."""
+    for key, value in config.items():
+        if key in used or _HARMLESS.search(key):
+            continue
+        parts = value if isinstance(value, list) else [value]
+        inner = [one for one in parts if isinstance(one, Mapping) and one]
+        if inner and _change(key) is None:
+            for one in inner:
+                yield from _leaves(one, set(), f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _change(key: str) -> str | None:
+    """What a key changes by its name; None if nothing that is counted."""
+    name = key.rpartition(".")[2]
+    if _OF_VALUES.search(name):
+        return None
+    return next((what for words, what in _CHANGES.items() if words.search(name)), None)
+
+
+def _is_inert(
+    key: str, value: object, reader: ConfigReader, family: Family, kinds: list[AttentionKind]
+) -> bool:
+    """Whether a key that was not read changes nothing with this value."""
+    config, used = reader.config, reader.used
+    if _is_empty(value) or key in _OF_FAMILY.get(family, ()):
+        return True
+    if value == 1:
+        return key in _ONE or _OF_VALUES.search(key) is not None
+    if key in _COUNTS or key in _SAME:
+        same = _COUNTS if key in _COUNTS else (_SAME[key],)
+        return any(one in used and config.get(one) == value for one in same)
+    if key == "layer_types":
+        return _are_kinds(value, family, kinds)
+    if "window" in key:
+        is_off = config.get("use_sliding_window", family not in _WINDOW_IS_OFF) is False
+        length = config.get("max_position_embeddings")
+        return is_off or (type(value) is int and type(length) is int and value >= length)
+    return _change(key) == "another MLP" and value in _GATED
+
+
+def _is_empty(value: object) -> bool:
+    """Whether a value stands for none: null, false, 0, or an object or list of such."""
+    if isinstance(value, Mapping):
+        return all(map(_is_empty, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_empty, value)) and value != [0]  # a list of one layer, the first
+    return not value or value == "none"
+
+
+def _are_kinds(value: object, family: Family, kinds: list[AttentionKind]) -> bool:
+    """Whether names of layers are those of the kinds that were read."""
+    if not isinstance(value, list) or len(value) != len(kinds):
+        return False
+    if family in SPARSE_FAMILIES:
+        return all(name in _SPARSE_NAMES for name in value)
+    return all(name in _KIND_NAMES.get(kind, ()) for name, kind in zip(value, kinds, strict=True))
+
+
+def _parts(changes: Mapping[str, str]) -> str:
+    """`experts (num_experts, moe_k) and biases (use_bias)`."""
+    keys: dict[str, list[str]] = {}
+    for key, what in changes.items():
+        keys.setdefault(what, []).append(key)
+    few = {what: (*of[:MAX_KEYS], *["..."] * (len(of) > MAX_KEYS)) for what, of in keys.items()}
+    return " and no ".join(f"{what} ({', '.join(of)})" for what, of in few.items())
+
+
+def _shown(key: str, value: object) -> str:
+    text = repr(value)
+    return f"{key}={text if len(text) <= SHOWN else text[:SHOWN] + '...'}"
+
+
+# What every decoder has.
+_COMMON = frozenset({"layers", "tables of embeddings", "norms", "biases"})
+# Families whose layers have nothing that no key of their configs names.
+_PLAIN = frozenset(
+    {
+        *(Family.LLAMA, Family.MIXTRAL, Family.GLM4_MOE),
+        *(Family.DEEPSEEK_V2, Family.DEEPSEEK_V3),
+    }
+)
+# What families whose layers no key names lack, by words in the model type and class of a config; the first found.
+_UNNAMED = {
+    r"mamba|rwkv|jamba|zamba|bamba|falcon_?h|nemotron_?h|griffin|recurrent": "has no state space layers",
+    r"bert|electra|bart|t5|whisper|clip|pegasus|marian": "has no encoder",
+    r"cohere|command|gpt_?neox|gpt-?j|codegen|falcon|persimmon|^phi(?!3)": (
+        "has attention and MLP in another order, or other norms"
+    ),
+    r"gpt-?2|gpt_?neo|gpt_?bigcode|^opt|bloom|^mpt|starcoder": "has other norms, MLPs and positions",
+    r"olmo|minimax|hunyuan": "has other norms of queries and keys",
+    r"exaone|gemma|glm4": "has other norms",
+    r"^diff": "has other attention",
+    r"nemotron": "has other MLPs",
+}
+
+
+def unknown_family(
+    model_type: str, config: Mapping[str, Any], read: Callable[[Mapping[str, Any]], object]
+) -> str:
+    """The sentences of an error: a family that reads all keys of the config, or what no family has, and all families.
+
+    `read` reads a config, or raises SpecError.
+    """
+    classes = config.get("architectures")
+    stated = f" ({classes[0]})" if isinstance(classes, list) and classes else ""
+    return (
+        f"model family '{model_type}'{stated} is not supported. {_advice(model_type, config, read)} "
+        f"Supported: {', '.join(Family)}."
+    )
+
+
+def _advice(
+    model_type: str, config: Mapping[str, Any], read: Callable[[Mapping[str, Any]], object]
+) -> str:
+    """The family that reads all keys; or the nearest with what it lacks; or what the config has."""
+    lacking: dict[Family, str] = {}
+    start = re.split(r"[\d_-]", model_type)[0] or model_type
+    lacks_eps = config.get("rms_norm_eps") is None
+    unnamed = "has other norms (the config has no rms_norm_eps)" if lacks_eps else None
+    names = f"{model_type} {config.get('architectures') or ''}".lower()
+    unnamed = next((_UNNAMED[one] for one in _UNNAMED if re.search(one, names)), unnamed)
+    candidates = [one for one in Family if one in _PLAIN or one.startswith(start)]
+    candidates.sort(key=lambda one: -len(os.path.commonprefix([model_type, one])))  # noqa: RUF071
+    for family in candidates:
+        try:
+            read({**config, "model_type": family.value})
+        except UnreadKeysError as error:
+            lacking[family] = f"has no {error.parts}"
+        except SpecError:
+            continue
+        else:
+            if unnamed is None:
+                return f"'{family}' reads all keys of its config: if its layers are the same, write that model_type."
+            lacking[family] = unnamed
+    if lacking:
+        nearest = min(lacking, key=lambda one: lacking[one].count(",") + lacking[one].count("("))
+        return f"No family has its layers: '{nearest}', the nearest, {lacking[nearest]}."
+    changes = {
+        key: what
+        for key, value in config.items()
+        if not (_is_empty(value) or _HARMLESS.search(key) or value in _GATED)
+        and (what := _change(key)) is not None
+        and what not in _COMMON
+    }
+    if changes:
+        return f"No family has its layers: it has {_parts(changes).replace(' and no ', ' and ')}."
+    if unnamed is not None:
+        return f"No family has its layers: 'llama' {unnamed}."
+    return "No family has its layers, or its sizes are under other keys."

@@ -1,0 +1,258 @@
+"""Chunked prefill: how many sequences and positions of a device one execution of prefill covers.
+
+A chunk has as many whole sequences as fit, or a part of the positions of one sequence. A part attends
+to the cached positions before it, so each part of a prompt has its own program.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import lcm
+
+from meshscope.errors import SpecError
+from meshscope.events.enums import Phase
+from meshscope.model.model import CompressedAttention, LatentAttention, Model
+from meshscope.plans.context_form import ContextForm
+from meshscope.plans.plan import Plan
+from meshscope.plans.program import Engine, Frontend, Partitioner, Program
+from meshscope.plans.workload import Workload
+from meshscope.units import whole_number
+
+# Tokens of one scheduler step with chunked prefill: vLLM on v6e as CCL-Bench ran it, and vLLM's default
+# for servers with 80 GB of memory (arg_utils.py, get_batch_defaults). vLLM's defaults for TPUs are
+# smaller, 1,024 (server) and 2,048 tokens on v6e; sglang-jax ran its nightly benchmarks with 2,048.
+DEFAULT_CHUNK = 8192
+POSITION_STEP = 128  # `auto` cuts prompts at multiples of the smallest block of splash attention
+
+
+class ChunkRule(StrEnum):
+    """How to choose the chunk if the request gives no number of tokens."""
+
+    AUTO = "auto"  # up to DEFAULT_CHUNK tokens, if program and plan support chunks
+    OFF = "off"  # the whole batch at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillChunks:
+    """The chunks of a device's prefill: their number, and the sequences and positions of one.
+
+    The chunks of a prompt run one after the other, sequence group by sequence group.
+    """
+
+    n_sequences: int
+    n_positions: int
+    n_sequence_chunks: int = 1
+    n_position_chunks: int = 1
+
+    @property
+    def count(self) -> int:
+        """Executions of prefill programs in a request."""
+        return self.n_sequence_chunks * self.n_position_chunks
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a chunk is a part of a prompt."""
+        return self.n_position_chunks > 1
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of one chunk."""
+        return self.n_sequences * self.n_positions
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first position of each chunk of a prompt: the cached positions that it attends to."""
+        return tuple(number * self.n_positions for number in range(self.n_position_chunks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseProgram:
+    """A program of a phase; `start` is the first position of its chunk of a prompt."""
+
+    name: str  # of its function and its files
+    phase: Phase
+    start: int = 0
+
+
+def phase_programs(phase: Phase, chunks: PrefillChunks) -> tuple[PhaseProgram, ...]:
+    """The programs of a phase: one, or one for each chunk of a prompt; the last has its name."""
+    if phase is Phase.DECODE:
+        return (PhaseProgram(name=phase.value, phase=phase),)
+    *before, last = chunks.starts
+    return (
+        *(PhaseProgram(name=f"{phase}_at{at}", phase=phase, start=at) for at in before),
+        PhaseProgram(name=phase.value, phase=phase, start=last),
+    )
+
+
+def prefill_chunks(chunk: int | None, *, n_sequences: int, prompt: int) -> PrefillChunks:
+    """The chunks of `n_sequences` prompts on a device; a checked `chunk` divides them evenly."""
+    if chunk is None or n_sequences * prompt <= chunk:
+        return PrefillChunks(n_sequences=n_sequences, n_positions=prompt)
+    if prompt <= chunk:
+        n_each = chunk // prompt
+        return PrefillChunks(
+            n_sequences=n_each, n_positions=prompt, n_sequence_chunks=n_sequences // n_each
+        )
+    return PrefillChunks(
+        n_sequences=1,
+        n_positions=chunk,
+        n_sequence_chunks=n_sequences,
+        n_position_chunks=prompt // chunk,
+    )
+
+
+def chunk_option(value: str | int) -> int | ChunkRule:
+    """The value of `--prefill-chunk`: a number of tokens, `auto` or `off`."""
+    text = str(value)
+    if text in set(ChunkRule):
+        return ChunkRule(text)
+    try:
+        n_tokens = whole_number(text)
+    except ValueError as error:
+        raise SpecError(
+            f"--prefill-chunk '{text}' is not a number of tokens. Use a number, "
+            f"{ChunkRule.AUTO} or {ChunkRule.OFF}."
+        ) from error
+    if n_tokens < 1:
+        raise SpecError(
+            f"--prefill-chunk {n_tokens} is too small. Use at least 1 token, or {ChunkRule.OFF}."
+        )
+    return n_tokens
+
+
+def why_no_chunks(plan: Plan, program: Program, engine: Engine) -> str | None:
+    """The reason why prefill cannot run in chunks; None if it can."""
+    if engine is not Engine.MESHSCOPE:
+        return f"--engine {engine} prefills all sequences in one step"
+    if program.frontend is Frontend.TORCHXLA:
+        return f"--frontend {program.frontend} traces a whole prompt"
+    if program.partitioner is not Partitioner.MANUAL:
+        return f"--partitioner {program.partitioner} has no rows of one device"
+    if plan.pp > 1:
+        return "the micro-batches of a pipeline are its chunks (--microbatches)"
+    return None
+
+
+def why_auto_is_whole(plan: Plan, program: Program, engine: Engine) -> str | None:
+    """The reason why `auto` leaves a prefill of many tokens in one chunk; None if it never does."""
+    if plan.cp > 1 and program.context is not ContextForm.AUTO:
+        return f"--context {program.context} brings keys to whole prompts"
+    if plan.cp > 1:
+        return (
+            f"under cp, {ChunkRule.AUTO} cuts only prompts of more than {DEFAULT_CHUNK:,} tokens, where "
+            "that is faster"
+        )
+    return why_no_chunks(plan, program, engine)
+
+
+def why_no_position_chunks(model: Model, plan: Plan) -> str | None:
+    """The reason why a prompt cannot be cut; None if it can."""
+    attention = model.attention
+    if plan.cp == 1:
+        return None
+    if isinstance(attention, CompressedAttention):
+        return f"under cp, {model.name} compresses the positions of a prompt together"
+    if isinstance(attention, LatentAttention) and attention.indexer is not None:
+        return f"under cp, the indexer of {model.name} needs the scores of a whole prompt"
+    return None
+
+
+def compressed_positions(model: Model) -> int:
+    """The positions of a prompt that layers compress together; a chunk has a multiple of them."""
+    attention = model.attention
+    is_compressed = isinstance(attention, CompressedAttention)
+    return lcm(attention.sparse_rate, attention.heavy_rate) if is_compressed else 1
+
+
+def check_chunks(
+    model: Model, plan: Plan, workload: Workload, program: Program, engine: Engine
+) -> None:
+    """Raise SpecError unless program and plan support the chunk and it divides the work evenly."""
+    chunk, prompt = workload.prefill_chunk, workload.prompt
+    if chunk is None:
+        return
+    option = f"--prefill-chunk {chunk}"
+    if reason := why_no_chunks(plan, program, engine):
+        raise SpecError(f"{option} is not supported: {reason}. Drop it, or use {ChunkRule.OFF}.")
+    n_sequences = workload.batch // plan.data_size
+    if n_sequences * prompt <= chunk:
+        return
+    if prompt <= chunk:
+        if n_sequences % (chunk // prompt):
+            sizes = _nearest((n * prompt for n in divisors(n_sequences)), chunk)
+            raise SpecError(
+                f"{option}: chunks of {chunk // prompt} prompts of {prompt} tokens do not divide the "
+                f"{n_sequences} sequences of a device. Use {sizes}."
+            )
+        return
+    if reason := why_no_position_chunks(model, plan):
+        raise SpecError(f"{option} is shorter than prompt={prompt}, and {reason}. Use {prompt}.")
+    window = compressed_positions(model)
+    step = lcm(window, plan.cp * (plan.tp if plan.sp else 1))
+    if prompt % chunk or chunk % step:
+        sizes_of = [f"cp={plan.cp}"] * (plan.cp > 1) + [f"tp={plan.tp}"] * plan.sp
+        sizes_of = sizes_of or [f"a window of {window} compressed positions"] * (window > 1)
+        reason = " (sp)" if plan.sp else ""
+        split = f", or {' x '.join(sizes_of)} does not divide it{reason}" if sizes_of else ""
+        sizes = _nearest((n for n in divisors(prompt) if n % step == 0), chunk) or prompt
+        raise SpecError(f"{option} does not divide prompt={prompt}{split}. Use {sizes}.")
+
+
+def with_auto_chunk(  # noqa: PLR0913  the parts of an experiment
+    model: Model,
+    plan: Plan,
+    workload: Workload,
+    program: Program,
+    engine: Engine,
+    *,
+    limit: int = DEFAULT_CHUNK,
+) -> Workload:
+    """The workload with the largest chunk up to `limit`; unchanged if prefill has one chunk.
+
+    Under cp, only prompts of more than `limit` tokens are cut. `cost.default_chunk` decides whether that is
+    faster.
+    """
+    n_sequences, prompt = workload.batch // plan.data_size, workload.prompt
+    if program.frontend.prefills_one_prompt:
+        return workload if n_sequences == 1 else replace(workload, prefill_chunk=prompt)
+    if plan.cp > 1:
+        return _with_split_prompts(model, plan, workload, program, engine, limit=limit)
+    is_short = n_sequences * prompt <= limit
+    if is_short or why_no_chunks(plan, program, engine) is not None:
+        return workload
+    if prompt <= limit:
+        n_each = max(n for n in divisors(n_sequences) if n * prompt <= limit)
+        return replace(workload, prefill_chunk=n_each * prompt)
+    step = lcm(POSITION_STEP, compressed_positions(model), plan.tp if plan.sp else 1)
+    sizes = [n for n in divisors(prompt) if n <= limit and n % step == 0]
+    if not sizes or why_no_position_chunks(model, plan) is not None:
+        return workload if n_sequences == 1 else replace(workload, prefill_chunk=prompt)
+    return replace(workload, prefill_chunk=max(sizes))
+
+
+def _with_split_prompts(  # noqa: PLR0913  the parts of an experiment
+    model: Model, plan: Plan, workload: Workload, program: Program, engine: Engine, *, limit: int
+) -> Workload:
+    """The workload with the longest chunk of prompts that cp splits; unchanged without one."""
+    reason = why_no_chunks(plan, program, engine) or why_no_position_chunks(model, plan)
+    is_whole = workload.prompt <= limit or program.context is not ContextForm.AUTO
+    if is_whole or reason is not None:
+        return workload
+    step = plan.cp * POSITION_STEP * (plan.tp if plan.sp else 1)
+    sizes = [n for n in divisors(workload.prompt) if n <= limit and n % step == 0]
+    return replace(workload, prefill_chunk=max(sizes)) if sizes else workload
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, smallest first."""
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
+
+
+def _nearest(sizes: Iterable[int], wanted: int) -> str:
+    """The next smaller and the next larger size, as a choice."""
+    ordered = list(sizes)
+    smaller = [size for size in ordered if size < wanted][-1:]
+    larger = [size for size in ordered if size > wanted][:1]
+    return " or ".join(map(str, smaller + larger))

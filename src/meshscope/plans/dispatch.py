@@ -1,0 +1,227 @@
+"""Dispatch of tokens to experts: axes, form, buffer sizes and traffic.
+
+A device routes `n_tokens` tokens to `n_active` experts each: `n_rows` rows. If an axis splits both
+experts and tokens, rows are sent to the device of their expert and back.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from math import ceil, sqrt
+
+from meshscope.model.model import MixtureOfExperts
+from meshscope.plans.plan import Plan
+
+# Room of a buffer, if the worst routing needs more: rows beyond it take another round. Random routing
+# exceeds the mean by more than six standard deviations (of a Poisson distribution) once in a billion
+# loads; at least a quarter of the mean is left for experts that are chosen more often than others.
+ROUND_ROOM = Fraction(5, 4)
+ROUND_DEVIATIONS = 6
+# Buffers of few rows cost little, and few rows vary more: one round for the worst routing.
+MIN_ROUND_ROWS = 512
+ROWS_STEP = 8  # of grouped matmuls
+TILE_ELEMENTS = 1024  # of a TPU's tile of 8 x 128
+# Tokens of a device in a block of a fused kernel, as tuned for Qwen3-30B-A3B on v6e; fewer if there are fewer.
+FUSED_BLOCK_TOKENS = 512
+ROUNDS_SCOPE = "exchange_rounds"  # names the loop over rounds in the program
+
+
+def fills_tiles(width: int) -> bool:
+    """Whether rows of `width` elements can be stored as whole tiles, each contiguous in memory."""
+    return width % TILE_ELEMENTS == 0
+
+
+class DispatchForm(StrEnum):
+    """How rows are exchanged: in their actual number, or in a fixed number of slots."""
+
+    AUTO = "auto"  # ragged if XLA supports it, else capacity; one_hot with the auto partitioner
+    RAGGED = "ragged"  # ragged all-to-all of the actual rows
+    CAPACITY = "capacity"  # all-to-all of a fixed number of slots per device
+    ONE_HOT = "one_hot"  # auto partitioner: einsums with a dispatch mask (GShard)
+    ONE_HOT_PINNED = (
+        "one_hot_pinned"  # as one_hot, with rows annotated before and after the exchange
+    )
+    GATHERED = "gathered"  # auto partitioner: rows gathered by index, then a grouped matmul
+    FUSED = "fused"  # one kernel of a serving engine exchanges and multiplies rows (predicted only)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """The exchange of rows in one layer of one step, per device.
+
+    `n_buffer_rows` is the capacity of the receive buffer. `n_slots` of them are reserved for each
+    sending device; None if the exchange is ragged. `n_expert_slots` of those are reserved for each
+    expert; None if all experts of a device share its slots. With `has_rounds`, rows beyond the capacity
+    are exchanged in further rounds; without, they are dropped.
+    """
+
+    form: DispatchForm
+    axes: tuple[str, ...]
+    n_ranks: int
+    n_tokens: int
+    n_active: int
+    n_local_experts: int
+    n_buffer_rows: int
+    n_slots: int | None
+    n_expert_slots: int | None = None
+    has_rounds: bool = False
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that one device sends, including those to itself."""
+        return self.n_tokens * self.n_active
+
+    @property
+    def n_worst_rows(self) -> int:
+        """Rows that one device receives if all tokens of all devices choose its experts."""
+        return self.n_ranks * self.n_tokens * min(self.n_active, self.n_local_experts)
+
+    @property
+    def n_worst_dropped(self) -> int:
+        """Rows for one device that are dropped under the worst routing.
+
+        With slots per expert, the worst case is that all tokens choose the same experts.
+        """
+        if self.has_rounds:
+            return 0
+        if self.n_expert_slots is not None:
+            n_used_experts = min(self.n_active, self.n_local_experts)
+            return max(0, self.n_worst_rows - self.n_ranks * n_used_experts * self.n_expert_slots)
+        return max(0, self.n_worst_rows - self.n_buffer_rows)
+
+    def received_rows(self, skew: float) -> Fraction:
+        """Rows that the most loaded device receives from others.
+
+        Its experts are chosen `skew` times as often as the mean, limited by its buffer and by the
+        number of choices. Fixed slots are sent whatever the routing.
+        """
+        if self.n_slots is not None:
+            return Fraction((self.n_ranks - 1) * self.n_slots)
+        share = Fraction(self.n_ranks - 1, self.n_ranks)
+        max_rows = self.n_worst_rows
+        if not self.has_rounds:
+            max_rows = min(max_rows, self.n_buffer_rows)
+        return min(Fraction(skew) * self.n_rows, Fraction(max_rows)) * share
+
+    def device_load(self, skew: float) -> float:
+        """Rows that the most loaded device computes over the mean; slots of experts are computed, filled or not."""
+        if self.n_expert_slots is not None:
+            return 1.0
+        return skew if self.has_rounds else min(skew, self.n_buffer_rows / self.n_rows)
+
+    def exchange_load(self, skew: float) -> float:
+        """Time of the exchange for the most loaded device over the time under balanced routing.
+
+        A ragged exchange moves its rows, and an exchange of slots repeats whole rounds.
+        """
+        if self.n_slots is None:
+            return float(self.received_rows(skew) / self.received_rows(1.0))
+        return float(ceil(skew * self.n_rows / self.n_buffer_rows)) if self.has_rounds else 1.0
+
+    @property
+    def n_most_rows(self) -> Fraction:
+        """Rows that a device receives from others if all tokens choose its experts."""
+        if self.n_slots is not None:
+            return Fraction((self.n_ranks - 1) * self.n_slots)
+        from_others = Fraction(self.n_worst_rows * (self.n_ranks - 1), self.n_ranks)
+        return from_others if self.has_rounds else min(Fraction(self.n_buffer_rows), from_others)
+
+    @property
+    def rounds_note(self) -> str:
+        """What the time of an exchange in rounds assumes about the routing."""
+        limit = f"{self.n_buffer_rows:,} rows to a device"
+        if self.n_slots is not None:
+            limit = f"{self.n_slots:,} rows from one device to another"
+        return (
+            "the expert exchange counts as one round, as under balanced routing: if routing sends more "
+            f"than {limit}, it takes further rounds and more time"
+        )
+
+
+def dispatch_of(  # noqa: PLR0913  the parameters of an exchange
+    moe: MixtureOfExperts,
+    plan: Plan,
+    *,
+    n_tokens: int,
+    form: DispatchForm,
+    capacity_factor: float | None,
+    has_expert_slots: bool = False,
+) -> Dispatch | None:
+    """The exchange for one device's `n_tokens`; None if no rows are exchanged.
+
+    Without a capacity factor, no row is dropped: buffers fit the worst routing, or somewhat more than
+    the mean if that is much less, and then the exchange repeats until all rows are done. With a factor,
+    a device has room for that multiple of the mean. With expert slots, the factor applies to each
+    expert, with at least one slot per device.
+    """
+    axes = exchange_axes(plan, form)
+    if not axes:
+        return None
+    n_local = moe.n_experts // plan.ep
+    n_choices = min(moe.n_active, n_local)
+    worst = n_tokens * n_choices
+    n_rows = n_tokens * moe.n_active
+    n_expert_slots, has_rounds = None, False
+    if has_expert_slots:
+        n_expert_slots = slots_of_expert(moe, n_tokens, capacity_factor)
+        n_slots = n_local * n_expert_slots
+        room = plan.ep * n_slots
+    elif form in {DispatchForm.RAGGED, DispatchForm.FUSED}:
+        room = _room(plan.ep * worst, n_rows, capacity_factor, least=MIN_ROUND_ROWS)
+        has_rounds = capacity_factor is None and room < plan.ep * worst
+        n_slots = None
+    else:
+        mean = Fraction(n_rows, plan.ep)
+        n_slots = _room(worst, mean, capacity_factor, least=-(-MIN_ROUND_ROWS // plan.ep))
+        has_rounds = capacity_factor is None and n_slots < worst
+        room = plan.ep * n_slots
+    return Dispatch(
+        form=form,
+        axes=axes,
+        n_ranks=plan.ep,
+        n_tokens=n_tokens,
+        n_active=moe.n_active,
+        n_local_experts=n_local,
+        n_buffer_rows=room,
+        n_slots=n_slots,
+        n_expert_slots=n_expert_slots,
+        has_rounds=has_rounds,
+    )
+
+
+def _room(worst: int, mean: Fraction | int, capacity_factor: float | None, *, least: int) -> int:
+    """Rows of a buffer: the capacity factor times the mean, or room for one round."""
+    if capacity_factor is not None:
+        return min(worst, ceil(mean * Fraction(capacity_factor)))
+    rows = max(ceil(mean * ROUND_ROOM), ceil(mean + ROUND_DEVIATIONS * sqrt(mean)), least)
+    return min(worst, -(-rows // ROWS_STEP) * ROWS_STEP)
+
+
+def slots_of_expert(moe: MixtureOfExperts, n_tokens: int, capacity_factor: float | None) -> int:
+    """Slots of one device for one expert: all its tokens, or the factor times the mean (at least 1)."""
+    if capacity_factor is None:
+        return n_tokens
+    return min(n_tokens, max(1, ceil(n_tokens * moe.n_active * capacity_factor / moe.n_experts)))
+
+
+def most_skew(moe: MixtureOfExperts, plan: Plan) -> Fraction:
+    """The load of a device over the mean if every token chooses as many of its experts as it can."""
+    return Fraction(plan.ep * min(moe.n_active, moe.n_experts // plan.ep), moe.n_active)
+
+
+def exchange_axes(plan: Plan, form: DispatchForm = DispatchForm.AUTO) -> tuple[str, ...]:
+    """The axes of the dispatch all-to-all; () if the experts are sharded over tp only.
+
+    The devices of a tp group have the same tokens and need no exchange among themselves, but a fused kernel
+    splits the tokens over them.
+    """
+    is_exchanged = form is DispatchForm.FUSED or plan.data_axis in plan.expert_axes
+    return plan.expert_axes if is_exchanged else ()
+
+
+def routed_tokens(plan: Plan, n_local_tokens: int, form: DispatchForm = DispatchForm.AUTO) -> int:
+    """Tokens that one device routes, given the `n_local_tokens` of its tp group.
+
+    If the dispatch includes tp, each device of the group routes its share, rounded up.
+    """
+    return -(-n_local_tokens // plan.tp) if "tp" in exchange_axes(plan, form) else n_local_tokens

@@ -1,0 +1,499 @@
+"""An experiment: model, plan, slice, workload and program, checked for consistency."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshscope.errors import SpecError
+from meshscope.events.collective import Groups
+from meshscope.events.enums import Phase
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.compiler_facts import compiler_facts
+from meshscope.hardware.topology import Topology
+from meshscope.model.model import MlpKind, Model
+from meshscope.model.shallow import ShallowLayers, shallow_layers
+from meshscope.plans.caches import CacheLayout
+from meshscope.plans.checks import (
+    check_axes,
+    check_blocks,
+    check_context,
+    check_dispatch,
+    check_frontend,
+    check_fused,
+    check_narrow_program,
+    check_pipeline,
+    check_quantization,
+    check_ring,
+    check_routing_skew,
+    check_shared_layers,
+    check_torchxla_dtypes,
+    check_weights,
+)
+from meshscope.plans.chunks import (
+    DEFAULT_CHUNK,
+    PhaseProgram,
+    PrefillChunks,
+    check_chunks,
+    phase_programs,
+    prefill_chunks,
+    with_auto_chunk,
+)
+from meshscope.plans.context_form import ContextForm, local_tokens, why_no_ring
+from meshscope.plans.dispatch import (
+    Dispatch,
+    DispatchForm,
+    dispatch_of,
+    routed_tokens,
+)
+from meshscope.plans.experiment_record import (
+    CompilerDispatch,
+    DispatchRecord,
+    ExperimentRecord,
+    LayerForm,
+    ProgramDispatch,
+    phase_dispatch,
+    record_from_dict,
+)
+from meshscope.plans.kernel_choice import KernelChoices, Kernels, kernel_choices
+from meshscope.plans.mesh import Mesh
+from meshscope.plans.plan import Plan, check_batch, check_model
+from meshscope.plans.program import Engine, Frontend, Loop, Partitioner, Program
+from meshscope.plans.stages import default_microbatches
+from meshscope.plans.workload import Workload
+from meshscope.serialize import FormatError
+from meshscope.units import DTYPE_BITS
+
+DEFAULT_CAPACITY_FACTOR = 2.0  # GShard (arXiv 2006.16668): 2 N / E slots per expert for N tokens
+
+# Compiling an unrolled layer of a 32B model takes one to two seconds; scanned layers compile once.
+# The collectives are the same, so `--loop auto` unrolls only models that compile in seconds, and
+# times deeper ones by a shallow program (`Experiment.shallow_layers`).
+MAX_UNROLLED_LAYERS = 8
+# On GPUs a loop over layers copies each weight out of its stack: 9.6 instead of 3.4 ms for a decode step
+# of Qwen3-8B, by the walk of both programs. Its 36 layers compile in 28 s on two cores.
+MAX_UNROLLED_LAYERS_GPU = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A consistent experiment, as built by `experiment_of`."""
+
+    model: Model
+    plan: Plan
+    topology: Topology
+    workload: Workload
+    program: Program
+    engine: Engine = Engine.MESHSCOPE
+    device_order: tuple[int, ...] | None = None  # device at each mesh position; None: 0, 1, 2, ...
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the plan over the devices of the slice, whose groups are those of device ids."""
+        return Mesh(axes=self.plan.mesh.axes, order=self.device_order)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Prefill, and decode if the request has more than one output token."""
+        if self.is_part_of_decode:
+            return (Phase.DECODE,)
+        has_decode = self.workload.n_decode_steps > 0
+        return (Phase.PREFILL, Phase.DECODE) if has_decode else (Phase.PREFILL,)
+
+    @property
+    def is_part_of_decode(self) -> bool:
+        """Whether this is no request, but the step that verifies a draft, or that of a head that drafts."""
+        return self.workload.decode_tokens > 1 or self.model.draft_head is not None
+
+    @property
+    def is_scanned(self) -> bool:
+        """Whether the layers are compiled as a loop."""
+        if self.program.frontend is not Frontend.JAX:
+            return False  # a trace has no loops, and engines write none
+        match self.program.loop:
+            case Loop.SCAN:
+                return True
+            case Loop.UNROLL:
+                return False
+            case Loop.AUTO:
+                is_gpu = self.topology.chip.kind is ChipKind.GPU
+                limit = MAX_UNROLLED_LAYERS_GPU if is_gpu else MAX_UNROLLED_LAYERS
+                return self.model.n_layers > limit
+
+    @property
+    def shallow_layers(self) -> ShallowLayers | None:
+        """The layers of the unrolled program that gives a compiled step its time.
+
+        None if the compiled program itself does: its layers are unrolled, or the user asked for a
+        loop, or it is a pipeline, whose stages are loops over ticks.
+        """
+        is_chosen = self.is_scanned and self.program.loop is Loop.AUTO
+        return shallow_layers(self.model.layers) if is_chosen and self.plan.pp == 1 else None
+
+    def unrolled(self, layers: ShallowLayers) -> "Experiment":
+        """The experiment with these layers of the model, unrolled."""
+        kinds = tuple(self.model.layers[layer] for layer in layers.layers)
+        return replace(
+            self,
+            model=replace(self.model, layers=kinds),
+            program=replace(self.program, loop=Loop.UNROLL),
+        )
+
+    @property
+    def dispatch_form(self) -> DispatchForm:
+        """The dispatch form: as requested, else the default of partitioner and target."""
+        if self.program.dispatch is not DispatchForm.AUTO:
+            return self.program.dispatch
+        is_torchxla = self.program.frontend is Frontend.TORCHXLA
+        if self.program.partitioner is Partitioner.AUTO and not is_torchxla:
+            return DispatchForm.ONE_HOT
+        return self._natural_form
+
+    @property
+    def _natural_form(self) -> DispatchForm:
+        """Ragged if XLA supports it (GPU and TPU, except large v5e slices), else capacity.
+
+        torch_xla has no ragged all-to-all.
+        """
+        if self.program.frontend is Frontend.TORCHXLA:
+            return DispatchForm.CAPACITY
+        chip, n_chips = self.topology.chip, self.topology.n_chips
+        max_chips = compiler_facts(chip.name).max_ragged_all_to_all_chips.value
+        is_large = max_chips is not None and n_chips > max_chips
+        is_unsupported = is_large or chip.kind is ChipKind.CPU
+        return DispatchForm.CAPACITY if is_unsupported else DispatchForm.RAGGED
+
+    @property
+    def capacity_factor(self) -> float | None:
+        """Buffer capacity over the mean load; None for buffers that fit any routing.
+
+        On a TPU without ragged all-to-all, buffers for any routing would take most of the memory,
+        so the default dispatch (`--dispatch auto`) uses a fixed factor.
+        """
+        if self.program.capacity_factor is not None:
+            return self.program.capacity_factor
+        is_capacity = self.dispatch_form is DispatchForm.CAPACITY
+        is_fallback = is_capacity and self.program.dispatch is DispatchForm.AUTO
+        is_tpu = self.topology.chip.kind is ChipKind.TPU
+        return DEFAULT_CAPACITY_FACTOR if is_fallback and is_tpu else None
+
+    def dispatch(self, phase: Phase) -> Dispatch | None:
+        """The dispatch of one MoE layer; None without experts or if no rows are exchanged.
+
+        In a pipeline, this is the dispatch of one micro-batch. With the auto partitioner, where the
+        compiler chooses the exchange, it is the dispatch of the manual partitioner.
+        """
+        if self.model.moe is None:
+            return None
+        is_torchxla = self.program.frontend is Frontend.TORCHXLA
+        is_explicit = is_torchxla or self.program.partitioner is Partitioner.MANUAL
+        return dispatch_of(
+            self.model.moe,
+            self.plan,
+            n_tokens=routed_tokens(self.plan, self._local_tokens(phase), self.dispatch_form),
+            form=self.dispatch_form if is_explicit else self._natural_form,
+            capacity_factor=self.capacity_factor if is_explicit else None,
+            has_expert_slots=is_torchxla,
+        )
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        """Whose cache arrays a device has: a serving engine's on TPU, or those of our programs."""
+        match self.program.frontend:
+            case Frontend.VLLM_TPU:
+                return CacheLayout.VLLM_TPU
+            case Frontend.SGLANG_JAX:
+                return CacheLayout.SGLANG_JAX
+            case _:
+                is_tpu = self.topology.chip.kind is ChipKind.TPU
+                is_vllm = self.engine is Engine.VLLM and is_tpu
+                return CacheLayout.VLLM_TPU if is_vllm else CacheLayout.OWN
+
+    @property
+    def context_form(self) -> ContextForm:
+        """The form of context parallelism: as requested, else a ring if supported."""
+        if self.program.context is not ContextForm.AUTO:
+            return self.program.context
+        is_ring = why_no_ring(self.model, self.plan, self.topology) is None
+        return ContextForm.RING if is_ring else ContextForm.ALLGATHER
+
+    @property
+    def prefill_chunks(self) -> PrefillChunks:
+        """The chunks of a device's prefill; in a pipeline, one chunk of several micro-batches."""
+        workload = self.workload
+        n_sequences = workload.batch // self.plan.data_size
+        return prefill_chunks(
+            workload.prefill_chunk, n_sequences=n_sequences, prompt=workload.prompt
+        )
+
+    @property
+    def has_cut_prompts(self) -> bool:
+        """Whether prefill cuts prompts into chunks of positions."""
+        return self.prefill_chunks.is_cut
+
+    def programs(self, phase: Phase) -> tuple[PhaseProgram, ...]:
+        """The programs of a phase: one, or one for each chunk of a prompt."""
+        return phase_programs(phase, self.prefill_chunks)
+
+    def n_chunks(self, phase: Phase) -> int:
+        """Executions of programs in one step: the chunks of prefill; 1 in decode."""
+        return self.prefill_chunks.count if phase is Phase.PREFILL else 1
+
+    def n_sequences(self, phase: Phase) -> int:
+        """Sequences of a device in one chunk of prefill, or in a decode step."""
+        if phase is Phase.PREFILL:
+            return self.prefill_chunks.n_sequences
+        return self.workload.batch // self.plan.data_size
+
+    def n_positions(self, phase: Phase) -> int:
+        """New positions of a sequence in one chunk of prefill, or in a decode step."""
+        if phase is Phase.PREFILL:
+            return self.prefill_chunks.n_positions
+        return self.workload.decode_tokens
+
+    def n_rows(self, phase: Phase) -> int:
+        """Rows of a device's residual stream: sequences in a chunk of prefill, single tokens in decode."""
+        n_tokens = 1 if phase is Phase.PREFILL else self.workload.decode_tokens
+        return self.n_sequences(phase) * n_tokens
+
+    @property
+    def by_token(self) -> "Experiment":
+        """The experiment in whose decode step each token is a sequence of its own."""
+        workload = self.workload
+        if workload.decode_tokens == 1:
+            return self
+        batch = workload.batch * workload.decode_tokens
+        return replace(self, workload=replace(workload, batch=batch, decode_tokens=1))
+
+    def with_auto_chunk(self, *, limit: int = DEFAULT_CHUNK) -> "Experiment":
+        """The experiment with the longest prefill chunk up to `limit` tokens, if prefill can run in chunks."""
+        parts = (self.model, self.plan, replace(self.workload, prefill_chunk=None))
+        workload = with_auto_chunk(*parts, self.program, self.engine, limit=limit)
+        return replace(self, workload=workload)
+
+    def n_microbatches(self, phase: Phase) -> int:
+        """Micro-batches per step of meshscope's pipeline; 1 without a pipeline.
+
+        A decode step is one micro-batch, as its tokens depend on the previous step.
+        """
+        has_pipeline = self.plan.pp > 1 and self.engine is Engine.MESHSCOPE
+        if phase is Phase.DECODE or not has_pipeline:
+            return 1
+        local_batch = self.workload.batch // self.plan.data_size
+        return self.program.microbatches or default_microbatches(local_batch, self.plan.pp)
+
+    @property
+    def kernels(self) -> KernelChoices:
+        """The parts of the program that use kernels, and why others do not."""
+        return kernel_choices(
+            self.program.kernels,
+            chip=self.topology.chip,
+            model=self.model,
+            plan=self.plan,
+            workload=self.workload,
+            form=self.dispatch_form,
+            has_kernels=self.program.frontend is not Frontend.TORCHXLA,
+        )
+
+    def _local_tokens(self, phase: Phase) -> int:
+        """Tokens of a tp group in a step or micro-batch."""
+        n_tokens, frontend = self.n_positions(phase), self.program.frontend
+        # In torch_xla, experts beside an MLP see the tokens of all cp devices.
+        is_beside = any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in self.model.layers)
+        is_local = self.plan.pp > 1 or not is_beside
+        if frontend is Frontend.JAX or (frontend is Frontend.TORCHXLA and is_local):
+            n_tokens = local_tokens(self.plan, phase, n_tokens)
+        return self.n_sequences(phase) // self.n_microbatches(phase) * n_tokens
+
+    @property
+    def _dispatch_record(self) -> DispatchRecord | None:
+        """The dispatch of one layer per phase, balanced and under the routing skew."""
+        is_auto = self.program.partitioner is Partitioner.AUTO
+        is_jax = self.program.frontend is Frontend.JAX
+        if is_jax and is_auto and self.model.moe is not None:
+            return CompilerDispatch(form=self.dispatch_form, by="compiler")
+        dispatches = {phase: self.dispatch(phase) for phase in self.phases}
+        row_bytes = self.model.hidden * DTYPE_BITS[self.workload.activation_dtype] // 8
+        skew = self.workload.routing_skew
+        facts = {
+            phase.value: phase_dispatch(dispatch, row_bytes=row_bytes, skew=skew)
+            for phase, dispatch in dispatches.items()
+            if dispatch is not None
+        }
+        return ProgramDispatch(routing_skew=skew, **facts) if facts else None
+
+    def crosses_slices(self, groups: Groups) -> bool | None:
+        """Whether any group spans slices and uses DCN; None for a single slice."""
+        return self.topology.crosses_slices(groups)
+
+    @property
+    def record(self) -> ExperimentRecord:
+        """The experiment with its derived values, as stored in a run."""
+        return ExperimentRecord(
+            model=self.model,
+            plan=self.plan,
+            mesh=dict(self.plan.mesh.axes),
+            topology=self.topology,
+            n_devices=self.topology.n_devices,
+            n_chips=self.topology.n_chips,
+            workload=self.workload,
+            program=self.program,
+            layers_are=LayerForm.SCANNED if self.is_scanned else LayerForm.UNROLLED,
+            microbatches={phase: self.n_microbatches(phase) for phase in self.phases},
+            prefill_chunks=self.prefill_chunks,
+            kernels={} if self.program.frontend.is_engine else self.kernels.as_dict(),
+            context=self.context_form if self.plan.cp > 1 else None,
+            engine=self.engine,
+            dispatch=self._dispatch_record,
+            device_order=self.device_order,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The experiment as plain values, for worker processes."""
+        return self.record.as_dict()
+
+
+def experiment_from_dict(values: Mapping[str, Any]) -> Experiment:
+    """The experiment that `Experiment.as_dict` wrote; SpecError if a value is missing or of the wrong form."""
+    try:
+        record = record_from_dict(values)
+    except FormatError as error:
+        raise SpecError(
+            f"the stored experiment is damaged: {error}. Rerun the experiment."
+        ) from error
+    return experiment_of_record(record)
+
+
+def experiment_of_record(record: ExperimentRecord) -> Experiment:
+    """The experiment of a stored run; SpecError if the run does not know all of it."""
+    model, plan, topology = record.architecture, record.plan, record.topology
+    workload, program, engine = record.workload, record.program, record.engine
+    if (
+        model is None
+        or plan is None
+        or topology is None
+        or workload is None
+        or program is None
+        or engine is None
+    ):
+        parts = {"model": model, "plan": plan, "topology": topology}
+        parts |= {"workload": workload, "program": program, "engine": engine}
+        missing = ", ".join(name for name, part in parts.items() if part is None)
+        raise SpecError(f"the stored experiment lacks {missing}. Rerun the experiment.")
+    return Experiment(
+        model=model,
+        plan=plan,
+        topology=topology,
+        workload=workload,
+        program=program,
+        engine=engine,
+        device_order=record.device_order,
+    )
+
+
+def first_layers(model: Model, n_layers: int) -> Model:
+    """The model of --layers: only its first layers; SpecError for a number that it does not have."""
+    if not 1 <= n_layers <= model.n_layers:
+        raise SpecError(
+            f"--layers {n_layers} is invalid: {model.name} has {model.n_layers} layers. "
+            f"Use 1 to {model.n_layers}."
+        )
+    return model.first(n_layers)
+
+
+def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of devices
+    *,
+    model: Model,
+    plan: Plan,
+    topology: Topology,
+    workload: Workload,
+    program: Program | None = None,
+    engine: Engine = Engine.MESHSCOPE,
+    n_layers: int | None = None,
+    device_order: Sequence[int] | None = None,
+) -> Experiment:
+    """Build and check an experiment; fills the plan to the slice and truncates the model.
+
+    `device_order` has the device at each position of the mesh, if they do not follow it.
+    """
+    if n_layers is not None:
+        model = first_layers(model, n_layers)
+    plan = plan.filled(topology.n_devices)
+    if model.max_position is not None and workload.context > model.max_position:
+        raise SpecError(
+            f"prompt={workload.prompt} and output={workload.output} need {workload.context} positions; "
+            f"{model.name} has max_position_embeddings={model.max_position}. Shorten one of them, or name a config.json "
+            "with a larger max_position_embeddings and the rope_scaling that its model card gives."
+        )
+    program = program or Program()
+    check_axes(plan, engine)
+    if program.frontend is Frontend.TORCHXLA:
+        check_frontend(program)
+        check_torchxla_dtypes(workload)
+    check_context(plan, program)
+    check_shared_layers(plan, model, program.frontend, engine)
+    check_batch(plan, workload)
+    check_model(plan, model)
+    check_weights(plan, model)
+    check_quantization(model, workload)
+    check_routing_skew(plan, model, workload)
+    check_narrow_program(workload, program)
+    check_blocks(plan, model, workload)
+    check_pipeline(plan, workload, program, engine)
+    check_dispatch(program, topology)
+    if program.dispatch is DispatchForm.FUSED and model.moe is not None:
+        check_fused(plan, topology)
+    check_ring(model, plan, program, topology)
+    check_chunks(model, plan, workload, program, engine)
+    experiment = Experiment(
+        model=model,
+        plan=plan,
+        topology=topology,
+        workload=workload,
+        program=program,
+        engine=engine,
+        device_order=_checked_order(device_order, program, topology),
+    )
+    _check_kernels(experiment)
+    return experiment
+
+
+def _checked_order(
+    order: Sequence[int] | None, program: Program, topology: Topology
+) -> tuple[int, ...] | None:
+    """The order of the devices; None for that of their ids."""
+    ids = tuple(range(topology.n_devices))
+    if order is None or tuple(order) == ids:
+        return None
+    if program.frontend is not Frontend.JAX:
+        raise SpecError(
+            f"--device-order: --frontend {program.frontend} orders the devices itself. Drop the option, or "
+            "use --frontend jax."
+        )
+    if tuple(sorted(order)) != ids:
+        raise SpecError(
+            f"the device order must have each of the {len(ids)} devices of {topology.name} once."
+        )
+    if not keeps_slices(order, topology):
+        raise SpecError(
+            f"the device order mixes the slices of {topology.name}, which is not supported. Give 'slices' "
+            "to the outermost axes of the mesh."
+        )
+    return tuple(order)
+
+
+def keeps_slices(order: Sequence[int], topology: Topology) -> bool:
+    """Whether the devices of each slice follow one another in the order."""
+    n = topology.devices_per_slice
+    blocks = tuple(tuple(order[at : at + n]) for at in range(0, len(order), n))
+    return not topology.crosses_slices(blocks)
+
+
+def _check_kernels(experiment: Experiment) -> None:
+    """Raise SpecError if `--kernels on` is set and a part cannot use its kernel."""
+    refused = experiment.kernels.refused
+    if experiment.program.kernels is Kernels.ON and refused:
+        parts = "; ".join(f"{part}, because {reason}" for part, reason in refused.items())
+        raise SpecError(
+            f"--kernels on: no kernel for {parts} ({experiment.model.name}, plan "
+            f"'{experiment.plan}', {experiment.topology.name}). Use --kernels auto or off."
+        )

@@ -1,0 +1,242 @@
+"""The experiment of a stored run: every field typed, None if the run does not know it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from functools import partial
+from typing import Any, get_type_hints
+
+from meshscope.events.enums import Phase
+from meshscope.hardware.chips import Chip
+from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.model.model import SHARED_CACHE, Model
+from meshscope.plans.chunks import PrefillChunks
+from meshscope.plans.context_form import ContextForm
+from meshscope.plans.dispatch import Dispatch, DispatchForm
+from meshscope.plans.mesh import Mesh
+from meshscope.plans.plan import Plan, parse_plan
+from meshscope.plans.program import Engine, Program
+from meshscope.plans.workload import Workload
+from meshscope.serialize import FormatError, from_plain, picked, to_plain
+
+
+class LayerForm(StrEnum):
+    """How the compiled program writes its layers: one loop body, or one after the other."""
+
+    SCANNED = "scanned"
+    UNROLLED = "unrolled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    """A model of which only the name, and perhaps the number of layers, is known."""
+
+    name: str
+    n_layers: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedBytes:
+    """Bytes that one layer's dispatch brings to one device, by the skew of the routing."""
+
+    balanced: float
+    skewed: float
+    worst: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseDispatch:
+    """The dispatch of one layer in one phase, on one device (see `plans.dispatch.Dispatch`)."""
+
+    form: DispatchForm
+    axes: tuple[str, ...]
+    n_ranks: int
+    n_tokens: int
+    n_rows: int
+    n_buffer_rows: int
+    n_slots: int | None
+    n_expert_slots: int | None = None
+    n_worst_dropped_rows: int
+    received_bytes: ReceivedBytes
+
+
+def phase_dispatch(dispatch: Dispatch, *, row_bytes: int, skew: float) -> PhaseDispatch:
+    """The facts of a dispatch, with the bytes of rows that are `row_bytes` each."""
+    received = (dispatch.received_rows(1.0), dispatch.received_rows(skew), dispatch.n_most_rows)
+    balanced, skewed, worst = (float(n_rows * row_bytes) for n_rows in received)
+    return PhaseDispatch(
+        **picked(dispatch, "form", "axes", "n_ranks", "n_tokens", "n_rows", "n_buffer_rows"),
+        **picked(dispatch, "n_slots", "n_expert_slots"),
+        n_worst_dropped_rows=dispatch.n_worst_dropped,
+        received_bytes=ReceivedBytes(balanced=balanced, skewed=skewed, worst=worst),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerDispatch:
+    """A dispatch whose collectives the compiler chooses."""
+
+    form: DispatchForm
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramDispatch:
+    """The dispatch that the program writes, by phase."""
+
+    routing_skew: float
+    prefill: PhaseDispatch | None = None
+    decode: PhaseDispatch | None = None
+
+    @property
+    def by_phase(self) -> dict[Phase, PhaseDispatch]:
+        """The phases that dispatch rows."""
+        phases = {Phase.PREFILL: self.prefill, Phase.DECODE: self.decode}
+        return {phase: facts for phase, facts in phases.items() if facts is not None}
+
+
+DispatchRecord = CompilerDispatch | ProgramDispatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentRecord:
+    """What a run was asked for. An imported run knows mesh and topology, no model or workload.
+
+    A compiled function has its name as the name of its model, and a mesh, but no plan or workload.
+    """
+
+    model: Model | NamedModel | None = None
+    plan: Plan | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict[str, int])
+    topology: Topology | None = None
+    n_devices: int | None = None
+    n_chips: int | None = None
+    workload: Workload | None = None
+    program: Program | None = None
+    layers_are: LayerForm | None = None
+    microbatches: Mapping[Phase, int] = field(default_factory=dict[Phase, int])
+    prefill_chunks: PrefillChunks | None = None  # None in runs of older versions
+    kernels: Mapping[str, str] = field(default_factory=dict[str, str])  # by part of the program
+    context: ContextForm | None = None  # None without cp
+    engine: Engine | None = None
+    dispatch: DispatchRecord | None = None  # None if no row travels to an expert
+    imported: tuple[str, ...] | None = None  # paths of the HLO text; None unless imported
+    phase: Phase | None = None  # of imported HLO text whose scopes name none
+    function: str | None = None  # file:line of the user's function that was compiled
+    device_order: tuple[int, ...] | None = None  # device at each mesh position; None: 0, 1, 2, ...
+    # By file in hlo/, in the order of a step; None unless the user says which programs make a step.
+    program_phases: Mapping[str, Phase | None] | None = None
+    extended_layers: int | None = None  # to which those of an imported program are extended
+    lengths: str | None = None  # sequences of a step, as typed, of an imported program
+
+    @property
+    def device_mesh(self) -> Mesh:
+        """The mesh over the devices of the slice; without axes if the run knows none."""
+        return Mesh(axes=tuple(self.mesh.items()), order=self.device_order)
+
+    @property
+    def layout(self) -> str | None:
+        """The plan as typed, such as `tp=8`; for a mesh of the user's axes these, such as `data=8,model=8`."""
+        if self.plan is not None:
+            return str(self.plan)
+        return ",".join(f"{name}={size}" for name, size in self.mesh.items()) or None
+
+    @property
+    def weight_dtype(self) -> str | None:
+        """The format of the weights; None if the run knows no workload."""
+        return None if self.workload is None else self.workload.weight_dtype
+
+    @property
+    def model_name(self) -> str | None:
+        """The model's id or config path."""
+        return None if self.model is None else self.model.name
+
+    @property
+    def n_layers(self) -> int | None:
+        """Layers of the model, after `--layers`."""
+        return None if self.model is None else self.model.n_layers
+
+    @property
+    def architecture(self) -> Model | None:
+        """The model with all its sizes; None if at most its name is known."""
+        return self.model if isinstance(self.model, Model) else None
+
+    @property
+    def chip(self) -> Chip | None:
+        """The chip of the slice."""
+        return None if self.topology is None else self.topology.chip
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for manifest.json and --json; an imported run has only the keys it knows."""
+        stored: dict[str, Any] = {f.name: to_plain(getattr(self, f.name)) for f in fields(self)}
+        stored["model"] = None if self.model is None else model_as_dict(self.model)
+        stored["plan"] = None if self.plan is None else str(self.plan)
+        if self.workload is not None and self.workload.decode_tokens == 1:
+            del stored["workload"]["decode_tokens"]
+        stored["topology"] = None if self.topology is None else self.topology.name
+        if isinstance(self.dispatch, ProgramDispatch):
+            stored["dispatch"] = {k: v for k, v in stored["dispatch"].items() if v is not None}
+        if self.imported is not None:
+            return {name: stored[name] for name in _IMPORTED if stored[name] is not None}
+        if self.function is not None:
+            return {name: stored[name] for name in _FUNCTION if stored[name] is not None}
+        if self.device_order is None:
+            del stored["device_order"]
+        return {name: value for name, value in stored.items() if name not in _IMPORT_ONLY}
+
+
+_OF_IMPORTS = ("program_phases", "extended_layers", "lengths")
+_IMPORT_ONLY = ("imported", "phase", "function", *_OF_IMPORTS)
+_FUNCTION = ("model", "function", "mesh", "topology", "n_devices", "n_chips", "phase")
+_IMPORTED = (
+    *("imported", "model", "plan", "mesh", "topology", "n_devices", "n_chips", "phase"),
+    "device_order",
+    *_OF_IMPORTS,
+)
+
+
+def record_from_dict(values: Mapping[str, Any]) -> ExperimentRecord:
+    """The record that `as_dict` wrote; FormatError or MeshscopeError for a value of the wrong form.
+
+    Missing keys take their defaults: older versions wrote fewer. Unknown keys are ignored.
+    """
+    kinds: dict[str, Any] = get_type_hints(ExperimentRecord) | dict.fromkeys(
+        ("plan", "topology"), str
+    )
+    stored = {name: values[name] for name in kinds if values.get(name) is not None}
+    model = stored.pop("model", None)
+    parsed = {name: from_plain(kinds[name], v, f"experiment.{name}") for name, v in stored.items()}
+    parsers = {"plan": parse_plan, "topology": partial(parse_topology, is_imported=True)}
+    parsed |= {name: parse(parsed[name]) for name, parse in parsers.items() if name in parsed}
+    return ExperimentRecord(model=None if model is None else model_from_dict(model), **parsed)
+
+
+def model_as_dict(model: Model | NamedModel) -> dict[str, Any]:
+    """The model as plain values; a layer is the name of its kind, e.g. `full/moe`."""
+    if isinstance(model, NamedModel):
+        return to_plain(model)
+    layers = [layer.name for layer in model.layers]
+    stored = to_plain(model) | {"n_layers": model.n_layers, "layers": layers}
+    if model.draft_head is None:
+        del stored["draft_head"]
+    return stored
+
+
+def model_from_dict(values: Mapping[str, Any]) -> Model | NamedModel:
+    """The model that `model_as_dict` wrote; FormatError or SpecError for anything else."""
+    path = "experiment.model"
+    stored = from_plain(dict[str, Any], values, path)
+    if "family" not in stored:
+        return from_plain(NamedModel, stored, path)
+    stored.pop("n_layers", None)
+    names = from_plain(list[str], stored.get("layers"), f"{path}.layers")
+    layers: list[dict[str, Any]] = []
+    for name in names:
+        kind = name.removesuffix(SHARED_CACHE)
+        attention, separator, mlp = kind.partition("/")
+        if not separator:
+            raise FormatError(
+                f"{path}.layers: expected a kind such as 'full/moe', got {name[:40]!r}"
+            )
+        layers.append({"attention": attention, "mlp": mlp, "shares_cache": kind != name})
+    return from_plain(Model, stored | {"layers": layers}, path)

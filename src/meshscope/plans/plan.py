@@ -1,0 +1,323 @@
+"""Parallel plans: the size of each parallelism axis, parsed from text such as `dp=2,tp=4`."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
+
+from meshscope.errors import PlanError, nearest
+from meshscope.model.model import AttentionKind, CompressedAttention, GroupedAttention, Model
+from meshscope.plans.mesh import Mesh
+from meshscope.plans.workload import Workload
+from meshscope.units import whole_number
+
+AXES = ("pp", "dp", "fsdp", "cp", "tp", "ep")
+MESH_AXES = ("pp", "dp", "fsdp", "cp", "tp")  # outermost first; ep reuses dp or fsdp, and tp
+FILL = -1
+
+# Names of the axes in MaxText, vLLM and torchtitan.
+ALIASES: dict[str, str] = {
+    "tensor_parallel_size": "tp",
+    "tensor-parallel-size": "tp",
+    "ici_tensor_parallelism": "tp",
+    "tensor_parallelism": "tp",
+    "tensor": "tp",
+    "model": "tp",
+    "tensor_parallel_degree": "tp",
+    "pipeline_parallel_size": "pp",
+    "pipeline-parallel-size": "pp",
+    "ici_pipeline_parallelism": "pp",
+    "dcn_pipeline_parallelism": "pp",
+    "pipeline_parallel_degree": "pp",
+    "stage": "pp",
+    "data_parallel_size": "dp",
+    "data-parallel-size": "dp",
+    "ici_data_parallelism": "dp",
+    "dcn_data_parallelism": "dp",
+    "dp_replicate": "dp",
+    "data_parallel_replicate_degree": "dp",
+    "data": "dp",
+    "ici_fsdp_parallelism": "fsdp",
+    "dcn_fsdp_parallelism": "fsdp",
+    "dp_shard": "fsdp",
+    "data_parallel_shard_degree": "fsdp",
+    "ici_context_parallelism": "cp",
+    "context_parallel_size": "cp",
+    "context-parallel-size": "cp",
+    "prefill_context_parallel_size": "cp",
+    "prefill-context-parallel-size": "cp",
+    "context_parallel_degree": "cp",
+    "context": "cp",
+    "expert_parallel_size": "ep",
+    "ici_expert_parallelism": "ep",
+    "expert_parallel_degree": "ep",
+    "expert": "ep",
+    "expert-parallel-size": "ep",
+    "enable_expert_parallel": "ep",  # vLLM: without a size, over all devices of tp and dp
+    "enable-expert-parallel": "ep",
+    "sequence_parallel": "sp",
+}
+
+_EP_FLAGS = ("enable_expert_parallel", "enable-expert-parallel")
+_SHORT = re.compile(rf"({'|'.join(AXES)}) ?(-?[0-9]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Axis sizes; `sp` enables Megatron sequence parallelism over the tp axis."""
+
+    tp: int = 1
+    dp: int = 1
+    fsdp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    sp: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that sizes are at least 1 (or -1 to fill) and that the axes can be combined."""
+        for axis in AXES:
+            size = getattr(self, axis)
+            if size < 1 and size != FILL:
+                raise PlanError(
+                    f"plan '{self}': {axis}={size} is invalid. Use at least 1, or -1 to fill the slice."
+                )
+        if self.dp != 1 and self.fsdp != 1:
+            raise PlanError(f"plan '{self}': dp and fsdp cannot be combined. Use one of them.")
+        if FILL not in (self.ep, self.dp, self.fsdp, self.tp):
+            _ = self.expert_axes
+        if self.sp and self.tp == 1:
+            raise PlanError(
+                f"plan '{self}': sp splits the sequence over the tp axis, which has size 1. Add tp=N."
+            )
+
+    def __str__(self) -> str:
+        """The plan as typed, e.g. `dp=2,tp=4,sp`; `tp=1` for a single device."""
+        named = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) != 1]
+        return ",".join((named or ["tp=1"]) + ["sp"] * self.sp)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh (pp, dp or fsdp, cp, tp) without axes of size 1; tp=1 for a single device."""
+        return _mesh_of(self.pp, self.dp, self.fsdp, self.cp, self.tp)
+
+    @property
+    def data_axis(self) -> str:
+        """The axis that splits the batch: fsdp or dp."""
+        return "fsdp" if self.fsdp != 1 else "dp"
+
+    @property
+    def data_size(self) -> int:
+        """Number of shards of the batch."""
+        return self.dp * self.fsdp
+
+    @property
+    def expert_axes(self) -> tuple[str, ...]:
+        """The mesh axes that shard the experts, outermost first; () if ep=1.
+
+        `ep` is the size of tp, of the data axis, or of both; tp takes precedence if both match.
+        """
+        data, tp = self.data_size, self.tp
+        if self.ep == 1:
+            return ()
+        if self.ep == tp:
+            return ("tp",)
+        if self.ep == data:
+            return (self.data_axis,)
+        if self.ep == data * tp:
+            return (self.data_axis, "tp")
+        raise PlanError(
+            f"plan '{self}': ep={self.ep} must equal tp, {self.data_axis}, or their product. "
+            f"Use {' or '.join(f'ep={size}' for size in sorted({tp, data, data * tp}))}."
+        )
+
+    @property
+    def n_devices(self) -> int:
+        """Number of devices that the plan needs."""
+        return prod(getattr(self, axis) for axis in MESH_AXES)
+
+    def filled(self, n_devices: int) -> "Plan":
+        """The plan with -1 replaced so that it covers `n_devices`; PlanError if impossible."""
+        open_axes = [axis for axis in MESH_AXES if getattr(self, axis) == FILL]
+        if len(open_axes) > 1:
+            raise PlanError(
+                f"plan '{self}': {' and '.join(open_axes)} are -1, but only one axis can be. "
+                "Give sizes for the others."
+            )
+        plan = self
+        if self.ep == FILL:
+            plan = replace(plan, ep=1)
+        if open_axes:
+            known = prod(getattr(self, axis) for axis in MESH_AXES if axis != open_axes[0])
+            if n_devices % known:
+                raise PlanError(
+                    f"plan '{self}': {known} does not divide {n_devices} devices. Change an axis."
+                )
+            plan = replace(plan, **{open_axes[0]: n_devices // known})
+        if self.ep == FILL:
+            plan = replace(plan, ep=plan.data_size * plan.tp)
+        if plan.n_devices != n_devices:
+            raise PlanError(
+                f"plan '{plan}' needs {plan.n_devices} device{'s' * (plan.n_devices != 1)}, but the slice has {n_devices}. "
+                f"{_remedy(plan, n_devices)}"
+            )
+        return plan
+
+
+@cache
+def _mesh_of(*sizes: int) -> Mesh:
+    """The mesh with these sizes of MESH_AXES."""
+    axes = tuple((axis, size) for axis, size in zip(MESH_AXES, sizes, strict=True) if size != 1)
+    return Mesh(axes=axes or (("tp", 1),))
+
+
+def _remedy(plan: Plan, n_devices: int) -> str:
+    """What to change in a plan that does not cover the slice."""
+    if plan.n_devices < n_devices and n_devices % plan.n_devices == 0:
+        n_replicas = n_devices // plan.n_devices
+        wider = replace(plan, **{plan.data_axis: plan.data_size * n_replicas})
+        return f"Use '{wider}' to fill the slice, or a slice of {plan.n_devices} devices."
+    return "Change the plan or the topology, or set one axis to -1 to fill the slice."
+
+
+def parse_plan(text: str) -> Plan:
+    """Parse `tp=4,dp=2`, `tp8`, `tp=8,sp` or `fsdp=-1,tp=2`; accepts the axis names of other tools."""
+    values: dict[str, int | bool] = {}
+    names: dict[str, str] = {}  # as typed, by axis
+    for item in filter(None, (piece.strip() for piece in text.split(","))):
+        name, separator, number = _split(item)
+        axis = ALIASES.get(name, name)
+        if axis not in (*AXES, "sp"):
+            known = (
+                f"Known: {', '.join(AXES)}, sp, and their names in MaxText, vLLM and torchtitan."
+            )
+            hint = nearest(name, [*AXES, "sp", *ALIASES], known)
+            raise PlanError(f"plan '{text}': unknown axis '{name}'. {hint}")
+        value = _value(text, (name, separator, number), axis)
+        if axis in values:
+            _check_pair(text, axis, {names[axis]: values[axis], name: value})
+            value = values[axis] * value
+        values[axis], names[axis] = value, name
+    if not values:
+        raise PlanError(f"plan '{text}' is empty. Use for example 'tp=8' or 'dp=2,tp=4'.")
+    return Plan(**values)  # type: ignore[arg-type]  sp is the only bool
+
+
+def _split(item: str) -> tuple[str, str, str]:
+    """Name, `=` and size of `tp=8`, `TP=8`, `--tp=8`, `tp8` or `tp 8`."""
+    name, separator, number = (part.strip() for part in item.lower().partition("="))
+    name = name.lstrip("-")
+    short = _SHORT.fullmatch(name)
+    if short and not separator:
+        return short[1], "=", short[2]
+    return name, separator, number
+
+
+def _value(text: str, item: tuple[str, str, str], axis: str) -> int | bool:
+    """The size of an axis, or whether a flag is set."""
+    name, separator, number = item
+    if axis == "sp":
+        return _flag(text, number, separator)
+    if name in _EP_FLAGS and number in {"", "true", "false"}:
+        return 1 if number == "false" else FILL
+    return _size(text, axis, number)
+
+
+def _check_pair(text: str, axis: str, sizes: Mapping[str, int | bool]) -> None:
+    """PlanError unless these are MaxText's sizes of one axis, within slices and across them."""
+    prefixes = {name.partition("_")[0] for name in sizes}
+    if prefixes != {"ici", "dcn"} or FILL in sizes.values():
+        raise PlanError(f"plan '{text}': {axis} appears twice. Give it once.")
+
+
+def _flag(text: str, number: str, separator: str) -> bool:
+    if not separator or number.lower() in {"1", "true"}:
+        return True
+    if number.lower() in {"0", "false"}:
+        return False
+    raise PlanError(f"plan '{text}': sp takes no size, got '{number}'. Use 'sp'.")
+
+
+def _size(text: str, axis: str, number: str) -> int:
+    try:
+        return whole_number(number)
+    except ValueError as error:
+        raise PlanError(f"plan '{text}': {axis} needs a whole number, got '{number}'.") from error
+
+
+def check_batch(plan: Plan, workload: Workload) -> None:
+    """Raise PlanError unless the data axis divides the batch, and cp (times tp under sp) the prompt."""
+    if workload.batch % plan.data_size:
+        raise PlanError(
+            f"plan '{plan}': {plan.data_axis}={plan.data_size} does not divide batch={workload.batch}. "
+            f"Use a multiple, e.g. --batch {-(-workload.batch // plan.data_size) * plan.data_size}."
+        )
+    axis_sizes = {"cp": plan.cp, "tp": plan.tp if plan.sp else 1}
+    axis_sizes = {axis: size for axis, size in axis_sizes.items() if size != 1}
+    n_shards = prod(axis_sizes.values())
+    if workload.prompt % n_shards:
+        options = " and ".join({"cp": "cp", "tp": "sp"}[axis] for axis in axis_sizes)
+        sizes = " x ".join(f"{axis}={size}" for axis, size in axis_sizes.items())
+        raise PlanError(
+            f"plan '{plan}': {options} split{'s' * (len(axis_sizes) == 1)} the prompt, but {sizes} does not "
+            f"divide prompt={workload.prompt}. "
+            f"Use a multiple, e.g. --prompt {-(-workload.prompt // n_shards) * n_shards}."
+        )
+
+
+def check_model(plan: Plan, model: Model) -> None:
+    """Raise PlanError unless every axis divides the model dimension it splits."""
+    if plan.pp > model.n_layers:
+        raise PlanError(
+            f"plan '{plan}': pp={plan.pp} exceeds n_layers={model.n_layers} of {model.name}. "
+            f"Use pp<={model.n_layers}."
+        )
+    _check_tp(plan, model)
+    _check_experts(plan, model)
+    if model.hidden % plan.fsdp:
+        raise _indivisible(plan, model, ("hidden", model.hidden), "fsdp")
+
+
+def _check_tp(plan: Plan, model: Model) -> None:
+    """Raise PlanError unless tp divides heads and MLP widths."""
+    attention, moe = model.attention, model.moe
+    sizes = {"n_heads": attention.n_heads, "ffn": model.ffn}
+    if isinstance(attention, CompressedAttention):
+        sizes["o_groups"] = attention.n_groups
+    if moe is not None:
+        sizes["shared_ffn"] = moe.shared_ffn
+        if "tp" not in plan.expert_axes:
+            sizes["expert ffn"] = moe.ffn
+    for label, size in sizes.items():
+        if size is not None and size % plan.tp:
+            raise _indivisible(plan, model, (label, size), "tp")
+    if isinstance(attention, GroupedAttention):
+        for n_kv_heads in {attention.n_kv_heads, attention.of(AttentionKind.FULL).n_kv_heads}:
+            if n_kv_heads % plan.tp and plan.tp % n_kv_heads:
+                raise PlanError(
+                    f"plan '{plan}' cannot split {model.name}: tp={plan.tp} neither divides nor is a multiple "
+                    f"of n_kv_heads={n_kv_heads}. Use a divisor, or a multiple (KV heads are replicated)."
+                )
+
+
+def _check_experts(plan: Plan, model: Model) -> None:
+    """Raise PlanError if ep does not divide the experts, or the model has none."""
+    if plan.ep == 1:
+        return
+    if model.moe is None:
+        raise PlanError(
+            f"plan '{plan}': ep={plan.ep} shards experts, but {model.name} has none. Drop ep."
+        )
+    if model.moe.n_experts % plan.ep:
+        raise _indivisible(plan, model, ("n_experts", model.moe.n_experts), "ep")
+
+
+def _indivisible(plan: Plan, model: Model, dimension: tuple[str, int], axis: str) -> PlanError:
+    """The error that `axis` does not divide a (name, size) of the model."""
+    (name, size), n_shards = dimension, getattr(plan, axis)
+    article = "an" if axis[0] in "ef" else "a"
+    return PlanError(
+        f"plan '{plan}' cannot split {model.name}: {axis}={n_shards} does not divide {name}={size}. "
+        f"Use {article} {axis} that divides it."
+    )

@@ -1,0 +1,81 @@
+"""Program options: front end, partitioner, loop, dispatch, context and kernels."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from meshscope.errors import SpecError
+from meshscope.plans.context_form import ContextForm
+from meshscope.plans.dispatch import DispatchForm
+from meshscope.plans.kernel_choice import Kernels
+
+
+class Frontend(StrEnum):
+    """The framework that builds the program."""
+
+    JAX = "jax"
+    TORCHXLA = "torchxla"
+    VLLM_TPU = "vllm-tpu"
+    SGLANG_JAX = "sglang-jax"
+    MAXTEXT = "maxtext"
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether a serving engine's own model code is the program."""
+        return self not in {Frontend.JAX, Frontend.TORCHXLA}
+
+    @property
+    def prefills_one_prompt(self) -> bool:
+        """Whether a program of prefill takes one whole prompt on all devices."""
+        return self is Frontend.MAXTEXT
+
+
+class Partitioner(StrEnum):
+    """Who inserts the collectives: the program (`manual`), or the compiler from annotations (`auto`)."""
+
+    MANUAL = "manual"
+    AUTO = "auto"
+
+
+class Loop(StrEnum):
+    """How layers are compiled: unrolled, or as the body of a loop."""
+
+    AUTO = "auto"
+    UNROLL = "unroll"
+    SCAN = "scan"
+
+
+class Engine(StrEnum):
+    """The conventions of the prediction: meshscope's programs, or vLLM as measured in the paper."""
+
+    MESHSCOPE = "meshscope"
+    VLLM = "vllm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Options of the program that runs a model.
+
+    `microbatches` is the number of prefill micro-batches per device in a pipeline; None selects the
+    largest divisor of the local batch up to the number of stages. `engine_version` is the release of
+    the serving engine that is the front end.
+    """
+
+    frontend: Frontend = Frontend.JAX
+    partitioner: Partitioner = Partitioner.MANUAL
+    loop: Loop = Loop.AUTO
+    dispatch: DispatchForm = DispatchForm.AUTO
+    capacity_factor: float | None = None
+    context: ContextForm = ContextForm.AUTO
+    microbatches: int | None = None
+    kernels: Kernels = Kernels.AUTO
+    engine_version: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the capacity factor and the number of micro-batches."""
+        if self.capacity_factor is not None and not self.capacity_factor >= 1:
+            raise SpecError(
+                f"capacity_factor={self.capacity_factor} is too small for balanced routing. "
+                "Use 1 or more, or drop it to allow any routing."
+            )
+        if self.microbatches is not None and self.microbatches < 1:
+            raise SpecError(f"microbatches={self.microbatches} is too small. Use at least 1.")

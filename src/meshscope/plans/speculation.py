@@ -1,0 +1,168 @@
+"""Speculative decoding: a draft proposes k tokens of each sequence, and the model verifies them in one step.
+
+With a probability `acceptance` for each drafted token, independently of the others, a step yields
+(1 - acceptance^(k + 1)) / (1 - acceptance) tokens on average (Leviathan et al., arXiv 2211.17192,
+equation 1).
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from meshscope.errors import SpecError
+from meshscope.model.config import read_model
+from meshscope.model.model import (
+    AttentionKind,
+    DraftHead,
+    Layer,
+    MlpKind,
+    Model,
+)
+from meshscope.model.quantization import UNQUANTIZED_DTYPE, Coverage, quantization_of
+from meshscope.plans.caches import device_cache_bytes
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.program import Frontend
+from meshscope.plans.program_formats import has_program_format
+from meshscope.plans.weights import device_weight_bytes, draft_head_weights, layer_bytes
+
+
+class DraftMethod(StrEnum):
+    """What proposes the tokens."""
+
+    MTP = "mtp"  # the multi-token prediction layer of the model's checkpoint
+    EAGLE = "eagle"  # one dense layer of the model's attention (arXiv 2401.15077)
+    DRAFT = "draft"  # another model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """A draft of `n_drafted` tokens a step, each accepted with probability `acceptance`.
+
+    `draft_model` is the other model of the method `draft`: an id or the path of a config.json.
+    """
+
+    method: DraftMethod
+    n_drafted: int
+    acceptance: float
+    draft_model: str | None = None
+
+    @property
+    def tokens_per_step(self) -> float:
+        """The mean number of tokens of a sequence that a step yields."""
+        if self.acceptance == 1:
+            return self.n_drafted + 1.0
+        return (1 - self.acceptance ** (self.n_drafted + 1)) / (1 - self.acceptance)
+
+
+def verification(experiment: Experiment, speculation: Speculation) -> Experiment:
+    """The step that verifies the drafts: a decode step with one token more than drafted."""
+    n_tokens = speculation.n_drafted + 1
+    if n_tokens > experiment.workload.output - 1:
+        raise SpecError(
+            f"--speculate: a step of {n_tokens} tokens is longer than the decode of output="
+            f"{experiment.workload.output}. Use --output {n_tokens + 1} or more, or a smaller k."
+        )
+    return replace(experiment, workload=replace(experiment.workload, decode_tokens=n_tokens))
+
+
+def check_verification_program(experiment: Experiment) -> None:
+    """Raise SpecError unless a program can verify the drafts; predictions need none."""
+    frontend = experiment.program.frontend
+    if frontend is not Frontend.JAX:
+        raise SpecError(
+            f"--speculate: --frontend {frontend} has no programs with several tokens in a decode step. Use "
+            "--frontend jax, or meshscope predict."
+        )
+
+
+def drafting(
+    experiment: Experiment, speculation: Speculation, *, has_program: bool = False
+) -> Experiment:
+    """The draft on the same plan; SpecError if the model has none, or the plan cannot hold it.
+
+    With `has_program`, its weights are in a format that programs have.
+    """
+    model = _draft_model(experiment.model, speculation)
+    plan = replace(experiment.plan, ep=1) if model.moe is None else experiment.plan
+    dtype = _weight_dtype(experiment, model, speculation)
+    partitioner = experiment.program.partitioner
+    if has_program and not has_program_format(model, plan, dtype, partitioner):
+        dtype = UNQUANTIZED_DTYPE
+    workload = replace(experiment.workload, weight_dtype=dtype, prefill_chunk=None)
+    drafted = experiment_of(
+        model=model,
+        plan=plan,
+        topology=experiment.topology,
+        workload=workload,
+        program=experiment.program,
+        engine=experiment.engine,
+        device_order=experiment.device_order,
+    )
+    return drafted.with_auto_chunk()
+
+
+def _draft_model(model: Model, speculation: Speculation) -> Model:
+    match speculation.method:
+        case DraftMethod.DRAFT:
+            assert speculation.draft_model is not None
+            return read_model(speculation.draft_model)
+        case DraftMethod.MTP:
+            return _one_layer(model, _mtp_layer(model), speculation.method)
+        case DraftMethod.EAGLE:
+            return _one_layer(model, _eagle_layer(model), speculation.method)
+
+
+def _weight_dtype(experiment: Experiment, draft: Model, speculation: Speculation) -> str:
+    """The format of the draft's weights: that of its own checkpoint, or of the model's matrices."""
+    if speculation.method is DraftMethod.DRAFT:
+        return draft.default_weight_dtype
+    dtype = experiment.workload.weight_dtype
+    quantization = quantization_of(dtype)
+    is_of_experts = quantization is not None and quantization.coverage is Coverage.EXPERTS
+    return UNQUANTIZED_DTYPE if is_of_experts and draft.moe is None else dtype
+
+
+def _mtp_layer(model: Model) -> Layer:
+    """The layer after the last, which has its kind, but full attention where others have a linear one."""
+    if not model.n_mtp_layers:
+        raise SpecError(
+            f"--speculate mtp: {model.name} has no layer for multi-token prediction "
+            "(num_nextn_predict_layers or mtp_num_hidden_layers). Use eagle or draft:MODEL."
+        )
+    return _without_linear(model.layers[-1])
+
+
+def _without_linear(layer: Layer) -> Layer:
+    """The layer with full attention in the place of a linear one, as heads have it in vLLM (qwen3_next_mtp.py)."""
+    is_linear = layer.attention is AttentionKind.LINEAR
+    return replace(layer, attention=AttentionKind.FULL) if is_linear else layer
+
+
+def _eagle_layer(model: Model) -> Layer:
+    if model.ffn is None:
+        raise SpecError(
+            f"--speculate eagle: {model.name} has no dense layer whose width an EAGLE head would have. "
+            "Use mtp or draft:MODEL."
+        )
+    return replace(_without_linear(model.layers[0]), mlp=MlpKind.DENSE)
+
+
+def _one_layer(model: Model, layer: Layer, method: DraftMethod) -> Model:
+    """The head with this layer alone, between the embedding and the output head of the model."""
+    return replace(
+        model,
+        name=f"{model.name} {method}",
+        layers=(layer,),
+        moe=None if layer.mlp is MlpKind.DENSE else model.moe,
+        draft_head=DraftHead(has_norms=method is DraftMethod.MTP),
+    )
+
+
+def draft_memory_bytes(draft: Experiment) -> int:
+    """Weights and cache of the draft on a device; a head shares embedding and output head with the model."""
+    model, plan, dtype = draft.model, draft.plan, draft.workload.weight_dtype
+    if model.draft_head is None:
+        weights = device_weight_bytes(model, plan, dtype)
+    else:
+        head = sum(weight.local_bytes(plan, dtype) for weight in draft_head_weights(model))
+        weights = head + layer_bytes(model, plan, model.layers[0], dtype)
+    return weights + device_cache_bytes(model, plan, draft.workload)

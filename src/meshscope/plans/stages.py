@@ -1,0 +1,169 @@
+"""Pipeline stages: the layers of each stage, their storage, and the micro-batch schedule.
+
+A batch is split into micro-batches that advance one stage per tick (GPipe: Huang et al., arXiv
+1811.06965, section 2.3). M micro-batches take M + P - 1 ticks over P stages; in each tick a stage
+processes one micro-batch or is idle.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby, pairwise
+
+from meshscope.model.model import AttentionKind, Layer, Model
+
+CACHED_STAGES = 1024  # models and numbers of stages of a search
+
+
+def stage_layers(n_layers: int, n_stages: int) -> tuple[range, ...]:
+    """The layers of each pipeline stage.
+
+    Remaining layers go, one each, to the stages before the last, from the back: the first and last
+    stage also hold embedding and head (get_pp_indices in vllm/distributed/utils.py, vLLM pull
+    request 13839).
+    """
+    n_each, n_left = divmod(n_layers, n_stages)
+    ends = [0]
+    for stage in range(n_stages):
+        has_one_more = n_stages - 1 - n_left <= stage < n_stages - 1
+        ends.append(ends[-1] + n_each + has_one_more)
+    return tuple(range(first, end) for first, end in pairwise(ends))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRun:
+    """Consecutive stages with the same kinds of layers in the same order, which share a program.
+
+    `first_layer` is the first layer of the first stage; the layers of the stages are consecutive.
+    """
+
+    stages: range
+    first_layer: int
+    kinds: tuple[Layer, ...]
+
+
+def stage_runs(layers: Sequence[Layer], n_stages: int) -> tuple[StageRun, ...]:
+    """The stages as maximal runs with the same kinds of layers."""
+    layers_of_stage = stage_layers(len(layers), n_stages)
+
+    def kinds(stage: int) -> tuple[Layer, ...]:
+        return tuple(layers[index] for index in layers_of_stage[stage])
+
+    runs: list[StageRun] = []
+    for shared, members in groupby(range(n_stages), kinds):
+        stages = list(members)
+        runs.append(
+            StageRun(
+                stages=range(stages[0], stages[-1] + 1),
+                first_layer=layers_of_stage[stages[0]].start,
+                kinds=shared,
+            )
+        )
+    return tuple(runs)
+
+
+def stage_slots(layers: Sequence[Layer], kind: Layer, n_stages: int) -> tuple[int | None, ...]:
+    """The layer index of each slot in the stacked arrays of one kind of layer; None if unused.
+
+    All stages run one program, so each has as many slots as the stage with the most layers of the
+    kind.
+    """
+    layers_of_stage = [
+        [index for index in indices if layers[index] == kind]
+        for indices in stage_layers(len(layers), n_stages)
+    ]
+    n_each = max(map(len, layers_of_stage))
+    return tuple(
+        index
+        for indices in layers_of_stage
+        for index in [*indices, *[None] * (n_each - len(indices))]
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSends:
+    """What stages send with the residual stream: results of earlier layers that layers of later stages read.
+
+    `n_inputs` is the number of the last layers whose embeddings are sent. `has_choice` means the positions that an
+    indexer chose, and `caches` are the kinds of layers whose entries of the step layers of later stages share.
+    """
+
+    n_inputs: int = 0
+    has_choice: bool = False
+    caches: tuple[Layer, ...] = ()
+
+
+@lru_cache(maxsize=CACHED_STAGES)
+def stage_sends(model: Model, n_stages: int) -> StageSends:
+    """What the stages of a pipeline send; nothing without one.
+
+    All stages send the same arrays, as they run one program.
+    """
+    first, *later = stage_layers(model.n_layers, n_stages)
+    starts = [stage.start for stage in later]
+    return StageSends(
+        n_inputs=0 if model.layer_inputs is None else model.n_layers - first.stop,
+        has_choice=any(model.layers[at].attention is AttentionKind.SHARED for at in starts),
+        caches=tuple(dict.fromkeys(kind for at in starts for kind in caches_before(model, at))),
+    )
+
+
+def caches_before(model: Model, first: int) -> tuple[Layer, ...]:
+    """The kinds of the layers before layer `first` whose caches it or layers after it share."""
+    sharing = dict.fromkeys(layer for layer in model.layers[first:] if layer.shares_cache)
+    sources = (model.cache_layer(layer) for layer in sharing)
+    return tuple(kind for kind in sources if kind not in model.layers[first:])
+
+
+@lru_cache(maxsize=CACHED_STAGES)
+def readers_of_received(model: Model, n_stages: int) -> frozenset[int]:
+    """The first layer of each kind in each stage that shares a cache which an earlier stage writes."""
+    readers: set[int] = set()
+    for stage in stage_layers(model.n_layers, n_stages):
+        layers = model.layers[stage.start : stage.stop]
+        for kind in dict.fromkeys(layer for layer in layers if layer.shares_cache):
+            if model.cache_layer(kind) not in layers:
+                readers.add(stage.start + layers.index(kind))
+    return frozenset(readers)
+
+
+def shared_slot(model: Model, kind: Layer, n_stages: int) -> int:
+    """The slot in the stacked cache of a kind whose layer others share: the last one of its stage.
+
+    Later stages have no layer of the kind, so they keep received entries in the same slot.
+    """
+    of_stages = (model.layers[s.start : s.stop] for s in stage_layers(model.n_layers, n_stages))
+    return [n for layers in of_stages if (n := layers.count(kind))][-1] - 1
+
+
+@lru_cache(maxsize=CACHED_STAGES)
+def stacked_layers(
+    layers: tuple[Layer, ...], n_stages: int
+) -> Mapping[int, tuple[int | None, ...]]:
+    """The layers of all stages in the slot of each layer: one of each stage, or None."""
+    stacked: dict[int, tuple[int | None, ...]] = {}
+    for kind in dict.fromkeys(layers):
+        slots = stage_slots(layers, kind, n_stages)
+        n_each = len(slots) // n_stages
+        for members in (slots[number::n_each] for number in range(n_each)):
+            stacked |= {index: members for index in members if index is not None}
+    return stacked
+
+
+@lru_cache(maxsize=CACHED_STAGES)
+def stored_layers(model: Model, n_stages: int) -> Mapping[Layer, int]:
+    """How many layers of each kind one device allocates, including unused slots."""
+    return {
+        kind: len(stage_slots(model.layers, kind, n_stages)) // n_stages
+        for kind in dict.fromkeys(model.layers)
+    }
+
+
+def default_microbatches(local_batch: int, n_stages: int) -> int:
+    """The number of stages, or the largest smaller number that divides the batch."""
+    return next(n for n in range(min(n_stages, local_batch), 0, -1) if local_batch % n == 0)
+
+
+def n_ticks(n_microbatches: int, n_stages: int) -> int:
+    """Ticks until the last micro-batch leaves the last stage."""
+    return n_microbatches + n_stages - 1

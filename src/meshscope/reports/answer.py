@@ -1,0 +1,349 @@
+"""The answer of a run, typed: how fast, does it fit, what binds, do its sources agree, what to try.
+
+Terminal text, the HTML report, notebooks and `--json` render this one model.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from meshscope.analysis.agreement import TimeAgreement, time_agreements
+from meshscope.analysis.comparison import compare_sources
+from meshscope.analysis.floor import why_sentences
+from meshscope.analysis.join import Agreement
+from meshscope.analysis.request import Throughput, request_times, throughput_of
+from meshscope.analysis.roofline import BETWEEN_PARTS
+from meshscope.cost.predicted import has_figures
+from meshscope.events.enums import Phase, Source
+from meshscope.planner.capacity import Capacity, capacity_of_run
+from meshscope.planner.suggestions import Purpose, Suggestion, suggestions_of, surprises_of
+from meshscope.plans.memory import FitState, Memory
+from meshscope.plans.program import Engine
+from meshscope.plans.workload import Workload
+from meshscope.reports.model import Figure, Unit, joined
+from meshscope.reports.run_label import placed_layout, program_options
+from meshscope.reports.times import time_figure
+from meshscope.reports.words import counted, signed_seconds, verdict_sentence
+from meshscope.store.run import RunRecord
+from meshscope.units import format_dtype, format_gib, format_seconds
+
+LARGE_FRAC = 0.5  # fraction of a step from which one part is named as its largest cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """The memory of one device by one source, in GiB; `known` is the total, or the part that is known.
+
+    `largest_batch` (at this prompt and output) and `largest_context` (at this batch) are None if unknown.
+    """
+
+    state: FitState
+    known: Figure
+    hbm: Figure
+    is_total: bool
+    is_lower_bound: bool = True  # the bytes that are known; not of weights in an assumed format
+    reason: str | None = None  # why the state is neither yes nor no
+    largest_batch: int | None = None
+    largest_context: int | None = None
+
+    @property
+    def text(self) -> str:
+        """`yes: 8.19 of 31.25 GiB`, `NO: 70.57 of 31.25 GiB`, `unknown: at least 7.91 of 31.25 GiB`.
+
+        An estimate that is close to the limit has its interval: `close: 30.80 (30.51 to 31.40) of 31.25 GiB`.
+        """
+        return f"{self.state.label}: {self.amount}"
+
+    @property
+    def amount(self) -> str:
+        """`8.19 of 31.25 GiB`, `needs 8.19 GiB` where the limit is unknown."""
+        interval = ""
+        if self.state is FitState.CLOSE:
+            ends = (_gib_number(end) for end in (self.known.low, self.known.high))
+            interval = f" ({' to '.join(ends)})"
+        if self.hbm.value is None:
+            return f"needs {self._known_gib} GiB"
+        return f"{self._known_gib}{interval} of {self.hbm.text}"
+
+    @property
+    def _known_gib(self) -> str:
+        number = _gib_number(self.known.value)
+        return f"at least {number}" if self.is_lower_bound and not self.is_total else number
+
+
+def _gib_number(n_bytes: float | None) -> str:
+    return format_gib(n_bytes).removesuffix(" GiB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceAnswer:
+    """The figures of one source; a figure without a value is unknown.
+
+    Times are those of `RequestTime`, rates those of `Throughput`.
+    """
+
+    source: Source
+    phases: tuple[Phase, ...]  # of the request; without decode if it makes one token
+    prefill: Figure
+    decode: Figure
+    ttft: Figure
+    tpot: Figure
+    e2e: Figure
+    step: Figure
+    decode_tokens_per_s: Figure
+    decode_tokens_per_s_per_chip: Figure
+    output_tokens_per_s: Figure
+    requests_per_s: Figure
+    basis: str | None
+    fit: Fit | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceAgreement:
+    """Collectives and times of two sources of a run, judged apart.
+
+    `collectives` is one sentence; `times` has the figures behind the `time_sentences`.
+    """
+
+    left: Source
+    right: Source
+    agreement: Agreement
+    collectives: str
+    times: tuple[TimeAgreement, ...]
+    time_sentences: tuple[str, ...]
+
+    @property
+    def is_time_within(self) -> bool | None:
+        """Whether all step times agree within their intervals; None if no step has both times."""
+        return all(time.is_within for time in self.times) if self.times else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a reader wants to know first; `why` has a sentence for each phase with a modeled step."""
+
+    title: str  # model, slice and plan
+    request: str  # batch, prompt, output, dtypes and options that are not defaults
+    sources: tuple[SourceAnswer, ...]
+    why: Mapping[Phase, str]
+    agreements: tuple[SourceAgreement, ...]
+    suggestions: tuple[Suggestion, ...]
+    notes: tuple[str, ...] = ()  # what is not counted or not known, and what may communicate
+
+    @property
+    def suggestion_sentences(self) -> tuple[str, ...]:
+        """`try --plan tp=4,dp=2: TPOT -1.25 ms, decode tokens/s +30%`, one for each suggestion."""
+        source = self.strongest.source
+        basis = "" if source is Source.PREDICTED else f"{Source.PREDICTED} "
+        return tuple(suggestion_sentence(s, basis=basis) for s in self.suggestions)
+
+    @property
+    def strongest(self) -> SourceAnswer:
+        """The figures of the strongest source."""
+        return self.sources[-1]
+
+
+def answer_of(run: RunRecord) -> Answer:
+    """The answer of a run from what its record contains."""
+    return Answer(
+        title=title_of(run),
+        request=request_of(run),
+        sources=tuple(source_answer(run, source) for source in run.sources),
+        why=why_sentences(run),
+        agreements=agreements_of(run),
+        suggestions=suggestions_of(run),
+        notes=tuple(notes_of(run)),
+    )
+
+
+def notes_of(run: RunRecord) -> Iterator[str]:
+    """What is not counted of the model, what its config leaves open, why there are no times, and surprises."""
+    model = run.manifest.experiment.architecture
+    if model is not None:
+        yield from model.notes
+        if any(memory.has_assumed_weights for memory in run.memory.values()):
+            yield (
+                f"the checkpoint stores weights as {model.stored_as}, counted here as "
+                f"{format_dtype(model.default_weight_dtype)}"
+            )
+    chip = run.manifest.experiment.chip
+    is_timed = bool(run.times) or run.measured is not None
+    if not is_timed and chip is not None and not has_figures(chip):
+        yield f"times are unknown: {chip.name} has no published rates; a --profile supplies them"
+    yield from map(str, run.manifest.other_operations)
+    yield from surprises_of(run)
+
+
+def title_of(run: RunRecord) -> str:
+    """`Qwen/Qwen3-32B (64 layers) on v6e:2x4 (8 chips), tp=8`."""
+    experiment = run.manifest.experiment
+    is_traced = run.measured is not None and run.measured.trace is not None
+    model = experiment.model_name or ("Imported trace" if is_traced else "imported program")
+    if experiment.n_layers is not None:
+        model += f" ({counted(experiment.n_layers, 'layer')})"
+    if experiment.topology is not None:
+        chips = "" if experiment.n_chips is None else f" ({counted(experiment.n_chips, 'chip')})"
+        model += f" on {experiment.topology.name}{chips}"
+    layout = placed_layout(experiment)
+    return model if layout is None else f"{model}, {layout}"
+
+
+def request_of(run: RunRecord) -> str:
+    """`batch 8, prompt 1024, output 128, bf16`, and the options of the program."""
+    experiment = run.manifest.experiment
+    words = [] if experiment.workload is None else list(_workload_words(experiment.workload))
+    if experiment.engine is Engine.VLLM:
+        words.append(f"{experiment.engine}'s conventions")
+    return ", ".join([*words, *program_options(run)])
+
+
+def _workload_words(workload: Workload) -> Iterator[str]:
+    yield f"batch {workload.batch}, prompt {workload.prompt}, output {workload.output}"
+    if workload.routing_skew > 1:
+        yield f"routing skew {workload.routing_skew:g}"
+    if workload.decode_tokens > 1:
+        yield f"{workload.decode_tokens} tokens of a sequence in a decode step"
+    yield format_dtype(workload.activation_dtype)
+    others = {"weights": workload.weight_dtype, "cache": workload.cache_dtype}
+    for name, dtype in others.items():
+        if dtype != workload.activation_dtype:
+            yield f"{name} {format_dtype(dtype)}"
+
+
+def source_answer(run: RunRecord, source: Source) -> SourceAnswer:
+    """The figures of one source."""
+    request = request_times(run).get(source)
+    rates = None if request is None else throughput_of(request, run)
+    memory = run.memory.get(source)
+    capacity = capacity_of_run(run) if source is Source.PREDICTED else None
+    times = {
+        name: time_figure(None if request is None else getattr(request, field))
+        for name, field in (
+            ("prefill", "ttft"),
+            ("decode", "decode_step"),
+            ("ttft", "ttft"),
+            ("tpot", "tpot"),
+            ("e2e", "e2e"),
+            ("step", "step"),
+        )
+    }
+    return SourceAnswer(
+        source=source,
+        phases=run.manifest.phases,
+        **times,
+        **_rates(rates),
+        basis=None if request is None else request.basis,
+        fit=None if memory is None else fit_of(memory, capacity),
+    )
+
+
+def _rates(rates: Throughput | None) -> dict[str, Figure]:
+    units = {
+        "decode_tokens_per_s": Unit.TOKENS_PER_S,
+        "decode_tokens_per_s_per_chip": Unit.TOKENS_PER_S,
+        "output_tokens_per_s": Unit.TOKENS_PER_S,
+        "requests_per_s": Unit.REQUESTS_PER_S,
+    }
+    return {
+        name: Figure(value=None if rates is None else getattr(rates, name), unit=unit)
+        for name, unit in units.items()
+    }
+
+
+def fit_of(memory: Memory, capacity: Capacity | None = None) -> Fit:
+    """Whether a device has room for the step, with the bytes that are known, and how much more fits."""
+    total_bytes = memory.total_bytes
+    known_bytes = memory.known_bytes
+    return Fit(
+        state=memory.fit,
+        known=Figure(
+            value=known_bytes if total_bytes is None else total_bytes,
+            unit=Unit.MEMORY_BYTES,
+            low=memory.total_low_bytes,
+            high=memory.total_high_bytes,
+            basis=memory.temp_basis,
+        ),
+        hbm=Figure(value=memory.hbm_bytes, unit=Unit.MEMORY_BYTES),
+        is_total=total_bytes is not None,
+        is_lower_bound=not memory.has_assumed_weights,
+        reason=memory.fit_reason,
+        largest_batch=None if capacity is None else capacity.largest_batch,
+        largest_context=None if capacity is None else capacity.largest_context,
+    )
+
+
+def agreements_of(run: RunRecord) -> tuple[SourceAgreement, ...]:
+    """The verdict on each pair of sources whose second is the strongest."""
+    return tuple(_agreements(run))
+
+
+def _agreements(run: RunRecord) -> Iterator[SourceAgreement]:
+    """The prediction against every stronger source; a measured run also compiled against measured."""
+    strongest = run.manifest.source
+    for left in (Source.PREDICTED, Source.COMPILED):
+        if left is strongest or not {left, strongest} <= set(run.sources):
+            continue
+        comparison = compare_sources(run, left=left)
+        if comparison is not None:
+            times = time_agreements(run, left, strongest)
+            yield SourceAgreement(
+                left=left,
+                right=strongest,
+                agreement=comparison.agreement,
+                collectives=verdict_sentence(comparison, left=left.value, right=strongest.value),
+                times=times,
+                time_sentences=tuple(_time_sentences(times, left, strongest)),
+            )
+
+
+def _time_sentences(times: tuple[TimeAgreement, ...], left: Source, right: Source) -> Iterator[str]:
+    """That the times agree within their intervals, or by how much each step differs and in what."""
+    within = [time.phase.value for time in times if time.is_within]
+    if within:
+        yield f"{joined(within)} agree within their intervals"
+    for time in times:
+        if not time.is_within:
+            yield _difference(time, left, right)
+
+
+def _difference(time: TimeAgreement, left: Source, right: Source) -> str:
+    """`compiled decode takes 4.6 x the prediction: 500 of 524 ms are outside the parts of the model`."""
+    ratio = f"{time.ratio:.1f} x" if time.ratio >= 0.1 else f"{time.ratio:.1%} of"
+    than = "the prediction" if left is Source.PREDICTED else f"the {left} time"
+    head = f"{right} {time.phase} takes {ratio} {than}"
+    largest = max(time.changes, key=lambda change: change.right_s, default=None)
+    if largest is not None and largest.right_s >= LARGE_FRAC * time.right.value_s:
+        share = share_text(largest.right_s, time.right.value_s)
+        return f"{head}: {share} are {_share_words(largest.share)}"
+    if not time.changes:
+        return head
+    change = time.changes[0]
+    return f"{head}: {signed_seconds(change.change_s)} in {_share_words(change.share)}"
+
+
+def share_text(part_s: float, whole_s: float) -> str:
+    """`500 of 524 ms`, or with both units if they differ."""
+    part, whole = format_seconds(part_s), format_seconds(whole_s)
+    unit = whole[whole.rindex(" ") :]
+    return f"{part.removesuffix(unit)} of {whole}"
+
+
+def _share_words(share: str) -> str:
+    if share == BETWEEN_PARTS:
+        return "copies and other work outside the parts of the model"
+    return share
+
+
+def suggestion_sentence(suggestion: Suggestion, *, basis: str = "") -> str:
+    """`try --weight-dtype int8 for a shorter request: TTFT -62 us, TPOT -1.25 ms, decode tokens/s +30%`."""
+    changes = [f"TTFT {signed_seconds(-suggestion.ttft_gain_s)}"]
+    if suggestion.tpot_gain_s is not None and suggestion.tokens_per_s_frac is not None:
+        changes.append(f"TPOT {signed_seconds(-suggestion.tpot_gain_s)}")
+        changes.append(f"decode tokens/s {suggestion.tokens_per_s_frac:+.0%}")
+    return f"try {change_with_purpose(suggestion)}: {basis}{', '.join(changes)}"
+
+
+def change_with_purpose(suggestion: Suggestion) -> str:
+    """`--plan dp=8,ep=8 for a shorter request and more decode tokens/s`."""
+    purposes = joined(list(map(str, suggestion.purposes))).replace("and for ", "and ")
+    unknown = ", as far as known" if suggestion.fits is None else ""
+    return f"{suggestion.change} {purposes}{unknown if Purpose.FIT in suggestion.purposes else ''}"

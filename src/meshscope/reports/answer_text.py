@@ -1,0 +1,190 @@
+"""The answer of a run, and of two runs side by side, as the first lines of terminal output."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from meshscope.analysis.join import Agreement
+from meshscope.events.enums import Phase
+from meshscope.reports.answer import Answer, Fit, FitState, SourceAgreement, SourceAnswer
+from meshscope.reports.model import EMPTY_LABEL, Figure
+from meshscope.reports.plain import short
+from meshscope.reports.tables import bullets
+from meshscope.units import format_rate
+
+NO_ROOM = "no batch"
+MAX_LINES = 14
+COLUMNS = 80
+_FIT_STYLES = {
+    FitState.YES: "green",
+    FitState.NO: "bold red",
+    FitState.CLOSE: "yellow",
+    FitState.UNKNOWN: "yellow",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Detail:
+    """How much of an answer is shown."""
+
+    n_suggestions: int
+    has_room: bool = True
+    has_secondary_costs: bool = True
+
+
+# From all of an answer to the least of it; the first that fits into MAX_LINES is shown.
+_DETAILS = (
+    _Detail(n_suggestions=2),
+    _Detail(n_suggestions=2, has_secondary_costs=False),
+    _Detail(n_suggestions=2, has_secondary_costs=False, has_room=False),
+    _Detail(n_suggestions=1, has_secondary_costs=False, has_room=False),
+    _Detail(n_suggestions=0, has_secondary_costs=False, has_room=False),
+)
+
+
+def answer_lines(answer: Answer) -> Sequence[RenderableType]:
+    """What was asked, the figures of every source, whether they agree, what binds, and what to try.
+
+    At 80 columns, up to MAX_LINES lines: secondary costs, the room beside several sources, and
+    suggestions give way, and only then is it longer.
+    """
+    console = Console(width=COLUMNS, file=StringIO())
+    lines: list[RenderableType] = []
+    for detail in _DETAILS:
+        lines = list(_detailed_lines(answer, detail))
+        if sum(len(console.render_lines(line)) for line in lines) <= MAX_LINES:
+            break
+    return lines
+
+
+def _detailed_lines(answer: Answer, detail: _Detail) -> Iterator[RenderableType]:
+    sources = _shown_sources(answer)
+    source = f" ({answer.strongest.source})" if len(sources) == 1 else ""
+    title, request = short(answer.title), short(answer.request)
+    is_one_line = len(f"{title}, {request}{source}") <= COLUMNS
+    separator = "" if not request else ", " if is_one_line else "\n"
+    yield Text.assemble((title, "bold"), separator, request, source)
+    columns = {figures.source.value: figures for figures in sources}
+    yield answer_table(columns, has_room=detail.has_room)
+    for agreement in answer.agreements:
+        yield from agreement_lines(agreement)
+    why = answer.why.values()
+    if not detail.has_secondary_costs:
+        why = map(_main_cost, why)
+    if answer.why or answer.notes:
+        yield bullets(map(short, (*why, *answer.notes)))
+    if suggestions := answer.suggestion_sentences[: detail.n_suggestions]:
+        yield bullets(map(short, suggestions), "cyan")
+
+
+def _main_cost(sentence: str) -> str:
+    """A step, its floor and the largest cost beyond it, without the smaller ones."""
+    head, separator, costs = sentence.partition(": ")
+    first, *others = costs.split(", ")
+    return f"{head}{separator}{first}{', ...' if others else ''}"
+
+
+def _shown_sources(answer: Answer) -> tuple[SourceAnswer, ...]:
+    """All sources; the strongest alone if two weaker ones have no times."""
+    *weaker, strongest = answer.sources
+    if len(weaker) < 2 or any(figures.ttft.value or figures.tpot.value for figures in weaker):
+        return answer.sources
+    return (strongest,)
+
+
+def answer_table(columns: Mapping[str, SourceAnswer], *, has_room: bool = True) -> Table:
+    """One column of figures for each name: step times, throughput and memory."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    for _ in columns:
+        table.add_column(overflow="fold")
+    sources, is_single = columns.values(), len(columns) == 1
+    if not is_single:
+        table.add_row("", *(Text(short(name), style="dim") for name in columns))
+    phases = {phase for figures in sources for phase in figures.phases}
+    is_verification = all(figures.tpot.value is None for figures in sources) and any(
+        figures.decode.value is not None for figures in sources
+    )
+    if is_verification:
+        table.add_row("decode step", *(_duration(figures.decode) for figures in sources))
+    elif phases != {Phase.STEP}:
+        table.add_row("TTFT, prefill", *(_duration(figures.ttft) for figures in sources))
+    if Phase.STEP in phases:
+        table.add_row("step", *(_duration(figures.step) for figures in sources))
+    if Phase.DECODE in phases and not is_verification:
+        table.add_row("TPOT, decode", *(_duration(figures.tpot) for figures in sources))
+        table.add_row("throughput", *(_throughput(figures) for figures in sources))
+    fits, room = [_fit(f.fit) for f in sources], [_room(f.fit) for f in sources]
+    if is_single and room[0]:
+        words = _room_words(next(f.fit for f in sources if f.fit is not None), room[0])
+        table.add_row("fits", fits[0].append(f", {words}", "default"))
+        return table
+    if any(figures.fit for figures in sources):
+        table.add_row("fits", *fits)
+    if has_room and any(room):
+        table.add_row("room for", *room)
+    return table
+
+
+def _duration(figure: Figure) -> Text:
+    """`257 ms (214 to 311 ms)`."""
+    interval = "" if figure.low is None else f" ({figure.range_text})"
+    return Text.assemble((figure.text, "bold"), interval)
+
+
+def _throughput(figures: SourceAnswer) -> Text:
+    """`1,462 decode tokens/s, 183 per chip`."""
+    per_chip = figures.decode_tokens_per_s_per_chip.value
+    tail = "" if per_chip is None else f", {format_rate(per_chip)} per chip"
+    rate = figures.decode_tokens_per_s
+    return Text(rate.text.replace("tokens/s", f"decode tokens/s{tail}"))
+
+
+def _fit(fit: Fit | None) -> Text:
+    return Text(EMPTY_LABEL) if fit is None else Text(fit.text, style=_FIT_STYLES[fit.state])
+
+
+def _room(fit: Fit | None) -> str:
+    """`batch 324 or context 5,888`: the largest that fit, each with the other as it is.
+
+    They are upper bounds while a part of the memory is unknown.
+    """
+    if fit is None or fit.largest_batch is None or fit.largest_context is None:
+        return ""
+    sizes = {"batch": fit.largest_batch, "context": fit.largest_context}
+    room = " or ".join(f"{name} {size:,}" for name, size in sizes.items() if size)
+    if not room:
+        return NO_ROOM
+    return room if fit.is_total else f"at most {room}"
+
+
+def _room_words(fit: Fit, room: str) -> str:
+    """The room of a single source, or why none is known to be there."""
+    if room != NO_ROOM:
+        return f"room for {room}"
+    if not fit.is_lower_bound:
+        return fit.reason or "room unknown"
+    return "no batch surely fits" if fit.state is FitState.CLOSE else "no batch fits"
+
+
+def agreement_lines(agreement: SourceAgreement) -> Iterator[RenderableType]:
+    """The verdict on the collectives and its findings, then the verdict on the times."""
+    if agreement.agreement is Agreement.EQUAL and agreement.is_time_within:
+        yield Text(f"{agreement.collectives}; times agree within their intervals", "bold green")
+        return
+    yield from collectives_lines(agreement.collectives, agreement.agreement)
+    style = "bold green" if agreement.is_time_within else "bold red"
+    yield from (Text(f"times: {short(s)}", style=style) for s in agreement.time_sentences)
+
+
+def collectives_lines(verdict: str, agreement: Agreement) -> Iterator[RenderableType]:
+    """A verdict on collectives, and its findings below it."""
+    head, *findings = verdict.split("; ")
+    styles = {Agreement.EQUAL: "bold green", Agreement.SAME_MEANING: "bold yellow"}
+    yield Text(short(head), style=styles.get(agreement, "bold red"))
+    if findings:
+        yield bullets(map(short, findings))

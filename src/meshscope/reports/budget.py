@@ -1,0 +1,195 @@
+"""The outcome of a budget as text, JSON, SARIF and GitHub annotations."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from meshscope import __version__
+from meshscope.analysis.budget import Check, Quantity, Value
+from meshscope.events.collective import Collective
+from meshscope.reports.plain import plain
+from meshscope.reports.words import array_text, short_source_line
+from meshscope.reports.wrapping import wrapped
+from meshscope.serialize import picked
+from meshscope.units import format_bytes, format_seconds
+
+MAX_ROWS = 5  # collectives named below a limit that is not kept
+_SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramChecks:
+    """The checks of one program, by its name."""
+
+    name: str
+    checks: Sequence[Check]
+
+
+def check_lines(file: Path, programs: Sequence[ProgramChecks]) -> Iterator[str]:
+    """The answer first: how many limits are not kept, each with what makes up its value."""
+    every = [check for program in programs for check in program.checks]
+    n_broken = sum(not check.is_kept for check in every)
+    limits = f"{len(every)} limit{'s' * (len(every) != 1)}"
+    yield f"{file}: {n_broken} of {limits} not kept" if n_broken else f"{file}: {limits} kept"
+    for program in programs:
+        for check in program.checks:
+            mark = "ok  " if check.is_kept else "FAIL"
+            yield from wrapped(f"{mark} {plain(program.name)}: {sentence(check)}")
+            for line in () if check.is_kept else row_lines(check.rows):
+                yield from wrapped(line, indent=5)
+
+
+def sentence(check: Check) -> str:
+    """`all_gather over dp: wire_bytes 117 MB, at most 100 MB`."""
+    quantity = check.limit.quantity
+    bound = {"max": "at most", "min": "at least", "equal": "exactly"}[check.limit.bound]
+    value = amount(quantity, check.value)
+    if check.others:
+        value = f"{value} ({plain(', '.join(map(str, check.others)))})"
+    what = f"{check.of}: " if check.rows or quantity in _ROW_QUANTITIES else ""
+    return f"{what}{quantity} {value}, {bound} {amount(quantity, check.limit.value)}"
+
+
+_ROW_QUANTITIES = (
+    Quantity.COUNT,
+    Quantity.PAYLOAD_BYTES,
+    Quantity.WIRE_BYTES,
+    Quantity.EXPOSED_S,
+)
+
+
+def amount(quantity: Quantity, value: Value) -> str:
+    """The value in the unit of its quantity; `unknown` for None."""
+    if value is None:
+        return "unknown"
+    if quantity.endswith("_bytes"):
+        return format_bytes(value)
+    if quantity.endswith("_s"):
+        return format_seconds(float(value))
+    return f"{float(value):.4g}" if quantity is Quantity.FLOPS else f"{int(value):,}"
+
+
+def row_lines(rows: Sequence[Collective]) -> Iterator[str]:
+    """The largest collectives, a line each: `2 x all_gather bf16[8,128] over dp, 1 MB each, model.py:7`."""
+    yield from map(row_line, rows[:MAX_ROWS])
+    if len(rows) > MAX_ROWS:
+        yield f"... and {len(rows) - MAX_ROWS} more"
+
+
+def row_line(row: Collective) -> str:
+    """Count, kind, array, axis, wire bytes and the user's line of a collective."""
+    axis = row.axis or f"an unknown axis ({row.axis_reason})"
+    by = " by the partitioner" if row.inserted_by == "partitioner" else ""
+    at = f" at {short_source_line(row.source_line)}" if row.source_line else ""
+    phase = "" if row.phase is None else f"{row.phase}: "
+    text = f"{phase}{row.count} x {row.kind} {array_text(row)} over {axis}"
+    return plain(f"{text}, {format_bytes(row.wire_bytes)} sent each{by}{at}")
+
+
+def check_document(file: Path, programs: Sequence[ProgramChecks]) -> dict[str, Any]:
+    """The document of `check --format json`."""
+    return {
+        "budget": str(file),
+        "is_kept": all(check.is_kept for program in programs for check in program.checks),
+        "checks": [
+            {
+                "program": program.name,
+                **picked(check.of, "phase", "kind", "axis"),
+                "limit": check.limit.name,
+                "allowed": check.limit.value,
+                "value": _number(check.value),
+                "is_kept": check.is_kept,
+                "line": check.limit.line,
+                "collectives": [_row(row) for row in check.rows],
+            }
+            for program in programs
+            for check in program.checks
+        ],
+    }
+
+
+def _number(value: Value) -> float | int | None:
+    return float(value) if isinstance(value, Fraction) else value
+
+
+def _row(row: Collective) -> dict[str, Any]:
+    names = ("phase", "kind", "axis", "dtype", "shape", "count", "payload_bytes", "source_line")
+    return {
+        **picked(row, *names),
+        "wire_bytes": _number(row.wire_bytes),
+        "inserted_by": row.inserted_by,
+    }
+
+
+def github_lines(file: Path, programs: Sequence[ProgramChecks]) -> Iterator[str]:
+    """Workflow commands of GitHub Actions, which annotate the user's line, or that of the limit."""
+    for program in programs:
+        for check in program.checks:
+            if not check.is_kept:
+                path, line = _place(file, check)
+                lines = (f"{program.name}: {sentence(check)}", *row_lines(check.rows))
+                message = "%0A".join(_escaped(text) for text in lines)
+                title = _escaped(check.limit.name)
+                yield f"::error file={_property(path)},line={line},title={title}::{message}"
+
+
+def _place(file: Path, check: Check) -> tuple[str, int]:
+    """Where the largest collective is in the user's files here, else the limit."""
+    for row in check.rows[:1]:
+        path, _, line = short_source_line(row.source_line or "").rpartition(":")
+        if path and not Path(path).is_absolute() and line.isdecimal() and Path(path).is_file():
+            return path, int(line)
+    return str(file), check.limit.line or 1
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _escaped(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def sarif_document(file: Path, programs: Sequence[ProgramChecks]) -> dict[str, Any]:
+    """The limits that are not kept, in SARIF 2.1.0 (OASIS, 2020)."""
+    broken = [(p, check) for p in programs for check in p.checks if not check.is_kept]
+    rules = sorted({check.limit.name for _, check in broken})
+    return {
+        "$schema": _SARIF,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "meshscope",
+                        "version": __version__,
+                        "rules": [
+                            {"id": rule, "shortDescription": {"text": f"{rule} of a budget"}}
+                            for rule in rules
+                        ],
+                    }
+                },
+                "results": [_result(file, program.name, check) for program, check in broken],
+            }
+        ],
+    }
+
+
+def _result(file: Path, name: str, check: Check) -> dict[str, Any]:
+    lines = (f"{name}: {sentence(check)}", *row_lines(check.rows))
+    path, line = _place(file, check)
+    return {
+        "ruleId": check.limit.name,
+        "level": "error",
+        "message": {"text": "\n".join(lines)},
+        "locations": [
+            {
+                "physicalLocation": {
+                    "artifactLocation": {"uri": path},
+                    "region": {"startLine": line},
+                }
+            }
+        ],
+    }

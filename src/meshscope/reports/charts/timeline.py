@@ -1,0 +1,235 @@
+"""The timeline of one step on one device, the span of one layer in it, and bursts of traffic."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from meshscope.analysis.intervals import bursts, placed
+from meshscope.analysis.metric_inputs import MetricInputs, executions
+from meshscope.analysis.overlap import is_compute, timed
+from meshscope.analysis.roofline import BETWEEN_PARTS
+from meshscope.analysis.timeline import COPY, last_step, read_folded
+from meshscope.events.enums import Part, Source
+from meshscope.events.timeline import TIMELINE
+from meshscope.reports.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL
+
+MAX_SPANS = 6_000  # drawn spans of one phase; the shortest beyond are omitted
+MAX_BURSTS = 1_000
+COLLECTIVE = "collective"
+_OF_STAGE = " of stage "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSpan:
+    """An execution on a lane; `repeats` are (iterations, period in seconds), the outermost loop first."""
+
+    lane: str
+    label: str
+    start_s: float
+    dur_s: float
+    repeats: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def n(self) -> int:
+        """Number of executions in the step."""
+        return prod(n for n, _ in self.repeats)
+
+    @property
+    def end_s(self) -> float:
+        """End of the last repetition."""
+        return self.start_s + sum((n - 1) * period for n, period in self.repeats) + self.dur_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeline:
+    """The spans of one step of a phase; `layer` is (label, start, end) of one layer, null if unknown.
+
+    `phase` is the class of the step if it is of no phase. The `n_left_out` shortest spans exceed MAX_SPANS.
+    """
+
+    source: str
+    phase: str
+    end_s: float
+    spans: tuple[TimeSpan, ...]
+    layer: tuple[str, float, float] | None
+    n_left_out: int
+
+    @property
+    def lanes(self) -> list[str]:
+        """The lanes from the top: the core, those of collectives, copies."""
+        ranks = {"core": 0, COPY: 2}
+        lanes = {s.lane for s in self.spans}
+        return sorted(lanes, key=lambda lane: (ranks.get(without_stage(lane), 1), lane))
+
+
+def without_stage(lane: str) -> str:
+    """The lane's resource: `core` for the lane `core of stage 1`."""
+    return lane.partition(_OF_STAGE)[0]
+
+
+def step_timelines(folder: Path | None, inputs: MetricInputs) -> tuple[StepTimeline, ...]:
+    """One step of each phase, modeled and measured, if the run folder stores a timeline.
+
+    A measured step is the last profiled one on the first device.
+    """
+    tables = [*_folded(folder), *_measured(inputs)]
+    return tuple(
+        _timeline(part, str(source), phase if isinstance(phase, str) else _step_class(part), inputs)
+        for table in tables
+        for (source, phase), part in table.group_by("source", "phase", maintain_order=True)
+    )
+
+
+def _step_class(rows: pl.DataFrame) -> str:
+    """What a step of no phase is: `mixed`, or the whole `trace`."""
+    classes = rows["step_class"] if "step_class" in rows.columns else rows["phase"]
+    return next((name for name in classes if name is not None), UNKNOWN_PHASE_LABEL)
+
+
+def _folded(folder: Path | None) -> Iterator[pl.DataFrame]:
+    if folder is not None and (folder / TIMELINE).is_file():
+        yield read_folded(folder).filter(pl.col("start_s").is_not_null())
+
+
+def _measured(inputs: MetricInputs) -> Iterator[pl.DataFrame]:
+    """Measured executions in the schema of a folded timeline, relative to the start of the step."""
+    if inputs.timeline is None:
+        return
+    is_measured = pl.col("source") == Source.MEASURED.value
+    steps = last_step(timed(inputs.timeline.filter(is_measured)))
+    first_device = steps.filter(pl.col("device").eq_missing(pl.col("device").min().over("phase")))
+    if first_device.is_empty():
+        return
+    is_collective = pl.col("kind").is_not_null()
+    lane = pl.when(is_collective).then(pl.lit(COLLECTIVE)).when(is_compute()).then(pl.lit("core"))
+    is_shown = is_collective | is_compute() | (pl.col("opcode") == COPY)
+    yield first_device.filter(is_shown).with_columns(
+        lane.otherwise(pl.lit(COPY)).alias("lane"),
+        pl.col("start_s") - pl.col("start_s").min().over("phase"),
+        pl.lit(None).alias("stage"),  # that of the one device
+        pl.lit([], pl.List(pl.Int64)).alias("repeats"),
+        pl.lit([], pl.List(pl.Float64)).alias("periods_s"),
+    )
+
+
+def _timeline(rows: pl.DataFrame, source: str, phase: str, inputs: MetricInputs) -> StepTimeline:
+    is_repeated = rows["repeats"].list.len() > 0
+    single = rows.filter(~is_repeated)  # a measured step may have many
+    longest = single.sort("dur_s", descending=True, maintain_order=True).head(MAX_SPANS)
+    all_spans = [_span(row) for row in rows.filter(is_repeated).iter_rows(named=True)]
+    all_spans += [_span(row) for row in longest.iter_rows(named=True)]
+    kept = sorted(all_spans, key=lambda span: -span.dur_s)[:MAX_SPANS]
+    spans = sorted(kept, key=lambda span: span.start_s)
+    last_s = (single["start_s"] + single["dur_s"]).max()
+    n_omitted = len(single) - len(longest)
+    return StepTimeline(
+        source=source,
+        phase=phase,
+        end_s=max(float(str(last_s or 0.0)), *(span.end_s for span in all_spans), 0.0),
+        spans=tuple(spans),
+        layer=_layer_in_loop(rows.filter(is_repeated))
+        or _layer_between_collectives(inputs, source, phase),
+        n_left_out=n_omitted + sum(s.n for s in all_spans) - sum(s.n for s in kept),
+    )
+
+
+def _span(row: dict[str, Any]) -> TimeSpan:
+    is_collective = row["lane"] == COLLECTIVE
+    name = row["kind"] if is_collective else row["part"] or BETWEEN_PARTS
+    lane = row["axis"] or UNKNOWN_AXIS_LABEL if is_collective else row["lane"]
+    names = (name, row["part"] if is_collective else None, row["hlo_name"] or row.get("opcode"))
+    return TimeSpan(
+        lane=str(lane) if row["stage"] is None else f"{lane}{_OF_STAGE}{row['stage']}",
+        label=", ".join(str(name) for name in names if name),
+        start_s=row["start_s"],
+        dur_s=row["dur_s"],
+        repeats=tuple(zip(row["repeats"], row["periods_s"], strict=True)),
+    )
+
+
+def _layer_in_loop(rows: pl.DataFrame) -> tuple[str, float, float] | None:
+    """The second repetition of the longest loop, which is that of the layers.
+
+    A loop that contains the embedding is one over chunks of a prompt.
+    """
+    spans = [
+        (row["part"], row["start_s"], tuple(zip(row["repeats"], row["periods_s"], strict=True)))
+        for row in rows.iter_rows(named=True)
+    ]
+    of_chunks = {loop for part, _, loops in spans if part == Part.EMBED for loop in loops}
+    in_loops = [(start_s, [n for n in loops if n not in of_chunks]) for _, start_s, loops in spans]
+    outermost = [(loops[0], start_s) for start_s, loops in in_loops if loops and loops[0][0] > 1]
+    if not outermost:
+        return None
+    times, period_s = longest = max((loop for loop, _ in outermost), key=prod)
+    start_s = min(start_s for loop, start_s in outermost if loop == longest) + period_s
+    return f"iteration 2 of {times} of the loop over layers", start_s, start_s + period_s
+
+
+def _layer_between_collectives(
+    inputs: MetricInputs, source: str, phase: str
+) -> tuple[str, float, float] | None:
+    """A middle layer, from the end of the last collective of the layer before to the end of its own."""
+    rows = inputs.events.filter(
+        pl.col("source") == source,
+        pl.col("phase") == phase,
+        pl.col("layer").is_not_null(),
+        pl.col("start_s").is_not_null(),
+        pl.col("dur_s").is_not_null(),
+        pl.col("count") == 1,
+    )
+    ends = rows.group_by("layer").agg((pl.col("start_s") + pl.col("dur_s")).max()).sort("layer")
+    by_layer = dict(ends.iter_rows())
+    pairs = [layer for layer in by_layer if layer + 1 in by_layer]
+    if not pairs:
+        return None
+    before = pairs[(len(pairs) - 1) // 2]
+    return f"layer {before + 1}", by_layer[before], by_layer[before + 1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bursts:
+    """Bursts of traffic of each axis in one step: (axis, begin, end, bytes), in seconds or operations."""
+
+    phase: str
+    unit: str
+    end: float
+    bursts: tuple[tuple[str, float, float, float], ...]
+    n_left_out: int
+
+    @property
+    def axes(self) -> list[str]:
+        """The axes in the order of their first bursts."""
+        return list(dict.fromkeys(axis for axis, *_ in self.bursts))
+
+
+def axis_bursts(inputs: MetricInputs, source: Source) -> tuple[Bursts, ...]:
+    """The bursts of each axis in each phase, on the first device of the first stage."""
+    rows = executions(inputs).filter(pl.col("source") == source.value)
+    if rows.is_empty():
+        return ()
+    is_first = [pl.col(c).is_null() | (pl.col(c) == pl.col(c).min()) for c in ("stage", "device")]
+    # Measured times count from the start of the trace, modeled ones from the start of the step.
+    begin = pl.when(pl.col("device").is_null()).then(0.0)
+    first = begin.otherwise(pl.col("begin").min().over("phase"))
+    merged = bursts(placed(rows)).filter(*is_first)
+    relative = merged.with_columns(pl.col("begin") - first, pl.col("end") - first)
+    return tuple(
+        Bursts(
+            phase=UNKNOWN_PHASE_LABEL if phase is None else str(phase),
+            unit=str(unit),
+            end=float(str(part["end"].max())),
+            bursts=tuple(
+                (axis or UNKNOWN_AXIS_LABEL, begin, end, n_bytes)
+                for axis, begin, end, n_bytes in part.head(MAX_BURSTS)
+                .select("axis", "begin", "end", "wire_bytes")
+                .iter_rows()
+            ),
+            n_left_out=max(0, len(part) - MAX_BURSTS),
+        )
+        for (phase, unit), part in relative.group_by("phase", "unit", maintain_order=True)
+    )

@@ -1,0 +1,357 @@
+"""The collectives of a phase as a table, in the widest layout that fits the terminal."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from meshscope.analysis.grouping import grouped, layer_ranges, without_place
+from meshscope.analysis.join import Match, Verdict
+from meshscope.events.collective import REMATERIALIZATION, SUBSETS, Collective
+from meshscope.events.enums import Phase, Source
+from meshscope.reports.model import (
+    EMPTY_LABEL,
+    UNKNOWN_LABEL,
+    CellValue,
+    Figure,
+    Unit,
+    ViewColumn,
+    ViewTable,
+    figure_column,
+    view_columns,
+)
+from meshscope.reports.plain import short
+from meshscope.reports.tables import add_column, cell_text, fits_console, new_table, rich_table
+from meshscope.reports.words import (
+    array_text,
+    group_text,
+    short_source_line,
+    unusual_opcode,
+    verdict_label,
+)
+from meshscope.units import format_bytes
+
+UNITS = "GB: 10^9 bytes. GiB: 2^30 bytes."
+
+# The meaning of the columns, printed below the tables.
+LEGEND = (
+    "groups: number x devices of each; DCN marks groups that span slices. "
+    "count: executions per step on one device. payload: the full array of one operation. "
+    "wire: bytes that one device sends for it. " + UNITS
+)
+
+_ARROW = " -> "
+_INSERTERS = {
+    "": "",
+    "program": "written in the program",
+    REMATERIALIZATION: "repeated by the compiler to save HBM (rematerialized)",
+}
+_STACKED = (
+    "array",
+    "layers",
+    "groups",
+    "wire_bytes",
+)  # columns that narrow layouts put below another
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableLine:
+    """One line of the table; `counts` has one entry for each compared side."""
+
+    row: Collective
+    layers: tuple[int, ...]
+    counts: tuple[int | None, ...]
+    verdict: Verdict | None = None
+    remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # those of the remarks that explain the verdict
+
+
+def lines_of_rows(rows: Iterable[Collective]) -> list[TableLine]:
+    """The rows of one source, grouped over layers."""
+    return _merged(
+        TableLine(
+            row=group.row,
+            layers=group.layers,
+            counts=(group.row.count,),
+            remarks=_row_remarks(group.row),
+        )
+        for group in grouped(rows)
+    )
+
+
+def lines_of_matches(matches: Iterable[Match]) -> list[TableLine]:
+    """The matches of a comparison, each a line with the counts of both sides and its verdict."""
+    return _merged(
+        TableLine(
+            row=_with_shape(match),
+            layers=match.layers,
+            counts=(match.count if match.left else None, match.count if match.right else None),
+            verdict=match.verdict,
+            remarks=(*_match_notes(match), *_row_remarks(match.shown)),
+            notes=(*_match_notes(match), *_opcode_notes(match)),
+        )
+        for match in matches
+    )
+
+
+def _with_shape(match: Match) -> Collective:
+    """The row to show; an unknown shape is taken from the left row."""
+    row, left = match.shown, match.left
+    if row.shape is None and left is not None:
+        return replace(row, shape=left.shape)
+    return row
+
+
+def with_middle(lines: Iterable[TableLine], middle: Iterable[TableLine]) -> list[TableLine]:
+    """Joins lines with counts (left, right) and (left, middle) into (left, middle, right).
+
+    Lines that only the middle has are appended.
+    """
+    remaining = {line_identity(line.row, line.layers): line for line in middle}
+    joined: list[TableLine] = []
+    for line in lines:
+        partner = remaining.pop(line_identity(line.row, line.layers), None)
+        left, right = line.counts
+        joined.append(replace(line, counts=(left, partner.counts[1] if partner else None, right)))
+    return [*joined, *(replace(line, counts=(*line.counts, None)) for line in remaining.values())]
+
+
+def line_identity(row: Collective, layers: tuple[int, ...]) -> tuple[object, ...]:
+    """The fields that distinguish the lines of a table."""
+    place = (row.phase, row.stage, row.part, layers)
+    return (*place, row.kind, row.axis, row.groups, row.dtype, row.shape)
+
+
+def _merged(lines: Iterable[TableLine]) -> list[TableLine]:
+    """Lines that look the same become one with the sum of their counts."""
+    members: dict[TableLine, list[TableLine]] = {}
+    for line in lines:
+        members.setdefault(_without_hidden_fields(line), []).append(line)
+    return [replace(same[0], counts=_sum_counts(same)) for same in members.values()]
+
+
+def _without_hidden_fields(line: TableLine) -> TableLine:
+    """The line without its counts and without fields that the table does not show."""
+    row = replace(
+        without_place(line.row), source_line=None, hlo_shape=None, inserted_by=None, opcode=None
+    )
+    return replace(line, row=row, counts=())
+
+
+def _sum_counts(lines: Sequence[TableLine]) -> tuple[int | None, ...]:
+    """The count of each side; None if a line lacks that side."""
+    sides = zip(*(line.counts for line in lines), strict=True)
+    return tuple(
+        None if None in counts else sum(count for count in counts if count is not None)
+        for counts in sides
+    )
+
+
+def collectives_view(
+    lines: Sequence[TableLine], *, sides: Sequence[str], remarks: Sequence[str]
+) -> ViewTable:
+    """The table without empty columns. `sides` names the counts; `remarks` has a text per line."""
+    columns = (
+        *view_columns(("collective", "array", "stage", "part", "layers", "axis", "groups")),
+        *(figure_column(side, key=f"count {side}") for side in sides),
+        *view_columns((), ("payload_bytes", "wire_bytes")),
+        *view_columns(("verdict", "remarks")),
+    )
+    rows = [_cells(line, remark) for line, remark in zip(lines, remarks, strict=True)]
+    table = ViewTable(columns=columns, rows=tuple(rows))
+    return table.only(lambda i: any(row[i] not in {"", None} for row in rows))
+
+
+def _cells(line: TableLine, remark: str) -> tuple[CellValue, ...]:
+    row = line.row
+    wire_bytes = None if row.wire_bytes is None else float(row.wire_bytes)
+    return (
+        row.kind.value,
+        array_text(row),
+        "" if row.stage is None else str(row.stage),
+        row.part or ("" if row.phase is Phase.STEP else UNKNOWN_LABEL),
+        layer_ranges(line.layers),
+        f"subsets of {row.axis}"
+        if SUBSETS in (row.axis_reason or "")
+        else row.axis or UNKNOWN_LABEL,
+        group_text(row),
+        *line.counts,
+        Figure(value=row.payload_bytes, unit=Unit.BYTES),
+        Figure(value=wire_bytes, unit=Unit.BYTES),
+        "" if line.verdict is None else verdict_label(line.verdict),
+        remark,
+    )
+
+
+def short_legend(sources: Sequence[str]) -> str:
+    """The meaning of the columns of the short table; several sources have counts that differ."""
+    differing = f", {_ARROW.join(sources)} if they differ" if len(sources) > 1 else ""
+    return (
+        f"count: per step of a device{differing}. wire: bytes it sends for one operation. {UNITS}"
+    )
+
+
+def short_collectives_table(
+    lines: Sequence[TableLine], *, sides: Sequence[str], console: Console
+) -> RenderableType:
+    """The table without payload, groups inside one slice, and remarks on equal lines."""
+    footnotes = Footnotes()
+    marks = [footnotes.marks(line.notes) for line in lines]
+    hidden = {"payload_bytes"}
+    if not any(line.row.crosses_slices for line in lines):
+        hidden.add("groups")
+    plain_lines = [replace(line, verdict=_difference(line)) for line in lines]
+    whole = collectives_view(plain_lines, sides=sides, remarks=marks)
+    view = _with_one_count(whole.only(lambda i: whole.columns[i].key not in hidden), lines)
+    flat = rich_table(view)
+    return Group(flat if fits_console(flat, console) else _stacked(view), *footnotes.lines())
+
+
+def _difference(line: TableLine) -> Verdict | None:
+    """The verdict of a line unless it is equal."""
+    return None if line.verdict is Verdict.EQUAL else line.verdict
+
+
+def _with_one_count(view: ViewTable, lines: Sequence[TableLine]) -> ViewTable:
+    """The table with one column for the counts of all sides, `64`, or `- -> 1` if they differ."""
+    counts = [i for i, column in enumerate(view.columns) if column.key.startswith("count ")]
+    first, end = counts[0], counts[-1] + 1
+    texts = [_count_text(line.counts) for line in lines]
+    return replace(
+        view,
+        columns=(*view.columns[:first], figure_column("count"), *view.columns[end:]),
+        rows=tuple(
+            (*row[:first], text, *row[end:]) for row, text in zip(view.rows, texts, strict=True)
+        ),
+    )
+
+
+def _count_text(counts: Sequence[int | None]) -> str:
+    if len(set(counts)) == 1:
+        counts = counts[:1]
+    return _ARROW.join(EMPTY_LABEL if count is None else f"{count:,}" for count in counts)
+
+
+def collectives_table(
+    lines: Sequence[TableLine], *, sides: Sequence[str], console: Console
+) -> RenderableType:
+    """The first layout that fits the console: remarks in line, as footnotes, or stacked columns."""
+    in_line = ["; ".join(line.remarks) for line in lines]
+    wide = rich_table(collectives_view(lines, sides=sides, remarks=in_line))
+    if fits_console(wide, console):
+        return wide
+    footnotes = Footnotes()
+    marks = [footnotes.marks(line.remarks) for line in lines]
+    view = collectives_view(lines, sides=sides, remarks=marks)
+    flat = rich_table(view)
+    return Group(flat if fits_console(flat, console) else _stacked(view), *footnotes.lines())
+
+
+@dataclass(slots=True)
+class Footnotes:
+    """The numbered texts below a table, each once."""
+
+    texts: list[str] = field(default_factory=list[str])
+
+    def marks(self, remarks: Iterable[str]) -> str:
+        """Adds the remarks and returns their marks: `[1] [3]`."""
+        return " ".join(self._mark(remark) for remark in remarks)
+
+    def _mark(self, remark: str) -> str:
+        if remark not in self.texts:
+            self.texts.append(remark)
+        return f"[{self.texts.index(remark) + 1}]"
+
+    def lines(self) -> list[Table]:
+        """The footnotes for a terminal; empty without texts."""
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(justify="right")
+        grid.add_column(overflow="fold")
+        for number, text in enumerate(self.texts, start=1):
+            grid.add_row(Text(f"  [{number}]", style="dim"), Text(text, style="dim"))
+        return [grid] if self.texts else []
+
+
+def _stacked(view: ViewTable) -> Table:
+    """The table with pairs of columns on top of each other."""
+    stacks = _stacks(view.columns)
+    table = new_table()
+    for stack in stacks:
+        labels = "\n".join(view.columns[i].label for i in stack)
+        add_column(table, labels, is_figure=view.columns[stack[0]].is_figure)
+    for row in view.rows:
+        table.add_row(*(_stack_text(view.columns, row, stack) for stack in stacks))
+    return table
+
+
+def _stacks(columns: Sequence[ViewColumn]) -> list[list[int]]:
+    """Indices of the columns that share a place: the counts, and pairs such as part and layers."""
+    keys = [column.key for column in columns]
+    counts = [i for i, key in enumerate(keys) if key.startswith("count ")]
+    below = {keys.index(key) for key in _STACKED if key in keys} | set(counts[1:])
+    if "verdict" in keys and "remarks" in keys:
+        below.add(keys.index("remarks"))
+    starts = [i for i in range(len(columns)) if i not in below]
+    ends = [*starts[1:], len(columns)]
+    return [list(range(start, end)) for start, end in zip(starts, ends, strict=True)]
+
+
+def _stack_text(
+    columns: Sequence[ViewColumn], row: Sequence[CellValue], stack: Sequence[int]
+) -> Text:
+    first, *below = (cell_text(columns[i], row[i]) for i in stack)
+    for text in below:
+        text.style = "dim"
+    return Text("\n").join([first, *below])
+
+
+def _row_remarks(row: Collective) -> tuple[str, ...]:
+    """The algorithm, and what the compiler did that the kind does not say."""
+    remarks = (
+        row.algorithm,
+        _opcode_remark(row),
+        "async" if row.is_async else None,
+        row.axis_reason,
+        _origin(row) if row.phase is Phase.STEP else None,
+    )
+    return tuple(short(remark) for remark in remarks if remark)
+
+
+def _match_notes(match: Match) -> tuple[str, ...]:
+    notes = [match.note, _bytes_remark(match)]
+    if match.verdict in {Verdict.CHANGED, Verdict.EXTRA}:
+        notes.append(_origin(match.shown))
+    return tuple(short(note) for note in notes if note)
+
+
+def _opcode_notes(match: Match) -> tuple[str, ...]:
+    """The unusual opcode of a collective that differs."""
+    remark = None if match.verdict is Verdict.EQUAL else _opcode_remark(match.shown)
+    return () if remark is None else (short(remark),)
+
+
+def _opcode_remark(row: Collective) -> str | None:
+    """What the compiler or the library calls the operation, if its kind does not say it."""
+    opcode = unusual_opcode(row)
+    verb = "runs" if row.source is Source.MEASURED else "compiled"
+    return None if opcode is None else f"{verb} as {opcode}"
+
+
+def _origin(row: Collective) -> str | None:
+    """Who inserted the operation, and for which line of the program."""
+    words = [
+        _INSERTERS.get(row.inserted_by or "", f"inserted by the {row.inserted_by}"),
+        f"at {short_source_line(row.source_line)}" if row.source_line else "",
+    ]
+    return " ".join(filter(None, words)) or None
+
+
+def _bytes_remark(match: Match) -> str | None:
+    """The wire bytes of the left side, if the right side differs in nothing else."""
+    left, right = match.left, match.right
+    if left is None or right is None or left.wire_bytes == right.wire_bytes:
+        return None
+    is_same = left.kind is right.kind and left.payload_bytes == right.payload_bytes
+    return f"instead of {format_bytes(left.wire_bytes)} on the wire" if is_same else None

@@ -1,0 +1,173 @@
+"""The conditions of a run: model, slice, plan, request, program and versions."""
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from meshscope.events.enums import Phase, Source
+from meshscope.hardware.chips import ChipKind
+from meshscope.interconnect.axis_placement import order_text
+from meshscope.plans.chunks import DEFAULT_CHUNK, why_auto_is_whole
+from meshscope.plans.experiment_record import ExperimentRecord
+from meshscope.plans.program import Engine
+from meshscope.plans.workload import Workload
+from meshscope.reports.plain import short
+from meshscope.reports.words import counted
+from meshscope.store.run import RunRecord
+from meshscope.units import format_dtype
+
+MAX_VALUE = 4000  # characters of a condition, such as compiler flags
+
+
+def conditions(run: RunRecord, names: Container[str] | None = None) -> Table:
+    """One line per condition, by default of all names."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in condition_lines(run):
+        if names is None or name in names:
+            table.add_row(name, Text(short(value, MAX_VALUE)))
+    return table
+
+
+def condition_lines(run: RunRecord) -> list[tuple[str, str]]:
+    """Names and values of the conditions that the run knows."""
+    experiment = run.manifest.experiment
+    lines = [
+        ("model", _model(experiment)),
+        ("slice", _slice(experiment)),
+        ("plan", _plan(experiment)),
+        ("request", _request(experiment.workload)),
+        ("program", _program(run)),
+        ("kernels", _kernels(experiment)),
+        ("versions", _pairs(run.manifest.versions, separator=" ")),
+        ("flags", _pairs(run.manifest.flags)),
+        ("run", "" if run.path is None else str(run.path)),
+    ]
+    return [(name, value) for name, value in lines if value]
+
+
+def _pairs(values: Mapping[str, Any], separator: str = "=") -> str:
+    return ", ".join(f"{name}{separator}{value}" for name, value in values.items())
+
+
+def _model(experiment: ExperimentRecord) -> str:
+    if experiment.model is None:
+        return ""
+    n_layers = "" if experiment.n_layers is None else f", {counted(experiment.n_layers, 'layer')}"
+    return f"{experiment.model_name}{n_layers}"
+
+
+def _slice(experiment: ExperimentRecord) -> str:
+    if experiment.topology is None:
+        return ""
+    counts = ((experiment.n_chips, "chip"), (experiment.n_devices, "device"))
+    known = [counted(n, noun) for n, noun in counts if n is not None]
+    return ", ".join([experiment.topology.name, *known])
+
+
+def _plan(experiment: ExperimentRecord) -> str:
+    if not experiment.mesh:
+        return ""
+    mesh = f"the mesh ({_pairs(experiment.mesh)})"
+    if experiment.device_order is not None:
+        mesh += f" of devices {_order(experiment)}"
+    return mesh if experiment.plan is None else f"{experiment.plan} on {mesh}"
+
+
+def _order(experiment: ExperimentRecord) -> str:
+    """The placement on the torus if one has this order of devices, else the ids."""
+    if experiment.topology is not None:
+        return order_text(experiment.device_mesh, experiment.topology) or ""
+    return ",".join(map(str, experiment.device_order or ()))
+
+
+def _request(workload: Workload | None) -> str:
+    if workload is None:
+        return ""
+    sizes = f"batch {workload.batch}, prompt {workload.prompt}, output {workload.output}"
+    if workload.decode_tokens > 1:
+        sizes += f", {workload.decode_tokens} tokens of a sequence in a decode step"
+    dtypes = {
+        "weights": format_dtype(workload.weight_dtype),
+        "activations": format_dtype(workload.activation_dtype),
+        "cache": format_dtype(workload.cache_dtype),
+    }
+    return f"{sizes}; {_pairs(dtypes, separator=' ')}"
+
+
+def _program(run: RunRecord) -> str:
+    experiment, is_predicted = run.manifest.experiment, run.sources == (Source.PREDICTED,)
+    if experiment.imported is not None:
+        n_layers, lengths = experiment.extended_layers, experiment.lengths
+        depth = "" if n_layers is None else f"; extended to {counted(n_layers, 'layer')}"
+        sequences = "" if lengths is None else f"; a device's sequences: {lengths}"
+        return f"imported from {', '.join(experiment.imported)}{depth}{sequences}"
+    program = experiment.program
+    if experiment.engine is Engine.VLLM:
+        topology = experiment.topology
+        is_tpu = topology is not None and topology.chip.kind is ChipKind.TPU
+        pages = ", cache in the pages of tpu-inference" if is_tpu else ""
+        return f"{experiment.engine}'s conventions{pages}"
+    if program is None:
+        return ""
+    if program.frontend.is_engine:
+        version = f" {program.engine_version}" if program.engine_version else ""
+        return (
+            f"the model code of {program.frontend}{version}, layers unrolled{_chunks(experiment)}"
+        )
+    frontend = f"{program.frontend}, {program.partitioner} partitioner"
+    layers = "" if experiment.layers_are is None else f", layers {experiment.layers_are}"
+    layers += ", timed unrolled" if run.manifest.timed_layers is not None else ""
+    layers += f" (--loop {program.loop})"
+    if is_predicted:
+        layers = ", timed with layers unrolled, as servers run them"
+    context = ""
+    if "cp" in experiment.mesh:
+        is_cut = experiment.prefill_chunks is not None and experiment.prefill_chunks.is_cut
+        context = f", {'queries' if is_cut else experiment.context or program.context} over cp"
+    return f"{frontend}{layers}{context}{_microbatches(experiment)}{_chunks(experiment)}"
+
+
+def _kernels(experiment: ExperimentRecord) -> str:
+    """The kernel, or the reason for none, of each part of our own program."""
+    if experiment.program is None or experiment.engine is not Engine.MESHSCOPE:
+        return ""
+    return "; ".join(
+        f"{part.replace('_', ' ')}: {choice}" for part, choice in experiment.kernels.items()
+    )
+
+
+def _chunks(experiment: ExperimentRecord) -> str:
+    """The chunks of prefill, if there are several or an explicit chunk has no effect."""
+    chunks, workload = experiment.prefill_chunks, experiment.workload
+    if chunks is None or workload is None:
+        return ""
+    if chunks.count > 1:
+        sequences = counted(chunks.n_sequences, "sequence")
+        return f"; prefill in {chunks.count} chunks of {sequences} x {chunks.n_positions} tokens"
+    if workload.prefill_chunk is None:
+        return _whole_prefill(experiment, chunks.n_tokens)
+    return (
+        f"; prefill in one chunk, as --prefill-chunk {workload.prefill_chunk} is not shorter than the "
+        f"{chunks.n_tokens} tokens of a device"
+    )
+
+
+def _whole_prefill(experiment: ExperimentRecord, n_tokens: int) -> str:
+    """That a long prefill has one chunk, and why, if the program or plan supports no chunks."""
+    plan, program, engine = experiment.plan, experiment.program, experiment.engine
+    if n_tokens <= DEFAULT_CHUNK or plan is None or program is None or engine is None:
+        return ""
+    reason = why_auto_is_whole(plan, program, engine)
+    return f"; prefill in one chunk{'' if reason is None else f', as {reason}'}"
+
+
+def _microbatches(experiment: ExperimentRecord) -> str:
+    """The number of micro-batches in prefill, if the plan has a pipeline."""
+    n = experiment.microbatches.get(Phase.PREFILL)
+    if experiment.mesh.get("pp", 1) == 1 or n is None:
+        return ""
+    return f"; {n} micro-batch{'es' if n > 1 else ''} in prefill"

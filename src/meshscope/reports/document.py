@@ -1,0 +1,290 @@
+"""The JSON documents of a run and of a comparison: the figures of the text, with the table's names.
+
+`totals` are the figures of one step of a phase on one device, and `request` those of all its steps.
+`verdict` says whether the prediction and the strongest source agree in their collectives and, apart
+from that, in their times; it is null without both.
+`time` holds the means of the timed requests of a live run, and `latency` their distribution. Otherwise
+`time` is modeled, with its basis, and `latency` is absent. All fields of `time` are null if no step
+has a time.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from fractions import Fraction
+from typing import Any
+
+from meshscope.analysis.agreement import TimeAgreement
+from meshscope.analysis.comparison import (
+    compare_all_sources,
+    n_promoted_collectives,
+)
+from meshscope.analysis.floor import why_sentences
+from meshscope.analysis.grouping import Group, grouped
+from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
+from meshscope.analysis.request import (
+    Throughput,
+    request_latency,
+    request_times,
+    step_spreads,
+    throughput_of,
+)
+from meshscope.analysis.totals import (
+    Total,
+    request_total,
+    request_totals,
+    step_total,
+    step_totals,
+    unattributed,
+)
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase, Source
+from meshscope.planner.capacity import capacity_of_run
+from meshscope.planner.suggestions import suggestions_of
+from meshscope.plans.memory import Memory
+from meshscope.reports.answer import Fit, SourceAgreement, agreements_of, fit_of, notes_of
+from meshscope.reports.roofs import floor_document, roofline_document
+from meshscope.reports.speculation import speculation_document
+from meshscope.reports.times import time_document
+from meshscope.reports.words import verdict_sentence
+from meshscope.serialize import picked, to_plain
+from meshscope.store.run import RunRecord
+
+# Columns of the event table that a collective of all devices has no value for.
+NULL_COLUMNS = ("device",)
+TIMES = ("prefill_s", "decode_step_s", "step_s", "ttft_s", "tpot_s", "e2e_s", "basis")
+UNKNOWN_PHASE = "unknown"
+
+
+def run_document(run: RunRecord) -> dict[str, Any]:
+    """The document of `--json` for a run: its figures, and what to change."""
+    suggestions = [asdict(suggestion) for suggestion in suggestions_of(run)]
+    return {**figures_document(run), "suggestions": suggestions}
+
+
+def figures_document(run: RunRecord) -> dict[str, Any]:
+    """The figures of a run: its strongest source, collectives grouped over layers."""
+    source = run.manifest.source
+    rows = run.rows_of(source)
+    return {
+        "run": None if run.path is None else str(run.path),
+        "source": source.value,
+        "experiment": run.manifest.experiment.as_dict(),
+        "collectives": [_group(group) for group in grouped(rows)],
+        "totals": _totals_of_step_and_request(run, rows),
+        "memory": _memory(run.memory.get(source)),
+        "time": time_document(run, source) or dict.fromkeys(TIMES),
+        "unattributed": _unattributed(rows),
+        "other_operations": [
+            {**to_plain(other), "text": str(other)} for other in run.manifest.other_operations
+        ],
+        "verdict": _source_verdict(run),
+        "throughput": throughput_document(run, source),
+        "fit": fit_document(run, source),
+        "capacity": capacity_document(run),
+        "notes": [*notes_of(run)],
+        "why": {phase.value: sentence for phase, sentence in why_sentences(run).items()},
+        **floor_document(run, source, run.manifest.experiment.chip),
+        **roofline_document(run, source, run.manifest.experiment.chip),
+        **_live(run),
+        **speculation_document(run),
+    }
+
+
+def _live(run: RunRecord) -> dict[str, Any]:
+    """Fields that only runs on live devices and imported traces have."""
+    if run.measured is not None and run.measured.trace is not None:
+        return {"measured": asdict(run.measured)}
+    latency, steps = request_latency(run), step_spreads(run)
+    if run.measured is None or (latency is None and not steps):
+        return {}
+    of_phases = {phase.value: asdict(spread) for phase, spread in steps.items()}
+    return {
+        "latency": of_phases if latency is None else asdict(latency),
+        "measured": asdict(run.measured),
+        "n_promoted_to_f32": n_promoted_collectives(run),
+    }
+
+
+def _totals_of_step_and_request(run: RunRecord, rows: Iterable[Collective]) -> dict[str, Any]:
+    """The totals of one step of each phase, and under `request` those of all its steps."""
+    rows = list(rows)
+    step, request = (_totals(totals(rows), run) for totals in (step_totals, request_totals))
+    return {phase: {**figures, "request": request[phase]} for phase, figures in step.items()}
+
+
+def metrics_document(run: RunRecord) -> dict[str, Any]:
+    """Totals, unattributed collectives and the verdict, by source: the content of metrics.json."""
+    return {
+        "step_totals": {s.value: _totals(step_totals(run.rows_of(s)), run) for s in run.sources},
+        "request_totals": {
+            s.value: _totals(request_totals(run.rows_of(s)), run) for s in run.sources
+        },
+        "unattributed": {s.value: _unattributed(run.rows_of(s)) for s in run.sources},
+        "verdict": _source_verdict(run),
+    }
+
+
+def comparison_document(
+    comparison: Comparison, *, left: Mapping[str, Any], right: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The document of `compare --json`; `left` and `right` hold run, source and name of the sides.
+
+    A row's `count` is its executions in one step over all its `layers`; the collectives inside the row
+    have no layer and count 1. `differences` sums each verdict of each phase, in one step and in the
+    request.
+    """
+    return {
+        "left": dict(left),
+        "right": dict(right),
+        "verdict": comparison.agreement.value,
+        "summary": verdict_sentence(comparison, left=left["name"], right=right["name"]),
+        "rows": [_match(match) for match in comparison.matches],
+        "differences": {
+            _phase_key(phase): _phase_differences(comparison, phase) for phase in comparison.phases
+        },
+    }
+
+
+def own_verdicts_document(run: RunRecord) -> dict[str, Any]:
+    """The verdicts on the sources of one run.
+
+    `verdicts` are those on the collectives of each pair, keyed by `left = right`; `agreements` those on
+    collectives and times of each source with the strongest one, keyed by that source.
+    """
+    comparisons = compare_all_sources(run)
+    return {
+        "verdicts": {f"{a} = {b}": c.agreement.value for (a, b), c in comparisons.items()},
+        "agreements": {a.left.value: agreement_document(a) for a in agreements_of(run)},
+    }
+
+
+def _source_verdict(run: RunRecord) -> dict[str, Any] | None:
+    """The verdict on the prediction and the strongest source."""
+    agreements = agreements_of(run)
+    is_predicted = bool(agreements) and agreements[0].left is Source.PREDICTED
+    return agreement_document(agreements[0]) if is_predicted else None
+
+
+def _phase_differences(comparison: Comparison, phase: Phase | None) -> dict[str, Any]:
+    matches = {v: comparison.with_verdict(v, phase) for v in Verdict if v is not Verdict.EQUAL}
+    return {verdict.value: _difference(same) for verdict, same in matches.items() if same}
+
+
+def _difference(matches: list[Match]) -> dict[str, Any]:
+    sides = {"left": left_rows(matches), "right": right_rows(matches)}
+    return {
+        "count": sum(match.count for match in matches),
+        "step": {side: _total(step_total(rows)) for side, rows in sides.items()},
+        "request": {side: _total(request_total(rows)) for side, rows in sides.items()},
+    }
+
+
+def _total(total: Total) -> dict[str, Any]:
+    return picked(total, "count", "payload_bytes") | {"wire_bytes": _number(total.wire_bytes)}
+
+
+def _match(match: Match) -> dict[str, Any]:
+    return {
+        "verdict": match.verdict.value,
+        "note": match.note,
+        "layers": list(match.layers),
+        "count": match.count,
+        "left": None if match.left is None else _row(match.left),
+        "right": None if match.right is None else _row(match.right),
+    }
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {**_row(group.row), "layers": list(group.layers)}
+
+
+def _row(row: Collective) -> dict[str, Any]:
+    """A value for every column of the event table."""
+    values = {name: getattr(row, name) for name in Collective.__slots__}
+    values["n_groups"] = row.n_groups
+    values["wire_bytes"] = None if row.wire_bytes is None else _number(row.wire_bytes)
+    return {**values, **dict.fromkeys(NULL_COLUMNS)}
+
+
+def _number(value: Fraction) -> float:
+    return value.numerator if value.denominator == 1 else float(value)
+
+
+def _totals(totals: Mapping[Phase | None, Total], run: RunRecord) -> dict[str, Any]:
+    """Totals by phase; a phase of the experiment without collectives has zeros."""
+    zero = {"count": 0, "payload_bytes": 0, "wire_bytes": 0}
+    return {_phase_key(phase): zero for phase in run.manifest.phases} | {
+        _phase_key(phase): _total(total) for phase, total in totals.items()
+    }
+
+
+def _phase_key(phase: Phase | None) -> str:
+    return UNKNOWN_PHASE if phase is None else phase.value
+
+
+def _memory(memory: Memory | None) -> dict[str, Any]:
+    return dict.fromkeys(f.name for f in fields(Memory)) if memory is None else asdict(memory)
+
+
+def _unattributed(rows: Iterable[Collective]) -> dict[str, Any]:
+    summary = unattributed(rows)
+    return asdict(summary) | {"reasons": dict(summary.reasons)}
+
+
+def throughput_document(run: RunRecord, source: Source) -> dict[str, float | None]:
+    """The rates of the slice by one source; null where a time is unknown."""
+    request = request_times(run).get(source)
+    rates = None if request is None else throughput_of(request, run)
+    return dict.fromkeys(f.name for f in fields(Throughput)) if rates is None else asdict(rates)
+
+
+def fit_document(run: RunRecord, source: Source) -> dict[str, Any] | None:
+    """Whether the run fits a device by one source; None without an account of its memory."""
+    memory = run.memory.get(source)
+    return None if memory is None else _fit(fit_of(memory, capacity_of_run(run)))
+
+
+def _fit(fit: Fit) -> dict[str, Any]:
+    return {
+        "fits": fit.state.value,
+        "reason": fit.reason,
+        "known_bytes": fit.known.value,
+        "low_bytes": fit.known.low,
+        "high_bytes": fit.known.high,
+        "is_total": fit.is_total,
+        "hbm_bytes": fit.hbm.value,
+        **picked(fit, "largest_batch", "largest_context", "text"),
+    }
+
+
+def capacity_document(run: RunRecord) -> dict[str, Any] | None:
+    """The predicted capacity of the slice; None for an unknown experiment or without HBM."""
+    capacity = capacity_of_run(run)
+    return None if capacity is None else asdict(capacity)
+
+
+def agreement_document(agreement: SourceAgreement) -> dict[str, Any]:
+    """The verdict on the collectives of two sources, and that on their times."""
+    return {
+        "verdict": agreement.agreement.value,
+        "summary": agreement.collectives,
+        "is_time_within": agreement.is_time_within,
+        "time_summary": "; ".join(agreement.time_sentences) or None,
+        "times": times_document(agreement.times),
+    }
+
+
+def times_document(times: Sequence[TimeAgreement]) -> list[dict[str, Any]]:
+    """The two times of each phase with their intervals, and the change of each part and activity."""
+    return [
+        {
+            "phase": time.phase.value,
+            "left": to_plain(time.left),
+            "right": to_plain(time.right),
+            "ratio": time.ratio,
+            "is_within": time.is_within,
+            "parts": [asdict(change) for change in time.parts],
+            "activities": [asdict(change) for change in time.activities],
+        }
+        for time in times
+    ]

@@ -1,0 +1,303 @@
+"""Why one side of a comparison costs more, in short sentences and as JSON."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from meshscope.analysis.agreement import SAME_FRAC, are_equal, request_cost_of
+from meshscope.analysis.explanation import (
+    Explanation,
+    PhaseChange,
+    PlaceChange,
+    PlaceTraffic,
+    StepBreakdown,
+)
+from meshscope.events.enums import Source
+from meshscope.reports.compiler_change import compiler_document, compiler_sentences
+from meshscope.reports.model import joined
+from meshscope.reports.plain import short
+from meshscope.reports.words import counted, phase_label, signed_bytes, signed_seconds
+from meshscope.serialize import to_plain
+from meshscope.units import NANOSECOND_S, format_bytes, format_seconds
+
+MAX_PLACES = 3  # places named in one sentence
+MOST_FRAC = 0.5  # fraction of a difference above which a part accounts for most of it
+MANY_TIMES = 5.0  # ratio from which a factor replaces a percentage
+SMALL_FRAC = 0.015  # distance from 0% and 100% below which a percentage gets a decimal
+
+
+def sentences(explanation: Explanation) -> list[str]:
+    """Differing settings, which side is faster, then the bytes and the time of each phase."""
+    left, right = short(explanation.left.name), short(explanation.right.name)
+    lines = list(_difference_sentences(explanation, left, right))
+    if len(explanation.shared_changes) < len(explanation.changes):
+        lines.append("The faster side is unknown: the two sides have different phases.")
+    else:
+        lines.append(_verdict(explanation, left, right))
+    for change in explanation.changes:
+        if change in explanation.shared_changes:
+            lines += _phase_sentences(change, left, right)
+        else:
+            is_left = explanation.left.has_phase(change.phase)
+            name, side = (left, 0) if is_left else (right, 1)
+            lines.append(_single_phase_sentence(change, name, side))
+    if explanation.compiler is not None:
+        lines += compiler_sentences(explanation.compiler, left, right)
+    return lines
+
+
+def _difference_sentences(explanation: Explanation, left: str, right: str) -> Iterator[str]:
+    """The settings in which the experiments differ, and what that means for the comparison."""
+    known = [d for d in explanation.differences if d.left is not None and d.right is not None]
+    if known:
+        settings = (
+            f"{short(d.name)} {short(d.left or '')} ({left}) and {short(d.right or '')} ({right})"
+            for d in known
+        )
+        yield f"Different settings: {'; '.join(settings)}."
+    unknown = {
+        left: [short(d.name) for d in explanation.differences if d.left is None],
+        right: [short(d.name) for d in explanation.differences if d.right is None],
+    }
+    for name, settings in unknown.items():
+        if settings:
+            yield f"Unknown for {name}: {joined(settings)}."
+    work = [short(d.name) for d in known if d.is_work]
+    if work:
+        yield f"{left} and {right} do different work: they differ in {joined(work)}."
+    sources = explanation.left.source, explanation.right.source
+    if Source.MEASURED in sources and len(set(sources)) > 1:
+        yield (
+            f"{left} is {sources[0]} and {right} is {sources[1]}: "
+            "the comparison mixes measured and modeled times."
+        )
+
+
+def _single_phase_sentence(change: PhaseChange, name: str, side: int) -> str:
+    """A phase that only one side has."""
+    cost = change.costs[side]
+    seconds = "" if cost is None else f", {format_seconds(cost.step_s)} (basis {cost.basis})"
+    return (
+        f"{phase_label(change.phase)}: only {name} has this phase: "
+        f"{format_bytes(change.wire_bytes[side])} in {counted(change.count[side], 'collective')} "
+        f"per step{seconds}."
+    )
+
+
+def _phase_sentences(change: PhaseChange, left: str, right: str) -> Iterator[str]:
+    phase = phase_label(change.phase)
+    yield f"{phase}: {_bytes_sentence(change, left, right)}"
+    regrouped = [place for place in change.places if place.left.kinds != place.right.kinds]
+    if regrouped:
+        yield f"{phase}: {_kinds_sentence(regrouped, left, right)}"
+    seconds = _time_sentence(change, left, right)
+    if seconds is not None:
+        yield f"{phase}: {seconds}"
+
+
+def _bytes_sentence(change: PhaseChange, left: str, right: str) -> str:
+    before, after = change.wire_bytes
+    n_before, n_after = change.count
+    if before == after:
+        counts = (
+            f"each in {counted(n_after, 'collective')}"
+            if n_before == n_after
+            else f"{right} in {counted(n_after, 'collective')} and {left} in {counted(n_before, 'collective')}"
+        )
+        return f"{right} and {left} send the same bytes per step, {format_bytes(after)}, {counts}."
+    direction = "less" if after < before else "more"
+    share = f" ({_ratio(float(after / before))})" if before else ""
+    changed = [place for place in change.places if place.wire_change][:MAX_PLACES]
+    places = ", ".join(f"{_place(place)} {signed_bytes(place.wire_change)}" for place in changed)
+    return (
+        f"{right} sends {format_bytes(abs(after - before))} {direction} per step{share}, "
+        f"{format_bytes(after)} in {counted(n_after, 'collective')} instead of "
+        f"{format_bytes(before)} in {n_before:,}: {places}."
+    )
+
+
+def _place(place: PlaceChange) -> str:
+    return f"{short(place.part)} over {short(place.axis)}"
+
+
+def _kinds_sentence(places: Sequence[PlaceChange], left: str, right: str) -> str:
+    """Changed kinds; parts with the same change share a clause."""
+    parts_of: dict[tuple[str, str, str], list[str]] = {}
+    for place in sorted(places, key=lambda place: -place.right.count):
+        key = (place.axis, _kinds(place.left), _kinds(place.right))
+        parts_of.setdefault(key, []).append(short(place.part))
+    clauses = [
+        f"{joined(parts)} over {short(axis)}{', each' * (len(parts) > 1)}: "
+        f"{after} in {right}, {before} in {left}"
+        for (axis, before, after), parts in parts_of.items()
+    ]
+    return f"{'; '.join(clauses[:MAX_PLACES])}."
+
+
+def _kinds(traffic: PlaceTraffic) -> str:
+    kinds = [f"{n:,} {kind.replace('_', '-')}{'s' * (n != 1)}" for kind, n in traffic.kinds]
+    return joined(kinds) or "none"
+
+
+def _time_sentence(change: PhaseChange, left: str, right: str) -> str | None:
+    before, after = change.costs
+    if before is None or after is None:
+        return None
+    basis = (
+        f"basis {before.basis}"
+        if set(before.basis.split("+")) == set(after.basis.split("+"))
+        else f"basis of {left} {before.basis}, of {right} {after.basis}"
+    )
+    parts = _part_changes(before, after)
+    if _is_same(before.step_s, after.step_s):
+        large = [n for n in parts if abs(parts[n]) > SAME_FRAC * before.step_s][:MAX_PLACES]
+        changes = ", ".join(f"{short(n)} {signed_seconds(parts[n])}" for n in large)
+        tail = f"; {changes}" if changes else ""
+        seconds = _both_seconds(before.step_s, after.step_s, left, right)
+        return f"the step time is the same within {SAME_FRAC:.1%}, {seconds}{tail} ({basis})."
+    change_s = after.step_s - before.step_s
+    reasons = [*_component_changes(before, after), *_largest_part(parts, change_s)]
+    tail = f"; {', '.join(reasons)}" if reasons else ""
+    return f"{_change(before.step_s, after.step_s, left, right, 'step')}{tail} ({basis})."
+
+
+def _both_seconds(left_s: float, right_s: float, left: str, right: str) -> str:
+    return f"{format_seconds(right_s)} in {right} and {format_seconds(left_s)} in {left}"
+
+
+def _change(left_s: float, right_s: float, left: str, right: str, unit: str) -> str:
+    """`B takes 3 s per step and A 5 s: -2 s (-40%)`."""
+    ratio = f" ({_ratio(right_s / left_s)})" if left_s else ""
+    seconds = (
+        f"{right} takes {format_seconds(right_s)} per {unit} and {left} {format_seconds(left_s)}"
+    )
+    return f"{seconds}: {signed_seconds(right_s - left_s)}{ratio}"
+
+
+def _is_same(left_s: float, right_s: float) -> bool:
+    return abs(right_s - left_s) <= SAME_FRAC * left_s
+
+
+def _component_changes(before: StepBreakdown, after: StepBreakdown) -> Iterator[str]:
+    """Changes of compute, exposed communication by axis, and idle time that both sides know."""
+    if before.compute_s is not None and after.compute_s is not None:
+        yield from _component("compute", after.compute_s - before.compute_s)
+    if before.exposed_s is not None and after.exposed_s is not None:
+        for axis in dict.fromkeys((*before.exposed_by_axis_s, *after.exposed_by_axis_s)):
+            left_s, right_s = (cost.exposed_by_axis_s.get(axis, 0.0) for cost in (before, after))
+            yield from _component(f"exposed communication over {short(axis)}", right_s - left_s)
+    if before.idle_s is not None and after.idle_s is not None:
+        yield from _component("idle", after.idle_s - before.idle_s)
+
+
+def _component(name: str, change_s: float) -> Iterator[str]:
+    """The change, unless it is within the rounding error of the sums, a nanosecond."""
+    if abs(change_s) >= NANOSECOND_S:
+        yield f"{name} {signed_seconds(change_s)}"
+
+
+def _part_changes(before: StepBreakdown, after: StepBreakdown) -> dict[str, float]:
+    """Change of each part in seconds of compute and exposed communication, the largest first.
+
+    Empty if a side does not know its parts.
+    """
+    if not before.by_part_s or not after.by_part_s:
+        return {}
+    zero = (0.0, 0.0)
+    names = dict.fromkeys((*before.by_part_s, *after.by_part_s))
+    changes = {
+        n: sum(after.by_part_s.get(n, zero)) - sum(before.by_part_s.get(n, zero)) for n in names
+    }
+    return dict(sorted(changes.items(), key=lambda item: -abs(item[1])))
+
+
+def _largest_part(changes: Mapping[str, float], whole_s: float) -> Iterator[str]:
+    """The part that changes most, and whether it accounts for most of the difference."""
+    for name, change_s in list(changes.items())[:1]:
+        if change_s:
+            is_most = change_s / whole_s > MOST_FRAC
+            label = "mostly" if is_most else "largest change"
+            yield f"{label} in {short(name)} ({signed_seconds(change_s)})"
+
+
+def _ratio(ratio: float) -> str:
+    """`+12%`, `-0.4%`, `-99.7%`; from MANY_TIMES on a factor, `x 12`."""
+    if ratio >= MANY_TIMES:
+        return f"x {ratio:,.0f}" if ratio >= MANY_TIMES * 2 else f"x {ratio:.1f}"
+    change = ratio - 1
+    is_near = abs(change) < SMALL_FRAC or (change < 0 and ratio < SMALL_FRAC)
+    return f"{change:+.1%}" if is_near else f"{change:+.0%}"
+
+
+def _verdict(explanation: Explanation, left: str, right: str) -> str:
+    """Which side serves the request faster, by how much, and in which phase."""
+    left_s, right_s = (explanation.request_s(side) for side in (0, 1))
+    sides = (explanation.left, explanation.right)
+    requests = [side.run.manifest.experiment.workload for side in sides]
+    if requests.count(None) == 1:
+        name = (left, right)[requests.index(None)]
+        return f"The faster side is unknown: the request of {name} is; compare the steps."
+    if left_s is None or right_s is None:
+        names = [name for name, s in ((left, left_s), (right, right_s)) if s is None]
+        return f"The faster side is unknown: no step of {joined(names)} is timed or modeled."
+    if _is_same(left_s, right_s):
+        seconds = _both_seconds(left_s, right_s, left, right)
+        return f"A request takes the same time within {SAME_FRAC:.1%}: {seconds}."
+    faster, slower = (right, left) if right_s < left_s else (left, right)
+    costs = [request_cost_of(side.run, side.source) for side in sides]
+    change = _change(left_s, right_s, left, right, "request")
+    phases = ", ".join(
+        f"{phase_label(change.phase)} {signed_seconds(change.request_change_s or 0.0)}"
+        for change in explanation.changes
+    )
+    if costs[0] is not None and costs[1] is not None and are_equal(costs[0], costs[1]):
+        return f"{left} and {right} are equal within the errors that they do not share: {change}; {phases}."
+    return f"{faster} is faster than {slower}: {change}; {phases}."
+
+
+def explanation_document(explanation: Explanation) -> dict[str, Any]:
+    """The sentences, the differing settings, and the bytes and seconds of each phase."""
+    left_s, right_s = (explanation.request_s(side) for side in (0, 1))
+    return {
+        "sentences": sentences(explanation),
+        "asked": [asdict(difference) for difference in explanation.differences],
+        "request_s": {"left": left_s, "right": right_s},
+        "compiler": compiler_document(explanation.compiler),
+        "phases": {
+            "unknown" if change.phase is None else change.phase.value: {
+                "is_in": {
+                    "left": explanation.left.has_phase(change.phase),
+                    "right": explanation.right.has_phase(change.phase),
+                },
+                "places": [_place_document(place) for place in change.places],
+                "time": _time_document(change),
+            }
+            for change in explanation.changes
+        },
+    }
+
+
+def _place_document(place: PlaceChange) -> dict[str, Any]:
+    values = asdict(place)
+    for side in ("left", "right"):
+        traffic = values[side]
+        traffic |= {"wire_bytes": float(traffic["wire_bytes"]), "kinds": dict(traffic["kinds"])}
+    return {**values, "wire_bytes_change": float(place.wire_change)}
+
+
+def _time_document(change: PhaseChange) -> dict[str, Any] | None:
+    """The seconds of a step on both sides; null if one is unknown."""
+    left, right = change.costs
+    if left is None or right is None:
+        return None
+    sides = {"left": _cost_document(left), "right": _cost_document(right)}
+    return {"step_s_change": change.step_change_s, **sides}
+
+
+def _cost_document(cost: StepBreakdown) -> dict[str, Any]:
+    values = to_plain(cost)
+    parts = values.pop("by_part_s")
+    return {
+        **values,
+        "by_part": {n: {"compute_s": c, "exposed_s": e} for n, (c, e) in parts.items()},
+    }

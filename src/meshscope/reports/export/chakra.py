@@ -1,0 +1,184 @@
+"""Writes one step per phase as Chakra execution traces: one file per device, in schedule order.
+
+Format: MLCommons Chakra, schema/protobuf/et_def.proto (schema 0.0.4): a GlobalMetadata message, then
+a Node message per execution, each after its length as a varint. The attributes are those that the
+feeder of ASTRA-sim reads: `comm_type`, `comm_size` (the input of one device in bytes), `comm_src`,
+`comm_dst`, `comm_tag`, `pg_name`. `comm_groups.json` has the process groups, in the form of
+ASTRA-sim's comm-group configuration.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from meshscope.errors import SpecError
+from meshscope.events.enums import Kind
+from meshscope.reports.export.protobuf import number, span, varint
+from meshscope.reports.export.run_timeline import Execution, RunTimeline
+
+SCHEMA = "0.0.4"
+COMP_NODE, COMM_SEND_NODE, COMM_RECV_NODE, COMM_COLL_NODE = 4, 5, 6, 7
+
+# CollectiveCommType of et_def.proto.
+COMM_TYPES: dict[Kind, int] = {
+    Kind.ALL_REDUCE: 0,
+    Kind.REDUCE: 1,
+    Kind.ALL_GATHER: 2,
+    Kind.GATHER: 3,
+    Kind.SCATTER: 4,
+    Kind.BROADCAST: 5,
+    Kind.ALL_TO_ALL: 6,
+    Kind.REDUCE_SCATTER: 7,
+}
+PAIRS = frozenset({Kind.PERMUTE, Kind.SEND, Kind.RECV})
+NS_PER_US = 1000
+
+Groups = dict[tuple[int, ...], str]
+
+
+def write_chakra(run: RunTimeline, folder: Path) -> None:
+    """Writes `<phase>.<device>.et` for every device, and `comm_groups.json`."""
+    if len(run.devices) < run.n_devices:
+        run = replace(run, devices=tuple(range(run.n_devices)))
+    groups = _named_groups(run)
+    for step in run.steps:
+        in_phase = replace(
+            run, executions=tuple(e for e in run.executions if e.phase == step.phase)
+        )
+        for device in run.devices:
+            path = folder / f"{step.phase or 'unknown'}.{device}.et"
+            with path.open("wb") as out:
+                out.write(_framed(_metadata(run, device)))
+                for node in _nodes(in_phase, device, groups):
+                    out.write(_framed(node))
+    members = {name: list(group) for group, name in groups.items()}
+    (folder / "comm_groups.json").write_text(json.dumps(members, indent=1) + "\n")
+
+
+def _framed(message: bytes) -> bytes:
+    return varint(len(message)) + message
+
+
+def _metadata(run: RunTimeline, device: int) -> bytes:
+    values = {"device": str(device), "title": run.title, "durations": run.unit_label}
+    attributes = b"".join(span(2, _text(name, value)) for name, value in values.items())
+    return span(1, SCHEMA) + attributes
+
+
+def _named_groups(run: RunTimeline) -> Groups:
+    """Every group of devices with a collective, numbered from 1 in order of first use."""
+    names: Groups = {}
+    for execution in run.executions:
+        if execution.kind is None or execution.kind in PAIRS:
+            continue
+        for group in execution.groups:
+            names.setdefault(group, str(len(names) + 1))
+    return names
+
+
+def _nodes(run: RunTimeline, device: int, groups: Groups) -> Iterator[bytes]:
+    """The nodes of one device; each depends on the nodes that ended before it starts.
+
+    Dependencies that follow from others are left out.
+    """
+    open_nodes: dict[int, tuple[int, frozenset[int]]] = {}  # (end, dependencies) of each
+    ident = 0
+    for execution in run.of_device(device):
+        ended = {n for n, (end_ns, _) in open_nodes.items() if end_ns <= execution.start_ns}
+        implied = frozenset[int]().union(*(open_nodes[node][1] for node in ended))
+        for node in implied & open_nodes.keys():
+            del open_nodes[node]
+        before = frozenset(ended - implied)
+        end_ns = execution.start_ns + execution.dur_ns
+        for attributes, kind in _messages(execution, device, groups):
+            ident += 1
+            open_nodes[ident] = end_ns, before
+            yield _node(run, execution, ident, kind, before) + attributes
+
+
+def _node(
+    run: RunTimeline, execution: Execution, ident: int, kind: int, before: Iterable[int]
+) -> bytes:
+    start_us, dur_us = execution.start_ns // NS_PER_US, round(execution.dur_ns / NS_PER_US)
+    deps = b"".join(number(5, node) for node in sorted(before))
+    times = number(6, start_us) + number(7, dur_us) if run.is_time else b""
+    return number(1, ident) + span(2, execution.name) + number(3, kind) + deps + times
+
+
+def _messages(execution: Execution, device: int, groups: Groups) -> Iterator[tuple[bytes, int]]:
+    """(attributes, type) of the nodes of an execution on the device."""
+    arguments = execution.arguments
+    if execution.kind is None and not execution.is_received:
+        yield _attributes({"is_cpu_op": False}), COMP_NODE
+        return
+    payload_bytes = arguments.get("payload_bytes")
+    if payload_bytes is None:
+        raise SpecError(
+            f"chakra: the size of '{execution.name}' is not known, but a Chakra node needs it. "
+            "Export to another format, such as csv."
+        )
+    if execution.kind is None or execution.kind in PAIRS:
+        yield from _transfers(execution, device, payload_bytes)
+        return
+    for at in execution.groups_of(device):
+        group = execution.groups[at]
+        n = len(group)
+        size = payload_bytes // n if execution.kind is Kind.ALL_GATHER else payload_bytes
+        values = {
+            "is_cpu_op": False,
+            "comm_type": COMM_TYPES[execution.kind],
+            "comm_size": size,
+            "pg_name": groups[group],
+        }
+        yield _attributes(values | _context(arguments)), COMM_COLL_NODE
+
+
+def _transfers(execution: Execution, device: int, size: int) -> Iterator[tuple[bytes, int]]:
+    """Sends and receives of the pairs that contain the device, with the index of the pair as tag."""
+    for at in execution.groups_of(device):
+        group = execution.groups[at]
+        if len(group) != 2 or group[0] == group[1]:
+            continue
+        source, target = group
+        if execution.kind is Kind.RECV and device == source:
+            continue
+        if execution.kind is Kind.SEND and device == target:
+            continue
+        values = {
+            "is_cpu_op": False,
+            "comm_size": size,
+            "comm_src": source,
+            "comm_dst": target,
+            "comm_tag": at,
+        }
+        kind = COMM_SEND_NODE if device == source else COMM_RECV_NODE
+        yield _attributes(values | _context(execution.arguments)), kind
+
+
+def _context(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Axis and part, which other readers ignore."""
+    return {name: arguments[name] for name in ("axis", "part") if name in arguments}
+
+
+_INT64 = frozenset({"comm_type", "comm_size"})
+
+
+def _attributes(values: Mapping[str, Any]) -> bytes:
+    return b"".join(span(10, attribute) for attribute in _encoded(values.items()))
+
+
+def _encoded(values: Iterable[tuple[str, Any]]) -> Iterator[bytes]:
+    """Fields of AttributeProto: 7 int32, 9 int64, 27 bool, 29 string."""
+    for name, value in values:
+        if isinstance(value, bool):
+            yield span(1, name) + number(27, int(value))
+        elif isinstance(value, int):
+            yield span(1, name) + number(9 if name in _INT64 else 7, value)
+        else:
+            yield _text(name, str(value))
+
+
+def _text(name: str, value: str) -> bytes:
+    return span(1, name) + span(29, value)

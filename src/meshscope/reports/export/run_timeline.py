@@ -1,0 +1,340 @@
+"""The executions of one step per phase of a run, on one time line.
+
+If executions have times, they are placed at their times. Otherwise they follow each other in
+schedule order, one microsecond each, and `RunTimeline.is_time` is False.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import polars as pl
+
+from meshscope.analysis.intervals import SECONDS, placed
+from meshscope.analysis.metric_inputs import metric_inputs
+from meshscope.analysis.overlap import timed
+from meshscope.analysis.timeline import last_step
+from meshscope.events.enums import Kind, Part
+from meshscope.events.text import printable
+from meshscope.hardware.topology import Topology
+from meshscope.plans.mesh import Mesh
+from meshscope.store.run import RunRecord
+
+MAX_DEVICES = 64
+MAX_SLICES = 1_000_000  # over all devices; a longer timeline shows fewer devices
+NS_PER_S = 1e9
+NS_PER_OPERATION = 1000
+NS_BETWEEN_PHASES = 1000
+COPIES = "copies"
+LAYERS = "layers"  # lane of the slices that enclose what a layer executes
+
+ARGUMENTS = (
+    "kind",
+    "axis",
+    "parallelism",
+    "part",
+    "layer",
+    "stage",
+    "dtype",
+    "shape",
+    "payload_bytes",
+    "wire_bytes",
+    "opcode",
+    "group_size",
+    "n_groups",
+    "algorithm",
+    "inserted_by",
+    "hlo_name",
+    "source_line",
+    "time_basis",
+    "exposed_s",
+    "is_async",
+    "activity",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """One execution of an instruction; times in ns.
+
+    `groups` is empty if it is no collective; `arguments` are the known columns of its row. `devices` are
+    those of the pipeline stage that runs it; None if all devices run it alike. A stage that receives what
+    another one sends has an execution without `kind`.
+    """
+
+    phase: str
+    lane: str
+    name: str
+    start_ns: int
+    dur_ns: int
+    groups: tuple[tuple[int, ...], ...]
+    arguments: Mapping[str, Any]
+    collective_id: int  # the same on all devices that take part in one collective
+    device: int | None = None  # where it was measured
+    devices: frozenset[int] | None = None
+    is_received: bool = False
+
+    @property
+    def kind(self) -> Kind | None:
+        """Kind of a collective; None for compute and copies."""
+        kind = self.arguments.get("kind")
+        return None if kind is None else Kind(kind)
+
+    def is_on(self, device: int) -> bool:
+        """Whether the device takes part in it."""
+        if self.device is not None:
+            return self.device == device
+        if self.devices is not None and device not in self.devices:
+            return False
+        return not self.groups or bool(self.groups_of(device))
+
+    def groups_of(self, device: int) -> list[int]:
+        """Indices of the groups that contain the device."""
+        return [i for i, group in enumerate(self.groups) if device in group]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineStep:
+    """One step of a phase."""
+
+    phase: str
+    name: str
+    start_ns: int
+    dur_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTimeline:
+    """Executions of one step per phase, sorted by start; `devices` are those to show.
+
+    Each of `layers` encloses what a layer executes on its devices; () without times.
+    """
+
+    title: str
+    topology: Topology | None
+    devices: tuple[int, ...]
+    n_devices: int
+    is_time: bool
+    steps: tuple[TimelineStep, ...]
+    executions: tuple[Execution, ...]
+    layers: tuple[Execution, ...]
+
+    @property
+    def unit_label(self) -> str:
+        """What a length on the time line means."""
+        return "time" if self.is_time else "order, not time: 1 us is one collective of the schedule"
+
+    def of_device(self, device: int) -> Iterator[Execution]:
+        """The executions that the device takes part in."""
+        return (e for e in self.executions if e.is_on(device))
+
+
+def run_timeline(run: RunRecord) -> RunTimeline:
+    """The timeline of the run's strongest source: measured, else compiled, else predicted."""
+    inputs = metric_inputs(run)
+    source = run.manifest.source.value
+    events = inputs.events.filter(pl.col("source") == source)
+    stages = _devices_of_stages(run.manifest.experiment.device_mesh)
+    single = None
+    if inputs.timeline is not None:
+        single = last_step(timed(inputs.timeline).filter(source=source))
+    rows = {p: _rows(p, events, single) for p in _phases(run, events, single)}
+    steps: list[TimelineStep] = []
+    executions: list[Execution] = []
+    layers: list[Execution] = []
+    at_ns = 0
+    for phase, (frame, is_timed) in rows.items():
+        in_step = _executions(phase, frame, at_ns, is_timed=is_timed, first_id=len(executions) + 1)
+        in_step = [of_stage for e in in_step for of_stage in _in_stages(e, stages)]
+        executions += in_step
+        layers += _layers(in_step) if is_timed else ()
+        dur_ns = max((e.start_ns + e.dur_ns for e in in_step), default=at_ns) - at_ns
+        name = _step_name(phase, frame)
+        steps.append(TimelineStep(phase=phase, name=name, start_ns=at_ns, dur_ns=dur_ns))
+        at_ns += dur_ns + NS_BETWEEN_PHASES
+    n_devices = inputs.n_devices or 1
+    n_slices = max(1, len(executions) // max(1, len(stages)))  # of a device
+    n_shown = min(n_devices, MAX_DEVICES, max(1, MAX_SLICES // n_slices))
+    return RunTimeline(
+        title=title_of(run),
+        topology=run.manifest.experiment.topology,
+        devices=tuple(range(n_shown)),
+        n_devices=n_devices,
+        is_time=bool(rows) and all(is_timed for _, is_timed in rows.values()),
+        steps=tuple(steps),
+        executions=_with_lanes(executions),
+        layers=tuple(layers),
+    )
+
+
+def _devices_of_stages(mesh: Mesh) -> list[frozenset[int]]:
+    """The devices of each pipeline stage; empty without a pipeline."""
+    names = [name for name, _ in mesh.axes]
+    stages = [frozenset[int]() for _ in range(mesh.size("pp") if mesh.size("pp") > 1 else 0)]
+    for device in range(mesh.n_devices if stages else 0):
+        stages[mesh.coordinates(device)[names.index("pp")]] |= {device}
+    return stages
+
+
+def _in_stages(execution: Execution, stages: Sequence[frozenset[int]]) -> Iterator[Execution]:
+    """The execution in each pipeline stage that runs it, and the reception of a send by the next stage."""
+    stage, part = (execution.arguments.get(name) for name in ("stage", "part"))
+    if not stages or execution.device is not None:
+        yield execution
+        return
+    for number in range(len(stages)) if stage is None else (stage,):
+        yield replace(execution, devices=stages[number])
+    if part == Part.STAGE.value and stage is not None and stage + 1 < len(stages):
+        kept = {
+            n: v for n, v in execution.arguments.items() if n in {"axis", "part", "payload_bytes"}
+        }
+        yield replace(
+            execution,
+            name=f"receive from stage {stage}",
+            arguments={**kept, "stage": stage + 1},
+            devices=stages[stage + 1],
+            is_received=True,
+        )
+
+
+def _layers(executions: Iterable[Execution]) -> Iterator[Execution]:
+    """A slice for each time that a device runs a layer, from the end of the layer before or its first operation.
+
+    The compiler may move operations of a layer between those of the layers before.
+    """
+    by_layer: dict[tuple[Hashable, int], dict[str, list[Execution]]] = {}
+    for execution in executions:
+        layer, facts = execution.arguments.get("layer"), execution.arguments
+        if layer is not None and execution.lane != COPIES and not facts.get("is_async"):
+            device = execution.device, execution.devices
+            by_name = by_layer.setdefault((device, layer), {})
+            by_name.setdefault(facts.get("hlo_name", ""), []).append(execution)
+    slices: dict[Hashable, list[tuple[int, int, Execution]]] = {}
+    for (device, _), by_name in by_layer.items():
+        n_times = min(map(len, by_name.values()))
+        for n in range(n_times):
+            parts = (
+                e[n * len(e) // n_times : (n + 1) * len(e) // n_times] for e in by_name.values()
+            )
+            once = [execution for part in parts for execution in part]
+            end_ns = max(execution.start_ns + execution.dur_ns for execution in once)
+            first = min(once, key=lambda execution: execution.start_ns)
+            slices.setdefault(device, []).append((end_ns, first.start_ns, first))
+    for of_device in slices.values():
+        before_ns = 0
+        for end_ns, start_ns, first in sorted(of_device, key=lambda layer: layer[:2]):
+            facts = {n: v for n, v in first.arguments.items() if n in {"layer", "stage"}}
+            before_ns, start_ns = end_ns, max(start_ns, before_ns)  # noqa: PLW2901  not before it
+            yield replace(
+                first,
+                lane=LAYERS,
+                name=f"layer {facts['layer']}",
+                start_ns=start_ns,
+                dur_ns=end_ns - start_ns,
+                groups=(),
+                arguments=facts,
+            )
+
+
+def title_of(run: RunRecord) -> str:
+    """The model, plan and slice of a run, as far as they are known."""
+    experiment = run.manifest.experiment
+    slice_name = None if experiment.topology is None else experiment.topology.name
+    place = f"plan {experiment.layout} on {slice_name}" if experiment.layout else slice_name
+    parts = (experiment.model_name, place, run.manifest.source)
+    return printable(", ".join(str(part) for part in parts if part))
+
+
+def _phases(run: RunRecord, events: pl.DataFrame, timeline: pl.DataFrame | None) -> list[str]:
+    """The phases of the run; "" for events of unknown phase."""
+    phases = [phase.value for phase in run.manifest.phases]
+    tables = (events,) if timeline is None else (events, timeline)
+    return [*phases, ""] if any(table["phase"].null_count() for table in tables) else phases
+
+
+def _rows(
+    phase: str, events: pl.DataFrame, timeline: pl.DataFrame | None
+) -> tuple[pl.DataFrame, bool]:
+    """Executions of a phase with `begin` and `end`, and whether these are seconds."""
+    in_phase = pl.col("phase").fill_null("") == phase
+    if timeline is not None and not (rows := timeline.filter(in_phase)).is_empty():
+        begin = pl.col("start_s").alias("begin")
+        return rows.with_columns(begin, (pl.col("start_s") + pl.col("dur_s")).alias("end")), True
+    rows = placed(events.filter(in_phase))
+    return rows, not rows.is_empty() and (rows["unit"] == SECONDS).all()
+
+
+def _step_name(phase: str, rows: pl.DataFrame) -> str:
+    n_steps = None if rows.is_empty() else rows["n_steps"].max()
+    name = phase or "unknown phase"
+    return f"{name} (1 of {n_steps} steps)" if isinstance(n_steps, int) and n_steps > 1 else name
+
+
+def _executions(
+    phase: str, rows: pl.DataFrame, at_ns: int, *, is_timed: bool, first_id: int
+) -> list[Execution]:
+    if rows.is_empty():
+        return []
+    # Both ends are rounded, so that back-to-back executions stay back to back.
+    unit_ns = NS_PER_S if is_timed else NS_PER_OPERATION
+    ends = rows.select(pl.col("begin", "end") - pl.col("begin").min()) * unit_ns
+    begin_ns, end_ns = (ends[name].round().cast(pl.Int64).to_list() for name in ("begin", "end"))
+    records = rows.iter_rows(named=True)
+    return [
+        Execution(
+            phase=phase,
+            lane=_lane(row),
+            name=_name(row),
+            start_ns=at_ns + begin,
+            dur_ns=end - begin,
+            groups=() if row["kind"] is None else tuple(map(tuple, row["groups"] or ())),
+            arguments=_arguments(row),
+            collective_id=first_id + ident,
+            device=row["device"],
+        )
+        for row, begin, end, ident in zip(
+            records, begin_ns, end_ns, _collective_ids(rows), strict=True
+        )
+    ]
+
+
+def _collective_ids(rows: pl.DataFrame) -> list[int]:
+    """Numbers the executions; the n-th execution of an instruction has one number on all devices."""
+    if rows["device"].null_count():
+        return list(range(len(rows)))
+    identity = ("hlo_name", "kind", "opcode", "payload_bytes", "axis")
+    occurrence = pl.int_range(pl.len()).over(*identity, "device")
+    counted = rows.with_columns(occurrence.alias("occurrence"))
+    return counted.select(pl.struct(*identity, "occurrence").rank("dense")).to_series().to_list()
+
+
+def _lane(row: Mapping[str, Any]) -> str:
+    if row["kind"] is not None:
+        return f"communication {printable(row['axis'] or 'of unknown axis')}"
+    return COPIES if (row["opcode"] or "").startswith("copy") else "compute"
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    layer = "" if row["layer"] is None else f"layer {row['layer']}"
+    parts = (row["kind"] or row["hlo_name"] or row["opcode"] or "compute", row["part"], layer)
+    return printable(" ".join(str(part) for part in parts if part))
+
+
+def _arguments(row: Mapping[str, Any]) -> dict[str, Any]:
+    known = {name: row[name] for name in ARGUMENTS if row.get(name) is not None}
+    return {name: printable(v) if isinstance(v, str) else v for name, v in known.items()}
+
+
+def _with_lanes(executions: Iterable[Execution]) -> tuple[Execution, ...]:
+    """Moves executions that overlap in a lane to further lanes of its name; sorts by start."""
+    ends: dict[Hashable, list[int]] = {}
+    in_lanes: list[Execution] = []
+    for execution in sorted(executions, key=lambda e: e.start_ns):
+        of_device = execution.device, execution.devices
+        lane_ends = ends.setdefault((of_device, execution.lane), [])
+        free = (i for i, end in enumerate(lane_ends) if end <= execution.start_ns)
+        at = next(free, len(lane_ends))
+        lane_ends[at : at + 1] = [execution.start_ns + execution.dur_ns]
+        lane = execution.lane if at == 0 else f"{execution.lane} ({at + 1})"
+        in_lanes.append(replace(execution, lane=lane))
+    return tuple(in_lanes)

@@ -1,0 +1,186 @@
+"""The content of the sections on traffic, payload sizes, the roofline and memory."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from meshscope.analysis.catalog import Unavailable
+from meshscope.analysis.roofline import RESOURCES, roofline_bounds, roofline_of
+from meshscope.events.enums import Source
+from meshscope.reports.charts.traffic import Torus, TrafficMatrix, matrices, size_counts, tori
+from meshscope.reports.html import charts
+from meshscope.reports.html.blocks import (
+    Block,
+    Chart,
+    Paragraph,
+    columns,
+    page_table,
+)
+from meshscope.reports.html.page_run import PageRun
+from meshscope.reports.model import ViewTable, view_columns
+from meshscope.reports.plain import short
+from meshscope.reports.words import counted
+from meshscope.units import format_bytes
+
+N_BUSIEST = 5  # links per phase in the table
+MIN_SIZES = 4  # payload sizes of a phase from which they are drawn
+MAX_DESCRIBED = 12  # marks that the description of a chart lists
+RINGS = "All-reduce, all-gather and reduce-scatter follow a ring in the order of the group; all-to-all is direct."
+ROOFLINE_NOTE = "Hollow marks are predicted. FLOPs and bytes come from the shapes of the operations and are divided by compute time alone. Bytes prefetched ahead of a part, such as weights in decode, are not counted and shift its point to the right. Bytes that stay in VMEM are counted and can lift a point above the roofline."
+BOUNDS_NOTE = "Lower bounds of each part: its FLOPs, HBM bytes and wire bytes at peak rates. The largest bound is binding."
+LINKS_NOTE = "Squares are chips with their device ids; each link is drawn once per direction."
+
+
+def traffic_blocks(run: PageRun) -> Iterator[Block]:
+    """Bytes from device to device and over the links of the torus; equal ones in a sentence each."""
+    every = matrices(run.inputs, run.source)
+    if every and all(map(_is_regular, every)):
+        yield Paragraph(text=" ".join(map(_regular_sentence, every)), class_name="say")
+        yield from _torus(run)
+    else:
+        yield from columns([*_matrix(every), *_torus(run)])
+    imbalance = run.of_strongest("traffic_imbalance")
+    if not isinstance(imbalance, Unavailable) and (imbalance["imbalance"] > 1).any():
+        yield from run.tables("traffic_imbalance", "Traffic imbalance")
+
+
+def _matrix(all_matrices: Sequence[TrafficMatrix]) -> Iterator[Chart]:
+    if not all_matrices:
+        return
+    first = all_matrices[0]
+    total = sum(n_bytes for *_, n_bytes in first.cells)
+    each = f" Each row is {first.fold} devices." if first.fold > 1 else ""
+    yield Chart(
+        kind="matrix",
+        title="Traffic matrix",
+        description=f"{first.n_devices} devices; {len(first.cells)} pairs exchange {total:,.0f} bytes in one {first.phase} step",
+        data=charts.matrix_data(all_matrices),
+        note=f"{RINGS}{each}",
+    )
+
+
+def _is_regular(matrix: TrafficMatrix) -> bool:
+    """Whether all devices send the same bytes to equally many others."""
+    senders = [sender for sender, *_ in matrix.cells]
+    n_each = {senders.count(sender) for sender in set(senders)}
+    n_rows = -(-matrix.n_devices // matrix.fold)
+    is_whole = len(set(senders)) == n_rows and matrix.fold == 1
+    return is_whole and len(n_each) == 1 and len({n_bytes for *_, n_bytes in matrix.cells}) == 1
+
+
+def _regular_sentence(matrix: TrafficMatrix) -> str:
+    sent = format_bytes(matrix.cells[0][2])
+    n_targets = len(matrix.cells) // matrix.n_devices
+    targets = f"each of {n_targets} devices" if n_targets > 1 else "the next device of its ring"
+    return f"In a {matrix.phase} step every device sends {sent} to {targets} (over {short(matrix.axis, 40)})."
+
+
+def _torus(run: PageRun) -> Iterator[Block]:
+    """The links of the slice, and the busiest of them if loads differ."""
+    links, topology = run.of_strongest("link_traffic"), run.inputs.topology
+    if isinstance(links, Unavailable) or links.is_empty() or topology is None:
+        return
+    by_phase = tori(links, topology, Source(links["source"][0]))
+    are_even = all(map(_is_even, by_phase))
+    if are_even:
+        yield Paragraph(text=" ".join(map(_even_sentence, by_phase)), class_name="say")
+    if topology.n_chips <= charts.MAX_CHIPS:
+        yield Chart(
+            kind="torus",
+            title="Link loads",
+            description=f"{topology.name}; {len(by_phase[0].links)} links carry traffic in one {by_phase[0].phase} step",
+            data=charts.torus_data(by_phase),
+            note=LINKS_NOTE,
+        )
+    if are_even:
+        return
+    view = ViewTable(
+        title="Busiest links",
+        columns=view_columns(
+            ("phase", "from device", "to device"), ("load_bytes", "time at peak_s")
+        ),
+        rows=tuple(row for torus in by_phase for row in _busiest_rows(torus)),
+    )
+    yield page_table(run.html_id("links"), view)
+
+
+def _is_even(torus: Torus) -> bool:
+    return len({link.load_bytes for link in torus.links}) == 1
+
+
+def _even_sentence(torus: Torus) -> str:
+    sent = format_bytes(torus.links[0].load_bytes)
+    links = counted(len(torus.links), "link direction")
+    return f"In a {torus.phase} step {links} carry traffic, {sent} each."
+
+
+def _busiest_rows(torus: Torus) -> Iterator[tuple[str | float | None, ...]]:
+    """The links with the most bytes in one step, summed over all axes; chips by their device ids."""
+    names = {(index, (x, y, z)): devices for index, x, y, z, devices in torus.chips}
+    for link in sorted(torus.links, key=lambda link: -link.load_bytes)[:N_BUSIEST]:
+        ends = (names[link.slice_index, chip] for chip in (link.source, link.target))
+        yield (torus.phase, *ends, link.load_bytes, link.link_s)
+
+
+def size_blocks(run: PageRun) -> Iterator[Block]:
+    """Counts of each payload size, and the achieved bandwidth; nothing for a few sizes."""
+    sizes = run.of_strongest("size_distribution")
+    counts = (
+        ()
+        if isinstance(sizes, Unavailable) or sizes.is_empty()
+        else size_counts(sizes, Source(sizes["source"][0]))
+    )
+    if max(Counter(c.phase for c in counts).values(), default=0) >= MIN_SIZES:
+        described = (
+            f"{c.count} {c.kind} of {c.payload_bytes:,} bytes in {c.phase}" for c in counts
+        )
+        yield Chart(
+            kind="sizes",
+            title="Payload sizes",
+            description="; ".join(list(described)[:MAX_DESCRIBED]),
+            data=charts.sizes_data(counts),
+        )
+        yield from run.tables("size_summary", "Summary of payload sizes")
+    yield from run.tables("bandwidth", "Achieved bandwidth", is_defined=True)
+
+
+def roofline_blocks(run: PageRun) -> Iterator[Block]:
+    """Each part below the roofline of the chip, its binding resource, MFU and MBU."""
+    roofline = roofline_of(run.inputs)
+    if roofline is not None:
+        peak = roofline.peaks.flops_per_s
+        described = (
+            f"{p.part} in {p.phase} at {p.flops_per_s / peak:.0%} of peak FLOP/s"
+            for p in roofline.points[:MAX_DESCRIBED]
+        )
+        yield Chart(
+            kind="roofline",
+            title="Roofline of one device",
+            description="; ".join(described),
+            data=charts.roofline_data(roofline),
+            note=ROOFLINE_NOTE,
+        )
+    yield from _bounds(run)
+    yield from run.tables("mfu", "MFU", is_defined=True)
+    yield from run.tables("mbu", "MBU", is_defined=True)
+
+
+def _bounds(run: PageRun) -> Iterator[Block]:
+    """The binding resource of each part, as `show --roofline` prints it."""
+    experiment = run.run.manifest.experiment
+    chip, dtype = experiment.chip, experiment.weight_dtype
+    rows = [
+        (
+            *(t.phase.value, t.source.value, b.part, RESOURCES[b.binding]),
+            *(b.compute_s, b.hbm_s, b.interconnect_s, b.taken_s, b.roof_frac),
+        )
+        for t in run.inputs.times
+        for b in (() if chip is None else roofline_bounds(t, chip, dtype))
+    ]
+    if not rows:
+        return
+    bounds = ("compute bound_s", "HBM bound_s", "link bound_s", "modeled_s")
+    columns = view_columns(
+        ("phase", "source", "part", "bound by"), (*bounds, "bound / modeled_frac")
+    )
+    view = ViewTable(title="Binding resource", columns=columns, rows=tuple(rows))
+    yield page_table(run.html_id("bounds"), view, note=BOUNDS_NOTE)

@@ -1,0 +1,147 @@
+"""Renders a report as one HTML file with its style, script and data inside."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import count
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from meshscope import __version__
+from meshscope.reports.html.blocks import Block, Chart, flattened
+from meshscope.reports.html.hero import hero_blocks
+from meshscope.reports.html.page_run import PageRun, page_runs
+from meshscope.reports.html.ranking import comparison_blocks, page_rankings
+from meshscope.reports.html.sections import Section, sections
+from meshscope.reports.plain import short
+from meshscope.reports.ranking import headline
+from meshscope.store.run import RunRecord
+
+MAX_PAGES = 24  # runs with a page of their own, the best ones
+MAX_TITLE = 200  # characters
+TEMPLATE, STYLE, SCRIPT = "page.html.j2", "page.css", "charts.js"
+
+# Characters that could end the script element, open a tag or entity, or break a line in JavaScript.
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RunPage:
+    """The part of a page about one run."""
+
+    id: str
+    name: str
+    title: str
+    request: str
+    hero: tuple[Block, ...]
+    sections: tuple[Section, ...]
+
+    @property
+    def blocks(self) -> Iterator[Block]:
+        """All blocks in the order of the page."""
+        yield from flattened(self.hero)
+        for section in self.sections:
+            yield from flattened(section.blocks)
+
+
+def page_html(runs: Sequence[RunRecord]) -> str:
+    """The report of one run, or of several runs ranked and compared."""
+    shown_runs = page_runs(runs)
+    groups = page_rankings(shown_runs)
+    ordered = [run for ranking in groups for run in ranking.runs]
+    pages = [_run_page(run) for run in ordered[:MAX_PAGES]]
+    if len(runs) == 1:
+        return _rendered(pages[0].title, lead=pages[0].request, pages=pages)
+    n_hidden = len(ordered) - len(pages)
+    return _rendered(
+        headline(groups),
+        comparison=tuple(comparison_blocks(groups)),
+        pages=pages,
+        n_hidden=n_hidden,
+    )
+
+
+def blocks_html(title: str, blocks: Sequence[Block], *, lead: str = "") -> str:
+    """A page of these blocks, for results that are no runs."""
+    return _rendered(short(title, MAX_TITLE), lead=lead, comparison=blocks)
+
+
+def _rendered(
+    title: str,
+    *,
+    lead: str = "",
+    comparison: Sequence[Block] = (),
+    pages: Sequence[_RunPage] = (),
+    n_hidden: int = 0,
+) -> str:
+    """One HTML file."""
+    blocks = [*flattened(comparison), *(block for page in pages for block in page.blocks)]
+    style, script = _text(STYLE), _text(SCRIPT)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_text(TEMPLATE)).render(
+        title=f"meshscope: {title}",
+        version=__version__,
+        headline=title,
+        lead=lead,
+        comparison=comparison,
+        pages=pages,
+        n_hidden=n_hidden,
+        next_number=count().__next__,
+        style=Markup(style),  # noqa: S704  our own file
+        script=Markup(script),  # noqa: S704  our own file
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        data=Markup(_json(_document(blocks))),  # noqa: S704  escaped by _json
+        footer=f"Made by meshscope {__version__}. This file makes no network requests.",
+    )
+
+
+def _run_page(run: PageRun) -> _RunPage:
+    return _RunPage(
+        id=run.html_id("run"),
+        name=run.name,
+        title=short(run.answer.title, MAX_TITLE),
+        request=short(run.answer.request, MAX_TITLE),
+        hero=tuple(hero_blocks(run)),
+        sections=sections(run),
+    )
+
+
+def _document(blocks: Iterable[Block]) -> dict[str, Any]:
+    """The data of all charts in the order of the page."""
+    return {
+        "charts": [
+            {
+                "kind": c.kind,
+                "title": c.title,
+                "description": f"{c.description.rstrip(' .')}.",
+                "data": c.data,
+            }
+            for c in blocks
+            if isinstance(c, Chart)
+        ]
+    }
+
+
+def _json(document: Any) -> str:
+    """JSON that is safe inside an HTML script element."""
+    return json.dumps(document, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
+
+
+def _hash(text: str) -> str:
+    """The hash by which the Content-Security-Policy allows this script or style."""
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
+
+
+@cache
+def _text(name: str) -> str:
+    return files("meshscope.reports.html").joinpath(name).read_text(encoding="utf-8")

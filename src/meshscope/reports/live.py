@@ -1,0 +1,243 @@
+"""The measurements of a live run: latency, device load, waiting, and caveats."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from meshscope.analysis.comparison import n_promoted_collectives, runs_on_cpu
+from meshscope.analysis.latency import Latency, Spread
+from meshscope.analysis.request import measured_step_s, request_latency, step_spreads
+from meshscope.analysis.roofline import StepRoofline, step_rooflines
+from meshscope.events.enums import Phase
+from meshscope.events.measured import CollectiveTime, DeviceLoad, Measured
+from meshscope.plans.experiment_record import LayerForm
+from meshscope.reports.model import (
+    UNKNOWN_LABEL,
+    CellValue,
+    Figure,
+    Unit,
+    ViewTable,
+    figure_column,
+    joined,
+    text_column,
+    view_columns,
+)
+from meshscope.reports.plain import plain
+from meshscope.reports.tables import rich_table
+from meshscope.reports.words import counted
+from meshscope.store.run import RunRecord
+from meshscope.units import format_rate, format_seconds
+
+MAX_FINDINGS = 8  # printed lines; the rest is counted
+
+PROMOTED = (
+    "XLA performs 16-bit collectives in float32 on CPU devices. The prediction is compared as float32, "
+    "with twice the bytes. TPUs keep 16 bits; --dtype f32 avoids the promotion."
+)
+LOOPED = (
+    "bytes and FLOPs of a step are unknown: the layers are a loop, whose body the compiler counts "
+    "once. Use --loop unroll."
+)
+NO_COST_ANALYSIS = (
+    "bytes and FLOPs of a step are unknown: torch_xla does not expose XLA's cost analysis."
+)
+SHARED_CORES = (
+    "virtual devices share the cores of this machine: durations show that the run works, "
+    "not what a plan costs"
+)
+
+
+def live_lines(run: RunRecord) -> Iterator[RenderableType]:
+    """Findings about the profile, the latency of the timed requests, and the generated text."""
+    measured, latency, steps = run.measured, request_latency(run), step_spreads(run)
+    if measured is None or (latency is None and not steps):
+        return
+    yield from _notes(run, measured)
+    yield Text("")
+    if latency is None:
+        of_phases = {phase.value: spread for phase, spread in steps.items()}
+        yield rich_table(_spreads_view("time of steps", of_phases))
+    else:
+        yield rich_table(latency_view(latency))
+        yield _rates_line(latency)
+    yield _setup_line(run)
+    yield Text("")
+    if measured.texts:
+        yield Text("generated text", style="bold")
+        yield from (Text(f"  {plain(text)}") for text in measured.texts)
+        yield Text("")
+
+
+def device_lines(run: RunRecord) -> Iterator[RenderableType]:
+    """The load of the profiled devices, and their rates as fractions of the peaks."""
+    measured, step_s = run.measured, measured_step_s(run)
+    if measured is None or not step_s:
+        return
+    yield from _load_lines(measured)
+    yield from _roofline_lines(run, measured, step_s)
+    yield Text("")
+
+
+def _notes(run: RunRecord, measured: Measured) -> Iterator[Text]:
+    steps = joined(
+        [
+            counted(n, "step" if p is Phase.STEP else f"{p} step")
+            for p, n in measured.n_profiled_steps.items()
+        ]
+    )
+    findings = measured.findings
+    if not findings:
+        yield Text(f"profile: {steps}, complete: every collective of every device", style="green")
+    else:
+        head = f"profile: {steps}; {counted(len(findings), 'finding')} about its quality"
+        yield Text(head, style="bold red")
+        yield from (Text(f"  {plain(finding)}") for finding in findings[:MAX_FINDINGS])
+        if len(findings) > MAX_FINDINGS:
+            yield Text(f"  {len(findings) - MAX_FINDINGS} more in metrics.json")
+    if n_promoted_collectives(run):
+        yield Text(PROMOTED, style="yellow")
+    if runs_on_cpu(run):
+        yield Text(f"note: {SHARED_CORES}", style="yellow")
+
+
+def latency_view(latency: Latency) -> ViewTable:
+    """Mean, percentiles and count of each duration over the timed requests."""
+    spreads = {
+        "TTFT, to the first token": latency.ttft,
+        "TPOT, per later token of a request": latency.tpot,
+        "ITL, from token to token": latency.itl,
+        "end to end": latency.e2e,
+    }
+    return _spreads_view("time of requests", spreads)
+
+
+def _spreads_view(title: str, spreads: Mapping[str, Spread | None]) -> ViewTable:
+    """One row for each duration that is known."""
+    return ViewTable(
+        columns=view_columns((title,), ("mean_s", "p50_s", "p90_s", "p99_s", "n")),
+        rows=tuple(
+            (name, s.mean_s, s.p50_s, s.p90_s, s.p99_s, s.n)
+            for name, s in spreads.items()
+            if s is not None
+        ),
+    )
+
+
+def _rates_line(latency: Latency) -> Text:
+    rates = [
+        f"{format_rate(latency.output_tokens_per_s)} request tokens/s",
+        f"{format_rate(latency.prefill_tokens_per_s)} prompt tokens/s in prefill",
+    ]
+    if latency.decode_tokens_per_s is not None:
+        rates.append(f"{format_rate(latency.decode_tokens_per_s)} decode tokens/s")
+    return Text(f"throughput: {', '.join(rates)}")
+
+
+def _setup_line(run: RunRecord) -> Text:
+    """What preparing the devices took, which no other figure includes."""
+    seconds = run.manifest.seconds
+    setup = {f"{phase} compile": seconds.get(f"{phase}.compile") for phase in Phase}
+    setup |= {name.replace("_", " "): seconds.get(name) for name in ("weights", "warm_up")}
+    durations = [f"{name} {format_seconds(s)}" for name, s in setup.items() if s is not None]
+    return Text(f"setup, excluded above: {', '.join(durations)}")
+
+
+def _load_lines(measured: Measured) -> Iterator[RenderableType]:
+    """The load of the devices in each phase, then the collectives that take most time."""
+    table = load_view(measured)
+    if table.rows:
+        yield rich_table(table)
+    for phase in measured.n_profiled_steps:
+        times = [time for time in measured.times if time.phase is phase]
+        if times:
+            yield Text(f"{phase}: {_slowest_collectives(times)}")
+
+
+def load_view(measured: Measured) -> ViewTable:
+    """One row for each profiled phase: means over devices, with their range in brackets."""
+    labels = ("busy", "in\ncollectives", "of which\nwaiting", "idle", "busiest\ndevice")
+    rows = (
+        (phase.value, *_load_cells(loads, n_steps))
+        for phase, n_steps in measured.n_profiled_steps.items()
+        if (loads := [load for load in measured.loads if load.phase is phase])
+    )
+    return ViewTable(
+        columns=(
+            text_column("profiled"),
+            figure_column("window\nper step", Unit.SECONDS),
+            *map(figure_column, labels),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _load_cells(loads: Sequence[DeviceLoad], n_steps: int) -> Iterator[CellValue]:
+    waits = [load.wait_s / load.window_s for load in loads if load.wait_s is not None]
+    yield loads[0].window_s / n_steps
+    yield _shares([load.busy_s / load.window_s for load in loads])
+    yield _shares([load.collective_s / load.window_s for load in loads])
+    yield _shares(waits) if waits else UNKNOWN_LABEL
+    yield _shares([load.idle_s / load.window_s for load in loads])
+    yield str(max(loads, key=lambda load: load.busy_s).device)
+
+
+def _shares(fracs: Sequence[float]) -> str:
+    """The mean, and the range in brackets if there are several."""
+    mean = sum(fracs) / len(fracs)
+    if len(fracs) == 1:
+        return f"{mean:.0%}"
+    return f"{mean:.0%} ({min(fracs):.0%}-{max(fracs):.0%})"
+
+
+def _roofline_lines(
+    run: RunRecord, measured: Measured, step_s: Mapping[Phase, float]
+) -> Iterator[RenderableType]:
+    """Bytes and FLOPs of a step, as the compiler counts them, against the peaks of the chip."""
+    chip = run.manifest.experiment.chip
+    if chip is None or chip.hbm_bytes_per_s is None:
+        return
+    if not measured.costs:
+        is_loop = run.manifest.experiment.layers_are is LayerForm.SCANNED
+        yield Text(LOOPED if is_loop else NO_COST_ANALYSIS, style="dim")
+    rooflines = step_rooflines(measured.costs, step_s, chip)
+    if rooflines:
+        yield Text("")
+        yield rich_table(roofline_view(rooflines))
+        yield Text(f"peaks of one {chip.name}: {chip.source}", style="dim")
+
+
+def roofline_view(rooflines: Sequence[StepRoofline]) -> ViewTable:
+    """One row for each measured phase: bytes and FLOPs, and the fraction of the peak rates."""
+    return ViewTable(
+        columns=(
+            text_column("one step of a device"),
+            figure_column("time", Unit.SECONDS),
+            *map(figure_column, ("bytes", "of HBM peak", "FLOPs", "of bf16 peak")),
+        ),
+        rows=tuple(
+            (
+                step.phase.value,
+                step.step_s,
+                Figure(value=step.accessed_bytes, unit=Unit.BYTES),
+                Figure(value=step.hbm_frac, unit=Unit.FRACTION),
+                Figure(value=step.flops, unit=Unit.FLOPS),
+                Figure(value=step.flops_frac, unit=Unit.FRACTION),
+            )
+            for step in rooflines
+        ),
+    )
+
+
+def _slowest_collectives(times: Sequence[CollectiveTime]) -> str:
+    """The collectives that take most of the time, split into wire time and waiting."""
+    slowest = max(times, key=lambda time: time.dur_s * time.n_executions)
+    axis = f"over {slowest.axis}" if slowest.axis else ""
+    place = " ".join(filter(None, (slowest.part, slowest.kind, axis)))
+    head = f"most time is in {place}: {format_seconds(slowest.dur_s)} each"
+    if slowest.wait_s is None:
+        return f"{head}; the waiting time is unknown"
+    return (
+        f"{head}, {format_seconds(slowest.wire_s)} on the fastest participant, "
+        f"{format_seconds(slowest.wait_s)} waiting for the slowest"
+    )

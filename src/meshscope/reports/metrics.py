@@ -1,0 +1,179 @@
+"""The metrics of a run as tables for a terminal, and as the document of --json."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from meshscope.analysis.catalog import ALIASES, METRICS, Result, Unavailable, metrics_of
+from meshscope.analysis.metric_inputs import metric_inputs
+from meshscope.reports.frames import metric_table
+from meshscope.reports.model import (
+    UNKNOWN_LABEL,
+    UNKNOWN_PHASE_LABEL,
+    ViewColumn,
+    ViewTable,
+    format_cell,
+)
+from meshscope.reports.plain import short
+from meshscope.reports.tables import add_column, fits_console, new_table, rich_table
+from meshscope.store.run import RunRecord
+from meshscope.units import format_bytes
+
+MAX_ROWS = 24  # per table on a terminal; --json prints all rows
+MAX_TEXT = 60  # characters of a text cell
+# Columns that a narrow terminal omits, by how their names begin.
+_SECONDARY = (
+    "request_",
+    "min_",
+    "max_",
+    "p90_",
+    "n_steps_seen",
+    "hidden_",
+    "collective_compute",
+    "low_",
+    "high_",
+    "bubble_",
+    "unestimated_",
+    "measured_dur",
+    "dur_busbw",
+    "algbw_",
+)
+
+
+def metrics_document(run: RunRecord) -> dict[str, Any]:
+    """Every metric by name: its unit and rows, or the reason why it is unavailable."""
+    results = metrics_of(metric_inputs(run))
+    documents = {m.name: _document(m.unit, results[m.name]) for m in METRICS}
+    return documents | {alias: documents[name] for alias, name in ALIASES.items()}
+
+
+def _document(unit: str, result: Result) -> dict[str, Any]:
+    if isinstance(result, Unavailable):
+        return {"unit": unit, "reason": result.reason}
+    return {"unit": unit, "rows": [_finite(row) for row in result.iter_rows(named=True)]}
+
+
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with NaN and infinities as null: JSON has no form for them."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }
+
+
+def metrics_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
+    """A table for each metric of the run's strongest source, then the unavailable ones with reasons."""
+    unavailable: dict[str, list[str]] = {}
+    results = metrics_of(metric_inputs(run))
+    for metric in METRICS:
+        result = results[metric.name]
+        if isinstance(result, Unavailable):
+            unavailable.setdefault(result.reason, []).append(metric.title)
+            continue
+        yield Text.assemble((metric.title, "bold"), (f"  {metric.name}", "dim"))
+        frame = _of_strongest(result, run)
+        grids = list(_grids(frame, console)) if metric.name == "traffic_matrix" else []
+        yield from grids or _tables(metric.name, frame, console)
+        yield Text("")
+    for reason, titles in unavailable.items():
+        head = f"{UNKNOWN_LABEL}: {', '.join(titles)}"
+        yield Text.assemble(head, (f"\n  {short(reason)}", "dim"))
+
+
+def _of_strongest(frame: pl.DataFrame, run: RunRecord) -> pl.DataFrame:
+    if "source" not in frame.columns:
+        return frame
+    strongest = frame.filter(pl.col("source") == run.manifest.source.value)
+    return strongest if len(strongest) else frame
+
+
+def _tables(name: str, frame: pl.DataFrame, console: Console) -> Iterator[RenderableType]:
+    """The metric's table, with constant columns on a line above it."""
+    if frame.is_empty():
+        yield Text("  none", style="dim")
+        return
+    view = metric_table(name, frame)
+    if view.shared:
+        shared = ", ".join(f"{label} {short(text, MAX_TEXT)}" for label, text in view.shared)
+        yield Text(f"  {shared}", style="dim")
+    n_hidden = len(view.rows) - MAX_ROWS
+    yield _fitting(replace(view, rows=view.rows[:MAX_ROWS]), console)
+    if n_hidden > 0:
+        yield Text(f"  {n_hidden:,} more rows with --json", style="dim")
+
+
+def _grids(matrix: pl.DataFrame, console: Console) -> Iterator[RenderableType]:
+    """The traffic matrix of each phase as a grid of senders and receivers; nothing if too wide."""
+    devices = sorted({*matrix["from_device"], *matrix["to_device"]})
+    grids: list[RenderableType] = []
+    for phase in matrix["phase"].unique(maintain_order=True).sort(descending=True):
+        of_phase = matrix.filter(pl.col("phase").eq_missing(pl.lit(phase)))
+        grid = _grid(of_phase, devices)
+        if not fits_console(grid, console):
+            return
+        axes = " and ".join(sorted({str(axis) for axis in of_phase["axis"]}))
+        heading = f"  {phase or UNKNOWN_PHASE_LABEL}, {short(axes)}"
+        grids += [Text(heading, style="dim"), grid]
+    yield from grids
+
+
+def _grid(matrix: pl.DataFrame, devices: Sequence[int]) -> Table:
+    sums = matrix.group_by("from_device", "to_device").agg(pl.col("wire_bytes").sum())
+    cells = {(sender, receiver): format_bytes(n) for sender, receiver, n in sums.rows()}
+    table = new_table("from \\ to", *map(str, devices))
+    for sender in devices:
+        table.add_row(str(sender), *(cells.get((sender, receiver), "") for receiver in devices))
+    return table
+
+
+def _fitting(view: ViewTable, console: Console) -> Table:
+    """The first layout that fits the console: flat, stacked header, fewer columns, one figure a line."""
+    layouts: tuple[Callable[[ViewTable], ViewTable], ...] = (
+        lambda table: table,
+        _with_stacked_header,
+        lambda table: _with_stacked_header(_without_secondary(table)),
+    )
+    for layout in layouts:
+        table = rich_table(layout(view), max_text=MAX_TEXT)
+        if fits_console(table, console):
+            return table
+    return _list(view)
+
+
+def _with_stacked_header(view: ViewTable) -> ViewTable:
+    """One word of each column's label per line."""
+    return replace(
+        view,
+        columns=tuple(replace(c, label=c.label.replace(" ", "\n")) for c in view.columns),
+    )
+
+
+def _without_secondary(view: ViewTable) -> ViewTable:
+    return view.only(lambda i: not view.columns[i].key.startswith(_SECONDARY))
+
+
+def _list(view: ViewTable) -> Table:
+    """The text cells of a row on one line, then each figure on its own line."""
+    table = new_table()
+    add_column(table, "")
+    add_column(table, "", is_figure=True)
+    for row in view.rows:
+        cells = [
+            (c, value) for c, value in zip(view.columns, row, strict=True) if value is not None
+        ]
+        text = ", ".join(_cell(c, value) for c, value in cells if not c.is_figure)
+        table.add_row(Text(text, "bold"))
+        for column, value in cells:
+            if column.is_figure:
+                table.add_row(f"  {column.label}", _cell(column, value))
+    return table
+
+
+def _cell(column: ViewColumn, value: Any) -> str:
+    return short(format_cell(value, column.unit), MAX_TEXT)

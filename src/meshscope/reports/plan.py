@@ -1,0 +1,472 @@
+"""The result of a search as text and as JSON: the answer first, then the front, then what was left out."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import ceil, floor, log10
+from typing import Any
+
+from meshscope.analysis.agreement import TimeAgreement
+from meshscope.analysis.request import ASSUMPTION
+from meshscope.events.enums import REQUEST_PHASES
+from meshscope.hardware.chips import ChipKind
+from meshscope.interconnect.axis_placement import order_text
+from meshscope.planner.combinations import TOO_LARGE
+from meshscope.planner.launch import Launch, launches_of
+from meshscope.planner.objective import Goal
+from meshscope.planner.placements import MIN_GAIN, PlacedPlan, PlacementSearch
+from meshscope.planner.search import Apart, Choice, PlanSearch, interval_of
+from meshscope.planner.suggestions import CONVERTS
+from meshscope.planner.verified import VerifiedChoice
+from meshscope.reports.answer import fit_of
+from meshscope.reports.choices import short_dtype
+from meshscope.reports.model import joined
+from meshscope.reports.times import time_figure
+from meshscope.reports.words import counted, signed_seconds
+from meshscope.reports.wrapping import wrapped
+from meshscope.serialize import picked
+from meshscope.units import format_bytes, format_dtype, format_rate, format_seconds
+
+DEFAULT_ROWS = 8
+MIN_MISS_FRAC = 0.01  # of a step; smaller differences of a cause are not named
+MAX_CAUSES = 4
+_MEMORY = (
+    *("weights_bytes", "kv_cache_bytes", "temp_bytes", "total_bytes", "hbm_bytes"),
+    "fits",
+)
+NEAR = 1e-9  # of a rounding step: a value that has three digits stays as it is
+_GOALS = {Goal.THROUGHPUT: "request tokens/s per chip", Goal.LATENCY: "end-to-end latency"}
+
+
+def plan_lines(
+    result: PlanSearch, *, n_rows: int = DEFAULT_ROWS, has_launch: bool = False
+) -> Iterator[str]:
+    """The lines of the text, within 80 columns."""
+    space = result.space
+    yield from _head(result)
+    if result.front:
+        yield ""
+        yield from _front(result, n_rows)
+        yield ""
+        yield from _others(result)
+    yield from _notes(result)
+    if has_launch and result.winner is not None:
+        yield from _launch_lines(launches_of(result.winner.experiment, space.n_first_layers))
+
+
+def _head(result: PlanSearch) -> Iterator[str]:
+    """The answer: the winner with its figures and reasons, or what comes closest."""
+    space, winner = result.space, result.winner
+    request = f"prompt {space.workload.prompt}, output {space.workload.output}"
+    if space.n_first_layers is not None:
+        request = f"the first {counted(space.n_first_layers, 'layer')}, {request}"
+    yield from wrapped(f"{space.model.name} on {space.topology.name}, {request}")
+    for note in space.model.notes:
+        yield from wrapped(note)
+    if winner is None:
+        yield from _nothing(result)
+        return
+    yield from wrapped(f"best for {goal_text(result)}: {choice_name(winner)}")
+    ttft, tpot = (time_figure(interval_of(result.times, phase)) for phase in REQUEST_PHASES)
+    rates = f"{winner.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
+    yield from wrapped(f"TTFT {ttft.text_with_range}, TPOT {tpot.text_with_range}, {rates}")
+    fit = fit_of(winner.memory)
+    yield from wrapped(f"fits: {fit.state.label}, {fit.amount}")
+    if result.equals:
+        yield from wrapped(equals_text(result))
+    for sentence in result.why.values():
+        yield from wrapped(f"why: {sentence}")
+    if result.won_by is not None:
+        yield from wrapped(f"{won_by_title(result)}: {result.won_by.sentence}")
+    if result.placements is not None:
+        yield from wrapped(f"placement: {placement_text(result.placements)}")
+
+
+def equals_text(result: PlanSearch) -> str:
+    """`equal within errors that they do not share: 'dp=2,tp=4' (235 request tokens/s per chip)`."""
+    is_throughput = result.objective.goal is Goal.THROUGHPUT
+    others = [
+        f"'{c.experiment.plan}' "
+        f"({f'{c.tokens_per_s_per_chip:,.0f} request tokens/s per chip' if is_throughput else format_seconds(c.e2e_s)})"
+        for c in result.equals
+    ]
+    return f"equal within errors that they do not share: {joined(others)}"
+
+
+def won_by_title(result: PlanSearch) -> str:
+    """`why it wins`, or `what differs` if the runner-up equals the winner."""
+    is_equal = result.won_by is not None and result.won_by.runner_up in result.equals
+    return "what differs" if is_equal else "why it wins"
+
+
+def placement_text(placements: PlacementSearch) -> str:
+    """The placement of the axes on the torus that was chosen, and what it saves against mesh order."""
+    n, in_order, best = len(placements.placed), placements.in_order, placements.best
+    more = f" ({placements.n_left:,} more were not tried)" if placements.n_left else ""
+    if best is None:
+        slowest = placements.placed[-1].e2e_s / in_order.e2e_s
+        return (
+            f"device ids in mesh order: none of {n} placements on the torus{more} saves {MIN_GAIN:.0%} of "
+            f"a request; the slowest takes {slowest:.2f} x"
+        )
+    gain_s = in_order.e2e_s - best.e2e_s
+    return (
+        f"{best.placement}, the fastest of {n} on the torus{more}: a request saves "
+        f"{format_seconds(gain_s)} ({gain_s / in_order.e2e_s:.1%}) against device ids in mesh order"
+    )
+
+
+def goal_text(result: PlanSearch) -> str:
+    """What is optimized, and within which limits."""
+    text = _GOALS[result.objective.goal]
+    return f"{text} within {limits_text(result)}" if result.objective.has_limits else text
+
+
+def limits_text(result: PlanSearch) -> str:
+    """`TTFT 500 ms, TPOT 30 ms`, behind the name of a preset."""
+    objective = result.objective
+    limits = {"TTFT": objective.ttft_s, "TPOT": objective.tpot_s}
+    text = ", ".join(f"{k} {format_seconds(v)}" for k, v in limits.items() if v is not None)
+    return f"{objective.name} ({text})" if objective.name else text
+
+
+def _nothing(result: PlanSearch) -> Iterator[str]:
+    """Why there is no winner, and what comes closest."""
+    if result.closest is None:
+        yield from wrapped(nothing_left_text(result))
+        return
+    closest = result.closest
+    yield from wrapped(f"no plan meets {limits_text(result)}")
+    yield from wrapped(f"closest: {choice_name(closest)}: {_latencies(closest)}")
+    yield from wrapped(f"it takes {exceeded_text(result)}")
+    yield from wrapped(needed_text(result))
+    chip = result.space.topology.chip
+    wider = chip.name if chip.kind is ChipKind.TPU else "any"
+    smaller = "; a smaller --batch shortens both" if result.space.batches.least > 1 else ""
+    yield from wrapped(f"--topology {wider} searches other slices{smaller}.")
+
+
+def nothing_left_text(result: PlanSearch) -> str:
+    """Why no plan is left at all."""
+    if TOO_LARGE not in result.n_refused:
+        return "no plan is left: all are refused, for the reasons below. Change the option that they name."
+    return (
+        "no plan fits: weights and the smallest batch exceed the memory of a device in every plan that is "
+        "not refused. Use a larger slice, --weight-dtype int8, or a shorter --prompt."
+    )
+
+
+def exceeded_text(result: PlanSearch) -> str:
+    """`3.4 times the limit of TTFT and 2.8 times the limit of TPOT`."""
+    assert result.closest is not None
+    return joined(
+        [
+            f"{value / limit:.1f} times the limit of {name}"
+            for name, value, limit in (
+                ("TTFT", result.closest.ttft_s, result.objective.ttft_s),
+                ("TPOT", result.closest.tpot_s, result.objective.tpot_s),
+            )
+            if limit is not None and value > limit
+        ]
+    )
+
+
+def needed_text(result: PlanSearch) -> str:
+    """The limits that the closest choice meets, and the least latency of any choice."""
+    closest, objective = result.closest, result.objective
+    assert closest is not None
+    limits = ",".join(
+        f"{name}={_rounded_up(max(value, limit))}"
+        for name, value, limit in (
+            ("ttft", closest.ttft_s, objective.ttft_s),
+            ("tpot", closest.tpot_s, objective.tpot_s),
+        )
+        if limit is not None
+    )
+    least = (
+        f"{name} {format_seconds(getattr(choice, key))} ({choice_name(choice)})"
+        for (name, key), choice in zip(
+            (("TTFT", "ttft_s"), ("TPOT", "tpot_s")), result.fastest, strict=True
+        )
+    )
+    return f"it meets --slo {limits}; the least of any choice: {joined(list(least))}"
+
+
+def _rounded_up(seconds: float) -> str:
+    """Three digits, not below the value."""
+    step = 10.0 ** (floor(log10(seconds)) - 2)
+    return f"{ceil(seconds / step - NEAR) * step:.6g}"
+
+
+def _latencies(choice: Choice) -> str:
+    return f"TTFT {format_seconds(choice.ttft_s)}, TPOT {format_seconds(choice.tpot_s)}"
+
+
+def choice_name(choice: Choice, *, has_chunk: bool = True) -> str:
+    """`dp=2,tp=4, batch 16, weights int8, cache int8, chunk 8192`."""
+    workload = choice.experiment.workload
+    text = f"{choice.experiment.plan}, batch {workload.batch}"
+    text += f", weights {format_dtype(workload.weight_dtype)}, cache {format_dtype(workload.cache_dtype)}"
+    chunk = workload.prefill_chunk if has_chunk else None
+    return text if chunk is None else f"{text}, chunk {chunk}"
+
+
+def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
+    """The Pareto front as a table within 80 columns."""
+    yield f"{'plan':<25}{'batch':>7} {'weights,cache':<14} {'TTFT':>8} {'TPOT':>8} {'tok/s/chip':>11}"
+    rows = [*result.front, *result.dominated][:n_rows]
+    for at, choice in enumerate(rows):
+        workload = choice.experiment.workload
+        dtypes = f"{short_dtype(workload.weight_dtype)},{short_dtype(workload.cache_dtype)}"
+        yield (
+            f"{choice.experiment.plan!s:<25}{workload.batch:>7} {dtypes:<14} "
+            f"{format_seconds(choice.ttft_s):>8} {format_seconds(choice.tpot_s):>8} "
+            f"{choice.tokens_per_s_per_chip:>11,.0f}{' *' * (at >= len(result.front))}"
+        )
+    n_left = len(result.front) - n_rows
+    if n_left > 0:
+        yield f"and {n_left} more on the Pareto front (--top)"
+    if len(rows) > len(result.front):
+        yield "* dominated: another choice is better in TTFT, TPOT and request tokens/s per chip"
+
+
+def _others(result: PlanSearch) -> Iterator[str]:
+    """The best choice in the checkpoint's format and without quantization, and of each phase alone."""
+    wide, winner, stored = result.unquantized, result.winner, result.own_format
+    if winner is not None:
+        yield from wrapped(conversion_text(result))
+        if stored is not None and stored != wide:
+            rate = f"{stored.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
+            yield from wrapped(f"own format: {choice_name(stored)}: {_latencies(stored)}, {rate}")
+    if wide is not None and winner is not None and wide.experiment != winner.experiment:
+        rate = f"{wide.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
+        yield from wrapped(f"without quantization: {choice_name(wide)}: {_latencies(wide)}, {rate}")
+    if result.apart is not None:
+        yield from _apart(result.apart)
+
+
+def conversion_text(result: PlanSearch) -> str:
+    """That the winner needs another format of weights than the checkpoint has; empty if it does not."""
+    assert result.winner is not None
+    dtype, stored = (
+        result.winner.experiment.workload.weight_dtype,
+        result.space.model.default_weight_dtype,
+    )
+    if dtype == stored:
+        return ""
+    return f"weights {format_dtype(dtype)}: {CONVERTS}, which has {format_dtype(stored)}"
+
+
+def verified_lines(verified: Sequence[VerifiedChoice]) -> Iterator[str]:
+    """The compiled choices in the order of their compiled times, and what the prediction missed."""
+    yield f"compiled, best first{'':<12} {'TTFT':>8} {'TPOT':>8} {'tok/s/chip':>11} fits"
+    for one in verified:
+        name = f"{one.choice.experiment.plan}, batch {one.choice.experiment.workload.batch}"
+        if one.failure is not None:
+            yield from wrapped(f"{name}: {one.failure}")
+            continue
+        fits = {True: "yes", False: "NO", None: "?"}[one.fits]
+        yield (
+            f"{name:<33}{format_seconds(one.ttft_s):>8} {format_seconds(one.tpot_s):>8} "
+            f"{one.tokens_per_s_per_chip or 0:>11,.0f} {fits}"
+        )
+        yield from wrapped(f"{one.missed}; {one.folder}", indent=2)
+        for miss in one.misses:
+            yield from wrapped(miss_sentence(miss), indent=4)
+        for sentence in (one.why or {}).values():
+            yield from wrapped(sentence, indent=2)
+
+
+def miss_sentence(miss: TimeAgreement) -> str:
+    """`decode: compiled 15.1 ms, predicted 12.9 ms: +1.4 ms matmuls, +0.6 ms exposed tp communication`."""
+    seconds = f"compiled {format_seconds(miss.right.value_s)}, predicted {format_seconds(miss.left.value_s)}"
+    causes = [c for c in miss.changes if abs(c.change_s) >= MIN_MISS_FRAC * miss.left.value_s]
+    largest = sorted(causes, key=lambda change: -abs(change.change_s))[:MAX_CAUSES]
+    named = ", ".join(f"{signed_seconds(c.change_s)} {c.share}" for c in largest)
+    within = "" if miss.is_within else "; the intervals do not overlap"
+    return f"{miss.phase}: {seconds}{': ' if named else ''}{named}{within}"
+
+
+def _apart(apart: Apart) -> Iterator[str]:
+    rate = f"{format_rate(apart.prompts_per_s_per_chip)} prompts/s per chip"
+    yield from wrapped(
+        f"prefill apart: {choice_name(apart.prefill)}: TTFT {format_seconds(apart.prefill.ttft_s)}, {rate}"
+    )
+    rate = f"{apart.decode.decode_tokens_per_s_per_chip:,.0f} decode tokens/s per chip"
+    yield from wrapped(
+        f"decode apart: {choice_name(apart.decode, has_chunk=False)}: TPOT "
+        f"{format_seconds(apart.decode.tpot_s)}, {rate}; before it, {transfer_text(apart)}"
+    )
+
+
+def transfer_text(apart: Apart) -> str:
+    """`134 MB of cache per prompt move over DCN in 8.2 ms`."""
+    seconds = format_seconds(apart.transfer_s)
+    return f"{format_bytes(apart.kv_bytes)} of cache per prompt move over DCN in {seconds}"
+
+
+def search_notes(result: PlanSearch) -> Iterator[str]:
+    """What the figures assume."""
+    if result.is_extrapolated:
+        yield "times are extrapolated beyond measured collectives"
+    if result.objective.source is not None:
+        yield f"limits: {result.objective.source}"
+    yield (
+        "tok/s/chip: request tokens/s per chip, the output tokens of a batch over its prefill and all decode steps. TTFT: prefill of "
+        f"the whole batch. Assumes {ASSUMPTION}."
+    )
+
+
+def _notes(result: PlanSearch) -> Iterator[str]:
+    counts = f"{result.n_counted:,} plans counted, {result.n_plans:,} divide model and prompt"
+    yield from wrapped(
+        f"{counts}; {result.n_combinations:,} combinations with batch, precision and chunk counted, "
+        f"{result.n_candidates:,} predicted, {result.n_meeting:,} of them within the limits"
+    )
+    for reason, n in result.n_refused.items():
+        yield from wrapped(f"refused: {counted(n, 'plan')}, as {reason}")
+    for reason, n in result.n_pruned.items():
+        if n:
+            yield from wrapped(f"left out: {counted(n, 'combination')}, as {reason}")
+    for text in search_notes(result):
+        yield from wrapped(text)
+
+
+def _launch_lines(launches: Iterable[Launch]) -> Iterator[str]:
+    for launch in launches:
+        yield ""
+        yield f"{launch.server}:"
+        yield f"  {launch.command}"
+        for source in dict.fromkeys(flag.source for flag in launch.flags):
+            names = [flag.words[0] for flag in launch.flags if flag.source == source]
+            yield from wrapped(f"{', '.join(names)}: {source}", indent=2)
+        for item in launch.not_expressed:
+            yield from wrapped(f"not expressed: {item}", indent=2)
+
+
+def plan_document(result: PlanSearch) -> dict[str, Any]:
+    """The result as one JSON document."""
+    space, winner = result.space, result.winner
+    return {
+        "model": space.model.name,
+        "notes": [*space.model.notes],
+        "topology": space.topology.name,
+        "n_chips": space.topology.n_chips,
+        "prompt": space.workload.prompt,
+        "output": space.workload.output,
+        "objective": {
+            "goal": result.objective.goal.value,
+            **picked(result.objective, "ttft_s", "tpot_s", "name", "source"),
+        },
+        "winner": None if winner is None else choice_document(winner),
+        "intervals": {
+            time.phase.value: {
+                "s": time.step.value_s,
+                "low_s": time.step.low_s,
+                "high_s": time.step.high_s,
+            }
+            for time in result.times
+        },
+        "is_extrapolated": result.is_extrapolated,
+        "why": {phase.value: sentence for phase, sentence in result.why.items()},
+        "placement": None if result.placements is None else _placement_document(result.placements),
+        "won_by": None if result.won_by is None else _won_by_document(result),
+        "equals": [choice_document(choice) for choice in result.equals],
+        "own_format": None if result.own_format is None else choice_document(result.own_format),
+        "front": [choice_document(choice) for choice in result.front],
+        "dominated": [choice_document(choice) for choice in result.dominated],
+        "best": [choice_document(choice) for choice in result.best],
+        "closest": None if result.closest is None else choice_document(result.closest),
+        "fastest": [choice_document(choice) for choice in result.fastest],
+        "unquantized": None if result.unquantized is None else choice_document(result.unquantized),
+        "apart": None if result.apart is None else _apart_document(result.apart),
+        "space": {
+            **picked(result, "n_counted", "n_plans", "n_combinations", "n_candidates", "n_meeting"),
+            "n_refused": dict(result.n_refused),
+            "n_pruned": {reason: n for reason, n in result.n_pruned.items() if n},
+        },
+        "launch": []
+        if winner is None
+        else _launch_documents(launches_of(winner.experiment, space.n_first_layers)),
+    }
+
+
+def choice_document(choice: Choice) -> dict[str, Any]:
+    """A choice with its figures as plain values."""
+    workload, memory = choice.experiment.workload, choice.memory
+    figures = ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s_per_chip", "decode_tokens_per_s_per_chip")
+    return {
+        "plan": str(choice.experiment.plan),
+        "device_order": order_text(choice.experiment.mesh, choice.experiment.topology),
+        **picked(workload, "batch", "weight_dtype", "cache_dtype", "prefill_chunk"),
+        **picked(choice, *figures),
+        "memory": picked(memory, *_MEMORY),
+    }
+
+
+def verified_document(verified: VerifiedChoice) -> dict[str, Any]:
+    """A compiled choice as plain values."""
+    figures = ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s_per_chip", "fits", "missed", "failure")
+    return {
+        "predicted": choice_document(verified.choice),
+        "run": verified.folder,
+        **picked(verified, *figures),
+        "why": {phase.value: sentence for phase, sentence in (verified.why or {}).items()},
+        "misses": [_miss_document(miss) for miss in verified.misses],
+    }
+
+
+def _miss_document(miss: TimeAgreement) -> dict[str, Any]:
+    """The step of a phase by prediction and compiler, and seconds by cause and by part of the model."""
+    return {
+        "phase": miss.phase.value,
+        "predicted_s": miss.left.value_s,
+        "compiled_s": miss.right.value_s,
+        "is_within_intervals": miss.is_within,
+        **{
+            name: {c.share: {"predicted_s": c.left_s, "compiled_s": c.right_s} for c in changes}
+            for name, changes in (("causes", miss.activities), ("parts", miss.parts))
+        },
+    }
+
+
+def _placement_document(placements: PlacementSearch) -> dict[str, Any]:
+    """The placements of the winner with their times, and the order of devices of a faster one."""
+    best = placements.best
+    return {
+        "n_tried": len(placements.placed),
+        "n_left": placements.n_left,
+        "mesh_order_e2e_s": placements.in_order.e2e_s,
+        "best": None if best is None else _placed_document(best) | {"devices": list(best.devices)},
+        "placements": [_placed_document(placed) for placed in placements.placed],
+    }
+
+
+def _placed_document(placed: PlacedPlan) -> dict[str, Any]:
+    return {"axes": str(placed.placement), **picked(placed, "ttft_s", "tpot_s", "e2e_s")}
+
+
+def _won_by_document(result: PlanSearch) -> dict[str, Any]:
+    assert result.won_by is not None
+    seconds: Mapping[str, float] = result.won_by.seconds
+    return {
+        "runner_up": choice_document(result.won_by.runner_up),
+        "seconds": dict(seconds),
+        "wire_bytes": dict(result.won_by.wire_bytes),
+        "sentence": result.won_by.sentence,
+    }
+
+
+def _apart_document(apart: Apart) -> dict[str, Any]:
+    sides = {"prefill": choice_document(apart.prefill), "decode": choice_document(apart.decode)}
+    return {**sides, **picked(apart, "prompts_per_s_per_chip", "kv_bytes", "transfer_s")}
+
+
+def _launch_documents(launches: Iterable[Launch]) -> list[dict[str, Any]]:
+    return [
+        {
+            "server": launch.server,
+            "command": launch.command,
+            "flags": [{"words": list(f.words), "source": f.source} for f in launch.flags],
+            "not_expressed": list(launch.not_expressed),
+        }
+        for launch in launches
+    ]

@@ -1,0 +1,229 @@
+"""Several runs, grouped by their work and ranked by the request: the best first, and which equal it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, Protocol, TypeVar
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from meshscope.analysis.agreement import are_equal, request_cost_of
+from meshscope.reports.answer import FitState, SourceAnswer, source_answer
+from meshscope.reports.document import fit_document, throughput_document
+from meshscope.reports.model import UNKNOWN_LABEL, Figure, ViewTable, joined, view_columns
+from meshscope.reports.run_label import differing_work, work_of
+from meshscope.reports.tables import rich_table
+from meshscope.reports.times import time_document
+from meshscope.store.run import RunRecord
+from meshscope.units import format_seconds
+
+MAX_EQUALS = 3  # equal runs that a sentence names
+OTHER_WORK = "Runs of other work: another model or request. They are not ranked."
+EQUAL = (
+    "Equal: the difference is less than 3%, or than the errors that the two do not share; 0.5% if they "
+    "have no intervals."
+)
+
+
+class Rankable(Protocol):
+    """A run that can be ranked: its record, the figures of a source, and whether it fits."""
+
+    @property
+    def run(self) -> RunRecord: ...  # noqa: D102
+    @property
+    def timed(self) -> SourceAnswer: ...  # noqa: D102
+    @property
+    def fits(self) -> FitState: ...  # noqa: D102
+
+
+RunT = TypeVar("RunT", bound=Rankable)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)  # without slots, so that it keeps what it derives
+class Ranking(Generic[RunT]):
+    """Runs of the same work: `ranked` fit or may fit, the fastest first; `rest` do not fit or have no time.
+
+    `work` is None for runs that are each the only one of its work; none of them is ranked.
+    """
+
+    work: str | None
+    ranked: tuple[RunT, ...]
+    rest: tuple[RunT, ...]
+    names: Mapping[RunT, str]  # within the group
+
+    @property
+    def runs(self) -> tuple[RunT, ...]:
+        """All runs in the order of the table."""
+        return (*self.ranked, *self.rest)
+
+    @cached_property
+    def best(self) -> tuple[RunT, ...]:
+        """The fastest run, and those that follow and equal it."""
+        costs = [request_cost_of(run.run, run.timed.source) for run in self.ranked]
+        for n, cost in enumerate(costs):
+            if cost is None or costs[0] is None or not are_equal(costs[0], cost):
+                return self.ranked[: max(n, 1)]
+        return self.ranked
+
+    @property
+    def sentence(self) -> str:
+        """`tp=8,sp and tp=8 are equal: 965 and 973 ms`."""
+        if all(request_s(run) is None for run in self.runs):
+            return "No run has a time; the table compares their traffic"
+        if not self.ranked:
+            return "No run fits the memory of its devices"
+        names = [self.names[run] for run in self.best]
+        seconds = [format_seconds(request_s(run) or 0.0) for run in self.best]
+        if len(self.ranked) == 1:
+            return f"{names[0]} takes {seconds[0]} for the request"
+        if len(names) == 1:
+            return f"{names[0]} serves the request fastest: {seconds[0]}"
+        if len(names) > MAX_EQUALS:
+            return f"{len(names)} runs are equal: {names[0]}, {seconds[0]}, to {names[-1]}, {seconds[-1]}"
+        unit = seconds[-1][seconds[-1].rindex(" ") :]
+        if all(text.endswith(unit) for text in seconds):
+            seconds[:-1] = [text.removesuffix(unit) for text in seconds[:-1]]
+        return f"{joined(names)} are equal: {joined(seconds)}"
+
+
+def request_s(run: Rankable) -> float | None:
+    """Seconds of the request, or of its only phase; None if unknown."""
+    timed = run.timed
+    return next((f.value for f in (timed.e2e, timed.ttft, timed.tpot) if f.value), None)
+
+
+def rankings(
+    runs: Sequence[RunT], label: Callable[[Sequence[RunT]], Sequence[str]]
+) -> list[Ranking[RunT]]:
+    """The runs grouped by their work, the largest group first, then all runs of other work.
+
+    `label` names the runs of a group.
+    """
+    groups: dict[str, list[RunT]] = {}
+    for number, run in enumerate(runs):  # unknown work is no other run's
+        groups.setdefault(work_of(run.run) or f"unknown work of run {number}", []).append(run)
+    others = [run for group in groups.values() if len(group) == 1 for run in group]
+    shared = [_ranking(work, group, label) for work, group in groups.items() if len(group) > 1]
+    rest = [_ranking(None, others, label)] if others else []
+    return [*sorted(shared, key=lambda ranking: -len(ranking.runs)), *rest]
+
+
+def _ranking(
+    work: str | None, runs: Sequence[RunT], label: Callable[[Sequence[RunT]], Sequence[str]]
+) -> Ranking[RunT]:
+    is_able = work is not None
+    able = [r for r in runs if is_able and r.fits is not FitState.NO and request_s(r) is not None]
+    ranked = sorted(able, key=lambda run: request_s(run) or 0.0)
+    rest = [run for run in runs if run not in ranked]
+    if is_able:
+        rest.sort(key=lambda run: run.fits is FitState.NO)
+    return Ranking(
+        work=work,
+        ranked=tuple(ranked),
+        rest=tuple(rest),
+        names=dict(zip(runs, label(runs), strict=True)),
+    )
+
+
+def headline(groups: Sequence[Ranking[Any]]) -> str:
+    """The best run in one sentence, or how many requests have one."""
+    shared = [ranking for ranking in groups if ranking.work is not None]
+    if not shared:
+        return "No two runs do the same work"
+    return shared[0].sentence if len(shared) == 1 else f"The fastest runs of {len(shared)} requests"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankedRun:
+    """A run with the figures of its strongest source."""
+
+    name: str
+    run: RunRecord
+    timed: SourceAnswer
+
+    @property
+    def fits(self) -> FitState:
+        """Whether the run fits the memory of a device."""
+        return FitState.UNKNOWN if self.timed.fit is None else self.timed.fit.state
+
+
+def ranked(runs: Mapping[str, RunRecord]) -> list[Ranking[RankedRun]]:
+    """The runs by name, grouped by their work."""
+    entries = [
+        RankedRun(name=name, run=run, timed=source_answer(run, run.manifest.source))
+        for name, run in runs.items()
+    ]
+    return rankings(entries, lambda group: [entry.name for entry in group])
+
+
+def ranking_lines(runs: Mapping[str, RunRecord]) -> Iterator[RenderableType]:
+    """For each work the best run, and the table; then what the order means."""
+    groups = ranked(runs)
+    for number, ranking in enumerate(groups):
+        if number:
+            yield Text("")
+        if ranking.work is None:
+            yield Text(OTHER_WORK)
+        else:
+            yield Text.assemble((f"{ranking.work}: ", "bold"), ranking.sentence)
+        yield rich_table(ranking_table(ranking))
+    if any(ranking.ranked for ranking in groups):
+        order = "ranked by end-to-end time of the request; runs that do not fit come last"
+        has_equals = any(len(ranking.best) > 1 for ranking in groups)
+        yield Text(f"{order}. {EQUAL}" if has_equals else order, style="dim")
+
+
+def ranking_table(ranking: Ranking[RankedRun]) -> ViewTable:
+    """TTFT, TPOT, end-to-end time, decode throughput and fit of each run; its work if it is not ranked."""
+    runs = ranking.runs
+    has_sources = len({entry.timed.source for entry in runs}) > 1
+    differing = differing_work([run.run for run in runs])
+    works = {
+        run: words or work_of(run.run) or "" for run, words in zip(runs, differing, strict=True)
+    }
+    has_works = ranking.work is None and any(works.values())
+    words = ("run", *(("work",) if has_works else ()), *(("source",) if has_sources else ()))
+    figures = ("TTFT_s", "TPOT_s", "request_s", "decode tokens/s", "per chip", "fits")
+    return ViewTable(
+        columns=view_columns(words, figures),
+        rows=tuple(
+            (
+                entry.name,
+                *((works[entry],) if has_works else ()),
+                *((entry.timed.source.value,) if has_sources else ()),
+                *(entry.timed.ttft, entry.timed.tpot, entry.timed.e2e),
+                _bare(entry.timed.decode_tokens_per_s),
+                _bare(entry.timed.decode_tokens_per_s_per_chip),
+                entry.fits.label,
+            )
+            for entry in runs
+        ),
+    )
+
+
+def _bare(rate: Figure) -> str:
+    """A rate without its unit, which the header names."""
+    return UNKNOWN_LABEL if rate.value is None else rate.text.partition(" ")[0]
+
+
+def ranking_document(runs: Mapping[str, RunRecord]) -> dict[str, Any]:
+    """The runs in the order of the tables, each with `time`, `throughput` and `fit` as in its document.
+
+    `work` is what the runs of a group share; `is_best` is whether none of them is faster, apart from equal ones.
+    """
+    return {
+        "runs": [
+            {
+                "run": str(entry.run.path),
+                "source": entry.timed.source.value,
+                "work": ranking.work,
+                "is_best": entry in ranking.best,
+                "time": time_document(entry.run, entry.timed.source),
+                "throughput": throughput_document(entry.run, entry.timed.source),
+                "fit": fit_document(entry.run, entry.timed.source),
+            }
+            for ranking in ranked(runs)
+            for entry in ranking.runs
+        ]
+    }

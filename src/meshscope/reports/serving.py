@@ -1,0 +1,243 @@
+"""A simulated server as text and as JSON: the answer first, then conditions and details."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite, log
+from typing import Any
+
+from meshscope.reports.words import counted
+from meshscope.reports.wrapping import wrapped
+from meshscope.serialize import to_plain
+from meshscope.serving.outcome import PlacedPool, ServingOutcome
+from meshscope.serving.results import EngineRole, Percentiles, PoolFigures
+from meshscope.serving.simulation import SimulatedLoad
+from meshscope.units import format_bytes, format_dtype, format_rate, format_seconds
+
+Fact = tuple[str, str]  # a label and a sentence, empty if there is none
+
+WHOLE = "request"
+_LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": WHOLE}
+TIME_COLUMNS = ("mean", "p50", "p90", "p99")
+MAX_RATIO = 8  # instances of a kind in a suggested ratio
+RATE = "rate"  # label of the verdict on it
+LABEL_WIDTH = 10
+
+
+def serving_lines(outcome: ServingOutcome, *, is_full: bool = False) -> Iterator[str]:
+    """The answer in up to twelve lines of 80 columns; `is_full` adds conditions and details."""
+    yield from wrapped(serving_title(outcome))
+    yield from _labeled(rate_facts(outcome))
+    yield from _times(outcome.result, is_full=is_full)
+    yield from _labeled(engine_facts(outcome))
+    if is_full:
+        yield ""
+        yield from _labeled(condition_facts(outcome))
+
+
+def rate_facts(outcome: ServingOutcome) -> Iterator[Fact]:
+    """Rates: whether the load is stable, goodput, and what is served."""
+    yield RATE, rate_verdict(outcome.result)
+    yield "goodput", _goodput(outcome)
+    yield "served", _served(outcome)
+
+
+def engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
+    """How busy the engines are, what binds them, and what the times are."""
+    for pool in outcome.result.pools:
+        yield pool.role, _utilization(pool)
+    yield "bound by", bound_verdict(outcome)
+    yield "assumed", "predicted step times; docs/serving.md has their errors on v6e"
+    yield "note", "; ".join(outcome.main.experiment.model.notes)
+
+
+def _labeled(facts: Iterable[Fact]) -> Iterator[str]:
+    """Sentences behind their labels, each on as many lines as it needs; none for an empty one."""
+    for label, text in facts:
+        if text:
+            first, *rest = wrapped(f"{label:<{LABEL_WIDTH}}".replace(" ", "\0") + text)
+            yield first.replace("\0", " ")
+            yield from (" " * (LABEL_WIDTH - 2) + line for line in rest)
+
+
+def serving_title(outcome: ServingOutcome) -> str:
+    """The model, and the instances with their plans."""
+    name, main = outcome.main.experiment.model.name, outcome.main
+    if outcome.prefill is None:
+        times = f"{main.n_instances} x " if main.n_instances > 1 else ""
+        return f"{name} on {times}{_instance(main)}"
+    return f"{name}: " + ", ".join(
+        f"{placed.n_instances} x {_instance(placed)} {role}"
+        for placed, role in ((outcome.prefill, "prefill"), (main, "decode"))
+    )
+
+
+def _instance(placed: PlacedPool) -> str:
+    return f"{placed.experiment.topology.name} {placed.experiment.plan}"
+
+
+def rate_verdict(result: SimulatedLoad) -> str:
+    """Whether the queue stays bounded, and up to which rate."""
+    limit = f"{format_rate(result.saturated_per_s)}"
+    if result.offered_per_s is None and result.max_concurrency is not None:
+        return f"{result.max_concurrency:,} requests in flight; with more, up to {limit} requests/s can be served"
+    if result.offered_per_s is None:
+        return f"all requests arrive at once; {limit} requests/s are served"
+    offered = f"{format_rate(result.offered_per_s)} requests/s"
+    if result.is_stable:
+        return f"stable: {offered} arrive, up to {limit} can be served"
+    return f"NOT STABLE: {offered} arrive, at most {limit} are served; the queue grows"
+
+
+def bound_verdict(outcome: ServingOutcome) -> str:
+    """Whether the host or the device takes more of the steps of the pool that limits the rate."""
+    pool, fit = outcome.result.slowest, outcome.host_fit
+    if fit is not None:
+        bound = "the host" if fit.is_host_bound else "the device"
+        measured, device = map(format_seconds, (fit.measured_itl_s, fit.device_itl_s))
+        return f"{bound}: median ITL {measured} measured, {device} without host time"
+    if pool.step_s is None:
+        return ""
+    step = f"a mean step takes {format_seconds(pool.step_s)}"
+    if not pool.host_frac:
+        return f"the device: {step}, and no host time is assumed"
+    bound = "the host" if pool.host_frac > 0.5 else "the device"
+    return f"{bound}: {step}, {pool.host_frac:.0%} of it host time"
+
+
+def _goodput(outcome: ServingOutcome) -> str:
+    limits = {"TTFT": outcome.objective.ttft_s, "TPOT": outcome.objective.tpot_s}
+    named = [f"{name} {format_seconds(s)}" for name, s in limits.items() if s is not None]
+    if not named:
+        return ""
+    figures = outcome.result.figures
+    return (
+        f"{format_rate(figures.goodput_per_s)} requests/s, {figures.goodput_frac:.1%} of all, within "
+        f"{' and '.join(named)}"
+    )
+
+
+def _served(outcome: ServingOutcome) -> str:
+    figures = outcome.result.figures
+    tokens = figures.output_tokens_per_s
+    return (
+        f"{format_rate(figures.requests_per_s)} requests/s, {tokens:,.0f} request tokens/s, "
+        f"{tokens / outcome.n_chips:,.0f} per chip"
+    )
+
+
+def _times(result: SimulatedLoad, *, is_full: bool) -> Iterator[str]:
+    """The percentiles as a table; times of whole requests only in full."""
+    yield f"{'':<{LABEL_WIDTH}}" + "".join(f"{name:>10}" for name in TIME_COLUMNS)
+    for label, cells in time_rows(result):
+        if is_full or label != WHOLE:
+            text = "".join(f"{format_seconds(cell):>10}" for cell in cells)
+            yield f"{label:<{LABEL_WIDTH}}{text}"
+
+
+def time_rows(result: SimulatedLoad) -> Iterator[tuple[str, tuple[float, float, float, float]]]:
+    """Mean, median, 90th and 99th percentile of each time that some request has."""
+    for name, label in _LABELS.items():
+        values: Percentiles | None = getattr(result.figures, name)
+        if values is not None:
+            yield label, (values.mean_s, values.p50_s, values.p90_s, values.p99_s)
+
+
+def _utilization(pool: PoolFigures) -> str:
+    engines = f"{pool.n_engines} engines, each " if pool.n_engines > 1 else ""
+    return (
+        f"{engines}busy {pool.busy_frac:.0%}, {format_rate(pool.mean_running)} sequences, cache "
+        f"{pool.mean_cache_frac:.0%} used"
+    )
+
+
+def condition_facts(outcome: ServingOutcome) -> Iterator[Fact]:
+    """Conditions, the extremes of the engines, transfers, and what was left out."""
+    main, policy = outcome.main, outcome.main.pool.policy
+    experiment = main.experiment
+    workload = experiment.workload
+    dtypes = (
+        f"weights {format_dtype(workload.weight_dtype)}, cache {format_dtype(workload.cache_dtype)}"
+    )
+    yield "model", f"{experiment.model.n_layers} layers; {dtypes}"
+    yield "load", outcome.load
+    of_step = f"{policy.max_sequences} sequences and {policy.max_step_tokens:,} tokens per step"
+    yield "limits", f"{of_step}, {main.n_cache_tokens:,} tokens of cache per engine"
+    host = format_seconds(policy.host_s) if policy.host_s else "no time"
+    steps = "prefill and decode" if policy.has_mixed_steps else "either prefill or decode"
+    yield "host", f"{host} per step; prefix hits {policy.prefix_hit_frac:.0%}; steps {steps}"
+    if main.pool.n_engines > 1 and outcome.prefill is None:
+        yield "engines", f"{main.pool.n_engines}, which requests take in turn; one is simulated"
+    for pool in outcome.result.pools:
+        yield pool.role, _extremes(pool)
+    yield from _apart_details(outcome)
+    yield "left out", _left_out(outcome)
+
+
+def _extremes(pool: PoolFigures) -> str:
+    return (
+        f"{pool.n_steps:,} steps, at most {pool.peak_waiting:,} waiting, cache at most "
+        f"{pool.peak_cache_frac:.0%}, {counted(pool.n_preemptions, 'preemption')}"
+    )
+
+
+def _apart_details(outcome: ServingOutcome) -> Iterator[Fact]:
+    """The transfers, what each pool could serve, and the ratio of instances that balances them."""
+    moved, transfer = outcome.result.transfers, outcome.transfer
+    if moved is None or transfer is None or outcome.prefill is None:
+        return
+    one = f"{format_bytes(round(moved.mean_bytes))} per prompt in {format_seconds(moved.mean_s)}"
+    waits = f"{format_seconds(moved.wait.p50_s)} (p50) to {format_seconds(moved.wait.p99_s)} (p99)"
+    yield (
+        "transfer",
+        f"{one} over {transfer.path.upper()}; waits {waits}; busiest network {moved.busy_frac:.0%} busy",
+    )
+    if not isfinite(outcome.result.slowest.saturated_per_s):
+        return
+    rates = {pool.role: pool.saturated_per_s for pool in outcome.result.pools}
+    prefill, decode = rates[EngineRole.PREFILL], rates[EngineRole.DECODE]
+    n_prefill, n_decode = even_ratio(
+        prefill / outcome.prefill.n_instances, decode / outcome.main.n_instances
+    )
+    alone = f"prefill alone serves {format_rate(prefill)} requests/s, decode {format_rate(decode)}"
+    yield "balance", f"{alone}; --apart {n_prefill}:{n_decode} comes close to even"
+
+
+def even_ratio(prefill_per_s: float, decode_per_s: float) -> tuple[int, int]:
+    """Numbers of instances that serve about the same rate, from the rate of one of each."""
+    counts = range(1, MAX_RATIO + 1)
+    pairs = ((n_prefill, n_decode) for n_prefill in counts for n_decode in counts)
+    return min(pairs, key=lambda n: (abs(log(n[0] * prefill_per_s / (n[1] * decode_per_s))), n))
+
+
+def _left_out(outcome: ServingOutcome) -> str:
+    left = outcome.left_out
+    reasons = {
+        "without tokens": left.n_empty,
+        "beyond the context of the model": left.n_beyond_context,
+        "longer than the cache": left.n_beyond_cache,
+    }
+    return "; ".join(f"{counted(n, 'request')} {why}" for why, n in reasons.items() if n)
+
+
+def left_out_note(outcome: ServingOutcome) -> str:
+    """A warning about requests that were not simulated; empty if all were."""
+    text = _left_out(outcome)
+    return f"left out: {text}" if text else ""
+
+
+def serving_document(outcome: ServingOutcome, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of --json: the answer first, then the conditions."""
+    result, main = outcome.result, outcome.main
+    slowest = result.slowest
+    return {
+        "is_stable": result.is_stable,
+        "bound_by": "host" if slowest.host_frac > 0.5 else "device",
+        **to_plain(result),
+        "request": dict(request),
+        "n_chips": outcome.n_chips,
+        "notes": [*main.experiment.model.notes],
+        "objective": to_plain(outcome.objective),
+        "policy": to_plain(main.pool.policy),
+        "n_cache_tokens": main.n_cache_tokens,
+        "left_out": to_plain(outcome.left_out),
+        "host_fit": None if outcome.host_fit is None else to_plain(outcome.host_fit),
+    }

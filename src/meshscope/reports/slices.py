@@ -1,0 +1,184 @@
+"""Which slice, as text and as documents: those that a model fits on, and the cheapest for an objective."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from meshscope.model.model import Model
+from meshscope.planner.cheapest import SliceSearch
+from meshscope.planner.search import Choice, PlanSearch
+from meshscope.planner.slices import SliceFit, SliceFits, price_per_hour, slice_name
+from meshscope.plans.memory import FitState
+from meshscope.reports.choices import short_dtype
+from meshscope.reports.model import joined
+from meshscope.reports.plan import choice_document, plan_document, plan_lines
+from meshscope.reports.tables import new_table
+from meshscope.reports.words import counted
+from meshscope.reports.wrapping import wrapped
+from meshscope.serialize import picked, to_plain
+from meshscope.units import format_gib, format_seconds
+
+_STYLES = {FitState.YES: "green", FitState.NO: "bold red"}
+
+
+def slice_fits_table(
+    fits: Sequence[SliceFit], batch: str | None, prices: Mapping[str, float] | None = None
+) -> Table:
+    """One row for each slice and precision; an hour's price if prices are known."""
+    fits_name = "fits" if batch is None else f"batch {batch}\nfits"
+    dtypes = ("weights,cache",) if len({_dtypes(fit) for fit in fits}) > 1 else ()
+    price_column = () if prices is None else ("an hour",)
+    names = ("slice", fits_name, "plan", *dtypes)
+    figures = (*price_column, "GiB per device", "largest\nbatch", "context")
+    table = new_table(*names, *figures, n_words=len(names))
+    for fit in fits:
+        state = fit.memory.fit
+        hour = price_per_hour(fit.topology, prices)
+        price = () if prices is None else ("-" if hour is None else f"{hour:,.2f}",)
+        table.add_row(
+            fit.name,
+            Text(state.label, style=_STYLES.get(state, "yellow")),
+            str(fit.plan),
+            *((_dtypes(fit),) if dtypes else ()),
+            *price,
+            _device_gib(fit),
+            f"{_bound(fit)}{fit.largest_batch:,}" if fit.largest_batch else "-",
+            _context(fit),
+        )
+    return table
+
+
+def _dtypes(fit: SliceFit) -> str:
+    return f"{short_dtype(fit.workload.weight_dtype)},{short_dtype(fit.workload.cache_dtype)}"
+
+
+def fit_notes(model: Model, answers: SliceFits, batch: str | None) -> Iterator[str]:
+    """What the table assumes, and the slices that it lacks."""
+    workload = answers.fits[0].workload
+    dtypes = " or ".join(dict.fromkeys(map(_dtypes, answers.fits)))
+    at_batch = "one sequence for each data-parallel rank" if batch is None else f"batch {batch}"
+    yield from wrapped(
+        f"{model.name}, weights,cache {dtypes}, prompt {workload.prompt}, output {workload.output}. Fits, GiB and "
+        f"context: with {at_batch}; temporary buffers are estimated, <= where they are unknown. Context: + if "
+        "the model limits it. Plans of tp, dp and ep."
+    )
+    for note in model.notes:
+        yield from wrapped(note)
+    for reason in dict.fromkeys(answers.refused.values()):
+        names = [name for name, why in answers.refused.items() if why == reason]
+        yield from wrapped(f"no answer for {joined(names)}: {reason}")
+
+
+def _device_gib(fit: SliceFit) -> str:
+    """`19.2 of 31.25`: what the batch needs, of the HBM."""
+    needed, hbm = (
+        format_gib(n).removesuffix(" GiB")
+        for n in (fit.memory.total_bytes or fit.memory.weights_bytes, fit.memory.hbm_bytes)
+    )
+    return f"{needed} of {hbm}"
+
+
+def _context(fit: SliceFit) -> str:
+    """The largest context; with `+` if the model limits it, not memory."""
+    if not fit.context.positions:
+        return "-"
+    return f"{_bound(fit)}{fit.context.positions:,}{'+' * fit.context.is_of_model}"
+
+
+def _bound(fit: SliceFit) -> str:
+    """`<=` where temporary buffers are unknown and count as nothing."""
+    return "<=" if fit.memory.temp_bytes is None else ""
+
+
+def slice_fit_document(fit: SliceFit, prices: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """A slice as plain values; `memory` is that of `batch`."""
+    return {
+        "slice": fit.name,
+        "topology": fit.topology.name,
+        "n_chips": fit.topology.n_chips,
+        "price_per_hour": None if prices is None else price_per_hour(fit.topology, prices),
+        "fits": fit.memory.fit.value,
+        "plan": str(fit.plan),
+        **picked(fit.workload, "batch", "weight_dtype", "cache_dtype", "prefill_chunk"),
+        "memory": to_plain(fit.memory),
+        "largest_batch": fit.largest_batch,
+        "largest_context": fit.context.positions,
+        "is_context_of_model": fit.context.is_of_model,
+        "context_plan": str(fit.context_plan),
+        "reason": None,
+    }
+
+
+def slice_search_lines(result: SliceSearch, *, n_rows: int, has_launch: bool) -> Iterator[str]:
+    """The slices that were tried, then the best plan of the cheapest that meets the objective."""
+    unit = "chips" if result.prices is None else "an hour"
+    meets = f"{'meets':<6}" if result.has_limits else ""
+    per_million = "" if result.prices is None else f"{'$/M tok':>8}"
+    rates = f"{'TTFT':>9}{'TPOT':>9}{'tok/s/chip':>11}{per_million}"
+    yield f"{'slice':<10}{unit:>8}  {meets}{'best plan':<21}{rates}"
+    for search in result.searches:
+        yield _search_row(result, search)
+    yield from map("{}.".format, slice_notes(result))
+    yield ""
+    if result.best is not None:
+        cost = f"{result.price(result.best):,.2f} {unit}".replace(".00 chips", " chips")
+        head = "cheapest" if result.is_cheapest else "best"
+        yield from wrapped(f"{head}: {slice_name(result.best.space.topology)}, {cost}")
+    yield from plan_lines(result.shown, n_rows=n_rows, has_launch=has_launch)
+
+
+def slice_notes(result: SliceSearch) -> Iterator[str]:
+    """The slices that were not searched, and what the price of tokens counts."""
+    if result.n_skipped:
+        yield f"And {counted(result.n_skipped, 'more expensive slice')}, not searched"
+    if result.n_too_slow:
+        yield f"And {counted(result.n_too_slow, 'slice')} whose peak rates are too slow for the limits"
+    if result.unpriced:
+        yield f"Left out, without a price: {joined(list(result.unpriced))}"
+    if result.prices is not None:
+        yield "$/M tok: price of a million output tokens, one full batch of requests after another"
+
+
+def _search_row(result: SliceSearch, search: PlanSearch) -> str:
+    """The best plan of a slice, or the one that comes closest."""
+    price, per_million = result.price(search), result.price_per_million(search)
+    price_text = f"{price:,.0f}" if result.prices is None else f"{price:,.2f}"
+    head = f"{slice_name(search.space.topology):<10}{price_text:>8}  "
+    choice = search.winner or search.closest
+    meets = "yes" if search.winner is not None else "no"
+    head += f"{meets:<6}" if result.has_limits else ""
+    if choice is None:
+        return f"{head}does not fit"
+    cost = "" if per_million is None else f"{per_million:>8,.2f}"
+    return f"{head}{choice.experiment.plan!s:<21}{_rates(choice)}{cost}"
+
+
+def _rates(choice: Choice) -> str:
+    times = f"{format_seconds(choice.ttft_s):>9}{format_seconds(choice.tpot_s):>9}"
+    return f"{times}{choice.tokens_per_s_per_chip:>11,.0f}"
+
+
+def slice_search_document(result: SliceSearch) -> dict[str, Any]:
+    """The document of the best slice's search, or of the closest, and the slices that were tried."""
+    tried = [
+        {
+            "slice": slice_name(search.space.topology),
+            "topology": search.space.topology.name,
+            "n_chips": search.space.topology.n_chips,
+            "price_per_hour": None if result.prices is None else result.price(search),
+            "meets": search.winner is not None,
+            "price_per_million_output_tokens": result.price_per_million(search),
+            "best": None if search.winner is None else choice_document(search.winner),
+            "fits": (search.winner or search.closest) is not None,
+        }
+        for search in result.searches
+    ]
+    return {
+        **plan_document(result.shown),
+        "slices": tried,
+        "n_slices_skipped": result.n_skipped,
+        "n_slices_too_slow": result.n_too_slow,
+        "unpriced": list(result.unpriced),
+    }

@@ -1,0 +1,167 @@
+"""Speculative decoding of a run as text and as an entry of its JSON document."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from meshscope.analysis.comparison import compare_sources
+from meshscope.analysis.join import Agreement
+from meshscope.analysis.speculation import SpeculativeStep, speculative_steps
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Source
+from meshscope.events.step_time import TimeEstimate
+from meshscope.reports.answer import agreements_of
+from meshscope.reports.answer_text import collectives_lines
+from meshscope.reports.model import Unit, ViewTable, figure_column, text_column
+from meshscope.reports.words import counted
+from meshscope.serialize import picked
+from meshscope.store.run import RunRecord
+from meshscope.units import format_bytes, format_gib, format_seconds
+
+NOT_MEASURED = "acceptance is the stated one, not measured; the measured steps have random tokens"
+_FITS = {True: "fits", False: "does NOT fit", None: "fit unknown"}
+
+
+def speculation_lines(run: RunRecord) -> Iterator[RenderableType]:
+    """Tokens a step, times, collectives and memory, a column for each source; whether sources agree."""
+    steps, parts = speculative_steps(run), run.speculative
+    if not steps or parts is None:
+        return
+    speculation = steps[-1].speculation
+    name = "" if speculation.draft_model is None else f" {speculation.draft_model}"
+    settings = f"k={speculation.n_drafted}, acceptance {speculation.acceptance:g}"
+    yield Text.assemble(
+        ("speculation", "bold"),
+        f" {speculation.method}{name}, {settings}: {speculation.tokens_per_step:.2f} tokens per step",
+    )
+    yield _table(steps)
+    if steps[-1].source is Source.MEASURED:
+        yield Text(NOT_MEASURED, style="dim")
+    for label, part in (("verify", parts.verify), ("draft", parts.draft)):
+        for agreement in agreements_of(part):
+            yield from collectives_lines(f"{label} {agreement.collectives}", agreement.agreement)
+    yield Text("")
+
+
+def speculation_table(run: RunRecord) -> ViewTable | None:
+    """Times of a step and of a token, wire bytes and memory for each source; None without speculation."""
+    steps = speculative_steps(run)
+    if not steps:
+        return None
+    speculation, seconds = steps[-1].speculation, Unit.SECONDS
+    drafted = f"{speculation.n_drafted} drafted by {speculation.draft_model or speculation.method}"
+    times = ("TPOT", "TPOT without", "verification", "one draft")
+    return ViewTable(
+        title=f"{speculation.tokens_per_step:.2f} tokens per step: {drafted}, acceptance {speculation.acceptance:g}",
+        columns=(
+            text_column("source"),
+            *(figure_column(label, seconds) for label in times),
+            figure_column("wire of a verification", Unit.BYTES),
+            figure_column("wire of a draft", Unit.BYTES),
+            figure_column("memory of the draft", Unit.MEMORY_BYTES),
+        ),
+        rows=tuple(
+            (
+                step.source.value,
+                *(step.tpot_s, step.plain.value_s, step.verify.value_s, step.draft.value_s),
+                *(_wire_bytes(step.verify_rows), _wire_bytes(step.draft_rows)),
+                step.memory_bytes,
+            )
+            for step in steps
+        ),
+    )
+
+
+def _table(steps: tuple[SpeculativeStep, ...]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    for _ in steps:
+        table.add_column(overflow="fold")
+    if len(steps) > 1:
+        table.add_row("", *(Text(step.source.value, style="dim") for step in steps))
+    table.add_row("TPOT, decode", *(Text(format_seconds(s.tpot_s), "bold") for s in steps))
+    table.add_row("without", *(f"{_time(s.plain)}, {s.gain:.2f} x as long" for s in steps))
+    table.add_row("verify", *(_time(step.verify) for step in steps))
+    table.add_row("", *(_sent(step.verify_rows) for step in steps))
+    table.add_row("draft", *(_drafts(step) for step in steps))
+    table.add_row("", *(f"each {_sent(step.draft_rows)}" for step in steps))
+    memory = (f"{format_gib(s.memory_bytes)} per device: {_FITS[s.fits]}" for s in steps)
+    table.add_row("draft memory", *memory)
+    return table
+
+
+def _drafts(step: SpeculativeStep) -> str:
+    return f"{step.speculation.n_drafted} x {_time(step.draft)}"
+
+
+def _time(time: TimeEstimate) -> str:
+    return format_seconds(time.value_s)
+
+
+def _sent(rows: tuple[Collective, ...]) -> str:
+    n_collectives = counted(_n_collectives(rows), "collective")
+    return f"{n_collectives}, {format_bytes(_wire_bytes(rows))} wire"
+
+
+def _n_collectives(rows: Iterable[Collective]) -> int:
+    return sum(row.count for row in rows)
+
+
+def _wire_bytes(rows: Iterable[Collective]) -> float:
+    return float(sum(row.wire_bytes * row.count for row in rows if row.wire_bytes is not None))
+
+
+def speculation_document(run: RunRecord) -> dict[str, Any]:
+    """The entry `speculation` of the JSON document: the figures of the strongest source, then of each.
+
+    Empty without speculation.
+    """
+    steps, parts = speculative_steps(run), run.speculative
+    if not steps or parts is None:
+        return {}
+    speculation = steps[-1].speculation
+    return {
+        "speculation": {
+            "method": speculation.method.value,
+            **picked(speculation, "draft_model", "n_drafted", "acceptance", "tokens_per_step"),
+            **_figures(steps[-1]),
+            "sources": {step.source.value: _figures(step) for step in steps},
+            "runs": {"verify": _part(parts.verify), "draft": _part(parts.draft)},
+        }
+    }
+
+
+def _figures(step: SpeculativeStep) -> dict[str, Any]:
+    def part(time: TimeEstimate, rows: tuple[Collective, ...]) -> dict[str, Any]:
+        return {
+            "step_s": time.value_s,
+            **picked(time, "low_s", "high_s"),
+            "n_collectives": _n_collectives(rows),
+            "wire_bytes": _wire_bytes(rows),
+        }
+
+    return {
+        **picked(step, "step_s", "tpot_s", "gain"),
+        "plain_step_s": step.plain.value_s,
+        "verify": part(step.verify, step.verify_rows),
+        "draft": part(step.draft, step.draft_rows),
+        "draft_memory_bytes": step.memory_bytes,
+        "fits": step.fits,
+    }
+
+
+def _part(run: RunRecord) -> dict[str, Any]:
+    """The folder of a part, its memory by source, and whether its collectives agree (None: one source)."""
+    comparison = compare_sources(run)
+    return {
+        "run": None if run.path is None else str(run.path),
+        "memory": {
+            source.value: picked(m, "temp_bytes", "total_bytes") for source, m in run.memory.items()
+        },
+        "collectives_agree": None
+        if comparison is None
+        else comparison.agreement is Agreement.EQUAL,
+    }

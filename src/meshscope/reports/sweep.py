@@ -1,0 +1,135 @@
+"""The runs of a sweep side by side, one row per run: for summary.parquet, --json and as a table."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+from rich.text import Text
+
+from meshscope.events.enums import REQUEST_PHASES
+from meshscope.reports.document import figures_document, throughput_document
+from meshscope.reports.model import Figure, Unit, ViewTable, view_columns
+from meshscope.reports.plain import plain
+from meshscope.reports.summary import fits_cell
+from meshscope.store.run import RunRecord
+
+Row = dict[str, Any]
+
+_FIGURES = ("count", "payload_bytes", "wire_bytes")
+
+# Columns of summary.parquet. Figures are per device and from the strongest source of the run; null is
+# unknown. PHASE_* columns hold one step of the phase, request_* all steps of a request.
+SUMMARY_SCHEMA: dict[str, Any] = {
+    "run": pl.String,  # name of the folder
+    "source": pl.String,
+    "model": pl.String,
+    "n_layers": pl.Int64,
+    "topology": pl.String,
+    "n_devices": pl.Int64,
+    "plan": pl.String,
+    "engine": pl.String,
+    "frontend": pl.String,
+    "partitioner": pl.String,
+    "layers_are": pl.String,
+    "batch": pl.Int64,
+    "prompt": pl.Int64,
+    "output": pl.Int64,
+    "weight_dtype": pl.String,
+    "activation_dtype": pl.String,
+    "cache_dtype": pl.String,
+    **{
+        f"{span}_{figure}": pl.Float64 if figure == "wire_bytes" else pl.Int64
+        for span in (*(phase.value for phase in REQUEST_PHASES), "request")
+        for figure in _FIGURES
+    },
+    "unattributed_count": pl.Int64,
+    "verdict": pl.String,  # prediction against the strongest source; null without a prediction
+    **dict.fromkeys(
+        ("weights_bytes", "kv_cache_bytes", "temp_bytes", "total_bytes", "hbm_bytes"), pl.Int64
+    ),
+    "fits": pl.Boolean,
+    **dict.fromkeys(("prefill_s", "decode_step_s", "ttft_s", "tpot_s", "e2e_s"), pl.Float64),
+    "decode_tokens_per_s": pl.Float64,  # of the slice: batch over the decode step
+    "decode_tokens_per_s_per_chip": pl.Float64,
+    "request_tokens_per_s": pl.Float64,  # batch x output over the request, prefill included
+    "time_basis": pl.String,
+}
+
+
+def summary_row(name: str, run: RunRecord) -> Row:
+    """The figures of `show --json` as one row of SUMMARY_SCHEMA."""
+    document = figures_document(run)
+    experiment = document["experiment"]
+    totals: Mapping[str, Any] = document["totals"]
+    requests = [figures["request"] for figures in totals.values()]
+    phases = {
+        f"{phase}_{figure}": totals[phase][figure] if phase in totals else None
+        for phase in REQUEST_PHASES
+        for figure in _FIGURES
+    }
+    verdict, time = document["verdict"], document["time"]
+    rates = throughput_document(run, run.manifest.source)
+    values = {
+        **(experiment.get("workload") or {}),
+        **(experiment.get("program") or {}),
+        **experiment,
+        **document["memory"],
+        **time,
+        "run": name,
+        "source": document["source"],
+        "model": run.manifest.experiment.model_name,
+        "n_layers": run.manifest.experiment.n_layers,
+        **phases,
+        **{f"request_{figure}": sum(r[figure] for r in requests) for figure in _FIGURES},
+        "unattributed_count": document["unattributed"]["count"],
+        "verdict": None if verdict is None else verdict["verdict"],
+        "time_basis": time["basis"],
+        **rates,
+        "request_tokens_per_s": rates["output_tokens_per_s"],
+    }
+    return {column: values.get(column) for column in SUMMARY_SCHEMA}
+
+
+def summary_frame(rows: Sequence[Row]) -> pl.DataFrame:
+    """The rows as the table of summary.parquet."""
+    return pl.DataFrame(rows, schema=SUMMARY_SCHEMA, orient="row")
+
+
+def summary_table(rows: Sequence[Row], options: Sequence[Mapping[str, Any]]) -> ViewTable:
+    """One line per run; counts are in summary.parquet. `options` are the options of each run, of which the differing ones are shown."""
+    differing = _differing(options)
+    has_time = any(row["ttft_s"] is not None for row in rows)
+    names = ("ttft_s", "tpot_s") if has_time else ()
+    labels = ("TTFT_s", "TPOT_s") if has_time else ()
+    totals = ("wire\nper request_bytes", "fits")
+    return ViewTable(
+        columns=view_columns(("model", "slice", "plan", *differing, "source"), (*totals, *labels)),
+        rows=tuple(
+            (
+                (row["model"] or "").rsplit("/", 1)[-1],
+                row["topology"],
+                row["plan"],
+                *(str(of_run.get(name, "")) for name in differing),
+                row["source"],
+                row["request_wire_bytes"],
+                fits_cell(row["fits"]),
+                *(Figure(value=row[name], unit=Unit.SECONDS) for name in names),
+            )
+            for row, of_run in zip(rows, options, strict=True)
+        ),
+    )
+
+
+def basis_lines(rows: Sequence[Row]) -> list[Text]:
+    """The basis of the times of each source."""
+    bases = dict.fromkeys(
+        (row["source"], row["time_basis"]) for row in rows if row["time_basis"] is not None
+    )
+    return [Text(f"times of {source} runs: {plain(basis)}") for source, basis in bases]
+
+
+def _differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The options besides model, slice and plan that differ between runs."""
+    shown = ("model", "topology", "plan")
+    names = dict.fromkeys(name for of_run in options for name in of_run if name not in shown)
+    return [name for name in names if len({of_run.get(name) for of_run in options}) > 1]

@@ -1,0 +1,89 @@
+"""Renders tables for a terminal: a rule below the header, no frame, long cells wrapped and never cut."""
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from meshscope.reports.model import CellValue, ViewColumn, ViewTable, format_cell
+from meshscope.reports.plain import MAX_NAME, plain, short
+
+MAX_WIDTH = 10_000  # columns; wider than any terminal
+
+# Styles of cells by the key of their column, or the label of their row, and their text.
+_STYLES: dict[str, dict[str, str]] = {
+    "fits": {"yes": "green", "NO": "bold red"},
+    "verdict": {
+        "equal": "green",
+        "more bytes": "yellow",
+        "fewer bytes": "yellow",
+        "changed": "bold red",
+        "missing": "bold red",
+        "extra": "bold red",
+    },
+}
+
+
+def new_table(*names: str, n_words: int = 1) -> Table:
+    """An empty table; the first `n_words` columns hold text, the others figures."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="bold",
+    )
+    for i, name in enumerate(names):
+        add_column(table, name, is_figure=i >= n_words)
+    return table
+
+
+def add_column(table: Table, name: str, *, is_figure: bool = False) -> None:
+    """Adds a column; text is left-aligned, figures are right-aligned."""
+    lines = [plain(line) for line in name.splitlines()]
+    table.add_column(
+        Text("\n".join(lines)), overflow="fold", justify="right" if is_figure else "left"
+    )
+
+
+def rich_table(view: ViewTable, *, max_rows: int | None = None, max_text: int = MAX_NAME) -> Table:
+    """The table for a terminal, with the title over the first column if that has no label.
+
+    Cells are cut after `max_text` characters.
+    """
+    table = new_table()
+    for i, column in enumerate(view.columns):
+        title = "" if i else view.title
+        add_column(table, column.label or title, is_figure=column.is_figure)
+    for row in view.rows[:max_rows]:
+        row_label = row[0] if isinstance(row[0], str) else ""
+        cells = zip(view.columns, row, strict=True)
+        table.add_row(*(cell_text(c, value, row_label, max_text) for c, value in cells))
+    return table
+
+
+def cell_text(
+    column: ViewColumn, value: CellValue, row_label: str = "", max_text: int = MAX_NAME
+) -> Text:
+    """The text of a cell with its style."""
+    text = short(format_cell(value, column.unit), max_text)
+    styles = _STYLES.get(column.key) or _STYLES.get(row_label) or {}
+    return Text(text, styles.get(text, ""))
+
+
+def bullets(texts: Iterable[str], style: str = "") -> Table:
+    """The texts one below the other, each after a dash; later lines of a text are indented."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column()
+    grid.add_column(overflow="fold")
+    for text in texts:
+        grid.add_row(Text("-", style=style), Text(text, style=style))
+    return grid
+
+
+def fits_console(table: Table, console: Console) -> bool:
+    """Whether the console shows the table without wrapping any cell."""
+    unbounded = console.options.update(width=MAX_WIDTH)
+    return console.measure(table, options=unbounded).maximum <= console.width

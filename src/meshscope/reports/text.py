@@ -1,0 +1,307 @@
+"""Runs and comparisons as terminal output."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Protocol
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from meshscope.analysis.comparison import Side, compare_sources
+from meshscope.analysis.explanation import explain
+from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
+from meshscope.analysis.totals import Total, request_total, step_total, unattributed
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase, Source
+from meshscope.reports.answer import answer_of, request_of, source_answer, title_of
+from meshscope.reports.answer_text import answer_lines, answer_table, collectives_lines
+from meshscope.reports.collectives import (
+    LEGEND,
+    TableLine,
+    collectives_table,
+    lines_of_matches,
+    lines_of_rows,
+    short_collectives_table,
+    short_legend,
+    with_middle,
+)
+from meshscope.reports.conditions import MAX_VALUE, condition_lines, conditions
+from meshscope.reports.explanation import sentences
+from meshscope.reports.live import device_lines, live_lines
+from meshscope.reports.model import EMPTY_LABEL, ViewTable, view_columns
+from meshscope.reports.plain import short
+from meshscope.reports.speculation import speculation_lines
+from meshscope.reports.summary import dispatch_lines, memory_table, totals_table, unattributed_lines
+from meshscope.reports.tables import bullets, new_table, rich_table
+from meshscope.reports.times import caveat_lines, time_lines
+from meshscope.reports.trace import is_trace, trace_text
+from meshscope.reports.words import (
+    counted,
+    phase_label,
+    signed_bytes,
+    verdict_label,
+    verdict_sentence,
+)
+from meshscope.store.run import RunRecord
+from meshscope.units import format_bytes
+
+COUNT = "count"
+
+
+def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
+    """The answer of a run, the collectives of each phase, then the request and its caveats."""
+    if is_trace(run):
+        yield from _trace(run, is_full=False)
+        return
+    yield from answer_lines(answer_of(run))
+    yield Text("")
+    yield from speculation_lines(run)
+    yield from live_lines(run)
+    yield from _collectives(run, console, table=short_collectives_table, legend=_short_legend(run))
+    yield from _dispatch(run, max_parts=1)
+    yield from _lost(run)
+    yield from caveat_lines(run, is_full=False)
+    if run.path is not None:
+        yield conditions(run, ("run",))
+    yield Text("--full adds program, assumptions, all reasons, bytes, memory and algorithms", "dim")
+
+
+def _trace(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
+    """The capture of an imported trace and what it shows; a trace has no request to time."""
+    yield Text(f"{short(title_of(run))} ({run.manifest.source})", style="bold")
+    yield from trace_text(run, is_full=is_full)
+
+
+def _short_legend(run: RunRecord) -> str:
+    """What the counts of several sources mean if they differ."""
+    comparison = compare_sources(run)
+    if comparison is None or comparison.is_exact:
+        return ""
+    return short_legend([source.value for source in run.sources])
+
+
+def full_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
+    """The answer of a run, then everything that is known about it."""
+    if is_trace(run):
+        yield from _trace(run, is_full=True)
+        return
+    yield from answer_lines(answer_of(run))
+    yield Text("")
+    yield from speculation_lines(run)
+    yield conditions(run)
+    yield Text("")
+    yield from live_lines(run)
+    yield from device_lines(run)
+    yield from _collectives(run, console, table=collectives_table, legend=LEGEND)
+    yield rich_table(totals_table(run))
+    yield Text("")
+    yield from time_lines(run)
+    yield from caveat_lines(run)
+    if run.times:
+        yield Text("")
+    yield from _dispatch(run)
+    if run.memory:
+        yield rich_table(memory_table(run.memory))
+        yield Text("")
+    yield from unattributed_lines(unattributed(run.rows_of(run.manifest.source)))
+
+
+def _dispatch(run: RunRecord, max_parts: int | None = None) -> Iterator[RenderableType]:
+    """How rows reach their experts, if any travels."""
+    dispatch = run.manifest.experiment.dispatch
+    if dispatch is not None:
+        yield from islice(dispatch_lines(dispatch), max_parts)
+        yield Text("")
+
+
+def _lost(run: RunRecord) -> Iterator[RenderableType]:
+    """The collectives that could not be attributed, if there are any."""
+    lost = unattributed(run.rows_of(run.manifest.source))
+    if lost.count:
+        yield from unattributed_lines(lost)
+        yield Text("")
+
+
+class _TableOfLines(Protocol):
+    """Renders the lines of a phase; `sides` names their counts."""
+
+    def __call__(
+        self, lines: Sequence[TableLine], *, sides: Sequence[str], console: Console
+    ) -> RenderableType: ...
+
+
+def _collectives(
+    run: RunRecord, console: Console, *, table: _TableOfLines, legend: str
+) -> Iterator[RenderableType]:
+    """The collectives of each phase, with the counts of all sources, and the legend."""
+    comparison = compare_sources(run)
+    for phase in phases_of(run):
+        sides, lines = phase_lines(run, phase, comparison)
+        yield _heading(phase, run)
+        others = [str(other) for other in run.open_operations if other.phase in {phase, None}]
+        none = "no collectives" if not others else f"no collective is known: {', '.join(others)}"
+        yield table(lines, sides=sides, console=console) if lines else Text(short(none))
+        yield Text("")
+    if legend:
+        yield Text(legend, style="dim")
+        yield Text("")
+
+
+def phases_of(run: RunRecord) -> list[Phase | None]:
+    """The phases of the run; None comes last."""
+    phases: list[Phase | None] = [*run.manifest.phases, *(row.phase for row in run.rows)]
+    return sorted(dict.fromkeys(phases), key=lambda phase: phase is None)
+
+
+def phase_lines(
+    run: RunRecord, phase: Phase | None, comparison: Comparison | None
+) -> tuple[Sequence[str], list[TableLine]]:
+    """The labels of the counts and the lines of one phase.
+
+    `comparison` is predicted against the strongest source, if the run has both.
+    """
+    source = run.manifest.source
+    if comparison is None:
+        return (COUNT,), lines_of_rows(r for r in run.rows_of(source) if r.phase is phase)
+    matches = (match for match in comparison.matches if match.shown.phase is phase)
+    lines = lines_of_matches(matches)
+    compiled = compare_sources(run, Source.COMPILED) if source is Source.MEASURED else None
+    if compiled is None:
+        return (Source.PREDICTED.value, source.value), lines
+    middle = lines_of_matches(match for match in compiled.matches if match.shown.phase is phase)
+    return tuple(source.value for source in Source), with_middle(lines, middle)
+
+
+def _heading(phase: Phase | None, run: RunRecord) -> Text:
+    """`prefill: 130 collectives, 18.9 GB on the wire per step; 1 step per request`."""
+    rows = [row for row in run.rows_of(run.manifest.source) if row.phase is phase]
+    words = phase_label(phase)
+    if not rows:
+        return Text(words, "bold")
+    total = step_total(rows)
+    figures = (
+        f": {counted(total.count, 'collective')}, {format_bytes(total.wire_bytes)} on the wire"
+    )
+    steps = f" per step; {counted(rows[0].n_steps, 'step')} per request"
+    return Text.assemble((words, "bold"), figures, steps)
+
+
+def comparison_text(
+    comparison: Comparison, left: Side, right: Side, console: Console
+) -> Iterator[RenderableType]:
+    """The answer: what differs and why; then the collectives that differ with their bytes."""
+    if left.run is right.run:
+        yield from answer_lines(answer_of(left.run))
+    else:
+        yield from _two_answers(comparison, left, right)
+    yield Text("")
+    for phase in comparison.phases:
+        yield from _phase_differences(comparison, left, right, phase, console)
+    if not comparison.is_exact:
+        yield Text(LEGEND, style="dim")
+        yield Text("")
+    if left.run is not right.run:
+        yield from _two_conditions(left, right)
+
+
+def _two_answers(comparison: Comparison, left: Side, right: Side) -> Iterator[RenderableType]:
+    """The figures of both sides, the verdict on their collectives, and the reasons for differences."""
+    sides = (left, right)
+    for side in sides:
+        title = f"{side.name}: {short(title_of(side.run))} ({side.source})"
+        yield Text(f"{title}\n   {short(request_of(side.run))}", style="bold")
+    yield answer_table({side.name: source_answer(side.run, side.source) for side in sides})
+    verdict = verdict_sentence(comparison, left=left.name, right=right.name)
+    yield from collectives_lines(verdict, comparison.agreement)
+    compiled = (side for side in sides if side.source is Source.COMPILED)
+    if unread := [f"{s.name}: {other}" for s in compiled for other in s.run.open_operations]:
+        yield bullets(unread)
+    explanation = explain(left, right)
+    is_other_compiler = explanation.compiler is not None
+    is_same = comparison.is_exact and _has_same_times(left.run, right.run)
+    if is_other_compiler or not is_same:
+        yield bullets(sentences(explanation))
+
+
+def _phase_differences(
+    comparison: Comparison, left: Side, right: Side, phase: Phase | None, console: Console
+) -> Iterator[RenderableType]:
+    """The collectives of a phase that differ, and the change in bytes."""
+    matches = [match for match in comparison.matches if match.shown.phase is phase]
+    different = [match for match in matches if match.verdict is not Verdict.EQUAL]
+    n_equal = sum(match.count for match in matches if match.verdict is Verdict.EQUAL)
+    equal = f": {counted(n_equal, 'collective')} equal per step"
+    yield Text.assemble((phase_label(phase), "bold"), equal)
+    if different:
+        sides, lines = _different_lines(left, right, matches)
+        yield collectives_table(lines, sides=sides, console=console)
+        yield Text("")
+        yield Text(f"{right.name} minus {left.name}")
+        yield rich_table(_bytes_table(different))
+    yield Text("")
+
+
+def _has_same_times(left: RunRecord, right: RunRecord) -> bool:
+    """Whether all modeled and measured times are equal."""
+    return (left.times, left.measured) == (right.times, right.measured)
+
+
+def _different_lines(
+    left: Side, right: Side, matches: Sequence[Match]
+) -> tuple[Sequence[str], list[TableLine]]:
+    """The matches of a phase that differ; a measured run also shows the compiled counts."""
+    lines = lines_of_matches(matches)
+    is_measured = left.run is right.run and right.source is Source.MEASURED
+    compiled = compare_sources(right.run, Source.COMPILED) if is_measured else None
+    if compiled is None:
+        return (left.name, right.name), [line for line in lines if _is_different(line)]
+    phases = {match.shown.phase for match in matches}
+    middle = [match for match in compiled.matches if match.shown.phase in phases]
+    joined = with_middle(lines, lines_of_matches(middle))
+    return [source.value for source in Source], [line for line in joined if _is_different(line)]
+
+
+def _is_different(line: TableLine) -> bool:
+    return len(set(line.counts)) > 1 or line.verdict is not Verdict.EQUAL
+
+
+def _two_conditions(left: Side, right: Side) -> Iterator[RenderableType]:
+    """The conditions that differ."""
+    left_values, right_values = _side_conditions(left), _side_conditions(right)
+    table = new_table("conditions", left.name, right.name, n_words=3)
+    for name in dict.fromkeys((*left_values, *right_values)):
+        values = left_values.get(name, EMPTY_LABEL), right_values.get(name, EMPTY_LABEL)
+        if values[0] != values[1]:
+            table.add_row(
+                Text(name, style="dim"), *(Text(short(cell, MAX_VALUE)) for cell in values)
+            )
+    yield table
+
+
+def _side_conditions(side: Side) -> dict[str, str]:
+    return {**dict(condition_lines(side.run)), "source": side.source.value}
+
+
+def _bytes_table(matches: Sequence[Match]) -> ViewTable:
+    """The change in payload and wire bytes by verdict, per step and per request."""
+    rows: list[tuple[str | int, ...]] = []
+    for verdict in Verdict:
+        of_verdict = [match for match in matches if match.verdict is verdict]
+        if of_verdict:
+            count = sum(match.count for match in of_verdict)
+            changes = (*_change(of_verdict, step_total), *_change(of_verdict, request_total))
+            rows.append((verdict_label(verdict), count, *changes))
+    spans = (f"{name} per {span}" for span in ("step", "request") for name in ("payload", "wire"))
+    return ViewTable(columns=view_columns(("verdict",), ("count", *spans)), rows=tuple(rows))
+
+
+def _change(
+    matches: Sequence[Match],
+    total: Callable[[Iterable[Collective]], Total],
+) -> tuple[str, str]:
+    """Payload and wire bytes of the right side minus the left side."""
+    left, right = total(left_rows(matches)), total(right_rows(matches))
+    return (
+        signed_bytes(right.payload_bytes - left.payload_bytes),
+        signed_bytes(right.wire_bytes - left.wire_bytes),
+    )

@@ -1,0 +1,301 @@
+"""An imported trace: first the quality of the capture, then its steps, collectives and benchmarks."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Source
+from meshscope.events.measured import (
+    Measured,
+    ProgramFacts,
+    ServedBenchmark,
+    StepLabel,
+    TraceFacts,
+    TransferTime,
+)
+from meshscope.reports.collectives import UNITS
+from meshscope.reports.conditions import conditions
+from meshscope.reports.model import (
+    EMPTY_LABEL,
+    UNKNOWN_LABEL,
+    CellValue,
+    Figure,
+    Unit,
+    ViewTable,
+    joined,
+    view_columns,
+)
+from meshscope.reports.plain import plain
+from meshscope.reports.tables import bullets, rich_table
+from meshscope.reports.words import counted, group_text
+from meshscope.store.run import RunRecord
+from meshscope.units import format_bytes, format_seconds
+
+MAX_FINDINGS = 8  # printed lines; the rest is counted
+MAX_ROWS = 24  # printed collectives of a class of steps
+FORMATS = {
+    "kineto": "Kineto",
+    "xplane": "XPlane",
+    "nsys sqlite": "SQLite of nsys",
+    "chrome trace of the TPU profiler": "Chrome trace of the TPU profiler",
+}
+COUNTED = (
+    "count: in one step on one device. time: mean, waiting included. exposed: not hidden by "
+    "compute. busbw: wire bytes over the time of the rank that comes last if all ranks have a trace, "
+    "else over the mean time. " + UNITS
+)
+
+
+def trace_text(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
+    """The report of an imported trace for a terminal."""
+    measured, facts = _facts(run)
+    yield Text(capture_sentence(facts), style="bold")
+    n_shown = len(measured.findings) if is_full else MAX_FINDINGS
+    if measured.findings:
+        yield bullets([plain(finding) for finding in measured.findings[:n_shown]], "yellow")
+        if len(measured.findings) > n_shown:
+            yield Text(f"  {len(measured.findings) - n_shown} more with --full", "yellow")
+    else:
+        yield Text("capture: nothing is missing", style="green")
+    yield Text("")
+    for table in trace_tables(run, max_rows=None if is_full else MAX_ROWS):
+        yield Text(table.title, style="bold")
+        yield rich_table(table)
+        yield from (Text(note, style="dim") for note in table.notes)
+        yield Text("")
+    yield Text(COUNTED, style="dim")
+    yield Text("")
+    yield conditions(run)
+
+
+def is_trace(run: RunRecord) -> bool:
+    """Whether the run was imported from a trace."""
+    return run.measured is not None and run.measured.trace is not None
+
+
+def capture_sentence(facts: TraceFacts) -> str:
+    """`Kineto: 1 file, 40,573 events, 3,774 ops on 1 device of 2 in 667 ms`."""
+    devices = counted(len(facts.devices), "device")
+    of_all = "" if len(facts.devices) == facts.n_devices else f" of {facts.n_devices}"
+    return (
+        f"{joined([FORMATS.get(name, name) for name in facts.formats])}: {counted(facts.n_files, 'file')}, {counted(facts.n_events, 'event')}, "
+        f"{counted(facts.n_ops, 'op')} on {devices}{of_all} in {format_seconds(facts.window_s)}"
+    )
+
+
+def trace_tables(run: RunRecord, *, max_rows: int | None = None) -> Iterator[ViewTable]:
+    """The steps and the load of devices, the collectives of each class of steps, the benchmarks."""
+    measured, facts = _facts(run)
+    if facts.steps:
+        yield steps_view(measured, facts)
+    if facts.programs:
+        yield programs_view(facts.programs)
+    rows = run.rows_of(Source.MEASURED)
+    n_steps = {step.label: step.n_steps for step in facts.steps}
+    for label in StepLabel:
+        of_label = [row for row in rows if StepLabel.of_row(row.phase, row.axis_reason) is label]
+        if of_label:
+            yield collectives_view(
+                label,
+                of_label,
+                n_steps=n_steps.get(label, 1),
+                transfers=[time for time in facts.transfers if time.label is label],
+                max_rows=max_rows,
+            )
+            predicted = [row for row in run.rows_of(Source.PREDICTED) if row.phase is label.phase]
+            if predicted and label.phase is not None:
+                yield predicted_view(label, of_label, predicted)
+    for benchmark in facts.benchmarks:
+        yield benchmark_view(benchmark)
+
+
+def steps_view(measured: Measured, facts: TraceFacts) -> ViewTable:
+    """The classes of steps: number, device time, tokens, and the mean load of devices."""
+    rows: list[tuple[CellValue, ...]] = []
+    for step in facts.steps:
+        loads = [load for load in measured.loads if load.label is step.label]
+        window_s = sum(load.window_s for load in loads)
+        parts = [
+            sum(getattr(load, name) or 0.0 for load in loads)
+            for name in ("busy_s", "collective_s", "exposed_s")
+        ]
+        shares = [
+            Figure(value=s / window_s if window_s else None, unit=Unit.FRACTION) for s in parts
+        ]
+        tokens = (step.prefill_tokens, step.decode_tokens)
+        rows.append(
+            (
+                step.label.value,
+                None if step.label in {StepLabel.TRACE, StepLabel.OUTSIDE} else step.n_steps,
+                step.mean_s,
+                step.p99_s,
+                *(EMPTY_LABEL if n is None else f"{n:,.0f}" for n in tokens),
+                *(shares if loads else [EMPTY_LABEL] * len(shares)),
+            )
+        )
+    return ViewTable(
+        title="steps: device time from the first op to the end of the last",
+        columns=view_columns(
+            ("steps",),
+            (
+                *("n", "mean_s", "p99_s", "prefill\ntokens", "decode\ntokens"),
+                *("busy_frac", "in\ncollectives_frac", "exposed_frac"),
+            ),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def programs_view(programs: Sequence[ProgramFacts]) -> ViewTable:
+    """The programs whose HLO is in the trace: their collectives as compiled and as recorded."""
+    modules = [p.name.partition("(")[0] for p in programs]
+    names = modules if len(set(modules)) == len(modules) else [p.name for p in programs]
+    return ViewTable(
+        title="programs, by the HLO in the trace",
+        columns=view_columns(
+            ("program",),
+            (
+                "runs",
+                "collectives\ncompiled",
+                "recorded\nas compiled",
+                "with another\ncount",
+                "not\nrecorded",
+            ),
+        ),
+        rows=tuple(
+            (
+                plain(name),
+                p.n_runs,
+                p.n_collectives,
+                p.n_as_compiled,
+                p.n_collectives - p.n_as_compiled - p.n_missing,
+                p.n_missing,
+            )
+            for name, p in zip(names, programs, strict=True)
+        ),
+    )
+
+
+def collectives_view(
+    label: StepLabel,
+    rows: Sequence[Collective],
+    *,
+    n_steps: int,
+    transfers: Sequence[TransferTime] = (),
+    max_rows: int | None = None,
+) -> ViewTable:
+    """The collectives of a class of `n_steps` steps, those that take most time first."""
+    ordered = sorted(rows, key=lambda row: -(row.dur_s or 0.0) * row.count * row.n_steps)
+    shown = ordered[:max_rows]
+    n_hidden = len(ordered) - len(shown)
+    counts = {id(row): row.count * row.n_steps / n_steps for row in rows}
+    n = round(sum(counts.values()))
+    n_unsized = round(sum(counts[id(row)] for row in rows if row.payload_bytes is None))
+    known = sum(float(row.wire_bytes or 0) * counts[id(row)] for row in rows)
+    sent = f"{format_bytes(known)} sent"
+    if n_unsized:
+        sent = "bytes unknown" if n_unsized == n else f"{sent}, and {n_unsized:,} of unknown bytes"
+    a_step = "" if label in {StepLabel.TRACE, StepLabel.OUTSIDE} else " per step"
+    reasons = dict.fromkeys(axis_reason(row) for row in shown if row.axis is None)
+    wire_s = {_transfer_key(time): time.wire_s for time in transfers}
+    hidden = [f"{n_hidden} more with --full"] if n_hidden else []
+    return ViewTable(
+        title=f"{label.value}: {counted(n, 'collective')}{a_step}, {sent}",
+        columns=view_columns(
+            ("collective", "axis", "groups"),
+            ("count", "payload_bytes", "time_s", "exposed_s", "busbw_bytes_per_s"),
+        ),
+        rows=tuple(_cells(row, counts[id(row)], wire_s.get(_transfer_key(row))) for row in shown),
+        notes=(*hidden, *(f"axis unknown: {reason}" for reason in reasons if reason)),
+    )
+
+
+def predicted_view(
+    label: StepLabel, measured: Sequence[Collective], predicted: Sequence[Collective]
+) -> ViewTable:
+    """The collectives of a mean step as the model predicts them, beside those of the trace."""
+    keys = dict.fromkeys((row.kind, row.axis) for row in (*predicted, *measured))
+    rows: list[tuple[CellValue, ...]] = []
+    for kind, axis in keys:
+        sides = [
+            [row for row in side if (row.kind, row.axis) == (kind, axis)]
+            for side in (measured, predicted)
+        ]
+        rows.append(
+            (
+                kind.value,
+                axis or UNKNOWN_LABEL,
+                *(sum(row.count for row in side) for side in sides),
+                *(_step_bytes(side) for side in sides),
+            )
+        )
+    return ViewTable(
+        title=f"{label.value}: measured beside predicted, a step of the mean tokens",
+        columns=view_columns(
+            ("collective", "axis"),
+            (
+                "measured\ncount",
+                "predicted\ncount",
+                "measured\npayload_bytes",
+                "predicted\npayload_bytes",
+            ),
+        ),
+        rows=tuple(rows),
+        notes=("predicted: by formulas for the model and plan, bf16; not read from the trace",),
+    )
+
+
+def _step_bytes(rows: Sequence[Collective]) -> CellValue:
+    """Payload of all operations of a step; unknown if that of one is, empty without operations."""
+    if not rows:
+        return EMPTY_LABEL
+    is_known = all(row.payload_bytes is not None for row in rows)
+    total = sum((row.payload_bytes or 0) * row.count for row in rows)
+    return Figure(value=total if is_known else None, unit=Unit.BYTES)
+
+
+def axis_reason(row: Collective) -> str:
+    """Why the axis of a row is unknown."""
+    return (row.axis_reason or "").partition("; ")[0]
+
+
+def _transfer_key(size: Collective | TransferTime) -> tuple[object, ...]:
+    return (size.kind, size.axis, size.dtype, size.payload_bytes)
+
+
+def _cells(row: Collective, count: float, wire_s: float | None) -> tuple[CellValue, ...]:
+    dtype = f" {row.dtype}" if row.dtype else ""
+    sent, sent_s = row.wire_bytes, wire_s or row.dur_s
+    return (
+        f"{row.kind.value}{dtype}",
+        row.axis or UNKNOWN_LABEL,
+        group_text(row),
+        round(count) if count == round(count) else f"{count:,.1f}",
+        Figure(value=row.payload_bytes, unit=Unit.BYTES),
+        row.dur_s,
+        row.exposed_s,
+        Figure(value=float(sent) / sent_s if sent is not None and sent_s else None, unit=Unit.BYTES_PER_S),
+    )  # fmt: skip
+
+
+def benchmark_view(benchmark: ServedBenchmark) -> ViewTable:
+    """The latencies that the client of a serving benchmark measured."""
+    requests = "" if benchmark.n_requests is None else f", {benchmark.n_requests:,} requests"
+    return ViewTable(
+        title=f"serving benchmark {benchmark.path}{requests}",
+        columns=view_columns(("latency",), ("mean_s", "p50_s", "p90_s", "p99_s")),
+        rows=tuple(
+            (time.name.upper(), time.mean_s, time.p50_s, time.p90_s, time.p99_s)
+            for time in benchmark.times
+        ),
+        notes=("measured by the client: queueing and the network included",),
+    )
+
+
+def _facts(run: RunRecord) -> tuple[Measured, TraceFacts]:
+    measured = run.measured
+    assert measured is not None
+    assert measured.trace is not None
+    return measured, measured.trace

@@ -1,0 +1,137 @@
+"""Short phrases for collectives and comparisons, shared by text, HTML and JSON."""
+
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
+from typing import assert_never
+
+from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
+from meshscope.analysis.totals import Total, step_total
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Kind, Phase
+from meshscope.reports.model import UNKNOWN_PHASE_LABEL
+from meshscope.units import format_bytes, format_seconds, format_shape
+
+UNKNOWN_TYPE = "?"  # an unknown dtype or dimension inside an array type such as `bf16[?]`
+
+_VERDICT_LABELS = {Verdict.MORE_BYTES: "more bytes", Verdict.FEWER_BYTES: "fewer bytes"}
+
+
+def verdict_label(verdict: Verdict) -> str:
+    """The verdict as a reader sees it."""
+    return _VERDICT_LABELS.get(verdict, verdict.value)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 collective`, `129 collectives`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def phase_label(phase: Phase | None) -> str:
+    """`prefill`, `decode` or `unknown phase`."""
+    return UNKNOWN_PHASE_LABEL if phase is None else phase.value
+
+
+def array_text(row: Collective) -> str:
+    """`bf16[8,1024,5120]`."""
+    shape = "[?]" if row.shape is None else format_shape(row.shape)
+    return f"{row.dtype or UNKNOWN_TYPE}{shape}"
+
+
+def group_text(row: Collective) -> str:
+    """`2 x 4` for two groups of four devices; `DCN` marks groups that span slices."""
+    match row.kind:
+        case Kind.PERMUTE | Kind.SEND | Kind.RECV:
+            text = counted(row.n_groups, "pair")
+        case (
+            Kind.ALL_REDUCE
+            | Kind.ALL_GATHER
+            | Kind.REDUCE_SCATTER
+            | Kind.ALL_TO_ALL
+            | Kind.GATHER
+            | Kind.BROADCAST
+            | Kind.REDUCE
+            | Kind.SCATTER
+        ):
+            n_groups, size = row.n_groups or UNKNOWN_TYPE, row.group_size or UNKNOWN_TYPE
+            text = f"{n_groups} x {size}"
+        case _:
+            assert_never(row.kind)
+    return f"{text} DCN" if row.crosses_slices else text
+
+
+def unusual_opcode(row: Collective) -> str | None:
+    """The opcode if it differs from the usual one of the kind."""
+    if row.opcode is None or row.opcode.replace("-", "_") == row.kind.value:
+        return None
+    return None if row.opcode == "collective-permute" and row.kind is Kind.PERMUTE else row.opcode
+
+
+def short_source_line(source_line: str) -> str:
+    """The source line; paths start in this package, or in the working folder, if the file is there."""
+    _, package, rest = source_line.rpartition("/meshscope/")
+    if package:
+        return f"{package.removeprefix('/')}{rest}"
+    return source_line.removeprefix(f"{Path.cwd()}/")
+
+
+def verdict_sentence(comparison: Comparison, *, left: str, right: str) -> str:
+    """The verdict on the collectives of two tables, with the bytes of every difference in one step.
+
+    Clauses are separated by `; `: first the verdict, then one clause for each phase that differs.
+    """
+    if comparison.is_exact:
+        return f"collectives: {left} = {right}"
+    findings = [
+        f"{phase_label(phase)}: {', '.join(_phase_findings(comparison, phase))}"
+        for phase in comparison.phases
+        if any(m.verdict is not Verdict.EQUAL for m in comparison.matches if m.shown.phase is phase)
+    ]
+    head = (
+        f"{left} = {right} in meaning, but not in bytes"
+        if comparison.is_same_meaning
+        else f"{left} and {right} differ"
+    )
+    return f"collectives: {head}; {'; '.join(findings)}"
+
+
+def _phase_findings(comparison: Comparison, phase: Phase | None) -> Iterable[str]:
+    for verdict in Verdict:
+        matches = comparison.with_verdict(verdict, phase)
+        if matches and verdict is not Verdict.EQUAL:
+            yield _finding(verdict, matches)
+
+
+def _finding(verdict: Verdict, matches: list[Match]) -> str:
+    """`3 with more bytes (+9.22 kB on the wire)`."""
+    left = step_total(left_rows(matches))
+    right = step_total(right_rows(matches))
+    count = f"{sum(match.count for match in matches):,}"
+    change = f"({signed_bytes(right.wire_bytes - left.wire_bytes)} on the wire)"
+    match verdict:
+        case Verdict.MISSING:
+            return f"{count} missing ({_bytes_text(left)})"
+        case Verdict.EXTRA:
+            return f"{count} extra ({_bytes_text(right)})"
+        case Verdict.CHANGED | Verdict.EQUAL:
+            return f"{count} {verdict} {change}"
+        case Verdict.MORE_BYTES | Verdict.FEWER_BYTES:
+            return f"{count} with {verdict_label(verdict)} {change}"
+        case _:
+            assert_never(verdict)
+
+
+def _bytes_text(total: Total) -> str:
+    return (
+        f"{format_bytes(total.payload_bytes)} payload, {format_bytes(total.wire_bytes)} on the wire"
+    )
+
+
+def signed_seconds(seconds: float) -> str:
+    """`+1.2 ms`, `-3.4 us`, `0 us`."""
+    return f"+{format_seconds(seconds)}" if seconds > 0 else format_seconds(seconds or 0.0)
+
+
+def signed_bytes(n_bytes: float | Fraction) -> str:
+    """`+147 MB`, `-3.2 kB`, `0 B`."""
+    return f"+{format_bytes(n_bytes)}" if n_bytes > 0 else format_bytes(n_bytes)

@@ -1,1 +1,0 @@
-"""What a user specifies: model, parallel plan, topology, workload and program."""

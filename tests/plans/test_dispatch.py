@@ -1,0 +1,135 @@
+"""Dispatch to experts: buffers, dropped rows and traffic against explicit arithmetic."""
+
+from fractions import Fraction
+from typing import NamedTuple
+
+import pytest
+
+from meshscope.model.config import read_model
+from meshscope.plans.dispatch import Dispatch, DispatchForm, dispatch_of, routed_tokens
+from meshscope.plans.plan import parse_plan
+
+DEEPSEEK = read_model("DeepSeek-V3").moe  # 256 experts, 8 of them a token
+RAGGED, CAPACITY = DispatchForm.RAGGED, DispatchForm.CAPACITY
+
+
+def _dispatch(
+    plan: str, n_tokens: int, form: DispatchForm = RAGGED, factor: float | None = None
+) -> Dispatch:
+    assert DEEPSEEK is not None
+    dispatch = dispatch_of(
+        DEEPSEEK, parse_plan(plan), n_tokens=n_tokens, form=form, capacity_factor=factor
+    )
+    assert dispatch is not None
+    return dispatch
+
+
+class Room(NamedTuple):
+    form: DispatchForm
+    factor: float | None
+    n_buffer_rows: int
+    n_slots: int | None
+    n_worst_dropped: int
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        # 4 experts a device: a token has at most 4 rows for it; 64 devices x 128 tokens x 4
+        Room(RAGGED, None, 1280, None, 0),  # a quarter more than the mean, in rounds
+        Room(RAGGED, 2.0, 2048, None, 32768 - 2048),  # twice the mean of 128 x 8
+        Room(RAGGED, 64.0, 32768, None, 0),  # never more than there can be
+        Room(CAPACITY, None, 2560, 40, 0),  # 16 from each device and six times their root
+        Room(CAPACITY, 2.0, 2048, 32, 32768 - 2048),  # 2 x 1024 / 64 from each device
+        Room(CAPACITY, 1.01, 64 * 17, 17, 32768 - 64 * 17),  # rounded up
+    ],
+)
+def test_only_a_capacity_factor_drops_rows(case: Room) -> None:
+    dispatch = _dispatch("dp=8,tp=8,ep=64", 128, case.form, case.factor)
+    assert dispatch.n_rows == 1024
+    assert (dispatch.n_buffer_rows, dispatch.n_slots) == (case.n_buffer_rows, case.n_slots)
+    assert dispatch.n_worst_dropped == case.n_worst_dropped
+
+
+def test_a_note_says_which_routing_takes_further_rounds() -> None:
+    assert "1,280 rows to a device" in _dispatch("dp=8,tp=8,ep=64", 128).rounds_note
+    capacity = _dispatch("dp=8,tp=8,ep=64", 128, CAPACITY)
+    assert "40 rows from one device to another" in capacity.rounds_note
+
+
+def test_few_tokens_have_room_for_the_worst_routing() -> None:
+    """A decode step of 64 sequences on 64 devices: all tokens may choose the same four experts."""
+    dispatch = _dispatch("dp=8,tp=8,ep=64", 1)
+    assert (dispatch.n_buffer_rows, dispatch.has_rounds) == (64 * 4, False)
+
+
+@pytest.mark.parametrize("plan", ["tp=8", "tp=8,ep=8", "dp=2,tp=4,ep=4"])
+def test_no_rows_are_exchanged_if_all_expert_devices_have_the_same_tokens(plan: str) -> None:
+    assert DEEPSEEK is not None
+    assert (
+        dispatch_of(DEEPSEEK, parse_plan(plan), n_tokens=8, form=RAGGED, capacity_factor=None)
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "axes", "n_tokens"),
+    [
+        ("dp=8,ep=8", ("dp",), 100),
+        ("dp=4,tp=2,ep=4", ("dp",), 100),  # the devices of tp route the same tokens
+        ("dp=4,tp=2,ep=8", ("dp", "tp"), 50),
+        ("fsdp=4,tp=8,ep=32", ("fsdp", "tp"), 13),  # rounded up
+    ],
+)
+def test_axes_and_tokens_of_an_exchange(plan: str, axes: tuple[str, ...], n_tokens: int) -> None:
+    assert routed_tokens(parse_plan(plan), 100) == n_tokens
+    assert _dispatch(plan, n_tokens).axes == axes
+
+
+def test_received_rows_grow_with_the_skew_up_to_the_buffer_and_all_rows() -> None:
+    dispatch = _dispatch("dp=8,tp=8,ep=64", 128)
+    assert dispatch.received_rows(1) == Fraction(1024 * 63, 64)
+    assert dispatch.received_rows(1.5) == Fraction(3, 2) * dispatch.received_rows(1)
+    assert dispatch.received_rows(1e9) == dispatch.n_most_rows == 128 * 4 * 63
+    bounded = _dispatch("dp=8,tp=8,ep=64", 128, RAGGED, 1.25)
+    assert bounded.received_rows(1e9) == Fraction(1280 * 63, 64)
+
+
+def test_fixed_slots_are_sent_for_any_routing() -> None:
+    dispatch = _dispatch("dp=8,ep=8", 10, CAPACITY, 2.0)
+    assert dispatch.n_slots == 20
+    assert {dispatch.received_rows(skew) for skew in (1, 2, 100)} == {Fraction(7 * 20)}
+    assert dispatch.n_most_rows == 7 * 20
+
+
+@pytest.mark.parametrize(
+    ("factor", "n_expert_slots", "n_worst_dropped"),
+    [
+        # 32 experts a device; 8 devices x 10 tokens may all choose the same 8 of its experts.
+        (None, 10, 0),
+        (
+            2.0,
+            1,
+            640 - 64,
+        ),  # 10 x 8 x 2 / 256 = 0.6: at least one, from each of 8 devices for each of 8
+        (8.0, 3, 640 - 192),  # 2.5, rounded up
+        (64.0, 10, 0),  # never more than there are tokens
+    ],
+)
+def test_expert_slots_are_reserved_for_one_expert(
+    factor: float | None, n_expert_slots: int, n_worst_dropped: int
+) -> None:
+    assert DEEPSEEK is not None
+    dispatch = dispatch_of(
+        DEEPSEEK,
+        parse_plan("dp=8,ep=8"),
+        n_tokens=10,
+        form=CAPACITY,
+        capacity_factor=factor,
+        has_expert_slots=True,
+    )
+    assert dispatch is not None
+    assert dispatch.n_expert_slots == n_expert_slots
+    assert dispatch.n_slots == 32 * n_expert_slots
+    assert dispatch.n_buffer_rows == 8 * 32 * n_expert_slots
+    assert dispatch.n_worst_dropped == n_worst_dropped

@@ -1,0 +1,222 @@
+"""Experiments are consistent, are stored without loss, and know which groups cross slices."""
+
+import pytest
+
+from meshscope.errors import PlanError, SpecError
+from meshscope.events.enums import REQUEST_PHASES
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.caches import layer_cache
+from meshscope.plans.context_form import ContextForm
+from meshscope.plans.experiment import Experiment, experiment_from_dict, experiment_of
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Engine, Partitioner, Program
+from meshscope.plans.weights import layer_weights
+from meshscope.plans.workload import Workload
+
+
+def _experiment(
+    plan: str,
+    topology: str = "v6e-8",
+    *,
+    workload: Workload | None = None,
+    engine: Engine = Engine.MESHSCOPE,
+    program: Program | None = None,
+    n_layers: int | None = None,
+    model: str = "Llama-3.1-8B",
+) -> Experiment:
+    return experiment_of(
+        model=read_model(model),
+        plan=parse_plan(plan),
+        topology=parse_topology(topology),
+        workload=workload or Workload(batch=8),
+        program=program,
+        engine=engine,
+        n_layers=n_layers,
+    )
+
+
+def test_the_plan_fills_the_slice_and_the_model_is_truncated() -> None:
+    experiment = _experiment("fsdp=-1,tp=2", n_layers=4)
+    assert str(experiment.plan) == "fsdp=4,tp=2"
+    assert experiment.model.n_layers == 4
+
+
+@pytest.mark.parametrize("n_layers", [0, 33])
+def test_layers_outside_the_model_are_refused(n_layers: int) -> None:
+    with pytest.raises(
+        SpecError, match=f"--layers {n_layers} is invalid: .* has 32 layers. Use 1 to 32"
+    ):
+        _experiment("tp=8", n_layers=n_layers)
+
+
+def test_a_request_longer_than_the_model_is_refused() -> None:
+    with pytest.raises(
+        SpecError, match=r"need 131200 positions; .*=131072. Shorten one of them, or .*rope_scaling"
+    ):
+        _experiment("tp=8", workload=Workload(prompt=131072, output=128))
+
+
+@pytest.mark.parametrize(
+    ("plan", "engine", "remedy"),
+    [
+        (
+            "cp=8",
+            Engine.VLLM,
+            "does not support cp. Use tp, pp, or --engine meshscope for cp.",
+        ),
+        (
+            "dp=2,tp=4",
+            Engine.VLLM,
+            "does not support dp. Use tp, pp, or --engine meshscope for dp.",
+        ),
+        ("fsdp=8", Engine.VLLM, "does not support fsdp."),
+        ("tp=8,sp", Engine.VLLM, "does not support sp."),
+    ],
+)
+def test_an_unsupported_axis_is_refused(plan: str, engine: Engine, remedy: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        _experiment(plan, engine=engine)
+    assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("plan", "engine", "program", "remedy"),
+    [
+        (
+            "pp=2,tp=4",
+            Engine.MESHSCOPE,
+            Program(partitioner=Partitioner.AUTO),
+            "--partitioner auto does not support pp, .* Use --partitioner manual, or a plan without pp",
+        ),
+        (
+            "pp=2,dp=2,tp=2",
+            Engine.MESHSCOPE,
+            Program(microbatches=3),
+            "--microbatches 3 does not divide the 4 sequences per device. Use a divisor of 4",
+        ),
+        ("tp=8", Engine.MESHSCOPE, Program(microbatches=2), "or use a plan with pp=N"),
+        ("pp=8", Engine.VLLM, Program(microbatches=2), "Drop it"),
+    ],
+)
+def test_an_invalid_pipeline_is_refused(
+    plan: str, engine: Engine, program: Program, remedy: str
+) -> None:
+    with pytest.raises(PlanError, match=remedy):
+        _experiment(plan, engine=engine, program=program)
+
+
+def test_allgather_is_the_default_without_a_ring_and_requesting_a_ring_is_refused() -> None:
+    """Pipeline stages on CPU devices, and compressed attention."""
+    ring = Program(context=ContextForm.RING)
+    for plan, topology, model in (
+        ("pp=2,cp=2,tp=2", "cpu:8", "Llama-3.1-8B"),
+        ("cp=2,tp=4", "v6e-8", "DeepSeek-V4"),
+    ):
+        gathered = _experiment(plan, topology, model=model)
+        assert gathered.context_form is ContextForm.ALLGATHER
+        with pytest.raises(
+            SpecError, match=r"does not support --context ring: .* Use --context allgather, or"
+        ):
+            _experiment(plan, topology, model=model, program=ring)
+    for plan, topology in (("pp=2,cp=2,tp=2", "v6e-8"), ("cp=2,tp=4", "cpu:8")):
+        assert _experiment(plan, topology).context_form is ContextForm.RING
+
+
+def test_microbatches_must_be_positive() -> None:
+    with pytest.raises(SpecError, match=r"microbatches=0 is too small. Use at least 1"):
+        Program(microbatches=0)
+
+
+@pytest.mark.parametrize(
+    ("plan", "microbatches", "prefill"),
+    [
+        ("pp=4,tp=2", None, 4),
+        ("pp=4,dp=2", None, 4),
+        ("pp=2,dp=4", None, 2),
+        ("pp=8", 2, 2),
+        ("tp=8", None, 1),
+    ],
+)
+def test_prefill_has_microbatches_and_a_decode_step_is_one(
+    plan: str, microbatches: int | None, prefill: int
+) -> None:
+    experiment = _experiment(plan, program=Program(microbatches=microbatches))
+    assert [experiment.n_microbatches(phase) for phase in REQUEST_PHASES] == [prefill, 1]
+
+
+@pytest.mark.parametrize(
+    ("plan", "topology", "tp", "data"),
+    [
+        ("dp=2,tp=8", "v6e-16", None, None),  # one slice
+        ("dp=2,tp=8", "2xv6e-8", False, True),
+        ("dp=4,tp=4", "2xv6e-8", False, True),
+        ("dp=1,tp=16", "2xv6e-8", True, None),
+        ("dp=4,tp=4", "2xtpu7x-8", False, True),  # 8 devices a slice, on 4 chips
+    ],
+)
+def test_groups_cross_slices_if_a_group_has_devices_of_two(
+    plan: str, topology: str, *, tp: bool | None, data: bool | None
+) -> None:
+    experiment = _experiment(plan, topology)
+    groups = experiment.plan.mesh.groups
+    assert experiment.crosses_slices(groups("tp")) is tp
+    if data is not None:
+        assert experiment.crosses_slices(groups("dp")) is data
+
+
+def test_the_auto_partitioner_does_not_support_cp() -> None:
+    with pytest.raises(PlanError, match=r"cp=2 merges .* Use --partitioner manual"):
+        _experiment("cp=2,tp=4", program=Program(partitioner=Partitioner.AUTO))
+
+
+@pytest.mark.parametrize("form", ContextForm)
+@pytest.mark.parametrize("plan", ["tp=8", "fsdp=2,tp=4,sp", "cp=2,tp=4", "pp=2,tp=4"])
+def test_an_experiment_is_read_back_unchanged(plan: str, form: ContextForm) -> None:
+    experiment = _experiment(plan, n_layers=2, program=Program(context=form))
+    assert experiment_from_dict(experiment.as_dict()) == experiment
+
+
+def test_a_stored_experiment_with_a_missing_value_is_refused() -> None:
+    values = _experiment("tp=8").as_dict()
+    del values["engine"]
+    with pytest.raises(SpecError, match=r"lacks engine\. Rerun the experiment"):
+        experiment_from_dict(values)
+
+
+GLM_52 = "zai-org/GLM-5.2"
+
+
+def test_layers_that_share_an_indexer_have_no_weights_and_no_cache_of_one() -> None:
+    model, plan = read_model(GLM_52), parse_plan("tp=8")
+    with_indexer, without = model.layers[6], model.layers[7]
+    for layer, count in ((with_indexer, 5), (without, 0)):
+        weights = [weight.name for weight in layer_weights(model, plan, layer)]
+        assert sum(name.startswith("index_") for name in weights) == count
+    caches = [
+        [array.name for array in layer_cache(model, plan, one)] for one in (with_indexer, without)
+    ]
+    assert caches == [["latent", "index_k"], ["latent"]]
+
+
+@pytest.mark.parametrize(
+    ("model", "needed"),
+    [
+        (GLM_52, "take the positions that the indexer of an earlier layer chose"),
+        ("google/gemma-4-E2B-it", "read the keys and values of earlier layers"),
+    ],
+)
+def test_stages_of_an_engine_do_not_send_what_layers_need_of_earlier_ones(
+    model: str, needed: str
+) -> None:
+    with pytest.raises(
+        PlanError,
+        match=f"pp=2 is not supported for {model}, whose layers {needed}: .*--engine meshscope",
+    ):
+        experiment_of(
+            model=read_model(model),
+            plan=parse_plan("pp=2,tp=8"),
+            topology=parse_topology("v6e-16"),
+            workload=Workload(batch=8, prompt=128, output=2),
+            engine=Engine.VLLM,
+        )

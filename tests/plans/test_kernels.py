@@ -1,0 +1,291 @@
+"""Kernel choices for each part of a program, by model, plan, workload and slice."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import meshscope
+from meshscope.cost import closed_form
+from meshscope.errors import SpecError
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.dispatch import DispatchForm
+from meshscope.plans.experiment import Experiment, experiment_from_dict, experiment_of
+from meshscope.plans.kernel_choice import Kernels, splash_block
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Partitioner, Program
+from meshscope.plans.workload import Workload
+
+SPLASH, RAGGED = "splash attention", "XLA's ragged dot kernel"
+GROUPED = "grouped matmul that converts weights in VMEM"
+CUDNN = "cuDNN attention"
+DECODE = "flash decode attention"
+LLAMA, QWEN_MOE, GPT_OSS = "Llama-3.1-8B", "Qwen3-30B-A3B", "gpt-oss-120b"
+DEEPSEEK, DEEPSEEK_SPARSE = "DeepSeek-V3.1-Base", "DeepSeek-V3.2"
+
+
+class Case(NamedTuple):
+    model: str
+    expected: dict[str, str]
+    topology: str = "v6e-8"
+    plan: str = "tp=8"
+    workload: dict[str, Any] = {}  # noqa: RUF012  never changed
+    program: dict[str, Any] = {}  # noqa: RUF012
+
+
+def _all(reason: str, *, moe: bool = False) -> dict[str, str]:
+    parts = ("prefill_attention", "decode_attention", *(("experts",) if moe else ()))
+    return dict.fromkeys(parts, f"plain: {reason}")
+
+
+CASES = [
+    Case(LLAMA, {"prefill_attention": SPLASH, "decode_attention": DECODE}),
+    Case(
+        QWEN_MOE,
+        {"prefill_attention": SPLASH, "decode_attention": DECODE, "experts": RAGGED},
+    ),
+    Case(GPT_OSS, {"prefill_attention": SPLASH, "decode_attention": DECODE, "experts": RAGGED}),
+    Case(DEEPSEEK, {"prefill_attention": SPLASH, "decode_attention": DECODE, "experts": RAGGED}),
+    Case(
+        DEEPSEEK_SPARSE,
+        {
+            "prefill_attention": "plain: splash attention has no data-dependent masks",
+            "decode_attention": DECODE,
+            "experts": RAGGED,
+        },
+    ),
+    *(
+        Case(
+            QWEN_MOE,
+            {"prefill_attention": SPLASH, "decode_attention": DECODE, "experts": experts},
+            topology=topology,
+            workload={"weight_dtype": dtype},
+        )
+        for topology, dtype, experts in (
+            ("v5e-8", "f8e4m3fn", GROUPED),
+            ("v6e-8", "f8e5m2", GROUPED),
+            ("v6e-8", "s8", RAGGED),
+            ("tpu7x-8", "s8", GROUPED),
+            ("tpu7x-8", "f8e4m3fn", RAGGED),
+        )
+    ),
+    Case(
+        LLAMA,
+        {
+            "prefill_attention": "plain: prompt=128 over cp=2 is not a multiple of 128",
+            "decode_attention": "plain: the share of the cache under cp=2 has fewer than 128 positions (74)",
+        },
+        plan="cp=2,tp=4",
+        workload={"output": 20},
+    ),
+    Case(
+        LLAMA,
+        {"prefill_attention": SPLASH, "decode_attention": DECODE},
+        plan="cp=2,tp=4",
+        workload={"prompt": 256},
+    ),
+    Case(
+        LLAMA,
+        {
+            "prefill_attention": "plain: prompt=100 is not a multiple of 128",
+            "decode_attention": "plain: the cache has fewer than 128 positions (120)",
+        },
+        workload={"prompt": 100, "output": 20},
+    ),
+    Case(
+        LLAMA,
+        {"prefill_attention": SPLASH, "decode_attention": DECODE},
+        workload={"prompt": 1100},
+    ),
+    *(
+        Case(
+            model,
+            {"prefill_attention": prefill, "decode_attention": decode, **experts},
+            plan=plan,
+            workload={"batch": 8, "prompt": 512, "decode_tokens": n_tokens},
+        )
+        for model, plan, n_tokens, prefill, decode, experts in (
+            (LLAMA, "tp=8", 5, SPLASH, DECODE, {}),
+            (
+                LLAMA,
+                "cp=2,tp=4",
+                5,
+                SPLASH,
+                "plain: 5 tokens a step under cp=2 have positions on several devices",
+                {},
+            ),
+            (
+                DEEPSEEK,
+                "dp=8",
+                9,
+                SPLASH,
+                "plain: 1152 queries of a head exceed the 1024 that VMEM has room for",
+                {"experts": RAGGED},
+            ),
+            (
+                DEEPSEEK_SPARSE,
+                "tp=8",
+                2,
+                "plain: splash attention has no data-dependent masks",
+                "plain: an indexer chooses other positions for each of 2 tokens",
+                {"experts": RAGGED},
+            ),
+        )
+    ),
+    Case(
+        LLAMA,
+        {
+            "prefill_attention": SPLASH,
+            "decode_attention": "plain: the kernel reads caches in bf16, f32, int8, fp8, fp8_e5m2, not f16",
+        },
+        workload={"cache_dtype": "f16"},
+    ),
+    Case(
+        QWEN_MOE,
+        {
+            "prefill_attention": SPLASH,
+            "decode_attention": DECODE,
+            "experts": "plain: one-hot dispatch has no grouped matmul",
+        },
+        program={"partitioner": Partitioner.AUTO},
+    ),
+    Case(
+        QWEN_MOE,
+        {
+            "prefill_attention": SPLASH,
+            "decode_attention": DECODE,
+            "experts": "plain: one-hot dispatch has no grouped matmul",
+        },
+        program={"partitioner": Partitioner.AUTO, "dispatch": DispatchForm.ONE_HOT_PINNED},
+    ),
+    Case(
+        QWEN_MOE,
+        {"prefill_attention": SPLASH, "decode_attention": DECODE, "experts": RAGGED},
+        program={"partitioner": Partitioner.AUTO, "dispatch": DispatchForm.GATHERED},
+    ),
+    Case(
+        LLAMA,
+        {
+            "prefill_attention": "plain: prompt=100 is not a multiple of 128",
+            "decode_attention": DECODE,
+        },
+        workload={"prompt": 100},
+    ),
+    Case(
+        LLAMA,
+        _all("the kernels support bf16 and f32, not f16"),
+        workload={"activation_dtype": "f16"},
+    ),
+    Case(QWEN_MOE, _all("the kernels run on TPU only", moe=True), topology="cpu:8"),
+    *(
+        Case(
+            model,
+            _all("the kernels run on TPU only", moe=model != LLAMA)
+            | {"prefill_attention": prefill if prefill == CUDNN else f"plain: {prefill}"},
+            topology="h200:8",
+            plan=plan,
+            workload=workload,
+        )
+        for model, prefill, plan, workload in (
+            (LLAMA, CUDNN, "tp=8", {}),
+            (QWEN_MOE, CUDNN, "tp=8", {"prompt": 100}),
+            (GPT_OSS, "cuDNN attention has no attention sinks", "tp=8", {}),
+            (
+                DEEPSEEK,
+                "cuDNN attention supports grouped-query attention only",
+                "tp=8",
+                {},
+            ),
+            (LLAMA, "cp splits the sequence", "cp=2,tp=4", {}),
+            (
+                LLAMA,
+                "cuDNN attention supports bf16 and f16, not f32",
+                "tp=8",
+                {"activation_dtype": "f32"},
+            ),
+        )
+    ),
+    Case(LLAMA, _all("--kernels off"), program={"kernels": Kernels.OFF}),
+]
+
+
+def _experiment(case: Case) -> Experiment:
+    return experiment_of(
+        model=read_model(case.model),
+        plan=parse_plan(case.plan),
+        topology=parse_topology(case.topology),
+        workload=Workload(**case.workload),
+        program=Program(**case.program),
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.model}-{c.topology}")
+def test_kernel_choices_and_their_manifest_entries(case: Case) -> None:
+    experiment = _experiment(case)
+
+    assert experiment.as_dict()["kernels"] == case.expected
+    assert experiment_from_dict(experiment.as_dict()) == experiment
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (
+            Case(LLAMA, {}, topology="cpu:8"),
+            (
+                "--kernels on: no kernel for prefill attention, because the kernels run on TPU "
+                "only; decode attention, because the kernels run on TPU only "
+                "(meta-llama/Llama-3.1-8B, plan 'tp=8', cpu:8). Use --kernels auto or off."
+            ),
+        ),
+        (
+            Case(LLAMA, {}, workload={"prompt": 100}),
+            "prefill attention, because prompt=100 is not a multiple of 128",
+        ),
+        (
+            Case(QWEN_MOE, {}, program={"partitioner": Partitioner.AUTO}),
+            "the experts, because one-hot dispatch has no grouped matmul",
+        ),
+    ],
+)
+def test_kernels_on_is_refused_if_a_kernel_cannot_be_used(case: Case, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        _experiment(case._replace(program={**case.program, "kernels": Kernels.ON}))
+    assert message in str(caught.value)
+
+
+def test_kernels_on_equals_auto_if_all_kernels_can_be_used() -> None:
+    forced = _experiment(Case(QWEN_MOE, {}, program={"kernels": Kernels.ON}))
+    assert forced.kernels == _experiment(Case(QWEN_MOE, {})).kernels
+
+
+def test_the_block_size_is_the_largest_divisor_of_the_prompt() -> None:
+    prompts = (128, 256, 384, 512, 1024, 8192, 100, 130)
+    assert [splash_block(n) for n in prompts] == [128, 256, 128, 512, 512, 512, None, None]
+
+
+def test_closed_form_chooses_the_block_of_the_program() -> None:
+    prompts = [100, 128, 640, 1023, 1024, 1025, 1100, 2000, 3000, 4100, 8200, 65_500, 131_000]
+
+    blocks = closed_form._splash_block(np.array(prompts, float))
+
+    assert [int(block) or None for block in blocks] == [splash_block(n) for n in prompts]
+
+
+def test_a_padded_prompt_takes_the_time_and_memory_of_whole_blocks() -> None:
+    padded, whole = (
+        meshscope.predict(
+            "meta-llama/Llama-3.1-8B",
+            topology="v6e-8",
+            plan="cp=2,tp=4",
+            prompt=prompt,
+            output=8,
+            prefill_chunk="off",
+        )
+        for prompt in (131_000, 130_048)
+    )
+
+    assert padded.time.ttft_s == pytest.approx(whole.time.ttft_s, rel=2e-2)
+    assert padded.memory.total_bytes == pytest.approx(whole.memory.total_bytes, rel=2e-2)
+    assert padded.memory.fits

@@ -1,0 +1,330 @@
+"""Shapes and bytes of weights against explicit arithmetic."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+
+from meshscope.errors import PlanError
+from meshscope.model.catalog import catalog
+from meshscope.model.config import model_from_config, read_model
+from meshscope.model.quantization import FP8_BLOCKS
+from meshscope.plans.caches import device_cache_bytes
+from meshscope.plans.checks import check_blocks
+from meshscope.plans.plan import Plan, parse_plan
+from meshscope.plans.weights import (
+    device_weight_bytes,
+    layer_weights,
+    outer_weights,
+    padded_vocab,
+    stored_arrays,
+    stored_kv_heads,
+)
+from meshscope.plans.workload import Workload
+
+QWEN = read_model("Qwen3-32B")  # L64 D5120 F25600 N64 K8 H128 V151936, q and k norms, not tied
+LLAMA_3B = read_model("Llama-3.2-3B")  # L28 D3072 F8192 N24 K8 H128 V128256, tied
+SMALL_QWEN2 = model_from_config(
+    {
+        "model_type": "qwen2",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": 101,
+        "mlp_bias": True,
+    },
+    name="small",
+    source="test",
+)
+
+
+def test_local_and_gathered_shapes_of_a_layer() -> None:
+    """Qwen3-32B over fsdp=2, tp=16: two devices share each of the 8 KV heads, so 16 are stored."""
+    plan = parse_plan("fsdp=2,tp=16")
+    shapes = {
+        w.name: (w.shape, w.local_shape(plan), w.gathered_shape(plan))
+        for w in layer_weights(QWEN, plan, QWEN.layers[0])
+    }
+    assert shapes == {
+        "attn_norm": ((5120,), (5120,), (5120,)),
+        "wq": ((5120, 64, 128), (2560, 4, 128), (5120, 4, 128)),
+        "wk": ((5120, 16, 128), (2560, 1, 128), (5120, 1, 128)),
+        "wv": ((5120, 16, 128), (2560, 1, 128), (5120, 1, 128)),
+        "wo": ((64, 128, 5120), (4, 128, 2560), (4, 128, 5120)),
+        "q_norm": ((128,), (128,), (128,)),
+        "k_norm": ((128,), (128,), (128,)),
+        "mlp_norm": ((5120,), (5120,), (5120,)),
+        "w_gate": ((5120, 25600), (2560, 1600), (5120, 1600)),
+        "w_up": ((5120, 25600), (2560, 1600), (5120, 1600)),
+        "w_down": ((25600, 5120), (1600, 2560), (1600, 5120)),
+    }
+
+
+def test_qwen2_biases_are_split_with_their_heads() -> None:
+    plan = Plan(tp=4)
+    local = {
+        w.name: w.local_shape(plan) for w in layer_weights(SMALL_QWEN2, plan, SMALL_QWEN2.layers[0])
+    }
+    biases = {name: shape for name, shape in local.items() if name.startswith("b")}
+    assert biases == {
+        "bq": (2, 8),
+        "bk": (1, 8),
+        "bv": (1, 8),
+        "b_gate": (24,),
+        "b_up": (24,),
+        "b_down": (64,),
+    }
+
+
+def test_outer_weights_are_embedding_norm_and_the_head_unless_tied() -> None:
+    plan = Plan(tp=2)
+    assert [(w.name, w.local_shape(plan)) for w in outer_weights(QWEN, plan)] == [
+        ("embed", (75968, 5120)),
+        ("final_norm", (5120,)),
+        ("lm_head", (75968, 5120)),
+    ]
+    assert [w.name for w in outer_weights(LLAMA_3B, plan)] == ["embed", "final_norm"]
+
+
+def test_fsdp_splits_weights_with_a_hidden_dimension() -> None:
+    plan = Plan(fsdp=2)
+    weights = [*layer_weights(QWEN, plan, QWEN.layers[0]), *outer_weights(QWEN, plan)]
+    assert {w.name: w.fsdp_dim(plan) for w in weights if w.fsdp_dim(plan) is not None} == {
+        "wq": 0,
+        "wk": 0,
+        "wv": 0,
+        "wo": 2,
+        "w_gate": 0,
+        "w_up": 0,
+        "w_down": 1,
+        "embed": 1,
+        "lm_head": 1,
+    }
+
+
+@pytest.mark.parametrize("name", catalog())
+def test_every_weight_reads_a_distinct_part_of_the_checkpoint(name: str) -> None:
+    model = read_model(name)
+    outer = outer_weights(model, Plan())
+    for layer in set(model.layers):
+        weights = [*layer_weights(model, Plan(), layer), *outer]
+        parts = {(w.checkpoint, w.columns) for w in weights}
+        assert len(parts) == len({w.name for w in weights}) == len(weights)
+        assert all(("{layer}" in w.checkpoint) == (w not in outer) for w in weights)
+
+
+@pytest.mark.parametrize(("tp", "n_rows"), [(1, 101), (2, 102), (4, 104), (8, 104)])
+def test_the_vocabulary_is_padded_to_a_multiple_of_tp(tp: int, n_rows: int) -> None:
+    assert padded_vocab(SMALL_QWEN2, Plan(tp=tp)) == n_rows
+
+
+@pytest.mark.parametrize(("tp", "n_heads"), [(1, 2), (2, 2), (4, 4), (8, 8)])
+def test_kv_heads_are_replicated_up_to_tp(tp: int, n_heads: int) -> None:
+    assert stored_kv_heads(SMALL_QWEN2.attention, Plan(tp=tp)) == n_heads
+
+
+# Explicit, in elements. Qwen3-32B, one layer: q and o 2 x 5120 x 64 x 128, k and v 2 x 5120 x 8 x 128,
+# MLP 3 x 5120 x 25600, norms 2 x 5120 + 2 x 128; outside: 2 x 151936 x 5120 + 5120.
+QWEN_MATRICES = 64 * (2 * 5120 * 8192 + 2 * 5120 * 1024 + 3 * 5120 * 25600) + 2 * 151936 * 5120
+QWEN_NORMS = 64 * (2 * 5120 + 2 * 128) + 5120
+QWEN_KV_MATRICES = 64 * 2 * 5120 * 1024
+
+
+class Held(NamedTuple):
+    plan: str
+    n_elements: int  # on one device
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Held("tp=1", QWEN_MATRICES + QWEN_NORMS),
+        Held("dp=8", QWEN_MATRICES + QWEN_NORMS),
+        Held("tp=8", QWEN_MATRICES // 8 + QWEN_NORMS),
+        Held("tp=8,sp", QWEN_MATRICES // 8 + QWEN_NORMS),
+        Held("fsdp=8", QWEN_MATRICES // 8 + QWEN_NORMS),
+        Held("fsdp=2,tp=4", QWEN_MATRICES // 8 + QWEN_NORMS),
+        # 16 KV heads are stored instead of 8
+        Held("tp=16", (QWEN_MATRICES + QWEN_KV_MATRICES) // 16 + QWEN_NORMS),
+    ],
+    ids=lambda case: case.plan,
+)
+@pytest.mark.parametrize(("dtype", "n_bytes"), [("bf16", 2), ("f32", 4)])
+def test_a_device_holds_its_share_of_the_matrices_and_all_norms(
+    case: Held, dtype: str, n_bytes: int
+) -> None:
+    device_bytes = device_weight_bytes(QWEN, parse_plan(case.plan), dtype)
+    assert device_bytes == case.n_elements * n_bytes
+
+
+# Output channels of Qwen3-32B: those of q, k, v, gate and up are split over tp with the vocabulary,
+# those of o and down are not; fsdp splits none.
+SPLIT_CHANNELS = 64 * ((64 + 2 * 8) * 128 + 2 * 25600) + 2 * 151936
+WHOLE_CHANNELS = 64 * 2 * 5120
+
+
+@pytest.mark.parametrize("dtype", ["s8", "f8e4m3fn"])
+@pytest.mark.parametrize(("plan", "tp"), [("tp=1", 1), ("tp=8", 8), ("fsdp=2,tp=4", 4)])
+def test_8_bit_matrices_have_float32_scales_per_output_channel(
+    plan: str, tp: int, dtype: str
+) -> None:
+    """Norms stay in bfloat16."""
+    n_devices = parse_plan(plan).n_devices
+    scale_bytes = 4 * (SPLIT_CHANNELS // tp + WHOLE_CHANNELS)
+    device_bytes = device_weight_bytes(QWEN, parse_plan(plan), dtype)
+    assert device_bytes == QWEN_MATRICES // n_devices + 2 * QWEN_NORMS + scale_bytes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "table_bits"),
+    [  # AWQ and GPTQ; OCP MX 1.0, table 1
+        ("s4", 4 + 16 / 128, 16),
+        ("s4_group64", 4 + 16 / 64, 16),
+        ("s4_group32", 4 + 16 / 32, 16),
+        ("f4e2m1fn", 4.25, 16),
+    ],
+)
+def test_4_bit_matrices_have_scales_per_block_of_inputs(
+    dtype: str, bits: float, table_bits: float
+) -> None:
+    """AWQ, GPTQ and MXFP4A16 of compressed-tensors leave embedding and head in 16 bits."""
+    device_bytes = device_weight_bytes(QWEN, Plan(tp=8), dtype)
+    n_tables = 2 * QWEN.vocab * QWEN.hidden
+    n_bits = (QWEN_MATRICES - n_tables) * bits + n_tables * table_bits
+    assert device_bytes == n_bits / 8 / 8 + 2 * QWEN_NORMS
+
+
+def test_int4_by_channel_has_bfloat16_scales_per_output_channel() -> None:
+    device_bytes = device_weight_bytes(QWEN, Plan(tp=8), "s4_channel")
+    n_tables = 2 * QWEN.vocab * QWEN.hidden
+    n_scales = SPLIT_CHANNELS // 8 + WHOLE_CHANNELS - 2 * QWEN.vocab // 8
+    matrices = (QWEN_MATRICES - n_tables) / 2 + n_tables * 2
+    assert device_bytes == matrices / 8 + 2 * n_scales + 2 * QWEN_NORMS
+
+
+def test_mxfp4_of_gpt_oss_is_that_of_its_experts() -> None:
+    """The model card: 60.8 GiB of checkpoint; arXiv 2508.10925, table 1: 114.71e9 of 116.83e9 in MLPs."""
+    whole = device_weight_bytes(read_model("openai/gpt-oss-120b"), Plan(), "f4e2m1fn_experts")
+    assert whole / 2**30 == pytest.approx(60.8, rel=0.005)
+
+
+def test_scales_are_split_like_their_output_channels() -> None:
+    """DeepSeek-V3 over fsdp, tp and ep: fsdp splits inputs, of which scales have none."""
+    model, plan = read_model("DeepSeek-V3"), parse_plan("dp=2,tp=4,ep=2")
+    arrays = stored_arrays(layer_weights(model, plan, model.layers[-1]), "s8")
+    scales = {w.name: (w.shape, w.local_shape(plan)) for w in arrays if w.dtype == "f32"}
+    assert scales == {
+        "wq_a.scale": ((1536,), (1536,)),
+        "wq_b.scale": ((128, 192), (32, 192)),
+        "wkv_a.scale": ((576,), (576,)),
+        "w_uk.scale": ((128, 128), (32, 128)),
+        "w_uv.scale": ((128, 128), (32, 128)),
+        "wo.scale": ((7168,), (7168,)),
+        "experts_w_gate.scale": ((256, 2048), (128, 512)),
+        "experts_w_up.scale": ((256, 2048), (128, 512)),
+        "experts_w_down.scale": ((256, 7168), (128, 7168)),
+        "shared_w_gate.scale": ((2048,), (512,)),
+        "shared_w_up.scale": ((2048,), (512,)),
+        "shared_w_down.scale": ((7168,), (7168,)),
+    }
+
+
+def test_a_tied_embedding_is_stored_once() -> None:
+    tied = device_weight_bytes(LLAMA_3B, Plan(), "bf16")
+    untied = device_weight_bytes(replace(LLAMA_3B, has_tied_embeddings=False), Plan(), "bf16")
+    assert untied - tied == 128256 * 3072 * 2
+
+
+def test_cache_bytes_per_token_equal_the_published_ones() -> None:
+    """Scaling book, applied-inference.md: LLaMA-3-70B (L80 K8 H128) with an int8 cache, 160 kB per token."""
+    workload = Workload(batch=1, prompt=1, output=1, cache_dtype="s8")
+    cache_bytes = device_cache_bytes(read_model("Llama-3.1-70B"), Plan(), workload)
+    assert cache_bytes / workload.context == 160 * 1024
+
+
+@pytest.mark.parametrize(
+    ("plan", "share"),
+    [("tp=1", 8), ("tp=8", 1), ("dp=8", 1), ("fsdp=2,tp=4", 1), ("dp=2,tp=2", 2), ("tp=16", 1)],
+)
+def test_batch_and_heads_split_the_cache_and_no_device_holds_less_than_a_head(
+    plan: str, share: int
+) -> None:
+    """Qwen3-32B: 2 x 64 layers x 1152 positions x 128 x 2 bytes for a head of a sequence; 8 x 8 of them."""
+    workload = Workload(batch=8, prompt=1024, output=128)
+    one_eighth = 2 * 64 * 1152 * 128 * 2 * 8
+    assert device_cache_bytes(QWEN, parse_plan(plan), workload) == share * one_eighth
+
+
+def test_compressed_caches_grow_with_their_rates_and_are_replicated_over_tp() -> None:
+    """DeepSeek-V4-Flash at 1040 positions: window 128, heads of 512, indexer of 128, rates 4 and 128.
+
+    All layers keep the window; 21 have 260 entries twice and 8 open positions of two halves, 20
+    have 9 entries and 128 open positions. Open positions are kept with their gates.
+    """
+    window = 128 * 512
+    sparse = 260 * (512 + 128) + 2 * 8 * 2 * (512 + 128)
+    heavy = 9 * 512 + 2 * 128 * 512
+    n_elements = 43 * window + 21 * sparse + 20 * heavy
+    workload = Workload(batch=8, prompt=1024, output=16)
+    for plan, n_sequences in (("tp=8", 8), ("dp=2,tp=4", 4)):
+        device_bytes = device_cache_bytes(read_model("DeepSeek-V4"), parse_plan(plan), workload)
+        assert device_bytes == n_elements * n_sequences * 2
+    over_cp = 43 * window + 21 * (sparse - 195 * (512 + 128)) + 20 * (heavy - 6 * 512)
+    device_bytes = device_cache_bytes(read_model("DeepSeek-V4"), parse_plan("cp=4,tp=2"), workload)
+    assert device_bytes == over_cp * 8 * 2  # of 260 and 9 entries, room for 65 and 3
+
+
+def test_an_expert_table_is_replicated_and_keeps_its_dtype() -> None:
+    """DeepSeek-V4-Flash: six experts for each of 129280 tokens, s32, whatever the other weights are."""
+    model = read_model("DeepSeek-V4")
+    weights = {w.name: w for w in layer_weights(model, Plan(tp=8), model.layers[0])}
+    assert weights["router_table"].local_bytes(Plan(tp=8), "s4") == 129280 * 6 * 4
+    assert "router_correction" not in weights  # there is no choice to correct
+
+
+def test_scales_of_blocks_are_split_with_whole_blocks() -> None:
+    """DeepSeek-V3: 128 x 128 values share a scale; tables stay in bfloat16."""
+    model, plan = read_model("DeepSeek-V3.1-Base"), parse_plan("fsdp=2,tp=4,ep=8")
+    arrays = list(stored_arrays(layer_weights(model, plan, model.layers[-1]), FP8_BLOCKS))
+    scales = {w.name: (w.shape, w.local_shape(plan)) for w in arrays if w.dtype == "f32"}
+    assert scales == {
+        "wq_a.scale": ((56, 12), (56, 12)),
+        "wq_b.scale": ((12, 192), (12, 48)),
+        "wkv_a.scale": ((56, 5), (56, 5)),  # 576 outputs
+        "w_uk.scale": ((4, 128), (4, 32)),
+        "w_uv.scale": ((4, 128), (4, 32)),
+        "wo.scale": ((128, 56), (32, 56)),
+        "experts_w_gate.scale": ((256, 56, 16), (32, 56, 16)),
+        "experts_w_up.scale": ((256, 56, 16), (32, 56, 16)),
+        "experts_w_down.scale": ((256, 16, 56), (32, 16, 56)),
+        "shared_w_gate.scale": ((56, 16), (56, 4)),
+        "shared_w_up.scale": ((56, 16), (56, 4)),
+        "shared_w_down.scale": ((16, 56), (4, 56)),
+    }
+    outer = outer_weights(model, plan)
+    assert {w.stored_dtype(FP8_BLOCKS) for w in outer} == {"bf16"}
+    assert {w.stored_dtype(FP8_BLOCKS) for w in arrays if w.inputs} == {"f8e4m3fn"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "axis", "size", "weight"),
+    [
+        ("tp=64", "tp", 288, "w_gate"),
+        ("tp=16,dp=4", "tp", None, None),
+        ("tp=128", "tp", 192, "wq_b"),
+    ],
+)
+def test_a_plan_that_splits_a_block_is_refused(
+    plan: str, axis: str, size: int | None, weight: str | None
+) -> None:
+    parsed = parse_plan(plan)
+    model, workload = read_model("DeepSeek-V3.1-Base"), Workload(weight_dtype=FP8_BLOCKS)
+    if size is None:
+        check_blocks(parsed, model, workload)
+        return
+    with pytest.raises(
+        PlanError, match=f"{axis} leaves {size} channels of {weight}.*smaller {axis}"
+    ):
+        check_blocks(parsed, model, workload)

@@ -1,0 +1,123 @@
+"""Workload cards are complete, valid and correct."""
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from meshscope.events.enums import Phase, Source
+from meshscope.events.measured import Measured
+from meshscope.reports.export.card import card_of, card_text
+from meshscope.reports.export.schema import CARD_SCHEMA, faults_of
+
+
+def test_every_known_field_is_filled(make_run) -> None:
+    card = yaml.safe_load(card_text(make_run(n_layers=32)))
+    assert card["hf_url"] == "https://huggingface.co/meta-llama/Llama-3.1-8B"
+    workload, executor = card["workload"], card["Model-executor"]
+    assert workload["model"] == {
+        "phase": "inference", "moe": False, "granularity": "model_fwd",
+        "model_family": "llama-3.1-8b", "precision": "bf16", "epochs": None, "iteration": None,
+        "model_arch": {
+            "num_params": 8_030_261_248, "num_params_active": 8_030_261_248,
+            "num_params_embedding": 525_336_576, "num_layers": 32, "num_heads": 32, "head_dim": 128,
+        },
+    }  # fmt: skip
+    assert workload["data"] == {
+        "batch_size": 8, "seq_len": 64, "output_len": 10, "dataset": "none: shapes only, no program was run",
+    }  # fmt: skip
+    assert workload["hardware"]["xpu_spec"] == {
+        "type": "TPU", "model": "tpu_v6e", "total_count": 8, "count_per_node": 4,
+    }  # fmt: skip
+    assert workload["hardware"]["network_topo"]["bandwidth_gbps"] == [None, 2880.0]
+    assert executor["model_plan_parallelization"] == {
+        "dp_replicate": 2, "dp_shard": 1, "tp": 4, "pp": 1, "cp": 1, "ep": 1, "pp_mb": 1,
+    }  # fmt: skip
+    assert executor["protocol_selection"] == ["ici"]
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "topology"),
+    [
+        ("deepseek-ai/DeepSeek-V2-Lite", "dp=2,tp=4,ep=8", "v6e-8"),
+        ("meta-llama/Llama-3.1-8B", "pp=2,tp=4", "tpu7x:2x2x1"),
+        ("meta-llama/Llama-3.1-8B", "dp=2,tp=4", "2xv6e:2x2"),
+        ("meta-llama/Llama-3.1-8B", "tp=4", "h100:4"),
+        ("meta-llama/Llama-3.1-8B", "tp=8", "cpu:8"),
+    ],
+)
+def test_cards_of_all_models_and_slices_are_valid(
+    make_run, model: str, plan: str, topology: str
+) -> None:
+    card = yaml.safe_load(card_text(make_run(model, plan=plan, topology=topology)))
+    assert list(faults_of(card)) == []
+
+
+def test_a_measured_run_has_its_input_and_number_of_steps(make_run) -> None:
+    run = make_run(plan="tp=8", topology="cpu:8")
+    measured = Measured(
+        requests=(), n_profiled_steps={Phase.PREFILL: 1, Phase.DECODE: 4}, loads=(), times=(),
+        findings=(), costs=(),
+    )  # fmt: skip
+    versions = {"jaxlib": "0.10.2", "libtpu": "0.0.42.1"}
+    manifest = replace(run.manifest, source=Source.MEASURED, versions=versions)
+    live = replace(run, measured=measured, manifest=manifest)
+    card = card_of(live)
+    assert card["workload"]["model"]["iteration"] == 5
+    assert card["workload"]["data"]["dataset"] == "random tokens"
+    assert card["workload"]["hardware"]["xpu_spec"]["count_per_node"] == 8
+    assert card["workload"]["hardware"]["driver_version"] is None
+    library = card["Model-executor"]["communication_library"]
+    assert (library["name"], library["version"]) == ("xla", "jaxlib 0.10.2")
+    with_text = card_of(replace(live, measured=replace(measured, texts=("It was",))))
+    assert with_text["workload"]["data"]["dataset"] == "one prompt of text"
+
+
+def test_a_microbatch_is_a_number_of_sequences(make_run) -> None:
+    plan = card_of(make_run(plan="pp=2,tp=4"))["Model-executor"]["model_plan_parallelization"]
+    assert (plan["pp"], plan["pp_mb"]) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "fault"),
+    [
+        (("workload", "data", "seq_len"), "1024", "card.workload.data.seq_len: '1024' is not"),
+        (("workload", "model", "phase"), "decode", "is none of"),
+        (("workload", "hardware", "network_topo", "bandwidth_gbps"), ["N/A", 800], "'N/A' is not"),
+        (("workload", "hardware", "network_topo", "bandwidth_gbps"), [800], "has length 1"),
+        (("Model-executor", "model_plan_parallelization", "tp"), 0, "0 is below 1"),
+        (("Model-executor", "model_plan_parallelization", "tp"), True, "True is not integer"),
+    ],
+)
+def test_a_fault_has_its_path(make_run, path, value, fault: str) -> None:
+    card = deepcopy(card_of(make_run()))
+    inner = card
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    (message,) = faults_of(card)
+    assert fault in message
+
+
+def test_a_missing_field_is_named(make_run) -> None:
+    card = deepcopy(card_of(make_run()))
+    del card["workload"]["data"]["output_len"]
+    assert list(faults_of(card)) == ["card.workload.data: 'output_len' is missing"]
+
+
+def test_hostile_texts_stay_texts(hostile_run) -> None:
+    text = card_text(hostile_run)
+    card = yaml.safe_load(text)
+    assert list(faults_of(card)) == []
+    assert len(text) < 20_000
+    assert not {"\x00", "\x1b", "\u202e"} & set(
+        card["Model-executor"]["communication_library"]["env"]["XLA_FLAGS"]
+    )
+
+
+def test_the_schema_requires_every_field_of_the_template() -> None:
+    assert CARD_SCHEMA["required"] == [
+        "version", "description", "hf_url", "trace_url", "contributor", "contact", "workload",
+        "Model-executor", "metric_source",
+    ]  # fmt: skip

@@ -1,0 +1,196 @@
+"""Timelines of runs: tracks, flows, counters and times in both formats."""
+
+import json
+import struct
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from meshscope.analysis.routed import link_traffic
+from meshscope.events.enums import Phase, Source
+from meshscope.events.schema import table_of
+from meshscope.events.timeline import FOLDED_SCHEMA, TIMELINE
+from meshscope.reports.export.chrome import write_chrome
+from meshscope.reports.export.perfetto import write_perfetto
+from meshscope.reports.export.run_timeline import run_timeline
+from meshscope.reports.export.run_tracks import timeline_of
+from meshscope.store.write import write_run
+
+
+def chrome(run, path: Path) -> list[dict]:
+    write_chrome(timeline_of(run_timeline(run)), path, is_gzipped=False)
+    return json.loads(path.read_text())["traceEvents"]
+
+
+def perfetto(run, decoded, path: Path) -> tuple[dict, list, dict]:
+    """(parent and name of each track, slices (track, name, begin, end, flows), counter samples)."""
+    write_perfetto(timeline_of(run_timeline(run)), path)
+    names, tracks, slices, counters = {}, {}, [], {}
+    opened: dict[int, tuple] = {}
+    for packet in decoded(path.read_bytes())[1]:
+        fields = decoded(packet)
+        for interned in fields[12]:
+            entry = decoded(decoded(interned)[2][0])
+            names[entry[1][0]] = entry[2][0].decode()
+        for descriptor in map(decoded, fields[60]):
+            name = descriptor[2] or decoded(descriptor[3][0])[6]
+            tracks[descriptor[1][0]] = ((descriptor[5] or [0])[0], name[0].decode())
+        for event in map(decoded, fields[11]):
+            (track,), (kind,), (time,) = event[11], event[9], fields[8]
+            if kind == 1:
+                assert track not in opened
+                opened[track] = (names[event[10][0]], time, event[47])
+            elif kind == 2:
+                name, begin, flows = opened.pop(track)
+                slices.append((track, name, begin, time, flows))
+            else:
+                value = struct.unpack("<d", event[44][0].to_bytes(8, "little"))[0]
+                counters.setdefault(tracks[track][1], []).append((time, value))
+    assert not opened
+    return tracks, slices, counters
+
+
+def path_of(tracks: dict, track: int) -> list[str]:
+    names = []
+    while track:
+        track, name = tracks[track]
+        names.append(name)
+    return names[::-1]
+
+
+def test_tracks_are_plan_chip_and_lanes(make_run, decoded, tmp_path: Path) -> None:
+    tracks, slices, _ = perfetto(make_run(), decoded, tmp_path / "t")
+    paths = {tuple(path_of(tracks, s[0])[1:]) for s in slices}
+    lanes = ("steps", "communication tp")
+    assert paths == {(f"chip {i}", lane) for i in range(8) for lane in lanes}
+    plan = path_of(tracks, slices[0][0])[0]
+    assert "plan tp=4,dp=2 on v6e:2x4" in plan or "plan dp=2,tp=4 on v6e:2x4" in plan
+    assert "order, not time" in plan
+
+
+def test_two_devices_of_a_chip_are_below_it(make_run, decoded, tmp_path: Path) -> None:
+    tracks, slices, _ = perfetto(make_run(topology="tpu7x:2x2x1"), decoded, tmp_path / "t")
+    paths = {tuple(path_of(tracks, s[0])[1:3]) for s in slices}
+    assert paths == {(f"chip {i // 2}", f"device {i}") for i in range(8)}
+
+
+def test_every_device_has_every_collective_of_its_groups(make_run, decoded, tmp_path: Path) -> None:
+    run = make_run()
+    tracks, slices, _ = perfetto(run, decoded, tmp_path / "t")
+    n_rows = sum(row.count for row in run.rows)
+    collectives = [s for s in slices if tracks[s[0]][1].startswith("communication")]
+    assert len(collectives) == 8 * n_rows
+    events = [e for e in chrome(run, tmp_path / "t") if e["ph"] == "X" and "kind" in e["args"]]
+    assert len(events) == 8 * n_rows
+
+
+@pytest.mark.parametrize("plan", ["pp=2,tp=4", "pp=4,tp=2"])
+def test_the_devices_of_a_stage_have_its_rows(make_run, tmp_path: Path, plan: str) -> None:
+    """Uneven stages; a stage sends in its row, and the next one receives without a kind."""
+    run = make_run(plan=plan, n_layers=6)
+    events = [e for e in chrome(run, tmp_path / "t") if e["ph"] == "X"]
+    n_stages = int(plan[3])
+    for device in range(8):
+        stage = device // (8 // n_stages)
+        of_device = [e for e in events if e["pid"] == device + 1]
+        shown = Counter(
+            (e["args"]["kind"], e["args"].get("layer")) for e in of_device if "kind" in e["args"]
+        )
+        expected: Counter = Counter()
+        for row in run.rows:
+            if row.stage in {None, stage}:
+                expected[row.kind.value, row.layer] += row.count
+        assert shown == expected
+        received = [e for e in of_device if e["name"] == f"receive from stage {stage - 1}"]
+        assert len(received) == sum(
+            r.count for r in run.rows if r.part == "stage" and r.stage == stage - 1
+        )
+
+
+def test_a_layer_is_one_slice_although_the_compiler_moves_its_operations(
+    make_run, tmp_path: Path
+) -> None:
+    """Layer 1 has an operation before those of layer 0; both run twice."""
+    spans = [("early", 1), ("a", 0), ("b", 0), ("c", 1), ("d", 1)]
+    folded = pl.DataFrame(
+        [
+            {
+                **dict.fromkeys(FOLDED_SCHEMA), "source": "compiled", "phase": "decode", "lane": "core",
+                "start_s": at * 1e-6, "dur_s": 1e-6, "layers": [layer], "repeats": [2],
+                "periods_s": [5e-6], "hlo_name": name, "activity": "matmuls",
+            }
+            for at, (name, layer) in enumerate(spans)
+        ],
+        schema=FOLDED_SCHEMA,
+    )  # fmt: skip
+    run = replace(make_run(), path=tmp_path, rows=())
+    manifest = replace(run.manifest, source=Source.COMPILED, phases=(Phase.DECODE,))
+    run = replace(run, manifest=manifest)
+    write_run(tmp_path, run, metrics={})
+    folded.write_parquet(tmp_path / TIMELINE)
+    events = [e for e in chrome(run, tmp_path / "t") if e["ph"] == "X" and e["pid"] == 1]
+    layers = [
+        (e["args"]["layer"], e["ts"], e["dur"]) for e in events if e["name"].startswith("layer")
+    ]
+    assert sorted(layers, key=lambda layer: layer[1]) == [
+        (0, 1, 2), (1, 3, 2), (0, 6, 2), (1, 8, 2)
+    ]  # fmt: skip
+    compute = [e["args"] for e in events if "activity" in e["args"]]
+    assert [arguments["layer"] for arguments in compute] == [1, 0, 0, 1, 1] * 2
+
+
+def test_flows_join_the_devices_of_a_group(make_run, decoded, tmp_path: Path) -> None:
+    tracks, slices, _ = perfetto(make_run(), decoded, tmp_path / "t")
+    members: dict[int, set[int]] = {}
+    for track, *_, flows in slices:
+        for flow in flows:
+            members.setdefault(flow, set()).add(int(path_of(tracks, track)[1].split()[1]))
+    assert {tuple(sorted(group)) for group in members.values()} == {(0, 1, 2, 3), (4, 5, 6, 7)}
+    by_id: dict[int, list[str]] = {}
+    for event in chrome(make_run(), tmp_path / "t"):
+        if event["ph"] in "stf":
+            by_id.setdefault(event["id"], []).append(event["ph"])
+    assert {"".join(phases) for phases in by_id.values()} == {"sttf"}
+
+
+def test_link_counters_add_up_to_every_byte_of_the_step(make_run, decoded, tmp_path: Path) -> None:
+    run = make_run()
+    _, _, counters = perfetto(run, decoded, tmp_path / "t")
+    total = link_traffic(table_of(run.rows), run_timeline(run).topology, by=())["load_bytes"].sum()
+    counted = sum(
+        value * (later - time) / 1000  # a microsecond is an operation
+        for changes in counters.values()
+        for (time, value), (later, _) in pairwise(changes)
+    )
+    assert counted == pytest.approx(total)
+    assert all(changes[-1][1] == 0 for changes in counters.values())
+
+
+def test_known_times_are_kept(timed_run, decoded, tmp_path: Path) -> None:
+    tracks, slices, _ = perfetto(timed_run, decoded, tmp_path / "t")
+    prefill = sorted(
+        (begin, end) for track, _, begin, end, _ in slices
+        if path_of(tracks, track)[1:] == ["chip 0", "communication tp"]
+    )  # fmt: skip
+    assert prefill[:3] == [(0, 2000), (5000, 7000), (10000, 12000)]
+    assert "(time)" in tracks[1][1]
+
+
+def test_a_run_without_collectives_is_an_empty_timeline(make_run, decoded, tmp_path: Path) -> None:
+    run = make_run(plan="tp=1", topology="v6e-1")
+    _, slices, counters = perfetto(run, decoded, tmp_path / "t")
+    assert [name for _, name, *_ in slices] == ["prefill", "decode"]
+    assert counters == {}
+
+
+def test_hostile_names_break_no_timeline(hostile_run, decoded, tmp_path: Path) -> None:
+    _, slices, _ = perfetto(hostile_run, decoded, tmp_path / "t")
+    assert slices
+    events = chrome(hostile_run, tmp_path / "t")
+    text = json.dumps(events, ensure_ascii=False)
+    assert not {"\x00", "\x1b", "\u202e"} & set(text)
+    assert max(len(str(value)) for e in events for value in e.get("args", {}).values()) < 2_100

@@ -1,0 +1,225 @@
+"""What --json prints: exactly the documented fields, and sums that agree with the rows."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshscope.analysis.comparison import compare_sources
+from meshscope.analysis.join import compare
+from meshscope.events.enums import Source
+from meshscope.events.schema import POLARS_SCHEMA
+from meshscope.reports.document import (
+    comparison_document,
+    metrics_document,
+    run_document,
+)
+from meshscope.store.run import RunRecord
+
+FIELDS = {
+    "run": None,
+    "source": None,
+    "experiment": None,
+    "collectives": None,
+    "totals": {"prefill": {"count", "payload_bytes", "wire_bytes"}},
+    "memory": {
+        "weights_bytes",
+        "kv_cache_bytes",
+        "temp_bytes",
+        "temp_low_bytes",
+        "temp_high_bytes",
+        "temp_basis",
+        "padding_bytes",
+        "has_assumed_weights",
+        "total_bytes",
+        "hbm_bytes",
+        "argument_bytes",
+        "output_bytes",
+        "fits",
+    },
+    "time": {"prefill_s", "decode_step_s", "step_s", "ttft_s", "tpot_s", "e2e_s", "basis"},
+    "unattributed": {"count", "payload_bytes", "reasons"},
+    "other_operations": None,
+    "verdict": None,
+    "throughput": {
+        "decode_tokens_per_s",
+        "decode_tokens_per_s_per_chip",
+        "output_tokens_per_s",
+        "requests_per_s",
+    },
+    "fit": {
+        "fits",
+        "reason",
+        "known_bytes",
+        "low_bytes",
+        "high_bytes",
+        "is_total",
+        "hbm_bytes",
+        "largest_batch",
+        "largest_context",
+        "text",
+    },
+    "capacity": None,
+    "notes": None,
+    "why": None,
+    "suggestions": None,
+}
+
+
+@pytest.fixture(params=["predicted_run", "compiled_run"])
+def run(request: pytest.FixtureRequest) -> RunRecord:
+    return request.getfixturevalue(request.param)
+
+
+def test_the_document_has_exactly_the_documented_fields(run: RunRecord) -> None:
+    document = run_document(run)
+    assert list(document) == list(FIELDS)
+    for name in ("memory", "time", "unattributed", "throughput", "fit"):
+        assert set(document[name]) == FIELDS[name]
+    assert set(document["totals"]) == {"prefill", "decode"}
+    for total in document["totals"].values():
+        assert set(total) == {"count", "payload_bytes", "wire_bytes", "request"}
+
+
+def test_a_collective_has_exactly_the_columns_of_the_table_and_its_layers(run: RunRecord) -> None:
+    for row in run_document(run)["collectives"]:
+        assert set(row) == {*POLARS_SCHEMA, "layers"}
+
+
+def test_collectives_add_up_to_the_totals(run: RunRecord) -> None:
+    document = run_document(run)
+    for phase, total in document["totals"].items():
+        rows = [row for row in document["collectives"] if row["phase"] == phase]
+        for figures, key in ((total, None), (total["request"], "n_steps")):
+            times = [row["count"] * (1 if key is None else row[key]) for row in rows]
+            assert figures["count"] == sum(times)
+            for name in ("payload_bytes", "wire_bytes"):
+                values = [row[name] for row in rows]
+                assert figures[name] == sum(t * v for t, v in zip(times, values, strict=True))
+
+
+def test_a_verdict_stands_where_two_sources_do(
+    predicted_run: RunRecord, compiled_run: RunRecord
+) -> None:
+    assert run_document(predicted_run)["verdict"] is None
+    assert set(run_document(compiled_run)["verdict"]) == {
+        "verdict",
+        "summary",
+        "is_time_within",
+        "time_summary",
+        "times",
+    }
+
+
+def test_only_rows_of_the_strongest_source_are_in_it(run: RunRecord) -> None:
+    document = run_document(run)
+    assert {row["source"] for row in document["collectives"]} == {document["source"]}
+    assert document["source"] == run.manifest.source
+
+
+def test_a_document_is_json_without_loss(run: RunRecord) -> None:
+    document = run_document(replace(run, path=Path("runs/one")))
+    assert json.loads(json.dumps(document, allow_nan=False)) == _listed(document)
+    assert document["run"] == "runs/one"
+
+
+def _listed(value: Any) -> Any:
+    """Tuples as JSON reads them back."""
+    if isinstance(value, dict):
+        return {key: _listed(item) for key, item in value.items()}
+    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def test_unknown_memory_and_times_are_null(predicted_run: RunRecord) -> None:
+    document = run_document(replace(predicted_run, memory={}))
+    assert set(document["memory"].values()) == {None}
+    assert set(document["time"].values()) == {None}
+
+
+def test_a_phase_without_collectives_has_zero_totals(predicted_run: RunRecord) -> None:
+    zero = {"count": 0, "payload_bytes": 0, "wire_bytes": 0}
+    totals = run_document(replace(predicted_run, rows=()))["totals"]
+    assert totals == dict.fromkeys(("prefill", "decode"), zero | {"request": zero})
+
+
+def test_what_has_no_phase_stands_under_unknown(predicted_run: RunRecord) -> None:
+    lost = replace(predicted_run.rows[0], phase=None, axis_reason="no scope")
+    document = run_document(replace(predicted_run, rows=(lost,)))
+    assert document["totals"]["unknown"]["count"] == 1
+    assert document["unattributed"] == {
+        "count": 1,
+        "payload_bytes": lost.payload_bytes,
+        "reasons": {"no scope": 1},
+    }
+
+
+def test_metrics_hold_every_source_and_the_verdict(
+    compiled_run: RunRecord, predicted_run: RunRecord
+) -> None:
+    metrics = metrics_document(compiled_run)
+    assert set(metrics["step_totals"]) == {"predicted", "compiled"}
+    assert metrics["request_totals"]["predicted"]["decode"]["count"] == 9
+    assert metrics["verdict"]["verdict"] == "different"
+    assert metrics_document(predicted_run)["verdict"] is None
+
+
+def test_differences_are_added_up_for_a_step_and_for_the_request(compiled_run: RunRecord) -> None:
+    comparison = compare_sources(compiled_run)
+    assert comparison is not None
+    sides = {"left": {"name": "predicted"}, "right": {"name": "compiled"}}
+    differences = comparison_document(comparison, **sides)["differences"]
+    nothing = {"count": 0, "payload_bytes": 0, "wire_bytes": 0}
+    assert set(differences["prefill"]) == {"costlier", "changed", "extra"}
+    assert differences["prefill"]["extra"] == {
+        "count": 1,
+        "step": {"left": nothing, "right": {"count": 1, "payload_bytes": 16, "wire_bytes": 12}},
+        "request": {"left": nothing, "right": {"count": 1, "payload_bytes": 16, "wire_bytes": 12}},
+    }
+    once = {"count": 1, "payload_bytes": 2048, "wire_bytes": 1536}
+    nine = {"count": 9, "payload_bytes": 9 * 2048, "wire_bytes": 9 * 1536}
+    assert differences["decode"] == {
+        "missing": {
+            "count": 1,
+            "step": {"left": once, "right": nothing},
+            "request": {"left": nine, "right": nothing},
+        }
+    }
+
+
+def test_the_comparison_names_source_line_and_layers_of_what_was_not_asked_for(
+    compiled_run: RunRecord,
+) -> None:
+    comparison = compare_sources(compiled_run)
+    assert comparison is not None
+    sides = {"left": {"name": "predicted"}, "right": {"name": "compiled"}}
+    document = comparison_document(comparison, **sides)
+    rows = [
+        (row["verdict"], row["layers"], row["right"]["source_line"])
+        for row in document["rows"]
+        if row["verdict"] in {"extra", "changed"}
+    ]
+    line = "/home/me/src/meshscope/programs/decoder.py:7"
+    assert rows == [("extra", [], line), ("changed", [1], line)]
+    json.dumps(document, allow_nan=False)
+
+
+@pytest.mark.parametrize(("extra", "word"), [(0, "equal"), (1, "same meaning")])
+def test_the_verdict_is_a_word_for_programs(
+    predicted_run: RunRecord, extra: int, word: str
+) -> None:
+    left = predicted_run.rows
+    assert left[0].wire_bytes is not None
+    right = (replace(left[0], wire_bytes=left[0].wire_bytes + extra), *left[1:])
+    sides = {"left": {"name": "a"}, "right": {"name": "b"}}
+    assert comparison_document(compare(left, right), **sides)["verdict"] == word
+
+
+def test_a_run_of_one_source_has_no_comparison(predicted_run: RunRecord) -> None:
+    imported = replace(
+        predicted_run, manifest=replace(predicted_run.manifest, source=Source.COMPILED), memory={}
+    )
+    rows = tuple(replace(row, source=Source.COMPILED) for row in imported.rows)
+    assert compare_sources(predicted_run) is None
+    assert compare_sources(replace(imported, rows=rows)) is None

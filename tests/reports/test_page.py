@@ -1,0 +1,336 @@
+"""The report as a document: complete, without network access, and safe for hostile names."""
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+from importlib import resources
+
+import pytest
+from page_parser import Page
+
+import meshscope
+from meshscope.analysis.floor import why_sentences
+from meshscope.events.enums import Phase, Source
+from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
+from meshscope.plans.experiment_record import NamedModel
+from meshscope.plans.memory import Memory, TempBasis
+from meshscope.reports.charts.cost import COLLECTIVES, COMPUTE, EXPOSED, IDLE, MEMORY, STAGES
+from meshscope.reports.html.page import page_html
+from meshscope.store.run import RunRecord
+
+HOSTILE = (
+    '</script><script>alert(1)</script>"\' onload="x" <b>&amp;\x00\x1b[31m\u202e\u2028'
+    + "x" * 1_000_000
+)
+SECTIONS = (
+    "cost",
+    "collectives",
+    "sources",
+    "roofline",
+    "traffic",
+    "sizes",
+    "inserted",
+    "conditions",
+)
+
+STEP = StepTime(
+    source=Source.COMPILED,
+    phase=Phase.PREFILL,
+    step=TimeEstimate(value_s=0.010, low_s=0.008, high_s=0.012),
+    compute_s=0.006,
+    exposed_s=0.003,
+    idle_s=0.001,
+    bubble_s=0.0,
+    collective_s=0.004,
+    exposed_by_axis_s={"tp": 0.003},
+    by_basis_s={"compiler_cycles": 0.006, "interconnect_model": 0.003},
+    parts=(
+        PartCost(part="mlp", compute_s=0.006, collective_s=0.004, exposed_s=0.003, flops=1e12, hbm_bytes=1e9),
+    ),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def timed_run(compiled_run: RunRecord) -> RunRecord:
+    return replace(compiled_run, times=(STEP,))
+
+
+@pytest.fixture(scope="session")
+def page(timed_run: RunRecord) -> Page:
+    return Page(page_html([timed_run]))
+
+
+def test_sections_without_data_are_left_out(predicted_run: RunRecord, page: Page) -> None:
+    assert _sections(page) == [f"{name}-1" for name in SECTIONS]
+    empty = Page(page_html([replace(predicted_run, rows=(), memory={})]))
+    assert _sections(empty) == ["conditions-1"]
+    assert "No communication: the run has no collectives." in empty.text
+    assert "Unknown: " in empty.text  # why metrics are missing, among the conditions
+
+
+def _sections(page: Page) -> list[str | None]:
+    return [a["id"] for a in page.attributes("details") if a.get("class") == "section"]
+
+
+def test_the_hero_has_figures_with_intervals_memory_and_reasons(
+    page: Page, timed_run: RunRecord
+) -> None:
+    text = page.text
+    assert "TTFT 10 ms 8 to 12 ms; compiled" in text
+    assert "Fits: 2.00 of 16.00 GiB of HBM" in text
+    assert "weights 1.00 GiB KV cache 0.50 GiB temporaries 0.50 GiB" in text
+    why = why_sentences(timed_run)[Phase.PREFILL]
+    assert f"prefill {why[0].upper()}{why[1:]}." in text
+
+
+def test_what_contradicts_the_prediction_is_a_banner(page: Page, timed_run: RunRecord) -> None:
+    assert "Collectives: predicted and compiled differ" in page.banners
+    quick = replace(
+        STEP,
+        source=Source.PREDICTED,
+        step=TimeEstimate(value_s=0.002, low_s=0.001, high_s=0.003),
+        compute_s=0.001,
+        exposed_s=0.001,
+        idle_s=0.0,
+        exposed_by_axis_s={"tp": 0.001},
+    )
+    contradicted = Page(page_html([replace(timed_run, times=(quick, STEP))]))
+    assert "Compiled prefill takes 5.0 x the prediction" in contradicted.banners
+    agreeing = Page(
+        page_html([replace(timed_run, times=(replace(STEP, source=Source.PREDICTED), STEP))])
+    )
+    assert "x the prediction" not in agreeing.banners
+
+
+def test_sources_that_disagree_are_compared_by_part(timed_run: RunRecord) -> None:
+    predicted = replace(
+        STEP,
+        source=Source.PREDICTED,
+        idle_s=0.002,
+        exposed_s=0.002,
+        exposed_by_axis_s={"tp": 0.002},
+    )
+    page = Page(page_html([replace(timed_run, times=(predicted, STEP))]))
+    chart = next(c for c in page.data["charts"] if c["kind"] == "waterfall")["data"]
+    assert chart["selects"][1]["options"] == ["predicted", "compiled"]
+    head, *rows = next(t for t in page.tables if t[0][0] == "part or axis")
+    assert head[1:] == ["predicted", "compiled minus predicted"]
+    assert {row[0]: row[1:] for row in rows} == {
+        "mlp": ["6 ms", "0 us"],
+        "exposed over tp": ["2 ms", "1 ms"],
+        "waiting for memory": ["2 ms", "-1 ms"],
+        "total": ["10 ms", "0 us"],
+    }
+
+
+def test_memory_close_to_the_limit_says_why(timed_run: RunRecord) -> None:
+    memory = Memory(
+        weights_bytes=2**33, kv_cache_bytes=0, temp_bytes=2**32, total_bytes=3 * 2**32,
+        hbm_bytes=3 * 2**32 + 2**30, fits=None, temp_low_bytes=2**31, temp_high_bytes=2**33,
+        temp_basis=TempBasis.ESTIMATE,
+    )  # fmt: skip
+    text = Page(page_html([replace(timed_run, memory={Source.COMPILED: memory})])).text
+    assert "Close to the limit: 12.00 (10.00 to 16.00) of 13.00 GiB of HBM" in text
+    assert "contains the limit" in text
+
+
+def test_suggestions_have_a_gain_and_a_command() -> None:
+    run = meshscope.predict(
+        "Qwen/Qwen3-32B", topology="v6e-8", plan="tp=8", batch=8, prompt=1024, output=128
+    )
+    page = Page(page_html([run.record]))
+    assert re.search(r"Try next .* (TTFT|TPOT) -[\d.]+ ms.* \(predicted\)", page.text)
+    assert len(page.attributes("code")) >= 1
+
+
+def test_without_times_the_hero_names_bytes(predicted_run: RunRecord) -> None:
+    text = Page(page_html([predicted_run])).text
+    assert "Each device sends 18.4 kB in 8 collectives per prefill step." in text
+    assert "The step time is unknown" in text
+
+
+def test_the_segments_of_a_bar_sum_to_the_step(page: Page) -> None:
+    bars = next(c for c in page.data["charts"] if c["kind"] == "bars")["data"]["bars"]
+    assert [bar["total"] for bar in bars] == [0.010]
+    assert dict(bars[0]["segments"]) == pytest.approx(
+        {"compute": 0.006, "exposed over tp": 0.003, "waiting for memory": 0.001}
+    )
+
+
+def test_the_elements_are_balanced_and_their_ids_are_unique(page: Page) -> None:
+    assert (page.unbalanced, page.open) == ([], [])
+    ids = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    links = [a["href"] for a in page.attributes("a")]
+    assert all(link is not None and link.removeprefix("#") in ids for link in links)
+
+
+def test_every_figure_has_its_data(page: Page) -> None:
+    numbers = [int(a["data-chart"] or -1) for a in page.attributes("figure")]
+    charts = page.data["charts"]
+    assert numbers == list(range(len(charts)))
+    assert {c["kind"] for c in charts} == {"bars", "torus", "roofline", "sizes"}
+    assert all(c["title"] and c["description"] for c in charts)
+
+
+def test_the_page_makes_no_requests(page: Page) -> None:
+    policy = next(a["content"] for a in page.attributes("meta") if a.get("http-equiv"))
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    for attribute in ("src", "srcset", "action", "style", "onclick", "onload", "background"):
+        assert not [tag for tag, attrs in page.elements if attribute in attrs]
+    assert not page.attributes("link")
+    assert not page.attributes("iframe")
+    assert not re.search(
+        r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)",
+        "".join(page.raw["style"] + page.raw["script"][1:]),
+    )
+
+
+def test_the_policy_hashes_the_script_and_style(page: Page) -> None:
+    policy = next(a["content"] for a in page.attributes("meta") if a.get("http-equiv")) or ""
+    for text in (page.raw["script"][1], page.raw["style"][0]):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+
+
+def test_rows_have_as_many_cells_as_their_table_has_columns(page: Page) -> None:
+    assert len(page.tables) > 5
+    for table in page.tables:
+        assert len({len(row) for row in table}) == 1
+
+
+def test_the_table_shows_the_verdicts(page: Page) -> None:
+    head, *rows = next(t for t in page.tables if "verdict" in t[0])
+    verdicts = {row[head.index("verdict")] for row in rows}
+    assert verdicts == {"equal", "more bytes", "changed", "extra", "missing"}
+    assert {"predicted", "compiled"} <= set(head)
+
+
+def test_hostile_names_add_no_element_and_no_megabyte(timed_run: RunRecord, page: Page) -> None:
+    rows = tuple(
+        replace(row, algorithm=HOSTILE, axis=HOSTILE, hlo_name=HOSTILE, axis_reason=HOSTILE, source_line=HOSTILE)
+        for row in timed_run.rows
+    )  # fmt: skip
+    model = NamedModel(name=HOSTILE, n_layers=3)
+    experiment = replace(timed_run.manifest.experiment, model=model, kernels={HOSTILE: HOSTILE})
+    manifest = replace(
+        timed_run.manifest, experiment=experiment, versions={HOSTILE: HOSTILE}, command=(HOSTILE,)
+    )
+    step = replace(STEP, exposed_by_axis_s={HOSTILE: 0.003}, notes=(HOSTILE,))
+    named = replace(timed_run, manifest=manifest, rows=rows, times=(step,))
+    several = page_html([named, replace(named, times=(FAST,)), timed_run])
+    assert len(several) < 1_000_000
+    assert (Page(several).unbalanced, Page(several).open) == ([], [])
+    assert len(Page(several).attributes("script")) == 2
+    text = page_html([named])
+    assert len(text) < 500_000
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\u2028\u202e]", text)
+    hostile = Page(text)
+    assert (hostile.unbalanced, hostile.open) == ([], [])
+    assert {tag for tag, _ in hostile.elements} <= {tag for tag, _ in page.elements} | {"p"}
+    assert len(hostile.attributes("script")) == 2
+    assert "alert(1)" in hostile.text
+    assert not [tag for tag, attrs in hostile.elements if "onload" in attrs]
+
+
+FAST = replace(STEP, step=TimeEstimate(value_s=0.005, low_s=0.004, high_s=0.006), compute_s=0.001)
+TOO_LARGE = Memory(
+    weights_bytes=2**35, kv_cache_bytes=0, temp_bytes=0, total_bytes=2**35, hbm_bytes=2**34, fits=False
+)  # fmt: skip
+
+
+def _with_batch(run: RunRecord, batch: int) -> RunRecord:
+    experiment = run.manifest.experiment
+    assert experiment.workload is not None
+    changed = replace(experiment, workload=replace(experiment.workload, batch=batch))
+    return replace(run, manifest=replace(run.manifest, experiment=changed))
+
+
+def test_runs_of_the_same_work_are_ranked_and_compared_with_the_best(timed_run: RunRecord) -> None:
+    rendered = Page(page_html([timed_run, replace(timed_run, times=(FAST,))]))
+    assert "tp=4 (2) serves the request fastest: 5 ms" in rendered.text
+    head, *rows = _runs_table(rendered)
+    assert [row[:2] for row in rows] == [["1", "tp=4 (2)"], ["2", "tp=4 (1)"]]
+    assert [row[head.index("against the best")] for row in rows] == ["best", "2.00 x"]
+    assert head[:5] == [
+        *("rank", "run", "end to end", "against the best", "decode tokens/s per chip")
+    ]
+    assert not {"slice", "source", "fits"} & set(head)
+    assert re.search(r"All: [^.]*, compiled, fits: ", rendered.text)
+    chart = next(c for c in rendered.data["charts"] if c["kind"] == "waterfall")["data"]
+    assert chart["selects"][1]["options"] == ["tp=4 (2)", "tp=4 (1)"]
+    (prefill,) = chart["spans"]
+    assert prefill[1] == pytest.approx(
+        {"mlp": 0.006, "exposed over tp": 0.003, "waiting for memory": 0.001}
+    )
+    ids = [attrs["id"] for _, attrs in rendered.elements if "id" in attrs]
+    assert len(ids) == len(set(ids))
+
+
+def test_many_runs_are_all_ranked_and_the_best_have_a_page(timed_run: RunRecord) -> None:
+    steps = [replace(STEP, step=replace(STEP.step, value_s=0.01 + i / 1000)) for i in range(26)]
+    rendered = Page(page_html([replace(timed_run, times=(step,)) for step in reversed(steps)]))
+    assert len(_runs_table(rendered)) == 27
+    pages = [a["id"] for a in rendered.attributes("details") if a.get("class") == "run"]
+    assert pages == [f"run-{number}" for number in range(26, 2, -1)]
+    assert "2 more runs have no page here" in rendered.text
+
+
+def test_a_run_that_does_not_fit_is_struck_out_and_never_the_best(timed_run: RunRecord) -> None:
+    large = replace(timed_run, times=(FAST,), memory={Source.COMPILED: TOO_LARGE})
+    rendered = Page(page_html([large, timed_run]))
+    assert "tp=4 (2) takes 10 ms for the request" in rendered.text
+    _, *rows = _runs_table(rendered)
+    assert [row[0] for row in rows] == ["1", "-"]
+    classes = [a.get("class") for a in rendered.attributes("tr") if a.get("class")]
+    assert classes == ["best", "out"]
+
+
+def test_different_work_is_not_ranked_and_named_by_the_batch(timed_run: RunRecord) -> None:
+    other = _with_batch(replace(timed_run, times=(FAST,)), 64)
+    rendered = Page(page_html([timed_run, other]))
+    assert "No two runs do the same work" in rendered.text
+    assert [row[:2] for row in _runs_table(rendered)[1:]] == [
+        ["-", "tp=4 batch 2"],
+        ["-", "tp=4 batch 64"],
+    ]
+    assert "waterfall" not in {c["kind"] for c in rendered.data["charts"]}
+
+
+def test_each_request_has_its_own_best_run(timed_run: RunRecord) -> None:
+    fast = replace(timed_run, times=(FAST,))
+    runs = [timed_run, fast, _with_batch(timed_run, 64), _with_batch(fast, 64)]
+    rendered = Page(page_html(runs))
+    assert "The fastest runs of 2 requests" in rendered.text
+    for batch in (2, 64):
+        assert re.search(rf"batch {batch}, prompt 8, output 10 tp=4 \(2\) serves the request fastest: 5 ms\.", rendered.text)  # fmt: skip
+    tables = [t for t in rendered.tables if t[0][:2] == ["rank", "run"]]
+    assert [[row[0] for row in table[1:]] for table in tables] == [["1", "2"], ["1", "2"]]
+
+
+def _runs_table(page: Page) -> list[list[str]]:
+    return next(t for t in page.tables if t[0][:2] == ["rank", "run"])
+
+
+def test_a_run_that_does_not_fit_says_so_first(timed_run: RunRecord) -> None:
+    page = Page(page_html([replace(timed_run, memory={Source.COMPILED: TOO_LARGE})]))
+    assert page.banners.startswith("Does not fit: a device needs 32.00 of 16.00 GiB of HBM.")
+
+
+def test_equal_traffic_is_a_sentence_and_no_matrix(page: Page) -> None:
+    assert re.search(r"every device sends [\d.]+ kB to the next device of its ring", page.text)
+
+
+def test_the_script_has_a_color_for_every_segment_of_a_step() -> None:
+    script = (resources.files("meshscope.reports.html") / "charts.js").read_text()
+    for name in (COMPUTE, MEMORY, STAGES, IDLE, COLLECTIVES):
+        assert f'["{name}", "' in script
+    assert f"/^{EXPOSED}/" in script
+
+
+def test_the_package_contains_the_files_of_the_page() -> None:
+    names = {path.name for path in resources.files("meshscope.reports.html").iterdir()}
+    assert {"charts.js", "page.css", "page.html.j2"} <= names

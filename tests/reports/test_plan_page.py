@@ -1,0 +1,148 @@
+"""The page and the picture of a search: the same figures as the text, and what was dropped."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from page_parser import Page
+
+import meshscope
+from meshscope.analysis.agreement import ShareChange, TimeAgreement
+from meshscope.errors import RunError
+from meshscope.events.enums import Phase
+from meshscope.events.step_time import TimeEstimate
+from meshscope.planner.verified import VerifiedChoice
+from meshscope.reports.plan import miss_sentence, verified_document
+
+MODEL, SLO = "Qwen/Qwen3-32B", "ttft=0.5,tpot=0.03"
+
+
+@pytest.fixture(scope="module")
+def result() -> meshscope.PlanResult:
+    return meshscope.plan(MODEL, topology="v6e-8", slo=SLO)
+
+
+def _miss() -> TimeAgreement:
+    def estimate(seconds: float) -> TimeEstimate:
+        return TimeEstimate(value_s=seconds, low_s=None, high_s=None)
+
+    return TimeAgreement(
+        phase=Phase.DECODE,
+        left=estimate(0.010),
+        right=estimate(0.013),
+        activities=(
+            ShareChange(share="matmuls", left_s=0.006, right_s=0.0085),
+            ShareChange(share="gathers", left_s=0.001, right_s=0.00101),
+            ShareChange(share="exposed tp communication", left_s=0.003, right_s=0.00349),
+        ),
+    )
+
+
+def _verified(result: meshscope.PlanResult) -> VerifiedChoice:
+    choice = result.front[0]
+    return VerifiedChoice(
+        choice=choice,
+        folder="runs/one",
+        ttft_s=choice.ttft_s,
+        tpot_s=0.013,
+        e2e_s=choice.ttft_s + 127 * 0.013,
+        tokens_per_s_per_chip=100.0,
+        fits=True,
+        misses=(_miss(),),
+    )
+
+
+def _page(result: meshscope.PlanResult, folder: Path) -> Page:
+    return Page(result.report(folder / "plan.html").read_text(encoding="utf-8"))
+
+
+def test_the_page_has_the_front_of_the_search(result: meshscope.PlanResult, tmp_path: Path) -> None:
+    page = _page(result, tmp_path)
+    assert not page.unbalanced
+    front = page.data["charts"][0]
+    assert front["kind"] == "front"
+    points = [
+        tuple(values) for _, _, values, group in front["data"]["points"] if "best" not in group
+    ]
+    assert points == [(c.ttft_s, c.tpot_s, c.tokens_per_s_per_chip) for c in result.front]
+    assert front["data"]["limits"] == [0.5, 0.03, None]
+    table = next(rows for rows in page.tables if rows[0][0] == "plan")
+    assert [row[0] for row in table[1:]] == [str(c.experiment.plan) for c in result.front]
+    waterfall = page.data["charts"][1]
+    assert waterfall["kind"] == "waterfall"
+    assert result.search.won_by is not None
+    gain_s = sum(result.search.won_by.seconds.values())
+    winner, rival = (sum(parts.values()) for parts in waterfall["data"]["spans"][0])
+    assert rival - winner == pytest.approx(gain_s)
+
+
+def test_the_page_accounts_for_every_combination(
+    result: meshscope.PlanResult, tmp_path: Path
+) -> None:
+    rows = next(t for t in _page(result, tmp_path).tables if t[0] == ["what", "number", "why"])[1:]
+    numbers = {(row[0], row[2]): int(row[1].replace(",", "")) for row in rows}
+    dropped = sum(n for (what, _), n in numbers.items() if what == "combinations dropped")
+    every = sum(n for (what, _), n in numbers.items() if what == "combinations counted")
+    assert every - dropped == len(result.front) > 0
+
+
+def test_without_a_winner_the_page_says_what_would_be_needed(tmp_path: Path) -> None:
+    closest = meshscope.plan(MODEL, topology="v6e-8", slo="ttft=0.05,tpot=0.002", batch=8)
+    page = _page(closest, tmp_path)
+    assert "times the limit of TTFT" in page.banners
+    groups = {group for *_, group in page.data["charts"][0]["data"]["points"]}
+    assert groups == {"closest", "least latency"}
+    with pytest.raises(RunError, match="Relax --slo"):
+        closest.plot(tmp_path / "front.png")
+
+
+def test_limits_that_the_text_calls_met_are_met() -> None:
+    closest = meshscope.plan(MODEL, topology="v6e-8", slo="ttft=0.05,tpot=0.002", batch=8)
+    text = " ".join(repr(closest).split())
+    limits = text.partition("it meets --slo ")[2].partition(";")[0]
+    again = meshscope.plan(MODEL, topology="v6e-8", slo=limits, batch=8)
+    assert closest.search.closest is not None
+    assert again.plan is not None
+    least_ttft, least_tpot = closest.search.fastest
+    assert least_ttft.ttft_s <= closest.search.closest.ttft_s
+    assert least_tpot.tpot_s <= closest.search.closest.tpot_s
+
+
+def test_a_model_that_fits_nowhere_has_a_page(tmp_path: Path) -> None:
+    page = _page(meshscope.plan("deepseek-ai/DeepSeek-V3.1", topology="v6e-8"), tmp_path)
+    assert "does not fit v6e-8" in "".join(page.texts)
+    assert page.data["charts"] == []
+
+
+def test_what_a_prediction_missed_is_named_by_step_and_cause(
+    result: meshscope.PlanResult, tmp_path: Path
+) -> None:
+    sentence = miss_sentence(_miss())
+    assert sentence == (
+        "decode: compiled 13 ms, predicted 10 ms: +2.5 ms matmuls, +490 us exposed tp communication; "
+        "the intervals do not overlap"
+    )
+    with_verified = replace(result, verified=(_verified(result),))
+    document = verified_document(with_verified.verified[0])
+    assert document["misses"][0]["causes"]["matmuls"] == {
+        "predicted_s": 0.006,
+        "compiled_s": 0.0085,
+    }
+    assert "+2.5 ms matmuls" in " ".join(repr(with_verified).split())
+    table = next(
+        t for t in _page(with_verified, tmp_path).tables if "fits" in t[0] and "run" in t[0]
+    )
+    missed = dict(zip(table[0], table[1], strict=True))
+    assert "+2.5 ms matmuls" in missed["decode, missed"]
+
+
+def test_the_picture_is_written_once(result: meshscope.PlanResult, tmp_path: Path) -> None:
+    path = result.plot(tmp_path / "front.svg")
+    text = path.read_text(encoding="utf-8")
+    assert "TTFT" in text
+    assert str(result.plan) in text
+    with pytest.raises(RunError, match="force=True"):
+        result.plot(path)
+    with pytest.raises(RunError, match=r"\.png, \.svg, \.pdf"):
+        result.plot(tmp_path / "front.txt")
+    assert [p.name for p in tmp_path.iterdir()] == ["front.svg"]

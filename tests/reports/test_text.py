@@ -1,0 +1,295 @@
+"""Terminal output: complete at any width, with and without color."""
+
+import io
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
+from meshscope.analysis.comparison import Side
+from meshscope.analysis.join import compare
+from meshscope.events.enums import Part, Phase, Source
+from meshscope.events.measured import Measured, Request
+from meshscope.events.step_time import StepTime, TimeEstimate
+from meshscope.hardware.topology import parse_topology
+from meshscope.plans.experiment_record import NamedModel
+from meshscope.reports.text import comparison_text, full_text, run_text
+from meshscope.store.run import RunRecord
+
+RunView = Callable[[RunRecord, Console], Iterable[RenderableType]]
+
+WIDTHS = (40, 80, 100, 200)
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def console(width: int, *, color: bool = False) -> Console:
+    return Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def run_output(run: RunRecord, width: int, *, color: bool = False, view: RunView = run_text) -> str:
+    out = console(width, color=color)
+    with out.capture() as capture:
+        for part in view(run, out):
+            out.print(part)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def compared(run: RunRecord, width: int, source: Source = Source.COMPILED) -> str:
+    out = console(width)
+    left = Side(name="predicted", run=run, source=Source.PREDICTED)
+    right = Side(name=source.value, run=run, source=source)
+    comparison = compare(run.rows_of(left.source), run.rows_of(right.source))
+    with out.capture() as capture:
+        for part in comparison_text(comparison, left, right, out):
+            out.print(part)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+PREDICTED = """\
+tiny (3 layers) on v6e:2x2 (4 chips), tp=4
+batch 2, prompt 8, output 10, bf16, cache int8 (predicted)
+TTFT, prefill  unknown
+TPOT, decode   unknown
+throughput     unknown
+fits           unknown: at least 1.50 of 16.00 GiB
+
+prefill: 8 collectives, 18.4 kB on the wire per step; 1 step per request
+collective      array         part     layers  axis  count     wire
+───────────────────────────────────────────────────────────────────
+all_reduce      bf16[2,8,64]  embed            tp        1  3.07 kB
+all_reduce      bf16[2,8,64]  attn     0-2     tp        3  3.07 kB
+reduce_scatter  bf16[2,8,64]  mlp      0-2     tp        3  1.54 kB
+all_gather      bf16[2,512]   lm_head          tp        1  1.54 kB
+
+decode: 1 collective, 1.54 kB on the wire per step; 9 steps per request
+"""
+
+
+def test_a_prediction_as_text(predicted_run: RunRecord) -> None:
+    assert run_output(predicted_run, 80).startswith(PREDICTED)
+
+
+def test_assumptions_and_conditions_are_under_full(compiled_run: RunRecord) -> None:
+    run = replace(compiled_run, times=(decode_step(Source.PREDICTED, 0.1),))
+    short, full = run_output(run, 80), run_output(run, 80, view=full_text)
+    for words in ("assumes device time", "versions  ", "program  ", "basis "):
+        assert words in full
+        assert words not in short
+
+
+COMPILED_PREFILL_AT_100 = """\
+prefill: 9 collectives, 23.1 kB on the wire per step; 1 step per request
+collective      array         part     layers  axis   count     wire  verdict     remarks
+─────────────────────────────────────────────────────────────────────────────────────────
+all_reduce      bf16[2,8,64]  embed            tp         1  3.07 kB
+all_gather      s32[4]        embed            tp    - -> 1     12 B  extra       [1]
+all_reduce      bf16[2,8,64]  attn     0, 2    tp         2  3.07 kB
+reduce_scatter  bf16[2,8,64]  attn     1       tp         1  3.07 kB  changed     [2] [1]
+reduce_scatter  bf16[2,8,64]  mlp      0-2     tp         3  3.07 kB  more bytes  [3] [4]
+all_gather      bf16[2,512]   lm_head          tp         1  1.54 kB
+  [1] inserted by the partitioner at meshscope/programs/decoder.py:7
+  [2] all_reduce -> reduce_scatter
+  [3] instead of 1.54 kB on the wire
+  [4] compiled as all-reduce
+"""
+
+
+def test_predicted_and_compiled_counts_are_side_by_side(compiled_run: RunRecord) -> None:
+    text = run_output(compiled_run, 100)
+    assert COMPILED_PREFILL_AT_100 in text
+
+
+def test_times_that_differ_are_in_the_first_lines_of_show_and_compare(
+    compiled_run: RunRecord,
+) -> None:
+    """Equal collectives do not make times equal that differ beyond their intervals."""
+    exact = (replace(row, source=Source.COMPILED) for row in compiled_run.rows_of(Source.PREDICTED))
+    rows = (*compiled_run.rows_of(Source.PREDICTED), *exact)
+    times = (decode_step(Source.PREDICTED, 0.1), decode_step(Source.COMPILED, 0.5))
+    run = replace(compiled_run, rows=rows, times=times)
+    for text in (run_output(run, 80), compared(run, 80)):
+        first = text.splitlines()[:12]
+        assert "collectives: predicted = compiled" in first
+        assert "times: compiled decode takes 5.0 x the prediction" in first
+        assert "agree" not in text
+
+
+def decode_step(source: Source, seconds: float) -> StepTime:
+    return StepTime(
+        source=source,
+        phase=Phase.DECODE,
+        step=TimeEstimate(value_s=seconds, low_s=0.9 * seconds, high_s=1.1 * seconds),
+        compute_s=seconds,
+        exposed_s=0.0,
+        idle_s=0.0,
+        bubble_s=0.0,
+        collective_s=0.0,
+        exposed_by_axis_s={},
+        by_basis_s={},
+        parts=(),
+    )
+
+
+def test_the_text_has_totals_and_memory(compiled_run: RunRecord) -> None:
+    lines = [line.split() for line in run_output(compiled_run, 100, view=full_text).splitlines()]
+    bytes_of_decode = ["2.05", "kB", "1.54", "kB", "9", "18.4", "kB", "13.8", "kB"]
+    assert ["decode", "predicted", "1", *bytes_of_decode] in lines
+    assert ["temporaries", "unknown", "0.50", "GiB"] in lines
+    assert ["total", "at", "least", "1.50", "GiB", "2.00", "GiB"] in lines
+    assert ["fits", "unknown", "yes"] in lines
+    assert ["unattributed:", "none"] in lines
+
+
+def shown_words(run: RunRecord) -> list[str]:
+    words: list[str] = []
+    for row in run.rows_of(run.manifest.source):
+        words += [
+            row.kind,
+            row.algorithm or "",
+            f"{row.dtype}[{','.join(map(str, row.shape or ()))}]",
+        ]
+    return words
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_is_wider_than_the_console_and_nothing_is_cut(
+    compiled_run: RunRecord, width: int
+) -> None:
+    """Folded text, put together again column by column, has every word; here: no ellipsis at all."""
+    full = run_output(compiled_run, width, view=full_text)
+    for text in (run_output(compiled_run, width), full, compared(compiled_run, width)):
+        assert max(cell_len(line) for line in text.splitlines()) <= width
+        assert "…" not in text
+    if width >= 80:
+        text = run_output(compiled_run, width, view=full_text)
+        assert [word for word in shown_words(compiled_run) if word not in text] == []
+
+
+def test_a_wide_console_has_remarks_in_line(compiled_run: RunRecord) -> None:
+    wide = run_output(compiled_run, 240, view=full_text)
+    assert "[1]" not in wide
+    assert (
+        "more bytes  instead of 1.54 kB on the wire; Emitter/StrategyRing, 2 colors; "
+        "compiled as all-reduce" in wide
+    )
+
+
+def test_color_changes_only_color(compiled_run: RunRecord) -> None:
+    colored = run_output(compiled_run, 100, color=True)
+    stripped = [line.rstrip() for line in ANSI.sub("", colored).splitlines()]
+    assert ANSI.search(colored)
+    assert stripped == run_output(compiled_run, 100).splitlines()
+
+
+def test_only_differences_are_compared_in_rows(compiled_run: RunRecord) -> None:
+    text = compared(compiled_run, 80)
+    rows = re.findall(
+        r" k?B  (equal|more bytes|fewer bytes|changed|missing|extra)$", text, re.MULTILINE
+    )
+    assert rows == ["extra", "changed", "more bytes", "missing"]
+    assert "4 collectives equal per step" in text
+    assert "inserted by the partitioner at meshscope/programs/decoder.py:7" in text
+
+
+def test_rows_that_look_equal_are_merged(predicted_run: RunRecord) -> None:
+    """All-gathers of two weights of the same shape come from different source lines."""
+    row = predicted_run.rows[0]
+    rows = (replace(row, source_line="a.py:1"), replace(row, source_line="a.py:2", count=3))
+    lines = [
+        line.split() for line in run_output(replace(predicted_run, rows=rows), 100).splitlines()
+    ]
+    first = [line for line in lines if line[:1] == ["all_reduce"]]
+    assert [line[-3] for line in first] == ["4"]
+
+
+def test_hostile_strings_are_escaped(predicted_run: RunRecord) -> None:
+    """Markup and control characters from a file have no effect."""
+    evil = "[bold]x[/bold]\x1b[2J\x07:smile:"
+    manifest = replace(
+        predicted_run.manifest,
+        experiment=replace(predicted_run.manifest.experiment, model=NamedModel(name=evil)),
+        versions={evil: evil},
+    )
+    rows = tuple(
+        replace(row, axis=None, axis_reason=evil, algorithm=evil, source_line=evil)
+        for row in predicted_run.rows
+    )
+    text = run_output(replace(predicted_run, manifest=manifest, rows=rows), 200, view=full_text)
+    assert not {"\x1b", "\x07"} & set(text)
+    assert text.count("[bold]x[/bold]\\x1b[2J\\x07:smile:") >= 4
+
+
+def test_unattributed_collectives_are_counted_with_their_reason(predicted_run: RunRecord) -> None:
+    lost = replace(predicted_run.rows[0], phase=None, part=None, axis_reason="no scope", count=2)
+    text = run_output(replace(predicted_run, rows=(lost,)), 100)
+    assert "unknown phase: 2 collectives, " in text
+    assert "unattributed: 2 collectives, 4.1 kB payload\n  2 x no scope" in text
+
+
+def test_a_plan_without_collectives_says_so(predicted_run: RunRecord) -> None:
+    text = run_output(replace(predicted_run, rows=()), 80)
+    assert "prefill\nno collectives\n" in text
+
+
+def test_collectives_equal_in_all_sources_are_not_listed(compiled_run: RunRecord) -> None:
+    """Also for measured runs, whose tables show compiled counts between predicted and measured ones."""
+    measured = (replace(r, source=Source.MEASURED) for r in compiled_run.rows_of(Source.COMPILED))
+    manifest = replace(compiled_run.manifest, source=Source.MEASURED)
+    run = replace(compiled_run, manifest=manifest, rows=(*compiled_run.rows, *measured))
+
+    table = compared(run, 200, Source.MEASURED).split("decode: ")[1]
+
+    assert re.search(r"mlp +0-2 .* 3 +3 +3 .* more bytes", table)
+    assert "lm_head" not in table
+
+
+def test_weaker_sources_without_times_have_no_column(compiled_run: RunRecord) -> None:
+    """A run on virtual CPU devices has measured times alone; no reason is given for modeled ones."""
+    rows = (replace(r, source=Source.MEASURED) for r in compiled_run.rows_of(Source.COMPILED))
+    experiment = replace(compiled_run.manifest.experiment, topology=parse_topology("cpu:4"))
+    manifest = replace(compiled_run.manifest, source=Source.MEASURED, experiment=experiment)
+    measured = Measured(
+        requests=(Request(prefill_s=0.5, decode_s=(0.25, 0.25)),),
+        n_profiled_steps={Phase.PREFILL: 1},
+        loads=(),
+        times=(),
+        findings=(),
+    )
+    run = replace(
+        compiled_run, manifest=manifest, rows=(*compiled_run.rows, *rows), measured=measured
+    )
+    answer = run_output(run, 80).partition("\n\n")[0]
+    assert "cache int8 (measured)" in " ".join(answer.split())
+    assert (
+        "\nTTFT, prefill  500 ms\nTPOT, decode   250 ms\n"
+        "throughput     8 decode tokens/s, 2 per chip\ncollectives: " in answer
+    )
+    assert "unknown" not in answer
+
+
+def test_an_unknown_shape_is_taken_from_the_matching_row(compiled_run: RunRecord) -> None:
+    """A windowed einsum sends slices; the HLO does not contain the shape of the full array."""
+    rows = (
+        replace(row, shape=None) if row.source is Source.COMPILED and row.part is Part.MLP else row
+        for row in compiled_run.rows
+    )
+    text = compared(replace(compiled_run, rows=tuple(rows)), 200)
+    assert re.search(r"bf16\[2,8,64\] +mlp +0-2 ", text)
+    assert "?" not in text
+
+
+def test_a_prediction_is_timed_with_unrolled_layers(predicted_run: RunRecord) -> None:
+    full = run_output(predicted_run, 200, view=full_text)
+    assert "timed with layers unrolled, as servers run them" in full
+    assert "scanned" not in full

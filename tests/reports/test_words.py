@@ -1,0 +1,92 @@
+"""Phrases about collectives and comparisons."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshscope.analysis.join import compare
+from meshscope.events.collective import Collective, predicted_collective
+from meshscope.events.enums import Kind, Part, Phase, Source
+from meshscope.reports.words import (
+    array_text,
+    group_text,
+    short_source_line,
+    signed_bytes,
+    unusual_opcode,
+    verdict_sentence,
+)
+from meshscope.store.run import RunRecord
+
+ROW = predicted_collective(
+    phase=Phase.PREFILL,
+    layer=0,
+    part=Part.MLP,
+    kind=Kind.ALL_REDUCE,
+    axis="tp",
+    groups=((0, 1, 2, 3), (4, 5, 6, 7)),
+    dtype="bf16",
+    shape=(2, 8, 64),
+)
+
+
+def test_groups_show_number_and_size_and_mark_slices() -> None:
+    permute = replace(ROW, kind=Kind.PERMUTE, groups=((0, 1), (1, 0), (2, 3)))
+    rows = [ROW, replace(ROW, crosses_slices=False), replace(ROW, crosses_slices=True), permute]
+    assert [group_text(row) for row in rows] == ["2 x 4", "2 x 4", "2 x 4 DCN", "3 pairs"]
+
+
+def test_unknown_types_and_shapes_are_question_marks() -> None:
+    rows = [ROW, replace(ROW, shape=()), replace(ROW, shape=None), replace(ROW, dtype=None)]
+    assert [array_text(row) for row in rows] == ["bf16[2,8,64]", "bf16[]", "bf16[?]", "?[2,8,64]"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "opcode", "words"),
+    [
+        (Kind.ALL_REDUCE, None, None),
+        (Kind.ALL_REDUCE, "all-reduce", None),
+        (Kind.PERMUTE, "collective-permute", None),
+        (Kind.ALL_GATHER, "all-reduce", "all-reduce"),
+        (Kind.REDUCE_SCATTER, "all-reduce-scatter", "all-reduce-scatter"),
+    ],
+)
+def test_only_unusual_opcodes_are_shown(kind: Kind, opcode: str | None, words: str | None) -> None:
+    assert unusual_opcode(replace(ROW, kind=kind, opcode=opcode)) == words
+
+
+def test_source_lines_of_this_package_start_at_the_package() -> None:
+    ours = "/usr/lib/python3/site-packages/meshscope/programs/points.py:120"
+    assert short_source_line(ours) == "meshscope/programs/points.py:120"
+    assert short_source_line("/home/me/train.py:3") == "/home/me/train.py:3"
+
+
+def test_signed_bytes() -> None:
+    assert [signed_bytes(n) for n in (1500, 0, -1500)] == ["+1.5 kB", "0 B", "-1.5 kB"]
+
+
+def verdict(left: list[Collective], right: list[Collective]) -> str:
+    return verdict_sentence(compare(left, right), left="predicted", right="compiled")
+
+
+def test_equal_tables_are_exact() -> None:
+    assert verdict([ROW], [ROW]) == "collectives: predicted = compiled"
+
+
+def test_an_opcode_with_more_bytes_is_equal_in_meaning() -> None:
+    """6144 bytes are twice 2(n-1)/n of 2048 bytes with n = 4."""
+    costly = replace(ROW, wire_bytes=6144, count=3)
+    assert verdict([replace(ROW, count=3)], [costly]) == (
+        "collectives: predicted = compiled in meaning, but not in bytes; "
+        "prefill: 3 with more bytes (+9.22 kB on the wire)"
+    )
+
+
+def test_every_difference_is_listed_with_its_bytes(compiled_run: RunRecord) -> None:
+    left, right = compiled_run.rows_of(Source.PREDICTED), compiled_run.rows_of(Source.COMPILED)
+    assert verdict([*left], [*right]) == (
+        "collectives: predicted and compiled differ; "
+        "prefill: 3 with more bytes (+4.61 kB on the wire), "
+        "1 changed (0 B on the wire), "
+        "1 extra (16 B payload, 12 B on the wire); "
+        "decode: 1 missing (2.05 kB payload, 1.54 kB on the wire)"
+    )
