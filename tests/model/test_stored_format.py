@@ -9,6 +9,7 @@ from meshscope.model.catalog import catalog
 from meshscope.model.config import model_from_config
 from meshscope.model.model import Model
 from meshscope.model.modules import ModulePatterns
+from meshscope.model.reader import ConfigReader
 from meshscope.model.stored_format import StoredFormat, stored_format
 from meshscope.plans.plan import Plan
 from meshscope.plans.weights import device_weight_bytes
@@ -918,13 +919,17 @@ def test_an_invalid_pattern_is_refused() -> None:
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_a_plain_checkpoint_has_its_dtype(key: str) -> None:
-    assert stored_format({key: "float16"}, {}) == StoredFormat(text="float16", weight_dtype="f16")
+    assert stored_format(ConfigReader({key: "float16"}, "x"), {}) == StoredFormat(
+        text="float16", weight_dtype="f16"
+    )
     for text, nearest in (("float64", "f32"), ("float128", "f32"), ("float8_e4m3fn", "f8e4m3fn")):
-        assert stored_format({key: text}, {}) == StoredFormat(text=text, nearest=nearest)
+        assert stored_format(ConfigReader({key: text}, "x"), {}) == StoredFormat(
+            text=text, nearest=nearest
+        )
 
 
 def test_a_config_may_state_no_format() -> None:
-    assert stored_format({}, {}) is None
+    assert stored_format(ConfigReader({}, "x"), {}) is None
 
 
 @pytest.mark.parametrize("text", [r"(\w+\.?)+!", ".*a.*b.*c.*d.*e", "a?a?a?a?a?a?b"])

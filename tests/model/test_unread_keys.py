@@ -15,6 +15,16 @@ DENSE = LLAMA | {
     "max_position_embeddings": 4096,
     "num_key_value_heads": 2,
 }
+FP8 = {"quant_method": "fp8"}
+INT4 = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"]}
+WEIGHTS = {
+    "num_bits": 4,
+    "type": "int",
+    "group_size": 128,
+    "strategy": "group",
+    "observer": "minmax",
+}
+GROUPS = {"group_0": {"targets": ["Linear"], "weights": WEIGHTS, "output_activations": None}}
 MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 8}
 
 
@@ -52,6 +62,14 @@ def _read(config: dict[str, Any]) -> Model:
         ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 2}, "windows or kinds"),
         ({"text_config": DENSE, "num_experts": 8}, "experts"),
         ({"text_config": DENSE | {"num_experts": 8}}, "experts"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "num_experts": 8}}, "experts"),
+        ({"rope_parameters": {"full_attention": {"kv_lora_rank": 8}}}, "latent attention"),
+        ({"text_config": DENSE | {"rope_scaling": {"sliding_window": 8}}}, "windows"),
+        ({"quantization_config": FP8 | {"modules_to_skip": ["lm_head"]}}, "quantized weights"),
+        ({"quantization_config": FP8 | {"weight_bits": 4}}, "quantized weights"),
+        ({"text_config": DENSE | {"quantization_config": FP8 | {"w_bits": 4}}}, "quantized"),
+        ({"quantization_config": INT4 | {"config_groups": GROUPS, "num_bits": 4}}, "quantized"),
+        ({"compression_config": FP8 | {"block_size": [64, 64]}}, "quantized weights"),
     ],
     ids=str,
 )
@@ -64,7 +82,7 @@ def test_a_key_that_changes_the_model_and_is_not_read_is_refused(
     assert message.startswith("small.json: ")
     assert f"({part}" in message
     assert "does not read it, and weights, caches or collectives would be wrong" in message
-    assert "Correct model_type, or set to null what the model does not have." in message
+    assert "Correct the key or model_type, or set to null what the model does not have." in message
 
 
 @pytest.mark.parametrize(
@@ -80,6 +98,10 @@ def test_a_key_that_changes_the_model_and_is_not_read_is_refused(
         {"bos_token_id": 1, "id2label": {"0": "no"}, "auto_map": {"AutoModel": "x"}},
         {"vision_config": {"hidden_size": 8, "num_experts": 8}, "image_token_index": 7},
         {"residual_multiplier": 1.0},
+        {"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [16, 24, 24]}},
+        {"quantization_config": FP8 | {"activation_scheme": "dynamic", "fmt": "e4m3"}},
+        {"quantization_config": INT4 | {"config_groups": GROUPS, "global_compression_ratio": 1.5}},
+        {"quantization_config": {"quant_method": "new_tool", "w_bits": 3}},  # its format is unknown
     ],
     ids=str,
 )
@@ -88,11 +110,19 @@ def test_a_key_that_changes_nothing_is_not_named(changes: dict[str, Any]) -> Non
 
 
 def test_a_key_that_is_not_known_is_named_with_its_value() -> None:
-    changes = {"my_strange_key": 5, "residual_multiplier": 0.2, "other": {"deep": "x"}}
+    changes = {
+        "my_strange_key": 5,
+        "residual_multiplier": 0.2,
+        "other": {"deep": "x"},
+        "rope_scaling": {"type": "linear", "facto": 2.0},
+        "quantization_config": FP8 | {"odd": "y"},
+    }
     assert _read(DENSE | changes).unread_keys == (
         "my_strange_key=5",
         "residual_multiplier=0.2",
         "other.deep='x'",
+        "rope_scaling.facto=2.0",
+        "quantization_config.odd='y'",
     )
 
 

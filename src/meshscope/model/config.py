@@ -156,7 +156,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
     layers = _layers(reader, family)
     has_dense = any(layer.has_mlp for layer in layers)
     has_experts = any(layer.has_experts for layer in layers)
-    stored = stored_format(reader.config, module_names(family, layers))
+    stored = stored_format(reader, module_names(family, layers))
     _refuse_sliding_window(reader, family)
     _check_activation(reader, family)
     _refuse_encoder(reader, family)

@@ -112,11 +112,7 @@ def _linear(reader: ConfigReader) -> LinearAttention:
 def _temperature(reader: ConfigReader, family: Family, rope: Rope) -> Temperature | None:
     if family is Family.MINISTRAL3:
         parameters = reader.get("rope_parameters")
-        beta = (
-            reader.over(parameters).get("llama_4_scaling_beta")
-            if isinstance(parameters, dict)
-            else None
-        )
+        beta = parameters.get("llama_4_scaling_beta") if isinstance(parameters, dict) else None
         strength = MINISTRAL3_BETA if not isinstance(beta, int | float) else float(beta)
         return Temperature(floor=rope.original_max_position, strength=strength, offset=0.0)
     if family is not Family.LLAMA4:

@@ -1,12 +1,13 @@
 """Typed access to a Hugging Face config; errors name the file and the key."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.model.model import Rope, RopeType
 
+ROPE_OBJECTS = ("rope_scaling", "rope_parameters")
 # Above every size of a published model, such as the 10,485,760 positions of Llama 4 Scout.
 MAX_SIZE = 2**24
 MAX_LAYERS = 10_000
@@ -14,10 +15,29 @@ MAX_LAYERS = 10_000
 _ROPE_ALIASES = {"su": RopeType.LONGROPE.value, "mrope": RopeType.DEFAULT.value}
 
 
+class NestedConfig(Mapping[str, Any]):
+    """An object of a config that adds the keys that are asked for to `used`, after its own name and a dot."""
+
+    def __init__(self, values: Mapping[str, Any], name: str, used: set[str]) -> None:
+        self._values, self._name, self._used = values, name, used
+
+    def __getitem__(self, key: str) -> Any:
+        self._used.add(path := f"{self._name}.{key}")
+        value = self._values[key]
+        return NestedConfig(value, path, self._used) if isinstance(value, Mapping) else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
 class ConfigReader:
     """Typed access to a config mapping; errors name the file and the key.
 
-    `used` collects the keys that were asked for, also by the readers that `over` makes.
+    `used` collects the keys that were asked for, also by the readers that `over` makes. Those of an object follow its
+    name and a dot; `rope` is the name of all objects with positions.
     """
 
     def __init__(
@@ -139,14 +159,14 @@ def read_rope(reader: ConfigReader, layer_type: str | None = None) -> Rope:
     `rope_parameters` may have an entry for each type of layer.
     """
     merged = dict(reader.config)
-    for key in ("rope_scaling", "rope_parameters"):
+    for key in ROPE_OBJECTS:
         parameters = reader.get(key) or {}
         if isinstance(parameters, Mapping) and layer_type in parameters:
             parameters = parameters[layer_type] or {}
         if not isinstance(parameters, Mapping):
             raise SpecError(f"{reader.source}: '{key}' must be an object, got {parameters!r}.")
         merged |= parameters
-    scaling = reader.over(merged)
+    scaling = ConfigReader(merged, reader.source)
     name = scaling.text("rope_type", scaling.text("type", RopeType.DEFAULT.value))
     name = _ROPE_ALIASES.get(name, name)
     if name not in set(RopeType):
@@ -159,7 +179,7 @@ def read_rope(reader: ConfigReader, layer_type: str | None = None) -> Rope:
     for key, value in (("rope_theta", theta), ("factor", factor)):
         if value <= 0:
             raise SpecError(f"{reader.source}: '{key}' must be positive, got {value:g}.")
-    return Rope(
+    rope = Rope(
         theta=theta,
         rope_type=RopeType(name),
         factor=_longrope_factor(scaling) if name == "longrope" else factor,
@@ -176,6 +196,8 @@ def read_rope(reader: ConfigReader, layer_type: str | None = None) -> Rope:
         short_factors=scaling.numbers("short_factor"),
         long_factors=scaling.numbers("long_factor"),
     )
+    reader.used |= scaling.used | {f"rope.{key}" for key in scaling.used}
+    return rope
 
 
 def check_factors(rope: Rope, head_dim: int, source: str) -> None:

@@ -66,6 +66,7 @@ def recipe_of(config: Mapping[str, Any], expert_dtype: object = None) -> Quantiz
     method = _method(config)
     read = _READERS.get(method)
     if read is None:
+        dict(config)  # keys of an unknown tool count as read: the format is reported as unknown
         return QuantizationRecipe(text=method, scheme=Scheme(text=method))
     recipe = read(config)
     if expert_dtype == "fp4" and recipe.scheme is not None and recipe.scheme.dtype == FP8_BLOCKS:
@@ -165,8 +166,9 @@ def _fp8(config: Mapping[str, Any]) -> QuantizationRecipe:
     return _keeping(scheme, config.get("modules_to_not_convert"), config.get("ignored_layers"))
 
 
-def _mxfp4(config: Mapping[str, Any]) -> QuantizationRecipe:  # noqa: ARG001  the method has one form
+def _mxfp4(config: Mapping[str, Any]) -> QuantizationRecipe:
     """Experts only, whatever else the config leaves out (transformers, Mxfp4HfQuantizer)."""
+    config.get("modules_to_not_convert")
     experts = (ModulePatterns(["experts"]), Scheme(text="mxfp4", dtype=MXFP4))
     return QuantizationRecipe(text="mxfp4", scheme=None, rules=(experts,))
 

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.model.model import Model
@@ -20,6 +19,7 @@ from meshscope.model.quantization import (
     Coverage,
     format_with,
 )
+from meshscope.model.reader import ConfigReader, NestedConfig
 from meshscope.model.recipes import (
     METHODS,
     WIDE_BITS,
@@ -62,8 +62,9 @@ class StoredFormat:
     cache: str | None = None
 
 
-def stored_format(config: Mapping[str, Any], modules: Modules) -> StoredFormat | None:
+def stored_format(reader: ConfigReader, modules: Modules) -> StoredFormat | None:
     """The format of the checkpoint of a model with these modules; None if the config does not state it."""
+    config = reader.config
     for key in ("quantization_config", "compression_config"):
         quantization = config.get(key)
         if quantization is not None and not isinstance(quantization, Mapping):
@@ -72,6 +73,7 @@ def stored_format(config: Mapping[str, Any], modules: Modules) -> StoredFormat |
                 "and name --weight-dtype."
             )
         if quantization is not None:
+            quantization = NestedConfig(quantization, key, reader.used)
             recipe = recipe_of(quantization, config.get("expert_dtype"))
             return _quantized(recipe, modules, stored_cache(quantization))
     dtype = config.get("dtype") or config.get("torch_dtype")

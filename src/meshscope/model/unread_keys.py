@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from meshscope.errors import SpecError
@@ -13,7 +13,7 @@ from meshscope.model.model import (
     Family,
     Layer,
 )
-from meshscope.model.reader import ConfigReader
+from meshscope.model.reader import ROPE_OBJECTS, ConfigReader
 
 # Keys of training, generation, tokens and bookkeeping, which change no weight, cache or collective, and those of
 # towers for images and sound, which are left out by statement. `rope` and `rotary` are positions.
@@ -30,6 +30,25 @@ _HARMLESS = re.compile(
     r"|initial_context_length|original_max_position_embeddings|max_seq(uence)?_len(gth)?|seq_length|model_max_length"
     r"|tie_word_embeddings|quantization_config|compression_config|expert_dtype|text_config|llm_config|language_config"
     r"|language_model)$"
+)
+# Keys of positions and of quantization that change no shape of a weight: how the tool rounded, what it measured with,
+# and how its own kernels run. Sources as in recipes.py.
+_OF_OBJECTS = re.compile(
+    r"^(mrope_\w+|finetuned|alpha|attn_factor|(short|long)_mscale|max_position_embeddings|quant_method|method|format|fmt"
+    r"|scale_fmt|activation_scheme|sym|symmetric|desc_act|act_group_aware|hyb_act|static_groups|true_sequential"
+    r"|damp_\w+|mse|zero_point|backend|do_fuse|fuse_\w+|modules_to_fuse|use_\w+|exllama_config|checkpoint_format|meta"
+    r"|is_marlin_format|pack\w+|dataset|model_seqlen|block_name_to_quantize|module_name_preceding_first_block|max_input_length"
+    r"|cache_block_outputs|offload\w*|batch_size|lm_head|load_in_[48]bit|llm_int8_(threshold|has_\w+)|bnb_4bit_\w+"
+    r"|quantization_status|global_compression_ratio|sparsity_config|transform_config|run_compressed|actorder"
+    r"|observer\w*|dynamic|strategy|scale_\w+|zp_\w+|(in|out)put_\w+|producer|has_zero_point|pre_quant_scale|kv_cache_\w+"
+    r"|algo_config|export|quant_mode|softmax_quant_spec|bias|target_device|ch_axis|is_\w+|round_\w+|mx_element_dtype"
+    r"|qat_spec|amp|enable_\w+|gradient_\w+|iters|low_\w+|lr|minmax_lr|nsamples|seqlen|quant_block_list|super_\w+"
+    r"|to_quant_block_names|act_\w+|supported_types|layer_config|zero_\w+|axis|optimize|channel_wise|view_as_float"
+    r"|config_groups|(moe_)?quant_algo|hadamard_group_size|include_\w+|untie_\w+|dequantize|_\w+)$"
+)
+# Other keys of quantization that select weights, or their bits and scales.
+_SELECTS = re.compile(
+    r"bit|group|block|modul|layer|ignor|exclu|skip|target|expert|linear|weight|quant|dtype|scheme|type"
 )
 # Factors and limits of values, which add no array.
 _OF_VALUES = re.compile(
@@ -135,7 +154,7 @@ def unread_keys(
     }
     left = {
         key: value
-        for key, value in (*of_text, *_leaves(around, set()))
+        for key, value in (*of_text, *_leaves(around, ()))
         if not _is_inert(key, value, reader, family, kinds)
     }
     changing = {key: what for key in left if (what := _change(key)) is not None}
@@ -146,30 +165,38 @@ def unread_keys(
     verb = "it" if len(changing) == 1 else "them"
     raise UnreadKeysError(
         f"{reader.source}: {listed}: family '{family}' does not read {verb}, and weights, caches or collectives would be "
-        f"wrong. Correct model_type, or set to null what the model does not have.",
+        f"wrong. Correct the key or model_type, or set to null what the model does not have.",
         parts,
     )
 
 
 def _leaves(
-    config: Mapping[str, Any], used: set[str], prefix: str = ""
+    config: Mapping[str, Any], used: Collection[str], prefix: str = "", of: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Keys that were not asked for, with those inside of objects and of lists of objects."""
+    """Keys that were not asked for, with those inside of objects and of lists of objects.
+
+    `of` is the name of the object in `used`, with a dot.
+    """
     for key, value in config.items():
-        if key in used or _HARMLESS.search(key):
+        if of and _OF_OBJECTS.search(key):
             continue
         parts = value if isinstance(value, list) else [value]
-        inner = [one for one in parts if isinstance(one, Mapping) and one]
-        if inner and _change(key) is None:
-            for one in inner:
-                yield from _leaves(one, set(), f"{prefix}{key}.")
-        else:
+        objects = [one for one in parts if isinstance(one, Mapping) and one]
+        inside = "rope." if key in ROPE_OBJECTS or of == "rope." else f"{of}{key}."
+        is_known = f"{of}{key}" in used or _HARMLESS.search(key)
+        is_read = any(one.startswith(inside) for one in used)
+        if objects and (is_read or (not is_known and _change(key) is None)):
+            for one in objects:
+                yield from _leaves(one, used, f"{prefix}{key}.", inside)
+        elif not is_known:
             yield prefix + key, value
 
 
 def _change(key: str) -> str | None:
     """What a key changes by its name; None if nothing that is counted."""
     name = key.rpartition(".")[2]
+    if key.startswith(("quantization_config.", "compression_config.")):
+        return "quantized weights" if _SELECTS.search(name) else None
     if _OF_VALUES.search(name):
         return None
     return next((what for words, what in _CHANGES.items() if words.search(name)), None)
