@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
+from meshscope.analysis.traffic import Filter
+from meshscope.errors import ParseError
 from meshscope.events.collective import Collective, Effect
 from meshscope.events.enums import Kind, Phase
 from meshscope.plans.mesh import Mesh, parse_mesh
@@ -147,6 +149,53 @@ def test_one_side_alone_has_a_row_with_unknown_devices(
     assert (row.kind, row.groups, row.axis) == (kind, (), None)
     assert (row.payload_bytes, row.wire_bytes) == (N_BYTES, wire_bytes)
     assert "the participating devices are unknown" in (row.axis_reason or "")
+
+
+COLLECTIVES = {
+    "all-reduce": ("f32[4]", "to_apply=add", 2 * 16 * 3 / 4),
+    "all-gather": ("f32[16]", "dimensions={0}", 64 * 3 / 4),
+    "reduce-scatter": ("f32[1]", "dimensions={0}, to_apply=add", 16 * 3 / 4),
+    "all-to-all": ("f32[4]", "dimensions={0}", 16 * 3 / 4),
+    "collective-broadcast": ("f32[4]", "", 16),
+}
+ADD = """add {
+  x = f32[] parameter(0)
+  y = f32[] parameter(1)
+  ROOT z = f32[] add(x, y)
+}
+"""
+
+
+@pytest.mark.parametrize("opcode", COLLECTIVES)
+@pytest.mark.parametrize("groups", ["", ", replica_groups={}"], ids=["absent", "empty"])
+def test_a_collective_without_groups_has_all_devices_in_one(opcode: str, groups: str) -> None:
+    shape, attributes, wire_bytes = COLLECTIVES[opcode]
+    body = f"""\
+  b = f32[4] constant({{1,2,3,4}})
+  ROOT c = {shape} {opcode}(b), channel_id=1{groups}, use_global_device_ids=true, {attributes}"""
+
+    (row,) = rows(text_of(body, computations=ADD))
+
+    assert (row.groups, row.group_size, row.axis) == (((0, 1, 2, 3),), 4, "x")
+    assert row.wire_bytes == wire_bytes
+
+
+@pytest.mark.parametrize("pairs", ["{}", "{{0,0},{1,1},{2,2},{3,3}}"])
+def test_a_permute_that_stays_on_its_devices_moves_nothing(pairs: str) -> None:
+    body = f"  ROOT c = {ARRAY} collective-permute(a), channel_id=1, source_target_pairs={pairs}"
+
+    (row,) = rows(text_of(body))
+
+    assert (row.group_size, row.wire_bytes, row.axis) == (1, 0, None)
+    assert (row.axis_reason or "").startswith("no device sends to another")
+    assert not Filter(axis="x").matches(row)
+    assert Filter().matches(row)
+
+
+def test_a_permute_without_pairs_is_refused() -> None:
+    body = f"  ROOT c = {ARRAY} collective-permute(a), channel_id=1"
+    with pytest.raises(ParseError, match=r"m.hlo:\d+: 'c' .* has no source_target_pairs. Give"):
+        rows(text_of(body))
 
 
 def test_transfers_to_the_host_are_named_and_no_rows() -> None:

@@ -194,10 +194,13 @@ def test_scopes_without_a_phase_take_the_default_phase() -> None:
 
 
 def test_groups_without_an_axis_are_a_caveat_with_the_mesh() -> None:
-    text = _psum("s", "x", "decode/lm_head").replace("{{0,1}}", "{{0},{1}}")
+    text = _psum("s", "x", "decode/lm_head")
+    single, partial = text.replace("{{0,1}}", "{{0},{1}}"), text.replace("{{0,1}}", "{{0,1},{0}}")
 
-    (row,) = _rows("", text)
+    (row,) = _rows("", single)
+    (other,) = _rows("", partial)
 
-    assert row.axis is None
-    assert row.axis_reason == "groups {{0},{1}} match no axis of the mesh (tp=2)"
+    assert (row.axis, row.axis_reason) == (None, "no device sends to another")
     assert row.wire_bytes == 0
+    assert other.axis is None
+    assert other.axis_reason == "groups {{0,1},{0}} match no axis of the mesh (tp=2)"

@@ -27,7 +27,12 @@ class Filter:
     phase: Phase | None = None
 
     def matches(self, row: Collective) -> bool:
-        """Whether the row may be one of these: unknown axes and opaque kernels are."""
+        """Whether the row may be one of these: unknown axes and opaque kernels are.
+
+        What stays on its device crosses no axis.
+        """
+        if self.axis is not None and row.group_size == 1 and row.wire_bytes == 0:
+            return False
         is_kind = self.kind in {None, row.kind} or row.opcode == OPAQUE
         is_phase = self.phase in {None, row.phase} or row.phase is None
         return is_kind and is_phase and self._crosses(row.axis)

@@ -9,6 +9,14 @@ from meshscope.units import array_bytes
 
 Groups = tuple[tuple[int, ...], ...]
 
+
+def size_of_groups(groups: Groups, *, is_pairs: bool) -> int:
+    """Devices in one group. Pairs count as 2, or as 1 if no device sends to another."""
+    if is_pairs:
+        return 2 if any(source != target for source, target in groups) else 1
+    return len(groups[0]) if groups else 1
+
+
 # In the axis_reason of a row whose groups are parts of those of its axis, as those of axis_index_groups.
 SUBSETS = "are subsets of"
 # Inserter of a collective that XLA runs again instead of keeping its result in memory.

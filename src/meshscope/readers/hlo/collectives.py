@@ -145,6 +145,8 @@ def _rows(
     if scope.phase is None:
         scope = replace(scope, phase=default_phase)
     axis, no_axis = devices.axis_of(operation.groups, is_pairs=operation.is_pairs)
+    if operation.group_size == 1 and operation.wire_bytes == 0:
+        axis, no_axis = None, "no device sends to another"
     if scope.phase in REQUEST_PHASES:  # else pp is a name that the user chose
         scope = with_stage_send(scope, operation.kind, axis, devices.mesh)
     layers, count, caveat = _layers(operation.count, scope)

@@ -32,12 +32,13 @@ class Devices:
         """The groups or source-target pairs on all slices, and whether they are pairs."""
         if (text := instruction.attribute("source_target_pairs")) is not None:
             return self.pairs(instruction, text), True
-        where, text = self.module.where(instruction), instruction.replica_groups
-        if text is None:
+        where = self.module.where(instruction)
+        if instruction.opcode.startswith("collective-permute"):
             raise ParseError(
-                f"{where}: '{instruction.name}' ({instruction.opcode}) has no replica_groups. "
+                f"{where}: '{instruction.name}' ({instruction.opcode}) has no source_target_pairs. "
                 "Give the text as the compiler wrote it."
             )
+        text = instruction.replica_groups or "{}"  # XLA: all devices in one group
         groups = parse_groups(text, n_devices=self.n_per_slice, where=where)
         is_all = text.replace(" ", "") == "{}"
         return self.on_all_slices(self._flattened(instruction, groups, is_all=is_all)), False

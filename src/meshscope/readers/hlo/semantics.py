@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
 
-from meshscope.events.collective import Groups
+from meshscope.events.collective import Groups, size_of_groups
 from meshscope.events.enums import Kind
 from meshscope.readers.hlo.async_fusion import async_chain_of, starts_async_chain
 from meshscope.readers.hlo.dataflow import Dataflow
@@ -60,7 +60,7 @@ class Element:
     @property
     def group_size(self) -> int:
         """Devices in one group; a (source, target) pair counts as 2."""
-        return len(self.groups[0]) if self.groups else 1
+        return size_of_groups(self.groups, is_pairs=self.is_pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

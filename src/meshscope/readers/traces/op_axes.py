@@ -5,6 +5,7 @@ from typing import Any
 
 import polars as pl
 
+from meshscope.events.collective import size_of_groups
 from meshscope.events.enums import Kind
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.devices import CrossesSlices
@@ -109,6 +110,8 @@ def _between_slices(mesh: Mesh | None, crosses_slices: CrossesSlices) -> GroupAx
 
 def _axis_of_all_groups(mesh: Mesh, groups: tuple[tuple[int, ...], ...], kind: str) -> GroupAxis:
     """The axis of groups that are listed whole, as HLO lists them."""
-    axis = mesh.axis_of_pairs(groups) if kind in PAIRS else mesh.axis_of_groups(groups)
+    is_pairs = kind in PAIRS
+    axis = mesh.axis_of_pairs(groups) if is_pairs else mesh.axis_of_groups(groups)
     reason = None if axis else "its groups are no axis of the plan"
-    return GroupAxis(axis=axis, groups=groups, group_size=len(groups[0]), reason=reason)
+    n = size_of_groups(groups, is_pairs=is_pairs)
+    return GroupAxis(axis=axis, groups=groups, group_size=n, reason=reason)
