@@ -457,7 +457,9 @@ def test_stages_of_a_pipeline_have_rows_of_their_own(tmp_path: Path) -> None:
 def test_sizes_that_cannot_be_true_are_unknown(tmp_path: Path) -> None:
     event = made.collective(made.NCCL, 1.0, 2.0, [0, 1], 10**20)
     event["args"]["Group size"] = -7
-    (row,) = rows_of([made.write(tmp_path / "t.json", made.document([event]))], "tp=2").rows
+    (row,) = rows_of(
+        [made.write(tmp_path / "t.json", made.document([event], world_size=2))], "tp=2"
+    ).rows
     assert (row.payload_bytes, row.group_size, row.axis) == (None, 2, "tp")
 
 
@@ -476,3 +478,18 @@ def test_two_files_of_one_rank_at_the_same_time_are_named(tmp_path: Path) -> Non
     later = made.write(tmp_path / "later.json", made.document([made.kernel("gemm", 9e6, 5.0)]))
     read = merged([read_kineto(path) for path in (first, other, later)])
     assert not any("count twice" in finding for finding in read.findings)
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "world_size", "highest"),
+    [(3, [0, 1], 2, 3), (2, [0, 1], 2, 2), (0, [0, 5], 2, 5)],
+)
+def test_a_rank_beyond_the_world_is_refused(
+    tmp_path: Path, rank: int, ranks: list[int], world_size: int, highest: int
+) -> None:
+    events = [made.collective("all_reduce", 1.0, 2.0, ranks, 1024)]
+    path = made.write(tmp_path / "t.json", made.document(events, rank=rank, world_size=world_size))
+    with pytest.raises(
+        TraceError, match=rf"rank {highest} is not below the world size {world_size}\. Give"
+    ):
+        rows_of([path])

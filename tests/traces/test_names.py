@@ -280,9 +280,12 @@ def test_the_content_decides_the_format(
         assert format_of(tmp_path / "other") is kind
 
 
-def tar(name: str) -> bytes:
+def tar(name: str, layout: int = tarfile.USTAR_FORMAT, **headers: str) -> bytes:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
+    folder = tarfile.TarInfo("folder")
+    folder.type = tarfile.DIRTYPE
+    with tarfile.open(fileobj=buffer, mode="w", format=layout, pax_headers=headers) as archive:
+        archive.addfile(folder)
         archive.addfile(tarfile.TarInfo(name))
     return buffer.getvalue()
 
@@ -298,6 +301,12 @@ EXECUTION = {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "start_ts": 1, "nodes": [
 MLIR = b"#loc = loc(unknown)\nmodule @jit_f attributes {mhlo.num_partitions = 8 : i32} {"
 OTHERS = {
     "a.tar": (tar("x/host.xplane.pb"), "a tar archive with 'x/host.xplane.pb'. Unpack it"),
+    "pax.tar": (
+        tar("é" * 120, tarfile.PAX_FORMAT, comment="x"),
+        f"a tar archive with '{'é' * 120}'. Unpack it",
+    ),
+    "gnu.tar": (tar("n" * 120, tarfile.GNU_FORMAT), f"a tar archive with '{'n' * 120}'"),
+    "cut.tar": (tar("n" * 120, tarfile.GNU_FORMAT)[:1024], "a tar archive. Unpack it"),
     "b.tar.gz": (gzip.compress(tar("host.xplane.pb")), "a tar archive with 'host.xplane.pb'"),
     "host.xplane.pb": (tar("host.xplane.pb"), "a tar archive"),
     "c.zip": (zipped("rank0.json"), "a zip archive with 'rank0.json'. Unpack it"),

@@ -158,7 +158,7 @@ def test_a_long_trace_shows_its_last_whole_steps(
 def test_a_trace_without_steps_shows_its_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = made.write(tmp_path / "rank0.json", made.document(random_kernels(1)))
+    path = made.write(tmp_path / "rank0.json", made.document(random_kernels(1), world_size=2))
     run = meshscope.import_([path], out=tmp_path / "run")
     read = trace_timeline.last_executions
     monkeypatch.setattr(
@@ -212,7 +212,7 @@ def test_a_chrome_trace_has_every_execution(golden: Run, tmp_path: Path) -> None
 
 
 def test_slices_of_a_lane_do_not_overlap(tmp_path: Path) -> None:
-    path = made.write(tmp_path / "rank0.json", made.document(random_kernels(2)))
+    path = made.write(tmp_path / "rank0.json", made.document(random_kernels(2), world_size=2))
     run = meshscope.import_([path], out=tmp_path / "run")
     assert run.path is not None
     out = tmp_path / "trace.json.gz"

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from meshscope.errors import TraceError
 from meshscope.hardware.chips import ChipKind
 from meshscope.readers.profile.nesting import Ints, innermost
 from meshscope.readers.traces.annotations import StepMark, distinct_steps, read_annotation
@@ -172,6 +173,12 @@ class _Reading:
         events, n_invalid, n_repeated = events_table(columns)
         ops = ops_table(keys, lambda key: _op_facts(key, head))
         rank, n_gpus = _rank(head, ops), events["device"].n_unique()
+        highest = max(rank or 0, *ops["group"].explode().drop_nulls().to_list(), 0)
+        if head.world_size is not None and highest >= head.world_size:
+            raise TraceError(
+                f"{source.path}: rank {highest} is not below the world size {head.world_size}. Give the trace as the "
+                "profiler wrote it."
+            )
         if n_gpus > 1 and head.world_size == 1:
             rank = None  # one process that uses several GPUs
         if rank is not None:

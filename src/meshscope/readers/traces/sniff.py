@@ -1,8 +1,10 @@
 """The format of a file by its content, and what files that are no traces are."""
 
 import re
+import tarfile
 import zlib
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 from meshscope.errors import TraceError
@@ -154,8 +156,7 @@ def _packed(head: bytes) -> Iterator[tuple[str, str]]:
     if head.startswith(b"PK\x03\x04"):
         yield _zip(head)
     if _is_tar(head):
-        inside = head[:100].split(b"\0")[0].decode(errors="replace")
-        yield f"a tar archive with '{inside}'", _UNPACK
+        yield f"a tar archive{_first_in_tar(head)}", _UNPACK
     if re.match(rb"\x80[\x02-\x05]", head):
         is_memory = b"device_traces" in head or b"segments" in head
         what = "a snapshot of PyTorch's memory (pickle)" if is_memory else "a pickle"
@@ -164,6 +165,15 @@ def _packed(head: bytes) -> Iterator[tuple[str, str]]:
 
 def _is_tar(head: bytes) -> bool:
     return head[257:262] == b"ustar"
+
+
+def _first_in_tar(head: bytes) -> str:
+    """` with 'FILE'`, its first file, whose name may be in headers of its own (PAX, GNU)."""
+    try:
+        with tarfile.open(fileobj=BytesIO(head), mode="r:") as archive:
+            return next((f" with '{member.name}'" for member in archive if member.isfile()), "")
+    except (tarfile.TarError, ValueError):
+        return ""
 
 
 def _zip(head: bytes) -> tuple[str, str]:
