@@ -1,9 +1,9 @@
 """Predicts, compiles and measures the collectives and step times of LLM inference on TPU slices."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # `typing` is not imported: Ctrl-C meanwhile would be a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from meshscope.api.check import check
     from meshscope.api.compare import RunComparison, compare
     from meshscope.api.compile import compile  # noqa: A004
@@ -63,8 +63,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """A public name, imported now."""
+    from importlib import import_module  # noqa: PLC0415
+
     if name not in _PUBLIC:
         raise AttributeError(f"module 'meshscope' has no attribute '{name}'")
     return getattr(import_module(_PUBLIC[name]), name)

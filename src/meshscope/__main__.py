@@ -1,6 +1,17 @@
-"""Runs the command `meshscope` as `python -m meshscope`."""
+"""Runs the command `meshscope`, also as `python -m meshscope`."""
 
-from meshscope.cli.main import main
+import sys
+
+
+def main() -> None:
+    """Runs the command line; Ctrl-C exits with 130, also while its modules are imported."""
+    try:
+        from meshscope.cli.main import main as run  # noqa: PLC0415
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

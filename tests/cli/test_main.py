@@ -186,12 +186,14 @@ class Interrupting:
         if name == "{module}":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupting())
-from meshscope.cli.main import main
-main()
+import runpy
+runpy.run_module("meshscope", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("module", ["typer", "meshscope.cli.predict", "numpy"])
+@pytest.mark.parametrize(
+    "module", ["meshscope.cli.main", "typer", "meshscope.cli.predict", "numpy"]
+)
 def test_an_interruption_of_the_start_is_no_traceback(tmp_path: Path, module: str) -> None:
     program = [sys.executable, "-c", INTERRUPTED.format(module=module), *PREDICT]
     done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=tmp_path)
