@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from meshscope.api.compilers import list_compilers
+from meshscope.api.environments import list_compilers
 from meshscope.units import format_bytes, format_seconds
 
 STORED = Path(__file__).parent / "compilers" / "cells.jsonl"

@@ -25,7 +25,7 @@ from meshscope.events.enums import Source
 from meshscope.model.catalog import catalog
 from meshscope.model.config import read_model
 from meshscope.model.model import Model
-from meshscope.programs.compilers import compiler_of
+from meshscope.programs.environments import compiler_of
 
 DATA = Path(__file__).parents[1] / "docs" / "compilers" / "cells.jsonl"
 COMPILERS = ("jax-0.8.3", "jax-0.10.2", "jax-0.12.0.1")

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from meshscope.api.compilers import list_compilers
+from meshscope.api.environments import list_compilers
 from meshscope.model.catalog import catalog
 
 ROOT = Path(__file__).parents[1]

@@ -13,16 +13,20 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshscope
-from meshscope.api.compilers import install_compiler, list_compilers, remove_compiler
+from meshscope.api.environments import install_compiler, list_compilers, remove_compiler
 from meshscope.backends.compile.function import close_compilers
 from meshscope.errors import MissingToolError, SpecError
-from meshscope.programs import compilers
-from meshscope.programs.compilers import RELEASES, compiler_of, compiler_release, default_compiler
-from meshscope.programs.environments import RECORD
-from meshscope.programs.torchxla.interpreter import (
+from meshscope.programs.environments import (
+    COMPILERS,
     LIBRARY_PATH,
-    VARIABLE,
-    torchxla_environment,
+    RECORD,
+    TORCHXLA_VARIABLE,
+    Release,
+    compiler_of,
+    compiler_release,
+    default_compiler,
+    known_releases,
+    torchxla_variables,
 )
 
 NAME = "jax-0.9.2"
@@ -43,7 +47,7 @@ def test_a_compiler_is_listed_used_and_removed(
 
     assert folder == cache / NAME
     asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
-    (pip,) = (arguments for arguments in asked if arguments[:2] == ["-m", "pip"])
+    (pip,) = (arguments for arguments in asked if arguments[:2] == ["pip", "install"])
     assert pip[-4:] == ["jax==0.9.2", "jaxlib==0.9.2", "libtpu==0.0.37", "absl-py"]
     (listed,) = (entry for entry in list_compilers() if entry["folder"] is not None)
     assert (listed["compiler"], listed["libtpu"]) == (NAME, "0.0.37")
@@ -83,8 +87,12 @@ def test_a_compiler_takes_neither_engines_nor_gpus() -> None:
 
 
 def test_the_names_are_those_of_jax_and_libtpus_are_distinct() -> None:
-    assert len({release.libtpu for release in RELEASES}) == len(RELEASES)
-    assert [release.name for release in RELEASES] == [f"jax-{release.jax}" for release in RELEASES]
+    pins = [release.pins for release in known_releases(COMPILERS)]
+    assert len({pin["libtpu"] for pin in pins}) == len(pins)
+    assert all(pin["jax"] == pin["jaxlib"] for pin in pins)
+    assert [release.name for release in known_releases(COMPILERS)] == [
+        f"jax-{pin['jax']}" for pin in pins
+    ]
 
 
 def own_name() -> str:
@@ -108,10 +116,10 @@ def compiled(**options: str) -> meshscope.Run:
 
 def test_an_interpreter_of_torch_xla_has_its_own_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LIBRARY_PATH, "libtpu.so")
-    monkeypatch.setenv(VARIABLE, "/other/python")
-    assert LIBRARY_PATH not in torchxla_environment()
-    monkeypatch.delenv(VARIABLE)
-    assert torchxla_environment()[LIBRARY_PATH] == "libtpu.so"
+    monkeypatch.setenv(TORCHXLA_VARIABLE, "/other/python")
+    assert LIBRARY_PATH not in torchxla_variables()
+    monkeypatch.delenv(TORCHXLA_VARIABLE)
+    assert torchxla_variables()[LIBRARY_PATH] == "libtpu.so"
 
 
 # An interpreter of an environment: this one, which writes down what it sees of its surroundings.
@@ -130,7 +138,7 @@ def other(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python.write_text(SPY.format(shell="/bin/sh", seen=seen, python=sys.executable))
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     (home / RECORD).write_text(json.dumps({"name": NAME, "n_bytes": 1}), encoding="utf-8")
-    monkeypatch.setattr(compilers, "check_environment", lambda *_: None)  # its JAX is ours
+    monkeypatch.setattr(Release, "check", lambda _: None)  # its JAX is ours
     # as JAX sets it once this process has loaded its libtpu
     monkeypatch.setenv("TPU_LIBRARY_PATH", libtpu.get_library_path())
     return seen

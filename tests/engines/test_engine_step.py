@@ -80,7 +80,7 @@ def test_the_message_of_the_engine_is_shown(
     monkeypatch.setattr(compile_module, "WORKER", ("-c", program))
     monkeypatch.setattr(compile_module, "check_can_compile", lambda _: None)
     fake = type("Environment", (), {"python": compile_module.sys.executable})
-    monkeypatch.setattr(compile_module, "environment_of", lambda *_: fake)
+    monkeypatch.setattr(compile_module, "installed_release", lambda *_: fake)
 
     with pytest.raises(CompileError, match=r"vllm-tpu 0\.32\.0 rejected .*not registered in tpu"):
         compile_module.compile_experiment(experiment(), tmp_path, progress=lambda *_: None)

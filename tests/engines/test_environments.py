@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.api.engines import install_engine, list_engines, remove_engine
+from meshscope.api.environments import install_engine, list_engines, remove_engine
 from meshscope.errors import MissingToolError, SpecError
-from meshscope.programs.engines.environments import environment_of
-from meshscope.programs.engines.releases import RELEASES, release_of
-from meshscope.programs.environments import lone_variables
+from meshscope.programs.environments import (
+    ENGINES,
+    installed_release,
+    known_releases,
+    lone_variables,
+    release_of,
+)
 
 ENGINE, VERSION = "vllm-tpu", "0.32.0"
-PINS = dict(
-    pin.split("==")
-    for pin in (*release_of(ENGINE, VERSION).requirements, release_of(ENGINE, VERSION).package)
-    if "==" in pin
-)
+PINS = release_of(ENGINE, VERSION).pins
 
 
 @pytest.fixture(autouse=True)
@@ -37,13 +37,13 @@ def test_an_installed_release_is_listed_used_and_removed(
     assert [path.name for path in cache.iterdir()] == [folder.name]
     assert len(steps) == 3
     asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
-    pip = [arguments for arguments in asked if arguments[:2] == ["-m", "pip"]]
+    pip = [arguments for arguments in asked if arguments[:2] == ["pip", "install"]]
     assert [arguments[-1] for arguments in pip] == ["sympy", "tpu-inference==0.32.0"]
     assert "--no-deps" in pip[1]
     assert "--no-deps" not in pip[0]
     (listed,) = (entry for entry in list_engines() if entry["folder"] is not None)
     assert (listed["version"], listed["folder"]) == (VERSION, str(folder))
-    assert environment_of(ENGINE, None).release.version == VERSION
+    assert installed_release(ENGINE, None).version == VERSION
     assert remove_engine(ENGINE) == folder
     assert not folder.exists()
 
@@ -88,9 +88,9 @@ def test_an_old_python_is_refused(fake_python: Callable[..., Path]) -> None:
 
 
 def test_without_a_new_python_the_release_for_this_one_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake_python: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+    fake_python(versions={}, failing=">=3.12")
     monkeypatch.setattr("sys.version_info", (3, 11, 9, "final", 0))
     with pytest.raises(MissingToolError, match=r"or install --engine-version 0\.24\.0$"):
         install_engine(ENGINE)
@@ -124,11 +124,11 @@ def test_a_broken_environment_is_refused_and_can_be_removed(
     with pytest.raises(
         MissingToolError, match=r"its Python does not run .* engines remove vllm-tpu"
     ):
-        environment_of(ENGINE, VERSION)
+        installed_release(ENGINE, VERSION)
 
     remove_engine(ENGINE, engine_version=VERSION)
     with pytest.raises(MissingToolError, match=r"are not installed .* meshscope engines install"):
-        environment_of(ENGINE, VERSION)
+        installed_release(ENGINE, VERSION)
 
 
 def test_what_is_not_installed_cannot_be_removed() -> None:
@@ -141,15 +141,44 @@ def test_unknown_engines_and_releases_are_refused() -> None:
         install_engine("vllm")
     with pytest.raises(SpecError, match=r"--engine-version 1\.0: .* Use one of 0\.12\.0, "):
         install_engine(ENGINE, engine_version="1.0")
-    with pytest.raises(MissingToolError, match=r"--engine-version 1\.0: .* Use one of 0\.12\.0, "):
-        environment_of(ENGINE, "1.0")
+    with pytest.raises(SpecError, match=r"--engine-version 1\.0: .* Use one of 0\.12\.0, "):
+        installed_release(ENGINE, "1.0")
 
 
 def test_every_release_pins_what_decides_the_program() -> None:
-    for release in RELEASES:
+    for release in known_releases(ENGINES):
         names = {pin.partition("==")[0].partition("[")[0] for pin in release.requirements}
         assert {"jax", "flax"} <= names
-        assert release.checkout is not None or release.package.endswith(f"=={release.version}")
+        package = release.package or ""
+        assert release.checkout is not None or package.endswith(f"=={release.version}")
+
+
+def test_without_uv_the_remedy_is_its_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    with pytest.raises(MissingToolError, match="Install it: pip install uv"):
+        install_engine(ENGINE, engine_version="0.12.0")
+
+
+def test_uv_takes_the_index_of_pip(
+    fake_python: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "pip.conf"
+    config.write_text(
+        "[global]\nindex-url = https://index.example/simple\nextra-index-url =\n"
+        "    https://a.example\n    https://b.example\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+
+    install_engine(ENGINE, python=str(fake_python(versions=PINS)))
+
+    (settings,) = set((tmp_path / "settings").read_text().splitlines())
+    assert settings == "https://index.example/simple https://a.example https://b.example"
 
 
 def test_a_worker_sees_meshscope_and_none_of_its_neighbors(

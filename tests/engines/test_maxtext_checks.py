@@ -64,7 +64,7 @@ def test_a_release_that_is_not_installed_says_how_to_install_it() -> None:
 
 
 def test_an_unknown_release_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(MissingToolError, match=r"no such known release. Use one of 0\.2\.5"):
+    with pytest.raises(SpecError, match=r"no such known release. Use one of 0\.2\.5"):
         compile_model(
             "meta-llama/Llama-3.1-8B",
             topology="v6e-8",

@@ -15,7 +15,7 @@ from meshscope.api import compile_training as api
 from meshscope.backends.compile import compile as backend
 from meshscope.errors import MeshscopeError, MissingToolError, PlanError, SpecError
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.programs.engines.releases import release_of
+from meshscope.programs.environments import release_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "maxtext_training"
 OPTIONS: dict[str, Any] = {
@@ -38,12 +38,11 @@ def stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> meshscope.Run:
         for path in GOLDEN.iterdir():
             shutil.copy(path, programs[0].folder)
 
-    class Installed:
-        release = release_of("maxtext", None)
-
     monkeypatch.setattr(backend, "_run_workers", copied)
     monkeypatch.setattr(api, "check_can_compile_training", lambda _: None)
-    monkeypatch.setattr("meshscope.api.compile.environment_of", lambda *_: Installed)
+    monkeypatch.setattr(
+        "meshscope.api.compile.installed_release", lambda *_: release_of("maxtext", None)
+    )
     return meshscope.compile(LLAMA, **OPTIONS, out=tmp_path / "run")
 
 
@@ -100,7 +99,7 @@ def test_the_stored_text_is_of_maxtexts_own_step() -> None:
         ({"frontend": "jax"}, SpecError, "--training compiles the training step of MaxText, not"),
         ({"plan": "tp=8", "output": 7}, SpecError, "--output 7 changes nothing: a training step"),
         ({"plan": "pp=2,tp=4"}, PlanError, "--training takes tp, fsdp, dp, not pp. Use fsdp=8"),
-        ({"engine_version": "9.9"}, MissingToolError, "no such known release. Use one of 0.2.5"),
+        ({"engine_version": "9.9"}, SpecError, "no such known release. Use one of 0.2.5"),
     ],
 )
 def test_what_a_training_step_does_not_take_is_refused(
@@ -112,11 +111,9 @@ def test_what_a_training_step_does_not_take_is_refused(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if "engine_version" not in options:
-
-        class Installed:
-            release = release_of("maxtext", None)
-
-        monkeypatch.setattr("meshscope.api.compile.environment_of", lambda *_: Installed)
+        monkeypatch.setattr(
+            "meshscope.api.compile.installed_release", lambda *_: release_of("maxtext", None)
+        )
 
     with pytest.raises(kind, match=message):
         meshscope.compile(LLAMA, **(OPTIONS | options), out=tmp_path / "run")

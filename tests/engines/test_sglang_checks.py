@@ -14,7 +14,7 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernel
 from meshscope.plans.program import Frontend, Program
 from meshscope.programs.engines.adapters import ADAPTERS
-from meshscope.programs.engines.releases import ENGINES
+from meshscope.programs.environments import ENGINES, known_releases
 
 
 def experiment(
@@ -35,7 +35,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_engine_has_an_adapter_whose_module_exists() -> None:
     folder = Path(__file__).parents[2] / "src" / "meshscope" / "programs" / "engines"
 
-    assert set(ADAPTERS) == set(ENGINES) == {f for f in Frontend if f.is_engine}
+    assert (
+        set(ADAPTERS)
+        == {r.product for r in known_releases(ENGINES)}
+        == {f for f in Frontend if f.is_engine}
+    )
     for adapter in ADAPTERS.values():
         assert (folder / f"{adapter.module}.py").is_file()
 
@@ -66,7 +70,7 @@ def test_a_release_that_is_not_installed_says_how_to_install_it() -> None:
 
 
 def test_an_unknown_release_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(MissingToolError, match=r"no such known release. Use one of 0\.0\.2"):
+    with pytest.raises(SpecError, match=r"no such known release. Use one of 0\.0\.2"):
         compile_model(
             "Qwen/Qwen3-8B",
             topology="v6e-8",

@@ -3,7 +3,7 @@
 import pytest
 
 from meshscope.errors import MissingToolError
-from meshscope.programs.torchxla import interpreter
+from meshscope.programs import environments
 
 FITTING = {
     "python": "3.11.2",
@@ -25,20 +25,20 @@ FITTING = {
 )
 def test_what_does_not_fit_is_told(changes, message, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {name: v for name, v in (FITTING | changes).items() if v is not None}
-    monkeypatch.setattr(interpreter, "_versions", lambda _: versions)
+    monkeypatch.setattr(environments, "installed_versions", lambda *_: versions)
 
     with pytest.raises(MissingToolError, match=message):
-        interpreter.check_torchxla()
+        environments.check_torchxla()
 
 
 def test_what_fits_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpreter, "_versions", lambda _: FITTING)
+    monkeypatch.setattr(environments, "installed_versions", lambda *_: FITTING)
 
-    assert interpreter.check_torchxla() == FITTING
+    assert environments.check_torchxla() == FITTING
 
 
 def test_a_python_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(interpreter.VARIABLE, "/no/such/python")
+    monkeypatch.setenv(environments.TORCHXLA_VARIABLE, "/no/such/python")
 
     with pytest.raises(MissingToolError, match=r"'/no/such/python', does not run.*unset it"):
-        interpreter.check_torchxla()
+        environments.check_torchxla()

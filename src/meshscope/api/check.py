@@ -18,7 +18,7 @@ from meshscope.api.run import Run
 from meshscope.api.runs import open as open_runs
 from meshscope.errors import MeshscopeError, RunError, SpecError, nearest, public
 from meshscope.files import path_of
-from meshscope.programs.compilers import default_compiler
+from meshscope.programs.environments import default_compiler
 from meshscope.store.folder import replacing_runs, scratch_folder
 
 

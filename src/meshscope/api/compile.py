@@ -43,8 +43,7 @@ from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.program import Engine, Frontend, Loop, Partitioner
-from meshscope.programs.compilers import Compiler, chosen_compiler
-from meshscope.programs.engines.environments import environment_of
+from meshscope.programs.environments import Compiler, chosen_compiler, installed_release
 from meshscope.store.folder import new_folder
 from meshscope.store.run import SPECULATION, RunRecord
 from meshscope.store.write import HLO
@@ -257,5 +256,5 @@ def _with_engine_version(experiment: Experiment, request: ExperimentRequest) -> 
         return experiment
     if isinstance(request, CompileRequest) and request.cycles is not Cycles.ESTIMATED:
         raise SpecError(f"--cycles {request.cycles} is not supported for engines. Drop it.")
-    release = environment_of(program.frontend, version).release
+    release = installed_release(program.frontend, version)
     return replace(experiment, program=replace(program, engine_version=release.version))

@@ -25,7 +25,7 @@ from meshscope.events.enums import Phase, Source
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
-from meshscope.programs.compilers import chosen_compiler
+from meshscope.programs.environments import chosen_compiler
 from meshscope.store.folder import new_folder
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO

@@ -14,7 +14,7 @@ from meshscope.events.enums import Phase
 from meshscope.events.flag_effect import Flag, FlagEffect
 from meshscope.files import read_file
 from meshscope.hardware.topology import parse_topology
-from meshscope.programs.compilers import chosen_compiler
+from meshscope.programs.environments import chosen_compiler
 from meshscope.workers.spawn import Progress
 
 MAX_FLAGS = 2000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
-from meshscope.programs.torchxla.interpreter import VARIABLE, torchxla_python
+from meshscope.programs.environments import TORCHXLA_VARIABLE, torchxla_python
 from meshscope.reports.plain import plain
 from meshscope.store.history import earlier_compile
 from meshscope.workers.spawn import Progress
@@ -61,4 +61,4 @@ def report_tracing_python(progress: ReportedProgress, experiment: Experiment) ->
         return
     python = torchxla_python()
     if python != sys.executable:
-        progress("torch_xla", f"traces in processes of {python} ({VARIABLE})")
+        progress("torch_xla", f"traces in processes of {python} ({TORCHXLA_VARIABLE})")

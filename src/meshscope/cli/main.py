@@ -67,27 +67,27 @@ _COMMANDS = {
     "tpu delete": ("tpu:delete", "Delete a slice and its request."),
     "tpu manifest": ("tpu:manifest", "Print a Kubernetes job that runs experiments on GKE."),
     "engines list": (
-        "engines:list_",
+        "environments:engines",
         "List known releases of serving engines, and which are installed.",
     ),
     "engines install": (
-        "engines:install",
+        "environments:install_engine",
         "Install a release of a serving engine into an environment of its own.",
     ),
     "engines remove": (
-        "engines:remove",
+        "environments:uninstall_engine",
         "Remove the environment of a release of a serving engine.",
     ),
     "compilers list": (
-        "compilers:list_",
+        "environments:compilers",
         "List known versions of JAX and libtpu, and which are installed.",
     ),
     "compilers install": (
-        "compilers:install",
+        "environments:install_compiler",
         "Install a version of JAX and libtpu into an environment of its own.",
     ),
     "compilers remove": (
-        "compilers:remove",
+        "environments:uninstall_compiler",
         "Remove the environment of a version of JAX and libtpu.",
     ),
 }

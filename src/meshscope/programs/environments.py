@@ -1,129 +1,385 @@
-"""Python environments with pinned packages, in the user's cache: made whole or not at all, checked before use."""
+"""Python environments of serving engines, other compilers and torch_xla: pinned, made by uv, checked before use.
 
+`environments.toml` has the known releases. An environment is a folder in the user's cache, made whole or
+not at all. torch_xla is built for one release of torch, which may conflict with other packages, so its
+programs are traced by the interpreter that an environment variable names.
+"""
+
+import ast
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping
+import tempfile
+import tomllib
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from pathlib import Path
 
 import meshscope
-from meshscope.errors import MissingToolError
+from meshscope.errors import MissingToolError, SpecError, nearest
 from meshscope.units import format_bytes
-from meshscope.workers.interpreter import installed_versions
 
 RECORD = "environment.json"  # in a whole environment: what it is and its bytes
-FREE_FACTOR = 1.5  # pip unpacks downloads beside what it installs
+FREE_FACTOR = 1.5  # downloads are unpacked in a cache, too
+ASK_TIMEOUT_S = 60.0
+ENGINES, COMPILERS = "engines", "compilers"  # folders of environments, and words of the commands
 
-NOT_INHERITED = ("PYTHONHOME", "PYTHONPATH", "TPU_LIBRARY_PATH")
+LIBRARY_PATH = "TPU_LIBRARY_PATH"  # JAX sets it when it loads libtpu
+NOT_INHERITED = ("PYTHONHOME", "PYTHONPATH", LIBRARY_PATH)
+
+# uv reads none of pip's settings, so a user's index would be ignored.
+UV_OF_PIP: Mapping[str, str] = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "constraint": "UV_CONSTRAINT",
+    "cert": "SSL_CERT_FILE",
+}
+
+CHECKOUT_FOLDER = "python/sgl_jax"  # of a checkout of SGLang-JAX
+CHECKOUT_PROJECT = """[build-system]
+requires = ["setuptools>=80"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "sglang-jax"
+version = "{version}"
+[tool.setuptools.packages.find]
+include = ["sgl_jax*"]
+[tool.setuptools.package-data]
+"*" = ["*"]
+"""
+
+TORCHXLA_VARIABLE = "MESHSCOPE_TORCHXLA_PYTHON"
+TORCHXLA_PACKAGES = ("torch", "torch_xla", "transformers", "jax", "libtpu")
+LEAST_TRANSFORMERS = 5  # first with registered experts and latent caches
+TORCHXLA_EXTRA = "pip install -e '.[torchxla]' in your clone (Linux x86-64, Python 3.11)"
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """How to make an environment below `parent`.
+class Release:
+    """A release of a serving engine or of a compiler (JAX and libtpu), as `environments.toml` has it."""
 
-    `installations` are the arguments of `pip install`, each with what to report before it. `pins` are the
-    versions that a usable environment has. `removal` is the command that removes it, and `group` the
-    word of its commands. `least_python` is what the packages require; `n_bytes` is what the environment
-    takes, measured. `alternative` is what else a user with an older Python can do.
-    """
-
-    parent: Path
-    name: str
-    label: str
     group: str
-    removal: str
-    installations: tuple[tuple[str, tuple[str, ...]], ...]
-    pins: Mapping[str, str]
+    product: str
+    version: str
+    requirements: tuple[str, ...]
     least_python: tuple[int, int]
     n_bytes: int
-    alternative: str = ""
+    seconds: int
+    package: str | None = None
+    checkout: str | None = None
 
     @property
-    def home(self) -> Path:
-        """The folder of the environment."""
-        return self.parent / self.name
+    def name(self) -> str:
+        """Product and version, such as `vllm-tpu-0.32.0` or `jax-0.9.2`."""
+        return f"{self.product}-{self.version}"
 
+    @property
+    def label(self) -> str:
+        """The release in messages."""
+        if self.group == COMPILERS:
+            return f"{self.name} with libtpu {self.pins['libtpu']}"
+        return f"{self.product} {self.version}"
 
-def cached_folder(name: str) -> Path:
-    """A folder of environments: `$XDG_CACHE_HOME/meshscope/NAME`."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "meshscope" / name
+    @property
+    def arguments(self) -> str:
+        """What its commands take to name it."""
+        if self.group == COMPILERS:
+            return self.name
+        return f"{self.product} --engine-version {self.version}"
 
-
-def python_of(folder: Path) -> str:
-    """The interpreter of an environment."""
-    return str(folder / "bin" / "python")
-
-
-def installed_bytes(recipe: Recipe) -> int | None:
-    """What the environment takes on the disk; None if it is not installed."""
-    try:
-        record = json.loads((recipe.home / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return record["n_bytes"]
-
-
-def check_environment(recipe: Recipe, folder: Path) -> None:
-    """MissingToolError unless the interpreter in `folder` runs and has the pinned packages."""
-    pins = recipe.pins
-    remedy = f"Remove and install it again: {recipe.removal}"
-    try:
-        versions = installed_versions(python_of(folder), list(pins))
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise MissingToolError(
-            f"the environment {folder} is broken: its Python does not run ({error}). {remedy}"
-        ) from error
-    wrong = {n: v for n, v in pins.items() if versions.get(n) != v}
-    if wrong:
-        present = ", ".join(f"{n} {versions.get(n, 'missing')}" for n in wrong)
-        wanted = ", ".join(f"{n} {v}" for n, v in wrong.items())
-        raise MissingToolError(
-            f"the environment {folder} is broken: {present} instead of {wanted}. {remedy}"
+    @property
+    def pins(self) -> dict[str, str]:
+        """The versions that its environment must have."""
+        pinned = (
+            pin.split("==") for pin in (*self.requirements, self.package or "") if "==" in pin
         )
+        return {name.partition("[")[0]: version for name, version in pinned}
+
+    @property
+    def folder(self) -> Path:
+        """Its environment: `$XDG_CACHE_HOME/meshscope/GROUP/NAME`."""
+        home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        return Path(home) / "meshscope" / self.group / self.name
+
+    @property
+    def python(self) -> str:
+        """The interpreter of its environment."""
+        return str(self.folder / "bin" / "python")
+
+    @property
+    def installed_bytes(self) -> int | None:
+        """What the environment takes on the disk; None if it is not installed."""
+        try:
+            return json.loads((self.folder / RECORD).read_text(encoding="utf-8"))["n_bytes"]
+        except (OSError, ValueError):
+            return None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the packages installed beside meshscope are those of the release."""
+        try:
+            return all(version(name) == pin for name, pin in self.pins.items())
+        except PackageNotFoundError:
+            return False
+
+    def check(self) -> None:
+        """MissingToolError unless the environment's interpreter runs and has the pinned packages."""
+        self._check_in(self.folder)
+
+    def _check_in(self, folder: Path) -> None:
+        remedy = f"Remove and install it again: meshscope {self.group} remove {self.arguments}"
+        try:
+            versions = installed_versions(str(folder / "bin" / "python"), list(self.pins))
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            raise MissingToolError(
+                f"the environment {folder} is broken: its Python does not run ({error}). {remedy}"
+            ) from error
+        wrong = {n: v for n, v in self.pins.items() if versions.get(n) != v}
+        if wrong:
+            present = ", ".join(f"{n} {versions.get(n, 'missing')}" for n in wrong)
+            wanted = ", ".join(f"{n} {v}" for n, v in wrong.items())
+            raise MissingToolError(
+                f"the environment {folder} is broken: {present} instead of {wanted}. {remedy}"
+            )
+
+    def install(
+        self, *, python: str | None = None, source: Path | None = None, report: Report
+    ) -> Path:
+        """Makes the environment and returns its folder; nothing remains of one that fails half-way.
+
+        `python` makes it; by default, the first one that is new enough. `source` is a checkout of code
+        that has no release. MissingToolError if there is no Python or no room, or if uv fails;
+        SpecError for a wrong checkout.
+        """
+        self.check_source(source)
+        if self.installed_bytes is not None:
+            return self.folder
+        if python is not None:
+            self._check_python(python)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self._check_room()
+        is_new = sys.version_info[:2] >= self.least_python
+        maker = python or (sys.executable if is_new else f">={self._least}")
+        with _renamed_when_whole(self.folder) as folder, tempfile.TemporaryDirectory() as scratch:
+            report(f"making an environment with {maker}")
+            made = _uv("venv", "--quiet", "--no-project", "--python", maker, str(folder))
+            if made.returncode and python is None and not is_new:
+                raise MissingToolError(
+                    f"{self.label} needs Python {self._least} or newer: {_end_of(made)} Install it, or "
+                    f"name one: --python /path/to/python{self._least}{self._alternative}"
+                )
+            self._check_done(made)
+            report(f"installing {', '.join(self.requirements)}")
+            settings = _pip_settings()
+            self._install_in(folder, settings, *self.requirements)
+            if self.package is not None:
+                report(f"installing {self.package} without its other dependencies")
+                copied = None if source is None else _copied_checkout(source, Path(scratch) / "p")
+                self._install_in(folder, settings, "--no-deps", copied or self.package)
+            record = {"name": self.name, "n_bytes": _size(folder)}
+            (folder / RECORD).write_text(json.dumps(record), encoding="utf-8")
+            self._check_in(folder)
+        return self.folder
+
+    def remove(self) -> Path:
+        """Removes the environment, whole or broken; MissingToolError if there is none."""
+        if not self.folder.exists():
+            raise MissingToolError(
+                f"{self.label} is not installed in {self.folder.parent}. "
+                f"List what is: meshscope {self.group} list"
+            )
+        shutil.rmtree(self.folder)
+        return self.folder
+
+    def check_source(self, source: Path | None) -> None:
+        """SpecError unless the source is a checkout of a release that needs one."""
+        if source is None:
+            if self.checkout is not None:
+                repository, _, commit = self.checkout.partition("@")
+                raise SpecError(
+                    f"{self.label} is the code of {repository}, which has no release. Check it out "
+                    f"(tried: commit {commit}) and name the folder: --source PATH"
+                )
+        elif self.checkout is None:
+            raise SpecError(
+                f"--source {source}: {self.label} is a released package. Drop the option."
+            )
+        elif not (source / CHECKOUT_FOLDER).is_dir():
+            raise SpecError(
+                f"--source {source}: there is no folder {CHECKOUT_FOLDER}. Name the folder of a "
+                f"checkout of {self.checkout.partition('@')[0]}."
+            )
+
+    @property
+    def _least(self) -> str:
+        return ".".join(map(str, self.least_python))
+
+    @property
+    def _alternative(self) -> str:
+        """The option that installs an engine's newest release for this Python; empty without one."""
+        python = sys.version_info[:2]
+        others = [r for r in releases_of(self.product) if r.least_python <= python]
+        is_engine = self.group == ENGINES
+        return f", or install --engine-version {others[-1].version}" if others and is_engine else ""
+
+    def _install_in(self, folder: Path, settings: Mapping[str, str], *arguments: str) -> None:
+        python = str(folder / "bin" / "python")
+        options = ("--quiet", "--compile-bytecode", "--python", python)
+        self._check_done(_uv("pip", "install", *options, *arguments, settings=settings))
+
+    def _check_done(self, done: subprocess.CompletedProcess[str]) -> None:
+        if done.returncode:
+            raise MissingToolError(
+                f"{self.label} was not installed, and nothing of it was kept: {_end_of(done)}"
+            )
+
+    def _check_python(self, python: str) -> None:
+        try:
+            text = installed_versions(python, [])["python"]
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            raise MissingToolError(
+                f"--python {python} does not run. Give a Python interpreter."
+            ) from error
+        found = tuple(map(int, text.split(".")[:2]))
+        if found < self.least_python:
+            raise MissingToolError(
+                f"--python {python} is {'.'.join(map(str, found))}; {self.label} needs {self._least} or "
+                "newer. Give another one."
+            )
+
+    def _check_room(self) -> None:
+        parent = self.folder.parent
+        free, needed = shutil.disk_usage(parent).free, int(self.n_bytes * FREE_FACTOR)
+        if free < needed:
+            raise MissingToolError(
+                f"{parent} has {format_bytes(free)} free; {self.label} needs {format_bytes(needed)} "
+                "while it installs. Free some space, or set XDG_CACHE_HOME to a larger disk."
+            )
 
 
-def install_environment(recipe: Recipe, *, python: str | None, report: Report) -> int:
-    """Makes the environment and returns its bytes; nothing remains of one that fails half-way.
+@cache
+def known_releases(group: str) -> tuple[Release, ...]:
+    """All known releases of a group, oldest first for each product."""
+    text = files("meshscope.programs").joinpath("environments.toml").read_text(encoding="utf-8")
+    return tuple(
+        Release(
+            group=group,
+            product=product,
+            requirements=tuple(entry.pop("requirements")),
+            least_python=tuple(entry.pop("least_python")),
+            **entry,
+        )
+        for product, entries in tomllib.loads(text)[group].items()
+        for entry in entries
+    )
 
-    `python` makes the environment; by default, the first one that is new enough.
-    MissingToolError if there is none, no room, or pip fails.
+
+def releases_of(engine: str) -> tuple[Release, ...]:
+    """The known releases of an engine, oldest first; SpecError for an unknown engine."""
+    releases = tuple(r for r in known_releases(ENGINES) if r.product == engine)
+    if not releases:
+        known = list(dict.fromkeys(release.product for release in known_releases(ENGINES)))
+        raise SpecError(f"'{engine}' is not a known engine. {nearest(engine, known)}")
+    return releases
+
+
+def release_of(engine: str, version: str | None, *, is_checkout: bool = False) -> Release:
+    """The engine's release with this version, or the newest; SpecError for an unknown one.
+
+    Without a version, `is_checkout` chooses the code that has no release, if the engine has such.
     """
-    if (existing := installed_bytes(recipe)) is not None:
-        return existing
-    maker = python or _python_for(recipe)
-    _check_python(maker, recipe)
-    recipe.parent.mkdir(parents=True, exist_ok=True)
-    _check_room(recipe)
-    with _renamed_when_whole(recipe.home) as folder:
-        report(f"making an environment with {maker}")
-        _run([maker, "-m", "venv", str(folder)], recipe)
-        pip = [python_of(folder), "-m", "pip", "install", "--no-input", "--quiet"]
-        for what, arguments in recipe.installations:
-            report(f"installing {what}")
-            _run([*pip, *arguments], recipe)
-        n_bytes = _size(folder)
-        record = {"name": recipe.name, "n_bytes": n_bytes}
-        (folder / RECORD).write_text(json.dumps(record), encoding="utf-8")
-        check_environment(recipe, folder)
-    return n_bytes
+    releases = releases_of(engine)
+    if version is None:
+        kinds = [release for release in releases if (release.checkout is not None) is is_checkout]
+        return (kinds or releases)[-1]
+    for release in releases:
+        if release.version == version:
+            return release
+    known = ", ".join(release.version for release in releases)
+    raise SpecError(
+        f"--engine-version {version}: {engine} has no such known release. Use one of {known}."
+    )
 
 
-def remove_environment(recipe: Recipe) -> Path:
-    """Removes an environment, whole or broken; MissingToolError if there is none."""
-    if not recipe.home.exists():
+def installed_release(engine: str, version: str | None) -> Release:
+    """The engine's release with this version, or the newest installed one, checked.
+
+    MissingToolError if it is not installed, or if its packages are not those of the release.
+    """
+    releases = releases_of(engine) if version is None else (release_of(engine, version),)
+    installed = [release for release in releases if release.installed_bytes is not None]
+    if not installed:
+        release = releases[-1]
         raise MissingToolError(
-            f"{recipe.label} is not installed in {recipe.parent}. "
-            f"List what is: meshscope {recipe.group} list"
+            f"--frontend {engine} needs the packages of {release.label}, which are not installed "
+            f"({format_bytes(release.n_bytes)}). Install them: meshscope engines install "
+            f"{release.arguments}" + (" --source PATH" if release.checkout else "")
         )
-    shutil.rmtree(recipe.home)
-    return recipe.home
+    installed[-1].check()
+    return installed[-1]
+
+
+def compiler_release(name: str) -> Release:
+    """The compiler with this name; SpecError for an unknown one."""
+    known = {release.name: release for release in known_releases(COMPILERS)}
+    if name not in known:
+        raise SpecError(f"'{name}' is not a known compiler. {nearest(name, list(known))}")
+    return known[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiler:
+    """The interpreter of a compiler release, and whether it is that of this process."""
+
+    release: Release
+    python: str
+    is_own: bool
+
+
+def compiler_of(name: str) -> Compiler:
+    """The compiler with this name, of this process or of its environment.
+
+    SpecError for an unknown name, MissingToolError if it is not installed or broken.
+    """
+    release = compiler_release(name)
+    if release.is_own:
+        return Compiler(release=release, python=sys.executable, is_own=True)
+    if release.installed_bytes is None:
+        raise MissingToolError(
+            f"--compiler {name} is not installed ({format_bytes(release.n_bytes)}). "
+            f"Install it: meshscope compilers install {name}"
+        )
+    release.check()
+    return Compiler(release=release, python=release.python, is_own=False)
+
+
+_default = ContextVar[str | None]("_default", default=None)
+
+
+@contextmanager
+def default_compiler(name: str | None) -> Generator[None]:
+    """Compiles with this compiler in the block, where none is named."""
+    token = _default.set(name)
+    try:
+        yield
+    finally:
+        _default.reset(token)
+
+
+def chosen_compiler(name: str | None) -> Compiler | None:
+    """The compiler with this name, or the default of the block; None for this process's compiler."""
+    chosen = _default.get() if name is None else name
+    return None if chosen is None else compiler_of(chosen)
 
 
 def lone_variables(folder: Path) -> dict[str, str]:
@@ -140,6 +396,129 @@ def lone_variables(folder: Path) -> dict[str, str]:
         link.symlink_to(Path(meshscope.__file__).parent)
     kept = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     return kept | {"PYTHONPATH": str(visible), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def torchxla_python() -> str:
+    """The interpreter that traces with torch_xla."""
+    return os.environ.get(TORCHXLA_VARIABLE) or sys.executable
+
+
+def torchxla_variables() -> dict[str, str]:
+    """Environment variables of the tracing process, with this meshscope first on PYTHONPATH.
+
+    Another interpreter has a libtpu of its own, not the one that this process loaded.
+    """
+    source = str(Path(meshscope.__file__).parents[1])
+    others = os.environ.get("PYTHONPATH")
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source, others)))}
+    if torchxla_python() != sys.executable:
+        variables.pop(LIBRARY_PATH, None)
+    return variables
+
+
+def tracing_variables(n_devices: int) -> dict[str, str]:
+    """Environment variables that torch_xla reads on import; it traces for CPU devices."""
+    return {
+        "PJRT_DEVICE": "CPU",
+        "CPU_NUM_DEVICES": str(n_devices),
+        "XLA_HLO_DEBUG": "1",  # scopes become op_names
+        "USE_TORCH_XLA": "0",  # used by transformers for trainers only
+    }
+
+
+def check_torchxla() -> Mapping[str, str]:
+    """Versions of torch_xla's packages; MissingToolError if one is missing or incompatible."""
+    python = torchxla_python()
+    try:
+        versions = installed_versions(python, TORCHXLA_PACKAGES)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise MissingToolError(
+            f"the Python of {TORCHXLA_VARIABLE}, '{python}', does not run: {error}. Name one that does, "
+            "or unset it."
+        ) from error
+    missing = [name for name in TORCHXLA_PACKAGES if name not in versions]
+    if missing:
+        raise MissingToolError(
+            f"--frontend torchxla needs {', '.join(missing)}, not installed for {python} (Python "
+            f"{versions['python']}). Install the extra, {TORCHXLA_EXTRA}; if another torch must stay, use a "
+            f"separate environment and set {TORCHXLA_VARIABLE} to its Python."
+        )
+    torch, torch_xla = _minor(versions["torch"]), _minor(versions["torch_xla"])
+    if torch != torch_xla:
+        raise MissingToolError(
+            f"torch {versions['torch']} is not the one that torch_xla {versions['torch_xla']} was built "
+            f"for ({python}). Install torch=={'.'.join(map(str, torch_xla))}.*, or name a Python that has "
+            f"both in {TORCHXLA_VARIABLE}: {TORCHXLA_EXTRA}."
+        )
+    if _minor(versions["transformers"])[0] < LEAST_TRANSFORMERS:
+        raise MissingToolError(
+            f"transformers {versions['transformers']} ({python}) cannot register experts and latent "
+            f"caches; {LEAST_TRANSFORMERS} and later can. Install the extra: {TORCHXLA_EXTRA}."
+        )
+    return versions
+
+
+def _minor(version: str) -> tuple[int, int]:
+    major, minor = version.split("+", maxsplit=1)[0].split(".")[:2]
+    return int(major), int(minor)
+
+
+_ASK = """
+import json, sys
+from importlib.metadata import PackageNotFoundError, version
+versions = {"python": sys.version.split()[0]}
+for name in sys.argv[1:]:
+    try:
+        versions[name] = version(name)
+    except PackageNotFoundError:
+        pass
+print(json.dumps(versions))
+"""
+
+
+def installed_versions(python: str, names: Sequence[str]) -> Mapping[str, str]:
+    """Versions of the interpreter (`python`) and of the named packages that it has, without importing them.
+
+    OSError, SubprocessError or ValueError if it does not run.
+    """
+    command = [python, "-c", _ASK, *names]
+    done = subprocess.run(command, capture_output=True, timeout=ASK_TIMEOUT_S, check=True)
+    return json.loads(done.stdout)
+
+
+def _uv(
+    *arguments: str, settings: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs uv with these settings and its own variables; MissingToolError if it is not installed."""
+    folders = (os.environ.get("PATH", ""), str(Path(sys.executable).parent))
+    if (uv := shutil.which("uv", path=os.pathsep.join(folders))) is None:
+        raise MissingToolError(
+            "uv, which makes environments, is neither on PATH nor beside this Python. Install it: pip install uv"
+        )
+    variables = {**(settings or {}), **os.environ}
+    return subprocess.run(
+        [uv, *arguments], capture_output=True, text=True, check=False, env=variables
+    )
+
+
+def _pip_settings() -> dict[str, str]:
+    """The index and certificates that pip's files and variables set, as uv's variables."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    pairs = (line.partition("=")[::2] for line in listed.splitlines() if "='" in line)
+    settings = {
+        key.rpartition(".")[2]: " ".join(str(ast.literal_eval(value)).split())
+        for key, value in pairs
+    }
+    variables = {uv: settings[pip] for pip, uv in UV_OF_PIP.items() if pip in settings}
+    # pip takes the best version of all indexes, uv the first index that has the package
+    return variables | {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+
+
+def _end_of(done: subprocess.CompletedProcess[str]) -> str:
+    """The last lines of a failed command's output."""
+    lines = [line.strip() for line in (done.stderr or done.stdout).strip().splitlines()[-3:]]
+    return " ".join(lines) or f"exit code {done.returncode}."
 
 
 @contextmanager
@@ -159,68 +538,20 @@ def _renamed_when_whole(home: Path) -> Generator[Path]:
             shutil.rmtree(folder)
 
 
-def _run(command: list[str], recipe: Recipe) -> None:
-    """Runs a command; MissingToolError with the end of its output if it fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise MissingToolError(
-            f"'{command[0]}' does not run: {error}. Give another --python."
-        ) from error
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()[-3:]
-        raise MissingToolError(
-            f"{recipe.label} was not installed, and nothing of it was kept: "
-            f"{' '.join(lines) or f'exit code {done.returncode}'}"
-        )
-
-
-def _python_for(recipe: Recipe) -> str:
-    """The first interpreter on this machine that is new enough for the recipe."""
-    if sys.version_info[:2] >= recipe.least_python:
-        return sys.executable
-    major, least = recipe.least_python
-    names = [f"python{major}.{minor}" for minor in range(least, least + 4)]
-    for path in filter(None, map(shutil.which, names)):
-        if _version_of(path) is not None:
-            return path
-    raise MissingToolError(
-        f"{recipe.label} needs Python {major}.{least} or newer, which is not on PATH. "
-        f"Install it, or name one: --python /path/to/python{major}.{least}{recipe.alternative}"
-    )
-
-
-def _check_python(python: str, recipe: Recipe) -> None:
-    version = _version_of(python)
-    if version is None:
-        raise MissingToolError(f"--python {python} does not run. Give a Python interpreter.")
-    if version < recipe.least_python:
-        least = ".".join(map(str, recipe.least_python))
-        raise MissingToolError(
-            f"--python {python} is {'.'.join(map(str, version))}; {recipe.label} "
-            f"needs {least} or newer. Give another one."
-        )
-
-
-def _version_of(python: str) -> tuple[int, int] | None:
-    """Major and minor version of an interpreter; None if it does not run."""
-    try:
-        text = installed_versions(python, [])["python"]
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)
-
-
-def _check_room(recipe: Recipe) -> None:
-    free, needed = shutil.disk_usage(recipe.parent).free, int(recipe.n_bytes * FREE_FACTOR)
-    if free < needed:
-        raise MissingToolError(
-            f"{recipe.parent} has {format_bytes(free)} free; {recipe.label} needs "
-            f"{format_bytes(needed)} while it installs. Free some space, or set XDG_CACHE_HOME to a larger disk."
-        )
-
-
 def _size(folder: Path) -> int:
     """Bytes of all files, without those that links point to."""
     return sum(p.lstat().st_size for p in folder.rglob("*") if not p.is_symlink() and p.is_file())
+
+
+def _copied_checkout(source: Path, folder: Path) -> str:
+    """A project with a copy of the checkout's package alone; its version names the commit, if git knows it."""
+    shutil.copytree(source / CHECKOUT_FOLDER, folder / Path(CHECKOUT_FOLDER).name)
+    version = "0.dev0"
+    if (git := shutil.which("git")) is not None:
+        command = [git, "-C", str(source), "rev-parse", "--short=8", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        version += f"+g{done.stdout.strip()}" if done.returncode == 0 else ""
+    (folder / "pyproject.toml").write_text(
+        CHECKOUT_PROJECT.format(version=version), encoding="utf-8"
+    )
+    return str(folder)

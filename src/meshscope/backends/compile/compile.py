@@ -47,15 +47,15 @@ from meshscope.plans.memory import Memory, compiled_memory
 from meshscope.plans.program import Frontend, Partitioner
 from meshscope.plans.program_formats import check_program_format
 from meshscope.plans.sequence_lengths import sequence_lengths
-from meshscope.programs.compilers import Compiler
-from meshscope.programs.engines.environments import environment_of
-from meshscope.programs.environments import lone_variables
-from meshscope.programs.torchxla.checks import check_traceable
-from meshscope.programs.torchxla.interpreter import (
+from meshscope.programs.environments import (
+    Compiler,
     check_torchxla,
-    torchxla_environment,
+    installed_release,
+    lone_variables,
     torchxla_python,
+    torchxla_variables,
 )
+from meshscope.programs.torchxla.checks import check_traceable
 from meshscope.readers.hlo.collectives import (
     module_collectives,
     n_steps_of,
@@ -579,10 +579,10 @@ def _interpreter(target: _Program, scratch: Path) -> tuple[str, dict[str, str]]:
     if target.compiler is not None and not target.compiler.is_own:
         return target.compiler.python, lone_variables(scratch)
     if program.frontend.is_engine:
-        python = environment_of(program.frontend, program.engine_version).python
+        python = installed_release(program.frontend, program.engine_version).python
         return python, lone_variables(scratch)
     if program.frontend is Frontend.TORCHXLA:
-        return torchxla_python(), torchxla_environment()
+        return torchxla_python(), torchxla_variables()
     return sys.executable, dict(os.environ)
 
 

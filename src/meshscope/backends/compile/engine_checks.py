@@ -8,7 +8,7 @@ from meshscope.model.model import Family, LatentAttention
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
 from meshscope.programs.engines.engine_config import ARCHITECTURES, CACHE_DTYPES, QUANTIZATION
-from meshscope.programs.engines.environments import environment_of
+from meshscope.programs.environments import installed_release
 from meshscope.units import format_dtype
 
 WITHOUT_LINEAR_METHODS = ("0.12.0",)  # of tpu-inference
@@ -26,7 +26,7 @@ def check_can_compile_engine(experiment: Experiment) -> None:
         check_maxtext(experiment)
     else:
         _check_tpu_inference(experiment, option)
-    environment_of(program.frontend, program.engine_version)
+    installed_release(program.frontend, program.engine_version)
 
 
 def check_slice(experiment: Experiment) -> None:

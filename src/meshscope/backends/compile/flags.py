@@ -23,7 +23,7 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.flag_effect import Flag, FlagEffect
 from meshscope.hardware.topology import Topology
-from meshscope.programs.compilers import Compiler
+from meshscope.programs.environments import Compiler
 from meshscope.readers.hlo.canonical import canonical_hash
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from meshscope.events.enums import Phase
 from meshscope.hardware.topology import Topology
 from meshscope.plans.memory import Memory, TempBasis
 from meshscope.plans.mesh import Mesh
-from meshscope.programs.compilers import Compiler
-from meshscope.programs.environments import lone_variables
+from meshscope.programs.environments import Compiler, lone_variables
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.store.folder import scratch_folder
@@ -256,7 +255,9 @@ def program_key(
     program: "FunctionProgram", topology: Topology, compiler: Compiler | None = None
 ) -> str:
     """A hash of everything that determines the compiled text: program, slice, flags and versions."""
-    versions = {name: version(name) for name in PACKAGES} if compiler is None else compiler.versions
+    versions = (
+        {name: version(name) for name in PACKAGES} if compiler is None else compiler.release.pins
+    )
     facts = {
         "topology": topology.name,
         "options": compile_options(program),
@@ -327,13 +328,13 @@ def function_memory(analysis: Mapping[str, int], topology: Topology) -> Memory:
 def _newer_kernel(program: "FunctionProgram", compiler: Compiler) -> CompileError:
     """The error of a compiler that is older than a kernel of the program."""
     return CompileError(
-        f"{program.name} has a Pallas kernel that {compiler.release.recipe.label} cannot read: it was traced "
+        f"{program.name} has a Pallas kernel that {compiler.release.label} cannot read: it was traced "
         f"by JAX {version('jax')}, which is newer. Use a compiler as new as that, or leave the kernel out."
     )
 
 
 def _task(program: "FunctionProgram", topology: Topology, compiler: Compiler | None) -> WorkerTask:
-    name = "the TPU compiler" if compiler is None else compiler.release.recipe.label
+    name = "the TPU compiler" if compiler is None else compiler.release.label
     return WorkerTask(
         process=name,
         activity=f"compiling {program.name} for {topology.name}",

@@ -17,7 +17,7 @@ from meshscope.errors import CompileError, MissingToolError, ParseError, SpecErr
 from meshscope.files import check_regular
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.programs.torchxla.interpreter import torchxla_environment, torchxla_python
+from meshscope.programs.environments import torchxla_python, torchxla_variables
 from meshscope.store.folder import scratch_folder
 from meshscope.workers.failure import WorkerTask, failure_of, worker_error
 from meshscope.workers.progress import error_report
@@ -49,7 +49,7 @@ def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, s
             (*arguments, str(report)),
             log,
             python=_python(),
-            environment=torchxla_environment(),
+            environment=torchxla_variables(),
             is_piped=False,
         ) as child:
             returncode = child.wait()

@@ -14,8 +14,8 @@ from meshscope.events.enums import Phase
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
-from meshscope.programs.engines.environments import environment_of
 from meshscope.programs.engines.maxtext_models import AXES, maxtext_model
+from meshscope.programs.environments import installed_release
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scopes import with_scopes
@@ -45,7 +45,7 @@ def check_can_compile_training(experiment: Experiment) -> None:
         raise PlanError(
             f"plan '{plan}': --training takes {', '.join(AXES)}, not {used[0]}. Use fsdp={plan.n_devices}."
         )
-    environment_of(program.frontend, program.engine_version)
+    installed_release(program.frontend, program.engine_version)
 
 
 def compile_training(

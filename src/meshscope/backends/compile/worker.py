@@ -26,8 +26,8 @@ from meshscope.hardware.topology import Topology
 from meshscope.plans.experiment import Experiment, experiment_from_dict
 from meshscope.plans.program import Frontend
 from meshscope.programs.engines.adapters import ADAPTERS
+from meshscope.programs.environments import tracing_variables
 from meshscope.programs.jax.analysis import memory_analysis
-from meshscope.programs.torchxla.interpreter import tracing_environment
 from meshscope.workers.progress import error_report
 from meshscope.workers.worker_main import end_with_parent, reported
 
@@ -72,7 +72,7 @@ def set_torchxla_environment(experiment: Experiment) -> None:
     chip_flags = compiler_facts(experiment.topology.chip.name).torch_xla_flags.value
     flags = f"{os.environ['LIBTPU_INIT_ARGS']} {TORCH_XLA_FLAGS} {chip_flags}".rstrip()
     os.environ["LIBTPU_INIT_ARGS"] = flags
-    os.environ.update(tracing_environment(experiment.topology.n_devices))
+    os.environ.update(tracing_variables(experiment.topology.n_devices))
 
 
 def topology_devices(experiment: Experiment) -> list[Any]:

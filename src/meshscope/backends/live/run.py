@@ -25,12 +25,12 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory, compiled_memory
 from meshscope.plans.program import Frontend
 from meshscope.plans.program_formats import check_program_format
-from meshscope.programs.torchxla.checks import check_traceable
-from meshscope.programs.torchxla.interpreter import (
+from meshscope.programs.environments import (
     check_torchxla,
-    torchxla_environment,
     torchxla_python,
+    torchxla_variables,
 )
+from meshscope.programs.torchxla.checks import check_traceable
 from meshscope.readers.hlo.collectives import program_collectives
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.session import Profile, read_profile
@@ -243,7 +243,7 @@ def _reported(
             (*CHILD, str(request), str(folder)),
             log,
             python=torchxla_python() if is_torchxla else sys.executable,
-            environment=torchxla_environment() if is_torchxla else None,
+            environment=torchxla_variables() if is_torchxla else None,
         ) as child:
             returncode = forward_progress(child, LIVE, progress)
         if returncode:

@@ -29,7 +29,7 @@ from meshscope.backends.live.names import (
 from meshscope.hardware.chips import ChipKind
 from meshscope.plans.experiment import Experiment, experiment_from_dict
 from meshscope.plans.program import Frontend
-from meshscope.programs.torchxla.interpreter import tracing_environment
+from meshscope.programs.environments import tracing_variables
 from meshscope.workers.progress import error_report
 from meshscope.workers.worker_main import end_with_parent, report_progress, reported
 
@@ -60,7 +60,7 @@ def _set_torchxla_environment(experiment: Experiment, out: Path) -> None:
 
     torch_xla gives no access to the compiled HLO, so XLA dumps it.
     """
-    os.environ.update(tracing_environment(experiment.topology.n_devices))
+    os.environ.update(tracing_variables(experiment.topology.n_devices))
     os.environ["JAX_PLATFORMS"] = "cpu"
     if experiment.topology.chip.kind is ChipKind.TPU:
         os.environ["PJRT_DEVICE"] = "TPU"
