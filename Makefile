@@ -98,7 +98,7 @@ readme: $(VENV)/.dev demo ## write real output into the README and the docs
 .PHONY: site
 site: $(VENV)/.dev ## the documentation site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	$(BIN)/python experiments/best_plans.py --runs build/site/best-plans/runs
+	$(BIN)/python experiments/best_plans.py --runs build/site/evidence/best-plans/runs
 
 .PHONY: fuzz
 fuzz: $(VENV)/.dev ## damaged files for every reader, a minute each: SECONDS=600 for longer
@@ -125,8 +125,8 @@ full-size: $(VENV)/.dev ## compile the largest models, all layers: NAMES="V3.1 M
 	$(BIN)/python benchmarks/full_size.py $(NAMES)
 
 .PHONY: accuracy
-accuracy: $(VENV)/.dev ## published times beside ours, into docs/accuracy.md
-	$(BIN)/cog -P -r docs/accuracy.md
+accuracy: $(VENV)/.dev ## published times beside ours, into docs/evidence/accuracy.md
+	$(BIN)/cog -P -r docs/evidence/accuracy.md
 
 STUDY := runs/study/compiled
 
@@ -137,7 +137,7 @@ study: $(VENV)/.dev ## the dataset, plots and page of the study (an hour on 2 co
 	$(if $(ALL),$(BIN)/meshscope sweep experiments/seed-plan-compile.yaml --out $(STUDY))
 	$(BIN)/python experiments/study_compiled.py
 	$(BIN)/python experiments/study_plots.py
-	$(BIN)/cog -P -r docs/study.md docs/study-queries.md docs/study-data.md
+	$(BIN)/cog -P -r docs/evidence/study.md docs/evidence/study-queries.md docs/evidence/study-data.md
 
 .PHONY: figures
 figures: $(VENV)/.dev ## the paper's figures for a TPU slice, and the plots of docs/moe.md

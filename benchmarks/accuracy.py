@@ -1,4 +1,4 @@
-"""The tables of docs/accuracy.md: published times of collectives beside the modeled ones.
+"""The tables of docs/evidence/accuracy.md: published times of collectives beside the modeled ones.
 
 Run: make accuracy. cog calls these functions from the page; accuracy_published.py and accuracy_steps.py
 have the step times.

@@ -1,4 +1,4 @@
-"""The table of contributed runs in docs/accuracy.md: steps that users measured on TPUs beside the prediction."""
+"""The table of contributed runs in docs/evidence/accuracy.md: steps that users measured on TPUs beside the prediction."""
 
 import sys
 from collections.abc import Iterator

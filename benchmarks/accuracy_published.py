@@ -1,4 +1,4 @@
-"""Every published step on a real TPU beside the predicted and the compiled time, for docs/accuracy.md.
+"""Every published step on a real TPU beside the predicted and the compiled time, for docs/evidence/accuracy.md.
 
     python benchmarks/accuracy_published.py compile FOLDER [WORD]
 

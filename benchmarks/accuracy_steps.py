@@ -253,7 +253,7 @@ REASONS = (
 
 
 def markdown() -> str:
-    """The tables of step times in docs/accuracy.md, with median errors and reasons."""
+    """The tables of step times in docs/evidence/accuracy.md, with median errors and reasons."""
     steps = comparisons()
     rows = [
         "| source | step | published | ours | error | basis |",

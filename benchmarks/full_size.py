@@ -1,6 +1,6 @@
 """Compiles the largest published models, all layers, and prints what that takes: seconds, memory, verdict.
 
-Run: make full-size [NAMES="V3.1 Mixtral"]. Prints the rows of the table in docs/full-size.md; a row
+Run: make full-size [NAMES="V3.1 Mixtral"]. Prints the rows of the table in docs/evidence/full-size.md; a row
 whose model, slice or plan contains one of the names is compiled, all of them by default.
 """
 

@@ -1,4 +1,4 @@
-"""The tables of docs/best-plans.md, printed from best-plans/cells.js by cog."""
+"""The tables of docs/evidence/best-plans.md, printed from best-plans/cells.js by cog."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-DATA = Path(__file__).parent / "best-plans" / "cells.js"
+DATA = Path(__file__).parent / "evidence" / "best-plans" / "cells.js"
 CHIPS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 THROUGHPUT = "throughput"
 

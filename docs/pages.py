@@ -18,7 +18,7 @@ COMPILED = "docs/examples.md"  # shows the output of `make demo`, and names the 
 
 def pages() -> list[str]:
     """Every page of the project with a generated block."""
-    paths = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    paths = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     return sorted(
         str(path.relative_to(ROOT)) for path in paths if "[[[cog" in path.read_text("utf-8")
     )

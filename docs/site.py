@@ -5,6 +5,7 @@ Markdown here is written as GitHub shows it; python-markdown needs an empty line
 
 import re
 from pathlib import Path
+from posixpath import dirname, join, normpath, relpath
 from typing import Any
 
 from mkdocs.structure.files import File, Files
@@ -40,31 +41,26 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """The page without cog's markers, with links of the site and empty lines before lists."""
-    is_top = page.file.src_uri in TOP.values()
-    return site_markdown(markdown, is_top=is_top)
+    uri = page.file.src_uri
+    return site_markdown(markdown, "" if uri in TOP.values() else f"docs/{dirname(uri)}")
 
 
-def site_markdown(markdown: str, *, is_top: bool) -> str:
-    """The Markdown of a page for the site; `is_top` if the page is at the top of the repository."""
+def site_markdown(markdown: str, folder: str) -> str:
+    """The Markdown of a page for the site; `folder` is its folder in the repository."""
     blocks = _FENCE.split(_MARKERS.sub("", markdown))
-    return "".join(
-        block if block.startswith("```") else _prose(block, is_top=is_top) for block in blocks
-    )
+    return "".join(block if block.startswith("```") else _prose(block, folder) for block in blocks)
 
 
-def _prose(text: str, *, is_top: bool) -> str:
-    linked = _LINK.sub(lambda m: _link(m["target"], is_top=is_top) + (m["anchor"] or ""), text)
+def _prose(text: str, folder: str) -> str:
+    linked = _LINK.sub(lambda m: _link(m["target"], folder) + (m["anchor"] or ""), text)
     separated = _LIST_AFTER_TEXT.sub(r"\g<text>\n\n", linked)
     return _TABLE_AFTER_TEXT.sub(r"\g<text>\n\n", separated)
 
 
-def _link(target: str, *, is_top: bool) -> str:
+def _link(target: str, folder: str) -> str:
     """The target of a link on the site; addresses of other hosts stay as they are."""
     if ":" in target:
         return target
-    from_top = target if is_top else target.removeprefix("../") if "../" in target else None
-    if from_top is None:
-        return target
-    if from_top == "LICENSE":
-        return "LICENSE.txt"
-    return TOP.get(from_top, from_top.removeprefix("docs/"))
+    path = normpath(join(folder, target))
+    on_site = "LICENSE.txt" if path == "LICENSE" else TOP.get(path, path.removeprefix("docs/"))
+    return relpath(on_site, folder.removeprefix("docs").lstrip("/") or ".")

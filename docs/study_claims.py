@@ -1,4 +1,4 @@
-"""The findings of docs/study.md: each is a sentence, the query behind it, and what must be true of its rows.
+"""The findings of docs/evidence/study.md: each is a sentence, the query behind it, and what must be true of its rows.
 
 For cog: `finding` prints a sentence with the numbers of its query, `queries` every query. A finding whose
 query no longer supports it ends with an error, so the page cannot say what the data do not.
@@ -18,7 +18,7 @@ import yaml
 from meshscope.units import format_bytes, format_seconds
 
 DOCS = Path(__file__).parent
-DATA = DOCS / "study"
+DATA = DOCS / "evidence" / "study"
 TABLES = ("points", "collectives", "programs", "operations")
 HOLDS = "holds"  # the column that must be true in every row
 

@@ -1,6 +1,6 @@
-"""The best plan of every built-in model on five TPU generations: `make best-plans`, for docs/best-plans.md.
+"""The best plan of every built-in model on five TPU generations: `make best-plans`, for docs/evidence/best-plans.md.
 
-    python experiments/best_plans.py              search what is missing, then write docs/best-plans/cells.js
+    python experiments/best_plans.py              search what is missing, then write docs/evidence/best-plans/cells.js
     python experiments/best_plans.py --renew      predict the published winners again, without a search (minutes)
     python experiments/best_plans.py --compile v6e   also compile the winners on one generation (hours for all)
     python experiments/best_plans.py --runs FOLDER   write the run folder of every published cell, as archives
@@ -37,7 +37,7 @@ from meshscope.store.read import read_run
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "runs" / "best-plans"
-PAGE = ROOT / "docs" / "best-plans" / "cells.js"
+PAGE = ROOT / "docs" / "evidence" / "best-plans" / "cells.js"
 PREFIX = "window.meshscopeBestPlans = "
 
 EIGHT_CHIPS = {

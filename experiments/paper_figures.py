@@ -1,6 +1,6 @@
-"""Figures 1 and 4 to 10 of Xu et al. (docs/paper.md) for a TPU slice: `make figures`.
+"""Figures 1 and 4 to 10 of Xu et al. (docs/evidence/paper.md) for a TPU slice: `make figures`.
 
-Each figure is FIGURE.png, FIGURE.svg and FIGURE.csv in docs/figures. The bars of the slice are
+Each figure is FIGURE.png, FIGURE.svg and FIGURE.csv in docs/evidence/figures. The bars of the slice are
 predictions (`meshscope predict`) with the intervals of the time model; nothing was measured on a TPU.
 Values that the paper prints in its tables and text are drawn beside them; it measured vLLM on H100s,
 four per node. Values that it only draws are left out.
@@ -43,7 +43,7 @@ from meshscope.reports.plots.style import (
 )
 from meshscope.store.run import RunRecord
 
-OUT = Path(__file__).parents[1] / "docs" / "figures"
+OUT = Path(__file__).parents[1] / "docs" / "evidence" / "figures"
 
 SMALL, MIDDLE, LARGE = (
     "meta-llama/Llama-3.2-3B",

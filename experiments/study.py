@@ -1,4 +1,4 @@
-"""The study of docs/study.md: predicts every point of study.yaml into Parquet files.
+"""The study of docs/evidence/study.md: predicts every point of study.yaml into Parquet files.
 
     python experiments/study.py            points.parquet and collectives.parquet in docs/study
 
@@ -38,7 +38,7 @@ from meshscope.store.run import RunRecord
 ROOT = Path(__file__).parents[1]
 PLAN = Path(__file__).parent / "study.yaml"
 PARTS = ROOT / "runs" / "study" / "parts"
-DATA = ROOT / "docs" / "study"
+DATA = ROOT / "docs" / "evidence" / "study"
 PACKAGE = Path(meshscope.__file__).parent
 PREDICTING = ("spec", "events", "prediction", "interconnect", "cost", "analysis/request.py")
 

@@ -1,4 +1,4 @@
-"""The plots of docs/study.md, drawn from its dataset: `python experiments/study_plots.py`."""
+"""The plots of docs/evidence/study.md, drawn from its dataset: `python experiments/study_plots.py`."""
 
 import sys
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from meshscope.reports.model import Unit
 from meshscope.reports.plots.style import COLORS, STYLE, unit_axis
 
 ROOT = Path(__file__).parents[1]
-OUT = ROOT / "docs" / "study"
+OUT = ROOT / "docs" / "evidence" / "study"
 sys.path.insert(0, str(ROOT / "docs"))
 # ruff: noqa: E402
 

@@ -30,7 +30,7 @@ def page() -> ModuleType:
 
 
 def known_cells() -> list[dict[str, Any]]:
-    text = (ROOT / "docs" / "best-plans" / "cells.js").read_text("utf-8")
+    text = (ROOT / "docs" / "evidence" / "best-plans" / "cells.js").read_text("utf-8")
     cells = json.loads(text[text.index("[") : text.rindex("]") + 1])
     return [cell for cell in cells if "options" in cell]
 

@@ -61,8 +61,8 @@ def fetched_by(text: str) -> list[str]:
 
 def test_every_page_is_on_the_site(site: Path) -> None:
     """With `omitted_files: warn`, a page outside the navigation fails the strict build."""
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
-    assert pages <= {path.stem for path in site.glob("*.html")}
+    pages = {path.stem for path in (ROOT / "docs").rglob("*.md")}
+    assert pages <= {path.stem for path in site.rglob("*.html")}
     assert (site / "index.html").is_file()
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert "omitted_files: warn" in settings
@@ -77,17 +77,17 @@ def test_no_page_asks_another_host(site: Path) -> None:
 
 def test_no_page_loads_what_the_theme_fetches_on_demand(site: Path) -> None:
     """The script of the theme fetches Mermaid, and figures of a repository, for pages that use them."""
-    texts = [path.read_text(encoding="utf-8") for path in site.glob("*.html")]
+    texts = [path.read_text(encoding="utf-8") for path in site.rglob("*.html")]
     assert not any('class="mermaid"' in text or "md-source__" in text for text in texts)
 
 
 def test_markers_of_generated_blocks_are_not_on_the_site(site: Path) -> None:
-    assert [p.name for p in site.glob("*.html") if "[[[cog" in p.read_text("utf-8")] == []
+    assert [p.name for p in site.rglob("*.html") if "[[[cog" in p.read_text("utf-8")] == []
 
 
 def test_every_fence_is_a_code_block(site: Path) -> None:
     """A fence that is not understood stays text, and takes what follows into its block."""
-    assert [p.name for p in site.glob("*.html") if "```" in p.read_text("utf-8")] == []
+    assert [p.name for p in site.rglob("*.html") if "```" in p.read_text("utf-8")] == []
 
 
 @pytest.mark.parametrize(
@@ -114,18 +114,20 @@ def _hooks() -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("markdown", "is_top", "expected"),
+    ("markdown", "folder", "expected"),
     [
-        ("[a](docs/time.md#x)", True, "[a](time.md#x)"),
-        ("[a](../README.md)", False, "[a](index.md)"),
-        ("[a](ARCHITECTURE.md)", True, "[a](architecture.md)"),
-        ("[a](time.md)", False, "[a](time.md)"),
-        ("[a](https://a.example/docs/b)", True, "[a](https://a.example/docs/b)"),
-        ("text:\n- one\n- two\n", False, "text:\n\n- one\n- two\n"),
-        ("text:\n| a |\n|---|\n", False, "text:\n\n| a |\n|---|\n"),
-        ("```\ntext\n- no list\n```", False, "```\ntext\n- no list\n```"),
-        ("<!-- [[[cog\nx\n]]] -->\ny\n<!-- [[[end]]] -->\n", False, "y\n"),
+        ("[a](docs/time.md#x)", "", "[a](time.md#x)"),
+        ("[a](../README.md)", "docs", "[a](index.md)"),
+        ("[a](ARCHITECTURE.md)", "", "[a](architecture.md)"),
+        ("[a](time.md)", "docs", "[a](time.md)"),
+        ("[a](../time.md#x)", "docs/evidence", "[a](../time.md#x)"),
+        ("[a](../../LICENSE)", "docs/evidence", "[a](../LICENSE.txt)"),
+        ("[a](https://a.example/docs/b)", "", "[a](https://a.example/docs/b)"),
+        ("text:\n- one\n- two\n", "docs", "text:\n\n- one\n- two\n"),
+        ("text:\n| a |\n|---|\n", "docs", "text:\n\n| a |\n|---|\n"),
+        ("```\ntext\n- no list\n```", "docs", "```\ntext\n- no list\n```"),
+        ("<!-- [[[cog\nx\n]]] -->\ny\n<!-- [[[end]]] -->\n", "docs", "y\n"),
     ],
 )
-def test_pages_are_rewritten_for_the_site(markdown: str, *, is_top: bool, expected: str) -> None:
-    assert _hooks().site_markdown(markdown, is_top=is_top) == expected
+def test_pages_are_rewritten_for_the_site(markdown: str, folder: str, expected: str) -> None:
+    assert _hooks().site_markdown(markdown, folder) == expected

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DATA = ROOT / "docs" / "study"
+DATA = ROOT / "docs" / "evidence" / "study"
 NEAR = 0.01
 RENEW = "run 'python experiments/study_compiled.py --predictions', then cog as in 'make study'"
 
@@ -92,7 +92,7 @@ def test_every_point_of_the_plan_is_in_the_dataset() -> None:
 
 
 def test_the_page_shows_every_claim_once(claims: ModuleType) -> None:
-    page = (ROOT / "docs" / "study.md").read_text("utf-8")
+    page = (ROOT / "docs" / "evidence" / "study.md").read_text("utf-8")
     assert sorted(re.findall(r'study\.finding\("([\w-]+)"\)', page)) == sorted(claims.claims())
 
 

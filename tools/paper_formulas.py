@@ -3,7 +3,7 @@
 Source: "Characterizing Communication Patterns in Distributed Large Language Model Inference",
 section III, formulas (1) to (7), symbols of Table I. Volumes are in bytes, scaled by the bus
 bandwidth factors of nccl-tests (doc/PERFORMANCE.md): 2(t-1)/t for all-reduce, (t-1)/t for
-all-gather, 1 for gather and point to point. `docs/paper.md` lists what the formulas leave out and
+all-gather, 1 for gather and point to point. `docs/evidence/paper.md` lists what the formulas leave out and
 where they disagree with the paper's own tables.
 """
 

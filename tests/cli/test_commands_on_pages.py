@@ -12,7 +12,7 @@ import typer
 from meshscope.cli.main import COMMANDS, GROUPS, SETTINGS
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 HELP = {"-h", "--help", "--version", "-V", "--install-completion"}
 
 # `meshscope ...` in a code span, or on its own line or behind a prompt in a code block.

@@ -205,7 +205,7 @@ def _row(values: dict[str, Any]) -> Collective:
 @pytest.mark.parametrize(
     ("model", "plan", "batch", "wire_bytes"),
     [
-        # Compiled for tpu7x:2x2x1 (docs/best-plans): half of 262,144 bytes or more within a chip, ...
+        # Compiled for tpu7x:2x2x1 (docs/evidence/best-plans): half of 262,144 bytes or more within a chip, ...
         ("Qwen/Qwen2.5-72B", "dp=4,tp=2,sp", 64, 131_072),
         # ... but all of 196,608 bytes, and 7/4 of them over the eight devices of four chips.
         ("mistralai/Mistral-Large-Instruct-2407", "dp=4,tp=2,sp", 32, 196_608),

@@ -1,7 +1,7 @@
 """Xu et al., "Characterizing Communication Patterns in Distributed Large Language Model Inference".
 
 Every count and shape of Tables III to VI, formulas (1) to (7), the volumes behind figures 6 and 7.
-S_p = S_d = 128 and two-byte elements throughout, as in the paper. `docs/paper.md` lists where the
+S_p = S_d = 128 and two-byte elements throughout, as in the paper. `docs/evidence/paper.md` lists where the
 paper disagrees with itself.
 """
 
@@ -45,7 +45,7 @@ def _load_formulas() -> ModuleType:
 paper = _load_formulas()
 
 LLAMA_3B, LLAMA_8B, LLAMA_13B = "Llama-3.2-3B", "Llama-3.1-8B", "Llama-2-13B"
-PAGE = Path(__file__).parents[2] / "docs" / "paper.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "paper.md"
 MODELS = (LLAMA_3B, LLAMA_8B, LLAMA_13B)
 TP4, PP4, TP2_PP2 = "tp=4", "pp=4", "tp=2,pp=2"
 

@@ -40,7 +40,7 @@ def test_vllm_s_counts_and_bytes_are_those_that_the_paper_prints(
 def test_the_volumes_of_figure_6_are_those_of_docs_paper(figures: ModuleType) -> None:
     points = figures.FIGURES[6]()
     volumes = {(p.model, p.plan): p.value for p in points if p.series == figures.THEIRS}
-    # docs/paper.md, "Derived volumes", in MB; formula (3) for hybrids adds other workers.
+    # docs/evidence/paper.md, "Derived volumes", in MB; formula (3) for hybrids adds other workers.
     for (model, plan), megabytes in {
         ("Llama-3.2-3B", "tp=4"): 142.2,
         ("Llama-3.1-8B", "tp=4"): 211.9,
@@ -64,7 +64,7 @@ def test_a_figure_in_the_docs_is_what_the_command_makes(
 ) -> None:
     """Counts and bytes are equal, times within 1 %, and the picture shows the stored data."""
     compare = import_module("matplotlib.testing.compare")
-    stem = ROOT / "docs" / "figures" / f"figure-{number}"
+    stem = ROOT / "docs" / "evidence" / "figures" / f"figure-{number}"
     stored = figures.read_points(stem.with_suffix(".csv"))
     made = list(figures.FIGURES[number]())
     times = ("value", "low", "high")
@@ -84,7 +84,7 @@ def test_a_figure_in_the_docs_is_what_the_command_makes(
 
 def test_the_page_states_what_the_figures_show(figures: ModuleType) -> None:
     """The shares of figure 1, and the orders of figures 8 and 10."""
-    page = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "evidence" / "figures.md").read_text(encoding="utf-8")
     shares = {(p.plan, p.series): f"{100 * p.value:.0f} %" for p in figures.FIGURES[1]()}
     two, four = (shares[plan, "exposed over tp"] for plan in ("tp=2", "tp=4"))
     assert f"spends {two} (two chips) to {four} (four chips) of the request" in page

@@ -155,7 +155,7 @@ def test_plans_rank_as_published():
 
 
 def test_deepseek_r1_copies_the_down_projections_of_all_experts():
-    """docs/accuracy.md: 58.7 MB in 57 layers, and 8.5 of 11.0 GB for experts."""
+    """docs/evidence/accuracy.md: 58.7 MB in 57 layers, and 8.5 of 11.0 GB for experts."""
     name = "deepseek-r1 batch 8"
     entry = _module(name).entry
     assert entry is not None

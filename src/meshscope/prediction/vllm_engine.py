@@ -3,7 +3,7 @@
 Counts and shapes are those measured by Xu et al. ("Characterizing Communication Patterns in
 Distributed Large Language Model Inference", Tables III to VI). The broadcast of a step's inputs and
 messages between CPUs, which those tables do not count, are left out. One step prefills all
-sequences. `docs/paper.md` lists where the paper contradicts itself.
+sequences. `docs/evidence/paper.md` lists where the paper contradicts itself.
 """
 
 from collections.abc import Iterator
