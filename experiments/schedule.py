@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from meshscope.readers.hlo.async_fusion import first_of_each_chain
+from meshscope.readers.hlo.communication import is_communicating_kernel
 from meshscope.readers.hlo.dataflow import Dataflow
-from meshscope.readers.hlo.executions import CallContext, CallSite, call_sites
-from meshscope.readers.hlo.kernels import is_communicating_kernel
+from meshscope.readers.hlo.executions import CallContext, CallSite, call_sites, first_of_each_chain
 from meshscope.readers.hlo.loops import trip_count
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.hlo.provenance import explicit_op_name, is_asynchronous

@@ -18,10 +18,10 @@ from meshscope.events.enums import Kind
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import read_hlo
+from meshscope.readers.profile.executions import participants
 from meshscope.readers.profile.joining import join_hlo
 from meshscope.readers.profile.ops import ops_of
 from meshscope.readers.profile.session import read_profile
-from meshscope.readers.profile.waiting import participants
 from meshscope.readers.profile.xplane import read_xspace
 
 LINES = ["XLA Modules", "XLA Ops", "Async XLA Ops", "Overlay", "XLA TraceMe"]

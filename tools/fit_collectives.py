@@ -24,6 +24,11 @@ from meshscope.events.enums import Kind
 from meshscope.hardware.chips import CHIPS, Chip, ChipKind, chip_of
 from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.constants import (
+    EFFICIENCY,
+    PROTOCOLS,
+    SHARP_CHIPS,
+    SHARP_EFFICIENCY,
+    SHARP_GROUP,
     KindRates,
     LinkConstants,
     MeasuredRange,
@@ -33,13 +38,6 @@ from meshscope.interconnect.constants import (
 )
 from meshscope.interconnect.fitting import fit_line, spread_of
 from meshscope.interconnect.geometry import geometry_of
-from meshscope.interconnect.gpu import (
-    EFFICIENCY,
-    PROTOCOLS,
-    SHARP_CHIPS,
-    SHARP_EFFICIENCY,
-    SHARP_GROUP,
-)
 from meshscope.interconnect.lines import CollectiveLine, collective_lines, fastest, offloaded_from
 
 SMALL_BYTES = 1 << 16  # payloads below this determine the latency

@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from meshscope.analysis.bandwidth import bandwidth, measured_bandwidth
+from meshscope.analysis.volume import bandwidth, measured_bandwidth
 from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.events.measured import CollectiveTime

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshscope.analysis.grouping import Group, grouped, layer_ranges
+from meshscope.analysis.totals import Group, grouped, layer_ranges
 from meshscope.events.collective import Collective, predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshscope.analysis.latency import latency_of, percentile, spread_of
+from meshscope.analysis.request import latency_of, percentile, spread_of
 from meshscope.events.measured import Request
 
 REQUESTS = (

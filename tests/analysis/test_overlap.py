@@ -7,8 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from meshscope.analysis.overlap import exposed_by, overlap
-from meshscope.analysis.spans import common, length, union
+from meshscope.analysis.overlap import common, exposed_by, length, overlap, union
 from meshscope.events.schema import POLARS_SCHEMA
 
 CELL_S = 1e-6

@@ -2,12 +2,12 @@
 
 import pytest
 
-from meshscope.analysis.routed import link_traffic
+from meshscope.analysis.matrix import link_traffic
 from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.events.schema import table_of
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.loads import link_loads
+from meshscope.interconnect.time_model import link_loads
 
 SLICE = parse_topology("v6e:2x4")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshscope.analysis.step_time import exposed_by_axis, modeled_latency, part_costs, step_time
+from meshscope.analysis.overlap import exposed_by_axis, modeled_latency, part_costs, step_time
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import meshscope
-from meshscope.analysis.speculation import SpeculativeStep
+from meshscope.analysis.request import SpeculativeStep
 from meshscope.api.predict import predict
 from meshscope.errors import RunError, SpecError
 from meshscope.events.enums import Source

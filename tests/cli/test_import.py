@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.analysis.budget import LIMITS, Budget, checks_of
-from meshscope.analysis.traffic import Filter
+from meshscope.analysis.budget import LIMITS, Budget, Filter, checks_of
 from meshscope.plans.plan import Plan
 from meshscope.reports.budget import sentence
 from meshscope.reports.export.card import card_of

@@ -11,7 +11,7 @@ from small_configs import TINY_V4_CONFIG
 
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.axis_placement import parse_device_order
+from meshscope.interconnect.placement import parse_device_order
 from meshscope.model.config import model_from_config, read_model
 from meshscope.model.model import Model
 from meshscope.plans.context_form import ContextForm

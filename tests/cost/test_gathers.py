@@ -6,7 +6,7 @@ from meshscope.cost.gathers import row_s
 from meshscope.cost.rates import rates_of
 from meshscope.cost.steps import NO_MEASURED_BASIS, timed_step
 from meshscope.events.enums import Phase
-from meshscope.events.flag_effect import Flag, FlagEffect
+from meshscope.events.measured import Flag, FlagEffect
 from meshscope.events.step_time import Activity, StepTime
 from meshscope.hardware.chips import chip_of
 from meshscope.hardware.topology import parse_topology

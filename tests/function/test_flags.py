@@ -9,7 +9,7 @@ from programs import SLICE, SPLIT, data_parallel
 
 import meshscope
 from meshscope.api.flags import parse_flag, read_flags
-from meshscope.readers.hlo.canonical import canonical_hash, canonical_text
+from meshscope.readers.hlo.parse import canonical_hash, canonical_text
 from meshscope.reports.flags import flag_document, flag_lines
 
 TEXT = """\

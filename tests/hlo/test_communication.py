@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from meshscope.analysis.traffic import Filter
+from meshscope.analysis.budget import Filter
 from meshscope.errors import ParseError
 from meshscope.events.collective import Collective, Effect
 from meshscope.events.enums import Kind, Phase

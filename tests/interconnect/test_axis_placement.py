@@ -7,13 +7,13 @@ import pytest
 
 from meshscope.errors import PlanError
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.axis_placement import (
+from meshscope.interconnect.placement import (
     axis_placements,
     device_order,
     order_text,
     parse_device_order,
+    placement_of,
 )
-from meshscope.interconnect.placement import placement_of
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.plan import parse_plan
 

@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 
 from meshscope.analysis.join import compare
-from meshscope.analysis.speculation import speculative_steps
+from meshscope.analysis.request import speculative_steps
 from meshscope.backends.live.measurement import measured_of
 from meshscope.backends.live.names import HLO, TRACE
 from meshscope.backends.live.run import profiled_programs

@@ -9,8 +9,7 @@ import pytest
 from meshscope.readers.hlo.module import HloModule, Instruction
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.profile.hlo_proto import hlo_text
-from meshscope.readers.profile.proto import Proto
-from meshscope.readers.profile.wire import WireError
+from meshscope.readers.profile.wire import Proto, WireError
 from meshscope.reports.export.protobuf import number, span
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "hlo"

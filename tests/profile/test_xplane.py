@@ -22,7 +22,7 @@ from made_profiles import (
 )
 
 from meshscope.errors import TraceError
-from meshscope.readers.profile import events, source
+from meshscope.readers.profile import plane
 from meshscope.readers.profile.session import read_profile
 from meshscope.readers.profile.xplane import read_xspace
 from meshscope.reports.export.protobuf import number, span
@@ -191,7 +191,7 @@ def test_a_missing_file_is_refused_with_the_remedy(tmp_path: Path) -> None:
 
 
 def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "MAX_BYTES", 1_000_000)
+    monkeypatch.setattr(plane, "MAX_BYTES", 1_000_000)
     path = tmp_path / "a.xplane.pb.gz"
     path.write_bytes(gzip.compress(b"\0" * 100_000_000))
     with pytest.raises(TraceError, match="Profile fewer steps"):
@@ -201,7 +201,7 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_small_file_of_countless_events_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "MAX_EVENTS", 1_000)
+    monkeypatch.setattr(plane, "MAX_EVENTS", 1_000)
     path = tmp_path / "a.xplane.pb"
     path.write_bytes(span(1, span(3, b"\x22\x00" * 1_001)))
     with pytest.raises(TraceError, match="1,001 events on one plane, more than the limit of 1,000"):

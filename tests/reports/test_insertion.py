@@ -5,9 +5,8 @@ from dataclasses import replace
 from meshscope.analysis.comparison import compare_sources
 from meshscope.analysis.insertion import insertions
 from meshscope.analysis.join import Verdict
-from meshscope.events.collective import Collective
+from meshscope.events.collective import Collective, Resharding
 from meshscope.events.enums import Source
-from meshscope.events.resharding import Resharding
 from meshscope.reports.insertion import insertion_lines
 from meshscope.store.run import RunRecord
 

@@ -193,8 +193,8 @@ def test_links_out_of_a_folder_are_not_followed(tmp_path: Path) -> None:
 MANY_NAMES = """
 import re, sys
 import meshscope
-from meshscope.readers.traces import columns, kineto
-columns.MAX_OPS = kineto.MAX_OPS = 20_000
+from meshscope.readers.traces import kineto, trace
+trace.MAX_OPS = kineto.MAX_OPS = 20_000
 run = meshscope.import_(sys.argv[1], out=sys.argv[2])
 # Not ru_maxrss, which a process inherits from the one that started it
 peak_kib = re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]

@@ -162,7 +162,7 @@ def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
 def test_distinct_names_beyond_the_limit_share_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("columns", "kineto"):
+    for module in ("trace", "kineto"):
         monkeypatch.setattr(f"meshscope.readers.traces.{module}.MAX_OPS", 10)
     monkeypatch.setattr(json_stream, "PIECE_BYTES", 1000)
     events = [made.kernel(f"kernel_{i}", float(i), 0.5) for i in range(300)]

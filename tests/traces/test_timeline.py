@@ -13,7 +13,7 @@ import pytest
 
 import meshscope
 from meshscope import Run
-from meshscope.analysis import trace_timeline
+from meshscope.analysis import timeline
 from meshscope.analysis.metric_inputs import metric_inputs
 from meshscope.api.export import ExportFormat, export
 
@@ -140,7 +140,7 @@ def test_a_long_trace_shows_its_last_whole_steps(
 ) -> None:
     run = meshscope.import_(long_trace(tmp_path), out=tmp_path / "run")
     assert metric_inputs(run.record).sampled == ()
-    read = trace_timeline.last_executions
+    read = timeline.last_executions
     monkeypatch.setattr(
         "meshscope.analysis.timeline.last_executions", lambda folder: read(folder, max_rows=13)
     )
@@ -160,7 +160,7 @@ def test_a_trace_without_steps_shows_its_beginning(
 ) -> None:
     path = made.write(tmp_path / "rank0.json", made.document(random_kernels(1), world_size=2))
     run = meshscope.import_([path], out=tmp_path / "run")
-    read = trace_timeline.last_executions
+    read = timeline.last_executions
     monkeypatch.setattr(
         "meshscope.analysis.timeline.last_executions", lambda folder: read(folder, max_rows=50)
     )
@@ -174,8 +174,8 @@ def test_a_trace_without_steps_shows_its_beginning(
 
 def test_a_long_step_shows_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = meshscope.import_(long_trace(tmp_path, n_steps=1), out=tmp_path / "run")
-    read = trace_timeline.last_executions
-    monkeypatch.setattr(trace_timeline, "MAX_ROWS", 4)
+    read = timeline.last_executions
+    monkeypatch.setattr(timeline, "MAX_ROWS", 4)
     monkeypatch.setattr(
         "meshscope.analysis.timeline.last_executions", lambda folder: read(folder, max_rows=4)
     )

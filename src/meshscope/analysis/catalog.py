@@ -8,11 +8,9 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from meshscope.analysis import bandwidth as bandwidths
-from meshscope.analysis import devices, intervals, matrix, overlap, roofline, routed, volume
-from meshscope.analysis import step_time as step_times
-from meshscope.analysis.latency import latency_of
+from meshscope.analysis import intervals, matrix, overlap, roofline, utilization, volume
 from meshscope.analysis.metric_inputs import MetricInputs, StepDuration, executions
+from meshscope.analysis.request import latency_of
 from meshscope.analysis.utilization import bubble_frac, mbu, mfu, model_flops
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
@@ -138,18 +136,18 @@ def _imbalance(inputs: MetricInputs) -> pl.DataFrame:
 
 def _link_traffic(inputs: MetricInputs) -> pl.DataFrame:
     topology = _topology(inputs)
-    return _filled(routed.link_traffic(_events(inputs), topology), NO_LINKS)
+    return _filled(matrix.link_traffic(_events(inputs), topology), NO_LINKS)
 
 
 def _bandwidth(inputs: MetricInputs) -> pl.DataFrame:
     trace = None if inputs.measured is None else inputs.measured.trace
     transfers = () if trace is None else trace.transfers
-    return _filled(bandwidths.bandwidth(inputs.events, _chip(inputs), transfers), NO_TIMES)
+    return _filled(volume.bandwidth(inputs.events, _chip(inputs), transfers), NO_TIMES)
 
 
 def _measured_bandwidth(inputs: MetricInputs) -> pl.DataFrame:
     times = _measured(inputs).times
-    table = bandwidths.measured_bandwidth(inputs.events, times, _chip(inputs))
+    table = volume.measured_bandwidth(inputs.events, times, _chip(inputs))
     return _filled(table, _no_collectives(inputs))
 
 
@@ -159,7 +157,7 @@ def _chip(inputs: MetricInputs) -> Chip | None:
 
 def _modeled_latency(inputs: MetricInputs) -> pl.DataFrame:
     n_decode_steps = None if inputs.workload is None else inputs.workload.n_decode_steps
-    return step_times.modeled_latency(_times(inputs), n_decode_steps=n_decode_steps)
+    return overlap.modeled_latency(_times(inputs), n_decode_steps=n_decode_steps)
 
 
 def _bubble(inputs: MetricInputs) -> pl.DataFrame:
@@ -257,7 +255,7 @@ _ROWS: tuple[tuple[str, str, str, Callable[..., Any], Callable[[MetricInputs], p
     ("traffic_matrix", "Traffic matrix", "bytes in one step",
      matrix.traffic_matrix, lambda run: matrix.traffic_matrix(_events(run))),
     ("link_traffic", "Traffic over torus links", "bytes in one step, s",
-     routed.link_traffic, _link_traffic),
+     matrix.link_traffic, _link_traffic),
     ("traffic_imbalance", "Traffic imbalance", "bytes; 1 is balanced",
      matrix.traffic_imbalance, _imbalance),
     ("traffic_intervals", "Traffic intervals of an axis",
@@ -268,15 +266,15 @@ _ROWS: tuple[tuple[str, str, str, Callable[..., Any], Callable[[MetricInputs], p
     ("period", "Period", "operations, bytes, s",
      intervals.period, lambda run: intervals.period(_executions(run))),
     ("bandwidth", "Bandwidth", "bytes/s; fractions of 1",
-     bandwidths.bandwidth, _bandwidth),
+     volume.bandwidth, _bandwidth),
     ("measured_bandwidth", "Measured bandwidth", "bytes/s; fractions of 1",
-     bandwidths.measured_bandwidth, _measured_bandwidth),
+     volume.measured_bandwidth, _measured_bandwidth),
     ("step_time", "Modeled step time", "s; fractions of 1",
-     step_times.step_time, lambda run: step_times.step_time(_times(run))),
+     overlap.step_time, lambda run: overlap.step_time(_times(run))),
     ("exposed_by_axis", "Modeled exposed time by axis", "s",
-     step_times.exposed_by_axis, lambda run: step_times.exposed_by_axis(_times(run))),
+     overlap.exposed_by_axis, lambda run: overlap.exposed_by_axis(_times(run))),
     ("part_costs", "Modeled cost of each part", "s, FLOPs, bytes in one step",
-     step_times.part_costs, lambda run: step_times.part_costs(_times(run))),
+     overlap.part_costs, lambda run: overlap.part_costs(_times(run))),
     ("overlap", "Overlap, exposed and idle time", "s; fractions of 1",
      overlap.overlap, lambda run: overlap.overlap(_timeline(run))),
     ("exposed_by", "Exposed time by axis, from the timeline", "s",
@@ -284,11 +282,11 @@ _ROWS: tuple[tuple[str, str, str, Callable[..., Any], Callable[[MetricInputs], p
     ("bubble", "Pipeline bubble", "fraction of 1",
      bubble_frac, _bubble),
     ("device_idle", "Load and idle time of devices", "s; fractions of 1",
-     devices.device_idle, lambda run: devices.device_idle(_measured(run).loads)),
+     utilization.device_idle, lambda run: utilization.device_idle(_measured(run).loads)),
     ("load_imbalance", "Load imbalance", "1 is balanced",
-     devices.load_imbalance, lambda run: devices.load_imbalance(_measured(run).loads)),
+     utilization.load_imbalance, lambda run: utilization.load_imbalance(_measured(run).loads)),
     ("waiting", "Wait and wire time", "s; fractions of 1",
-     devices.waiting, lambda run: devices.waiting(_measured(run).times)),
+     utilization.waiting, lambda run: utilization.waiting(_measured(run).times)),
     ("mfu", "MFU", "FLOPs; fraction of 1",
      mfu, _mfu),
     ("mbu", "MBU", "bytes; fraction of 1",
@@ -298,7 +296,7 @@ _ROWS: tuple[tuple[str, str, str, Callable[..., Any], Callable[[MetricInputs], p
     ("hbm", "Memory", "bytes; fraction of 1",
      hbm, _memory),
     ("modeled_latency", "Modeled latency of a request", "s",
-     step_times.modeled_latency, _modeled_latency),
+     overlap.modeled_latency, _modeled_latency),
     ("latency", "Latency of requests", "s, n in requests or steps",
      latency_of, _latency),
 )  # fmt: skip

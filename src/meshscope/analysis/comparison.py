@@ -1,14 +1,74 @@
 """Comparisons of sources: the prediction with the compiled program of one run, or two runs, and how they differ."""
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from meshscope.analysis.join import Comparison, compare
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
+from meshscope.events.step_time import StepTime
 from meshscope.hardware.chips import ChipKind
+from meshscope.plans.mesh import Mesh
+from meshscope.plans.plan import MESH_AXES
+from meshscope.serialize import picked
 from meshscope.store.run import RunRecord
 from meshscope.units import DTYPE_BITS
+
+
+def with_axes_of(run: RunRecord, other: RunRecord) -> RunRecord:
+    """The run with rows and times of equal axes under the other run's names; other axes keep theirs.
+
+    Axes of two plans keep their names: fsdp means something else than the pp and tp of the same devices.
+    """
+    mesh, known = _mesh(run), _mesh(other)
+    if mesh.names == known.names or not mesh.axes or not known.axes:
+        return run
+    labels = {row.axis for row in run.rows} | {
+        axis for time in run.times for axis in (*time.exposed_by_axis_s, *_activity_axes(time))
+    }
+    names = {
+        label: name
+        for label in labels
+        if label is not None and (name := _name_in(known, mesh, label)) is not None
+    }
+    if all(label == name for label, name in names.items()):
+        return run
+    return replace(
+        run,
+        rows=tuple(replace(row, axis=names.get(row.axis or "", row.axis)) for row in run.rows),
+        times=tuple(_renamed(time, names) for time in run.times),
+    )
+
+
+def _mesh(run: RunRecord) -> Mesh:
+    return Mesh(axes=tuple(run.manifest.experiment.mesh.items()))
+
+
+def _activity_axes(time: StepTime) -> tuple[str, ...]:
+    return tuple(spent.axis for spent in time.activities if spent.axis is not None)
+
+
+def _name_in(known: Mesh, mesh: Mesh, label: str) -> str | None:
+    """The other mesh's axes with the same groups of positions as `label`, such as `data+model`."""
+    axes = label.split("+")
+    if mesh.n_devices != known.n_devices or not set(axes) <= set(mesh.names):
+        return None
+    name = known.axis_of_groups(mesh.groups(*axes))
+    is_of_plans = {*axes, *(name or "").split("+")} <= set(MESH_AXES)
+    return None if is_of_plans else name
+
+
+def _renamed(time: StepTime, names: Mapping[str, str]) -> StepTime:
+    return replace(
+        time,
+        exposed_by_axis_s={names.get(a, a): s for a, s in time.exposed_by_axis_s.items()},
+        activities=tuple(
+            replace(spent, axis=names.get(spent.axis or "", spent.axis))
+            for spent in time.activities
+        ),
+    )
+
 
 NARROW = frozenset({"bf16", "f16"})
 WIDE = "f32"
@@ -183,3 +243,73 @@ def _widened(row: Collective) -> Collective:
         payload_bytes=None if row.payload_bytes is None else row.payload_bytes * factor,
         wire_bytes=None if row.wire_bytes is None else row.wire_bytes * factor,
     )
+
+
+MEMORY_FIELDS = ("total_bytes", "temp_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How collectives run: `kind` over `axis` as `opcode`, by `algorithm` (emitter and strategy)."""
+
+    phase: Phase | None
+    kind: str
+    axis: str | None
+    opcode: str
+    is_async: bool | None
+    algorithm: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormChange:
+    """The executions in one step of a form that only one side has, or has more often."""
+
+    form: Form
+    left: int
+    right: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerChange:
+    """One program under two compilers. Bytes are (left, right) on one device; None if unknown."""
+
+    total_bytes: tuple[int | None, int | None]
+    temp_bytes: tuple[int | None, int | None]
+    forms: tuple[FormChange, ...]
+
+
+def compiler_change(
+    left: Side, right: Side, differences: Iterable[ExperimentDifference]
+) -> CompilerChange | None:
+    """The change; None unless the sides are compiled and differ in the versions of the compiler alone."""
+    names = {difference.name for difference in differences}
+    is_compiled = left.source is right.source is Source.COMPILED
+    if not is_compiled or not names or not names <= set(COMPILERS):
+        return None
+    memories = [side.run.memory.get(Source.COMPILED) for side in (left, right)]
+    values = [
+        dict.fromkeys(MEMORY_FIELDS) if memory is None else picked(memory, *MEMORY_FIELDS)
+        for memory in memories
+    ]
+    return CompilerChange(
+        **{name: (values[0][name], values[1][name]) for name in MEMORY_FIELDS},
+        forms=form_changes(left.run.rows_of(left.source), right.run.rows_of(right.source)),
+    )
+
+
+def form_changes(left: Iterable[Collective], right: Iterable[Collective]) -> tuple[FormChange, ...]:
+    """The forms whose number of executions in a step differs."""
+    before, after = _forms(left), _forms(right)
+    return tuple(
+        FormChange(form=form, left=before[form], right=after[form])
+        for form in dict.fromkeys((*before, *after))
+        if before[form] != after[form]
+    )
+
+
+def _forms(rows: Iterable[Collective]) -> Counter[Form]:
+    forms: Counter[Form] = Counter()
+    for row in rows:
+        names = ("phase", "axis", "opcode", "is_async", "algorithm")
+        forms[Form(kind=row.kind.value, **picked(row, *names))] += row.count
+    return forms

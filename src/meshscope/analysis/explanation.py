@@ -9,8 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 
-from meshscope.analysis.comparison import ExperimentDifference, Side, experiment_differences
-from meshscope.analysis.compiler_change import CompilerChange, compiler_change
+from meshscope.analysis.comparison import (
+    CompilerChange,
+    ExperimentDifference,
+    Side,
+    compiler_change,
+    experiment_differences,
+)
 from meshscope.analysis.request import basis_of, measured_step_s
 from meshscope.analysis.totals import Total, step_total
 from meshscope.events.collective import Collective

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import assert_never
 
-from meshscope.analysis.grouping import without_place
 from meshscope.analysis.join import Comparison, Verdict
-from meshscope.events.collective import Collective
+from meshscope.analysis.totals import without_place
+from meshscope.events.collective import Collective, Resharding
 from meshscope.events.enums import Kind
-from meshscope.events.resharding import Resharding
 
 _OWN_PROGRAMS = "meshscope/programs/"  # lines that a user cannot change
 SMALL_BYTES = 1024  # a payload up to this is a flag, a norm or a loss

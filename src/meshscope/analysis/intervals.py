@@ -8,8 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from meshscope.analysis.overlap import ratio
-from meshscope.analysis.spans import PS_PER_S, Spans, union
+from meshscope.analysis.overlap import PS_PER_S, Spans, ratio, union
 from meshscope.analysis.volume import WHERE, collectives
 
 SECONDS = "s"

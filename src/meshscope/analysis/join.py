@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 
-from meshscope.analysis.grouping import without_place
+from meshscope.analysis.totals import without_place
 from meshscope.events.collective import REMATERIALIZATION, Collective, Groups
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.units import format_shape

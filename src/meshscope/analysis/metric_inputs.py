@@ -5,11 +5,9 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from meshscope.analysis.latency import Latency
 from meshscope.analysis.overlap import timed
-from meshscope.analysis.request import basis_of, measured_step_s, request_latency
-from meshscope.analysis.timeline import last_step, read_timeline
-from meshscope.analysis.trace_timeline import sampling_notes
+from meshscope.analysis.request import Latency, basis_of, measured_step_s, request_latency
+from meshscope.analysis.timeline import last_step, read_timeline, sampling_notes
 from meshscope.analysis.volume import WHERE, collectives
 from meshscope.events.collective import OtherOperation
 from meshscope.events.enums import Phase, Source

@@ -1,19 +1,69 @@
-"""Overlap of communication with compute, exposed and idle time, as unions of intervals.
+"""Modeled step times as tables, and overlap of communication with compute, exposed and idle time, as unions of intervals.
+
+Integers make parts sum exactly to the whole. A span array has shape [n, 2]: start and end.
 
 The functions take a timeline: rows of the event table with `start_s` and `dur_s`, one for each
 execution. A row without `kind` is compute unless its `opcode` is in NO_COMPUTE. In a modeled pipeline, the
 rows of a stage and those without stage are what one device of this stage does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
-from meshscope.analysis.spans import Spans, common, length, seconds, spans_of, union
+from meshscope.analysis.request import basis_of, modeled_request_time
 from meshscope.analysis.volume import WHERE
-from meshscope.events.enums import Part
+from meshscope.events.enums import Part, Source
+from meshscope.events.step_time import StepTime
+
+PS_PER_S = 1e12
+Spans = NDArray[np.int64]
+
+
+def spans_of(frame: pl.DataFrame) -> Spans:
+    """The union of the intervals [start_s, start_s + dur_s) of the rows."""
+    start = frame["start_s"].to_numpy()
+    bounds = np.stack([start, start + frame["dur_s"].to_numpy()], axis=1)
+    return union(np.rint(bounds * PS_PER_S).astype(np.int64))
+
+
+def union(spans: Spans, *, max_gap: int = 0) -> Spans:
+    """Merges spans that overlap, adjoin or have a gap of at most `max_gap`; drops empty spans."""
+    lasting = spans[spans[:, 1] > spans[:, 0]]
+    if not len(lasting):
+        return np.empty((0, 2), np.int64)
+    ordered = lasting[np.argsort(lasting[:, 0], kind="stable")]
+    reached = np.maximum.accumulate(ordered[:, 1])
+    begins = np.flatnonzero(np.append(True, ordered[1:, 0] - reached[:-1] > max_gap))
+    ends = np.append(begins[1:], len(ordered)) - 1
+    return np.stack([ordered[begins, 0], reached[ends]], axis=1)
+
+
+def common(left: Spans, right: Spans) -> Spans:
+    """The intersection of two sets of spans."""
+    if not len(left) or not len(right):
+        return np.empty((0, 2), np.int64)
+    first = np.searchsorted(right[:, 1], left[:, 0], side="right")
+    last = np.searchsorted(right[:, 0], left[:, 1], side="left")
+    n = np.maximum(last - first, 0)
+    ours = np.repeat(np.arange(len(left)), n)
+    theirs = np.arange(int(n.sum())) - np.repeat(np.cumsum(n) - n, n) + np.repeat(first, n)
+    starts = np.maximum(left[ours, 0], right[theirs, 0])
+    return np.stack([starts, np.minimum(left[ours, 1], right[theirs, 1])], axis=1)
+
+
+def length(spans: Spans) -> int:
+    """Total length in picoseconds."""
+    return int((spans[:, 1] - spans[:, 0]).sum())
+
+
+def seconds(length_ps: float) -> float:
+    """Converts picoseconds to seconds."""
+    return float(length_ps) / PS_PER_S
+
 
 # Opcodes of rows without kind that are not compute: containers, transfers and idle time.
 NO_COMPUTE = frozenset(
@@ -169,3 +219,101 @@ def _covers(spans: Spans, starts: np.ndarray) -> np.ndarray:
         return np.zeros(len(starts), np.bool_)
     index = np.searchsorted(spans[:, 0], starts, side="right") - 1
     return (index >= 0) & (spans[np.maximum(index, 0), 1] > starts)
+
+
+_WHERE = dict.fromkeys(("source", "phase"), pl.String)
+_PARTS = (
+    *("compute_s", "collective_s", "exposed_s", "idle_s", "bubble_s"),
+    *("unestimated_frac", "is_extrapolated"),
+)
+
+
+def step_time(times: Iterable[StepTime]) -> pl.DataFrame:
+    """Modeled seconds of one step on one device: compute, exposed communication, idle time and bubble.
+
+    step = compute + exposed + idle; the pipeline bubble is part of idle. Figures of a pipeline are means over
+    its stages. `low_s` and `high_s` bound the
+    estimated step time. `collective_s` is the sum of all collectives, hidden or not. `exposed_frac` =
+    exposed / step, `overlap_frac` = 1 - exposed / collective, `collective_compute_ratio` = collective /
+    compute. `unestimated_frac` is the fraction of the step without a compiler estimate.
+
+    Source: simulation of the compiled schedule (`meshscope.cost`) or its closed form. Exposed
+    communication is a union of intervals, including synchronous collectives, as in `overlap`.
+    """
+    rows = [
+        {
+            **{name: getattr(time, name) for name in _PARTS},
+            "source": time.source.value,
+            "phase": time.phase.value,
+            "step_s": time.step.value_s,
+            "low_s": time.step.low_s,
+            "high_s": time.step.high_s,
+            "time_basis": basis_of([time]),
+        }
+        for time in times
+    ]
+    schema = _WHERE | dict.fromkeys(("step_s", "low_s", "high_s", *_PARTS), pl.Float64)
+    schema |= {"is_extrapolated": pl.Boolean, "time_basis": pl.String}
+    hidden = (pl.col("collective_s") - pl.col("exposed_s")).clip(lower_bound=0)
+    return pl.DataFrame(rows, schema=schema).with_columns(
+        ratio("exposed_s", "step_s").alias("exposed_frac"),
+        ratio(hidden, "collective_s").alias("overlap_frac"),
+        ratio("collective_s", "compute_s").alias("collective_compute_ratio"),
+    )
+
+
+def exposed_by_axis(times: Iterable[StepTime]) -> pl.DataFrame:
+    """Modeled exposed seconds of one step by the axis of the collective that the core waits for.
+
+    The axes sum to the exposed time of the step.
+
+    Source: simulation of the compiled schedule or its closed form, as `step_time`.
+    """
+    rows = [
+        (time.source.value, time.phase.value, axis, seconds)
+        for time in times
+        for axis, seconds in time.exposed_by_axis_s.items()
+    ]
+    schema = {**_WHERE, "axis": pl.String, "exposed_s": pl.Float64}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def part_costs(times: Iterable[StepTime]) -> pl.DataFrame:
+    """Modeled cost of each part of the model in one step.
+
+    Seconds of compute, of all collectives and of exposed communication; FLOPs, HBM bytes and wire bytes.
+
+    Source: simulation of the compiled schedule, as `step_time`; FLOPs and HBM bytes follow from the shapes
+    of the operations.
+    """
+    names = ("compute_s", "collective_s", "exposed_s", "flops", "hbm_bytes", "wire_bytes")
+    rows = [
+        (time.source.value, time.phase.value, part.part, *(getattr(part, n) for n in names))
+        for time in times
+        for part in time.parts
+    ]
+    schema = {**_WHERE, "part": pl.String, **dict.fromkeys(names, pl.Float64)}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def modeled_latency(times: Iterable[StepTime], *, n_decode_steps: int | None) -> pl.DataFrame:
+    """Modeled TTFT, TPOT and end-to-end time of a request, with their bounds.
+
+    `ttft` = prefill step, `tpot` = decode step, `e2e` = prefill step + all decode steps. Device time only,
+    without host, queueing and tokenization; all sequences start together, and all decode steps take the
+    same time. `latency` is the measured counterpart.
+
+    Source: the steps of `step_time`; TTFT and TPOT as defined by `latency`.
+    """
+    steps = list(times)
+    rows = [
+        (source.value, name, seconds.value_s, seconds.low_s, seconds.high_s, request.basis)
+        for source in Source
+        if (source_times := [time for time in steps if time.source is source])
+        for request in [modeled_request_time(source_times, n_decode_steps=n_decode_steps)]
+        for name, seconds in (("ttft", request.ttft), ("tpot", request.tpot), ("e2e", request.e2e))
+        if seconds is not None
+    ]
+    schema = dict.fromkeys(("source", "latency"), pl.String)
+    schema |= dict.fromkeys(("mean_s", "low_s", "high_s"), pl.Float64)
+    return pl.DataFrame(rows, schema={**schema, "time_basis": pl.String}, orient="row")

@@ -1,16 +1,108 @@
-"""TTFT, TPOT and end-to-end time of a request, measured or modeled."""
+"""TTFT, TPOT, end-to-end time and throughput of requests, measured or modeled, with and without speculation."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import fsum, prod
 
-from meshscope.analysis.latency import Latency, Spread, latency_of, spread_of
+from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
+from meshscope.events.measured import Request
 from meshscope.events.step_time import NO_TIME, StepTime, TimeBasis, TimeEstimate
+from meshscope.plans.experiment import experiment_of_record
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.plan import ALIASES, MESH_AXES
 from meshscope.plans.sequence_lengths import parse_lengths
+from meshscope.plans.speculation import Speculation, draft_memory_bytes
 from meshscope.store.run import RunRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Mean and percentiles of `n` durations, in seconds."""
+
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p95_s: float
+    p99_s: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Durations and rates of the timed requests; `latency_of` defines the durations.
+
+    `itl`, `tpot` and `decode_tokens_per_s` are null if a request generates a single token. Rates are those
+    of the mean request and count the tokens of all sequences in the batch: `output_tokens_per_s` = output
+    tokens / e2e, `prefill_tokens_per_s` = prompt tokens / ttft, `decode_tokens_per_s` = tokens after the
+    first / (e2e - ttft).
+    """
+
+    ttft: Spread
+    itl: Spread | None
+    tpot: Spread | None
+    e2e: Spread
+    output_tokens_per_s: float
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float | None
+
+    @property
+    def step_s(self) -> dict[Phase, float]:
+        """Mean seconds of a step of each timed phase."""
+        spreads = {Phase.PREFILL: self.ttft, Phase.DECODE: self.itl}
+        return {phase: spread.mean_s for phase, spread in spreads.items() if spread is not None}
+
+
+def latency_of(requests: Sequence[Request], *, batch: int, prompt: int) -> Latency:
+    """TTFT, ITL, TPOT and end-to-end time of the timed requests, on the devices.
+
+    `ttft` is the time from the start of a request to its first token (prefill). `itl` is the time from one
+    token to the next, one value for each decode step. `tpot` = time after the first token / number of
+    tokens after it, one value for each request. `e2e` is the time from the start to the last token.
+    Queueing is excluded. Percentiles interpolate linearly (numpy's `linear`).
+
+    Source: vLLM's benchmark (`vllm bench serve`), where TPOT = (latency - TTFT) / (output length - 1) and
+    ITL is the list of gaps between tokens, both measured by a client.
+    """
+    ttft = spread_of(r.prefill_s for r in requests)
+    e2e = spread_of(e2e_s(r) for r in requests)
+    steps = [step_s for r in requests for step_s in r.decode_s]
+    n_decode_steps = len(steps) / len(requests)
+    return Latency(
+        ttft=ttft,
+        itl=spread_of(steps) if steps else None,
+        tpot=spread_of(fsum(r.decode_s) / len(r.decode_s) for r in requests) if steps else None,
+        e2e=e2e,
+        output_tokens_per_s=batch * (1 + n_decode_steps) / e2e.mean_s,
+        prefill_tokens_per_s=batch * prompt / ttft.mean_s,
+        decode_tokens_per_s=(
+            batch * n_decode_steps / (e2e.mean_s - ttft.mean_s) if steps else None
+        ),
+    )
+
+
+def e2e_s(request: Request) -> float:
+    """Seconds from the start of the request to its last token."""
+    return request.prefill_s + fsum(request.decode_s)
+
+
+def spread_of(durations_s: Iterable[float]) -> Spread:
+    """Mean and percentiles of at least one duration."""
+    ordered = sorted(durations_s)
+    return Spread(
+        mean_s=fsum(ordered) / len(ordered),
+        **{f"p{q}_s": percentile(ordered, q / 100) for q in (50, 90, 95, 99)},
+        n=len(ordered),
+    )
+
+
+def percentile(ordered: Sequence[float], fraction: float) -> float:
+    """The value below which this fraction of the values is, interpolated linearly (numpy's `linear`)."""
+    at = fraction * (len(ordered) - 1)
+    below = int(at)
+    above = ordered[min(below + 1, len(ordered) - 1)]
+    return ordered[below] + (at - below) * (above - ordered[below])
+
 
 ASSUMPTION = (
     "device time only, without host, queueing and tokenization; all sequences start together "
@@ -194,3 +286,81 @@ def basis_of(times: Iterable[StepTime]) -> str | None:
             shares[str(basis)] = shares.get(str(basis), 0.0) + share
     names = sorted(shares, key=lambda name: -shares[name])
     return "+".join(TimeBasis(name).value for name in names) or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeStep:
+    """One step of speculative decoding by one source: `n_drafted` steps of the draft and one that verifies.
+
+    `plain` is the decode step without speculation. `memory_bytes` is what the draft adds on a device;
+    `fits` is None if that is unknown. Rows are those of one step each.
+    """
+
+    source: Source
+    speculation: Speculation
+    verify: TimeEstimate
+    draft: TimeEstimate
+    plain: TimeEstimate
+    verify_rows: tuple[Collective, ...]
+    draft_rows: tuple[Collective, ...]
+    memory_bytes: int
+    fits: bool | None
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step: the drafts one after the other, then the verification."""
+        return self.verify.value_s + self.speculation.n_drafted * self.draft.value_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds per output token of a sequence."""
+        return self.step_s / self.speculation.tokens_per_step
+
+    @property
+    def gain(self) -> float:
+        """The plain time per token over that with speculation."""
+        return self.plain.value_s / self.tpot_s
+
+
+def speculative_steps(run: RunRecord) -> tuple[SpeculativeStep, ...]:
+    """The step by each source that has its times, the weakest first; () for a run without speculation."""
+    return tuple(step for source in Source if (step := _step(run, source)) is not None)
+
+
+def _step(run: RunRecord, source: Source) -> SpeculativeStep | None:
+    speculation, parts = run.manifest.speculation, run.speculative
+    if speculation is None or parts is None:
+        return None
+    verify, draft, plain = (_decode_time(of, source) for of in (parts.verify, parts.draft, run))
+    if verify is None or draft is None or plain is None:
+        return None
+    memory_bytes = draft_memory_bytes(experiment_of_record(parts.draft.manifest.experiment))
+    return SpeculativeStep(
+        source=source,
+        speculation=speculation,
+        verify=verify,
+        draft=draft,
+        plain=plain,
+        verify_rows=_decode_rows(parts.verify.rows_of(source)),
+        draft_rows=_decode_rows(parts.draft.rows_of(source)),
+        memory_bytes=memory_bytes,
+        fits=_fits((run, parts.verify), source, memory_bytes),
+    )
+
+
+def _decode_time(run: RunRecord, source: Source) -> TimeEstimate | None:
+    times = request_times(run).get(source)
+    return None if times is None else times.decode_step
+
+
+def _decode_rows(rows: Iterable[Collective]) -> tuple[Collective, ...]:
+    return tuple(row for row in rows if row.phase is Phase.DECODE)
+
+
+def _fits(runs: Iterable[RunRecord], source: Source, more_bytes: int) -> bool | None:
+    """Whether the draft has room beside the model and the step that needs most, by the compiler if it ran."""
+    account = Source.COMPILED if source is Source.MEASURED else source
+    memories = [run.memory[account] for run in runs if account in run.memory]
+    totals = [memory.total_bytes for memory in memories if memory.total_bytes is not None]
+    hbm_bytes = next((memory.hbm_bytes for memory in memories), None)
+    return None if hbm_bytes is None or not totals else max(totals) + more_bytes <= hbm_bytes

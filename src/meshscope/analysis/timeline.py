@@ -1,20 +1,178 @@
-"""The timeline of a run as rows of the event table: one row per execution, compute and copies included.
+"""The timeline of a run, or of an imported trace, as rows of the event table.
+
+Metrics, charts and exports read at most MAX_ROWS executions of MAX_DEVICE_STEPS steps (steps times
+devices), whole steps where they fit. Sums over all steps are in the rows and loads of the run.
 
 A measured run stores what every device executed in each profiled step, and so does an imported trace
 (`trace_timeline.py`). A compiled run stores the modeled step of one device, or of one device of each
 pipeline stage, folded; `lane` says whether a span is compute (`core`), a collective or a copy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from meshscope.analysis.trace_timeline import has_executions, last_executions
 from meshscope.errors import RunError
+from meshscope.events.enums import Source
+from meshscope.events.measured import Measured, StepLabel
 from meshscope.events.schema import POLARS_SCHEMA
-from meshscope.events.timeline import FOLDED_SCHEMA, TIMELINE, unfolded
+from meshscope.events.timeline import (
+    DISTINCT_OPS,
+    DISTINCT_OPS_SCHEMA,
+    EXECUTIONS,
+    FOLDED_SCHEMA,
+    STEP_CLASSES,
+    TIMELINE,
+    unfolded,
+)
+
+MAX_ROWS = 500_000
+MAX_DEVICE_STEPS = 2_000
+S = 1e-9
+STEP = ("step_class", "step")
+_OUTSIDE = STEP_CLASSES.index(StepLabel.OUTSIDE.value)
+_PHASES = [label.phase for label in StepLabel]
+
+
+def has_executions(folder: Path) -> bool:
+    """Whether the run in this folder keeps the executions of a trace."""
+    return (folder / EXECUTIONS).is_file()
+
+
+def last_executions(folder: Path, *, max_rows: int = MAX_ROWS) -> pl.DataFrame:
+    """The executions of the last steps of each class that all devices recorded, with their facts.
+
+    Columns of the event table, `step`, `stream` and `step_class`; RunError if a file is damaged.
+    """
+    with _readable(folder):
+        executions = pl.scan_parquet(folder / EXECUTIONS)
+        ops = pl.read_parquet(folder / DISTINCT_OPS)
+        return _with_facts(_chosen(executions, max_rows=max_rows), ops)
+
+
+def read_executions(folder: Path, *, max_rows: int) -> tuple[pl.DataFrame, pl.DataFrame, int]:
+    """The last executions in EXECUTIONS_SCHEMA with `row`, the distinct ops, and the number of all executions.
+
+    RunError if a file is damaged.
+    """
+    with _readable(folder):
+        executions = pl.scan_parquet(folder / EXECUTIONS)
+        ops = pl.read_parquet(folder / DISTINCT_OPS)
+        n = int(executions.select(pl.len()).collect().item())
+        if n > max_rows:
+            first_ns = executions.select(pl.col("start_ns").top_k(max_rows).min()).collect().item()
+            executions = executions.filter(pl.col("start_ns") >= first_ns)
+        return executions.collect().with_row_index("row"), ops, n
+
+
+@contextmanager
+def _readable(folder: Path) -> Generator[None]:
+    try:
+        yield
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise RunError(
+            f"cannot read the timeline of '{folder}': {error}. Import the trace again, with --force."
+        ) from error
+
+
+def _chosen(executions: pl.LazyFrame, *, max_rows: int) -> pl.DataFrame:
+    steps = (
+        executions.filter(pl.col("step_class") != _OUTSIDE)
+        .group_by(STEP)
+        .agg(pl.len().alias("n"), pl.col("device").n_unique().alias("n_devices"))
+        .collect()
+    )
+    n_steps = steps.group_by("step_class").agg(pl.len().cast(pl.Int32).alias("n_steps"))
+    whole = steps.filter(pl.col("n_devices") == pl.col("n_devices").max().over("step_class"))
+    budget = max_rows // max(1, len(n_steps))
+    latest = whole.sort(STEP, descending=[False, True]).with_columns(
+        pl.col("n").cum_sum().over("step_class").alias("n_until"),
+        pl.int_range(pl.len()).over("step_class").alias("rank"),
+    )
+    is_kept = (pl.col("n_until") <= budget) & (
+        pl.col("rank") * pl.col("n_devices") < MAX_DEVICE_STEPS
+    )
+    kept = latest.filter(is_kept | (pl.col("rank") == 0)).join(n_steps, on="step_class")
+    rows = executions.join(kept.lazy().select(*STEP, "n_steps"), on=STEP, how="inner")
+    parts = [
+        _beginning(rows.filter(pl.col("step_class") == number), budget)
+        for number in kept["step_class"].unique().sort()
+    ]
+    return pl.concat(parts) if parts else rows.collect()
+
+
+def _beginning(rows: pl.LazyFrame, budget: int) -> pl.DataFrame:
+    """The rows; of a step longer than the budget, its first ones on all devices."""
+    table = rows.collect()
+    if len(table) <= budget:
+        return table
+    last_ns = table["start_ns"].bottom_k(budget).max()
+    return table.filter(pl.col("start_ns") <= last_ns).head(budget)
+
+
+def _with_facts(rows: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
+    classes = pl.Series(STEP_CLASSES, dtype=pl.String)
+    phases = pl.Series(_PHASES, dtype=pl.String)
+    return rows.join(ops, on="op", how="left", maintain_order="left").with_columns(
+        pl.lit(Source.MEASURED.value).alias("source"),
+        pl.lit(Source.MEASURED.value).alias("time_basis"),
+        pl.lit(1).alias("count"),
+        phases.gather(rows["step_class"]).alias("phase"),
+        classes.gather(rows["step_class"]).alias("step_class"),
+        *((pl.col(f"{name}_ns") * S).alias(f"{name}_s") for name in ("start", "dur", "exposed")),
+    )
+
+
+def sampling_notes(measured: Measured | None, timeline: pl.DataFrame | None) -> Iterator[str]:
+    """What the timeline of a trace leaves out, if it leaves out anything."""
+    if measured is None or measured.trace is None or timeline is None:
+        return
+    of_class: Mapping[str, tuple[int, int]] = {
+        name: (n_steps, n)
+        for name, n_steps, n in timeline.group_by("step_class")
+        .agg(pl.col("step").n_unique(), pl.len().alias("n"))
+        .iter_rows()
+    }
+    for step in measured.trace.steps:
+        n_seen, n_rows = of_class.get(step.label.value, (0, 0))
+        if step.label is StepLabel.TRACE and n_rows < measured.trace.n_ops:
+            yield f"the first {n_rows:,} of {measured.trace.n_ops:,} ops"
+        elif step.label is not StepLabel.OUTSIDE and n_seen < step.n_steps:
+            yield f"the last {n_seen:,} of {step.n_steps:,} {_class_words(step.label)}"
+        if (
+            step.label is not StepLabel.TRACE
+            and n_seen == 1
+            and n_rows >= MAX_ROWS // len(of_class)
+        ):
+            yield f"the first {n_rows:,} ops of the last {_class_words(step.label).removesuffix('s')}"
+
+
+def _class_words(label: StepLabel) -> str:
+    return "steps" if label is StepLabel.STEP else f"{label.value} steps"
+
+
+def sql_columns(schema: Mapping[str, Any]) -> str:
+    """The columns of a timeline as SQL over `trace_executions e` and `trace_ops o`."""
+    made = {
+        "source": "'measured'",
+        "time_basis": "'measured'",
+        "phase": _case([phase and phase.value for phase in _PHASES]),
+        "step_class": _case(list(STEP_CLASSES)),
+        "count": "1",
+        **{f"{name}_s": f"e.{name}_ns * 1e-9" for name in ("start", "dur", "exposed")},
+        **{name: f"e.{name}" for name in ("device", "stream", "step", "run")},
+    }
+    facts = {name: f"o.{name}" for name in DISTINCT_OPS_SCHEMA}
+    return ", ".join(f"{made.get(n) or facts.get(n) or 'null'} as {n}" for n in (*schema, "run"))
+
+
+def _case(texts: list[str | None]) -> str:
+    cases = " ".join(f"when {i} then '{text}'" for i, text in enumerate(texts) if text)
+    return f"case e.step_class {cases} end"
+
 
 OPS = Path("trace") / "ops.parquet"
 COPY = "copy"

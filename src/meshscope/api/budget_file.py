@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from meshscope.analysis.budget import LIMITS, OF_COLLECTIVES, Budget, Limit
-from meshscope.analysis.traffic import Filter
+from meshscope.analysis.budget import LIMITS, OF_COLLECTIVES, Budget, Filter, Limit
 from meshscope.api.request import CompileRequest
 from meshscope.errors import ParseError, nearest
 from meshscope.events.enums import Kind, Phase

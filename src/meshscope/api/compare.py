@@ -7,8 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from meshscope.analysis.axes import with_axes_of
-from meshscope.analysis.comparison import Side, compare_sides, source_side
+from meshscope.analysis.comparison import Side, compare_sides, source_side, with_axes_of
 from meshscope.analysis.explanation import explain
 from meshscope.analysis.join import Comparison
 from meshscope.api.run import Run

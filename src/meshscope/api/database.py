@@ -12,10 +12,9 @@ from typing import Any
 import duckdb
 import polars as pl
 
-from meshscope.analysis.timeline import TIMELINE_SCHEMA, read_timeline
-from meshscope.analysis.trace_timeline import has_executions, sql_columns
+from meshscope.analysis.timeline import TIMELINE_SCHEMA, has_executions, read_timeline, sql_columns
 from meshscope.errors import RunError, SpecError
-from meshscope.events.trace_timeline import DISTINCT_OPS, EXECUTIONS
+from meshscope.events.timeline import DISTINCT_OPS, EXECUTIONS
 from meshscope.files import path_of
 from meshscope.reports.sweep import summary_frame, summary_row
 from meshscope.store.folder import is_run, scratch_folder

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import assert_never
 
-from meshscope.analysis.trace_timeline import has_executions
+from meshscope.analysis.timeline import has_executions
 from meshscope.api.plot_tools import plot_tools
 from meshscope.errors import SpecError
 from meshscope.events.timeline import Timeline

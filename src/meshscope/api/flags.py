@@ -11,7 +11,7 @@ from meshscope.api.request import CompileRequest, request_of
 from meshscope.backends.compile.flags import flag_effects
 from meshscope.errors import SpecError, public
 from meshscope.events.enums import Phase
-from meshscope.events.flag_effect import Flag, FlagEffect
+from meshscope.events.measured import Flag, FlagEffect
 from meshscope.files import read_file
 from meshscope.hardware.topology import parse_topology
 from meshscope.programs.environments import chosen_compiler

@@ -15,7 +15,7 @@ from meshscope.errors import MeshscopeError, PlanError, SpecError, TraceError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Source
 from meshscope.events.measured import Measured, ServedBenchmark, TraceFacts
-from meshscope.events.trace_timeline import DISTINCT_OPS, EXECUTIONS
+from meshscope.events.timeline import DISTINCT_OPS, EXECUTIONS
 from meshscope.files import path_of
 from meshscope.hardware.chips import is_chip_named
 from meshscope.hardware.topology import Topology, parse_topology
@@ -25,10 +25,9 @@ from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.mesh import Mesh, parse_mesh
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.readers.traces.attribution import TraceRows, attributed
-from meshscope.readers.traces.folder import trace_folder
 from meshscope.readers.traces.merge import MergedTrace, merged
 from meshscope.readers.traces.served import read_served
-from meshscope.readers.traces.sniff import format_of
+from meshscope.readers.traces.sniff import format_of, trace_folder
 from meshscope.readers.traces.trace import TraceFormat
 from meshscope.reports.export.card_reading import WorkloadCard, is_card, read_card
 from meshscope.store.folder import new_folder

@@ -17,7 +17,7 @@ from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.errors import SpecError, nearest
 from meshscope.files import path_of
 from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.interconnect.axis_placement import parse_device_order
+from meshscope.interconnect.placement import parse_device_order
 from meshscope.model.config import read_model
 from meshscope.model.model import Model
 from meshscope.model.quantization import (

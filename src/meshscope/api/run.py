@@ -7,8 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshscope.analysis.request import Throughput, request_times, throughput_of
-from meshscope.analysis.speculation import SpeculativeStep, speculative_steps
+from meshscope.analysis.request import (
+    SpeculativeStep,
+    Throughput,
+    request_times,
+    speculative_steps,
+    throughput_of,
+)
 from meshscope.api.text import rendered
 from meshscope.errors import public, read_only
 from meshscope.events.enums import Source

@@ -14,7 +14,7 @@ from meshscope.api.sweep import (
     run_sweep,
 )
 from meshscope.errors import RunError
-from meshscope.interconnect.axis_placement import order_text
+from meshscope.interconnect.placement import order_text
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.quantization import UNQUANTIZED_DTYPE
 from meshscope.planner.search import Choice, PlanSearch

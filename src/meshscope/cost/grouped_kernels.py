@@ -10,7 +10,7 @@ from meshscope.cost.kernel_work import KernelWork, WorkSource, operand_arrays
 from meshscope.cost.traffic import ArrayTraffic
 from meshscope.hardware.compiler_facts import CompilerFacts
 from meshscope.plans.kernel_choice import WIDE_BLOCK_ROWS, WIDE_TILE_ROWS
-from meshscope.readers.hlo.fused_experts import FusedExperts, fused_experts
+from meshscope.readers.hlo.communication import FusedExperts, fused_experts
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 
 _NAME = re.compile(r"gmm|ragged[-_]?dot|grouped|megablox")

@@ -1,4 +1,7 @@
-"""Timelines: slices in columns, grouped by track, and the folded spans of a modeled step.
+"""Timelines: slices in columns, grouped by track, folded spans of a modeled step, and executions of a trace.
+
+`EXECUTIONS` has a row of numbers for each op that a device executed, and `DISTINCT_OPS` a row of
+facts for each distinct op, so that ten million executions need some 40 bytes each.
 
 A modeled step is stored folded: one row per span, with `repeats` and `periods_s` for the loops
 around it, outermost first. `unfolded` writes out every repetition. `layers` are those of the repetitions,
@@ -6,13 +9,64 @@ which have them in turn; null if unknown. A `Timeline` holds single
 executions of a run or of a profile for the trace writers in `meshscope.reports.export`.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+
+from meshscope.events.measured import StepLabel
+
+MAX_CHARACTERS = 2_000
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """The text without control characters, cut after MAX_CHARACTERS with a note of its length."""
+    is_short = len(text) <= MAX_CHARACTERS
+    cut = text if is_short else f"{text[:MAX_CHARACTERS]}... [{len(text):,} characters]"
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", cut)
+
+
+EXECUTIONS = Path("trace") / "executions.parquet"
+DISTINCT_OPS = Path("trace") / "distinct_ops.parquet"
+STEP_CLASSES = tuple(label.value for label in StepLabel)
+
+EXECUTIONS_SCHEMA: dict[str, Any] = {
+    "op": pl.UInt32,  # row of the distinct ops
+    "device": pl.Int32,  # position in the mesh
+    "stream": pl.Int64,  # lane of the device
+    "step_class": pl.UInt8,  # index in STEP_CLASSES
+    "step": pl.Int32,  # index among the steps of its class on the device; null outside of steps
+    "start_ns": pl.Int64,  # since the first op of the trace
+    "dur_ns": pl.Int64,
+    "exposed_ns": pl.Int64,  # of collectives: time not hidden by compute
+}
+# Facts under the names of the event table's columns; `category` is collective, compute or copy.
+DISTINCT_OPS_SCHEMA: dict[str, Any] = {
+    "op": pl.UInt32,
+    "name": pl.String,
+    "category": pl.String,
+    "layer": pl.Int32,
+    "part": pl.String,
+    "kind": pl.String,
+    "opcode": pl.String,
+    "axis": pl.String,
+    "axis_reason": pl.String,
+    "group_size": pl.Int32,
+    "n_groups": pl.Int32,
+    "groups": pl.List(pl.List(pl.Int32)),
+    "dtype": pl.String,
+    "shape": pl.List(pl.Int64),
+    "payload_bytes": pl.Int64,
+    "wire_bytes": pl.Float64,
+    "hlo_name": pl.String,
+}
+
 
 TIMELINE = "timeline.parquet"  # in a run folder
 

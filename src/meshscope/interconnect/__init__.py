@@ -3,8 +3,7 @@
 from meshscope.interconnect.constants import LinkConstants, RateConstants, constants_of
 from meshscope.interconnect.geometry import GroupGeometry, geometry_of
 from meshscope.interconnect.lines import CollectiveLine, collective_lines
-from meshscope.interconnect.loads import LinkLoad, link_loads
-from meshscope.interconnect.time_model import ModeledTime, collective_time
+from meshscope.interconnect.time_model import LinkLoad, ModeledTime, collective_time, link_loads
 
 __all__ = [
     "CollectiveLine",

@@ -17,9 +17,8 @@ from meshscope.events.enums import Kind
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import GatherRoute, compiler_facts
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.constants import LinkConstants, RateConstants
+from meshscope.interconnect.constants import LinkConstants, Protocol, RateConstants, bandwidth_frac
 from meshscope.interconnect.geometry import NETWORK, GroupGeometry, LegDemand, StrategyDemand
-from meshscope.interconnect.gpu import Protocol, bandwidth_frac
 from meshscope.interconnect.short_rings import SHORT
 from meshscope.interconnect.strategies import (
     BIDIRECTIONAL_RING,

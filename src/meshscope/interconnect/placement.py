@@ -1,19 +1,29 @@
-"""Physical coordinates of each device id.
+"""Physical coordinates of each device id, and placements of the mesh on a slice.
 
 Device ids count the devices in the TPU compiler's order; programs lay the mesh over them in this order
 unless an experiment has another (`programs/jax/build.device_mesh`). libtpu 0.0.42 lists the topologies of
 `tests/golden/placements.json` as follows: slices; hosts of a slice, x fastest, then y, then z; chips of
 a host, x fastest, then y; cores of a chip. GPUs are listed node by node.
+
+Programs lay the mesh over the device ids in row-major order, unless an experiment has an order of
+devices. A placement is such an order: it gives each dimension of the slice factors of the axes.
 """
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice, permutations, product
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshscope.errors import PlanError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology
+from meshscope.plans.chunks import divisors
+from meshscope.plans.mesh import Mesh, parse_order
 
 IntArray = NDArray[np.int64]
 
@@ -67,3 +77,145 @@ def _node_placement(topology: Topology) -> Placement:
         core=zero,
         host=slice_index * hosts_per_slice + in_slice // per_host,
     )
+
+
+MAX_NAMED = 4096  # placements to compare with an order of devices
+DIMENSIONS = ("slices", "z", "y", "x", "cores")  # slowest first
+
+# The factors of the axes on one dimension, slowest first: (("tp", 2), ("dp", 4)).
+Factors = tuple[tuple[str, int], ...]
+
+_FACTOR = re.compile(r"(?:([a-z]+):)?([A-Za-z_]\w*)=([1-9][0-9]{0,8})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisPlacement:
+    """The factors of the axes on each dimension of the slice that has more than one device."""
+
+    factors: tuple[tuple[str, Factors], ...]  # by dimension, the slowest first
+
+    def __str__(self) -> str:
+        """`y:dp=2,x:tp=4`; the last factor of a dimension varies fastest."""
+        return ",".join(
+            f"{dim}:" + ",".join(f"{axis}={size}" for axis, size in of_dim)
+            for dim, of_dim in self.factors
+        )
+
+
+def parse_device_order(text: str, mesh: Mesh, topology: Topology) -> tuple[int, ...]:
+    """The device at each position of the mesh, from a placement such as `y:dp=2,x:tp=4` or a list of ids.
+
+    PlanError if the placement does not hold every axis and dimension, or a device is missing.
+    """
+    if re.fullmatch(r"[0-9\s,]+", text):
+        return parse_order(text, mesh.n_devices)
+    return tuple(device_order(mesh, topology, _parsed(text, mesh, topology)).tolist())
+
+
+def _parsed(text: str, mesh: Mesh, topology: Topology) -> AxisPlacement:
+    if topology.chip.kind is not ChipKind.TPU:
+        raise PlanError(
+            f"device order '{text}': {topology.name} has no torus. Give the device ids, separated by commas."
+        )
+    dims = _dimensions(topology)
+    factors: dict[str, list[tuple[str, int]]] = {}
+    dim = ""
+    for piece in text.split(","):
+        match = _FACTOR.fullmatch(piece.strip())
+        if match is None or not (match[1] or dim):
+            raise PlanError(
+                f"device order '{text}': '{piece.strip()}' is not DIMENSION:AXIS=SIZE. Write the axes on "
+                "each dimension, such as 'y:dp=2,x:tp=4', or the device ids."
+            )
+        if match[1] in factors:
+            raise PlanError(f"device order '{text}': {match[1]} appears twice. Give it once.")
+        dim = match[1] or dim
+        factors.setdefault(dim, []).append((match[2], int(match[3])))
+    placed = AxisPlacement(
+        factors=tuple((name, tuple(factors.pop(name))) for name in dims if name in factors)
+    )
+    if factors:
+        raise PlanError(
+            f"device order '{text}': {topology.name} has no dimension '{next(iter(factors))}'. "
+            f"Use {', '.join(dims)}."
+        )
+    _check(text, placed, mesh, topology)
+    return placed
+
+
+def _check(text: str, placement: AxisPlacement, mesh: Mesh, topology: Topology) -> None:
+    by_dim = dict(placement.factors)
+    for dim, size in _dimensions(topology).items():
+        n_placed = prod(n for _, n in by_dim.get(dim, ()))
+        if n_placed != size:
+            raise PlanError(
+                f"device order '{text}': dimension {dim} of {topology.name} has {size} devices, but its "
+                f"axes have {n_placed}. The sizes on a dimension must multiply to its size."
+            )
+    names = [axis for _, of_dim in placement.factors for axis, _ in of_dim]
+    for axis in dict.fromkeys([*mesh.names, *names]):
+        n_placed = prod(n for _, of_dim in placement.factors for name, n in of_dim if name == axis)
+        if axis not in mesh.names or n_placed != mesh.size(axis):
+            plan = ",".join(f"{name}={size}" for name, size in mesh.axes)
+            raise PlanError(
+                f"device order '{text}': {axis} has {n_placed} devices, but the mesh is {plan}. "
+                "The sizes of an axis must multiply to its size."
+            )
+
+
+def axis_placements(mesh: Mesh, topology: Topology) -> Iterator[AxisPlacement]:
+    """Every placement, each once."""
+    axes = [(name, size) for name, size in mesh.axes if size > 1]
+    dims = [(name, size) for name, size in _dimensions(topology).items() if size > 1]
+    for matrix in _factors([size for _, size in axes], [size for _, size in dims]):
+        by_dim = [
+            tuple((name, row[d]) for (name, _), row in zip(axes, matrix, strict=True) if row[d] > 1)
+            for d in range(len(dims))
+        ]
+        for orders in product(*(permutations(of_dim) for of_dim in by_dim)):
+            names = (name for name, _ in dims)
+            yield AxisPlacement(factors=tuple(zip(names, orders, strict=True)))
+
+
+def _factors(axes: Sequence[int], dims: Sequence[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """[axis, dim] factors whose products over dims are the axes, and over axes the dims."""
+    if not axes:
+        if all(size == 1 for size in dims):
+            yield ()
+        return
+    for row in product(*(divisors(size) for size in dims)):
+        if prod(row) == axes[0]:
+            left = [size // factor for size, factor in zip(dims, row, strict=True)]
+            yield from ((row, *rest) for rest in _factors(axes[1:], left))
+
+
+def _dimensions(topology: Topology) -> dict[str, int]:
+    """The devices along each dimension, the slowest first."""
+    x, y, z = (*topology.grid, 1, 1)[:3]
+    sizes = (topology.n_slices, z, y, x, topology.chip.devices_per_chip)
+    return dict(zip(DIMENSIONS, sizes, strict=True))
+
+
+def device_order(mesh: Mesh, topology: Topology, placement: AxisPlacement) -> IntArray:
+    """[position of the mesh] the device id there."""
+    at = placement_of(topology)
+    x, y, z = at.coordinates.T
+    by_place = np.lexsort((at.core, x, y, z, at.slice_index))  # the last key is the slowest
+    factors = [factor for _, of_dim in placement.factors for factor in of_dim]
+    grid = by_place.reshape([size for _, size in factors])
+    order = sorted(range(len(factors)), key=lambda i: mesh.names.index(factors[i][0]))
+    return grid.transpose(order).reshape(-1)
+
+
+def order_text(mesh: Mesh, topology: Topology) -> str | None:
+    """The order of the devices as `parse_device_order` reads it: a placement if one has it, else the ids.
+
+    None for a mesh in the order of the ids.
+    """
+    if mesh.order is None:
+        return None
+    if topology.chip.kind is ChipKind.TPU:
+        for placement in islice(axis_placements(mesh, topology), MAX_NAMED):
+            if tuple(device_order(mesh, topology, placement).tolist()) == mesh.order:
+                return str(placement)
+    return ",".join(map(str, mesh.order))

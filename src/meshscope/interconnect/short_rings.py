@@ -13,8 +13,7 @@ from math import prod
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
-from meshscope.interconnect.fabric import Fabric
-from meshscope.interconnect.lattice import Lattice, lattice_of
+from meshscope.interconnect.fabric import Fabric, Lattice, lattice_of
 from meshscope.interconnect.strategies import (
     CHIP_AXES,
     Leg,

@@ -17,8 +17,7 @@ import numpy as np
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
-from meshscope.interconnect.fabric import Fabric, Flow, hops_between
-from meshscope.interconnect.lattice import Lattice, lattice_of
+from meshscope.interconnect.fabric import Fabric, Flow, Lattice, hops_between, lattice_of
 from meshscope.interconnect.placement import IntArray
 
 BIDIRECTIONAL_RING = "bidirectional ring"

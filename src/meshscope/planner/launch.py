@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from meshscope.cost.default_chunk import with_default_chunk
-from meshscope.interconnect.axis_placement import order_text
+from meshscope.interconnect.placement import order_text
 from meshscope.model.stored_format import weight_dtype_of
 from meshscope.plans.experiment import Experiment
 from meshscope.units import format_dtype

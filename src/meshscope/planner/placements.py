@@ -12,7 +12,7 @@ from meshscope.cost.closed_form import plan_form
 from meshscope.cost.predicted import evaluated
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.hardware.chips import ChipKind
-from meshscope.interconnect.axis_placement import AxisPlacement, axis_placements, device_order
+from meshscope.interconnect.placement import AxisPlacement, axis_placements, device_order
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment, keeps_slices
 

@@ -7,8 +7,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshscope.analysis.grouping import grouped, layer_ranges, without_place
 from meshscope.analysis.join import Match, Verdict
+from meshscope.analysis.totals import grouped, layer_ranges, without_place
 from meshscope.events.collective import REMATERIALIZATION, SUBSETS, Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.reports.model import (

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from meshscope.analysis.compiler_change import CompilerChange, Form, FormChange
+from meshscope.analysis.comparison import CompilerChange, Form, FormChange
 from meshscope.reports.model import joined
 from meshscope.reports.plain import short
 from meshscope.reports.words import phase_label, signed_bytes

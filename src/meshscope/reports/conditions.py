@@ -8,7 +8,7 @@ from rich.text import Text
 
 from meshscope.events.enums import Phase, Source
 from meshscope.hardware.chips import ChipKind
-from meshscope.interconnect.axis_placement import order_text
+from meshscope.interconnect.placement import order_text
 from meshscope.plans.chunks import DEFAULT_CHUNK, why_auto_is_whole
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.program import Engine

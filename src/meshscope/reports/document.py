@@ -19,7 +19,6 @@ from meshscope.analysis.comparison import (
     n_promoted_collectives,
 )
 from meshscope.analysis.floor import why_sentences
-from meshscope.analysis.grouping import Group, grouped
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
 from meshscope.analysis.request import (
     Throughput,
@@ -29,7 +28,9 @@ from meshscope.analysis.request import (
     throughput_of,
 )
 from meshscope.analysis.totals import (
+    Group,
     Total,
+    grouped,
     request_total,
     request_totals,
     step_total,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from meshscope.events.flag_effect import FlagEffect
+from meshscope.events.measured import FlagEffect
 from meshscope.reports.plain import plain
 from meshscope.reports.wrapping import wrapped
 from meshscope.serialize import to_plain

@@ -6,8 +6,13 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from meshscope.analysis.comparison import n_promoted_collectives, runs_on_cpu
-from meshscope.analysis.latency import Latency, Spread
-from meshscope.analysis.request import measured_step_s, request_latency, step_spreads
+from meshscope.analysis.request import (
+    Latency,
+    Spread,
+    measured_step_s,
+    request_latency,
+    step_spreads,
+)
 from meshscope.analysis.roofline import StepRoofline, step_rooflines
 from meshscope.events.enums import Phase
 from meshscope.events.measured import CollectiveTime, DeviceLoad, Measured

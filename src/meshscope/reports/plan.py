@@ -8,7 +8,7 @@ from meshscope.analysis.agreement import TimeAgreement
 from meshscope.analysis.request import ASSUMPTION
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.hardware.chips import ChipKind
-from meshscope.interconnect.axis_placement import order_text
+from meshscope.interconnect.placement import order_text
 from meshscope.planner.combinations import TOO_LARGE
 from meshscope.planner.launch import Launch, launches_of
 from meshscope.planner.objective import Goal

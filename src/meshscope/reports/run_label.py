@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from meshscope.interconnect.axis_placement import order_text
+from meshscope.interconnect.placement import order_text
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.program import Frontend, Partitioner
 from meshscope.reports.plain import short

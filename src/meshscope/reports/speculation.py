@@ -9,7 +9,7 @@ from rich.text import Text
 
 from meshscope.analysis.comparison import compare_sources
 from meshscope.analysis.join import Agreement
-from meshscope.analysis.speculation import SpeculativeStep, speculative_steps
+from meshscope.analysis.request import SpeculativeStep, speculative_steps
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Source
 from meshscope.events.step_time import TimeEstimate

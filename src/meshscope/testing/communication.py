@@ -8,8 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshscope.analysis.budget import Bound, Budget, Check, Limit, Quantity, checks_of
-from meshscope.analysis.traffic import Filter
+from meshscope.analysis.budget import Bound, Budget, Check, Filter, Limit, Quantity, checks_of
 from meshscope.api.run import Run
 from meshscope.errors import SpecError, nearest
 from meshscope.events.collective import Collective

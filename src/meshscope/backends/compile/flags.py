@@ -21,10 +21,10 @@ from meshscope.cost.steps import NO_MEASURED_BASIS
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
-from meshscope.events.flag_effect import Flag, FlagEffect
+from meshscope.events.measured import Flag, FlagEffect
 from meshscope.hardware.topology import Topology
 from meshscope.programs.environments import Compiler
-from meshscope.readers.hlo.canonical import canonical_hash
+from meshscope.readers.hlo.parse import canonical_hash
 
 if TYPE_CHECKING:
     from meshscope.programs.jax.function import FunctionProgram

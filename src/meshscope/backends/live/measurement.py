@@ -20,12 +20,12 @@ from meshscope.events.measured import CollectiveTime, DeviceLoad
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.executions import call_sites
 from meshscope.readers.hlo.module import HloModule
+from meshscope.readers.profile.executions import loads, participants
 from meshscope.readers.profile.joining import join_hlo, with_hlo
 from meshscope.readers.profile.ops import Ops
 from meshscope.readers.profile.quality import capture_faults
 from meshscope.readers.profile.session import Profile
 from meshscope.readers.profile.steps import ops_in_steps
-from meshscope.readers.profile.waiting import loads, participants
 from meshscope.serialize import picked
 
 Key = tuple[str, str]  # module, instruction

@@ -1,20 +1,204 @@
-"""What every instruction of a module does between devices: a collective, nothing, or something unknown."""
+"""What every instruction of a module does between devices, custom kernels included: a collective, nothing, or something unknown.
+
+The kernels of tpu-inference and SGLang-JAX declare neither bytes nor FLOPs. Their operands are tokens
+[T, D], packed as [T, 2, D/2] in bf16; weights [E, 2, D, F] and [E, F, D] of the local experts; logits [T, all
+experts]; and a buffer [all experts, ...] for the results. The number of experts of a token is in the name, and
+in that of SGLang-JAX the tokens of a block, too: `fused-moe-k_8-bt_512_128_128-...` (source:
+kernels/fused_moe in both projects, November 2026).
+"""
 
 import re
 import tomllib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
 from importlib.resources import files
+from itertools import combinations
+from math import prod
 
-from meshscope.events.collective import Effect, OtherOperation
-from meshscope.events.enums import Phase
-from meshscope.readers.hlo.executions import call_sites
-from meshscope.readers.hlo.kernels import is_communicating_kernel
-from meshscope.readers.hlo.module import HloModule, Instruction
-from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
+from meshscope.events.collective import Effect, Groups, OtherOperation
+from meshscope.events.enums import Kind, Phase, wire_factor
+from meshscope.plans.mesh import Mesh
+from meshscope.readers.hlo.attribution import scope_of
+from meshscope.readers.hlo.dataflow import Dataflow
+from meshscope.readers.hlo.devices import Devices
+from meshscope.readers.hlo.executions import CallSite, call_sites
+from meshscope.readers.hlo.module import ArrayShape, Computation, HloModule, Instruction
+from meshscope.readers.hlo.operations import Operation
+from meshscope.readers.hlo.provenance import explicit_op_name, is_asynchronous
+from meshscope.readers.hlo.semantics import KIND_OF_OPCODE, scheduled_op_of
 from meshscope.readers.hlo.transfers import is_host_transfer, is_megascale, is_peer_transfer
 from meshscope.serialize import from_plain
+from meshscope.units import DTYPE_BITS
+
+_NAME = re.compile(r"fused[-_](?:ep[-_])?moe(?:[-_]v\d+)?[-_]k[-_](\d+)(?:.*?[-_]bt[-_](\d+))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedExperts:
+    """Sizes of the kernel on one device; `n_expert_weights` are the numbers in the matrices of one expert."""
+
+    dtype: str
+    n_tokens: int
+    block_tokens: int  # that read the weights together; all if unknown
+    n_active: int  # experts of a token
+    n_local: int  # experts of the device
+    n_experts: int  # experts of all devices
+    hidden: int
+    n_expert_weights: int
+    weights_bytes: int
+
+    @property
+    def n_ranks(self) -> int:
+        """Devices that share the experts."""
+        return self.n_experts // self.n_local
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Bytes of the rows that a device sends to experts and gets back, those of its own experts included."""
+        row_bytes = self.hidden * DTYPE_BITS[self.dtype] // 8
+        return 2 * self.n_tokens * self.n_active * row_bytes
+
+
+def fused_experts(computation: Computation, kernel: Instruction) -> FusedExperts | None:
+    """The sizes of a fused mixture of experts; None for another kernel, or one with other operands."""
+    match = _NAME.search(f"{kernel.name} {kernel.op_name or ''}")
+    arrays = [p.arrays[0] for p in computation.producers(kernel) if len(p.arrays) == 1]
+    if match is None or not arrays or arrays[0].dtype not in DTYPE_BITS:
+        return None
+    tokens, hidden = arrays[0], prod(arrays[0].dims[1:])
+    buffers = [array for array in arrays[1:] if _is_buffer(array, hidden)]
+    weights = [array for array in arrays[1:] if array not in buffers and _is_weight(array, hidden)]
+    n_experts = max((array.dims[0] for array in buffers), default=0)
+    if not weights or not n_experts or n_experts % weights[0].dims[0]:
+        return None
+    return FusedExperts(
+        dtype=tokens.dtype,
+        n_tokens=tokens.dims[0],
+        block_tokens=int(match[2] or tokens.dims[0]),
+        n_active=int(match[1]),
+        n_local=weights[0].dims[0],
+        n_experts=n_experts,
+        hidden=hidden,
+        n_expert_weights=sum(prod(array.dims[1:]) for array in weights),
+        weights_bytes=sum(array.n_bytes or 0 for array in weights),
+    )
+
+
+def _is_buffer(array: ArrayShape, hidden: int) -> bool:
+    """Whether rows of the residual stream fill the last two dims, as in the buffer for results."""
+    return len(array.dims) == 4 and prod(array.dims[2:]) == hidden
+
+
+def _is_weight(array: ArrayShape, hidden: int) -> bool:
+    return len(array.dims) in {3, 4} and hidden in array.dims[1:]
+
+
+_REMOTE_BYTES = re.compile(r'"remote_bytes_transferred\\?":\s*\\?"?(\d+)')
+_NUMBER = re.compile(r"(\.\d+)+$")
+_COMMUNICATES = re.compile(r'"has_communication\\?":\s*true')
+
+
+def is_communicating_kernel(instruction: Instruction) -> bool:
+    """Whether a custom call declares communication between chips."""
+    if instruction.opcode != "custom-call":
+        return False
+    return (
+        bool(_remote_bytes(instruction)) or _COMMUNICATES.search(instruction.attributes) is not None
+    )
+
+
+def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
+    """The operation of a kernel: a permute without groups, with the bytes that it declares, if any.
+
+    A Pallas kernel copies to chips of its choice (`make_async_remote_copy`), which the text does
+    not show. A fused mixture of experts is the exchange of rows that its shapes imply.
+    """
+    sizes = fused_experts(site.context.computation, site.instruction)
+    if sizes is not None and sizes.n_ranks > 1:
+        return _exchange_of(flow, site, devices, sizes)
+    n_bytes = _remote_bytes(site.instruction)
+    caveats = (*site.caveats, "the kernel chooses its target chips at run time")
+    if n_bytes is None:
+        caveats += ("the kernel does not declare how many bytes it sends",)
+    return replace(
+        _operation(flow, site, n_bytes),
+        group_size=devices.mesh.n_devices,
+        wire_bytes=None if n_bytes is None else Fraction(n_bytes),
+        caveats=caveats,
+    )
+
+
+def _operation(flow: Dataflow, site: CallSite, n_bytes: int | None) -> Operation:
+    """What any kernel that communicates is: without groups, and of one device."""
+    op_name = explicit_op_name(site)
+    return Operation(
+        site=site,
+        scheduled_op=scheduled_op_of(flow, site),
+        kind=Kind.PERMUTE,
+        opcode="custom-call",
+        groups=(),
+        group_size=1,
+        is_pairs=True,
+        dtype=None,
+        shape=None,
+        payload_bytes=n_bytes,
+        wire_bytes=None,
+        hlo_shape=site.instruction.shape,
+        op_name=op_name,
+        scope=scope_of(op_name),
+        is_async=is_asynchronous(site),
+        algorithm=f"kernel {_name(site.instruction)}",
+        inserted_by="program",
+        count=site.count,
+        caveats=site.caveats,
+    )
+
+
+def _exchange_of(
+    flow: Dataflow, site: CallSite, devices: Devices, sizes: FusedExperts
+) -> Operation:
+    """The all-to-all of rows to experts and back, under balanced routing."""
+    groups = _groups_of_size(devices.mesh, sizes.n_ranks)
+    n_ranks, n_bytes = sizes.n_ranks, sizes.exchanged_bytes
+    unknown = () if groups else (f"no axis of the mesh has the {n_ranks} devices of the experts",)
+    kernel = _operation(flow, site, n_bytes)
+    return replace(
+        kernel,
+        kind=Kind.ALL_TO_ALL,
+        groups=groups,
+        group_size=n_ranks,
+        is_pairs=False,
+        dtype=sizes.dtype,
+        wire_bytes=n_bytes * wire_factor(Kind.ALL_TO_ALL, n_ranks),
+        algorithm=f"{kernel.algorithm}, balanced routing",
+        caveats=(*site.caveats, *unknown),
+    )
+
+
+def _groups_of_size(mesh: Mesh, size: int) -> Groups:
+    """The groups of the only axis or axes of this size; () if there are none or several."""
+    names = [name for name, n in mesh.axes if n > 1]
+    fitting = [
+        axes
+        for n_axes in range(1, len(names) + 1)
+        for axes in combinations(names, n_axes)
+        if prod(mesh.size(name) for name in axes) == size
+    ]
+    return mesh.groups(*fitting[0]) if len(fitting) == 1 else ()
+
+
+def _name(kernel: Instruction) -> str:
+    """The kernel's name without XLA's number."""
+    return _NUMBER.sub("", kernel.name)
+
+
+def _remote_bytes(instruction: Instruction) -> int | None:
+    """The bytes sent to other chips by the kernel's cost estimate; None if missing or 0."""
+    match = _REMOTE_BYTES.search(instruction.attributes)
+    return int(match[1]) or None if match else None
+
 
 _ASYNC_SUFFIX = re.compile(r"-(start|update|done)$")
 _TPU_KERNEL = "tpu_custom_call"

@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 
-from meshscope.readers.hlo.async_fusion import AsyncChain, async_chain_ends
-from meshscope.readers.hlo.executions import CallContext, CallSite
+from meshscope.readers.hlo.executions import AsyncChain, CallContext, CallSite, async_chain_ends
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 
 _INDEX = re.compile(r"\bindex=(\d+)")

@@ -1,6 +1,7 @@
-"""Parses HLO text: header tables, computations and instructions."""
+"""Parses HLO text: header tables, computations and instructions; and its hash."""
 
 import gzip
+import hashlib
 import json
 import re
 import zlib
@@ -355,3 +356,22 @@ def _truncated(origin: str, line: int, expected: str, *, offer_partial: bool = F
     if offer_partial:
         remedy += ", or read the part that is present with --partial"
     return ParseError(f"{origin}:{line}: the text is truncated: expected {expected}. {remedy}.")
+
+
+_METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
+_NAME = re.compile(r"%[\w.\-]+")
+_FIRST_COMPUTATION = re.compile(r"^(?:ENTRY )?%", re.MULTILINE)
+
+
+def canonical_hash(path: Path) -> str:
+    """The hash of a program: instructions in their order, layouts, algorithms and estimates."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return hashlib.sha256(canonical_text(file.read()).encode()).hexdigest()
+
+
+def canonical_text(text: str) -> str:
+    """The computations without metadata, with names numbered in the order of their first use."""
+    first = _FIRST_COMPUTATION.search(text)
+    body = _METADATA.sub("", text[first.start() :] if first else text)
+    numbers: dict[str, str] = {}
+    return _NAME.sub(lambda match: numbers.setdefault(match[0], f"%{len(numbers)}"), body)

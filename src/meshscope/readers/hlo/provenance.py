@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 from meshscope.events.collective import REMATERIALIZATION
 from meshscope.events.enums import Kind, Part
-from meshscope.readers.hlo.async_fusion import starts_async_chain
 from meshscope.readers.hlo.attribution import NO_SCOPE, leaf, scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
-from meshscope.readers.hlo.executions import CallSite
+from meshscope.readers.hlo.executions import CallSite, starts_async_chain
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.hlo.semantics import Element, operand_of, wrappers
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 from itertools import combinations
 from math import prod
 
-from meshscope.events.resharding import Resharding
+from meshscope.events.collective import Resharding
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collective_matmul import is_product
 from meshscope.readers.hlo.collectives import ModuleCollectives

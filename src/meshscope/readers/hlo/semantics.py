@@ -7,9 +7,13 @@ from math import prod
 
 from meshscope.events.collective import Groups, size_of_groups
 from meshscope.events.enums import Kind
-from meshscope.readers.hlo.async_fusion import async_chain_of, starts_async_chain
 from meshscope.readers.hlo.dataflow import Dataflow
-from meshscope.readers.hlo.executions import CallContext, CallSite
+from meshscope.readers.hlo.executions import (
+    CallContext,
+    CallSite,
+    async_chain_of,
+    starts_async_chain,
+)
 from meshscope.readers.hlo.module import ArrayShape, Instruction
 
 KIND_OF_OPCODE: dict[str, Kind] = {

@@ -11,8 +11,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshscope.readers.profile.proto import Proto
-from meshscope.readers.profile.wire import WireError
+from meshscope.readers.profile.wire import Proto, WireError
 
 MAX_DEPTH = 32  # of nested tuples
 MAX_RANK = 64  # dims of an array

@@ -14,8 +14,7 @@ import polars as pl
 
 from meshscope.readers.profile.hlo_line import CONTAINERS, HloLine, kind_of, read_hlo_line
 from meshscope.readers.profile.nesting import contains_another, innermost
-from meshscope.readers.profile.plane import Plane
-from meshscope.readers.profile.source import check_limit
+from meshscope.readers.profile.plane import Plane, check_limit
 from meshscope.readers.profile.xplane import XSpace
 from meshscope.readers.traces.collectives import kernel_collective
 

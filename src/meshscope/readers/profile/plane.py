@@ -1,22 +1,222 @@
-"""Reads one plane of an XPlane profile into tables of lines, kinds of events, and events."""
+"""Reads one plane of an XPlane profile into tables of lines, kinds of events, and events.
 
+Times are integer picoseconds from the origin of the plane, as in the file: a Unix time in floating
+point seconds would lose digits.
+"""
+
+import mmap
+import zlib
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from meshscope.readers.profile.events import N_AT_ONCE, ProfileLine, events_of, origin_ns
-from meshscope.readers.profile.source import ProfileBytes, check_limit
-from meshscope.readers.profile.stats import PREFIX, Stat, StatTable, StatTexts, expect
+from meshscope.errors import TraceError
+from meshscope.readers.profile.stats import PREFIX, Stat, StatColumn, StatTable, StatTexts, expect
 from meshscope.readers.profile.wire import (
     SPAN,
     VARINT,
+    Bytes,
+    Data,
     Ints,
     Message,
     Spans,
     WireColumn,
+    WireError,
     columns,
 )
+
+# The largest protobuf message: https://protobuf.dev/programming-guides/proto-limits
+MAX_BYTES = 2**31
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileBytes:
+    """The bytes of a profile, and a NumPy view of them.
+
+    `wanted` lists the stats of events to keep; None keeps all.
+    """
+
+    data: Data
+    view: Bytes
+    wanted: Collection[str] | None
+
+    def text(self, start: int, end: int) -> str:
+        """The text in [start, end); invalid UTF-8 becomes replacement characters."""
+        return self.data[start:end].decode(errors="replace")
+
+    def last_text(self, message: Message, number: int) -> str:
+        """The last text of a field; empty if it is missing."""
+        starts, ends = message.spans(number).chunk(-1, None)
+        return self.text(int(starts[0]), int(ends[0])) if len(starts) else ""
+
+    def release(self) -> None:
+        """Drops mapped pages from this process; the operating system may keep them cached."""
+        if isinstance(self.data, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            self.data.madvise(mmap.MADV_DONTNEED)
+
+
+def read_bytes(path: Path, wanted: Collection[str] | None) -> ProfileBytes:
+    """Opens the profile at `path`; TraceError if it cannot be read."""
+    try:
+        data = _bytes_of(path)
+    except (OSError, zlib.error, EOFError) as error:
+        raise TraceError(
+            f"{path}: cannot be read ({error}). Give the path of a file that ends in .xplane.pb or "
+            ".xplane.pb.gz, as jax.profiler writes it; copy it again if it was copied."
+        ) from error
+    return ProfileBytes(data, np.frombuffer(data, np.uint8), wanted)
+
+
+def _bytes_of(path: Path) -> Data:
+    """Maps the file into memory; unpacks it if it is gzipped."""
+    with path.open("rb") as file:
+        head = file.read(2)
+        n_bytes = file.seek(0, 2)
+        if not n_bytes:
+            raise EOFError("it is empty")
+        check_limit(path, "bytes", n_bytes, MAX_BYTES)
+        if head == GZIP_MAGIC:
+            file.seek(0)
+            return _unpacked(path, iter(lambda: file.read(1 << 20), b""))
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _unpacked(path: Path, blocks: Iterator[bytes]) -> bytearray:
+    """Unpacks up to a limit, so that a small hostile file cannot fill the memory."""
+    unpacked, stream = bytearray(), zlib.decompressobj(wbits=31)
+    for block in blocks:
+        rest = block
+        while rest and not stream.eof:
+            unpacked += stream.decompress(rest, 1 << 24)
+            rest = stream.unconsumed_tail
+            check_limit(path, "bytes, unpacked", len(unpacked), MAX_BYTES)
+    if not stream.eof:
+        raise EOFError("the gzip stream ends early")
+    return unpacked
+
+
+def check_limit(path: Path | str, unit: str, n: int, limit: int) -> None:
+    """TraceError if a count in the profile exceeds its limit."""
+    if n > limit:
+        raise TraceError(
+            f"{path}: has {n:,} {unit}, more than the limit of {limit:,}. "
+            "Profile fewer steps, or fewer hosts in one file."
+        )
+
+
+MAX_EVENTS = 50_000_000  # of one plane; their columns take about 2 GB
+N_AT_ONCE = 32_768  # events decoded together; their temporaries take about 10 MB
+LARGEST_PS = 2**61  # 26 days; sums of two such times still fit 64 bits
+
+_WIRES = {1: VARINT, 2: VARINT, 3: VARINT, 4: SPAN, 5: VARINT}
+
+
+class ProfileLine:
+    """An XLine, whose events are not yet decoded."""
+
+    def __init__(self, file: ProfileBytes, start: int, end: int) -> None:
+        message = Message(file.data, start, end)
+        self.ident = message.number(1)
+        self.name = file.last_text(message, 11) or file.last_text(message, 2)
+        self.timestamp_ns = message.number(3)
+        self.events = message.spans(4)
+
+
+def origin_ns(lines: list[ProfileLine]) -> int:
+    """The earliest timestamp of a line with events, in ns; 0 without events."""
+    return min((line.timestamp_ns for line in lines if len(line.events)), default=0)
+
+
+def events_of(
+    file: ProfileBytes,
+    lines: list[ProfileLine],
+    *,
+    names: dict[int, str],
+    texts: StatTexts,
+) -> pl.DataFrame:
+    """line, id (of the kind), start_ps (from the origin), dur_ps and stats of all events."""
+    n_events = sum(len(line.events) for line in lines)
+    check_limit("profile", "events on one plane", n_events, MAX_EVENTS)
+    events = _Events(n_events, StatTable(names, n_events, texts=texts, wanted=file.wanted))
+    origin, first = origin_ns(lines), 0
+    for index, line in enumerate(lines):
+        last = first + len(line.events)
+        for at in range(0, len(line.events), N_AT_ONCE):
+            events.take(file, line.events.chunk(at, at + N_AT_ONCE), first + at)
+            file.release()
+        events.line[first:last] = index
+        if first < last:
+            events.start_ps[first:last] += _base_ps(line, origin)
+        first = last
+    return events.frame()
+
+
+def _base_ps(line: ProfileLine, origin: int) -> int:
+    base_ps = (line.timestamp_ns - origin) * 1000
+    if base_ps > LARGEST_PS:
+        raise WireError(f"line {line.name!r} starts weeks after another line of its plane", 0)
+    return base_ps
+
+
+class _Events:
+    """Columns of events, filled chunk by chunk."""
+
+    def __init__(self, n_events: int, stats: StatTable) -> None:
+        self.line = np.zeros(n_events, np.uint32)
+        self.ident = np.zeros(n_events, np.int64)
+        self.start_ps = np.zeros(n_events, np.int64)
+        self.dur_ps = np.zeros(n_events, np.int64)
+        self._n_occurrences = StatColumn(n_events)
+        self._stats = stats
+
+    def take(self, file: ProfileBytes, spans: tuple[Ints, Ints], first: int) -> None:
+        """Reads the events in these byte ranges into rows from `first` on."""
+        for column in columns(file.view, *spans):
+            expect(column.number, column.wire, _WIRES, int(spans[0][column.rows[0]]))
+            if column.number == 1:
+                self.ident[column.rows + first] = column.starts
+            elif column.number == 4:
+                ranges = (column.starts, column.ends)
+                self._stats.take(file.data, file.view, column.rows + first, ranges)
+            else:
+                self._put(column, column.rows + first, spans[0])
+
+    def _put(self, column: WireColumn, rows: Ints, starts: Ints) -> None:
+        if column.number == 2:
+            self.start_ps[rows] = _checked(column, starts)
+        elif column.number == 3:
+            self.dur_ps[rows] = _checked(column, starts)
+        elif column.number == 5:
+            self._n_occurrences.put(rows, 1, column.starts)
+
+    def frame(self) -> pl.DataFrame:
+        """The events as a table, with `n_occurrences` if the profile counts instead of timing."""
+        table = pl.DataFrame(
+            {
+                "line": self.line,
+                "id": self.ident,
+                "start_ps": self.start_ps,
+                "dur_ps": self.dur_ps,
+            }
+        )
+        counts = self._n_occurrences
+        counted = [counts.series("n_occurrences", StatTexts())] if counts.forms.any() else []
+        return table.with_columns(*counted, *self._stats.series())
+
+
+def _checked(column: WireColumn, starts: Ints) -> Ints:
+    """Times in ps; WireError if one is so large that sums could overflow."""
+    times = column.starts
+    absurd = (times > LARGEST_PS) | (times < -LARGEST_PS)
+    if absurd.any():
+        first = int(starts[column.rows[np.argmax(absurd)]])
+        raise WireError("an event lasts for weeks", first)
+    return times
+
 
 MAX_LINES = 1_000_000
 

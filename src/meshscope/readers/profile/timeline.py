@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from meshscope.events.text import MAX_CHARACTERS, printable
-from meshscope.events.timeline import ARGUMENT, Timeline, Track
+from meshscope.events.timeline import ARGUMENT, MAX_CHARACTERS, Timeline, Track, printable
 from meshscope.readers.profile.ops import zero_ns
 from meshscope.readers.profile.plane import Plane
 from meshscope.readers.profile.session import Profile

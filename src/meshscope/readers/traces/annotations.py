@@ -12,12 +12,20 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from meshscope.readers.profile.steps import phase_of
+from meshscope.events.enums import REQUEST_PHASES
 
+PHASE_PATTERN = r"(?i)(?:^|[^a-z])(" + "|".join(REQUEST_PHASES) + r")(?:$|[^a-z])"
 MIN_PREFILL_FRAC = 0.9
 MAX_DECODE_FRAC = 0.2
 ROUNDING_NS = 2000  # Kineto rounds to 1 us, or writes microseconds as floats
 MAX_OPEN = 64  # overlapping annotations among which the one around another is looked for
+
+
+@lru_cache(maxsize=1 << 16)
+def phase_of(name: str) -> str | None:
+    """The phase in a name: `jit_decode` -> `decode`; None if it contains none or both."""
+    phases = {phase.lower() for phase in re.findall(PHASE_PATTERN, name)}
+    return phases.pop() if len(phases) == 1 else None
 
 
 class StepKind(StrEnum):

@@ -17,7 +17,8 @@ import polars as pl
 from meshscope.readers.profile.nesting import Ints
 from meshscope.readers.profile.plane import Plane
 from meshscope.readers.profile.xplane import XSpace, host_of
-from meshscope.readers.traces.columns import (
+from meshscope.readers.traces.json_stream import JsonTrace
+from meshscope.readers.traces.trace import (
     ColumnParts,
     OpCodes,
     floats,
@@ -25,7 +26,6 @@ from meshscope.readers.traces.columns import (
     reading_findings,
     whole_numbers,
 )
-from meshscope.readers.traces.json_stream import JsonTrace
 
 PS_PER_NS = 1000
 MAX_HLO = 20_000  # characters of an HLO line

@@ -8,9 +8,11 @@ PyTorch 2.2), those of the `nccl:*` range around its launch apply.
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -28,10 +30,17 @@ from meshscope.readers.traces.collectives import (
     payload_bytes,
     short_name,
 )
-from meshscope.readers.traces.columns import (
+from meshscope.readers.traces.json_stream import FAULTS, JsonTrace
+from meshscope.readers.traces.trace import (
+    MAX_NS,
     MAX_OPS,
+    MAX_RANKS,
+    Category,
     ColumnParts,
     OpCodes,
+    ProcessGroup,
+    Trace,
+    TraceFormat,
     events_table,
     floats,
     nanoseconds,
@@ -40,21 +49,171 @@ from meshscope.readers.traces.columns import (
     steps_table,
     whole_numbers,
 )
-from meshscope.readers.traces.json_stream import FAULTS, JsonTrace
-from meshscope.readers.traces.kineto_events import (
-    COPIES,
-    NO_OPS,
-    OPEN,
-    SYNONYMS,
-    USES,
-    KinetoArgs,
-    KinetoEvent,
-    OpKey,
-    Scalar,
-    Use,
-)
-from meshscope.readers.traces.kineto_head import KinetoHead, ranks_of
-from meshscope.readers.traces.trace import Category, Trace, TraceFormat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KinetoHead:
+    """What a trace says about its process; None if it does not say."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    device_name: str | None = None
+    origin_unix_ns: int | None = None
+    groups: Mapping[str, ProcessGroup] = field(default_factory=dict[str, ProcessGroup])
+
+    @classmethod
+    def of(cls, head: Mapping[str, Any]) -> Self:
+        """The facts in the top-level keys of the trace."""
+        distributed = _mapping(head.get("distributedInfo"))
+        properties = head.get("deviceProperties")
+        devices = properties if isinstance(properties, list) else []
+        names = [device.get("name") for device in devices if isinstance(device, dict)]
+        groups = distributed.get("pg_config")
+        listed = [_group(_mapping(group)) for group in groups] if isinstance(groups, list) else []
+        return cls(
+            rank=_number_of_ranks(distributed.get("rank")),
+            world_size=_number_of_ranks(distributed.get("world_size")),
+            device_name=next((name for name in names if isinstance(name, str) and name), None),
+            origin_unix_ns=_whole(head.get("baseTimeNanoseconds")),
+            groups={group.name: group for group in listed if group is not None},
+        )
+
+
+def ranks_of(value: object) -> tuple[int, ...] | None:
+    """The ranks in `[0, 1]`, as text or list; None if the list is abridged or is none."""
+    if isinstance(value, str):
+        if not re.fullmatch(r"\[[\d,\s]*\]", value):
+            return None
+        value = [int(number) for number in re.findall(r"\d{1,9}", value)]
+    if not isinstance(value, list) or not value or len(value) > MAX_RANKS:
+        return None
+    ranks = tuple(rank for rank in value if isinstance(rank, int) and 0 <= rank < MAX_RANKS)
+    return ranks if len(ranks) == len(value) else None
+
+
+def _group(values: Mapping[str, Any]) -> ProcessGroup | None:
+    name = values.get("pg_name")
+    if not isinstance(name, str | int):
+        return None
+    description = values.get("pg_desc")
+    return ProcessGroup(
+        name=str(name),
+        description=description if isinstance(description, str) else None,
+        ranks=ranks_of(values.get("ranks")),
+        size=_whole(values.get("pg_size")),
+    )
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except FAULTS:
+            return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _number_of_ranks(value: object) -> int | None:
+    """A rank or a number of ranks; None if no job has so many."""
+    number = _whole(value)
+    return number if number is not None and number < MAX_RANKS else None
+
+
+def _whole(value: object) -> int | None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value < MAX_NS else None
+
+
+COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
+# Names before PyTorch 1.11, and of other vendors' profilers (libkineto, ActivityType.cpp).
+SYNONYMS = {
+    "Kernel": "kernel",
+    **dict.fromkeys(("Memcpy", "memcpy", "mlu_memcpy", "GCU_MEMCPY"), "gpu_memcpy"),
+    **dict.fromkeys(("Memset", "memset", "mlu_memset", "GCU_MEMSET"), "gpu_memset"),
+}
+
+
+class Use(Enum):
+    """What an event is read for."""
+
+    OP = "op"
+    LAUNCH = "launch"
+    RANGE = "range"
+
+
+USES: Mapping[str | None, Use] = {
+    **dict.fromkeys((*COPIES, "kernel", *SYNONYMS), Use.OP),
+    **dict.fromkeys(
+        (
+            *("cuda_runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime", "Runtime"),
+            *("privateuse1_driver", "xpu_runtime", "xpu_driver", "mtia_runtime", "mlu_runtime"),
+            *("gcu_runtime", "gcu_driver", "runtime", "driver"),
+        ),
+        Use.LAUNCH,
+    ),
+    # Operators of old traces: their steps are among them.
+    **dict.fromkeys(("user_annotation", "gpu_user_annotation", "Operator"), Use.RANGE),
+}
+# Events that are no ops of a device: host events, waits, arrows, and counters.
+NO_OPS = frozenset(
+    (
+        *("cpu_op", "operator", "python_function", "Python", "cpu_instant_event", "Trace", "overhead"),
+        *("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "forward_backward", "external_correlation"),
+        *("cuda_sync", "cuda_event", "xpu_sync", "gcu_sync", "cuda_profiler_range", "Memory", "memory"),
+        "glow_runtime",
+    )
+)  # fmt: skip
+OPEN = {"B": 1, "E": -1}
+
+Scalar = int | str | float | None
+
+
+class KinetoArgs(msgspec.Struct, gc=False):
+    """The arguments of an event that matter here."""
+
+    stream: Scalar = None
+    device: Scalar = None
+    correlation: Scalar = None
+    collective: str | None = msgspec.field(name="Collective name", default=None)
+    n_in: int | None = msgspec.field(name="In msg nelems", default=None)
+    n_out: int | None = msgspec.field(name="Out msg nelems", default=None)
+    group_size: int | None = msgspec.field(name="Group size", default=None)
+    dtype: str | None = None
+    group_name: Scalar = msgspec.field(name="Process Group Name", default=None)
+    group_text: str | None = msgspec.field(name="Process Group Description", default=None)
+    ranks: str | list[int] | None = msgspec.field(name="Process Group Ranks", default=None)
+    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b"null"))
+    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b"null"))
+
+
+class KinetoEvent(msgspec.Struct, gc=False):
+    """An event of any kind."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str | None = None
+    pid: Scalar = None
+    tid: Scalar = None
+    ts: float | None = None
+    dur: float | None = None
+    args: KinetoArgs | None = None
+
+
+class OpKey(NamedTuple):
+    """What distinguishes ops; sizes are None for kernels that carry no facts of a collective."""
+
+    cat: str
+    name: str
+    collective: str | None = None
+    n_in: int | None = None
+    n_out: int | None = None
+    group_size: int | None = None
+    dtype: str | None = None
+    group_name: str | None = None
+    group_text: str | None = None
+    ranks: str | None = None
+
 
 MAX_RANGES = 1_000_000
 MAX_NAME = 1000

@@ -20,8 +20,17 @@ from meshscope.hardware.chips import ChipKind
 from meshscope.readers.profile.nesting import Ints, innermost
 from meshscope.readers.traces.annotations import StepMark, distinct_steps, read_annotation
 from meshscope.readers.traces.collectives import kernel_collective, short_name
-from meshscope.readers.traces.columns import MAX_NS, MAX_OPS, events_table, left_out, steps_table
-from meshscope.readers.traces.trace import OPS_SCHEMA, Category, Trace, TraceFormat
+from meshscope.readers.traces.trace import (
+    MAX_NS,
+    MAX_OPS,
+    OPS_SCHEMA,
+    Category,
+    Trace,
+    TraceFormat,
+    events_table,
+    left_out,
+    steps_table,
+)
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = {"CUPTI_ACTIVITY_KIND_MEMCPY": "memcpy", "CUPTI_ACTIVITY_KIND_MEMSET": "memset"}

@@ -25,7 +25,7 @@ from meshscope.readers.hlo.executions import call_sites
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.hlo.scopes import with_scopes
-from meshscope.readers.profile.steps import phase_of
+from meshscope.readers.traces.annotations import phase_of
 from meshscope.readers.traces.groups import NO_PLAN
 
 S = 1e-9

@@ -1,14 +1,19 @@
-"""A trace in columns: the schema that all readers of traces fill."""
+"""A trace in columns: the schema that all readers of traces fill, and what they collect columns with."""
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from meshscope.hardware.chips import ChipKind
+from meshscope.readers.traces.annotations import StepMark, read_annotation
+from meshscope.readers.traces.json_stream import JsonTrace
 
 
 class TraceFormat(StrEnum):
@@ -29,6 +34,10 @@ class Category(StrEnum):
     COMPUTE = "compute"
     COPY = "copy"
 
+
+BETWEEN_SLICES = (
+    "between slices"  # description of the group of transfers over the data center network
+)
 
 EVENTS_SCHEMA: dict[str, Any] = {
     "op": pl.UInt32,  # row of the ops
@@ -102,3 +111,172 @@ class Trace:
 def empty(schema: dict[str, Any]) -> pl.DataFrame:
     """A table of this schema without rows."""
     return pl.DataFrame(schema=schema)
+
+
+K = TypeVar("K", bound=Hashable)
+
+MAX_OPS = 200_000  # distinct ops of a file; later ones share a row
+MAX_NS = 1 << 62
+MAX_RANKS = 1 << 20  # more devices than any job has
+NS_PER_US = 1000
+
+
+class OpCodes(Generic[K]):
+    """Codes of distinct ops in order of their first event; at most MAX_OPS and `other`."""
+
+    def __init__(self, other: K) -> None:
+        self._codes: dict[K, int] = {}
+        self._other = other
+        self.n_folded = 0
+
+    def codes(self, keys: Sequence[K]) -> NDArray[np.uint32]:
+        """The code of each key [n]."""
+        known = self._codes
+        if len(known) < MAX_OPS:
+            return np.fromiter(
+                (known.setdefault(k, len(known)) for k in keys), np.uint32, len(keys)
+            )
+        other = known.setdefault(self._other, len(known))
+        codes = np.fromiter((known.get(key, other) for key in keys), np.uint32, len(keys))
+        self.n_folded += int((codes == other).sum())
+        return codes
+
+    @property
+    def keys(self) -> list[K]:
+        """The distinct ops, by code."""
+        return list(self._codes)
+
+
+class ColumnParts:
+    """Named columns that grow batch by batch."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+
+    def add(self, **arrays: NDArray[Any]) -> None:
+        """Appends an array to each column."""
+        for name, values in arrays.items():
+            self._parts[name].append(values)
+
+    def taken(self) -> dict[str, NDArray[Any]]:
+        """All columns; their parts are released."""
+        whole: dict[str, NDArray[Any]] = {}
+        for name, parts in self._parts.items():
+            whole[name] = np.concatenate(parts) if parts else np.empty(0)
+            parts.clear()
+        return whole
+
+
+def floats(values: Sequence[float | None]) -> NDArray[np.float64]:
+    """The values [n]; NaN for None."""
+    return np.array(values, np.float64)
+
+
+def whole_numbers(values: Sequence[Any]) -> NDArray[np.int64]:
+    """The values [n]; -1 for what is no whole number."""
+    try:
+        numbers = np.frombuffer(array("q", values), np.int64)  # only whole numbers
+    except (TypeError, OverflowError):
+        return _texts_or_numbers(values)
+    return np.where(np.abs(numbers) < MAX_NS, numbers, -1)
+
+
+def _texts_or_numbers(values: Sequence[Any]) -> NDArray[np.int64]:
+    try:
+        texts = pl.Series(values, dtype=pl.String, strict=True)
+    except TypeError:
+        return np.fromiter((_whole(value) for value in values), np.int64, len(values))
+    numbers = texts.cast(pl.Int64, strict=False).fill_null(-1).to_numpy()
+    return np.where((numbers >= 0) & (numbers < MAX_NS), numbers, -1)
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, str):
+        value = int(value) if value.isdecimal() and len(value) < 19 else -1
+    return value if isinstance(value, int) and abs(value) < MAX_NS else -1
+
+
+def nanoseconds(us: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Times in ns; -1 for NaN and for what does not fit."""
+    is_valid = np.isfinite(us) & (np.abs(us) < MAX_NS / NS_PER_US)
+    known = np.where(is_valid, us, 0)
+    whole = np.floor(known)  # apart from the rest, as Unix time in ns exceeds the digits of a float
+    ns = whole.astype(np.int64) * NS_PER_US + np.rint((known - whole) * NS_PER_US).astype(np.int64)
+    return np.where(is_valid, ns, -1)
+
+
+def events_table(columns: Mapping[str, NDArray[Any]]) -> tuple[pl.DataFrame, int, int]:
+    """The events in order of time, and the numbers of invalid and of repeated ones, left out.
+
+    `columns` are those of EVENTS_SCHEMA, with -1 for unknown steps. An event is invalid if its
+    duration is negative, or its start or its device unknown; it is repeated if another one is equal in all columns.
+    """
+    frame = pl.DataFrame({name: columns[name] for name in EVENTS_SCHEMA})
+    is_placed = pl.col("device").is_between(0, MAX_RANKS, closed="left") & (pl.col("start_ns") >= 0)
+    valid = frame.filter(pl.col("dur_ns") >= 0, is_placed)
+    step = pl.when(pl.col("step") >= 0).then(pl.col("step"))
+    typed = valid.with_columns(step).select(pl.col(n).cast(t) for n, t in EVENTS_SCHEMA.items())
+    ordered = typed.sort("device", "start_ns", "stream", "op", maintain_order=True)
+    same = pl.all_horizontal(
+        pl.col(name) == pl.col(name).shift(1)
+        for name in ("device", "start_ns", "stream", "op", "dur_ns")
+    )
+    unique = ordered.filter(~same.fill_null(value=False))
+    return unique, len(frame) - len(valid), len(ordered) - len(unique)
+
+
+def ops_table(keys: Sequence[K], facts: Callable[[K], Mapping[str, Any]]) -> pl.DataFrame:
+    """The table of distinct ops from their keys, by code."""
+    records = [{"op": code, **_in_range(facts(key))} for code, key in enumerate(keys)]
+    return pl.DataFrame(records, schema=OPS_SCHEMA)
+
+
+def _in_range(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts without numbers that no group or array has."""
+    limits = {"group_size": MAX_RANKS, "payload_bytes": MAX_NS}
+    known = {name: fact for name, fact in facts.items() if not _exceeds(fact, limits.get(name))}
+    ranks = facts.get("group")
+    is_absurd = ranks is not None and not all(0 <= rank < MAX_RANKS for rank in ranks)
+    return known | ({"group": None} if is_absurd else {})
+
+
+def _exceeds(fact: object, limit: int | None) -> bool:
+    return limit is not None and isinstance(fact, int) and not 0 < fact < limit
+
+
+def steps_table(marks: Sequence[StepMark]) -> pl.DataFrame:
+    """The steps with the tokens that their names tell."""
+    records: list[dict[str, Any]] = []
+    for index, (name, start_ns, dur_ns, _) in enumerate(marks):
+        step = read_annotation(name)
+        records.append(
+            {
+                "step": index,
+                "name": name,
+                "kind": None if step is None else step.kind,
+                "prefill_tokens": None if step is None else step.prefill_tokens,
+                "decode_tokens": None if step is None else step.decode_tokens,
+                "start_ns": start_ns,
+                "dur_ns": dur_ns,
+            }
+        )
+    return pl.DataFrame(records, schema=STEPS_SCHEMA)
+
+
+def reading_findings(source: JsonTrace[Any], *, n_invalid: int, n_repeated: int) -> Iterator[str]:
+    """What was left out of a JSON trace."""
+    if source.cut_off is not None:
+        yield f"truncated: {source.cut_off}; everything before that was read"
+    yield from left_out(
+        n_unreadable=source.n_unreadable, n_invalid=n_invalid, n_repeated=n_repeated
+    )
+
+
+def left_out(*, n_unreadable: int, n_invalid: int, n_repeated: int) -> Iterator[str]:
+    """Events that are not in the tables, and why."""
+    if n_unreadable:
+        yield f"{n_unreadable:,} events are not valid JSON or no events, and were left out"
+    if n_invalid:
+        yield f"{n_invalid:,} device events have no start or a negative duration, and were left out"
+    if n_repeated:
+        yield f"{n_repeated:,} device events are in the file twice, and count once"

@@ -1,5 +1,16 @@
 """XPlane profiles of any program as traces: TPUs, GPUs and the CPU backend.
 
+Newer profiles have the plane `/device:CUSTOM:Megascale Trace`, whose events `NetworkSend` and
+`NetworkReceive` name their device in the stat `graph_key`: `device_200001_gid_...` is device 1 of
+slice 2. In older ones, the host has events `MegaScale: Communication Transport Send` and `Receive`,
+with the collective, slices, devices, bytes and time in their stats; such an event marks the end.
+Sources: openxla/xprof, convert/megascale_perfetto/xspace_loader.cc and convert/dcn_utils.cc;
+openxla/xla, tsl/profiler/utils/xplane_schema.cc.
+
+A SparseCore has a plane of its own, `/device:TPU:0 SparseCore 0`, with the lines `Sparse Core Modules`
+and `Sparse Core Ops` (openxla/xprof, xprof/utils and convert/xplane_to_op_stats). The main core may
+record the op that hands a collective over, or not; an execution counts once.
+
 The facts of a collective come from the HLO inside the profile, else from the name of its event.
 """
 
@@ -9,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
@@ -21,33 +33,203 @@ from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.profile.executions import executions
 from meshscope.readers.profile.joining import with_hlo
-from meshscope.readers.profile.ops import COPY_KERNEL, Ops
-from meshscope.readers.profile.programs import read_programs
+from meshscope.readers.profile.nesting import CoveredTime
+from meshscope.readers.profile.ops import COPY_KERNEL, PS, Ops
+from meshscope.readers.profile.plane import Plane
 from meshscope.readers.profile.quality import capture_faults
 from meshscope.readers.profile.session import Profile, read_profile, start_unix_ns
-from meshscope.readers.traces.columns import events_table, left_out
-from meshscope.readers.traces.slice_transfers import GROUP as SLICE_GROUP
-from meshscope.readers.traces.slice_transfers import STATS as SLICE_STATS
-from meshscope.readers.traces.slice_transfers import STREAM as SLICE_STREAM
-from meshscope.readers.traces.slice_transfers import slice_transfers, transfer_findings
-from meshscope.readers.traces.sparse_cores import counted_once, streams
+from meshscope.readers.profile.steps import annotated_steps, step_of_events
+from meshscope.readers.profile.xplane import read_programs
 from meshscope.readers.traces.trace import (
+    BETWEEN_SLICES,
     OPS_SCHEMA,
     Category,
     Trace,
     TraceFormat,
+    events_table,
+    left_out,
 )
-from meshscope.readers.traces.xplane_steps import annotated_steps, step_of_events
+
+STATS = (
+    *("graph_key", "dcn_label", "dcn_source_slice_id", "dcn_source_per_slice_device_id"),
+    *("dcn_destination_slice_id", "dcn_destination_per_slice_device_id"),
+    *("payload_size_bytes", "duration_us"),
+)
+STREAM = 1_000_000
+PLANE = "/device:CUSTOM:Megascale"
+_KINDS = {
+    "NetworkSend": Kind.SEND,
+    "NetworkReceive": Kind.RECV,
+    "MegaScale: Communication Transport Send": Kind.SEND,
+    "MegaScale: Communication Transport Receive": Kind.RECV,
+}
+_GRAPH_KEY = re.compile(r"device_(\d+)_")
+SCHEMA: dict[str, Any] = {
+    "name": pl.String,
+    "kind": pl.String,
+    "category": pl.String,
+    "payload_bytes": pl.Int64,
+    "device": pl.Int32,
+    "start_s": pl.Float64,
+    "dur_s": pl.Float64,
+}
+
+
+def slice_transfers(profile: Profile) -> pl.DataFrame:
+    """Transfers by SCHEMA, and the copies between host and device for them; empty without any."""
+    has_transfers = {
+        host
+        for host, _, plane, _ in profile.planes()
+        if plane.name.startswith(PLANE) and len(plane.events)
+    }
+    parts = [pl.DataFrame(schema=SCHEMA)]
+    for host, _, plane, base_s in profile.planes():
+        devices = profile.ops.events.filter(pl.col("host") == host)["device"]
+        known = devices.drop_nulls().unique().sort().to_list() or [0]
+        if plane.name.startswith(PLANE):
+            parts.append(_placed(_of_plane(plane), known, base_s))
+        elif plane.name.startswith("/host:") and host not in has_transfers:
+            parts.append(_placed(_of_host(plane), known, base_s))
+    return pl.concat(parts)
+
+
+def _of_plane(plane: Plane) -> pl.DataFrame:
+    """Events of the Megascale plane with `number`, the device as the runtime numbers it."""
+    events = _named(plane)
+    if "stat.graph_key" not in events:
+        return events.with_columns(
+            pl.lit(None, pl.Int64).alias("number"), pl.lit(None, pl.Int64).alias("payload_bytes")
+        )
+    key = pl.col("stat.graph_key").cast(pl.String)
+    return events.with_columns(
+        key.str.extract(_GRAPH_KEY.pattern).cast(pl.Int64, strict=False).alias("number"),
+        pl.lit(None, pl.Int64).alias("payload_bytes"),
+    )
+
+
+def _of_host(plane: Plane) -> pl.DataFrame:
+    """Transfers among the events of a host; times are those before the event."""
+    columns = {f"stat.{name}" for name in STATS[1:]}
+    events = _named(plane)
+    if not columns <= set(events.columns):
+        return events.head(0).with_columns(
+            pl.lit(None, pl.Int64).alias("number"), pl.lit(None, pl.Int64).alias("payload_bytes")
+        )
+
+    def number(name: str) -> pl.Expr:
+        return pl.col(f"stat.{name}").cast(pl.Int64, strict=False)
+
+    is_send = pl.col("name").str.ends_with("Send")
+    device = pl.when(is_send).then(number("dcn_source_per_slice_device_id"))
+    dur_ps = number("duration_us") * 1_000_000
+    label = pl.col("stat.dcn_label").cast(pl.String).fill_null("")
+    return events.filter(pl.col("name").is_in(list(_KINDS))).with_columns(
+        device.otherwise(number("dcn_destination_per_slice_device_id")).alias("number"),
+        number("payload_size_bytes").alias("payload_bytes"),
+        (pl.col("start_ps") - dur_ps).clip(lower_bound=0).alias("start_ps"),
+        dur_ps.clip(lower_bound=0).alias("dur_ps"),
+        pl.concat_str("name", label, separator=" ").alias("name"),
+    )
+
+
+def _named(plane: Plane) -> pl.DataFrame:
+    names = plane.kinds.select("kind", "name")
+    return plane.events.join(names, on="kind", how="left", maintain_order="left")
+
+
+def _placed(events: pl.DataFrame, devices: list[int], base_s: float) -> pl.DataFrame:
+    """The events on the devices of their host, which count in the order of the runtime's numbers."""
+    numbers = events["number"].drop_nulls().unique().sort().to_list()
+    of_number = {n: devices[min(i, len(devices) - 1)] for i, n in enumerate(numbers)}
+    kinds = [_kind(name) for name in events["name"]]
+    return events.select(
+        "name",
+        pl.Series("kind", kinds, dtype=pl.String),
+        pl.Series("category", [_category(kind) for kind in kinds], dtype=pl.String),
+        "payload_bytes",
+        pl.col("number")
+        .replace_strict(of_number, default=devices[0], return_dtype=pl.Int32)
+        .alias("device"),
+        (pl.col("start_ps") * PS + base_s).alias("start_s"),
+        (pl.col("dur_ps") * PS).alias("dur_s"),
+    ).cast(SCHEMA)  # type: ignore[arg-type]
+
+
+def _kind(name: str | None) -> Kind | None:
+    return next((kind for start, kind in _KINDS.items() if (name or "").startswith(start)), None)
+
+
+def _category(kind: Kind | None) -> str:
+    return (Category.COPY if kind is None else Category.COLLECTIVE).value
+
+
+def transfer_findings(transfers: pl.DataFrame, *, is_counted: bool) -> Iterator[str]:
+    """How the transfers count."""
+    n = transfers["kind"].drop_nulls().len()
+    if not n:
+        return
+    recorded = f"the Megascale runtime recorded {n:,} transfers between slices"
+    if is_counted:
+        yield f"{recorded}: they are rows of their own, as the devices recorded no sends"
+    else:
+        yield f"{recorded}: the sends and receives of the devices count, and the timeline shows both"
+
+
+_NS = 1e9
+LINES_PER_CORE = 1_000  # streams of SparseCores are numbered behind those of the main core
+
+
+def streams() -> pl.Expr:
+    """The stream of each event: its line, with those of each SparseCore apart."""
+    return (
+        pl.col("line").cast(pl.Int64)
+        + pl.col("core").cast(pl.Int64).fill_null(-1).add(1) * LINES_PER_CORE
+    )
+
+
+def counted_once(events: pl.DataFrame) -> pl.DataFrame:
+    """The events without collectives that both cores recorded.
+
+    If the main core's event says the bytes, it counts, with its time from start to end; else the
+    SparseCore's. `events` has device, core, kind, payload_bytes, start_s and dur_s.
+    """
+    is_sparse = pl.col("core").is_not_null()
+    is_collective = pl.col("kind").is_not_null()
+    if events.filter(is_sparse & is_collective).is_empty():
+        return events
+    rows = events.with_row_index("row")
+    dropped: list[int] = []
+    for same in rows.filter(is_collective).partition_by("device", "kind"):
+        sized = same.filter(~is_sparse, pl.col("payload_bytes").is_not_null())
+        unsized = same.filter(~is_sparse, pl.col("payload_bytes").is_null())
+        sparse = same.filter(is_sparse)
+        repeated = sparse.filter(_during(sparse, sized))
+        dropped += repeated["row"].to_list()
+        counted = sparse.filter(~pl.col("row").is_in(repeated["row"].implode()))
+        dropped += unsized.filter(_during(unsized, counted))["row"].to_list()
+    return rows.filter(~pl.col("row").is_in(dropped)).drop("row")
+
+
+def _during(events: pl.DataFrame, others: pl.DataFrame) -> pl.Series:
+    """Whether each event is at the same time as one of the others."""
+    covered = CoveredTime.of(*_bounds(others))
+    return pl.Series(covered.within(*_bounds(events)) > 0)
+
+
+def _bounds(events: pl.DataFrame) -> tuple["np.ndarray[tuple[int], np.dtype[np.int64]]", ...]:
+    start = events["start_s"]
+    bounds = (start, start + events["dur_s"])
+    return tuple((bound * _NS).round().cast(pl.Int64).to_numpy() for bound in bounds)
+
 
 # Stats of events that are used; those of kinds of events are read in full.
 _STATS = (
     *("hlo_op", "hlo_module", "program_id", "run_id", "device_ordinal", "step_num", "tf_op"),
     "source",
-    *SLICE_STATS,
+    *STATS,
 )
 _DEVICE = re.compile(r"/device:(TPU|GPU):\d+")  # also of its SparseCores
 _COPIES = frozenset({"copy", "async", "slice", "dynamic-slice", "dynamic-update-slice"})
-_NS = 1e9
 MAX_NAMED = 4  # programs in one message
 
 Facts = Mapping[tuple[str, str], Mapping[str, Any]]  # by program and instruction
@@ -223,7 +405,7 @@ def _executed(ops: Ops, runs: pl.DataFrame, transfers: pl.DataFrame) -> pl.DataF
     between = transfers.select(
         "op",
         "device",
-        pl.lit(SLICE_STREAM, pl.Int64).alias("stream"),
+        pl.lit(STREAM, pl.Int64).alias("stream"),
         pl.lit(None, pl.Int64).alias("run_id"),
         "start_s",
         "dur_s",
@@ -259,7 +441,7 @@ def _transfer_rows(transfers: pl.DataFrame) -> pl.DataFrame:
         **{name: pl.col(name) for name in ("op", "name", "category")},
         "kind": pl.when(is_counted).then("kind"),
         "opcode": pl.col("name").str.extract(r"^(MegaScale: [A-Za-z ]+?(?:Send|Receive)|\S+)"),
-        "group_name": pl.when(is_counted).then(pl.lit(SLICE_GROUP)),
+        "group_name": pl.when(is_counted).then(pl.lit(BETWEEN_SLICES)),
         "payload_bytes": pl.col("payload_bytes"),
     }
     return distinct.select(

@@ -5,9 +5,8 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.analysis.matrix import traffic_matrix
+from meshscope.analysis.matrix import LINK, traffic_matrix
 from meshscope.analysis.metric_inputs import MetricInputs
-from meshscope.analysis.routed import LINK
 from meshscope.events.enums import Phase, Source
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.fabric import fabric_of

@@ -13,7 +13,7 @@ import yaml
 from meshscope.analysis.utilization import n_parameters
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase, Source
-from meshscope.events.text import printable
+from meshscope.events.timeline import printable
 from meshscope.hardware.chips import Chip, ChipKind
 from meshscope.hardware.topology import Topology
 from meshscope.model.model import LatentAttention, Model

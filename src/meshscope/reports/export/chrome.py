@@ -14,8 +14,7 @@ from typing import Any, cast
 
 import polars as pl
 
-from meshscope.events.text import printable
-from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track
+from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track, printable
 
 N_AT_ONCE = 50_000  # slices converted to text together
 PS_PER_US, NS_PER_US = 1e6, 1000

@@ -12,8 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.events.text import printable
-from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track
+from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track, printable
 from meshscope.reports.export.protobuf import double, fixed64, number, span, varint
 
 N_AT_ONCE = 20_000  # slices whose arguments are encoded together

@@ -15,7 +15,7 @@ from meshscope.analysis.metric_inputs import metric_inputs
 from meshscope.analysis.overlap import timed
 from meshscope.analysis.timeline import last_step
 from meshscope.events.enums import Kind, Part
-from meshscope.events.text import printable
+from meshscope.events.timeline import printable
 from meshscope.hardware.topology import Topology
 from meshscope.plans.mesh import Mesh
 from meshscope.store.run import RunRecord

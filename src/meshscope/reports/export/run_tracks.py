@@ -8,7 +8,7 @@ import polars as pl
 from meshscope.analysis.timeline import TIMELINE_SCHEMA
 from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.loads import LinkLoad, link_loads
+from meshscope.interconnect.time_model import LinkLoad, link_loads
 from meshscope.reports.export.run_timeline import ARGUMENTS, NS_PER_S, Execution, RunTimeline
 
 PS_PER_NS = 1000

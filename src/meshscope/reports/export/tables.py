@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 
 from meshscope.analysis.metric_inputs import events_of
-from meshscope.events.text import printable
+from meshscope.events.timeline import printable
 from meshscope.store.run import RunRecord
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a spreadsheet formula

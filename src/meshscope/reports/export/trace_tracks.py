@@ -6,11 +6,9 @@ from pathlib import Path
 
 import polars as pl
 
-from meshscope.analysis.trace_timeline import read_executions
+from meshscope.analysis.timeline import read_executions
 from meshscope.events.measured import StepLabel
-from meshscope.events.text import printable
-from meshscope.events.timeline import ARGUMENT, Timeline, Track
-from meshscope.events.trace_timeline import STEP_CLASSES
+from meshscope.events.timeline import ARGUMENT, STEP_CLASSES, Timeline, Track, printable
 
 MAX_SLICES = 1_000_000
 PS_PER_NS = 1000

@@ -7,9 +7,8 @@ import polars as pl
 
 from meshscope.analysis.catalog import METRICS, Unavailable
 from meshscope.analysis.comparison import compare_sources
-from meshscope.analysis.grouping import grouped
 from meshscope.analysis.join import Agreement
-from meshscope.analysis.totals import unattributed
+from meshscope.analysis.totals import grouped, unattributed
 from meshscope.analysis.volume import volume
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Source
