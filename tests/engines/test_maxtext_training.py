@@ -13,7 +13,7 @@ import pytest
 import meshscope
 from meshscope.api import compile_training as api
 from meshscope.backends.compile import compile as backend
-from meshscope.errors import MeshscopeError, MissingToolError, PlanError, SpecError
+from meshscope.errors import MeshscopeError, PlanError, SpecError
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.programs.environments import release_of
 
