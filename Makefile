@@ -75,9 +75,14 @@ fast-test: $(VENV)/.dev ## every test that neither compiles nor runs a program
 check: $(VENV)/.dev ## lint, types and the fast tests, in parallel (under a minute and a half on 2 cores)
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint fast-test
 
+.PHONY: evidence
+evidence: $(VENV)/.dev ## predictions, readings and JSON as they stand in tests/evidence; WRITE=1 writes them
+	$(BIN)/python tools/evidence.py $(if $(WRITE),write,compare)
+
 .PHONY: test
-test: $(VENV)/.dev ## lint, every test, and the output shown in the README and the docs
+test: $(VENV)/.dev ## lint, evidence, every test, and the output shown in the README and the docs
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint torchxla
+	$(MAKE) --no-print-directory evidence
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 	$(MAKE) --no-print-directory test-torchxla
 	$(MAKE) --no-print-directory readme-check
