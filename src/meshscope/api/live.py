@@ -22,7 +22,7 @@ from meshscope.plans.context_form import ContextForm
 from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernels
-from meshscope.plans.program import Engine, Frontend, Loop, Partitioner
+from meshscope.plans.program import DEFAULT_FRONTEND, Engine, Frontend, Loop, Partitioner
 from meshscope.reports.export.profile_traces import write_profile_traces
 from meshscope.serialize import picked
 from meshscope.store.folder import new_folder, scratch_folder
@@ -45,7 +45,7 @@ def run(  # noqa: D417, PLR0913  the options of the command
     layers: int | None = None,
     engine: Engine | str = Engine.MESHSCOPE,
     partitioner: Partitioner | str = Partitioner.MANUAL,
-    frontend: Frontend | str = Frontend.JAX,
+    frontend: Frontend | str = DEFAULT_FRONTEND,
     loop: Loop | str = Loop.AUTO,
     context: ContextForm | str = ContextForm.AUTO,
     kernels: Kernels | str = Kernels.AUTO,
@@ -203,7 +203,7 @@ def prepared_run(request: LiveRequest) -> PreparedRun:
     experiment = request.experiment()
     if request.checkpoint is not None:
         _check_checkpoint(experiment, request.checkpoint)
-    if experiment.program.frontend is Frontend.JAX:
+    if experiment.program.frontend.is_own:
         check_can_run()
     return PreparedRun(
         experiment=experiment,

@@ -229,8 +229,10 @@ class Release:
         """The option that installs an engine's newest release for this Python; empty without one."""
         python = sys.version_info[:2]
         others = [r for r in releases_of(self.product) if r.least_python <= python]
-        is_engine = self.group == ENGINES
-        return f", or install --engine-version {others[-1].version}" if others and is_engine else ""
+        has_versions = self.group == ENGINES
+        return (
+            f", or install --engine-version {others[-1].version}" if others and has_versions else ""
+        )
 
     def _install_in(self, folder: Path, settings: Mapping[str, str], *arguments: str) -> None:
         python = str(folder / "bin" / "python")

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import platform
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,13 +22,11 @@ from meshscope.events.measured import Measured, Request, StepCost
 from meshscope.hardware.chips import ChipKind
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory, compiled_memory
-from meshscope.plans.program import Frontend
 from meshscope.plans.program_formats import check_program_format
 from meshscope.programs.environments import (
     check_torchxla,
-    torchxla_python,
-    torchxla_variables,
 )
+from meshscope.programs.frontends import frontend_of
 from meshscope.programs.torchxla.checks import check_traceable
 from meshscope.readers.hlo.collectives import program_collectives
 from meshscope.readers.hlo.parse import read_hlo
@@ -148,7 +145,7 @@ def run_process(
 
     With several processes, process 0 gets all profiles.
     """
-    if experiment.program.frontend is Frontend.TORCHXLA:
+    if experiment.program.frontend.is_traced:
         _check_torchxla(experiment, options)
     else:
         check_program_format(experiment)
@@ -238,12 +235,12 @@ def _reported(
         document = {"experiment": experiment.as_dict(), "options": asdict(options)}
         request.write_text(json.dumps(document), encoding="utf-8")
         log = scratch / "log"
-        is_torchxla = experiment.program.frontend is Frontend.TORCHXLA
+        python, variables = frontend_of(experiment).interpreter(experiment.program, scratch)
         with worker_process(
             (*CHILD, str(request), str(folder)),
             log,
-            python=torchxla_python() if is_torchxla else sys.executable,
-            environment=torchxla_variables() if is_torchxla else None,
+            python=python,
+            environment=variables,
         ) as child:
             returncode = forward_progress(child, LIVE, progress)
         if returncode:
@@ -255,7 +252,7 @@ def _reported(
 
 
 def _task(experiment: Experiment) -> WorkerTask:
-    framework = "JAX" if experiment.program.frontend is Frontend.JAX else "torch_xla"
+    framework = "JAX" if experiment.program.frontend.is_own else "torch_xla"
     program = (
         f"{experiment.model.name} ({experiment.model.n_layers} layers, plan '{experiment.plan}') "
         f"on {experiment.topology.name}"
