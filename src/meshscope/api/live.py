@@ -11,7 +11,7 @@ from meshscope.api.run import Run
 from meshscope.api.speculate import SpeculativeParts, speculative_parts
 from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
 from meshscope.backends.live.names import TRACE
-from meshscope.backends.live.run import RunOptions, check_can_run, run_experiment, run_process
+from meshscope.backends.live.run import RunOptions, run_experiment, run_process
 from meshscope.errors import SpecError, public
 from meshscope.files import path_of
 from meshscope.hardware.chips import ChipKind
@@ -23,6 +23,7 @@ from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.program import DEFAULT_FRONTEND, Engine, Frontend, Loop, Partitioner
+from meshscope.programs.environments import check_can_run
 from meshscope.reports.export.profile_traces import write_profile_traces
 from meshscope.serialize import picked
 from meshscope.store.folder import new_folder, scratch_folder

@@ -11,13 +11,13 @@ from typing import Any
 from meshscope import __version__
 from meshscope.backends.calibrate.fit import fit_constants, unfitted
 from meshscope.backends.calibrate.request import REPORT, CalibrationRequest
-from meshscope.backends.live.run import check_can_run
 from meshscope.errors import MeshscopeError, RunFailedError, SpecError
 from meshscope.events.enums import Kind
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate, ProductTime
 from meshscope.interconnect.samples import ReadPoints, TimedCollective, ring_pairs
 from meshscope.plans.plan import Plan
+from meshscope.programs.environments import check_can_run
 from meshscope.serialize import picked
 from meshscope.store.folder import scratch_folder
 from meshscope.workers.failure import WorkerTask, failure_of, worker_error

@@ -1,8 +1,6 @@
 """Runs an experiment on live devices in a worker process and reads its HLO and profile."""
 
-import importlib.util
 import json
-import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from meshscope.backends.live.measurement import (
     summed_rows,
 )
 from meshscope.backends.live.names import HLO, REPORT, TRACE, hlo_name
-from meshscope.errors import MissingToolError, RunFailedError, SpecError
+from meshscope.errors import RunFailedError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.measured import Measured, Request, StepCost
@@ -24,6 +22,7 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory, compiled_memory
 from meshscope.plans.program_formats import check_program_format
 from meshscope.programs.environments import (
+    check_can_run,
     check_torchxla,
 )
 from meshscope.programs.frontends import frontend_of
@@ -177,15 +176,6 @@ def _check_torchxla(experiment: Experiment, options: RunOptions) -> None:
         )
     check_torchxla()
     check_traceable(experiment)
-
-
-def check_can_run() -> None:
-    """Raises MissingToolError if JAX is not installed."""
-    if importlib.util.find_spec("jax") is None:
-        raise MissingToolError(
-            f"run needs jax, which is not installed ({platform.system()} {platform.machine()}). "
-            "Install the extra: pip install -e '.[tpu]' in your clone, or JAX for your GPU (docs.jax.dev)."
-        )
 
 
 def _measured(
