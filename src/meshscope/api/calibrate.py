@@ -20,7 +20,7 @@ from meshscope.interconnect.profile import (
 )
 from meshscope.interconnect.samples import read_points
 from meshscope.plans.plan import Plan, parse_plan
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

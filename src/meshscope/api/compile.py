@@ -46,7 +46,7 @@ from meshscope.programs.frontends import check_can_compile
 from meshscope.store.folder import new_folder
 from meshscope.store.run import SPECULATION, RunRecord
 from meshscope.store.write import HLO
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 
 @public

@@ -36,7 +36,7 @@ from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.folder_names import default_folder, safe_name
 from meshscope.store.run import Manifest, RunRecord
 from meshscope.store.write import HLO
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 # Options of HLO text, in the order of the recorded command.
 _OPTIONS = (

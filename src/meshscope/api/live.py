@@ -28,7 +28,7 @@ from meshscope.reports.export.profile_traces import write_profile_traces
 from meshscope.serialize import picked
 from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.run import DRAFT, SPECULATION, RunRecord
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 
 @public

@@ -40,7 +40,7 @@ from meshscope.reports.slices import slice_search_document, slice_search_lines
 from meshscope.store.folder_names import default_folder
 from meshscope.sweep.queue import Queue
 from meshscope.units import dtype_name
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 PICTURES = (".png", ".svg", ".pdf")
 QUANTIZED = "s8"  # tried beside --dtype

@@ -8,7 +8,7 @@ from meshscope.plans.experiment import Experiment
 from meshscope.programs.environments import TORCHXLA_VARIABLE, torchxla_python
 from meshscope.reports.plain import plain
 from meshscope.store.history import earlier_compile
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 
 class ReportedProgress:

@@ -12,7 +12,7 @@ from meshscope.planner.progress import SearchProgress
 from meshscope.planner.search import PlanSearch, search
 from meshscope.planner.slices import price_per_hour, slice_name
 from meshscope.units import format_seconds
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

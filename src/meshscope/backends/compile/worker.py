@@ -23,8 +23,7 @@ from meshscope.plans.experiment import Experiment, experiment_from_dict
 from meshscope.programs.frontends import frontend_of
 from meshscope.programs.gpu import gpu_devices, plugin
 from meshscope.programs.jax.analysis import memory_analysis
-from meshscope.workers.progress import error_report
-from meshscope.workers.worker_main import end_with_parent, reported
+from meshscope.workers import end_with_parent, error_report, reported
 
 # Makes the compiler report the memory of a program that does not fit, instead of failing.
 LIBTPU_FLAGS = "--xla_tpu_no_crash_on_oom=true"

@@ -32,9 +32,11 @@ from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.session import Profile, read_profile
 from meshscope.store.folder import scratch_folder
 from meshscope.store.write import write_table
-from meshscope.workers.failure import WorkerTask, failure_of, worker_error
-from meshscope.workers.progress import error_report
-from meshscope.workers.spawn import Progress, forward_progress, worker_process
+from meshscope.workers import (
+    Progress,
+    WorkerTask,
+    run_worker,
+)
 
 CHILD = ("-m", "meshscope.backends.live.worker")
 OPS = "ops.parquet"
@@ -224,18 +226,16 @@ def _reported(
         request = scratch / "request.json"
         document = {"experiment": experiment.as_dict(), "options": asdict(options)}
         request.write_text(json.dumps(document), encoding="utf-8")
-        log = scratch / "log"
         python, variables = frontend_of(experiment).interpreter(experiment.program, scratch)
-        with worker_process(
+        run_worker(
             (*CHILD, str(request), str(folder)),
-            log,
+            request,
+            _task(experiment),
             python=python,
             environment=variables,
-        ) as child:
-            returncode = forward_progress(child, LIVE, progress)
-        if returncode:
-            failure = failure_of(returncode, error_report(request), log)
-            raise worker_error(_task(experiment), failure)
+            part=LIVE,
+            progress=progress,
+        )
     report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
     (folder / REPORT).unlink()
     return report

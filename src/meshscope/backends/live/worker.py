@@ -30,8 +30,7 @@ from meshscope.hardware.chips import ChipKind
 from meshscope.plans.experiment import Experiment, experiment_from_dict
 from meshscope.programs.environments import tracing_variables
 from meshscope.programs.frontends import frontend_of
-from meshscope.workers.progress import error_report
-from meshscope.workers.worker_main import end_with_parent, report_progress, reported
+from meshscope.workers import end_with_parent, error_report, report_progress, reported
 
 GZIP_LEVEL = 1  # HLO text shrinks 15 times; higher levels take seconds and gain little
 VERSIONED = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
