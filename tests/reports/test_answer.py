@@ -132,7 +132,7 @@ def test_the_answer_says_what_of_the_config_is_not_counted(predicted_run: RunRec
     manifest = replace(predicted_run.manifest, experiment=replace(experiment, model=model))
     run = replace(predicted_run, manifest=manifest)
     notes = (
-        "tiny is multimodal (qwen2_5_vl); only its text part is counted",
+        "only the text part of this multimodal model (qwen2_5_vl) is counted",
         "not read from the config: odd=5, twice=2",
         "the config has no max_position_embeddings: the longest context is unknown",
     )

@@ -1,5 +1,6 @@
 """The first lines of a run: at most twelve at 80 columns, whatever the sources."""
 
+from contextlib import suppress
 from dataclasses import replace
 from io import StringIO
 
@@ -7,7 +8,9 @@ import pytest
 from rich.console import Console
 
 import meshscope
+from meshscope.errors import PlanError
 from meshscope.events.enums import Source
+from meshscope.model.catalog import catalog
 from meshscope.reports.answer import Answer, answer_of
 from meshscope.reports.answer_text import MAX_LINES, answer_lines
 
@@ -41,3 +44,18 @@ def test_two_sources_with_long_sentences_stay_within_the_limit(predicted: Answer
     for line in ("TTFT, prefill", "throughput", "fits", "- prefill ", "- decode "):
         assert line in text
     assert "401 us" not in text
+
+
+PLANS = ("tp=8", "fsdp=-1", "pp=2,tp=4", "dp=2,tp=4", "tp=8,sp")
+
+
+@pytest.mark.parametrize(("at", "name"), list(enumerate(sorted(catalog()))))
+def test_the_answer_of_every_model_has_twelve_lines_of_eighty_columns(at: int, name: str) -> None:
+    options = {"topology": "v6e-8", "batch": 64, "prompt": 1024, "weight_dtype": "int8"}
+    for plan in (PLANS[at % len(PLANS)], "dp=8"):
+        with suppress(PlanError):  # a model without this plan
+            run = meshscope.predict(name, plan=plan, **options)
+            break
+    lines = run.text().partition("\n\n")[0].splitlines()
+    assert len(lines) <= MAX_LINES == 12
+    assert max(map(len, lines)) <= 80

@@ -512,7 +512,7 @@ class Model:
         """Sentences on what is not counted, and on what the config leaves open."""
         of, unread = self.text_part_of, ", ".join(self.unread_keys)
         notes = {
-            f"{self.name} is multimodal ({of}); only its text part is counted": of is not None,
+            f"only the text part of this multimodal model ({of}) is counted": of is not None,
             f"not read from the config: {unread}": unread,
             "the config has no max_position_embeddings: the longest context is unknown": (
                 self.max_position is None

@@ -17,7 +17,7 @@ from meshscope.reports.tables import bullets
 from meshscope.units import format_rate
 
 NO_ROOM = "no batch"
-MAX_LINES = 14
+MAX_LINES = 12
 COLUMNS = 80
 _FIT_STYLES = {
     FitState.YES: "green",
@@ -34,15 +34,18 @@ class _Detail:
     n_suggestions: int
     has_room: bool = True
     has_secondary_costs: bool = True
+    has_tips: bool = True  # the notes that say what else to try
 
 
 # From all of an answer to the least of it; the first that fits into MAX_LINES is shown.
 _DETAILS = (
     _Detail(n_suggestions=2),
+    _Detail(n_suggestions=1),
     _Detail(n_suggestions=2, has_secondary_costs=False),
-    _Detail(n_suggestions=2, has_secondary_costs=False, has_room=False),
+    _Detail(n_suggestions=1, has_secondary_costs=False),
     _Detail(n_suggestions=1, has_secondary_costs=False, has_room=False),
     _Detail(n_suggestions=0, has_secondary_costs=False, has_room=False),
+    _Detail(n_suggestions=0, has_secondary_costs=False, has_room=False, has_tips=False),
 )
 
 
@@ -75,8 +78,9 @@ def _detailed_lines(answer: Answer, detail: _Detail) -> Iterator[RenderableType]
     why = answer.why.values()
     if not detail.has_secondary_costs:
         why = map(_main_cost, why)
-    if answer.why or answer.notes:
-        yield bullets(map(short, (*why, *answer.notes)))
+    notes = [n for n in answer.notes if detail.has_tips or not n.startswith("try ")]
+    if answer.why or notes:
+        yield bullets(map(short, (*why, *notes)))
     if suggestions := answer.suggestion_sentences[: detail.n_suggestions]:
         yield bullets(map(short, suggestions), "cyan")
 
