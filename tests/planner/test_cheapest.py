@@ -7,6 +7,7 @@ import pytest
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
+from meshscope.planner import cheapest
 from meshscope.planner.batches import Batches
 from meshscope.planner.cheapest import search_slices
 from meshscope.planner.combinations import SearchSpace
@@ -16,6 +17,8 @@ from meshscope.planner.search import plans_of, search
 from meshscope.planner.slices import parse_prices, parse_slices
 from meshscope.plans.memory import FitState
 from meshscope.plans.workload import Workload
+from meshscope.reports.slices import slice_notes
+from meshscope.reports.words import counted
 
 SLICES = parse_slices("v6e-1,v6e-4,v6e-8,v5e-4,v5e-8,v5e-16")
 
@@ -69,6 +72,17 @@ def test_an_objective_that_nothing_meets_names_the_closest_slice() -> None:
         key=lambda r: r.closest.tpot_s,  # type: ignore[union-attr]
     )
     assert result.shown is fastest
+
+
+def test_a_long_search_without_an_answer_ends_with_what_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cheapest, "MAX_UNMET", 1)
+    result = search_slices(space(), SLICES, objective_of("ttft=1,tpot=0.005"))
+    n_left = len(SLICES) - 1 - result.n_too_slow
+    assert (result.best, result.n_skipped, len(result.searches)) == (None, n_left, 1)
+    said = f"And {counted(n_left, 'more expensive slice')}, not searched: --topology names them"
+    assert said in list(slice_notes(result))
 
 
 def test_with_prices_and_without_limits_the_cheapest_token_wins() -> None:

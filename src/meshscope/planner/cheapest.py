@@ -12,7 +12,9 @@ from meshscope.planner.progress import SearchProgress
 from meshscope.planner.search import PlanSearch, search
 from meshscope.planner.slices import price_per_hour, slice_name
 from meshscope.units import format_seconds
-from meshscope.workers import Progress
+from meshscope.workers.spawn import Progress
+
+MAX_UNMET = 150_000  # combinations without an answer, about a minute, after which no larger slice is searched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +22,8 @@ class SliceSearch:
     """The searches of the slices that were tried, cheapest first.
 
     With limits, or without prices, the last slices have the same price, and at least one of them meets the
-    objective; none does if `best` is None. `n_skipped` slices are more expensive and were not searched, and
-    `n_too_slow` are above the limits even at their peak rates. The chips `unpriced` have no price.
+    objective; none does if `best` is None. `n_skipped` slices are more expensive and were not searched, as one meets
+    the objective or after MAX_UNMET combinations that do not, and `n_too_slow` are above the limits even at their peak rates. The chips `unpriced` have no price.
     """
 
     searches: tuple[PlanSearch, ...]
@@ -113,7 +115,8 @@ def search_slices(
         searches += results
         if _stops(objective, prices):
             best = min((r for r in results if r.winner is not None), key=_rank, default=None)
-            if best is not None:
+            is_long = sum(result.n_combinations for result in searches) >= MAX_UNMET
+            if best is not None or is_long:
                 break
     if not _stops(objective, prices):
         able = [result for result in searches if result.winner is not None]

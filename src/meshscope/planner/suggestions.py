@@ -22,7 +22,7 @@ from meshscope.plans.kernel_choice import SPLASH_BLOCKS
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Engine
 from meshscope.store.run import RunRecord
-from meshscope.units import DTYPE_BITS, format_bytes, format_dtype, format_seconds
+from meshscope.units import DTYPE_BITS, format_bytes, format_dtype, format_seconds, format_words
 
 MIN_GAIN = 0.03  # of the request or of decode; the closed form does not resolve smaller ones
 MIN_SURPRISE = 0.005  # of a step whose neighbor should take longer
@@ -193,7 +193,7 @@ def _neighbors(experiment: Experiment) -> Iterator[_Neighbor]:
             (
                 "request",
                 {"weight_dtype": dtype},
-                f"{weights} is slower than {format_dtype(dtype)} here",
+                f"{format_words(weights)} is slower than {format_dtype(dtype)} here",
             )
             for dtype in WIDER_WEIGHTS
             if DTYPE_BITS[dtype] >= DTYPE_BITS[workload.weight_dtype]

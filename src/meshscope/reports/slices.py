@@ -132,7 +132,8 @@ def slice_search_lines(result: SliceSearch, *, n_rows: int, has_launch: bool) ->
 def slice_notes(result: SliceSearch) -> Iterator[str]:
     """The slices that were not searched, and what the price of tokens counts."""
     if result.n_skipped:
-        yield f"And {counted(result.n_skipped, 'more expensive slice')}, not searched"
+        more = "" if result.best is not None else ": --topology names them"
+        yield f"And {counted(result.n_skipped, 'more expensive slice')}, not searched{more}"
     if result.n_too_slow:
         yield f"And {counted(result.n_too_slow, 'slice')} whose peak rates are too slow for the limits"
     if result.unpriced:
