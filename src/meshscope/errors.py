@@ -2,18 +2,32 @@
 
 import difflib
 import itertools
+import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, is_dataclass
+from enum import EnumType
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from operator import index
+from types import NoneType
+from typing import Any, ParamSpec, TypeVar, get_args
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 IS_COMMAND_LINE = ContextVar("IS_COMMAND_LINE", default=False)  # whether messages name options
-_OPTION = re.compile(r"--(force|out)(?: (?:DIR|FILE))?(?![\w-])")
+# A whole command, which stays, or an option with the word that follows it.
+_OPTION = re.compile(
+    r"meshscope [a-z-]+(?: [^\s,;'`]*[^\s,;'`.:])*|--([a-z][a-z0-9-]*)(?![\w-])(?:[ =]('[^']*'|[^\s;'`]*[^\s;'`.,:)]))?"
+)
+_PLACEHOLDER = re.compile(r"[A-Z_:]+|NAME=SIZE,\.\.")
+_WORDS = frozenset(
+    {"auto", "off", "on", "none", "mtp", "eagle", "profile", "dcn", "ici", "any", "all"}
+)
+NUMBERS = {int: "a whole number", float: "a finite number", bool: "true or false"}
+_NUMBER_KINDS = {(kind,) for kind in NUMBERS}
 
 MIN_COMMON_START = 5  # characters that two names share at their start to count as near
 
@@ -55,15 +69,23 @@ class MissingToolError(MeshscopeError):
 
 
 def public(function: Callable[P, T]) -> Callable[P, T]:
-    """A function for Python users: messages say force=True and out=, and a path that cannot be used is a message."""
+    """A function for Python users.
+
+    Numbers of NumPy become those of Python, messages say plan= and force=True, and a path that cannot be used is a message.
+    """
+    hints = {name: _without_none(hint) for name, hint in function.__annotations__.items()}
+    numbers = {name: kinds[0] for name, kinds in hints.items() if kinds in _NUMBER_KINDS}
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
+            for name in numbers.keys() & kwargs.keys():
+                if kwargs[name] is not None:
+                    kwargs[name] = number_of(name, kwargs[name], numbers[name])
             return function(*args, **kwargs)
         except MeshscopeError as error:
             if not IS_COMMAND_LINE.get():
-                error.args = (_with_keywords(str(error)),)
+                error.args = (_with_keywords(str(error), hints),)
             raise
         except OSError as error:
             if error.filename is None:
@@ -76,23 +98,66 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def read_only(kind: type[T]) -> type[T]:
-    """A frozen class with slots whose properties, too, answer an assignment with FrozenInstanceError.
+    """A class of results that names its fields when an unknown one is read.
 
-    The dataclass raises a TypeError about `super` for a name that is no field (python/cpython#90055).
+    A frozen one answers any assignment with FrozenInstanceError: the dataclass raises a TypeError about `super` for a
+    name that is no field (python/cpython#90055).
     """
 
     def refuse(_self: T, name: str, _value: object) -> None:
         raise FrozenInstanceError(f"cannot assign to field '{name}'")
 
-    kind.__setattr__ = refuse  # type: ignore[method-assign]
+    def unknown(self: T, name: str) -> object:
+        if hasattr(kind, name):  # a property raised it
+            return object.__getattribute__(self, name)
+        known = ", ".join(one for one in dir(kind) if not one.startswith("_"))
+        raise AttributeError(
+            f"'{kind.__name__}' has no field '{name}'. Known: {known}.", name=name, obj=self
+        )
+
+    if is_dataclass(kind):
+        kind.__setattr__ = refuse  # type: ignore[method-assign]
+    kind.__getattr__ = unknown  # type: ignore[attr-defined]
     return kind
 
 
-def _with_keywords(message: str) -> str:
-    """`--force` as `force=True` and `--out` as `out=`, unless the message has a whole command."""
-    if "meshscope " in message:
-        return message
-    return _OPTION.sub(lambda match: "force=True" if match[1] == "force" else "out=", message)
+def number_of(name: str, value: Any, kind: Any) -> Any:
+    """The value as a bool, int or float, also of NumPy, polars or JAX; SpecError for another kind of value."""
+    is_bool = type(value).__name__ in {"bool", "bool_"}
+    if is_bool == (kind is bool) and not isinstance(value, str):
+        with suppress(TypeError, ValueError, OverflowError):
+            number = index(value) if kind is int else kind(value)
+            if math.isfinite(number):
+                return number
+    raise SpecError(f"{name}: {value!r} must be {NUMBERS[kind]}.")
+
+
+def _without_none(hint: Any) -> tuple[Any, ...]:
+    """The kinds of values of an argument."""
+    return tuple(kind for kind in get_args(hint) if kind is not NoneType) or (hint,)
+
+
+def _with_keywords(message: str, hints: Mapping[str, tuple[Any, ...]]) -> str:
+    """`--plan tp=8` as `plan="tp=8"`, `--force` as `force=True` and `--out` as `out=`, but not in a whole command."""
+
+    def keyword(match: re.Match[str]) -> str:
+        name, word = (match[1] or "").replace("-", "_"), match[2] or ""
+        if name not in {*hints, "force", "out"}:
+            return match[0]
+        kinds = hints.get(name, (bool,) if name == "force" else (str,))
+        shown = "path" if name == "out" and name not in hints and "path" in hints else name
+        after = f" {word}" if word else ""
+        if kinds == (bool,):
+            return f"{shown}=True{after}"
+        known = {one for kind in kinds if isinstance(kind, EnumType) for one in kind} | _WORDS
+        if _PLACEHOLDER.fullmatch(word):
+            return f"{shown}="
+        if word in known or re.search(r"[\d=/']", word):
+            is_number = kinds[0] in NUMBERS
+            return f"{shown}={word}" if is_number else f'{shown}="{word.strip(chr(39))}"'
+        return f"{shown}={after}"
+
+    return _OPTION.sub(keyword, message)
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:

@@ -19,7 +19,8 @@ _PIECE_BYTES = 1 << 20
 def path_of(name: Any) -> Path:
     """The path of this name; SpecError for one that no file has, and for an empty one, which would be the current folder."""
     if not isinstance(name, str | os.PathLike) or not str(name) or "\0" in str(name):
-        raise SpecError(f"{name!r} is not a path. Name a file or a folder.")
+        shown = repr(name) if isinstance(name, str | int | float) else f"a {type(name).__name__}"
+        raise SpecError(f"{shown} is not a path. Name a file or a folder.")
     return Path(name)
 
 

@@ -5,7 +5,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, is_dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,21 @@ import polars as pl
 import pytest
 
 import meshscope
+from meshscope.api.calibrate import calibrate
 
+SMALL_HLO = """HloModule m, num_partitions=8
+
+add {
+  x = f32[] parameter(0)
+  y = f32[] parameter(1)
+  ROOT z = f32[] add(x, y)
+}
+
+ENTRY main {
+  a = f32[4] parameter(0)
+  ROOT b = f32[4] all-reduce(a), channel_id=1, use_global_device_ids=true, to_apply=add
+}
+"""
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 GOLDEN = Path(__file__).parents[1] / "golden" / "api.txt"
 # Examples that need the TPU compiler are marked `py`, the others `python`.
@@ -137,7 +151,8 @@ def test_a_run_is_copied_whole(tmp_path: Path) -> None:
     copy = run.save(tmp_path / "b")
     assert copy.as_dict() | {"run": None} == run.as_dict() | {"run": None}
     with pytest.raises(
-        meshscope.MeshscopeError, match="Use force=True to replace it, or another out= to keep both"
+        meshscope.MeshscopeError,
+        match="Use force=True to replace it, or another path= to keep both",
     ):
         run.save(tmp_path / "b")
 
@@ -185,11 +200,72 @@ def test_a_run_in_memory_answers_sql() -> None:
         run.sql("select * from rows")
 
 
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        (meshscope.predict, {"layers": 99}, "layers=99 is invalid"),
+        (meshscope.predict, {"batch": 3, "plan": "dp=8"}, "Use a multiple, e.g. batch=8."),
+        (meshscope.predict, {"dtype": "int8"}, 'Use weight_dtype="int8", and cache_dtype="int8"'),
+        (meshscope.predict, {"context": "ring"}, 'context="ring" changes nothing'),
+        (meshscope.serve_sim, {}, "rate= is missing. Give requests per second, such as rate=4"),
+        (meshscope.serve_sim, {"rate": 1, "apart": "1"}, 'apart="1" is not PREFILL:DECODE'),
+        (meshscope.compile, {"engine": "vllm"}, 'frontend="vllm-tpu" for vLLM\'s own'),
+        (meshscope.compile, {"training": True}, "training=True compiles the training step"),
+        (meshscope.run, {}, 'or use topology="cpu:8" for virtual CPU devices'),
+    ],
+)
+def test_messages_in_python_name_arguments(
+    function: Callable[..., object], options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(meshscope.MeshscopeError) as caught:
+        function(**{**QWEN, **options})
+    assert message in str(caught.value)
+    assert " --" not in f" {caught.value}"
+
+
+def test_a_whole_command_in_a_message_keeps_its_options() -> None:
+    with pytest.raises(meshscope.MeshscopeError, match="with 'meshscope calibrate --out /none'"):
+        meshscope.predict(**QWEN, profile="/none")
+
+
+def test_numbers_of_numpy_are_taken_by_every_function(tmp_path: Path) -> None:
+    text = tmp_path / "f.txt"
+    text.write_text(SMALL_HLO)
+    options = {"topology": "v6e-8", "plan": "tp=8", "out": tmp_path / "run"}
+    assert meshscope.import_(text, **options, force=np.bool_(True)).collectives.height == 1
+    with pytest.raises(meshscope.MeshscopeError, match=r"layers: .*4\.5\)? must be a whole number"):
+        meshscope.import_(text, **options, layers=np.float64(4.5))
+    with pytest.raises(meshscope.MeshscopeError, match="max_bytes=1 is less than one element"):
+        calibrate(topology="cpu:2", max_bytes=np.int64(1), out=tmp_path / "c.json")
+    with pytest.raises(meshscope.MeshscopeError, match="budget: 'x' must be a finite number"):
+        calibrate(topology="cpu:2", budget="x")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", ["time", "tme", "record"])
 def test_a_run_is_not_changed_in_place(name: str) -> None:
     run = meshscope.predict(**QWEN, layers=1)
     with pytest.raises(FrozenInstanceError, match=f"cannot assign to field '{name}'"):
         setattr(run, name, 5)
+
+
+def test_an_unknown_field_of_a_result_names_the_known_ones(tmp_path: Path) -> None:
+    run = meshscope.predict(**QWEN, layers=1)
+    run.save(tmp_path / "run")
+    best = meshscope.plan("Qwen/Qwen3-4B", topology="v6e-8", batch=8, layers=1)
+    served = meshscope.serve_sim(**QWEN, rate=1, requests=20, layers=1)
+    results = [
+        *(run, run.time, run.memory, run.capacity, run.throughput, run.experiment, run.record),
+        *(meshscope.compare(run, run), meshscope.compare(run, run).comparison, run.metrics()),
+        *(meshscope.open(tmp_path / "run"), best, best.search, best.winner, served, served.outcome),
+    ]
+    for result in results:
+        kind = type(result).__name__
+        some = next(name for name in dir(result) if not name.startswith("_"))
+        with pytest.raises(AttributeError, match=f"'{kind}' has no field 'foo'. Known: {some}, "):
+            _ = result.foo  # type: ignore[union-attr]
+        if is_dataclass(result):
+            with pytest.raises(FrozenInstanceError, match="cannot assign to field 'foo'"):
+                result.foo = 5  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("read", [meshscope.open, meshscope.compare, meshscope.check])

@@ -39,12 +39,14 @@ def checked(
 @pytest.mark.parametrize(
     ("budget", "options", "message"),
     [
-        ('axis = "model"', {}, "10: the program has no axis 'model'. Known: tp."),
-        ('axis = "tpp"', {}, "10: the program has no axis 'tpp'. Known: tp."),
-        ('axis = "dp"', {}, "10: the program has no axis 'dp'. Known: tp."),
-        ('axis = ""', {}, "10: the program has no axis ''. Known: tp."),
-        ('axis = "tp"', {"plan": "dp=8"}, "10: the program has no axis 'tp'. Known: dp."),
-        ('axis = "dp+model"', {"plan": "dp=2,tp=4"}, "no axis 'model'. Known: dp, tp."),
+        ('axis = "model"', {}, "10: the program has no axis 'model'. Known: cp, dp, fsdp, pp, tp."),
+        ('axis = "tpp"', {}, "10: the program has no axis 'tpp'. Known: cp, dp, fsdp, pp, tp."),
+        ('axis = ""', {}, "10: the program has no axis ''. Known: cp, dp, fsdp, pp, tp."),
+        (
+            'axis = "dp+model"',
+            {"plan": "dp=2,tp=4"},
+            "no axis 'model'. Known: cp, dp, fsdp, pp, tp.",
+        ),
         ('kind = "all_gather"\naxis = "ep"', {"plan": "dp=8,ep=8"}, "11: the program has no axis"),
         (
             'phase = "decode"',
@@ -64,6 +66,18 @@ def test_a_filter_that_selects_nothing_by_mistake_is_refused_with_the_known_name
     assert error is not None
     assert str(error).startswith(f"{tmp_path / 'budget.toml'}:")
     assert message in str(error)
+
+
+@pytest.mark.parametrize(
+    ("axis", "plan"),
+    [("dp", "tp=8,dp=1"), ("dp", "tp=8"), ("tp", "dp=8,tp=1"), ("pp", "tp=8"), ("dp+tp", "tp=8")],
+)
+def test_nothing_crosses_an_axis_of_size_one(tmp_path: Path, axis: str, plan: str) -> None:
+    path = tmp_path / "budget.toml"
+    budget = f'axis = "{axis}"\nmax_wire_bytes = 0'
+    path.write_text(PROGRAM.format(model=EXPERTS, plan=plan, budget=budget, output=128))
+    (program,) = meshscope.check(path).programs
+    assert [(check.value, check.is_kept) for check in program.checks] == [(0, True), (0, True)]
 
 
 @pytest.mark.parametrize("axis", ["dp", "tp", "dp+tp", "tp+dp"])
@@ -87,13 +101,19 @@ def test_joined_axes_select_the_same_collectives_in_either_order() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda comm: comm.none("all_gather", axis="data"), "no axis 'data'. Known: tp."),
-        (lambda comm: comm.none(axis="tpp"), "no axis 'tpp'. Known: tp."),
+        (
+            lambda comm: comm.none("all_gather", axis="data"),
+            "no axis 'data'. Known: cp, dp, fsdp, pp, tp.",
+        ),
+        (lambda comm: comm.none(axis="tpp"), "no axis 'tpp'. Known: cp, dp, fsdp, pp, tp."),
         (lambda comm: comm.none(phase="decod"), "'decod' is no phase. Did you mean 'decode'?"),
         (lambda comm: comm.none(phase="step"), "no phase 'step'. Known: prefill, decode."),
         (lambda comm: comm.none("allgather"), "Did you mean 'all_gather'"),
-        (lambda comm: comm.expect(axis="dp", max_count=9), "no axis 'dp'. Known: tp."),
-        (lambda comm: comm.expect(axis="dp"), "no axis 'dp'. Known: tp."),
+        (
+            lambda comm: comm.expect(axis="x", max_count=9),
+            "no axis 'x'. Known: cp, dp, fsdp, pp, tp.",
+        ),
+        (lambda comm: comm.expect(axis="x"), "no axis 'x'. Known: cp, dp, fsdp, pp, tp."),
         (lambda comm: comm.expect(phase="decod", all_gather=0), "Did you mean 'decode'?"),
         (lambda comm: comm.expect(phase="step", max_step_s=9.0), "no phase 'step'. Known:"),
     ],
@@ -106,12 +126,13 @@ def test_the_fixture_refuses_what_the_program_does_not_have(call, message: str) 
     assert message in str(refused.value)
 
 
-def test_a_program_on_one_device_has_only_its_axis_of_size_1() -> None:
+def test_a_program_on_one_device_has_axes_of_size_1() -> None:
     run = meshscope.predict("Qwen/Qwen3-4B", topology="v6e-1", plan="tp=1", layers=2)
     comm = Communication(run=run, snapshot=Path("none"), is_updated=False)
     comm.none(axis="tp")
-    with pytest.raises(meshscope.MeshscopeError, match=r"no axis 'dp'\. Known: tp\."):
-        comm.none(axis="dp")
+    comm.none(axis="dp")
+    with pytest.raises(meshscope.MeshscopeError, match=r"no axis 'dpp'\. Known: cp, dp, fsdp"):
+        comm.none(axis="dpp")
 
 
 def test_an_entry_that_saves_its_run_is_checked_again(tmp_path: Path) -> None:

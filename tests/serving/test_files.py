@@ -89,8 +89,7 @@ def test_the_page_has_the_answer_and_its_charts(served: ServingRun, tmp_path: Pa
     data = json.loads(text[text.index(">", start) + 1 : text.index("</script>", start)])
     charts = list(serving_charts(served.outcome))
     assert [one["kind"] for one in data["charts"]] == ["series"] * len(charts)
-    lines = data["charts"][2]["spec"]["layer"][0]["data"]["values"]
-    assert [line["name"] for line in lines] == [
+    assert [line["name"] for line in data["charts"][2]["data"]["lines"]] == [
         "prefill: prompt",
         "decode: decoded",
     ]
@@ -100,7 +99,7 @@ def test_the_page_has_the_answer_and_its_charts(served: ServingRun, tmp_path: Pa
     ("name", "start"),
     [
         ("p.png", b"\x89PNG"),
-        ("p.svg", b"<svg"),
+        ("p.svg", b"<?xml"),
         ("t.perfetto-trace", b"\x0a"),
         ("t.json.gz", b"\x1f\x8b"),
     ],

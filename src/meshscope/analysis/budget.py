@@ -11,10 +11,11 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import TypeVar
 
-from meshscope.errors import SpecError
+from meshscope.errors import SpecError, read_only
 from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Kind, Phase
 from meshscope.events.step_time import StepTime
+from meshscope.plans.plan import MESH_AXES
 from meshscope.store.run import RunRecord
 
 T = TypeVar("T", int, float, Fraction)
@@ -170,6 +171,7 @@ class Budget:
     places: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """A limit and the value of a run; None is unknown, and keeps no limit. `rows` make up the value.
@@ -212,6 +214,7 @@ def _check_filter(run: RunRecord, budget: Budget) -> None:
     if budget.of.axis is None or not is_laid_out:
         return
     axes = {*experiment.mesh, *(one for row in rows if row.axis for one in row.axis.split("+"))}
+    axes |= {*MESH_AXES} if experiment.plan else set()  # nothing crosses those of size 1
     for axis in budget.of.axis.split("+"):
         if axis not in axes:
             known = f"Known: {', '.join(sorted(axes))}." if axes else "It runs on one device."

@@ -5,6 +5,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from meshscope.analysis.join import Comparison, compare
+from meshscope.errors import read_only
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime
@@ -77,6 +78,7 @@ PROGRAM = ("frontend", "partitioner", "context", "kernels", "dispatch", "capacit
 COMPILERS = ("jax", "libtpu", "torch_xla")  # the versions that determine the compiled program
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """One side of a comparison: a source of a run, and the name that the text gives it."""

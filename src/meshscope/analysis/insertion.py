@@ -7,6 +7,7 @@ from typing import assert_never
 
 from meshscope.analysis.join import Comparison, Verdict
 from meshscope.analysis.totals import without_place
+from meshscope.errors import read_only
 from meshscope.events.collective import Collective, Resharding
 from meshscope.events.enums import Kind
 
@@ -14,6 +15,7 @@ _OWN_PROGRAMS = "meshscope/programs/"  # lines that a user cannot change
 SMALL_BYTES = 1024  # a payload up to this is a flag, a norm or a loss
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Insertion:
     """A collective that the partitioner inserted: what an array was, what its user wanted, and the remedy.

@@ -10,6 +10,7 @@ from enum import StrEnum
 from functools import cache
 
 from meshscope.analysis.totals import without_place
+from meshscope.errors import read_only
 from meshscope.events.collective import REMATERIALIZATION, Collective, Groups
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.units import format_shape
@@ -66,6 +67,7 @@ class Match:
         return row
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """All matches of two tables, in the order of phase and part."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum, prod
 
+from meshscope.errors import read_only
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Request
@@ -130,6 +131,7 @@ class RequestTime:
     step: TimeEstimate | None = None
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
     """Rates of the whole slice; null if a time is unknown.

@@ -10,6 +10,8 @@ from meshscope.backends.calibrate.request import (
     USUAL_MAX_BYTES_CPU,
     CalibrationRequest,
 )
+from meshscope.errors import public, read_only
+from meshscope.files import path_of
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.interconnect.profile import (
@@ -20,9 +22,10 @@ from meshscope.interconnect.profile import (
 )
 from meshscope.interconnect.samples import read_points
 from meshscope.plans.plan import Plan, parse_plan
-from meshscope.workers import Progress
+from meshscope.workers.spawn import Progress
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """A saved chip profile, with notes about rows of the points file that were left out."""
@@ -32,15 +35,16 @@ class Calibration:
     notes: tuple[str, ...] = ()
 
 
+@public
 def calibrate(  # noqa: PLR0913  the options of the command
     *,
     topology: str,
     plan: str = "tp=-1",
-    points: Path | None = None,
+    points: str | Path | None = None,
     max_bytes: int | None = None,
     budget: float = 600,
     repeats: int = 5,
-    out: Path | None = None,
+    out: str | Path | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Calibration:
@@ -61,11 +65,11 @@ def calibrate(  # noqa: PLR0913  the options of the command
         MeshscopeError: The devices are missing, the file cannot be read, or no line can be fitted.
     """
     slice_ = parse_topology(topology)
-    path = out or profile_folder() / f"{slice_.chip.name}.json"
+    path = path_of(out) if out else profile_folder() / f"{slice_.chip.name}.json"
     check_place(path, force=force)
     filled = parse_plan(plan).filled(slice_.n_devices)
     if points is not None:
-        profile, notes = _published(points, slice_, filled)
+        profile, notes = _published(path_of(points), slice_, filled)
     else:
         is_cpu = slice_.chip.kind is ChipKind.CPU
         usual_bytes = USUAL_MAX_BYTES_CPU if is_cpu else USUAL_MAX_BYTES

@@ -16,12 +16,13 @@ from meshscope.api.compile import compile as compile_
 from meshscope.api.predict import predict
 from meshscope.api.run import Run
 from meshscope.api.runs import open as open_runs
-from meshscope.errors import MeshscopeError, RunError, SpecError, nearest, public
+from meshscope.errors import MeshscopeError, RunError, SpecError, nearest, public, read_only
 from meshscope.files import path_of
 from meshscope.programs.environments import default_compiler
 from meshscope.store.folder import replacing_runs, scratch_folder
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedProgram:
     """A program of a budget file with its run and the outcome of its limits."""
@@ -31,6 +32,7 @@ class CheckedProgram:
     checks: tuple[Check, ...]
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
     """The outcome of a budget file."""

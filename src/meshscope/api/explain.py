@@ -5,7 +5,7 @@ from pathlib import Path
 
 from meshscope.analysis.comparison import compare_sources
 from meshscope.analysis.insertion import Insertion, insertions
-from meshscope.errors import RunError
+from meshscope.errors import RunError, read_only
 from meshscope.events.enums import Source
 from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import read_hlo
@@ -15,6 +15,7 @@ from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
 
 
+@read_only
 class Explained(tuple[Insertion, ...]):
     """The collectives that the partitioner inserted, shown as `show --inserted` does."""
 

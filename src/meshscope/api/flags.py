@@ -9,17 +9,18 @@ from meshscope.api.compile import compilable_experiment
 from meshscope.api.compile_function import FunctionRequest, described_devices, lowered_function
 from meshscope.api.request import CompileRequest, request_of
 from meshscope.backends.compile.flags import flag_effects
-from meshscope.errors import SpecError, public
+from meshscope.errors import SpecError, public, read_only
 from meshscope.events.enums import Phase
 from meshscope.events.measured import Flag, FlagEffect
 from meshscope.files import read_file
 from meshscope.hardware.topology import parse_topology
 from meshscope.programs.environments import chosen_compiler
-from meshscope.workers import Progress
+from meshscope.workers.spawn import Progress
 
 MAX_FLAGS = 2000
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagSweep:
     """The effects of flags on the programs of a model or on a function."""

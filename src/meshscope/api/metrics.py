@@ -7,11 +7,12 @@ import polars as pl
 
 from meshscope.analysis.catalog import ALIASES, METRICS, Unavailable, metrics_of
 from meshscope.analysis.metric_inputs import metric_inputs
-from meshscope.errors import SpecError, nearest
+from meshscope.errors import SpecError, nearest, read_only
 from meshscope.reports.notebook import folded_html
 from meshscope.store.run import RunRecord
 
 
+@read_only
 class Metrics(Mapping[str, pl.DataFrame]):
     """Every metric of some runs by its name, each table with a column `run`.
 

@@ -1,12 +1,10 @@
 """Requests for an experiment: the options of predict, compile and run, typed and checked one by one."""
 
 import hashlib
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from enum import StrEnum
-from operator import index
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_type_hints
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_type_hin
 from meshscope.api.idle_options import check_no_idle_options
 from meshscope.backends.compile.cycles import Cycles
 from meshscope.cost.default_chunk import with_default_chunk
-from meshscope.errors import SpecError, nearest
+from meshscope.errors import NUMBERS, SpecError, nearest, number_of
 from meshscope.files import path_of
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.interconnect.placement import parse_device_order
@@ -33,7 +31,7 @@ from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.plan import Plan, parse_plan
-from meshscope.plans.program import DEFAULT_FRONTEND, Engine, Frontend, Loop, Partitioner, Program
+from meshscope.plans.program import Engine, Frontend, Loop, Partitioner, Program
 from meshscope.plans.program_formats import has_program_format
 from meshscope.plans.workload import Workload
 from meshscope.programs.torchxla.checks import check_traceable
@@ -48,15 +46,6 @@ R = TypeVar("R", bound="DataclassInstance")
 
 MAX_ORDER_WORD = 32
 AUTO = "auto"  # weights in the format of the checkpoint, activations and KV cache in bf16
-
-_FORMS: dict[Any, str] = {
-    str: "text",
-    int: "a whole number",
-    float: "a finite number",
-    bool: "true or false",
-    Path: "a path",
-}
-
 
 # Options that are fields of a program.
 _PROGRAM_OPTIONS = (
@@ -81,7 +70,7 @@ class ExperimentRequest:
     layers: int | None = None
     engine: Engine = Engine.MESHSCOPE
     partitioner: Partitioner = Partitioner.MANUAL
-    frontend: Frontend = DEFAULT_FRONTEND
+    frontend: Frontend = Frontend.JAX
     loop: Loop = Loop.AUTO
     context: ContextForm = ContextForm.AUTO
     kernels: Kernels = Kernels.AUTO
@@ -100,7 +89,7 @@ class ExperimentRequest:
 
     def experiment(self) -> Experiment:
         """The checked experiment; a MeshscopeError for an impossible one."""
-        if self.frontend.is_served and not self.takes_engines:
+        if self.frontend.is_engine and not self.takes_engines:
             raise SpecError(
                 f"--frontend {self.frontend} compiles the engine's own programs, which only compile can "
                 "do. Drop the option, or use meshscope compile."
@@ -135,7 +124,7 @@ class ExperimentRequest:
             device_order=self._device_order(plan, topology),
         )
         check_no_idle_options(changed_options(self), experiment)
-        if self.frontend.is_traced:
+        if self.frontend is Frontend.TORCHXLA:
             check_traceable(experiment)
         return with_default_chunk(experiment) if chunk is ChunkRule.AUTO else experiment
 
@@ -159,17 +148,18 @@ class ExperimentRequest:
         """The weight dtype that the options name, else that of the checkpoint or of a program for it."""
         if not self.has_default_weights:
             return weight_dtype_of(model, self.weight_dtype or self.dtype)
+        is_torchxla = self.frontend is Frontend.TORCHXLA
         stored = model.default_weight_dtype
         lacks_program = not has_program_format(model, plan, stored, self.partitioner)
-        if self.frontend.is_traced or (self.has_program and lacks_program):
+        if is_torchxla or (self.has_program and lacks_program):
             return UNQUANTIZED_DTYPE
         is_narrow = activation_dtype_of(stored) is not None
-        is_ours = self.frontend.is_own and self.engine is Engine.MESHSCOPE
+        is_ours = self.frontend is Frontend.JAX and self.engine is Engine.MESHSCOPE
         is_fused = self.dispatch is DispatchForm.FUSED
         has_narrow = is_ours and self.partitioner is Partitioner.MANUAL and not is_fused
         assumed = wide_format(stored) if is_narrow and not has_narrow else stored
         is_of_layers = assumed == wide_format(assumed)
-        return values_dtype(assumed) if self.frontend.is_served and is_of_layers else assumed
+        return values_dtype(assumed) if self.frontend.is_engine and is_of_layers else assumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,22 +239,10 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         return str(value)
     if name == "prefill_chunk":
         hint = int
-    number = _number(value, hint)
-    if number is None:
-        raise SpecError(f"{name}: {value!r} must be {_FORMS.get(hint, hint.__name__)}.")
+    if hint not in NUMBERS:
+        raise SpecError(f"{name}: {value!r} must be {'text' if hint is str else hint.__name__}.")
+    number = number_of(name, value, hint)
     return str(number) if name == "prefill_chunk" else number
-
-
-def _number(value: Any, hint: type) -> bool | int | float | None:
-    """The value as a bool, int or float, also of NumPy, polars or JAX; None for another kind of value."""
-    is_bool = type(value).__name__ in {"bool", "bool_"}
-    if is_bool != (hint is bool) or isinstance(value, str) or hint not in {bool, int, float}:
-        return None
-    try:
-        number = index(value) if hint is int else hint(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
 
 
 def changed_options(request: ExperimentRequest) -> dict[str, Any]:
@@ -347,7 +325,7 @@ def run_folder(request: ExperimentRequest, experiment: Experiment, out: Path | N
         experiment.topology.name,
         str(experiment.plan).replace("=", ""),
         *workload,
-        "" if program.frontend.is_own else program.frontend,
+        "" if program.frontend is Frontend.JAX else program.frontend,
         program.engine_version or "",
         "auto" if program.partitioner is Partitioner.AUTO else "",
         "scan" if program.loop is Loop.SCAN else "",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from meshscope.planner.capacity import Capacity
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTime:
     """Seconds of a step of each phase and of a request, on one device; None is unknown.
@@ -225,6 +226,7 @@ class Run:
         return f"<pre>{escape(self.text())}</pre>"
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeDecoding:
     """Speculative decoding of a run: its two parts as runs of their own, and its step by each source."""

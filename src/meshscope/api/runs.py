@@ -21,7 +21,7 @@ from meshscope.api.database import (
 from meshscope.api.metrics import Metrics, metrics_of_runs
 from meshscope.api.report import write_report
 from meshscope.api.run import Run, RunTime
-from meshscope.errors import RunError, public
+from meshscope.errors import RunError, public, read_only
 from meshscope.files import path_of
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.memory import Memory
@@ -29,6 +29,7 @@ from meshscope.reports.notebook import table_html
 from meshscope.store.read import read_run
 
 
+@read_only
 class RunSet(Sequence[Run]):
     """Runs opened together; tables are read on first use.
 

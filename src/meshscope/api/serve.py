@@ -45,6 +45,7 @@ class Lengths(StrEnum):
     GEOMETRIC = "geometric"
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
     """The options of `serve-sim`, by the names of the command line."""

@@ -19,13 +19,10 @@ from meshscope.readers.traces.nsys import read_nsys
 from meshscope.readers.traces.trace import Trace, TraceFormat
 from meshscope.readers.traces.xplane import read_xplane, trace_of_profile
 from meshscope.store.folder import scratch_folder
-from meshscope.workers import (
-    WorkerTask,
-    end_with_parent,
-    error_report,
-    reported,
-    run_worker,
-)
+from meshscope.workers.failure import WorkerTask, failure_of, worker_error
+from meshscope.workers.progress import error_report
+from meshscope.workers.spawn import worker_process
+from meshscope.workers.worker_main import end_with_parent, reported
 
 Read = Trace | ChromeTrace
 
@@ -70,10 +67,14 @@ def _exported(files: Sequence[ChromeTrace]) -> Trace:
 def _in_worker(files: Sequence[tuple[Path, TraceFormat]]) -> list[Read]:
     """What the readers return for these files, which one worker reads one after the other."""
     with scratch_folder() as scratch:
-        report = scratch / "report.json"
+        report, log = scratch / "report.json", scratch / "log"
         named = [text for path, kind in files for text in (str(path), kind.name)]
         arguments = ("-m", __name__, str(scratch), *named)
-        run_worker(arguments, report, _task(files[0][0]))
+        with worker_process(arguments, log, is_piped=False) as child:
+            returncode = child.wait()
+        if returncode:
+            failure = failure_of(returncode, error_report(report), log)
+            raise worker_error(_task(files[0][0]), failure)
         return [_result(scratch / str(index)) for index in range(len(files))]
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from meshscope.errors import read_only
 from meshscope.events.enums import Kind, Part, Phase
 
 
@@ -198,6 +199,7 @@ class Measured:
     step_s: dict[Phase, tuple[float, ...]] = field(default_factory=dict[Phase, tuple[float, ...]])
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
     """A compiler flag and its value."""
@@ -210,6 +212,7 @@ class Flag:
         return f"--{self.name}={self.value}"
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagEffect:
     """What a flag changes in a program; `refused` is why the compiler does not take it.

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import lcm
 
-from meshscope.errors import MeshscopeError
+from meshscope.errors import MeshscopeError, read_only
 from meshscope.plans.chunks import (
     DEFAULT_CHUNK,
     POSITION_STEP,
@@ -18,6 +18,7 @@ from meshscope.prediction.memory import predicted_memory
 from meshscope.store.run import RunRecord
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """What fits on a slice with a plan, by the high end of the predicted memory.

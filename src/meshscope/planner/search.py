@@ -14,7 +14,7 @@ from meshscope.analysis.floor import why_sentence
 from meshscope.cost.closed_activities import wire_bytes
 from meshscope.cost.closed_form import plan_form
 from meshscope.cost.predicted import evaluated, has_figures, predicted_times
-from meshscope.errors import SpecError
+from meshscope.errors import SpecError, read_only
 from meshscope.events.enums import REQUEST_PHASES, Part, Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.interconnect.profile import ChipProfile
@@ -41,6 +41,7 @@ MIN_GAIN_S = 1e-6  # of an axis or of compute in a comparison of two plans
 EXCHANGE = "exchange with experts"  # one cause, whatever axes it is over
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """One combination of plan, batch, precision and chunk, with its predicted figures.
@@ -90,6 +91,7 @@ class Apart:
     transfer_s: float
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSearch:
     """The result of a search; `winner` is None if nothing meets the objective, or nothing fits.

@@ -6,6 +6,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, get_type_hints
 
+from meshscope.errors import read_only
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import Chip
 from meshscope.hardware.topology import Topology, parse_topology
@@ -98,6 +99,7 @@ class ProgramDispatch:
 DispatchRecord = CompilerDispatch | ProgramDispatch
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentRecord:
     """What a run was asked for. An imported run knows mesh and topology, no model or workload.

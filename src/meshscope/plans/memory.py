@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from meshscope.errors import read_only
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.weights import device_weight_bytes
@@ -31,6 +32,7 @@ class TempBasis(StrEnum):
     ESTIMATE = "estimate"
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """Bytes on one device; None if unknown.

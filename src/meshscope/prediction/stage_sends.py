@@ -9,6 +9,7 @@ from meshscope.events.enums import Phase
 from meshscope.plans.caches import joined_narrow_heads, layer_cache
 from meshscope.plans.context_form import cache_slots, local_tokens
 from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Frontend
 from meshscope.plans.stages import stage_sends
 from meshscope.prediction.planned_collective import PlannedStep
 
@@ -33,7 +34,7 @@ def _layer_inputs(experiment: Experiment, residual: tuple[int, ...]) -> Iterator
     TorchXLA programs send none: all stages compute them.
     """
     inputs = experiment.model.layer_inputs
-    if inputs is not None and not experiment.program.frontend.is_traced:
+    if inputs is not None and experiment.program.frontend is not Frontend.TORCHXLA:
         n_layers = stage_sends(experiment.model, experiment.plan.pp).n_inputs
         shape = (*residual[:-1], n_layers, inputs.width)
         yield shape, experiment.workload.activation_dtype

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from meshscope.errors import read_only
 from meshscope.plans.experiment import Experiment
 from meshscope.serving.apart import EnginePool
 from meshscope.serving.cache_blocks import BLOCK_TOKENS
@@ -39,6 +40,7 @@ class LeftOut:
     n_beyond_cache: int = 0
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingOutcome:
     """The result of a simulation with what was simulated.

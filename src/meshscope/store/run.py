@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from meshscope.errors import read_only
 from meshscope.events.collective import Collective, Effect, OtherOperation
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
@@ -61,6 +62,7 @@ VERIFY, DRAFT = "verify", "draft"  # the folders of the parts
 SPECULATION = "speculation"  # the folder of these in that of their run
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunRecord:
     """A run in memory; `path` is None until the run is in a folder. Its rows have their parallelism.

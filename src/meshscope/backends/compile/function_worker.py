@@ -21,7 +21,8 @@ from meshscope.backends.compile.worker import (
     slice_devices,
 )
 from meshscope.hardware.topology import parse_topology
-from meshscope.workers import error_report, reported
+from meshscope.workers.progress import error_report
+from meshscope.workers.worker_main import reported
 
 DONE = "done"
 PACKAGES = ("jax", "jaxlib", "libtpu")

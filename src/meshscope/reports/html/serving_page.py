@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from meshscope.reports.charts.serving import series_chart, serving_charts
+from meshscope.reports.charts.serving import serving_charts
 from meshscope.reports.html.blocks import (
     Block,
+    Chart,
     DescriptionList,
     Paragraph,
     Tile,
@@ -12,6 +13,7 @@ from meshscope.reports.html.blocks import (
     fold,
     page_table,
 )
+from meshscope.reports.html.charts import series_data
 from meshscope.reports.html.page import blocks_html
 from meshscope.reports.model import ViewTable, view_columns
 from meshscope.reports.serving import (
@@ -52,7 +54,14 @@ def _blocks(outcome: ServingOutcome) -> Iterator[Block]:
     )
     yield page_table("times", view)
     yield Paragraph(text=ABOUT)
-    yield from map(series_chart, serving_charts(outcome))
+    for chart in serving_charts(outcome):
+        highest = (f"{s.name} up to {max(v for _, v in s.points):,.4g}" for s in chart.series)
+        yield Chart(
+            kind="series",
+            title=chart.title,
+            description="; ".join(highest) or "nothing",
+            data=series_data(chart),
+        )
     yield from fold("Conditions", [_facts(*condition_facts(outcome))])
 
 

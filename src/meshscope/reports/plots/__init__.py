@@ -1,0 +1,1 @@
+"""Plots of runs as PNG and SVG files for papers; needs matplotlib (the `plots` extra)."""

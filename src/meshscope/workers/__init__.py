@@ -1,0 +1,1 @@
+"""Worker processes: spawning them, their progress, results and exit status."""
