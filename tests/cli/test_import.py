@@ -288,6 +288,9 @@ def test_what_may_communicate_is_said_everywhere(meshscope, phase: tuple[str, ..
     compared = meshscope("compare", "fft", "fft2").out
     assert f"A: {said}" in compared
     assert f"B: {said}" in compared
+    sides = json.loads(meshscope("compare", "fft", "fft2", "--json").out)
+    for side in ("left", "right"):
+        assert [other["text"] for other in sides[side]["other_operations"]] == [said]
     assert [other["text"] for other in document["other_operations"]] == [said]
     page = unescape(Path("fft.html").read_text())
     assert said in page

@@ -15,7 +15,11 @@ from meshscope.api.text import rendered
 from meshscope.errors import RunError, SpecError, public, read_only
 from meshscope.events.enums import Source
 from meshscope.files import path_of
-from meshscope.reports.document import comparison_document, own_verdicts_document
+from meshscope.reports.document import (
+    comparison_document,
+    other_operations_document,
+    own_verdicts_document,
+)
 from meshscope.reports.explanation import explanation_document
 from meshscope.reports.text import comparison_text
 from meshscope.store.run import RunRecord
@@ -127,5 +131,10 @@ def _two_sides(left: RunRecord, right: RunRecord) -> tuple[Side, Side]:
     )
 
 
-def _named(side: Side) -> dict[str, str]:
-    return {"name": side.name, "run": str(side.run.path), "source": side.source.value}
+def _named(side: Side) -> dict[str, Any]:
+    return {
+        "name": side.name,
+        "run": str(side.run.path),
+        "source": side.source.value,
+        "other_operations": other_operations_document(side.run),
+    }

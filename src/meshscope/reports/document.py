@@ -75,9 +75,7 @@ def figures_document(run: RunRecord) -> dict[str, Any]:
         "memory": _memory(run.memory.get(source)),
         "time": time_document(run, source) or dict.fromkeys(TIMES),
         "unattributed": _unattributed(rows),
-        "other_operations": [
-            {**to_plain(other), "text": str(other)} for other in run.manifest.other_operations
-        ],
+        "other_operations": other_operations_document(run),
         "verdict": _source_verdict(run),
         "throughput": throughput_document(run, source),
         "fit": fit_document(run, source),
@@ -125,10 +123,15 @@ def metrics_document(run: RunRecord) -> dict[str, Any]:
     }
 
 
+def other_operations_document(run: RunRecord) -> list[dict[str, Any]]:
+    """What may communicate, and host transfers."""
+    return [{**to_plain(other), "text": str(other)} for other in run.manifest.other_operations]
+
+
 def comparison_document(
     comparison: Comparison, *, left: Mapping[str, Any], right: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The document of `compare --json`; `left` and `right` hold run, source and name of the sides.
+    """The document of `compare --json`; `left` and `right` hold facts on the sides.
 
     A row's `count` is its executions in one step over all its `layers`; the collectives inside the row
     have no layer and count 1. `differences` sums each verdict of each phase, in one step and in the
