@@ -144,6 +144,11 @@ def array_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return -(-elements * DTYPE_BITS[dtype] // 8)
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 collective`, `129 collectives`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_bytes(n_bytes: float | Fraction | None) -> str:
     """Bytes in decimal units, e.g. `33.6 MB`; `?` if unknown."""
     if n_bytes is None:

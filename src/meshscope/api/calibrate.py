@@ -22,6 +22,7 @@ from meshscope.interconnect.profile import (
 )
 from meshscope.interconnect.samples import read_points
 from meshscope.plans.plan import Plan, parse_plan
+from meshscope.units import counted
 from meshscope.workers.spawn import Progress
 
 
@@ -90,8 +91,8 @@ def calibrate(  # noqa: PLR0913  the options of the command
 def _published(points: Path, topology: Topology, plan: Plan) -> tuple[ChipProfile, tuple[str, ...]]:
     read = read_points(points, topology, plan.mesh)
     summary = (
-        f"{points}: {len(read.points)} points of {topology.chip.name}; {len(read.skipped)} rows "
-        f"are left out, {read.n_of_other_chips} belong to other chips"
+        f"{points}: {counted(len(read.points), 'point')} of {topology.chip.name}; left out: {counted(len(read.skipped), 'row')}"
+        f", of other chips: {read.n_of_other_chips}"
     )
     profile = published_profile(read, topology, source=f"points of {points.name}")
     notes = (*read.skipped, summary)

@@ -36,6 +36,7 @@ from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.folder_names import default_folder, safe_name
 from meshscope.store.run import Manifest, RunRecord
 from meshscope.store.write import HLO
+from meshscope.units import counted
 from meshscope.workers.spawn import Progress
 
 # Options of HLO text, in the order of the recorded command.
@@ -219,7 +220,7 @@ def _layout(
     if layout.n_devices != topology.n_devices:
         sizes = " x ".join(map(str, layout.sizes))
         raise PlanError(
-            f"mesh '{mesh}' has {sizes} = {layout.n_devices} devices, but {topology.name} has "
+            f"mesh '{mesh}' has {sizes} = {counted(layout.n_devices, 'device')}, but {topology.name} has "
             f"{topology.n_devices}. Change the mesh or the slice."
         )
     return None, layout

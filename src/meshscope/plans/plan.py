@@ -10,7 +10,7 @@ from meshscope.errors import PlanError, nearest
 from meshscope.model.model import AttentionKind, CompressedAttention, GroupedAttention, Model
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.workload import Workload
-from meshscope.units import whole_number
+from meshscope.units import counted, whole_number
 
 AXES = ("pp", "dp", "fsdp", "cp", "tp", "ep")
 MESH_AXES = ("pp", "dp", "fsdp", "cp", "tp")  # outermost first; ep reuses dp or fsdp, and tp
@@ -152,7 +152,7 @@ class Plan:
             known = prod(getattr(self, axis) for axis in MESH_AXES if axis != open_axes[0])
             if n_devices % known:
                 raise PlanError(
-                    f"plan '{self}': {known} does not divide {n_devices} devices. Change an axis."
+                    f"plan '{self}': {known} does not divide {counted(n_devices, 'device')}. Change an axis."
                 )
             plan = replace(plan, **{open_axes[0]: n_devices // known})
         if self.ep == FILL:

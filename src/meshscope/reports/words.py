@@ -10,7 +10,7 @@ from meshscope.analysis.totals import Total, step_total
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase
 from meshscope.reports.model import UNKNOWN_PHASE_LABEL
-from meshscope.units import format_bytes, format_seconds, format_shape
+from meshscope.units import counted, format_bytes, format_seconds, format_shape
 
 UNKNOWN_TYPE = "?"  # an unknown dtype or dimension inside an array type such as `bf16[?]`
 
@@ -20,11 +20,6 @@ _VERDICT_LABELS = {Verdict.MORE_BYTES: "more bytes", Verdict.FEWER_BYTES: "fewer
 def verdict_label(verdict: Verdict) -> str:
     """The verdict as a reader sees it."""
     return _VERDICT_LABELS.get(verdict, verdict.value)
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 collective`, `129 collectives`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def phase_label(phase: Phase | None) -> str:

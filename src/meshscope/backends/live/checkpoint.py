@@ -13,6 +13,7 @@ from meshscope.files import read_json
 from meshscope.plans.checkpoint_tensors import reshaped, tensors_of
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.weights import Weight
+from meshscope.units import counted
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -147,7 +148,7 @@ def _files_of(folder: Path) -> dict[str, str]:
         missing = sorted(f for f in set(files.values()) if not (folder / f).is_file())
         if missing:
             raise SpecError(
-                f"checkpoint '{folder}' lacks {len(missing)} of its {len(set(files.values()))} files, "
+                f"checkpoint '{folder}' lacks {len(missing)} of its {counted(len(set(files.values())), 'file')}, "
                 f"such as '{missing[0]}'. Copy them as well."
             )
         return {str(name): str(file) for name, file in files.items()}

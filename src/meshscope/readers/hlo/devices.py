@@ -8,6 +8,7 @@ from meshscope.events.collective import SUBSETS, Groups
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.groups import parse_groups, parse_pairs
 from meshscope.readers.hlo.module import HloModule, Instruction
+from meshscope.units import counted
 
 # Collectives whose groups are those of replicas also with a channel.
 _ACROSS_REPLICAS = frozenset({"all-reduce", "all-gather", "reduce-scatter", "cross-replica-sum"})
@@ -117,6 +118,6 @@ def devices_of(module: HloModule, mesh: Mesh, crosses_slices: CrossesSlices) -> 
         return Devices(module=module, mesh=mesh, n_slices=mesh.n_devices // n)
     sizes = ",".join(f"{name}={size}" for name, size in mesh.axes)
     raise ParseError(
-        f"{module.origin}:1: the module is compiled for {n} devices, but the mesh ({sizes}) has "
+        f"{module.origin}:1: the module is compiled for {counted(n, 'device')}, but the mesh ({sizes}) has "
         f"{mesh.n_devices}. Give the plan or mesh, and the slice, for which it was compiled."
     )

@@ -51,6 +51,7 @@ from meshscope.readers.traces.groups import (
 from meshscope.readers.traces.merge import MergedTrace
 from meshscope.readers.traces.programs import program_rows
 from meshscope.readers.traces.trace import BETWEEN_SLICES, Category
+from meshscope.units import counted
 
 COPY = "copy"
 # Ops of XPlanes are named `program/instruction`; no kernel has a name of this form.
@@ -350,7 +351,7 @@ def _unnamed(events: pl.DataFrame, ops: pl.DataFrame) -> Iterator[str]:
     ).select("op", "name")
     counts = events.filter("is_collective").join(unnamed, on="op").group_by("name").len()
     for name, n in counts.sort("len", descending=True).head(4).iter_rows():
-        yield f"{n:,} kernels '{name}' communicate; the trace does not say which collective"
+        yield f"{counted(n, 'kernel')} '{name}' communicate{'s' * (n == 1)}; the trace does not say which collective"
 
 
 def _unsized(collectives: pl.DataFrame) -> Iterator[str]:
