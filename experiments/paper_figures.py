@@ -17,6 +17,16 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
+from plot_style import (
+    BLUE,
+    COLORS,
+    GRAY,
+    STYLE,
+    legend_below,
+    save,
+    stacked,
+    unit_axis,
+)
 
 from meshscope.analysis.request import basis_of, modeled_request_time
 from meshscope.analysis.totals import request_totals
@@ -31,16 +41,6 @@ from meshscope.plans.program import Engine
 from meshscope.plans.workload import Workload
 from meshscope.reports.charts.cost import segments_of
 from meshscope.reports.model import Unit
-from meshscope.reports.plots.style import (
-    BLUE,
-    COLORS,
-    GRAY,
-    STYLE,
-    legend_below,
-    save,
-    stacked,
-    unit_axis,
-)
 from meshscope.store.run import RunRecord
 
 OUT = Path(__file__).parents[1] / "docs" / "evidence" / "figures"

@@ -9,9 +9,9 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
+from plot_style import COLORS, STYLE, unit_axis
 
 from meshscope.reports.model import Unit
-from meshscope.reports.plots.style import COLORS, STYLE, unit_axis
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "evidence" / "study"

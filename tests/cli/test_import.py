@@ -298,7 +298,7 @@ def test_what_may_communicate_is_said_everywhere(meshscope, phase: tuple[str, ..
 
 
 def test_plots_that_are_not_drawn_say_what_may_communicate(meshscope) -> None:
-    pytest.importorskip("matplotlib", reason="needs the extra plots")
+    pytest.importorskip("vl_convert", reason="needs the extra plots")
     Path("fft.txt").write_text(CALLS_OUT)
     meshscope("import", "fft.txt", "--topology", "v6e-16", "--mesh", "x=16", "--out", "fft")
     answer = "".join(map(str, meshscope("export", "fft", "--to", "plots", "--out", "plots")))

@@ -10,7 +10,7 @@ from meshscope.api.progress import ReportedProgress
 from meshscope.cli import display
 from meshscope.cli.display import format_left
 from meshscope.cli.progress import WorkProgress
-from meshscope.workers.progress import format_progress, parse_progress
+from meshscope.workers import format_progress, parse_progress
 
 
 class Terminal(io.StringIO):

@@ -32,7 +32,7 @@ def experiment(topology: str = "v6e-8") -> Experiment:
 def compile_with_worker(program: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiles with a worker that runs `program` instead of the compiler."""
     monkeypatch.setattr(compile_module, "WORKER", ("-c", program))
-    monkeypatch.setattr(compile_module, "check_can_compile", lambda _: None)
+    monkeypatch.setattr(compile_module, "check_can_compile", lambda *_: None)
     compile_experiment(experiment(), directory, progress=lambda *_: None)
 
 
@@ -82,7 +82,7 @@ def test_a_failure_of_one_phase_stops_the_other(
         "import sys, time\nif sys.argv[3] == 'decode':\n    time.sleep(3600)\nraise SystemExit(3)"
     )
     monkeypatch.setattr(compile_module, "WORKER", ("-c", program))
-    monkeypatch.setattr(compile_module, "check_can_compile", lambda _: None)
+    monkeypatch.setattr(compile_module, "check_can_compile", lambda *_: None)
     both = experiment_of(
         model=read_model("Llama-3.2-3B"),
         plan=parse_plan("tp=8"),
@@ -103,7 +103,7 @@ def test_a_failure_of_the_unrolled_program_names_its_layers(
         "raise SystemExit(3)"
     )
     monkeypatch.setattr(compile_module, "WORKER", ("-c", program))
-    monkeypatch.setattr(compile_module, "check_can_compile", lambda _: None)
+    monkeypatch.setattr(compile_module, "check_can_compile", lambda *_: None)
     deep = replace(experiment(), program=Program(loop=Loop.AUTO))
 
     with pytest.raises(CompileError, match=r"exit code 3.*Llama-3.2-3B \(8 layers"):

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from meshscope.api.request import CompileRequest
-from meshscope.backends.compile.engine_checks import check_can_compile_engine
 from meshscope.errors import PlanError, SpecError
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment
@@ -18,6 +17,7 @@ from meshscope.programs.engines.engine_config import (
 )
 from meshscope.programs.engines.page_size import PallasAttentionBackend
 from meshscope.programs.environments import ENGINES, known_releases, releases_of
+from meshscope.programs.frontends import check_can_compile
 
 
 def experiment(model: str, plan: str, **options: object) -> Experiment:
@@ -148,7 +148,7 @@ def test_what_the_front_end_does_not_compile_is_refused(
     plan: str, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises((PlanError, SpecError), match=message):
-        check_can_compile_engine(experiment("Qwen/Qwen3-32B", plan, **options))
+        check_can_compile(experiment("Qwen/Qwen3-32B", plan, **options))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_mixtures_take_the_plans_of_the_engine(
     made = experiment(model, plan, **({"batch": 8, "dtype": "bf16"} | options))
 
     with pytest.raises((PlanError, SpecError), match=message):
-        check_can_compile_engine(made)
+        check_can_compile(made)
 
 
 @pytest.mark.parametrize(
@@ -185,4 +185,4 @@ def test_an_old_release_that_would_ignore_an_option_is_refused(
     made = replace(made, program=replace(made.program, engine_version="0.12.0"))
 
     with pytest.raises(SpecError, match=f"^{value}: .* Use --engine-version 0.24.0 or newer"):
-        check_can_compile_engine(made)
+        check_can_compile(made)

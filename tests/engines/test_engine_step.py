@@ -1,6 +1,7 @@
 """Programs of an engine become one step: rows, time, and messages of a failed worker."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from meshscope.errors import CompileError, SpecError
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
+from meshscope.programs import frontends
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "engines"  # by make_engine_steps.py
 
@@ -78,9 +80,9 @@ def test_the_message_of_the_engine_is_shown(
         "raise SystemExit(1)"
     )
     monkeypatch.setattr(compile_module, "WORKER", ("-c", program))
-    monkeypatch.setattr(compile_module, "check_can_compile", lambda _: None)
-    fake = type("Environment", (), {"python": compile_module.sys.executable})
-    monkeypatch.setattr(compile_module, "installed_release", lambda *_: fake)
+    monkeypatch.setattr(compile_module, "check_can_compile", lambda *_: None)
+    fake = type("Environment", (), {"python": sys.executable})
+    monkeypatch.setattr(frontends, "installed_release", lambda *_: fake)
 
     with pytest.raises(CompileError, match=r"vllm-tpu 0\.32\.0 rejected .*not registered in tpu"):
         compile_module.compile_experiment(experiment(), tmp_path, progress=lambda *_: None)

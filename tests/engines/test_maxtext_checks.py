@@ -7,12 +7,12 @@ import pytest
 
 from meshscope.api.compile import compile as compile_model
 from meshscope.api.request import CompileRequest
-from meshscope.backends.compile.engine_checks import check_can_compile_engine
 from meshscope.errors import MeshscopeError, MissingToolError, PlanError, SpecError
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
 from meshscope.programs.engines.maxtext_models import MODELS, maxtext_model, sizes_of
+from meshscope.programs.frontends import check_can_compile
 
 
 def experiment(
@@ -36,7 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (experiment("google/gemma-2-2b"), SpecError, "MaxText has no configuration of this model"),
         (experiment(plan="dp=8", batch=8), PlanError, "dp is not supported. Use tp=8"),
         (experiment(plan="tp=8,sp"), PlanError, "sp is not supported. Use tp=8"),
-        (experiment(weight_dtype="int8"), SpecError, "--weight-dtype int8: .* Use bf16"),
+        (experiment(weight_dtype="int8"), SpecError, "--weight-dtype int8: .* compiles bf16 only"),
         (experiment(cache_dtype="fp8"), SpecError, "--cache-dtype fp8: .* Use bf16"),
         (
             experiment(prompt=256, prefill_chunk="128"),
@@ -55,12 +55,12 @@ def test_what_the_front_end_does_not_offer_is_refused(
     refused: Experiment, kind: type[MeshscopeError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
-        check_can_compile_engine(refused)
+        check_can_compile(refused)
 
 
 def test_a_release_that_is_not_installed_says_how_to_install_it() -> None:
     with pytest.raises(MissingToolError, match="meshscope engines install maxtext"):
-        check_can_compile_engine(experiment())
+        check_can_compile(experiment())
 
 
 def test_an_unknown_release_is_refused_with_the_known_ones() -> None:

@@ -7,14 +7,13 @@ import pytest
 
 from meshscope.api.compile import compile as compile_model
 from meshscope.api.request import CompileRequest
-from meshscope.backends.compile.engine_checks import check_can_compile_engine
 from meshscope.cost.predicted import predicted_times
 from meshscope.errors import MeshscopeError, MissingToolError, PlanError, SpecError
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernel
 from meshscope.plans.program import Frontend, Program
-from meshscope.programs.engines.adapters import ADAPTERS
 from meshscope.programs.environments import ENGINES, known_releases
+from meshscope.programs.frontends import FRONTENDS, check_can_compile
 
 
 def experiment(
@@ -35,13 +34,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_engine_has_an_adapter_whose_module_exists() -> None:
     folder = Path(__file__).parents[2] / "src" / "meshscope" / "programs" / "engines"
 
-    assert (
-        set(ADAPTERS)
-        == {r.product for r in known_releases(ENGINES)}
-        == {f for f in Frontend if f.is_engine}
-    )
-    for adapter in ADAPTERS.values():
-        assert (folder / f"{adapter.module}.py").is_file()
+    served = {frontend for frontend in Frontend if frontend.is_served}
+    assert set(FRONTENDS) == set(Frontend)
+    assert served == {r.product for r in known_releases(ENGINES)}
+    for frontend in served:
+        assert (folder / f"{FRONTENDS[frontend].builder.module}.py").is_file()
 
 
 @pytest.mark.parametrize(
@@ -61,12 +58,12 @@ def test_what_the_front_end_does_not_offer_is_refused(
     refused: Experiment, kind: type[MeshscopeError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
-        check_can_compile_engine(refused)
+        check_can_compile(refused)
 
 
 def test_a_release_that_is_not_installed_says_how_to_install_it() -> None:
     with pytest.raises(MissingToolError, match="meshscope engines install sglang-jax"):
-        check_can_compile_engine(experiment())
+        check_can_compile(experiment())
 
 
 def test_an_unknown_release_is_refused_with_the_known_ones() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from meshscope.analysis.join import Verdict, compare
-from meshscope.backends.compile import gpu
 from meshscope.backends.compile.compile import check_can_compile, compile_experiment, read_phase
 from meshscope.backends.compile.cycles import Cycles
 from meshscope.cost.op_cost import kernel_work
@@ -21,6 +20,7 @@ from meshscope.hardware.topology import parse_topology
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
 from meshscope.prediction import predict
+from meshscope.programs import gpu
 from meshscope.readers.hlo.parse import read_hlo
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden" / "gpu"))
@@ -167,7 +167,7 @@ def test_a_missing_plugin_is_one_message(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_cycle_profile_needs_a_tpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshscope.backends.compile.compile.check_can_compile", lambda _: None)
+    monkeypatch.setattr("meshscope.backends.compile.compile.check_can_compile", lambda *_: None)
     with pytest.raises(SpecError, match="needs the TPU compiler"):
         compile_experiment(
             asked("h100_tp8"), tmp_path, progress=lambda *_: None, cycles=Cycles.PROFILE

@@ -16,6 +16,7 @@ from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 from meshscope.plans.experiment_record import NamedModel
 from meshscope.plans.memory import Memory, TempBasis
 from meshscope.reports.charts.cost import COLLECTIVES, COMPUTE, EXPOSED, IDLE, MEMORY, STAGES
+from meshscope.reports.charts.spec import FIXED, PALETTE, colors_of
 from meshscope.reports.html.page import page_html
 from meshscope.store.run import RunRecord
 
@@ -112,8 +113,8 @@ def test_sources_that_disagree_are_compared_by_part(timed_run: RunRecord) -> Non
         exposed_by_axis_s={"tp": 0.002},
     )
     page = Page(page_html([replace(timed_run, times=(predicted, STEP))]))
-    chart = next(c for c in page.data["charts"] if c["kind"] == "waterfall")["data"]
-    assert chart["selects"][1]["options"] == ["predicted", "compiled"]
+    chart = next(c for c in page.data["charts"] if c["kind"] == "waterfall")["spec"]
+    assert chart["params"][1]["bind"]["options"] == ["predicted", "compiled"]
     head, *rows = next(t for t in page.tables if t[0][0] == "part or axis")
     assert head[1:] == ["predicted", "compiled minus predicted"]
     assert {row[0]: row[1:] for row in rows} == {
@@ -151,11 +152,12 @@ def test_without_times_the_hero_names_bytes(predicted_run: RunRecord) -> None:
 
 
 def test_the_segments_of_a_bar_sum_to_the_step(page: Page) -> None:
-    bars = next(c for c in page.data["charts"] if c["kind"] == "bars")["data"]["bars"]
-    assert [bar["total"] for bar in bars] == [0.010]
-    assert dict(bars[0]["segments"]) == pytest.approx(
+    bars = next(c for c in page.data["charts"] if c["kind"] == "bars")["spec"]["layer"][0]
+    segments = bars["data"]["values"]
+    assert {one["label"]: one["b"] - one["a"] for one in segments} == pytest.approx(
         {"compute": 0.006, "exposed over tp": 0.003, "waiting for memory": 0.001}
     )
+    assert segments[-1]["b"] == pytest.approx(0.010)
 
 
 def test_the_elements_are_balanced_and_their_ids_are_unique(page: Page) -> None:
@@ -185,7 +187,7 @@ def test_the_page_makes_no_requests(page: Page) -> None:
     assert not page.attributes("iframe")
     assert not re.search(
         r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)",
-        "".join(page.raw["style"] + page.raw["script"][1:]),
+        "".join(page.raw["style"] + page.raw["script"][2:]),
     )
 
 
@@ -222,16 +224,16 @@ def test_hostile_names_add_no_element_and_no_megabyte(timed_run: RunRecord, page
     step = replace(STEP, exposed_by_axis_s={HOSTILE: 0.003}, notes=(HOSTILE,))
     named = replace(timed_run, manifest=manifest, rows=rows, times=(step,))
     several = page_html([named, replace(named, times=(FAST,)), timed_run])
-    assert len(several) < 1_000_000
+    assert len(several) < 2_000_000  # 0.8 MB of them Vega
     assert (Page(several).unbalanced, Page(several).open) == ([], [])
-    assert len(Page(several).attributes("script")) == 2
+    assert len(Page(several).attributes("script")) == 3
     text = page_html([named])
-    assert len(text) < 500_000
+    assert len(text) < 1_100_000
     assert not re.search(r"[\x00-\x08\x0b-\x1f\u2028\u202e]", text)
     hostile = Page(text)
     assert (hostile.unbalanced, hostile.open) == ([], [])
     assert {tag for tag, _ in hostile.elements} <= {tag for tag, _ in page.elements} | {"p"}
-    assert len(hostile.attributes("script")) == 2
+    assert len(hostile.attributes("script")) == 3
     assert "alert(1)" in hostile.text
     assert not [tag for tag, attrs in hostile.elements if "onload" in attrs]
 
@@ -260,10 +262,12 @@ def test_runs_of_the_same_work_are_ranked_and_compared_with_the_best(timed_run: 
     ]
     assert not {"slice", "source", "fits"} & set(head)
     assert re.search(r"All: [^.]*, compiled, fits: ", rendered.text)
-    chart = next(c for c in rendered.data["charts"] if c["kind"] == "waterfall")["data"]
-    assert chart["selects"][1]["options"] == ["tp=4 (2)", "tp=4 (1)"]
-    (prefill,) = chart["spans"]
-    assert prefill[1] == pytest.approx(
+    chart = next(c for c in rendered.data["charts"] if c["kind"] == "waterfall")["spec"]
+    assert chart["params"][1]["bind"]["options"] == ["tp=4 (2)", "tp=4 (1)"]
+    (columns,) = chart["data"]["values"]
+    rows = zip(*(columns[name] for name in ("side", "part", "s", "whole")), strict=True)
+    seconds = {part: s for side, part, s, is_whole in rows if side == "tp=4 (1)" and not is_whole}
+    assert seconds == pytest.approx(
         {"mlp": 0.006, "exposed over tp": 0.003, "waiting for memory": 0.001}
     )
     ids = [attrs["id"] for _, attrs in rendered.elements if "id" in attrs]
@@ -324,13 +328,27 @@ def test_equal_traffic_is_a_sentence_and_no_matrix(page: Page) -> None:
     assert re.search(r"every device sends [\d.]+ kB to the next device of its ring", page.text)
 
 
-def test_the_script_has_a_color_for_every_segment_of_a_step() -> None:
-    script = (resources.files("meshscope.reports.html") / "charts.js").read_text()
-    for name in (COMPUTE, MEMORY, STAGES, IDLE, COLLECTIVES):
-        assert f'["{name}", "' in script
-    assert f"/^{EXPOSED}/" in script
+def test_a_name_has_one_color_which_the_style_of_the_page_defines() -> None:
+    style = (resources.files("meshscope.reports.html") / "page.css").read_text()
+    assert all(f"--{name}: {color};" in style for name, color in PALETTE.items())
+    assert {COMPUTE, MEMORY, STAGES, IDLE, COLLECTIVES} <= FIXED.keys()
+    colors = colors_of([COMPUTE, f"{EXPOSED}tp", f"{EXPOSED}x", "x", "tp"])
+    assert colors[f"{EXPOSED}tp"] == colors["tp"] != colors["x"] == colors[f"{EXPOSED}x"]
+
+
+def test_the_script_of_vega_states_its_license_and_names_no_host_that_it_could_ask() -> None:
+    script = (resources.files("meshscope.reports.html") / "vega.js").read_text()
+    assert "University of Washington Interactive Data Lab" in script
+    assert "Redistribution and use" in script
+    hosts = set(re.findall(r"https?://([a-z0-9.]+)", script))
+    assert hosts == {
+        "www.w3.org",
+        "github.com",
+        "vega.github.io",
+    }  # names of formats, and a comment
+    assert len(script) < 1_000_000
 
 
 def test_the_package_contains_the_files_of_the_page() -> None:
     names = {path.name for path in resources.files("meshscope.reports.html").iterdir()}
-    assert {"charts.js", "page.css", "page.html.j2"} <= names
+    assert {"vega.js", "page.js", "page.css", "page.html.j2"} <= names

@@ -61,18 +61,23 @@ def test_the_page_has_the_front_of_the_search(result: meshscope.PlanResult, tmp_
     assert not page.unbalanced
     front = page.data["charts"][0]
     assert front["kind"] == "front"
-    points = [
-        tuple(values) for _, _, values, group in front["data"]["points"] if "best" not in group
-    ]
+    *limits, marks = (layer["data"]["values"] for layer in front["spec"]["layer"])
+    names = ("TTFT", "TPOT", "request tokens/s per chip")
+    points = [tuple(p[n] for n in names) for p in marks[::-1] if "best" not in p["group"]]
     assert points == [(c.ttft_s, c.tpot_s, c.tokens_per_s_per_chip) for c in result.front]
-    assert front["data"]["limits"] == [0.5, 0.03, None]
+    assert [(one["measure"], one["v"]) for one in limits[0]] == [("TTFT", 0.5), ("TPOT", 0.03)]
     table = next(rows for rows in page.tables if rows[0][0] == "plan")
     assert [row[0] for row in table[1:]] == [str(c.experiment.plan) for c in result.front]
     waterfall = page.data["charts"][1]
     assert waterfall["kind"] == "waterfall"
     assert result.search.won_by is not None
     gain_s = sum(result.search.won_by.seconds.values())
-    winner, rival = (sum(parts.values()) for parts in waterfall["data"]["spans"][0])
+    (columns,) = waterfall["spec"]["data"]["values"]
+    winner, rival = (
+        s
+        for span, s, is_whole in zip(*(columns[n] for n in ("span", "s", "whole")), strict=True)
+        if is_whole and span == "request"
+    )
     assert rival - winner == pytest.approx(gain_s)
 
 
@@ -90,7 +95,8 @@ def test_without_a_winner_the_page_says_what_would_be_needed(tmp_path: Path) -> 
     closest = meshscope.plan(MODEL, topology="v6e-8", slo="ttft=0.05,tpot=0.002", batch=8)
     page = _page(closest, tmp_path)
     assert "times the limit of TTFT" in page.banners
-    groups = {group for *_, group in page.data["charts"][0]["data"]["points"]}
+    marks = page.data["charts"][0]["spec"]["layer"][-1]["data"]["values"]
+    groups = {point["group"] for point in marks}
     assert groups == {"closest", "least latency"}
     with pytest.raises(RunError, match="Relax --slo"):
         closest.plot(tmp_path / "front.png")

@@ -89,7 +89,8 @@ def test_the_page_has_the_answer_and_its_charts(served: ServingRun, tmp_path: Pa
     data = json.loads(text[text.index(">", start) + 1 : text.index("</script>", start)])
     charts = list(serving_charts(served.outcome))
     assert [one["kind"] for one in data["charts"]] == ["series"] * len(charts)
-    assert [line["name"] for line in data["charts"][2]["data"]["lines"]] == [
+    lines = data["charts"][2]["spec"]["layer"][0]["data"]["values"]
+    assert [line["name"] for line in lines] == [
         "prefill: prompt",
         "decode: decoded",
     ]
@@ -99,7 +100,7 @@ def test_the_page_has_the_answer_and_its_charts(served: ServingRun, tmp_path: Pa
     ("name", "start"),
     [
         ("p.png", b"\x89PNG"),
-        ("p.svg", b"<?xml"),
+        ("p.svg", b"<svg"),
         ("t.perfetto-trace", b"\x0a"),
         ("t.json.gz", b"\x1f\x8b"),
     ],

@@ -18,7 +18,6 @@ from meshscope.backends.compile.compile import compile_experiment, read_chunks
 from meshscope.backends.compile.worker import (
     compile_program,
     set_environment,
-    set_torchxla_environment,
 )
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
@@ -260,7 +259,6 @@ def environment() -> Iterator[None]:
     """The environment of a worker, which libtpu reads when it is loaded."""
     before = dict(os.environ)
     set_environment()
-    set_torchxla_environment(small_experiment(Case(DENSE, "tp=8")))
     yield
     os.environ.clear()
     os.environ.update(before)

@@ -23,7 +23,7 @@ from meshscope.interconnect.profile import (
 from meshscope.interconnect.samples import read_points
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.units import counted
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 
 @read_only

@@ -28,8 +28,6 @@ from meshscope.api.request import (
 from meshscope.api.run import Run
 from meshscope.api.speculate import speculative_parts
 from meshscope.backends.compile.compile import (
-    check_can_compile,
-    check_compiler_takes,
     compile_experiment,
 )
 from meshscope.backends.compile.cycles import Cycles
@@ -42,12 +40,13 @@ from meshscope.plans.context_form import ContextForm
 from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernels
-from meshscope.plans.program import Engine, Frontend, Loop, Partitioner
+from meshscope.plans.program import DEFAULT_FRONTEND, Engine, Frontend, Loop, Partitioner
 from meshscope.programs.environments import Compiler, chosen_compiler, installed_release
+from meshscope.programs.frontends import check_can_compile
 from meshscope.store.folder import new_folder
 from meshscope.store.run import SPECULATION, RunRecord
 from meshscope.store.write import HLO
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 
 @public
@@ -70,7 +69,7 @@ def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
     layers: int | None = None,
     engine: Engine | str = Engine.MESHSCOPE,
     partitioner: Partitioner | str = Partitioner.MANUAL,
-    frontend: Frontend | str = Frontend.JAX,
+    frontend: Frontend | str = DEFAULT_FRONTEND,
     loop: Loop | str = Loop.AUTO,
     context: ContextForm | str = ContextForm.AUTO,
     kernels: Kernels | str = Kernels.AUTO,
@@ -205,7 +204,7 @@ class _Compiling:
     def record(self, experiment: Experiment, folder: Path, report: ReportedProgress) -> RunRecord:
         """The prediction with the compiled programs, whose HLO and timeline are written to the folder."""
         predicted = predicted_record(experiment, self.command, self.profile)
-        if experiment.program.frontend is Frontend.JAX:
+        if experiment.program.frontend.is_own:
             predicted = noting_own_program(predicted, experiment, self.profile)
         (folder / HLO).mkdir(parents=True)
         result = compile_experiment(
@@ -234,13 +233,10 @@ def compilable_experiment(
     if request.engine is not Engine.MESHSCOPE:
         raise SpecError(
             f"--engine {request.engine} has no program to compile. Use predict --engine {request.engine}, "
-            f"or --frontend {Frontend.VLLM_TPU} for vLLM's own programs on TPUs."
+            f"or --frontend vllm-tpu for vLLM's own programs on TPUs."
         )
     experiment = _with_engine_version(request.experiment(), request)
-    if compiler is None:
-        check_can_compile(experiment)
-    else:
-        check_compiler_takes(experiment, compiler.release.name)
+    check_can_compile(experiment, compiler)
     return experiment
 
 
@@ -248,7 +244,7 @@ def _with_engine_version(experiment: Experiment, request: ExperimentRequest) -> 
     """The experiment with the release of its engine, which must be installed."""
     version = request.engine_version if isinstance(request, CompileRequest) else None
     program = experiment.program
-    if not program.frontend.is_engine:
+    if not program.frontend.is_served:
         if version is not None:
             raise idle_option(
                 "engine_version", version, f"--frontend {program.frontend} is no serving engine"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from meshscope.api.records import new_manifest, write_record
 from meshscope.api.run import Run
-from meshscope.backends.compile.compile import check_tpu_compiler
 from meshscope.backends.compile.function import (
     CompiledFunction,
     FunctionResult,
@@ -26,6 +25,7 @@ from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
 from meshscope.programs.environments import chosen_compiler
+from meshscope.programs.frontends import check_tpu_compiler
 from meshscope.store.folder import new_folder
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO

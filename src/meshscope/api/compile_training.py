@@ -20,7 +20,7 @@ from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
 from meshscope.store.folder import new_folder
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 # Options that a training step does not have.
 _OF_INFERENCE = ("output", "weight_dtype", "cache_dtype", "prefill_chunk")

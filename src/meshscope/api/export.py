@@ -140,12 +140,11 @@ def _timeline(run: RunRecord) -> tuple[Timeline, str | None]:
 def write_plot_folder(runs: Sequence[RunRecord], path: Path, *, force: bool) -> str:
     """Writes a folder of PNG and SVG files; returns which plots are missing, and why."""
     with plot_tools():
-        from meshscope.reports.plots.write import write_plots  # noqa: PLC0415  only plots need matplotlib
+        from meshscope.reports.charts.pictures import write_pictures  # noqa: PLC0415  only plots need it
     with new_directory(path, force=force) as partial:
-        drawn = write_plots(list(runs), partial)
+        n_drawn, missing = write_pictures(list(runs), partial)
         _mark(partial, ExportFormat.PLOTS)
-    missing = [f"no {one.name}: {one.reason}" for one in drawn if one.figure is None]
-    return "; ".join([f"{len(drawn) - len(missing)} plots", *missing])
+    return "; ".join([f"{n_drawn} plots", *(f"no {name}: {why}" for name, why in missing)])
 
 
 def _mark(folder: Path, to: ExportFormat) -> None:

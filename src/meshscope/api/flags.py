@@ -15,7 +15,7 @@ from meshscope.events.measured import Flag, FlagEffect
 from meshscope.files import read_file
 from meshscope.hardware.topology import parse_topology
 from meshscope.programs.environments import chosen_compiler
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 MAX_FLAGS = 2000
 

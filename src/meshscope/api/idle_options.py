@@ -28,10 +28,6 @@ def _is_vllm(experiment: Experiment) -> bool:
     return experiment.engine is Engine.VLLM
 
 
-def _is_engine(experiment: Experiment) -> bool:
-    return experiment.program.frontend.is_engine
-
-
 def _exchanges_nothing(experiment: Experiment) -> bool:
     """Whether no rows of experts move between devices by a program of our own."""
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
@@ -92,7 +88,11 @@ RULES: tuple[IdleRule, ...] = (
         for option in ("partitioner", "frontend", "dispatch", "capacity_factor")
     ),
     *(
-        IdleRule(option=option, is_idle=_is_engine, reason=_ENGINE)
+        IdleRule(
+            option=option,
+            is_idle=lambda experiment: experiment.program.frontend.is_served,
+            reason=_ENGINE,
+        )
         for option in ("partitioner", "loop", "context", "kernels", "dispatch", "capacity_factor")
     ),
 )

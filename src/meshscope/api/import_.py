@@ -24,7 +24,7 @@ from meshscope.model.model import Model
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.mesh import Mesh, parse_mesh
 from meshscope.plans.plan import Plan, parse_plan
-from meshscope.plans.program import Frontend
+from meshscope.plans.program import DEFAULT_FRONTEND, Frontend
 from meshscope.plans.sequence_lengths import parse_lengths
 from meshscope.readers.hlo.attribution import MAX_LAYERS
 from meshscope.readers.hlo.module import HloModule
@@ -37,7 +37,7 @@ from meshscope.store.folder_names import default_folder, safe_name
 from meshscope.store.run import Manifest, RunRecord
 from meshscope.store.write import HLO
 from meshscope.units import counted
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 # Options of HLO text, in the order of the recorded command.
 _OPTIONS = (
@@ -141,7 +141,7 @@ def import_(  # noqa: PLR0913  the options of the command
     files = tuple(path for _, path in stated)
     if not files:
         raise SpecError("there is no file to import. Give the path of HLO text.")
-    if frontend == Frontend.JAX:
+    if frontend == DEFAULT_FRONTEND:
         raise SpecError("--frontend jax: `compiled.as_text()` is text; leave the option out.")
     home = None if out is None else path_of(out)
     if frontend is None:
@@ -241,8 +241,9 @@ def _phase(text: str) -> Phase:
 
 
 def _check_frontend(frontend: str) -> None:
-    if frontend != Frontend.TORCHXLA:
-        raise SpecError(f"frontend: '{frontend}' is not {Frontend.TORCHXLA}. Leave the option out.")
+    traced = [known.value for known in Frontend if known.is_traced]
+    if frontend not in traced:
+        raise SpecError(f"frontend: '{frontend}' is not {traced[0]}. Leave the option out.")
 
 
 def _imported_run(

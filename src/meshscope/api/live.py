@@ -11,7 +11,7 @@ from meshscope.api.run import Run
 from meshscope.api.speculate import SpeculativeParts, speculative_parts
 from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
 from meshscope.backends.live.names import TRACE
-from meshscope.backends.live.run import RunOptions, check_can_run, run_experiment, run_process
+from meshscope.backends.live.run import RunOptions, run_experiment, run_process
 from meshscope.errors import SpecError, public
 from meshscope.files import path_of
 from meshscope.hardware.chips import ChipKind
@@ -22,12 +22,13 @@ from meshscope.plans.context_form import ContextForm
 from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernels
-from meshscope.plans.program import Engine, Frontend, Loop, Partitioner
+from meshscope.plans.program import DEFAULT_FRONTEND, Engine, Frontend, Loop, Partitioner
+from meshscope.programs.environments import check_can_run
 from meshscope.reports.export.profile_traces import write_profile_traces
 from meshscope.serialize import picked
 from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.run import DRAFT, SPECULATION, RunRecord
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 
 @public
@@ -45,7 +46,7 @@ def run(  # noqa: D417, PLR0913  the options of the command
     layers: int | None = None,
     engine: Engine | str = Engine.MESHSCOPE,
     partitioner: Partitioner | str = Partitioner.MANUAL,
-    frontend: Frontend | str = Frontend.JAX,
+    frontend: Frontend | str = DEFAULT_FRONTEND,
     loop: Loop | str = Loop.AUTO,
     context: ContextForm | str = ContextForm.AUTO,
     kernels: Kernels | str = Kernels.AUTO,
@@ -203,7 +204,7 @@ def prepared_run(request: LiveRequest) -> PreparedRun:
     experiment = request.experiment()
     if request.checkpoint is not None:
         _check_checkpoint(experiment, request.checkpoint)
-    if experiment.program.frontend is Frontend.JAX:
+    if experiment.program.frontend.is_own:
         check_can_run()
     return PreparedRun(
         experiment=experiment,

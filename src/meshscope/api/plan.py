@@ -40,7 +40,7 @@ from meshscope.reports.slices import slice_search_document, slice_search_lines
 from meshscope.store.folder_names import default_folder
 from meshscope.sweep.queue import Queue
 from meshscope.units import dtype_name
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 PICTURES = (".png", ".svg", ".pdf")
 QUANTIZED = "s8"  # tried beside --dtype
@@ -150,10 +150,14 @@ class PlanResult:
                 "Relax --slo, or drop --plot."
             )
         with plot_tools():
-            from meshscope.reports.plots.front import write_front_plot  # noqa: PLC0415  it loads matplotlib
+            from meshscope.reports.charts.pictures import write_picture  # noqa: PLC0415  only plots need it
+        from meshscope.reports.charts.points import front_chart  # noqa: PLC0415  only plots need it
 
+        space = self.search.space
+        title = f"{space.model.name} on {space.topology.name}"
+        chart = replace(front_chart(self.search, self.front), title=title)
         with new_file(target, force=force) as partial:
-            write_front_plot(self.search, partial, to=target.suffix[1:].lower())
+            write_picture(chart, partial, to=target.suffix[1:].lower())
         return target
 
     def as_dict(self) -> dict[str, Any]:

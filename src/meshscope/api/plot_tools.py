@@ -8,11 +8,11 @@ from meshscope.errors import MissingToolError
 
 @contextmanager
 def plot_tools() -> Generator[None]:
-    """Around an import of plots: MissingToolError without matplotlib."""
+    """Around an import of plots: MissingToolError without vl-convert."""
     try:
         yield
     except ImportError as error:
         raise MissingToolError(
-            "plots need matplotlib, which is not installed. "
+            "plots need vl-convert-python, which is not installed. "
             "Install the extra in your clone: pip install -e '.[plots]'."
         ) from error

@@ -13,7 +13,7 @@ from meshscope.files import path_of
 from meshscope.plans.context_form import ContextForm
 from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.kernel_choice import Kernels
-from meshscope.plans.program import Engine, Frontend, Loop, Partitioner
+from meshscope.plans.program import DEFAULT_FRONTEND, Engine, Frontend, Loop, Partitioner
 
 
 @public
@@ -31,7 +31,7 @@ def predict(  # noqa: PLR0913  the options of the command
     layers: int | None = None,
     engine: Engine | str = Engine.MESHSCOPE,
     partitioner: Partitioner | str = Partitioner.MANUAL,
-    frontend: Frontend | str = Frontend.JAX,
+    frontend: Frontend | str = DEFAULT_FRONTEND,
     loop: Loop | str = Loop.AUTO,
     context: ContextForm | str = ContextForm.AUTO,
     kernels: Kernels | str = Kernels.AUTO,

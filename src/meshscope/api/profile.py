@@ -12,7 +12,7 @@ from meshscope.api.run import Run
 from meshscope.backends.compile.function import function_memory
 from meshscope.backends.live.function import ReadFunction, flatten_trace, read_live_function
 from meshscope.backends.live.names import HLO, TRACE, hlo_name
-from meshscope.backends.live.run import OPS, check_can_run
+from meshscope.backends.live.run import OPS
 from meshscope.backends.live.worker import versions
 from meshscope.errors import SpecError, public
 from meshscope.events.enums import Phase, Source
@@ -21,6 +21,7 @@ from meshscope.files import path_of
 from meshscope.hardware.live_slices import slice_of_devices
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.mesh import Mesh
+from meshscope.programs.environments import check_can_run
 from meshscope.reports.export.profile_traces import write_profile_traces
 from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.run import RunRecord

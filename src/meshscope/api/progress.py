@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.program import Frontend
 from meshscope.programs.environments import TORCHXLA_VARIABLE, torchxla_python
 from meshscope.reports.plain import plain
 from meshscope.store.history import earlier_compile
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 
 class ReportedProgress:
@@ -57,7 +56,7 @@ def compile_progress(
 
 def report_tracing_python(progress: ReportedProgress, experiment: Experiment) -> None:
     """Reports which Python traces with torch_xla, if it is not the running one."""
-    if experiment.program.frontend is not Frontend.TORCHXLA:
+    if not experiment.program.frontend.is_traced:
         return
     python = torchxla_python()
     if python != sys.executable:

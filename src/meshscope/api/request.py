@@ -31,7 +31,7 @@ from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.plan import Plan, parse_plan
-from meshscope.plans.program import Engine, Frontend, Loop, Partitioner, Program
+from meshscope.plans.program import DEFAULT_FRONTEND, Engine, Frontend, Loop, Partitioner, Program
 from meshscope.plans.program_formats import has_program_format
 from meshscope.plans.workload import Workload
 from meshscope.programs.torchxla.checks import check_traceable
@@ -70,7 +70,7 @@ class ExperimentRequest:
     layers: int | None = None
     engine: Engine = Engine.MESHSCOPE
     partitioner: Partitioner = Partitioner.MANUAL
-    frontend: Frontend = Frontend.JAX
+    frontend: Frontend = DEFAULT_FRONTEND
     loop: Loop = Loop.AUTO
     context: ContextForm = ContextForm.AUTO
     kernels: Kernels = Kernels.AUTO
@@ -89,7 +89,7 @@ class ExperimentRequest:
 
     def experiment(self) -> Experiment:
         """The checked experiment; a MeshscopeError for an impossible one."""
-        if self.frontend.is_engine and not self.takes_engines:
+        if self.frontend.is_served and not self.takes_engines:
             raise SpecError(
                 f"--frontend {self.frontend} compiles the engine's own programs, which only compile can "
                 "do. Drop the option, or use meshscope compile."
@@ -124,7 +124,7 @@ class ExperimentRequest:
             device_order=self._device_order(plan, topology),
         )
         check_no_idle_options(changed_options(self), experiment)
-        if self.frontend is Frontend.TORCHXLA:
+        if self.frontend.is_traced:
             check_traceable(experiment)
         return with_default_chunk(experiment) if chunk is ChunkRule.AUTO else experiment
 
@@ -148,18 +148,17 @@ class ExperimentRequest:
         """The weight dtype that the options name, else that of the checkpoint or of a program for it."""
         if not self.has_default_weights:
             return weight_dtype_of(model, self.weight_dtype or self.dtype)
-        is_torchxla = self.frontend is Frontend.TORCHXLA
         stored = model.default_weight_dtype
         lacks_program = not has_program_format(model, plan, stored, self.partitioner)
-        if is_torchxla or (self.has_program and lacks_program):
+        if self.frontend.is_traced or (self.has_program and lacks_program):
             return UNQUANTIZED_DTYPE
         is_narrow = activation_dtype_of(stored) is not None
-        is_ours = self.frontend is Frontend.JAX and self.engine is Engine.MESHSCOPE
+        is_ours = self.frontend.is_own and self.engine is Engine.MESHSCOPE
         is_fused = self.dispatch is DispatchForm.FUSED
         has_narrow = is_ours and self.partitioner is Partitioner.MANUAL and not is_fused
         assumed = wide_format(stored) if is_narrow and not has_narrow else stored
         is_of_layers = assumed == wide_format(assumed)
-        return values_dtype(assumed) if self.frontend.is_engine and is_of_layers else assumed
+        return values_dtype(assumed) if self.frontend.is_served and is_of_layers else assumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +324,7 @@ def run_folder(request: ExperimentRequest, experiment: Experiment, out: Path | N
         experiment.topology.name,
         str(experiment.plan).replace("=", ""),
         *workload,
-        "" if program.frontend is Frontend.JAX else program.frontend,
+        "" if program.frontend.is_own else program.frontend,
         program.engine_version or "",
         "auto" if program.partitioner is Partitioner.AUTO else "",
         "scan" if program.loop is Loop.SCAN else "",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from meshscope.api.plot_tools import plot_tools
 from meshscope.errors import SpecError
+from meshscope.reports.charts.serving import series_chart, serving_charts
 from meshscope.reports.export.chrome import write_chrome
 from meshscope.reports.export.files import check_new, new_file
 from meshscope.reports.export.perfetto import write_perfetto
@@ -46,5 +47,6 @@ def _write(outcome: ServingOutcome, path: Path, partial: Path) -> None:
 
 def _write_plot(outcome: ServingOutcome, partial: Path, *, to: str) -> None:
     with plot_tools():
-        from meshscope.reports.plots.serving import write_serving_plot  # noqa: PLC0415  only plots need matplotlib
-    write_serving_plot(outcome, partial, to=to)
+        from meshscope.reports.charts.pictures import write_stacked  # noqa: PLC0415  only plots need it
+    charts = list(map(series_chart, serving_charts(outcome)))
+    write_stacked(charts, serving_title(outcome), partial, to=to)

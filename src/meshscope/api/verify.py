@@ -22,7 +22,7 @@ from meshscope.planner.verified import VerifiedChoice, corrected_order, verified
 from meshscope.store.read import read_run
 from meshscope.sweep.planned import PlannedRun, RunCommand, run_name
 from meshscope.sweep.work import Outcome
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 
 class CompileProgress:

@@ -19,10 +19,13 @@ from meshscope.readers.traces.nsys import read_nsys
 from meshscope.readers.traces.trace import Trace, TraceFormat
 from meshscope.readers.traces.xplane import read_xplane, trace_of_profile
 from meshscope.store.folder import scratch_folder
-from meshscope.workers.failure import WorkerTask, failure_of, worker_error
-from meshscope.workers.progress import error_report
-from meshscope.workers.spawn import worker_process
-from meshscope.workers.worker_main import end_with_parent, reported
+from meshscope.workers import (
+    WorkerTask,
+    end_with_parent,
+    error_report,
+    reported,
+    run_worker,
+)
 
 Read = Trace | ChromeTrace
 
@@ -67,14 +70,10 @@ def _exported(files: Sequence[ChromeTrace]) -> Trace:
 def _in_worker(files: Sequence[tuple[Path, TraceFormat]]) -> list[Read]:
     """What the readers return for these files, which one worker reads one after the other."""
     with scratch_folder() as scratch:
-        report, log = scratch / "report.json", scratch / "log"
+        report = scratch / "report.json"
         named = [text for path, kind in files for text in (str(path), kind.name)]
         arguments = ("-m", __name__, str(scratch), *named)
-        with worker_process(arguments, log, is_piped=False) as child:
-            returncode = child.wait()
-        if returncode:
-            failure = failure_of(returncode, error_report(report), log)
-            raise worker_error(_task(files[0][0]), failure)
+        run_worker(arguments, report, _task(files[0][0]))
         return [_result(scratch / str(index)) for index in range(len(files))]
 
 

@@ -12,7 +12,7 @@ from meshscope.planner.progress import SearchProgress
 from meshscope.planner.search import PlanSearch, search
 from meshscope.planner.slices import price_per_hour, slice_name
 from meshscope.units import format_seconds
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 MAX_UNMET = 150_000  # combinations without an answer, about a minute, after which no larger slice is searched
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from time import monotonic
 
-from meshscope.workers.spawn import Progress
+from meshscope.workers import Progress
 
 LARGE = 100_000  # combinations that are announced before they are predicted
 REPORT_S = 5.0  # between two reports

@@ -44,8 +44,10 @@ DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
 }
 
 
-def check_frontend(program: Program) -> None:
-    """Raise an error for options that the torch_xla front end does not implement."""
+def check_frontend(program: Program, workload: Workload) -> None:
+    """Raise SpecError for options and dtypes that a trace of the modules of transformers does not have."""
+    if not program.frontend.is_traced:
+        return
     unsupported = {
         "--loop scan": program.loop is Loop.SCAN,
         "--kernels on": program.kernels is Kernels.ON,
@@ -59,6 +61,13 @@ def check_frontend(program: Program) -> None:
             "transformers layer by layer, and experts exchange a fixed number of rows. "
             "Drop the option, or use --frontend jax."
         )
+    dtypes = {"weight": workload.weight_dtype, "cache": workload.cache_dtype}
+    for what, dtype in dtypes.items():
+        if dtype not in ACTIVATION_DTYPES:
+            raise SpecError(
+                f"--{what}-dtype {format_dtype(dtype)}: --frontend torchxla traces the modules of transformers, which have "
+                f"no quantized {what}{'s' * (what == 'weight')}. Use --{what}-dtype bf16 or --frontend jax."
+            )
 
 
 def check_weights(plan: Plan, model: Model) -> None:
@@ -141,17 +150,6 @@ def check_quantization(model: Model, workload: Workload) -> None:
         )
 
 
-def check_torchxla_dtypes(workload: Workload) -> None:
-    """Raise SpecError for weights or a cache in a format that the modules of transformers do not compute in."""
-    dtypes = {"weight": workload.weight_dtype, "cache": workload.cache_dtype}
-    for what, dtype in dtypes.items():
-        if dtype not in ACTIVATION_DTYPES:
-            raise SpecError(
-                f"--{what}-dtype {format_dtype(dtype)}: --frontend torchxla traces the modules of transformers, which have "
-                f"no quantized {what}{'s' * (what == 'weight')}. Use --{what}-dtype bf16 or --frontend jax."
-            )
-
-
 def check_narrow_program(workload: Workload, program: Program) -> None:
     """Raise SpecError for 8-bit activations with the auto partitioner or a fused kernel of experts."""
     is_narrow = activation_dtype_of(workload.weight_dtype) is not None
@@ -178,7 +176,7 @@ def check_context(plan: Plan, program: Program) -> None:
 
 def check_shared_layers(plan: Plan, model: Model, frontend: Frontend, engine: Engine) -> None:
     """Raise PlanError for pp if layers need more than the output of the layer before, but in meshscope's programs."""
-    if plan.pp == 1 or (engine is Engine.MESHSCOPE and not frontend.is_engine):
+    if plan.pp == 1 or (engine is Engine.MESHSCOPE and not frontend.is_served):
         return
     if has_shared_indexers(model):
         needed = "take the positions that the indexer of an earlier layer chose"
@@ -229,7 +227,7 @@ def check_ring(model: Model, plan: Plan, program: Program, topology: Topology) -
 
 def check_dispatch(program: Program, topology: Topology) -> None:
     """Raise SpecError unless partitioner and target support the dispatch form."""
-    if program.frontend is Frontend.TORCHXLA:
+    if program.frontend.is_traced:
         return
     forms = DISPATCH_FORMS[program.partitioner]
     if program.dispatch not in (DispatchForm.AUTO, *forms):

@@ -14,7 +14,7 @@ from meshscope.events.enums import Phase
 from meshscope.model.model import CompressedAttention, LatentAttention, Model
 from meshscope.plans.context_form import ContextForm
 from meshscope.plans.plan import Plan
-from meshscope.plans.program import Engine, Frontend, Partitioner, Program
+from meshscope.plans.program import Engine, Partitioner, Program
 from meshscope.plans.workload import Workload
 from meshscope.units import whole_number
 
@@ -125,7 +125,7 @@ def why_no_chunks(plan: Plan, program: Program, engine: Engine) -> str | None:
     """The reason why prefill cannot run in chunks; None if it can."""
     if engine is not Engine.MESHSCOPE:
         return f"--engine {engine} prefills all sequences in one step"
-    if program.frontend is Frontend.TORCHXLA:
+    if program.frontend.is_traced:
         return f"--frontend {program.frontend} traces a whole prompt"
     if program.partitioner is not Partitioner.MANUAL:
         return f"--partitioner {program.partitioner} has no rows of one device"

@@ -26,7 +26,6 @@ from meshscope.plans.checks import (
     check_ring,
     check_routing_skew,
     check_shared_layers,
-    check_torchxla_dtypes,
     check_weights,
 )
 from meshscope.plans.chunks import (
@@ -57,7 +56,7 @@ from meshscope.plans.experiment_record import (
 from meshscope.plans.kernel_choice import KernelChoices, Kernels, kernel_choices
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.plan import Plan, check_batch, check_model
-from meshscope.plans.program import Engine, Frontend, Loop, Partitioner, Program
+from meshscope.plans.program import Engine, Loop, Partitioner, Program
 from meshscope.plans.stages import default_microbatches
 from meshscope.plans.workload import Workload
 from meshscope.serialize import FormatError
@@ -107,7 +106,7 @@ class Experiment:
     @property
     def is_scanned(self) -> bool:
         """Whether the layers are compiled as a loop."""
-        if self.program.frontend is not Frontend.JAX:
+        if not self.program.frontend.is_own:
             return False  # a trace has no loops, and engines write none
         match self.program.loop:
             case Loop.SCAN:
@@ -143,8 +142,8 @@ class Experiment:
         """The dispatch form: as requested, else the default of partitioner and target."""
         if self.program.dispatch is not DispatchForm.AUTO:
             return self.program.dispatch
-        is_torchxla = self.program.frontend is Frontend.TORCHXLA
-        if self.program.partitioner is Partitioner.AUTO and not is_torchxla:
+        is_auto = self.program.partitioner is Partitioner.AUTO
+        if is_auto and not self.program.frontend.is_traced:
             return DispatchForm.ONE_HOT
         return self._natural_form
 
@@ -154,7 +153,7 @@ class Experiment:
 
         torch_xla has no ragged all-to-all.
         """
-        if self.program.frontend is Frontend.TORCHXLA:
+        if self.program.frontend.is_traced:
             return DispatchForm.CAPACITY
         chip, n_chips = self.topology.chip, self.topology.n_chips
         max_chips = compiler_facts(chip.name).max_ragged_all_to_all_chips.value
@@ -184,29 +183,24 @@ class Experiment:
         """
         if self.model.moe is None:
             return None
-        is_torchxla = self.program.frontend is Frontend.TORCHXLA
-        is_explicit = is_torchxla or self.program.partitioner is Partitioner.MANUAL
+        is_traced = self.program.frontend.is_traced
+        is_explicit = is_traced or self.program.partitioner is Partitioner.MANUAL
         return dispatch_of(
             self.model.moe,
             self.plan,
             n_tokens=routed_tokens(self.plan, self._local_tokens(phase), self.dispatch_form),
             form=self.dispatch_form if is_explicit else self._natural_form,
             capacity_factor=self.capacity_factor if is_explicit else None,
-            has_expert_slots=is_torchxla,
+            has_expert_slots=is_traced,
         )
 
     @property
     def cache_layout(self) -> CacheLayout:
         """Whose cache arrays a device has: a serving engine's on TPU, or those of our programs."""
-        match self.program.frontend:
-            case Frontend.VLLM_TPU:
-                return CacheLayout.VLLM_TPU
-            case Frontend.SGLANG_JAX:
-                return CacheLayout.SGLANG_JAX
-            case _:
-                is_tpu = self.topology.chip.kind is ChipKind.TPU
-                is_vllm = self.engine is Engine.VLLM and is_tpu
-                return CacheLayout.VLLM_TPU if is_vllm else CacheLayout.OWN
+        if self.program.frontend.value in set(CacheLayout):
+            return CacheLayout(self.program.frontend.value)
+        is_tpu = self.topology.chip.kind is ChipKind.TPU
+        return CacheLayout.VLLM_TPU if self.engine is Engine.VLLM and is_tpu else CacheLayout.OWN
 
     @property
     def context_form(self) -> ContextForm:
@@ -291,7 +285,7 @@ class Experiment:
             plan=self.plan,
             workload=self.workload,
             form=self.dispatch_form,
-            has_kernels=self.program.frontend is not Frontend.TORCHXLA,
+            has_kernels=not self.program.frontend.is_traced,
         )
 
     def _local_tokens(self, phase: Phase) -> int:
@@ -300,7 +294,7 @@ class Experiment:
         # In torch_xla, experts beside an MLP see the tokens of all cp devices.
         is_beside = any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in self.model.layers)
         is_local = self.plan.pp > 1 or not is_beside
-        if frontend is Frontend.JAX or (frontend is Frontend.TORCHXLA and is_local):
+        if frontend.is_own or (frontend.is_traced and is_local):
             n_tokens = local_tokens(self.plan, phase, n_tokens)
         return self.n_sequences(phase) // self.n_microbatches(phase) * n_tokens
 
@@ -308,8 +302,7 @@ class Experiment:
     def _dispatch_record(self) -> DispatchRecord | None:
         """The dispatch of one layer per phase, balanced and under the routing skew."""
         is_auto = self.program.partitioner is Partitioner.AUTO
-        is_jax = self.program.frontend is Frontend.JAX
-        if is_jax and is_auto and self.model.moe is not None:
+        if self.program.frontend.is_own and is_auto and self.model.moe is not None:
             return CompilerDispatch(form=self.dispatch_form, by="compiler")
         dispatches = {phase: self.dispatch(phase) for phase in self.phases}
         row_bytes = self.model.hidden * DTYPE_BITS[self.workload.activation_dtype] // 8
@@ -340,7 +333,7 @@ class Experiment:
             layers_are=LayerForm.SCANNED if self.is_scanned else LayerForm.UNROLLED,
             microbatches={phase: self.n_microbatches(phase) for phase in self.phases},
             prefill_chunks=self.prefill_chunks,
-            kernels={} if self.program.frontend.is_engine else self.kernels.as_dict(),
+            kernels={} if self.program.frontend.is_served else self.kernels.as_dict(),
             context=self.context_form if self.plan.cp > 1 else None,
             engine=self.engine,
             dispatch=self._dispatch_record,
@@ -426,9 +419,7 @@ def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of
         )
     program = program or Program()
     check_axes(plan, engine)
-    if program.frontend is Frontend.TORCHXLA:
-        check_frontend(program)
-        check_torchxla_dtypes(workload)
+    check_frontend(program, workload)
     check_context(plan, program)
     check_shared_layers(plan, model, program.frontend, engine)
     check_batch(plan, workload)
@@ -464,7 +455,7 @@ def _checked_order(
     ids = tuple(range(topology.n_devices))
     if order is None or tuple(order) == ids:
         return None
-    if program.frontend is not Frontend.JAX:
+    if not program.frontend.is_own:
         raise SpecError(
             f"--device-order: --frontend {program.frontend} orders the devices itself. Drop the option, or "
             "use --frontend jax."

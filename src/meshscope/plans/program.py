@@ -19,14 +19,32 @@ class Frontend(StrEnum):
     MAXTEXT = "maxtext"
 
     @property
-    def is_engine(self) -> bool:
-        """Whether a serving engine's own model code is the program."""
-        return self not in {Frontend.JAX, Frontend.TORCHXLA}
+    def is_own(self) -> bool:
+        """Whether the program is meshscope's decoder, with loops, kernels and any order of devices."""
+        return self is Frontend.JAX
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the program is a trace of the modules of transformers, layer by layer."""
+        return self is Frontend.TORCHXLA
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the program is the model code of a serving engine: several programs per step."""
+        return not (self.is_own or self.is_traced)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether there is a training step, too."""
+        return self is Frontend.MAXTEXT
 
     @property
     def prefills_one_prompt(self) -> bool:
         """Whether a program of prefill takes one whole prompt on all devices."""
         return self is Frontend.MAXTEXT
+
+
+DEFAULT_FRONTEND = Frontend.JAX
 
 
 class Partitioner(StrEnum):
@@ -60,7 +78,7 @@ class Program:
     the serving engine that is the front end.
     """
 
-    frontend: Frontend = Frontend.JAX
+    frontend: Frontend = DEFAULT_FRONTEND
     partitioner: Partitioner = Partitioner.MANUAL
     loop: Loop = Loop.AUTO
     dispatch: DispatchForm = DispatchForm.AUTO

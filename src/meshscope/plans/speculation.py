@@ -20,7 +20,6 @@ from meshscope.model.model import (
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, Coverage, quantization_of
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.program import Frontend
 from meshscope.plans.program_formats import has_program_format
 from meshscope.plans.weights import device_weight_bytes, draft_head_weights, layer_bytes
 
@@ -67,7 +66,7 @@ def verification(experiment: Experiment, speculation: Speculation) -> Experiment
 def check_verification_program(experiment: Experiment) -> None:
     """Raise SpecError unless a program can verify the drafts; predictions need none."""
     frontend = experiment.program.frontend
-    if frontend is not Frontend.JAX:
+    if not frontend.is_own:
         raise SpecError(
             f"--speculate: --frontend {frontend} has no programs with several tokens in a decode step. Use "
             "--frontend jax, or meshscope predict."

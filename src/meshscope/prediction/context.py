@@ -27,7 +27,6 @@ from meshscope.plans.context_form import (
     ring_sends,
 )
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.program import Frontend
 from meshscope.plans.weights import stored_kv_heads
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStep
 
@@ -62,8 +61,8 @@ def _share_keys(
     With a kernel, the ring leaves out blocks beyond the window. In TorchXLA programs, XLA merges the equal permutes
     of layers of a stage that share a cache; JAX programs send the blocks for each of them.
     """
-    is_torchxla = experiment.program.frontend is Frontend.TORCHXLA
-    is_merged = is_torchxla and layer.shares_cache and not reads_received
+    is_traced = experiment.program.frontend.is_traced
+    is_merged = is_traced and layer.shares_cache and not reads_received
     plan, workload = experiment.plan, experiment.workload
     n_local = local_tokens(plan, Phase.PREFILL, workload.prompt)
     local_batch = _local_batch(experiment, Phase.PREFILL)

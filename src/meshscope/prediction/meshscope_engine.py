@@ -16,7 +16,6 @@ from meshscope.plans.context_form import local_tokens
 from meshscope.plans.dispatch import Dispatch, exchange_axes, routed_tokens
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
-from meshscope.plans.program import Frontend
 from meshscope.plans.stages import readers_of_received
 from meshscope.plans.weights import (
     Weight,
@@ -96,7 +95,7 @@ class _DecoderStep:
     @property
     def is_torchxla(self) -> bool:
         """Whether the front end is TorchXLA."""
-        return self.experiment.program.frontend is Frontend.TORCHXLA
+        return self.experiment.program.frontend.is_traced
 
     @property
     def facts(self) -> CompilerFacts | None:

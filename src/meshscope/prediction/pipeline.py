@@ -15,7 +15,6 @@ from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.mesh import Mesh
-from meshscope.plans.program import Frontend
 from meshscope.plans.stages import n_ticks, stage_layers
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.prediction.stage_sends import SentArray
@@ -113,7 +112,7 @@ def _stage_send(
     """On every tick, each device of stage `sender` sends the array to its peer in the next stage."""
     shape, dtype = array
     ticks = n_ticks(experiment.n_microbatches(step.phase), experiment.plan.pp)
-    is_unrolled = experiment.program.frontend is Frontend.TORCHXLA
+    is_unrolled = experiment.program.frontend.is_traced
     return PlannedCollective(
         part=Part.STAGE,
         kind=Kind.PERMUTE,

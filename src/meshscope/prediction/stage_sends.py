@@ -9,7 +9,6 @@ from meshscope.events.enums import Phase
 from meshscope.plans.caches import joined_narrow_heads, layer_cache
 from meshscope.plans.context_form import cache_slots, local_tokens
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.program import Frontend
 from meshscope.plans.stages import stage_sends
 from meshscope.prediction.planned_collective import PlannedStep
 
@@ -34,7 +33,7 @@ def _layer_inputs(experiment: Experiment, residual: tuple[int, ...]) -> Iterator
     TorchXLA programs send none: all stages compute them.
     """
     inputs = experiment.model.layer_inputs
-    if inputs is not None and experiment.program.frontend is not Frontend.TORCHXLA:
+    if inputs is not None and not experiment.program.frontend.is_traced:
         n_layers = stage_sends(experiment.model, experiment.plan.pp).n_inputs
         shape = (*residual[:-1], n_layers, inputs.width)
         yield shape, experiment.workload.activation_dtype

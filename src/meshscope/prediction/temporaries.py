@@ -29,7 +29,7 @@ from meshscope.plans.context_form import cache_slots, local_tokens
 from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, Dispatch, DispatchForm
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernel
-from meshscope.plans.program import Engine, Frontend, Partitioner
+from meshscope.plans.program import Engine, Partitioner
 from meshscope.plans.stages import stored_layers
 from meshscope.plans.weights import (
     Dim,
@@ -97,7 +97,7 @@ def why_no_estimate(experiment: Experiment) -> str | None:
     program, chip = experiment.program, experiment.topology.chip
     if experiment.engine is not Engine.MESHSCOPE:
         return f"--engine {experiment.engine} has other programs"
-    if program.frontend is not Frontend.JAX:
+    if not program.frontend.is_own:
         return f"--frontend {program.frontend} has no formulas"
     if program.partitioner is not Partitioner.MANUAL and experiment.model.moe is not None:
         return f"--partitioner {program.partitioner} chooses how experts exchange their rows"

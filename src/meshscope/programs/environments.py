@@ -6,8 +6,10 @@ programs are traced by the interpreter that an environment variable names.
 """
 
 import ast
+import importlib.util
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -229,8 +231,10 @@ class Release:
         """The option that installs an engine's newest release for this Python; empty without one."""
         python = sys.version_info[:2]
         others = [r for r in releases_of(self.product) if r.least_python <= python]
-        is_engine = self.group == ENGINES
-        return f", or install --engine-version {others[-1].version}" if others and is_engine else ""
+        has_versions = self.group == ENGINES
+        return (
+            f", or install --engine-version {others[-1].version}" if others and has_versions else ""
+        )
 
     def _install_in(self, folder: Path, settings: Mapping[str, str], *arguments: str) -> None:
         python = str(folder / "bin" / "python")
@@ -380,6 +384,15 @@ def chosen_compiler(name: str | None) -> Compiler | None:
     """The compiler with this name, or the default of the block; None for this process's compiler."""
     chosen = _default.get() if name is None else name
     return None if chosen is None else compiler_of(chosen)
+
+
+def check_can_run() -> None:
+    """Raises MissingToolError if JAX is not installed."""
+    if importlib.util.find_spec("jax") is None:
+        raise MissingToolError(
+            f"run needs jax, which is not installed ({platform.system()} {platform.machine()}). "
+            "Install the extra: pip install -e '.[tpu]' in your clone, or JAX for your GPU (docs.jax.dev)."
+        )
 
 
 def lone_variables(folder: Path) -> dict[str, str]:

@@ -113,7 +113,7 @@ def _program(run: RunRecord) -> str:
         return f"{experiment.engine}'s conventions{pages}"
     if program is None:
         return ""
-    if program.frontend.is_engine:
+    if program.frontend.is_served:
         version = f" {program.engine_version}" if program.engine_version else ""
         return (
             f"the model code of {program.frontend}{version}, layers unrolled{_chunks(experiment)}"

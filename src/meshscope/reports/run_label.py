@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from meshscope.interconnect.placement import order_text
 from meshscope.plans.experiment_record import ExperimentRecord
-from meshscope.plans.program import Frontend, Partitioner
+from meshscope.plans.program import DEFAULT_FRONTEND, Partitioner
 from meshscope.reports.plain import short
 from meshscope.reports.words import counted
 from meshscope.store.run import RunRecord
@@ -14,7 +14,7 @@ IMPORTED = "imported"  # label of a run without a model
 MAX_MODEL = 80  # characters of a model's name
 
 # Program options that a label leaves out because they are the defaults.
-_DEFAULTS = {"partitioner": Partitioner.MANUAL, "frontend": Frontend.JAX}
+_DEFAULTS = {"partitioner": Partitioner.MANUAL, "frontend": DEFAULT_FRONTEND}
 
 
 def placed_layout(experiment: ExperimentRecord) -> str | None:

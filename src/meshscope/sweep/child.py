@@ -6,7 +6,7 @@ that half-written folders are removed.
 
 import runpy
 
-from meshscope.workers.worker_main import end_with_parent
+from meshscope.workers import end_with_parent
 
 GRACE_S = 15.0  # to clean up after SIGTERM; then the process is ended by force
 

@@ -18,7 +18,7 @@ from meshscope.sweep.folder import SweepFolder
 from meshscope.sweep.planned import PlannedRun
 from meshscope.sweep.queue import EndedCommand, n_cores
 from meshscope.sweep.remote_command import RemoteCommand, RemoteEnd, remote_end, unpack
-from meshscope.workers.failure import MAX_MESSAGE
+from meshscope.workers import MAX_MESSAGE
 
 CONNECT_S = 5.0
 N_RETRIES = 3  # of a command whose worker process or node was lost

@@ -12,7 +12,7 @@ import meshscope
 from meshscope.errors import RunError
 from meshscope.store.folder import new_folder
 from meshscope.sweep.queue import LOG_BYTES
-from meshscope.workers.spawn import worker_process
+from meshscope.workers import worker_process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Protocol
 from meshscope.sweep.folder import SweepFolder
 from meshscope.sweep.planned import PlannedRun, RunCommand
 from meshscope.sweep.queue import CommandQueue, EndedCommand
-from meshscope.workers.failure import MAX_MESSAGE, exit_status, telling_line, was_killed
+from meshscope.workers import MAX_MESSAGE, exit_status, telling_line, was_killed
 
 POLL_S = 0.02
 

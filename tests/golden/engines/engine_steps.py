@@ -153,5 +153,5 @@ def _stored_programs(folder: Path, release: str | None) -> Generator[None]:
         yield
 
 
-def _pass(_: Experiment) -> None:
+def _pass(*_: object) -> None:
     """Neither engine nor compiler is needed."""

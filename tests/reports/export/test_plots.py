@@ -1,17 +1,21 @@
 """Plots: one PNG and one SVG each, the same at every run, and a reason for what is not drawn."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from xml.dom.minidom import parse
 
 import pytest
 
-from meshscope.analysis.roofline import DevicePeaks, Roofline, RooflinePoint
 from meshscope.api.export import write_plot_folder
 from meshscope.cli.main import main
 from meshscope.errors import MissingToolError
-from meshscope.events.enums import Phase, Source
+from meshscope.reports.charts.cost import waterfall_chart
+from meshscope.reports.charts.spec import Chart
+from meshscope.reports.charts.timeline import TimeSpan, lanes_spec
+from meshscope.reports.charts.traffic import Link, Torus, torus_chart
+from meshscope.reports.model import Unit
 from meshscope.store.read import read_run
 
 ASK = ("meta-llama/Llama-3.1-8B", "--topology", "v6e-8", "--plan", "tp=4,dp=2", "--layers", "2", "--batch", "2")  # fmt: skip
@@ -27,7 +31,7 @@ def _meshscope(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    pytest.importorskip("matplotlib", reason="needs the extra plots")
+    pytest.importorskip("vl_convert", reason="needs the extra plots")
     monkeypatch.chdir(tmp_path)
     _meshscope(monkeypatch, "predict", *ASK, "--out", "one")
     return tmp_path
@@ -55,12 +59,11 @@ def test_every_plot_is_written_twice_and_what_is_missing_says_why(
         assert b"<dc:date>" not in image.with_suffix(".svg").read_bytes()
 
 
-def test_without_matplotlib_the_message_names_the_extra(
+def test_without_vl_convert_the_message_names_the_extra(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [n for n in sys.modules if n.startswith("meshscope.reports.plots")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "meshscope.reports.charts.pictures", raising=False)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(MissingToolError, match="Install the extra"):
         write_plot_folder([read_run(run / "one")], run / "plots", force=False)
     assert not (run / "plots").exists()
@@ -88,37 +91,37 @@ def test_several_runs_stand_side_by_side(
     assert ">ideal scaling<" in (run / "both" / "scaling-decode.svg").read_text()
 
 
-def test_roofline_labels_overlap_neither_each_other_nor_the_roof() -> None:
-    pytest.importorskip("matplotlib", reason="needs the extra plots")
-    from meshscope.reports.plots import roofline  # noqa: PLC0415  needs matplotlib
-    from meshscope.reports.plots.style import new_axes  # noqa: PLC0415
+def test_every_chart_of_the_report_is_drawn_without_a_browser() -> None:
+    """A specification with an unknown field, parameter or expression would raise or draw nothing."""
+    pytest.importorskip("vl_convert", reason="needs the extra plots")
+    from meshscope.reports.charts.pictures import chart_svg  # noqa: PLC0415  needs vl_convert
 
-    peaks = DevicePeaks(flops_per_s=1e15, hbm_bytes_per_s=1e12, link_bytes_per_s=1e11)
-    points = [
-        RooflinePoint(
-            source=source, phase=Phase.DECODE, part=part, flops_per_byte=x, flops_per_s=y, compute_s=1.0
-        )
-        for source in (Source.PREDICTED, Source.COMPILED)
-        for part, x, y in (("mlp", 8.0, 8e12), ("attn", 8.1, 8.2e12), ("lm_head", 7.9, 7.5e12))
-    ]  # fmt: skip
-    axes = new_axes(3.2)
-    roofline.draw_roofline(axes, Roofline(peaks=peaks, points=tuple(points)))
-    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
-    assert {"mlp", "attn"} <= set(boxes)
-    assert len(axes.texts) == len(boxes)  # a part has one label, though two sources draw it
-    roof = axes.lines[0].get_path().transformed(axes.transData)
-    for name, box in boxes.items():
-        assert not roof.intersects_bbox(box, filled=False), name
-        assert not any(box.overlaps(other) for other in boxes.values() if other is not box), name
-
-
-def test_the_legend_names_only_what_can_be_seen() -> None:
-    pytest.importorskip("matplotlib", reason="needs the extra plots")
-    from meshscope.reports.plots.style import new_axes, stacked  # noqa: PLC0415  needs matplotlib
-
-    axes = new_axes()
-    stacked(axes, [("a", [("compute", 1.0), ("idle", 1e-4)]), ("b", [("compute", 0.5)])])
-    assert set(axes.get_legend_handles_labels()[1]) == {"compute"}
+    loop = ((3, 0.0128), (32, 0.0004))
+    spans = [
+        TimeSpan(lane="core", label="mlp, fusion", start_s=1e-4, dur_s=1e-4, repeats=loop),
+        TimeSpan(lane="tp", label="all_reduce", start_s=2e-4, dur_s=1e-4, repeats=loop),
+    ]
+    for low, high, n_bars in ((0.0, 0.04, 2 * 96), (0.0256, 0.0264, 2 * 2), (0.0, 40.0, 2)):
+        spec = lanes_spec(spans, ["core", "tp"], (low, high), end=high, unit=Unit.SECONDS)
+        svg = chart_svg(Chart(kind="timeline", title="t", description="", spec=spec))
+        bars = svg.partition("layer_0_marks")[2].partition("</g>")[0].count("<path")
+        assert bars == n_bars, (low, high)
+    torus = Torus(
+        phase="decode", sizes=(2, 1, 2), wraps=(True, False, False), n_slices=1,
+        chips=((0, 0, 0, 0, "0"), (0, 1, 0, 0, "1"), (0, 0, 0, 1, "2"), (0, 1, 0, 1, "3")),
+        links=(
+            Link(slice_index=0, source=(0, 0, 0), target=(1, 0, 0), is_wrap=False, load_bytes=4.0, link_s=None),
+            Link(slice_index=0, source=(1, 0, 0), target=(0, 0, 0), is_wrap=True, load_bytes=4.0, link_s=None),
+            Link(slice_index=0, source=(0, 0, 0), target=(0, 0, 1), is_wrap=False, load_bytes=2.0, link_s=None),
+        ),
+    )  # fmt: skip
+    svg = chart_svg(torus_chart([torus], "v6e"))
+    assert svg.partition("layer_0_marks")[2].partition("</g>")[0].count("<line") == 1 + 2 + 1
+    steps = [{"mlp": 2.0, "exposed over tp": 1.0}, {"mlp": 1.0, "exposed over tp": 1.5}]
+    svg = chart_svg(waterfall_chart(["a", "b"], {"step": steps}))
+    texts = re.findall(r">([^<>]+)</text>", svg)
+    assert {"3 s", "\u22121 s", "+500 ms", "2.5 s, 0.833 x"} <= set(texts)
+    assert "var(--" not in svg
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,20 @@ from typing import Any
 from meshscope import __version__
 from meshscope.backends.calibrate.fit import fit_constants, unfitted
 from meshscope.backends.calibrate.request import REPORT, CalibrationRequest
-from meshscope.backends.live.run import check_can_run
 from meshscope.errors import MeshscopeError, RunFailedError, SpecError
 from meshscope.events.enums import Kind
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate, ProductTime
 from meshscope.interconnect.samples import ReadPoints, TimedCollective, ring_pairs
 from meshscope.plans.plan import Plan
+from meshscope.programs.environments import check_can_run
 from meshscope.serialize import picked
 from meshscope.store.folder import scratch_folder
-from meshscope.workers.failure import WorkerTask, failure_of, worker_error
-from meshscope.workers.progress import error_report
-from meshscope.workers.spawn import Progress, forward_progress, worker_process
+from meshscope.workers import (
+    Progress,
+    WorkerTask,
+    run_worker,
+)
 
 CHILD = ("-m", "meshscope.backends.calibrate.worker")
 LIVE = "devices"
@@ -131,13 +133,10 @@ def write_points(points: Iterable[TimedCollective], chip: str, path: Path) -> No
 def _report(request: CalibrationRequest, progress: Progress) -> dict[str, Any]:
     """Runs the worker; returns its report or raises its failure."""
     with scratch_folder() as folder:
-        request_file, log = folder / "request.json", folder / "log"
+        request_file = folder / "request.json"
         request_file.write_text(json.dumps(request.as_dict()), encoding="utf-8")
-        with worker_process((*CHILD, str(request_file), str(folder)), log) as child:
-            returncode = forward_progress(child, LIVE, progress)
-        if returncode:
-            failure = failure_of(returncode, error_report(request_file), log)
-            raise worker_error(_task(request), failure)
+        arguments = (*CHILD, str(request_file), str(folder))
+        run_worker(arguments, request_file, _task(request), part=LIVE, progress=progress)
         return json.loads((folder / REPORT).read_text(encoding="utf-8"))
 
 

@@ -21,8 +21,7 @@ from meshscope.events.enums import Kind
 from meshscope.hardware.chips import ChipKind
 from meshscope.interconnect.samples import KINDS
 from meshscope.units import format_bytes
-from meshscope.workers.progress import error_report
-from meshscope.workers.worker_main import end_with_parent, report_progress, reported
+from meshscope.workers import end_with_parent, error_report, report_progress, reported
 
 MATRIX_SIZES = (256, 512, 1024)  # of all chips; LARGE_MATRIX_SIZES on TPUs and GPUs only
 LARGE_MATRIX_SIZES = (2048, 4096, 8192)

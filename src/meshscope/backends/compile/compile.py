@@ -5,12 +5,8 @@ reads the HLO text that they write. The program of all layers, scanned if they a
 bytes and memory; if they are scanned, a shallow unrolled program gives the time.
 """
 
-import importlib.util
 import json
-import os
-import platform
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,15 +22,13 @@ from meshscope.backends.compile.cycles import (
     read_profile,
     write_profile,
 )
-from meshscope.backends.compile.engine_checks import check_can_compile_engine
 from meshscope.backends.compile.engine_step import read_engine_phase
 from meshscope.backends.compile.files import program_file
-from meshscope.backends.compile.gpu import check_can_compile_for_gpu
 from meshscope.cost.chunk_times import placed_chunks, prefill_time
 from meshscope.cost.expert_load import expert_load
 from meshscope.cost.shallow_rows import DeepRows, deep_rows
 from meshscope.cost.steps import TimedStep, timed_step
-from meshscope.errors import CompileError, MissingToolError, SpecError
+from meshscope.errors import CompileError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
@@ -44,18 +38,13 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.shallow import ShallowLayers
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory, compiled_memory
-from meshscope.plans.program import Frontend, Partitioner
-from meshscope.plans.program_formats import check_program_format
+from meshscope.plans.program import Partitioner
 from meshscope.plans.sequence_lengths import sequence_lengths
 from meshscope.programs.environments import (
     Compiler,
-    check_torchxla,
-    installed_release,
     lone_variables,
-    torchxla_python,
-    torchxla_variables,
 )
-from meshscope.programs.torchxla.checks import check_traceable
+from meshscope.programs.frontends import check_can_compile, frontend_of
 from meshscope.readers.hlo.collectives import (
     module_collectives,
     n_steps_of,
@@ -64,9 +53,7 @@ from meshscope.readers.hlo.collectives import (
 )
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.store.folder import scratch_folder
-from meshscope.workers.failure import WorkerTask, failure_of, worker_error
-from meshscope.workers.progress import error_report
-from meshscope.workers.spawn import worker_process
+from meshscope.workers import WorkerTask, error_report, failure_of, worker_error, worker_process
 
 Progress = Callable[[Phase, str], None]
 
@@ -144,8 +131,7 @@ def compile_experiment(  # noqa: PLR0913  a program, its compiler and its hardwa
     A measured `chip_profile` replaces the published constants. `compiler` is another than that of this
     process.
     """
-    if compiler is None:
-        check_can_compile(experiment)
+    check_can_compile(experiment, compiler)
     layers = experiment.shallow_layers
     programs = tuple(replace(p, compiler=compiler) for p in _programs(experiment, hlo_dir))
     timed = programs if layers is None else tuple(_shallow_programs(programs, layers))
@@ -206,8 +192,8 @@ def compile_step_program(
 def _programs(experiment: Experiment, hlo_dir: Path) -> Iterator[_Program]:
     """The programs of all layers: one per phase, and the first chunk of a prompt beside the last."""
     for phase in experiment.phases:
-        is_engine = experiment.program.frontend.is_engine  # chunks differ only in its arguments
-        if len(experiment.programs(phase)) > 1 and not is_engine:
+        is_served = experiment.program.frontend.is_served  # chunks differ only in its arguments
+        if len(experiment.programs(phase)) > 1 and not is_served:
             folder = hlo_dir / FIRST_CHUNK
             folder.mkdir(exist_ok=True)
             yield _Program(experiment=experiment, phase=phase, folder=folder, chunk=0)
@@ -249,7 +235,7 @@ def read_chunks(  # noqa: PLR0913  a program, its hardware and its profile
     notes: tuple[str, ...] = (),
 ) -> CompiledPhase:
     """The collectives of one phase with their times, and the time of its step, over all chunks."""
-    if experiment.program.frontend.is_engine:
+    if experiment.program.frontend.is_served:
         precision = precision_notes(
             experiment.workload.weight_dtype,
             experiment.workload.activation_dtype,
@@ -424,60 +410,6 @@ def _round_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
         yield dispatch.rounds_note
 
 
-def check_can_compile(experiment: Experiment) -> None:
-    """Raises an error if the experiment cannot be compiled here."""
-    check_program_format(experiment)
-    if experiment.program.frontend.is_engine:
-        check_can_compile_engine(experiment)
-        return
-    topology, is_torchxla = experiment.topology, experiment.program.frontend is Frontend.TORCHXLA
-    if topology.chip.kind is ChipKind.CPU:
-        raise SpecError(
-            f"'{topology.name}' is neither a TPU nor a GPU slice; compile needs one, e.g. v6e-8 or "
-            "h100:8. For CPU devices use predict or run."
-        )
-    if topology.chip.kind is ChipKind.GPU and is_torchxla:
-        raise SpecError(
-            f"'{topology.name}' is not a TPU slice; torch_xla programs compile only for TPUs, e.g. "
-            "v6e-8. Omit --frontend for GPUs."
-        )
-    if topology.chip.kind is ChipKind.GPU:
-        check_can_compile_for_gpu(topology)
-        return
-    if is_torchxla:
-        check_torchxla()
-        check_traceable(experiment)
-        return
-    check_tpu_compiler()
-
-
-def check_compiler_takes(experiment: Experiment, name: str) -> None:
-    """SpecError unless another version of JAX and libtpu can compile the experiment."""
-    check_program_format(experiment)
-    frontend, topology = experiment.program.frontend, experiment.topology
-    if frontend is not Frontend.JAX:
-        raise SpecError(
-            f"--compiler {name} compiles programs of --frontend jax, and this is one of {frontend}. "
-            "Drop one of the two options."
-        )
-    if topology.chip.kind is not ChipKind.TPU:
-        raise SpecError(
-            f"--compiler {name} compiles for TPUs, and '{topology.name}' is no TPU slice. Use for "
-            "example v6e-8, or drop --compiler."
-        )
-
-
-def check_tpu_compiler() -> None:
-    """MissingToolError if JAX or libtpu is not installed."""
-    missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingToolError(
-            f"compile needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
-            f"not installed ({platform.system()} {platform.machine()}). "
-            "Install the extra: pip install -e '.[tpu]' in your clone (Linux x86-64)."
-        )
-
-
 def _compile_programs(
     programs: tuple[_Program, ...],
     timed: tuple[_Program, ...],
@@ -575,15 +507,9 @@ def _worker(
 
 def _interpreter(target: _Program, scratch: Path) -> tuple[str, dict[str, str]]:
     """The Python that has the program's front end, and the environment variables of its worker."""
-    program = target.experiment.program
     if target.compiler is not None and not target.compiler.is_own:
         return target.compiler.python, lone_variables(scratch)
-    if program.frontend.is_engine:
-        python = installed_release(program.frontend, program.engine_version).python
-        return python, lone_variables(scratch)
-    if program.frontend is Frontend.TORCHXLA:
-        return torchxla_python(), torchxla_variables()
-    return sys.executable, dict(os.environ)
+    return frontend_of(target.experiment).interpreter(target.experiment.program, scratch)
 
 
 def _task(target: _Program) -> WorkerTask:
@@ -591,7 +517,7 @@ def _task(target: _Program) -> WorkerTask:
     compiler = f"the {experiment.topology.chip.kind.upper()} compiler"
     if target.compiler is not None:
         compiler = target.compiler.release.name
-    if experiment.program.frontend.is_engine:
+    if experiment.program.engine_version is not None:
         compiler = f"{experiment.program.frontend} {experiment.program.engine_version}"
     program = (
         f"{target.phase} of {experiment.model.name} ({experiment.model.n_layers} layers, "

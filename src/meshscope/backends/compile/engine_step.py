@@ -15,9 +15,9 @@ from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.program import Frontend
 from meshscope.plans.sequence_lengths import SequenceLengths, sequence_lengths
 from meshscope.programs.engines.step_names import STEP_PROGRAMS
+from meshscope.programs.frontends import frontend_of
 from meshscope.readers.hlo.collectives import (
     ModuleCollectives,
     module_collectives,
@@ -72,7 +72,7 @@ def read_engine_phase(
 
 def _with_parts(experiment: Experiment, module: HloModule) -> HloModule:
     """The module with scopes: those that its front end entered, else those that its names imply."""
-    return with_scopes(module) if experiment.program.frontend is Frontend.MAXTEXT else module
+    return with_scopes(module) if frontend_of(experiment).implies_scopes else module
 
 
 def _timed(  # noqa: PLR0913  programs, their hardware and their profile

@@ -34,9 +34,7 @@ from meshscope.programs.environments import Compiler, lone_variables
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.store.folder import scratch_folder
-from meshscope.workers.failure import WorkerTask, failure_of, worker_error
-from meshscope.workers.progress import error_report
-from meshscope.workers.spawn import worker_process
+from meshscope.workers import WorkerTask, error_report, failure_of, worker_error, worker_process
 
 if TYPE_CHECKING:
     from meshscope.programs.jax.function import FunctionProgram

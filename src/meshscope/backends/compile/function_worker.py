@@ -21,8 +21,7 @@ from meshscope.backends.compile.worker import (
     slice_devices,
 )
 from meshscope.hardware.topology import parse_topology
-from meshscope.workers.progress import error_report
-from meshscope.workers.worker_main import reported
+from meshscope.workers import error_report, reported
 
 DONE = "done"
 PACKAGES = ("jax", "jaxlib", "libtpu")

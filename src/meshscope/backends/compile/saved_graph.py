@@ -19,10 +19,13 @@ from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.programs.environments import torchxla_python, torchxla_variables
 from meshscope.store.folder import scratch_folder
-from meshscope.workers.failure import WorkerTask, failure_of, worker_error
-from meshscope.workers.progress import error_report
-from meshscope.workers.spawn import worker_process
-from meshscope.workers.worker_main import end_with_parent, reported
+from meshscope.workers import (
+    WorkerTask,
+    end_with_parent,
+    error_report,
+    reported,
+    run_worker,
+)
 
 MAX_PROTO_BYTES = 2**31  # protobuf's own limit
 SAVED_BY = "torch_xla._XLAC._get_xla_tensors_hlo_proto([tensors])"
@@ -37,7 +40,7 @@ def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, s
         )
     _check_proto(proto)
     with scratch_folder() as scratch:
-        report, log = scratch / "report.json", scratch / "log"
+        report = scratch / "report.json"
         arguments = (
             "-m",
             "meshscope.backends.compile.saved_graph",
@@ -45,17 +48,13 @@ def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, s
             topology.name,
             str(text),
         )
-        with worker_process(
+        run_worker(
             (*arguments, str(report)),
-            log,
+            report,
+            _task(proto, topology),
             python=_python(),
             environment=torchxla_variables(),
-            is_piped=False,
-        ) as child:
-            returncode = child.wait()
-        if returncode:
-            failure = failure_of(returncode, error_report(report), log)
-            raise worker_error(_task(proto, topology), failure)
+        )
         return json.loads(report.read_text(encoding="utf-8"))
 
 

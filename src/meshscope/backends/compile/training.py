@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.backends.compile.compile import Progress, compile_step_program
-from meshscope.backends.compile.engine_checks import check_slice
 from meshscope.backends.compile.files import program_file
 from meshscope.backends.compile.function import FunctionResult, function_memory
 from meshscope.cost.steps import timed_step
@@ -13,7 +12,7 @@ from meshscope.errors import PlanError, SpecError
 from meshscope.events.enums import Phase
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.program import Frontend
+from meshscope.programs.engines.limits import check_slice
 from meshscope.programs.engines.maxtext_models import AXES, maxtext_model
 from meshscope.programs.environments import installed_release
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
@@ -32,10 +31,10 @@ class CompiledTraining:
 def check_can_compile_training(experiment: Experiment) -> None:
     """Raises an error if no training step can be compiled here for the experiment."""
     program, plan = experiment.program, experiment.plan
-    if program.frontend is not Frontend.MAXTEXT:
+    if not program.frontend.is_trained:
         raise SpecError(
             f"--training compiles the training step of MaxText, not of --frontend {program.frontend}. "
-            f"Use --frontend {Frontend.MAXTEXT}, or meshscope.compile(train_step, ...) for your own."
+            f"Use --frontend maxtext, or meshscope.compile(train_step, ...) for your own."
         )
     check_slice(experiment)
     maxtext_model(experiment.model)

@@ -11,25 +11,19 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshscope.backends.compile.files import program_file
-from meshscope.backends.compile.gpu import gpu_devices, plugin
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
-from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.hardware.topology import Topology
 from meshscope.plans.experiment import Experiment, experiment_from_dict
-from meshscope.plans.program import Frontend
-from meshscope.programs.engines.adapters import ADAPTERS
-from meshscope.programs.environments import tracing_variables
+from meshscope.programs.frontends import frontend_of
+from meshscope.programs.gpu import gpu_devices, plugin
 from meshscope.programs.jax.analysis import memory_analysis
-from meshscope.workers.progress import error_report
-from meshscope.workers.worker_main import end_with_parent, reported
+from meshscope.workers import end_with_parent, error_report, reported
 
 # Makes the compiler report the memory of a program that does not fit, instead of failing.
 LIBTPU_FLAGS = "--xla_tpu_no_crash_on_oom=true"
@@ -58,21 +52,6 @@ def set_environment() -> None:
 def set_gpu_environment() -> None:
     """Sets the environment variables of JAX for XLA's GPU compiler. Call it before importing JAX."""
     os.environ |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
-
-
-# The flags that torch_xla adds on a TPU host (torch_xla 2.9 __init__.py, _setup_libtpu_flags).
-TORCH_XLA_FLAGS = (
-    "--xla_tpu_use_enhanced_launch_barrier=false --xla_latency_hiding_scheduler_rerun=1 "
-    "--xla_tpu_prefer_async_allgather_to_allreduce=true --xla_tpu_enable_flash_attention=false"
-)
-
-
-def set_torchxla_environment(experiment: Experiment) -> None:
-    """Sets the environment variables of torch_xla, and the libtpu flags that it would add."""
-    chip_flags = compiler_facts(experiment.topology.chip.name).torch_xla_flags.value
-    flags = f"{os.environ['LIBTPU_INIT_ARGS']} {TORCH_XLA_FLAGS} {chip_flags}".rstrip()
-    os.environ["LIBTPU_INIT_ARGS"] = flags
-    os.environ.update(tracing_variables(experiment.topology.n_devices))
 
 
 def topology_devices(experiment: Experiment) -> list[Any]:
@@ -105,7 +84,7 @@ def compile_program(
 ) -> dict[str, Any]:
     """Compiles the programs of a step, writes their HLO texts, and returns the report as JSON values."""
     started = time.perf_counter()
-    build = _builder(experiment, chunk)
+    build = frontend_of(experiment).builder(experiment, chunk)
     devices = topology_devices(experiment)
     described = time.perf_counter()
     step = build(experiment, phase, devices)
@@ -136,33 +115,6 @@ def compile_program(
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """The programs of one step by name, in their order, and the devices in the order of the mesh."""
-
-    programs: Mapping[str, Any]
-    devices: list[Any]
-    resident_bytes: int | None = None
-
-
-def _builder(experiment: Experiment, chunk: int) -> Callable[..., Any]:
-    """The function that builds the programs of a step with the experiment's front end."""
-    frontend = experiment.program.frontend
-    if frontend.is_engine:
-        return ADAPTERS[frontend].builder(experiment)
-    if frontend is Frontend.TORCHXLA:
-        from meshscope.programs.torchxla.program import build_program  # noqa: PLC0415  torch_xla before JAX
-    else:
-        from meshscope.programs.jax.build import build_program as build_jax_program  # noqa: PLC0415  imports JAX
-
-        build_program = partial(build_jax_program, chunk=chunk)
-
-    def single(experiment: Experiment, phase: Phase, devices: list[Any]) -> _Step:
-        return _Step(programs={"": build_program(experiment, phase, devices)}, devices=devices)
-
-    return single
-
-
 def _memory(analyses: Sequence[Mapping[str, int]], resident_bytes: int | None) -> dict[str, int]:
     """The memory of the largest program, with the weights and caches that only others read.
 
@@ -185,10 +137,7 @@ def _versions(experiment: Experiment) -> dict[str, str]:
 
     is_gpu = experiment.topology.chip.kind is ChipKind.GPU
     names = ["jax", "jaxlib", plugin() if is_gpu else "libtpu"]
-    if experiment.program.frontend is Frontend.TORCHXLA:
-        names = ["torch", "torch_xla", "transformers", *names]
-    if experiment.program.frontend.is_engine:
-        names = [*ADAPTERS[experiment.program.frontend].packages, *names]
+    names = [*frontend_of(experiment).packages, *names]
     return {name: version(name) for name in names if name is not None}
 
 
@@ -214,8 +163,6 @@ def main(arguments: list[str]) -> int:
         set_gpu_environment()
     else:
         set_environment()
-    if experiment.program.frontend is Frontend.TORCHXLA:
-        set_torchxla_environment(experiment)
     return reported(
         lambda: compile_program(experiment, phase, int(chunk), directory),
         directory / f"{phase}.json",

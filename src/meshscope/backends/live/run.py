@@ -1,9 +1,6 @@
 """Runs an experiment on live devices in a worker process and reads its HLO and profile."""
 
-import importlib.util
 import json
-import platform
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,29 +13,30 @@ from meshscope.backends.live.measurement import (
     summed_rows,
 )
 from meshscope.backends.live.names import HLO, REPORT, TRACE, hlo_name
-from meshscope.errors import MissingToolError, RunFailedError, SpecError
+from meshscope.errors import RunFailedError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.measured import Measured, Request, StepCost
 from meshscope.hardware.chips import ChipKind
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory, compiled_memory
-from meshscope.plans.program import Frontend
 from meshscope.plans.program_formats import check_program_format
 from meshscope.programs.environments import (
+    check_can_run,
     check_torchxla,
-    torchxla_python,
-    torchxla_variables,
 )
+from meshscope.programs.frontends import frontend_of
 from meshscope.programs.torchxla.checks import check_traceable
 from meshscope.readers.hlo.collectives import program_collectives
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.session import Profile, read_profile
 from meshscope.store.folder import scratch_folder
 from meshscope.store.write import write_table
-from meshscope.workers.failure import WorkerTask, failure_of, worker_error
-from meshscope.workers.progress import error_report
-from meshscope.workers.spawn import Progress, forward_progress, worker_process
+from meshscope.workers import (
+    Progress,
+    WorkerTask,
+    run_worker,
+)
 
 CHILD = ("-m", "meshscope.backends.live.worker")
 OPS = "ops.parquet"
@@ -148,7 +146,7 @@ def run_process(
 
     With several processes, process 0 gets all profiles.
     """
-    if experiment.program.frontend is Frontend.TORCHXLA:
+    if experiment.program.frontend.is_traced:
         _check_torchxla(experiment, options)
     else:
         check_program_format(experiment)
@@ -180,15 +178,6 @@ def _check_torchxla(experiment: Experiment, options: RunOptions) -> None:
         )
     check_torchxla()
     check_traceable(experiment)
-
-
-def check_can_run() -> None:
-    """Raises MissingToolError if JAX is not installed."""
-    if importlib.util.find_spec("jax") is None:
-        raise MissingToolError(
-            f"run needs jax, which is not installed ({platform.system()} {platform.machine()}). "
-            "Install the extra: pip install -e '.[tpu]' in your clone, or JAX for your GPU (docs.jax.dev)."
-        )
 
 
 def _measured(
@@ -237,25 +226,23 @@ def _reported(
         request = scratch / "request.json"
         document = {"experiment": experiment.as_dict(), "options": asdict(options)}
         request.write_text(json.dumps(document), encoding="utf-8")
-        log = scratch / "log"
-        is_torchxla = experiment.program.frontend is Frontend.TORCHXLA
-        with worker_process(
+        python, variables = frontend_of(experiment).interpreter(experiment.program, scratch)
+        run_worker(
             (*CHILD, str(request), str(folder)),
-            log,
-            python=torchxla_python() if is_torchxla else sys.executable,
-            environment=torchxla_variables() if is_torchxla else None,
-        ) as child:
-            returncode = forward_progress(child, LIVE, progress)
-        if returncode:
-            failure = failure_of(returncode, error_report(request), log)
-            raise worker_error(_task(experiment), failure)
+            request,
+            _task(experiment),
+            python=python,
+            environment=variables,
+            part=LIVE,
+            progress=progress,
+        )
     report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
     (folder / REPORT).unlink()
     return report
 
 
 def _task(experiment: Experiment) -> WorkerTask:
-    framework = "JAX" if experiment.program.frontend is Frontend.JAX else "torch_xla"
+    framework = "JAX" if experiment.program.frontend.is_own else "torch_xla"
     program = (
         f"{experiment.model.name} ({experiment.model.n_layers} layers, plan '{experiment.plan}') "
         f"on {experiment.topology.name}"

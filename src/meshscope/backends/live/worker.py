@@ -28,10 +28,9 @@ from meshscope.backends.live.names import (
 )
 from meshscope.hardware.chips import ChipKind
 from meshscope.plans.experiment import Experiment, experiment_from_dict
-from meshscope.plans.program import Frontend
 from meshscope.programs.environments import tracing_variables
-from meshscope.workers.progress import error_report
-from meshscope.workers.worker_main import end_with_parent, report_progress, reported
+from meshscope.programs.frontends import frontend_of
+from meshscope.workers import end_with_parent, error_report, report_progress, reported
 
 GZIP_LEVEL = 1  # HLO text shrinks 15 times; higher levels take seconds and gain little
 VERSIONED = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
@@ -45,7 +44,7 @@ def set_environment(experiment: Experiment, out: Path, *, n_processes: int) -> N
     Requests virtual CPU devices by number. For other devices JAX chooses its platform.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if experiment.program.frontend is Frontend.TORCHXLA:
+    if experiment.program.frontend.is_traced:
         _set_torchxla_environment(experiment, out)
         return
     if experiment.topology.chip.kind is ChipKind.CPU:
@@ -98,7 +97,7 @@ def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -
         "seconds": {**session.seconds, "warm_up": warm_up_s},
         "memory": memory,
         "costs": session.costs(),
-        "versions": versions() | _tracing_versions(experiment),
+        "versions": versions((*VERSIONED, *frontend_of(experiment).packages)),
         "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
         "devices": devices,
     }
@@ -109,7 +108,7 @@ def _started(
 ) -> tuple[Any, list[dict[str, Any]]]:
     """The session, and the description of its devices."""
     prompt = _prompt(experiment, options)
-    if experiment.program.frontend is Frontend.TORCHXLA:
+    if experiment.program.frontend.is_traced:
         from meshscope.programs.torchxla.session import (  # noqa: PLC0415  torch_xla before JAX
             TorchSession,
             open_devices,
@@ -205,11 +204,6 @@ def versions(names: Sequence[str] = VERSIONED) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return installed
-
-
-def _tracing_versions(experiment: Experiment) -> dict[str, str]:
-    is_torchxla = experiment.program.frontend is Frontend.TORCHXLA
-    return versions(("torch", "torch_xla", "transformers")) if is_torchxla else {}
 
 
 def main(arguments: list[str]) -> int:

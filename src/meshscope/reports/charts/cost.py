@@ -1,6 +1,6 @@
 """Bars of the step time and its parts, and of a request by part of the model and by axis."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 
@@ -9,12 +9,37 @@ from meshscope.analysis.roofline import BETWEEN_PARTS
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import DeviceLoad
 from meshscope.events.step_time import StepTime
-from meshscope.reports.model import UNKNOWN_LABEL
+from meshscope.reports.charts.spec import (
+    TIP,
+    BarRow,
+    Chart,
+    Layer,
+    axis,
+    choice,
+    color_by,
+    columnar,
+    flattened,
+    layered,
+    name_of,
+    number_text,
+    row_texts,
+    stacked_bars,
+)
+from meshscope.reports.model import UNKNOWN_LABEL, Figure, Unit, joined
+from meshscope.units import format_seconds
 
 COMPUTE, MEMORY, STAGES, IDLE = "compute", "waiting for memory", "waiting for stages", "idle"
 COLLECTIVES = "collectives, hidden or not"
 EXPOSED = "exposed over "
 WHOLE = "step"  # of a step whose parts are unknown
+MAX_CHANGES = 9  # named rows of a waterfall
+LEAST_FRAC = 0.01  # of the longer side; smaller changes of a waterfall are one row
+BEST, IDEAL = "fastest of each size", "ideal scaling"
+WHISKER = "The line over the end of a bar is the interval of the estimate."
+WATERFALL = "From the baseline at the top to the compared bar at the bottom: time that each part of the model, exposed communication over each axis, and waiting add (orange) or save (green)."
+SCALING = (
+    "The line joins the fastest run of each size. Dashed: ideal scaling from the smallest size."
+)
 
 Breakdown = Mapping[str, float]  # seconds by part of the model, exposed axis, and reason to wait
 
@@ -118,3 +143,168 @@ def request_breakdown(steps: Mapping[Phase, Breakdown], n_decode_steps: int) -> 
         for phase, step in steps.items()
     )
     return dict(chain.from_iterable(named))
+
+
+def cost_chart(phase: Phase, bars: Iterable[tuple[str, CostBar]]) -> Chart | None:
+    """The named bars of a phase with their intervals; None without any."""
+    named = [(name_of(name), bar) for name, bar in bars if bar.phase is phase]
+    if not named:
+        return None
+    steps = [
+        Figure(value=bar.step_s, unit=Unit.SECONDS, low=bar.low_s, high=bar.high_s)
+        for _, bar in named
+    ]
+    rows = [
+        BarRow(
+            name=name,
+            segments=bar.segments or [("no breakdown", bar.step_s)],
+            end_text=step.text_with_range,
+            low=bar.low_s,
+            high=bar.high_s,
+        )
+        for (name, bar), step in zip(named, steps, strict=True)
+    ]
+    texts = (f"{row.name} {row.end_text}" for row in rows)
+    return Chart(
+        kind="bars",
+        name=f"cost-{phase}",
+        title=f"Time of one {phase} step",
+        description="; ".join(texts),
+        spec=stacked_bars(rows, Unit.SECONDS),
+        note=WHISKER if any(bar.low_s is not None for _, bar in named) else "",
+    )
+
+
+def waterfall_chart(names: Sequence[str], spans: Mapping[str, Sequence[Breakdown]]) -> Chart:
+    """From the time of a chosen baseline to that of another side, one step for each part or axis.
+
+    `spans` has the breakdown of every side, the best first, for the request or a step.
+    """
+    sides = [name_of(name) for name in names]
+    rows = [
+        (span, side, name_of(part), seconds, is_total)
+        for span, breakdowns in spans.items()
+        for side, breakdown in zip(sides, breakdowns, strict=True)
+        for is_total, parts in ((False, breakdown), (True, {"": sum(breakdown.values())}))
+        for part, seconds in parts.items()
+    ]
+    columns = "span side part s whole"
+    value = number_text("abs(datum.d)", Unit.SECONDS, digits=3)
+    least = f"{LEAST_FRAC}*max(datum.before,datum.after)"
+    transforms = [
+        flattened(columns),
+        _calculate("end", "[0, 1]"),
+        {"flatten": ["end"]},
+        {"filter": "datum.span===span && datum.side===(datum.end ? compared : baseline)"},
+        _calculate("b", "datum.whole || datum.end ? 0 : datum.s"),
+        _calculate("a", "datum.whole || !datum.end ? 0 : datum.s"),
+        {"joinaggregate": [{"op": "sum", "field": "b", "as": "before"}, {"op": "sum", "field": "a", "as": "after"}]},
+        _calculate("key", "datum.whole ? datum.end : datum.part"),
+        _calculate("d", "datum.whole || datum.end ? datum.s : -datum.s"),
+        _summed("key", "whole", "before", "after"),
+        _calculate("size", "datum.whole ? 0 : abs(datum.d)"),
+        {"window": [{"op": "row_number", "as": "rank"}], "groupby": ["whole"], "sort": [{"field": "size", "order": "descending"}]},
+        _calculate("order", f"datum.whole ? datum.key*1000 : datum.rank<={MAX_CHANGES} && datum.size>={least} ? datum.rank : 999"),
+        _calculate("name", "datum.whole ? (datum.key ? compared : baseline) : datum.order===999 ? 'other' : datum.key"),
+        _summed("order", "name", "whole", "before", "after"),
+        {"filter": f"datum.whole || datum.order<999 || abs(datum.d)>={least}/10"},
+        _calculate("step", "datum.whole ? 0 : datum.d"),
+        {"window": [{"op": "sum", "field": "step", "as": "run"}], "sort": [{"field": "order"}], "frame": [None, 0]},
+        _calculate("to", "datum.whole ? datum.d : datum.before+datum.run"),
+        _calculate("from", "datum.whole ? datum.d : datum.to-datum.d"),
+        {"joinaggregate": [{"op": "min", "field": "to", "as": "lowest"}, {"op": "max", "field": "to", "as": "most"}]},
+        # The axis starts near the shortest bar where the differences are small beside it.
+        _calculate("low", "datum.lowest>0.5*datum.most ? datum.lowest-0.3*(datum.most-datum.lowest) : 0"),
+        _calculate("from", "datum.whole ? datum.low : datum.from"),
+        _calculate("sign", "datum.whole ? '' : datum.d>0 ? '+' : '\u2212'"),
+        _calculate("factor", "datum.order===1000 && datum.before ? ', '+format(datum.after/datum.before,'.3~r')+' x' : ''"),
+        _calculate("text", f"datum.sign+{value}+datum.factor"),
+        _calculate("tip", "datum.name+'\\n'+datum.text"),
+        _calculate("color", "datum.whole ? 'var(--gray)' : datum.d>0 ? 'var(--red)' : 'var(--green)'"),
+    ]  # fmt: skip
+    y: Layer = {"field": "order", "type": "ordinal", "axis": None, "scale": {"padding": 0}}
+    x: Layer = {"field": "from", "type": "quantitative", "axis": axis(Unit.SECONDS), "scale": {"zero": False, "nice": False}}  # fmt: skip
+    bar: Layer = {
+        "mark": {"type": "bar", "height": 16, "yOffset": 8},
+        "encoding": {
+            "y": y, "x": x, "x2": {"field": "to"}, "tooltip": TIP,
+            "color": {"field": "color", "type": "nominal", "scale": None},
+        },
+    }  # fmt: skip
+    return Chart(
+        kind="waterfall",
+        title="What the difference is made of",
+        description=f"{joined(sides)} by part of the model and axis",
+        spec=layered(
+            bar,
+            *row_texts({}, {"field": "text"}, y=y, dy=-9),
+            height={"step": 38},
+            data={"values": [columnar(columns, rows)]},
+            transform=transforms,
+            params=[
+                choice("span", "time of", list(spans)),
+                choice("baseline", "baseline", sides),
+                choice("compared", "compared", sides, at=1),
+            ],
+        ),
+        note=WATERFALL,
+    )
+
+
+def _calculate(name: str, expression: str) -> Layer:
+    return {"calculate": expression, "as": name}
+
+
+def _summed(*keys: str) -> Layer:
+    return {"aggregate": [{"op": "sum", "field": "d", "as": "d"}], "groupby": list(keys)}
+
+
+def scaling_chart(phase: Phase, points: Sequence[tuple[int, float, str]]) -> Chart:
+    """Step time over the devices of each named run: (devices, seconds, name), by devices."""
+    fastest = {n: min(s for m, s, _ in points if m == n) for n, *_ in points}
+    (first, first_s), *_ = fastest.items()
+    named = [(n, s, name_of(name)) for n, s, name in points]
+    joining = [
+        {"n": n, "s": s, "line": line, "order": i}
+        for i, n in enumerate(fastest)
+        for line, s in ((BEST, fastest[n]), (IDEAL, first_s * first / n))
+    ]
+    x: Layer = {
+        "field": "n", "type": "quantitative", "scale": {"type": "log", "base": 2, "nice": False, "padding": 20},
+        "axis": axis(title="devices", values=list(fastest), grid=False),
+    }  # fmt: skip
+    y: Layer = {
+        "field": "s",
+        "type": "quantitative",
+        "axis": axis(Unit.SECONDS),
+        "scale": {"zero": True, "nice": True},
+    }
+    dash = {"field": "line", "type": "nominal", "scale": {"domain": [BEST, IDEAL], "range": [[1, 0], [4, 4]]}, "legend": {"title": None, "orient": "bottom"}}  # fmt: skip
+    lines: Layer = {
+        "data": {"values": joining},
+        "mark": {"type": "line", "stroke": "var(--soft)", "strokeWidth": 1.5},
+        "encoding": {"x": x, "y": y, "strokeDash": dash, "order": {"field": "order"}},
+    }
+    tips = [f"{name}, {n} devices\n{phase} step: {format_seconds(s)}" for n, s, name in named]
+    values = [
+        {"n": n, "s": s, "run": name, "tip": tip}
+        for (n, s, name), tip in zip(named, tips, strict=True)
+    ]
+    marks: Layer = {
+        "data": {"values": values},
+        "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
+        "encoding": {"x": x, "y": y, "color": color_by("run", [name for *_, name in named]), "tooltip": TIP},
+    }  # fmt: skip
+    return Chart(
+        kind="scaling",
+        name=f"scaling-{phase}",
+        title=f"{phase.capitalize()} step time over devices",
+        description="; ".join(f"{name} on {n} devices {format_seconds(s)}" for n, s, name in named),
+        spec=layered(
+            lines,
+            marks,
+            height=220,
+            resolve={"scale": {"color": "independent", "strokeDash": "independent"}},
+        ),
+        note=SCALING,
+    )

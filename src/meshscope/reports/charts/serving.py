@@ -3,8 +3,21 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from meshscope.reports.charts.spec import (
+    TIP,
+    Chart,
+    Layer,
+    axis,
+    color_by,
+    columnar,
+    flattened,
+    layered,
+    name_of,
+)
+from meshscope.reports.model import Unit
 from meshscope.serving.outcome import ServingOutcome
 from meshscope.serving.results import EngineRole, PoolFigures, TimelineSample
+from meshscope.units import format_seconds
 
 Point = tuple[float, float]
 Value = Callable[[TimelineSample], float]
@@ -55,6 +68,38 @@ def serving_charts(outcome: ServingOutcome) -> Iterator[ServingChart]:
         )
         used = tuple(one for one in series if any(v for _, v in one.points))
         yield ServingChart(title=title, unit=unit, end_s=end_s, series=used)
+
+
+def series_chart(chart: ServingChart) -> Chart:
+    """The lines of a chart, with marks at the highest value of each and at its last change."""
+    names = [name_of(one.name) for one in chart.series]
+    ends = [(*one.points, (chart.end_s, one.points[-1][1])) for one in chart.series]
+    marks = [
+        {"name": name, "t": t, "v": v, "tip": f"{name}, {what}: {v:,.4g}{chart.unit}\nat {format_seconds(t)}"}
+        for name, one in zip(names, chart.series, strict=True)
+        for what, (t, v) in (("highest", max(one.points, key=lambda p: p[1])), ("last change", one.points[-1]))
+    ]  # fmt: skip
+    x: Layer = {"field": "t", "type": "quantitative", "axis": axis(Unit.SECONDS), "scale": {"domain": [0, chart.end_s or 1], "nice": False}}  # fmt: skip
+    y: Layer = {"field": "v", "type": "quantitative", "axis": axis(title=chart.unit or None)}
+    color = color_by("name", names)
+    lines: Layer = {
+        "data": {"values": [columnar("t v", points, name=n) for n, points in zip(names, ends, strict=True)]},
+        "transform": [flattened("t v")],
+        "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 2},
+        "encoding": {"x": x, "y": y, "color": color},
+    }  # fmt: skip
+    dots: Layer = {
+        "data": {"values": marks},
+        "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
+        "encoding": {"x": x, "y": y, "color": {**color, "legend": None}, "tooltip": TIP},
+    }
+    highest = (f"{s.name} up to {max(v for _, v in s.points):,.4g}" for s in chart.series)
+    return Chart(
+        kind="series",
+        title=chart.title,
+        description="; ".join(highest) or "nothing",
+        spec=layered(lines, dots, height=180),
+    )
 
 
 def _name(pool: PoolFigures, name: str) -> str:

@@ -1,6 +1,6 @@
 """The timeline of one step on one device, the span of one layer in it, and bursts of traffic."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -13,14 +13,32 @@ from meshscope.analysis.metric_inputs import MetricInputs, executions
 from meshscope.analysis.overlap import is_compute, timed
 from meshscope.analysis.roofline import BETWEEN_PARTS
 from meshscope.analysis.timeline import COPY, last_step, read_folded
-from meshscope.events.enums import Part, Source
+from meshscope.events.enums import Part, Phase, Source
+from meshscope.events.measured import StepLabel
 from meshscope.events.timeline import TIMELINE
-from meshscope.reports.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL
+from meshscope.reports.charts.spec import (
+    TIP,
+    Chart,
+    Layer,
+    axis,
+    color_by,
+    columnar,
+    flattened,
+    layered,
+    name_of,
+    number_text,
+    text_mark,
+)
+from meshscope.reports.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL, Unit
+from meshscope.reports.plain import short
+from meshscope.reports.words import counted
+from meshscope.units import format_seconds
 
 MAX_SPANS = 6_000  # drawn spans of one phase; the shortest beyond are omitted
 MAX_BURSTS = 1_000
 COLLECTIVE = "collective"
 _OF_STAGE = " of stage "
+LOOP = "An iteration is one layer, or several layers of different kinds that recur together; the first and last layers may be outside the loop. A copy lane shows each copy between memories."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,3 +251,170 @@ def axis_bursts(inputs: MetricInputs, source: Source) -> tuple[Bursts, ...]:
         )
         for (phase, unit), part in relative.group_by("phase", "unit", maintain_order=True)
     )
+
+
+def step_chart(timeline: StepTimeline) -> Chart:
+    """The whole step."""
+    n, n_hidden = sum(s.n for s in timeline.spans), timeline.n_left_out
+    hidden = f"The {n_hidden:,} shortest spans are not drawn." if n_hidden else ""
+    heads = {StepLabel.TRACE.value: "The trace", Phase.STEP.value: "One step"}
+    return Chart(
+        kind="timeline",
+        name=_file_name(timeline),
+        title=f"{heads.get(timeline.phase, f'One {timeline.phase} step')} ({timeline.source})",
+        description=f"{counted(n, 'span')} in {format_seconds(timeline.end_s)}. {hidden}".strip(),
+        spec=_timeline_spec(timeline, (0.0, timeline.end_s)),
+        note=hidden,
+    )
+
+
+def layer_chart(timeline: StepTimeline) -> Chart | None:
+    """The step at one layer, or one repetition of the layers; None if it is unknown."""
+    if timeline.layer is None:
+        return None
+    name, start_s, end_s = timeline.layer
+    return Chart(
+        kind="timeline",
+        name=f"{_file_name(timeline)}-layer",
+        title=f"Detail of {timeline.phase} ({timeline.source}): {name}",
+        description=f"From {format_seconds(start_s)} to {format_seconds(end_s)} of the step",
+        spec=_timeline_spec(timeline, (start_s, end_s)),
+        note=LOOP if "loop over layers" in name else "",
+    )
+
+
+def _file_name(timeline: StepTimeline) -> str:
+    measured = "-measured" if timeline.source == Source.MEASURED else ""
+    return f"timeline-{timeline.phase}{measured}"
+
+
+def burst_chart(bursts: Bursts) -> Chart:
+    """The bursts of each axis on its own lane."""
+    n, n_hidden = len(bursts.bursts), bursts.n_left_out
+    hidden = f"Only the first {n:,} bursts are drawn; {n_hidden:,} follow." if n_hidden else ""
+    order = "" if bursts.unit == "s" else "The x axis is the position in the schedule, not time."
+    spans = [
+        TimeSpan(
+            lane=axis, label=f"{name_of(axis)}: {n_bytes:,.0f} B", start_s=begin, dur_s=end - begin
+        )
+        for axis, begin, end, n_bytes in bursts.bursts
+    ]
+    return Chart(
+        kind="timeline",
+        name=f"intervals-{bursts.phase}",
+        title=f"Bursts of each axis in one {bursts.phase} step",
+        description=f"{counted(n, 'burst')}. {hidden}".strip(),
+        spec=lanes_spec(
+            spans,
+            bursts.axes,
+            (0.0, bursts.end),
+            end=bursts.end,
+            unit=Unit.SECONDS if bursts.unit == "s" else Unit.NUMBER,
+        ),
+        note=" ".join(filter(None, (hidden, order))),
+    )
+
+
+def _timeline_spec(timeline: StepTimeline, visible: tuple[float, float]) -> Layer:
+    return lanes_spec(
+        timeline.spans, timeline.lanes, visible, end=timeline.end_s, unit=Unit.SECONDS
+    )
+
+
+def lanes_spec(
+    spans: Sequence[TimeSpan],
+    lanes: Sequence[str],
+    visible: tuple[float, float],
+    *,
+    end: float,
+    unit: Unit,
+) -> Layer:
+    """Spans on lanes, the first at the top, between the parameters `low` and `high`.
+
+    Loops are unfolded in the visible range; iterations narrower than a pixel and a half are one bar.
+    """
+    depth = max((len(span.repeats) for span in spans), default=0)
+    loops = [f"{letter}{i}" for i in range(depth) for letter in "np"]
+    names = " ".join(["lane", "t", "d", "label", "color", *loops])
+    rows = [
+        (
+            lanes.index(span.lane),
+            _brief(span.start_s),
+            _brief(span.dur_s),
+            short(span.label, 160),
+            _color(span),
+            *(v for n, period in span.repeats for v in (n, _brief(period))),
+            *(0 for _ in range(2 * (depth - len(span.repeats)))),
+        )
+        for span in spans
+    ]
+    last = 8 if depth else 6
+    length, start = (number_text(f"datum.{f}", unit, digits=last) for f in "dt")
+    y: Layer = {
+        "field": "lane",
+        "type": "ordinal",
+        "axis": None,
+        "scale": {"padding": 0, "domain": list(range(len(lanes)))},
+    }
+    x: Layer = {
+        "field": "t", "type": "quantitative", "axis": axis(unit),
+        "scale": {"domainMin": {"expr": "low"}, "domainMax": {"expr": "high"}, "nice": False, "zero": False},
+    }  # fmt: skip
+    bars: Layer = {
+        "data": {"values": [columnar(names, rows)]},
+        "transform": [
+            flattened(names),
+            *(step for i in range(depth) for step in _unfolded(i, depth)),
+            {"filter": "datum.t+datum.d>=low && datum.t<=high"},
+            # Of the spans that start in the same pixel and are narrower, one is drawn.
+            {"calculate": f"datum.d<{_PIXEL} ? floor(datum.t/{_PIXEL}) : -1-datum.t", "as": "place"},
+            {"window": [{"op": "row_number", "as": "nth"}], "groupby": ["lane", "place"]},
+            {"filter": "datum.nth===1"},
+            {"calculate": f"datum.t+max(datum.d,0.6*{_PIXEL})", "as": "end"},
+            {"calculate": f"datum.label+'\\n'+(datum.times>1 ? format(datum.times,',')+' loop iterations in '+{length}+'; zoom in to see them' : {length}+' from '+{start})", "as": "tip"},
+        ],
+        "mark": {"type": "rect", "height": 20, "yOffset": 8, "clip": True},
+        "encoding": {
+            "y": y, "x": x, "x2": {"field": "end"}, "tooltip": TIP,
+            "color": color_by("color", [row[4] for row in rows]),
+        },
+    }  # fmt: skip
+    heads = text_mark({"field": "name"}, align="left", dy=-9)
+    heads["encoding"] |= {"y": y, "x": {"value": 0}}
+    heads["data"] = {"values": [{"lane": i, "name": name_of(n)} for i, n in enumerate(lanes)]}
+    params = [{"name": name, "value": v} for name, v in zip(("low", "high"), visible, strict=True)]
+    return layered(
+        bars, heads, height={"step": 38}, params=[*params, {"name": "last", "value": end}]
+    )
+
+
+_PIXEL = "((high-low)/width)"
+
+
+def _unfolded(at: int, depth: int) -> Iterable[Layer]:
+    """The transforms that make rows of the visible iterations of a loop, or one row of all."""
+    n, period = f"datum.n{at}", f"datum.p{at}"
+    inner = "".join(f"+max(datum.n{i}-1,0)*datum.p{i}" for i in range(at + 1, depth))
+    whole = f"(({n}-1)*{period}+datum.d{inner})"
+    is_fine = f"{period}>0 && {period}<1.5*{_PIXEL}"
+    first = f"max(0,ceil((low-datum.t-(datum.d{inner}))/{period}))"
+    after = f"min({n}-1,floor((high-datum.t)/{period}))+1"
+    times = "*".join(f"max(datum.n{i},1)" for i in range(at, depth))
+    yield {"calculate": f"{period}>0 && !({is_fine}) ? sequence({first},{after}) : [0]", "as": "i"}
+    yield {"flatten": ["i"]}
+    yield {"calculate": f"datum.t+datum.i*{period}", "as": "t"}
+    yield {"calculate": f"{is_fine} ? {times} : datum.times", "as": "times"}
+    yield {"calculate": f"{is_fine} ? {whole} : datum.d", "as": "d"}
+    for i in range(at + 1, depth):
+        yield {"calculate": f"datum.times>1 ? 0 : datum.p{i}", "as": f"p{i}"}
+
+
+def _color(span: TimeSpan) -> str:
+    """The name that decides the color: the part on the core lane, the axis of a collective."""
+    lane = without_stage(span.lane)
+    return name_of(span.label.partition(",")[0] if lane == "core" else lane)
+
+
+def _brief(value: float) -> float:
+    """The value with seven digits, which is finer than any chart shows."""
+    return float(f"{value:.7g}")

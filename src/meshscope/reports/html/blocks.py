@@ -1,10 +1,11 @@
 """The blocks of a page: sections of panels of tables, charts, tiles and paragraphs, all safe to show."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from meshscope.reports.charts.spec import Chart
 from meshscope.reports.model import (
     CellValue,
     Figure,
@@ -40,18 +41,6 @@ class PageTable:
     note: str = ""
     footnotes: tuple[str, ...] = ()
     row_classes: tuple[str, ...] = ()  # one for each row, or none at all
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """A chart drawn by the script of the page; `description` is its text for screen readers."""
-
-    block: ClassVar[str] = "chart"
-    kind: str
-    title: str
-    description: str
-    data: Mapping[str, Any]
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

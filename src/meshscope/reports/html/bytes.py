@@ -1,16 +1,25 @@
 """The content of the sections on traffic, payload sizes, the roofline and memory."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from meshscope.analysis.catalog import Unavailable
 from meshscope.analysis.roofline import RESOURCES, roofline_bounds, roofline_of
 from meshscope.events.enums import Source
-from meshscope.reports.charts.traffic import Torus, TrafficMatrix, matrices, size_counts, tori
-from meshscope.reports.html import charts
+from meshscope.reports.charts.points import roofline_chart
+from meshscope.reports.charts.traffic import (
+    MAX_CHIPS,
+    Torus,
+    TrafficMatrix,
+    matrices,
+    matrix_chart,
+    size_chart,
+    size_counts,
+    tori,
+    torus_chart,
+)
 from meshscope.reports.html.blocks import (
     Block,
-    Chart,
     Paragraph,
     columns,
     page_table,
@@ -23,11 +32,7 @@ from meshscope.units import format_bytes
 
 N_BUSIEST = 5  # links per phase in the table
 MIN_SIZES = 4  # payload sizes of a phase from which they are drawn
-MAX_DESCRIBED = 12  # marks that the description of a chart lists
-RINGS = "All-reduce, all-gather and reduce-scatter follow a ring in the order of the group; all-to-all is direct."
-ROOFLINE_NOTE = "Hollow marks are predicted. FLOPs and bytes come from the shapes of the operations and are divided by compute time alone. Bytes prefetched ahead of a part, such as weights in decode, are not counted and shift its point to the right. Bytes that stay in VMEM are counted and can lift a point above the roofline."
 BOUNDS_NOTE = "Lower bounds of each part: its FLOPs, HBM bytes and wire bytes at peak rates. The largest bound is binding."
-LINKS_NOTE = "Squares are chips with their device ids; each link is drawn once per direction."
 
 
 def traffic_blocks(run: PageRun) -> Iterator[Block]:
@@ -37,25 +42,10 @@ def traffic_blocks(run: PageRun) -> Iterator[Block]:
         yield Paragraph(text=" ".join(map(_regular_sentence, every)), class_name="say")
         yield from _torus(run)
     else:
-        yield from columns([*_matrix(every), *_torus(run)])
+        yield from columns([*([matrix_chart(every)] if every else []), *_torus(run)])
     imbalance = run.of_strongest("traffic_imbalance")
     if not isinstance(imbalance, Unavailable) and (imbalance["imbalance"] > 1).any():
         yield from run.tables("traffic_imbalance", "Traffic imbalance")
-
-
-def _matrix(all_matrices: Sequence[TrafficMatrix]) -> Iterator[Chart]:
-    if not all_matrices:
-        return
-    first = all_matrices[0]
-    total = sum(n_bytes for *_, n_bytes in first.cells)
-    each = f" Each row is {first.fold} devices." if first.fold > 1 else ""
-    yield Chart(
-        kind="matrix",
-        title="Traffic matrix",
-        description=f"{first.n_devices} devices; {len(first.cells)} pairs exchange {total:,.0f} bytes in one {first.phase} step",
-        data=charts.matrix_data(all_matrices),
-        note=f"{RINGS}{each}",
-    )
 
 
 def _is_regular(matrix: TrafficMatrix) -> bool:
@@ -83,14 +73,8 @@ def _torus(run: PageRun) -> Iterator[Block]:
     are_even = all(map(_is_even, by_phase))
     if are_even:
         yield Paragraph(text=" ".join(map(_even_sentence, by_phase)), class_name="say")
-    if topology.n_chips <= charts.MAX_CHIPS:
-        yield Chart(
-            kind="torus",
-            title="Link loads",
-            description=f"{topology.name}; {len(by_phase[0].links)} links carry traffic in one {by_phase[0].phase} step",
-            data=charts.torus_data(by_phase),
-            note=LINKS_NOTE,
-        )
+    if topology.n_chips <= MAX_CHIPS:
+        yield torus_chart(by_phase, topology.name)
     if are_even:
         return
     view = ViewTable(
@@ -130,15 +114,7 @@ def size_blocks(run: PageRun) -> Iterator[Block]:
         else size_counts(sizes, Source(sizes["source"][0]))
     )
     if max(Counter(c.phase for c in counts).values(), default=0) >= MIN_SIZES:
-        described = (
-            f"{c.count} {c.kind} of {c.payload_bytes:,} bytes in {c.phase}" for c in counts
-        )
-        yield Chart(
-            kind="sizes",
-            title="Payload sizes",
-            description="; ".join(list(described)[:MAX_DESCRIBED]),
-            data=charts.sizes_data(counts),
-        )
+        yield size_chart(counts)
         yield from run.tables("size_summary", "Summary of payload sizes")
     yield from run.tables("bandwidth", "Achieved bandwidth", is_defined=True)
 
@@ -147,18 +123,7 @@ def roofline_blocks(run: PageRun) -> Iterator[Block]:
     """Each part below the roofline of the chip, its binding resource, MFU and MBU."""
     roofline = roofline_of(run.inputs)
     if roofline is not None:
-        peak = roofline.peaks.flops_per_s
-        described = (
-            f"{p.part} in {p.phase} at {p.flops_per_s / peak:.0%} of peak FLOP/s"
-            for p in roofline.points[:MAX_DESCRIBED]
-        )
-        yield Chart(
-            kind="roofline",
-            title="Roofline of one device",
-            description="; ".join(described),
-            data=charts.roofline_data(roofline),
-            note=ROOFLINE_NOTE,
-        )
+        yield roofline_chart(roofline)
     yield from _bounds(run)
     yield from run.tables("mfu", "MFU", is_defined=True)
     yield from run.tables("mbu", "MBU", is_defined=True)

@@ -87,7 +87,6 @@ def _trace_blocks(run: PageRun) -> Iterator[Block]:
 
 def warnings(run: PageRun) -> Iterator[tuple[str, str]]:
     """(sentence, CSS class) of everything that a reader must know before the figures."""
-    yield from ((sentence(note), "banner") for note in run.answer.notes)
     fit = run.answer.strongest.fit
     if fit is not None and fit.state is FitState.NO:
         largest = (

@@ -14,7 +14,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from meshscope import __version__
-from meshscope.reports.html.blocks import Block, Chart, flattened
+from meshscope.reports.charts.spec import CONFIG, Chart
+from meshscope.reports.html.blocks import Block, flattened
 from meshscope.reports.html.hero import hero_blocks
 from meshscope.reports.html.page_run import PageRun, page_runs
 from meshscope.reports.html.ranking import comparison_blocks, page_rankings
@@ -25,7 +26,8 @@ from meshscope.store.run import RunRecord
 
 MAX_PAGES = 24  # runs with a page of their own, the best ones
 MAX_TITLE = 200  # characters
-TEMPLATE, STYLE, SCRIPT = "page.html.j2", "page.css", "charts.js"
+TEMPLATE, STYLE = "page.html.j2", "page.css"
+SCRIPTS = ("vega.js", "page.js")
 
 # Characters that could end the script element, open a tag or entity, or break a line in JavaScript.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -82,7 +84,7 @@ def _rendered(
 ) -> str:
     """One HTML file."""
     blocks = [*flattened(comparison), *(block for page in pages for block in page.blocks)]
-    style, script = _text(STYLE), _text(SCRIPT)
+    style, scripts = _text(STYLE), [_text(name) for name in SCRIPTS]
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -96,9 +98,9 @@ def _rendered(
         n_hidden=n_hidden,
         next_number=count().__next__,
         style=Markup(style),  # noqa: S704  our own file
-        script=Markup(script),  # noqa: S704  our own file
+        scripts=[Markup(script) for script in scripts],  # noqa: S704  our own files
         style_hash=_hash(style),
-        script_hash=_hash(script),
+        script_hashes=list(map(_hash, scripts)),
         data=Markup(_json(_document(blocks))),  # noqa: S704  escaped by _json
         footer=f"Made by meshscope {__version__}. This file makes no network requests.",
     )
@@ -118,16 +120,18 @@ def _run_page(run: PageRun) -> _RunPage:
 def _document(blocks: Iterable[Block]) -> dict[str, Any]:
     """The data of all charts in the order of the page."""
     return {
+        "config": CONFIG,
         "charts": [
             {
                 "kind": c.kind,
                 "title": c.title,
                 "description": f"{c.description.rstrip(' .')}.",
-                "data": c.data,
+                "is_zoomed": c.is_zoomed,
+                "spec": c.spec,
             }
             for c in blocks
             if isinstance(c, Chart)
-        ]
+        ],
     }
 
 

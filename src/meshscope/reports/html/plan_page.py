@@ -12,11 +12,11 @@ from meshscope.planner.slices import slice_name
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.reports.answer import fit_of
 from meshscope.reports.charts.cost import Breakdown, time_breakdown
+from meshscope.reports.charts.points import front_chart
 from meshscope.reports.html.blocks import (
     Advice,
     Advices,
     Block,
-    Chart,
     DescriptionList,
     FoldedBlocks,
     PageTable,
@@ -26,7 +26,6 @@ from meshscope.reports.html.blocks import (
     fold,
     page_table,
 )
-from meshscope.reports.html.charts import front_data
 from meshscope.reports.html.hero import fit_bar, sentence
 from meshscope.reports.html.page import blocks_html
 from meshscope.reports.html.waterfall import waterfall_blocks
@@ -50,8 +49,6 @@ from meshscope.reports.slices import slice_notes
 from meshscope.reports.times import time_figure
 from meshscope.units import format_dtype
 
-FRONT = "No choice is better than one of the front in TTFT, TPOT and request tokens/s per chip at once. Hollow: the best choice of other plans. Dashed: the limits."
-CLOSEST = "The choice that comes closest to the limits, and those with the least TTFT and the least TPOT. Dashed: the limits."
 DROPPED = "combinations dropped"
 MAX_COMMAND = 2000  # characters
 
@@ -158,13 +155,7 @@ def _others(search: PlanSearch) -> tuple[Choice, ...]:
 def _chart(search: PlanSearch) -> Iterator[Block]:
     shown = _shown(search)
     if shown:
-        yield Chart(
-            kind="front",
-            title="TTFT, TPOT and request tokens/s per chip",
-            description="; ".join(map(_figures_text, shown[:3])),
-            data=front_data(search, shown, _others(search)),
-            note=FRONT if search.front else CLOSEST,
-        )
+        yield front_chart(search, shown, _others(search))
 
 
 def _tables(search: PlanSearch) -> Iterator[Block]:

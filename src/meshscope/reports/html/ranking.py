@@ -12,10 +12,10 @@ from meshscope.analysis.catalog import Unavailable
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.planner.suggestions import follow_ups
 from meshscope.reports.answer import FitState
-from meshscope.reports.charts.cost import Breakdown, step_breakdowns
+from meshscope.reports.charts.cost import Breakdown, scaling_chart, step_breakdowns
+from meshscope.reports.charts.spec import Chart
 from meshscope.reports.html.blocks import (
     Block,
-    Chart,
     PageTable,
     Paragraph,
     columns,
@@ -39,15 +39,11 @@ from meshscope.reports.model import (
 from meshscope.reports.plain import short
 from meshscope.reports.ranking import EQUAL, OTHER_WORK, Ranking, rankings, request_s
 from meshscope.reports.run_label import distinct_labels
-from meshscope.units import format_seconds
 
 MAX_COMPARED = 24  # runs in a chart
 MIN_SIZES = 3  # numbers of devices from which scaling is drawn
 RANKED = "Ranked by the end-to-end time of the request. Runs that do not fit are struck out and have no rank."
 PRECISION = "The runs differ in precision, so their outputs differ."
-SCALING = (
-    "The line joins the fastest run of each size. Dashed: ideal scaling from the smallest size."
-)
 
 
 def page_rankings(runs: Sequence[PageRun]) -> list[Ranking[PageRun]]:
@@ -224,13 +220,5 @@ def _scaling_charts(ranking: Ranking[PageRun]) -> Iterator[Chart]:
             for run in _timed(ranking)
             if run.inputs.n_devices and phase in (costs := run.strongest_costs)
         )
-        line = {"name": f"{phase} step", "points": [[name, n, s] for n, s, name in points]}
         if len({n for n, *_ in points}) >= MIN_SIZES:
-            described = (f"{name} on {n} devices {format_seconds(s)}" for n, s, name in points)
-            yield Chart(
-                kind="scaling",
-                title=f"{phase.capitalize()} step time over devices",
-                description="; ".join(described),
-                data={"unit": "s", "lines": [line]},
-                note=SCALING,
-            )
+            yield scaling_chart(phase, points)

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from meshscope.reports.charts.serving import serving_charts
+from meshscope.reports.charts.serving import series_chart, serving_charts
 from meshscope.reports.html.blocks import (
     Block,
-    Chart,
     DescriptionList,
     Paragraph,
     Tile,
@@ -13,7 +12,6 @@ from meshscope.reports.html.blocks import (
     fold,
     page_table,
 )
-from meshscope.reports.html.charts import series_data
 from meshscope.reports.html.page import blocks_html
 from meshscope.reports.model import ViewTable, view_columns
 from meshscope.reports.serving import (
@@ -54,14 +52,7 @@ def _blocks(outcome: ServingOutcome) -> Iterator[Block]:
     )
     yield page_table("times", view)
     yield Paragraph(text=ABOUT)
-    for chart in serving_charts(outcome):
-        highest = (f"{s.name} up to {max(v for _, v in s.points):,.4g}" for s in chart.series)
-        yield Chart(
-            kind="series",
-            title=chart.title,
-            description="; ".join(highest) or "nothing",
-            data=series_data(chart),
-        )
+    yield from map(series_chart, serving_charts(outcome))
     yield from fold("Conditions", [_facts(*condition_facts(outcome))])
 
 

@@ -4,13 +4,17 @@ from collections.abc import Iterator, Sequence
 
 from meshscope.analysis.request import ASSUMPTION
 from meshscope.events.enums import Phase
-from meshscope.events.measured import StepLabel
-from meshscope.reports.charts.cost import CostBar
-from meshscope.reports.charts.timeline import Bursts, StepTimeline, axis_bursts, step_timelines
-from meshscope.reports.html import charts
+from meshscope.reports.charts.cost import CostBar, cost_chart
+from meshscope.reports.charts.spec import Chart
+from meshscope.reports.charts.timeline import (
+    axis_bursts,
+    burst_chart,
+    layer_chart,
+    step_chart,
+    step_timelines,
+)
 from meshscope.reports.html.blocks import (
     Block,
-    Chart,
     Paragraph,
     basis_text,
     columns,
@@ -18,16 +22,11 @@ from meshscope.reports.html.blocks import (
     page_table,
 )
 from meshscope.reports.html.page_run import PageRun
-from meshscope.reports.model import Figure, Unit, joined
+from meshscope.reports.model import joined
 from meshscope.reports.plain import short
 from meshscope.reports.speculation import speculation_table
 from meshscope.reports.times import step_notes
 from meshscope.reports.trace import is_trace
-from meshscope.reports.words import counted
-from meshscope.units import format_seconds
-
-LOOP = "An iteration is one layer, or several layers of different kinds that recur together; the first and last layers may be outside the loop. A copy lane shows each copy between memories."
-WHISKER = "The line over the end of a bar is the interval of the estimate."
 
 
 def speculation_blocks(run: PageRun) -> Iterator[Block]:
@@ -58,21 +57,7 @@ def _basis(run: PageRun) -> Iterator[Paragraph]:
 
 def step_charts(bars: Sequence[tuple[str, CostBar]]) -> Iterator[Chart]:
     """The named bars of each phase."""
-    for phase in Phase:
-        named = [(name, bar) for name, bar in bars if bar.phase is phase]
-        if named:
-            yield Chart(
-                kind="bars",
-                title=f"Time of one {phase} step",
-                description="; ".join(f"{name} {_with_interval(bar)}" for name, bar in named),
-                data=charts.cost_data(named),
-                note=WHISKER if any(bar.low_s is not None for _, bar in named) else "",
-            )
-
-
-def _with_interval(bar: CostBar) -> str:
-    step = Figure(value=bar.step_s, unit=Unit.SECONDS, low=bar.low_s, high=bar.high_s)
-    return step.text_with_range
+    yield from filter(None, (cost_chart(phase, bars) for phase in Phase))
 
 
 def _cost_tables(run: PageRun) -> Iterator[Block]:
@@ -87,8 +72,8 @@ def _cost_tables(run: PageRun) -> Iterator[Block]:
 def timeline_blocks(run: PageRun) -> Iterator[Block]:
     """A repetition of the layers of each phase, and the whole steps."""
     timelines = step_timelines(run.run.path, run.inputs)
-    steps = [_step_chart(timeline) for timeline in timelines]
-    layers = [_layer_chart(timeline) for timeline in timelines if timeline.layer is not None]
+    steps = list(map(step_chart, timelines))
+    layers = list(filter(None, map(layer_chart, timelines)))
     yield from layers or steps
     if layers:
         yield from fold("Whole steps", steps)
@@ -103,41 +88,6 @@ def _overlap_tables(run: PageRun) -> Iterator[Block]:
     yield from run.tables("exposed_by", "Exposed time of each axis", is_defined=True)
 
 
-def _step_chart(timeline: StepTimeline) -> Chart:
-    n, n_hidden, phase = sum(s.n for s in timeline.spans), timeline.n_left_out, timeline.phase
-    hidden = f"The {n_hidden:,} shortest spans are not drawn." if n_hidden else ""
-    return Chart(
-        kind="timeline",
-        title=f"{_heading(phase)} ({timeline.source})",
-        description=f"{counted(n, 'span')} in {format_seconds(timeline.end_s)}. {hidden}",
-        data=charts.timeline_data(timeline),
-        note=hidden,
-    )
-
-
-def _heading(phase: str) -> str:
-    """`One decode step`; a trace without steps is one window."""
-    match phase:
-        case StepLabel.TRACE.value:
-            return "The trace"
-        case Phase.STEP.value:
-            return "One step"
-        case _:
-            return f"One {phase} step"
-
-
-def _layer_chart(timeline: StepTimeline) -> Chart:
-    assert timeline.layer is not None
-    name, start_s, end_s = timeline.layer
-    return Chart(
-        kind="timeline",
-        title=f"Detail of {timeline.phase} ({timeline.source}): {name}",
-        description=f"From {format_seconds(start_s)} to {format_seconds(end_s)} of the step",
-        data=charts.timeline_data(timeline, (start_s, end_s)),
-        note=LOOP if "loop over layers" in name else "",
-    )
-
-
 def interval_blocks(run: PageRun) -> Iterator[Block]:
     """Bursts of each axis, the gaps between them, windows between axes, and the period.
 
@@ -146,20 +96,7 @@ def interval_blocks(run: PageRun) -> Iterator[Block]:
     phases = axis_bursts(run.inputs, run.source)
     if len({axis for bursts in phases for axis in bursts.axes}) < 2:
         return
-    yield from map(_burst_chart, sorted(phases, key=lambda bursts: bursts.phase, reverse=True))
+    yield from map(burst_chart, sorted(phases, key=lambda bursts: bursts.phase, reverse=True))
     yield from run.tables("traffic_intervals", "Bursts and gaps", is_defined=True)
     yield from run.tables("axis_windows", "Windows between axes")
     yield from run.tables("period", "Period of a step")
-
-
-def _burst_chart(bursts: Bursts) -> Chart:
-    n, n_hidden = len(bursts.bursts), bursts.n_left_out
-    hidden = f"Only the first {n:,} bursts are drawn; {n_hidden:,} follow." if n_hidden else ""
-    order = "" if bursts.unit == "s" else "The x axis is the position in the schedule, not time."
-    return Chart(
-        kind="timeline",
-        title=f"Bursts of each axis in one {bursts.phase} step",
-        description=f"{counted(n, 'burst')}. {hidden}",
-        data=charts.bursts_data(bursts),
-        note=f"{order} {hidden}".strip(),
-    )

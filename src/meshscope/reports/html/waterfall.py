@@ -3,14 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from meshscope.events.enums import Phase
-from meshscope.reports.charts.cost import Breakdown, request_breakdown
-from meshscope.reports.html import charts
-from meshscope.reports.html.blocks import Block, Chart, PageTable, fold, page_table
-from meshscope.reports.model import Unit, ViewTable, figure_column, joined, text_column
+from meshscope.reports.charts.cost import Breakdown, request_breakdown, waterfall_chart
+from meshscope.reports.html.blocks import Block, PageTable, fold, page_table
+from meshscope.reports.model import Unit, ViewTable, figure_column, text_column
 from meshscope.units import NANOSECOND_S
 
 SMALL_FRAC = 0.001  # of the whole; smaller differences have no row
-WATERFALL = "From the baseline at the top to the compared bar at the bottom: time that each part of the model, exposed communication over each axis, and waiting add (orange) or save (green)."
 
 Steps = Mapping[Phase, Breakdown]
 
@@ -23,13 +21,7 @@ def waterfall_blocks(
     spans = _spans([steps for _, steps in named], n_decode_steps)
     if len(named) < 2 or not spans:
         return
-    yield Chart(
-        kind="waterfall",
-        title="What the difference is made of",
-        description=f"{joined(names)} by part of the model and axis.",
-        data=charts.waterfall_data(names, spans),
-        note=WATERFALL,
-    )
+    yield waterfall_chart(names, spans)
     span, breakdowns = next(iter(spans.items()))
     yield from fold("Differences as a table", [_differences(names, span, breakdowns, table_id)])
 

@@ -1,0 +1,197 @@
+"""What the model code of each serving engine takes: every refusal, in one table by engine."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from meshscope.errors import MeshscopeError, PlanError, SpecError
+from meshscope.hardware.chips import ChipKind
+from meshscope.model.model import Family, GroupedAttention, LatentAttention
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Frontend
+from meshscope.programs.engines.engine_config import ARCHITECTURES, CACHE_DTYPES, QUANTIZATION
+from meshscope.programs.engines.maxtext_models import AXES as MAXTEXT_AXES
+from meshscope.programs.engines.maxtext_models import maxtext_model
+from meshscope.units import format_dtype
+
+BF16 = "bf16"
+WITHOUT_LINEAR_METHODS = ("0.12.0",)  # releases of tpu-inference
+TENSOR_PARALLEL_ONLY = ("0.0.2",)  # releases of SGLang-JAX
+
+Refusals = Callable[[Experiment, str], Iterator[MeshscopeError]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The axes of plans that an engine takes, how others are refused, and its further rules."""
+
+    axes: tuple[str, ...]
+    axes_rule: str
+    refusals: Refusals
+
+
+def check_engine(experiment: Experiment) -> None:
+    """Raises the first refusal of the experiment by its engine, if there is one."""
+    check_slice(experiment)
+    option = f"--frontend {experiment.program.frontend}"
+    for error in LIMITS[experiment.program.frontend].refusals(experiment, option):
+        raise error
+
+
+def check_slice(experiment: Experiment) -> None:
+    """Raises SpecError unless the experiment's chips are one TPU slice."""
+    topology = experiment.topology
+    if topology.chip.kind is not ChipKind.TPU or topology.n_slices > 1:
+        raise SpecError(
+            f"'{topology.name}': --frontend {experiment.program.frontend} compiles for one TPU slice, e.g. "
+            "v6e-8. Use --frontend jax."
+        )
+
+
+def _vllm(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
+    model, version = experiment.model, experiment.program.engine_version
+    if model.family not in ARCHITECTURES:
+        yield SpecError(
+            f"{model.name}: {option} gets no config of the family {model.family} "
+            f"from meshscope. Use --frontend jax, or a model of {', '.join(ARCHITECTURES)}."
+        )
+    yield from _axes(experiment, option)
+    yield from _vllm_layout(experiment, option)
+    yield from _vllm_dtypes(experiment, option)
+    dtype = experiment.workload.weight_dtype
+    is_quantized = dtype in QUANTIZATION
+    if version in WITHOUT_LINEAR_METHODS and (is_quantized or experiment.plan.sp):
+        value = f"--weight-dtype {format_dtype(dtype)}" if is_quantized else "sp"
+        yield SpecError(
+            f"{value}: the JAX models of {option} {version} have bf16 weights and whole tokens only. Use "
+            "--engine-version 0.24.0 or newer."
+        )
+
+
+def _vllm_layout(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
+    """The engine lays out experts by rules of its own."""
+    plan, model, n = experiment.plan, experiment.model, experiment.plan.n_devices
+    is_wide = experiment.workload.weight_dtype == BF16
+    if plan.sp and (plan.dp > 1 or model.moe is not None or not is_wide):
+        yield PlanError(
+            f"plan '{plan}': {option} takes sp with tp alone, for dense models in bf16. "
+            "Omit sp, or use --frontend jax."
+        )
+    match model.family:
+        case Family.DEEPSEEK_V3:
+            rule = "runs latent attention data-parallel on the devices that share the experts"
+            needed = f"dp={n},ep={n}"
+        case Family.GPT_OSS:
+            rule = "splits attention over tp and gives each device of tp some of the experts"
+            needed = f"tp={n},ep={n}"
+        case _ if model.moe is not None:
+            rule, needed = "splits each expert over tp", f"tp={n}"
+        case _:
+            return
+    if str(plan) != needed and n > 1:
+        yield PlanError(f"plan '{plan}': {option} {rule}. Use {needed} for {model.name}.")
+
+
+def _vllm_dtypes(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
+    workload, model = experiment.workload, experiment.model
+    known = (BF16, *QUANTIZATION)
+    weights = format_dtype(workload.weight_dtype)
+    if workload.activation_dtype != BF16:
+        yield SpecError(
+            f"{option} computes activations in bf16, not {workload.activation_dtype}. Omit the dtype, or "
+            "use --frontend jax."
+        )
+    if workload.weight_dtype not in known:
+        yield SpecError(
+            f"--weight-dtype {weights}: {option} has weights in {', '.join(map(format_dtype, known))}. "
+            "Use one of these, or --frontend jax."
+        )
+    is_quantized = workload.weight_dtype in QUANTIZATION
+    if isinstance(model.attention, LatentAttention) and not is_quantized:
+        yield SpecError(
+            f"--weight-dtype {weights}: the engine's loader splits latent projections of "
+            f"fp8 checkpoints only. Omit the dtype, which {model.name} stores in fp8."
+        )
+    if is_quantized and model.family is Family.GPT_OSS:
+        yield SpecError(
+            f"--weight-dtype {weights}: {option} compiles {model.name} with bf16 weights. "
+            "Use --dtype bf16, or --frontend jax."
+        )
+    if workload.cache_dtype not in CACHE_DTYPES:
+        yield SpecError(
+            f"{option} has no cache of {format_dtype(workload.cache_dtype)}. "
+            f"Use {' or '.join(map(format_dtype, CACHE_DTYPES))}."
+        )
+
+
+def _sglang(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
+    """The engine itself refuses more, with its own messages."""
+    plan, attention = experiment.plan, experiment.model.attention
+    if not isinstance(attention, GroupedAttention) or attention.window is not None:
+        yield SpecError(
+            f"{experiment.model.name}: {option} builds caches of whole keys and values only. Use "
+            "--frontend jax."
+        )
+    yield from _axes(experiment, option)
+    version = experiment.program.engine_version
+    if max(plan.dp, plan.ep) > 1 and version in TENSOR_PARALLEL_ONLY:
+        yield PlanError(
+            f"plan '{plan}': servers of {option} {version} run tp alone. Use tp={plan.n_devices}, or "
+            "a newer release."
+        )
+    yield from _bf16_only(experiment, option)
+
+
+def _maxtext(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
+    maxtext_model(experiment.model)
+    yield from _axes(experiment, option)
+    yield from _bf16_only(experiment, option)
+    workload = experiment.workload
+    if experiment.prefill_chunks.n_tokens != workload.prompt:
+        yield SpecError(
+            f"--prefill-chunk {workload.prefill_chunk or 'off'}: MaxText's engine prefills one whole prompt "
+            f"at a time. Use {workload.prompt}, or omit the option."
+        )
+
+
+def _axes(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
+    plan, limits = experiment.plan, LIMITS[experiment.program.frontend]
+    sizes = {"pp": plan.pp, "fsdp": plan.fsdp, "cp": plan.cp, "dp": plan.dp, "ep": plan.ep}
+    used = [axis for axis, size in sizes.items() if size > 1] + ["sp"] * plan.sp
+    for axis in used:
+        if axis not in limits.axes:
+            rule = limits.axes_rule.format(axis=axis, n=plan.n_devices)
+            yield PlanError(f"plan '{plan}': {option} {rule}")
+
+
+def _bf16_only(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
+    workload = experiment.workload
+    dtypes = {
+        "--dtype": workload.activation_dtype,
+        "--weight-dtype": workload.weight_dtype,
+        "--cache-dtype": workload.cache_dtype,
+    }
+    for name, dtype in dtypes.items():
+        if dtype != BF16:
+            yield SpecError(
+                f"{name} {format_dtype(dtype)}: {option} compiles {BF16} only. Use {BF16}, or --frontend jax."
+            )
+
+
+LIMITS: Mapping[Frontend, Limits] = {
+    Frontend.VLLM_TPU: Limits(
+        axes=("tp", "dp", "ep", "sp"),
+        axes_rule="takes tp, dp, ep, sp, not {axis}. Use --frontend jax for it.",
+        refusals=_vllm,
+    ),
+    Frontend.SGLANG_JAX: Limits(
+        axes=("tp", "dp", "ep"),
+        axes_rule="takes tp, dp, ep, not {axis}. Use --frontend jax for it.",
+        refusals=_sglang,
+    ),
+    Frontend.MAXTEXT: Limits(
+        axes=("tp",),
+        axes_rule=f"maps tp to MaxText's axis {MAXTEXT_AXES['tp']}, and its engine prefills one prompt on "
+        "all devices; {axis} is not supported. Use tp={n}, or --frontend jax.",
+        refusals=_maxtext,
+    ),
+}

@@ -1,0 +1,251 @@
+"""The front ends: what each one compiles, the Python that builds its programs, and how a worker builds them.
+
+This registry is the only place that lists the front ends; `Frontend` in `plans/program.py` says what
+plans and predictions need to know of their programs.
+"""
+
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from meshscope.errors import MissingToolError, SpecError
+from meshscope.events.enums import Phase
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.compiler_facts import compiler_facts
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Frontend, Program
+from meshscope.plans.program_formats import check_program_format
+from meshscope.programs.engines.engine_config import engine_variables_of
+from meshscope.programs.engines.limits import check_engine
+from meshscope.programs.engines.stubs import install_stubs
+from meshscope.programs.environments import (
+    Compiler,
+    check_torchxla,
+    installed_release,
+    lone_variables,
+    torchxla_python,
+    torchxla_variables,
+    tracing_variables,
+)
+from meshscope.programs.gpu import check_can_compile_for_gpu
+from meshscope.programs.torchxla.checks import check_traceable
+
+# The flags that torch_xla adds on a TPU host (torch_xla 2.9 __init__.py, _setup_libtpu_flags).
+TORCH_XLA_FLAGS = (
+    "--xla_tpu_use_enhanced_launch_barrier=false --xla_latency_hiding_scheduler_rerun=1 "
+    "--xla_tpu_prefer_async_allgather_to_allreduce=true --xla_tpu_enable_flash_attention=false"
+)
+
+Build = Callable[[Experiment, Phase, list[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrograms:
+    """The programs of one step by name, in their order, and the devices in the order of the mesh."""
+
+    programs: Mapping[str, Any]
+    devices: list[Any]
+    resident_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendAdapter:
+    """A front end.
+
+    `check` raises an error for an experiment that it cannot compile here. `interpreter` is the Python and
+    the environment variables of its workers, which may use a scratch folder. In a worker, `builder` sets
+    what the front end reads on import, imports it, and returns a function from an experiment, a phase
+    and devices to `StepPrograms`; it takes the chunk of a prompt. A run records the versions of
+    `packages` beside those of JAX and the compiler. `implies_scopes`: the scopes of instructions follow
+    from their names, as the front end enters none.
+    """
+
+    check: Callable[[Experiment], None]
+    interpreter: Callable[[Program, Path], tuple[str, dict[str, str]]]
+    builder: Callable[[Experiment, int], Build]
+    packages: tuple[str, ...] = ()
+    implies_scopes: bool = False
+
+
+def frontend_of(experiment: Experiment) -> FrontendAdapter:
+    """The front end of the experiment's program."""
+    return FRONTENDS[experiment.program.frontend]
+
+
+def check_can_compile(experiment: Experiment, compiler: Compiler | None = None) -> None:
+    """Raises an error if the experiment cannot be compiled here, or not by another compiler."""
+    check_program_format(experiment)
+    if compiler is None:
+        frontend_of(experiment).check(experiment)
+        return
+    name, topology = compiler.release.name, experiment.topology
+    if not experiment.program.frontend.is_own:
+        raise SpecError(
+            f"--compiler {name} compiles programs of --frontend jax, and this is one of "
+            f"{experiment.program.frontend}. Drop one of the two options."
+        )
+    if topology.chip.kind is not ChipKind.TPU:
+        raise SpecError(
+            f"--compiler {name} compiles for TPUs, and '{topology.name}' is no TPU slice. Use for "
+            "example v6e-8, or drop --compiler."
+        )
+
+
+def check_tpu_compiler() -> None:
+    """MissingToolError if JAX or libtpu is not installed."""
+    missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingToolError(
+            f"compile needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
+            f"not installed ({platform.system()} {platform.machine()}). "
+            "Install the extra: pip install -e '.[tpu]' in your clone (Linux x86-64)."
+        )
+
+
+def _check_jax(experiment: Experiment) -> None:
+    topology = experiment.topology
+    match topology.chip.kind:
+        case ChipKind.CPU:
+            raise SpecError(
+                f"'{topology.name}' is neither a TPU nor a GPU slice; compile needs one, e.g. v6e-8 or "
+                "h100:8. For CPU devices use predict or run."
+            )
+        case ChipKind.GPU:
+            check_can_compile_for_gpu(topology)
+        case ChipKind.TPU:
+            check_tpu_compiler()
+
+
+def _build_jax(experiment: Experiment, chunk: int) -> Build:
+    del experiment
+    from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
+
+    return _single(partial(build_program, chunk=chunk))
+
+
+def _single(build_program: Callable[[Experiment, Phase, list[Any]], Any]) -> Build:
+    """Steps of one program."""
+    return lambda experiment, phase, devices: StepPrograms(
+        programs={"": build_program(experiment, phase, devices)}, devices=devices
+    )
+
+
+def _check_torchxla(experiment: Experiment) -> None:
+    topology = experiment.topology
+    if topology.chip.kind is not ChipKind.TPU:
+        raise SpecError(
+            f"'{topology.name}' is not a TPU slice; torch_xla programs compile only for TPUs, e.g. "
+            "v6e-8. Omit --frontend for GPUs."
+        )
+    check_torchxla()
+    check_traceable(experiment)
+
+
+def _build_torchxla(experiment: Experiment, chunk: int) -> Build:
+    del chunk
+    chip_flags = compiler_facts(experiment.topology.chip.name).torch_xla_flags.value
+    flags = f"{os.environ['LIBTPU_INIT_ARGS']} {TORCH_XLA_FLAGS} {chip_flags}".rstrip()
+    os.environ["LIBTPU_INIT_ARGS"] = flags
+    os.environ.update(tracing_variables(experiment.topology.n_devices))
+    from meshscope.programs.torchxla.program import build_program  # noqa: PLC0415  torch_xla before JAX
+
+    return _single(build_program)
+
+
+def _check_engine(experiment: Experiment) -> None:
+    check_engine(experiment)
+    installed_release(experiment.program.frontend, experiment.program.engine_version)
+
+
+def _engine_interpreter(program: Program, scratch: Path) -> tuple[str, dict[str, str]]:
+    release = installed_release(program.frontend, program.engine_version)
+    return release.python, lone_variables(scratch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EngineBuilder:
+    """Builds the programs of an engine by `build_step` of `module`, which imports the engine.
+
+    `variables` are environment variables. The packages named in `missing`, which the engine imports and its
+    lowered programs do not use, become stubs, as do the engine's own modules in `replaced`.
+    """
+
+    module: str
+    missing: str
+    replaced: tuple[str, ...] = ()
+    variables: Callable[[Experiment], Mapping[str, str]] = lambda _: {}
+
+    def __call__(self, experiment: Experiment, chunk: int) -> Build:
+        del chunk  # the chunks of a prompt run one program
+        os.environ.update(self.variables(experiment))
+        install_stubs(tuple(self.missing.split()), replaced=self.replaced)
+        return import_module(f"meshscope.programs.engines.{self.module}").build_step
+
+
+FRONTENDS: Mapping[Frontend, FrontendAdapter] = {
+    Frontend.JAX: FrontendAdapter(
+        check=_check_jax,
+        interpreter=lambda *_: (sys.executable, dict(os.environ)),
+        builder=_build_jax,
+    ),
+    Frontend.TORCHXLA: FrontendAdapter(
+        check=_check_torchxla,
+        interpreter=lambda *_: (torchxla_python(), torchxla_variables()),
+        builder=_build_torchxla,
+        packages=("torch", "torch_xla", "transformers"),
+    ),
+    Frontend.VLLM_TPU: FrontendAdapter(
+        check=_check_engine,
+        interpreter=_engine_interpreter,
+        # Read in releases 0.12 to 0.32. The replaced modules are for vllm's own torch models, whose
+        # classes derive from those of torch and vllm.
+        builder=_EngineBuilder(
+            module="tpu_inference",
+            missing=(
+                "vllm torch torchax torchvision transformers safetensors huggingface_hub "
+                "runai_model_streamer pathwaysutils tpu_info numba jaxtyping einops filelock regex tqdm "
+                "requests"
+            ),
+            replaced=("tpu_inference.models.vllm", "tpu_inference.layers.vllm.quantization"),
+            variables=engine_variables_of,
+        ),
+        packages=("tpu-inference", "flax"),
+    ),
+    Frontend.SGLANG_JAX: FrontendAdapter(
+        check=_check_engine,
+        interpreter=_engine_interpreter,
+        builder=_EngineBuilder(
+            module="sglang_jax",
+            missing=(
+                "transformers huggingface_hub safetensors modelscope tokenizers torch fastapi starlette "
+                "uvicorn zmq orjson psutil pydantic requests tqdm jinja2 llguidance pybase64 pathwaysutils "
+                "prometheus_client aiohttp yaml PIL partial_json_parser openai tiktoken pandas httpx "
+                "uvloop setproctitle msgpack"
+            ),
+        ),
+        packages=("sglang-jax", "flax"),
+    ),
+    Frontend.MAXTEXT: FrontendAdapter(
+        check=_check_engine,
+        interpreter=_engine_interpreter,
+        # Tokenizers, checkpoints of other formats, images, and training of other kinds (0.2.5).
+        builder=_EngineBuilder(
+            module="maxtext_step",
+            missing=(
+                "PIL drjax huggingface_hub jaxtyping jinja2 pathwaysutils sentencepiece sympy tiktoken "
+                "tokenizers transformers"
+            ),
+            replaced=("maxtext.checkpoint_conversion", "maxtext.common.checkpointing"),
+            variables=lambda _: {"DECOUPLE_GCLOUD": "TRUE"},  # no clients of Google Cloud
+        ),
+        packages=("maxtext", "flax"),
+        implies_scopes=True,
+    ),
+}

@@ -1,0 +1,202 @@
+"""Points in a plane: the roofline of a device, and the Pareto front of a search."""
+
+import json
+from collections.abc import Sequence
+
+from meshscope.analysis.roofline import Roofline
+from meshscope.events.enums import Phase, Source
+from meshscope.planner.search import Choice, PlanSearch
+from meshscope.reports.charts.spec import (
+    CARD,
+    INK,
+    SOFT,
+    TIP,
+    Chart,
+    Layer,
+    axis,
+    choice,
+    color_by,
+    layered,
+    log_ticks,
+    name_of,
+    number_text,
+)
+from meshscope.reports.charts.traffic import MAX_DESCRIBED
+from meshscope.reports.model import Unit, format_cell
+from meshscope.reports.plan import choice_name
+from meshscope.units import format_bytes, format_seconds
+
+ROOFLINE_NOTE = "Hollow marks are predicted. FLOPs and bytes come from the shapes of the operations and are divided by compute time alone. Bytes prefetched ahead of a part, such as weights in decode, are not counted and shift its point to the right. Bytes that stay in VMEM are counted and can lift a point above the roofline."
+WINNER, ON_FRONT, OTHER_PLANS = "winner", "Pareto front", "best of another plan"
+CLOSEST, FASTEST = "closest", "least latency"
+TTFT, TPOT, RATE = "TTFT", "TPOT", "request tokens/s per chip"
+SHAPES = {"title": None, "orient": "bottom", "symbolFillColor": SOFT, "symbolStrokeColor": SOFT}
+MAX_PLANS = 8  # with a color of their own
+FRONT = "No choice is better than one of the front in TTFT, TPOT and request tokens/s per chip at once. Hollow: the best choice of other plans. Dashed: the limits."
+CLOSEST_NOTE = "The choice that comes closest to the limits, and those with the least TTFT and the least TPOT. Dashed: the limits."
+
+
+def _points(color: Layer, is_hollow: str, shape: Layer, **encoding: Layer) -> Layer:
+    """Points in the color of a field, hollow where the expression is true."""
+    return {
+        "mark": {"type": "point", "size": 90, "strokeWidth": 2, "opacity": 1},
+        "encoding": {
+            **encoding,
+            "stroke": {**color, "legend": None},
+            "fill": {
+                **color,
+                "condition": {"test": is_hollow, "value": CARD},
+            },
+            "shape": shape,
+            "tooltip": TIP,
+        },
+    }
+
+
+def roofline_chart(roofline: Roofline) -> Chart:
+    """FLOP/s of each part of the model over its arithmetic intensity, below the peaks of the chip."""
+    peak, hbm = roofline.peaks.flops_per_s, roofline.peaks.hbm_bytes_per_s
+    ridge = peak / hbm
+    xs = [ridge, *(point.flops_per_byte for point in roofline.points)]
+    ys = [peak, *(point.flops_per_s for point in roofline.points)]
+    low, high = min(xs) / 2, max(xs) * 3
+    values: list[Layer] = [
+        {
+            "x": p.flops_per_byte, "y": p.flops_per_s, "part": name_of(p.part), "phase": p.phase,
+            "hollow": p.source is Source.PREDICTED,
+            "tip": f"{p.part}, {p.phase} ({p.source})\n{_flops(p.flops_per_s)}, {p.flops_per_s / min(peak, p.flops_per_byte * hbm):.0%} of the roofline "
+            f"at {p.flops_per_byte:.3g} FLOPs/byte\n{format_seconds(p.compute_s)} of compute per step",
+        }
+        for p in roofline.points
+    ]  # fmt: skip
+    described = (
+        f"{p.part} in {p.phase} at {p.flops_per_s / peak:.0%} of peak FLOP/s"
+        for p in roofline.points[:MAX_DESCRIBED]
+    )
+    x: Layer = {
+        "field": "x", "type": "quantitative", "scale": {"type": "log", "domain": [low, high], "nice": False},
+        "axis": axis(Unit.NUMBER, "arithmetic intensity (FLOPs per byte of HBM traffic)", values=log_ticks((low, high))),
+    }  # fmt: skip
+    y: Layer = {
+        "field": "y", "type": "quantitative", "scale": {"type": "log", "domain": [min(ys) / 2, peak * 2], "nice": False},
+        "axis": axis(Unit.FLOPS, values=log_ticks(ys)),
+    }  # fmt: skip
+    tip = f"roofline: HBM {format_bytes(hbm)}/s, bf16 peak {_flops(peak)}\nridge point: {ridge:.3g} FLOPs/byte"
+    corners = [{"x": x_, "y": min(peak, x_ * hbm), "tip": tip} for x_ in (low, ridge, high)]
+    roof: Layer = {
+        "data": {"values": corners},
+        "mark": {"type": "line", "stroke": INK, "strokeWidth": 2, "clip": True},
+        "encoding": {"x": x, "y": y, "tooltip": TIP},
+    }
+    phases = [phase.value for phase in Phase if any(p.phase is phase for p in roofline.points)]
+    shape: Layer = {
+        "field": "phase", "type": "nominal", "legend": SHAPES,
+        "scale": {"domain": phases, "range": ["circle", "triangle-up", "square"][: len(phases)]},
+    }  # fmt: skip
+    color = color_by("part", [value["part"] for value in values])
+    marks = _points(color, "datum.hollow", shape, x=x, y=y)
+    return Chart(
+        kind="roofline",
+        name="roofline",
+        title="Roofline of one device",
+        description="; ".join(described),
+        spec=layered(roof, {**marks, "data": {"values": values}}, height=280),
+        note=ROOFLINE_NOTE,
+        is_zoomed=True,
+    )
+
+
+def _flops(rate: float) -> str:
+    return f"{format_cell(rate, Unit.FLOPS)}/s"
+
+
+def front_chart(
+    search: PlanSearch, shown: Sequence[Choice], others: Sequence[Choice] = ()
+) -> Chart:
+    """Choices by two of TTFT, TPOT and request tokens/s per chip, the best first; the limits are dashed."""
+    units = {TTFT: Unit.SECONDS, TPOT: Unit.SECONDS, RATE: Unit.NUMBER}
+    names = (WINNER, ON_FRONT) if search.front else (CLOSEST, FASTEST)
+    groups = [(names[0], shown[:1]), (names[1], shown[1:]), (OTHER_PLANS, others)]
+    plans = list(dict.fromkeys(name_of(c.experiment.plan) for c in (*shown, *others)))
+    values: list[Layer] = [
+        {
+            "plan": plan if plan in plans[:MAX_PLANS] else "other plans", "group": group, **figures,
+            "tip": f"{name_of(choice_name(one))} ({group})\n"
+            + ", ".join(f"{name} {_figure(value, units[name])}" for name, value in figures.items()),
+        }
+        for group, choices in groups
+        for one in choices
+        for plan in [name_of(one.experiment.plan)]
+        for figures in [{TTFT: one.ttft_s, TPOT: one.tpot_s, RATE: one.tokens_per_s_per_chip}]
+    ]  # fmt: skip
+    objective = search.objective
+    limits: list[Layer] = [
+        {"measure": name, "v": v, "tip": f"limit of {name}: {format_seconds(v)}"}
+        for name, v in ((TTFT, objective.ttft_s), (TPOT, objective.tpot_s))
+        if v is not None
+    ]
+
+    ticks = {
+        name: log_ticks([*(v[name] for v in values), *(n["v"] for n in limits if n["measure"] == name)], is_fine=True)
+        for name in units
+    }  # fmt: skip
+
+    def place(field: str, chosen: str) -> Layer:
+        label = f"{chosen}==='{RATE}' ? {number_text('datum.value', Unit.NUMBER, digits=3)} : {number_text('datum.value', Unit.SECONDS, digits=3)}"
+        return {
+            "field": field, "type": "quantitative", "axis": {"title": None, "labelExpr": label, "values": {"expr": f"{json.dumps(ticks)}[{chosen}]"}},
+            "scale": {"type": "log", "nice": False, "zero": False, "padding": 16},
+        }  # fmt: skip
+
+    x, y = place("x", "across"), place("y", "up")
+    shape: Layer = {
+        "field": "group", "type": "nominal", "legend": SHAPES,
+        "scale": {"domain": [names[0], names[1], OTHER_PLANS][: 3 if others else 2], "range": ["diamond", "circle", "square"][: 3 if others else 2]},
+    }  # fmt: skip
+    color = color_by("plan", [value["plan"] for value in values])
+    marks = _points(color, f"datum.group==='{OTHER_PLANS}'", shape, x=x, y=y)
+    marks["encoding"]["size"] = {
+        "condition": {"test": f"datum.group==='{names[0]}'", "value": 200},
+        "value": 80,
+    }
+    lines = [
+        {
+            "data": {"values": limits},
+            "transform": [{"filter": f"datum.measure==={chosen}"}],
+            "mark": {"type": "rule", "stroke": SOFT, "strokeDash": [4, 4], "strokeWidth": 1.5},
+            "encoding": {field: {**scale, "field": "v"}, "tooltip": TIP},
+        }
+        for field, chosen, scale in (("x", "across", x), ("y", "up", y))
+        if limits
+    ]
+    picked = [
+        {"calculate": f"datum[{chosen}]", "as": field}
+        for field, chosen in (("x", "across"), ("y", "up"))
+    ]
+    figures = (
+        f"{choice_name(one)}: TTFT {format_seconds(one.ttft_s)}, TPOT {format_seconds(one.tpot_s)}, {one.tokens_per_s_per_chip:,.0f} {RATE}"
+        for one in shown[:3]
+    )
+    return Chart(
+        kind="front",
+        name="front",
+        title=f"{TTFT}, {TPOT} and {RATE}",
+        description="; ".join(figures),
+        spec=layered(
+            *lines,
+            # The best is drawn last, above the others.
+            {**marks, "data": {"values": values[::-1]}, "transform": picked},
+            height=300,
+            title={"text": {"expr": "up+' over '+across"}, "fontSize": 12, "fontWeight": "normal", "color": SOFT},
+            params=[
+                choice("across", "across", list(units)),
+                choice("up", "up", list(units), at=2),
+            ],
+        ),
+        note=FRONT if search.front else CLOSEST_NOTE,
+        is_zoomed=True,
+    )  # fmt: skip
+
+
+def _figure(value: float, unit: Unit) -> str:
+    return format_seconds(value) if unit is Unit.SECONDS else f"{value:,.3g}"

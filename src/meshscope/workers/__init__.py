@@ -1,1 +1,0 @@
-"""Worker processes: spawning them, their progress, results and exit status."""
