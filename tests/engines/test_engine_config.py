@@ -11,11 +11,11 @@ from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
 from meshscope.programs.engines.engine_config import (
+    PallasAttentionBackend,
     architecture_config,
     engine_variables_of,
     vllm_config,
 )
-from meshscope.programs.engines.page_size import PallasAttentionBackend
 from meshscope.programs.environments import ENGINES, known_releases, releases_of
 from meshscope.programs.frontends import check_can_compile
 

@@ -11,7 +11,7 @@ from meshscope.api.compile import compile as compile_model
 from meshscope.api.predict import predict
 from meshscope.api.request import CompileRequest
 from meshscope.backends.compile import compile as compile_module
-from meshscope.backends.compile.compile import read_chunks
+from meshscope.backends.compile.read import read_chunks
 from meshscope.errors import CompileError, SpecError
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.plans.experiment import Experiment

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from meshscope.analysis.join import Verdict, compare
-from meshscope.backends.compile.compile import check_can_compile, compile_experiment, read_phase
+from meshscope.backends.compile.compile import check_can_compile, compile_experiment
 from meshscope.backends.compile.cycles import Cycles
+from meshscope.backends.compile.read import read_phase
 from meshscope.cost.op_cost import kernel_work
 from meshscope.cost.rates import rates_of
 from meshscope.cost.steps import TimedStep

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from meshscope.api.request import CompileRequest, request_of, run_folder
-from meshscope.store.folder_names import MAX_NAME, default_folder, safe_name
+from meshscope.store.folder import MAX_NAME, default_folder, safe_name
 
 
 @pytest.mark.parametrize(

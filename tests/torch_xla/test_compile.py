@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment of its own")
 
 from meshscope.analysis.join import Verdict, compare
-from meshscope.backends.compile.compile import compile_experiment, read_chunks
+from meshscope.backends.compile.compile import compile_experiment
+from meshscope.backends.compile.read import read_chunks
 from meshscope.backends.compile.worker import (
     compile_program,
     set_environment,

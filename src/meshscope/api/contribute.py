@@ -16,7 +16,7 @@ from meshscope.interconnect.contributed import FOLDER, ContributedRun, contribut
 from meshscope.interconnect.samples import TimedCollective
 from meshscope.reports.export.files import check_new, new_file
 from meshscope.serialize import to_plain
-from meshscope.store.folder_names import safe_name
+from meshscope.store.folder import safe_name
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 

@@ -32,8 +32,7 @@ from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scope_rules import RULES, EngineRules, read_rules
 from meshscope.readers.traces.sniff import check_kind, format_of
 from meshscope.reports.plain import plain
-from meshscope.store.folder import new_folder, scratch_folder
-from meshscope.store.folder_names import default_folder, safe_name
+from meshscope.store.folder import default_folder, new_folder, safe_name, scratch_folder
 from meshscope.store.run import Manifest, RunRecord
 from meshscope.store.write import HLO
 from meshscope.units import counted

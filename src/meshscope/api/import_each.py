@@ -12,7 +12,7 @@ from meshscope.api.sweep import (
     run_sweep,
 )
 from meshscope.errors import SpecError
-from meshscope.store.folder_names import RUNS
+from meshscope.store.folder import RUNS
 from meshscope.sweep.planned import planned_import
 
 IMPORTS = RUNS / "imports"

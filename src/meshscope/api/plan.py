@@ -37,7 +37,7 @@ from meshscope.reports.plan import (
     verified_lines,
 )
 from meshscope.reports.slices import slice_search_document, slice_search_lines
-from meshscope.store.folder_names import default_folder
+from meshscope.store.folder import default_folder
 from meshscope.sweep.queue import Queue
 from meshscope.units import dtype_name
 from meshscope.workers import Progress

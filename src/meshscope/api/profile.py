@@ -10,7 +10,7 @@ from meshscope.api.compile_function import axis_sizes, function_record
 from meshscope.api.records import new_manifest, write_record
 from meshscope.api.run import Run
 from meshscope.backends.compile.function import function_memory
-from meshscope.backends.live.function import ReadFunction, flatten_trace, read_live_function
+from meshscope.backends.live.measurement import ReadFunction, flatten_trace, read_live_function
 from meshscope.backends.live.names import HLO, TRACE, hlo_name
 from meshscope.backends.live.run import OPS
 from meshscope.backends.live.worker import versions

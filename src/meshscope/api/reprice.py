@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshscope.api.records import chip_profile
-from meshscope.backends.compile.compile import read_chunks
 from meshscope.backends.compile.import_hlo import ImportedProgram, read_imported
+from meshscope.backends.compile.read import Reading, read_chunks
 from meshscope.cost.predicted import predicted_times, timed_predictions
 from meshscope.errors import RunError
 from meshscope.events.collective import Collective
@@ -31,7 +31,7 @@ def repriced(run: RunRecord, profile_path: Path) -> RunRecord:
     layers = run.manifest.timed_layers
     for phase in experiment.phases if hlo is not None else ():
         assert hlo is not None
-        read = read_chunks(experiment, phase, hlo, layers=layers, chip_profile=profile)
+        read = read_chunks(experiment, phase, hlo, Reading(layers=layers, chip_profile=profile))
         rows += read.rows
         times.append(read.time)
     if hlo is None:

@@ -36,7 +36,7 @@ from meshscope.plans.program_formats import has_program_format
 from meshscope.plans.workload import Workload
 from meshscope.programs.torchxla.checks import check_traceable
 from meshscope.serialize import picked
-from meshscope.store.folder_names import default_folder
+from meshscope.store.folder import default_folder
 from meshscope.units import dtype_name
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from meshscope.api.request import (
 from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
 from meshscope.plans.experiment import Experiment
 from meshscope.reports.sweep import Row, summary_frame, summary_row
-from meshscope.store.folder_names import RUNS, safe_name
+from meshscope.store.folder import RUNS, safe_name
 from meshscope.store.read import read_run
 from meshscope.store.write import write_table
 from meshscope.sweep.document import read_document

@@ -35,6 +35,7 @@ from meshscope.programs.environments import (
     tracing_variables,
 )
 from meshscope.programs.gpu import check_can_compile_for_gpu
+from meshscope.programs.step_programs import StepPrograms
 from meshscope.programs.torchxla.checks import check_traceable
 
 # The flags that torch_xla adds on a TPU host (torch_xla 2.9 __init__.py, _setup_libtpu_flags).
@@ -44,15 +45,6 @@ TORCH_XLA_FLAGS = (
 )
 
 Build = Callable[[Experiment, Phase, list[Any]], Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPrograms:
-    """The programs of one step by name, in their order, and the devices in the order of the mesh."""
-
-    programs: Mapping[str, Any]
-    devices: list[Any]
-    resident_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,8 @@ try:
 except ImportError:  # not on this platform: leftovers of dead processes remain
     fcntl = None
 
+RUNS = Path("runs")
+MAX_NAME = 120  # leaves room for the suffix of a partial folder below the 255 bytes of file systems
 TOOL = "meshscope"
 MANIFEST = "manifest.json"
 MARK = json.dumps({"tool": TOOL, "schema": None})  # the manifest of a run in progress
@@ -267,3 +269,14 @@ def _is_own(folder: Path) -> bool:
         return folder.lstat().st_uid == os.getuid()
     except OSError:
         return False
+
+
+def default_folder(*parts: str) -> Path:
+    """`runs/<parts joined by ->`, each reduced to letters, digits and `._-`."""
+    return RUNS / safe_name("-".join(filter(None, parts)))
+
+
+def safe_name(text: str) -> str:
+    """The text as one path component: other characters become `-`, no leading dot, never empty."""
+    name = re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")
+    return name[:MAX_NAME] or "run"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from meshscope.events.enums import Source
 from meshscope.plans.experiment_record import ExperimentRecord
-from meshscope.store.folder_names import MAX_NAME, safe_name
+from meshscope.store.folder import MAX_NAME, safe_name
 
 
 class RunCommand(StrEnum):

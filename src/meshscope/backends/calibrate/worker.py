@@ -195,7 +195,7 @@ def _of_one_device(
 
 def _kernels(request: CalibrationRequest, device: Any, rest: Remainder) -> dict[str, Any]:
     """Products by shape and the launch of a kernel on one device; small shapes come first."""
-    from meshscope.backends.calibrate.products import timed_launch, timed_product  # noqa: PLC0415
+    from meshscope.backends.calibrate.measure import timed_launch, timed_product  # noqa: PLC0415
 
     if request.topology.chip.kind is ChipKind.TPU:
         return {"products": [], "launch_s": None}

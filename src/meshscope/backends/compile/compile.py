@@ -8,7 +8,6 @@ bytes and memory; if they are scanned, a shallow unrolled program gives the time
 import json
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -22,46 +21,38 @@ from meshscope.backends.compile.cycles import (
     read_profile,
     write_profile,
 )
-from meshscope.backends.compile.engine_step import read_engine_phase
-from meshscope.backends.compile.files import program_file
-from meshscope.cost.chunk_times import placed_chunks, prefill_time
-from meshscope.cost.expert_load import expert_load
-from meshscope.cost.shallow_rows import DeepRows, deep_rows
-from meshscope.cost.steps import TimedStep, timed_step
+from meshscope.backends.compile.read import (
+    FIRST_CHUNK,
+    PROFILE_SUFFIX,
+    UNROLLED,
+    CompiledPhase,
+    Reading,
+    read_chunks,
+    read_timed,
+)
+from meshscope.cost.chunk_times import prefill_time
+from meshscope.cost.steps import TimedStep
 from meshscope.errors import CompileError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 from meshscope.hardware.chips import ChipKind
-from meshscope.hardware.precision import precision_notes
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.shallow import ShallowLayers
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory, compiled_memory
-from meshscope.plans.program import Partitioner
-from meshscope.plans.sequence_lengths import sequence_lengths
 from meshscope.programs.environments import (
     Compiler,
     lone_variables,
 )
 from meshscope.programs.frontends import check_can_compile, frontend_of
-from meshscope.readers.hlo.collectives import (
-    module_collectives,
-    n_steps_of,
-    program_collectives,
-    rows_of,
-)
-from meshscope.readers.hlo.parse import read_hlo
+from meshscope.programs.step_programs import program_file
 from meshscope.store.folder import scratch_folder
 from meshscope.workers import WorkerTask, error_report, failure_of, worker_error, worker_process
 
 Progress = Callable[[Phase, str], None]
 
 POLL_S = 0.05
-
-PROFILE_SUFFIX = ".cycles.json"
-FIRST_CHUNK = "first_chunk"  # folder of the first chunk of a prompt, beside the last chunk
-UNROLLED = "unrolled"  # folder of the shallow programs, beside those of all layers
 
 WORKER = ("-m", "meshscope.backends.compile.worker")
 
@@ -137,16 +128,13 @@ def compile_experiment(  # noqa: PLR0913  a program, its compiler and its hardwa
     timed = programs if layers is None else tuple(_shallow_programs(programs, layers))
     notes = _compile_programs(programs, timed, progress, cycles)
     reports = [program.report for program in programs]
+    reading = Reading(layers=layers, chip_profile=chip_profile, notes=notes)
     phases: list[CompiledPhase] = []
     seconds = _seconds(programs) | ({} if layers is None else _seconds(timed, f".{UNROLLED}"))
     for phase in experiment.phases:
         progress(phase, "reading")
         started = time.perf_counter()
-        phases.append(
-            read_chunks(
-                experiment, phase, hlo_dir, layers=layers, chip_profile=chip_profile, notes=notes
-            )
-        )
+        phases.append(read_chunks(experiment, phase, hlo_dir, reading))
         seconds[f"{phase}.read"] = time.perf_counter() - started
         progress(phase, "done")
     first = reports[0]
@@ -174,7 +162,7 @@ def compile_step_time(
         timed = list(_shallow_programs(timed, layers))
     _run_workers([program for program in timed if not program.text.exists()], progress)
     times = [
-        _read_timed(program.experiment, phase, program.text, layers=layers)[1].time
+        read_timed(program.experiment, phase, program.text, Reading(layers=layers))[1].time
         for program in timed
     ]
     return prefill_time(times, experiment.prefill_chunks) if phase is Phase.PREFILL else times[0]
@@ -214,200 +202,6 @@ def _seconds(programs: Sequence[_Program], suffix: str = "") -> dict[str, float]
         for program in programs
         for name, seconds in program.report["seconds"].items()
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledPhase:
-    """A compiled phase: the rows and the time of all its chunks, and its programs on their timeline."""
-
-    rows: list[Collective]
-    time: StepTime
-    steps: tuple[TimedStep, ...]
-
-
-def read_chunks(  # noqa: PLR0913  a program, its hardware and its profile
-    experiment: Experiment,
-    phase: Phase,
-    hlo_dir: Path,
-    *,
-    layers: ShallowLayers | None = None,
-    chip_profile: ChipProfile | None = None,
-    notes: tuple[str, ...] = (),
-) -> CompiledPhase:
-    """The collectives of one phase with their times, and the time of its step, over all chunks."""
-    if experiment.program.frontend.is_served:
-        precision = precision_notes(
-            experiment.workload.weight_dtype,
-            experiment.workload.activation_dtype,
-            experiment.topology.chip,
-        )
-        rows, time, steps = read_engine_phase(
-            experiment, phase, hlo_dir, chip_profile=chip_profile, notes=(*notes, *precision)
-        )
-        return CompiledPhase(rows=rows, time=time, steps=steps)
-    is_cut = len(experiment.programs(phase)) > 1
-    folders = (hlo_dir / FIRST_CHUNK, hlo_dir) if is_cut else (hlo_dir,)
-    read = [
-        read_phase(
-            experiment,
-            phase,
-            folder / program_file(phase),
-            layers=layers,
-            chip_profile=chip_profile,
-            notes=notes,
-        )
-        for folder in folders
-    ]
-    rows, steps = read[-1][0], [step for _, step in read]
-    n_chunks, chunks = experiment.n_chunks(phase), experiment.prefill_chunks
-    if n_chunks == 1:
-        return CompiledPhase(rows=rows, time=steps[0].time, steps=tuple(steps))
-    if is_cut:
-        _check_same_collectives(experiment, read[0][0], rows)
-    return CompiledPhase(
-        rows=[replace(row, count=row.count * n_chunks) for row in rows],
-        time=prefill_time([step.time for step in steps], chunks),
-        steps=placed_chunks(steps, chunks),
-    )
-
-
-def _check_same_collectives(
-    experiment: Experiment, first: list[Collective], last: list[Collective]
-) -> None:
-    """Raises CompileError if the first and last chunk of a prompt have different collectives."""
-    names = ("layer", "part", "kind", "axis", "groups", "dtype", "shape", "count")
-    keys = [[tuple(getattr(row, name) for name in names) for row in rows] for rows in (first, last)]
-    if Counter(keys[0]) != Counter(keys[1]):
-        chunk = experiment.workload.prefill_chunk
-        raise CompileError(
-            f"--prefill-chunk {chunk}: the programs of the first and the last chunk have different "
-            "collectives, so those between are unknown. Use another chunk, or --prefill-chunk off."
-        )
-
-
-def read_phase(  # noqa: PLR0913  a program, its hardware and its profile
-    experiment: Experiment,
-    phase: Phase,
-    path: Path,
-    *,
-    layers: ShallowLayers | None = None,
-    chip_profile: ChipProfile | None = None,
-    notes: tuple[str, ...] = (),
-) -> tuple[list[Collective], TimedStep]:
-    """The collectives of one program's HLO text with their times, and its time: those of one chunk.
-
-    With `layers`, the times are those of the shallow program in the folder `unrolled` beside the text.
-    """
-    precision = precision_notes(
-        experiment.workload.weight_dtype,
-        experiment.workload.activation_dtype,
-        experiment.topology.chip,
-    )
-    notes = (*notes, *_round_notes(experiment, phase), *precision)
-    if layers is None:
-        notes = (*notes, *_loop_notes(experiment, phase))
-        return _read_timed(experiment, phase, path, chip_profile=chip_profile, notes=notes)
-    timed_rows, step = _read_timed(
-        experiment.unrolled(layers),
-        phase,
-        path.parent / UNROLLED / path.name,
-        layers=layers,
-        chip_profile=chip_profile,
-        notes=(*notes, _layers_note(layers, experiment.model.n_layers)),
-    )
-    rows = program_collectives(experiment, phase, read_hlo(path))
-    deep = deep_rows(rows, timed_rows, step, layers)
-    if not deep.n_untimed:
-        return deep.rows, replace(step, row_names=deep.names)
-    scanned, _ = _read_timed(experiment, phase, path, chip_profile=chip_profile)
-    return _completed(deep, scanned, step)
-
-
-def _completed(
-    deep: DeepRows, scanned: Sequence[Collective], step: TimedStep
-) -> tuple[list[Collective], TimedStep]:
-    """The rows, those that unrolled layers lack with the times of scanned layers, and a note on them."""
-    rows = [
-        row if row.dur_s is not None else replace(by_scan, start_s=None)
-        for row, by_scan in zip(deep.rows, scanned, strict=True)
-    ]
-    note = (
-        f"{deep.n_untimed} of {len(rows)} collectives of the scanned layers have no counterpart in "
-        "unrolled layers; their rows have the times of scanned layers"
-    )
-    time = replace(step.time, notes=(*step.time.notes, note))
-    return rows, replace(step, time=time, row_names=deep.names)
-
-
-def _read_timed(  # noqa: PLR0913  a program, its hardware and its profile
-    experiment: Experiment,
-    phase: Phase,
-    path: Path,
-    *,
-    layers: ShallowLayers | None = None,
-    chip_profile: ChipProfile | None = None,
-    notes: tuple[str, ...] = (),
-) -> tuple[list[Collective], TimedStep]:
-    """The collectives of one program with their times, and the time of its step.
-
-    A cycle profile beside the text overrides the cycle estimates in the text.
-    """
-    module = read_hlo(path)
-    collectives = module_collectives(
-        module, mesh=experiment.mesh, crosses_slices=experiment.crosses_slices
-    )
-    rows = rows_of(
-        collectives,
-        n_steps_of=n_steps_of(experiment),
-        crosses_slices=experiment.crosses_slices,
-        default_phase=phase,
-    )
-    profile = path.with_name(f"{phase}{PROFILE_SUFFIX}")
-    step = timed_step(
-        module,
-        collectives,
-        phase=phase,
-        topology=experiment.topology,
-        chip_profile=chip_profile,
-        cycle_profile=json.loads(profile.read_text(encoding="utf-8")) if profile.exists() else None,
-        experts=expert_load(experiment, phase),
-        layers=layers,
-        notes=notes,
-        lengths=(sequence_lengths(experiment, phase),),
-    )
-    return step.rows(rows), step
-
-
-def _layers_note(layers: ShallowLayers, n_layers: int) -> str:
-    """Which layers of which program the time comes from."""
-    folds = " and ".join(
-        f"layers {fold.first} to {fold.behind - 1} repeat {fold.times} times"
-        for fold in layers.folds
-    )
-    program = f"time from an unrolled program of {len(layers.layers)} of the {n_layers} layers"
-    return (
-        f"{program}: {folds}"
-        if folds
-        else f"time from an unrolled program of all {n_layers} layers"
-    )
-
-
-def _loop_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
-    is_tpu = experiment.topology.chip.kind is ChipKind.TPU
-    if is_tpu and experiment.is_scanned and phase is Phase.DECODE:
-        loop = "auto" if experiment.plan.pp == 1 else "unroll"
-        yield (
-            "scanned layers cannot prefetch the weights of the next layer, so a step may take twice "
-            f"as long as with --loop {loop}"
-        )
-
-
-def _round_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
-    dispatch = experiment.dispatch(phase)
-    is_manual = experiment.program.partitioner is Partitioner.MANUAL
-    is_balanced = experiment.workload.routing_skew == 1
-    if is_manual and is_balanced and dispatch is not None and dispatch.has_rounds:
-        yield dispatch.rounds_note
 
 
 def _compile_programs(

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshscope.backends.compile.files import program_file
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology
@@ -23,6 +22,7 @@ from meshscope.plans.experiment import Experiment, experiment_from_dict
 from meshscope.programs.frontends import frontend_of
 from meshscope.programs.gpu import gpu_devices, plugin
 from meshscope.programs.jax.analysis import memory_analysis
+from meshscope.programs.step_programs import program_file
 from meshscope.workers import end_with_parent, error_report, reported
 
 # Makes the compiler report the memory of a program that does not fit, instead of failing.

@@ -15,9 +15,8 @@ from maxtext.trainers.pre_train import train, train_compile
 from maxtext.utils import maxtext_utils, sharding
 
 from meshscope.plans.experiment import Experiment
-from meshscope.programs.engines.engine_program import EngineProgram, EngineStep
-from meshscope.programs.engines.maxtext_config import configuration
-from meshscope.programs.engines.step_names import MODEL
+from meshscope.programs.engines.maxtext_step import configuration
+from meshscope.programs.step_programs import MODEL, EngineProgram, StepPrograms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,7 @@ class TrainingProgram(EngineProgram):
             return self.function.lower(*self.arguments)
 
 
-def build_training(experiment: Experiment, devices: list[Any]) -> EngineStep:
+def build_training(experiment: Experiment, devices: list[Any]) -> StepPrograms:
     """One step of `train_compile`, with its shardings, remat policy, optimizer and scanned layers."""
     workload = experiment.workload
     config = configuration(
@@ -63,7 +62,7 @@ def build_training(experiment: Experiment, devices: list[Any]) -> EngineStep:
         donate_argnums=donated,
     )
     program = TrainingProgram(function=step, arguments=arguments, mesh=mesh, config=config)
-    return EngineStep(programs={MODEL: program}, devices=list(mesh.devices.flat))
+    return StepPrograms(programs={MODEL: program}, devices=list(mesh.devices.flat))
 
 
 def _mesh(config: Any, devices: list[Any]) -> Mesh:

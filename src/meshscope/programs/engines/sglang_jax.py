@@ -33,9 +33,8 @@ from meshscope.events.enums import Part, Phase
 from meshscope.model.model import GroupedAttention
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.engine_config import architecture_config
-from meshscope.programs.engines.engine_program import EngineProgram, EngineStep, local_bytes
 from meshscope.programs.engines.scopes import with_scopes
-from meshscope.programs.engines.step_names import MODEL, SAMPLE
+from meshscope.programs.step_programs import MODEL, SAMPLE, EngineProgram, StepPrograms, local_bytes
 
 PAGE_SIZE = 128  # tokens; of the engine's own benchmarks (test/srt/nightly), where the default is 1
 MOE_BACKEND = "epmoe"  # the default of its servers
@@ -49,7 +48,7 @@ _PLACING = (
 )
 
 
-def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> EngineStep:
+def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> StepPrograms:
     """The programs of one step: the model with its logits, and the sampler."""
     jax.devices = lambda *_, **__: devices  # the mesh and tables of block sizes ask for them
     jax.local_devices = lambda *_, **__: devices
@@ -67,7 +66,7 @@ def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> Engi
             for name, (function, *arguments) in builder.functions().items()
         }
     leaves, _, pools, _ = programs[MODEL].arguments
-    return EngineStep(
+    return StepPrograms(
         programs=programs,
         devices=list(mesh.devices.flat),
         resident_bytes=local_bytes(jax.tree.leaves((leaves, pools))),

@@ -30,18 +30,28 @@ from tpu_inference.runner import utils as runner_utils
 from meshscope.events.enums import Part, Phase
 from meshscope.model.model import Family, GroupedAttention, LatentAttention
 from meshscope.plans.experiment import Experiment
-from meshscope.programs.engines.engine_config import QUANTIZATION, vllm_config
-from meshscope.programs.engines.engine_program import EngineProgram, EngineStep, local_bytes
+from meshscope.programs.engines.engine_config import (
+    QUANTIZATION,
+    PallasAttentionBackend,
+    vllm_config,
+)
 from meshscope.programs.engines.loading import process_loaded
-from meshscope.programs.engines.page_size import PallasAttentionBackend
 from meshscope.programs.engines.scopes import with_scopes
-from meshscope.programs.engines.step_names import LOGITS, MODEL, SAMPLE, SELECT
+from meshscope.programs.step_programs import (
+    LOGITS,
+    MODEL,
+    SAMPLE,
+    SELECT,
+    EngineProgram,
+    StepPrograms,
+    local_bytes,
+)
 
 DTYPES: dict[str, Any] = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
 LANES = 128
 
 
-def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> EngineStep:
+def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> StepPrograms:
     """The programs of one step: the model, the selection of rows, the logits and the sampler."""
     jax.devices = lambda *_, **__: devices  # tables of block sizes read the kind of chip there
     jax_parallel_state.init_pp_distributed_environment("", 0, 1, devices[0], need_pp=False)
@@ -53,7 +63,7 @@ def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> Engi
             for name, (function, *arguments) in builder.functions().items()
         }
     leaves, caches, *_ = programs[MODEL].arguments
-    return EngineStep(
+    return StepPrograms(
         programs=programs,
         devices=list(runner.mesh.devices.flat),
         resident_bytes=local_bytes((*leaves, *caches)),

@@ -1,10 +1,20 @@
-"""The programs of one step of a serving engine, as its front end hands them to the compiler."""
+"""The programs of one step, as a front end hands them to the compiler, and the files of their HLO."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import Any
+
+from meshscope.events.enums import Phase
+
+MODEL, SELECT, LOGITS, SAMPLE = "", "select", "logits", "sample"
+STEP_PROGRAMS = (MODEL, SELECT, LOGITS, SAMPLE)  # of a serving engine, in their order
+
+
+def program_file(phase: Phase, name: str = "") -> str:
+    """The HLO text of a phase's program; a step of several programs has a name for each."""
+    return f"{phase}.{name}.hlo.txt.gz" if name else f"{phase}.hlo.txt.gz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +37,13 @@ class EngineProgram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStep:
+class StepPrograms:
     """The programs of one step by name, in their order, and the devices in the order of the mesh.
 
     `resident_bytes` are those of a device's weights and caches, which all programs share.
     """
 
-    programs: Mapping[str, EngineProgram]
+    programs: Mapping[str, Any]
     devices: list[Any]
     resident_bytes: int | None = None
 

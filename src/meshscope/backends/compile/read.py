@@ -1,0 +1,305 @@
+"""Reads the programs of compiled phases: their collectives, and the time of a step over all chunks."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+
+from meshscope.cost.chunk_times import placed_chunks, prefill_time, summed_time
+from meshscope.cost.expert_load import expert_load
+from meshscope.cost.shallow_rows import DeepRows, deep_rows
+from meshscope.cost.steps import TimedStep, timed_step
+from meshscope.errors import CompileError
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase
+from meshscope.events.step_time import StepTime
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.precision import precision_notes
+from meshscope.interconnect.profile import ChipProfile
+from meshscope.model.shallow import ShallowLayers
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Partitioner
+from meshscope.plans.sequence_lengths import SequenceLengths, sequence_lengths
+from meshscope.programs.frontends import frontend_of
+from meshscope.programs.step_programs import STEP_PROGRAMS, program_file
+from meshscope.readers.hlo.collectives import (
+    ModuleCollectives,
+    module_collectives,
+    n_steps_of,
+    program_collectives,
+    rows_of,
+)
+from meshscope.readers.hlo.parse import read_hlo
+from meshscope.readers.hlo.scopes import with_scopes
+
+PROFILE_SUFFIX = ".cycles.json"
+FIRST_CHUNK = "first_chunk"  # folder of the first chunk of a prompt, beside the last chunk
+UNROLLED = "unrolled"  # folder of the shallow programs, beside those of all layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How programs are timed.
+
+    `layers` are those of the shallow programs, whose times count for all. A measured `chip_profile` replaces
+    the published constants. `notes` are added to those of the time.
+    """
+
+    layers: ShallowLayers | None = None
+    chip_profile: ChipProfile | None = None
+    notes: tuple[str, ...] = ()
+
+    def noting(self, *notes: str) -> "Reading":
+        """With more notes."""
+        return replace(self, notes=(*self.notes, *notes))
+
+
+READING = Reading()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledPhase:
+    """A compiled phase: the rows and the time of all its chunks, and its programs on their timeline."""
+
+    rows: list[Collective]
+    time: StepTime
+    steps: tuple[TimedStep, ...]
+
+
+def read_chunks(
+    experiment: Experiment,
+    phase: Phase,
+    hlo_dir: Path,
+    options: Reading = READING,
+) -> CompiledPhase:
+    """The collectives of one phase with their times, and the time of its step, over all chunks."""
+    if experiment.program.frontend.is_served:
+        return _read_engine(experiment, phase, hlo_dir, options.noting(*_precision(experiment)))
+    is_cut = len(experiment.programs(phase)) > 1
+    folders = (hlo_dir / FIRST_CHUNK, hlo_dir) if is_cut else (hlo_dir,)
+    read = [
+        read_phase(experiment, phase, folder / program_file(phase), options) for folder in folders
+    ]
+    rows, steps = read[-1][0], [step for _, step in read]
+    n_chunks, chunks = experiment.n_chunks(phase), experiment.prefill_chunks
+    if n_chunks == 1:
+        return CompiledPhase(rows=rows, time=steps[0].time, steps=tuple(steps))
+    if is_cut:
+        _check_same_collectives(experiment, read[0][0], rows)
+    return CompiledPhase(
+        rows=[replace(row, count=row.count * n_chunks) for row in rows],
+        time=prefill_time([step.time for step in steps], chunks),
+        steps=placed_chunks(steps, chunks),
+    )
+
+
+def _check_same_collectives(
+    experiment: Experiment, first: list[Collective], last: list[Collective]
+) -> None:
+    """Raises CompileError if the first and last chunk of a prompt have different collectives."""
+    names = ("layer", "part", "kind", "axis", "groups", "dtype", "shape", "count")
+    keys = [[tuple(getattr(row, name) for name in names) for row in rows] for rows in (first, last)]
+    if Counter(keys[0]) != Counter(keys[1]):
+        chunk = experiment.workload.prefill_chunk
+        raise CompileError(
+            f"--prefill-chunk {chunk}: the programs of the first and the last chunk have different "
+            "collectives, so those between are unknown. Use another chunk, or --prefill-chunk off."
+        )
+
+
+def read_phase(
+    experiment: Experiment,
+    phase: Phase,
+    path: Path,
+    options: Reading = READING,
+) -> tuple[list[Collective], TimedStep]:
+    """The collectives of one program's HLO text with their times, and its time: those of one chunk.
+
+    With `options.layers`, the times are those of the shallow program in the folder `unrolled` beside
+    the text.
+    """
+    layers = options.layers
+    options = options.noting(*_round_notes(experiment, phase), *_precision(experiment))
+    if layers is None:
+        options = options.noting(*_loop_notes(experiment, phase))
+        return read_timed(experiment, phase, path, options)
+    timed_rows, step = read_timed(
+        experiment.unrolled(layers),
+        phase,
+        path.parent / UNROLLED / path.name,
+        options.noting(_layers_note(layers, experiment.model.n_layers)),
+    )
+    rows = program_collectives(experiment, phase, read_hlo(path))
+    deep = deep_rows(rows, timed_rows, step, layers)
+    if not deep.n_untimed:
+        return deep.rows, replace(step, row_names=deep.names)
+    scanned, _ = read_timed(experiment, phase, path, Reading(chip_profile=options.chip_profile))
+    return _completed(deep, scanned, step)
+
+
+def _completed(
+    deep: DeepRows, scanned: Sequence[Collective], step: TimedStep
+) -> tuple[list[Collective], TimedStep]:
+    """The rows, those that unrolled layers lack with the times of scanned layers, and a note on them."""
+    rows = [
+        row if row.dur_s is not None else replace(by_scan, start_s=None)
+        for row, by_scan in zip(deep.rows, scanned, strict=True)
+    ]
+    note = (
+        f"{deep.n_untimed} of {len(rows)} collectives of the scanned layers have no counterpart in "
+        "unrolled layers; their rows have the times of scanned layers"
+    )
+    time = replace(step.time, notes=(*step.time.notes, note))
+    return rows, replace(step, time=time, row_names=deep.names)
+
+
+def read_timed(
+    experiment: Experiment,
+    phase: Phase,
+    path: Path,
+    options: Reading = READING,
+) -> tuple[list[Collective], TimedStep]:
+    """The collectives of one program with their times, and the time of its step.
+
+    A cycle profile beside the text overrides the cycle estimates in the text.
+    """
+    module = read_hlo(path)
+    collectives = module_collectives(
+        module, mesh=experiment.mesh, crosses_slices=experiment.crosses_slices
+    )
+    rows = rows_of(
+        collectives,
+        n_steps_of=n_steps_of(experiment),
+        crosses_slices=experiment.crosses_slices,
+        default_phase=phase,
+    )
+    profile = path.with_name(f"{phase}{PROFILE_SUFFIX}")
+    step = timed_step(
+        module,
+        collectives,
+        phase=phase,
+        topology=experiment.topology,
+        chip_profile=options.chip_profile,
+        cycle_profile=json.loads(profile.read_text(encoding="utf-8")) if profile.exists() else None,
+        experts=expert_load(experiment, phase),
+        layers=options.layers,
+        notes=options.notes,
+        lengths=(sequence_lengths(experiment, phase),),
+    )
+    return step.rows(rows), step
+
+
+def _layers_note(layers: ShallowLayers, n_layers: int) -> str:
+    """Which layers of which program the time comes from."""
+    folds = " and ".join(
+        f"layers {fold.first} to {fold.behind - 1} repeat {fold.times} times"
+        for fold in layers.folds
+    )
+    program = f"time from an unrolled program of {len(layers.layers)} of the {n_layers} layers"
+    return (
+        f"{program}: {folds}"
+        if folds
+        else f"time from an unrolled program of all {n_layers} layers"
+    )
+
+
+def _loop_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
+    is_tpu = experiment.topology.chip.kind is ChipKind.TPU
+    if is_tpu and experiment.is_scanned and phase is Phase.DECODE:
+        loop = "auto" if experiment.plan.pp == 1 else "unroll"
+        yield (
+            "scanned layers cannot prefetch the weights of the next layer, so a step may take twice "
+            f"as long as with --loop {loop}"
+        )
+
+
+def _precision(experiment: Experiment) -> Iterator[str]:
+    workload = experiment.workload
+    yield from precision_notes(
+        workload.weight_dtype, workload.activation_dtype, experiment.topology.chip
+    )
+
+
+def _round_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
+    dispatch = experiment.dispatch(phase)
+    is_manual = experiment.program.partitioner is Partitioner.MANUAL
+    is_balanced = experiment.workload.routing_skew == 1
+    if is_manual and is_balanced and dispatch is not None and dispatch.has_rounds:
+        yield dispatch.rounds_note
+
+
+def _read_engine(
+    experiment: Experiment, phase: Phase, hlo_dir: Path, options: Reading
+) -> CompiledPhase:
+    """A phase of a serving engine, whose step is several programs, one after the other.
+
+    All chunks of prefill run the same programs; kernels that read the cache take longer in later ones.
+    """
+    chunks, n_chunks = experiment.prefill_chunks, experiment.n_chunks(phase)
+    report = json.loads((hlo_dir / f"{phase}.json").read_text(encoding="utf-8"))
+    mesh = replace(experiment.plan.mesh, order=tuple(report["order"]))
+    tables: list[ModuleCollectives] = []
+    for name in report.get("programs", STEP_PROGRAMS):  # reports up to version 0.1 lack it
+        module = read_hlo(hlo_dir / program_file(phase, name))
+        if frontend_of(experiment).implies_scopes:
+            module = with_scopes(module)
+        table = module_collectives(module, mesh=mesh, crosses_slices=experiment.crosses_slices)
+        tables.append(table)
+    last = sequence_lengths(experiment, phase)
+    first = replace(last, n_keys=float(last.n_queries))
+    is_cut = phase is Phase.PREFILL and chunks.n_position_chunks > 1
+    steps = [
+        tuple(_timed_programs(experiment, phase, tables, lengths, options))
+        for lengths in ((first, last) if is_cut else (last,))
+    ]
+    times = [summed_time([program.time for program in step]) for step in steps]
+    rows = [
+        replace(row, count=row.count * n_chunks)
+        for table, program in zip(tables, steps[-1], strict=True)
+        for row in _rows(experiment, phase, table, program)
+    ]
+    time = times[0] if n_chunks == 1 else prefill_time(times, chunks)
+    return CompiledPhase(rows=rows, time=time, steps=steps[-1])
+
+
+def _timed_programs(
+    experiment: Experiment,
+    phase: Phase,
+    tables: Sequence[ModuleCollectives],
+    lengths: SequenceLengths,
+    options: Reading,
+) -> Iterator[TimedStep]:
+    """The programs of a step, one after the other; the first one has the notes."""
+    programs = [
+        timed_step(
+            table.flow.module,
+            table,
+            phase=phase,
+            topology=experiment.topology,
+            chip_profile=options.chip_profile,
+            experts=expert_load(experiment, phase),
+            lengths=(lengths,),
+            notes=() if number else options.notes,
+        )
+        for number, table in enumerate(tables)
+    ]
+    starts = accumulate((p.time.step.value_s for p in programs), initial=0.0)
+    for program, start_s in zip(programs, starts, strict=False):
+        yield replace(program, start_s=start_s)
+
+
+def _rows(
+    experiment: Experiment, phase: Phase, table: ModuleCollectives, program: TimedStep
+) -> Iterator[Collective]:
+    """The rows of a program, at their times in the step."""
+    rows = rows_of(
+        table,
+        n_steps_of=n_steps_of(experiment),
+        crosses_slices=experiment.crosses_slices,
+        default_phase=phase,
+    )
+    for row in program.rows(rows):
+        start_s = None if row.start_s is None else row.start_s + program.start_s
+        yield replace(row, start_s=start_s)
