@@ -1,6 +1,5 @@
 """Steps that MaxText's engine compiled to, stored as HLO: what they communicate, and in which part."""
 
-import gzip
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,7 +13,7 @@ from meshscope.events.enums import Kind, Part, Phase, Source
 GOLDEN = Path(__file__).parents[1] / "golden" / "engines"
 sys.path.insert(0, str(GOLDEN))
 
-from engine_steps import replayed  # noqa: E402  a script beside the golden files
+from engine_steps import hlo_text, replayed  # noqa: E402  a script beside the golden files
 
 NAME = "llama-maxtext"
 IN_LAYERS = [(layer, part) for layer in (0, 1) for part in (Part.ATTN, Part.MLP)]
@@ -82,7 +81,7 @@ def test_import_reads_the_same_dump_with_the_axes_of_maxtext(
     run: meshscope.Run, tmp_path: Path
 ) -> None:
     text = tmp_path / "decode.hlo.txt"
-    text.write_bytes(gzip.decompress((GOLDEN / NAME / "decode.hlo.txt.gz").read_bytes()))
+    text.write_text(hlo_text(NAME, "decode"))
 
     imported = meshscope.import_([text], topology="v6e-8", mesh="tensor=8", out=tmp_path / "run")
 
@@ -109,14 +108,14 @@ def test_a_gather_of_scales_takes_two_thirds_of_a_sum(run: meshscope.Run) -> Non
 
 
 def test_prefill_multiplies_every_position_with_the_vocabulary() -> None:
-    text = gzip.decompress((GOLDEN / NAME / "prefill.hlo.txt.gz").read_bytes()).decode()
+    text = hlo_text(NAME, "prefill")
 
     assert "[1024,16032]" in text
     assert "tpu_custom_call" in text  # splash attention
 
 
 def test_decode_attends_without_a_kernel_and_samples_from_whole_logits() -> None:
-    text = gzip.decompress((GOLDEN / NAME / "decode.hlo.txt.gz").read_bytes()).decode()
+    text = hlo_text(NAME, "decode")
 
     assert "tpu_custom_call" not in text
     assert "f32[64,1,128256]" in text

@@ -1,6 +1,5 @@
 """Steps that SGLang-JAX's model code compiled to: what they communicate, and in which part."""
 
-import gzip
 import re
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from meshscope.events.enums import Kind, Part, Phase, Source
 GOLDEN = Path(__file__).parents[1] / "golden" / "engines"
 sys.path.insert(0, str(GOLDEN))
 
-from engine_steps import CASES, SGLANG, replayed  # noqa: E402  a script beside the golden files
+from engine_steps import CASES, SGLANG, hlo_text, replayed  # noqa: E402  a script beside the golden files
 
 Replay = Callable[[str], meshscope.Run]
 STEPS = [name for name, case in CASES.items() if case.frontend == SGLANG and case.layers == 2]
@@ -90,7 +89,7 @@ def test_a_server_s_own_dump_has_the_same_layers_and_parts(
     """The rules of `import` find them in the engine's own names."""
     texts: list[str] = []
     for program in ("decode", "decode.sample"):
-        text = gzip.decompress((GOLDEN / name / f"{program}.hlo.txt.gz").read_bytes()).decode()
+        text = hlo_text(name, program)
         path = tmp_path / f"{program}.txt"
         path.write_text(re.sub(r'op_name="[^"]*"', without_scopes, text), encoding="utf-8")
         texts.append(f"decode={path}")

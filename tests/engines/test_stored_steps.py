@@ -1,6 +1,5 @@
 """Steps that vLLM's model code compiled to: what they communicate, in which part, and for how long."""
 
-import gzip
 import re
 import sys
 from collections import Counter
@@ -17,7 +16,7 @@ from meshscope.events.enums import Kind, Part, Phase, Source
 GOLDEN = Path(__file__).parents[1] / "golden" / "engines"
 sys.path.insert(0, str(GOLDEN))
 
-from engine_steps import CASES, replayed  # noqa: E402  a script beside the golden files
+from engine_steps import CASES, hlo_text, replayed  # noqa: E402  a script beside the golden files
 
 Replay = Callable[[str], meshscope.Run]
 
@@ -72,7 +71,7 @@ def test_experts_of_deepseek_get_gathered_tokens_and_scatter_their_sums(
 
 
 def test_dense_layers_of_deepseek_gather_tokens_and_use_only_their_own() -> None:
-    text = gzip.decompress((GOLDEN / "deepseek-0.32.0" / "decode.hlo.txt.gz").read_bytes()).decode()
+    text = hlo_text("deepseek-0.32.0", "decode")
 
     kept = re.findall(r" = f8e4m3fn\[8,7168\]\S* fusion\([^)]*%all-gather\.\d+", text)
     assert len(kept) == 3  # of 64 gathered rows
@@ -90,7 +89,7 @@ def test_gpt_oss_sums_the_rows_of_all_chosen_experts(replay: Replay) -> None:
 
 
 def test_fp8_weights_are_arguments_and_their_scales_are_gathered(replay: Replay) -> None:
-    text = gzip.decompress((GOLDEN / "qwen-0.32.0-fp8" / "decode.hlo.txt.gz").read_bytes()).decode()
+    text = hlo_text("qwen-0.32.0-fp8", "decode")
     collectives = rows(replay("qwen-0.32.0-fp8"), Phase.DECODE)
 
     weights = re.findall(r" = (f8e4m3fn\[\d+,\d+\])\S* parameter\(", text)

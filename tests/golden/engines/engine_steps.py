@@ -3,6 +3,8 @@
 Write one or all again with make_engine_steps.py.
 """
 
+import gzip
+import lzma
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -130,6 +132,11 @@ def replayed(name: str, out: Path) -> meshscope.Run:
         return meshscope.compile(**case.arguments, out=out)
 
 
+def hlo_text(name: str, program: str) -> str:
+    """The HLO of a program of a case, such as decode."""
+    return lzma.decompress((FOLDER / name / f"{program}.hlo.txt.xz").read_bytes()).decode()
+
+
 @contextmanager
 def _stored_programs(folder: Path, release: str | None) -> Generator[None]:
     """Takes compiled programs from the folder instead of the compiler."""
@@ -137,8 +144,11 @@ def _stored_programs(folder: Path, release: str | None) -> Generator[None]:
     backend = import_module("meshscope.backends.compile.compile")
 
     def copied(programs: Sequence[Any], *_: Any) -> tuple[str, ...]:
-        for path in folder.iterdir():
+        for path in folder.glob("*.json"):
             shutil.copy(path, programs[0].folder)
+        for path in folder.glob("*.xz"):
+            text = gzip.compress(lzma.decompress(path.read_bytes()), 1)
+            (programs[0].folder / path.name).with_suffix(".gz").write_bytes(text)
         return ()
 
     def with_release(experiment: Experiment, _: Any) -> Experiment:

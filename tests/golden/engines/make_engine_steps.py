@@ -6,6 +6,7 @@ what no reader reads: the bodies of kernels.
 """
 
 import gzip
+import lzma
 import re
 import sys
 import tempfile
@@ -34,16 +35,16 @@ def store(name: str, folder: Path) -> None:
     home = FOLDER / name
     home.mkdir(exist_ok=True)
     for path in sorted(folder.glob("*.hlo.txt.gz")):
-        (home / path.name).write_bytes(shortened(path))
+        (home / path.name).with_suffix(".xz").write_bytes(shortened(path))
     for path in folder.glob("*.json"):
         (home / path.name).write_bytes(path.read_bytes())
 
 
 def shortened(path: Path) -> bytes:
-    """The gzipped text without bodies of kernels and local paths."""
+    """The compressed text without bodies of kernels and local paths."""
     text = gzip.decompress(path.read_bytes()).decode()
     text = _PATH.sub(r'"\1/', _BODY.sub('"body":""', text))
-    return gzip.compress(text.encode(), 9, mtime=0)
+    return lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
 
 
 if __name__ == "__main__":
