@@ -1,4 +1,4 @@
-"""Prefill and decode of long prompts: the tables of docs/long-context.md.
+"""Prefill and decode of long prompts: the tables of docs/axes.md.
 
     python benchmarks/long_context.py RUN...
 

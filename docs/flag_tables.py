@@ -1,4 +1,4 @@
-"""The table of docs/flags.md, from the stored result of its command."""
+"""The table of docs/compilers.md, from the stored result of its command."""
 
 import json
 from collections.abc import Iterator

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-COMPILED = "docs/examples.md"  # shows the output of `make demo`, and names the versions
+COMPILED = "docs/evidence/examples.md"  # shows the output of `make demo`, and names the versions
 
 
 def pages() -> list[str]:

@@ -1,4 +1,4 @@
-"""Markdown tables of docs/moe.md, docs/fsdp.md and docs/torchxla.md, printed from their CSV files by cog."""
+"""Markdown tables of docs/axes.md, docs/axes.md and docs/front-ends.md, printed from their CSV files by cog."""
 
 import csv
 import sys

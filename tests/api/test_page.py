@@ -1,4 +1,4 @@
-"""The queries of docs/sql.md return the answers on the page."""
+"""The queries of docs/data.md return the answers on the page."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ import pytest
 
 from meshscope.cli.main import main
 
-PAGE = (Path(__file__).parents[2] / "docs" / "sql.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 
 
 class Question(NamedTuple):

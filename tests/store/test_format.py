@@ -1,4 +1,4 @@
-"""The policy of docs/run-folder.md: within a schema, later versions read what earlier versions wrote."""
+"""The policy of docs/data.md: within a schema, later versions read what earlier versions wrote."""
 
 import json
 import re
@@ -28,13 +28,13 @@ def test_a_recorded_run_of_this_schema_is_read() -> None:
 
 
 def test_the_recorded_run_has_the_columns_of_the_page() -> None:
-    page = (ROOT / "docs" / "table.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     documented = re.findall(r"^\| `(\w+)` \| \w", page, re.MULTILINE)
     assert set(read_events(RECORDED).columns) <= set(documented)
 
 
 def test_the_page_names_the_schema() -> None:
-    page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     assert f"writes and reads schema {SCHEMA_VERSION}." in page
 
 
@@ -50,6 +50,6 @@ def test_another_schema_is_refused_with_the_command_that_makes_the_run_again(
 
 
 def test_the_page_lists_the_files_of_a_run() -> None:
-    page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     files = {path.name for path in RECORDED.iterdir()} - {"README.md"}
     assert [name for name in files if f"| `{name}` |" not in page] == []

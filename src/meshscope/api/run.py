@@ -184,7 +184,7 @@ class Run:
 
     @public
     def sql(self, query: str) -> "pl.DataFrame":
-        """The result of a DuckDB query over the views of docs/sql.md, of this run alone."""
+        """The result of a DuckDB query over the views of docs/data.md, of this run alone."""
         from meshscope.api.runs import RunSet  # noqa: PLC0415  duckdb is slow to import
         from meshscope.store.folder import scratch_folder  # noqa: PLC0415
 

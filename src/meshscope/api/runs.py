@@ -81,7 +81,7 @@ class RunSet(Sequence[Run]):
 
     @public
     def sql(self, query: str) -> pl.DataFrame:
-        """The result of a DuckDB query over the views of docs/sql.md; SpecError for a wrong query."""
+        """The result of a DuckDB query over the views of docs/data.md; SpecError for a wrong query."""
         with database(self.folders) as connection:
             names, rows = answer(connection, query)
         return pl.DataFrame(rows, schema=names, orient="row", infer_schema_length=None)

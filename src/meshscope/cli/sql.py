@@ -57,7 +57,7 @@ def command(  # noqa: PLR0913  the options of the command
 
     Views: `events` has all rows, `collectives` those with a kind, `timeline` single executions of runs
     with times, `runs` and `summary` a row for each run, `summary` with times, rates and memory; the
-    column `run` joins them. `describe events` lists columns; docs/sql.md has examples. Rows that do not
+    column `run` joins them. `describe events` lists columns; docs/data.md has examples. Rows that do not
     fit the width are printed one value per line.
     """
     if as_json and as_csv:

@@ -90,7 +90,7 @@ def _indexer_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
     if indexer is not None and experiment.workload.prompt > indexer.top_k * rate:
         yield (
             "the prediction lacks the passes that choose positions by the indexer's scores, which grow with the "
-            "square of the prompt: compile, or see docs/long-context.md"
+            "square of the prompt: compile, or see docs/axes.md"
         )
 
 
