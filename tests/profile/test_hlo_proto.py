@@ -9,7 +9,7 @@ import pytest
 from meshscope.readers.hlo.module import HloModule, Instruction
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.profile.hlo_proto import hlo_text
-from meshscope.readers.profile.wire import Proto, WireError
+from meshscope.readers.profile.wire import Message, WireError
 from meshscope.reports.export.protobuf import number, span
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "hlo"
@@ -55,7 +55,7 @@ def both(text: str, n_devices: int = 8) -> tuple[HloModule, HloModule]:
 
     module = xla_client.hlo.hlo_module_from_text(text)
     proto = span(1, module.as_serialized_hlo_module_proto())
-    ours = hlo_text(Proto(proto), n_devices=n_devices)
+    ours = hlo_text(Message(proto), n_devices=n_devices)
     return parse_hlo(module.to_string(), "xla"), parse_hlo(ours, "ours")
 
 
@@ -107,7 +107,7 @@ def test_devices_come_from_the_device_assignment() -> None:
     parameter = span(1, "p") + span(2, "parameter") + span(3, number(2, 11)) + number(35, 1)
     computation = span(1, "main") + span(2, parameter) + number(5, 1) + number(6, 1)
     module = span(1, "m") + span(3, computation) + number(6, 1) + span(15, assignment)
-    read = parse_hlo(hlo_text(Proto(span(1, module))), "m")
+    read = parse_hlo(hlo_text(Message(span(1, module))), "m")
     assert (read.n_partitions, read.n_replicas) == (4, 2)
 
 
@@ -116,7 +116,7 @@ def test_a_name_cannot_break_the_text() -> None:
     metadata = span(7, span(2, 'a"} \n x'))
     computation = span(1, "ma in") + span(2, parameter + metadata) + number(5, 1) + number(6, 1)
     module = span(1, "m\nENTRY") + span(3, computation) + number(6, 1)
-    read = parse_hlo(hlo_text(Proto(span(1, module))), "m")
+    read = parse_hlo(hlo_text(Message(span(1, module))), "m")
     assert read.entry is not None
     assert [i.name for i in read.entry.instructions] == ["p_____"]
 
@@ -128,7 +128,7 @@ def test_a_name_cannot_break_the_text() -> None:
 )
 def test_other_bytes_are_refused(content: bytes) -> None:
     with pytest.raises(WireError):
-        hlo_text(Proto(content))
+        hlo_text(Message(content))
 
 
 def test_deep_tuples_are_refused() -> None:
@@ -137,4 +137,4 @@ def test_deep_tuples_are_refused() -> None:
         shape = number(2, 13) + span(4, shape)
     parameter = span(1, "p") + span(2, "parameter") + span(3, shape)
     with pytest.raises(WireError, match="deeper"):
-        hlo_text(Proto(span(1, span(3, span(2, parameter)))))
+        hlo_text(Message(span(1, span(3, span(2, parameter)))))

@@ -27,9 +27,13 @@ def chrome(profile: Profile, tmp_path: Path) -> list[dict[str, object]]:
 def message(data: bytes, start: int, end: int) -> dict[int, list[object]]:
     """Fields of a message by number: numbers, or the byte ranges of texts and messages."""
     read = Message(data, start, end)
-    by_number: dict[int, list[object]] = defaultdict(list, read.numbers)
+    numbers = {
+        number: [int.from_bytes(v, "little") if isinstance(v, bytes) else v for v in values]
+        for number, values in read.values.items()
+    }
+    by_number: dict[int, list[object]] = defaultdict(list, numbers)
     for number in range(1, 100):
-        if number not in read.numbers:
+        if number not in numbers:
             by_number[number] += zip(*(a.tolist() for a in read.spans(number).chunk()), strict=True)
     return by_number
 

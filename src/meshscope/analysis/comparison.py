@@ -26,7 +26,12 @@ def with_axes_of(run: RunRecord, other: RunRecord) -> RunRecord:
     if mesh.names == known.names or not mesh.axes or not known.axes:
         return run
     labels = {row.axis for row in run.rows} | {
-        axis for time in run.times for axis in (*time.exposed_by_axis_s, *_activity_axes(time))
+        axis
+        for time in run.times
+        for axis in (
+            *time.exposed_by_axis_s,
+            *(spent.axis for spent in time.activities if spent.axis is not None),
+        )
     }
     names = {
         label: name
@@ -44,10 +49,6 @@ def with_axes_of(run: RunRecord, other: RunRecord) -> RunRecord:
 
 def _mesh(run: RunRecord) -> Mesh:
     return Mesh(axes=tuple(run.manifest.experiment.mesh.items()))
-
-
-def _activity_axes(time: StepTime) -> tuple[str, ...]:
-    return tuple(spent.axis for spent in time.activities if spent.axis is not None)
 
 
 def _name_in(known: Mesh, mesh: Mesh, label: str) -> str | None:

@@ -107,7 +107,11 @@ def _with_events(folder: Path, events: pl.DataFrame):
 def message(data: bytes, start: int, end: int) -> dict[int, list]:
     """Fields of a protobuf message by number: numbers, or the bytes of texts and messages."""
     read = Message(data, start, end)
-    by_number = defaultdict(list, read.numbers)
+    numbers = {
+        number: [int.from_bytes(v, "little") if isinstance(v, bytes) else v for v in values]
+        for number, values in read.values.items()
+    }
+    by_number = defaultdict(list, numbers)
     for number in range(1, 100):
         for at in zip(*read.spans(number).chunk(), strict=True) if number not in by_number else ():
             by_number[number].append(data[at[0] : at[1]])

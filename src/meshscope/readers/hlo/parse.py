@@ -178,7 +178,10 @@ def _frames(tables: dict[str, dict[int, str]], origin: str) -> dict[int, StackFr
     files, functions, locations, frames = (tables[name] for name in _TABLES)
     pairs = {n: dict(_PAIR.findall(row)) for n, row in locations.items()}
     stack_frames: dict[int, StackFrame] = {}
-    parents = {number: _parent(row) for number, row in frames.items()}
+    parents = {
+        number: int(dict(_PAIR.findall(row)).get("parent_frame_id", 0))
+        for number, row in frames.items()
+    }
     # Roots refer to themselves if the text counts parents from 1, as that of libtpu 0.0.42 and 0.0.50.
     shift = 1 if any(parents[number] == number for number in parents) else 0
     for number, row in frames.items():
@@ -197,11 +200,6 @@ def _frames(tables: dict[str, dict[int, str]], origin: str) -> dict[int, StackFr
                 "Give the whole text of one module."
             ) from error
     return stack_frames
-
-
-def _parent(row: str) -> int:
-    """The number of the calling frame as printed; 0 if the row names none."""
-    return int(dict(_PAIR.findall(row)).get("parent_frame_id", 0))
 
 
 def _computations(

@@ -11,7 +11,6 @@ from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collective_matmul import is_product
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.dataflow import Dataflow
-from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.hlo.operations import Operation
 from meshscope.readers.hlo.semantics import operand_of
 
@@ -103,12 +102,10 @@ def _source(flow: Dataflow, operation: Operation) -> tuple[str | None, str | Non
         if instruction.opcode == "parameter" and context.caller is None:
             return instruction.op_name, None
         inputs = flow.inputs(context, instruction)
-        if not _is_move(instruction) or not inputs:
+        if (
+            instruction.opcode not in {"parameter", "get-tuple-element", "convert", *_MOVES}
+            or not inputs
+        ):
             return None, instruction.opcode
         place = inputs[0]
     return None, None
-
-
-def _is_move(instruction: Instruction) -> bool:
-    """Whether the instruction passes its first input on."""
-    return instruction.opcode in {"parameter", "get-tuple-element", "convert", *_MOVES}

@@ -337,7 +337,9 @@ class _Flow:
                 part = Part.EMBED
             if part is not None or instruction.name in self._loops:
                 self.places[instruction.name] = self._placed(instruction, part)
-            elif not _communicates(self._placement, instruction) or _is_gather(instruction):
+            elif not _communicates(self._placement, instruction) or instruction.opcode.startswith(
+                _GATHERS
+            ):
                 used = {
                     place
                     for user in self._users[instruction.name]
@@ -376,7 +378,3 @@ def _communicates(placement: _Placement, instruction: Instruction) -> bool:
 
 def _is_collective(instruction: Instruction) -> bool:
     return instruction.opcode.removesuffix("-start").removesuffix("-done") in KIND_OF_OPCODE
-
-
-def _is_gather(instruction: Instruction) -> bool:
-    return instruction.opcode.startswith(_GATHERS)

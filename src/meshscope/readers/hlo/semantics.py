@@ -84,7 +84,7 @@ def semantics_of(flow: Dataflow, element: Element) -> Semantics:
         if _sums_disjoint_shards(flow, element):
             return Semantics(kind=Kind.ALL_GATHER, opcode=opcode, executed_as=kind)
         if _keeps_local_shard(flow, element):
-            if _runs_scatter_only(element.site):
+            if any("AllReduceScatter" in caller.attributes for caller in wrappers(element.site)):
                 kind, opcode = Kind.REDUCE_SCATTER, ALL_REDUCE_SCATTER
             return Semantics(kind=Kind.REDUCE_SCATTER, opcode=opcode, executed_as=kind)
     return Semantics(kind=kind, opcode=opcode, executed_as=kind)
@@ -197,10 +197,6 @@ def _taken(
     inner = flow.inside(context, user)
     parameter = inner.computation.parameters.get(user.operands.index(used.name))
     return frozenset() if parameter is None else _sliced(flow, inner, parameter)
-
-
-def _runs_scatter_only(site: CallSite) -> bool:
-    return any("AllReduceScatter" in caller.attributes for caller in wrappers(site))
 
 
 def _is_device_offset(flow: Dataflow, context: CallContext, offsets: Iterable[Instruction]) -> bool:

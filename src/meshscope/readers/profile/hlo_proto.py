@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshscope.readers.profile.wire import Proto, WireError
+from meshscope.readers.profile.wire import Message, WireError
 
 MAX_DEPTH = 32  # of nested tuples
 MAX_RANK = 64  # dims of an array
@@ -52,11 +52,11 @@ class _Names:
 
     instructions: Mapping[int, str]
     computations: Mapping[int, str]
-    wrapped: Mapping[int, Proto]
-    starts: Mapping[int, Proto]  # async-start and async-update by id
+    wrapped: Mapping[int, Message]
+    starts: Mapping[int, Message]  # async-start and async-update by id
 
 
-def hlo_text(proto: Proto, *, n_devices: int = 1) -> str:
+def hlo_text(proto: Message, *, n_devices: int = 1) -> str:
     """The text of a module, given its HloProto; WireError if the bytes are no such message.
 
     `n_devices` applies if the proto does not assign devices.
@@ -90,7 +90,9 @@ def hlo_text(proto: Proto, *, n_devices: int = 1) -> str:
     return "\n".join(parts)
 
 
-def _names(computations: Sequence[Proto], instructions: Mapping[int, Sequence[Proto]]) -> _Names:
+def _names(
+    computations: Sequence[Message], instructions: Mapping[int, Sequence[Message]]
+) -> _Names:
     every = [i for of_computation in instructions.values() for i in of_computation]
     called = {ident for i in every if i.text(2) == "async-start" for ident in i.numbers(38)}
     return _Names(
@@ -105,13 +107,13 @@ def _names(computations: Sequence[Proto], instructions: Mapping[int, Sequence[Pr
     )
 
 
-def _only_instruction(instructions: Sequence[Proto]) -> Proto | None:
+def _only_instruction(instructions: Sequence[Message]) -> Message | None:
     """The instruction of a computation that has one besides its parameters."""
     others = [i for i in instructions if i.text(2) != "parameter"]
     return others[0] if len(others) == 1 else None
 
 
-def _in_order(instructions: Sequence[Proto], sequence: Sequence[int] | None) -> Sequence[Proto]:
+def _in_order(instructions: Sequence[Message], sequence: Sequence[int] | None) -> Sequence[Message]:
     """The instructions in the order of the schedule, if there is one."""
     if sequence is None:
         return instructions
@@ -120,7 +122,7 @@ def _in_order(instructions: Sequence[Proto], sequence: Sequence[int] | None) -> 
     return ordered if len(ordered) == len(instructions) else instructions
 
 
-def _tables(index: Proto) -> Iterator[str]:
+def _tables(index: Message) -> Iterator[str]:
     """The header tables with source locations."""
     if not index.has(4):
         return
@@ -138,7 +140,7 @@ def _tables(index: Proto) -> Iterator[str]:
     yield ""
 
 
-def _line(instruction: Proto, names: _Names, *, is_root: bool) -> str:
+def _line(instruction: Message, names: _Names, *, is_root: bool) -> str:
     opcode, described = instruction.text(2), instruction
     if opcode.startswith("async-") and (root := _wrapped(instruction, names)) is not None:
         opcode, described = f"{root.text(2)}{opcode.removeprefix('async')}", root
@@ -153,9 +155,9 @@ def _line(instruction: Proto, names: _Names, *, is_root: bool) -> str:
     return ", ".join([f"{head}({_operands(instruction, opcode, names)})", *attributes])
 
 
-def _wrapped(instruction: Proto, names: _Names) -> Proto | None:
+def _wrapped(instruction: Message, names: _Names) -> Message | None:
     """The one instruction that an async-start, its update or its done runs."""
-    start: Proto | None = instruction
+    start: Message | None = instruction
     for _ in range(MAX_DEPTH):
         if start is None:
             return None
@@ -166,7 +168,7 @@ def _wrapped(instruction: Proto, names: _Names) -> Proto | None:
     return None
 
 
-def _operands(instruction: Proto, opcode: str, names: _Names) -> str:
+def _operands(instruction: Message, opcode: str, names: _Names) -> str:
     if opcode == "parameter":
         return str(instruction.number(9))
     if opcode == "constant":
@@ -175,7 +177,7 @@ def _operands(instruction: Proto, opcode: str, names: _Names) -> str:
     return ", ".join(f"%{name}" for name in operands)
 
 
-def _constant(literal: Proto) -> str:
+def _constant(literal: Message) -> str:
     """The value of a scalar; `{...}` for arrays and dtypes that no reader asks for."""
     shape = literal.message(1)
     dtype = _DTYPES.get(shape.number(2), "")
@@ -196,7 +198,7 @@ def _constant(literal: Proto) -> str:
     return f"{struct.unpack(form, content)[0]:.9g}"
 
 
-def _shape(shape: Proto, depth: int = 0) -> str:
+def _shape(shape: Message, depth: int = 0) -> str:
     """The shape with its layout: `f32[8,1024]{1,0:T(8,128)S(5)}`."""
     kind = shape.number(2)
     if depth > MAX_DEPTH:
@@ -211,7 +213,7 @@ def _shape(shape: Proto, depth: int = 0) -> str:
     return f"{_DTYPES.get(kind, 'opaque')}[{sizes}]{_layout(shape.message(5))}"
 
 
-def _layout(layout: Proto) -> str:
+def _layout(layout: Message) -> str:
     order = ",".join(map(str, layout.numbers(1)))
     tiles = "".join(
         f"({','.join('*' if n < 0 else str(n) for n in tile.numbers(1))})"
@@ -232,7 +234,7 @@ _WITH_DIMENSIONS = frozenset(
 )
 
 
-def _attributes(instruction: Proto) -> Iterator[str]:
+def _attributes(instruction: Message) -> Iterator[str]:
     """Attributes that describe the operation itself."""
     opcode = instruction.text(2)
     base = opcode.removesuffix("-start")
@@ -249,13 +251,13 @@ def _attributes(instruction: Proto) -> Iterator[str]:
     yield from _communication(instruction, base)
 
 
-def _slice(instruction: Proto) -> Iterator[str]:
+def _slice(instruction: Message) -> Iterator[str]:
     ranges = (tuple(d.number(n) for n in (1, 2, 3)) for d in instruction.messages(17))
     texts = (f"[{a}:{b}]" if step <= 1 else f"[{a}:{b}:{step}]" for a, b, step in ranges)
     yield f"slice={{{', '.join(texts)}}}"
 
 
-def _gather(instruction: Proto) -> Iterator[str]:
+def _gather(instruction: Message) -> Iterator[str]:
     numbers = instruction.message(33)
     for field, name in ((1, "offset_dims"), (2, "collapsed_slice_dims"), (3, "start_index_map")):
         yield f"{name}={_braces(numbers.numbers(field))}"
@@ -264,7 +266,7 @@ def _gather(instruction: Proto) -> Iterator[str]:
 
 
 # Attributes that one opcode has.
-_OF_OPCODE: Mapping[str, Callable[[Proto], Iterable[str]]] = {
+_OF_OPCODE: Mapping[str, Callable[[Message], Iterable[str]]] = {
     "iota": lambda i: (f"iota_dimension={(i.numbers(14) or [0])[0]}",),
     "get-tuple-element": lambda i: (f"index={i.number(13)}",),
     "slice": _slice,
@@ -276,14 +278,14 @@ _OF_OPCODE: Mapping[str, Callable[[Proto], Iterable[str]]] = {
 }
 
 
-def _dot(numbers: Proto) -> Iterator[str]:
+def _dot(numbers: Message) -> Iterator[str]:
     fields = ("lhs_contracting_dims", "rhs_contracting_dims", "lhs_batch_dims", "rhs_batch_dims")
     for field in (3, 1, 4, 2):
         if numbers.has(field):
             yield f"{fields[field - 1]}={_braces(numbers.numbers(field))}"
 
 
-def _dim_labels(numbers: Proto) -> str:
+def _dim_labels(numbers: Message) -> str:
     """Which dim of a convolution's input, kernel and output is what, as `bf01_01io->bf01`."""
 
     def labels(first: tuple[int, str], second: tuple[int, str], spatial: int) -> str:
@@ -296,12 +298,12 @@ def _dim_labels(numbers: Proto) -> str:
     return f"{given}_{kernel}->{result}"
 
 
-def _alias(alias: Proto) -> str:
+def _alias(alias: Message) -> str:
     result, operand = _braces(alias.numbers(1)), _braces(alias.numbers(3))
     return f"{result}: ({alias.number(2)}, {operand})"
 
 
-def _communication(instruction: Proto, base: str) -> Iterator[str]:
+def _communication(instruction: Message, base: str) -> Iterator[str]:
     """Channel, groups and pairs of a collective or transfer."""
     if (channel := instruction.number(26)) > 0:
         yield f"channel_id={channel}"
@@ -319,7 +321,7 @@ def _communication(instruction: Proto, base: str) -> Iterator[str]:
         yield "is_host_transfer=true"
 
 
-def _groups(instruction: Proto) -> str | None:
+def _groups(instruction: Message) -> str | None:
     """Replica groups in any of their forms; None if the instruction has none.
 
     Fields: 49 a list (old), 87 a list or an iota, 92 an iota, 93 mesh axes (as JAX 0.10.2 writes).
@@ -337,7 +339,7 @@ def _groups(instruction: Proto) -> str | None:
     return f"{{{','.join(_braces(g.numbers(1)) for g in groups)}}}" if groups else None
 
 
-def _mesh_groups(groups: Proto) -> str:
+def _mesh_groups(groups: Message) -> str:
     mesh = groups.message(1)
     axes = [(_name(axis.text(1)), axis.number(2)) for axis in mesh.messages(1)]
     sizes = ",".join(f"'{name}'={size}" for name, size in axes)
@@ -356,7 +358,7 @@ def _mesh_groups(groups: Proto) -> str:
 _APPLIES = frozenset({"call", "map", "reduce", "reduce-window", "scatter", "sort", "all-reduce"})
 
 
-def _computations(instruction: Proto, opcode: str, names: _Names) -> Iterator[str]:
+def _computations(instruction: Message, opcode: str, names: _Names) -> Iterator[str]:
     """The computations that an instruction calls, under the name that its opcode gives them."""
     called = [f"%{names.computations.get(c, 'unknown')}" for c in instruction.numbers(38)]
     base = instruction.text(2).removesuffix("-start")
@@ -375,7 +377,7 @@ def _computations(instruction: Proto, opcode: str, names: _Names) -> Iterator[st
         yield f"called_computations={{{', '.join(called)}}}"
 
 
-def _metadata(instruction: Proto) -> Iterator[str]:
+def _metadata(instruction: Message) -> Iterator[str]:
     """Scope and source of the operation."""
     metadata = instruction.message(7)
     texts = [
@@ -392,7 +394,7 @@ def _metadata(instruction: Proto) -> Iterator[str]:
         yield f"metadata={{{' '.join([*texts, *numbers])}}}"
 
 
-def _configuration(instruction: Proto) -> Iterator[str]:
+def _configuration(instruction: Message) -> Iterator[str]:
     """Thread, attributes of the front end, and the configuration of the compiler."""
     if thread := instruction.text(79):
         yield f'async_execution_thread="{_escaped(thread)}"'

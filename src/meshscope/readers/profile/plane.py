@@ -48,11 +48,6 @@ class ProfileBytes:
         """The text in [start, end); invalid UTF-8 becomes replacement characters."""
         return self.data[start:end].decode(errors="replace")
 
-    def last_text(self, message: Message, number: int) -> str:
-        """The last text of a field; empty if it is missing."""
-        starts, ends = message.spans(number).chunk(-1, None)
-        return self.text(int(starts[0]), int(ends[0])) if len(starts) else ""
-
     def release(self) -> None:
         """Drops mapped pages from this process; the operating system may keep them cached."""
         if isinstance(self.data, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
@@ -121,7 +116,7 @@ class ProfileLine:
     def __init__(self, file: ProfileBytes, start: int, end: int) -> None:
         message = Message(file.data, start, end)
         self.ident = message.number(1)
-        self.name = file.last_text(message, 11) or file.last_text(message, 2)
+        self.name = message.text(11) or message.text(2)
         self.timestamp_ns = message.number(3)
         self.events = message.spans(4)
 
@@ -244,7 +239,7 @@ class Plane:
 def plane_of(file: ProfileBytes, start: int, end: int) -> Plane:
     """Reads the plane in the bytes [start, end)."""
     message = Message(file.data, start, end)
-    check_limit(file.last_text(message, 2), "lines", len(message.spans(3)), MAX_LINES)
+    check_limit(message.text(2), "lines", len(message.spans(3)), MAX_LINES)
     lines: list[ProfileLine] = []
     for at in zip(*message.spans(3).chunk(), strict=True):
         lines.append(ProfileLine(file, *map(int, at)))
@@ -256,7 +251,7 @@ def plane_of(file: ProfileBytes, start: int, end: int) -> Plane:
     by_id = kinds.select("id", "kind").unique("id", keep="last")
     kind = events.select("id").join(by_id, on="id", how="left", maintain_order="left")["kind"]
     return Plane(
-        name=file.last_text(message, 2),
+        name=message.text(2),
         origin_ns=origin_ns(lines),
         stats=_plane_stats(file, message.spans(6), names),
         lines=_line_table(lines),

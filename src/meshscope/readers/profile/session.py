@@ -98,17 +98,16 @@ def profile_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     for folder in (path, *sorted(path.glob("plugins/profile/*"), reverse=True)):
-        files = {_host(file): file for file in sorted(folder.glob("*.xplane.pb*"), reverse=True)}
+        files = {
+            file.name.removesuffix(".gz"): file
+            for file in sorted(folder.glob("*.xplane.pb*"), reverse=True)
+        }
         if files:
             return sorted(file for file in files.values() if file.name.endswith(SUFFIXES))
     raise TraceError(
         f"{path}: contains no *.xplane.pb, and neither does plugins/profile/<time>/. "
         "Give the folder that jax.profiler.trace wrote, or a profile file."
     )
-
-
-def _host(file: Path) -> str:
-    return file.name.removesuffix(".gz")
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -2,8 +2,6 @@
 
 Source: https://protobuf.dev/programming-guides/encoding. It knows no message types and never
 recurses, so a deeply nested hostile file costs nothing.
-
-`meshscope.readers.profile.wire` reads the events of a profile, of which there are millions.
 """
 
 import mmap
@@ -67,15 +65,19 @@ class Spans:
 
 
 class Message:
-    """The fields of one message by number: `numbers`, and the `spans` of length-delimited fields.
+    """The fields of the message in the bytes [start, end), by number.
 
-    Raises WireError if the bytes [start, end) are not a message.
+    A field that it lacks is 0, an empty text or an empty message, as in proto3. WireError if the bytes are no
+    message, or a field has another wire type than is asked for.
     """
 
-    def __init__(self, data: Data, start: int, end: int) -> None:
-        self.numbers: dict[int, list[int]] = {}
+    __slots__ = ("_data", "_ranges", "values")
+
+    def __init__(self, data: Data = b"", start: int = 0, end: int | None = None) -> None:
+        self.values: dict[int, list[int | bytes]] = {}  # numbers; those of a fixed width as bytes
+        self._data = data
         self._ranges: dict[int, tuple[array[int], array[int]]] = {}
-        position = start
+        position, end = start, len(data) if end is None else end
         try:
             while position < end:
                 position = self._take(data, position, end)
@@ -84,37 +86,95 @@ class Message:
         if position > end:
             raise WireError("a field ends after the message that contains it", position)
 
-    def spans(self, number: int) -> Spans:
+    def has(self, field: int) -> bool:
+        """Whether the field occurs."""
+        return field in self.values or field in self._ranges
+
+    def spans(self, field: int) -> Spans:
         """Byte ranges of the field, without a copy; WireError if the field is a number."""
-        if number in self.numbers:
-            raise WireError(f"field {number} has the wrong wire type", 0)
-        starts, lengths = self._ranges.get(number, (array("I"), array("I")))
+        if field in self.values:
+            raise WireError(f"field {field} has the wrong wire type", 0)
+        starts, lengths = self._ranges.get(field, (array("I"), array("I")))
         return Spans(_uint32(starts), _uint32(lengths))
 
-    def number(self, number: int) -> int:
+    def number(self, field: int) -> int:
         """The last value of the field, as a signed number; 0 if it is missing."""
-        if number in self._ranges:
-            raise WireError(f"field {number} has the wrong wire type", 0)
-        value = self.numbers.get(number, [0])[-1]
+        value = self.values.get(field, _ZERO)[-1]
+        if not isinstance(value, int) or field in self._ranges:
+            raise WireError(f"field {field} has the wrong wire type", 0)
         return value - 2**64 if value >= 2**63 else value
+
+    def numbers(self, field: int) -> list[int]:
+        """All numbers of a repeated field, packed or not, signed."""
+        if not self.has(field):
+            return []
+        unsigned = [value for value in self.values.get(field, ()) if isinstance(value, int)]
+        for start, length in zip(*self._ranges.get(field, ((), ())), strict=True):
+            position = start
+            while position < start + length:
+                value, position = read_varint(self._data, position)
+                unsigned.append(value)
+        return [value - 2**64 if value >= 2**63 else value for value in unsigned]
+
+    def contents(self, field: int) -> list[bytes]:
+        """The bytes of a repeated field of texts, bytes, messages or numbers of a fixed width."""
+        values = self.values.get(field, ())
+        fixed = [value for value in values if isinstance(value, bytes)] if values else []
+        if len(fixed) < len(values):
+            raise WireError(f"field {field} has the wrong wire type", 0)
+        if field not in self._ranges:
+            return fixed
+        ranges = zip(*self._ranges[field], strict=True)
+        return [*fixed, *(bytes(self._data[start : start + length]) for start, length in ranges)]
+
+    def text(self, field: int) -> str:
+        """The last text of a field; invalid UTF-8 becomes replacement characters."""
+        return contents[-1].decode(errors="replace") if (contents := self.contents(field)) else ""
+
+    def texts(self, field: int) -> list[str]:
+        """All texts of a repeated field."""
+        return [content.decode(errors="replace") for content in self.contents(field)]
+
+    def message(self, field: int) -> "Message":
+        """The last message of a field."""
+        return messages[-1] if (messages := self.messages(field, first=-1)) else _EMPTY
+
+    def messages(self, field: int, *, first: int = 0) -> list["Message"]:
+        """All messages of a repeated field, or those from `first` on."""
+        if field in self.values:
+            raise WireError(f"field {field} has the wrong wire type", 0)
+        if field not in self._ranges:
+            return []
+        ranges = zip(*(side[first:] for side in self._ranges[field]), strict=True)
+        return [Message(self._data, start, start + length) for start, length in ranges]
 
     def _take(self, data: Data, position: int, end: int) -> int:
         """Reads one field, or consecutive spans under one tag; returns the position after them."""
-        tag, after = read_varint(data, position)
+        tag, after = data[position], position + 1
+        if tag > 0x7F:
+            tag, after = read_varint(data, position)
         number, wire = tag >> 3, tag & 7
         if wire == SPAN and number:
-            pair = self._ranges.setdefault(number, (array("I"), array("I")))
-            return _take_run(data, position, end, pair)
+            if number not in self._ranges:
+                self._ranges[number] = array("I"), array("I")
+            return _take_run(data, position, end, self._ranges[number])
+        value: int | bytes
         if wire == VARINT and number:
-            value, after = read_varint(data, after)
+            value, after = data[after], after + 1
+            if value > 0x7F:
+                value, after = read_varint(data, after - 1)
         elif wire in {FIXED64, FIXED32} and number:
             width = 8 if wire == FIXED64 else 4
-            value = int.from_bytes(data[after : after + width], "little")
+            value = bytes(data[after : after + width])
             after += width
         else:
             raise WireError(f"tag {tag} is invalid", position)
-        self.numbers.setdefault(number, []).append(value)
+        self.values.setdefault(number, []).append(value)
         return after
+
+
+_ZERO = (0,)
+_EMPTY = Message()
 
 
 def _take_run(data: Data, position: int, end: int, ranges: "tuple[array[int], array[int]]") -> int:
@@ -231,106 +291,3 @@ def varints(data: Bytes, position: Ints) -> tuple[Words, Ints]:
     if len(more):
         raise WireError("a number has no end", int(position[more[0]]))
     return value, ends
-
-
-class Proto:
-    """A message; WireError if the bytes are none.
-
-    A field that the message lacks is 0, an empty text or an empty message, as in proto3.
-    """
-
-    __slots__ = ("_fields",)
-
-    def __init__(self, content: bytes = b"") -> None:
-        self._fields: dict[int, list[Any]] = {}  # numbers, and bytes of everything with a length
-        position = 0
-        try:
-            while position < len(content):
-                position = self._take(content, position)
-        except IndexError as error:
-            raise WireError("a message is incomplete", position) from error
-
-    def _take(self, content: bytes, position: int) -> int:
-        """Reads the field at `position`; returns the position after it."""
-        tag = content[position]
-        at = position + 1
-        if tag > 0x7F:
-            tag, at = read_varint(content, position)
-        wire = tag & 7
-        if wire == VARINT:
-            value: int | bytes = content[at]
-            after = at + 1
-            if content[at] > 0x7F:
-                value, after = read_varint(content, at)
-                value = value - 2**64 if value >= 2**63 else value
-        elif wire == SPAN:
-            length = content[at]
-            first = at + 1
-            if length > 0x7F:
-                length, first = read_varint(content, at)
-            after = first + length
-            value = content[first:after]
-        elif wire in {FIXED64, FIXED32}:
-            after = at + (8 if wire == FIXED64 else 4)
-            value = content[at:after]
-        else:
-            raise WireError(f"tag {tag} is invalid", position)
-        if after > len(content):
-            raise WireError("a field ends after the message that contains it", position)
-        self._fields.setdefault(tag >> 3, []).append(value)
-        return after
-
-    def number(self, field: int) -> int:
-        """The last number of a field, signed."""
-        values = self._fields.get(field)
-        if values is None:
-            return 0
-        if not isinstance(values[-1], int):
-            raise WireError(f"field {field} has the wrong wire type", 0)
-        return values[-1]
-
-    def numbers(self, field: int) -> list[int]:
-        """All numbers of a repeated field, packed or not, signed."""
-        numbers: list[int] = []
-        for value in self._fields.get(field, ()):
-            numbers += [value] if isinstance(value, int) else _unpacked(value)
-        return numbers
-
-    def contents(self, field: int) -> list[bytes]:
-        """The bytes of a repeated field of texts, bytes or messages."""
-        values = self._fields.get(field, [])
-        if any(isinstance(value, int) for value in values):
-            raise WireError(f"field {field} has the wrong wire type", 0)
-        return values
-
-    def text(self, field: int) -> str:
-        """The last text of a field; invalid UTF-8 becomes replacement characters."""
-        contents = self.contents(field)
-        return contents[-1].decode(errors="replace") if contents else ""
-
-    def texts(self, field: int) -> list[str]:
-        """All texts of a repeated field."""
-        return [content.decode(errors="replace") for content in self.contents(field)]
-
-    def message(self, field: int) -> "Proto":
-        """The last message of a field."""
-        contents = self.contents(field)
-        return Proto(contents[-1]) if contents else _EMPTY
-
-    def messages(self, field: int) -> list["Proto"]:
-        """All messages of a repeated field."""
-        return [Proto(content) for content in self.contents(field)]
-
-    def has(self, field: int) -> bool:
-        """Whether the field occurs."""
-        return field in self._fields
-
-
-def _unpacked(content: bytes) -> Iterator[int]:
-    position = 0
-    while position < len(content):
-        value, position = read_varint(content, position)
-        yield value - 2**64 if value >= 2**63 else value
-
-
-_EMPTY = Proto()

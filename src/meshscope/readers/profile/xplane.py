@@ -15,7 +15,7 @@ from pathlib import Path
 from meshscope.errors import TraceError
 from meshscope.readers.profile.hlo_proto import hlo_text
 from meshscope.readers.profile.plane import Plane, ProfileBytes, check_limit, plane_of, read_bytes
-from meshscope.readers.profile.wire import Message, Proto, WireError
+from meshscope.readers.profile.wire import Message, WireError
 
 MAX_PLANES = 10_000
 SAMPLE_BYTES = 1 << 20  # enough of a damaged file to see what changed it
@@ -72,17 +72,12 @@ def host_of(path: Path) -> str:
 
 
 def _xspace(path: Path, file: ProfileBytes) -> XSpace:
-    message = Message(file.data, 0, len(file.data))
+    message = Message(file.data)
     plane_spans = message.spans(_PLANE)
     check_limit(path, "planes", len(plane_spans), MAX_PLANES)
     if not len(plane_spans):
         raise WireError("the file has no plane", 0)
-    texts = {
-        field: [file.text(int(start), int(end)) for start, end in zip(*spans.chunk(), strict=True)]
-        for field in (_ERROR, _WARNING, _HOST)
-        for spans in [message.spans(field)]
-    }
-    hosts = texts[_HOST]
+    hosts = message.texts(_HOST)
     return XSpace(
         path=path,
         host=hosts[0] if len(hosts) == 1 else host_of(path),
@@ -90,8 +85,8 @@ def _xspace(path: Path, file: ProfileBytes) -> XSpace:
             plane_of(file, int(start), int(end))
             for start, end in zip(*plane_spans.chunk(), strict=True)
         ),
-        errors=tuple(texts[_ERROR]),
-        warnings=tuple(texts[_WARNING]),
+        errors=tuple(message.texts(_ERROR)),
+        warnings=tuple(message.texts(_WARNING)),
         n_bytes=len(file.data),
     )
 
@@ -112,7 +107,7 @@ def read_programs(path: Path, *, n_devices: int = 1) -> tuple[dict[str, str], li
     try:
         for name, content in _protos(file):
             try:
-                texts[name] = hlo_text(Proto(content), n_devices=n_devices)
+                texts[name] = hlo_text(Message(content), n_devices=n_devices)
             except WireError as error:
                 findings.append(f"the HLO of program '{name[:200]}' is damaged: {error.reason}")
     except WireError as error:
@@ -122,16 +117,9 @@ def read_programs(path: Path, *, n_devices: int = 1) -> tuple[dict[str, str], li
 
 def _protos(file: ProfileBytes) -> Iterator[tuple[str, bytes]]:
     """Names and HloProtos of the programs: stats of the kinds of events of the plane."""
-    for plane in _messages(file, Message(file.data, 0, len(file.data)), 1):
-        if file.last_text(plane, 2) != METADATA_PLANE:
-            continue
-        for entry in _messages(file, plane, 4):
-            for kind in _messages(file, entry, 2):
-                for stat in _messages(file, kind, 5):
-                    for start, end in zip(*stat.spans(_HLO_PROTO).chunk(), strict=True):
-                        yield file.last_text(kind, 2), bytes(file.data[int(start) : int(end)])
-
-
-def _messages(file: ProfileBytes, message: Message, field: int) -> Iterator[Message]:
-    for start, end in zip(*message.spans(field).chunk(), strict=True):
-        yield Message(file.data, int(start), int(end))
+    for plane in Message(file.data).messages(1):
+        if plane.text(2) == METADATA_PLANE:
+            for kind in (kind for entry in plane.messages(4) for kind in entry.messages(2)):
+                for stat in kind.messages(5):
+                    for content in stat.contents(_HLO_PROTO):
+                        yield kind.text(2), bytes(content)

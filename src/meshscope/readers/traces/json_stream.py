@@ -162,7 +162,11 @@ class JsonTrace(Generic[E]):
         return batch, n_read, False
 
     def _append(self, batch: list[E], text: bytes) -> None:
-        for variant in (text, _NOT_A_NUMBER.sub(b"null", text), _as_utf8(text)):
+        for variant in (
+            text,
+            _NOT_A_NUMBER.sub(b"null", text),
+            text.decode("utf-8", errors="replace").encode(),
+        ):
             try:
                 batch.append(self._one.decode(variant))
             except FAULTS:
@@ -279,7 +283,3 @@ def _document(text: bytes) -> dict[str, Any] | None:
     except FAULTS:
         return None
     return document if isinstance(document, dict) else None
-
-
-def _as_utf8(text: bytes) -> bytes:
-    return text.decode("utf-8", errors="replace").encode()

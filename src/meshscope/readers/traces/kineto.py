@@ -369,7 +369,11 @@ class _Reading:
         """Gives kernels without facts those of the `nccl:*` range that launched them."""
         keys = [OpKey("kernel", k) if isinstance(k, str) else k for k in self.ops.keys]
         ranges = [r for r in self.ranges if r.facts is not None]
-        bare = [code for code, key in enumerate(keys) if _is_bare(key)]
+        bare = [
+            code
+            for code, key in enumerate(keys)
+            if (key.cat == "kernel" and key.collective is None and is_nccl(key.name))
+        ]
         at = np.flatnonzero(np.isin(ops, bare) & (launch_ns >= 0))
         if not ranges or not len(at):
             return ops, keys
@@ -477,11 +481,6 @@ def _plain(raw: msgspec.Raw) -> object:
         return msgspec.json.decode(raw)
     except FAULTS:
         return None
-
-
-def _is_bare(key: OpKey) -> bool:
-    """Whether the kernel is NCCL's, without facts of its collective."""
-    return key.cat == "kernel" and key.collective is None and is_nccl(key.name)
 
 
 def _launches_of(correlation: Ints, launches: Mapping[str, Ints]) -> tuple[Ints, Ints]:

@@ -71,14 +71,14 @@ def _times(document: Mapping[str, Any]) -> Iterable[ServedTime]:
             for field, words in (("mean", ("mean",)), *_QUANTILES.items())
         }
         if len(samples):
-            figures = {f: v if v is not None else _of(samples, f) for f, v in figures.items()}
+            figures = {
+                f: v
+                if v is not None
+                else float(samples.mean() if f == "mean" else np.percentile(samples, int(f[1:])))
+                for f, v in figures.items()
+            }
         if any(value is not None for value in figures.values()):
             yield ServedTime(name=name, **{f"{field}_s": v for field, v in figures.items()})
-
-
-def _of(samples: "np.ndarray[Any, np.dtype[np.float64]]", field: str) -> float:
-    """The mean or the percentile `p90`, interpolated linearly as vLLM does."""
-    return float(samples.mean() if field == "mean" else np.percentile(samples, int(field[1:])))
 
 
 def _figure(document: Mapping[str, Any], keys: Iterable[str], words: Iterable[str]) -> float | None:

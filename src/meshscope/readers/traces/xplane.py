@@ -141,11 +141,18 @@ def _placed(events: pl.DataFrame, devices: list[int], base_s: float) -> pl.DataF
     """The events on the devices of their host, which count in the order of the runtime's numbers."""
     numbers = events["number"].drop_nulls().unique().sort().to_list()
     of_number = {n: devices[min(i, len(devices) - 1)] for i, n in enumerate(numbers)}
-    kinds = [_kind(name) for name in events["name"]]
+    kinds = [
+        next((kind for start, kind in _KINDS.items() if (name or "").startswith(start)), None)
+        for name in events["name"]
+    ]
     return events.select(
         "name",
         pl.Series("kind", kinds, dtype=pl.String),
-        pl.Series("category", [_category(kind) for kind in kinds], dtype=pl.String),
+        pl.Series(
+            "category",
+            [(Category.COPY if kind is None else Category.COLLECTIVE).value for kind in kinds],
+            dtype=pl.String,
+        ),
         "payload_bytes",
         pl.col("number")
         .replace_strict(of_number, default=devices[0], return_dtype=pl.Int32)
@@ -153,14 +160,6 @@ def _placed(events: pl.DataFrame, devices: list[int], base_s: float) -> pl.DataF
         (pl.col("start_ps") * PS + base_s).alias("start_s"),
         (pl.col("dur_ps") * PS).alias("dur_s"),
     ).cast(SCHEMA)  # type: ignore[arg-type]
-
-
-def _kind(name: str | None) -> Kind | None:
-    return next((kind for start, kind in _KINDS.items() if (name or "").startswith(start)), None)
-
-
-def _category(kind: Kind | None) -> str:
-    return (Category.COPY if kind is None else Category.COLLECTIVE).value
 
 
 def transfer_findings(transfers: pl.DataFrame, *, is_counted: bool) -> Iterator[str]:
