@@ -82,7 +82,9 @@ def bubble_s(form: PlanForm, steps: ClosedSteps, at: int) -> float:
 def wire_bytes(form: PlanForm, steps: ClosedSteps, at: int, collective: int) -> float:
     """Bytes that a device of the mean stage sends in all executions of a collective."""
     cost = form.collectives[collective]
+    transfer, is_reduced = cost.transfer, steps.is_reduced[at, collective]
+    factor = transfer.reduced_wire_factor if is_reduced else transfer.wire_factor
     n_stages = form.n_stages if cost.part is Part.LM_HEAD else 1
     n = cost.n_pass * form.n_microbatches / form.n_stages + cost.n_once / n_stages
     n *= float(steps.n_chunks[at])
-    return cost.transfer.wire_bytes(float(steps.payload_bytes[at, collective])) * n
+    return float(steps.payload_bytes[at, collective]) * factor * n

@@ -28,7 +28,7 @@ most loaded expert, and indexers of attention.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from operator import attrgetter
 
 import numpy as np
@@ -222,6 +222,7 @@ class ClosedSteps:
     collectives_s: FloatArray
     exposed_s: FloatArray
     payload_bytes: FloatArray
+    is_reduced: NDArray[np.bool_]
     costs: FloatArray
     n_chunks: FloatArray
 
@@ -256,6 +257,8 @@ class PlanBatch:
     s_per_byte: FloatArray
     least_bytes: FloatArray
     most_bytes: FloatArray
+    of_reduced: FloatArray
+    reduced_for: FloatArray  # [row, collective, field of ReducedFor]
     data_size: FloatArray
     cp: FloatArray
     n_microbatches: FloatArray
@@ -335,6 +338,8 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
         s_per_byte=by_line(lambda t: t.s_per_byte),
         least_bytes=by_line(lambda t: t.least_bytes),
         most_bytes=by_line(lambda t: t.most_bytes, fill=np.inf),
+        of_reduced=by_line(lambda t: t.of_reduced),
+        reduced_for=by_collective(lambda c: np.array(astuple(c.reduced_for)), 3),
         **{name: by_plan(attrgetter(name)) for name in _PLAN_NUMBERS},
         is_decode=by_plan(lambda f: f.phase is Phase.DECODE),
     )
@@ -391,7 +396,8 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
     n_chunks = chunks.count
     features = _features(plans, at, chunks, prompt, output)
     payload = (plans.payload[plans.row[at]] @ features[:, :, None])[..., 0]
-    run_s = _strategy_s(plans, plans.line[plans.row[at]], payload)
+    is_reduced = _is_reduced(plans, at, features, payload)
+    run_s = _strategy_s(plans, plans.line[plans.row[at]], payload, is_reduced)
     tick = _tick(plans, at, features, run_s, (plans.coefficients, plans.n_tick))
     mean, first_s = tick, tick.ticks_s(plans)
     is_piped = plans.n_stages[at] > 1
@@ -431,6 +437,7 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
         collectives_s=collectives_s,
         exposed_s=exposed_s,
         payload_bytes=payload,
+        is_reduced=is_reduced,
         costs=mean.costs * part_busy[..., None],
         n_chunks=n_chunks,
     )
@@ -680,20 +687,34 @@ def _block_pairs(
     return size**2 * causal_blocks(n_rows, n_rows), size**2 * causal_blocks(n_rows, width)
 
 
-def _strategy_s(plans: PlanBatch, line: IntArray, payload: FloatArray) -> FloatArray:
+def _is_reduced(
+    plans: PlanBatch, at: IntArray, features: FloatArray, payload: FloatArray
+) -> NDArray[np.bool_]:
+    """[n, collective] whether the compiler makes an all-reduce of it, by the sequences that it has."""
+    row = plans.row[at]
+    of_tick, of_all = features[:, Feature.SEQUENCES, None], features[:, Feature.ALL_SEQUENCES, None]
+    n_sequences = np.where(plans.n_once[row] > 0, of_all, of_tick)
+    most, over_bytes, multiple = np.moveaxis(plans.reduced_for[row], -1, 0)
+    is_few = (n_sequences <= most) & (payload > over_bytes)
+    return is_few | (n_sequences % np.maximum(multiple, 1) > 0)
+
+
+def _strategy_s(
+    plans: PlanBatch, line: IntArray, payload: FloatArray, is_reduced: NDArray[np.bool_]
+) -> FloatArray:
     """[n, collective] seconds of the fastest strategy that the compiler takes for the payload.
 
-    `line` [n, collective] and `payload` [n, collective] are those of each collective. One strategy after the
-    other: numpy is slow along short axes.
+    `line`, `payload` and `is_reduced` are those of each collective. One strategy after the other: numpy is
+    slow along short axes.
     """
     whole, seconds = np.rint(payload), np.full(payload.shape, np.inf)
-    by_line = (plans.latency_s, plans.hops_s, plans.s_per_byte, plans.least_bytes, plans.most_bytes)
+    by_line = (plans.latency_s, plans.hops_s, plans.s_per_byte)
+    ranges = (plans.least_bytes, plans.most_bytes, plans.of_reduced)
     for at in range(plans.latency_s.shape[1]):
-        latency_s, hops_s, s_per_byte, least, most = (
-            np.take(values[:, at], line) for values in by_line
-        )
+        latency_s, hops_s, s_per_byte = (np.take(values[:, at], line) for values in by_line)
+        least, most, of_reduced = (np.take(values[:, at], line) for values in ranges)
         by_strategy = latency_s + np.maximum(hops_s, payload * s_per_byte)
-        by_strategy[(whole < least) | (whole > most)] = np.inf
+        by_strategy[(whole < least) | (whole > most) | (of_reduced != is_reduced)] = np.inf
         np.minimum(seconds, by_strategy, out=seconds)
     return seconds
 

@@ -27,7 +27,13 @@ from meshscope.plans.plan import Plan
 from meshscope.plans.program import Engine
 from meshscope.plans.stages import n_ticks, stage_layers
 from meshscope.prediction import planned_stages
-from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
+from meshscope.prediction.planned_collective import (
+    NEVER_REDUCED,
+    PlannedCollective,
+    PlannedStage,
+    PlannedStep,
+    ReducedFor,
+)
 from meshscope.units import array_bytes
 
 LANES = 128  # of a tile
@@ -77,19 +83,15 @@ class TransferLines:
     s_per_byte: FloatArray
     least_bytes: FloatArray
     most_bytes: FloatArray
+    of_reduced: FloatArray  # 1 for a strategy of the all-reduce that the compiler may make of it
     wire_factor: float
-    reduced_up_to_bytes: float  # payloads that an all-reduce carries instead
     reduced_wire_factor: float
     ranges: tuple[tuple[int, int], ...]
 
-    def wire_bytes(self, payload_bytes: float) -> float:
-        """Bytes that a device sends for the payload."""
-        is_reduced = round(payload_bytes) <= self.reduced_up_to_bytes
-        return payload_bytes * (self.reduced_wire_factor if is_reduced else self.wire_factor)
-
     def seconds(self, payload_bytes: float) -> float:
-        """The time of the fastest strategy for the payload."""
+        """The time of the fastest strategy of its own kind for the payload."""
         is_taken = (self.least_bytes <= payload_bytes) & (payload_bytes <= self.most_bytes)
+        is_taken &= self.of_reduced == 0
         by_strategy = self.latency_s + np.maximum(self.hops_s, payload_bytes * self.s_per_byte)
         return float(by_strategy[is_taken].min())
 
@@ -117,6 +119,7 @@ class CollectiveCost:
     axis: str
     payload: FloatArray  # [feature]
     transfer: TransferLines
+    reduced_for: ReducedFor
     n_tick: float
     n_pass: float
     n_once: float
@@ -138,17 +141,17 @@ def collective_costs(
     payloads = np.array([[run.collective.payload_bytes for run in of] for of in runs], float)
     coefficients = _coefficients(references, payloads)
     transfers: dict[
-        tuple[Kind, int, float], TransferLines
+        tuple[Kind, int, bool], TransferLines
     ] = {}  # by the identity of the groups: spares hashing
     costs: list[CollectiveCost] = []
     for run, payload in zip(runs[0], coefficients, strict=True):
         collective = run.collective
-        limit = collective.reduced_up_to_bytes
-        key = (collective.kind, id(collective.groups), limit)
+        is_own = collective.reduced_for == NEVER_REDUCED
+        key = (collective.kind, id(collective.groups), is_own)
         if key not in transfers:
             groups = experiment.mesh.devices_at(collective.groups)
             geometry = geometry_of(experiment.topology, groups)
-            line = _transfer(collective.kind, geometry, constants, limit)
+            line = _transfer(collective.kind, geometry, constants, is_own=is_own)
             load = exchange_load(experiment, phase) if is_exchange(collective) else 1.0
             transfers[key] = line if load == 1 else line.scaled(load)
         costs.append(
@@ -158,6 +161,7 @@ def collective_costs(
                 axis=collective.axis,
                 payload=_of_mask(phase) if collective.dtype == MASK else payload,
                 transfer=transfers[key],
+                reduced_for=collective.reduced_for,
                 n_tick=run.n_tick,
                 n_pass=run.n_pass,
                 n_once=run.n_once,
@@ -235,27 +239,21 @@ def _coefficients(references: Sequence["_Reference"], payloads: FloatArray) -> F
 
 @lru_cache(maxsize=CACHED_TRANSFERS)
 def _transfer(
-    kind: Kind, geometry: GroupGeometry, constants: LinkConstants, reduced_up_to_bytes: float
+    kind: Kind, geometry: GroupGeometry, constants: LinkConstants, *, is_own: bool
 ) -> TransferLines:
-    # With the payloads from and to which a line holds.
-    lines = [
-        (line, max(line.payloads[0], reduced_up_to_bytes + 1), line.payloads[1])
-        if reduced_up_to_bytes
-        else (line, *line.payloads)
-        for line in collective_lines(kind, geometry, constants)
-    ]
-    if reduced_up_to_bytes:
-        lines += [
-            (line, line.payloads[0], min(line.payloads[1], reduced_up_to_bytes))
-            for line in collective_lines(Kind.ALL_REDUCE, geometry, constants)
-        ]
+    """The lines of a kind; unless it always `is_own`, with those of the all-reduce that it may become."""
+    kinds = (kind,) if is_own else (kind, Kind.ALL_REDUCE)
+    by_kind = [collective_lines(kind, geometry, constants) for kind in kinds]
+    lines = [line for of_kind in by_kind for line in of_kind]
     return TransferLines(
-        latency_s=np.array([line.latency_s for line, _, _ in lines] or [0.0]),
-        hops_s=np.array([line.hops_s for line, _, _ in lines] or [0.0]),
-        s_per_byte=np.array([line.s_per_byte for line, _, _ in lines] or [0.0]),
-        least_bytes=np.array([least for _, least, _ in lines] or [0.0]),
-        most_bytes=np.array([most for _, _, most in lines] or [np.inf]),
-        reduced_up_to_bytes=reduced_up_to_bytes,
+        latency_s=np.array([line.latency_s for line in lines] or [0.0]),
+        hops_s=np.array([line.hops_s for line in lines] or [0.0]),
+        s_per_byte=np.array([line.s_per_byte for line in lines] or [0.0]),
+        least_bytes=np.array([line.payloads[0] for line in lines] or [0.0]),
+        most_bytes=np.array([line.payloads[1] for line in lines] or [np.inf]),
+        of_reduced=np.repeat(
+            [0.0, 1.0], [len(by_kind[0]) or not lines, len(lines) - len(by_kind[0])]
+        ),
         reduced_wire_factor=float(wire_factor(Kind.ALL_REDUCE, geometry.group_size)),
         wire_factor=float(wire_factor(kind, geometry.group_size)),
         ranges=tuple(

@@ -62,10 +62,9 @@ class CompilerFacts:
     has_short_all_reduces: Fact[bool]
     offloads_all_reduces_from: Fact[int | None]
     has_async_fsdp_gathers: Fact[bool]
-    scatters_rows_in_a_chip_from: Fact[
-        int | None
-    ]  # payload bytes; None for all-reduces of any size
-    gathered_row_multiple: Fact[int]
+    grids_without_scatters: Fact[tuple[tuple[int, ...], ...]]  # for groups of the whole slice
+    scattered_rows: Fact[tuple[int, int] | None]  # multiple of rows, most bytes; of a device
+    gathered_rows: Fact[tuple[int, int]]  # multiple of the elements of a device, most devices
     fetches_ahead_of_rows: Fact[bool]
 
     # Estimates.

@@ -5,7 +5,6 @@ Dimensions: b sequences per device, s tokens per step, D hidden, V padded vocabu
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from math import inf
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
@@ -34,9 +33,12 @@ from meshscope.plans.workload import Workload
 from meshscope.prediction.context import context_collectives
 from meshscope.prediction.pipeline import pipeline_stages
 from meshscope.prediction.planned_collective import (
+    ALWAYS_REDUCED,
+    REDUCED_FOR_ONE,
     PlannedCollective,
     PlannedStage,
     PlannedStep,
+    ReducedFor,
     repeated,
 )
 from meshscope.prediction.stage_sends import sent_arrays
@@ -119,6 +121,7 @@ class _DecoderStep:
             groups=groups,
             shape=shape,
             dtype=dtype or self.workload.activation_dtype,
+            n_sequences=self.local_batch,
         )
 
 
@@ -260,7 +263,7 @@ def _dispatch(program: _DecoderStep) -> Iterator[PlannedCollective]:
     axes = dispatch.axes
     if not program.is_torchxla:
         gather = program.collective(Part.MOE_DISPATCH, Kind.ALL_GATHER, axes, counts, "s32")
-        yield _reduced_row(program, gather, counts[-1], n_rows=1)
+        yield _reduced_row(program, gather, counts[-1], reduced_for=ALWAYS_REDUCED)
     yield program.collective(Part.MOE_DISPATCH, Kind.ALL_TO_ALL, axes, rows)
 
 
@@ -300,20 +303,22 @@ def _logits(program: _DecoderStep) -> tuple[PlannedCollective, ...]:
         *_last_token(program),
         *_gather_weights(program, Part.LM_HEAD, *_head_weights(program)),
         *(
-            _reduced_row(program, gather, vocab // program.plan.tp, n_rows=program.local_batch)
+            _reduced_row(program, gather, vocab // program.plan.tp, reduced_for=REDUCED_FOR_ONE)
             for gather in gathers
         ),
     )
 
 
 def _reduced_row(
-    program: _DecoderStep, gather: PlannedCollective, n_local: int, *, n_rows: int
+    program: _DecoderStep, gather: PlannedCollective, n_local: int, *, reduced_for: ReducedFor
 ) -> PlannedCollective:
-    """The gather of `n_rows` of `n_local` elements of each device; a single row may be gathered by an all-reduce."""
-    facts = program.facts
-    if facts is None or n_local % facts.gathered_row_multiple.value == 0:
+    """The gather of `n_local` elements of each device; for a single row, maybe by an all-reduce."""
+    if program.facts is None:
         return gather
-    return replace(gather, reduced_up_to_bytes=gather.payload_bytes // n_rows)
+    multiple, most_devices = program.facts.gathered_rows.value
+    if n_local % multiple == 0 and len(gather.groups[0]) <= most_devices:
+        return gather
+    return replace(gather, reduced_for=reduced_for)
 
 
 def _last_token(program: _DecoderStep) -> tuple[PlannedCollective, ...]:
@@ -357,15 +362,36 @@ def _reduction(
     program: _DecoderStep, part: Part, shape: tuple[int, ...]
 ) -> tuple[PlannedCollective, ...]:
     """Sum of an array of tokens over tp: all-reduce, or reduce-scatter under sp."""
-    kind = Kind.REDUCE_SCATTER if program.is_split else Kind.ALL_REDUCE
-    reductions = _tp(program, part, kind, shape)
-    facts, is_decode = program.facts, program.step.phase is Phase.DECODE
-    if not program.is_split or not is_decode or facts is None:
-        return reductions
-    is_in_chip = program.plan.tp <= program.experiment.topology.chip.devices_per_chip
-    least_bytes = facts.scatters_rows_in_a_chip_from.value
-    most_bytes = least_bytes - 1 if is_in_chip and least_bytes is not None else inf
-    return tuple(replace(planned, reduced_up_to_bytes=most_bytes) for planned in reductions)
+    if not program.is_split:
+        return _tp(program, part, Kind.ALL_REDUCE, shape)
+    rule = _reduced_sums(program)
+    scatters = _tp(program, part, Kind.REDUCE_SCATTER, shape)
+    return scatters if rule is None else tuple(replace(s, reduced_for=rule) for s in scatters)
+
+
+def _reduced_sums(program: _DecoderStep) -> ReducedFor | None:
+    """When the compiler makes an all-reduce of a reduce-scatter over tp: over a whole slice, or of rows alone.
+
+    A sum has rows alone, a matrix, in decode and in the prefill of a single sequence, which TorchXLA
+    programs scatter.
+    """
+    facts, topology, tp = program.facts, program.experiment.topology, program.plan.tp
+    if facts is None:
+        return None
+    if (
+        tp == topology.n_devices
+        and tuple(sorted(topology.grid)) in facts.grids_without_scatters.value
+    ):
+        return ALWAYS_REDUCED
+    has_rows = program.residual[1] == 1
+    if program.is_torchxla and not has_rows:
+        return None
+    if facts.scattered_rows.value is None:
+        return ALWAYS_REDUCED if has_rows else REDUCED_FOR_ONE
+    multiple, most_bytes = facts.scattered_rows.value
+    if has_rows:
+        return ReducedFor(n_sequences=0, multiple=multiple * tp)
+    return ReducedFor(n_sequences=1, over_bytes=most_bytes * tp)
 
 
 def _tp(

@@ -1,6 +1,7 @@
 """Types of the prediction: a step is a list of planned collectives, which become event-table rows."""
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from meshscope.events.collective import Collective, Groups, predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
@@ -35,10 +36,27 @@ def planned_steps(experiment: Experiment) -> tuple[PlannedStep, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReducedFor:
+    """The sequences on a device for which the compiler moves a collective with an all-reduce instead.
+
+    Up to `n_sequences` of them with a payload of more than `over_bytes`, and all numbers that `multiple`
+    does not divide.
+    """
+
+    n_sequences: float
+    over_bytes: float = 0
+    multiple: int = 1
+
+
+NEVER_REDUCED, ALWAYS_REDUCED = ReducedFor(n_sequences=0), ReducedFor(n_sequences=inf)
+REDUCED_FOR_ONE = ReducedFor(n_sequences=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCollective:
     """One collective of the program: its kind, device groups and payload (`shape`, `dtype`).
 
-    The compiler moves payloads of up to `reduced_up_to_bytes` with an all-reduce instead.
+    A device has `n_sequences` in it, for some of which it becomes an all-reduce (`reduced_for`).
     """
 
     part: Part
@@ -48,7 +66,8 @@ class PlannedCollective:
     shape: tuple[int, ...]
     dtype: str
     count: int = 1
-    reduced_up_to_bytes: float = 0
+    n_sequences: int = 1
+    reduced_for: ReducedFor = NEVER_REDUCED
 
     @property
     def payload_bytes(self) -> int:
@@ -58,7 +77,9 @@ class PlannedCollective:
     @property
     def executed_as(self) -> Kind | None:
         """The kind that the compiler makes of it, if it is another one."""
-        return Kind.ALL_REDUCE if self.payload_bytes <= self.reduced_up_to_bytes else None
+        rule = self.reduced_for
+        is_small = self.n_sequences <= rule.n_sequences and self.payload_bytes > rule.over_bytes
+        return Kind.ALL_REDUCE if is_small or self.n_sequences % rule.multiple else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
