@@ -127,6 +127,7 @@ class Answer:
     why: Mapping[Phase, str]
     agreements: tuple[SourceAgreement, ...]
     suggestions: tuple[Suggestion, ...]
+    capacity: Capacity | None = None  # predicted; None for an unknown experiment or without HBM
     notes: tuple[str, ...] = ()  # what is not counted or not known, and what may communicate
 
     @property
@@ -142,20 +143,22 @@ class Answer:
         return self.sources[-1]
 
 
-def answer_of(run: RunRecord) -> Answer:
-    """The answer of a run from what its record contains."""
+def answer_of(run: RunRecord, *, has_suggestions: bool = True) -> Answer:
+    """The answer of a run from what its record contains; the search for suggestions can be left out."""
+    capacity = capacity_of_run(run)
     return Answer(
         title=title_of(run),
         request=request_of(run),
-        sources=tuple(source_answer(run, source) for source in run.sources),
+        sources=tuple(source_answer(run, source, capacity) for source in run.sources),
         why=why_sentences(run),
         agreements=agreements_of(run),
-        suggestions=suggestions_of(run),
-        notes=tuple(notes_of(run)),
+        suggestions=suggestions_of(run) if has_suggestions else (),
+        capacity=capacity,
+        notes=tuple(_notes(run)),
     )
 
 
-def notes_of(run: RunRecord) -> Iterator[str]:
+def _notes(run: RunRecord) -> Iterator[str]:
     """What is not counted of the model, what its config leaves open, why there are no times, and surprises."""
     model = run.manifest.experiment.architecture
     if model is not None:
@@ -209,12 +212,11 @@ def _workload_words(workload: Workload) -> Iterator[str]:
             yield f"{name} {format_dtype(dtype)}"
 
 
-def source_answer(run: RunRecord, source: Source) -> SourceAnswer:
-    """The figures of one source."""
+def source_answer(run: RunRecord, source: Source, capacity: Capacity | None = None) -> SourceAnswer:
+    """The figures of one source; the predicted `capacity` is the room of the prediction."""
     request = request_times(run).get(source)
     rates = None if request is None else throughput_of(request, run)
     memory = run.memory.get(source)
-    capacity = capacity_of_run(run) if source is Source.PREDICTED else None
     times = {
         name: time_figure(None if request is None else getattr(request, field))
         for name, field in (
@@ -232,7 +234,9 @@ def source_answer(run: RunRecord, source: Source) -> SourceAnswer:
         **times,
         **_rates(rates),
         basis=None if request is None else request.basis,
-        fit=None if memory is None else fit_of(memory, capacity),
+        fit=None
+        if memory is None
+        else fit_of(memory, capacity if source is Source.PREDICTED else None),
     )
 
 

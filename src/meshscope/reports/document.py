@@ -18,14 +18,11 @@ from meshscope.analysis.comparison import (
     compare_all_sources,
     n_promoted_collectives,
 )
-from meshscope.analysis.floor import why_sentences
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
 from meshscope.analysis.request import (
     Throughput,
     request_latency,
-    request_times,
     step_spreads,
-    throughput_of,
 )
 from meshscope.analysis.totals import (
     Group,
@@ -39,10 +36,17 @@ from meshscope.analysis.totals import (
 )
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
-from meshscope.planner.capacity import capacity_of_run
-from meshscope.planner.suggestions import suggestions_of
+from meshscope.planner.capacity import Capacity
 from meshscope.plans.memory import Memory
-from meshscope.reports.answer import Fit, SourceAgreement, agreements_of, fit_of, notes_of
+from meshscope.reports.answer import (
+    Answer,
+    SourceAgreement,
+    SourceAnswer,
+    agreements_of,
+    answer_of,
+    fit_of,
+    source_answer,
+)
 from meshscope.reports.roofs import floor_document, roofline_document
 from meshscope.reports.speculation import speculation_document
 from meshscope.reports.times import time_document
@@ -58,13 +62,21 @@ UNKNOWN_PHASE = "unknown"
 
 def run_document(run: RunRecord) -> dict[str, Any]:
     """The document of `--json` for a run: its figures, and what to change."""
-    suggestions = [asdict(suggestion) for suggestion in suggestions_of(run)]
-    return {**figures_document(run), "suggestions": suggestions}
+    answer = answer_of(run)
+    return {**_document(run, answer), "suggestions": list(map(asdict, answer.suggestions))}
 
 
 def figures_document(run: RunRecord) -> dict[str, Any]:
+    """The document without suggestions."""
+    return _document(run, answer_of(run, has_suggestions=False))
+
+
+def _document(run: RunRecord, answer: Answer) -> dict[str, Any]:
     """The figures of a run: its strongest source, collectives grouped over layers."""
     source = run.manifest.source
+    memory = run.memory.get(source)
+    figures = next((one for one in answer.sources if one.source is source), None)
+    figures = figures or source_answer(run, source)
     rows = run.rows_of(source)
     return {
         "run": None if run.path is None else str(run.path),
@@ -72,16 +84,16 @@ def figures_document(run: RunRecord) -> dict[str, Any]:
         "experiment": run.manifest.experiment.as_dict(),
         "collectives": [_group(group) for group in grouped(rows)],
         "totals": _totals_of_step_and_request(run, rows),
-        "memory": _memory(run.memory.get(source)),
+        "memory": _memory(memory),
         "time": time_document(run, source) or dict.fromkeys(TIMES),
         "unattributed": _unattributed(rows),
         "other_operations": other_operations_document(run),
-        "verdict": _source_verdict(run),
-        "throughput": throughput_document(run, source),
-        "fit": fit_document(run, source),
-        "capacity": capacity_document(run),
-        "notes": [*notes_of(run)],
-        "why": {phase.value: sentence for phase, sentence in why_sentences(run).items()},
+        "verdict": _source_verdict(answer.agreements),
+        "throughput": throughput_document(figures),
+        "fit": fit_document(memory, answer.capacity),
+        "capacity": None if answer.capacity is None else asdict(answer.capacity),
+        "notes": list(answer.notes),
+        "why": {phase.value: sentence for phase, sentence in answer.why.items()},
         **floor_document(run, source, run.manifest.experiment.chip),
         **roofline_document(run, source, run.manifest.experiment.chip),
         **_live(run),
@@ -119,7 +131,7 @@ def metrics_document(run: RunRecord) -> dict[str, Any]:
             s.value: _totals(request_totals(run.rows_of(s)), run) for s in run.sources
         },
         "unattributed": {s.value: _unattributed(run.rows_of(s)) for s in run.sources},
-        "verdict": _source_verdict(run),
+        "verdict": _source_verdict(agreements_of(run)),
     }
 
 
@@ -162,9 +174,8 @@ def own_verdicts_document(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _source_verdict(run: RunRecord) -> dict[str, Any] | None:
+def _source_verdict(agreements: Sequence[SourceAgreement]) -> dict[str, Any] | None:
     """The verdict on the prediction and the strongest source."""
-    agreements = agreements_of(run)
     is_predicted = bool(agreements) and agreements[0].left is Source.PREDICTED
     return agreement_document(agreements[0]) if is_predicted else None
 
@@ -235,20 +246,16 @@ def _unattributed(rows: Iterable[Collective]) -> dict[str, Any]:
     return asdict(summary) | {"reasons": dict(summary.reasons)}
 
 
-def throughput_document(run: RunRecord, source: Source) -> dict[str, float | None]:
+def throughput_document(figures: SourceAnswer) -> dict[str, float | None]:
     """The rates of the slice by one source; null where a time is unknown."""
-    request = request_times(run).get(source)
-    rates = None if request is None else throughput_of(request, run)
-    return dict.fromkeys(f.name for f in fields(Throughput)) if rates is None else asdict(rates)
+    return {field.name: getattr(figures, field.name).value for field in fields(Throughput)}
 
 
-def fit_document(run: RunRecord, source: Source) -> dict[str, Any] | None:
-    """Whether the run fits a device by one source; None without an account of its memory."""
-    memory = run.memory.get(source)
-    return None if memory is None else _fit(fit_of(memory, capacity_of_run(run)))
-
-
-def _fit(fit: Fit) -> dict[str, Any]:
+def fit_document(memory: Memory | None, capacity: Capacity | None) -> dict[str, Any] | None:
+    """Whether a run with this memory fits a device; None without an account of its memory."""
+    if memory is None:
+        return None
+    fit = fit_of(memory, capacity)
     return {
         "fits": fit.state.value,
         "reason": fit.reason,
@@ -259,12 +266,6 @@ def _fit(fit: Fit) -> dict[str, Any]:
         "hbm_bytes": fit.hbm.value,
         **picked(fit, "largest_batch", "largest_context", "text"),
     }
-
-
-def capacity_document(run: RunRecord) -> dict[str, Any] | None:
-    """The predicted capacity of the slice; None for an unknown experiment or without HBM."""
-    capacity = capacity_of_run(run)
-    return None if capacity is None else asdict(capacity)
 
 
 def agreement_document(agreement: SourceAgreement) -> dict[str, Any]:

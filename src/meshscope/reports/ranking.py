@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from meshscope.analysis.agreement import are_equal, request_cost_of
+from meshscope.planner.capacity import capacity_of_run
 from meshscope.reports.answer import FitState, SourceAnswer, source_answer
 from meshscope.reports.document import fit_document, throughput_document
 from meshscope.reports.model import UNKNOWN_LABEL, Figure, ViewTable, joined, view_columns
@@ -220,8 +221,10 @@ def ranking_document(runs: Mapping[str, RunRecord]) -> dict[str, Any]:
                 "work": ranking.work,
                 "is_best": entry in ranking.best,
                 "time": time_document(entry.run, entry.timed.source),
-                "throughput": throughput_document(entry.run, entry.timed.source),
-                "fit": fit_document(entry.run, entry.timed.source),
+                "throughput": throughput_document(entry.timed),
+                "fit": fit_document(
+                    entry.run.memory.get(entry.timed.source), capacity_of_run(entry.run)
+                ),
             }
             for ranking in ranked(runs)
             for entry in ranking.runs

@@ -7,7 +7,7 @@ import polars as pl
 from rich.text import Text
 
 from meshscope.events.enums import REQUEST_PHASES
-from meshscope.reports.document import figures_document, throughput_document
+from meshscope.reports.document import figures_document
 from meshscope.reports.model import Figure, Unit, ViewTable, view_columns
 from meshscope.reports.plain import plain
 from meshscope.reports.summary import fits_cell
@@ -68,7 +68,7 @@ def summary_row(name: str, run: RunRecord) -> Row:
         for figure in _FIGURES
     }
     verdict, time = document["verdict"], document["time"]
-    rates = throughput_document(run, run.manifest.source)
+    rates = document["throughput"]
     values = {
         **(experiment.get("workload") or {}),
         **(experiment.get("program") or {}),

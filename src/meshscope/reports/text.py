@@ -13,6 +13,7 @@ from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right
 from meshscope.analysis.totals import Total, request_total, step_total, unattributed
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
+from meshscope.planner.capacity import capacity_of_run
 from meshscope.reports.answer import answer_of, request_of, source_answer, title_of
 from meshscope.reports.answer_text import answer_lines, answer_table, collectives_lines
 from meshscope.reports.collectives import (
@@ -210,7 +211,12 @@ def _two_answers(comparison: Comparison, left: Side, right: Side) -> Iterator[Re
     for side in sides:
         title = f"{side.name}: {short(title_of(side.run))} ({side.source})"
         yield Text(f"{title}\n   {short(request_of(side.run))}", style="bold")
-    yield answer_table({side.name: source_answer(side.run, side.source) for side in sides})
+    yield answer_table(
+        {
+            side.name: source_answer(side.run, side.source, capacity_of_run(side.run))
+            for side in sides
+        }
+    )
     verdict = verdict_sentence(comparison, left=left.name, right=right.name)
     yield from collectives_lines(verdict, comparison.agreement)
     compiled = (side for side in sides if side.source is Source.COMPILED)
