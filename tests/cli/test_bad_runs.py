@@ -121,7 +121,7 @@ def test_a_run_of_another_schema_is_refused_with_the_command_that_makes_it(runs,
 def test_every_kept_run_has_a_valid_card() -> None:
     import yaml  # noqa: PLC0415
 
-    from meshscope.reports.export.schema import faults_of  # noqa: PLC0415
+    from meshscope.reports.export.card import faults_of  # noqa: PLC0415
 
     assert list(faults_of(yaml.safe_load(Path("other/card.yaml").read_text()))) == []
     assert "card.yaml" in json.loads(Path("other/manifest.json").read_text())["files"]

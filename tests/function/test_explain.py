@@ -20,7 +20,7 @@ from programs import (
 import meshscope
 from meshscope.analysis.insertion import Insertion
 from meshscope.errors import RunError
-from meshscope.reports.insertion import insertion_lines
+from meshscope.reports.collectives import insertion_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.tpu]
 

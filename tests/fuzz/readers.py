@@ -33,7 +33,7 @@ from meshscope.readers.traces.served import read_served
 from meshscope.readers.traces.sniff import format_of
 from meshscope.readers.traces.trace import Trace, TraceFormat
 from meshscope.readers.traces.xplane import read_xplane, trace_of_profile
-from meshscope.reports.export.card_reading import read_card
+from meshscope.reports.export.card import read_card
 from meshscope.reports.export.protobuf import number, span
 
 TESTS = Path(__file__).parents[1]

@@ -7,7 +7,7 @@ from meshscope.analysis.insertion import insertions
 from meshscope.analysis.join import Verdict
 from meshscope.events.collective import Collective, Resharding
 from meshscope.events.enums import Source
-from meshscope.reports.insertion import insertion_lines
+from meshscope.reports.collectives import insertion_lines
 from meshscope.store.run import RunRecord
 
 

@@ -10,7 +10,7 @@ from meshscope.events.enums import Source
 from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.resharding import reshardings
-from meshscope.reports.insertion import insertion_lines
+from meshscope.reports.collectives import insertion_lines
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
 

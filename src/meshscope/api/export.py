@@ -16,11 +16,9 @@ from meshscope.reports.export.card import card_text
 from meshscope.reports.export.ccl_bench import write_ccl_bench
 from meshscope.reports.export.chakra import write_chakra
 from meshscope.reports.export.chrome import write_chrome
-from meshscope.reports.export.files import MARK, new_directory, new_file
+from meshscope.reports.export.files import MARK, new_directory, new_file, write_csv, write_parquet
 from meshscope.reports.export.perfetto import write_perfetto
-from meshscope.reports.export.run_timeline import RunTimeline, run_timeline, title_of
-from meshscope.reports.export.run_tracks import timeline_of
-from meshscope.reports.export.tables import write_csv, write_parquet
+from meshscope.reports.export.run_timeline import RunTimeline, run_timeline, timeline_of, title_of
 from meshscope.reports.export.trace_tracks import trace_tracks
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord

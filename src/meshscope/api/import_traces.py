@@ -29,7 +29,7 @@ from meshscope.readers.traces.merge import MergedTrace, merged
 from meshscope.readers.traces.served import read_served
 from meshscope.readers.traces.sniff import format_of, trace_folder
 from meshscope.readers.traces.trace import TraceFormat
-from meshscope.reports.export.card_reading import WorkloadCard, is_card, read_card
+from meshscope.reports.export.card import WorkloadCard, is_card, read_card
 from meshscope.store.folder import default_folder, new_folder, safe_name
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO, write_table

@@ -24,7 +24,7 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.program import DEFAULT_FRONTEND, Engine, Frontend, Loop, Partitioner
 from meshscope.programs.environments import check_can_run
-from meshscope.reports.export.profile_traces import write_profile_traces
+from meshscope.reports.export.perfetto import write_profile_traces
 from meshscope.serialize import picked
 from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.run import DRAFT, SPECULATION, RunRecord

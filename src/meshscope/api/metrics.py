@@ -8,7 +8,7 @@ import polars as pl
 from meshscope.analysis.catalog import ALIASES, METRICS, Unavailable, metrics_of
 from meshscope.analysis.metric_inputs import metric_inputs
 from meshscope.errors import SpecError, nearest, read_only
-from meshscope.reports.notebook import folded_html
+from meshscope.reports.frames import folded_html
 from meshscope.store.run import RunRecord
 
 

@@ -22,7 +22,7 @@ from meshscope.hardware.live_slices import slice_of_devices
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.mesh import Mesh
 from meshscope.programs.environments import check_can_run
-from meshscope.reports.export.profile_traces import write_profile_traces
+from meshscope.reports.export.perfetto import write_profile_traces
 from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.run import RunRecord
 from meshscope.store.write import write_table

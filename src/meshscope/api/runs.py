@@ -25,7 +25,7 @@ from meshscope.errors import RunError, public, read_only
 from meshscope.files import path_of
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.memory import Memory
-from meshscope.reports.notebook import table_html
+from meshscope.reports.frames import table_html
 from meshscope.store.read import read_run
 
 

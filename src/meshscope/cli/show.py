@@ -8,8 +8,8 @@ import typer
 
 from meshscope.cli.options import PROFILE, FullOption, JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
+from meshscope.reports.collectives import insertion_lines
 from meshscope.reports.document import run_document
-from meshscope.reports.insertion import insertion_lines
 from meshscope.reports.metrics import metrics_document, metrics_text
 from meshscope.reports.ranking import ranking_document, ranking_lines
 from meshscope.reports.roofs import roofline_lines

@@ -19,8 +19,8 @@ from meshscope.planner.suggestions import Purpose, Suggestion, suggestions_of, s
 from meshscope.plans.memory import FitState, Memory
 from meshscope.plans.program import Engine
 from meshscope.plans.workload import Workload
+from meshscope.reports.conditions import placed_layout, program_options
 from meshscope.reports.model import Figure, Unit, joined
-from meshscope.reports.run_label import placed_layout, program_options
 from meshscope.reports.times import time_figure
 from meshscope.reports.words import counted, signed_seconds, verdict_sentence
 from meshscope.store.run import RunRecord

@@ -9,9 +9,8 @@ from typing import Any
 from meshscope import __version__
 from meshscope.analysis.budget import Check, Quantity, Value
 from meshscope.events.collective import Collective
-from meshscope.reports.plain import plain
+from meshscope.reports.plain import plain, wrapped
 from meshscope.reports.words import array_text, short_source_line
-from meshscope.reports.wrapping import wrapped
 from meshscope.serialize import picked
 from meshscope.units import format_bytes, format_seconds
 

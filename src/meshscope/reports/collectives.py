@@ -1,16 +1,19 @@
 """The collectives of a phase as a table, in the widest layout that fits the terminal."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from meshscope.analysis.insertion import Insertion
 from meshscope.analysis.join import Match, Verdict
 from meshscope.analysis.totals import grouped, layer_ranges, without_place
 from meshscope.events.collective import REMATERIALIZATION, SUBSETS, Collective
-from meshscope.events.enums import Phase, Source
+from meshscope.events.enums import Kind, Phase, Source
+from meshscope.readers.hlo.collective_matmul import ALGORITHM
+from meshscope.reports.budget import row_line
 from meshscope.reports.model import (
     EMPTY_LABEL,
     UNKNOWN_LABEL,
@@ -22,16 +25,17 @@ from meshscope.reports.model import (
     figure_column,
     view_columns,
 )
-from meshscope.reports.plain import short
+from meshscope.reports.plain import plain, short, wrapped
 from meshscope.reports.tables import add_column, cell_text, fits_console, new_table, rich_table
 from meshscope.reports.words import (
     array_text,
+    counted,
     group_text,
     short_source_line,
     unusual_opcode,
     verdict_label,
 )
-from meshscope.units import format_bytes
+from meshscope.units import format_bytes, format_seconds
 
 UNITS = "GB: 10^9 bytes. GiB: 2^30 bytes."
 
@@ -355,3 +359,52 @@ def _bytes_remark(match: Match) -> str | None:
         return None
     is_same = left.kind is right.kind and left.payload_bytes == right.payload_bytes
     return f"instead of {format_bytes(left.wire_bytes)} on the wire" if is_same else None
+
+
+def insertion_lines(explained: Sequence[Insertion]) -> Iterator[str]:
+    """The sum first, then each collective with its cost, its shardings and what avoids it.
+
+    Collectives that the plan has are only counted.
+    """
+    n = sum(one.row.count for one in explained)
+    if not n:
+        yield "the partitioner inserted no collective"
+        return
+    planned = [one for one in explained if one.is_planned]
+    explained = [one for one in explained if not one.is_planned]
+    if planned:
+        n_planned = sum(one.row.count for one in planned)
+        yield (
+            f"{n_planned} of the {counted(n, 'collective')} of the partitioner are those of the plan; "
+            "compare lists them"
+        )
+        n -= n_planned
+    if not n:
+        return
+    exposed = [one.exposed_s for one in explained]
+    known = sum(s for s in exposed if s is not None)
+    cost = "" if None in exposed else f", exposed {format_seconds(known)} per step"
+    beyond = " beyond the plan" if planned else ""
+    yield f"the partitioner inserted {counted(n, 'collective')}{beyond}{cost}"
+    for one in explained:
+        yield ""
+        yield from wrapped(row_line(one.row))
+        for line in _details(one):
+            yield from wrapped(plain(line), indent=2)
+
+
+def _details(one: Insertion) -> Iterator[str]:
+    if one.exposed_s is not None and one.total_s is not None:
+        hidden = "" if one.hidden_frac is None else f", {one.hidden_frac:.0%} hidden behind compute"
+        yield f"cost: {format_seconds(one.total_s)} per step{hidden}"
+    if one.row.algorithm == ALGORITHM:
+        yield "a collective matmul: decomposed into permutes between the pieces of the product"
+    elif one.is_of_product:
+        yield (
+            "no collective matmul: the product waits for the whole array"
+            if one.row.kind is Kind.ALL_GATHER
+            else "no collective matmul: nothing is sent before the product is whole"
+        )
+    yield f"operand: {one.operand}; wanted: {one.wanted}"
+    if one.remedy is not None:
+        yield f"remedy: {one.remedy}"

@@ -13,7 +13,7 @@ from meshscope.analysis.explanation import (
     StepBreakdown,
 )
 from meshscope.events.enums import Source
-from meshscope.reports.compiler_change import compiler_document, compiler_sentences
+from meshscope.reports.flags import compiler_document, compiler_sentences
 from meshscope.reports.model import joined
 from meshscope.reports.plain import short
 from meshscope.reports.words import counted, phase_label, signed_bytes, signed_seconds

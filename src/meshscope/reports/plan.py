@@ -19,9 +19,9 @@ from meshscope.planner.verified import VerifiedChoice
 from meshscope.reports.answer import fit_of
 from meshscope.reports.choices import short_dtype
 from meshscope.reports.model import joined
+from meshscope.reports.plain import wrapped
 from meshscope.reports.times import time_figure
 from meshscope.reports.words import counted, signed_seconds
-from meshscope.reports.wrapping import wrapped
 from meshscope.serialize import picked
 from meshscope.units import format_bytes, format_dtype, format_rate, format_seconds
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite, log
 from typing import Any
 
+from meshscope.reports.plain import wrapped
 from meshscope.reports.words import counted
-from meshscope.reports.wrapping import wrapped
 from meshscope.serialize import to_plain
 from meshscope.serving.outcome import PlacedPool, ServingOutcome
 from meshscope.serving.results import EngineRole, Percentiles, PoolFigures

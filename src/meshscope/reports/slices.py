@@ -13,10 +13,10 @@ from meshscope.planner.slices import SliceFit, SliceFits, price_per_hour, slice_
 from meshscope.plans.memory import FitState
 from meshscope.reports.choices import short_dtype
 from meshscope.reports.model import joined
+from meshscope.reports.plain import wrapped
 from meshscope.reports.plan import choice_document, plan_document, plan_lines
 from meshscope.reports.tables import new_table
 from meshscope.reports.words import counted
-from meshscope.reports.wrapping import wrapped
 from meshscope.serialize import picked, to_plain
 from meshscope.units import format_gib, format_seconds
 

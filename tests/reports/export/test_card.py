@@ -8,8 +8,7 @@ import yaml
 
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
-from meshscope.reports.export.card import card_of, card_text
-from meshscope.reports.export.schema import CARD_SCHEMA, faults_of
+from meshscope.reports.export.card import CARD_SCHEMA, card_of, card_text, faults_of
 
 
 def test_every_known_field_is_filled(make_run) -> None:

@@ -8,8 +8,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from meshscope.reports.export.ccl_bench import STEP, write_ccl_bench
-from meshscope.reports.export.ccl_metrics import CCL_METRICS
+from meshscope.reports.export.ccl_bench import CCL_METRICS, STEP, write_ccl_bench
 from meshscope.reports.export.run_timeline import run_timeline
 
 TOOL = Path(__file__).parents[3] / "tools" / "ccl_bench_metrics.py"

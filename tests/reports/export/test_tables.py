@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from meshscope.events.schema import POLARS_SCHEMA, table_of
-from meshscope.reports.export.tables import write_csv, write_parquet
+from meshscope.reports.export.files import write_csv, write_parquet
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -16,8 +16,7 @@ from meshscope.events.schema import table_of
 from meshscope.events.timeline import FOLDED_SCHEMA, TIMELINE
 from meshscope.reports.export.chrome import write_chrome
 from meshscope.reports.export.perfetto import write_perfetto
-from meshscope.reports.export.run_timeline import run_timeline
-from meshscope.reports.export.run_tracks import timeline_of
+from meshscope.reports.export.run_timeline import run_timeline, timeline_of
 from meshscope.store.write import write_run
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import vl_convert
 
@@ -57,9 +58,9 @@ from meshscope.reports.charts.traffic import (
     volume_bars,
     volume_chart,
 )
+from meshscope.reports.conditions import distinct_labels
 from meshscope.reports.model import Unit
 from meshscope.reports.plain import plain
-from meshscope.reports.run_label import distinct_labels
 from meshscope.reports.summary import memory_segments
 from meshscope.store.run import RunRecord
 from meshscope.units import format_gib
@@ -96,7 +97,10 @@ def write_stacked(charts: Sequence[Chart], title: str, path: Path, *, to: str) -
 def chart_svg(chart: Chart) -> str:
     """The chart as SVG in the light theme."""
     config = {**CONFIG, "font": "sans-serif", "background": "#ffffff", "padding": 12}
-    spec = {"title": chart.title, **chart.spec, "$schema": SCHEMA, "config": config}
+    title: Any = chart.title
+    if "title" in chart.spec:  # that of the report says what the axes are
+        title = {"text": {"expr": f"[{json.dumps(title)}, {chart.spec['title']['text']['expr']}]"}}
+    spec = {**chart.spec, "title": title, "$schema": SCHEMA, "config": config}
     text = re.sub(r"var\(--(\w+)\)", lambda name: PALETTE[name[1]], json.dumps(spec))
     return vl_convert.vegalite_to_svg(text)
 

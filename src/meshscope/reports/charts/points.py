@@ -7,7 +7,6 @@ from meshscope.analysis.roofline import Roofline
 from meshscope.events.enums import Phase, Source
 from meshscope.planner.search import Choice, PlanSearch
 from meshscope.reports.charts.spec import (
-    CARD,
     INK,
     SOFT,
     TIP,
@@ -30,7 +29,7 @@ ROOFLINE_NOTE = "Hollow marks are predicted. FLOPs and bytes come from the shape
 WINNER, ON_FRONT, OTHER_PLANS = "winner", "Pareto front", "best of another plan"
 CLOSEST, FASTEST = "closest", "least latency"
 TTFT, TPOT, RATE = "TTFT", "TPOT", "request tokens/s per chip"
-SHAPES = {"title": None, "orient": "bottom", "symbolFillColor": SOFT, "symbolStrokeColor": SOFT}
+SHAPES = {"title": None, "orient": "bottom", "symbolFillColor": SOFT}
 MAX_PLANS = 8  # with a color of their own
 FRONT = "No choice is better than one of the front in TTFT, TPOT and request tokens/s per chip at once. Hollow: the best choice of other plans. Dashed: the limits."
 CLOSEST_NOTE = "The choice that comes closest to the limits, and those with the least TTFT and the least TPOT. Dashed: the limits."
@@ -43,10 +42,8 @@ def _points(color: Layer, is_hollow: str, shape: Layer, **encoding: Layer) -> La
         "encoding": {
             **encoding,
             "stroke": {**color, "legend": None},
-            "fill": {
-                **color,
-                "condition": {"test": is_hollow, "value": CARD},
-            },
+            "fill": color,
+            "fillOpacity": {"condition": {"test": is_hollow, "value": 0}, "value": 1},
             "shape": shape,
             "tooltip": TIP,
         },

@@ -273,7 +273,13 @@ def stacked_bars(rows: Sequence[BarRow], unit: Unit, *, limit: float | None = No
     lines = []
     if limit is not None:
         dashed = {"type": "rule", "stroke": INK, "strokeDash": [5, 4]}
-        lines = [{"mark": dashed, "encoding": {"x": {"datum": limit}}}]
+        lines = [
+            {
+                "data": {"values": [{}]},
+                "mark": dashed,
+                "encoding": {"x": {"datum": limit, "type": "quantitative"}},
+            }
+        ]
     texts = row_texts({"data": {"values": heads}}, {"field": "end"})
     return layered(
         bars, *([whisker, *ends] if whiskers else []), *lines, *texts, height={"step": _PITCH}

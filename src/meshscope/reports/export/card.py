@@ -1,26 +1,177 @@
-"""Writes the CCL-Bench workload card of a run.
+"""CCL-Bench's workload card: its JSON Schema, the card of a run, and the cards of others.
 
-Facts without a field in the template (program, slice, versions) are under the key `meshscope`.
-Unknown values are null, never 0. Texts contain no control characters.
+Schema: workload_card_template.yaml of cornell-sysphotonics/ccl-bench@1d257f0. Every field of the template is required;
+unknown and inapplicable values are null, never 0. Other keys are allowed, because CCL-Bench displays them: facts without
+a field (program, slice, versions) are under the key `meshscope`. Texts contain no control characters.
+
+A card of others may lack fields, hold text for numbers, or describe a plan that its hardware
+cannot have. What cannot be used is a finding, and the field stays unknown.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from meshscope.analysis.utilization import n_parameters
-from meshscope.errors import SpecError
+from meshscope.errors import MeshscopeError, SpecError
 from meshscope.events.enums import Phase, Source
 from meshscope.events.timeline import printable
-from meshscope.hardware.chips import Chip, ChipKind
-from meshscope.hardware.topology import Topology
+from meshscope.files import read_file
+from meshscope.hardware.chips import Chip, ChipKind, chip_of
+from meshscope.hardware.topology import NAMES_COUNT_CORES, Topology, parse_topology
 from meshscope.model.model import LatentAttention, Model
 from meshscope.plans.experiment_record import ExperimentRecord
-from meshscope.plans.plan import ALIASES, AXES, Plan
-from meshscope.reports.export.schema import CARD_AXES, faults_of
+from meshscope.plans.plan import ALIASES, AXES, Plan, parse_plan
 from meshscope.store.run import RunRecord
+
+Schema = dict[str, Any]
+
+_TEXT: Schema = {"type": ["string", "null"]}
+_NAME: Schema = {"type": "string", "minLength": 1}
+_FLAG: Schema = {"type": ["boolean", "null"]}
+_COUNT: Schema = {"type": ["integer", "null"], "minimum": 0}
+_SIZE: Schema = {"type": "integer", "minimum": 1}
+_NUMBER: Schema = {"type": ["number", "null"], "minimum": 0}
+
+# Axes of a plan by their fields in the card.
+CARD_AXES = {
+    "dp_replicate": "dp",
+    "dp_shard": "fsdp",
+    "tp": "tp",
+    "pp": "pp",
+    "cp": "cp",
+    "ep": "ep",
+}
+
+
+def _object(properties: Schema) -> Schema:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _each(names: str, schema: Schema) -> Schema:
+    return dict.fromkeys(names.split(), schema)
+
+
+def _list(items: Schema, **limits: int) -> Schema:
+    return {"type": "array", "items": items, **limits}
+
+
+def _one_of(*values: Any, of: str = "string") -> Schema:
+    return {"type": of, "enum": list(values)}
+
+
+_MODEL = {
+    "phase": _one_of("training", "inference", "serving"),
+    "moe": _FLAG,
+    "granularity": _one_of("model_fwd_bwd_pass", "model_fwd", "layer", "kernel"),
+    **_each("model_family precision", _TEXT),
+    **_each("epochs iteration", _COUNT),
+    "model_arch": _object(
+        _each(
+            "num_params num_params_active num_params_embedding num_layers num_heads head_dim",
+            _COUNT,
+        )
+    ),
+}
+_HARDWARE = {
+    "network_topo": _object(
+        {"topology": _TEXT, "bandwidth_gbps": _list(_NUMBER, minItems=2, maxItems=2)}
+    ),
+    "xpu_spec": _object(
+        {
+            "type": _one_of("TPU", "GPU", "CPU"),
+            "model": _NAME,
+            **_each("total_count count_per_node", _SIZE),
+        }
+    ),
+    "driver_version": _TEXT,
+}
+_EXECUTOR = {
+    "framework": _object(_each("name compiler_tool_selection", _TEXT)),
+    "model_plan_parallelization": _object(
+        _each(f"{' '.join(CARD_AXES)} pp_mb", {**_SIZE, "type": ["integer", "null"]})
+    ),
+    "communication_library": _object({**_each("name version", _TEXT), "env": {"type": "object"}}),
+    "protocol_selection": _list({"type": "string"}),
+}
+_WORKLOAD = {
+    "model": _object(_MODEL),
+    "data": _object({**_each("batch_size seq_len output_len", _COUNT), "dataset": _TEXT}),
+    "hardware": _object(_HARDWARE),
+}
+CARD_SCHEMA: Schema = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "CCL-Bench workload card",
+    **_object(
+        {
+            "version": _one_of(1, of="integer"),
+            "description": _NAME,
+            **_each("hf_url trace_url contributor contact", _TEXT),
+            "workload": _object(_WORKLOAD),
+            "Model-executor": _object(_EXECUTOR),
+            "metric_source": _object(
+                {
+                    "traces": _list(_one_of("json_tpu", "json", "nsys")),
+                    "metrics_specific_trace": _list({"type": "string"}),
+                }
+            ),
+        }
+    ),
+}
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+
+
+def faults_of(
+    value: Any, schema: Mapping[str, Any] = CARD_SCHEMA, at: str = "card"
+) -> Iterator[str]:
+    """The violations of the schema, each with its path."""
+    types = schema.get("type", [])
+    names = [types] if isinstance(types, str) else types
+    if names and not any(_is_of(value, name) for name in names):
+        yield f"{at}: {value!r} is not {' or '.join(names)}"
+        return
+    if "enum" in schema and value not in schema["enum"]:
+        yield f"{at}: {value!r} is none of {schema['enum']}"
+    if isinstance(value, int | float) and value < schema.get("minimum", value):
+        yield f"{at}: {value} is below {schema['minimum']}"
+    if isinstance(value, str | list):
+        yield from _length_faults(value, schema, at)
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from faults_of(item, schema.get("items", {}), f"{at}[{index}]")
+    if isinstance(value, dict):
+        yield from (
+            f"{at}: '{name}' is missing" for name in schema.get("required", ()) if name not in value
+        )
+        for name, of_property in schema.get("properties", {}).items():
+            if name in value:
+                yield from faults_of(value[name], of_property, f"{at}.{name}")
+
+
+def _length_faults(value: str | list[Any], schema: Mapping[str, Any], at: str) -> Iterator[str]:
+    least = schema.get("minLength" if isinstance(value, str) else "minItems", 0)
+    most = len(value) if isinstance(value, str) else schema.get("maxItems", len(value))
+    if not least <= len(value) <= most:
+        yield f"{at}: has length {len(value)}, not {least} to {most}"
+
+
+def _is_of(value: Any, name: str) -> bool:
+    is_bool = isinstance(value, bool)
+    return isinstance(value, _TYPES[name]) and (not is_bool or name == "boolean")
+
 
 CARD = "card.yaml"
 BITS_PER_BYTE = 8
@@ -283,3 +434,162 @@ def _printable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_printable(item) for item in value]
     return value
+
+
+MAX_CARD_BYTES = 1 << 20
+MAX_FAULTS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadCard:
+    """What a card says; None if it does not say, or in a form that cannot be used."""
+
+    path: Path
+    plan: Plan | None
+    topology: Topology | None
+    model_name: str | None
+    n_devices: int | None
+    traces: tuple[str, ...]  # kinds of traces beside it: json_tpu, json, nsys
+    findings: tuple[str, ...]
+
+
+def read_card(path: Path) -> WorkloadCard:
+    """The card; SpecError if the file is not YAML of a card."""
+    card = _document(path)
+    extra = _mapping(card, "meshscope")
+    findings: list[str] = []
+    topology = _topology(card, extra, findings)
+    n_devices = _size(_at(card, "workload", "hardware", "xpu_spec", "total_count"))
+    plan = _plan(card, extra, topology, findings)
+    faults = [fault.removeprefix("card.") for fault in faults_of(card)]
+    if faults:
+        more = f" and {len(faults) - MAX_FAULTS} more" if len(faults) > MAX_FAULTS else ""
+        findings.append(
+            f"{path.name} departs from the template: {'; '.join(faults[:MAX_FAULTS])}{more}"
+        )
+    traces = _at(card, "metric_source", "traces")
+    return WorkloadCard(
+        path=path,
+        plan=plan,
+        topology=topology,
+        model_name=_model_name(card),
+        n_devices=n_devices if topology is None else topology.n_devices,
+        traces=tuple(map(str, traces)) if isinstance(traces, list) else (),
+        findings=tuple(findings),
+    )
+
+
+def is_card(path: Path) -> bool:
+    """Whether a YAML file has the sections of a card."""
+    try:
+        _document(path)
+    except SpecError:
+        return False
+    return True
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    remedy = "Give a card like CCL-Bench's workload_card_template.yaml."
+    try:
+        card = yaml.safe_load(read_file(path, MAX_CARD_BYTES))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror or error}. {remedy}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise SpecError(f"{path}: is no YAML: {reason}. {remedy}") from error
+    if not isinstance(card, dict) or not isinstance(card.get("workload"), dict):
+        raise SpecError(f"{path}: has no 'workload'. {remedy}")
+    return card
+
+
+def _mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    inner = values.get(key)
+    return inner if isinstance(inner, dict) else {}
+
+
+def _at(card: Mapping[str, Any], *keys: str) -> Any:
+    """The value under the keys; None if one is missing."""
+    *path, last = keys
+    for key in path:
+        card = _mapping(card, key)
+    return card.get(last)
+
+
+def _size(value: Any) -> int | None:
+    """A size of at least 1, also written as text."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else None
+
+
+def _plan(
+    card: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    topology: Topology | None,
+    findings: list[str],
+) -> Plan | None:
+    """The plan of the card; one that does not fill the slice is left out."""
+    sizes = _mapping(_mapping(card, "Model-executor"), "model_plan_parallelization")
+    known = {axis: n for key, axis in CARD_AXES.items() if (n := _size(sizes.get(key))) and n > 1}
+    text = extra.get("plan") if isinstance(extra.get("plan"), str) else None
+    if text is None and (sizes or known):
+        text = ",".join(f"{axis}={n}" for axis, n in known.items()) or "tp=1"
+    if text is None:
+        return None
+    for attempt in _attempts(text):
+        try:
+            plan = parse_plan(attempt)
+            return plan if topology is None else plan.filled(topology.n_devices)
+        except MeshscopeError as error:
+            findings.append(f"the plan '{attempt}' of the card cannot be used: {error}")
+    return None
+
+
+def _attempts(plan: str) -> Sequence[str]:
+    """The plan, then without ep: cards of others count experts' devices in several ways."""
+    without = ",".join(word for word in plan.split(",") if not word.startswith("ep="))
+    return [plan] if without in {plan, ""} else [plan, without]
+
+
+def _topology(
+    card: Mapping[str, Any], extra: Mapping[str, Any], findings: list[str]
+) -> Topology | None:
+    """`v6e:2x4` or `2xh100:8`, from the chip, the number of chips, and chips of a node."""
+    name = extra.get("slice")
+    spec = _mapping(_mapping(_mapping(card, "workload"), "hardware"), "xpu_spec")
+    model, total = spec.get("model"), _size(spec.get("total_count"))
+    if not isinstance(name, str):
+        if not isinstance(model, str) or total is None:
+            return None
+        name = _topology_name(model, total, _size(spec.get("count_per_node")))
+    try:
+        return parse_topology(name, is_imported=True)
+    except MeshscopeError as error:
+        findings.append(f"the hardware of the card cannot be used: {error}")
+        return None
+
+
+def _topology_name(model: str, total: int, per_node: int | None) -> str:
+    words = model.lower().replace("-", "_").split("_")
+    chip_name = next(
+        (w for w in words if w not in {"nvidia", "tpu", "google", "sxm", "80gb"}), model
+    )
+    chip_name = "tpu7x" if chip_name in {"v7x", "7x"} else chip_name
+    try:
+        chip = chip_of(chip_name, is_imported=True)
+    except MeshscopeError:
+        return f"{chip_name}:{total}"
+    if chip.kind is ChipKind.TPU:
+        return f"{chip.name}-{total * (2 if chip.name in NAMES_COUNT_CORES else 1)}"
+    n_nodes = total // per_node if per_node and not total % per_node else 1
+    slices = f"{n_nodes}x" if n_nodes > 1 else ""
+    return f"{slices}{chip.name}:{total // n_nodes}"
+
+
+def _model_name(card: Mapping[str, Any]) -> str | None:
+    """`meta-llama/Llama-3.1-8B`, from the URL of the Hub."""
+    url = card.get("hf_url")
+    if not isinstance(url, str) or "huggingface.co/" not in url:
+        return None
+    words = url.partition("huggingface.co/")[2].strip("/").split("/")
+    return "/".join(words[:2]) if len(words) >= 2 else None

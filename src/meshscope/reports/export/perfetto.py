@@ -13,6 +13,9 @@ from typing import Any
 import polars as pl
 
 from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track, printable
+from meshscope.readers.profile.session import Profile
+from meshscope.readers.profile.timeline import profile_timeline
+from meshscope.reports.export.chrome import write_chrome
 from meshscope.reports.export.protobuf import double, fixed64, number, span, varint
 
 N_AT_ONCE = 20_000  # slices whose arguments are encoded together
@@ -199,3 +202,13 @@ def _value(value: float | str) -> bytes:
 
 def _packet(content: bytes) -> bytes:
     return span(1, content + number(10, SEQUENCE))
+
+
+CHROME, PERFETTO = "chrome.trace.json.gz", "perfetto.pftrace"
+
+
+def write_profile_traces(profile: Profile, folder: Path) -> None:
+    """Writes the whole profile to `folder` as a Chrome and as a Perfetto trace."""
+    chrome = profile_timeline(profile)
+    write_chrome(chrome, folder / CHROME, is_gzipped=True, has_text_arguments=True)
+    write_perfetto(profile_timeline(profile), folder / PERFETTO)

@@ -24,7 +24,7 @@ from meshscope.reports.html.blocks import (
     page_table,
 )
 from meshscope.reports.html.page_run import PageRun, n_decode_steps
-from meshscope.reports.html.waterfall import waterfall_blocks
+from meshscope.reports.html.times import waterfall_blocks
 from meshscope.reports.model import CellValue, ViewTable, view_columns
 from meshscope.reports.plain import short
 from meshscope.reports.summary import memory_table, totals_table

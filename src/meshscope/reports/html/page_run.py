@@ -11,10 +11,10 @@ from meshscope.analysis.metric_inputs import MetricInputs, metric_inputs
 from meshscope.events.enums import Phase, Source
 from meshscope.reports.answer import Answer, FitState, SourceAnswer, answer_of
 from meshscope.reports.charts.cost import CostBar, cost_bars, strongest_costs
+from meshscope.reports.conditions import distinct_labels
 from meshscope.reports.frames import metric_table, prefill_first
 from meshscope.reports.html.blocks import PageTable, page_table
 from meshscope.reports.plain import short
-from meshscope.reports.run_label import distinct_labels
 from meshscope.store.run import RunRecord
 
 MAX_NAME = 80  # characters of a run's name

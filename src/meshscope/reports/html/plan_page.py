@@ -28,7 +28,7 @@ from meshscope.reports.html.blocks import (
 )
 from meshscope.reports.html.hero import fit_bar, sentence
 from meshscope.reports.html.page import blocks_html
-from meshscope.reports.html.waterfall import waterfall_blocks
+from meshscope.reports.html.times import waterfall_blocks
 from meshscope.reports.model import Figure, Unit, ViewTable, figure_column, text_column
 from meshscope.reports.plain import short
 from meshscope.reports.plan import (

@@ -14,6 +14,7 @@ from meshscope.planner.suggestions import follow_ups
 from meshscope.reports.answer import FitState
 from meshscope.reports.charts.cost import Breakdown, scaling_chart, step_breakdowns
 from meshscope.reports.charts.spec import Chart
+from meshscope.reports.conditions import distinct_labels
 from meshscope.reports.html.blocks import (
     Block,
     PageTable,
@@ -24,8 +25,7 @@ from meshscope.reports.html.blocks import (
 )
 from meshscope.reports.html.hero import advices, warnings
 from meshscope.reports.html.page_run import MAX_NAME, PageRun, n_decode_steps
-from meshscope.reports.html.times import step_charts
-from meshscope.reports.html.waterfall import waterfall_blocks
+from meshscope.reports.html.times import step_charts, waterfall_blocks
 from meshscope.reports.model import (
     UNKNOWN_LABEL,
     CellValue,
@@ -38,7 +38,6 @@ from meshscope.reports.model import (
 )
 from meshscope.reports.plain import short
 from meshscope.reports.ranking import EQUAL, OTHER_WORK, Ranking, rankings, request_s
-from meshscope.reports.run_label import distinct_labels
 
 MAX_COMPARED = 24  # runs in a chart
 MIN_SIZES = 3  # numbers of devices from which scaling is drawn
