@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshscope.readers.profile.nesting import contains_another, covered_length, innermost
+from meshscope.readers.profile.nesting import CoveredTime, contains_another, innermost
 
 
 def random_intervals(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -58,10 +58,10 @@ def test_innermost_equals_brute_force(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_covered_length_equals_a_grid(seed: int) -> None:
+def test_covered_time_equals_a_grid(seed: int) -> None:
     start, end, _, _ = random_intervals(seed)
     grid = {t for s, e in zip(start, end, strict=True) for t in range(s, e)}
-    assert covered_length(start, end) == len(grid)
+    assert CoveredTime.of(start, end).total() == len(grid)
 
 
 def test_deeply_nested_intervals_need_no_recursion() -> None:

@@ -90,7 +90,7 @@ def test_the_chip_of_an_xplane_is_compared_with_the_slice(tmp_path: Path) -> Non
     assert run.record.measured is not None
     first = run.record.measured.findings[0]
     assert first.startswith("the trace is of 'TPU v6 Lite', and the slice is 'v5e:2x4'")
-    with pytest.raises(SpecError, match=r"a trace of TPUs \(TPU v6 Lite\).*--mesh dp=8"):
+    with pytest.raises(SpecError, match=r'a trace of TPUs \(TPU v6 Lite\).*mesh="dp=8"'):
         meshscope.import_(paths, topology="h100:8", plan="tp=8", out=tmp_path / "other")
 
 

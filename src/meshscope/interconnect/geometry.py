@@ -9,7 +9,7 @@ from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.fabric import Fabric, Loads, fabric_of, loads_of
-from meshscope.interconnect.short_rings import SHORT, short_payloads, strategies_with_short
+from meshscope.interconnect.strategies import SHORT, short_payloads, strategies_with_short
 
 NETWORK = "network"
 CACHED_GEOMETRIES = 4096  # a sweep has a few hundred different groups

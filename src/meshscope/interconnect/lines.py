@@ -19,11 +19,11 @@ from meshscope.hardware.compiler_facts import GatherRoute, compiler_facts
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.constants import LinkConstants, Protocol, RateConstants, bandwidth_frac
 from meshscope.interconnect.geometry import NETWORK, GroupGeometry, LegDemand, StrategyDemand
-from meshscope.interconnect.short_rings import SHORT
 from meshscope.interconnect.strategies import (
     BIDIRECTIONAL_RING,
     DIMENSION_ORDERED,
     MULTI_COLOR,
+    SHORT,
     UNIDIRECTIONAL_RING,
 )
 

@@ -11,7 +11,7 @@ from meshscope.interconnect.constants import LinkConstants, Spreads, constants_o
 from meshscope.interconnect.fabric import Fabric, fabric_of, loads_of
 from meshscope.interconnect.geometry import geometry_of
 from meshscope.interconnect.lines import collective_lines, fastest
-from meshscope.interconnect.short_rings import strategies_with_short
+from meshscope.interconnect.strategies import strategies_with_short
 
 NO_TRANSFER = "no transfer"
 

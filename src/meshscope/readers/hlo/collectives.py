@@ -15,13 +15,13 @@ from meshscope.readers.hlo.attribution import Scope, plain_name
 from meshscope.readers.hlo.collective_matmul import merge_collective_matmuls
 from meshscope.readers.hlo.communication import is_collective, kernel_of, other_operations
 from meshscope.readers.hlo.dataflow import Dataflow
-from meshscope.readers.hlo.devices import CrossesSlices, Devices, devices_of
 from meshscope.readers.hlo.executions import (
     BRANCH_CAVEAT,
     CallSite,
     call_sites,
     first_of_each_chain,
 )
+from meshscope.readers.hlo.groups import CrossesSlices, Devices, devices_of
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.multislice import merge_slice_levels
 from meshscope.readers.hlo.operations import Operation, operations_of, source_ops_of

@@ -22,8 +22,8 @@ from meshscope.events.enums import Kind, Phase, wire_factor
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
-from meshscope.readers.hlo.devices import Devices
 from meshscope.readers.hlo.executions import CallSite, call_sites
+from meshscope.readers.hlo.groups import Devices
 from meshscope.readers.hlo.module import ArrayShape, Computation, HloModule, Instruction
 from meshscope.readers.hlo.operations import Operation
 from meshscope.readers.hlo.provenance import explicit_op_name, is_asynchronous

@@ -11,9 +11,8 @@ from dataclasses import replace
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.readers.hlo.dataflow import MOVEMENT, Dataflow
-from meshscope.readers.hlo.devices import Devices
 from meshscope.readers.hlo.executions import CallContext
-from meshscope.readers.hlo.groups import connected_groups
+from meshscope.readers.hlo.groups import Devices, connected_groups
 from meshscope.readers.hlo.module import ArrayShape, Instruction
 from meshscope.readers.hlo.operations import Operation, source_ops_of
 from meshscope.readers.hlo.semantics import operand_of

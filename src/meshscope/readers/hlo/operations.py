@@ -17,8 +17,8 @@ from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
 from meshscope.readers.hlo.attribution import Scope, scope_of
 from meshscope.readers.hlo.dataflow import MOVEMENT, Dataflow
-from meshscope.readers.hlo.devices import Devices
 from meshscope.readers.hlo.executions import CallContext, CallSite
+from meshscope.readers.hlo.groups import Devices
 from meshscope.readers.hlo.module import ArrayShape, Instruction
 from meshscope.readers.hlo.provenance import (
     algorithm_of,

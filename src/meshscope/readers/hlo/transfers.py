@@ -8,8 +8,8 @@ from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
-from meshscope.readers.hlo.devices import Devices
 from meshscope.readers.hlo.executions import CallSite
+from meshscope.readers.hlo.groups import Devices
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 from meshscope.readers.hlo.operations import Operation, operation
 from meshscope.readers.hlo.provenance import attributed_op_name

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from meshscope.events.enums import Kind
-from meshscope.readers.profile.nesting import covered_length
+from meshscope.readers.profile.nesting import CoveredTime
 from meshscope.readers.profile.ops import Ops
 
 _PAIR = ["host", "device", "core", "module", "starts"]
@@ -211,7 +211,7 @@ def _covered_s(rows: pl.DataFrame, begin_s: float, end_s: float) -> float:
     first = np.where(rows["is_async"].to_numpy(), start + dur - blocked, start)
     bounds = np.clip(np.stack([first, start + dur]), begin_s, end_s)
     ps = np.rint((bounds - begin_s) * PS_PER_S).astype(np.int64)
-    return covered_length(ps[0], ps[1]) / PS_PER_S
+    return CoveredTime.of(ps[0], ps[1]).total() / PS_PER_S
 
 
 def _group_of_device(rows: pl.DataFrame) -> pl.Series:

@@ -62,18 +62,6 @@ def _latest_ends(end: Ints) -> list[Ints]:
     return levels
 
 
-def covered_length(start: Ints, end: Ints) -> int:
-    """Length of the union of the intervals."""
-    lasting = end > start
-    order = np.argsort(start[lasting], kind="stable")
-    starts, ends = start[lasting][order], end[lasting][order]
-    if not len(starts):
-        return 0
-    reached = np.maximum.accumulate(ends)
-    gaps = np.maximum(starts[1:] - reached[:-1], 0)
-    return int(reached[-1] - starts[0] - gaps.sum())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoveredTime:
     """The union of intervals: disjoint `starts` and `ends` [n], and the length before each start."""
@@ -96,6 +84,10 @@ class CoveredTime:
         starts, ends = start[first], reached[np.append(first[1:], len(start)) - 1]
         before = np.concatenate([[0], np.cumsum(ends - starts)[:-1]])
         return cls(starts=starts, ends=ends, before=before)
+
+    def total(self) -> int:
+        """The covered length."""
+        return int((self.ends - self.starts).sum())
 
     def within(self, start: Ints, end: Ints) -> Ints:
         """The covered length of each [start, end)."""

@@ -24,7 +24,7 @@ from meshscope.events.measured import (
 )
 from meshscope.events.timeline import DISTINCT_OPS_SCHEMA, EXECUTIONS_SCHEMA
 from meshscope.plans.mesh import Mesh
-from meshscope.readers.hlo.devices import CrossesSlices
+from meshscope.readers.hlo.groups import CrossesSlices
 from meshscope.readers.traces.collectives import is_named_like_communication
 from meshscope.readers.traces.device_times import (
     LABELS,

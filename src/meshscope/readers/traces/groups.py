@@ -18,7 +18,7 @@ from meshscope.errors import SpecError
 from meshscope.events.collective import size_of_groups
 from meshscope.events.enums import Kind
 from meshscope.plans.mesh import Groups, Mesh
-from meshscope.readers.hlo.devices import CrossesSlices
+from meshscope.readers.hlo.groups import CrossesSlices
 from meshscope.readers.traces.merge import MergedTrace
 from meshscope.readers.traces.trace import BETWEEN_SLICES, Category
 

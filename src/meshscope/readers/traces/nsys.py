@@ -138,7 +138,7 @@ def _rows(database: sqlite3.Connection, query: str, schema: Mapping[str, Any]) -
         for name, kind, limit in zip(names, kinds, largest, strict=True)
     ]
     given = ", ".join(f'"{name}"' for name in names)
-    checked = f"with given({given}) as ({query}) select {', '.join(columns)} from given"  # noqa: S608
+    checked = f"with given({given}) as ({query}) select {', '.join(columns)} from given"
     cursor = database.execute(checked)
     parts = [pl.DataFrame(schema=dict(schema))]
     while rows := cursor.fetchmany(ROWS_AT_ONCE):
@@ -147,7 +147,7 @@ def _rows(database: sqlite3.Connection, query: str, schema: Mapping[str, Any]) -
 
 
 def _count(database: sqlite3.Connection, table: str) -> int:
-    return database.execute(f"select count(*) from {table}").fetchone()[0]  # noqa: S608
+    return database.execute(f"select count(*) from {table}").fetchone()[0]
 
 
 def _columns_of(database: sqlite3.Connection, table: str) -> set[str]:
@@ -160,7 +160,7 @@ def _kernels(database: sqlite3.Connection) -> pl.DataFrame:
     name = "demangledName" if "demangledName" in columns else "shortName"
     codes = _rows(
         database,
-        f"select {name}, start, end, deviceId, streamId, correlationId, {_process(columns)} "  # noqa: S608
+        f"select {name}, start, end, deviceId, streamId, correlationId, {_process(columns)} "
         f"from {KERNELS} where {_WHOLE}",
         {**_FRAME, "name": pl.Int64},
     )
@@ -171,7 +171,7 @@ def _kernels(database: sqlite3.Connection) -> pl.DataFrame:
         )
     texts = _rows(
         database,
-        f"select id, value from {STRINGS} where id in (select distinct {name} from {KERNELS})",  # noqa: S608
+        f"select id, value from {STRINGS} where id in (select distinct {name} from {KERNELS})",
         {"name": pl.Int64, "text": pl.String},
     ).unique("name")
     joined = codes.join(texts, on="name", how="left", maintain_order="left")
@@ -183,7 +183,7 @@ def _kernels(database: sqlite3.Connection) -> pl.DataFrame:
 def _copies(database: sqlite3.Connection, table: str, word: str) -> pl.DataFrame:
     process = _process(_columns_of(database, table))
     query = (
-        f"select '{word}', start, end, deviceId, streamId, correlationId, {process} "  # noqa: S608
+        f"select '{word}', start, end, deviceId, streamId, correlationId, {process} "
         f"from {table} where {_WHOLE}"
     )
     return _rows(database, query, _FRAME)
@@ -211,10 +211,10 @@ def _marks(database: sqlite3.Connection) -> Iterator[tuple[int, StepMark]]:
     columns = _columns_of(database, RANGES)
     text = "text"
     if "textId" in columns:
-        text = f"coalesce(text, (select value from {STRINGS} where id = textId))"  # noqa: S608
+        text = f"coalesce(text, (select value from {STRINGS} where id = textId))"
     thread = "globalTid" if "globalTid" in columns else "0"
     query = (
-        f"select {_process(columns)}, {thread}, {text}, start, end from {RANGES} "  # noqa: S608
+        f"select {_process(columns)}, {thread}, {text}, start, end from {RANGES} "
         f"where end is not null limit {MAX_RANGES}"
     )
     for process, tid, name, start, end in database.execute(query):
@@ -227,7 +227,7 @@ def _launch_ns(database: sqlite3.Connection, frame: pl.DataFrame) -> Ints:
     """When each op was launched; its own start if the launch is not recorded."""
     schema = {"correlation": pl.Int64, "process": pl.Int64, "at": pl.Int64}
     process = _process(_columns_of(database, LAUNCHES))
-    launches = _rows(database, f"select correlationId, {process}, start from {LAUNCHES}", schema)  # noqa: S608
+    launches = _rows(database, f"select correlationId, {process}, start from {LAUNCHES}", schema)
     keys = ["correlation"] if frame["process"].n_unique() == 1 else ["correlation", "process"]
     joined = frame.select("correlation", "process", "start").join(
         launches.unique(keys).select(*keys, "at"), on=keys, how="left", maintain_order="left"
@@ -275,5 +275,5 @@ def _facts(op: int, name: str) -> dict[str, Any]:
 
 
 def _device_name(database: sqlite3.Connection) -> str | None:
-    row = database.execute(f"select name from {GPUS} limit 1").fetchone()  # noqa: S608
+    row = database.execute(f"select name from {GPUS} limit 1").fetchone()
     return row[0] if row and isinstance(row[0], str) else None

@@ -20,8 +20,8 @@ from meshscope.events.measured import ProgramFacts
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.collectives import collectives_of
-from meshscope.readers.hlo.devices import CrossesSlices
 from meshscope.readers.hlo.executions import call_sites
+from meshscope.readers.hlo.groups import CrossesSlices
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.hlo.scopes import with_scopes
