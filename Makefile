@@ -145,7 +145,7 @@ study: $(VENV)/.dev ## the dataset, plots and page of the study (an hour on 2 co
 	$(BIN)/cog -P -r docs/evidence/study.md docs/evidence/study-queries.md docs/evidence/study-data.md
 
 .PHONY: figures
-figures: $(VENV)/.dev ## the paper's figures for a TPU slice, and the plots of docs/axes.md
+figures: $(VENV)/.dev ## the paper's figures for a TPU slice, and the plots of docs/evidence/experts.md
 	$(BIN)/python experiments/paper_figures.py
 	$(BIN)/python experiments/plots.py
 
@@ -154,9 +154,9 @@ best-plans: $(VENV)/.dev ## the best plan of every model on five generations, fo
 	$(BIN)/python experiments/best_plans.py $(addprefix --compile ,$(COMPILE))
 
 .PHONY: compilers
-compilers: $(VENV)/.dev ## every built-in model under three versions of libtpu, for docs/compilers.md (hours; resumes)
+compilers: $(VENV)/.dev ## every built-in model under three versions of libtpu, for docs/evidence/compilers.md (hours; resumes)
 	$(BIN)/python experiments/compilers.py
-	$(BIN)/cog -P -r docs/compilers.md
+	$(BIN)/cog -P -r docs/evidence/compilers.md
 
 .PHONY: cpu-loop
 cpu-loop: $(VENV)/.dev ## calibrate cpu:8, predict twenty experiments, measure them (minutes)

@@ -1,4 +1,4 @@
-"""What plans of DeepSeek-V3.1 send in a layer of prefill, and the MFU that this permits; for docs/axes.md.
+"""What plans of DeepSeek-V3.1 send in a layer of prefill, and the MFU that this permits; for docs/evidence/experts.md.
 
 Run: python benchmarks/exchange_by_plan.py. Bytes are those of the predicted collectives, which equal the
 compiled ones; their times come from the interconnect model, FLOPs count at the bf16 peak. Nothing is compiled.

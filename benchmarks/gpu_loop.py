@@ -99,7 +99,7 @@ SHALLOW: tuple[Case, ...] = (
     Case(model="Qwen/Qwen3-32B", layers=2),
     Case(model="Qwen/Qwen3-32B", layers=2, batch=8),
 )
-# The table of docs/front-ends.md: every layer of Qwen3-8B. 64 sequences of 32k do not fit the card.
+# The table of docs/evidence/gpus.md: every layer of Qwen3-8B. 64 sequences of 32k do not fit the card.
 FULL: tuple[Case, ...] = (
     Case(layers=None),
     Case(layers=None, context=8320, phases=("prefill",)),

@@ -1,4 +1,4 @@
-"""Prefill and decode of long prompts: the tables of docs/axes.md.
+"""Prefill and decode of long prompts: the tables of docs/evidence/long-prompts.md.
 
     python benchmarks/long_context.py RUN...
 

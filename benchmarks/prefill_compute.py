@@ -1,4 +1,4 @@
-"""What a prefill of DeepSeek-V3.1 computes, part by part, and what share of the peak that is; for docs/axes.md.
+"""What a prefill of DeepSeek-V3.1 computes, part by part, and what share of the peak that is; for docs/evidence/experts.md.
 
     python benchmarks/prefill_compute.py FOLDER
 

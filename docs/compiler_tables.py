@@ -1,4 +1,4 @@
-"""The tables of docs/compilers.md, from the stored cells of experiments/compilers.py."""
+"""The tables of docs/evidence/compilers.md, from the stored cells of experiments/compilers.py."""
 
 import json
 from collections import Counter
@@ -10,7 +10,7 @@ from typing import Any
 from meshscope.api.environments import list_compilers
 from meshscope.units import format_bytes, format_seconds
 
-STORED = Path(__file__).parent / "compilers" / "cells.jsonl"
+STORED = Path(__file__).parent / "evidence" / "compilers" / "cells.jsonl"
 COMPILERS = ("jax-0.8.3", "jax-0.10.2", "jax-0.12.0.1")  # oldest first
 PHASES = ("prefill", "decode")
 SAME_FRAC = 0.005  # a change of a modeled time or of memory below this counts as none

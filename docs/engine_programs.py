@@ -1,4 +1,4 @@
-"""Tables of docs/front-ends.md, from the programs in tests/published/programs, printed by cog."""
+"""Tables of docs/evidence/engines.md, from the programs in tests/published/programs, printed by cog."""
 
 import sys
 import tempfile

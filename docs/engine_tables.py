@@ -1,4 +1,4 @@
-"""Tables of docs/front-ends.md from the stored steps of engines, printed by cog."""
+"""Tables of docs/evidence/engines.md from the stored steps of engines, printed by cog."""
 
 import sys
 import tempfile

@@ -1,4 +1,4 @@
-"""The table of docs/compilers.md, from the stored result of its command."""
+"""The table of docs/evidence/compilers.md, from the stored result of its command."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 from meshscope.units import format_seconds
 
-STORED = Path(__file__).parent / "flags" / "qwen3-4b.json"
+STORED = Path(__file__).parent / "evidence" / "flags" / "qwen3-4b.json"
 PHASES = ("prefill", "decode")
 
 

@@ -1,4 +1,4 @@
-"""Tables of docs/front-ends.md from the stored steps of MaxText, printed by cog."""
+"""Tables of docs/evidence/engines.md from the stored steps of MaxText, printed by cog."""
 
 import json
 import re

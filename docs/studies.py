@@ -1,4 +1,4 @@
-"""Markdown tables of docs/axes.md, docs/axes.md and docs/front-ends.md, printed from their CSV files by cog."""
+"""Markdown tables of docs/evidence/experts.md and docs/evidence/torchxla.md, printed from their CSV files by cog."""
 
 import csv
 import sys
@@ -22,7 +22,7 @@ def read(name: str) -> list[Row]:
 
 def bytes_by_chips(column: str) -> None:
     """Prints one row per model and variant, one column per number of chips."""
-    rows = _by_model(row for row in read("moe/cases.csv") if row["study"] == "moe")
+    rows = _by_model(row for row in read("evidence/moe/cases.csv") if row["study"] == "moe")
     sizes = sorted({int(row["n_devices"]) for row in rows})
     lines: dict[tuple[str, str], dict[int, str]] = {}
     for row in rows:
@@ -41,12 +41,12 @@ def what_moves(n_devices: int) -> None:
     """Prints the large collectives of each variant on one slice, and counts the smaller ones."""
     cases = [
         row
-        for row in read("moe/cases.csv")
+        for row in read("evidence/moe/cases.csv")
         if row["study"] == "moe" and int(row["n_devices"]) == n_devices and not row["refused"]
     ]
     lines: list[list[str]] = []
     for case in _by_model(cases):
-        collectives = [row for row in read("moe/collectives.csv") if _is_of(row, case)]
+        collectives = [row for row in read("evidence/moe/collectives.csv") if _is_of(row, case)]
         large = [row for row in collectives if int(row["payload_bytes"] or 0) >= LARGE_BYTES]
         n_small = sum(int(row["count"]) for row in collectives) - sum(
             int(r["count"]) for r in large
@@ -81,10 +81,10 @@ def _sizes(row: Row) -> list[str]:
 def what_is_hidden(study: str, ways: Sequence[str] = ()) -> None:
     """Prints the cycles of each program, and those covered by asynchronous collectives."""
     lines: list[list[str]] = []
-    for case in sorted(read("moe/cases.csv"), key=lambda row: int(row["n_devices"])):
+    for case in sorted(read("evidence/moe/cases.csv"), key=lambda row: int(row["n_devices"])):
         if case["study"] != study or case["refused"] or (ways and case["way"] not in ways):
             continue
-        windows = [row for row in read("moe/windows.csv") if _is_of(row, case)]
+        windows = [row for row in read("evidence/moe/windows.csv") if _is_of(row, case)]
         counts = [
             sum(int(w["count"]) for w in windows if w["is_async"] == str(is_async))
             for is_async in (False, True)
@@ -102,7 +102,7 @@ def windows_of(cases: Iterable[tuple[str, str, str]]) -> None:
     """Prints the estimated work between start and done of each exchange of rows."""
     lines: list[list[str]] = []
     for study, model, way in cases:
-        for row in read("moe/windows.csv"):
+        for row in read("evidence/moe/windows.csv"):
             key = (row["study"], row["model"], row["way"])
             if key == (study, model, way) and row["slice"] == "v5e:2x4" and _is_exchange(row):
                 lines.append([way, row["part"], row["opcode"], _window(row), row["n_unestimated"]])
@@ -130,7 +130,7 @@ def rings() -> None:
                 row["n_hiding"],
                 str(int(row["n_asynchronous"]) + int(row["n_synchronous"]) - int(row["n_hiding"])),
             ]
-            for row in read("moe/rings.csv")
+            for row in read("evidence/moe/rings.csv")
         ],
     )
 
@@ -138,8 +138,8 @@ def rings() -> None:
 def fsdp() -> None:
     """Prints memory and gathered bytes of each case beside the formulas."""
     lines: list[list[str]] = []
-    for case in read("fsdp/cases.csv"):
-        rows = [row for row in read("fsdp/collectives.csv") if _is_of(row, case)]
+    for case in read("evidence/fsdp/cases.csv"):
+        rows = [row for row in read("evidence/fsdp/collectives.csv") if _is_of(row, case)]
         n, n_layers = int(case["n_devices"]), int(case["n_layers"])
         in_layers = [row for row in rows if row["part"] in {"attn", "mlp"}]
         layer, wire = (
@@ -163,7 +163,7 @@ def torchxla() -> None:
     """Prints what TorchXLA's and JAX's programs send, one line per phase."""
     lines: list[list[str]] = []
     previous: tuple[str, ...] = ()
-    for row in read("torchxla/compared.csv"):
+    for row in read("evidence/torchxla/compared.csv"):
         is_auto = row["partitioner"] == "auto"
         pair = (row["model"].rsplit("/", 1)[-1], row["plan"] + (", auto" if is_auto else ""))
         lines.append(

@@ -1,4 +1,4 @@
-"""Every built-in model under several versions of libtpu: `make compilers`, for docs/compilers.md.
+"""Every built-in model under several versions of libtpu: `make compilers`, for docs/evidence/compilers.md.
 
     python experiments/compilers.py                compile what is missing, then write the data of the page
     python experiments/compilers.py jax-0.9.2      with these compilers only
@@ -27,7 +27,7 @@ from meshscope.model.config import read_model
 from meshscope.model.model import Model
 from meshscope.programs.environments import compiler_of
 
-DATA = Path(__file__).parents[1] / "docs" / "compilers" / "cells.jsonl"
+DATA = Path(__file__).parents[1] / "docs" / "evidence" / "compilers" / "cells.jsonl"
 COMPILERS = ("jax-0.8.3", "jax-0.10.2", "jax-0.12.0.1")
 TOPOLOGY = "v6e-8"
 REQUEST = {"batch": 8, "prompt": 256, "output": 128}

@@ -1,4 +1,4 @@
-"""Compiles one layer of experts in several variants and writes docs/moe/*.csv.
+"""Compiles one layer of experts in several variants and writes docs/evidence/moe/*.csv.
 
 python experiments/moe.py            compile what is missing, then write
 python experiments/moe.py --read     write from what is compiled already
@@ -16,7 +16,7 @@ from schedule import schedule_of
 
 from meshscope.readers.hlo.parse import read_hlo
 
-FOLDER = ROOT / "docs" / "moe"
+FOLDER = ROOT / "docs" / "evidence" / "moe"
 FILES = ("moe.yaml", "overlap.yaml")
 
 

@@ -1,4 +1,4 @@
-"""Draws docs/moe/*.png from the CSV files beside them: `python experiments/plots.py`."""
+"""Draws docs/evidence/moe/*.png from the CSV files beside them: `python experiments/plots.py`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,13 +28,13 @@ Row = Mapping[str, Any]
 
 def write(folder: Path) -> None:
     """Draws every figure."""
-    rows = [row for row in read_table(DOCS / "moe" / CASES) if row["study"] == "moe"]
+    rows = [row for row in read_table(DOCS / "evidence" / "moe" / CASES) if row["study"] == "moe"]
     rows = [row for row in rows if not row["refused"]]
     draw_panels(rows, "temp_bytes", "temporary memory of one device, bytes", folder / "memory.png")
     draw_panels(
         rows, "moe_wire_bytes", "sent by one device for the experts, bytes", folder / "wire.png"
     )
-    draw_rings(read_table(DOCS / "moe" / "rings.csv"), folder / "rings.png")
+    draw_rings(read_table(DOCS / "evidence" / "moe" / "rings.csv"), folder / "rings.png")
 
 
 def draw_panels(rows: Sequence[Row], column: str, label: str, path: Path) -> None:
@@ -119,4 +119,4 @@ def draw_rings(rows: Iterable[Row], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(DOCS / "moe")
+    write(DOCS / "evidence" / "moe")

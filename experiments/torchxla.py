@@ -1,4 +1,4 @@
-"""Compares the runs of torchxla.yaml, JAX beside TorchXLA, and writes docs/torchxla/compared.csv.
+"""Compares the runs of torchxla.yaml, JAX beside TorchXLA, and writes docs/evidence/torchxla/compared.csv.
 
 meshscope sweep experiments/torchxla.yaml
 python experiments/torchxla.py [RUNS]     the folder of the sweep (default: runs/torchxla)
@@ -19,7 +19,7 @@ from meshscope.plans.program import Frontend, Partitioner
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 
-CSV = ROOT / "docs" / "torchxla" / "compared.csv"
+CSV = ROOT / "docs" / "evidence" / "torchxla" / "compared.csv"
 SIDES = (Frontend.JAX, Frontend.TORCHXLA)
 
 

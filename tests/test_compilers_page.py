@@ -1,4 +1,4 @@
-"""The matrix of docs/compilers.md is what its compilers make."""
+"""The matrix of docs/evidence/compilers.md is what its compilers make."""
 
 from importlib import import_module
 from pathlib import Path

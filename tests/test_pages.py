@@ -26,9 +26,12 @@ ROOT = Path(__file__).parents[1]
         "docs/compilers.md",
         "docs/formats.md",
         "docs/kernels.md",
-        "docs/axes.md",
         "docs/data.md",
         "docs/evidence/accuracy.md",
+        "docs/evidence/compilers.md",
+        "docs/evidence/experts.md",
+        "docs/evidence/long-prompts.md",
+        "docs/evidence/torchxla.md",
         "docs/metrics.md",
         "docs/evidence/best-plans.md",
         "docs/calibrate.md",
@@ -66,14 +69,14 @@ def test_programs_of_experiments_can_be_imported(
 def test_compiled_layers_send_what_is_predicted(
     study: str, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """docs/moe and docs/fsdp: the conditions are those of the YAML file, the bytes those of `predict`.
+    """docs/evidence/moe and docs/evidence/fsdp: the conditions are those of the YAML file, the bytes those of `predict`.
 
     Collectives of the auto partitioner are its own. A small table of counts may be compiled as an
     all-reduce. One program is that of an earlier commit, as overlap.yaml says.
     """
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     results, cases = import_module("results"), import_module("cases")
-    table = results.read_table(ROOT / "docs" / folder / results.CASES)
+    table = results.read_table(ROOT / "docs" / "evidence" / folder / results.CASES)
     stored = {results.key_of(row): row for row in table if row["study"] == study}
     for case in cases.cases_of(ROOT / "experiments" / f"{study}.yaml"):
         row = stored.pop(tuple(results.identity_of(case).values()))
@@ -90,11 +93,11 @@ def test_compiled_layers_send_what_is_predicted(
 
 
 def test_jax_s_programs_beside_torchxla_send_what_is_predicted() -> None:
-    """docs/torchxla/compared.csv; collectives of the auto partitioner are its own.
+    """docs/evidence/torchxla/compared.csv; collectives of the auto partitioner are its own.
 
     With ep, the program of 2026-11-22 gathers a table of counts that later ones all-reduce: 1.4 % of a decode step.
     """
-    with (ROOT / "docs" / "torchxla" / "compared.csv").open(encoding="utf-8") as file:
+    with (ROOT / "docs" / "evidence" / "torchxla" / "compared.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["partitioner"] == "manual"]
     assert len(rows) == 20
     for row in rows:
@@ -112,7 +115,7 @@ def test_pictures_show_their_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     import_module("plots").write(tmp_path)
     for drawn in sorted(tmp_path.glob("*.png")):
-        stored = ROOT / "docs" / "moe" / drawn.name
+        stored = ROOT / "docs" / "evidence" / "moe" / drawn.name
         assert compare.compare_images(str(stored), str(drawn), tol=1) is None, "run 'make figures'"
 
 

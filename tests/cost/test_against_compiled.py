@@ -74,7 +74,7 @@ def test_published_steps_of_routing_by_groups_take_longer_than_our_own_program()
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_compute_of_a_prefill_reaches_35_percent_of_the_peak(plan: str) -> None:
-    """DeepSeek-V3.1 on 64 v6e, docs/axes.md; the identity that carries rotary keys is no work of the model."""
+    """DeepSeek-V3.1 on 64 v6e, docs/evidence/experts.md; the identity that carries rotary keys is no work of the model."""
     rows = [row for row in stored() if row.plan == plan]
     of_model_s = sum(row.peak_s for row in rows) - IDENTITY_PEAK_S
     assert of_model_s / sum(row.compute_s for row in rows) >= 0.35

@@ -6,7 +6,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 
-from engine_tables import SGLANG_MAIN, served_errors  # the tables of docs/front-ends.md
+from engine_tables import SGLANG_MAIN, served_errors  # the tables of docs/evidence/engines.md
 
 
 def test_steps_of_sglang_jax_are_within_fifteen_percent() -> None:

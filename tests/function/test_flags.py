@@ -94,7 +94,7 @@ def test_a_file_of_flags_has_comments(tmp_path: Path) -> None:
 
 
 def test_the_stored_sweep_has_every_flag_of_its_file_for_both_steps() -> None:
-    folder = Path(__file__).parents[2] / "docs" / "flags"
+    folder = Path(__file__).parents[2] / "docs" / "evidence" / "flags"
     flags = read_flags(folder / "flags.txt")
     effects = json.loads((folder / "qwen3-4b.json").read_text())["effects"]
     assert len(flags) >= 50

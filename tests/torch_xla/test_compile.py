@@ -370,7 +370,7 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
 )
 @pytest.mark.usefixtures("environment")
 def test_layers_and_stages_are_as_predicted(family: str, plan: str, tmp_path: Path) -> None:
-    """Every collective of layers, of stages and of the program; docs/front-ends.md has what the partitioner adds."""
+    """Every collective of layers, of stages and of the program; docs/evidence/torchxla.md has what the partitioner adds."""
     experiment = small_experiment(Case(FAMILIES[family], plan))
 
     rows = compiled(experiment, tmp_path)
