@@ -1,4 +1,4 @@
-"""The closed form against published and compiled steps, as tables for docs/time.md."""
+"""The closed form against published and compiled steps, as tables for docs/evidence/times.md."""
 
 import sys
 from collections.abc import Sequence

@@ -165,7 +165,7 @@ def _served_line(served: Served, engine: str) -> str:
 
 
 # Published: pathfinder-pf/sglang-jax-ci-data@444cfdd and @f258261, perf/2026-01-13, prompts of 1,024 tokens.
-# Throughput of prefill gives 2,048 tokens a chunk; decode is the median ITL. Host: docs/time.md.
+# Throughput of prefill gives 2,048 tokens a chunk; decode is the median ITL. Host: docs/evidence/times.md.
 SERVED = (
     Served("prefill of 2,048 tokens, v6e-1", "", Phase.PREFILL, 4, 0.0, 2048 / 31243.6),
     Served("decode of 8, v6e-1", "", Phase.DECODE, 1, 4e-3, 15.194e-3),

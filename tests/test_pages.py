@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[1]
         "docs/evidence/compilers.md",
         "docs/evidence/experts.md",
         "docs/evidence/long-prompts.md",
+        "docs/evidence/times.md",
         "docs/evidence/torchxla.md",
         "docs/metrics.md",
         "docs/evidence/best-plans.md",
@@ -39,7 +40,6 @@ ROOT = Path(__file__).parents[1]
         "docs/evidence/study-queries.md",
         "docs/evidence/study-data.md",
         "docs/support.md",
-        "docs/time.md",
     ],
 )
 def test_pages_show_what_they_are_made_of(page: str):

@@ -1,4 +1,4 @@
-"""The closed form against published steps on real TPUs; docs/time.md has the distribution."""
+"""The closed form against published steps on real TPUs; docs/evidence/times.md has the distribution."""
 
 import sys
 from dataclasses import replace
