@@ -364,12 +364,10 @@ def lanes_spec(
         "data": {"values": [columnar(names, rows)]},
         "transform": [
             flattened(names),
+            *(_thinned(*loops) if depth else ()),  # before they are unfolded, for speed
             *(step for i in range(depth) for step in _unfolded(i, depth)),
             {"filter": "datum.t+datum.d>=low && datum.t<=high"},
-            # Of the spans that start in the same pixel and are narrower, one is drawn.
-            {"calculate": f"datum.d<{_PIXEL} ? floor(datum.t/{_PIXEL}) : -1-datum.t", "as": "place"},
-            {"window": [{"op": "row_number", "as": "nth"}], "groupby": ["lane", "place"]},
-            {"filter": "datum.nth===1"},
+            *_thinned(),
             {"calculate": f"datum.t+max(datum.d,0.6*{_PIXEL})", "as": "end"},
             {"calculate": f"datum.label+'\\n'+(datum.times>1 ? format(datum.times,',')+' loop iterations in '+{length}+'; zoom in to see them' : {length}+' from '+{start})", "as": "tip"},
         ],
@@ -389,6 +387,19 @@ def lanes_spec(
 
 
 _PIXEL = "((high-low)/width)"
+
+
+def _thinned(*loops: str) -> Iterable[Layer]:
+    """Of the spans of a lane and loop that start in the same pixel and are narrower, one is kept."""
+    yield {
+        "calculate": f"datum.d<{_PIXEL} ? floor(datum.t/{_PIXEL}) : -1-datum.t",
+        "as": "place",
+    }
+    yield {
+        "window": [{"op": "row_number", "as": "nth"}],
+        "groupby": ["lane", "place", *loops],
+    }
+    yield {"filter": "datum.nth===1"}
 
 
 def _unfolded(at: int, depth: int) -> Iterable[Layer]:
