@@ -1,4 +1,4 @@
-"""Markdown tables of docs/serving.md, simulated when cog prints them."""
+"""Markdown tables of docs/serving.md and docs/evidence/serving.md, simulated when cog prints them."""
 
 import sys
 from collections.abc import Iterator, Sequence
