@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import meshscope
+from meshscope.api.options import request_of
 from meshscope.api.records import predicted_record
-from meshscope.api.request import ExperimentRequest, request_of
+from meshscope.api.request import ExperimentRequest
 from meshscope.api.run import Run
 from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.events.enums import Phase, Source

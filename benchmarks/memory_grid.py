@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from meshscope.api.request import ExperimentRequest, request_of
+from meshscope.api.options import request_of
+from meshscope.api.request import ExperimentRequest
 from meshscope.plans.experiment import Experiment
 from meshscope.prediction.temporaries import TempEstimate, temp_estimate
 

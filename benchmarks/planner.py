@@ -15,8 +15,7 @@ from meshscope.cost.closed_form import closed_steps, plan_batch
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.planner.batches import Batches
-from meshscope.planner.combinations import SearchSpace
+from meshscope.planner.combinations import Batches, SearchSpace
 from meshscope.planner.forms import FormKey, FormTable
 from meshscope.planner.objective import Objective
 from meshscope.planner.search import search

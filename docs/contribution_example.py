@@ -9,8 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "api"))
 
 from test_contribute import measured_record
 
-from meshscope.api.contribute import contribution_of
-from meshscope.api.contribution_text import contribution_text
+from meshscope.api.contribute import contribution_of, contribution_text
 from meshscope.store.write import write_run
 
 

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     "page",
     [
+        "docs/api.md",
         "docs/compare.md",
         "docs/compilers.md",
         "docs/formats.md",

@@ -11,7 +11,7 @@ from dataclasses import FrozenInstanceError, is_dataclass
 from enum import EnumType
 from functools import wraps
 from operator import index
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, ParamSpec, TypeVar, get_args
 
 P = ParamSpec("P")
@@ -64,16 +64,20 @@ class RunFailedError(MeshscopeError):
     """The program failed on live devices: the framework refused, crashed, or ran out of memory."""
 
 
+class UsageError(Exception):
+    """Options that make no sense together; the command line prints its usage and exits with status 2."""
+
+
 class MissingToolError(MeshscopeError):
     """A required library or platform is missing; the message says what to install."""
 
 
-def public(function: Callable[P, T]) -> Callable[P, T]:
-    """A function for Python users.
+def public(function: Callable[P, T], names: Mapping[str, str] | None = None) -> Callable[P, T]:
+    """A function for Python users; `names` are its parameters by other words for them on the command line.
 
     Numbers of NumPy become those of Python, messages say plan= and force=True, and a path that cannot be used is a message.
     """
-    hints = {name: _without_none(hint) for name, hint in function.__annotations__.items()}
+    hints = {name: kinds_of(hint) for name, hint in function.__annotations__.items()}
     numbers = {name: kinds[0] for name, kinds in hints.items() if kinds in _NUMBER_KINDS}
 
     @wraps(function)
@@ -85,7 +89,7 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
         except MeshscopeError as error:
             if not IS_COMMAND_LINE.get():
-                error.args = (_with_keywords(str(error), hints),)
+                error.args = (with_keywords(str(error), hints, names or {}),)
             raise
         except OSError as error:
             if error.filename is None:
@@ -132,16 +136,23 @@ def number_of(name: str, value: Any, kind: Any) -> Any:
     raise SpecError(f"{name}: {value!r} must be {NUMBERS[kind]}.")
 
 
-def _without_none(hint: Any) -> tuple[Any, ...]:
+def kinds_of(hint: Any) -> tuple[Any, ...]:
     """The kinds of values of an argument."""
-    return tuple(kind for kind in get_args(hint) if kind is not NoneType) or (hint,)
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return tuple(kind for kind in kinds if kind is not NoneType)
 
 
-def _with_keywords(message: str, hints: Mapping[str, tuple[Any, ...]]) -> str:
+def with_keywords(
+    message: str,
+    hints: Mapping[str, tuple[Any, ...]],
+    names: Mapping[str, str],
+    bare: str = "{}=",
+) -> str:
     """`--plan tp=8` as `plan="tp=8"`, `--force` as `force=True` and `--out` as `out=`, but not in a whole command."""
 
     def keyword(match: re.Match[str]) -> str:
         name, word = (match[1] or "").replace("-", "_"), match[2] or ""
+        name = names.get(name, name)
         if name not in {*hints, "force", "out"}:
             return match[0]
         kinds = hints.get(name, (bool,) if name == "force" else (str,))
@@ -151,11 +162,11 @@ def _with_keywords(message: str, hints: Mapping[str, tuple[Any, ...]]) -> str:
             return f"{shown}=True{after}"
         known = {one for kind in kinds if isinstance(kind, EnumType) for one in kind} | _WORDS
         if _PLACEHOLDER.fullmatch(word):
-            return f"{shown}="
+            return bare.format(shown)
         if word in known or re.search(r"[\d=/']", word):
             is_number = kinds[0] in NUMBERS
             return f"{shown}={word}" if is_number else f'{shown}="{word.strip(chr(39))}"'
-        return f"{shown}={after}"
+        return f"{bare.format(shown)}{after}"
 
     return _OPTION.sub(keyword, message)
 

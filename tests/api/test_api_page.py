@@ -1,11 +1,10 @@
 """The public API is frozen, and the examples of its page run."""
 
-import ast
 import inspect
 import re
-import textwrap
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, is_dataclass
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -51,10 +50,24 @@ def _member(name: str, value: object) -> str:
     return f"{name}{_signature(value)}" if inspect.isfunction(value) else name
 
 
-def _signature(function: object) -> str:
-    """As the source writes it: the same for every version of Python."""
-    (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    return f"({ast.unparse(node.args)}) -> {ast.unparse(node.returns)}"
+def _signature(function: Callable[..., object]) -> str:
+    """As `help` shows it, without the modules of the types: the same for every version of Python."""
+    signature = inspect.signature(function)
+    parameters = [
+        one if one.default is inspect.Parameter.empty else one.replace(default=_Named(one.default))
+        for one in signature.parameters.values()
+    ]
+    return re.sub(r"\b[a-zA-Z_]\w*\.(?=\w)", "", str(signature.replace(parameters=parameters)))
+
+
+class _Named:
+    """A default by its name."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return repr(self.value.value if isinstance(self.value, Enum) else self.value)
 
 
 def test_the_public_api_is_frozen() -> None:

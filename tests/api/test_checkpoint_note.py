@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 import meshscope
-from meshscope.api.checkpoint_note import checkpoint_notes
+from meshscope.api.options import request_of
 from meshscope.api.predict import predict
-from meshscope.api.request import CompileRequest, request_of
+from meshscope.api.records import checkpoint_notes
+from meshscope.api.request import CompileRequest
 from meshscope.api.run import Run
 from meshscope.errors import SpecError
 from meshscope.model.catalog import catalog

@@ -171,9 +171,9 @@ def test_an_impossible_speculation_is_refused_with_a_remedy(
 def test_options_without_effect_are_refused() -> None:
     with pytest.raises(SpecError, match="one output token needs no decode step"):
         step("eagle:k=1,acceptance=0.5", output=1)
-    with pytest.raises(SpecError, match="Use --output 5 or more, or a smaller k"):
+    with pytest.raises(SpecError, match="Use output=5 or more, or a smaller k"):
         step("eagle:k=3,acceptance=0.5", output=4)
-    with pytest.raises(SpecError, match="Give a --profile, or drop the option"):
+    with pytest.raises(SpecError, match="Give a profile=, or drop the option"):
         step("eagle:k=1,acceptance=0.5", topology="cpu:8")
 
 

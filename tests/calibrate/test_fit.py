@@ -304,5 +304,5 @@ def test_a_line_through_a_single_point_has_no_error(
 
 @pytest.mark.parametrize("max_bytes", [0, 3])
 def test_payloads_below_one_element_are_refused(max_bytes: int, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=f"--max-bytes {max_bytes} is less than one element"):
+    with pytest.raises(SpecError, match=f"max_bytes={max_bytes} is less than one element"):
         calibrate(topology="cpu:2", max_bytes=max_bytes, out=tmp_path / "x.json")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from meshscope.cli.app import typer_command
 from meshscope.cli.main import COMMANDS, GROUPS, SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def words_of(command: str) -> list[str]:
 @cache
 def options_of(name: str) -> frozenset[str]:
     single = typer.Typer(**SETTINGS)
-    single.command(name)(COMMANDS[name].load())
+    single.command(name)(typer_command(COMMANDS[name].load()))
     parameters = typer.main.get_command(single).params
     return frozenset(option for p in parameters for option in (*p.opts, *p.secondary_opts))
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 
+from meshscope.cli.app import typer_command
 from meshscope.cli.main import COMMANDS, SETTINGS
 
 TESTS = Path(__file__).parents[1]
@@ -220,7 +221,7 @@ def declared() -> list[tuple[str, tuple[str, ...]]]:
     options_of: list[tuple[str, tuple[str, ...]]] = []
     for words, command in COMMANDS.items():
         app = typer.Typer(**SETTINGS, add_completion=False)
-        app.command(words)(command.load())
+        app.command(words)(typer_command(command.load()))
         options = (p for p in typer.main.get_command(app).params if p.opts[0].startswith("--"))
         options_of += [(words, (*option.opts, *option.secondary_opts)) for option in options]
     return options_of

@@ -192,7 +192,7 @@ runpy.run_module("meshscope", run_name="__main__")
 
 
 @pytest.mark.parametrize(
-    "module", ["meshscope.cli.main", "typer", "meshscope.cli.predict", "numpy"]
+    "module", ["meshscope.cli.main", "typer", "meshscope.api.predict", "numpy"]
 )
 def test_an_interruption_of_the_start_is_no_traceback(tmp_path: Path, module: str) -> None:
     program = [sys.executable, "-c", INTERRUPTED.format(module=module), *PREDICT]

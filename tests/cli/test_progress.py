@@ -6,10 +6,9 @@ import time
 
 import pytest
 
+from meshscope.api import console
+from meshscope.api.console import WorkProgress, format_left
 from meshscope.api.progress import ReportedProgress
-from meshscope.cli import display
-from meshscope.cli.display import format_left
-from meshscope.cli.progress import WorkProgress
 from meshscope.workers import format_progress, parse_progress
 
 
@@ -55,9 +54,9 @@ def test_a_terminal_counts_down_and_owns_up(monkeypatch: pytest.MonkeyPatch) -> 
         progress = ReportedProgress(display_, {"prefill": 30.0})
         progress("prefill", "compiling [bold]")
         progress("decode", "compiling")
-        monkeypatch.setattr(display.time, "monotonic", lambda: now + 20.2)
+        monkeypatch.setattr(console.time, "monotonic", lambda: now + 20.2)
         display_.bars.refresh()
-        monkeypatch.setattr(display.time, "monotonic", lambda: now + 40)
+        monkeypatch.setattr(console.time, "monotonic", lambda: now + 40)
         display_.bars.refresh()
         progress("prefill", "done")
         display_.bars.refresh()

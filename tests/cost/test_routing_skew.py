@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import meshscope
-from meshscope.api.request import ExperimentRequest, request_of
+from meshscope.api.options import request_of
+from meshscope.api.request import ExperimentRequest
 from meshscope.cost.expert_load import device_load, exchange_load
 from meshscope.cost.scheduled_collectives import CollectiveEstimator
 from meshscope.errors import SpecError

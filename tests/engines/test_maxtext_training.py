@@ -96,9 +96,13 @@ def test_the_stored_text_is_of_maxtexts_own_step() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"frontend": "jax"}, SpecError, "--training compiles the training step of MaxText, not"),
-        ({"plan": "tp=8", "output": 7}, SpecError, "--output 7 changes nothing: a training step"),
-        ({"plan": "pp=2,tp=4"}, PlanError, "--training takes tp, fsdp, dp, not pp. Use fsdp=8"),
+        (
+            {"frontend": "jax"},
+            SpecError,
+            "training=True compiles the training step of MaxText, not",
+        ),
+        ({"plan": "tp=8", "output": 7}, SpecError, "output=7 changes nothing: a training step"),
+        ({"plan": "pp=2,tp=4"}, PlanError, "training=True takes tp, fsdp, dp, not pp. Use fsdp=8"),
         ({"engine_version": "9.9"}, SpecError, "no such known release. Use one of 0.2.5"),
     ],
 )

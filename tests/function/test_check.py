@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import meshscope
-from meshscope.cli.check import command
+from meshscope.api.check import command
+from meshscope.cli.app import typer_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.tpu]
 
@@ -59,7 +60,7 @@ def checked(path: Path, *options: str) -> Result:
     import typer  # noqa: PLC0415
 
     app = typer.Typer()
-    app.command()(command)
+    app.command()(typer_command(command))
     return CliRunner().invoke(app, [str(path), *options])
 
 

@@ -202,11 +202,9 @@ def test_a_moved_line_of_the_function_is_another_program() -> None:
     """The rows name its lines, so the text of the old lines would be wrong."""
 
     def key(function: object) -> str:
-        request = FunctionRequest(
-            function=function, arguments=(shape(8, 8, spec=P("d")),), topology=SLICE, mesh="d=4"
-        )
-        topology = parse_topology(SLICE)
-        return backend.program_key(lowered_function(request, topology), topology)
+        request = FunctionRequest(topology=SLICE, mesh="d=4")
+        program = lowered_function(function, (shape(8, 8, spec=P("d")),), request)
+        return backend.program_key(program, parse_topology(SLICE))
 
     first = key(lambda x: x + 7)
     assert key(lambda x: x + 7) != first
@@ -318,12 +316,7 @@ def test_a_function_may_name_its_own_abstract_mesh(form: str) -> None:
         )(x * 2)
 
     x = jax.ShapeDtypeStruct((64, 256), jnp.float32, sharding=NamedSharding(mesh, P("k")))
-    request = FunctionRequest(
-        function=total,
-        arguments=(x,),
-        topology=SLICE,
-        mesh={"k": 4} if form == "sizes" else mesh,
-    )
-    program = lowered_function(request, parse_topology(SLICE))
+    request = FunctionRequest(topology=SLICE, mesh={"k": 4} if form == "sizes" else mesh)
+    program = lowered_function(total, (x,), request)
 
     assert (program.n_devices, program.mesh) == (4, (("k", 4),))

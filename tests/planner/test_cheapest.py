@@ -8,9 +8,8 @@ from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.planner import cheapest
-from meshscope.planner.batches import Batches
 from meshscope.planner.cheapest import search_slices
-from meshscope.planner.combinations import SearchSpace
+from meshscope.planner.combinations import Batches, SearchSpace
 from meshscope.planner.grid import grid_of
 from meshscope.planner.objective import Goal, objective_of
 from meshscope.planner.search import plans_of, search

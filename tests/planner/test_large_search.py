@@ -15,10 +15,9 @@ from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.planner import grid as grid_module
 from meshscope.planner import progress as progress_module
-from meshscope.planner.batches import parse_batches
-from meshscope.planner.combinations import SearchSpace
+from meshscope.planner.combinations import SearchSpace, parse_batches
 from meshscope.planner.grid import grid_of, n_combinations
-from meshscope.planner.pareto import pareto_front
+from meshscope.planner.objective import pareto_front
 from meshscope.planner.progress import SearchProgress
 from meshscope.planner.search import plans_of
 from meshscope.plans.chunks import ChunkRule
@@ -178,5 +177,5 @@ def test_a_wrong_step_is_refused(batch: str) -> None:
 
 @pytest.mark.parametrize("chunks", ["512,", "512,many", ",", "512,-1", "0"])
 def test_a_wrong_chunk_in_a_list_is_refused(chunks: str) -> None:
-    with pytest.raises(SpecError, match="--prefill-chunk"):
+    with pytest.raises(SpecError, match="prefill_chunk"):
         meshscope.plan("Qwen/Qwen3-8B", topology="v6e-4", prefill_chunk=chunks)

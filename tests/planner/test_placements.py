@@ -5,8 +5,7 @@ import pytest
 import meshscope
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.planner.batches import parse_batches
-from meshscope.planner.combinations import SearchSpace
+from meshscope.planner.combinations import SearchSpace, parse_batches
 from meshscope.planner.grid import grid_of
 from meshscope.planner.launch import launches_of
 from meshscope.planner.objective import Goal, Objective

@@ -10,11 +10,9 @@ from meshscope.cost.predicted import predicted_times
 from meshscope.errors import MeshscopeError, SpecError
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.planner.batches import Batches, parse_batches
-from meshscope.planner.combinations import WHOLE, SearchSpace
+from meshscope.planner.combinations import WHOLE, Batches, SearchSpace, parse_batches
 from meshscope.planner.grid import grid_of
-from meshscope.planner.objective import PRESETS, Goal, objective_of
-from meshscope.planner.pareto import pareto_front
+from meshscope.planner.objective import PRESETS, Goal, objective_of, pareto_front
 from meshscope.planner.search import EXCHANGE, PlanSearch, search
 from meshscope.planner.space import plan_space
 from meshscope.plans.workload import MAX_BATCH, Workload

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.api.request import ExperimentRequest, request_of
+from meshscope.api.options import request_of
+from meshscope.api.request import ExperimentRequest
 from meshscope.events.enums import Phase
 from meshscope.plans.experiment import Experiment
 from meshscope.prediction.memory import predicted_memory

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from meshscope.api.request import CompileRequest, request_of, run_folder
+from meshscope.api.options import request_of
+from meshscope.api.request import CompileRequest, run_folder
 from meshscope.store.folder import MAX_NAME, default_folder, safe_name
 
 
@@ -61,5 +62,5 @@ def test_a_default_name_has_the_options_that_are_not_defaults(
     options: dict[str, Any], end: str
 ) -> None:
     request = request_of(CompileRequest, DENSE | options)
-    folder = run_folder(request, request.experiment(), None)
+    folder = run_folder(request, request.experiment())
     assert folder == Path(f"runs/Qwen3-4B-v6e-2x4-tp8{end}")

@@ -6,19 +6,29 @@ import traceback
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 from meshscope.analysis.budget import Check, checks_of
 from meshscope.api.budget_file import BudgetedProgram, read_budget_file
 from meshscope.api.compile import compile as compile_
+from meshscope.api.console import echo, print_json
+from meshscope.api.options import Option
 from meshscope.api.predict import predict
 from meshscope.api.run import Run
 from meshscope.api.runs import open as open_runs
 from meshscope.errors import MeshscopeError, RunError, SpecError, nearest, public, read_only
 from meshscope.files import path_of
 from meshscope.programs.environments import default_compiler
+from meshscope.reports.budget import (
+    ProgramChecks,
+    check_document,
+    check_lines,
+    github_lines,
+    sarif_document,
+)
 from meshscope.store.folder import replacing_runs, scratch_folder
 
 
@@ -160,3 +170,52 @@ def _called(function: Any, entry: str) -> Any:
             f"entry '{entry}' failed: {type(error).__name__}: {error}\n"
             f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
         ) from error
+
+
+class CheckFormat(StrEnum):
+    """How the outcome is written."""
+
+    TEXT = "text"
+    JSON = "json"
+    SARIF = "sarif"
+    GITHUB = "github"
+
+
+def command(
+    budget: Annotated[
+        Path, Option(help="Budget file in TOML.", metavar="BUDGET", is_argument=True)
+    ],
+    *,
+    as_format: Annotated[
+        CheckFormat,
+        Option(help="text, json, sarif, or github for annotations.", flags=("--format",)),
+    ] = CheckFormat.TEXT,
+    compiler: Annotated[
+        str | None,
+        Option(
+            help="Another version of JAX and libtpu, from meshscope compilers list.", metavar="NAME"
+        ),
+    ] = None,
+) -> None:
+    """Check programs against a budget for CI.
+
+    Compiles every program of the file, from the cache if it is unchanged, and compares its communication, time and
+    memory with the limits. Exits with 1 if a limit is violated.
+    """
+    result = check(budget, compiler=compiler)
+    programs = [ProgramChecks(name=p.program.name, checks=p.checks) for p in result.programs]
+    match as_format:
+        case CheckFormat.TEXT:
+            lines = check_lines(result.path, programs)
+        case CheckFormat.GITHUB:
+            lines = github_lines(result.path, programs)
+        case CheckFormat.JSON:
+            print_json(check_document(result.path, programs))
+            lines = iter(())
+        case CheckFormat.SARIF:
+            print_json(sarif_document(result.path, programs))
+            lines = iter(())
+    for line in lines:
+        echo(line)
+    if not result.is_kept:
+        raise SystemExit(1)

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from meshscope.analysis.comparison import Side, compare_sides, source_side, with_axes_of
 from meshscope.analysis.explanation import explain
 from meshscope.analysis.join import Comparison
+from meshscope.api.console import new_console, print_all, print_json, rendered
+from meshscope.api.options import JsonOption, Option
 from meshscope.api.run import Run
-from meshscope.api.text import rendered
 from meshscope.errors import RunError, SpecError, public, read_only
 from meshscope.events.enums import Source
 from meshscope.files import path_of
@@ -138,3 +139,29 @@ def _named(side: Side) -> dict[str, Any]:
         "source": side.source.value,
         "other_operations": other_operations_document(side.run),
     }
+
+
+def command(
+    run: Annotated[Path, Option(help="Folder of a run.", metavar="RUN", is_argument=True)],
+    other: Annotated[
+        Path | None,
+        Option(
+            help="Another run; without it, the prediction of the first.",
+            metavar="[RUN]",
+            is_argument=True,
+        ),
+    ] = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare predicted with compiled, or two runs with each other.
+
+    Lists extra, missing and changed collectives with their bytes, layers and source lines; for two
+    runs also explains the difference in bytes and time.
+    """
+    result = compare(run, other)
+    if as_json:
+        print_json(result.as_dict())
+        return
+    console = new_console()
+    print_all(console, comparison_text(result.comparison, result.left, result.right, console))

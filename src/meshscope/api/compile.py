@@ -1,17 +1,19 @@
 """`meshscope.compile`: the TPU or GPU compiler, without the hardware."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from inspect import signature
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, Protocol, overload
 
-from meshscope.api.checkpoint_note import checkpoint_notes
-from meshscope.api.compile_function import compile_user_function, function_request
+from meshscope.api.compile_function import FunctionRequest, compile_user_function
 from meshscope.api.compile_training import compile_training_request
+from meshscope.api.console import WorkProgress, print_run
 from meshscope.api.idle_options import idle_option
+from meshscope.api.options import RunOutput, documented, hints_of, parameters_of, request_of
 from meshscope.api.progress import ReportedProgress, compile_progress, report_tracing_python
 from meshscope.api.records import (
+    checkpoint_notes,
     chip_profile,
     noting_own_program,
     predicted_record,
@@ -22,7 +24,6 @@ from meshscope.api.request import (
     CompileRequest,
     ExperimentRequest,
     command_line,
-    request_of,
     run_folder,
 )
 from meshscope.api.run import Run
@@ -32,63 +33,32 @@ from meshscope.backends.compile.compile import (
 )
 from meshscope.backends.compile.cycles import Cycles
 from meshscope.cost.timeline import write_timeline
-from meshscope.errors import SpecError, public
-from meshscope.events.enums import Phase
-from meshscope.files import path_of
+from meshscope.errors import SpecError
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.plans.context_form import ContextForm
-from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.kernel_choice import Kernels
-from meshscope.plans.program import DEFAULT_FRONTEND, Engine, Frontend, Loop, Partitioner
+from meshscope.plans.program import Engine
 from meshscope.programs.environments import Compiler, chosen_compiler, installed_release
 from meshscope.programs.frontends import check_can_compile
 from meshscope.store.folder import new_folder
 from meshscope.store.run import SPECULATION, RunRecord
 from meshscope.store.write import HLO
-from meshscope.workers import Progress
+
+P = ParamSpec("P")
+Model = str | Path | Callable[..., Any]
 
 
-@public
-def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
-    model: str | Path | Callable[..., Any],
-    *arguments: Any,
-    topology: str,
-    plan: str | None = None,
-    keywords: Mapping[str, Any] | None = None,
-    mesh: Any = None,
-    name: str | None = None,
-    phase: Phase | str | None = None,
-    cache: bool = True,
-    batch: int = 1,
-    prompt: int = 128,
-    output: int = 128,
-    dtype: str = "auto",
-    weight_dtype: str | None = None,
-    cache_dtype: str | None = None,
-    layers: int | None = None,
-    engine: Engine | str = Engine.MESHSCOPE,
-    partitioner: Partitioner | str = Partitioner.MANUAL,
-    frontend: Frontend | str = DEFAULT_FRONTEND,
-    loop: Loop | str = Loop.AUTO,
-    context: ContextForm | str = ContextForm.AUTO,
-    kernels: Kernels | str = Kernels.AUTO,
-    dispatch: DispatchForm | str = DispatchForm.AUTO,
-    capacity_factor: float | None = None,
-    microbatches: int | None = None,
-    prefill_chunk: int | str = "auto",
-    routing_skew: float = 1.0,
-    device_order: str | None = None,
-    profile: str | Path | None = None,
-    cycles: Cycles | str = Cycles.ESTIMATED,
-    engine_version: str | None = None,
-    compiler: str | None = None,
-    training: bool = False,
-    speculate: str | None = None,
-    out: str | Path | None = None,
-    force: bool = False,
-    progress: Progress | None = None,
-) -> Run:
+class _Compile(Protocol[P]):
+    """`compile` for a model with the options of its request, or for a function with its arguments."""
+
+    @overload
+    def __call__(self, *args: P.args, **options: P.kwargs) -> Run: ...
+    @overload
+    def __call__(
+        self, model: Callable[..., Any], *arguments: Any, topology: str, **options: Any
+    ) -> Run: ...
+
+
+def _compiled(model: Model, *arguments: Any, **options: Any) -> Run:
     """Compiles a model's prefill and decode, or a JAX function, for a slice without the hardware.
 
     Needs the extra `tpu`, or `cuda` for models on GPU slices. Takes seconds to minutes.
@@ -99,31 +69,11 @@ def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
         >>> run = meshscope.compile(train_step, params, batch, topology="v6e-8", mesh="dp=8")
         >>> run.collectives.select("kind", "axis", "wire_bytes", "source_line")
 
-    A model takes the options of `meshscope.predict`, `cycles`, `out`, `force` and `progress`. A function
-    takes its arguments (arrays, or `jax.ShapeDtypeStruct` with shardings), `keywords`, `mesh`, `name`, `phase`,
-    `cache`, `out` and `force`; its rows have the axis names of its mesh and its own source lines.
-
-    Args:
-        model: A model of `meshscope models`, a config file, or a JAX function, jitted or not.
-        arguments: The arguments of the function.
-        keywords: Its keyword arguments.
-        mesh: A JAX mesh, or axis sizes such as `dp=2,tp=4` for arguments sharded by PartitionSpecs; by
-            default the mesh of the arguments' shardings.
-        name: Name of the function in tables.
-        phase: `prefill` or `decode` if the function is one; by default what its scopes say, else `step`.
-        cache: Take an unchanged program from the cache.
-        cycles: Time of compute by the compiler's estimates, or by its slower cycle `profile`.
-        engine_version: Release of the engine that is the `frontend`; by default the newest one that
-            is installed.
-        compiler: Another version of JAX and libtpu, such as `jax-0.9.2`, that `meshscope compilers install`
-            installed. A function is traced by the JAX of this process and compiled by that one.
-        training: Compile a training step of `frontend` maxtext instead, of `batch` sequences of `prompt`
-            tokens. Its rows have the phase `step`, and nothing is predicted.
-        speculate: Speculative decoding: `mtp:k=1,acceptance=0.85`, `eagle:...` or `draft:MODEL,...`. The
-            verification and the draft are compiled, too, and are `Run.speculation`.
-        out: Folder of the run; by default `runs/<model>-<slice>-<plan>`. A function's run stays in memory.
-        force: Replace the run in this folder.
-        progress: Called with a part of the work, its step, and the seconds left or None.
+    A function takes its arguments (arrays, or `jax.ShapeDtypeStruct` with shardings), `topology`, `keywords`,
+    `mesh`, `name`, `phase`, `cache`, `compiler`, `out` and `force`; its rows have the axis names of its mesh and
+    its own source lines. A model takes the other options. With `training`, the rows of the step have the phase
+    `step`, and nothing is predicted. With `speculate`, the verification and the draft are compiled, too, and are
+    `Run.speculation`.
 
     Returns:
         A run with the sources `predicted` and `compiled`; a function has only the latter.
@@ -132,55 +82,66 @@ def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
         MeshscopeError: The request is impossible, the function does not trace, the compiler fails or is
             missing, or the folder exists.
     """
-    options = dict(locals())
-    home = None if out is None else path_of(out)
     if callable(model):
-        _check_only(_MODEL_OPTIONS, options, f"a model, and {model!r} is a function")
-        return compile_user_function(function_request(options), out=home, force=force)
-    _check_only(_FUNCTION_OPTIONS, options, f"a function, and '{model}' is a model")
-    if plan is None:
+        _check_only(FunctionRequest, options, f"a model, and {model!r} is a function")
+        return compile_user_function(model, arguments, request_of(FunctionRequest, options))
+    if arguments:
+        raise SpecError(
+            f"arguments={arguments!r} is an option of a function, and '{model}' is a model. Leave it out."
+        )
+    _check_only(CompileRequest, options, f"a function, and '{model}' is a model")
+    if options.get("plan") is None:
         raise SpecError(f"'{model}' has no plan. Give one, such as plan='tp=8'.")
-    request = request_of(CompileRequest, options)
-    return compile_request(request, out=home, force=force, progress=progress)
+    return compile_request(request_of(CompileRequest, {"model": model, **options}))
 
 
-def _check_only(names: Iterable[str], options: Mapping[str, Any], what: str) -> None:
-    """SpecError if an option among these differs from its default."""
-    parameters = signature(compile).parameters
-    for name in names:
-        default = () if name == "arguments" else parameters[name].default
-        if options[name] != default:
+def _check_only(kind: Any, options: Mapping[str, Any], what: str) -> None:
+    """SpecError if an option is none of `kind` and differs from its default."""
+    for name in options.keys() - hints_of(kind):
+        if options[name] != _SIGNATURE.parameters[name].default:
             raise SpecError(f"{name}={options[name]!r} is an option of {what}. Leave it out.")
 
 
-_FUNCTION_OPTIONS = ("arguments", "keywords", "mesh", "name", "phase", "cache")
-_SHARED_OPTIONS = {"model", "topology", "compiler"}
-_MODEL_OPTIONS = tuple(f.name for f in fields(CompileRequest) if f.name not in _SHARED_OPTIONS)
+def _signature() -> Signature:
+    """Those of both requests, with the function and its arguments, which exclude a plan."""
+    model = Parameter("model", Parameter.POSITIONAL_OR_KEYWORD, annotation=Model)
+    arguments = Parameter("arguments", Parameter.VAR_POSITIONAL, annotation=Any)
+    both = {one.name: one for kind in _REQUESTS for one in parameters_of(kind)}
+    del both["model"]
+    both["plan"] = both["plan"].replace(default=None, annotation=str | None)
+    return Signature([model, arguments, *both.values()], return_annotation=Run)
 
 
-def compile_request(
-    request: CompileRequest, *, out: Path | None, force: bool, progress: Progress | None
-) -> Run:
+_REQUESTS = (FunctionRequest, CompileRequest)
+_SIGNATURE = _signature()
+
+
+def _typed_by(_kind: Callable[P, Any], function: Any) -> _Compile[P]:
+    return function
+
+
+compile = _typed_by(CompileRequest, documented(_compiled, _SIGNATURE, *_REQUESTS, name="compile"))  # noqa: A001
+
+
+def compile_request(request: CompileRequest) -> Run:
     """The compiled run that the request asks for."""
     compiler = chosen_compiler(request.compiler)
     if request.training and request.speculate is not None:
         raise idle_option("speculate", request.speculate, "a training step drafts no tokens")
     if request.training:
         experiment = _with_engine_version(request.experiment(), request)
-        return compile_training_request(
-            request, experiment, out=out, force=force, progress=progress
-        )
+        return compile_training_request(request, experiment)
     experiment = compilable_experiment(request, compiler)
-    path = run_folder(request, experiment, out)
+    path = run_folder(request, experiment)
     profile = chip_profile(request.profile, experiment.topology.chip)
-    command = command_line("compile", request, out=out)
+    command = command_line("compile", request)
     parts = speculative_parts(experiment, request.speculate, has_program=True)
-    report = compile_progress(progress, experiment, path)
+    report = compile_progress(request.progress, experiment, path)
     report_tracing_python(report, experiment)
     compiling = _Compiling(
         command=command, cycles=request.cycles, profile=profile, compiler=compiler
     )
-    with new_folder(path, force=force) as partial:
+    with new_folder(path, force=request.force) as partial:
         record = compiling.record(experiment, partial, report)
         if parts is not None:
             home = partial / SPECULATION
@@ -254,3 +215,14 @@ def _with_engine_version(experiment: Experiment, request: ExperimentRequest) -> 
         raise SpecError(f"--cycles {request.cycles} is not supported for engines. Drop it.")
     release = installed_release(program.frontend, version)
     return replace(experiment, program=replace(program, engine_version=release.version))
+
+
+def command(request: CompileRequest, output: RunOutput) -> None:
+    """Compile for a TPU or GPU slice without the hardware.
+
+    Prefill and decode compile in parallel. Saves a run; the tables show predicted beside compiled
+    collectives.
+    """
+    with WorkProgress() as progress:
+        run = compile_request(replace(request, progress=progress))
+    print_run(run, as_json=output.as_json, is_full=output.full)

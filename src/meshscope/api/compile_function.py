@@ -4,11 +4,12 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshscope.api.options import option, optional_path, request
 from meshscope.api.records import new_manifest, write_record
 from meshscope.api.run import Run
 from meshscope.backends.compile.function import (
@@ -34,74 +35,69 @@ if TYPE_CHECKING:
     from meshscope.programs.jax.function import FunctionProgram
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@request
 class FunctionRequest:
-    """A function of the user with its arguments, and the slice to compile it for.
+    """The options of `compile` for a function of the user, beside its arguments."""
 
-    `mesh` is a JAX mesh, axis sizes such as `dp=2,tp=4`, or None for that of the shardings. `name` and
-    `phase` replace those of the function and its scopes. `compiler` is another version of JAX and libtpu.
-    """
-
-    function: Callable[..., Any]
-    arguments: Sequence[Any]
-    topology: str
-    keywords: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    mesh: Any = None
-    name: str | None = None
-    phase: Phase | None = None
-    is_cached: bool = True
-    compiler: str | None = None
-
-
-def function_request(options: Mapping[str, Any]) -> FunctionRequest:
-    """The request of `compile`'s arguments; SpecError for an unknown phase."""
-    phase = options["phase"]
-    if phase is not None and phase not in set(Phase):
-        raise SpecError(f"phase: '{phase}' is not one of {', '.join(Phase)}.")
-    return FunctionRequest(
-        function=options["model"],
-        arguments=options["arguments"],
-        keywords=options["keywords"] or {},
-        topology=options["topology"],
-        mesh=options["mesh"],
-        name=options["name"],
-        phase=None if phase is None else Phase(phase),
-        is_cached=options["cache"],
-        compiler=options["compiler"],
+    topology: str = option("The slice, such as v6e-8.")
+    keywords: Mapping[str, Any] | None = option("Keyword arguments of the function.", default=None)
+    mesh: Any = option(
+        "A JAX mesh, or axis sizes such as dp=2,tp=4 for arguments sharded by PartitionSpecs; by default "
+        "the mesh of the arguments' shardings.",
+        default=None,
     )
+    name: str | None = option("Name of the function in tables.", default=None)
+    phase: Phase | None = option(
+        "prefill or decode if the function is one; by default what its scopes say, else step.",
+        default=None,
+    )
+    cache: bool = option("Take an unchanged program from the cache.", default=True)
+    compiler: str | None = option(
+        "Another version of JAX and libtpu; the function is traced by the JAX of this process.",
+        default=None,
+    )
+    out: Path | None = option(
+        "Folder of the run; by default it stays in memory.", default=None, converter=optional_path
+    )
+    force: bool = option("Replace the run in this folder.", default=False)
 
 
-def compile_user_function(request: FunctionRequest, *, out: Path | None, force: bool) -> Run:
-    """The run of the compiled function, in memory or in the folder `out`."""
+def compile_user_function(
+    function: Callable[..., Any], arguments: Sequence[Any], request: FunctionRequest
+) -> Run:
+    """The run of the compiled function, in memory or in the folder that the request names."""
     topology = parse_topology(request.topology)
     compiler = chosen_compiler(request.compiler)
-    program = lowered_function(request, topology)
-    compiled = compile_function(program, topology, is_cached=request.is_cached, compiler=compiler)
+    program = lowered_function(function, arguments, request)
+    compiled = compile_function(program, topology, is_cached=request.cache, compiler=compiler)
     result = read_function(compiled, mesh=program.mesh, topology=topology, phase=request.phase)
-    record = _record(request, program, compiled, result)
-    if out is None:
+    record = _record(function, topology, program, compiled, result)
+    if request.out is None:
         return Run(record=record, hlo=compiled.text)
-    with new_folder(out, force=force) as partial:
+    with new_folder(request.out, force=request.force) as partial:
         (partial / HLO).mkdir()
         shutil.copyfile(compiled.text, partial / HLO / compiled.text.name)
         write_timeline(partial, [result.step])
         write_record(record, partial)
-    return Run(record=replace(record, path=out))
+    return Run(record=replace(record, path=request.out))
 
 
-def lowered_function(request: FunctionRequest, topology: Topology) -> "FunctionProgram":
+def lowered_function(
+    function: Callable[..., Any], arguments: Sequence[Any], request: FunctionRequest
+) -> "FunctionProgram":
     """The function in StableHLO for the slice; SpecError if it does not trace or uses other devices."""
+    topology = parse_topology(request.topology)
     devices = described_devices(topology)
     from meshscope.programs.jax.function import function_name, lower_function  # noqa: PLC0415  imports JAX
 
     program = lower_function(
-        request.function,
-        request.arguments,
-        request.keywords,
+        function,
+        arguments,
+        request.keywords or {},
         mesh=axis_sizes(request.mesh) if isinstance(request.mesh, str) else request.mesh,
         devices=devices,
         platform="tpu",
-        name=request.name or function_name(request.function),
+        name=request.name or function_name(function),
     )
     if program.n_devices != topology.n_devices:
         raise SpecError(
@@ -139,13 +135,14 @@ def axis_sizes(text: str) -> dict[str, int]:
 
 
 def _record(
-    request: FunctionRequest,
+    function: Callable[..., Any],
+    topology: Topology,
     program: "FunctionProgram",
     compiled: CompiledFunction,
     result: FunctionResult,
 ) -> RunRecord:
-    topology, phase = parse_topology(request.topology), result.step.time.phase
-    experiment = function_record(request.function, program, topology, phase)
+    phase = result.step.time.phase
+    experiment = function_record(function, program, topology, phase)
     place = experiment.function or program.name
     manifest = new_manifest(
         Source.COMPILED,

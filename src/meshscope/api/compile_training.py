@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.api.idle_options import idle_option
+from meshscope.api.options import changed_options
 from meshscope.api.progress import ReportedProgress
 from meshscope.api.records import chip_profile, new_manifest, write_record
-from meshscope.api.request import CompileRequest, changed_options, command_line, run_folder
+from meshscope.api.request import CompileRequest, command_line, run_folder
 from meshscope.api.run import Run
 from meshscope.backends.compile.compile import compile_step_program
 from meshscope.backends.compile.function import FunctionResult, function_memory
@@ -29,36 +30,28 @@ from meshscope.readers.hlo.scopes import with_scopes
 from meshscope.store.folder import new_folder
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
-from meshscope.workers import Progress
 
 # Options that a training step does not have.
 _OF_INFERENCE = ("output", "weight_dtype", "cache_dtype", "prefill_chunk")
 _FUNCTION = "maxtext/trainers/pre_train/train.py"  # its train_step
 
 
-def compile_training_request(
-    request: CompileRequest,
-    experiment: Experiment,
-    *,
-    out: Path | None,
-    force: bool,
-    progress: Progress | None,
-) -> Run:
+def compile_training_request(request: CompileRequest, experiment: Experiment) -> Run:
     """The run of the training step: the batch is the global one, and the prompt a sequence's length."""
     changed = changed_options(request)
     for name in _OF_INFERENCE:
         if name in changed:
             raise idle_option(name, changed[name], "a training step has none")
     check_can_compile_training(experiment)
-    path = run_folder(request, experiment, out)
+    path = run_folder(request, experiment)
     profile = chip_profile(request.profile, experiment.topology.chip)
-    with new_folder(path, force=force) as partial:
+    with new_folder(path, force=request.force) as partial:
         (partial / HLO).mkdir()
-        report = ReportedProgress(progress)
+        report = ReportedProgress(request.progress)
         compiled = compile_step_program(experiment, partial / HLO, progress=report)
         report(Phase.STEP, "reading")
         result = read_training(experiment, partial / HLO, compiled, chip_profile=profile)
-        record = _record(request, experiment, result, compiled, out)
+        record = _record(request, experiment, result, compiled)
         write_timeline(partial, [result.step])
         write_record(record, partial)
     return Run(record=replace(record, path=path))
@@ -122,7 +115,6 @@ def _record(
     experiment: Experiment,
     result: FunctionResult,
     report: Mapping[str, Any],
-    out: Path | None,
 ) -> RunRecord:
     model, workload = experiment.model, experiment.workload
     name = (
@@ -141,7 +133,7 @@ def _record(
     manifest = new_manifest(
         Source.COMPILED,
         description,
-        command_line("compile", request, out=out),
+        command_line("compile", request),
         phases=[Phase.STEP],
         versions=report["versions"],
         seconds={f"{Phase.STEP}.{step}": s for step, s in report["seconds"].items()},

@@ -1,13 +1,16 @@
 """`meshscope contribute`: what a run measured on a TPU would change, and the files of a pull request."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 from meshscope.analysis.capture import Capture, capture_of
+from meshscope.api.console import note, print_json
+from meshscope.api.options import JsonOption, Option
 from meshscope.backends.calibrate.fit import fit_constants
 from meshscope.errors import MeshscopeError, RunError, SpecError
 from meshscope.hardware.topology import Topology
@@ -15,10 +18,13 @@ from meshscope.interconnect import LinkConstants, collective_time, constants_of
 from meshscope.interconnect.contributed import FOLDER, ContributedRun, contributed_text
 from meshscope.interconnect.samples import TimedCollective
 from meshscope.reports.export.files import check_new, new_file
+from meshscope.reports.plain import short
+from meshscope.reports.words import counted
 from meshscope.serialize import to_plain
 from meshscope.store.folder import safe_name
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
+from meshscope.units import format_bytes, format_seconds
 
 MIN_POINTS = 4  # of which every second one is held out
 
@@ -225,3 +231,137 @@ def _median_error(
         for point in points
     ]
     return exp(median(errors)) - 1
+
+
+def contribution_text(contribution: Contribution) -> str:
+    """The description of the pull request."""
+    return "\n".join(_text_lines(contribution)) + "\n"
+
+
+def _text_lines(contribution: Contribution) -> Iterator[str]:
+    run = contribution.run
+    model = "a program" if run.model is None else short(run.model)
+    yield f"# Measured: {model} on {run.topology}, {run.plan}"
+    yield ""
+    yield from _answer(contribution)
+    yield from _conditions(contribution)
+    if contribution.errors:
+        yield from ("", "## Collectives", "")
+        yield from _table(
+            ("collective", "axis", "payload", "measured", "modeled", "error", "in the interval"),
+            [
+                (
+                    e.timed.kind.value,
+                    e.timed.axis,
+                    format_bytes(e.timed.payload_bytes),
+                    format_seconds(e.timed.seconds),
+                    format_seconds(e.modeled_s),
+                    f"{e.modeled_s / e.timed.seconds - 1:+.0%}",
+                    "yes" if e.is_within else "no",
+                )
+                for e in contribution.errors
+            ],
+        )
+    if run.steps:
+        yield from ("", "## Steps", "")
+        yield from _table(
+            ("phase", "steps", "measured", "predicted", "range"),
+            [
+                (
+                    step.phase.value,
+                    str(step.n_steps),
+                    format_seconds(step.seconds),
+                    _seconds(step.predicted_s),
+                    f"{_seconds(step.predicted_low_s)} to {_seconds(step.predicted_high_s)}",
+                )
+                for step in run.steps
+            ],
+        )
+
+
+def _answer(contribution: Contribution) -> Iterator[str]:
+    errors = contribution.errors
+    chip = contribution.run.slice.chip.name
+    n_within = sum(error.is_within for error in errors)
+    collectives = counted(len(errors), "collective")
+    steps = counted(len(contribution.run.steps), "step")
+    yield f"- adds {collectives} and {steps} of {chip} to the accuracy page"
+    if errors:
+        yield f"- {n_within} of {len(errors)} collectives are in the modeled interval"
+    if contribution.refit is None:
+        yield f"- constants: no fit from this run alone; {contribution.no_refit}"
+        return
+    yield from _refit_lines(contribution, contribution.refit)
+
+
+def _refit_lines(contribution: Contribution, refit: Refit) -> Iterator[str]:
+    rates = contribution.before.rates
+    yield (
+        f"- constants of this run alone: latency {format_seconds(rates.latency_s)} to "
+        f"{format_seconds(refit.latency_s)}, efficiency {rates.efficiency:.0%} to {refit.efficiency:.0%}"
+    )
+    yield (
+        f"- median error of {refit.n_held_out} collectives held out of that fit: "
+        f"{refit.error_before_frac:.0%} to {refit.error_after_frac:.0%}"
+    )
+    yield "- `make constants accuracy` fits all contributed and published points together"
+
+
+def _conditions(contribution: Contribution) -> Iterator[str]:
+    run = contribution.run
+    workload = f"batch {run.batch}, prompt {run.prompt}, output {run.output}"
+    versions = ", ".join(
+        f"{short(name)} {short(text)}" for name, text in sorted(run.versions.items())
+    )
+    yield from ("", "## Capture", "")
+    yield f"- {workload if run.batch is not None else 'unknown workload'}; {run.frontend or 'unknown'} program"
+    yield f"- {versions or 'unknown versions'}"
+    for finding in run.findings:
+        yield f"- accepted fault: {short(finding, 300)}"
+    for reason, n in contribution.capture.left_out:
+        yield f"- left out: {n} x {reason}"
+
+
+def _seconds(value: float | None) -> str:
+    return "unknown" if value is None else format_seconds(value)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A Markdown table with aligned columns."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    for cells in (head, ["-" * width for width in widths], *rows):
+        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        yield f"| {' | '.join(padded)} |"
+
+
+def command(
+    run: Annotated[
+        Path, Option(help="Folder of a run measured on a TPU.", metavar="RUN", is_argument=True)
+    ],
+    *,
+    out: Annotated[
+        Path | None,
+        Option(
+            help="Clone of meshscope, or any folder; without it, nothing is written.", metavar="DIR"
+        ),
+    ] = None,
+    accept_findings: Annotated[
+        bool, Option(help="Contribute despite faults of the capture.")
+    ] = False,
+    force: Annotated[bool, Option(help="Replace earlier files.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a run measured on a TPU, and write its accuracy entry.
+
+    Refuses captures with faults. Prints the measured collectives and steps beside the modeled ones, and the
+    constants of the chip before and after a fit. Files hold times, versions and conditions, not the command.
+    """
+    contribution = contribution_of(run, accept_findings=accept_findings)
+    text = contribution_text(contribution)
+    if out is not None:
+        for path in write_contribution(contribution, text, out, force=force):
+            note(f"wrote {path}")
+    if as_json:
+        print_json(contribution.as_dict())
+        return
+    sys.stdout.write(text)

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import assert_never
+from typing import Annotated, assert_never
 
 from meshscope.analysis.timeline import has_executions
+from meshscope.api.console import note, print_json
+from meshscope.api.options import JsonOption, Option
 from meshscope.api.plot_tools import plot_tools
 from meshscope.errors import SpecError
 from meshscope.events.timeline import Timeline
@@ -167,3 +169,38 @@ def _note(timeline: RunTimeline, *, has_all_devices: bool = False) -> str | None
     if len(timeline.devices) < timeline.n_devices and not has_all_devices:
         notes.append(f"the first {len(timeline.devices)} of {timeline.n_devices} devices")
     return "; ".join(notes) or None
+
+
+def command(
+    runs: Annotated[
+        list[Path],
+        Option(
+            help="The folder of a run; for plots, of several.", metavar="RUN...", is_argument=True
+        ),
+    ],
+    *,
+    to: Annotated[ExportFormat, Option(help="The format; plots need the extra plots.")],
+    out: Annotated[
+        Path | None,
+        Option(
+            help="A file, or a folder for ccl-bench, chakra and plots.",
+            metavar="PATH",
+            shown="beside the run, by its name",
+        ),
+    ] = None,
+    force: Annotated[bool, Option(help="Replace an earlier export.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots.
+
+    Timelines: perfetto, chrome. Tables: csv, parquet. Execution traces: chakra. CCL-Bench: its workload card
+    (card), or card, trace and metrics (ccl-bench). Timelines show one step of each phase on every device, by time if times are known, else in schedule order.
+    Plots show several runs side by side.
+    """  # fmt: skip
+    written = export(runs, to, out=out, force=force)
+    if as_json:
+        names = {"run": str(runs[0])} if len(runs) == 1 else {"runs": list(map(str, runs))}
+        document = {**names, "to": to.value, "path": str(written.path), "note": written.note}
+        print_json(document)
+        return
+    note(f"wrote {written.path}{f' ({written.note})' if written.note else ''}")

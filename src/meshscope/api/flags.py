@@ -7,7 +7,9 @@ from typing import Any
 
 from meshscope.api.compile import compilable_experiment
 from meshscope.api.compile_function import FunctionRequest, described_devices, lowered_function
-from meshscope.api.request import CompileRequest, request_of
+from meshscope.api.console import WorkProgress, echo, print_json
+from meshscope.api.options import JsonOption, option, option_of, request, request_of
+from meshscope.api.request import PLAN, TOPOLOGY, CompileRequest
 from meshscope.backends.compile.flags import flag_effects
 from meshscope.errors import SpecError, public, read_only
 from meshscope.events.enums import Phase
@@ -15,6 +17,8 @@ from meshscope.events.measured import Flag, FlagEffect
 from meshscope.files import read_file
 from meshscope.hardware.topology import parse_topology
 from meshscope.programs.environments import chosen_compiler
+from meshscope.reports.flags import flag_document, flag_lines
+from meshscope.serialize import picked
 from meshscope.workers import Progress
 
 MAX_FLAGS = 2000
@@ -76,10 +80,8 @@ def flags(  # noqa: PLR0913  the options of the command
         raise SpecError(f"{len(parsed)} flags were given. Give 1 to {MAX_FLAGS}.")
     slice_ = parse_topology(topology)
     if callable(model):
-        request = FunctionRequest(
-            function=model, arguments=arguments, topology=topology, mesh=mesh, **options
-        )
-        program = lowered_function(request, slice_)
+        request = request_of(FunctionRequest, {"topology": topology, "mesh": mesh, **options})
+        program = lowered_function(model, arguments, request)
         programs = [(request.phase or Phase.STEP, program)]
         name = program.name
     else:
@@ -125,3 +127,34 @@ def _model_programs(options: dict[str, Any]) -> Iterable[tuple[Phase, Any]]:
     for phase in experiment.phases:
         lowered = build_program(experiment, phase, devices).lower()
         yield phase, function_program(lowered, f"{experiment.model.name} {phase}")
+
+
+@request
+class FlagsRequest:
+    """The options of `flags`."""
+
+    model: str = option("Model id or config file.", metavar="MODEL", kw_only=False)
+    topology: str = option(TOPOLOGY)
+    plan: str = option(PLAN)
+    flag: list[str] | None = option("Compiler flag, --name=value; repeatable.", default=None)
+    file: Path | None = option("File of flags, one per line; # starts a comment.", default=None)
+    layers: int | None = option("Only the first N layers.", default=None)
+    batch: int = option("Sequences over all devices.", default=1)
+    prompt: int = option("Tokens of a prompt.", default=128)
+    compiler: str | None = option(option_of(CompileRequest, "compiler"), default=None)
+
+
+def command(asked: FlagsRequest, *, as_json: JsonOption = False) -> None:
+    """Find the compiler flags that change a program.
+
+    Compiles prefill and decode once for each flag, on all cores. An unchanged program is recognized by its text.
+    """
+    given = [*(asked.flag or []), *(read_flags(asked.file) if asked.file else [])]
+    options = picked(asked, "topology", "plan", "layers", "batch", "prompt", "compiler")
+    with WorkProgress() as progress:
+        sweep = flags(asked.model, flags=given, progress=progress, **options)
+    if as_json:
+        print_json(flag_document(sweep.program, sweep.topology, sweep.effects))
+        return
+    for line in flag_lines(sweep.program, sweep.topology, sweep.effects):
+        echo(line)

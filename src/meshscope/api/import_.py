@@ -7,15 +7,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshscope.api.import_traces import are_traces, check_options_of_traces, import_traces
+from meshscope.api.import_traces import are_traces, import_traces
+from meshscope.api.options import (
+    changed_options,
+    option,
+    option_words,
+    optional_choice,
+    optional_path,
+    request,
+    takes,
+    texts,
+)
 from meshscope.api.progress import ReportedProgress
 from meshscope.api.records import new_manifest, write_record
-from meshscope.api.request import option_words
+from meshscope.api.request import FORCE, OUT, PLAN, PROGRESS, TOPOLOGY
 from meshscope.api.run import Run
 from meshscope.backends.compile.import_hlo import ImportedProgram, ImportedPrograms, read_imported
 from meshscope.backends.compile.saved_graph import compile_graph
 from meshscope.cost.timeline import write_timeline
-from meshscope.errors import PlanError, SpecError, public
+from meshscope.errors import PlanError, SpecError
 from meshscope.events.enums import Phase, Source
 from meshscope.files import path_of
 from meshscope.hardware.topology import Topology, parse_topology
@@ -38,59 +48,99 @@ from meshscope.store.write import HLO
 from meshscope.units import counted
 from meshscope.workers import Progress
 
-# Options of HLO text, in the order of the recorded command.
-_OPTIONS = (
-    *("topology", "plan", "mesh", "device_order", "model", "phase", "layers", "lengths", "rules"),
-    *("frontend", "partial"),
-)
 _ENDINGS = re.compile(r"(\.(gz|txt|hlo|pb|hlo_module))+$")
+
+
+@request
+class ImportRequest:
+    """The options of `import`, by the names of the command line."""
+
+    paths: list[str] = option(
+        "Optimized HLO text, plain or gzipped; with --frontend torchxla, HLO protos. "
+        "decode=FILE or prefill=FILE: the step that runs it, after those before it. Or traces: a file "
+        "for each rank or host, or a folder.",
+        metavar="FILE...",
+        converter=texts,
+        kw_only=False,
+    )
+    topology: str | None = option(TOPOLOGY, default=None)
+    plan: str | None = option(PLAN, default=None)
+    mesh: str | None = option(
+        "Other axes, instead of --plan: data=8,model=8.", default=None, metavar="AXES"
+    )
+    device_order: str | None = option(
+        "Devices in the order of the mesh: 0,2,4,6,7,5,3,1.", default=None, metavar="IDS"
+    )
+    card: Path | None = option(
+        "CCL-Bench card of the traces: their plan and slice.",
+        default=None,
+        metavar="FILE",
+        converter=optional_path,
+    )
+    model: str | None = option(
+        "Model behind traces, to predict its collectives, or behind a dump of a few layers.",
+        default=None,
+        metavar="MODEL",
+    )
+    phase: Phase | None = option(
+        "Phase of a dump whose names do not state it.",
+        default=None,
+        converter=optional_choice(Phase),
+    )
+    layers: int | None = option(
+        "Layers of the whole model, if the dump has only a few.", default=None, metavar="N"
+    )
+    lengths: str | None = option(
+        "Sequences of a step on a device: N with Q new tokens at a context of K, for attention "
+        "kernels. 64x1:1024, or mixed 63x1:1024,1x2048:8192.",
+        default=None,
+        metavar="NxQ:K",
+    )
+    rules: Path | None = option(
+        "TOML rules from names to phase, layer and part.",
+        default=None,
+        metavar="FILE",
+        converter=optional_path,
+    )
+    frontend: Frontend | None = option(
+        "torchxla: compile the graphs that torch_xla saved, then read them.",
+        default=None,
+        converter=optional_choice(Frontend),
+    )
+    partial: bool = option("Read the complete part of truncated text.", default=False)
+    out: Path | None = option(OUT, default=None, converter=optional_path)
+    force: bool = option(FORCE, default=False)
+    progress: Progress | None = option(PROGRESS, default=None)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command that imports these files."""
+        words = option_words({**changed_options(self), "paths": None, "out": self.out}, argument="")
+        return ("meshscope", "import", *self.paths, *words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Import:
-    """A request to import; `inputs` as the caller gave them, `phases` those of the same paths, if stated."""
+    """A checked request; `paths` without the phases that the caller stated for them."""
 
-    inputs: tuple[str, ...]
+    asked: ImportRequest
     paths: tuple[Path, ...]
     phases: tuple[Phase | None, ...]
     topology: Topology
     mesh: Mesh
     plan: Plan | None
-    phase: Phase | None
-    is_partial: bool
-    command: tuple[str, ...]
-    rules: tuple[EngineRules, ...] = ()
-    rules_path: Path | None = None
-    model: Model | None = None
-    layers: int | None = None
-    lengths: str | None = None
+    rules: tuple[EngineRules, ...]
+    model: Model | None
 
     @property
     def n_layers(self) -> int | None:
         """Layers of the whole model, if they are known."""
-        return self.layers if self.layers or self.model is None else self.model.n_layers
+        layers = self.asked.layers
+        return layers if layers or self.model is None else self.model.n_layers
 
 
-@public
-def import_(  # noqa: PLR0913  the options of the command
-    paths: str | Path | Iterable[str | Path],
-    *,
-    topology: str | None = None,
-    plan: str | None = None,
-    mesh: str | None = None,
-    device_order: str | None = None,
-    card: str | Path | None = None,
-    model: str | None = None,
-    phase: Phase | str | None = None,
-    layers: int | None = None,
-    lengths: str | None = None,
-    rules: str | Path | None = None,
-    frontend: Frontend | str | None = None,
-    partial: bool = False,
-    out: str | Path | None = None,
-    force: bool = False,
-    progress: Progress | None = None,
-) -> Run:
+@takes(ImportRequest)
+def import_(request: ImportRequest) -> Run:
     """Reads optimized HLO text or traces of another tool, and saves a run.
 
     Collectives get phase, layer and part from the names in the text: op_names, functions, arguments. A
@@ -101,33 +151,6 @@ def import_(  # noqa: PLR0913  the options of the command
     Example:
         >>> meshscope.import_("module.txt", topology="v6e-8", plan="tp=8").collectives
 
-    Args:
-        paths: HLO text, plain or gzipped; with `frontend="torchxla"` HLO protos. `decode=PATH` and
-            `prefill=PATH` state the step that runs a program. Or traces: a file for each rank or
-            host, a folder of them, results of `vllm bench serve`.
-        topology: The slice that the program ran on or was compiled for, such as `v6e-8`. Traces need
-            neither slice nor plan: without a plan, collectives have the axes that their process
-            groups name.
-        plan: Axis sizes that lay out its devices, such as `tp=8`.
-        mesh: Instead of a plan, the program's own axes, outermost first, such as `data=8,model=8`.
-        device_order: With `mesh`, the devices of the slice in the order of the mesh, such as
-            `0,2,4,6,7,5,3,1`; by default in the order of their ids.
-        card: CCL-Bench workload card of the traces, with their plan and slice.
-        model: Model of the traces: its predicted collectives appear beside the measured ones. For HLO
-            text: the model whose layers it has, or a few of them.
-        phase: Phase of a program whose names state none: `prefill` or `decode`.
-        layers: Layers of the whole model, if the program has only a few and `model` is not given: its
-            last layers stand for the others.
-        lengths: Sequences of a step on one device, for attention kernels that read the present tokens:
-            `64x1:1024` for 64 that decode at a context of 1024, and `,1x2048:8192` for a chunk of 2048
-            tokens at 8192; `prefill=...,decode=...` by phase; by default assumed from the operands.
-        rules: TOML file with rules that assign names to phases, layers and parts, before the built-in ones.
-        frontend: `torchxla` compiles graphs that torch_xla saved, then reads them.
-        partial: Read truncated text up to its last whole instruction.
-        out: Folder of the run; by default `runs/<file>-<slice>-<plan>`.
-        force: Replace the run in this folder.
-        progress: Called with a part of the work, its step, and the seconds left or None.
-
     Returns:
         A run with the source `compiled`, whose `warnings` say where truncated text ends; of traces
         with the source `measured`, whose `record.measured.findings` say what the capture lacks.
@@ -135,62 +158,56 @@ def import_(  # noqa: PLR0913  the options of the command
     Raises:
         MeshscopeError: A file cannot be read or does not fit the plan, or the folder exists.
     """
-    inputs = (paths,) if isinstance(paths, str | Path) else tuple(paths)
-    stated = tuple(_stated(one) for one in inputs)
+    return import_request(request)
+
+
+def import_request(request: ImportRequest) -> Run:
+    """The run of the files of the request."""
+    stated = tuple(map(_stated, request.paths))
     files = tuple(path for _, path in stated)
     if not files:
         raise SpecError("there is no file to import. Give the path of HLO text.")
-    if frontend == DEFAULT_FRONTEND:
-        raise SpecError("--frontend jax: `compiled.as_text()` is text; leave the option out.")
-    home = None if out is None else path_of(out)
+    frontend = _checked_frontend(request)
     if frontend is None:
         for path in files:
             check_kind(path)
-    if frontend is None and are_traces(files):
-        check_options_of_traces(phase=phase, layers=layers, lengths=lengths, rules=rules)
-        return import_traces(
-            files,
-            topology=topology,
-            plan=plan,
-            mesh=mesh,
-            device_order=device_order,
-            card=card,
-            model=model,
-            out=home,
-            force=force,
-        )
-    if topology is None or card is not None:
+        if are_traces(files):
+            return import_traces(request, files)
+    if request.topology is None or request.card is not None:
         for path in () if frontend else files:  # a file that is no HLO text needs another answer
             if format_of(path) is None:
-                read_hlo(path, is_partial=partial)
+                read_hlo(path, is_partial=request.partial)
         raise SpecError("HLO text needs --topology, and --plan or --mesh; --card is for traces.")
-    values = locals()
-    words = option_words({**{name: values[name] for name in _OPTIONS}, "out": home})
-    slice_ = parse_topology(topology, is_imported=True)
-    filled, devices = _layout(slice_, plan, mesh, device_order)
-    request = _Import(
-        inputs=tuple(map(str, inputs)),
+    slice_ = parse_topology(request.topology, is_imported=True)
+    filled, devices = _layout(slice_, request)
+    _check_layers(request.layers)
+    importing = _Import(
+        asked=request,
         paths=files,
         phases=tuple(step for step, _ in stated),
         topology=slice_,
         mesh=devices,
         plan=filled,
-        phase=None if phase is None else _phase(phase),
-        is_partial=partial,
-        command=("meshscope", "import", *map(str, inputs), *words),
-        rules=() if rules is None else (read_rules(rules),),
-        rules_path=None if rules is None else path_of(rules),
-        model=None if model is None else read_model(model),
-        layers=_layers(layers),
-        lengths=lengths,
+        rules=() if request.rules is None else (read_rules(request.rules),),
+        model=None if request.model is None else read_model(request.model),
     )
     with scratch_folder() as scratch:
         texts, versions = list(files), dict[str, str]()
         if frontend is not None:
-            _check_frontend(frontend)
-            report = ReportedProgress(progress)
+            report = ReportedProgress(request.progress)
             texts, versions = _compiled(files, slice_, scratch, report)
-        return _imported_run(request, texts, versions, out=home, force=force)
+        return _imported_run(importing, texts, versions)
+
+
+def _checked_frontend(request: ImportRequest) -> Frontend | None:
+    """The front end whose graphs are compiled; SpecError for one whose programs are text."""
+    frontend = request.frontend
+    if frontend is DEFAULT_FRONTEND:
+        raise SpecError("--frontend jax: `compiled.as_text()` is text; leave the option out.")
+    if frontend is not None and not frontend.is_traced:
+        traced = next(known.value for known in Frontend if known.is_traced)
+        raise SpecError(f"frontend: '{frontend}' is not {traced}. Leave the option out.")
+    return frontend
 
 
 def _stated(path: str | Path) -> tuple[Phase | None, Path]:
@@ -201,10 +218,9 @@ def _stated(path: str | Path) -> tuple[Phase | None, Path]:
     return None, path_of(path)
 
 
-def _layout(
-    topology: Topology, plan: str | None, mesh: str | None, device_order: str | None
-) -> tuple[Plan | None, Mesh]:
+def _layout(topology: Topology, request: ImportRequest) -> tuple[Plan | None, Mesh]:
     """The plan, if there is one, and the mesh that lays out the devices of the slice."""
+    plan, mesh, device_order = request.plan, request.mesh, request.device_order
     if (plan is None) == (mesh is None):
         raise PlanError(
             "the devices of the dump need one layout. Give either --plan, such as tp=8, or --mesh with "
@@ -225,38 +241,19 @@ def _layout(
     return None, layout
 
 
-def _layers(n_layers: int | None) -> int | None:
+def _check_layers(n_layers: int | None) -> None:
     if n_layers is not None and not 1 <= n_layers < MAX_LAYERS:
         raise SpecError(
             f"--layers {n_layers}: expected 1 to {MAX_LAYERS - 1}. Give all layers of the model."
         )
-    return n_layers
 
 
-def _phase(text: str) -> Phase:
-    if text not in set(Phase):
-        raise SpecError(f"phase: '{text}' is not one of {', '.join(Phase)}.")
-    return Phase(text)
-
-
-def _check_frontend(frontend: str) -> None:
-    traced = [known.value for known in Frontend if known.is_traced]
-    if frontend not in traced:
-        raise SpecError(f"frontend: '{frontend}' is not {traced[0]}. Leave the option out.")
-
-
-def _imported_run(
-    request: _Import,
-    texts: Sequence[Path],
-    versions: Mapping[str, str],
-    *,
-    out: Path | None,
-    force: bool,
-) -> Run:
+def _imported_run(request: _Import, texts: Sequence[Path], versions: Mapping[str, str]) -> Run:
+    asked = request.asked
     names = _kept_names(texts)
-    modules = [read_hlo(text, is_partial=request.is_partial) for text in texts]
+    modules = [read_hlo(text, is_partial=asked.partial) for text in texts]
     programs = [
-        ImportedProgram(module=module, phase=phase, default_phase=request.phase)
+        ImportedProgram(module=module, phase=phase, default_phase=asked.phase)
         for module, phase in zip(modules, request.phases, strict=True)
     ]
     read = read_imported(
@@ -265,7 +262,7 @@ def _imported_run(
         mesh=request.mesh,
         rules=request.rules,
         n_layers=request.n_layers,
-        lengths={} if request.lengths is None else parse_lengths(request.lengths),
+        lengths={} if asked.lengths is None else parse_lengths(asked.lengths),
     )
     record = RunRecord(
         path=None,
@@ -274,13 +271,13 @@ def _imported_run(
         memory={},
         times=read.times,
     )
-    path = out or _default_folder(request, texts[0])
-    with new_folder(path, force=force) as partial:
+    path = asked.out or _default_folder(request, texts[0])
+    with new_folder(path, force=asked.force) as partial:
         (partial / HLO).mkdir()
         for text, name in zip(texts, names, strict=True):
             shutil.copyfile(text, partial / HLO / name)
-        if request.rules_path is not None:
-            shutil.copyfile(request.rules_path, partial / RULES)
+        if asked.rules is not None:
+            shutil.copyfile(asked.rules, partial / RULES)
         if read.steps:
             write_timeline(partial, read.steps)
         write_record(record, partial)
@@ -290,27 +287,28 @@ def _imported_run(
 def _manifest(
     request: _Import, names: Sequence[str], read: ImportedPrograms, versions: Mapping[str, str]
 ) -> Manifest:
-    present = {row.phase for row in (*read.rows, *read.others)} | {request.phase, *request.phases}
+    asked = request.asked
+    present = {row.phase for row in (*read.rows, *read.others)} | {asked.phase, *request.phases}
     stated = dict(zip(names, request.phases, strict=True))
     experiment = ExperimentRecord(
-        imported=request.inputs,
+        imported=tuple(asked.paths),
         model=request.model,
         plan=request.plan,
         mesh=dict(request.mesh.axes),
         device_order=request.mesh.order,
         extended_layers=request.n_layers,
-        lengths=request.lengths,
+        lengths=asked.lengths,
         program_phases=stated if any(stated.values()) else None,
         topology=request.topology,
         n_devices=request.topology.n_devices,
         n_chips=request.topology.n_chips,
-        phase=request.phase,
+        phase=asked.phase,
     )
     phases = [phase for phase in Phase if phase in present]
     return new_manifest(
         Source.COMPILED,
         experiment,
-        request.command,
+        asked.command,
         phases=phases,
         versions=versions,
         others=read.others,

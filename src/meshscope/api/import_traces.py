@@ -4,26 +4,28 @@ import gzip
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from meshscope.api.predicted_steps import predicted_steps
+from meshscope.api.options import flag_of
 from meshscope.api.records import new_manifest, write_record
-from meshscope.api.request import option_words
 from meshscope.api.run import Run
 from meshscope.backends.trace_files import read_traces
 from meshscope.errors import MeshscopeError, PlanError, SpecError, TraceError
-from meshscope.events.collective import Groups
-from meshscope.events.enums import Source
-from meshscope.events.measured import Measured, ServedBenchmark, TraceFacts
+from meshscope.events.collective import Collective, Groups
+from meshscope.events.enums import Phase, Source
+from meshscope.events.measured import Measured, ServedBenchmark, StepClass, TraceFacts
 from meshscope.events.timeline import DISTINCT_OPS, EXECUTIONS
-from meshscope.files import path_of
 from meshscope.hardware.chips import is_chip_named
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.model.config import read_model
 from meshscope.model.model import Model
+from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.mesh import Mesh, parse_mesh
 from meshscope.plans.plan import Plan, parse_plan
+from meshscope.plans.program import Engine, Program
+from meshscope.plans.workload import Workload
+from meshscope.prediction import predict
 from meshscope.readers.traces.attribution import TraceRows, attributed
 from meshscope.readers.traces.merge import MergedTrace, merged
 from meshscope.readers.traces.served import read_served
@@ -33,6 +35,10 @@ from meshscope.reports.export.card import WorkloadCard, is_card, read_card
 from meshscope.store.folder import default_folder, new_folder, safe_name
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO, write_table
+
+if TYPE_CHECKING:
+    from meshscope.api.import_ import ImportRequest
+
 
 Files = list[tuple[Path, TraceFormat]]
 
@@ -57,55 +63,36 @@ def are_traces(paths: Sequence[Path]) -> bool:
     return any(path.is_dir() or format_of(path) not in {TraceFormat.HLO, None} for path in paths)
 
 
-def check_options_of_traces(**options: object) -> None:
-    """SpecError for an option that only HLO text has."""
-    for name, value in options.items():
-        if value is not None:
-            option = name.replace("_", "-")
-            raise SpecError(f"--{option} is for HLO text, and these are traces. Leave it out.")
-
-
-def import_traces(  # noqa: PLR0913  the options of the command
-    paths: Sequence[Path],
-    *,
-    topology: str | None,
-    plan: str | None,
-    mesh: str | None,
-    device_order: str | None,
-    card: str | Path | None,
-    model: str | None,
-    out: Path | None,
-    force: bool,
-) -> Run:
+def import_traces(request: "ImportRequest", paths: Sequence[Path]) -> Run:
     """The measured run of the traces; MeshscopeError if one cannot be read or does not fit the plan."""
+    for name in ("phase", "layers", "lengths", "rules"):
+        if getattr(request, name) is not None:
+            raise SpecError(f"{flag_of(name)} is for HLO text, and these are traces. Leave it out.")
     files, cards, findings = _listed(paths)
-    card_path = path_of(card) if card is not None else next(filter(is_card, cards), None)
+    card_path = request.card or next(filter(is_card, cards), None)
     read = None if card_path is None else read_card(card_path)
-    devices = _mesh(mesh, device_order, plan=plan)
-    layout = _layout(read, topology=topology, plan=plan, mesh=devices, model=model)
+    devices = _mesh(request.mesh, request.device_order, plan=request.plan)
+    layout = _layout(read, request, devices)
     benchmarks = [read_served(path) for path, kind in files if kind is _BENCHMARK]
     trace = merged(read_traces(files))
     warnings = _checked(layout, trace)
     rows = attributed(trace, layout.mesh, crosses_slices=layout.crosses_slices)
     predicted, notes = _predicted(layout, rows)
     measured = _measured(trace, rows, benchmarks, warnings, (*findings, *layout.findings, *notes))
-    options = {"topology": topology, "plan": plan, "mesh": mesh, "device_order": device_order}
-    words = option_words({**options, "card": card, "out": out})
-    named = () if model is None else ("--model", model)
     record = RunRecord(
         path=None,
         manifest=new_manifest(
             Source.MEASURED,
             _experiment(paths, layout, trace),
-            ("meshscope", "import", *map(str, paths), *words, *named),
+            request.command,
             phases=tuple(rows.n_profiled_steps),
         ),
         rows=(*predicted, *rows.rows),
         memory={},
         measured=measured,
     )
-    path = out or _default_folder(paths[0], layout)
-    with new_folder(path, force=force) as partial:
+    path = request.out or _default_folder(paths[0], layout)
+    with new_folder(path, force=request.force) as partial:
         _write_programs(trace.programs, partial)
         _write_timeline(rows, partial)
         write_record(record, partial)
@@ -158,15 +145,9 @@ def _listed(paths: Iterable[Path]) -> tuple[Files, list[Path], list[str]]:
     return files, cards, findings
 
 
-def _layout(
-    card: WorkloadCard | None,
-    *,
-    topology: str | None,
-    plan: str | None,
-    mesh: Mesh | None,
-    model: str | None,
-) -> _Layout:
+def _layout(card: WorkloadCard | None, request: "ImportRequest", mesh: Mesh | None) -> _Layout:
     """Options take precedence over the card."""
+    topology, plan, model = request.topology, request.plan, request.model
     slice_ = None if topology is None else parse_topology(topology, is_imported=True)
     findings = () if card is None else card.findings
     if card is not None:
@@ -324,3 +305,63 @@ def _default_folder(path: Path, layout: _Layout) -> Path:
     plan = (axes if layout.plan is None else str(layout.plan)).replace("=", "")
     name = path.resolve().name.split(".")[0]
     return default_folder(name, "" if layout.topology is None else layout.topology.name, plan)
+
+
+ASSUMED_DTYPE = "bf16"
+
+
+def predicted_steps(
+    steps: Sequence[StepClass], *, model: Model, plan: Plan, topology: Topology
+) -> tuple[tuple[Collective, ...], list[str]]:
+    """Predicted rows of a mean prefill and a mean decode step, and why one is missing."""
+    rows: list[Collective] = []
+    findings: list[str] = []
+    for step in steps:
+        phase = Phase(step.label.value) if step.label.value in set(Phase) else None
+        if phase is None:
+            continue
+        tokens = sum(n or 0.0 for n in (step.prefill_tokens, step.decode_tokens))
+        if not tokens:
+            findings.append(f"{phase} steps: no prediction, as the trace does not say their tokens")
+            continue
+        try:
+            experiment = _step_experiment(
+                phase, round(tokens), model=model, plan=plan, topology=topology
+            )
+            predicted = predict(experiment)
+        except MeshscopeError as error:
+            findings.append(f"{phase} steps: no prediction: {error}")
+            continue
+        rows += [replace(row, n_steps=step.n_steps) for row in predicted if row.phase is phase]
+    return tuple(rows), findings
+
+
+def _step_experiment(
+    phase: Phase, tokens: int, *, model: Model, plan: Plan, topology: Topology
+) -> Experiment:
+    """One step with these tokens: a prompt for each replica, or a token of each sequence."""
+    n_replicas = plan.dp * plan.fsdp
+    share = max(1, -(-tokens // n_replicas))
+    is_prefill = phase is Phase.PREFILL
+    workload = Workload(
+        batch=n_replicas if is_prefill else share * n_replicas,
+        prompt=share if is_prefill else 1,
+        output=2,
+        weight_dtype=ASSUMED_DTYPE,
+        activation_dtype=ASSUMED_DTYPE,
+        cache_dtype=ASSUMED_DTYPE,
+    )
+    for engine in (Engine.VLLM, Engine.MESHSCOPE):
+        try:
+            return experiment_of(
+                model=model,
+                plan=plan,
+                topology=topology,
+                workload=workload,
+                program=Program(),
+                engine=engine,
+            )
+        except MeshscopeError:
+            if engine is Engine.MESHSCOPE:
+                raise
+    raise AssertionError

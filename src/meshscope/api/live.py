@@ -4,73 +4,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from meshscope.api.console import WorkProgress, note, print_run
+from meshscope.api.options import RunOutput, takes
 from meshscope.api.progress import ReportedProgress, report_tracing_python
 from meshscope.api.records import chip_profile, predicted_record, record_with_outcome, write_record
-from meshscope.api.request import AUTO, LiveRequest, command_line, request_of, run_folder
+from meshscope.api.request import AUTO, LiveRequest, command_line, run_folder
 from meshscope.api.run import Run
 from meshscope.api.speculate import SpeculativeParts, speculative_parts
 from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
 from meshscope.backends.live.names import TRACE
 from meshscope.backends.live.run import RunOptions, run_experiment, run_process
-from meshscope.errors import SpecError, public
-from meshscope.files import path_of
+from meshscope.errors import SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.config import read_model
-from meshscope.plans.context_form import ContextForm
-from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.kernel_choice import Kernels
-from meshscope.plans.program import DEFAULT_FRONTEND, Engine, Frontend, Loop, Partitioner
+from meshscope.plans.program import Engine
 from meshscope.programs.environments import check_can_run
 from meshscope.reports.export.perfetto import write_profile_traces
 from meshscope.serialize import picked
 from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.run import DRAFT, SPECULATION, RunRecord
-from meshscope.workers import Progress
 
 
-@public
-def run(  # noqa: D417, PLR0913  the options of the command
-    model: str | Path,
-    *,
-    topology: str,
-    plan: str,
-    batch: int = 1,
-    prompt: int = 128,
-    output: int = 128,
-    dtype: str | None = None,
-    weight_dtype: str | None = None,
-    cache_dtype: str | None = None,
-    layers: int | None = None,
-    engine: Engine | str = Engine.MESHSCOPE,
-    partitioner: Partitioner | str = Partitioner.MANUAL,
-    frontend: Frontend | str = DEFAULT_FRONTEND,
-    loop: Loop | str = Loop.AUTO,
-    context: ContextForm | str = ContextForm.AUTO,
-    kernels: Kernels | str = Kernels.AUTO,
-    dispatch: DispatchForm | str = DispatchForm.AUTO,
-    capacity_factor: float | None = None,
-    microbatches: int | None = None,
-    prefill_chunk: int | str = "auto",
-    routing_skew: float = 1.0,
-    device_order: str | None = None,
-    profile: str | Path | None = None,
-    repeats: int = 3,
-    warmup: int = 1,
-    profiled_steps: int = 4,
-    checkpoint: str | Path | None = None,
-    prompt_text: str | None = None,
-    speculate: str | None = None,
-    coordinator: str | None = None,
-    process_id: int = 0,
-    n_processes: int = 1,
-    seed: int = 0,
-    out: str | Path | None = None,
-    force: bool = False,
-    progress: Progress | None = None,
-) -> Run:
+@takes(LiveRequest)
+def run(request: LiveRequest) -> Run:
     """Runs a model on the devices that JAX lists, times and profiles it, and saves a run.
 
     `cpu:8` makes eight virtual devices of this machine's CPU.
@@ -79,24 +38,8 @@ def run(  # noqa: D417, PLR0913  the options of the command
         >>> run = meshscope.run("Qwen/Qwen3-4B", topology="cpu:4", plan="tp=4", layers=1)
         >>> run.time.decode_step_s  # mean seconds of the timed decode steps
 
-    Takes the options of `meshscope.predict`, and these.
-
-    Args:
-        dtype: As for `predict`; None is f32 on a CPU, else `auto`.
-        repeats: Timed requests.
-        warmup: Untimed requests before them.
-        profiled_steps: Decode steps in the profile, taken after the timed requests.
-        checkpoint: Folder with weights and tokenizer in Hugging Face's format; else random weights.
-        prompt_text: Prompt of every sequence, for the checkpoint's tokenizer.
-        speculate: Speculative decoding, as for `meshscope.compile`. Steps of the verification and of the
-            draft are timed and profiled, too, and are `Run.speculation`. Acceptance is not measured.
-        coordinator: HOST:PORT of process 0, if several processes run together.
-        process_id: Number of this process; process 0 saves the run.
-        n_processes: Number of processes.
-        seed: Seed of random weights and prompts.
-        out: Folder of the run; by default `runs/<model>-<slice>-<plan>`.
-        force: Replace the run in this folder.
-        progress: Called with a part of the work, its step, and the seconds left or None.
+    With `speculate`, steps of the verification and of the draft are timed and profiled, too, and are
+    `Run.speculation`; their acceptance is not measured.
 
     Returns:
         A run with the sources `predicted`, `compiled` and `measured`; in processes other than 0
@@ -106,28 +49,23 @@ def run(  # noqa: D417, PLR0913  the options of the command
         MeshscopeError: The request is impossible, the devices fail or are missing, or the folder
             exists.
     """
-    request = request_of(LiveRequest, {**locals(), "dtype": dtype or ""})
-    return run_request(
-        request, out=None if out is None else path_of(out), force=force, progress=progress
-    )
+    return run_request(request)
 
 
-def run_request(
-    request: LiveRequest, *, out: Path | None, force: bool, progress: Progress | None
-) -> Run:
+def run_request(request: LiveRequest) -> Run:
     """The measured run that the request asks for; the prediction in processes other than 0."""
     prepared = prepared_run(request)
     experiment, options, parts = prepared.experiment, prepared.options, prepared.parts
-    path = run_folder(request, experiment, out)
+    path = run_folder(request, experiment)
     profile = chip_profile(request.profile, experiment.topology.chip)
-    command = command_line("run", request, out=out)
-    report = ReportedProgress(progress)
+    command = command_line("run", request)
+    report = ReportedProgress(request.progress)
     report_tracing_python(report, experiment)
     running = _Running(command=command, profile=profile, text=prepared.text)
     if options.process_id:
         _join(prepared, report)
         return Run(record=predicted_record(experiment, command, profile))
-    with new_folder(path, force=force) as partial:
+    with new_folder(path, force=request.force) as partial:
         record = running.record(experiment, partial, options, report)
         if parts is not None:
             record = parts.added_to(
@@ -263,3 +201,19 @@ def _generated_texts(text: CheckpointText | None, tokens: list[list[int]]) -> tu
     if text is None:
         return ()
     return tuple(dict.fromkeys(text.decoded(sequence) for sequence in tokens))
+
+
+def command(request: LiveRequest, output: RunOutput) -> None:
+    """Run on live devices, timed and profiled.
+
+    Uses the devices that JAX lists; cpu:8 makes virtual devices of this machine's CPU. Requests are
+    timed after a warm-up, then one is profiled. Saves a run; the tables show predicted, compiled and
+    measured side by side. With --speculate, the step that verifies drafted tokens and that of the draft
+    are timed and profiled, too; their acceptance is the stated one, not measured.
+    """
+    with WorkProgress() as progress:
+        run = run_request(replace(request, progress=progress))
+    if request.process_id:
+        note(f"process {request.process_id} is done; process 0 writes the run")
+        return
+    print_run(run, as_json=output.as_json, is_full=output.full)

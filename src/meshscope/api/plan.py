@@ -1,5 +1,6 @@
 """`meshscope.plan`: the best plan of a model on a slice, by prediction."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -7,23 +8,34 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from meshscope.api.console import WorkProgress, new_console, note, print_all, print_json
+from meshscope.api.options import (
+    JSON,
+    choice,
+    option,
+    optional_path,
+    request,
+    takes,
+    text,
+    text_or_number,
+)
 from meshscope.api.plot_tools import plot_tools
-from meshscope.api.request import AUTO, request_of
-from meshscope.errors import RunError, SpecError, public, read_only
+from meshscope.api.request import AUTO, DTYPE, LAYERS, MODEL, PROFILE, PROGRESS
+from meshscope.api.sweep import ADDRESS, QUEUE
+from meshscope.errors import RunError, SpecError, UsageError, public, read_only
 from meshscope.files import path_of
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import load_profile
 from meshscope.model.config import read_model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE
 from meshscope.model.stored_format import weight_dtype_of
-from meshscope.planner.batches import parse_batches
 from meshscope.planner.cheapest import SliceSearch, is_reachable, search_slices, unreachable
-from meshscope.planner.combinations import SearchSpace
+from meshscope.planner.combinations import SearchSpace, parse_batches
 from meshscope.planner.grid import n_combinations
-from meshscope.planner.objective import Goal, objective_of
+from meshscope.planner.objective import PRESETS, Goal, objective_of
 from meshscope.planner.progress import LARGE, SearchProgress
-from meshscope.planner.search import Choice, PlanSearch, plans_of, search
-from meshscope.planner.slices import SliceFits, parse_prices, parse_slices, slice_fits
+from meshscope.planner.search import N_BEST, Choice, PlanSearch, plans_of, search
+from meshscope.planner.slices import ANY, SliceFits, parse_prices, parse_slices, slice_fits
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.plans.chunks import ChunkRule, chunk_option
 from meshscope.plans.experiment import first_layers
@@ -36,7 +48,13 @@ from meshscope.reports.plan import (
     verified_document,
     verified_lines,
 )
-from meshscope.reports.slices import slice_search_document, slice_search_lines
+from meshscope.reports.slices import (
+    fit_notes,
+    slice_fit_document,
+    slice_fits_table,
+    slice_search_document,
+    slice_search_lines,
+)
 from meshscope.store.folder import default_folder
 from meshscope.sweep.queue import Queue
 from meshscope.units import dtype_name
@@ -46,27 +64,72 @@ PICTURES = (".png", ".svg", ".pdf")
 QUANTIZED = "s8"  # tried beside --dtype
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@request
 class PlanRequest:
     """The options of `plan`, by the names that the command line uses."""
 
-    model: str
-    topology: str
-    slo: str | None = None
-    goal: Goal = Goal.THROUGHPUT
-    batch: str | None = None
-    prompt: int = 1024
-    output: int = 128
-    dtype: str = AUTO
-    weight_dtype: str | None = None
-    cache_dtype: str | None = None
-    layers: int | None = None
-    prefill_chunk: str = ChunkRule.AUTO.value
-    verify: int = 0
-    queue: Queue = Queue.LOCAL
-    address: str | None = None
-    profile: Path | None = None
-    prices: str | None = None
+    model: str = option(MODEL, converter=text, kw_only=False)
+    topology: str = option(
+        "One slice (v6e-8, v6e:2x4, 2xv6e:4x4), or several to choose from: a list, a chip, any.",
+        default=ANY,
+        metavar="SLICES",
+    )
+    slo: str | None = option(
+        f"Limits in seconds, ttft=0.5,tpot=0.03, or a preset: {', '.join(PRESETS)}.",
+        default=None,
+        metavar="LIMITS",
+    )
+    goal: Goal = option(
+        "What to optimize within the limits.",
+        default=Goal.THROUGHPUT,
+        flags=("--for",),
+        converter=choice(Goal),
+    )
+    batch: str | None = option(
+        "Sequences over all devices: a number or a range.",
+        default=None,
+        metavar="N|N:M[:STEP]",
+        shown="all",
+        converter=text_or_number,
+    )
+    prompt: int = option("Input tokens of a sequence.", default=1024)
+    output: int = option("Output tokens of a sequence.", default=128)
+    dtype: str = option(DTYPE, default=AUTO)
+    weight_dtype: str | None = option(
+        "Weight dtypes to try.", default=None, metavar="DTYPES", shown="--dtype and int8"
+    )
+    cache_dtype: str | None = option(
+        "KV cache dtypes to try.", default=None, metavar="DTYPES", shown="--dtype and int8"
+    )
+    layers: int | None = option(LAYERS, default=None)
+    prefill_chunk: str = option(
+        "Prompt tokens that prefill processes at a time on a data-parallel rank, to try.",
+        default=ChunkRule.AUTO.value,
+        metavar="N|auto|off,...",
+        converter=text_or_number,
+    )
+    prices: str | None = option(
+        "Prices per chip hour; without them, fewer chips are cheaper.",
+        default=None,
+        metavar="CHIP=PRICE,...",
+    )
+    verify: int = option(
+        "Plans to compile, which corrects their order.",
+        default=0,
+        metavar="K",
+        least=0,
+        most=N_BEST,
+    )
+    out: Path | None = option(
+        "Folder of compiled runs, reused by later searches.",
+        default=None,
+        metavar="DIR",
+        converter=optional_path,
+    )
+    queue: Queue = option(QUEUE, default=Queue.LOCAL, converter=choice(Queue))
+    address: str | None = option(ADDRESS, default=None)
+    profile: Path | None = option(PROFILE, default=None, converter=optional_path)
+    progress: Progress | None = option(PROGRESS, default=None)
 
     def slices(self) -> tuple[Topology, ...]:
         """The slices to choose from; one if the topology names one."""
@@ -184,29 +247,8 @@ class PlanResult:
         return "\n".join(self.lines())
 
 
-@public
-def plan(  # noqa: PLR0913  the options of the command
-    model: str | Path,
-    *,
-    topology: str,
-    slo: str | None = None,
-    goal: Goal | str = Goal.THROUGHPUT,
-    batch: int | str | None = None,
-    prompt: int = 1024,
-    output: int = 128,
-    dtype: str = AUTO,
-    weight_dtype: str | None = None,
-    cache_dtype: str | None = None,
-    layers: int | None = None,
-    prefill_chunk: int | str = ChunkRule.AUTO.value,
-    verify: int = 0,
-    queue: Queue | str = Queue.LOCAL,
-    address: str | None = None,
-    profile: str | Path | None = None,
-    prices: str | None = None,
-    out: str | Path | None = None,
-    progress: Progress | None = None,
-) -> PlanResult:
+@takes(PlanRequest)
+def plan(request: PlanRequest) -> PlanResult:
     """Finds the best plan of a model on a slice by predicting every legal one.
 
     With several slices, picks the cheapest that meets the limits; with prices and without limits, the one
@@ -216,48 +258,14 @@ def plan(  # noqa: PLR0913  the options of the command
         >>> best = meshscope.plan("Qwen/Qwen3-32B", topology="v6e-8", slo="ttft=0.5,tpot=0.03")
         >>> best.plan
 
-    Args:
-        model: A model id, a config.json, or a folder with one.
-        topology: The slice: `v6e-8`, a chip grid `v6e:2x4`, or slices `2xv6e:4x4`; or several to choose
-            from: a list `v6e-8,v5p-16`, a chip `v6e`, or `any`.
-        slo: Limits in seconds, `ttft=0.5,tpot=0.03`, or a preset such as `mlperf-llama2-70b`.
-        goal: What to optimize within the limits: `throughput` or `latency`.
-        batch: Sequences over all devices, a number, a range such as `8:256`, or one with a step,
-            `8:256:8`; all if None.
-        prompt: Input tokens of a sequence.
-        output: Output tokens of a sequence.
-        dtype: Number format of weights, activations and KV cache; `auto` for weights as in the checkpoint and the
-            others in bf16.
-        weight_dtype: Number formats of the weights to try, joined by commas; `dtype` and int8 if None.
-        cache_dtype: Number formats of the KV cache to try, joined by commas; `dtype` and int8 if None.
-        layers: Only the first layers of the model; all if None.
-        prefill_chunk: Prompt tokens that prefill processes at a time on a data-parallel rank, `off` for
-            whole batches, or `auto` to try chunks up to 8,192 and up to 2,048 tokens; several joined by
-            commas.
-        verify: How many of the best plans to compile, which corrects their order.
-        queue: Where plans are compiled: `local`, or `ray` for a Ray cluster.
-        address: Address of the Ray cluster; None for a running one, else one on this machine.
-        profile: A chip profile that `meshscope calibrate` wrote, for times.
-        prices: Prices per chip hour, `v6e=2.7,v5e=1.2`; without them, fewer chips are cheaper.
-        out: Folder of the compiled runs, by default `runs/plan-<model>-<slice>`; runs in it are used again.
-        progress: Called with a part of the work (a long search, a compilation), its step, and the seconds left
-            or None.
-
     Returns:
         The winner, the Pareto front, and the reasons.
 
     Raises:
         MeshscopeError: An option or the model is impossible, or the chip has no published figures.
     """
-    texts = {"model": str(model), "prefill_chunk": str(prefill_chunk)}
-    texts |= {"batch": None if batch is None else str(batch)}
-    request = request_of(PlanRequest, {**locals(), **texts})
-    result = plan_request(request, progress=progress)
-    if not verify:
-        return result
-    return verified_result(
-        request, result, out=None if out is None else path_of(out), progress=progress
-    )
+    result = plan_request(request)
+    return verified_result(request, result) if request.verify else result
 
 
 def check_files(report: Path | None, plot: Path | None, *, force: bool) -> None:
@@ -274,9 +282,7 @@ def _check_picture(path: Path) -> None:
         raise RunError(f"--plot '{path}' is no picture. Use an ending of {', '.join(PICTURES)}.")
 
 
-def verified_result(
-    request: PlanRequest, result: PlanResult, *, out: Path | None, progress: Progress | None
-) -> PlanResult:
+def verified_result(request: PlanRequest, result: PlanResult) -> PlanResult:
     """The result with its best plans compiled."""
     from meshscope.api.sweep import SweepOptions  # noqa: PLC0415  only a verification needs it
     from meshscope.api.verify import verified_choices  # noqa: PLC0415  it loads the backends
@@ -288,14 +294,14 @@ def verified_result(
         model=request.model,
         layers=request.layers,
         n_choices=request.verify,
-        out=out or default_folder("plan", name, space.topology.name),
+        out=request.out or default_folder("plan", name, space.topology.name),
         options=SweepOptions(retry_failed=True, queue=request.queue, address=request.address),
-        progress=progress,
+        progress=request.progress,
     )
     return replace(result, verified=verified)
 
 
-def plan_request(request: PlanRequest, *, progress: Progress | None = None) -> PlanResult:
+def plan_request(request: PlanRequest) -> PlanResult:
     """The result of the request, without compiled plans."""
     objective = objective_of(request.slo, request.goal)
     slices, prices, space = request.slices(), request.slice_prices(), request.space()
@@ -303,11 +309,11 @@ def plan_request(request: PlanRequest, *, progress: Progress | None = None) -> P
         is_large = n_combinations(space, plans_of(space)) >= LARGE
         if is_large and not is_reachable(space, objective):
             raise unreachable([space], objective)
-        shown = SearchProgress(progress)
+        shown = SearchProgress(request.progress)
         result = search(space, objective, shown)
         shown.done()
         return PlanResult(search=result)
-    result = search_slices(space, slices, objective, prices, progress)
+    result = search_slices(space, slices, objective, prices, request.progress)
     return PlanResult(search=result.shown, slices=result)
 
 
@@ -344,3 +350,100 @@ def _dtypes(option: str, text: str, dtype_of: Callable[[str], str]) -> tuple[str
     if not names:
         raise SpecError(f"{option} '{text}' names no dtype. Use for example bf16,int8.")
     return names
+
+
+TIMED_OPTIONS = "--slo, --for, --top, --launch, --verify, --profile, --report and --plot"
+
+
+@request
+class PlanOutput:
+    """What a search prints and writes."""
+
+    fit: bool = option(
+        "Only what fits on each slice at --batch, with the largest batch and context.",
+        default=False,
+    )
+    top: int = option("Rows of the Pareto front.", default=DEFAULT_ROWS, metavar="K", least=1)
+    launch: bool = option("Launch flags of the winner for known servers.", default=False)
+    report: Path | None = option(
+        "Also write the result as a page for the browser.",
+        default=None,
+        metavar="FILE",
+        converter=optional_path,
+    )
+    plot: Path | None = option(
+        "Also draw the Pareto front: .png, .svg or .pdf; needs the extra plots.",
+        default=None,
+        metavar="FILE",
+        converter=optional_path,
+    )
+    force: bool = option("Replace an earlier FILE.", default=False)
+    as_json: bool = option(JSON, default=False)
+
+
+def command(request: PlanRequest, output: PlanOutput) -> None:
+    """Find the best plan of a model on a slice.
+
+    Predicts every legal plan with every batch and precision, and prints the best and the Pareto front.
+    With several slices, picks the cheapest that meets the limits.
+    """
+    _check_options(request, output)
+    if output.fit:
+        _print_fits(request, as_json=output.as_json)
+        return
+    check_files(output.report, output.plot, force=output.force)
+    with WorkProgress() as progress:
+        result = plan_request(replace(request, progress=progress))
+    if request.verify:
+        with WorkProgress() as progress:
+            result = verified_result(replace(request, progress=progress), result)
+    if output.report is not None:
+        note(f"wrote {result.report(output.report, force=output.force)}")
+    if output.plot is not None:
+        note(f"wrote {result.plot(output.plot, force=output.force)}")
+    if output.as_json:
+        print_json(result.as_dict())
+        return
+    lines = result.lines(n_rows=output.top, has_launch=output.launch)
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+def _check_options(request: PlanRequest, output: PlanOutput) -> None:
+    """A usage error for options that have no effect together."""
+    timed = (
+        *(request.slo, request.verify, request.profile, request.goal is not Goal.THROUGHPUT),
+        *(output.launch, output.top != DEFAULT_ROWS, output.report, output.plot),
+    )
+    is_elsewhere = request.address is not None or request.queue is not Queue.LOCAL
+    for is_wrong, message in (
+        (output.fit and any(timed), f"--fit predicts no times: omit {TIMED_OPTIONS}"),
+        (
+            output.force and not (output.report or output.plot),
+            "--force replaces the FILE of --report or --plot: add one",
+        ),
+        (
+            request.out is not None and not request.verify,
+            "--out is the folder of the runs that --verify compiles: add it",
+        ),
+        (
+            not request.verify and is_elsewhere,
+            "--queue and --address are those of --verify: add it",
+        ),
+    ):
+        if is_wrong:
+            raise UsageError(message)
+
+
+def _print_fits(request: PlanRequest, *, as_json: bool) -> None:
+    """The slices with what they have room for."""
+    answers, prices = fit_request(request), request.slice_prices()
+    if as_json:
+        documents = [slice_fit_document(fit, prices) for fit in answers.fits]
+        refused = [
+            {"slice": name, "fits": None, "reason": r} for name, r in answers.refused.items()
+        ]
+        print_json([*documents, *refused])
+        return
+    model = request.space().model
+    table = slice_fits_table(answers.fits, request.batch, prices)
+    print_all(new_console(), [table, "", *fit_notes(model, answers, request.batch)])

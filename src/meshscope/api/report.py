@@ -1,14 +1,20 @@
 """Writes the HTML report of one run, or of several side by side."""
 
+import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from meshscope.api.console import note, print_json
 from meshscope.api.database import run_folders
+from meshscope.api.options import JsonOption, Option
 from meshscope.errors import RunError
 from meshscope.reports.export.files import new_file
 from meshscope.reports.html.page import page_html
+from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
+from meshscope.units import format_bytes
 
 REPORT = "report.html"
 MAX_RUNS = 200  # on one page
@@ -65,3 +71,45 @@ def report_path(runs: Sequence[Path | None], out: Path | None) -> Path:
     if folder is None:
         raise RunError("the run is in memory and has no folder for its report. Give a path.")
     return folder / REPORT
+
+
+def command(
+    runs: Annotated[
+        list[Path],
+        Option(
+            help="Folders of runs, folders of sweeps, or patterns such as 'runs/*'.",
+            metavar="RUN...",
+            is_argument=True,
+        ),
+    ],
+    *,
+    out: Annotated[
+        Path | None,
+        Option(
+            help="The HTML file.",
+            metavar="FILE",
+            shown="report.html in the run, or in the folder of the runs",
+        ),
+    ] = None,
+    force: Annotated[bool, Option(help="Replace an earlier report.")] = False,
+    is_opened: Annotated[bool, Option(help="Open it in the browser.", flags=("--open",))] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a report for the browser, one HTML file.
+
+    The file needs no network. It opens with the time of a request, what binds it, whether it fits, and
+    what to try next. Several runs are ranked by the time of the request and compared with a baseline.
+    """
+    reported = runs_at(runs)
+    for path in reported.skipped:
+        note(f"skipped {path}: not a run")
+    path = report_path(reported.folders, out)
+    write_report([read_run(run) for run in reported.folders], path, force=force)
+    size = path.stat().st_size
+    if as_json:
+        document = {"runs": list(map(str, reported.folders)), "path": str(path), "file_bytes": size}
+        print_json(document)
+    else:
+        note(f"wrote {path} ({format_bytes(size)})")
+    if is_opened:
+        webbrowser.open(path.resolve().as_uri())

@@ -2,18 +2,25 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
-from enum import StrEnum
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_type_hints
+from typing import Annotated, ClassVar
 
 from meshscope.api.idle_options import check_no_idle_options
+from meshscope.api.options import (
+    Option,
+    changed_options,
+    choice,
+    option,
+    option_of,
+    option_words,
+    optional_path,
+    request,
+    text,
+    text_or_number,
+)
 from meshscope.backends.compile.cycles import Cycles
 from meshscope.cost.default_chunk import with_default_chunk
-from meshscope.errors import NUMBERS, SpecError, nearest, number_of
-from meshscope.files import path_of
+from meshscope.errors import SpecError
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.interconnect.placement import parse_device_order
 from meshscope.model.config import read_model
@@ -31,21 +38,19 @@ from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.plan import Plan, parse_plan
-from meshscope.plans.program import DEFAULT_FRONTEND, Engine, Frontend, Loop, Partitioner, Program
+from meshscope.plans.program import Engine, Frontend, Loop, Partitioner, Program
 from meshscope.plans.program_formats import has_program_format
 from meshscope.plans.workload import Workload
 from meshscope.programs.torchxla.checks import check_traceable
 from meshscope.serialize import picked
 from meshscope.store.folder import default_folder
 from meshscope.units import dtype_name
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-R = TypeVar("R", bound="DataclassInstance")
+from meshscope.workers import Progress
 
 MAX_ORDER_WORD = 32
 AUTO = "auto"  # weights in the format of the checkpoint, activations and KV cache in bf16
+
+DTYPE_HELP = "Dtype of weights, activations and KV cache."
 
 # Options that are fields of a program.
 _PROGRAM_OPTIONS = (
@@ -54,33 +59,106 @@ _PROGRAM_OPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@request
 class ExperimentRequest:
     """The options that predict, compile and run share, by the names that the command line uses."""
 
-    model: str
-    topology: str
-    plan: str
-    batch: int = 1
-    prompt: int = 128
-    output: int = 128
-    dtype: str = AUTO
-    weight_dtype: str | None = None
-    cache_dtype: str | None = None
-    layers: int | None = None
-    engine: Engine = Engine.MESHSCOPE
-    partitioner: Partitioner = Partitioner.MANUAL
-    frontend: Frontend = DEFAULT_FRONTEND
-    loop: Loop = Loop.AUTO
-    context: ContextForm = ContextForm.AUTO
-    kernels: Kernels = Kernels.AUTO
-    dispatch: DispatchForm = DispatchForm.AUTO
-    capacity_factor: float | None = None
-    microbatches: int | None = None
-    prefill_chunk: str = ChunkRule.AUTO.value
-    routing_skew: float = 1.0
-    device_order: str | None = None
-    profile: Path | None = None
+    model: str = option(
+        "A model id, a config.json, or a folder with one.",
+        metavar="MODEL",
+        converter=text,
+        kw_only=False,
+    )
+    topology: str = option("v6e-8, a chip grid v6e:2x4, or slices 2xv6e:4x4.", metavar="SLICE")
+    plan: str = option("tp=8, dp=2,tp=4, tp=8,sp, fsdp=-1; -1 fills.", metavar="PLAN")
+    batch: int = option("Sequences, over all devices.", default=1)
+    prompt: int = option("Input tokens of a sequence.", default=128)
+    output: int = option("Output tokens of a sequence.", default=128)
+    dtype: str = option(
+        f"{DTYPE_HELP} auto: weights as in the checkpoint, others bf16.",
+        default=AUTO,
+        metavar="DTYPE",
+    )
+    weight_dtype: str | None = option(
+        "Weight dtype, if different from --dtype: int8, fp8, awq, mxfp4, ...",
+        default=None,
+        metavar="DTYPE",
+        flags=("--weight-dtype", "--quantization"),
+    )
+    cache_dtype: str | None = option(
+        "KV cache dtype, if different from --dtype.",
+        default=None,
+        metavar="DTYPE",
+        flags=("--cache-dtype", "--kv-cache-dtype"),
+    )
+    layers: int | None = option("Only the first N layers of the model.", default=None, metavar="N")
+    engine: Engine = option(
+        "Serving engine whose collectives to predict.",
+        default=Engine.MESHSCOPE,
+        converter=choice(Engine),
+    )
+    partitioner: Partitioner = option(
+        "Who inserts the collectives: the program (manual) or the compiler (auto).",
+        default=Partitioner.MANUAL,
+        converter=choice(Partitioner),
+    )
+    frontend: Frontend = option(
+        "Framework of the program.", default=Frontend.JAX, converter=choice(Frontend)
+    )
+    loop: Loop = option(
+        "Layers unrolled, or scanned as one loop body.", default=Loop.AUTO, converter=choice(Loop)
+    )
+    context: ContextForm = option(
+        "How cp brings keys to queries in prefill.",
+        default=ContextForm.AUTO,
+        converter=choice(ContextForm),
+    )
+    kernels: Kernels = option(
+        "Kernels where chip and shapes allow (auto), or an error (on), or none (off).",
+        default=Kernels.AUTO,
+        converter=choice(Kernels),
+    )
+    dispatch: DispatchForm = option(
+        "How tokens reach experts on other devices.",
+        default=DispatchForm.AUTO,
+        converter=choice(DispatchForm),
+    )
+    capacity_factor: float | None = option(
+        "Expert capacity over the mean load; tokens beyond it are dropped.",
+        default=None,
+        metavar="X",
+    )
+    microbatches: int | None = option(
+        "Micro-batches into which prefill splits a device's batch (pp).", default=None, metavar="N"
+    )
+    prefill_chunk: str = option(
+        "Prompt tokens that prefill processes at a time on a data-parallel rank.",
+        default=ChunkRule.AUTO.value,
+        metavar="N|auto|off",
+        converter=text_or_number,
+    )
+    routing_skew: float = option(
+        "Load of the most loaded device's experts over the mean, which sets the step time.",
+        default=1.0,
+        metavar="X",
+    )
+    device_order: str | None = option(
+        "Axes on the torus, such as y:dp=2,x:tp=4, or device ids in the order of the mesh.",
+        default=None,
+        metavar="ORDER",
+    )
+    profile: Path | None = option(
+        "Chip profile from calibrate, for times.",
+        default=None,
+        metavar="FILE",
+        converter=optional_path,
+    )
+    out: Path | None = option(
+        "Folder of the run.", default=None, metavar="DIR", converter=optional_path, is_last=True
+    )
+    force: bool = option(
+        "Replace an earlier run, once the new one is complete.", default=False, is_last=True
+    )
 
     # Whether a program is built, which lacks some formats of weights.
     has_program: ClassVar[bool] = False
@@ -161,130 +239,113 @@ class ExperimentRequest:
         return values_dtype(assumed) if self.frontend.is_served and is_of_layers else assumed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Declarations that other requests share, too.
+DTYPE, WEIGHT_DTYPE, CACHE_DTYPE, LAYERS, PROFILE, PLAN, TOPOLOGY, OUT, FORCE = (
+    option_of(ExperimentRequest, name)
+    for name in (
+        *("dtype", "weight_dtype", "cache_dtype", "layers", "profile", "plan", "topology"),
+        *("out", "force"),
+    )
+)
+MODEL = option_of(ExperimentRequest, "model")
+SPECULATE = Option(
+    help="Speculative decoding by mtp, eagle or draft:MODEL, e.g. mtp:k=1,acceptance=0.85.",
+    metavar="METHOD:k=N,acceptance=X",
+)
+PROGRESS = Option(
+    help="Called with a part of the work, its step, and the seconds left or None.",
+    is_for_python=True,
+    is_last=True,
+)
+
+
+TopologyOption = Annotated[str, TOPOLOGY]
+PlanOption = Annotated[str, PLAN]
+ProfileOption = Annotated[Path | None, PROFILE]
+
+
+@request
 class PredictRequest(ExperimentRequest):
     """The options of `predict` alone, beside those that all commands share."""
 
-    speculate: str | None = None
+    speculate: str | None = option(SPECULATE, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@request
 class CompileRequest(ExperimentRequest):
     """The options of `compile`."""
 
     has_program: ClassVar[bool] = True
     takes_engines: ClassVar[bool] = True
-    cycles: Cycles = Cycles.ESTIMATED
-    engine_version: str | None = None
-    compiler: str | None = None
-    training: bool = False
-    speculate: str | None = None
+    cycles: Cycles = option(
+        "Compute time by the compiler's estimates, or by its slower cycle profile.",
+        default=Cycles.ESTIMATED,
+        converter=choice(Cycles),
+    )
+    engine_version: str | None = option(
+        "Release of the engine; by default the newest one installed.", default=None, metavar="V"
+    )
+    compiler: str | None = option(
+        "Another version of JAX and libtpu, from meshscope compilers list.",
+        default=None,
+        metavar="NAME",
+    )
+    training: bool = option(
+        "A training step of --frontend maxtext: --prompt tokens of each of --batch sequences.",
+        default=False,
+    )
+    speculate: str | None = option(SPECULATE, default=None)
+    progress: Progress | None = option(PROGRESS, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _dtype_or_default(value: str | None) -> str:
+    return "" if value is None else text(value)
+
+
+@request
 class LiveRequest(ExperimentRequest):
     """The options of `run`. An empty `dtype` is f32 on a CPU and `auto` elsewhere."""
 
     has_program: ClassVar[bool] = True
-    dtype: str = ""
-    repeats: int = 3
-    warmup: int = 1
-    profiled_steps: int = 4
-    checkpoint: Path | None = None
-    prompt_text: str | None = None
-    speculate: str | None = None
-    coordinator: str | None = None
-    process_id: int = 0
-    n_processes: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Counts are in range."""
-        for name, least in (
-            ("repeats", 1),
-            ("warmup", 1),
-            ("profiled_steps", 1),
-            ("process_id", 0),
-            ("n_processes", 1),
-            ("seed", 0),
-        ):
-            if getattr(self, name) < least:
-                raise SpecError(f"{name}={getattr(self, name)} is too small. Use {least} or more.")
-
-
-def request_of(kind: type[R], values: Mapping[str, Any]) -> R:
-    """The request with these option values; SpecError for a value of the wrong type.
-
-    `values` may hold other names, which are ignored. Enum options accept their values as strings.
-    """
-    hints = get_type_hints(kind)
-    known = {field.name: field for field in fields(kind) if field.name in values}
-    return kind(**{name: _typed(name, values[name], hints[name]) for name in known})
-
-
-def _typed(name: str, value: Any, hint: Any) -> Any:
-    """The value as the type of its option."""
-    if isinstance(hint, UnionType):
-        if value is None:
-            return None
-        (hint,) = (kind for kind in get_args(hint) if kind is not NoneType)
-    if issubclass(hint, StrEnum):
-        if value not in set(hint):
-            raise SpecError(f"{name}: '{value}' is not one of {', '.join(hint)}.")
-        return hint(value)
-    if hint is Path:
-        return path_of(value)
-    if hint is str and isinstance(value, str | Path):
-        return str(value)
-    if name == "prefill_chunk":
-        hint = int
-    if hint not in NUMBERS:
-        raise SpecError(f"{name}: {value!r} must be {'text' if hint is str else hint.__name__}.")
-    number = number_of(name, value, hint)
-    return str(number) if name == "prefill_chunk" else number
+    dtype: str = option(
+        DTYPE_HELP,
+        default="",
+        metavar="DTYPE",
+        shown="f32 on CPU, auto elsewhere",
+        converter=_dtype_or_default,
+    )
+    repeats: int = option("Timed requests.", default=3, metavar="N", least=1)
+    warmup: int = option("Untimed requests before them.", default=1, metavar="N", least=1)
+    profiled_steps: int = option(
+        "Decode steps in the profile, after the timed requests.", default=4, metavar="N", least=1
+    )
+    checkpoint: Path | None = option(
+        "Weights and tokenizer in Hugging Face's format.",
+        default=None,
+        metavar="DIR",
+        converter=optional_path,
+    )
+    prompt_text: str | None = option(
+        "Prompt of every sequence, for the checkpoint's tokenizer.", default=None, metavar="TEXT"
+    )
+    speculate: str | None = option(SPECULATE, default=None)
+    coordinator: str | None = option(
+        "Address of process 0, if several processes run together.",
+        default=None,
+        metavar="HOST:PORT",
+    )
+    process_id: int = option(
+        "Number of this process; process 0 writes the run.", default=0, metavar="I", least=0
+    )
+    n_processes: int = option("Number of processes.", default=1, metavar="N", least=1)
+    seed: int = option("Seed of random weights and prompts.", default=0, least=0)
+    progress: Progress | None = option(PROGRESS, default=None)
 
 
-def changed_options(request: ExperimentRequest) -> dict[str, Any]:
-    """The options that differ from their defaults, in the order of the command line."""
-    return {
-        field.name: getattr(request, field.name)
-        for field in fields(request)
-        if not _is_default(field, getattr(request, field.name))
-    }
-
-
-def _is_default(field: "Field[Any]", value: Any) -> bool:
-    return field.default is not MISSING and field.default == value
-
-
-def option_words(options: Mapping[str, Any]) -> Iterator[str]:
-    """The options as command-line words; `model` is the positional argument."""
-    for name, value in options.items():
-        option = f"--{name.replace('_', '-')}"
-        if name == "model":
-            yield str(value)
-        elif value is True:
-            yield option
-        elif value is None or value is False:
-            continue
-        elif str(value).startswith("-"):
-            yield f"{option}={value}"  # in one word, as the value looks like an option
-        else:
-            yield from (option, str(value))
-
-
-def command_line(
-    command: str, request: ExperimentRequest, *, out: Path | None = None
-) -> tuple[str, ...]:
+def command_line(command: str, asked: ExperimentRequest) -> tuple[str, ...]:
     """The command that makes the run of this request."""
-    options = {**changed_options(request), "out": out}
+    options = {**changed_options(asked), "out": asked.out}
     return ("meshscope", command, *option_words(options))
-
-
-def known_option(name: str, names: list[str], where: str) -> None:
-    """SpecError with the nearest names unless `name` is an option of `where`."""
-    if name not in names:
-        raise SpecError(f"'{name}' is not an option of {where}. {nearest(name, names)}")
 
 
 def _chunk_word(experiment: Experiment) -> str:
@@ -312,12 +373,12 @@ _NAME_WORDS: dict[str, str] = {
 }
 
 
-def run_folder(request: ExperimentRequest, experiment: Experiment, out: Path | None) -> Path:
-    """`out`, or `runs/<model>-<slice>-<plan>` with the options that are not defaults."""
-    if out is not None:
-        return out
+def run_folder(asked: ExperimentRequest, experiment: Experiment) -> Path:
+    """`--out`, or `runs/<model>-<slice>-<plan>` with the options that are not defaults."""
+    if asked.out is not None:
+        return asked.out
     program = experiment.program
-    changed = changed_options(request)
+    changed = changed_options(asked)
     workload = [form.format(changed[n]) for n, form in _NAME_WORDS.items() if n in changed]
     return default_folder(
         experiment.model.name.rsplit("/", 1)[-1],
@@ -333,7 +394,7 @@ def run_folder(request: ExperimentRequest, experiment: Experiment, out: Path | N
         "" if program.dispatch is DispatchForm.AUTO else program.dispatch.value,
         "" if program.microbatches is None else f"microbatches{program.microbatches}",
         _chunk_word(experiment),
-        _order_word(request.device_order),
+        _order_word(asked.device_order),
     )
 
 
@@ -341,7 +402,7 @@ def _order_word(device_order: str | None) -> str:
     """The order of devices in the name of a folder; a digest of a long one."""
     if device_order is None:
         return ""
-    text = re.sub(r"[:=]", "", device_order)
-    if len(text) > MAX_ORDER_WORD:
-        text = f"devices{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    return text
+    word = re.sub(r"[:=]", "", device_order)
+    if len(word) > MAX_ORDER_WORD:
+        word = f"devices{hashlib.sha256(word.encode()).hexdigest()[:8]}"
+    return word

@@ -14,7 +14,7 @@ from meshscope.analysis.request import (
     speculative_steps,
     throughput_of,
 )
-from meshscope.api.text import rendered
+from meshscope.api.console import rendered
 from meshscope.errors import public, read_only
 from meshscope.events.enums import Source
 from meshscope.files import path_of

@@ -1,6 +1,7 @@
 """`meshscope.serve_sim`: continuous batching under load, simulated with predicted step times."""
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -9,9 +10,32 @@ from typing import Any
 
 import numpy as np
 
+from meshscope.api.console import note, print_json
+from meshscope.api.options import (
+    JSON,
+    choice,
+    hints_of,
+    option,
+    optional_choice,
+    optional_path,
+    request,
+    takes,
+    text,
+)
 from meshscope.api.records import chip_profile
-from meshscope.api.request import AUTO, ExperimentRequest, request_of
-from meshscope.api.serving_files import save_serving
+from meshscope.api.request import (
+    AUTO,
+    CACHE_DTYPE,
+    DTYPE,
+    LAYERS,
+    MODEL,
+    PLAN,
+    PROFILE,
+    TOPOLOGY,
+    WEIGHT_DTYPE,
+    ExperimentRequest,
+)
+from meshscope.api.serving_files import ENDINGS, check_place, save_serving
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, public, read_only
 from meshscope.files import path_of
@@ -20,7 +44,7 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.objective import objective_of
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
-from meshscope.reports.serving import serving_document, serving_lines
+from meshscope.reports.serving import left_out_note, serving_document, serving_lines
 from meshscope.serialize import to_plain
 from meshscope.serving.apart import EnginePool
 from meshscope.serving.cache_blocks import CacheBlocks, cache_blocks
@@ -45,41 +69,85 @@ class Lengths(StrEnum):
     GEOMETRIC = "geometric"
 
 
-@read_only
-@dataclass(frozen=True, slots=True, kw_only=True)
+@request
 class ServeRequest:
     """The options of `serve-sim`, by the names of the command line."""
 
-    model: str
-    topology: str
-    plan: str
-    instances: int = 1
-    apart: str | None = None
-    prefill_topology: str | None = None
-    prefill_plan: str | None = None
-    transfer: TransferPath | None = None
-    rate: float | None = None
-    arrivals: str = Arrivals.POISSON.value
-    max_concurrency: int | None = None
-    requests: int | None = None
-    prompt: int = 1024
-    output: int = 128
-    lengths: Lengths = Lengths.FIXED
-    slo: str | None = None
-    dtype: str = AUTO
-    weight_dtype: str | None = None
-    cache_dtype: str | None = None
-    layers: int | None = None
-    max_sequences: int = 256
-    max_step_tokens: int = 2048
-    separate_steps: bool = False
-    reserve_output: float = 0.0
-    prefix_hit: float = 0.0
-    host_overhead: float = 0.0
-    calibrate_host: Path | None = None
-    memory_frac: float = 0.9
-    seed: int = 0
-    profile: Path | None = None
+    model: str = option(MODEL, converter=text, kw_only=False)
+    topology: str = option(TOPOLOGY)
+    plan: str = option(PLAN)
+    instances: int = option("Identical instances, used in turn.", default=1, metavar="N")
+    apart: str | None = option(
+        "Instances that only prefill, and those that decode; not --instances.",
+        default=None,
+        metavar="P:D",
+    )
+    prefill_topology: str | None = option(
+        "Slice of an instance that prefills.", default=None, metavar="SLICE", shown="--topology"
+    )
+    prefill_plan: str | None = option("Its plan.", default=None, metavar="PLAN", shown="--plan")
+    transfer: TransferPath | None = option(
+        "Path of caches from prefill to decode.",
+        default=None,
+        shown="dcn",
+        converter=optional_choice(TransferPath),
+    )
+    rate: float | None = option(
+        "Requests per second, over all instances.", default=None, metavar="R"
+    )
+    arrivals: str = option(
+        "Random arrivals, or an Azure, BurstGPT or Mooncake trace.",
+        default=Arrivals.POISSON.value,
+        metavar="poisson|burst|FILE",
+        converter=text,
+    )
+    max_concurrency: int | None = option(
+        "Most requests in flight; the others wait at the client.", default=None, metavar="N"
+    )
+    requests: int | None = option(
+        "Requests.", default=None, metavar="N", least=1, shown=str(DEFAULT_REQUESTS)
+    )
+    prompt: int = option("Mean input tokens of a request.", default=1024)
+    output: int = option("Mean output tokens of a request.", default=128)
+    lengths: Lengths = option(
+        "Distribution of both.", default=Lengths.FIXED, converter=choice(Lengths)
+    )
+    slo: str | None = option(
+        "Limits in seconds, ttft=0.5,tpot=0.03, or a preset.", default=None, metavar="SLO"
+    )
+    dtype: str = option(DTYPE, default=AUTO)
+    weight_dtype: str | None = option(WEIGHT_DTYPE, default=None)
+    cache_dtype: str | None = option(CACHE_DTYPE, default=None)
+    layers: int | None = option(LAYERS, default=None)
+    max_sequences: int = option("Sequences of an engine in a step.", default=256, metavar="N")
+    max_step_tokens: int = option(
+        "Tokens of an engine in a step, prompts included.", default=2048, metavar="N"
+    )
+    separate_steps: bool = option(
+        "Steps that either prefill or decode, prefill first.", default=False
+    )
+    reserve_output: float = option(
+        "Share of each output that the cache must have room for at admission.",
+        default=0.0,
+        metavar="FRAC",
+    )
+    prefix_hit: float = option(
+        "Share of each prompt in the prefix cache.", default=0.0, metavar="FRAC"
+    )
+    host_overhead: float = option(
+        "Seconds of the host, added to every step.", default=0.0, metavar="S"
+    )
+    calibrate_host: Path | None = option(
+        "Result of vllm bench serve, to fit the overhead to its median ITL.",
+        default=None,
+        metavar="FILE",
+        converter=optional_path,
+    )
+    memory_frac: float = option(
+        "Share of the HBM for weights and KV cache.", default=0.9, metavar="FRAC"
+    )
+    seed: int = option("Seed of arrivals and lengths.", default=0, least=0)
+    profile: Path | None = option(PROFILE, default=None, converter=optional_path)
 
     @property
     def ratio(self) -> tuple[int, int] | None:
@@ -106,7 +174,7 @@ class ServingRun:
 
     def as_dict(self) -> dict[str, Any]:
         """The document of `--json`: the answer first, then the conditions."""
-        options = {name: getattr(self.request, name) for name in ServeRequest.__slots__}
+        options = {name: getattr(self.request, name) for name in hints_of(ServeRequest)}
         request = {n: str(v) if isinstance(v, Path) else to_plain(v) for n, v in options.items()}
         return serving_document(self.outcome, request)
 
@@ -127,78 +195,13 @@ class ServingRun:
         return "\n".join(self.lines())
 
 
-@public
-def serve_sim(  # noqa: PLR0913  the options of the command
-    model: str | Path,
-    *,
-    topology: str,
-    plan: str,
-    instances: int = 1,
-    apart: str | None = None,
-    prefill_topology: str | None = None,
-    prefill_plan: str | None = None,
-    transfer: TransferPath | str | None = None,
-    rate: float | None = None,
-    arrivals: Arrivals | str | Path = Arrivals.POISSON,
-    max_concurrency: int | None = None,
-    requests: int | None = None,
-    prompt: int = 1024,
-    output: int = 128,
-    lengths: Lengths | str = Lengths.FIXED,
-    slo: str | None = None,
-    dtype: str = "auto",
-    weight_dtype: str | None = None,
-    cache_dtype: str | None = None,
-    layers: int | None = None,
-    max_sequences: int = 256,
-    max_step_tokens: int = 2048,
-    separate_steps: bool = False,
-    reserve_output: float = 0.0,
-    prefix_hit: float = 0.0,
-    host_overhead: float = 0.0,
-    calibrate_host: str | Path | None = None,
-    memory_frac: float = 0.9,
-    seed: int = 0,
-    profile: str | Path | None = None,
-) -> ServingRun:
+@takes(ServeRequest)
+def serve_sim(request: ServeRequest) -> ServingRun:
     """Simulates a server of this plan under load: continuous batching with predicted step times.
 
     Example:
         >>> served = meshscope.serve_sim("Qwen/Qwen3-32B", topology="v6e-8", plan="tp=8", rate=10.0)
         >>> served.outcome.result.figures.ttft.p99_s
-
-    Args:
-        model: A model id, a config.json, or a folder with one.
-        topology: The slice of an instance: `v6e-8`, or a chip grid `v6e:2x4`.
-        plan: Axis sizes of an instance, such as `tp=8` or `dp=2,tp=4`; -1 fills the slice.
-        instances: Identical instances, used in turn.
-        apart: Instances that prefill and instances that decode, `1:3`, instead of `instances`.
-        prefill_topology: The slice of an instance that prefills, if different from `topology`.
-        prefill_plan: The plan of an instance that prefills, if different from `plan`.
-        transfer: How caches move from prefill to decode: `dcn` between slices, `ici` inside one.
-        rate: Requests per second, over all instances.
-        arrivals: `poisson`, `burst`, or an Azure, BurstGPT or Mooncake trace.
-        max_concurrency: Most requests in flight; the others wait at the client.
-        requests: Requests, 1,000 by default.
-        prompt: Mean input tokens of a request.
-        output: Mean output tokens of a request.
-        lengths: Their distribution: `fixed` or `geometric`.
-        slo: Limits in seconds, `ttft=0.5,tpot=0.03`, or a preset such as `mlperf-llama2-70b`.
-        dtype: Number format of weights, activations and KV cache; `auto` is that of the checkpoint
-            for the weights, and bf16 for the others.
-        weight_dtype: Weight dtype, if different from `dtype`; vLLM's names of quantizations, too.
-        cache_dtype: KV cache dtype, if different from `dtype`.
-        layers: Only the first N layers of the model.
-        max_sequences: Sequences of an engine in a step.
-        max_step_tokens: Tokens of an engine in a step, prompts included.
-        separate_steps: Steps prefill or decode, prompts first; by default they do both.
-        reserve_output: Share of each output that must fit in the cache before its prompt is admitted.
-        prefix_hit: Share of each prompt in the prefix cache.
-        host_overhead: Seconds of the host, added to every step.
-        calibrate_host: A result of `vllm bench serve`, to fit the overhead to its median ITL.
-        memory_frac: Share of the HBM for weights and KV cache.
-        seed: Seed of arrivals and lengths.
-        profile: A chip profile that `meshscope calibrate` wrote, for times.
 
     Returns:
         Percentiles of TTFT, TPOT and ITL, goodput, utilization and the stable rate.
@@ -207,7 +210,7 @@ def serve_sim(  # noqa: PLR0913  the options of the command
         MeshscopeError: An option, the model or the plan is impossible, or the chip has no published
             figures.
     """
-    return simulated(request_of(ServeRequest, locals()))
+    return simulated(request)
 
 
 def simulated(request: ServeRequest) -> ServingRun:
@@ -455,3 +458,38 @@ def _fitting(load: Load, places: Sequence[_Place]) -> tuple[Load, LeftOut]:
         n_beyond_cache=int((in_context & ~in_cache).sum()),
     )
     return load.only(in_cache), left_out
+
+
+@request
+class ServeOutput:
+    """Where the simulation is written and printed."""
+
+    out: Path | None = option(
+        f"File of the simulation over time: {', '.join(ENDINGS)}; pictures need the extra plots.",
+        default=None,
+        metavar="FILE",
+        converter=optional_path,
+    )
+    force: bool = option("Replace the file of --out.", default=False)
+    full: bool = option("Also conditions and details.", default=False)
+    as_json: bool = option(JSON, default=False)
+
+
+def command(request: ServeRequest, output: ServeOutput) -> None:
+    """Simulate a server under load: TTFT, TPOT, goodput.
+
+    Continuous batching with a paged KV cache and chunked prefill on the slice, with step times of the
+    closed form. docs/serving.md describes the model and what it leaves out.
+    """
+    if output.out is not None:
+        check_place(output.out, force=output.force)
+    run = simulated(request)
+    if warning := left_out_note(run.outcome):
+        note(warning)
+    if output.out is not None:
+        run.save(output.out, force=output.force)
+        note(f"wrote {output.out}")
+    if output.as_json:
+        print_json(run.as_dict())
+        return
+    sys.stdout.writelines(f"{line}\n" for line in run.lines(full=output.full))

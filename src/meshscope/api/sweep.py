@@ -9,14 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.api.idle_options import check_prediction_options
+from meshscope.api.options import (
+    NO_CONDITIONS,
+    Option,
+    changed_options,
+    known_option,
+    option,
+    option_words,
+    request,
+    request_of,
+)
 from meshscope.api.request import (
     CompileRequest,
     ExperimentRequest,
     LiveRequest,
-    changed_options,
-    known_option,
-    option_words,
-    request_of,
     run_folder,
 )
 from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
@@ -38,7 +44,7 @@ from meshscope.sweep.work import SweepListener, make_runs
 MAX_LISTED = 20  # faults or failures in one message; the others are counted
 
 # Options that the sweep sets itself, or that make no sense in one.
-NOT_IN_A_SWEEP = frozenset({"coordinator", "process_id", "n_processes"})
+NOT_IN_A_SWEEP = NO_CONDITIONS | {"coordinator", "process_id", "n_processes"}
 
 REQUESTS: dict[RunCommand, type[ExperimentRequest]] = {
     RunCommand.PREDICT: ExperimentRequest,
@@ -58,19 +64,41 @@ class SweepState(StrEnum):
     TO_DO = "to do"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+QUEUE = Option(
+    help="Where to make the runs: on this machine, or on a Ray cluster, which needs the extra ray."
+)
+ADDRESS = Option(
+    help="Address of the Ray cluster.",
+    metavar="HOST:PORT",
+    shown="a running one, else one on this machine",
+)
+
+
+RETRY = Option(help="Retry experiments that failed before.")
+REPLACE = Option(help="Replace damaged runs and runs of other experiments.")
+FOLDER = Option(help="Folder of the runs.", metavar="DIR", shown="runs/<FILE>")
+
+
+@request
 class SweepOptions:
     """How to run a sweep: what to replace, what to retry, where, and how many runs at a time.
 
-    `n_jobs` None uses all cores; `address` is that of a Ray cluster; a `tpu` makes all runs.
+    A `tpu` makes all runs.
     """
 
-    force: bool = False
-    retry_failed: bool = False
-    n_jobs: int | None = None
-    queue: Queue = Queue.LOCAL
-    address: str | None = None
-    tpu: TpuSlice | None = None
+    n_jobs: int | None = option(
+        "Runs in parallel; live ones run one by one.",
+        default=None,
+        flags=("--jobs",),
+        metavar="N",
+        least=1,
+        shown="all cores",
+    )
+    queue: Queue = option(QUEUE, default=Queue.LOCAL)
+    address: str | None = option(ADDRESS, default=None)
+    retry_failed: bool = option(RETRY, default=False)
+    force: bool = option(REPLACE, default=False)
+    tpu: TpuSlice | None = option("A slice of Google Cloud.", default=None, is_for_python=True)
 
     def __post_init__(self) -> None:
         """SpecError for an address without a cluster."""
@@ -115,7 +143,7 @@ class SweepResult:
             raise RunError(
                 f"{len(failed)} of {len(self.experiments)} experiments failed; the others are done. "
                 "Retry them with --retry-failed.\n"
-                f"{_listed([f'  {one.planned}: {one.failure}' for one in failed])}"
+                f"{listed([f'  {one.planned}: {one.failure}' for one in failed])}"
             )
         if self.count(SweepState.TO_DO):
             raise RunError("Interrupted. Rerun the command to resume.")
@@ -136,7 +164,7 @@ def plan_sweep(file: Path) -> SweepPlan:
     if faults:
         n = "one experiment" if len(faults) == 1 else f"{len(faults)} experiments"
         raise SpecError(
-            f"{file}: {n} of {len(entries)} cannot run; nothing was started.\n{_listed(faults)}"
+            f"{file}: {n} of {len(entries)} cannot run; nothing was started.\n{listed(faults)}"
         )
     return SweepPlan(file=file, runs=tuple(runs.values()), n_repeated=len(entries) - len(runs))
 
@@ -202,7 +230,7 @@ def planned_run(entry: SweepEntry) -> PlannedRun:
     options = changed_options(request)
     words = tuple(option_words(options))
     return PlannedRun(
-        name=run_name(run_folder(request, experiment, None).name, command, words),
+        name=run_name(run_folder(request, experiment).name, command, words),
         command=command,
         words=words,
         experiment=experiment.record,
@@ -253,7 +281,7 @@ def _check_places(folder: SweepFolder, runs: Sequence[PlannedRun], options: Swee
     if faults and not options.force:
         n = "one run" if len(faults) == 1 else f"{len(faults)} runs"
         raise RunError(
-            f"{n} in '{folder.path}' must be replaced; nothing was started.\n{_listed(faults)}\n"
+            f"{n} in '{folder.path}' must be replaced; nothing was started.\n{listed(faults)}\n"
             "Use --force to replace them."
         )
 
@@ -340,6 +368,7 @@ def _experiments(
         yield SweepExperiment(planned=planned, state=state, failure=failure, summary=row)
 
 
-def _listed(lines: Sequence[str]) -> str:
+def listed(lines: Sequence[str]) -> str:
+    """The lines, at most so many, and the number of the others."""
     more = [f"  and {len(lines) - MAX_LISTED} more"] if len(lines) > MAX_LISTED else []
     return "\n".join([*lines[:MAX_LISTED], *more])

@@ -5,7 +5,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from meshscope.api.compile import compilable_experiment
-from meshscope.api.request import AUTO, CompileRequest, changed_options, option_words
+from meshscope.api.options import changed_options, option_words
+from meshscope.api.request import AUTO, CompileRequest
 from meshscope.api.sweep import (
     SweepExperiment,
     SweepOptions,

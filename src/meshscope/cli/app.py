@@ -1,15 +1,18 @@
 """The commands as a typer app; each is imported when it runs."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from typing import Annotated, Any
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from meshscope import __version__
+from meshscope.api.options import Option, flag_of, hints_of, request_of
 from meshscope.cli.main import COMMANDS, GROUPS, SETTINGS, Subcommand
-from meshscope.errors import SpecError
+from meshscope.errors import SpecError, UsageError
 
 FREE_TEXT = ("query", "search", "prompt_text")  # may be empty, or is checked by its command
 
@@ -21,7 +24,7 @@ def _lazy_class(command: Subcommand) -> type[TyperCommand]:
         def make_context(self, info_name: Any, args: list[str], *rest: Any, **extra: Any) -> Any:
             """The context of the imported command."""
             single = typer.Typer(**SETTINGS, add_completion=False)
-            single.command(self.name)(command.load())
+            single.command(self.name)(typer_command(command.load()))
             loaded = typer.main.get_command(single)
             if "queue" in {param.name for param in loaded.params}:
                 _refuse_engine(args)
@@ -96,3 +99,68 @@ def app() -> typer.Typer:
 
 def _placeholder() -> None:
     raise AssertionError("LazyCommand invokes the command itself")
+
+
+def typer_command(work: Callable[..., None]) -> Callable[..., None]:
+    """The function for typer: a parameter that is a request becomes its options."""
+
+    def command(**values: Any) -> None:
+        try:
+            work(
+                **{
+                    name: request_of(cast("Any", kind), values)
+                    if is_dataclass(kind)
+                    else values[name]
+                    for name, kind in kinds.items()
+                }
+            )
+        except UsageError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    kinds: dict[str, Any] = get_type_hints(work, include_extras=True)
+    del kinds["return"]
+    options = [one for name, kind in kinds.items() for one in _options(work, name, kind)]
+    options.sort(key=lambda one: one[1].is_last)
+    parameters = [_parameter(*one) for one in options]
+    command.__doc__ = work.__doc__
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  typer reads it
+    return command
+
+
+_Declared = tuple[str, Option, Any, Any]  # name, declaration, type and default of an option
+
+
+def _options(work: Callable[..., None], name: str, kind: Any) -> Iterator[_Declared]:
+    """The options that one parameter of the function stands for."""
+    if not is_dataclass(kind):
+        default = inspect.signature(work).parameters[name].default
+        hint, declared = get_args(kind)
+        yield name, declared, hint, MISSING if default is inspect.Parameter.empty else default
+        return
+    hints = hints_of(kind)
+    for one in fields(kind):
+        declared = one.metadata["option"]
+        if not declared.is_for_python:
+            yield one.name, declared, hints[one.name], one.default
+
+
+def _parameter(name: str, declared: Option, kind: Any, default: Any) -> inspect.Parameter:
+    shown: Any = {} if declared.shown is None else {"show_default": declared.shown}
+    if declared.is_argument:
+        info = typer.Argument(metavar=declared.metavar, help=declared.help, **shown)
+    else:
+        info = typer.Option(
+            *(declared.flags or (flag_of(name),)),
+            metavar=declared.metavar,
+            help=declared.help,
+            min=declared.least,
+            max=declared.most,
+            **shown,
+        )
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[kind, info],
+        default=inspect.Parameter.empty if default is MISSING else default,
+    )

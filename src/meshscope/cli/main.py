@@ -26,7 +26,7 @@ class Subcommand(NamedTuple):
     def load(self) -> Callable[..., None]:
         """The function."""
         module, _, function = self.place.partition(":")
-        return getattr(importlib.import_module(f"meshscope.cli.{module}"), function or "command")
+        return getattr(importlib.import_module(f"meshscope.api.{module}"), function or "command")
 
 
 # Commands of several words, such as `tpu create`, and what those of a group have in common.
@@ -40,10 +40,10 @@ GROUPS: dict[str, str] = {
 _COMMANDS = {
     "predict": ("predict", "Predict the collectives, memory and times of a plan."),
     "compile": ("compile", "Compile for a TPU or GPU slice without the hardware."),
-    "run": ("run", "Run on live devices, timed and profiled."),
+    "run": ("live", "Run on live devices, timed and profiled."),
     "plan": ("plan", "Find the best plan of a model on a slice."),
-    "sweep": ("sweep", "Run many experiments, and resume after interruptions."),
-    "import": ("import_", "Read HLO text or traces from other tools."),
+    "sweep": ("sweep_shown", "Run many experiments, and resume after interruptions."),
+    "import": ("import_each", "Read HLO text or traces from other tools."),
     "show": ("show", "Show a run, or rank several."),
     "compare": ("compare", "Compare predicted with compiled, or two runs with each other."),
     "flags": ("flags", "Find the compiler flags that change a program."),
@@ -51,9 +51,9 @@ _COMMANDS = {
     "report": ("report", "Write a report for the browser, one HTML file."),
     "export": ("export", "Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots."),
     "sql": ("sql", "Query the tables of one run or several with SQL."),
-    "serve-sim": ("serve_sim", "Simulate a server under load: TTFT, TPOT, goodput."),
-    "models": ("models", "List or search the models of the catalog."),
-    "topologies": ("topologies", "List chips and slices: HBM, peaks and links."),
+    "serve-sim": ("serve", "Simulate a server under load: TTFT, TPOT, goodput."),
+    "models": ("catalog:models", "List or search the models of the catalog."),
+    "topologies": ("catalog:topologies", "List chips and slices: HBM, peaks and links."),
     "calibrate": ("calibrate", "Measure this machine's chip and write a profile."),
     "contribute": (
         "contribute",
@@ -65,13 +65,13 @@ _COMMANDS = {
     "tpu sweep": ("tpu:sweep", "Run experiments on a slice, and copy each run out."),
     "tpu ssh": ("tpu:ssh", "Run a shell command on the workers of a slice."),
     "tpu delete": ("tpu:delete", "Delete a slice and its request."),
-    "tpu manifest": ("tpu:manifest", "Print a Kubernetes job that runs experiments on GKE."),
+    "tpu manifest": ("tpu:print_manifest", "Print a Kubernetes job that runs experiments on GKE."),
     "engines list": (
         "environments:engines",
         "List known releases of serving engines, and which are installed.",
     ),
     "engines install": (
-        "environments:install_engine",
+        "environments:install_engine_asking",
         "Install a release of a serving engine into an environment of its own.",
     ),
     "engines remove": (
@@ -83,7 +83,7 @@ _COMMANDS = {
         "List known versions of JAX and libtpu, and which are installed.",
     ),
     "compilers install": (
-        "environments:install_compiler",
+        "environments:install_compiler_asking",
         "Install a version of JAX and libtpu into an environment of its own.",
     ),
     "compilers remove": (

@@ -20,8 +20,7 @@ from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.combinations import SearchSpace
 from meshscope.planner.grid import Grid, grid_of
-from meshscope.planner.objective import Goal, Objective
-from meshscope.planner.pareto import pareto_front
+from meshscope.planner.objective import Goal, Objective, pareto_front
 from meshscope.planner.placements import MAX_PLACEMENTS, PlacementSearch, search_placements
 from meshscope.planner.progress import SearchProgress
 from meshscope.planner.space import PlanSpace, plan_space

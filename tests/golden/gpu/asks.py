@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from meshscope.api.request import ExperimentRequest, request_of
+from meshscope.api.options import request_of
+from meshscope.api.request import ExperimentRequest
 from meshscope.plans.experiment import Experiment
 
 GPU_DIR = Path(__file__).parent

@@ -1,15 +1,42 @@
-"""`meshscope topologies`: chips, and the standard slices of one."""
+"""`meshscope models` and `meshscope topologies`: the models, chips and slices that are known."""
 
 from typing import Annotated
 
-import typer
-
-from meshscope.cli.options import JsonOption
-from meshscope.cli.output import new_console, print_all, print_json
+from meshscope.api.console import new_console, print_all, print_json
+from meshscope.api.options import JsonOption, Option
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import ChipKind, chip_of
 from meshscope.hardware.slices import every_slice, standard_slices
-from meshscope.reports.choices import chip_table, slice_document, slice_table
+from meshscope.reports.choices import (
+    chip_table,
+    model_documents,
+    model_table,
+    slice_document,
+    slice_table,
+)
+
+MODELS_NOTE = (
+    "By owner, family and size. Params: all, and those that one token uses. Length:\n"
+    "the longest sequence. Weights: their format by default. A search also lists\n"
+    "variants, such as -FP8. Any config.json of these families works, too: give its\n"
+    "path as MODEL."
+)
+
+
+def models(
+    search: Annotated[
+        str, Option(help="Part of an id or of a family's name.", metavar="SEARCH", is_argument=True)
+    ] = "",
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """List or search the models of the catalog."""
+    documents = model_documents(search)
+    if as_json:
+        print_json(documents)
+        return
+    print_all(new_console(), [model_table(documents), "", MODELS_NOTE])
+
 
 HBM_NOTE = "HBM: what programs may use."
 LINK_NOTE = "Link: one ICI or NVLink link, one direction."
@@ -17,9 +44,9 @@ FORMS_NOTE = "Also chip grids (v6e:2x4), several slices (2xv6e:4x4) and CPU devi
 SLICE_NOTE = "Wraps: dimensions that close into a ring."
 
 
-def command(
+def topologies(
     chip: Annotated[
-        str | None, typer.Argument(metavar="CHIP", help="A TPU, to list its slices.")
+        str | None, Option(help="A TPU, to list its slices.", metavar="CHIP", is_argument=True)
     ] = None,
     *,
     as_json: JsonOption = False,

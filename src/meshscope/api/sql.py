@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from decimal import Decimal
 from typing import Annotated, Any
 
-import typer
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from meshscope.api.console import new_console, note, print_all, print_json
 from meshscope.api.database import answer, database, run_folders
-from meshscope.cli.options import JsonOption
-from meshscope.cli.output import new_console, note, print_all, print_json
+from meshscope.api.options import JsonOption, Option
+from meshscope.errors import UsageError
 from meshscope.reports.plain import plain
 from meshscope.reports.tables import MAX_WIDTH, add_column, fits_console, new_table
 
@@ -31,25 +31,28 @@ GRACE_S = 2.0  # for an interrupted query to end
 
 def command(  # noqa: PLR0913  the options of the command
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run, a folder of runs, or a pattern: 'runs/*'.")
+        str,
+        Option(
+            help="A run, a folder of runs, or a pattern: 'runs/*'.", metavar="RUN", is_argument=True
+        ),
     ],
     query: Annotated[
-        str, typer.Argument(metavar="QUERY", help='Such as "select * from collectives".')
+        str, Option(help='Such as "select * from collectives".', metavar="QUERY", is_argument=True)
     ],
     *,
     as_json: JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    as_csv: Annotated[bool, Option(help="Print comma-separated values.", flags=("--csv",))] = False,
     is_wide: Annotated[
-        bool, typer.Option("--wide", help="Print a table even if it is wider than the terminal.")
+        bool, Option(help="Print a table even if it is wider than the terminal.", flags=("--wide",))
     ] = False,
     n_rows: Annotated[
         int | None,
-        typer.Option(
-            "--rows",
-            metavar="N",
-            min=1,
+        Option(
             help="Rows to print as text.",
-            show_default=f"{MAX_ROWS}, or {MAX_RECORDS} where rows do not fit the width",
+            metavar="N",
+            least=1,
+            shown=f"{MAX_ROWS}, or {MAX_RECORDS} where rows do not fit the width",
+            flags=("--rows",),
         ),
     ] = None,
 ) -> None:
@@ -61,7 +64,7 @@ def command(  # noqa: PLR0913  the options of the command
     fit the width are printed one value per line.
     """
     if as_json and as_csv:
-        raise typer.BadParameter("give one of --json and --csv")
+        raise UsageError("give one of --json and --csv")
     is_whole = as_json or as_csv
     names, rows = _query(run, query, None if is_whole else (n_rows or MAX_ROWS) + MAX_COUNTED)
     if as_json:

@@ -2,12 +2,11 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from meshscope.cli.options import PROFILE, FullOption, JsonOption
-from meshscope.cli.output import new_console, print_all, print_json
+from meshscope.api.console import echo, new_console, print_all, print_json
+from meshscope.api.options import FULL, JSON, option, request
+from meshscope.api.request import PROFILE
+from meshscope.errors import UsageError
 from meshscope.reports.collectives import insertion_lines
 from meshscope.reports.document import run_document
 from meshscope.reports.metrics import metrics_document, metrics_text
@@ -18,64 +17,58 @@ from meshscope.store.folder import is_run
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 
-RunsArgument = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or a pattern 'runs/*'.")
-]
 
-MetricsOption = Annotated[
-    bool, typer.Option("--metrics", help="Every metric of docs/metrics.md instead of the tables.")
-]
-RooflineOption = Annotated[
-    bool,
-    typer.Option("--roofline", help="Limiting resource of each part: compute, HBM or links."),
-]
+@request
+class ShowRequest:
+    """The options of `show`."""
+
+    runs: list[Path] = option(
+        "Folders of runs, or a pattern 'runs/*'.", metavar="RUN...", kw_only=False
+    )
+    metrics: bool = option("Every metric of docs/metrics.md instead of the tables.", default=False)
+    roofline: bool = option("Limiting resource of each part: compute, HBM or links.", default=False)
+    inserted: bool = option("Why the partitioner inserted each collective.", default=False)
+    profile: Path | None = option(PROFILE, default=None)
+    full: bool = option(FULL, default=False)
+    as_json: bool = option(JSON, default=False)
+
+    @property
+    def n_forms(self) -> int:
+        """How many forms of the output are asked for."""
+        return self.metrics + self.roofline + self.inserted + self.full
 
 
-def command(  # noqa: PLR0913  the options of the command
-    runs: RunsArgument,
-    *,
-    metrics: MetricsOption = False,
-    roofline: RooflineOption = False,
-    inserted: Annotated[
-        bool,
-        typer.Option("--inserted", help="Why the partitioner inserted each collective."),
-    ] = False,
-    profile: Annotated[Path | None, PROFILE] = None,
-    full: FullOption = False,
-    as_json: JsonOption = False,
-) -> None:
+def command(asked: ShowRequest) -> None:
     """Show a run, or rank several.
 
     Prints the answer of a run and its collectives, or its metrics, or its roofline. Several runs are
     ranked, one line each, the best first. With --json, --metrics adds the key `metrics` to the document.
     """
-    if metrics + roofline + inserted + full > 1:
-        raise typer.BadParameter("give one of --full, --metrics, --roofline and --inserted")
-    folders = _folders(runs)
+    if asked.n_forms > 1:
+        raise UsageError("give one of --full, --metrics, --roofline and --inserted")
+    folders = _folders(asked.runs)
     if len(folders) > 1:
-        if metrics or roofline or inserted or full or profile is not None:
-            raise typer.BadParameter(
-                "--full, --metrics, --roofline, --inserted and --profile take one run"
-            )
-        _show_several(folders, as_json=as_json)
+        if asked.n_forms or asked.profile is not None:
+            raise UsageError("--full, --metrics, --roofline, --inserted and --profile take one run")
+        _show_several(folders, as_json=asked.as_json)
         return
     record = read_run(folders[0])
-    if profile is not None:
-        record = import_module("meshscope.api.reprice").repriced(record, profile)
-    if as_json:
-        extra = {"metrics": metrics_document(record)} if metrics else {}
+    if asked.profile is not None:
+        record = import_module("meshscope.api.reprice").repriced(record, asked.profile)
+    if asked.as_json:
+        extra = {"metrics": metrics_document(record)} if asked.metrics else {}
         print_json({**run_document(record), **extra})
         return
-    if inserted:
+    if asked.inserted:
         explained = import_module("meshscope.api.explain").explained(record)
         for line in insertion_lines(explained):
-            typer.echo(line)
+            echo(line)
         return
     console = new_console()
-    if roofline:
+    if asked.roofline:
         print_all(console, roofline_lines(record, record.manifest.experiment.chip))
         return
-    text = metrics_text if metrics else full_text if full else run_text
+    text = metrics_text if asked.metrics else full_text if asked.full else run_text
     print_all(console, text(record, console))
 
 

@@ -1,0 +1,163 @@
+"""What commands print: results on standard output, progress and warnings on standard error."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from io import StringIO
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console, RenderableType
+from rich.progress import Progress as Bars
+from rich.progress import ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from meshscope.reports.text import full_text, run_text
+
+if TYPE_CHECKING:
+    from meshscope.api.run import Run
+
+PIPED_WIDTH = 80  # columns of a table in a file or a pipe, unless COLUMNS is set
+
+
+def print_run(run: "Run", *, as_json: bool, is_full: bool) -> None:
+    """Prints the answer and the tables of the run, or its document; warnings go to standard error."""
+    for warning in run.warnings:
+        note(warning)
+    if as_json:
+        print_json(run.as_dict())
+        return
+    console = new_console()
+    print_all(console, (full_text if is_full else run_text)(run.record, console))
+
+
+def new_console() -> Console:
+    """Standard output: color on a terminal, plain text elsewhere; nothing is cut off."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
+    return Console(width=width, highlight=False, markup=False, emoji=False)
+
+
+def print_all(console: Console, parts: Iterable[RenderableType]) -> None:
+    """Prints the parts one below the other, without trailing blanks in a file or a pipe."""
+    if console.is_terminal:
+        for part in parts:
+            console.print(part)
+        return
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def print_json(document: Mapping[str, Any] | list[Any]) -> None:
+    """Prints one document on one line, the only output on standard output."""
+    sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
+
+
+def note(message: str) -> None:
+    """Writes a line on standard error."""
+    sys.stderr.write(message + "\n")
+
+
+class Display:
+    """A context manager that shows rows; `bars` is None if standard error is not a terminal."""
+
+    def __init__(self, *columns: ProgressColumn) -> None:
+        self._columns = columns
+        self._began_s = time.monotonic()
+        self.bars: Bars | None = None
+
+    def __enter__(self) -> Self:
+        """Starts the display."""
+        if sys.stderr.isatty():
+            console = Console(stderr=True, markup=False, highlight=False)
+            self.bars = Bars(*self._columns, console=console)
+            self.bars.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Ends the display; its last state stays on the screen."""
+        if self.bars is not None:
+            self.bars.stop()
+
+    def write(self, text: str) -> None:
+        """Writes a plain line that starts with the elapsed seconds."""
+        elapsed_s = time.monotonic() - self._began_s
+        sys.stderr.write(f"[{elapsed_s:6.1f} s] {text}\n")
+        sys.stderr.flush()
+
+
+def text_column() -> TextColumn:
+    """The description of a row, without markup."""
+    return TextColumn("{task.description}", markup=False)
+
+
+class TimeLeftColumn(ProgressColumn):
+    """Time left of a row, from its field `ends_s`; empty if the field is not set."""
+
+    def render(self, task: Task) -> Text:
+        """Counts down, and reports when the row takes longer than expected."""
+        ends_s: float | None = task.fields.get("ends_s")
+        if ends_s is None or task.finished:
+            return Text("")
+        return Text(time_left_text(ends_s - time.monotonic()))
+
+
+def time_left_text(seconds: float) -> str:
+    """`about 12 s left`."""
+    return "longer than expected" if seconds < 0 else f"about {format_left(seconds)} left"
+
+
+def format_left(seconds: float) -> str:
+    """A rough time: `40 s`, `12 min`, `3.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+DONE = "done"
+
+
+class WorkProgress(Display):
+    """A progress callback of the API that shows each part of the work."""
+
+    def __init__(self) -> None:
+        super().__init__(SpinnerColumn(), text_column(), TimeElapsedColumn(), TimeLeftColumn())
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, part: str, step: str, left_s: float | None = None) -> None:
+        """Shows the step; `left_s` are the seconds that the part still needs, if known."""
+        if self.bars is None:
+            left = "" if left_s is None else f", {time_left_text(left_s)}"
+            self.write(f"{part}: {step}{left}")
+            return
+        description = f"{part:8} {step}"
+        if part not in self._tasks:
+            self._tasks[part] = self.bars.add_task(description, total=1)
+        done = 1 if step == DONE else 0
+        self.bars.update(self._tasks[part], description=description, completed=done)
+        if left_s is not None:
+            self.bars.update(self._tasks[part], ends_s=time.monotonic() + left_s)
+
+
+def echo(text: object) -> None:
+    """Writes a line on standard output."""
+    sys.stdout.write(f"{text}\n")
+
+
+def rendered(view: Callable[[Console], Iterable[RenderableType]], width: int) -> str:
+    """The view as text lines without color or trailing blanks."""
+    out = StringIO()
+    console = Console(
+        file=out, width=width, color_system=None, highlight=False, markup=False, emoji=False
+    )
+    for part in view(console):
+        console.print(part)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())

@@ -1,0 +1,315 @@
+"""An option is declared once, as a field of a request; Python signature, command line and help follow from it."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from enum import StrEnum
+from functools import cache, partial, wraps
+from pathlib import Path
+from types import NoneType
+from typing import (
+    Annotated,
+    Any,
+    ParamSpec,
+    TypeVar,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_type_hints,
+)
+
+from meshscope.errors import (
+    NUMBERS,
+    SpecError,
+    kinds_of,
+    nearest,
+    number_of,
+    public,
+    with_keywords,
+)
+from meshscope.files import path_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+# Fields that say how a run is stored or shown, not what it is.
+NO_CONDITIONS = frozenset({"out", "force", "progress"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """What the command line needs beside name, type and default; `flags` are its names, by default the field's."""
+
+    help: str
+    flags: tuple[str, ...] = ()
+    metavar: str | None = None
+    least: int | None = None
+    most: int | None = None
+    shown: str | None = None  # in place of the default
+    is_argument: bool = False
+    is_last: bool = False  # after the options of the subclass
+    is_for_python: bool = False
+
+
+def option(
+    about: str | Option,
+    *,
+    default: Any = MISSING,
+    kw_only: bool = True,
+    converter: Callable[[In], Out] | None = None,
+    **how: Any,
+) -> Any:
+    """A field of a request with its help, or with the declaration of another request's field.
+
+    `kw_only=False` makes it a positional argument. `how` are fields of `Option`.
+    """
+    declared = Option(help=about) if isinstance(about, str) else about
+    declared = replace(declared, is_argument=not kw_only, **how)
+    return field(
+        default=default, kw_only=kw_only, metadata={"option": declared, "converter": converter}
+    )
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
+def request(kind: type[T]) -> type[T]:
+    """A frozen dataclass whose fields are options."""
+    return dataclass(frozen=True, slots=True, kw_only=True)(kind)
+
+
+def option_of(kind: Any, name: str) -> Option:
+    """The declaration of a field."""
+    return kind.__dataclass_fields__[name].metadata["option"]
+
+
+def text(value: str | Path) -> str:
+    """The name of a model or file as text."""
+    given: Any = value
+    if not isinstance(given, str | Path):
+        raise TypeError("text")
+    return str(given)
+
+
+def text_or_number(value: str | int | None) -> str:
+    """A word or a whole number as text."""
+    try:
+        return value if isinstance(value, str) else str(number_of("", value, int))
+    except SpecError:
+        raise TypeError(NUMBERS[int]) from None
+
+
+def optional_path(value: str | Path | None) -> Path | None:
+    """The path; None if there is none."""
+    return None if value is None else path_of(value)
+
+
+def choice(kind: type[E]) -> Callable[[E | str], E]:
+    """Converts to a member of an enum."""
+    return cast("Callable[[E | str], E]", lambda value: _member(kind, value))
+
+
+def optional_choice(kind: type[E]) -> Callable[[E | str | None], E | None]:
+    """Converts to a member of an enum, or leaves None."""
+    return cast("Callable[[E | str | None], E | None]", lambda value: _member(kind, value))
+
+
+def texts(value: str | Path | Iterable[str | Path]) -> list[str]:
+    """One path or several, as the caller named them."""
+    given = [value] if isinstance(value, str | Path) else list(value)
+    return [one if isinstance(one, str) else str(path_of(one)) for one in given]
+
+
+def _member(kind: type[E], value: Any) -> E:
+    if value not in set(kind):
+        raise ValueError(f"'{value}' is not one of {', '.join(kind)}.")
+    return kind(value)
+
+
+def request_of(kind: Callable[..., R], values: Mapping[str, Any]) -> R:
+    """The request with these option values; SpecError for a value of the wrong type.
+
+    `values` may hold other names, which are ignored. Enum options accept their values as strings.
+    """
+    hints = hints_of(kind)
+    return kind(
+        **{
+            one.name: _typed(one, values[one.name], hints[one.name])
+            for one in fields(cast("Any", kind))
+            if one.name in values
+        }
+    )
+
+
+@cache
+def hints_of(kind: Any) -> dict[str, Any]:
+    """The types of the fields."""
+    return get_type_hints(kind, include_extras=False)
+
+
+def _typed(one: "Field[Any]", value: Any, hint: Any) -> Any:
+    """The value as the type of its option."""
+    if value is None and NoneType in get_args(hint):
+        return None
+    try:
+        converted = _conversion(one, kinds_of(hint)[0])(value)
+    except TypeError as error:
+        raise SpecError(f"{one.name}: {value!r} must be {error}.") from None
+    except ValueError as error:
+        raise SpecError(f"{one.name}: {error}") from None
+    least = one.metadata["option"].least
+    if least is not None and converted < least:
+        raise SpecError(f"{one.name}={converted} is too small. Use {least} or more.")
+    return converted
+
+
+def _conversion(one: "Field[Any]", kind: Any) -> Callable[[Any], Any]:
+    """The converter of a field, else that of its type: TypeError says what the value must be, ValueError why not."""
+    if (converter := one.metadata.get("converter")) is not None:
+        return converter
+    if kind in NUMBERS:
+        return partial(number_of, one.name, kind=kind)
+    if inspect.isclass(kind) and issubclass(kind, StrEnum):
+        return choice(kind)
+    converters: dict[Any, Callable[[Any], Any]] = {Path: path_of, str: text}
+    return converters.get(kind, lambda value: value)
+
+
+def changed_options(options: Any) -> dict[str, Any]:
+    """The conditions of a request that differ from their defaults, in the order of the command line."""
+    return {
+        one.name: value
+        for one in fields(options)
+        if one.name not in NO_CONDITIONS and (value := getattr(options, one.name)) != one.default
+    }
+
+
+def option_words(options: Mapping[str, Any], argument: str = "model") -> Iterable[str]:
+    """The options as command-line words; `argument` is the positional one."""
+    for name, value in options.items():
+        flag = flag_of(name)
+        if value is None or value is False:
+            continue
+        if name == argument:
+            yield str(value)
+        elif value is True:
+            yield flag
+        elif str(value).startswith("-"):
+            yield f"{flag}={value}"  # in one word, as the value looks like an option
+        else:
+            yield from (flag, str(value))
+
+
+def flag_of(name: str) -> str:
+    """The option of the command line with this name."""
+    return f"--{name.replace('_', '-')}"
+
+
+def known_option(name: str, names: list[str], where: str) -> None:
+    """SpecError with the nearest names unless `name` is an option of `where`."""
+    if name not in names:
+        raise SpecError(f"'{name}' is not an option of {where}. {nearest(name, names)}")
+
+
+def takes(kind: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, T]]:
+    """A function for Python users whose parameters are the options of a request."""
+
+    def decorate(work: Callable[[R], T]) -> Callable[P, T]:
+        @wraps(work)
+        def called(*args: P.args, **options: P.kwargs) -> T:
+            bound = signature.bind(*args, **options)
+            return work(request_of(kind, bound.arguments))
+
+        returns = inspect.signature(work).return_annotation
+        signature = inspect.Signature(parameters_of(kind), return_annotation=returns)
+        return documented(called, signature, kind, name=work.__name__)
+
+    return decorate
+
+
+def documented(
+    work: Callable[P, T], signature: inspect.Signature, *kinds: Any, name: str
+) -> Callable[P, T]:
+    """The public function with this signature, and with the options of the requests in its docstring."""
+
+    @wraps(work)
+    def called(*args: P.args, **options: P.kwargs) -> T:
+        try:
+            signature.bind(*args, **options)
+        except TypeError as error:
+            raise TypeError(f"{name}() {error}") from None
+        return work(*args, **options)
+
+    names = {word: one for kind in kinds for word, one in other_names(kind).items()}
+    helped = {one.name: help_of(kind, one.name) for kind in kinds for one in fields(kind)}
+    lines = [f"    {name}: {helped[name]}" for name in signature.parameters if name in helped]
+    head, mark, tail = inspect.cleandoc(work.__doc__ or "").partition("Returns:")
+    called.__doc__ = "\n".join([head, "Args:", *lines, "", mark + tail])
+    called.__name__ = called.__qualname__ = name
+    called.__signature__ = signature  # type: ignore[attr-defined]
+    annotated = {one.name: one.annotation for one in signature.parameters.values()}
+    called.__annotations__ = annotated
+    return public(called, names)
+
+
+def parameters_of(kind: Any) -> list[inspect.Parameter]:
+    """The options as parameters of a Python function."""
+    hints = hints_of(kind)
+    return [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY
+            if one.kw_only
+            else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=inspect.Parameter.empty if one.default is MISSING else one.default,
+            annotation=_accepted(hints[one.name], one.metadata.get("converter")),
+        )
+        for one in declared_fields(kind)
+    ]
+
+
+def _accepted(hint: Any, converter: Any) -> Any:
+    """What Python users may give for a field of this type."""
+    also = {text: Path, text_or_number: int, texts: str | Path | Iterable[str | Path]}.get(
+        converter
+    )
+    if also is not None:
+        return also if converter is texts else hint | also
+    kind = kinds_of(hint)[0]
+    return hint | str if inspect.isclass(kind) and issubclass(kind, StrEnum | Path) else hint
+
+
+def declared_fields(kind: Any) -> "list[Field[Any]]":
+    """The fields of a request in the order of the help."""
+    return sorted(fields(kind), key=lambda one: one.metadata["option"].is_last)
+
+
+def other_names(kind: Any) -> dict[str, str]:
+    """The names of options by other words for them on the command line, for messages to Python users."""
+    return {
+        flag.removeprefix("--").replace("-", "_"): one.name
+        for one in fields(kind)
+        for flag in one.metadata["option"].flags
+    }
+
+
+def help_of(kind: Any, name: str) -> str:
+    """The help of an option for Python users."""
+    kinds = {one: kinds_of(hint) for one, hint in hints_of(kind).items()}
+    return with_keywords(option_of(kind, name).help, kinds, other_names(kind), "`{}`")
+
+
+JSON = Option(help="Print one JSON document on stdout.", flags=("--json",), is_last=True)
+FULL = Option(help="All conditions and tables below the answer.", is_last=True)
+JsonOption = Annotated[bool, JSON]
+FullOption = Annotated[bool, FULL]
+
+
+@request
+class RunOutput:
+    """How a command prints its run."""
+
+    full: bool = option(FULL, default=False)
+    as_json: bool = option(JSON, default=False)
