@@ -24,15 +24,14 @@ from meshscope.cost.steps import timed_step
 from meshscope.events.enums import Part, Phase
 from meshscope.events.step_time import StepTime
 from meshscope.hardware.topology import parse_topology
+from meshscope.model.arrays import Weight
 from meshscope.model.config import read_model
-from meshscope.model.flops import window_of
-from meshscope.model.model import Layer, MlpKind
+from meshscope.model.layers import Layer, MlpKind
 from meshscope.plans.caches import layer_cache
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.sequence_lengths import sequence_lengths
 from meshscope.plans.weights import (
-    Weight,
     attention_weights,
     dense_weights,
     expert_weights,
@@ -136,7 +135,7 @@ def _bytes_of(experiment: Experiment, weights: Iterable[Weight]) -> float:
 def _cache_bytes(experiment: Experiment, layer: Layer) -> float:
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     n_seen = min(
-        workload.mean_context, window_of(model.attention, layer.attention) or workload.context
+        workload.mean_context, model.attention.window_of(layer.attention) or workload.context
     )
     elements = sum(
         prod(array.local_shape(plan)) * (array.n_fixed_slots or n_seen / array.rate)

@@ -30,7 +30,7 @@ from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.profile import ChipProfile, load_profile
 from meshscope.model.config import read_model
-from meshscope.model.model import GroupedAttention
+from meshscope.model.mechanisms.grouped import GroupedAttention
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Program
@@ -161,7 +161,7 @@ def measure(folder: Path, topology: str, cases: tuple[Case, ...], budget_s: floa
 def _measured(  # noqa: PLR0913, PLR0917  a case and where it runs
     case: Case, index: int, phase: Phase, topology: str, folder: Path, device: Any
 ) -> Measurement:
-    import jax  # noqa: PLC0415
+    import jax  # noqa: PLC0415  slow to import
     import numpy as np  # noqa: PLC0415
 
     from meshscope.programs.jax.build import build_program  # noqa: PLC0415
@@ -202,7 +202,7 @@ def _hlo_file(folder: Path, index: int, phase: Phase) -> Path:
 
 def _cache_maker(abstract: Any) -> Callable[[], Any]:
     """Makes a cache of small random numbers: zeros would let products run faster than in a request."""
-    import jax  # noqa: PLC0415
+    import jax  # noqa: PLC0415  slow to import
     import jax.numpy as jnp  # noqa: PLC0415
 
     leaves, structure = jax.tree.flatten(abstract)
@@ -221,7 +221,7 @@ def _cache_maker(abstract: Any) -> Callable[[], Any]:
 
 def _prefill_s(compiled: Any, weights: Any, ids: Any, new_cache: Callable[[], Any]) -> float:
     """The median of five prefills, after one that is not timed."""
-    import jax  # noqa: PLC0415
+    import jax  # noqa: PLC0415  slow to import
     import numpy as np  # noqa: PLC0415
 
     tokens, start = jax.device_put(ids), jax.device_put(np.int32(0))
@@ -240,7 +240,7 @@ def _decode_s(
     compiled: Any, weights: Any, ids: Any, cache: Any, steps: list[Any]
 ) -> tuple[float, float]:
     """The median of steps that are waited for, and the mean of steps queued back to back."""
-    import jax  # noqa: PLC0415
+    import jax  # noqa: PLC0415  slow to import
 
     as_input = jax.jit(lambda tokens: tokens[:, None])
     tokens = jax.device_put(ids)[:, 0]
@@ -267,7 +267,7 @@ def _decode_s(
 
 def _bytes(weights: Any, cache: Any, *, has_cache: bool) -> float:
     """Bytes of the weights without the embedding table, of which a step reads a few rows, and of the cache."""
-    import jax  # noqa: PLC0415
+    import jax  # noqa: PLC0415  slow to import
 
     table = {key: leaf for key, leaf in weights.items() if key == "embed" and "lm_head" in weights}
     n_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(weights))

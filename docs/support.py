@@ -15,7 +15,8 @@ from meshscope.hardware.compiler_facts import read_fitted_constants
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.catalog import catalog
 from meshscope.model.config import read_model
-from meshscope.model.model import Family, Model
+from meshscope.model.families import Family
+from meshscope.model.model import Model
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Frontend, Loop, Partitioner, Program

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import meshscope
-from meshscope.model.model import Family
+from meshscope.model.families import Family
 from meshscope.model.quantization import PARTIAL_COVERAGES, WEIGHT_DTYPES, quantization_of
 from meshscope.plans.program import Partitioner
 from meshscope.prediction import predict

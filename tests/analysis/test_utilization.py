@@ -8,7 +8,8 @@ from meshscope.events.enums import Phase
 from meshscope.hardware.chips import CHIPS
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.model.model import AttentionKind, CompressedAttention
+from meshscope.model.layers import AttentionKind
+from meshscope.model.mechanisms.compressed import CompressedAttention
 from meshscope.plans.experiment import experiment_of
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import parse_plan

@@ -11,7 +11,7 @@ from meshscope.analysis.request import SpeculativeStep
 from meshscope.api.predict import predict
 from meshscope.errors import RunError, SpecError
 from meshscope.events.enums import Source
-from meshscope.model.model import AttentionKind
+from meshscope.model.layers import AttentionKind
 from meshscope.plans.speculation import DraftMethod, Speculation
 from meshscope.units import format_seconds
 

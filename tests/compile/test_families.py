@@ -9,8 +9,8 @@ from compared import assert_predicted_equals_compiled
 from small_configs import CONFIGS, OTHER_PLAN, OTHER_SLICES, plans_of, small_model
 
 from meshscope.hardware.topology import parse_topology
-from meshscope.model.model import Family
-from meshscope.model.repeats import repeats_of
+from meshscope.model.families import Family
+from meshscope.model.layers import repeats_of
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Program

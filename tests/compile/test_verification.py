@@ -12,7 +12,7 @@ from small_configs import BASE, small_model
 import meshscope
 from meshscope.events.enums import Source
 from meshscope.hardware.topology import parse_topology
-from meshscope.model.model import DraftHead
+from meshscope.model.mechanisms.streams import DraftHead
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import Kernel
 from meshscope.plans.plan import parse_plan

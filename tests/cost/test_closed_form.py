@@ -16,7 +16,8 @@ from meshscope.hardware.operation_rates import VMEM_OVER_HBM
 from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect import collective_time
 from meshscope.model.config import read_model
-from meshscope.model.model import GroupedAttention, MlpKind
+from meshscope.model.layers import MlpKind
+from meshscope.model.mechanisms.grouped import GroupedAttention
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Engine

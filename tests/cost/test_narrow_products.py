@@ -13,7 +13,8 @@ from meshscope.hardware.chips import chip_of
 from meshscope.hardware.precision import precision_notes, product_speedup
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.model.flops import chunked_flops, linear_of
+from meshscope.model.layers import AttentionKind
+from meshscope.model.mechanisms.linear import linear_of
 from meshscope.plans.experiment import experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
@@ -100,7 +101,8 @@ def test_rates_and_the_delta_rule_keep_the_bf16_peak() -> None:
     peak, n_tokens = chip_of("v6e").bf16_flops_per_s, 8 * 1024
     assert peak is not None
     efficiency = efficiency_of(chip_of("v6e"), rates_of(chip_of("v6e"))).constants.matmul
-    of_token = 2 * 4096 * 2 * 8 + chunked_flops(linear_of(model.attention)) / 4
+    linear = linear_of(model.attention.of(AttentionKind.LINEAR))
+    of_token = 2 * 4096 * 2 * 8 + linear.chunked_flops / 4
     of_head = sum(part.flops or 0.0 for part in wide.parts if part.part == "lm_head")
     wide_s = (24 * n_tokens * of_token + of_head) / peak / efficiency
     assert _matmul_s(narrow) - wide_s == pytest.approx((_matmul_s(wide) - wide_s) / 2, rel=1e-6)

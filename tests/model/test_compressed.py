@@ -7,15 +7,11 @@ import pytest
 
 from meshscope.errors import SpecError
 from meshscope.model.config import model_from_config, read_model
-from meshscope.model.model import (
-    AttentionKind,
-    CompressedAttention,
-    HyperConnections,
-    Model,
-    Rope,
-    RopeType,
-)
-from meshscope.model.repeats import repeats_of
+from meshscope.model.layers import AttentionKind, repeats_of
+from meshscope.model.mechanisms.compressed import CompressedAttention
+from meshscope.model.mechanisms.streams import HyperConnections
+from meshscope.model.model import Model
+from meshscope.model.rope import Rope, RopeType
 from meshscope.plans.experiment_record import model_as_dict, model_from_dict
 
 LEAST: dict[str, Any] = {

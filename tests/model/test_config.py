@@ -14,22 +14,15 @@ import pytest
 from meshscope.errors import SpecError
 from meshscope.model.catalog import catalog
 from meshscope.model.config import MAX_CONFIG_BYTES, model_from_config, read_model
-from meshscope.model.model import (
-    AttentionKind,
-    Family,
-    GroupedAttention,
-    GroupScore,
-    Indexer,
-    LatentAttention,
-    Layer,
-    LinearAttention,
-    MixtureOfExperts,
-    MlpKind,
-    Model,
-    Rope,
-    RopeType,
-    Scoring,
-)
+from meshscope.model.families import Family
+from meshscope.model.layers import AttentionKind, Layer, MlpKind
+from meshscope.model.mechanisms.attention import Indexer
+from meshscope.model.mechanisms.grouped import GroupedAttention
+from meshscope.model.mechanisms.latent import LatentAttention
+from meshscope.model.mechanisms.linear import LinearAttention
+from meshscope.model.mechanisms.mixture import GroupScore, MixtureOfExperts, Scoring
+from meshscope.model.model import Model
+from meshscope.model.rope import Rope, RopeType
 from meshscope.plans.caches import layer_cache
 from meshscope.plans.experiment_record import model_as_dict, model_from_dict
 from meshscope.plans.plan import parse_plan

@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 
 from meshscope.model.config import read_model
-from meshscope.model.flops import (
-    attended_pairs,
-    attention_flops,
-    causal_blocks,
-    pair_flops,
-    window_blocks,
-)
-from meshscope.model.model import AttentionKind, GroupedAttention
+from meshscope.model.layers import AttentionKind
+from meshscope.model.mechanisms.attention import causal_blocks, window_blocks
+from meshscope.model.mechanisms.latent import latent_of
 
 
 @pytest.mark.parametrize(
@@ -32,25 +27,24 @@ def test_blocks_are_those_of_the_mask(n_rows: int, block: int, window: int) -> N
 @pytest.mark.parametrize("context", [1, 100, 128, 129, 4096])
 def test_windowed_layers_of_gpt_oss_attend_to_their_window(context: int) -> None:
     attention = read_model("openai/gpt-oss-120b").attention
-    assert isinstance(attention, GroupedAttention)
-    assert attention.window == 128
+    assert attention.window_of(AttentionKind.SLIDING) == 128
     for kind, window in ((AttentionKind.SLIDING, 128), (AttentionKind.FULL, context)):
         n_pairs = sum(min(position + 1, window) for position in range(context))
-        assert attended_pairs(attention, kind, context) == n_pairs
-        widths = attention.n_heads * attention.head_dim
-        assert attention_flops(attention, kind, context) == 2 * 2 * widths * n_pairs
+        assert attention.attended_pairs(kind, context) == n_pairs
+        widths = attention.n_heads * attention.head_widths[0]
+        assert attention.flops(kind, context) == 2 * 2 * widths * n_pairs
 
 
 @pytest.mark.parametrize("n", [1, 7, 8192, 8193, 20_000])
 def test_chunked_layers_of_llama_4_attend_to_their_chunk(n: int) -> None:
     attention = read_model("meta-llama/Llama-4-Scout-17B-16E-Instruct").attention
     n_pairs = sum(position % 8192 + 1 for position in range(n))
-    assert attended_pairs(attention, AttentionKind.CHUNKED, n) == n_pairs
-    assert attended_pairs(attention, AttentionKind.FULL, n) == n * (n + 1) // 2
+    assert attention.attended_pairs(AttentionKind.CHUNKED, n) == n_pairs
+    assert attention.attended_pairs(AttentionKind.FULL, n) == n * (n + 1) // 2
 
 
 def test_latent_attention_multiplies_wider_when_absorbed() -> None:
     """DeepSeek-V3: heads of 128 + 64 and 128, or latents of 512 + 64 and 512."""
-    attention = read_model("deepseek-ai/DeepSeek-V3.1-Base").attention
-    assert pair_flops(attention) == 2 * 128 * (192 + 128)
-    assert pair_flops(attention, is_absorbed=True) == 2 * 128 * (576 + 512)
+    attention = latent_of(read_model("deepseek-ai/DeepSeek-V3.1-Base").attention)
+    assert attention.pair_flops() == 2 * 128 * (192 + 128)
+    assert attention.absorbed_pair_flops == 2 * 128 * (576 + 512)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from meshscope.model.config import read_model
-from meshscope.model.model import AttentionKind, Layer, MlpKind
-from meshscope.model.repeats import Repeat, repeats_of, unrolled
+from meshscope.model.layers import AttentionKind, Layer, MlpKind, Repeat, repeats_of, unrolled
 
 A = Layer(attention=AttentionKind.FULL, mlp=MlpKind.DENSE)
 B = Layer(attention=AttentionKind.FULL, mlp=MlpKind.MOE)

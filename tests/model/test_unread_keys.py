@@ -7,7 +7,8 @@ from tests.model.test_config import LLAMA, PUBLISHED_CONFIGS
 
 from meshscope.errors import SpecError
 from meshscope.model.config import model_from_config, read_model
-from meshscope.model.model import Family, Model
+from meshscope.model.families import Family
+from meshscope.model.model import Model
 
 DENSE = LLAMA | {
     "hidden_act": "silu",

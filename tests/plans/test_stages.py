@@ -3,7 +3,7 @@
 import pytest
 
 from meshscope.model.config import read_model
-from meshscope.model.model import AttentionKind, Layer, MlpKind
+from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.plans.stages import (
     StageRun,
     StageSends,

@@ -6,8 +6,10 @@ from typing import NamedTuple
 import pytest
 
 from meshscope.errors import PlanError
+from meshscope.model.arrays import stored_arrays
 from meshscope.model.catalog import catalog
 from meshscope.model.config import model_from_config, read_model
+from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.quantization import FP8_BLOCKS
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.checks import check_blocks
@@ -17,8 +19,6 @@ from meshscope.plans.weights import (
     layer_weights,
     outer_weights,
     padded_vocab,
-    stored_arrays,
-    stored_kv_heads,
 )
 from meshscope.plans.workload import Workload
 
@@ -122,7 +122,7 @@ def test_the_vocabulary_is_padded_to_a_multiple_of_tp(tp: int, n_rows: int) -> N
 
 @pytest.mark.parametrize(("tp", "n_heads"), [(1, 2), (2, 2), (4, 4), (8, 8)])
 def test_kv_heads_are_replicated_up_to_tp(tp: int, n_heads: int) -> None:
-    assert stored_kv_heads(SMALL_QWEN2.attention, Plan(tp=tp)) == n_heads
+    assert grouped_of(SMALL_QWEN2.attention).stored_kv_heads(tp) == n_heads
 
 
 # Explicit, in elements. Qwen3-32B, one layer: q and o 2 x 5120 x 64 x 128, k and v 2 x 5120 x 8 x 128,

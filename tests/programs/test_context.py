@@ -203,7 +203,7 @@ def test_kernel_attends_to_the_blocks_of_all_devices(
     """Splash attention, interpreted, on each device against plain attention to the whole prompt."""
     from jax.sharding import PartitionSpec as P  # noqa: PLC0415
 
-    from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415
+    from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415  imports JAX
     from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: PLC0415
 
     monkeypatch.setattr("meshscope.plans.kernel_choice.PADDED_FROM", 1)
@@ -252,7 +252,7 @@ def test_kernel_attends_to_the_chunks_before(
     """The queries of a chunk behind `n_before` others, of which each device has a block, with sinks."""
     from jax.sharding import PartitionSpec as P  # noqa: PLC0415
 
-    from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415
+    from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415  imports JAX
     from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: PLC0415
 
     monkeypatch.setattr("meshscope.plans.kernel_choice.PADDED_FROM", 1)

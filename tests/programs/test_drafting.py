@@ -10,7 +10,8 @@ from tiny_models import TOLERANCE, golden
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import model_from_config
-from meshscope.model.model import DraftHead, Model
+from meshscope.model.mechanisms.streams import DraftHead
+from meshscope.model.model import Model
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Program

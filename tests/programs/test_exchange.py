@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from meshscope.events.enums import Phase
-from meshscope.model.model import MixtureOfExperts, Scoring
+from meshscope.model.arrays import Dim, Weight
+from meshscope.model.mechanisms.mixture import MixtureOfExperts, Scoring
 from meshscope.plans.dispatch import Dispatch, DispatchForm, dispatch_of
 from meshscope.plans.plan import Plan
-from meshscope.plans.weights import Dim, Weight
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 

@@ -18,6 +18,7 @@ from meshscope.events.enums import Phase  # noqa: E402
 from meshscope.hardware.chips import CHIPS  # noqa: E402
 from meshscope.hardware.topology import parse_topology  # noqa: E402
 from meshscope.model import quantization  # noqa: E402
+from meshscope.model.arrays import Weight  # noqa: E402
 from meshscope.model.config import model_from_config  # noqa: E402
 from meshscope.model.quantization import (  # noqa: E402
     FP8_EXPERTS,
@@ -36,7 +37,7 @@ from meshscope.plans.kernel_choice import (  # noqa: E402
 )
 from meshscope.plans.plan import parse_plan  # noqa: E402
 from meshscope.plans.program import Loop, Program  # noqa: E402
-from meshscope.plans.weights import Weight, expert_weights  # noqa: E402
+from meshscope.plans.weights import expert_weights  # noqa: E402
 from meshscope.plans.workload import Workload  # noqa: E402
 from meshscope.programs.jax import build, values  # noqa: E402
 from meshscope.programs.jax.grouped_matmul import GroupedKernel  # noqa: E402

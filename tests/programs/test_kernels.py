@@ -17,7 +17,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (  # noqa: E402
 )
 
 from meshscope.events.enums import Phase  # noqa: E402
-from meshscope.model.model import Activation, MixtureOfExperts, Scoring  # noqa: E402
+from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts, Scoring  # noqa: E402
 from meshscope.plans.plan import parse_plan  # noqa: E402
 from meshscope.plans.workload import Workload  # noqa: E402
 from meshscope.programs.jax.experts import Experts  # noqa: E402

@@ -11,16 +11,9 @@ from meshscope.errors import PlanError
 from meshscope.events.enums import Kind, Phase
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.model.flops import (
-    FLOAT32_PASSES,
-    LINEAR_CHUNK,
-    attention_flops,
-    chunked_flops,
-    linear_of,
-    passed_on_flops,
-    split_flops,
-)
-from meshscope.model.model import AttentionKind, GroupedAttention
+from meshscope.model.layers import AttentionKind
+from meshscope.model.mechanisms.grouped import GroupedAttention
+from meshscope.model.mechanisms.linear import FLOAT32_PASSES, LINEAR_CHUNK, linear_of
 from meshscope.plans.caches import device_cache_bytes, layer_cache
 from meshscope.plans.context_form import ContextForm
 from meshscope.plans.experiment import Experiment, experiment_of
@@ -142,7 +135,7 @@ def test_flops_of_a_chunk_and_of_blocks_are_those_that_xla_counts() -> None:
     """One head of 128, one chunk on each of four devices; XLA counts a product in float32 once."""
     from meshscope.programs.jax.linear import chunked_delta_rule  # noqa: PLC0415  imports JAX
 
-    linear = linear_of(read_model(NAME).attention)
+    linear = linear_of(read_model(NAME).attention.of(AttentionKind.LINEAR))
     one_head = replace(linear, n_key_heads=1, n_value_heads=1)
 
     def counted(rule: Any, n_positions: int) -> float:
@@ -153,11 +146,12 @@ def test_flops_of_a_chunk_and_of_blocks_are_those_that_xla_counts() -> None:
 
     whole = counted(jax.jit(chunked_delta_rule), LINEAR_CHUNK)
     of_convolution = 2 * linear.conv_width * one_head.n_channels
-    assert whole / LINEAR_CHUNK == pytest.approx(chunked_flops(one_head) - of_convolution, rel=0.1)
+    assert whole / LINEAR_CHUNK == pytest.approx(one_head.chunked_flops - of_convolution, rel=0.1)
     block = counted(over_cp(4, 4 * LINEAR_CHUNK), 4 * LINEAR_CHUNK)
 
-    passed_on = passed_on_flops(one_head, 4) / FLOAT32_PASSES
-    expected = LINEAR_CHUNK * split_flops(one_head) + passed_on
+    work = one_head.prompt_work(AttentionKind.LINEAR, 4)
+    passed_on = work.sequence_flops / FLOAT32_PASSES
+    expected = LINEAR_CHUNK * work.split_flops + passed_on
     assert block - whole == pytest.approx(expected, rel=0.02)  # with sums and decays
 
 
@@ -195,7 +189,7 @@ def test_what_blocks_pass_on_does_not_grow_with_the_prompt(prompt: int) -> None:
 
 def test_tp_beyond_the_key_heads_is_refused() -> None:
     model = read_model(NAME)
-    linear = replace(linear_of(model.attention), n_key_heads=4)
+    linear = replace(linear_of(model.attention.of(AttentionKind.LINEAR)), n_key_heads=4)
     assert isinstance(model.attention, GroupedAttention)
     with pytest.raises(PlanError, match=r"tp splits wq .* 8 ways, but 8 does not divide 4"):
         experiment_of(
@@ -226,7 +220,7 @@ def test_states_are_split_over_tp_by_heads() -> None:
 
 def test_flops_of_a_token_do_not_grow_with_the_context() -> None:
     """Three products of a key or query with a state of 128 x 128 in 32 heads, and the convolution."""
-    attention = read_model(NAME).attention
+    linear = linear_of(read_model(NAME).attention.of(AttentionKind.LINEAR))
     expected = 32 * 6 * 128 * 128 + 2 * 4 * 8192
-    assert attention_flops(attention, AttentionKind.LINEAR, 100_000) == 100_000 * expected
-    assert chunked_flops(linear_of(attention)) > expected
+    assert linear.flops(AttentionKind.LINEAR, 100_000) == 100_000 * expected
+    assert linear.chunked_flops > expected

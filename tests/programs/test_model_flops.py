@@ -13,8 +13,10 @@ from meshscope.analysis.utilization import model_flops
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import model_from_config
-from meshscope.model.flops import attended_pairs, entry_rate, pair_flops
-from meshscope.model.model import AttentionKind, CompressedAttention, Indexer, Model
+from meshscope.model.layers import AttentionKind
+from meshscope.model.mechanisms.attention import Indexer
+from meshscope.model.mechanisms.compressed import CompressedAttention
+from meshscope.model.model import Model
 from meshscope.plans.experiment import experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Program
@@ -118,18 +120,18 @@ def masked_flops(model: Model) -> float:
     for layer in model.layers:
         kind = layer.attention
         if not isinstance(attention, CompressedAttention):
-            flops += pair_flops(attention) * n_hidden
+            flops += attention.pair_flops() * n_hidden
             indexer = getattr(attention, "indexer", None)
             flops += 0.0 if indexer is None else index_flops(indexer) * n_hidden
             continue
         n_pairs = PROMPT**2
         if kind is not AttentionKind.SLIDING:
-            n_entries = PROMPT * (PROMPT // entry_rate(attention, kind))
+            n_entries = PROMPT * (PROMPT // attention.entry_rate(kind))
             n_pairs += n_entries
             if kind is AttentionKind.COMPRESSED_SPARSE:
                 n_seen = sum((i + 1) // attention.sparse_rate for i in range(PROMPT))
                 flops += index_flops(attention.indexer) * (n_entries - n_seen)
-        flops += pair_flops(attention) * (n_pairs - attended_pairs(attention, kind, PROMPT))
+        flops += attention.pair_flops() * (n_pairs - attention.attended_pairs(kind, PROMPT))
     return flops
 
 

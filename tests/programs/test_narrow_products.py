@@ -8,11 +8,12 @@ import pytest
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.hardware.topology import parse_topology
+from meshscope.model.arrays import SCALE_SUFFIX
 from meshscope.model.config import model_from_config
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Partitioner, Program
-from meshscope.plans.weights import SCALE_SUFFIX, expert_weights
+from meshscope.plans.weights import expert_weights
 from meshscope.plans.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")

@@ -13,7 +13,7 @@ from transformers.models.deepseek_v4 import modeling_deepseek_v4 as theirs  # no
 
 from meshscope.events.enums import Phase  # noqa: E402
 from meshscope.model.config import model_from_config  # noqa: E402
-from meshscope.model.model import CompressedAttention  # noqa: E402
+from meshscope.model.mechanisms.compressed import CompressedAttention  # noqa: E402
 from meshscope.plans.caches import layer_cache  # noqa: E402
 from meshscope.plans.plan import parse_plan  # noqa: E402
 from meshscope.programs.torchxla.caching import States  # noqa: E402

@@ -12,11 +12,12 @@ from meshscope.events.enums import Phase
 from meshscope.events.measured import CollectiveTime, DeviceLoad
 from meshscope.hardware.chips import Chip
 from meshscope.hardware.precision import product_speedup
-from meshscope.model.flops import attention_flops
-from meshscope.model.model import Layer, Model
+from meshscope.model.arrays import Dim, Weight
+from meshscope.model.layers import Layer
+from meshscope.model.model import Model
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import Plan
-from meshscope.plans.weights import Dim, Weight, head_weight, layer_weights, outer_weights
+from meshscope.plans.weights import head_weight, layer_weights, outer_weights
 from meshscope.plans.workload import Workload
 
 # Whether a matrix outside the layers multiplies every token; tables are looked up.
@@ -84,9 +85,7 @@ def _mean_attention_flops(model: Model, layer: Layer, workload: Workload, phase:
     first, last = 0, workload.prompt
     if phase is not Phase.PREFILL:
         first, last = last, last + max(workload.output - 1, 1)
-    of_last, of_first = (
-        attention_flops(model.attention, layer.attention, n) for n in (last, first)
-    )
+    of_last, of_first = (model.attention_of(layer).flops(layer.attention, n) for n in (last, first))
     return (of_last - of_first) / (last - first)
 
 

@@ -16,7 +16,7 @@ from meshscope.cost.rates import Rates
 from meshscope.cost.traffic import ArrayTraffic
 from meshscope.errors import SpecError
 from meshscope.hardware.compiler_facts import CompilerFacts
-from meshscope.model.flops import causal_blocks
+from meshscope.model.mechanisms.attention import causal_blocks
 from meshscope.plans.kernel_choice import SPLASH_BLOCKS, WHOLE_BLOCK_SCOPE
 from meshscope.plans.sequence_lengths import SequenceLengths
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction

@@ -58,8 +58,9 @@ from meshscope.hardware.precision import product_speedup
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect import LinkConstants, constants_of
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.model.flops import causal_blocks, window_blocks
-from meshscope.model.model import CompressedAttention, GroupedAttention, Model
+from meshscope.model.layers import AttentionKind
+from meshscope.model.mechanisms.attention import causal_blocks, window_blocks
+from meshscope.model.model import Model
 from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import MAX_PADDING_FRAC, PADDED_FROM, SPLASH_BLOCKS
@@ -193,18 +194,14 @@ def _block_tokens(experiment: Experiment) -> float:
 
 
 def _window(model: Model) -> float:
-    attention = model.attention
-    window = attention.window if isinstance(attention, GroupedAttention) else None
+    window = model.attention.window_of(AttentionKind.SLIDING)
     return NO_LIMIT if window is None else float(window)
 
 
 def _chosen(model: Model) -> float:
-    """Positions behind the choice of an indexer; entries count with the positions they compress."""
-    attention = model.attention
-    if isinstance(attention, GroupedAttention) or attention.indexer is None:
-        return NO_LIMIT
-    rate = attention.sparse_rate if isinstance(attention, CompressedAttention) else 1
-    return float(attention.indexer.top_k * rate)
+    """Positions that an indexer chooses; entries count with the positions they compress."""
+    n_positions = model.attention.chosen_positions
+    return NO_LIMIT if n_positions is None else float(n_positions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

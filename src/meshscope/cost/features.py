@@ -23,37 +23,22 @@ from meshscope.cost.workload_features import Feature
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.precision import product_speedup
-from meshscope.model.flops import (
-    chunked_flops,
-    entry_rate,
-    has_linear_attention,
-    linear_of,
-    of_kind,
-    pair_flops,
-    passed_on_flops,
-    split_flops,
-    window_of,
+from meshscope.model.arrays import CacheArray, Dim, Weight
+from meshscope.model.layers import AttentionKind, Layer, MlpKind
+from meshscope.model.mechanisms.attention import (
+    INDEX_ARRAYS,
+    NORM_PASSES,
+    LayerAttention,
+    PromptWork,
 )
-from meshscope.model.model import (
-    Attention,
-    AttentionKind,
-    CompressedAttention,
-    GroupedAttention,
-    LatentAttention,
-    Layer,
-    LinearAttention,
-    MlpKind,
-    Model,
-)
+from meshscope.model.model import Model
 from meshscope.model.quantization import activation_dtype_of
-from meshscope.plans.caches import CacheArray, attended_cache
+from meshscope.plans.caches import attended_cache
 from meshscope.plans.dispatch import ROUND_ROOM, exchange_axes, fills_tiles
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
 from meshscope.plans.stages import stage_layers
 from meshscope.plans.weights import (
-    Dim,
-    Weight,
     attention_weights,
     dense_weights,
     draft_head_weights,
@@ -63,30 +48,18 @@ from meshscope.plans.weights import (
     outer_weights,
     router_weights,
     shared_weights,
-    stored_kv_heads,
 )
 from meshscope.units import DTYPE_BITS
 
 FloatArray = NDArray[np.float64]
 
 # Passes over activations beside the products, each a read or a write of the whole array: the residual
-# stream is summed with the output of a block; queries, keys and values are rotated, some also normalized.
-# Norms of the residual stream and the gated product of a dense MLP are fused with products, which write
-# their outputs while they compute. Counted in simulated prefills of meshscope's Llama-3.1-8B, Qwen3-8B and
-# Qwen3-32B on v6e, and of Llama-3.1-8B in vLLM 0.12 (libtpu 0.0.42.1).
+# stream is summed with the output of a block. Norms of the residual stream and the gated product of a dense MLP are
+# fused with products, which write their outputs while they compute. Counted in simulated prefills of meshscope's
+# Llama-3.1-8B, Qwen3-8B and Qwen3-32B on v6e, and of Llama-3.1-8B in vLLM 0.12 (libtpu 0.0.42.1).
 RESIDUAL_PASSES = 2
-HEAD_PASSES = 2
-NORM_PASSES = 2
 FUSED_RESIDUAL_PASSES = 2  # the norms of the residual stream
 GATED_PASSES = 2  # fused in an MLP; kernels of experts leave them to a pass
-# Servers on TPU also bring queries, keys and outputs into the layouts of their kernel and back. Counted in
-# simulated prefills of Llama-3.1-8B in vLLM 0.12, and of Qwen2.5-7B and Qwen3-8B in SGLang-JAX (August 2026).
-SERVED_HEAD_PASSES = 5
-SERVED_NORM_PASSES = 4
-# Passes between the projections of latent attention and its kernel over prompts: queries and keys of two
-# parts are rotated, joined and padded. The program of DeepSeek-V3.1 for v6e (libtpu 0.0.42.1) moves 5.2 GB
-# for the 128 heads of 8,192 tokens.
-LATENT_PREFILL_PASSES = 8
 # Passes over the rows that an exchange sends: gathered (2), and summed for their token (3); and over its
 # buffers: into the layout of a matrix (2) and back (2), in the same program.
 SENT_PASSES = 5
@@ -104,8 +77,6 @@ SPLIT_FRAC = (
 # 115, of which six are sorts and nine gathers: its routing by groups counts as 130, so that the published
 # step of batch 8 comes out. Meshscope's own program has 118, none of which gathers single elements: its routing
 # by groups counts as 63.
-GROUPED_OPS = 20
-LATENT_OPS = 30
 MLP_OPS = 10
 LAYER_INPUT_OPS = 5  # assumed, not counted in a program: half of MLP_OPS
 ROUTER_OPS = 10
@@ -230,7 +201,7 @@ def plan_costs(
         program=program,
         conversion_s=_conversion_s(rates),
         fused=fused_rates(experiment, rates),
-        n_blocks=experiment.plan.cp if has_linear_attention(experiment.model) else 1,
+        n_blocks=experiment.plan.cp if experiment.model.has_linear_attention else 1,
         is_served=program is ModeledProgram.PUBLISHED
         and experiment.topology.chip.kind is ChipKind.TPU,
         n_tokens=n_tokens,
@@ -402,107 +373,53 @@ def _input_width(device: _Device, weight: Weight) -> tuple[tuple[tuple[Dim, int]
 
 
 def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
-    model, plan = device.model, device.plan
-    weights = attention_weights(model, plan, layer)
-    yield from _block(device, Part.ATTN, weights)
-    is_grouped = isinstance(model.attention, GroupedAttention)
-    n_ops = GROUPED_OPS if is_grouped else LATENT_OPS
-    yield Part.ATTN, Cost.SMALL_OPS, Feature.ONE, n_ops
-    width = _head_passes(device, layer) * device.act_bytes
-    yield Part.ATTN, Cost.WIDE_BYTES, Feature.TOKENS, width
-    if device.phase is Phase.PREFILL:
-        yield from _prefill_scores(device, layer)
+    model, plan, kind = device.model, device.plan, layer.attention
+    attention = model.attention_of(layer)
+    yield from _block(device, Part.ATTN, attention_weights(model, plan, layer))
+    yield Part.ATTN, Cost.SMALL_OPS, Feature.ONE, attention.n_small_ops
+    is_prefill = device.phase is Phase.PREFILL
+    passed = attention.passed_elements(plan.tp, is_prefill=is_prefill, is_served=device.is_served)
+    yield Part.ATTN, Cost.WIDE_BYTES, Feature.TOKENS, passed * device.act_bytes
+    if is_prefill:
+        yield from _prompt(device, attention.prompt_work(kind, device.n_blocks), layer)
         return
     arrays, written = (attended_cache(model, plan, layer, n_tokens=n) for n in (1, device.n_tokens))
     for before, array in zip(arrays, written, strict=True):
-        feature, n_slots = _positions(device, layer, array)
+        feature, n_slots = _positions(attention, kind, array)
         if array.dtype is not None:  # a state is read, and written after each token
-            n_slots += _positions(device, layer, before)[1]
+            n_slots += _positions(attention, kind, before)[1]
         elements = prod(array.local_shape(plan)) * n_slots
         yield Part.ATTN, Cost.CACHE_BYTES, feature, elements * array.bits(device.cache_dtype) / 8
 
 
-def _head_passes(device: _Device, layer: Layer) -> float:
-    """Numbers per token that pass between the projections and the attention, on one device."""
-    attention, plan = of_kind(device.model.attention, layer.attention), device.plan
-    local_heads = attention.n_heads / plan.tp
-    if layer.attention is AttentionKind.LINEAR:  # and the gate of the output
-        linear = linear_of(attention)
-        width = linear.n_channels + linear.n_value_heads * linear.value_dim
-        return (HEAD_PASSES + NORM_PASSES) * width / plan.tp
-    match attention:
-        case GroupedAttention():
-            local_kv_heads = stored_kv_heads(attention, plan) / plan.tp
-            width = (local_heads + 2 * local_kv_heads) * attention.head_dim
-            head_passes = SERVED_HEAD_PASSES if device.is_served else HEAD_PASSES
-            norm_passes = SERVED_NORM_PASSES if device.is_served else NORM_PASSES
-            return (head_passes + norm_passes * attention.has_qk_norm) * width
-        case LatentAttention():
-            passes = HEAD_PASSES if device.phase is Phase.DECODE else LATENT_PREFILL_PASSES
-            return passes * local_heads * (attention.qk_dim + attention.value_dim)
-        case CompressedAttention():
-            return HEAD_PASSES * local_heads * attention.head_dim
-
-
-def _positions(device: _Device, layer: Layer, array: CacheArray) -> tuple[Feature, float]:
+def _positions(
+    attention: LayerAttention, kind: AttentionKind, array: CacheArray
+) -> tuple[Feature, float]:
     """The feature that counts the slots of an array that decode reads, and slots per unit."""
-    attention = device.model.attention
     if array.n_fixed_slots is not None:
         return Feature.SEQUENCES, array.n_fixed_slots
-    if window_of(attention, layer.attention) is not None:
+    if attention.window_of(kind) is not None:
         return Feature.WINDOW_POSITIONS, 1.0
-    is_scored = array.name.startswith("index")  # an indexer scores every position
-    if _is_sparse(attention, layer) and not is_scored:
+    is_scored = array.name in INDEX_ARRAYS  # an indexer scores every position
+    if attention.chooses(kind) and not is_scored:
         return Feature.CHOSEN_POSITIONS, 1.0 / array.rate
     return Feature.CACHED_POSITIONS, 1.0 / array.rate
 
 
-def _is_sparse(attention: Attention, layer: Layer) -> bool:
-    """Whether an indexer chooses the positions of this layer."""
-    match attention:
-        case GroupedAttention():
-            return False
-        case LatentAttention():
-            return attention.indexer is not None
-        case CompressedAttention():
-            return layer.attention is AttentionKind.COMPRESSED_SPARSE
-
-
-def _prefill_scores(device: _Device, layer: Layer) -> Iterator[_Entry]:
-    """Scores and weighted values: in kernels the causal or windowed blocks, in plain attention all pairs.
-
-    An indexer saves nothing here: its layers count as full attention.
-    """
-    attention = of_kind(device.model.attention, layer.attention)
-    if layer.attention is AttentionKind.LINEAR:
-        yield from _linear_prefill(device, linear_of(attention))
-        return
-    is_compressed = isinstance(attention, CompressedAttention)
-    rate = entry_rate(attention, layer.attention) if is_compressed else 1
-    flops = pair_flops(attention) / device.plan.tp / rate
-    is_windowed = window_of(attention, layer.attention) is not None
-    pairs = Feature.WINDOW_PAIRS if is_windowed else Feature.CAUSAL_PAIRS
-    yield Part.ATTN, Cost.KERNEL_FLOPS, pairs, flops
-    yield Part.ATTN, Cost.MATMUL_FLOPS, Feature.ALL_PAIRS, flops
+def _prompt(device: _Device, work: PromptWork, layer: Layer) -> Iterator[_Entry]:
+    """Scores and weighted values: in kernels the causal or windowed blocks, in plain attention all pairs."""
+    tp, part = device.plan.tp, Part.ATTN
+    yield part, Cost.MATMUL_FLOPS, Feature.TOKENS, work.token_flops / tp
+    yield part, Cost.MATMUL_FLOPS, Feature.TOKENS, work.split_flops / tp
+    yield part, Cost.MATMUL_FLOPS, Feature.SEQUENCES, work.sequence_flops / tp
+    yield part, Cost.WIDE_BYTES, Feature.TOKENS, work.token_f32 / tp * DTYPE_BITS["f32"] / 8
+    window = device.model.attention_of(layer).window_of(layer.attention)
+    pairs = Feature.CAUSAL_PAIRS if window is None else Feature.WINDOW_PAIRS
+    yield part, Cost.KERNEL_FLOPS, pairs, work.pair_flops / tp / work.rate
+    yield part, Cost.MATMUL_FLOPS, Feature.ALL_PAIRS, work.pair_flops / tp / work.rate
     # Plain attention writes and reads the scores in float32, and their weights as activations.
-    score_bytes = attention.n_heads / device.plan.tp / rate * 2 * (4 + device.act_bytes)
-    yield Part.ATTN, Cost.WIDE_BYTES, Feature.ALL_PAIRS, score_bytes
-
-
-def _linear_prefill(device: _Device, linear: LinearAttention) -> Iterator[_Entry]:
-    """The rule in chunks; under cp also how a block maps the state, and the states before the blocks.
-
-    Outputs of the wider state are written and read once more, in float32.
-    """
-    tp, n_blocks = device.plan.tp, device.n_blocks
-    yield Part.ATTN, Cost.MATMUL_FLOPS, Feature.TOKENS, chunked_flops(linear) / tp
-    if n_blocks == 1:
-        return
-    yield Part.ATTN, Cost.MATMUL_FLOPS, Feature.TOKENS, split_flops(linear) / tp
-    passed_on = passed_on_flops(linear, n_blocks) / tp
-    yield Part.ATTN, Cost.MATMUL_FLOPS, Feature.SEQUENCES, passed_on
-    width = 2 * linear.n_value_heads * linear.key_dim / tp
-    yield Part.ATTN, Cost.WIDE_BYTES, Feature.TOKENS, width * DTYPE_BITS["f32"] / 8
+    score_bytes = work.pair_scores / tp / work.rate * 2 * (4 + device.act_bytes)
+    yield part, Cost.WIDE_BYTES, Feature.ALL_PAIRS, score_bytes
 
 
 def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:

@@ -20,7 +20,7 @@ from meshscope.events.enums import Kind, Part, Phase, wire_factor
 from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.interconnect import LinkConstants, collective_lines, geometry_of
 from meshscope.interconnect.geometry import GroupGeometry
-from meshscope.model.model import GroupedAttention, Layer
+from meshscope.model.layers import AttentionKind, Layer
 from meshscope.plans.dispatch import DispatchForm, exchange_axes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
@@ -312,10 +312,11 @@ def _with_workload(experiment: Experiment, phase: Phase, reference: _Reference) 
     program = replace(experiment.program, microbatches=n_microbatches if is_pipelined else None)
     scaled = replace(experiment, workload=workload, program=program)
     attention = experiment.model.attention
-    if plan.cp == 1 or not isinstance(attention, GroupedAttention) or attention.window is None:
+    window = attention.window_of(AttentionKind.SLIDING)
+    if plan.cp == 1 or window is None:
         return scaled
     # The steps of a ring depend on how many blocks a window spans: as many as in the experiment.
-    span = -(-(attention.window - 1) * workload.prompt // experiment.workload.prompt)
+    span = -(-(window - 1) * workload.prompt // experiment.workload.prompt)
     attention = replace(attention, window=span + 1)
     return replace(scaled, model=replace(experiment.model, attention=attention))
 

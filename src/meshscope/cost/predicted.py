@@ -28,7 +28,6 @@ from meshscope.hardware.chips import Chip, ChipKind
 from meshscope.hardware.precision import precision_notes
 from meshscope.interconnect import LinkConstants, collective_time, constants_of
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.model.model import CompressedAttention, GroupedAttention
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.workload import Workload
 from meshscope.units import format_seconds
@@ -82,12 +81,8 @@ def _phase_time(
 
 def _indexer_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
     """That the time lacks the choice of an indexer, if a prompt has more positions than it chooses."""
-    attention = experiment.model.attention
-    if phase is Phase.DECODE or isinstance(attention, GroupedAttention):
-        return
-    rate = attention.sparse_rate if isinstance(attention, CompressedAttention) else 1
-    indexer = attention.indexer
-    if indexer is not None and experiment.workload.prompt > indexer.top_k * rate:
+    n_chosen = experiment.model.attention.chosen_positions
+    if phase is Phase.PREFILL and n_chosen is not None and experiment.workload.prompt > n_chosen:
         yield (
             "the prediction lacks the passes that choose positions by the indexer's scores, which grow with the "
             "square of the prompt: compile, or see docs/axes.md"

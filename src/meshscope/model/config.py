@@ -4,7 +4,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,31 +12,15 @@ from typing import Any
 from meshscope.errors import SpecError
 from meshscope.files import read_file
 from meshscope.model.catalog import CatalogEntry
-from meshscope.model.compressed import (
-    compressed_attention,
-    compressed_layers,
-    compressed_moe,
-    hyper_connections,
-)
-from meshscope.model.grouped import attention_kinds, grouped_attention
+from meshscope.model.families import SAME_ARCHITECTURE, Family, LayerRule, MlpRule
 from meshscope.model.hub import NotDownloadedError, downloaded, file_url
-from meshscope.model.model import (
-    HYBRID_FAMILIES,
-    SPARSE_FAMILIES,
-    Activation,
-    Attention,
-    AttentionKind,
-    Family,
-    GroupScore,
-    Indexer,
-    LatentAttention,
-    Layer,
-    LayerInputs,
-    MixtureOfExperts,
-    MlpKind,
-    Model,
-    Scoring,
-)
+from meshscope.model.layers import Layer
+from meshscope.model.mechanisms.compressed import compressed_attention, compressed_layers
+from meshscope.model.mechanisms.grouped import attention_kinds, grouped_attention
+from meshscope.model.mechanisms.latent import indexer_kinds, latent_attention
+from meshscope.model.mechanisms.mixture import Activation, mlp_kinds, read_mixture
+from meshscope.model.mechanisms.streams import HyperConnections, LayerInputs
+from meshscope.model.model import Model
 from meshscope.model.modules import module_names
 from meshscope.model.names import (
     BY_NAME,
@@ -47,39 +30,11 @@ from meshscope.model.names import (
     names_format,
     nearest_ids,
 )
-from meshscope.model.reader import MAX_LAYERS, ConfigReader, read_rope
+from meshscope.model.reader import MAX_LAYERS, ConfigReader
 from meshscope.model.stored_format import stored_format
 from meshscope.model.unread_keys import unknown_family, unread_keys
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
-LATENT_FAMILIES = frozenset({Family.DEEPSEEK_V2, Family.DEEPSEEK_V3}) | SPARSE_FAMILIES
-GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3, Family.GEMMA4})
-# Norms multiply by one plus their weight.
-UNIT_OFFSET_FAMILIES = frozenset({Family.GEMMA2, Family.GEMMA3}) | HYBRID_FAMILIES
-V3_DEFAULTS = frozenset({Family.DEEPSEEK_V3}) | SPARSE_FAMILIES
-# Defaults of `first_k_dense_replace` in transformers.
-N_DENSE = {
-    Family.DEEPSEEK_V2: 0,
-    Family.DEEPSEEK_V3: 3,
-    Family.DEEPSEEK_V32: 3,
-    Family.GLM_MOE_DSA: 3,
-    Family.GLM4_MOE: 1,
-}
-INDEXER_PATTERNS = ("indexer_types", "index_topk_pattern")  # keys of GlmMoeDsaConfig
-INDEXER_KINDS = {
-    **dict.fromkeys(("full", "F"), AttentionKind.FULL),
-    **dict.fromkeys(("shared", "S"), AttentionKind.SHARED),
-}
-# Defaults of transformers on which published configs rely (Gemma3TextConfig).
-DEFAULTS: Mapping[Family, Mapping[str, Any]] = {
-    Family.GEMMA3: {
-        "vocab_size": 262_208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 131_072,
-    },
-    **{key: {"partial_rotary_factor": 0.25} for key in HYBRID_FAMILIES},
-}
 # Defaults of Glm4MoeLiteConfig, whose layers are those of another family.
 LITE_DEFAULTS = {"first_k_dense_replace": 1, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5}
 # Objects of a multimodal config with its text part, outermost first, and with the parts that are not counted.
@@ -92,25 +47,6 @@ OF_WHOLE_MODEL = (
     *("quantization_config", "compression_config", "expert_dtype"),
     *("dtype", "torch_dtype", "tie_word_embeddings"),
 )
-# Kimi K2's config states DeepseekV3ForCausalLM as its architecture, and GLM-4.7-Flash has the same layers; the text
-# parts of Qwen-VL are Qwen2 and Qwen3.
-SAME_ARCHITECTURE = {
-    "seed_oss": Family.QWEN2.value,
-    "mimo": Family.QWEN2.value,
-    **dict.fromkeys(("granite", "smollm3", "solar", "ernie4_5"), Family.LLAMA.value),
-    "kimi_k2": Family.DEEPSEEK_V3.value,
-    "glm4_moe_lite": Family.DEEPSEEK_V3.value,
-    "qwen2_vl": Family.QWEN2.value,
-    "qwen2_vl_text": Family.QWEN2.value,
-    "qwen2_5_vl": Family.QWEN2.value,
-    "qwen2_5_vl_text": Family.QWEN2.value,
-    "qwen3_vl_text": Family.QWEN3.value,
-    "qwen3_vl_moe_text": Family.QWEN3_MOE.value,
-    "qwen3_omni_moe_text": Family.QWEN3_MOE.value,
-    "gemma4_unified_text": Family.GEMMA4.value,
-    "qwen3_5": Family.QWEN3_5.value,
-    "qwen3_5_moe": Family.QWEN3_5_MOE.value,
-}
 MODELOPT_FILE = "hf_quant_config.json"
 
 
@@ -149,45 +85,43 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
     """The model described by a config; SpecError names the missing or unsupported key."""
     reader, outer_type = _text_reader(config, source)
     family = _family(reader)
-    is_lite = reader.get("model_type") == "glm4_moe_lite"
-    reader = reader.over(
-        {**(LITE_DEFAULTS if is_lite else DEFAULTS.get(family, {})), **reader.config}
-    )
+    row, is_lite = family.traits, reader.get("model_type") == "glm4_moe_lite"
+    reader = reader.over({**(LITE_DEFAULTS if is_lite else row.defaults), **reader.config})
     layers = _layers(reader, family)
     has_dense = any(layer.has_mlp for layer in layers)
     has_experts = any(layer.has_experts for layer in layers)
     stored = stored_format(reader, module_names(family, layers))
-    _refuse_sliding_window(reader, family)
+    _refuse_others(reader, family)
     _check_activation(reader, family)
-    _refuse_encoder(reader, family)
-    is_gemma = family in GEMMA
+    is_gemma, is_gemma4 = row.is_gemma, row.variant == "gemma4"
+    read_attention = _MECHANISMS[row.mechanism]
     hidden = reader.integer("hidden_size")
-    reader.get(_ffn_key(family))  # the width of dense layers, which a mixture may not have
+    reader.get(row.ffn_key)  # the width of dense layers, which a mixture may not have
     model = Model(
         name=name,
         family=family,
         layers=layers,
         hidden=hidden,
-        ffn=reader.integer(_ffn_key(family)) if has_dense else None,
+        ffn=reader.integer(row.ffn_key) if has_dense else None,
         vocab=reader.integer("vocab_size"),
-        attention=_attention(reader, family),
+        attention=read_attention(reader, family),
         norm_eps=reader.number("rms_norm_eps", 1e-6),
         has_tied_embeddings=reader.boolean("tie_word_embeddings", default=is_gemma),
         has_mlp_bias=reader.boolean("mlp_bias", default=False),
         max_position=reader.optional_integer("max_position_embeddings"),
         source=source,
-        moe=_mixture(reader, family, has_experts=has_experts),
-        hyper=hyper_connections(reader) if family is Family.DEEPSEEK_V4 else None,
-        layer_inputs=_layer_inputs(reader, len(layers)) if family is Family.GEMMA4 else None,
+        moe=read_mixture(reader, family, has_experts=has_experts),
+        hyper=HyperConnections.read(reader) if row.mlps is MlpRule.HASHED else None,
+        layer_inputs=LayerInputs.read(reader, len(layers)) if is_gemma4 else None,
         activation=Activation.GEGLU if is_gemma else Activation.SWIGLU,
-        norm_offset=1.0 if family in UNIT_OFFSET_FAMILIES else 0.0,
+        norm_offset=row.norm_offset,
         has_post_norms=is_gemma,
-        has_layer_scale=family is Family.GEMMA4,
+        has_layer_scale=is_gemma4,
         has_wide_mlps=reader.boolean("use_double_wide_mlp", default=False),
         embed_scale=hidden**0.5 if is_gemma else 1.0,
         logit_softcap=reader.optional_number("final_logit_softcapping") if is_gemma else None,
         text_part_of=outer_type,
-        n_mtp_layers=_n_mtp_layers(reader, family) or None,
+        n_mtp_layers=reader.count(*row.mtp) or None,
         stored_as=None if stored is None else stored.text,
         stored_dtype=None if stored is None else stored.weight_dtype,
         nearest_dtype=None if stored is None else stored.nearest,
@@ -196,269 +130,29 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
     return replace(model, unread_keys=unread_keys(reader, config, family, layers))
 
 
-def _n_mtp_layers(reader: ConfigReader, family: Family) -> int:
-    """Layers for multi-token prediction; those of Qwen have one unless the config says otherwise.
-
-    Source: vllm/model_executor/models/qwen3_next_mtp.py and qwen3_5_mtp.py.
-    """
-    match family:
-        case Family.QWEN3_NEXT:
-            return reader.count("num_nextn_predict_layers", 1)
-        case Family.QWEN3_5 | Family.QWEN3_5_MOE:
-            return reader.count("mtp_num_hidden_layers", 1)
-        case _:
-            return reader.count("num_nextn_predict_layers", 0)
-
-
-def _attention(reader: ConfigReader, family: Family) -> Attention:
-    if family in LATENT_FAMILIES:
-        return _latent_attention(reader, family)
-    if family is Family.DEEPSEEK_V4:
-        return compressed_attention(reader)
-    return grouped_attention(reader, family)
-
-
-def _latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
-    rope = read_rope(reader)
-    return LatentAttention(
-        n_heads=reader.integer("num_attention_heads"),
-        q_rank=reader.optional_integer("q_lora_rank"),
-        kv_rank=reader.integer("kv_lora_rank"),
-        nope_dim=reader.integer("qk_nope_head_dim"),
-        rope_dim=reader.integer("qk_rope_head_dim"),
-        value_dim=reader.integer("v_head_dim"),
-        has_bias=reader.boolean("attention_bias", default=False),
-        rope=replace(rope, is_interleaved=reader.boolean("rope_interleave", default=True)),
-        indexer=_indexer(reader, family) if family in SPARSE_FAMILIES else None,
-    )
-
-
-def _indexer(reader: ConfigReader, family: Family) -> Indexer:
-    """Source: DeepseekV32Indexer and GlmMoeDsaIndexer of transformers."""
-    return Indexer(
-        n_heads=reader.integer("index_n_heads"),
-        head_dim=reader.integer("index_head_dim"),
-        top_k=reader.integer("index_topk"),
-        is_interleaved=family is Family.GLM_MOE_DSA,
-    )
-
-
-def _indexer_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
-    """Which layers have an indexer, and which take the choice of an earlier layer; as GlmMoeDsaConfig."""
-    key = next((key for key in INDEXER_PATTERNS if reader.get(key) is not None), None)
-    if key is None:
-        every, first = (
-            reader.integer("index_topk_freq", 1),
-            reader.count("index_skip_topk_offset", 2),
-        )
-        return [
-            AttentionKind.SHARED if max(index - first + 1, 0) % every else AttentionKind.FULL
-            for index in range(n_layers)
-        ]
-    names = reader.config[key]
-    is_list = isinstance(names, str | list) and len(names) == n_layers
-    if not is_list or any(str(name) not in INDEXER_KINDS for name in names):
-        raise SpecError(
-            f"{reader.source}: '{key}' must list one of {', '.join(INDEXER_KINDS)} for each of {n_layers} layers, "
-            f"got {names!r}."
-        )
-    kinds = [INDEXER_KINDS[str(name)] for name in names]
-    if kinds[0] is AttentionKind.SHARED:
-        raise SpecError(
-            f"{reader.source}: '{key}' lets the first layer take the positions of an earlier one. Start with 'full'."
-        )
-    return kinds
-
-
-# Keys that say which layers have experts: a family that reads them may have a model without such a layer.
-_EXPERT_LAYER_KEYS = frozenset(
-    {"first_k_dense_replace", "mlp_only_layers", "decoder_sparse_step", "mlp_layer_types"}
-    | {"interleave_moe_layer_step", "moe_layers"}
-)
-
-
-def _mixture(reader: ConfigReader, family: Family, *, has_experts: bool) -> MixtureOfExperts | None:
-    """The experts of a config; None if all of its layers are dense, whose keys for experts may be incomplete."""
-    if has_experts:
-        return read_moe(reader, family)
-    if reader.used & _EXPERT_LAYER_KEYS:
-        with suppress(SpecError):
-            read_moe(reader, family)  # so that its keys count as read
-    return None
-
-
-def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
-    """The experts of a config; keys and routing depend on the family."""
-    match family:
-        case Family.DEEPSEEK_V4:
-            return compressed_moe(reader)
-        case Family.MIXTRAL | Family.QWEN3_MOE | Family.GPT_OSS:
-            return _softmax_moe(reader, family)
-        case Family.QWEN3_NEXT | Family.QWEN3_5_MOE:
-            return _qwen3_next_moe(reader, family)
-        case Family.LLAMA4:
-            return _llama4_moe(reader)
-        case Family.GEMMA4:
-            return _gemma4_moe(reader)
-        case _:
-            return _deepseek_moe(reader, family)
-
-
-def _softmax_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
-    """Routed experts with softmax scores and no shared experts."""
-    is_qwen3 = family is Family.QWEN3_MOE
-    has_own_name = is_qwen3 and reader.get("num_local_experts") is None  # not in transformers 5
-    moe = MixtureOfExperts(
-        n_experts=reader.integer("num_experts" if has_own_name else "num_local_experts"),
-        n_active=reader.integer("num_experts_per_tok"),
-        ffn=reader.integer("moe_intermediate_size" if is_qwen3 else "intermediate_size"),
-        shared_ffn=None,
-        scoring=Scoring.SOFTMAX,
-        is_normalized=not is_qwen3 or reader.boolean("norm_topk_prob", default=False),
-    )
-    if family is not Family.GPT_OSS:
-        return moe
-    return replace(
-        moe,
-        has_bias=True,
-        activation=Activation.CLAMPED_SWIGLU,
-        activation_limit=reader.number("swiglu_limit", 7.0),
-    )
-
-
-def _qwen3_next_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
-    """Source: Qwen3NextSparseMoeBlock and Qwen3_5MoeSparseMoeBlock of transformers."""
-    is_next = family is Family.QWEN3_NEXT  # Qwen3.5 always normalizes
-    return MixtureOfExperts(
-        n_experts=reader.integer("num_experts"),
-        n_active=reader.integer("num_experts_per_tok"),
-        ffn=reader.integer("moe_intermediate_size"),
-        shared_ffn=reader.integer("shared_expert_intermediate_size"),
-        scoring=Scoring.SOFTMAX,
-        is_normalized=not is_next or reader.boolean("norm_topk_prob", default=True),
-        has_shared_gate=True,
-    )
-
-
-def _llama4_moe(reader: ConfigReader) -> MixtureOfExperts:
-    """Source: Llama4TextMoe of transformers."""
-    n_active = reader.integer("num_experts_per_tok", 1)
-    if n_active != 1:
-        raise SpecError(
-            f"{reader.source}: num_experts_per_tok={n_active} is not supported for llama4_text, whose scores "
-            "scale the inputs of experts. Supported: 1."
-        )
-    ffn = reader.integer("intermediate_size")
-    return MixtureOfExperts(
-        n_experts=reader.integer("num_local_experts"),
-        n_active=n_active,
-        ffn=ffn,
-        shared_ffn=ffn,
-        scoring=Scoring.SIGMOID,
-        is_normalized=False,
-        scales_inputs=True,
-    )
-
-
-def _gemma4_moe(reader: ConfigReader) -> MixtureOfExperts:
-    """Source: Gemma4TextRouter and Gemma4TextExperts of transformers."""
-    return MixtureOfExperts(
-        n_experts=reader.integer("num_experts"),
-        n_active=reader.integer("top_k_experts"),
-        ffn=reader.integer("moe_intermediate_size"),
-        shared_ffn=None,
-        scoring=Scoring.SOFTMAX,
-        is_normalized=True,
-        has_scales=True,
-        activation=Activation.GEGLU,
-    )
-
-
-def _deepseek_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
-    """Source: DeepseekV2TopkRouter and DeepseekV3TopkRouter of transformers."""
-    is_v2 = family is Family.DEEPSEEK_V2
-    method = reader.text("topk_method", "greedy" if is_v2 else "noaux_tc")
-    known = {"greedy", "group_limited_greedy"} if is_v2 else {"noaux_tc"}
-    if method not in known:
-        raise SpecError(
-            f"{reader.source}: topk_method={method!r} is not supported for {family}. "
-            f"Supported: {', '.join(sorted(known))}."
-        )
-    scoring = Scoring.SOFTMAX if is_v2 else Scoring.SIGMOID
-    if reader.text("scoring_func", scoring.value) != scoring:
-        raise SpecError(
-            f"{reader.source}: scoring_func={reader.config['scoring_func']!r} is not supported for {family}, "
-            f"which uses '{scoring}' in transformers. Correct the config."
-        )
-    is_limited = method != "greedy"
-    ffn, n_shared = reader.integer("moe_intermediate_size"), reader.integer("n_shared_experts")
-    return MixtureOfExperts(
-        n_experts=reader.integer("n_routed_experts"),
-        n_active=reader.integer("num_experts_per_tok"),
-        ffn=ffn,
-        shared_ffn=ffn * n_shared,
-        scoring=scoring,
-        is_normalized=not is_v2 and reader.boolean("norm_topk_prob", default=True),
-        scale=reader.number("routed_scaling_factor", 2.5 if family in V3_DEFAULTS else 1.0),
-        n_groups=reader.integer("n_group", 1) if is_limited else 1,
-        n_active_groups=reader.integer("topk_group", 1) if is_limited else 1,
-        group_score=GroupScore.MAX if is_v2 else GroupScore.TOP2_SUM,
-        has_correction_bias=not is_v2,
-    )
+_MECHANISMS = {
+    "grouped": grouped_attention,
+    "latent": latent_attention,
+    "compressed": compressed_attention,
+}
 
 
 def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
     """The kind of each layer."""
     n_layers = reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    if family is Family.DEEPSEEK_V4:
-        return compressed_layers(reader, n_layers)
-    is_glm = family is Family.GLM_MOE_DSA
-    attention = (
-        _indexer_kinds(reader, n_layers) if is_glm else attention_kinds(reader, family, n_layers)
-    )
-    mlp = _mlp_kinds(reader, family, n_layers)
-    n_shared = reader.count("num_kv_shared_layers", 0) if family is Family.GEMMA4 else 0
+    match family.traits.layers:
+        case LayerRule.ENTRIES:
+            return compressed_layers(reader, n_layers)
+        case LayerRule.INDEXERS:
+            attention = indexer_kinds(reader, n_layers)
+        case _:
+            attention = attention_kinds(reader, family, n_layers)
+    mlp = mlp_kinds(reader, family, n_layers)
+    has_shared = family.traits.variant == "gemma4"
+    n_shared = reader.count("num_kv_shared_layers", 0) if has_shared else 0
     shares = [index >= n_layers - n_shared for index in range(n_layers)]
     kinds = zip(attention, mlp, shares, strict=True)
     return tuple(Layer(attention=a, mlp=m, shares_cache=s) for a, m, s in kinds)
-
-
-def _layer_inputs(reader: ConfigReader, n_layers: int) -> LayerInputs | None:
-    """The embeddings of each layer, with the defaults of Gemma4TextConfig; None without them."""
-    width = reader.count("hidden_size_per_layer_input", 256)
-    if not width:
-        return None
-    sizes = reader.integer("vocab_size_per_layer_input", 262_144), reader.integer("vocab_size")
-    if sizes[0] != sizes[1]:
-        raise SpecError(
-            f"{reader.source}: vocab_size_per_layer_input={sizes[0]} differs from vocab_size={sizes[1]}. "
-            "Programs have both tables for the same tokens: correct the config."
-        )
-    return LayerInputs(width=width, n_layers=n_layers)
-
-
-def _mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpKind]:
-    if family in {Family.MIXTRAL, Family.GPT_OSS, Family.QWEN3_5_MOE}:
-        return [MlpKind.MOE] * n_layers
-    if family is Family.GEMMA4 and reader.boolean("enable_moe_block", default=False):
-        return [MlpKind.DENSE_AND_MOE] * n_layers
-    if family is Family.LLAMA4:
-        step = reader.integer("interleave_moe_layer_step", 1)
-        sparse = set(reader.integers("moe_layers") or range(step - 1, n_layers, step))
-        return [MlpKind.MOE if index in sparse else MlpKind.DENSE for index in range(n_layers)]
-    if family in {Family.QWEN3_MOE, Family.QWEN3_NEXT}:
-        step = reader.integer("decoder_sparse_step", 1)
-        dense = set(reader.integers("mlp_only_layers"))
-        return [
-            MlpKind.DENSE if index in dense or (index + 1) % step else MlpKind.MOE
-            for index in range(n_layers)
-        ]
-    if family in LATENT_FAMILIES or family is Family.GLM4_MOE:
-        kinds = {"dense": MlpKind.DENSE, "sparse": MlpKind.MOE}
-        n_dense = reader.count("first_k_dense_replace", N_DENSE[family])
-        default = ["dense" if index < n_dense else "sparse" for index in range(n_layers)]
-        return [kinds[name] for name in reader.names("mlp_layer_types", n_layers, kinds, default)]
-    return [MlpKind.DENSE] * n_layers
 
 
 def _family(reader: ConfigReader) -> Family:
@@ -483,8 +177,8 @@ _CLASS_END = re.compile(r"(For[A-Z]\w*|Model)$")
 @cache
 def _families() -> Mapping[str, Family]:
     """The family of each model type, in lower case without underscores and `_text`, as names of classes have it."""
-    types = {family.value: family.value for family in Family} | SAME_ARCHITECTURE
-    return {re.sub(r"_|text$", "", name): Family(value) for name, value in types.items()}
+    types = {family.value: family for family in Family} | SAME_ARCHITECTURE
+    return {re.sub(r"_|text$", "", name): family for name, family in types.items()}
 
 
 def _text_reader(config: Mapping[str, Any], source: str) -> tuple[ConfigReader, str | None]:
@@ -504,33 +198,27 @@ def _text_reader(config: Mapping[str, Any], source: str) -> tuple[ConfigReader, 
     return ConfigReader(text, source), outer if has_parts else None
 
 
-def _ffn_key(family: Family) -> str:
-    """The key of the width of dense layers."""
-    return "intermediate_size_mlp" if family is Family.LLAMA4 else "intermediate_size"
-
-
 def _check_activation(reader: ConfigReader, family: Family) -> None:
     """SpecError unless the MLP has the activation that the programs of the family implement."""
-    known = ["gelu_pytorch_tanh", "gelu"] if family in GEMMA else ["silu"]
+    known = ["gelu_pytorch_tanh", "gelu"] if family.traits.is_gemma else ["silu"]
     for key in ("hidden_act", "hidden_activation"):
         name = reader.text(key, known[0])
-        if name not in known and not (family in GEMMA and key == "hidden_act"):
+        if name not in known and not (family.traits.is_gemma and key == "hidden_act"):
             raise SpecError(
                 f"{reader.source}: {key}={name!r} is not supported. Supported: '{known[0]}'."
             )
 
 
-def _refuse_encoder(reader: ConfigReader, family: Family) -> None:
-    """Raise SpecError for a Gemma 4 whose tokens attend to later ones."""
-    if family is Family.GEMMA4 and reader.get("use_bidirectional_attention") == "all":
+def _refuse_others(reader: ConfigReader, family: Family) -> None:
+    """Raise SpecError for windows that programs lack, and for a Gemma 4 whose tokens attend to later ones."""
+    is_gemma4 = family.traits.variant == "gemma4"
+    if is_gemma4 and reader.get("use_bidirectional_attention") == "all":
         raise SpecError(
             f"{reader.source}: use_bidirectional_attention='all' makes an encoder. Use a decoder."
         )
-
-
-def _refuse_sliding_window(reader: ConfigReader, family: Family) -> None:
-    """Raise SpecError for sliding windows, which only the gpt-oss programs implement."""
-    has_window = family is Family.MIXTRAL and reader.config.get("sliding_window") is not None
+    has_window = (
+        family.traits.experts == "mixtral" and reader.config.get("sliding_window") is not None
+    )
     if has_window:
         raise SpecError(
             f"{reader.source}: sliding_window={reader.config['sliding_window']!r} is not supported for "

@@ -7,8 +7,8 @@ from enum import StrEnum
 from itertools import combinations
 
 from meshscope.errors import SpecError
-from meshscope.model.model import AttentionKind, Family, Layer
-from meshscope.model.tensor_names import dense_tensors, expert_tensors, shared_tensors
+from meshscope.model.families import Family, FamilyTraits
+from meshscope.model.layers import AttentionKind, Layer
 
 
 class MatrixGroup(StrEnum):
@@ -25,18 +25,13 @@ _PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")
 _BEFORE_LAYERS = re.compile(r"^(?:(?:model|language_model|text_model)\.)+(?=layers\.)")
 _PLAIN = re.compile(r"[\w.\-]+")
 _REGEX = "re:"
-_LINEAR = {
-    Family.QWEN3_NEXT: ("in_proj_qkvz", "out_proj"),
-    **dict.fromkeys((Family.QWEN3_5, Family.QWEN3_5_MOE), ("in_proj_qkv", "in_proj_z", "out_proj")),
-}
-_GROUPED = ("q_proj", "k_proj", "v_proj", "o_proj")
-_LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
-_COMPRESSED = ("wq_a", "wq_b", "wkv", "wo_a", "wo_b")
-# Experts in one module, by family: in the others, each has its own.
-_FUSED_EXPERTS = {
-    Family.GPT_OSS: "mlp.experts",
-    Family.LLAMA4: "feed_forward.experts",
-    Family.GEMMA4: "experts",
+_GROUPED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_ATTENTION = {
+    "latent": tuple(
+        f"self_attn.{name}"
+        for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+    ),
+    "compressed": ("attn.wq_a", "attn.wq_b", "attn.wkv", "attn.wo_a", "attn.wo_b"),
 }
 
 
@@ -50,41 +45,32 @@ def module_names(family: Family, layers: Sequence[Layer]) -> Mapping[MatrixGroup
 
 
 def _of_layer(family: Family, layer: Layer) -> Iterable[tuple[MatrixGroup, str]]:
+    row = family.traits
     if layer.attention is AttentionKind.LINEAR:
-        yield from ((MatrixGroup.LINEAR, f"linear_attn.{name}") for name in _LINEAR[family])
+        names = ("in_proj_qkvz",) if row.is_fused else ("in_proj_qkv", "in_proj_z")
+        yield from ((MatrixGroup.LINEAR, f"linear_attn.{name}") for name in (*names, "out_proj"))
     else:
-        yield from ((MatrixGroup.ATTENTION, name) for name in _attention(family))
+        yield from ((MatrixGroup.ATTENTION, name) for name in _attention(row))
     if layer.has_mlp:
-        yield from ((MatrixGroup.MLPS, name) for name in _mlp(family, dense_tensors(family)))
+        names = _modules(row.dense_tensors)
+        names = ["mlp.gate_up_proj", "mlp.down_proj"] if row.is_fused_mlp else names
+        yield from ((MatrixGroup.MLPS, name) for name in names)
     if not layer.has_experts:
         return
-    if family in _SHARING:
-        yield from ((MatrixGroup.MLPS, name) for name in _mlp(family, shared_tensors(family)))
-    fused = _FUSED_EXPERTS.get(family)
-    experts = [fused] if fused else _mlp(family, expert_tensors(family))
+    if row.has_shared_experts:
+        yield from ((MatrixGroup.MLPS, name) for name in _modules(row.shared_tensors))
+    fused = row.fused_experts
+    experts = [fused.base.rstrip(".")] if fused else _modules(row.expert_tensors)
     yield from ((MatrixGroup.EXPERTS, name.format(expert=0)) for name in experts)
 
 
-_SHARING = frozenset(Family) - {
-    *(Family.MIXTRAL, Family.QWEN3_MOE, Family.GPT_OSS, Family.GEMMA4),
-}
+def _attention(row: FamilyTraits) -> Sequence[str]:
+    if row.is_fused_mlp:
+        return ("self_attn.qkv_proj", "self_attn.o_proj")
+    return _ATTENTION.get(row.mechanism, _GROUPED)
 
 
-def _attention(family: Family) -> list[str]:
-    match family:
-        case Family.PHI3:
-            return ["self_attn.qkv_proj", "self_attn.o_proj"]
-        case Family.DEEPSEEK_V4:
-            return [f"attn.{name}" for name in _COMPRESSED]
-        case Family.DEEPSEEK_V2 | Family.DEEPSEEK_V3 | Family.DEEPSEEK_V32 | Family.GLM_MOE_DSA:
-            return [f"self_attn.{name}" for name in _LATENT]
-        case _:
-            return [f"self_attn.{name}" for name in _GROUPED]
-
-
-def _mlp(family: Family, tensors: Mapping[str, str]) -> list[str]:
-    if family is Family.PHI3:
-        return ["mlp.gate_up_proj", "mlp.down_proj"]
+def _modules(tensors: Mapping[str, str]) -> list[str]:
     return [name.removesuffix(".weight") for name in tensors.values()]
 
 

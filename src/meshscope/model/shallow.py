@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshscope.model.model import Layer
-from meshscope.model.repeats import Repeat, repeats_of
+from meshscope.model.layers import Layer, Repeat, repeats_of
 
 # libtpu schedules the layers of a deep program in groups of up to four: a decode step of Llama-3.1-70B
 # (80 layers, v5e:4x4, tp=16) repeats the times 115.3, 132.0, 114.2 and 118.0 us from its third layer on.

@@ -6,13 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from meshscope.errors import SpecError
-from meshscope.model.model import (
-    HYBRID_FAMILIES,
-    SPARSE_FAMILIES,
-    AttentionKind,
-    Family,
-    Layer,
-)
+from meshscope.model.families import Family
+from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.reader import ROPE_OBJECTS, ConfigReader
 
 # Keys of training, generation, tokens and bookkeeping, which change no weight, cache or collective, and those of
@@ -93,32 +88,6 @@ _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _ONE = frozenset(
     {"moe_layer_freq", "n_group", "topk_group", "num_expert_group", "decoder_sparse_step"}
 )
-# Keys that a family reads only for some of its models, or that repeat what its layers are.
-_OF_FAMILY: Mapping[Family, frozenset[str]] = {
-    **dict.fromkeys(
-        (Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, *SPARSE_FAMILIES),
-        frozenset(
-            {"head_dim", "qk_head_dim", "num_key_value_heads", "n_group", "topk_group"}
-            | {"index_share_for_mtp_iteration", "index_topk_freq", "index_skip_topk_offset"}
-        ),
-    ),
-    Family.DEEPSEEK_V4: frozenset(
-        {"compress_ratios", "compress_rates", "n_shared_experts", "norm_topk_prob", "topk_method"}
-        | {"qk_rope_head_dim"}
-    ),
-    **dict.fromkeys(
-        HYBRID_FAMILIES,
-        frozenset({"attn_output_gate", "output_gate_type", "full_attention_interval"}),
-    ),
-    Family.GEMMA4: frozenset(
-        {"num_global_key_value_heads", "vocab_size_per_layer_input", "per_layer_config"}
-        | {"num_experts", "top_k_experts", "moe_intermediate_size"}
-    ),
-    **dict.fromkeys((Family.QWEN3, Family.QWEN3_MOE), frozenset({"use_qk_norm"})),
-    Family.GPT_OSS: frozenset({"swiglu_alpha"}),
-}
-# Families with a window only if `use_sliding_window` is true, as their configs of transformers.
-_WINDOW_IS_OFF = frozenset({Family.QWEN2, Family.QWEN3, Family.QWEN3_MOE})
 _KIND_NAMES = {
     AttentionKind.FULL: {"full_attention"},
     AttentionKind.SLIDING: {"sliding_attention"},
@@ -207,7 +176,7 @@ def _is_inert(
 ) -> bool:
     """Whether a key that was not read changes nothing with this value."""
     config, used = reader.config, reader.used
-    if _is_empty(value) or key in _OF_FAMILY.get(family, ()):
+    if _is_empty(value) or key in family.traits.ignored_keys:
         return True
     if value == 1:
         return key in _ONE or _OF_VALUES.search(key) is not None
@@ -217,7 +186,7 @@ def _is_inert(
     if key == "layer_types":
         return _are_kinds(value, family, kinds)
     if "window" in key:
-        is_off = config.get("use_sliding_window", family not in _WINDOW_IS_OFF) is False
+        is_off = config.get("use_sliding_window", not family.traits.window_is_off) is False
         length = config.get("max_position_embeddings")
         return is_off or (type(value) is int and type(length) is int and value >= length)
     return _change(key) == "another MLP" and value in _GATED
@@ -236,7 +205,7 @@ def _are_kinds(value: object, family: Family, kinds: list[AttentionKind]) -> boo
     """Whether names of layers are those of the kinds that were read."""
     if not isinstance(value, list) or len(value) != len(kinds):
         return False
-    if family in SPARSE_FAMILIES:
+    if family.traits.has_indexer:
         return all(name in _SPARSE_NAMES for name in value)
     return all(name in _KIND_NAMES.get(kind, ()) for name, kind in zip(value, kinds, strict=True))
 
@@ -257,13 +226,6 @@ def _shown(key: str, value: object) -> str:
 
 # What every decoder has.
 _COMMON = frozenset({"layers", "tables of embeddings", "norms", "biases"})
-# Families whose layers have nothing that no key of their configs names.
-_PLAIN = frozenset(
-    {
-        *(Family.LLAMA, Family.MIXTRAL, Family.GLM4_MOE),
-        *(Family.DEEPSEEK_V2, Family.DEEPSEEK_V3),
-    }
-)
 # What families whose layers no key names lack, by words in the model type and class of a config; the first found.
 _UNNAMED = {
     r"mamba|rwkv|jamba|zamba|bamba|falcon_?h|nemotron_?h|griffin|recurrent": "has no state space layers",
@@ -304,7 +266,7 @@ def _advice(
     unnamed = "has other norms (the config has no rms_norm_eps)" if lacks_eps else None
     names = f"{model_type} {config.get('architectures') or ''}".lower()
     unnamed = next((_UNNAMED[one] for one in _UNNAMED if re.search(one, names)), unnamed)
-    candidates = [one for one in Family if one in _PLAIN or one.startswith(start)]
+    candidates = [one for one in Family if one.traits.is_plain or one.startswith(start)]
     candidates.sort(key=lambda one: -len(os.path.commonprefix([model_type, one])))  # noqa: RUF071
     for family in candidates:
         try:

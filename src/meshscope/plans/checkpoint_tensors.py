@@ -5,9 +5,10 @@ from dataclasses import replace
 from math import prod
 
 from meshscope.errors import SpecError
+from meshscope.model.arrays import Dim, Weight
 from meshscope.model.model import Model
 from meshscope.plans.plan import Plan
-from meshscope.plans.weights import Dim, Weight, layer_weights, outer_weights
+from meshscope.plans.weights import layer_weights, outer_weights
 
 
 def tensors_of(model: Model, plan: Plan) -> Iterator[tuple[str, Weight]]:

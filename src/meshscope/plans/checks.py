@@ -10,7 +10,7 @@ from meshscope.errors import PlanError, SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.hardware.topology import Topology
-from meshscope.model.flops import has_shared_indexers
+from meshscope.model.arrays import mesh_axes_of
 from meshscope.model.model import Model
 from meshscope.model.quantization import (
     Coverage,
@@ -23,7 +23,7 @@ from meshscope.plans.dispatch import DispatchForm, most_skew
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.plan import AXES, Plan
 from meshscope.plans.program import Engine, Frontend, Loop, Partitioner, Program
-from meshscope.plans.weights import layer_weights, mesh_axes_of, outer_weights
+from meshscope.plans.weights import layer_weights, outer_weights
 from meshscope.plans.workload import ACTIVATION_DTYPES, Workload
 from meshscope.units import format_dtype
 
@@ -178,7 +178,7 @@ def check_shared_layers(plan: Plan, model: Model, frontend: Frontend, engine: En
     """Raise PlanError for pp if layers need more than the output of the layer before, but in meshscope's programs."""
     if plan.pp == 1 or (engine is Engine.MESHSCOPE and not frontend.is_served):
         return
-    if has_shared_indexers(model):
+    if model.has_shared_indexers:
         needed = "take the positions that the indexer of an earlier layer chose"
     elif model.shares_caches:
         needed = "read the keys and values of earlier layers"

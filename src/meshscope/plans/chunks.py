@@ -11,7 +11,7 @@ from math import lcm
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
-from meshscope.model.model import CompressedAttention, LatentAttention, Model
+from meshscope.model.model import Model
 from meshscope.plans.context_form import ContextForm
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Engine, Partitioner, Program
@@ -148,21 +148,7 @@ def why_auto_is_whole(plan: Plan, program: Program, engine: Engine) -> str | Non
 
 def why_no_position_chunks(model: Model, plan: Plan) -> str | None:
     """The reason why a prompt cannot be cut; None if it can."""
-    attention = model.attention
-    if plan.cp == 1:
-        return None
-    if isinstance(attention, CompressedAttention):
-        return f"under cp, {model.name} compresses the positions of a prompt together"
-    if isinstance(attention, LatentAttention) and attention.indexer is not None:
-        return f"under cp, the indexer of {model.name} needs the scores of a whole prompt"
-    return None
-
-
-def compressed_positions(model: Model) -> int:
-    """The positions of a prompt that layers compress together; a chunk has a multiple of them."""
-    attention = model.attention
-    is_compressed = isinstance(attention, CompressedAttention)
-    return lcm(attention.sparse_rate, attention.heavy_rate) if is_compressed else 1
+    return None if plan.cp == 1 else model.attention.why_whole_prompts(model.name)
 
 
 def check_chunks(
@@ -188,7 +174,7 @@ def check_chunks(
         return
     if reason := why_no_position_chunks(model, plan):
         raise SpecError(f"{option} is shorter than prompt={prompt}, and {reason}. Use {prompt}.")
-    window = compressed_positions(model)
+    window = model.attention.joint_positions
     step = lcm(window, plan.cp * (plan.tp if plan.sp else 1))
     if prompt % chunk or chunk % step:
         sizes_of = [f"cp={plan.cp}"] * (plan.cp > 1) + [f"tp={plan.tp}"] * plan.sp
@@ -224,7 +210,7 @@ def with_auto_chunk(  # noqa: PLR0913  the parts of an experiment
     if prompt <= limit:
         n_each = max(n for n in divisors(n_sequences) if n * prompt <= limit)
         return replace(workload, prefill_chunk=n_each * prompt)
-    step = lcm(POSITION_STEP, compressed_positions(model), plan.tp if plan.sp else 1)
+    step = lcm(POSITION_STEP, model.attention.joint_positions, plan.tp if plan.sp else 1)
     sizes = [n for n in divisors(prompt) if n <= limit and n % step == 0]
     if not sizes or why_no_position_chunks(model, plan) is not None:
         return workload if n_sequences == 1 else replace(workload, prefill_chunk=prompt)

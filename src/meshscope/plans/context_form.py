@@ -11,7 +11,8 @@ from meshscope.events.collective import Groups
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology
-from meshscope.model.model import CompressedAttention, Indexer, Model
+from meshscope.model.mechanisms.attention import Indexer
+from meshscope.model.model import Model
 from meshscope.plans.plan import Plan
 from meshscope.plans.workload import Workload
 
@@ -65,8 +66,8 @@ def why_no_ring(model: Model, plan: Plan, topology: Topology) -> str | None:
     XLA on CPU matches permutes across all devices of the program, so permutes of stages in
     different branches are mixed up.
     """
-    if isinstance(model.attention, CompressedAttention):
-        return "compressed attention gathers its entries"
+    if model.attention.why_no_ring is not None:
+        return model.attention.why_no_ring
     if plan.pp > 1 and topology.chip.kind is ChipKind.CPU:
         return "XLA on CPU confuses ring permutes with the sends between pipeline stages"
     return None

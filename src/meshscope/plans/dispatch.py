@@ -9,7 +9,7 @@ from enum import StrEnum
 from fractions import Fraction
 from math import ceil, sqrt
 
-from meshscope.model.model import MixtureOfExperts
+from meshscope.model.mechanisms.mixture import MixtureOfExperts
 from meshscope.plans.plan import Plan
 
 # Room of a buffer, if the worst routing needs more: rows beyond it take another round. Random routing

@@ -10,7 +10,8 @@ from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.hardware.topology import Topology
-from meshscope.model.model import MlpKind, Model
+from meshscope.model.layers import MlpKind
+from meshscope.model.model import Model
 from meshscope.model.shallow import ShallowLayers, shallow_layers
 from meshscope.plans.caches import CacheLayout
 from meshscope.plans.checks import (

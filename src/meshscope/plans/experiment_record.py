@@ -10,7 +10,8 @@ from meshscope.errors import read_only
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import Chip
 from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.model.model import SHARED_CACHE, Model
+from meshscope.model.layers import SHARED_CACHE
+from meshscope.model.model import Model
 from meshscope.plans.chunks import PrefillChunks
 from meshscope.plans.context_form import ContextForm
 from meshscope.plans.dispatch import Dispatch, DispatchForm

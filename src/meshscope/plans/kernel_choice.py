@@ -5,17 +5,13 @@ The measurements behind the choices are in docs/kernels.md.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import assert_never
 
 from meshscope.hardware.chips import Chip, ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
-from meshscope.model.model import (
-    AttentionKind,
-    CompressedAttention,
-    GroupedAttention,
-    LatentAttention,
-    Model,
-)
+from meshscope.model.layers import AttentionKind
+from meshscope.model.mechanisms.attention import Mechanism
+from meshscope.model.mechanisms.grouped import grouped_of
+from meshscope.model.model import Model
 from meshscope.model.quantization import quantization_of, ragged_dtype_of
 from meshscope.plans.context_form import cache_slots
 from meshscope.plans.dispatch import DispatchForm
@@ -183,14 +179,11 @@ def _common_reason(kernels: Kernels, chip: ChipKind, workload: Workload) -> str 
 
 
 def _prefill_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
-    match model.attention:
-        case GroupedAttention(window=window):
-            if _has_chunks(model) and window is not None and workload.prompt > window:
-                return f"prompt={workload.prompt} is longer than the chunks of attention ({window})"
-        case LatentAttention(indexer=None):
-            pass
-        case _:
-            return "splash attention has no data-dependent masks"
+    window = model.attention.window_of(AttentionKind.CHUNKED)
+    if model.attention.chosen_positions is not None:
+        return "splash attention has no data-dependent masks"
+    if _has_chunks(model) and window is not None and workload.prompt > window:
+        return f"prompt={workload.prompt} is longer than the chunks of attention ({window})"
     n_positions = workload.chunk_positions
     if n_positions % plan.cp or splash_block(n_positions // plan.cp) is None:
         name = "prompt" if n_positions == workload.prompt else "prefill_chunk"
@@ -204,9 +197,9 @@ def _has_chunks(model: Model) -> bool:
 
 
 def _cudnn_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
-    attention = model.attention
-    if not isinstance(attention, GroupedAttention):
+    if model.attention.mechanism is not Mechanism.GROUPED:
         return "cuDNN attention supports grouped-query attention only"
+    attention = grouped_of(model.attention)
     if attention.has_sinks or attention.softcap is not None:
         return f"cuDNN attention has no {'attention sinks' if attention.has_sinks else 'soft caps'}"
     if attention.head_dim > CUDNN_MAX_HEAD_DIM or attention.head_dim % CUDNN_HEAD_DIM_STEP:
@@ -222,17 +215,12 @@ def _cudnn_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
 
 
 def _decode_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
-    match model.attention:
-        case GroupedAttention(window=window):
-            has_parts = window is not None and window % DECODE_BLOCKS[0] and plan.cp == 1
-            if _has_chunks(model) and has_parts:
-                return f"chunks of {window} positions are no multiple of {DECODE_BLOCKS[0]}"
-        case LatentAttention():
-            pass
-        case CompressedAttention():
-            return "the kernel reads no compressed caches"
-        case _:
-            assert_never(model.attention)
+    window = model.attention.window_of(AttentionKind.CHUNKED)
+    has_parts = window is not None and window % DECODE_BLOCKS[0] and plan.cp == 1
+    if _has_chunks(model) and has_parts:
+        return f"chunks of {window} positions are no multiple of {DECODE_BLOCKS[0]}"
+    if model.attention.mechanism is Mechanism.COMPRESSED:
+        return "the kernel reads no compressed caches"
     reason = _token_reason(model, plan, workload)
     if reason is not None:
         return reason
@@ -248,15 +236,14 @@ def _decode_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
 def _token_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
     """The reason why the kernel cannot read the cache once for several tokens; None for one token."""
     n_tokens, attention = workload.decode_tokens, model.attention
-    if n_tokens == 1 or isinstance(attention, CompressedAttention):
+    if n_tokens == 1 or attention.mechanism is Mechanism.COMPRESSED:
         return None
     if plan.cp > 1:
         return f"{n_tokens} tokens a step under cp={plan.cp} have positions on several devices"
-    if isinstance(attention, LatentAttention) and attention.indexer is not None:
+    if attention.chosen_positions is not None:
         return f"an indexer chooses other positions for each of {n_tokens} tokens"
-    n_queries = n_tokens * (attention.n_heads // plan.tp)
-    if isinstance(attention, GroupedAttention):
-        n_queries = n_tokens * attention.n_heads // max(attention.n_kv_heads, plan.tp)
+    n_kv_heads = max(attention.kv_heads(AttentionKind.SLIDING), plan.tp)
+    n_queries = n_tokens * attention.n_heads // n_kv_heads
     if n_queries > MAX_DECODE_QUERIES:
         return (
             f"{n_queries} queries of a head exceed the {MAX_DECODE_QUERIES} that VMEM has room for"

@@ -7,7 +7,7 @@ from functools import cache
 from math import prod
 
 from meshscope.errors import PlanError, nearest
-from meshscope.model.model import AttentionKind, CompressedAttention, GroupedAttention, Model
+from meshscope.model.model import Model
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.workload import Workload
 from meshscope.units import counted, whole_number
@@ -282,9 +282,7 @@ def check_model(plan: Plan, model: Model) -> None:
 def _check_tp(plan: Plan, model: Model) -> None:
     """Raise PlanError unless tp divides heads and MLP widths."""
     attention, moe = model.attention, model.moe
-    sizes = {"n_heads": attention.n_heads, "ffn": model.ffn}
-    if isinstance(attention, CompressedAttention):
-        sizes["o_groups"] = attention.n_groups
+    sizes: dict[str, int | None] = {**attention.tp_sizes, "ffn": model.ffn}
     if moe is not None:
         sizes["shared_ffn"] = moe.shared_ffn
         if "tp" not in plan.expert_axes:
@@ -292,13 +290,12 @@ def _check_tp(plan: Plan, model: Model) -> None:
     for label, size in sizes.items():
         if size is not None and size % plan.tp:
             raise _indivisible(plan, model, (label, size), "tp")
-    if isinstance(attention, GroupedAttention):
-        for n_kv_heads in {attention.n_kv_heads, attention.of(AttentionKind.FULL).n_kv_heads}:
-            if n_kv_heads % plan.tp and plan.tp % n_kv_heads:
-                raise PlanError(
-                    f"plan '{plan}' cannot split {model.name}: tp={plan.tp} neither divides nor is a multiple "
-                    f"of n_kv_heads={n_kv_heads}. Use a divisor, or a multiple (KV heads are replicated)."
-                )
+    for n_kv_heads in attention.replicated_heads:
+        if n_kv_heads % plan.tp and plan.tp % n_kv_heads:
+            raise PlanError(
+                f"plan '{plan}' cannot split {model.name}: tp={plan.tp} neither divides nor is a multiple "
+                f"of n_kv_heads={n_kv_heads}. Use a divisor, or a multiple (KV heads are replicated)."
+            )
 
 
 def _check_experts(plan: Plan, model: Model) -> None:

@@ -3,12 +3,13 @@
 from math import prod
 
 from meshscope.errors import PlanError, SpecError
+from meshscope.model.arrays import Weight, mesh_axes_of
 from meshscope.model.model import Model
 from meshscope.model.quantization import has_program, is_four_bit
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Partitioner
-from meshscope.plans.weights import Weight, layer_weights, mesh_axes_of
+from meshscope.plans.weights import layer_weights
 from meshscope.units import format_dtype
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, pairwise
 
-from meshscope.model.model import AttentionKind, Layer, Model
+from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.model import Model
 
 CACHED_STAGES = 1024  # models and numbers of stages of a search
 

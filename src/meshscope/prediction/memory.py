@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+from meshscope.model.arrays import Weight
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory, TempBasis
 from meshscope.plans.program import Engine
 from meshscope.plans.stages import stage_layers
-from meshscope.plans.weights import Weight, device_weight_bytes, layer_bytes, outer_weights
+from meshscope.plans.weights import device_weight_bytes, layer_bytes, outer_weights
 from meshscope.prediction.padding import padding_bytes
 from meshscope.prediction.temporaries import TempEstimate, temp_estimate
 from meshscope.prediction.vllm_engine import stored_vocab

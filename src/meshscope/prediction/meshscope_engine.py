@@ -10,19 +10,19 @@ from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import CompilerFacts, compiler_facts
-from meshscope.model.model import CompressedAttention, Layer, Model
+from meshscope.model.arrays import Weight, gathered_arrays
+from meshscope.model.layers import Layer
+from meshscope.model.model import Model
 from meshscope.plans.context_form import local_tokens
 from meshscope.plans.dispatch import Dispatch, exchange_axes, routed_tokens
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
 from meshscope.plans.stages import readers_of_received
 from meshscope.plans.weights import (
-    Weight,
     attention_weights,
     dense_weights,
     draft_head_weights,
     expert_weights,
-    gathered_arrays,
     head_weight,
     layer_input_weights,
     outer_weights,
@@ -170,25 +170,18 @@ def _layer(
 ) -> tuple[PlannedCollective, ...]:
     """Attention, then an MLP, a mixture of experts, or both."""
     model, plan = program.model, program.plan
-    weights = _used_weights(program, attention_weights(model, plan, layer))
+    is_prefill, prompt = program.step.phase is Phase.PREFILL, program.workload.prompt
+    unused = model.attention.unused_weights(prompt) if is_prefill else ()
+    weights = attention_weights(model, plan, layer)
+    used = tuple(weight for weight in weights if weight.name not in unused)
     over_cp = context_collectives(
         program.experiment, program.step, layer, reads_received=reads_received
     )
-    attention = _block(program, Part.ATTN, weights, over_cp)
+    attention = _block(program, Part.ATTN, used, over_cp)
     mlp = _block(program, Part.MLP, dense_weights(model, layer)) if layer.has_mlp else ()
     mixture = _mixture(program) if layer.has_experts else ()
     of_inputs = _gather_weights(program, Part.MLP, *layer_input_weights(model))
     return (*attention, *mlp, *mixture, *of_inputs)
-
-
-def _used_weights(program: _DecoderStep, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
-    """Drop the indexer's query weights if the prompt is shorter than one compressed entry."""
-    attention = program.model.attention
-    if program.step.phase is Phase.DECODE or not isinstance(attention, CompressedAttention):
-        return weights
-    if program.workload.prompt >= attention.sparse_rate:
-        return weights
-    return tuple(w for w in weights if w.name not in {"index_wq", "index_weights"})
 
 
 def _embed(program: _DecoderStep) -> tuple[PlannedCollective, ...]:

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from meshscope.hardware.chips import ChipKind
-from meshscope.model.model import Layer
-from meshscope.plans.caches import LANES, joined_narrow_heads, layer_cache
+from meshscope.model.arrays import Weight
+from meshscope.model.layers import Layer
+from meshscope.model.mechanisms.attention import LANES
+from meshscope.plans.caches import joined_narrow_heads, layer_cache
 from meshscope.plans.context_form import cache_slots
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.stages import stored_layers
-from meshscope.plans.weights import Weight, layer_weights, outer_weights
+from meshscope.plans.weights import layer_weights, outer_weights
 from meshscope.units import DTYPE_BITS
 
 

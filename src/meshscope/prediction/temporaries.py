@@ -15,32 +15,24 @@ from math import prod
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
-from meshscope.model.flops import has_linear_attention, linear_of
-from meshscope.model.model import (
-    AttentionKind,
-    CompressedAttention,
-    GroupedAttention,
-    LatentAttention,
-    Model,
-)
+from meshscope.model.arrays import Dim, Weight
+from meshscope.model.mechanisms.attention import AttentionStep
+from meshscope.model.model import Model
 from meshscope.model.quantization import activation_dtype_of, ragged_dtype_of
 from meshscope.plans.caches import device_cache_bytes
-from meshscope.plans.context_form import cache_slots, local_tokens
 from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, Dispatch, DispatchForm
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernel
 from meshscope.plans.program import Engine, Partitioner
 from meshscope.plans.stages import stored_layers
 from meshscope.plans.weights import (
-    Dim,
-    Weight,
     expert_weights,
     head_weight,
     layer_weights,
     outer_weights,
     padded_vocab,
-    stored_kv_heads,
 )
+from meshscope.prediction.context import attention_step
 from meshscope.units import DTYPE_BITS
 
 F32_BYTES = 4
@@ -54,10 +46,6 @@ N_WHOLE = (
 # times the VMEM of a v5e and a v6e, which buffers use one after the other; assumed for other chips, too.
 VMEM_BYTES = 128 * 2**20  # scaling book, part 2, tpus.md
 ON_CHIP_BYTES = VMEM_BYTES * 3 // 2
-# Float32 arrays of linear attention in prefill: queries, keys, values and outputs, each of them as the layer has it
-# and as the loop over chunks reads or writes it.
-N_CHUNKED = 2
-LINEAR_PROJECTIONS = ("wq", "wk", "wv", "wz")
 N_BRANCH_COPIES = 2  # the cache before and after the branch of a stage
 LOW, HIGH = 0.45, 1.4
 SMALL_BYTES = 64 * 2**20  # beyond the margin
@@ -131,23 +119,20 @@ def phase_estimate(experiment: Experiment, phase: Phase) -> TempEstimate:
 
 def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
     """The parts of a phase, in bytes on one device."""
-    tokens = _Tokens.of(experiment, phase)
+    step = attention_step(experiment, phase, is_cut=experiment.has_cut_prompts)
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     act = DTYPE_BITS[workload.activation_dtype] / 8
     n_streams = model.hyper.n_streams if model.hyper is not None else 1
     of_layers = 0 if model.layer_inputs is None else model.layer_inputs.width * model.n_layers
     split = plan.tp if plan.sp and phase is Phase.PREFILL else 1
-    logits = tokens.n_sequences * padded_vocab(model, plan) * F32_BYTES
+    logits = step.n_sequences * padded_vocab(model, plan) * F32_BYTES
     return TempParts(
-        residual=tokens.n_tokens * (model.hidden * n_streams + of_layers) * act / split,
-        whole=tokens.n_tokens * model.hidden * n_streams * act,
-        attention=max(
-            _attention_elements(experiment, tokens) * act,
-            _linear_bytes(experiment, phase, tokens, act),
-        ),
-        scores=_scores_elements(experiment, phase, tokens) * F32_BYTES,
-        mlp=2 * tokens.n_tokens * _widest_mlp(model) / plan.tp * act,
-        experts=_experts_elements(experiment, phase, tokens) * act,
+        residual=step.n_tokens * (model.hidden * n_streams + of_layers) * act / split,
+        whole=step.n_tokens * model.hidden * n_streams * act,
+        attention=max(model.attention_of(layer).step_bytes(step) for layer in set(model.layers)),
+        scores=_scores_elements(experiment, step) * F32_BYTES,
+        mlp=2 * step.n_tokens * _widest_mlp(model) / plan.tp * act,
+        experts=_experts_elements(experiment, phase, step.n_tokens) * act,
         logits=logits,
         gathered=_gathered_elements(experiment) * act if plan.fsdp > 1 else 0,
         layer=0 if experiment.is_scanned else min(VMEM_BYTES, _layer_elements(experiment) * act),
@@ -157,98 +142,22 @@ def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tokens:
-    """What a device processes at once: sequences, their tokens, and the positions that they attend to."""
-
-    n_sequences: int
-    n_tokens: int
-    n_keys: int  # of one sequence
-
-    @classmethod
-    def of(cls, experiment: Experiment, phase: Phase) -> "_Tokens":
-        """Those of a micro-batch, a chunk or a decode step."""
-        workload, plan = experiment.workload, experiment.plan
-        n_sequences = experiment.n_sequences(phase) // experiment.n_microbatches(phase)
-        n_positions = local_tokens(plan, phase, experiment.n_positions(phase))
-        keys = workload.prompt if phase is Phase.PREFILL else cache_slots(plan, workload)
-        if plan.cp > 1 and phase is Phase.PREFILL:
-            keys = n_positions
-        return cls(n_sequences=n_sequences, n_tokens=n_sequences * n_positions, n_keys=keys)
-
-
-def _attention_elements(experiment: Experiment, tokens: _Tokens) -> float:
-    """Queries, keys, values and outputs of one layer."""
-    plan, n_keys = experiment.plan, tokens.n_sequences * tokens.n_keys
-    match experiment.model.attention:
-        case GroupedAttention() as attention:
-
-            def elements(heads: GroupedAttention) -> float:
-                n_kv_heads = stored_kv_heads(heads, plan) / plan.tp
-                n_heads = heads.n_heads / plan.tp
-                return (2 * tokens.n_tokens * n_heads + 2 * n_keys * n_kv_heads) * heads.head_dim
-
-            return max(
-                elements(attention.of(kind)) for kind in (AttentionKind.SLIDING, AttentionKind.FULL)
-            )
-        case LatentAttention() as attention:
-            n_heads = attention.n_heads / plan.tp
-            of_token = attention.qk_dim + attention.value_dim
-            return (tokens.n_tokens + n_keys) * n_heads * of_token
-        case CompressedAttention() as attention:
-            n_heads = attention.n_heads / plan.tp
-            return 2 * tokens.n_tokens * n_heads * attention.head_dim
-
-
 def _widest_mlp(model: Model) -> int:
     """The width of the widest MLP; 0 if no layer has one."""
     return max((model.ffn_of(layer) for layer in set(model.layers) if layer.has_mlp), default=0)
 
 
-def _linear_bytes(experiment: Experiment, phase: Phase, tokens: _Tokens, act: float) -> float:
-    """Inputs of the convolution and gates, and the float32 arrays of all value heads; 0 without linear attention.
-
-    If cp splits the step, outputs have the columns of a key beside those of a value, and each sequence the maps
-    of all blocks beside that of its own.
-    """
-    if not has_linear_attention(experiment.model):
-        return 0
-    linear, plan = linear_of(experiment.model.attention), experiment.plan
-    keys, values = (linear.n_value_heads * width for width in (linear.key_dim, linear.value_dim))
-    is_split = plan.cp > 1 and phase is Phase.PREFILL
-    chunked = N_CHUNKED * (2 * (keys + values) + keys * is_split)
-    of_token = (linear.n_channels + values) * act + chunked * F32_BYTES
-    maps = (plan.cp + 1) * linear.key_dim * (keys + values) * is_split * F32_BYTES
-    return (tokens.n_tokens * of_token + tokens.n_sequences * maps) / plan.tp
-
-
-def _scores_elements(experiment: Experiment, phase: Phase, tokens: _Tokens) -> float:
+def _scores_elements(experiment: Experiment, step: AttentionStep) -> float:
     """Attention scores of one layer in float32; none if a kernel computes them block by block."""
     kernels, attention = experiment.kernels, experiment.model.attention
-    choice = kernels.prefill_attention if phase is Phase.PREFILL else kernels.decode_attention
+    choice = kernels.prefill_attention if step.is_prefill else kernels.decode_attention
     if choice.kernel is not None:
         return 0
     n_heads = attention.n_heads / experiment.plan.tp
-    n_keys: float = tokens.n_keys
-    if isinstance(attention, CompressedAttention):
-        n_keys = _window_and_entries(experiment, attention, phase, tokens)
-    return n_heads * tokens.n_tokens * n_keys
+    return n_heads * step.n_tokens * attention.score_keys(step)
 
 
-def _window_and_entries(
-    experiment: Experiment, attention: CompressedAttention, phase: Phase, tokens: _Tokens
-) -> float:
-    """Keys of a query in a sparse layer, masked ones included.
-
-    A whole prompt has those of all its positions, also if cp splits it; a chunk has its own and a window before it.
-    """
-    if phase is Phase.DECODE:
-        return attention.window + tokens.n_keys / attention.sparse_rate
-    n_window = experiment.n_positions(phase) + attention.window * experiment.has_cut_prompts
-    return n_window + experiment.workload.prompt / attention.sparse_rate
-
-
-def _experts_elements(experiment: Experiment, phase: Phase, tokens: _Tokens) -> float:
+def _experts_elements(experiment: Experiment, phase: Phase, n_tokens: int) -> float:
     """Rows of experts, before and after them, and their two intermediates; with an exchange, also the other side's.
 
     Buffers of an exchange have more bytes than the sums of 8-bit rows, which exist before it returns them.
@@ -259,7 +168,7 @@ def _experts_elements(experiment: Experiment, phase: Phase, tokens: _Tokens) -> 
     width = moe.ffn if "tp" in plan.expert_axes else moe.ffn / plan.tp
     dispatch = experiment.dispatch(phase)
     if dispatch is None:
-        n_rows = tokens.n_tokens * min(moe.n_active, moe.n_experts // plan.ep)
+        n_rows = n_tokens * min(moe.n_active, moe.n_experts // plan.ep)
         return n_rows * ((1 + _sum_elements(experiment)) * model.hidden + 2 * width)
     if dispatch.form is DispatchForm.FUSED:
         return _fused_elements(experiment, dispatch)
@@ -319,14 +228,13 @@ def _layer_elements(experiment: Experiment) -> int:
 
 
 def _stacked_elements(experiment: Experiment) -> int:
-    """The projections into heads of all layers of linear attention on one device."""
+    """Weights of all layers on one device whose stacks are copied."""
     model, plan = experiment.model, experiment.plan
     return sum(
         n_layers * prod(weight.local_shape(plan))
         for layer, n_layers in stored_layers(model, plan.pp).items()
-        if layer.attention is AttentionKind.LINEAR
         for weight in layer_weights(model, plan, layer)
-        if weight.name in LINEAR_PROJECTIONS
+        if weight.name in model.attention_of(layer).copied_stacks
     )
 
 

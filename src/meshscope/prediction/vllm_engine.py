@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from meshscope.errors import PlanError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part
-from meshscope.model.model import GroupedAttention, Model
+from meshscope.model.mechanisms.attention import Mechanism
+from meshscope.model.model import Model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
 from meshscope.plans.stages import stage_layers
@@ -46,7 +47,7 @@ def vllm_stages(experiment: Experiment, step: PlannedStep) -> tuple[PlannedStage
 
 def _check_plan(model: Model, plan: Plan) -> None:
     """Raise PlanError if vLLM's assertions would fail."""
-    if model.moe is not None or not isinstance(model.attention, GroupedAttention):
+    if model.moe is not None or model.attention.mechanism is not Mechanism.GROUPED:
         raise PlanError(
             f"--engine vllm supports only dense models with grouped-query attention, the ones measured "
             f"in the paper; {model.name} is {model.family}. Use --engine meshscope."

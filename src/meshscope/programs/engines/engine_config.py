@@ -4,21 +4,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from meshscope.errors import SpecError
-from meshscope.model.model import Family, LatentAttention, Model
+from meshscope.model.families import TRAITS, MlpRule
+from meshscope.model.mechanisms.attention import Mechanism
+from meshscope.model.mechanisms.latent import latent_of
+from meshscope.model.model import Model
 from meshscope.model.quantization import FP8_BLOCKS
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.torchxla.configs import hugging_face_config
 
-# `architectures` of the published configs.
-ARCHITECTURES: dict[Family, str] = {
-    Family.LLAMA: "LlamaForCausalLM",
-    Family.QWEN2: "Qwen2ForCausalLM",
-    Family.QWEN3: "Qwen3ForCausalLM",
-    Family.QWEN3_MOE: "Qwen3MoeForCausalLM",
-    Family.MIXTRAL: "MixtralForCausalLM",
-    Family.GPT_OSS: "GptOssForCausalLM",
-    Family.DEEPSEEK_V3: "DeepseekV3ForCausalLM",
-}
+# `architectures` of the published configs, by family.
+ARCHITECTURES = {key: row.engine_class for key, row in TRAITS.items() if row.engine_class}
 # Checkpoints with quantized weights: `quantization_config` of their config.json, without the list of
 # matrices that stay in bf16. Int8 weights are what the engine makes of the fp8 blocks as it loads them.
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
@@ -48,7 +43,7 @@ def architecture_config(model: Model) -> dict[str, Any]:
         "rope_theta": rope["rope_theta"],
         "rope_scaling": scaling | {"type": rope["rope_type"]} if is_scaled else None,
     }
-    if model.family is Family.QWEN3_MOE:
+    if model.family.traits.mlps is MlpRule.STEP:
         config["decoder_sparse_step"] = 1  # dense layers are in `mlp_only_layers`
     return config
 
@@ -56,7 +51,7 @@ def architecture_config(model: Model) -> dict[str, Any]:
 def engine_variables_of(experiment: Experiment) -> dict[str, str]:
     """Environment variables that the engine's documentation asks for."""
     variables: dict[str, str] = {}
-    if isinstance(experiment.model.attention, LatentAttention):
+    if experiment.model.attention.mechanism is Mechanism.LATENT:
         variables["NEW_MODEL_DESIGN"] = (
             "1"  # its meshes with axes for the attention's data and experts
         )
@@ -76,7 +71,7 @@ def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
     quantization = QUANTIZATION.get(workload.weight_dtype)
     if quantization is not None:
         hugging_face.quantization_config = quantization
-    attention = model.attention
+    is_latent = model.attention.mechanism is Mechanism.LATENT
     hugging_face.get_text_config = lambda *_, **__: hugging_face
     return SimpleNamespace(
         model_config=SimpleNamespace(
@@ -87,15 +82,13 @@ def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
             max_model_len=workload.context,
             quantization=None if quantization is None else quantization["quant_method"],
             runner_type="generate",
-            use_mla=isinstance(attention, LatentAttention),
+            use_mla=is_latent,
             is_multimodal_model=False,
             uses_mrope=False,
             get_vocab_size=lambda: model.vocab,
             get_hidden_size=lambda: model.hidden,
             get_head_size=lambda: (
-                attention.kv_rank + attention.rope_dim
-                if isinstance(attention, LatentAttention)
-                else hugging_face.head_dim
+                latent_of(model.attention).latent_width if is_latent else hugging_face.head_dim
             ),
             get_total_num_kv_heads=lambda: hugging_face.num_key_value_heads,
             get_sliding_window=lambda: None,

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from meshscope.errors import MeshscopeError, PlanError, SpecError
 from meshscope.hardware.chips import ChipKind
-from meshscope.model.model import Family, GroupedAttention, LatentAttention
+from meshscope.model.layers import AttentionKind
+from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
 from meshscope.programs.engines.engine_config import ARCHITECTURES, CACHE_DTYPES, QUANTIZATION
@@ -76,11 +77,11 @@ def _vllm_layout(experiment: Experiment, option: str) -> Iterator[MeshscopeError
             f"plan '{plan}': {option} takes sp with tp alone, for dense models in bf16. "
             "Omit sp, or use --frontend jax."
         )
-    match model.family:
-        case Family.DEEPSEEK_V3:
+    match model.family.traits.experts:
+        case "deepseek_v3":
             rule = "runs latent attention data-parallel on the devices that share the experts"
             needed = f"dp={n},ep={n}"
-        case Family.GPT_OSS:
+        case "gpt_oss":
             rule = "splits attention over tp and gives each device of tp some of the experts"
             needed = f"tp={n},ep={n}"
         case _ if model.moe is not None:
@@ -106,12 +107,12 @@ def _vllm_dtypes(experiment: Experiment, option: str) -> Iterator[MeshscopeError
             "Use one of these, or --frontend jax."
         )
     is_quantized = workload.weight_dtype in QUANTIZATION
-    if isinstance(model.attention, LatentAttention) and not is_quantized:
+    if model.attention.mechanism is Mechanism.LATENT and not is_quantized:
         yield SpecError(
             f"--weight-dtype {weights}: the engine's loader splits latent projections of "
             f"fp8 checkpoints only. Omit the dtype, which {model.name} stores in fp8."
         )
-    if is_quantized and model.family is Family.GPT_OSS:
+    if is_quantized and model.family.traits.experts == "gpt_oss":
         yield SpecError(
             f"--weight-dtype {weights}: {option} compiles {model.name} with bf16 weights. "
             "Use --dtype bf16, or --frontend jax."
@@ -126,7 +127,8 @@ def _vllm_dtypes(experiment: Experiment, option: str) -> Iterator[MeshscopeError
 def _sglang(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
     """The engine itself refuses more, with its own messages."""
     plan, attention = experiment.plan, experiment.model.attention
-    if not isinstance(attention, GroupedAttention) or attention.window is not None:
+    is_grouped = attention.mechanism is Mechanism.GROUPED
+    if not is_grouped or attention.window_of(AttentionKind.SLIDING) is not None:
         yield SpecError(
             f"{experiment.model.name}: {option} builds caches of whole keys and values only. Use "
             "--frontend jax."

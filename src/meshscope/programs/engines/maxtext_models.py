@@ -4,7 +4,10 @@ import re
 from collections.abc import Mapping
 
 from meshscope.errors import SpecError
-from meshscope.model.model import GroupedAttention, LatentAttention, Model
+from meshscope.model.mechanisms.attention import Mechanism
+from meshscope.model.mechanisms.grouped import grouped_of
+from meshscope.model.mechanisms.latent import latent_of
+from meshscope.model.model import Model
 
 # Ids on the Hugging Face Hub and the files of `maxtext/configs/models` (0.2.5). The architectures of a
 # base model and its tuned versions are the same.
@@ -52,25 +55,27 @@ def maxtext_model(model: Model) -> str:
 
 def sizes_of(model: Model) -> dict[str, int]:
     """The model's sizes by MaxText's names, for a comparison with its configuration."""
-    attention, moe = model.attention, model.moe
+    moe = model.moe
     sizes = {
         "emb_dim": model.hidden,
         "num_decoder_layers": model.n_layers,
         "vocab_size": model.vocab,
     }
-    if isinstance(attention, GroupedAttention):
+    if model.attention.mechanism is Mechanism.GROUPED:
+        attention = grouped_of(model.attention)
         sizes |= {
             "num_query_heads": attention.n_heads,
             "num_kv_heads": attention.n_kv_heads,
             "head_dim": attention.head_dim,
         }
-    if isinstance(attention, LatentAttention):
+    if model.attention.mechanism is Mechanism.LATENT:
+        latent = latent_of(model.attention)
         sizes |= {
-            "num_query_heads": attention.n_heads,
-            "kv_lora_rank": attention.kv_rank,
-            "qk_nope_head_dim": attention.nope_dim,
-            "qk_rope_head_dim": attention.rope_dim,
-            "v_head_dim": attention.value_dim,
+            "num_query_heads": latent.n_heads,
+            "kv_lora_rank": latent.kv_rank,
+            "qk_nope_head_dim": latent.nope_dim,
+            "qk_rope_head_dim": latent.rope_dim,
+            "v_head_dim": latent.value_dim,
         }
     if model.ffn is not None:
         sizes["mlp_dim"] = model.ffn

@@ -25,7 +25,7 @@ from maxtext.utils import maxtext_utils, sharding
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
-from meshscope.model.model import LatentAttention
+from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.maxtext_models import AXES, maxtext_model, sizes_of
 from meshscope.programs.step_programs import MODEL, EngineProgram, StepPrograms, local_bytes
@@ -210,7 +210,7 @@ def inference_settings(experiment: Experiment) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if experiment.model.moe is not None:
         settings |= {"sparse_matmul": False, "megablox": False}
-    if isinstance(experiment.model.attention, LatentAttention):
+    if experiment.model.attention.mechanism is Mechanism.LATENT:
         settings["mla_naive_kvcache"] = False
     return settings
 

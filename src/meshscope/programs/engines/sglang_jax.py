@@ -30,7 +30,7 @@ from sgl_jax.srt.sampling import sampling_batch_info
 from sgl_jax.srt.utils import common_utils, mesh_utils
 
 from meshscope.events.enums import Part, Phase
-from meshscope.model.model import GroupedAttention
+from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.engine_config import architecture_config
 from meshscope.programs.engines.scopes import with_scopes
@@ -176,8 +176,7 @@ class _StepBuilder:
 
     def _pools(self, config: Any) -> Any:
         """The paged caches of all layers."""
-        attention = self.experiment.model.attention
-        assert isinstance(attention, GroupedAttention)
+        assert self.experiment.model.attention.mechanism is Mechanism.GROUPED
         kind = memory_pool.MHATokenToKVPool
         memory_pool.jax = _WithoutAllocation()
         pool = kind(

@@ -28,7 +28,9 @@ from tpu_inference.runner import kv_cache, tpu_runner
 from tpu_inference.runner import utils as runner_utils
 
 from meshscope.events.enums import Part, Phase
-from meshscope.model.model import Family, GroupedAttention, LatentAttention
+from meshscope.model.mechanisms.attention import Mechanism
+from meshscope.model.mechanisms.grouped import grouped_of
+from meshscope.model.mechanisms.latent import latent_of
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.engine_config import (
     QUANTIZATION,
@@ -177,7 +179,7 @@ class _StepBuilder:
     def _caches(self) -> list[Any]:
         """The paged caches of all layers, with the engine's shape and sharding."""
         model, runner = self.experiment.model, self.runner
-        is_latent = isinstance(model.attention, LatentAttention)
+        is_latent = model.attention.mechanism is Mechanism.LATENT
         n_heads, head_dim = self._cache_heads
         n_pages = self.experiment.workload.batch * runner.max_num_blocks_per_req
         dtype = self._cache_dtype()
@@ -200,11 +202,12 @@ class _StepBuilder:
     def _cache_heads(self) -> tuple[int, int]:
         """Heads of the cache and their size, padded as the engine's cache manager pads them."""
         attention = self.experiment.model.attention
-        if isinstance(attention, LatentAttention):
-            return 1, _aligned(attention.kv_rank) + _aligned(attention.rope_dim)
-        assert isinstance(attention, GroupedAttention)
-        n_heads = utils.get_padded_num_heads(attention.n_kv_heads, self.runner.mesh.shape["model"])
-        return n_heads, utils.get_padded_head_dim(attention.head_dim)
+        if attention.mechanism is Mechanism.LATENT:
+            latent = latent_of(attention)
+            return 1, _aligned(latent.kv_rank) + _aligned(latent.rope_dim)
+        heads = grouped_of(attention)
+        n_heads = utils.get_padded_num_heads(heads.n_kv_heads, self.runner.mesh.shape["model"])
+        return n_heads, utils.get_padded_head_dim(heads.head_dim)
 
     def _cache_dtype(self) -> Any:
         name = self.runner.cache_config.cache_dtype
@@ -252,7 +255,7 @@ class _StepBuilder:
         """Whether the engine rewrites weights after loading; gpt-oss keeps those of its checkpoint."""
         experiment = self.experiment
         has_experts = (
-            experiment.model.moe is not None and experiment.model.family is not Family.GPT_OSS
+            experiment.model.moe is not None and experiment.model.family.traits.experts != "gpt_oss"
         )
         return has_experts or experiment.workload.weight_dtype in QUANTIZATION
 

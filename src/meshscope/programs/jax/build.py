@@ -15,22 +15,16 @@ from jax.sharding import PartitionSpec as P
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
-from meshscope.model.model import Layer
+from meshscope.model.arrays import CacheArray, Weight, stored_arrays
+from meshscope.model.layers import Layer, repeats_of, unrolled
 from meshscope.model.quantization import activation_dtype_of, experts_quantization
-from meshscope.model.repeats import repeats_of, unrolled
-from meshscope.plans.caches import CacheArray, joined_narrow_heads, layer_cache
+from meshscope.plans.caches import joined_narrow_heads, layer_cache
 from meshscope.plans.context_form import cache_slots
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernel
 from meshscope.plans.program import Partitioner
 from meshscope.plans.stages import stage_runs, stage_slots
-from meshscope.plans.weights import (
-    Weight,
-    expert_weights,
-    layer_weights,
-    outer_weights,
-    stored_arrays,
-)
+from meshscope.plans.weights import expert_weights, layer_weights, outer_weights
 from meshscope.programs.jax.collectives import GspmdCollectives, ShardMapCollectives
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel

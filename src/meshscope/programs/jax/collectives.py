@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from meshscope.model.arrays import Weight
 from meshscope.plans.plan import Plan
-from meshscope.plans.weights import Weight
 from meshscope.programs.jax.layout import ShardLayout, TokenSplit
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.numerics import Array

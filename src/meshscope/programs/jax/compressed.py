@@ -33,8 +33,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Phase
-from meshscope.model.model import AttentionKind, CompressedAttention, Layer, Model, Rope
-from meshscope.plans.caches import n_open_windows
+from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.mechanisms.compressed import CompressedAttention, compressed_of, n_open_windows
+from meshscope.model.model import Model
+from meshscope.model.rope import Rope
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.kernels import PrefillKernel
@@ -71,8 +73,7 @@ def compressed_attention(  # noqa: PLR0913  the inputs of a layer's attention
     kernel: PrefillKernel | DecodeKernel | None = None,  # noqa: ARG001  no kernel takes a computed mask
 ) -> tuple[Array, LayerCache]:
     """Attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new cache."""
-    attention = model.attention
-    assert isinstance(attention, CompressedAttention)
+    attention = compressed_of(model.attention)
     state = _CompressionStep(
         attention=attention,
         kind=layer.attention,

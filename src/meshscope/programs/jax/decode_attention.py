@@ -30,7 +30,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from meshscope.plans.caches import LANES
+from meshscope.model.mechanisms.attention import LANES
 from meshscope.plans.kernel_choice import DECODE_BLOCKS
 from meshscope.programs.jax.decode_kernel import QueryTokens, decode_block
 from meshscope.programs.jax.layout import ShardLayout

@@ -8,26 +8,19 @@ Shapes: B batch, S positions of this step, D residual width, V vocabulary.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Part, Phase
-from meshscope.model.flops import has_shared_indexers
-from meshscope.model.model import (
-    Activation,
-    AttentionKind,
-    CompressedAttention,
-    GroupedAttention,
-    LatentAttention,
-    Layer,
-    Model,
-)
-from meshscope.model.repeats import Repeat
+from meshscope.model.arrays import Weight
+from meshscope.model.layers import Layer, Repeat
+from meshscope.model.mechanisms.attention import Mechanism
+from meshscope.model.mechanisms.mixture import Activation
+from meshscope.model.model import Model
 from meshscope.plans.stages import shared_slot
-from meshscope.plans.weights import Weight
 from meshscope.programs.jax.collectives import MeshCollectives, scope
 from meshscope.programs.jax.compressed import compressed_attention
 from meshscope.programs.jax.context_parallel import Context
@@ -41,6 +34,14 @@ from meshscope.programs.jax.mixture import Mixture
 from meshscope.programs.jax.numerics import Array, rms_norm, soft_capped, unscaled_rms_norm
 from meshscope.programs.jax.residual import Residual
 from meshscope.programs.jax.state import LayerCache, LayerWeights
+
+# The attention of a layer by its mechanism.
+ATTENTION = {
+    Mechanism.GROUPED: grouped_attention,
+    Mechanism.LINEAR: linear_attention,
+    Mechanism.LATENT: latent_attention,
+    Mechanism.COMPRESSED: compressed_attention,
+}
 
 Carry = tuple[
     Array, Any, Array | None
@@ -202,7 +203,7 @@ class Decoder:
 
     def none_chosen(self, cache: Any, positions: Array, tokens: Array) -> Array | None:
         """The mask [B, S, T] of positions before an indexer chooses any; None unless layers share its choice."""
-        if not has_shared_indexers(self.model):
+        if not self.model.has_shared_indexers:
             return None
         entry = next(iter(cache.values())) if isinstance(cache, Mapping) else cache[0]
         mask = seen_positions(positions, entry["latent"], self.context)[1]
@@ -325,18 +326,7 @@ class Decoder:
     def _attention(
         self, x: Array, w: LayerWeights, cache: LayerCache, positions: Array, layer: Layer
     ) -> tuple[Array, LayerCache]:
-        match self.model.attention:
-            case GroupedAttention() if layer.attention is AttentionKind.LINEAR:
-                attention = linear_attention
-            case GroupedAttention():
-                attention = grouped_attention
-            case LatentAttention():
-                attention = latent_attention
-            case CompressedAttention():
-                attention = compressed_attention
-            case _:
-                assert_never(self.model.attention)
-        return attention(
+        return ATTENTION[self.model.attention_of(layer).mechanism](
             x,
             w,
             cache,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshscope.model.model import Activation, GroupScore, MixtureOfExperts, Scoring
+from meshscope.model.mechanisms.mixture import Activation, GroupScore, MixtureOfExperts, Scoring
 from meshscope.plans.kernel_choice import MAX_STACKED_EXPERTS, RAGGED_DOT_ROWS
 from meshscope.programs.jax.grouped_matmul import GroupedKernel
 from meshscope.programs.jax.matrix import narrowed, total_dtype

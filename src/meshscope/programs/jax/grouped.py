@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Phase
-from meshscope.model.flops import window_of
-from meshscope.model.model import AttentionKind, GroupedAttention, Layer, Model
+from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.mechanisms.grouped import GroupedAttention, grouped_of
+from meshscope.model.model import Model
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.kernels import PrefillKernel
@@ -49,8 +50,7 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
 
     `kernel` is that of the phase.
     """
-    assert isinstance(model.attention, GroupedAttention)
-    attention = model.attention.of(layer.attention)
+    attention = grouped_of(model.attention_of(layer))
     turned_by = row_positions(x, positions)
     rotary = _Positions(turned_by, attention, layer.attention, model.norm_eps)
     q = rotary.scaled(rotary.turned(_normed(heads(x, w, "q"), w, "q", attention, model)))
@@ -61,7 +61,7 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
         fresh = by_sequence(rotary.turned(k), positions), by_sequence(v, positions)
         new = _cached(*fresh, cache)
     is_chunked = layer.attention is AttentionKind.CHUNKED
-    window = window_of(attention, layer.attention)
+    window = attention.window_of(layer.attention)
     sinks = w("sinks") if attention.has_sinks else None
     scores: dict[str, Any] = {
         "scale": attention.score_scale,

@@ -16,14 +16,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Phase
-from meshscope.model.model import (
-    AttentionKind,
-    Indexer,
-    LatentAttention,
-    Layer,
-    Model,
-    RopeType,
-)
+from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.mechanisms.attention import Indexer
+from meshscope.model.mechanisms.latent import LatentAttention, latent_of
+from meshscope.model.model import Model
+from meshscope.model.rope import RopeType
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.kernels import PrefillKernel
@@ -63,8 +60,7 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
 
     `kernel` is that of the phase; that of prefill has no indexer.
     """
-    attention = model.attention
-    assert isinstance(attention, LatentAttention)
+    attention = latent_of(model.attention)
     angles = rope_angles(attention.rope, attention.rope_dim, row_positions(x, positions))
     q, q_latent = _queries(x, w, attention, angles)
     latent = by_sequence(_latent(x, w, attention, angles), positions)

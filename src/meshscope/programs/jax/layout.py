@@ -6,9 +6,8 @@ from enum import StrEnum
 from jax.sharding import PartitionSpec as P
 
 from meshscope.events.enums import Phase
-from meshscope.plans.caches import CacheArray
+from meshscope.model.arrays import CacheArray, Dim, Weight, mesh_axes_of
 from meshscope.plans.plan import Plan
-from meshscope.plans.weights import Dim, Weight, mesh_axes_of
 from meshscope.plans.workload import Workload
 
 

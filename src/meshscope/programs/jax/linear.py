@@ -39,8 +39,9 @@ import numpy as np
 from jax import lax
 
 from meshscope.events.enums import Phase
-from meshscope.model.flops import LINEAR_CHUNK, linear_of
-from meshscope.model.model import Layer, Model
+from meshscope.model.layers import Layer
+from meshscope.model.mechanisms.linear import LINEAR_CHUNK, linear_of
+from meshscope.model.model import Model
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.delta_kernel import delta_tokens
@@ -58,12 +59,12 @@ def linear_attention(  # noqa: PLR0913  the inputs of a layer's attention
     positions: Array,
     *,
     model: Model,
-    layer: Layer,  # noqa: ARG001
+    layer: Layer,
     context: Context,
     kernel: object = None,
 ) -> tuple[Array, LayerCache]:
     """Linear attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new state."""
-    linear = linear_of(model.attention)
+    linear = linear_of(model.attention_of(layer))
     has_past = context.phase is Phase.DECODE or context.n_cached > 0
     span = _Span.of(positions, context)
     inputs = {name: by_sequence(heads(x, w, name), positions) for name in "qkv"}

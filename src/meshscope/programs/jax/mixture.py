@@ -20,7 +20,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshscope.events.enums import Part
-from meshscope.model.model import Activation, MixtureOfExperts
+from meshscope.model.arrays import Dim
+from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts
 from meshscope.plans.dispatch import (
     Dispatch,
     DispatchForm,
@@ -29,7 +30,6 @@ from meshscope.plans.dispatch import (
     routed_tokens,
 )
 from meshscope.plans.plan import Plan
-from meshscope.plans.weights import Dim
 from meshscope.programs.jax.collectives import MeshCollectives, scope
 from meshscope.programs.jax.exchange import exchange_mixture, overlapped_exchange
 from meshscope.programs.jax.experts import (

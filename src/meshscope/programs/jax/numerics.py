@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshscope.model.model import Rope, RopeType
+from meshscope.model.rope import Rope, RopeType
 
 Array = Any  # jax.Array or a tracer
 

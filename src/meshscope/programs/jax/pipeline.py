@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Part
-from meshscope.model.repeats import repeats_of, unrolled
+from meshscope.model.layers import repeats_of, unrolled
 from meshscope.plans.stages import StageRun, n_ticks, stage_sends
 from meshscope.programs.jax.collectives import scope
 from meshscope.programs.jax.decoder import Decoder

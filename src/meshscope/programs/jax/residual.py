@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshscope.model.model import HyperConnections
+from meshscope.model.mechanisms.streams import HyperConnections
 from meshscope.programs.jax.numerics import Array, unscaled_rms_norm
 from meshscope.programs.jax.state import LayerWeights
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from meshscope.model.model import Layer
+from meshscope.model.layers import Layer
 from meshscope.plans.stages import StageRun, StageSends, caches_before, shared_slot
 from meshscope.programs.jax.decoder import Decoder
 from meshscope.programs.jax.numerics import Array

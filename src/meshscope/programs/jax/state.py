@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from meshscope.model.arrays import SCALE_SUFFIX, Weight
 from meshscope.model.quantization import UNQUANTIZED_DTYPE
-from meshscope.plans.weights import SCALE_SUFFIX, Weight
 from meshscope.programs.jax.collectives import MeshCollectives
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.numerics import Array

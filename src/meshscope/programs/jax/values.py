@@ -11,19 +11,13 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshscope.model.model import Layer
+from meshscope.model.arrays import SCALE_SUFFIX, ColumnSlice, Dim, Weight
+from meshscope.model.layers import Layer
 from meshscope.model.quantization import values_dtype
 from meshscope.plans.checkpoint_tensors import reshaped
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.stages import stage_slots
-from meshscope.plans.weights import (
-    SCALE_SUFFIX,
-    ColumnSlice,
-    Dim,
-    Weight,
-    layer_weights,
-    outer_weights,
-)
+from meshscope.plans.weights import layer_weights, outer_weights
 from meshscope.programs.jax.build import JAX_DTYPES, BuiltProgram
 from meshscope.programs.jax.mxfp4 import EXPONENT_BIAS, encoded, shared_exponents
 

@@ -12,14 +12,11 @@ import transformers
 from transformers.cache_utils import StaticLayer
 
 from meshscope.events.enums import Phase
-from meshscope.model.model import (
-    AttentionKind,
-    CompressedAttention,
-    GroupedAttention,
-    LatentAttention,
-    Layer,
-    Model,
-)
+from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.mechanisms.attention import Mechanism
+from meshscope.model.mechanisms.grouped import grouped_of
+from meshscope.model.mechanisms.latent import latent_of
+from meshscope.model.model import Model
 from meshscope.plans.caches import layer_cache
 from meshscope.plans.context_form import cache_slots
 from meshscope.plans.experiment import Experiment
@@ -52,18 +49,14 @@ def kept(experiment: Experiment, tensors: Tensors, layer: Layer) -> Kept:
     """The cache of a layer: keys and values, or the two parts of a latent."""
     layouts, attention = tensors.layouts, experiment.model.attention
     context = layouts.axes("cp")
-    match attention:
-        case GroupedAttention():
-            of_layer = attention.of(layer.attention)
-            heads = layouts.split_heads(of_layer.n_kv_heads)
-            spec: Spec = (layouts.data, heads, context, ())
-            widths = (of_layer.head_dim, of_layer.head_dim)
-            return Kept(n_heads=of_layer.n_kv_heads, widths=widths, spec=spec)
-        case LatentAttention():
-            spec = (layouts.data, (), context, ())
-            return Kept(n_heads=1, widths=(attention.kv_rank, attention.rope_dim), spec=spec)
-        case _:
-            raise AssertionError(attention)
+    if attention.mechanism is Mechanism.GROUPED:
+        of_layer = grouped_of(attention).with_heads_of(layer.attention)
+        heads = layouts.split_heads(of_layer.n_kv_heads)
+        spec: Spec = (layouts.data, heads, context, ())
+        return Kept(n_heads=of_layer.n_kv_heads, widths=of_layer.head_widths, spec=spec)
+    latent = latent_of(attention)
+    spec = (layouts.data, (), context, ())
+    return Kept(n_heads=1, widths=(latent.kv_rank, latent.rope_dim), spec=spec)
 
 
 def n_cache_slots(experiment: Experiment) -> int:
@@ -134,11 +127,11 @@ class Caches:
         """The keys [B, T, H] of the indexer; None for a layer that has none or takes the choice of an earlier one."""
         experiment, layouts = self.experiment, self.tensors.layouts
         attention, workload = experiment.model.attention, experiment.workload
-        if not isinstance(attention, LatentAttention) or attention.indexer is None:
+        choice = attention.chosen_by(layer.attention)
+        is_latent = attention.mechanism is Mechanism.LATENT
+        if choice is None or not is_latent or layer.attention is AttentionKind.SHARED:
             return None
-        if layer.attention is AttentionKind.SHARED:
-            return None
-        shape = (workload.batch, n_cache_slots(experiment), attention.indexer.head_dim)
+        shape = (workload.batch, n_cache_slots(experiment), choice[0].head_dim)
         name, dtype = argument_name(index, INDEX_KEYS), TORCH_DTYPES[workload.cache_dtype]
         return self.tensors.argument(name, shape, dtype, (layouts.data, (), ()))
 
@@ -162,8 +155,7 @@ def _first(layers: tuple[int | None, ...]) -> int:
 
 def _has_states(model: Model, layer: Layer) -> bool:
     """Whether a layer keeps other arrays than the keys and values of all positions."""
-    is_compressed = isinstance(model.attention, CompressedAttention)
-    return is_compressed or layer.attention is AttentionKind.LINEAR
+    return model.attention_of(layer).mechanism in {Mechanism.COMPRESSED, Mechanism.LINEAR}
 
 
 class ContextLayer(StaticLayer):

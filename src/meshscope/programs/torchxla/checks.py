@@ -1,13 +1,7 @@
 """What the torch_xla front end can trace; plain Python, so that `predict` refuses what `compile` does."""
 
 from meshscope.errors import PlanError
-from meshscope.model.model import (
-    CompressedAttention,
-    GroupedAttention,
-    Indexer,
-    LatentAttention,
-    LinearAttention,
-)
+from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
 from meshscope.programs.torchxla.configs import hugging_face_config
@@ -36,15 +30,14 @@ def _check_heads(experiment: Experiment) -> None:
 def _check_attention(experiment: Experiment) -> None:
     """PlanError for attention that has no program with pp or cp here, or none with --partitioner auto."""
     model, plan = experiment.model, experiment.plan
-    match model.attention:
-        case GroupedAttention(linear=LinearAttention()):
-            kind, scatters = "linear", False
-        case LatentAttention(indexer=Indexer()):
-            kind, scatters = "indexed", True
-        case CompressedAttention():
-            kind, scatters = "compressed", True
-        case _:
-            return
+    if model.has_linear_attention:
+        kind, scatters = "linear", False
+    elif model.attention.mechanism is Mechanism.COMPRESSED:
+        kind, scatters = "compressed", True
+    elif model.attention.chosen_positions is not None:
+        kind, scatters = "indexed", True
+    else:
+        return
     if axes := [axis for axis in ("pp", "cp") if getattr(plan, axis) > 1]:
         raise PlanError(
             f"plan '{plan}': {model.name} has {kind} attention, for which --frontend torchxla has no program with "

@@ -19,8 +19,8 @@ import torch
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import apply_rotary_pos_emb
 
 from meshscope.events.enums import Phase
-from meshscope.model.flops import entry_rate
-from meshscope.model.model import AttentionKind, CompressedAttention
+from meshscope.model.layers import AttentionKind
+from meshscope.model.mechanisms.compressed import CompressedAttention
 from meshscope.programs.torchxla.caching import States
 from meshscope.programs.torchxla.context import (
     LOWEST,
@@ -197,7 +197,7 @@ class EntryAttention(torch.nn.Module):
 
     @property
     def _rate(self) -> int:
-        return entry_rate(self.of, self.kind)
+        return self.of.entry_rate(self.kind)
 
     def _compressed(self, name: str, of: Any, x: Any, cache: Slots) -> Any:
         """Entries [B, E, H] of the prompt, or in decode all of the cache."""

@@ -3,22 +3,15 @@
 from typing import Any, assert_never
 
 from meshscope.errors import SpecError
-from meshscope.model.model import (
-    HYBRID_FAMILIES,
-    SPARSE_FAMILIES,
-    AttentionKind,
-    CompressedAttention,
-    Family,
-    GroupedAttention,
-    GroupScore,
-    LatentAttention,
-    LinearAttention,
-    MixtureOfExperts,
-    MlpKind,
-    Model,
-    Rope,
-    RopeType,
-)
+from meshscope.model.families import HYBRID_FAMILIES, SPARSE_FAMILIES, Family
+from meshscope.model.layers import AttentionKind, MlpKind
+from meshscope.model.mechanisms.attention import Mechanism
+from meshscope.model.mechanisms.compressed import compressed_of
+from meshscope.model.mechanisms.grouped import grouped_of
+from meshscope.model.mechanisms.latent import latent_of
+from meshscope.model.mechanisms.mixture import GroupScore, MixtureOfExperts
+from meshscope.model.model import Model
+from meshscope.model.rope import Rope, RopeType
 
 GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
 HAS_ATTENTION_BIAS = (
@@ -75,19 +68,17 @@ def hugging_face_config(model: Model) -> dict[str, Any]:
 
 
 def _attention(model: Model) -> dict[str, Any]:
-    attention = model.attention
-    match attention:
-        case GroupedAttention():
-            return _grouped(model, attention) | _linear(model, attention.linear)
-        case LatentAttention():
-            return _latent(model, attention)
-        case CompressedAttention():
-            return _compressed(model, attention)
+    match model.attention.mechanism:
+        case Mechanism.LATENT:
+            return _latent(model)
+        case Mechanism.COMPRESSED:
+            return _compressed(model)
         case _:
-            assert_never(attention)
+            return _grouped(model) | _linear(model)
 
 
-def _grouped(model: Model, attention: GroupedAttention) -> dict[str, Any]:
+def _grouped(model: Model) -> dict[str, Any]:
+    attention = grouped_of(model.attention)
     config: dict[str, Any] = {
         "num_attention_heads": attention.n_heads,
         "num_key_value_heads": attention.n_kv_heads,
@@ -101,11 +92,11 @@ def _grouped(model: Model, attention: GroupedAttention) -> dict[str, Any]:
         config["layer_types"] = [LAYER_TYPES[layer.attention] for layer in model.layers]
     match model.family:
         case Family.GEMMA2 | Family.GEMMA3:
-            config |= _gemma(model, attention)
+            config |= _gemma(model)
         case Family.GEMMA4:
-            config |= _gemma4(model, attention)
+            config |= _gemma4(model)
         case Family.LLAMA4:
-            config |= _llama4(model, attention)
+            config |= _llama4(model)
         case Family.MINISTRAL3 if attention.temperature is not None:
             config["rope_parameters"]["llama_4_scaling_beta"] = attention.temperature.strength
         case Family.GLM4_MOE:
@@ -119,8 +110,9 @@ def _grouped(model: Model, attention: GroupedAttention) -> dict[str, Any]:
     return config
 
 
-def _gemma(model: Model, attention: GroupedAttention) -> dict[str, Any]:
+def _gemma(model: Model) -> dict[str, Any]:
     """The scale of scores, the limits of scores and logits, and two rotary embeddings in Gemma 3."""
+    attention = grouped_of(model.attention)
     config: dict[str, Any] = {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": round(attention.score_scale**-2),
@@ -128,13 +120,14 @@ def _gemma(model: Model, attention: GroupedAttention) -> dict[str, Any]:
         "final_logit_softcapping": model.logit_softcap,
     }
     if attention.sliding_rope is not None:
-        config["rope_parameters"] = _ropes(attention)
+        config["rope_parameters"] = _ropes(model)
     return config
 
 
-def _gemma4(model: Model, attention: GroupedAttention) -> dict[str, Any]:
+def _gemma4(model: Model) -> dict[str, Any]:
     """Heads and rotary embeddings by kind of layer, shared caches and embeddings of each layer."""
-    full, inputs = attention.of(AttentionKind.FULL), model.layer_inputs
+    attention = grouped_of(model.attention)
+    full, inputs = attention.with_heads_of(AttentionKind.FULL), model.layer_inputs
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "final_logit_softcapping": model.logit_softcap,
@@ -145,12 +138,13 @@ def _gemma4(model: Model, attention: GroupedAttention) -> dict[str, Any]:
         "vocab_size_per_layer_input": model.vocab,
         "num_kv_shared_layers": sum(layer.shares_cache for layer in model.layers),
         "use_double_wide_mlp": model.has_wide_mlps,
-        "rope_parameters": _ropes(attention),
+        "rope_parameters": _ropes(model),
     }
 
 
-def _llama4(model: Model, attention: GroupedAttention) -> dict[str, Any]:
+def _llama4(model: Model) -> dict[str, Any]:
     """Chunks in layers that turn queries and keys, and a temperature of queries in the others."""
+    attention = grouped_of(model.attention)
     kinds = [layer.attention for layer in model.layers]
     temperature = attention.temperature
     config: dict[str, Any] = {
@@ -166,8 +160,9 @@ def _llama4(model: Model, attention: GroupedAttention) -> dict[str, Any]:
     return config if model.ffn is None else config | {"intermediate_size_mlp": model.ffn}
 
 
-def _linear(model: Model, linear: LinearAttention | None) -> dict[str, Any]:
+def _linear(model: Model) -> dict[str, Any]:
     """The heads of linear attention and the layers that have it."""
+    linear = grouped_of(model.attention).linear
     if linear is None:
         return {}
     return {
@@ -180,14 +175,16 @@ def _linear(model: Model, linear: LinearAttention | None) -> dict[str, Any]:
     }
 
 
-def _ropes(attention: GroupedAttention) -> dict[str, Any]:
+def _ropes(model: Model) -> dict[str, Any]:
     """The rotary embedding of each kind of layer."""
+    attention = grouped_of(model.attention)
     kinds = (AttentionKind.FULL, AttentionKind.SLIDING)
     ropes = {kind: attention.rope_of(kind) for kind in kinds}
     return {LAYER_TYPES[kind]: _rope(rope) for kind, rope in ropes.items() if rope is not None}
 
 
-def _latent(model: Model, attention: LatentAttention) -> dict[str, Any]:
+def _latent(model: Model) -> dict[str, Any]:
+    attention = latent_of(model.attention)
     config: dict[str, Any] = {
         "num_attention_heads": attention.n_heads,
         "num_key_value_heads": attention.n_heads,
@@ -214,8 +211,9 @@ def _latent(model: Model, attention: LatentAttention) -> dict[str, Any]:
     return config
 
 
-def _compressed(model: Model, attention: CompressedAttention) -> dict[str, Any]:
+def _compressed(model: Model) -> dict[str, Any]:
     """Attention to a window and to entries, and the parallel residual streams."""
+    attention = compressed_of(model.attention)
     if attention.rope.rope_type is not RopeType.DEFAULT:
         raise SpecError(
             f"{model.name}: --frontend torchxla scales the angles of layers with entries only, but the config "

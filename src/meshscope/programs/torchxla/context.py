@@ -26,8 +26,10 @@ import torch_xla
 import transformers
 
 from meshscope.events.enums import Phase
-from meshscope.model.flops import window_of
-from meshscope.model.model import AttentionKind, GroupedAttention, LatentAttention, Model
+from meshscope.model.layers import AttentionKind
+from meshscope.model.mechanisms.attention import Mechanism
+from meshscope.model.mechanisms.grouped import grouped_of
+from meshscope.model.model import Model
 from meshscope.plans.context_form import ContextForm, cache_slots, ring_pairs
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.torchxla.layouts import Spec
@@ -122,7 +124,8 @@ def mask_of(experiment: Experiment, positions: Any, kind: AttentionKind) -> Any:
     plan, workload = experiment.plan, experiment.workload
     dtype = TORCH_DTYPES[workload.activation_dtype]
     slots = torch.arange(cache_slots(plan, workload) * plan.cp, device=torch_xla.device())
-    window, is_chunked = window_of(experiment.model.attention, kind), kind is AttentionKind.CHUNKED
+    window = experiment.model.attention.window_of(kind)
+    is_chunked = kind is AttentionKind.CHUNKED
     is_hidden = ~is_seen(positions, slots, window, is_chunked=is_chunked)
     return (is_hidden.to(dtype) * torch.finfo(dtype).min)[None, None]
 
@@ -285,7 +288,7 @@ def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -
             attention_mask = torch.where(indices[:, None], attention_mask, lowest)
         if is_split:
             held = Held(arrays=(key, value), of_heads=of_keys)
-            if isinstance(experiment.model.attention, LatentAttention):
+            if experiment.model.attention.mechanism is Mechanism.LATENT:
                 held = held_latents(module, key, value, tensors)
             return of_context(query, held, scores), None
         batch, n_heads, n_queries, width = query.shape
@@ -303,9 +306,10 @@ def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -
 def scores_of(model: Model, kind: AttentionKind, scale: float) -> Scores:
     """The scores of layers of this kind."""
     attention = model.attention
-    softcap = attention.softcap if isinstance(attention, GroupedAttention) else None
+    is_grouped = attention.mechanism is Mechanism.GROUPED
+    softcap = grouped_of(attention).softcap if is_grouped else None
     is_chunked = kind is AttentionKind.CHUNKED
-    window = window_of(attention, kind)
+    window = attention.window_of(kind)
     return Scores(scale=scale, softcap=softcap, window=window, is_chunked=is_chunked)
 
 

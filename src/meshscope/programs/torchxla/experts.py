@@ -19,10 +19,10 @@ import torch_xla
 import transformers.integrations.moe as registry
 
 from meshscope.events.enums import Part, Phase
-from meshscope.model.model import Activation, MixtureOfExperts
+from meshscope.model.arrays import Dim
+from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts
 from meshscope.plans.dispatch import exchange_axes, slots_of_expert
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.weights import Dim
 from meshscope.programs.torchxla.layouts import Spec, residual_specs
 from meshscope.programs.torchxla.tensors import (
     Tensors,

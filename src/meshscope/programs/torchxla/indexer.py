@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import StaticLayer
 
-from meshscope.model.model import Indexer, LatentAttention
+from meshscope.model.mechanisms.attention import Indexer
+from meshscope.model.mechanisms.latent import LatentAttention
 from meshscope.programs.torchxla.tensors import Tensors
 
 

@@ -12,11 +12,11 @@ from math import prod
 import numpy as np
 
 from meshscope.events.enums import Phase
-from meshscope.model.model import GroupedAttention, Model
+from meshscope.model.arrays import Dim, mesh_axes_of
+from meshscope.model.model import Model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.plan import Plan
-from meshscope.plans.weights import Dim, mesh_axes_of
 
 KV_AXES = ("tp.kv", "tp.rep")
 
@@ -95,10 +95,7 @@ def layouts_of(model: Model, plan: Plan) -> Layouts:
 
 def kv_heads(model: Model) -> frozenset[int]:
     """The numbers of KV heads of the layers; none for latents."""
-    attention = model.attention
-    if not isinstance(attention, GroupedAttention):
-        return frozenset()
-    return frozenset(attention.of(layer.attention).n_kv_heads for layer in model.layers)
+    return frozenset(model.attention.kv_heads(layer.attention) for layer in model.layers) - {0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

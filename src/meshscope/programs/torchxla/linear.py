@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from meshscope.events.enums import Phase
-from meshscope.model.flops import LINEAR_CHUNK
-from meshscope.model.model import LinearAttention
+from meshscope.model.mechanisms.linear import LINEAR_CHUNK, LinearAttention
 from meshscope.programs.torchxla.tensors import Tensors
 
 L2_EPS = 1e-6  # of transformers' l2norm

@@ -11,11 +11,10 @@ import transformers
 from torch_xla.distributed.spmd.xla_sharding import apply_xla_patch_to_nn_linear
 
 from meshscope.errors import SpecError
-from meshscope.model.model import Family
+from meshscope.model.arrays import Dim, mesh_axes_of
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
 from meshscope.plans.stages import stacked_layers
-from meshscope.plans.weights import Dim, mesh_axes_of
 from meshscope.programs.torchxla.configs import hugging_face_config
 from meshscope.programs.torchxla.replaced import replace_modules
 from meshscope.programs.torchxla.rules import Rule, rules_of
@@ -114,7 +113,7 @@ def _scales(model: Any, experiment: Experiment, tensors: Tensors) -> dict[str, A
         scale = getattr(getattr(model.model, name, None), "scalar_embed_scale", None)
         if scale is not None:
             values[f"model.{name}.embed_scale"] = np.float32(scale)
-    if experiment.model.family in {Family.DEEPSEEK_V2, Family.LLAMA4}:
+    if experiment.model.family.traits.has_complex_rope:
         values |= _complex_scaling(model.model.rotary_emb, tensors)
     return values
 

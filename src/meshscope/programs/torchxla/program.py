@@ -16,7 +16,8 @@ import torch_xla
 import torch_xla.runtime as xr
 
 from meshscope.events.enums import Part, Phase
-from meshscope.model.model import CompressedAttention, LatentAttention, Layer, MlpKind
+from meshscope.model.layers import Layer, MlpKind
+from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
 from meshscope.programs.torchxla.caching import Caches, new_arrays
@@ -92,7 +93,7 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
     model = meta_model(experiment, attention=attention)
     if experiment.model.moe is not None:
         model.config._experts_implementation = register_experts(experiment, phase, tensors)  # noqa: SLF001
-    if experiment.plan.cp > 1 and isinstance(experiment.model.attention, LatentAttention):
+    if experiment.plan.cp > 1 and experiment.model.attention.mechanism is Mechanism.LATENT:
         keep_latents(model)
     is_pipeline = experiment.plan.pp > 1
     if is_pipeline:
@@ -170,7 +171,7 @@ class _Step:
     def _masks(self, positions: Any) -> Any:
         """The mask of every layer, or of each kind by name if the model has several."""
         model = self.experiment.model
-        if isinstance(model.attention, CompressedAttention):
+        if model.attention.mechanism is Mechanism.COMPRESSED:
             return {"none": None}  # its modules compare positions themselves
         kinds = dict.fromkeys(layer.attention for layer in model.layers)
         masks = {LAYER_TYPES[kind]: mask_of(self.experiment, positions, kind) for kind in kinds}

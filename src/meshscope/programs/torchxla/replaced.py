@@ -20,17 +20,13 @@ import transformers.integrations.moe as registry
 from torch.overrides import TorchFunctionMode
 
 from meshscope.events.enums import Part
-from meshscope.model.model import (
-    HYBRID_FAMILIES,
-    SPARSE_FAMILIES,
-    CompressedAttention,
-    Family,
-    GroupedAttention,
-    HyperConnections,
-    LatentAttention,
-    Layer,
-    Model,
-)
+from meshscope.model.families import HYBRID_FAMILIES, SPARSE_FAMILIES, Family
+from meshscope.model.layers import Layer
+from meshscope.model.mechanisms.compressed import compressed_of
+from meshscope.model.mechanisms.grouped import grouped_of
+from meshscope.model.mechanisms.latent import latent_of
+from meshscope.model.mechanisms.streams import HyperConnections
+from meshscope.model.model import Model
 from meshscope.plans.plan import Plan
 from meshscope.programs.torchxla.compressed import EntryAttention
 from meshscope.programs.torchxla.experts import NAME
@@ -198,21 +194,19 @@ def _mix_streams(decoder: Any, hyper: HyperConnections) -> None:
 
 def _replace_indexer(attention: Any, described: Model) -> None:
     """Let the indexer of a layer, if it has one, return a mask."""
-    assert isinstance(described.attention, LatentAttention)
     if attention.indexer is not None:
-        attention.indexer = ChosenPositions(attention.indexer, described.attention)
+        attention.indexer = ChosenPositions(attention.indexer, latent_of(described.attention))
 
 
 def _replace_compressed(layer: Any, kind: Layer, described: Model) -> None:
     """Give a layer of DeepSeek-V4 the attention over a cache of fixed shape."""
-    assert isinstance(described.attention, CompressedAttention)
-    layer.self_attn = EntryAttention(layer.self_attn, kind.attention, described.attention)
+    attention = compressed_of(described.attention)
+    layer.self_attn = EntryAttention(layer.self_attn, kind.attention, attention)
 
 
 def _separate_joined(layer: Any, described: Model) -> None:
     """Separate queries, keys and values, and gate and up projections, of a layer of Phi-3."""
-    attention, ffn = described.attention, described.ffn
-    assert isinstance(attention, GroupedAttention)
+    attention, ffn = grouped_of(described.attention), described.ffn
     assert ffn is not None
     heads = {"q": attention.n_heads, "k": attention.n_kv_heads, "v": attention.n_kv_heads}
     sizes = {name: n_heads * attention.head_dim for name, n_heads in heads.items()}
@@ -231,8 +225,7 @@ def with_local_heads(attention: Any, plan: Plan) -> None:
 
 def _replace_attention(layer: Any, described: Model) -> None:
     """Separate the projections of a layer with linear attention or with gates."""
-    attention = described.attention
-    assert isinstance(attention, GroupedAttention)
+    attention = grouped_of(described.attention)
     assert attention.linear is not None
     if hasattr(layer, "linear_attn"):
         of = attention.linear

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from meshscope.model.model import Family, GroupedAttention, Layer, Model
+from meshscope.model.arrays import Dim, Weight
+from meshscope.model.families import Family
+from meshscope.model.model import Model
 from meshscope.plans.plan import Plan
-from meshscope.plans.weights import Dim, Weight, layer_weights, outer_weights
+from meshscope.plans.weights import layer_weights, outer_weights
 from meshscope.programs.torchxla.layouts import Layouts, Spec
 
-# By family, if not "mlp.experts.".
-EXPERTS = {Family.GEMMA4: "experts.", Family.LLAMA4: "feed_forward.experts."}
 # Parts of names within layers of DeepSeek-V4's checkpoint, as in `conversion_mapping.py` of transformers.
 LAYER_NAMES = {
     "attn": "self_attn",
@@ -93,24 +93,18 @@ def rules_of(model: Model, plan: Plan) -> Mapping[str, Rule]:
     rules: dict[str, Rule] = {}
     for weight in outer_weights(model, plan):
         rules[module_name(weight.checkpoint, model.family)] = _rule(weight)
+    fused = model.family.traits.fused_experts
     for index, layer in enumerate(model.layers):
-        n_kv_heads = _kv_heads(model, layer)
+        n_kv_heads = model.attention.kv_heads(layer.attention)
         for weight in layer_weights(model, plan, layer):
             name = weight.checkpoint
             if "{expert}" in name:
                 continue
             name = module_name(name.format(layer=index), model.family)
             rules[_name_of_part(name, weight)] = _rule(weight, n_kv_heads)
-        base = f"model.layers.{index}.{EXPERTS.get(model.family, 'mlp.experts.')}"
+        base = f"model.layers.{index}.{'mlp.experts.' if fused is None else fused.base}"
         rules |= _expert_rules(layer_weights(model, plan, layer), base)
     return rules
-
-
-def _kv_heads(model: Model, layer: Layer) -> int:
-    """The KV heads of a layer; 0 for latents."""
-    attention = model.attention
-    is_grouped = isinstance(attention, GroupedAttention)
-    return attention.of(layer.attention).n_kv_heads if is_grouped else 0
 
 
 def _rule(weight: Weight, n_kv_heads: int = 0) -> Rule:
@@ -146,9 +140,9 @@ def _expert_rules(weights: tuple[Weight, ...], base: str) -> dict[str, Rule]:
 
 def module_name(name: str, family: Family) -> str:
     """The name in transformers of a tensor of the checkpoint, which differs in Mixtral and DeepSeek-V4."""
-    if family is Family.MIXTRAL:
+    if family.traits.experts == "mixtral":
         return name.replace("block_sparse_moe.", "mlp.")
-    if family is not Family.DEEPSEEK_V4:
+    if family.traits.mechanism != "compressed":
         return name
     name = name.replace(".indexer.compressor.", ".indexer.")
     name = name.replace(".indexer.", ".compressor.indexer.")

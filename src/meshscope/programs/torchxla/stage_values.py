@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch_xla
 
-from meshscope.model.model import Layer
+from meshscope.model.layers import Layer
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.stages import StageRun, caches_before, shared_slot, stage_sends
 from meshscope.programs.torchxla.configs import LAYER_TYPES

@@ -22,7 +22,7 @@ import torch
 import torch_xla
 
 from meshscope.events.enums import Part, Phase
-from meshscope.model.model import AttentionKind, Family, MlpKind
+from meshscope.model.layers import AttentionKind, MlpKind
 from meshscope.plans.dispatch import exchange_axes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.stages import StageRun, n_ticks, stage_runs
@@ -45,7 +45,7 @@ from meshscope.programs.torchxla.tensors import (
     scope,
 )
 
-ROTARY_BY_KIND = {Family.GEMMA3, Family.GEMMA4}
+ROTARY_BY_KIND = {"gemma3", "gemma4"}  # variants of families
 SHARED_EXPERTS = ("shared_expert", "shared_experts")
 RESIDUAL = "residual"
 
@@ -118,7 +118,7 @@ class StagedModel(torch.nn.Module):
         of_kinds: dict[AttentionKind, dict[str, Any]] = {}
         for kind in dict.fromkeys(layer.attention for layer in model.layers):
             angles = given["position_embeddings"]
-            if model.family in ROTARY_BY_KIND:
+            if model.family.traits.variant in ROTARY_BY_KIND:
                 angles = self.rotary(hidden_states, positions, LAYER_TYPES[kind])
             of_kinds[kind] = {
                 "attention_mask": self._entered(mask_of(self.experiment, positions[0], kind)),

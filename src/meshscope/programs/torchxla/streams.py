@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from meshscope.events.enums import Part
-from meshscope.model.model import HyperConnections
+from meshscope.model.mechanisms.streams import HyperConnections
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.tensors import Tensors, scope
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshscope.events.enums import Part, Phase
-from meshscope.model.model import Layer, MlpKind
+from meshscope.model.layers import Layer, MlpKind
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.torchxla.layouts import Layouts
 from meshscope.programs.torchxla.tensors import Tensors, scope

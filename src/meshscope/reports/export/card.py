@@ -23,7 +23,7 @@ from meshscope.events.timeline import printable
 from meshscope.files import read_file
 from meshscope.hardware.chips import Chip, ChipKind, chip_of
 from meshscope.hardware.topology import NAMES_COUNT_CORES, Topology, parse_topology
-from meshscope.model.model import LatentAttention, Model
+from meshscope.model.model import Model
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.plan import ALIASES, AXES, Plan, parse_plan
 from meshscope.store.run import RunRecord
@@ -278,9 +278,7 @@ def _arch(model: Model | None) -> dict[str, int | None]:
         **dict(zip(params, n_parameters(model), strict=True)),
         "num_layers": model.n_layers,
         "num_heads": attention.n_heads,
-        "head_dim": attention.qk_dim
-        if isinstance(attention, LatentAttention)
-        else attention.head_dim,
+        "head_dim": attention.head_widths[0],
     }
 
 

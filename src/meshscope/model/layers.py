@@ -1,11 +1,61 @@
-"""Repeating patterns of layers: loop bodies and the layers they cover."""
+"""Kinds of layers, and their repeating patterns: loop bodies and the layers they cover."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from meshscope.model.model import Layer
+from enum import StrEnum
 
 MAX_PERIOD = 4  # layers per loop body; models alternate between two kinds
+
+
+class AttentionKind(StrEnum):
+    """The attention pattern of a layer."""
+
+    FULL = "full"
+    SLIDING = "sliding"
+    CHUNKED = "chunked"
+    LINEAR = "linear"  # a state of fixed size instead of a cache
+    SHARED = "shared"  # the positions that the indexer of an earlier layer chose
+    COMPRESSED_SPARSE = "compressed_sparse"
+    HEAVILY_COMPRESSED = "heavily_compressed"
+
+
+class MlpKind(StrEnum):
+    """The feed-forward block of a layer."""
+
+    DENSE = "dense"
+    MOE = "moe"
+    DENSE_AND_MOE = "dense_and_moe"  # an MLP beside experts, each with a norm after it (Gemma 4)
+    HASH_MOE = "hash_moe"  # experts are looked up by token id in a table
+
+
+SHARED_CACHE = "/shared_cache"  # the end of the names of kinds that share caches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """The kind of a layer; layers of one kind share program and weight shapes.
+
+    A layer that `shares_cache` has no keys and values: it reads the cache of an earlier layer.
+    """
+
+    attention: AttentionKind = AttentionKind.FULL
+    mlp: MlpKind = MlpKind.DENSE
+    shares_cache: bool = False
+
+    @property
+    def has_mlp(self) -> bool:
+        """Whether the layer has an MLP that all tokens pass, beside that of shared experts."""
+        return self.mlp in {MlpKind.DENSE, MlpKind.DENSE_AND_MOE}
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the layer has routed experts."""
+        return self.mlp is not MlpKind.DENSE
+
+    @property
+    def name(self) -> str:
+        """Key of the kind in weight trees, e.g. `full/moe`."""
+        return f"{self.attention}/{self.mlp}" + SHARED_CACHE * self.shares_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Mechanisms of models: attention, experts, residual streams."""

@@ -1,0 +1,378 @@
+"""What every attention mechanism declares: weights, cache, collectives over cp, work, temporaries and limits.
+
+A mechanism is a dataclass of global sizes with these methods, in a file with its config keys. Everything else asks
+the mechanism. Letters: T tokens, S keys, N query heads, K key and value heads, H width of a head.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, TypeVar
+
+from meshscope.events.enums import Kind
+from meshscope.model.arrays import CacheArray, Dim, Weight, WeightBuilder
+from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.rope import Rope
+
+T = TypeVar("T", bound="LayerAttention")
+
+LANES = 128  # of a register; a TPU pads the rows of an array in memory to a multiple of them
+
+# Passes over activations around attention, each a read or a write of the whole array: queries, keys and values are
+# rotated, some also normalized. Counted in simulated prefills of meshscope's Llama-3.1-8B, Qwen3-8B and Qwen3-32B on
+# v6e, and of Llama-3.1-8B in vLLM 0.12 (libtpu 0.0.42.1).
+HEAD_PASSES = 2
+NORM_PASSES = 2
+
+
+class Mechanism(StrEnum):
+    """The attention mechanisms, by which programs choose their implementation."""
+
+    GROUPED = "grouped-query attention"
+    LINEAR = "linear attention"
+    LATENT = "latent attention"
+    COMPRESSED = "compressed attention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionStep:
+    """A step of one layer on one device of `tp` and `cp`, for the sequences of a micro-batch or chunk.
+
+    `n_positions` are the tokens of a sequence in the step, of which cp leaves `n_local` to this device. Queries see
+    `n_keys` keys at once, and `n_slots` are in the cache. A prompt is whole unless `is_cut`. Keys move around a ring
+    `n_ring_sends` times; None if they are gathered.
+    """
+
+    is_prefill: bool
+    is_cut: bool
+    tp: int
+    cp: int
+    n_sequences: int
+    n_prompt: int
+    n_positions: int
+    n_local: int
+    n_keys: int
+    n_slots: int
+    act_bytes: float
+    n_ring_sends: int | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of this device."""
+        return self.n_sequences * self.n_local
+
+
+@dataclass(frozen=True, slots=True)
+class ContextExchange:
+    """A collective over cp: `count` times, of an array [n_sequences, ...] in `dtype` or that of activations."""
+
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: str | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptWork:
+    """FLOPs and elements of all heads over a prompt, by what they grow with.
+
+    A pair is a query with a key, or with an entry of `rate` keys; plain attention writes `pair_scores` for each.
+    `token_f32` are float32 elements for each token.
+    """
+
+    rate: int = 1
+    pair_flops: float = 0.0
+    pair_scores: float = 0.0
+    token_flops: float = 0.0
+    split_flops: float = 0.0  # of a token, if cp splits the prompt
+    sequence_flops: float = 0.0
+    token_f32: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """The lightning indexer of sparse attention, which selects `top_k` positions per query.
+
+    `is_interleaved` pairs the channels of its rotary embedding as `Rope` does.
+    """
+
+    n_heads: int
+    head_dim: int
+    top_k: int
+    is_interleaved: bool = False
+
+
+class LayerAttention(ABC):
+    """The attention of a layer. Methods take the layer's kind where layers of one model differ."""
+
+    __slots__ = ()
+    mechanism: ClassVar[Mechanism]
+    n_small_ops: ClassVar[int]  # beside products and scores, in decode programs of libtpu 0.0.42.1
+    # Weights whose stack over layers scanned programs copy into another layout.
+    copied_stacks: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
+    def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
+        """The weights of a layer without norms around it; `is_fused` joins projections as some families do."""
+
+    @abstractmethod
+    def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
+        """The arrays that a layer caches; a decode step has `n_tokens`, of which only the first is certain."""
+
+    @abstractmethod
+    def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
+        """The collectives over cp, in program order."""
+
+    @abstractmethod
+    def flops(self, kind: AttentionKind, n: int) -> float:
+        """FLOPs of the first `n` queries of a sequence under a causal mask, all heads, indexer included.
+
+        Two for each multiplication of a query with a key and of a weight with a value, for the keys that a query may
+        see: those before it, in its window or chunk, or of the indexer's choice. Linear attention counts the
+        recurrence.
+        """
+
+    @abstractmethod
+    def prompt_work(self, kind: AttentionKind, n_blocks: int) -> PromptWork:
+        """The work of a prompt that cp splits into `n_blocks` blocks."""
+
+    @abstractmethod
+    def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
+        """Elements per token that passes between projections and attention read or write on one device."""
+
+    @abstractmethod
+    def step_bytes(self, step: AttentionStep) -> float:
+        """Bytes of queries, keys, values and outputs of a layer on one device."""
+
+    def page_elements(
+        self, kind: AttentionKind, tp: int, packing: int, *, has_half_rows: bool
+    ) -> int | None:
+        """Elements of a position in pages of a serving engine; None without pages.
+
+        Words pack `packing` elements. With `has_half_rows`, key and value of 64 channels share a row.
+        """
+        del kind, tp, packing, has_half_rows
+        return None
+
+    def window_of(self, kind: AttentionKind) -> int | None:
+        """The window of a layer in positions; None if it attends to the whole context.
+
+        A chunk counts as a window of its size: twice the mean of long sequences.
+        """
+        del kind
+        return None
+
+    def chooses(self, kind: AttentionKind) -> bool:
+        """Whether an indexer chooses the positions of a layer."""
+        del kind
+        return False
+
+
+class Attention(LayerAttention):
+    """The attention of a model: `of` gives that of a layer."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]  # so that `replace` takes any mechanism
+    n_heads: int
+    rope: Rope
+
+    @property
+    @abstractmethod
+    def head_widths(self) -> tuple[int, int]:
+        """Widths of a query and of a value head."""
+
+    @abstractmethod
+    def check(self, source: str) -> None:
+        """Raise SpecError unless the sizes fit each other."""
+
+    @abstractmethod
+    def attended_pairs(self, kind: AttentionKind, n: int) -> int:
+        """Pairs of the first `n` queries of a sequence with the keys or entries that each attends to."""
+
+    def of(self, kind: AttentionKind) -> LayerAttention:
+        """The attention of layers of this kind."""
+        del kind
+        return self
+
+    def kv_heads(self, kind: AttentionKind) -> int:
+        """Key and value heads of layers of this kind; 0 where all heads share them."""
+        del kind
+        return 0
+
+    def cached_widths(self, tp: int) -> tuple[tuple[int, ...], ...]:
+        """Shapes cached per position on one device: [K,H] for keys and values, or a latent."""
+        del tp
+        raise AssertionError(f"the cached shapes of {self.mechanism} depend on the layer")
+
+    def chosen_by(self, kind: AttentionKind) -> tuple[Indexer, int] | None:
+        """The indexer that a layer has, and the positions of an entry that it scores."""
+        del kind
+        return None
+
+    @property
+    def chosen_positions(self) -> int | None:
+        """Positions in the choice of an indexer, entries with all that they compress; None without an indexer."""
+        return None
+
+    def chooses(self, kind: AttentionKind) -> bool:
+        """Whether an indexer chooses the positions of a layer."""
+        return self.chosen_by(kind) is not None
+
+    def prompt_work(self, kind: AttentionKind, n_blocks: int) -> PromptWork:
+        """Scores and weighted values; an indexer saves nothing here: its layers count as full attention."""
+        del n_blocks
+        rate = self.entry_rate(kind)
+        return PromptWork(rate=rate, pair_flops=self.pair_flops(), pair_scores=self.n_heads)
+
+    def entry_rate(self, kind: AttentionKind) -> int:
+        """Positions of an entry that queries attend to."""
+        del kind
+        return 1
+
+    def pair_flops(self) -> float:
+        """FLOPs of one query with one key and its value, all heads."""
+        return 2.0 * self.n_heads * sum(self.head_widths)
+
+    def flops(self, kind: AttentionKind, n: int) -> float:
+        """FLOPs of the first `n` queries of a sequence, as `LayerAttention.flops`."""
+        flops = self.pair_flops() * self.attended_pairs(kind, n)
+        choice = None if kind is AttentionKind.SHARED else self.chosen_by(kind)
+        if choice is not None:
+            indexer, rate = choice
+            flops += 2.0 * indexer.n_heads * (indexer.head_dim + 1) * seen_pairs(n, rate=rate)
+        return flops
+
+    def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
+        """A merge of partial softmaxes in decode, the queries of chunks, or the keys of whole prompts."""
+        if not step.is_prefill:
+            yield from self._gathered_scores(kind, step)
+            yield from self._merged_softmax(step)
+        elif step.is_cut:
+            yield from self._shared_queries(step)
+        else:
+            yield from self.shared_prompt(kind, step)
+
+    def shared_prompt(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
+        """Keys and values (or latents) of the other blocks, by ring permutes or an all-gather."""
+        del kind
+        for widths in self.cached_widths(step.tp):
+            if step.n_ring_sends is None:
+                shape = (step.n_sequences, step.n_positions, *widths)
+                yield ContextExchange(Kind.ALL_GATHER, shape)
+            elif step.n_ring_sends:
+                shape = (step.n_sequences, step.n_local, *widths)
+                yield ContextExchange(Kind.PERMUTE, shape, count=step.n_ring_sends)
+
+    def _shared_queries(self, step: AttentionStep) -> Iterator[ContextExchange]:
+        """In chunks: the queries of all blocks, then each device's outputs and sums for their owners."""
+        n_heads, (width, value_width) = self.n_heads // step.tp, self.head_widths
+        queries = (step.n_sequences, step.n_positions, n_heads, width)
+        of_device = (step.cp, step.n_sequences, step.n_local)
+        yield ContextExchange(Kind.ALL_GATHER, queries)
+        yield ContextExchange(Kind.ALL_TO_ALL, (*of_device, n_heads * value_width))
+        yield ContextExchange(Kind.ALL_TO_ALL, (*of_device, n_heads), "f32")
+
+    def _gathered_scores(
+        self, kind: AttentionKind, step: AttentionStep
+    ) -> Iterator[ContextExchange]:
+        """All-gather of the indexer scores [b,s,n] of the positions or entries each device proposes."""
+        choice = self.chosen_by(kind)
+        arrays = (array for array in self.cache(kind, step.tp) if array.name in INDEX_ARRAYS)
+        array = next(arrays, None)
+        if choice is None or array is None:
+            return
+        n_candidates = step.cp * min(choice[0].top_k, array.n_slots(step.n_slots))
+        shape = (step.n_sequences, step.n_positions, n_candidates)
+        yield ContextExchange(Kind.ALL_GATHER, shape, "f32")
+
+    def _merged_softmax(self, step: AttentionStep) -> Iterator[ContextExchange]:
+        """All-reduces that merge partial softmaxes: maxima [b,s,N], then sums [b,s,N(H+1)]."""
+        n_heads = self.n_heads // step.tp
+        for size in (n_heads, n_heads * (self.head_widths[1] + 1)):
+            shape = (step.n_sequences, step.n_positions, size)
+            yield ContextExchange(Kind.ALL_REDUCE, shape, "f32")
+
+    def score_keys(self, step: AttentionStep) -> float:
+        """Keys of a query whose scores plain attention has at once, masked ones included."""
+        return step.n_keys
+
+    def paged_window(self, kind: AttentionKind) -> int | None:
+        """The positions beyond which an engine frees the pages of a layer; None if it keeps all."""
+        del kind
+        return None
+
+    def unused_weights(self, n_prompt: int) -> frozenset[str]:
+        """Weights that a prompt of this length does not need."""
+        del n_prompt
+        return frozenset()
+
+    @property
+    def tp_sizes(self) -> Mapping[str, int]:
+        """The sizes that tp divides, by name."""
+        return {"n_heads": self.n_heads}
+
+    @property
+    def replicated_heads(self) -> tuple[int, ...]:
+        """Numbers of heads that tp divides, or replicates up to a multiple."""
+        return ()
+
+    @property
+    def joint_positions(self) -> int:
+        """The positions of a prompt that layers compress together; a chunk has a multiple of them."""
+        return 1
+
+    def why_whole_prompts(self, name: str) -> str | None:
+        """The reason why cp cannot split the chunks of a prompt of model `name`; None if it can."""
+        del name
+        return None
+
+    @property
+    def why_no_ring(self) -> str | None:
+        """The reason why keys cannot move around a ring; None if they can."""
+        return None
+
+
+def narrowed(attention: LayerAttention, kind: type[T]) -> T:
+    """The attention of a layer that is known to be of this kind."""
+    assert isinstance(attention, kind)
+    return attention
+
+
+INDEX_ARRAYS = frozenset({"index_k", "index"})  # cached keys of indexers
+
+
+def seen_pairs(n: int, *, rate: int = 1, most: int | None = None) -> int:
+    """The sum of `min(i // rate, most)` for i = 1 to n: entries of `rate` positions that n queries see."""
+    n_growing = n if most is None else min(n, most * rate)
+    n_whole, rest = divmod(n_growing, rate)
+    growing = rate * n_whole * (n_whole - 1) // 2 + n_whole * (rest + 1)
+    return growing + (n - n_growing) * (most or 0)
+
+
+def aligned(n: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-n // multiple) * multiple
+
+
+def index_projections(d: int, q_rank: int, indexer: Indexer, base: str) -> tuple[Weight, Weight]:
+    """Queries of an indexer and the weights of its heads, small and replicated: all heads share its selection."""
+    builder, into = WeightBuilder(base=base), (Dim.HIDDEN, Dim.NORM)
+    n, h = indexer.n_heads, indexer.head_dim
+    return (
+        builder.matrix("index_wq", (*into, Dim.NORM), (q_rank, n, h), "wq_b.weight"),
+        builder.matrix("index_weights", into, (d, n), "weights_proj.weight", inputs=()),
+    )
+
+
+def window_blocks(window: Any, block: Any) -> Any:
+    """Key blocks that one block of queries touches under a window. The arguments may be arrays."""
+    return -(-(window - 1) // block) + 1
+
+
+def causal_blocks(n_rows: Any, width: Any) -> Any:
+    """Blocks of a causal band of `n_rows` block rows, each at most `width` <= `n_rows` blocks wide.
+
+    Splash attention computes these blocks whole. The arguments may be arrays.
+    """
+    return width * (width + 1) / 2 + (n_rows - width) * width

@@ -1,0 +1,375 @@
+"""Attention over a window and compressed entries of earlier positions (DeepSeek-V4), with its kinds of layers.
+
+Defaults and older config keys are those of transformers' DeepseekV4Config.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import lcm
+from typing import Any
+
+from meshscope.errors import SpecError
+from meshscope.events.enums import Kind
+from meshscope.model.arrays import CacheArray, Dim, Weight, WeightBuilder
+from meshscope.model.families import Family
+from meshscope.model.layers import AttentionKind, Layer, MlpKind
+from meshscope.model.mechanisms.attention import (
+    HEAD_PASSES,
+    Attention,
+    AttentionStep,
+    ContextExchange,
+    Indexer,
+    LayerAttention,
+    Mechanism,
+    index_projections,
+    narrowed,
+    seen_pairs,
+)
+from meshscope.model.reader import ConfigReader
+from meshscope.model.rope import Rope, RopeType, read_rope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedAttention(Attention):
+    """Attention over a window plus compressed entries of earlier positions (DeepSeek-V4).
+
+    All heads share one key, which is also the value. A `compressed_sparse` layer compresses every
+    `sparse_rate` positions (overlapping the previous ones) into an entry and attends to the entries
+    selected by the indexer. A `heavily_compressed` layer attends to all entries, of `heavy_rate`
+    positions each. The output projection has `n_groups` groups of heads with rank `group_rank`.
+    `rope` applies to window-only layers, `compressed_rope` to the others.
+    """
+
+    mechanism = Mechanism.COMPRESSED
+    n_small_ops = 30  # assumed to be those of latent attention
+
+    n_heads: int
+    q_rank: int
+    head_dim: int
+    rope_dim: int
+    window: int
+    sparse_rate: int
+    heavy_rate: int
+    n_groups: int
+    group_rank: int
+    rope: Rope
+    compressed_rope: Rope
+    indexer: Indexer
+
+    @property
+    def head_widths(self) -> tuple[int, int]:
+        """Widths of a query and of a value head."""
+        return self.head_dim, self.head_dim
+
+    def check(self, source: str) -> None:
+        """Raise SpecError unless rotated parts fit into heads, and heads fill groups."""
+        narrowest = min(self.head_dim, self.indexer.head_dim)
+        if self.rope_dim > narrowest or self.rope_dim % 2:
+            raise SpecError(
+                f"{source}: qk_rope_head_dim={self.rope_dim} must be even and at most "
+                f"{narrowest}, the smaller of head_dim and index_head_dim. Correct the config."
+            )
+        if self.n_heads % self.n_groups:
+            raise SpecError(
+                f"{source}: num_attention_heads={self.n_heads} is not a multiple of "
+                f"o_groups={self.n_groups}. Correct the config."
+            )
+
+    def entry_rate(self, kind: AttentionKind) -> int:
+        """Positions per compressed entry."""
+        return self.heavy_rate if kind is AttentionKind.HEAVILY_COMPRESSED else self.sparse_rate
+
+    def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
+        """Heads and output groups are split over tp; the other weights are replicated."""
+        del tp, is_fused
+        builder, d, kind = WeightBuilder(base=_BASE), hidden, layer.attention
+        n, h, q = self.n_heads, self.head_dim, self.q_rank
+        groups, rank = self.n_groups, self.group_rank
+        yield builder.matrix("wq_a", (Dim.HIDDEN, Dim.NORM), (d, q), "wq_a.weight")
+        yield builder.vector("q_a_norm", (Dim.NORM,), (q,), "q_norm.weight")
+        into = (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM)
+        yield builder.matrix("wq_b", into, (q, n, h), "wq_b.weight")
+        yield builder.matrix("wkv", (Dim.HIDDEN, Dim.NORM), (d, h), "wkv.weight")
+        yield builder.vector("kv_norm", (Dim.NORM,), (h,), "norm.weight")
+        yield builder.vector("sinks", (Dim.HEADS,), (n,), "attn_sink")
+        if kind in _COMPRESSED:
+            yield from self._entry_weights("entry_", "compressor.", d, kind)
+        if kind is AttentionKind.COMPRESSED_SPARSE:
+            yield from self._entry_weights("index_", "indexer.compressor.", d, kind)
+            yield from index_projections(d, q, self.indexer, f"{_BASE}indexer.")
+        out = (Dim.HIDDEN, Dim.GROUPS, Dim.HEAD_DIM)
+        yield builder.matrix("wo_a", out, (n // groups * h, groups, rank), "wo_a.weight")
+        out = (Dim.GROUPS, Dim.HEAD_DIM, Dim.HIDDEN)
+        yield builder.matrix("wo_b", out, (groups, rank, d), "wo_b.weight", inputs=(0, 1))
+
+    def _widths(self, kind: AttentionKind, name: str) -> tuple[int, int]:
+        """Widths of an entry and of the positions it compresses; sparse entries overlap the previous ones."""
+        width = self.indexer.head_dim if name.startswith("index") else self.head_dim
+        return width, width * (2 if kind is AttentionKind.COMPRESSED_SPARSE else 1)
+
+    def _entry_weights(
+        self, prefix: str, base: str, d: int, kind: AttentionKind
+    ) -> Iterator[Weight]:
+        """Compresses positions into an entry.
+
+        The checkpoints of DeepSeek-V4 have these matrices in bf16, without scales.
+        """
+        builder, into = WeightBuilder(base=_BASE + base), (Dim.HIDDEN, Dim.NORM)
+        entry_width, position_width = self._widths(kind, prefix)
+        for name in ("wkv", "wgate"):
+            shape = (d, position_width)
+            yield builder.matrix(f"{prefix}{name}", into, shape, f"{name}.weight", inputs=())
+        shape = (self.entry_rate(kind), position_width)
+        yield builder.vector(f"{prefix}bias", (Dim.NORM, Dim.NORM), shape, "ape")
+        yield builder.vector(f"{prefix}norm", (Dim.NORM,), (entry_width,), "norm.weight")
+
+    def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
+        """Keys of the window, compressed entries, and the positions of the entries that a step may change."""
+        del tp
+        n_window, dims = self.window + n_tokens - 1, (Dim.NORM,)
+        yield CacheArray(name="window", dims=dims, shape=(self.head_dim,), n_fixed_slots=n_window)
+        if kind not in _COMPRESSED:
+            return
+        rate, is_sparse = self.entry_rate(kind), kind is AttentionKind.COMPRESSED_SPARSE
+        # Sparse entries include the window before.
+        n_open = (n_open_windows(rate, n_tokens) + is_sparse) * rate
+        for name in ("entry", "index") if is_sparse else ("entry",):
+            entry_width, position_width = self._widths(kind, name)
+            yield CacheArray(name=name, dims=dims, shape=(entry_width,), rate=rate)
+            for part in ("kv", "gate"):
+                shape = (position_width,)
+                yield CacheArray(
+                    name=f"{name}_{part}", dims=dims, shape=shape, n_fixed_slots=n_open
+                )
+
+    def shared_prompt(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
+        """All-gathers: keys of all positions, then all compressed entries.
+
+        If a block is not a whole number of entries, the positions (`kv` and `gate`) are gathered and
+        compressed afterwards. If an entry also reads the positions before its own, the last positions
+        of each block are gathered as well.
+        """
+        widths = {array.name: array.shape for array in self.cache(kind, step.tp)}
+        rate = self.entry_rate(kind)
+
+        def gather(*shape: int) -> ContextExchange:
+            return ContextExchange(Kind.ALL_GATHER, (step.n_sequences, *shape))
+
+        yield gather(step.n_positions, 1, *widths["window"])
+        for name in ("entry", "index"):
+            if name not in widths:
+                continue
+            position = widths[f"{name}_kv"]
+            if step.n_local % rate:
+                yield from [gather(step.n_positions, *position)] * 2
+                continue
+            if position != widths[name]:
+                yield from [gather(step.cp, rate, *position)] * 2
+            yield gather(step.n_positions // rate, 1, *widths[name])
+
+    def step_bytes(self, step: AttentionStep) -> float:
+        """Queries and outputs of the tokens."""
+        return 2 * step.n_tokens * (self.n_heads / step.tp) * self.head_dim * step.act_bytes
+
+    def score_keys(self, step: AttentionStep) -> float:
+        """Keys of a query in a sparse layer, masked ones included.
+
+        A whole prompt has those of all its positions, also if cp splits it; a chunk has its own and a window before it.
+        """
+        if not step.is_prefill:
+            return self.window + step.n_keys / self.sparse_rate
+        n_window = step.n_positions + self.window * step.is_cut
+        return n_window + step.n_prompt / self.sparse_rate
+
+    def chosen_by(self, kind: AttentionKind) -> tuple[Indexer, int] | None:
+        """The indexer of sparse layers."""
+        is_sparse = kind is AttentionKind.COMPRESSED_SPARSE
+        return (self.indexer, self.sparse_rate) if is_sparse else None
+
+    @property
+    def chosen_positions(self) -> int:
+        """Positions of the entries that the indexer chooses."""
+        return self.indexer.top_k * self.sparse_rate
+
+    def attended_pairs(self, kind: AttentionKind, n: int) -> int:
+        """Pairs of the first `n` queries of a sequence with the keys and entries that each attends to."""
+        most = self.indexer.top_k if kind is AttentionKind.COMPRESSED_SPARSE else None
+        is_windowed = kind not in _COMPRESSED
+        n_entries = 0 if is_windowed else seen_pairs(n, rate=self.entry_rate(kind), most=most)
+        return seen_pairs(n, most=self.window) + n_entries
+
+    def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
+        """Queries of all heads."""
+        del is_prefill, is_served
+        return HEAD_PASSES * (self.n_heads / tp) * self.head_dim
+
+    def unused_weights(self, n_prompt: int) -> frozenset[str]:
+        """The indexer's query weights if a prompt is shorter than one compressed entry."""
+        is_short = n_prompt < self.sparse_rate
+        return frozenset({"index_wq", "index_weights"}) if is_short else frozenset()
+
+    @property
+    def tp_sizes(self) -> Mapping[str, int]:
+        """The sizes that tp divides, by name."""
+        return {"n_heads": self.n_heads, "o_groups": self.n_groups}
+
+    @property
+    def joint_positions(self) -> int:
+        """The positions of a prompt that layers compress together; a chunk has a multiple of them."""
+        return lcm(self.sparse_rate, self.heavy_rate)
+
+    def why_whole_prompts(self, name: str) -> str | None:
+        """Prompts are whole under cp."""
+        return f"under cp, {name} compresses the positions of a prompt together"
+
+    @property
+    def why_no_ring(self) -> str | None:
+        """Keys do not move around a ring."""
+        return "compressed attention gathers its entries"
+
+
+def compressed_of(attention: LayerAttention) -> CompressedAttention:
+    """The attention of a model that is known to have this mechanism."""
+    return narrowed(attention, CompressedAttention)
+
+
+_BASE = "model.layers.{layer}.attn."
+_COMPRESSED = frozenset({AttentionKind.COMPRESSED_SPARSE, AttentionKind.HEAVILY_COMPRESSED})
+
+
+def n_open_windows(rate: int, n_tokens: int) -> int:
+    """The most windows of `rate` positions in which `n_tokens` successive positions are."""
+    return (n_tokens - 1 + rate - 1) // rate + 1
+
+
+# Keys of configs.
+
+ROTATED_SHARE = 64 / 512  # rotated fraction of a head if the config has neither fraction nor width
+COMPRESSED_THETA = 160_000.0
+N_HASH_LAYERS = 3
+KINDS = {
+    "sliding_attention": AttentionKind.SLIDING,
+    "compressed_sparse_attention": AttentionKind.COMPRESSED_SPARSE,
+    "heavily_compressed_attention": AttentionKind.HEAVILY_COMPRESSED,
+}
+KIND_OF_RATIO = {
+    0: AttentionKind.SLIDING,
+    4: AttentionKind.COMPRESSED_SPARSE,
+    128: AttentionKind.HEAVILY_COMPRESSED,
+}
+MLP_KINDS = {"hash_moe": MlpKind.HASH_MOE, "moe": MlpKind.MOE}
+
+
+def compressed_attention(reader: ConfigReader, family: Family) -> CompressedAttention:
+    """The attention parameters of all layers; a layer's kind selects the parts it uses."""
+    del family
+    if reader.integer("num_key_value_heads", 1) != 1:
+        raise SpecError(
+            f"{reader.source}: num_key_value_heads={reader.integer('num_key_value_heads')} must be 1: "
+            "all heads of deepseek_v4 share one key. Correct the config."
+        )
+    head_dim = reader.integer("head_dim")
+    rope, compressed_rope = _ropes(reader)
+    return CompressedAttention(
+        n_heads=reader.integer("num_attention_heads"),
+        q_rank=reader.integer("q_lora_rank"),
+        head_dim=head_dim,
+        rope_dim=_rope_dim(reader, head_dim),
+        window=reader.integer("sliding_window", 128),
+        sparse_rate=_rate(reader, "compressed_sparse_attention", "compress_rate_csa", 4),
+        heavy_rate=_rate(reader, "heavily_compressed_attention", "compress_rate_hca", 128),
+        n_groups=reader.integer("o_groups", 8),
+        group_rank=reader.integer("o_lora_rank", 1024),
+        rope=rope,
+        compressed_rope=compressed_rope,
+        indexer=Indexer(
+            n_heads=reader.integer("index_n_heads", 64),
+            head_dim=reader.integer("index_head_dim", 128),
+            top_k=reader.integer("index_topk", 512),
+        ),
+    )
+
+
+def compressed_layers(reader: ConfigReader, n_layers: int) -> tuple[Layer, ...]:
+    """The kind of each layer; lists in published configs may be longer than the model."""
+    n_hash = reader.count("num_hash_layers", N_HASH_LAYERS)
+    default = ["hash_moe"] * min(n_hash, n_layers) + ["moe"] * max(0, n_layers - n_hash)
+    mlp = _first(reader, "mlp_layer_types", n_layers).names(
+        "mlp_layer_types", n_layers, MLP_KINDS, default
+    )
+    attention = _attention_kinds(reader, n_layers)
+    return tuple(
+        Layer(attention=kind, mlp=MLP_KINDS[name])
+        for kind, name in zip(attention, mlp, strict=True)
+    )
+
+
+def _attention_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
+    """From `layer_types`, else `compress_ratios`, else the default pattern.
+
+    By default layers 0 to 2 are heavily compressed; then sparse and heavy layers alternate.
+    """
+    if reader.get("layer_types") is None and reader.get("compress_ratios"):
+        ratios = reader.integers("compress_ratios")[:n_layers]
+        if len(ratios) != n_layers or not KIND_OF_RATIO.keys() >= set(ratios):
+            raise SpecError(
+                f"{reader.source}: 'compress_ratios' must be 0, 4 or 128 for each of {n_layers} layers, "
+                f"got {ratios}. Correct the config, or write 'layer_types'."
+            )
+        return [KIND_OF_RATIO[ratio] for ratio in ratios]
+    _, sparse, heavy = KINDS
+    default = [sparse if index > 2 and index % 2 else heavy for index in range(n_layers)]
+    names = _first(reader, "layer_types", n_layers).names("layer_types", n_layers, KINDS, default)
+    return [KINDS[name] for name in names]
+
+
+def _first(reader: ConfigReader, key: str, n_layers: int) -> ConfigReader:
+    """The config with this list truncated to the model's layers."""
+    values = reader.get(key)
+    if not isinstance(values, list):
+        return reader
+    return reader.over({**reader.config, key: values[:n_layers]})
+
+
+def _rate(reader: ConfigReader, kind: str, older_key: str, default: int) -> int:
+    """Positions per entry, from the separate key of older configs or from `compress_rates`."""
+    rates = _mapping(reader, "compress_rates")
+    return reader.integer(older_key, reader.over(rates).integer(kind, default))
+
+
+def _rope_dim(reader: ConfigReader, head_dim: int) -> int:
+    share = reader.optional_number("partial_rotary_factor")
+    if share is None:
+        width = reader.optional_integer("qk_rope_head_dim")
+        share = ROTATED_SHARE if width is None else width / head_dim
+    return int(head_dim * share)
+
+
+def _ropes(reader: ConfigReader) -> tuple[Rope, Rope]:
+    """Rotary embeddings of window-only layers and of compressed layers.
+
+    The config nests them under `main` and `compress`, or is flat. In a flat config, scaling applies
+    to compressed layers only, and their YaRN does not scale cosine and sine.
+    """
+    nested = _mapping(reader, "rope_parameters")
+    if isinstance(nested.get("main"), Mapping) and isinstance(nested.get("compress"), Mapping):
+        main, compressed = (_rope_of(reader, nested[key]) for key in ("main", "compress"))
+        return main, compressed
+    scaling = {**_mapping(reader, "rope_scaling"), **nested}
+    scaling["rope_theta"] = reader.number("compress_rope_theta", COMPRESSED_THETA)
+    compressed = _rope_of(reader, scaling)
+    if compressed.rope_type is RopeType.YARN and compressed.attention_factor is None:
+        compressed = replace(compressed, attention_factor=1.0)
+    return _rope_of(reader, {}), compressed
+
+
+def _rope_of(reader: ConfigReader, parameters: Mapping[str, Any]) -> Rope:
+    whole = {**reader.config, "rope_scaling": None, "rope_parameters": parameters}
+    return replace(read_rope(reader.over(whole)), is_interleaved=True)
+
+
+def _mapping(reader: ConfigReader, key: str) -> Mapping[str, Any]:
+    value = reader.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{reader.source}: '{key}' must be an object, got {value!r}.")
+    return value

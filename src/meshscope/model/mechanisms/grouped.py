@@ -1,0 +1,467 @@
+"""Grouped-query attention: full, in windows or in chunks, with the variants of each family."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from meshscope.errors import SpecError
+from meshscope.model.arrays import CacheArray, ColumnSlice, Dim, Weight, WeightBuilder
+from meshscope.model.families import Family, FamilyTraits, LayerRule
+from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.mechanisms.attention import (
+    HEAD_PASSES,
+    LANES,
+    NORM_PASSES,
+    Attention,
+    AttentionStep,
+    LayerAttention,
+    Mechanism,
+    aligned,
+    narrowed,
+    seen_pairs,
+)
+from meshscope.model.mechanisms.linear import LinearAttention
+from meshscope.model.reader import ConfigReader
+from meshscope.model.rope import Rope, check_factors, read_rope
+
+# Weights that layers which share a cache do not have.
+KEY_VALUE_WEIGHTS = frozenset({"wk", "wv", "bk", "bv", "k_norm"})
+HALF_LANES = 64  # heads of this size: vLLM on TPU stores key and value in one row
+# Servers on TPU also bring queries, keys and outputs into the layouts of their kernel and back. Counted in
+# simulated prefills of Llama-3.1-8B in vLLM 0.12, and of Qwen2.5-7B and Qwen3-8B in SGLang-JAX (August 2026).
+SERVED_HEAD_PASSES = 5
+SERVED_NORM_PASSES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Temperature:
+    """A scale of queries that grows with their position p (arXiv 2501.19399).
+
+    It is `strength` log(1 + floor((p + `offset`) / `floor`)) + 1.
+    """
+
+    floor: int
+    strength: float
+    offset: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullHeads:
+    """The heads of layers of kind `full` where they differ from those of windows (Gemma 4).
+
+    With `has_shared_values`, values are the projected keys before their norm and rotary embedding.
+    """
+
+    n_kv_heads: int
+    head_dim: int
+    has_shared_values: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedAttention(Attention):
+    """Grouped-query attention.
+
+    `window` is the number of positions, including its own, that a query attends to in layers of
+    kind `sliding`; in layers of kind `chunked` it attends to those of its own chunk of `window` positions.
+    The rotary embedding of `sliding` layers is `sliding_rope` if that is given; `full` layers have none if
+    `has_full_rope` is false, and scale queries by `temperature`. With `has_l2_norm`, turned queries and keys
+    are normed without a learned scale. Scores are products times
+    `scale`, by default 1 / sqrt(head_dim), and at most `softcap` in magnitude. With `has_gate`, the sigmoid of
+    another projection scales the output of each head. With `has_value_norm`, values are normed without a
+    learned scale. Layers of kind `full` have `full_heads` if those are given; `of` gives the attention of a
+    layer. Layers of kind `linear` have `linear` instead.
+    """
+
+    mechanism = Mechanism.GROUPED
+    n_small_ops = 20  # 30 with those of the MLP in Llama-3.1-70B (jax-llm-examples)
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    has_qkv_bias: bool
+    has_o_bias: bool
+    has_qk_norm: bool
+    rope: Rope
+    has_sinks: bool = False
+    window: int | None = None
+    sliding_rope: Rope | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    has_full_rope: bool = True
+    has_l2_norm: bool = False
+    temperature: Temperature | None = None  # of layers of kind `full`
+    has_gate: bool = False
+    has_value_norm: bool = False
+    has_shared_values: bool = False
+    full_heads: FullHeads | None = None
+    linear: LinearAttention | None = None
+
+    @property
+    def head_widths(self) -> tuple[int, int]:
+        """Widths of a query and of a value head."""
+        return self.head_dim, self.head_dim
+
+    def of(self, kind: AttentionKind) -> LayerAttention:
+        """The attention of layers of this kind, which may be linear."""
+        if kind is AttentionKind.LINEAR:
+            assert self.linear is not None
+            return self.linear
+        return self.with_heads_of(kind)
+
+    def with_heads_of(self, kind: AttentionKind) -> "GroupedAttention":
+        """The attention with the heads of layers of this kind."""
+        full = self.full_heads
+        if full is None or kind is not AttentionKind.FULL:
+            return self
+        return replace(
+            self,
+            full_heads=None,
+            n_kv_heads=full.n_kv_heads,
+            head_dim=full.head_dim,
+            has_shared_values=full.has_shared_values,
+        )
+
+    @property
+    def score_scale(self) -> float:
+        """The factor of products of queries and keys."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    def rope_of(self, kind: AttentionKind) -> Rope | None:
+        """The rotary embedding of layers of this kind; None if they have none."""
+        if kind is AttentionKind.FULL and not self.has_full_rope:
+            return None
+        is_sliding = kind is AttentionKind.SLIDING
+        return self.sliding_rope if is_sliding and self.sliding_rope is not None else self.rope
+
+    def stored_kv_heads(self, tp: int) -> int:
+        """KV heads as stored: replicated up to tp if the model has fewer."""
+        return max(self.n_kv_heads, tp)
+
+    def kv_heads(self, kind: AttentionKind) -> int:
+        """Key and value heads of layers of this kind."""
+        return self.with_heads_of(kind).n_kv_heads
+
+    def check(self, source: str) -> None:
+        """Raise SpecError unless KV heads serve whole groups of heads."""
+        full = self.with_heads_of(AttentionKind.FULL)
+        counts = {
+            "num_key_value_heads": self.n_kv_heads,
+            "num_global_key_value_heads": full.n_kv_heads,
+        }
+        for key, n_kv_heads in counts.items():
+            if self.n_heads % n_kv_heads:
+                raise SpecError(
+                    f"{source}: num_attention_heads={self.n_heads} is not a multiple of "
+                    f"{key}={n_kv_heads}. Correct the config."
+                )
+        if self.linear is not None:
+            self.linear.check(source)
+
+    def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
+        """Heads are split over tp; layers that share a cache have no keys and values."""
+        weights = self.with_heads_of(layer.attention).all_weights(hidden, tp, is_fused=is_fused)
+        return (w for w in weights if not layer.shares_cache or w.name not in KEY_VALUE_WEIGHTS)
+
+    def all_weights(self, hidden: int, tp: int, *, is_fused: bool) -> Iterator[Weight]:
+        """The weights of a layer with keys and values of its own; `is_fused` joins their projections (Phi-3)."""
+        builder, d = WeightBuilder(base="model.layers.{layer}.self_attn."), hidden
+        n, k, h = self.n_heads, self.stored_kv_heads(tp), self.head_dim
+        heads, kv_heads = (Dim.HEADS, Dim.HEAD_DIM), (Dim.KV_HEADS, Dim.HEAD_DIM)
+        fused = self._fused_heads() if is_fused else {}
+        if self.has_gate:  # each head's query, then its gate, in one tensor
+            fused = {"q": ColumnSlice(whole=2 * h, start=0, stop=h)}
+            gate = ColumnSlice(whole=2 * h, start=h, stop=2 * h)
+            into = (Dim.HIDDEN, *heads)
+            yield builder.matrix("wq_gate", into, (d, n, h), "q_proj.weight", columns=gate)
+        for name, dims, size in (("q", heads, n), ("k", kv_heads, k), ("v", kv_heads, k)):
+            is_joined = fused and not self.has_gate
+            tensor, columns = (
+                ("qkv_proj.weight" if is_joined else f"{name}_proj.weight"),
+                fused.get(name),
+            )
+            if name == "v" and self.has_shared_values:
+                continue
+            shape = (d, size, h)
+            yield builder.matrix(f"w{name}", (Dim.HIDDEN, *dims), shape, tensor, columns=columns)
+        out = (*heads, Dim.HIDDEN)
+        yield builder.matrix("wo", out, (n, h, d), "o_proj.weight", inputs=(0, 1))
+        if self.has_qkv_bias:
+            yield builder.vector("bq", heads, (n, h), "q_proj.bias", columns=fused.get("q"))
+            yield builder.vector("bk", kv_heads, (k, h), "k_proj.bias")
+            yield builder.vector("bv", kv_heads, (k, h), "v_proj.bias")
+        if self.has_o_bias:
+            yield builder.vector("bo", (Dim.NORM,), (d,), "o_proj.bias")
+        if self.has_qk_norm:
+            yield builder.vector("q_norm", (Dim.HEAD_DIM,), (h,), "q_norm.weight")
+            yield builder.vector("k_norm", (Dim.HEAD_DIM,), (h,), "k_norm.weight")
+        if self.has_sinks:
+            yield builder.vector("sinks", (Dim.HEADS,), (n,), "sinks")
+
+    def _fused_heads(self) -> dict[str, ColumnSlice]:
+        """The heads of queries, keys and values in one tensor (Phi-3)."""
+        n, k = self.n_heads, self.n_kv_heads
+        bounds = {"q": (0, n), "k": (n, n + k), "v": (n + k, n + 2 * k)}
+        return {
+            name: ColumnSlice(whole=n + 2 * k, start=start, stop=stop, dim=-2)
+            for name, (start, stop) in bounds.items()
+        }
+
+    def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
+        """Keys and values of every position."""
+        del kind, n_tokens
+        shape = (self.stored_kv_heads(tp), self.head_dim)
+        for name in ("k", "v"):
+            yield CacheArray(name=name, dims=(Dim.KV_HEADS, Dim.HEAD_DIM), shape=shape)
+
+    def page_elements(
+        self, kind: AttentionKind, tp: int, packing: int, *, has_half_rows: bool
+    ) -> int:
+        """Elements of a position in pages of a serving engine, as `LayerAttention.page_elements`."""
+        del kind
+        n_heads = self.stored_kv_heads(tp) // tp
+        if has_half_rows and self.head_dim == HALF_LANES:
+            return aligned(n_heads, packing) * LANES
+        return aligned(2 * n_heads, packing) * aligned(self.head_dim, LANES)
+
+    def paged_window(self, kind: AttentionKind) -> int | None:
+        """The window of a sliding layer: engines free the pages that it has left if all heads have one size."""
+        is_freed = kind is AttentionKind.SLIDING and self.full_heads is None
+        return self.window if is_freed else None
+
+    def cached_widths(self, tp: int) -> tuple[tuple[int, ...], ...]:
+        """Shapes cached per position on one device: keys [K,H] and values [K,H]."""
+        return ((self.stored_kv_heads(tp) // tp, self.head_dim),) * 2
+
+    def step_bytes(self, step: AttentionStep) -> float:
+        """Queries and outputs of the tokens, keys and values of all that they attend to."""
+        n_kv_heads = self.stored_kv_heads(step.tp) / step.tp
+        n_heads = self.n_heads / step.tp
+        n_keys = step.n_sequences * step.n_keys
+        elements = (2 * step.n_tokens * n_heads + 2 * n_keys * n_kv_heads) * self.head_dim
+        return elements * step.act_bytes
+
+    def window_of(self, kind: AttentionKind) -> int | None:
+        """The window or chunk of a layer in positions; None if it attends to the whole context."""
+        is_windowed = kind in {AttentionKind.SLIDING, AttentionKind.CHUNKED}
+        return self.window if is_windowed else None
+
+    def attended_pairs(self, kind: AttentionKind, n: int) -> int:
+        """Pairs of the first `n` queries of a sequence with the keys in their window or chunk."""
+        window = self.window_of(kind)
+        if window is not None and kind is AttentionKind.CHUNKED:
+            n_chunks, rest = divmod(n, window)
+            return n_chunks * seen_pairs(window) + seen_pairs(rest)
+        return seen_pairs(n, most=window)
+
+    def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
+        """Queries, keys and values that are rotated and, in some models, normed."""
+        del is_prefill
+        width = (self.n_heads / tp + 2 * (self.stored_kv_heads(tp) / tp)) * self.head_dim
+        head_passes = SERVED_HEAD_PASSES if is_served else HEAD_PASSES
+        norm_passes = SERVED_NORM_PASSES if is_served else NORM_PASSES
+        return (head_passes + norm_passes * self.has_qk_norm) * width
+
+    @property
+    def replicated_heads(self) -> tuple[int, ...]:
+        """Numbers of KV heads, which tp divides, or replicates up to a multiple."""
+        return self.n_kv_heads, self.with_heads_of(AttentionKind.FULL).n_kv_heads
+
+
+def grouped_of(attention: LayerAttention) -> GroupedAttention:
+    """The attention of a model that is known to have this mechanism."""
+    return narrowed(attention, GroupedAttention)
+
+
+# Keys of configs.
+SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
+KINDS = {SLIDING: AttentionKind.SLIDING, FULL: AttentionKind.FULL}
+HYBRID_KINDS = {LINEAR: AttentionKind.LINEAR, FULL: AttentionKind.FULL}
+LLAMA4_CHUNK = 8192  # of Llama4TextConfig, as the values below
+LLAMA4_TEMPERATURE = Temperature(floor=8192, strength=0.1)
+LLAMA4_NOPE_INTERVAL = 4
+MINISTRAL3_ROPE = {
+    "type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+}
+MINISTRAL3_BETA = 0.1  # of Ministral3Config
+GEMMA3_LOCAL_THETA = 10_000.0  # of Gemma3TextConfig.default_theta
+GEMMA3_THETA = 1_000_000.0
+GEMMA4_FULL_HEAD_DIM = 512  # of Gemma4TextConfig, as the parameters below
+GEMMA4_ROPE = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+
+
+def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
+    """The attention of a family with grouped queries."""
+    row, n_heads = family.traits, reader.integer("num_attention_heads")
+    has_bias = reader.boolean("attention_bias", default=row.has_bias)
+    default_dim = row.head_dim or reader.integer("hidden_size") // n_heads
+    head_dim, rope = (
+        reader.integer("head_dim", default_dim),
+        read_rope(_with_rope(reader, row), FULL),
+    )
+    check_factors(rope, head_dim, reader.source)
+    key = row.qk_norm
+    attention = GroupedAttention(
+        n_heads=n_heads,
+        n_kv_heads=reader.integer("num_key_value_heads", n_heads),
+        head_dim=head_dim,
+        has_qkv_bias=has_bias,
+        has_o_bias=has_bias and row.has_o_bias,
+        has_qk_norm=reader.boolean(key, default=False) if isinstance(key, str) else key,
+        rope=rope,
+        has_sinks=row.has_sinks,
+        window=_window(reader, row),
+        has_gate=row.has_gate,
+        linear=LinearAttention.read(reader) if row.layers is LayerRule.HYBRID else None,
+    )
+    variant = _VARIANTS.get(row.variant or "")
+    return attention if variant is None else variant(reader, attention)
+
+
+def _gemma2(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
+    """Gemma 3 ignores the soft cap in transformers."""
+    key = "attn_logit_softcapping"
+    softcap = reader.optional_number(key) if key in reader.config else 50.0
+    return replace(attention, scale=_gemma_scale(reader), softcap=softcap)
+
+
+def _gemma3(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
+    """Rotary embeddings of windows have parameters of their own: only the other layers are scaled."""
+    by_type = reader.get("rope_parameters") or {}
+    if isinstance(by_type, dict) and SLIDING in by_type:
+        sliding = read_rope(reader, SLIDING)
+    else:
+        plain = {"rope_theta": reader.number("rope_local_base_freq", GEMMA3_LOCAL_THETA)}
+        if (length := reader.get("max_position_embeddings")) is not None:
+            plain["max_position_embeddings"] = length
+        sliding = read_rope(reader.over(plain))
+    return replace(attention, scale=_gemma_scale(reader), sliding_rope=sliding)
+
+
+def _gemma_scale(reader: ConfigReader) -> float:
+    return reader.number("query_pre_attn_scalar", 256.0) ** -0.5
+
+
+def _gemma4(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
+    """The heads of full attention differ; defaults of Gemma4TextConfig."""
+    n_kv_heads = attention.n_kv_heads
+    is_shared = reader.boolean("attention_k_eq_v", default=False)
+    if is_shared:
+        n_kv_heads = reader.optional_integer("num_global_key_value_heads") or n_kv_heads
+    head_dim = reader.integer("global_head_dim", GEMMA4_FULL_HEAD_DIM)
+    return replace(
+        attention,
+        scale=1.0,
+        sliding_rope=read_rope(_gemma4_rope(reader), SLIDING),
+        has_value_norm=True,
+        full_heads=FullHeads(n_kv_heads=n_kv_heads, head_dim=head_dim, has_shared_values=is_shared),
+    )
+
+
+def _llama4(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
+    """Layers of full attention have no rotary embedding; queries may have a temperature."""
+    temperature = None
+    if reader.boolean("attn_temperature_tuning", default=True):
+        temperature = Temperature(
+            floor=reader.integer("floor_scale", LLAMA4_TEMPERATURE.floor),
+            strength=reader.number("attn_scale", LLAMA4_TEMPERATURE.strength),
+        )
+    return replace(
+        attention,
+        rope=replace(attention.rope, is_interleaved=True),
+        window=reader.integer("attention_chunk_size", LLAMA4_CHUNK),
+        has_full_rope=False,
+        has_l2_norm=reader.boolean("use_qk_norm", default=True),
+        temperature=temperature,
+    )
+
+
+def _ministral3(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
+    parameters = reader.get("rope_parameters")
+    beta = parameters.get("llama_4_scaling_beta") if isinstance(parameters, dict) else None
+    strength = MINISTRAL3_BETA if not isinstance(beta, int | float) else float(beta)
+    floor = attention.rope.original_max_position
+    temperature = Temperature(floor=floor, strength=strength, offset=0.0)
+    return replace(attention, temperature=temperature)
+
+
+_VARIANTS = {
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gemma4": _gemma4,
+    "llama4": _llama4,
+    "ministral3": _ministral3,
+}
+
+
+def _with_rope(reader: ConfigReader, row: FamilyTraits) -> ConfigReader:
+    """The config with the default positions of layers that attend to all positions."""
+    match row.variant:
+        case "gemma3":
+            return reader.over({"rope_theta": GEMMA3_THETA} | dict(reader.config))
+        case "gemma4":
+            return _gemma4_rope(reader)
+        case "ministral3":
+            return reader.over({"rope_parameters": MINISTRAL3_ROPE, **reader.config})
+        case _:
+            return reader
+
+
+def _gemma4_rope(reader: ConfigReader) -> ConfigReader:
+    config = {**reader.config}
+    config["rope_parameters"] = config.get("rope_parameters") or GEMMA4_ROPE
+    return reader.over(config)
+
+
+def _window(reader: ConfigReader, row: FamilyTraits) -> int | None:
+    if not row.has_window:
+        return None
+    return (
+        reader.optional_integer("sliding_window")
+        if "sliding_window" in reader.config
+        else row.window
+    )
+
+
+def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[AttentionKind]:
+    """The kind of each layer, from `layer_types` or by the rule of the family."""
+    row = family.traits
+    match row.layers:
+        case LayerRule.CHUNKS:
+            return _chunked_kinds(reader, n_layers)
+        case LayerRule.HYBRID:
+            every, known = reader.integer("full_attention_interval", 4), HYBRID_KINDS
+            default = [LINEAR if (index + 1) % every else FULL for index in range(n_layers)]
+        case LayerRule.WINDOWS | LayerRule.UNIFORM if row.period in {0, 1}:
+            is_windowed, known = _window(reader, row) is not None, KINDS
+            default = [SLIDING if is_windowed else FULL] * n_layers
+        case LayerRule.WINDOWS:
+            key, known = row.period_key, KINDS
+            period = row.period if key is None else reader.integer(key, row.period)
+            default = [SLIDING if (index + 1) % period else FULL for index in range(n_layers)]
+        case _:
+            return [AttentionKind.FULL] * n_layers
+    is_stated = row.layers is not LayerRule.UNIFORM
+    names = reader.names("layer_types", n_layers, known, default) if is_stated else default
+    kinds = [known[name] for name in names]
+    return [*kinds[:-1], AttentionKind.FULL] if row.variant == "gemma4" else kinds
+
+
+def _chunked_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
+    """From `no_rope_layers`, 1 for layers that turn, or every fourth layer without; only the others have chunks."""
+    interval = reader.integer("no_rope_layer_interval", LLAMA4_NOPE_INTERVAL)
+    default = [int((index + 1) % interval != 0) for index in range(n_layers)]
+    turns = reader.integers("no_rope_layers") or default
+    if len(turns) < n_layers:
+        raise SpecError(
+            f"{reader.source}: 'no_rope_layers' has {len(turns)} values for {n_layers} layers. Give one for each."
+        )
+    return [AttentionKind.CHUNKED if turn else AttentionKind.FULL for turn in turns[:n_layers]]

@@ -1,0 +1,233 @@
+"""Linear attention: the gated delta rule (arXiv 2412.06464) of Qwen3-Next and Qwen3.5."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import log2
+
+from meshscope.errors import SpecError
+from meshscope.events.enums import Kind
+from meshscope.model.arrays import LINEAR_BASE, CacheArray, ColumnSlice, Dim, Weight, WeightBuilder
+from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.mechanisms.attention import (
+    HEAD_PASSES,
+    NORM_PASSES,
+    AttentionStep,
+    ContextExchange,
+    LayerAttention,
+    Mechanism,
+    PromptWork,
+    narrowed,
+)
+from meshscope.model.reader import ConfigReader
+
+LINEAR_CHUNK = 64  # positions of a prompt that linear attention computes at once; a power of two
+# Products in the precision HIGHEST of JAX: three bfloat16 parts of each factor, and the six largest products of
+# parts ("bfloat16_6x" of `jax.default_matmul_precision` in JAX's documentation).
+FLOAT32_PASSES = 6
+F32_BYTES = 4
+# Float32 arrays in prefill: queries, keys, values and outputs, each of them as the layer has it and as the loop over
+# chunks reads or writes it.
+N_CHUNKED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention(LayerAttention):
+    """Gated delta rule (arXiv 2412.06464): each value head keeps a state [key_dim, value_dim] for a sequence.
+
+    Each key head serves `n_value_heads / n_key_heads` value heads. Queries, keys and values pass a causal
+    convolution over `conv_width` positions first.
+    """
+
+    mechanism = Mechanism.LINEAR
+    n_small_ops = 20  # assumed to be those of grouped attention
+    copied_stacks = frozenset({"wq", "wk", "wv", "wz"})
+
+    n_key_heads: int
+    n_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+
+    @property
+    def group(self) -> int:
+        """Value heads that a key head serves."""
+        return self.n_value_heads // self.n_key_heads
+
+    @property
+    def n_channels(self) -> int:
+        """Channels that pass the convolution: queries, keys and values of all heads."""
+        return 2 * self.n_key_heads * self.key_dim + self.n_value_heads * self.value_dim
+
+    @classmethod
+    def read(cls, reader: ConfigReader) -> "LinearAttention":
+        """The sizes in a config, with the defaults of Qwen3NextConfig and Qwen3_5TextConfig."""
+        return cls(
+            n_key_heads=reader.integer("linear_num_key_heads", 16),
+            n_value_heads=reader.integer("linear_num_value_heads", 32),
+            key_dim=reader.integer("linear_key_head_dim", 128),
+            value_dim=reader.integer("linear_value_head_dim", 128),
+            conv_width=reader.integer("linear_conv_kernel_dim", 4, minimum=2),
+        )
+
+    def check(self, source: str) -> None:
+        """Raise SpecError unless key heads serve whole groups of value heads."""
+        if self.n_value_heads % self.n_key_heads:
+            raise SpecError(
+                f"{source}: linear_num_value_heads={self.n_value_heads} is not a multiple of "
+                f"linear_num_key_heads={self.n_key_heads}. Correct the config."
+            )
+
+    def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
+        """Key heads are split over tp with the value heads that they serve.
+
+        The convolution has all queries first, then all keys, then all values.
+        """
+        del tp, layer
+        builder = WeightBuilder(base="model.layers.{layer}" + LINEAR_BASE)
+        n, k, v, group = self.n_key_heads, self.key_dim, self.value_dim, self.group
+        into = (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM)
+        tensors = self._fused_tensors() if is_fused else self._split_tensors()
+        for name, width in (("wq", k), ("wk", k), ("wv", group * v), ("wz", group * v)):
+            tensor, columns = tensors[name]
+            yield builder.matrix(name, into, (hidden, n, width), tensor, columns=columns)
+        for name in ("wb", "wa"):
+            tensor, columns = tensors[name]
+            yield builder.matrix(name, into, (hidden, n, group), tensor, columns=columns, inputs=())
+        start = 0
+        for name, size in (("q", n * k), ("k", n * k), ("v", n * group * v)):
+            columns = ColumnSlice(whole=self.n_channels, start=start, stop=start + size, dim=-2)
+            shape, dims = (size, self.conv_width), (Dim.HEADS, Dim.NORM)
+            yield builder.vector(f"conv_{name}", dims, shape, "conv1d.weight", columns=columns)
+            start += size
+        for name, tensor in (("decay_log", "A_log"), ("decay_bias", "dt_bias")):
+            yield builder.vector(name, (Dim.HEADS,), (self.n_value_heads,), tensor)
+        yield builder.vector("state_norm", (Dim.HEAD_DIM,), (v,), "norm.weight")
+        out = (Dim.HEADS, Dim.HEAD_DIM, Dim.HIDDEN)
+        shape = (self.n_value_heads, v, hidden)
+        yield builder.matrix("wo", out, shape, "out_proj.weight", inputs=(0, 1))
+
+    def _fused_tensors(self) -> Mapping[str, tuple[str, ColumnSlice]]:
+        """Tensors with queries, keys, values and gates of a key head together, and its rates b and decays a."""
+        k, width, group = self.key_dim, self.group * self.value_dim, self.group
+        whole, ends = 2 * (k + width), (0, k, 2 * k, 2 * k + width, 2 * (k + width))
+        fused = {
+            name: ("in_proj_qkvz.weight", ColumnSlice(whole=whole, start=start, stop=stop))
+            for name, start, stop in zip(("wq", "wk", "wv", "wz"), ends[:-1], ends[1:], strict=True)
+        }
+        for name, start in (("wb", 0), ("wa", group)):
+            columns = ColumnSlice(whole=2 * group, start=start, stop=start + group)
+            fused[name] = ("in_proj_ba.weight", columns)
+        return fused
+
+    def _split_tensors(self) -> Mapping[str, tuple[str, ColumnSlice | None]]:
+        """A tensor with all queries, then all keys, then all values; the others have their own (Qwen3.5)."""
+        n_keys, whole = self.n_key_heads * self.key_dim, self.n_channels
+        split: dict[str, tuple[str, ColumnSlice | None]] = {
+            f"w{name}": (f"in_proj_{name}.weight", None) for name in "zba"
+        }
+        for name, start, stop in (
+            ("wq", 0, n_keys),
+            ("wk", n_keys, 2 * n_keys),
+            ("wv", 2 * n_keys, whole),
+        ):
+            columns = ColumnSlice(whole=whole, start=start, stop=stop, is_flat=True)
+            split[name] = ("in_proj_qkv.weight", columns)
+        return split
+
+    def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
+        """The state [key_dim, value_dim] of each value head, and the last inputs of the convolution.
+
+        Both are float32: the state adds up all positions. A step of several tokens keeps the state after each
+        and as many more inputs, from which the next step takes those of the last accepted token, as vLLM does
+        (vllm/model_executor/layers/mamba/mamba_utils.py: k + 1 states, conv_kernel - 1 + num_spec inputs).
+        """
+        del kind, tp
+        values = (self.n_value_heads, self.value_dim)
+        keys = (self.n_key_heads, self.key_dim)
+        n_inputs = self.conv_width - 1 + n_tokens - 1
+        for name, shape, n_slots in (
+            ("state", values, n_tokens * self.key_dim),
+            ("conv_q", keys, n_inputs),
+            ("conv_k", keys, n_inputs),
+            ("conv_v", values, n_inputs),
+        ):
+            dims = (Dim.HEADS, Dim.HEAD_DIM)
+            yield CacheArray(name=name, dims=dims, shape=shape, n_fixed_slots=n_slots, dtype="f32")
+
+    def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
+        """In prefill: the last inputs of the convolution in each block, then how it maps the states.
+
+        The map has a matrix [K,K] and what is added [K,H], in float32, for each of V value heads of K keys and H values.
+        """
+        del kind
+        if not step.is_prefill:
+            return
+        n_last = min(self.conv_width - 1, step.n_local)
+        tails = (step.n_sequences, step.cp * n_last, self.n_channels // step.tp)
+        n_maps = step.cp * self.n_value_heads // step.tp
+        maps = (step.n_sequences, n_maps, self.key_dim, self.key_dim + self.value_dim)
+        yield ContextExchange(Kind.ALL_GATHER, tails)
+        yield ContextExchange(Kind.ALL_GATHER, maps, "f32")
+
+    def step_bytes(self, step: AttentionStep) -> float:
+        """Inputs of the convolution and gates, and the float32 arrays of all value heads.
+
+        If cp splits the step, outputs have the columns of a key beside those of a value, and each sequence the maps
+        of all blocks beside that of its own.
+        """
+        keys, values = (self.n_value_heads * width for width in (self.key_dim, self.value_dim))
+        is_split = step.cp > 1 and step.is_prefill
+        chunked = N_CHUNKED * (2 * (keys + values) + keys * is_split)
+        of_token = (self.n_channels + values) * step.act_bytes + chunked * F32_BYTES
+        maps = (step.cp + 1) * self.key_dim * (keys + values) * is_split * F32_BYTES
+        return (step.n_tokens * of_token + step.n_sequences * maps) / step.tp
+
+    def flops(self, kind: AttentionKind, n: int) -> float:
+        """FLOPs of `n` tokens: the key's and the query's product with the state, its update, the convolution."""
+        del kind
+        state = 6.0 * self.n_value_heads * self.key_dim * self.value_dim
+        return n * (state + 2.0 * self.conv_width * self.n_channels)
+
+    @property
+    def chunked_flops(self) -> float:
+        """FLOPs of one token of a prompt in chunks, all heads: products with the state and within the chunk.
+
+        A chunk multiplies its keys and its queries with its keys, inverts a triangle by blocks that double, with two
+        products of whole matrices for each size beyond one, multiplies the inverse with values and keys, and weights
+        the values.
+        """
+        k, v, chunk = self.key_dim, self.value_dim, LINEAR_CHUNK
+        inverse = 4.0 * chunk**2 * (log2(chunk) - 1)
+        within = chunk * (4.0 * k + 2.0 * (k + v) + 2.0 * v) + inverse
+        convolution = 2.0 * self.conv_width * self.n_channels
+        return self.n_value_heads * (6.0 * k * v + within) + convolution
+
+    def prompt_work(self, kind: AttentionKind, n_blocks: int) -> PromptWork:
+        """The rule in chunks; under cp also how a block maps the state, and the states before the blocks.
+
+        The state then has as many more columns as a key has channels, outputs add the state before the block and
+        are written and read once more, in float32, and each sequence takes its state through all blocks.
+        """
+        del kind
+        if n_blocks == 1:
+            return PromptWork(token_flops=self.chunked_flops)
+        k, v = self.key_dim, self.value_dim
+        of_token = 6.0 * k * k + 2.0 * LINEAR_CHUNK * k + 2.0 * k * v
+        passed_on = n_blocks * self.n_value_heads * 2.0 * k**2 * v
+        return PromptWork(
+            token_flops=self.chunked_flops,
+            split_flops=self.n_value_heads * of_token,
+            sequence_flops=FLOAT32_PASSES * passed_on,
+            token_f32=2 * self.n_value_heads * k,
+        )
+
+    def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
+        """Queries, keys, values and the gate of the output, rotated and normed."""
+        del is_prefill, is_served
+        width = self.n_channels + self.n_value_heads * self.value_dim
+        return (HEAD_PASSES + NORM_PASSES) * width / tp
+
+
+def linear_of(attention: LayerAttention) -> LinearAttention:
+    """The attention of a layer that is known to be linear."""
+    return narrowed(attention, LinearAttention)
