@@ -188,9 +188,7 @@ FAMILIES: dict[str, dict[str, object]] = {
 }
 # Together they have every axis; mixtures also place experts.
 PLANS = {"pp=2,fsdp=2,tp=2,sp": ",ep=2", "dp=2,cp=2,tp=2": ",ep=4"}
-MORE_PLANS = (  # with groups of experts; of a pipeline: with cp, and with experts over tp and the data axis
-    ("deepseek_v3", "dp=2,tp=4,ep=8"),
-    ("deepseek_v3", "dp=8,ep=8"),
+MORE_PLANS = (  # of a pipeline: with cp, and with experts over tp and the data axis
     ("gemma4-shared", "pp=2,cp=2,tp=2"),
     ("deepseek_v3", "pp=2,cp=2,tp=2"),
     ("glm4_moe", "pp=2,dp=2,tp=2,sp,ep=4"),
@@ -198,12 +196,16 @@ MORE_PLANS = (  # with groups of experts; of a pipeline: with cp, and with exper
     ("gpt_oss", "pp=2,dp=2,tp=2,ep=4"),
 )
 ENDS = {Part.EMBED, Part.LM_HEAD, Part.SAMPLE}
-# The partitioner moves the tokens of experts beside an MLP if cp splits them.
+# The partitioner moves the tokens of experts beside an MLP if cp splits them, and gathers scores of groups of experts.
 MOVED = {
     ("gemma4-moe", "dp=2,cp=2,tp=2,ep=4"): {
         (Verdict.EXTRA, Part.MOE_ROUTER, "cp", (2, 64, 4)),
         (Verdict.EXTRA, Part.MOE_ROUTER, "cp", (4, 128, 256)),
         (Verdict.CHANGED, Part.MOE_COMBINE, "tp", (512, 256)),
+    },
+    ("deepseek_v3", "dp=2,cp=2,tp=2,ep=4"): {
+        (Verdict.EXTRA, Part.MOE_ROUTER, "dp+cp", (1024, 2)),
+        (Verdict.EXTRA, Part.MOE_ROUTER, "dp", (8, 2)),
     },
 }
 

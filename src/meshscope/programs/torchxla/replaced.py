@@ -5,8 +5,6 @@ Phi-3 has queries, keys and values in one matrix, and gate and up projections in
 the whole over devices would not split the parts by heads or columns, so they become separate parameters. The
 experts of gpt-oss have columns [E, D, 2F] that alternate between gate and up; here they are as in other families.
 Llama 4 lets all experts process all tokens; here it has the dispatch of other families, too.
-Routers with groups of experts scatter ones into the mask of the chosen groups, for which the partitioner would
-gather the indices of all tokens; here the mask is a comparison.
 DeepSeek-V3.2 and GLM-5 have an indexer (`indexer.py`), DeepSeek-V4 attention over entries of positions
 (`compressed.py`) and several residual streams (`streams.py`).
 """
@@ -17,7 +15,6 @@ from typing import Any
 
 import torch
 import transformers.integrations.moe as registry
-from torch.overrides import TorchFunctionMode
 
 from meshscope.events.enums import Part
 from meshscope.model.families import HYBRID_FAMILIES, SPARSE_FAMILIES, Family
@@ -134,36 +131,8 @@ class OneExpert(torch.nn.Module):
             return out.reshape(x.shape) + shared, None
 
 
-class ComparedGroups(TorchFunctionMode):
-    """Makes the mask of chosen groups [T, groups] without a scatter."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The result of `func`, or for `mask.scatter_(1, chosen, 1)` that of comparing numbers of groups."""
-        if func is not torch.Tensor.scatter_:
-            return func(*args, **(kwargs or {}))
-        mask, _, chosen, _ = args
-        numbers = torch.arange(mask.shape[1], device=mask.device)
-        return mask.copy_((chosen[..., None] == numbers).any(dim=1))
-
-
-def _compare_groups(model: Any) -> None:
-    """Let routers with groups of experts call their own forward without scatters."""
-
-    def without_scatters(forward: Any) -> Any:
-        def compared(x: Any) -> Any:
-            with ComparedGroups():
-                return forward(x)
-
-        return compared
-
-    for module in model.modules():
-        if hasattr(module, "topk_group"):
-            module.forward = without_scatters(module.forward)
-
-
 def replace_modules(model: Any, described: Model) -> None:
     """Replace modules of the model by those of this file."""
-    _compare_groups(model)
     for layer, kind in zip(model.model.layers, described.layers, strict=True):
         match described.family:
             case Family.GPT_OSS:
