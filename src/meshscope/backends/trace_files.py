@@ -74,12 +74,10 @@ def _in_worker(files: Sequence[tuple[Path, TraceFormat]]) -> list[Read]:
         named = [text for path, kind in files for text in (str(path), kind.name)]
         arguments = ("-m", __name__, str(scratch), *named)
         run_worker(arguments, report, _task(files[0][0]))
-        return [_result(scratch / str(index)) for index in range(len(files))]
-
-
-def _result(path: Path) -> Read:
-    with path.open("rb") as content:
-        return pickle.load(content)  # noqa: S301  our own worker wrote it
+        return [
+            pickle.loads((scratch / str(index)).read_bytes())  # noqa: S301  our own worker wrote it
+            for index in range(len(files))
+        ]
 
 
 def _task(path: Path) -> WorkerTask:

@@ -80,7 +80,7 @@ def _check_free(home: Path, typed: Path, *, force: bool) -> None:
         return
     if home.is_symlink() or not home.is_dir():
         raise RunError(f"'{typed}' exists and is not a folder. Choose another --out.")
-    if not is_run(home) and not _is_empty(home):
+    if not is_run(home) and any(home.iterdir()):
         raise RunError(
             f"'{typed}' exists and is not a meshscope run; it is never replaced. Choose another --out."
         )
@@ -105,18 +105,12 @@ def partial_name(path: Path) -> str | None:
     return match["name"] if match else None
 
 
-def _is_empty(path: Path) -> bool:
-    return not any(path.iterdir())
-
-
 def _is_barely_begun(path: Path) -> bool:
     """Whether the folder is empty, or holds only the beginning of the mark."""
     names = [entry.name for entry in path.iterdir()]
-    return not names or (names == [MANIFEST] and MARK.startswith(_text(path / MANIFEST)))
-
-
-def _text(path: Path) -> str:
-    return path.read_bytes().decode(errors="replace")
+    if names != [MANIFEST]:
+        return not names
+    return MARK.startswith((path / MANIFEST).read_bytes().decode(errors="replace"))
 
 
 def _move_into_place(partial: Path, path: Path) -> None:

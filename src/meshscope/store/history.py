@@ -33,7 +33,12 @@ def earlier_compile(experiment: ExperimentRecord, folder: Path) -> EarlierCompil
     is not recognized as such.
     """
     candidates = [
-        (_likeness(experiment, manifest.experiment), -age, name, manifest.seconds)
+        (
+            sum(getattr(experiment, n) == getattr(manifest.experiment, n) for n in _ALIKE),
+            -age,
+            name,
+            manifest.seconds,
+        )
         for age, (name, manifest) in enumerate(_compiled(folder))
         if all(getattr(experiment, n) == getattr(manifest.experiment, n) for n in _SAME)
     ]
@@ -67,10 +72,6 @@ def _read(path: Path) -> Manifest | None:
         return manifest_from_dict(document) if is_run else None
     except (OSError, ValueError, MeshscopeError):
         return None
-
-
-def _likeness(experiment: ExperimentRecord, other: ExperimentRecord) -> int:
-    return sum(getattr(experiment, name) == getattr(other, name) for name in _ALIKE)
 
 
 def _by_phase(seconds: Mapping[str, float]) -> dict[Phase, float]:

@@ -62,14 +62,12 @@ def read_run(path: Path) -> RunRecord:
         memory=figures.memory,
         measured=figures.measured,
         times=figures.times,
-        speculative=None if manifest.speculation is None else _parts(path),
+        speculative=None
+        if manifest.speculation is None
+        else SpeculativeRuns(
+            verify=read_run(path / SPECULATION / VERIFY), draft=read_run(path / SPECULATION / DRAFT)
+        ),
     )
-
-
-def _parts(path: Path) -> SpeculativeRuns:
-    """The runs of the verification and of the draft, in folders of the run."""
-    folder = path / SPECULATION
-    return SpeculativeRuns(verify=read_run(folder / VERIFY), draft=read_run(folder / DRAFT))
 
 
 def read_events(path: Path) -> pl.DataFrame:
@@ -101,15 +99,10 @@ def _read_document(path: Path) -> dict[str, Any]:
             f"run '{path}' has schema {document.get('schema')}, this version reads {SCHEMA_VERSION}. "
             f"{_remedy(document, path)}"
         )
-    _check_events(path, document)
-    return document
-
-
-def _check_events(path: Path, document: Mapping[str, Any]) -> None:
-    """Compares the hash before anything parses the file: the Parquet reader may panic on a damaged one."""
     if not (path / EVENTS).is_file():
         raise RunError(f"run '{path}' has no {EVENTS}. {_remedy(document, path)}")
-    _check_hash(path, document, EVENTS)
+    _check_hash(path, document, EVENTS)  # the Parquet reader may panic on a damaged file
+    return document
 
 
 def _check_hash(path: Path, document: Mapping[str, Any], name: str) -> None:

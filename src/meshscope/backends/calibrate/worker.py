@@ -118,10 +118,10 @@ def set_environment(request: CalibrationRequest) -> None:
 
 def measure(request: CalibrationRequest) -> dict[str, Any]:
     """Measures as much as the budget allows; returns the report."""
-    import jax  # noqa: PLC0415  after set_environment
-    import numpy as np  # noqa: PLC0415
+    import jax  # after set_environment
+    import numpy as np
 
-    from meshscope.backends.live.devices import device_record, live_devices  # noqa: PLC0415  imports JAX
+    from meshscope.backends.live.devices import device_record, live_devices  # imports JAX
 
     pace = Pace(work=list(_plan_of_work(request)), budget_s=collectives_budget_s(request.budget_s))
     devices = live_devices(request.topology)
@@ -155,7 +155,7 @@ def _plan_of_work(request: CalibrationRequest) -> Iterator[Work]:
 
 
 def _point(request: CalibrationRequest, mesh: Any, piece: Work, pace: Pace) -> dict[str, Any]:
-    from meshscope.backends.calibrate.measure import payload_of, timed_collective  # noqa: PLC0415
+    from meshscope.backends.calibrate.measure import payload_of, timed_collective
 
     kind, axis, target_bytes = piece
     payload_bytes = payload_of(kind, target_bytes, mesh.shape[axis])
@@ -176,7 +176,7 @@ def _point(request: CalibrationRequest, mesh: Any, piece: Work, pace: Pace) -> d
 def _of_one_device(
     request: CalibrationRequest, mesh: Any, rest: Remainder
 ) -> dict[str, list[dict[str, Any]]]:
-    from meshscope.backends.calibrate.measure import timed_matrices, timed_memory  # noqa: PLC0415
+    from meshscope.backends.calibrate.measure import timed_matrices, timed_memory
 
     is_cpu = request.topology.chip.kind is ChipKind.CPU
     dtype = "float32" if is_cpu else "bfloat16"
@@ -195,7 +195,7 @@ def _of_one_device(
 
 def _kernels(request: CalibrationRequest, device: Any, rest: Remainder) -> dict[str, Any]:
     """Products by shape and the launch of a kernel on one device; small shapes come first."""
-    from meshscope.backends.calibrate.measure import timed_launch, timed_product  # noqa: PLC0415
+    from meshscope.backends.calibrate.measure import timed_launch, timed_product
 
     if request.topology.chip.kind is ChipKind.TPU:
         return {"products": [], "launch_s": None}

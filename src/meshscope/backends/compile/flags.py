@@ -11,7 +11,6 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Self
 
 from meshscope.backends.compile.function import (
-    CompiledFunction,
     FunctionCompiler,
     FunctionResult,
     compile_function,
@@ -94,7 +93,11 @@ def _effect(
         return FlagEffect(flag=flag, phase=base.phase, refused=str(error).splitlines()[0][:300])
     before = base.result
     is_changed = canonical_hash(compiled.text) != base.digest
-    after = _read(compiled, program, topology, base.phase) if is_changed else before
+    after = (
+        read_function(compiled, mesh=program.mesh, topology=topology, phase=base.phase)
+        if is_changed
+        else before
+    )
     return FlagEffect(
         flag=flag,
         phase=base.phase,
@@ -112,12 +115,6 @@ def _notes(before: Iterable[str], after: Iterable[str]) -> Iterator[str]:
     """What has no measured basis in the times without the flag and with it."""
     for where, notes in (("without the flag", before), ("with the flag", after)):
         yield from (f"{where}, {note}" for note in notes if NO_MEASURED_BASIS in note)
-
-
-def _read(
-    compiled: CompiledFunction, program: "FunctionProgram", topology: Topology, phase: Phase
-) -> FunctionResult:
-    return read_function(compiled, mesh=program.mesh, topology=topology, phase=phase)
 
 
 def _facts(rows: Iterable[Collective]) -> list[tuple[object, ...]]:

@@ -5,7 +5,7 @@ those that it lacks.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -126,7 +126,10 @@ def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read
             notes=read.notes,
         )
         start_s = sum(s.time.step.value_s for s in steps if s.time.phase is phase)
-        rows += _later(_timed(read, step), start_s)
+        rows += [
+            row if row.start_s is None else replace(row, start_s=row.start_s + start_s)
+            for row in _timed(read, step)
+        ]
         steps.append(replace(step, start_s=start_s))
     times = (
         summed_time([s.time for s in steps if s.time.phase is phase])
@@ -142,12 +145,6 @@ def _timed(read: _Read, step: TimedStep) -> list[Collective]:
     if read.layers is None:
         return rows
     return deep_rows(rows_of_all_layers(rows, read.layers), rows, step, read.layers).rows
-
-
-def _later(rows: Sequence[Collective], start_s: float) -> Iterator[Collective]:
-    """The rows of a program that starts at `start_s` of the step."""
-    for row in rows:
-        yield row if row.start_s is None else replace(row, start_s=row.start_s + start_s)
 
 
 def _read(

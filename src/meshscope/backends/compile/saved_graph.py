@@ -10,6 +10,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 from meshscope.backends.compile.worker import GZIP_LEVEL, set_environment, slice_devices
@@ -109,9 +110,7 @@ def main(arguments: list[str]) -> int:
     set_environment()
 
     def versions() -> dict[str, str]:
-        from importlib.metadata import version  # noqa: PLC0415
-
-        from meshscope.programs.torchxla.lowering import Traced, lowered  # noqa: PLC0415  imports JAX
+        from meshscope.programs.torchxla.lowering import Traced, lowered  # imports JAX
 
         traced = Traced(proto=proto.read_bytes())
         compiled = lowered(traced, slice_devices(topology), name="program").compile()

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def slice_devices(topology: Topology) -> list[Any]:
     """The devices of the slice as the compiler describes them, in compiler order."""
     if topology.chip.kind is ChipKind.GPU:
         return gpu_devices(topology)
-    from jax.experimental import topologies  # noqa: PLC0415  after set_environment
+    from jax.experimental import topologies  # after set_environment
 
     options: dict[str, Any] = {}
     if topology.n_slices > 1:
@@ -133,8 +134,6 @@ def _peak_bytes(analysis: Mapping[str, int]) -> int:
 
 
 def _versions(experiment: Experiment) -> dict[str, str]:
-    from importlib.metadata import version  # noqa: PLC0415
-
     is_gpu = experiment.topology.chip.kind is ChipKind.GPU
     names = ["jax", "jaxlib", plugin() if is_gpu else "libtpu"]
     names = [*frontend_of(experiment).packages, *names]

@@ -241,13 +241,8 @@ def _zeros_maker(abstract: Any) -> Any:
 def _token_merger(experiment: Experiment) -> Callable[[list[Any]], Any]:
     """Puts the next tokens of groups of sequences in the order of the batch."""
     if experiment.prefill_chunks.n_sequence_chunks == 1:
-        return _only
+        return lambda parts: parts[0]
     return jax.jit(partial(merged_tokens, data_size=experiment.plan.data_size))
-
-
-def _only(parts: list[Any]) -> Any:
-    (tokens,) = parts
-    return tokens
 
 
 def _cache_mover(experiment: Experiment, compiled: dict[str, Any]) -> Callable[[Any], Any]:

@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def _set_torchxla_environment(experiment: Experiment, out: Path) -> None:
 def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Compiles, times and profiles the experiment; returns the report."""
     session, devices = _started(experiment, options, out)
-    from meshscope.backends.live.session import host_tokens  # noqa: PLC0415  imports JAX
+    from meshscope.backends.live.session import host_tokens  # imports JAX
 
     for program, text in session.hlo_texts().items():
         path = out / HLO / hlo_name(program)
@@ -85,7 +86,7 @@ def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -
     profiled = session.profiled(out / TRACE, n_decode_steps=options["profiled_steps"])
     _flatten(out / TRACE)
     if options["coordinator"] is not None:
-        from meshscope.backends.live.devices import gather_profiles  # noqa: PLC0415  imports JAX
+        from meshscope.backends.live.devices import gather_profiles  # imports JAX
 
         gather_profiles(out / TRACE, process_id=options["process_id"])
     memory = session.memory()
@@ -109,7 +110,7 @@ def _started(
     """The session, and the description of its devices."""
     prompt = _prompt(experiment, options)
     if experiment.program.frontend.is_traced:
-        from meshscope.programs.torchxla.session import (  # noqa: PLC0415  torch_xla before JAX
+        from meshscope.programs.torchxla.session import (  # torch_xla before JAX
             TorchSession,
             open_devices,
         )
@@ -121,12 +122,12 @@ def _started(
             experiment, seed=seed, prompt=prompt, dumps=dumps, report=report_progress
         )
         return session, devices
-    from meshscope.backends.live.devices import (  # noqa: PLC0415  imports JAX
+    from meshscope.backends.live.devices import (  # imports JAX
         device_record,
         join_processes,
         live_devices,
     )
-    from meshscope.backends.live.session import Session  # noqa: PLC0415
+    from meshscope.backends.live.session import Session
 
     join_processes(options)
     devices = live_devices(experiment.topology)
@@ -139,7 +140,7 @@ def _started(
 
 def _weights_maker(experiment: Experiment, options: Mapping[str, Any]) -> Any:
     """A function from a program to its weights, from the checkpoint or random."""
-    from meshscope.programs.jax.values import placed_weights, random_weights  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.values import placed_weights, random_weights  # imports JAX
 
     if options["checkpoint"] is None:
         moe = experiment.model.moe
@@ -154,7 +155,7 @@ def _prompt(experiment: Experiment, options: Mapping[str, Any]) -> Any:
 
     A part of decode has no prompt, and random tokens of its first step.
     """
-    import numpy as np  # noqa: PLC0415  slow to import
+    import numpy as np  # slow to import
 
     workload, is_part = experiment.workload, experiment.is_part_of_decode
     shape = (workload.batch, workload.decode_tokens if is_part else workload.prompt)
@@ -195,8 +196,6 @@ def _flatten(trace: Path) -> None:
 
 def versions(names: Sequence[str] = VERSIONED) -> dict[str, str]:
     """Versions of the installed packages among `names`."""
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
-
     installed: dict[str, str] = {}
     for name in names:
         try:
