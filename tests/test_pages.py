@@ -58,7 +58,7 @@ def test_programs_of_experiments_can_be_imported(
     program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A function that moved may not leave data in docs/ that no command makes again."""
-    pytest.importorskip("matplotlib", reason="needs the extra plots")
+    pytest.importorskip("matplotlib", reason="needs the extra dev")
     for folder in ("docs", "experiments"):
         monkeypatch.syspath_prepend(str(ROOT / folder))
     import_module(program)
@@ -112,7 +112,7 @@ def test_jax_s_programs_beside_torchxla_send_what_is_predicted() -> None:
 
 
 def test_pictures_show_their_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compare = pytest.importorskip("matplotlib.testing.compare", reason="needs the extra plots")
+    compare = pytest.importorskip("matplotlib.testing.compare", reason="needs the extra dev")
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     import_module("plots").write(tmp_path)
     for drawn in sorted(tmp_path.glob("*.png")):

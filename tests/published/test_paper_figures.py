@@ -14,7 +14,7 @@ SCRIPT = ROOT / "experiments" / "paper_figures.py"
 
 @pytest.fixture(scope="module")
 def figures() -> ModuleType:
-    pytest.importorskip("matplotlib", reason="needs the extra plots")
+    pytest.importorskip("matplotlib", reason="needs the extra dev")
     sys.path.insert(0, str(SCRIPT.parent))  # it imports the style beside it
     return import_module("paper_figures")
 
