@@ -75,26 +75,6 @@ INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "a
 INT4_32 = INT4 | {"group_size": 32}
 MXFP4 = {"num_bits": 4, "type": "float", "group_size": 32, "scale_dtype": "torch.uint8"}
 NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
-QUARK_FP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
-
-
-def quark(weight: Any, inputs: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
-    """As AMD's Quark writes it."""
-    layer = {"weight": weight, "input_tensors": inputs, "output_tensors": None, "bias": None}
-    return {
-        "quant_method": "quark",
-        "global_quant_config": layer,
-        "layer_quant_config": {},
-        "exclude": ["lm_head"],
-    } | keys
-
-
-def torchao(kind: str, **data: Any) -> dict[str, Any]:
-    """As torchao writes it."""
-    return {
-        "quant_method": "torchao",
-        "quant_type": {"default": {"_type": f"{kind}Config", "_data": data}},
-    }
 
 
 class Case(NamedTuple):
@@ -586,34 +566,6 @@ OF_4_BITS = [
         "f4e2m1fn_group16",
     ),
     Case(
-        "hqq",
-        DENSE,
-        {
-            "quant_method": "hqq",
-            "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1}},
-            "skip_modules": ["lm_head"],
-        },
-        "hqq of 4 bits with scales of 64 inputs",
-        "s4_group64",
-    ),
-    Case(
-        "eetq",
-        DENSE,
-        {"quant_method": "eetq", "weights": "int8", "modules_to_not_convert": None},
-        "eetq int8",
-        "s8_layers",
-    ),
-    Case("aqlm", DENSE, {"quant_method": "aqlm"}, "aqlm, of about 2 bits", None),
-    Case("vptq", DENSE, {"quant_method": "vptq"}, "vptq, of about 2 bits", None),
-    Case(
-        "fp_quant",
-        DENSE,
-        {"quant_method": "fp_quant", "forward_dtype": "mxfp4", "hadamard_group_size": 32},
-        "fp_quant mxfp4, with rotated inputs",
-        None,
-        "f4e2m1fn",
-    ),
-    Case(
         "attention and experts, a set that no format quantizes alone",
         HYBRID_EXPERTS,
         {
@@ -625,16 +577,19 @@ OF_4_BITS = [
         None,
         "s4_experts",
     ),
-    Case(
-        "mlx",
-        EXPERTS,
-        {"bits": 4, "group_size": 64, **{key: {"bits": 8} for key in names(48, "mlp.gate")}},
-        "mlx of 4 bits with scales of 64 inputs",
-        None,
-        "s4_group64",
-    ),
     Case("unnamed", DENSE, {}, "an unnamed quantization", None),
     Case("unknown", DENSE, {"quant_method": "new"}, "new", None),
+    Case("mlx, without a reader", DENSE, {"bits": 4, "group_size": 64}, "mlx", None, "s4"),
+    Case(
+        "of 8 bits, without a reader",
+        DENSE,
+        {"quant_method": "new", "bits": 8},
+        "new",
+        None,
+        "s8_layers",
+    ),
+    Case("quark, without a reader", DENSE, {"quant_method": "quark"}, "quark", None, "f4e2m1fn"),
+    Case("aqlm, of about 2 bits", DENSE, {"quant_method": "aqlm"}, "aqlm", None),
 ]
 OF_MODELOPT = [
     Case(
@@ -769,116 +724,7 @@ OF_MODELOPT = [
     Case("blocks", DENSE, {"quant_algo": "FP8_PB_WO"}, "modelopt FP8_PB_WO", "f8e4m3fn_block128"),
     Case("mxfp8", DENSE, {"quant_algo": "MXFP8"}, "modelopt MXFP8", None, "f8e4m3fn_layers"),
 ]
-OF_OTHERS = [
-    Case(
-        "quark mxfp4",
-        "meta-llama/Llama-3.1-70B",
-        quark(
-            QUARK_FP4,
-            QUARK_FP4 | {"is_dynamic": True},
-            kv_cache_quant_config={"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3"}}},
-        ),
-        "quark mxfp4",
-        "f4e2m1fn",
-        cache="fp8",
-    ),
-    Case(
-        "quark mxfp4 of the experts",
-        DEEPSEEK,
-        quark(QUARK_FP4, exclude=["lm_head", "re:.*self_attn.*", "re:.*shared_expert.*"]),
-        "quark mxfp4 in the experts",
-        "f4e2m1fn_experts",
-    ),
-    Case(
-        "quark fp8 and mxfp4 by patterns of layers",  # ROCm/aiter, tests of its QuantizationConfig
-        EXPERTS,
-        quark(
-            {"dtype": "fp8_e4m3", "qscheme": "per_channel"},
-            {"dtype": "fp8_e4m3", "qscheme": "per_channel", "is_dynamic": True},
-            layer_quant_config={"*.mlp.experts.*": {"weight": QUARK_FP4}},
-        ),
-        "quark fp8_e4m3 in attention, quark mxfp4 in the experts",
-        None,
-        "f4e2m1fn_experts",
-    ),
-    Case(
-        "quark fp8 per tensor",
-        DENSE,
-        quark(
-            {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False},
-            {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False},
-        ),
-        "quark fp8_e4m3",
-        "f8e4m3fn_layers",
-    ),
-    Case(
-        "quark ptpc",
-        DENSE,
-        quark(
-            {"dtype": "fp8_e4m3", "qscheme": "per_channel", "is_dynamic": False},
-            {"dtype": "fp8_e4m3", "qscheme": "per_channel", "is_dynamic": True},
-        ),
-        "quark fp8_e4m3",
-        "f8e4m3fn_w8a8",
-    ),
-    Case(
-        "quark int4 after fp8",  # the two stages of the experts of amd/Kimi-K2.5-W4A8
-        DENSE,
-        quark(
-            [
-                {"dtype": "fp8_e4m3", "qscheme": "per_tensor"},
-                {"dtype": "int4", "qscheme": "per_channel"},
-            ]
-        ),
-        "quark int4 with a scale a channel",
-        "s4_channel",
-    ),
-    Case(
-        "quark mxfp6",
-        DENSE,
-        quark(QUARK_FP4 | {"dtype": "fp6_e3m2"}),
-        "quark fp6_e3m2",
-        None,
-        "f8e4m3fn_layers",
-    ),
-    Case(
-        "torchao int4",
-        DENSE,
-        torchao("Int4WeightOnly", group_size=128, int4_packing_format="TILE_PACKED_TO_4D"),
-        "torchao Int4WeightOnly",
-        "s4",
-    ),
-    Case(
-        "torchao fp8",
-        DENSE,
-        torchao("Float8DynamicActivationFloat8Weight", granularity=[{"_type": "PerRow"}] * 2),
-        "torchao Float8DynamicActivationFloat8Weight",
-        "f8e4m3fn_w8a8",
-    ),
-    Case(
-        "torchao by modules",
-        DENSE,
-        torchao(
-            "ModuleFqnTo",
-            module_fqn_to_config={
-                "_default": {
-                    "_type": "Int8DynamicActivationInt4WeightConfig",
-                    "_data": {"group_size": 32},
-                },
-                "lm_head": None,
-            },
-        ),
-        "torchao Int8DynamicActivationInt4Weight with scales of 32 inputs",
-        "s4_group32",
-    ),
-    Case(
-        "torchao by an old name",
-        DENSE,
-        {"quant_method": "torchao", "quant_type": "int8_weight_only"},
-        "torchao int8weightonly",
-        "s8_layers",
-    ),
-]
+OF_OTHERS = []
 CASES = [*FP8_AND_BLOCKS, *OF_COMPRESSED_TENSORS, *OF_4_BITS, *OF_MODELOPT, *OF_OTHERS]
 
 

@@ -1,8 +1,8 @@
 """Which scheme a `quantization_config` gives to which modules, by the tool that wrote it.
 
 Sources: transformers (utils/quantization_config.py), compressed-tensors (quantization/quant_args.py), ModelOpt
-(export/quant_utils.py), Quark (quantization/config/config.py), GPTQModel (quantization/config.py), AutoRound,
-torchao, and vLLM (model_executor/layers/quantization), which reads them all.
+(export/quant_utils.py), GPTQModel (quantization/config.py), AutoRound, and vLLM (model_executor/layers/quantization).
+Other tools have no reader: the nearest format is named for them.
 """
 
 import re
@@ -66,8 +66,10 @@ def recipe_of(config: Mapping[str, Any], expert_dtype: object = None) -> Quantiz
     method = _method(config)
     read = _READERS.get(method)
     if read is None:
-        dict(config)  # keys of an unknown tool count as read: the format is reported as unknown
-        return QuantizationRecipe(text=method, scheme=Scheme(text=method))
+        dict(config)  # keys of other tools count as read: only the nearest format is named
+        bits = config.get("bits")
+        nearest = _NEAREST.get(method) if bits is None else _nearest_int(bits)
+        return QuantizationRecipe(text=method, scheme=Scheme(text=method, nearest=nearest))
     recipe = read(config)
     if expert_dtype == "fp4" and recipe.scheme is not None and recipe.scheme.dtype == FP8_BLOCKS:
         of_experts = (ModulePatterns(["experts"]), Scheme(text="mxfp4", dtype=MXFP4))
@@ -325,64 +327,6 @@ def _modelopt_scheme(algorithm: object, group: object) -> Scheme:
     )
 
 
-def _quark(config: Mapping[str, Any]) -> QuantizationRecipe:
-    """`layer_quant_config` by patterns of names, else `global_quant_config`."""
-    default = _quark_scheme(config.get("global_quant_config"))
-    kept = config.get("exclude")
-    rules: list[Rule] = [(ModulePatterns(kept), None)]
-    for pattern, values in _of(config.get("layer_quant_config")).items():
-        rules.append((ModulePatterns([pattern]), _quark_scheme(values)))
-    text = "quark" if default is None else default.text
-    return QuantizationRecipe(text=text, scheme=default, rules=tuple(rules))
-
-
-def _quark_scheme(of_layer: object) -> Scheme | None:
-    """The scheme of a layer's config; None if its weights have 16 bits."""
-    values = _of(of_layer)
-    weight, inputs = values.get("weight"), _of(values.get("input_tensors"))
-    if isinstance(weight, list):  # stages of rounding: the last one is stored
-        weight = weight[-1] if weight else None
-    weight = _of(weight)
-    dtype, scheme, group = weight.get("dtype"), weight.get("qscheme"), weight.get("group_size")
-    if not weight or dtype in {"bfloat16", "float16", None}:
-        return None
-    text = f"quark {dtype}"
-    is_narrow = inputs.get("is_dynamic") is True and inputs.get("qscheme") in {
-        "per_channel",
-        "per_token",
-    }
-    match dtype, scheme:
-        case (("fp8_e4m3" | "int8"), ("per_tensor" | "per_channel")):
-            plain = "f8e4m3fn" if dtype == "fp8_e4m3" else "s8"
-            is_narrow &= inputs.get("dtype") == dtype
-            return Scheme(text=text, dtype=_NARROW[plain] if is_narrow else plain)
-        case (("fp4" | "fp4_e2m1" | "mxfp4" | "mx"), "per_group") if group == MXFP4_GROUP:
-            return Scheme(text="quark mxfp4", dtype=MXFP4)
-        case (("int4" | "uint4"), ("per_group" | "per_channel")):
-            return _int4(text, group, is_channel=scheme == "per_channel")
-        case str(), _ if "6" in dtype or "8" in dtype:
-            return Scheme(text=text, nearest="f8e4m3fn")
-        case _:
-            return Scheme(text=text, nearest=MXFP4)
-
-
-def _mlx(config: Mapping[str, Any]) -> QuantizationRecipe:
-    """Groups with a scale and an offset, in embedding and head, too; modules by name have other values, or none."""
-
-    def scheme(values: Mapping[str, Any]) -> Scheme:
-        bits, group = (values.get(key, config.get(key)) for key in ("bits", "group_size"))
-        of_bits = _int(f"mlx of {bits} bits", bits, group)
-        return replace(of_bits, dtype=None, nearest=of_bits.dtype or of_bits.nearest)
-
-    rules = tuple(
-        (ModulePatterns([name]), scheme(values) if isinstance(values, Mapping) else None)
-        for name, values in config.items()
-        if isinstance(values, Mapping) or values is False
-    )
-    default = scheme(_EMPTY)
-    return QuantizationRecipe(text=default.text, scheme=default, rules=rules)
-
-
 def _auto_round(config: Mapping[str, Any]) -> QuantizationRecipe:
     """`extra_config` has other bits for modules by name or regular expression."""
 
@@ -417,87 +361,6 @@ def _float_scheme(text: str, kind: str, bits: object) -> Scheme:
     return Scheme(text=text, dtype="f8e4m3fn")
 
 
-def _hqq(config: Mapping[str, Any]) -> QuantizationRecipe:
-    weights = _of(_of(config.get("quant_config")).get("weight_quant_params"))
-    bits = weights.get("nbits")
-    text = "hqq" if bits is None else f"hqq of {bits} bits"
-    scheme = Scheme(text=text) if bits is None else _int(text, bits, weights.get("group_size"))
-    return _keeping(scheme, config.get("skip_modules"))
-
-
-def _by_name(config: Mapping[str, Any]) -> QuantizationRecipe:
-    """EETQ and Quanto name the dtype of `weights`."""
-    name = str(config.get("weights", "int8"))
-    text = f"{config['quant_method']} {name}"
-    dtypes = {"int8": "s8", "float8": "f8e4m3fn"}
-    scheme = _int4(text, None) if name == "int4" else Scheme(text=text, dtype=dtypes.get(name))
-    if scheme.dtype is None:
-        scheme = replace(scheme, nearest=INT4_OF_GROUP[INT4_GROUP])
-    return _keeping(scheme, config.get("modules_to_not_convert"))
-
-
-def _fp_quant(config: Mapping[str, Any]) -> QuantizationRecipe:
-    """4-bit floats after a rotation of the inputs, which programs lack."""
-    name = str(config.get("forward_dtype", "mxfp4"))
-    scheme = Scheme(text=f"fp_quant {name}, with rotated inputs", nearest=MXFP4)
-    return _keeping(scheme, config.get("modules_to_not_convert"))
-
-
-def _few_bits(config: Mapping[str, Any]) -> QuantizationRecipe:
-    """Codes of about 2 bits, for which no weight dtype comes near."""
-    scheme = Scheme(text=f"{config['quant_method']}, of about 2 bits")
-    return _keeping(scheme, config.get("modules_to_not_convert"))
-
-
-def _torchao(config: Mapping[str, Any]) -> QuantizationRecipe:
-    """A name, or the class of a config with its fields; `ModuleFqnToConfig` has one for each module."""
-    stated = config.get("quant_type")
-    kept = config.get("modules_to_not_convert")
-    if isinstance(stated, str):
-        fields = _of(config.get("quant_type_kwargs"))
-        return _keeping(_torchao_scheme(stated.replace("_", ""), fields), kept)
-    default = _of(_of(stated).get("default"))
-    by_module = _of(default.get("_data")).get("module_fqn_to_config") or _of(
-        default.get("_data")
-    ).get("fqn_to_config")
-    if not isinstance(by_module, Mapping):
-        return _keeping(_torchao_class(default), kept)
-    first = by_module.get("_default")
-    rules = tuple(
-        (ModulePatterns([name]), None if of is None else _torchao_class(_of(of)))
-        for name, of in by_module.items()
-        if name != "_default"
-    )
-    return QuantizationRecipe(
-        text="torchao", scheme=None if first is None else _torchao_class(_of(first)), rules=rules
-    )
-
-
-def _torchao_class(of: Mapping[str, Any]) -> Scheme:
-    return _torchao_scheme(str(of.get("_type", "")).removesuffix("Config"), _of(of.get("_data")))
-
-
-_TORCHAO = {
-    "int8weightonly": "s8",
-    "int8dynamicactivationint8weight": INT8_W8A8,
-    "float8weightonly": "f8e4m3fn",
-}
-
-
-def _torchao_scheme(name: str, fields: Mapping[str, Any]) -> Scheme:
-    text, lowered = f"torchao {name}".strip(), name.lower()
-    group = fields.get("group_size")
-    if lowered == "int4weightonly":
-        return _int4(text, group)
-    if lowered == "int8dynamicactivationint4weight":
-        return _int4(text, MXFP4_GROUP if group is None else group)
-    if lowered == "float8dynamicactivationfloat8weight":
-        is_of_rows = "PerRow" in str(fields.get("granularity"))
-        return Scheme(text=text, dtype=FP8_W8A8 if is_of_rows else "f8e4m3fn")
-    is_four_bit = "fp4" in lowered
-    return Scheme(text=text, dtype=_TORCHAO.get(lowered), nearest=MXFP4 if is_four_bit else None)
-
-
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationRecipe]] = {
     **dict.fromkeys(("fp8", "fbgemm_fp8"), _fp8),
     "mxfp4": _mxfp4,
@@ -506,16 +369,16 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationRecipe]] = {
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed,
     "modelopt": _modelopt,
-    "quark": _quark,
     "auto-round": _auto_round,
-    "hqq": _hqq,
-    "mlx": _mlx,
-    **dict.fromkeys(("eetq", "quanto"), _by_name),
-    "fp_quant": _fp_quant,
-    **dict.fromkeys(("aqlm", "vptq", "quip", "spqr", "bitnet"), _few_bits),
-    "torchao": _torchao,
 }
 METHODS = frozenset(_READERS)
+# Tools without a reader, with the format that is nearest to what they usually write.
+_NEAREST = {
+    **dict.fromkeys(("hqq", "quanto"), INT4_OF_GROUP[64]),
+    **dict.fromkeys(("quark", "fp_quant"), MXFP4),
+    "torchao": INT4_OF_GROUP[INT4_GROUP],
+    "eetq": "s8",
+}
 
 
 def stored_cache(config: Mapping[str, Any]) -> str | None:
@@ -524,8 +387,6 @@ def stored_cache(config: Mapping[str, Any]) -> str | None:
     if isinstance(scheme, str):
         return {"FP8": "fp8", "INT8": "int8"}.get(scheme)
     bits = _of(scheme).get("num_bits")
-    if bits == NARROW_BITS:
-        return "fp8" if _of(scheme).get("type") == "float" else "int8"
-    of_layers = _of(config.get("kv_cache_quant_config")).values()
-    outputs = [_of(_of(of).get("output_tensors")).get("dtype") for of in of_layers]
-    return "fp8" if "fp8_e4m3" in outputs else None
+    if bits != NARROW_BITS:
+        return None
+    return "fp8" if _of(scheme).get("type") == "float" else "int8"
