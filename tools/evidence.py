@@ -133,7 +133,9 @@ def plain(value: Any) -> Any:
         return {str(k): plain(v) for k, v in value.items() if k not in VOLATILE}
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
-    return re.sub(r"\S*(/tmp|/runs)\S*", "PATH", value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return re.sub(r"\S*(/tmp|/runs)\S*", "PATH", value.replace(f"{ROOT}/", ""))
 
 
 def rounded(x: float) -> float:

@@ -190,7 +190,6 @@ def _groups_of_size(mesh: Mesh, size: int) -> Groups:
 
 
 def _name(kernel: Instruction) -> str:
-    """The kernel's name without XLA's number."""
     return _NUMBER.sub("", kernel.name)
 
 

@@ -83,7 +83,6 @@ def runs_called_computations(instruction: Instruction) -> bool:
 
 
 def _callees_of(instruction: Instruction) -> tuple[str, ...]:
-    """Names of the computations that the instruction runs."""
     if not runs_called_computations(instruction):
         return ()
     return tuple(name for names in instruction.called.values() for name in names)

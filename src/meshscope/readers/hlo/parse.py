@@ -137,7 +137,6 @@ def parse_instruction_line(text: str) -> Instruction | None:
 
 
 def _header(lines: list[str], origin: str) -> int:
-    """The index of the line that starts the module."""
     for number, line in enumerate(lines):
         if _MODULE.match(line):
             return number

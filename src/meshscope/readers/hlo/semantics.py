@@ -219,6 +219,5 @@ def _is_zero(flow: Dataflow, context: CallContext, base: Instruction) -> bool:
 
 
 def _size(instruction: Instruction) -> int:
-    """The number of elements of an array; 0 for a tuple."""
     arrays = instruction.arrays
     return prod(arrays[0].dims) if len(arrays) == 1 else 0

@@ -123,7 +123,6 @@ def _in_order(instructions: Sequence[Message], sequence: Sequence[int] | None) -
 
 
 def _tables(index: Message) -> Iterator[str]:
-    """The header tables with source locations."""
     if not index.has(4):
         return
     for title, field in (("FileNames", 1), ("FunctionNames", 2)):
@@ -235,7 +234,6 @@ _WITH_DIMENSIONS = frozenset(
 
 
 def _attributes(instruction: Message) -> Iterator[str]:
-    """Attributes that describe the operation itself."""
     opcode = instruction.text(2)
     base = opcode.removesuffix("-start")
     if base in _WITH_DIMENSIONS and (instruction.has(14) or opcode == "broadcast"):
@@ -304,7 +302,6 @@ def _alias(alias: Message) -> str:
 
 
 def _communication(instruction: Message, base: str) -> Iterator[str]:
-    """Channel, groups and pairs of a collective or transfer."""
     if (channel := instruction.number(26)) > 0:
         yield f"channel_id={channel}"
     groups = _groups(instruction)
@@ -378,7 +375,6 @@ def _computations(instruction: Message, opcode: str, names: _Names) -> Iterator[
 
 
 def _metadata(instruction: Message) -> Iterator[str]:
-    """Scope and source of the operation."""
     metadata = instruction.message(7)
     texts = [
         f'{name}="{_escaped(text)}"'
@@ -395,7 +391,6 @@ def _metadata(instruction: Message) -> Iterator[str]:
 
 
 def _configuration(instruction: Message) -> Iterator[str]:
-    """Thread, attributes of the front end, and the configuration of the compiler."""
     if thread := instruction.text(79):
         yield f'async_execution_thread="{_escaped(thread)}"'
     pairs = [(e.text(1), e.text(2)) for e in instruction.message(68).messages(1)]

@@ -112,7 +112,6 @@ def _some(names: set[str]) -> str:
 
 
 def _with_other_facts(rows: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
-    """Adds the facts for which ops have no column."""
     in_ops = {
         "opcode",
         "kind",
@@ -134,7 +133,6 @@ def _with_other_facts(rows: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_groups(rows: pl.DataFrame) -> pl.DataFrame:
-    """Fills group sizes and wire bytes that the facts lack."""
     for name in ("group_size", "n_groups", "wire_bytes", "phase"):
         if name not in rows:
             rows = rows.with_columns(pl.lit(None, POLARS_SCHEMA[name]).alias(name))

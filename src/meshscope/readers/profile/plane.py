@@ -67,7 +67,6 @@ def read_bytes(path: Path, wanted: Collection[str] | None) -> ProfileBytes:
 
 
 def _bytes_of(path: Path) -> Data:
-    """Maps the file into memory; unpacks it if it is gzipped."""
     with path.open("rb") as file:
         head = file.read(2)
         n_bytes = file.seek(0, 2)
@@ -158,8 +157,6 @@ def _base_ps(line: ProfileLine, origin: int) -> int:
 
 
 class _Events:
-    """Columns of events, filled chunk by chunk."""
-
     def __init__(self, n_events: int, stats: StatTable) -> None:
         self.line = np.zeros(n_events, np.uint32)
         self.ident = np.zeros(n_events, np.int64)

@@ -314,7 +314,6 @@ def attributed(
 
 
 def _named(collectives: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
-    """The collectives with the names of their ops and the phases of their steps."""
     phases = pl.Series([label.phase for label in LABELS], dtype=pl.String)
     return collectives.with_columns(
         ops["name"].gather(collectives["op"]).alias("name"),

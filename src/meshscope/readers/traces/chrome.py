@@ -65,8 +65,6 @@ class ChromeEvent(msgspec.Struct, gc=False):
 
 
 class _KindKey(NamedTuple):
-    """What the events of a kind share."""
-
     name: str
     category: str | None = None
     program_id: str | None = None
@@ -100,8 +98,6 @@ def read_chrome(path: Path) -> ChromeTrace:
 
 
 class _Reading:
-    """The columns of a file while it is read."""
-
     def __init__(self) -> None:
         self.n_events = 0
         self.processes: dict[int, str] = {}

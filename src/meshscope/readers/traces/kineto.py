@@ -224,8 +224,6 @@ _STAGE_IN_NAME = re.compile(r"-(EXTEND|PREFILL|DECODE)(?=[-.])")
 
 
 class _Range(NamedTuple):
-    """An annotated range on the host or the device."""
-
     cat: str
     tid: Scalar
     name: str
@@ -244,8 +242,6 @@ def read_kineto(path: Path) -> Trace:
 
 
 class _Reading:
-    """The columns of a file while it is read."""
-
     def __init__(self) -> None:
         self.n_events = 0
         self.categories = Counter[str | None]()

@@ -90,7 +90,6 @@ def merged(traces: Sequence[Trace]) -> MergedTrace:
 
 
 def _nothing(traces: Sequence[Trace]) -> str:
-    """What the files have instead of ops of devices."""
     first = traces[0]
     files = "" if len(traces) == 1 else f" in {len(traces):,} files, such as this one"
     contents = f"{first.n_events:,} events" + (f": {first.contents}" if first.contents else "")
@@ -170,7 +169,6 @@ def _rank_in_name(trace: Trace) -> int | None:
 
 
 def _has_others(trace: Trace) -> bool:
-    """Whether the trace says that the session has several ranks."""
     largest = trace.ops["group_size"].max()
     return (trace.world_size or 1) > 1 or (isinstance(largest, int) and largest > 1)
 
@@ -205,7 +203,6 @@ def _free_numbers(
 
 
 def _moved(trace: Trace, numbers: Mapping[int, int]) -> Trace:
-    """The trace with other device numbers."""
     if all(old == new for old, new in numbers.items()):
         return trace
     old, new = (pl.Series(list(side), dtype=pl.Int32) for side in (numbers, numbers.values()))

@@ -207,7 +207,6 @@ def _ranked(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _marks(database: sqlite3.Connection) -> Iterator[tuple[int, StepMark]]:
-    """The process of NVTX ranges that mark steps, and their marks."""
     columns = _columns_of(database, RANGES)
     text = "text"
     if "textId" in columns:
