@@ -4,7 +4,7 @@
 
 compiles the programs that are missing in the folder CACHE and rewrites memory_grid.csv, which holds the
 compiler's memory analysis of each program. It can be interrupted and resumed. Without CACHE, prints the
-table of docs/memory.md.
+table of docs/evidence/memory.md.
 """
 
 import csv
@@ -237,7 +237,7 @@ def judged_cases() -> tuple[JudgedCase, ...]:
 
 
 def print_table() -> None:
-    """The rows of docs/memory.md."""
+    """The rows of docs/evidence/memory.md."""
     print("| model, slice, plan, options | rules | compiled | estimate | interval | inside |")
     print("|---|---|---|---|---|---|")
     for judged in judged_cases():

@@ -1,7 +1,7 @@
 """Temporary buffers of a compiled program on one device, from closed formulas.
 
 The parts are those that a program keeps live in HBM at once: the residual stream, the buffers of the
-block that needs most, and gathered or copied weights. docs/memory.md compares them with the compiler's
+block that needs most, and gathered or copied weights. docs/evidence/memory.md compares them with the compiler's
 memory analysis.
 
 Letters: T tokens of a device in a chunk of prefill or a decode step, D residual width, F width of an MLP
@@ -38,7 +38,7 @@ from meshscope.units import DTYPE_BITS
 F32_BYTES = 4
 
 # The rules and the margins of the interval were made with some cases of benchmarks/memory_grid.csv and are
-# judged by the others (docs/memory.md).
+# judged by the others (docs/evidence/memory.md).
 N_WHOLE = (
     3  # inputs and outputs of a dense block and of its reduction, beside the residual stream itself
 )
