@@ -7,8 +7,7 @@ import pytest
 
 from meshscope.backends.calibrate.fit import unfitted
 from meshscope.backends.calibrate.request import CalibrationRequest
-from meshscope.cost.measured_rates import measured_rates
-from meshscope.cost.rates import rates_of
+from meshscope.cost.rates import measured_rates, rates_of
 from meshscope.cost.traffic import ArrayTraffic
 from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.profile import (

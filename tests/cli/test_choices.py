@@ -7,8 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from meshscope.hardware.chips import CHIPS, GIB
-from meshscope.hardware.slices import cloud_name, every_slice, standard_slices
-from meshscope.hardware.topology import parse_topology
+from meshscope.hardware.topology import cloud_name, every_slice, parse_topology, standard_slices
 from meshscope.model.catalog import catalog
 
 

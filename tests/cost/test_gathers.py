@@ -2,8 +2,7 @@
 
 import pytest
 
-from meshscope.cost.gathers import row_s
-from meshscope.cost.rates import rates_of
+from meshscope.cost.rates import rates_of, row_s
 from meshscope.cost.steps import NO_MEASURED_BASIS, timed_step
 from meshscope.events.enums import Phase
 from meshscope.events.measured import Flag, FlagEffect

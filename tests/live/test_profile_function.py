@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshscope
 from meshscope.errors import MeshscopeError
-from meshscope.hardware.live_slices import slice_of_devices
+from meshscope.hardware.topology import slice_of_devices
 
 
 def shape(*dims: int, spec: P, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:

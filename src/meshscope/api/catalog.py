@@ -6,7 +6,7 @@ from meshscope.api.console import new_console, print_all, print_json
 from meshscope.api.options import JsonOption, Option
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import ChipKind, chip_of
-from meshscope.hardware.slices import every_slice, standard_slices
+from meshscope.hardware.topology import every_slice, standard_slices
 from meshscope.reports.choices import (
     chip_table,
     model_documents,

@@ -18,8 +18,7 @@ from meshscope.errors import SpecError, public
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured, StepCost
 from meshscope.files import path_of
-from meshscope.hardware.live_slices import slice_of_devices
-from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.hardware.topology import Topology, parse_topology, slice_of_devices
 from meshscope.plans.mesh import Mesh
 from meshscope.programs.environments import check_can_run
 from meshscope.reports.export.perfetto import write_profile_traces

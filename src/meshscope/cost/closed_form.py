@@ -41,17 +41,15 @@ from meshscope.cost.expert_load import (
     routed_tokens_per_token,
     sorted_rows_per_token,
 )
-from meshscope.cost.features import PARTS, Cost, FloatArray, PlanCosts, plan_costs
+from meshscope.cost.features import PARTS, Cost, Feature, FloatArray, PlanCosts, plan_costs
 from meshscope.cost.fused_experts import TILE_ROWS
-from meshscope.cost.gathers import row_s
 from meshscope.cost.planned_collectives import (
     CollectiveCost,
     HiddenBehind,
     TransferLines,
     collective_costs,
 )
-from meshscope.cost.rates import Rates, rates_of
-from meshscope.cost.workload_features import Feature
+from meshscope.cost.rates import Rates, rates_of, row_s
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.operation_rates import VMEM_OVER_HBM
 from meshscope.hardware.precision import product_speedup

@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.expert_load import device_load, rows_per_token, sorted_rows_per_token
 from meshscope.cost.fused_experts import FUSED_ROW_PASSES, TILE_ROWS, FusedRates, fused_rates
-from meshscope.cost.gathers import row_s
-from meshscope.cost.rates import Rates
-from meshscope.cost.workload_features import Feature
+from meshscope.cost.rates import Rates, row_s
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.precision import product_speedup
@@ -82,6 +80,26 @@ LAYER_INPUT_OPS = 5  # assumed, not counted in a program: half of MLP_OPS
 ROUTER_OPS = 10
 ROUTER_GROUP_OPS = {ModeledProgram.PUBLISHED: 130, ModeledProgram.OWN: 63}
 EXPERT_OPS = 5
+
+
+class Feature(IntEnum):
+    """Index of a workload size of one device and micro-batch."""
+
+    ONE = 0
+    SEQUENCES = 1
+    TOKENS = 2
+    CAUSAL_PAIRS = (
+        3  # query-key pairs in the blocks of a causal mask; 0 without an attention kernel
+    )
+    WINDOW_PAIRS = 4  # the same for the model's sliding window
+    ALL_PAIRS = 5  # all query-key pairs, of plain attention
+    CACHED_POSITIONS = 6  # that a decode step reads, over all sequences
+    WINDOW_POSITIONS = 7  # the same in layers with a sliding window
+    CHOSEN_POSITIONS = 8  # the same behind an indexer
+    ALL_SEQUENCES = 9  # of all micro-batches
+    # Fraction of the device's experts that get a row, summed over the blocks of tokens of a fused kernel
+    HIT_FRAC = 10
+    EMPTY_TILES = 11  # what the last tiles of a fused kernel lack, for each expert of the device
 
 
 class Cost(IntEnum):

@@ -19,7 +19,6 @@ from meshscope.cost.array_traffic import (
 )
 from meshscope.cost.attention_kernels import attention_work
 from meshscope.cost.expert_load import ExpertLoad
-from meshscope.cost.gathers import Gather
 from meshscope.cost.grouped_kernels import fused_work, grouped_work
 from meshscope.cost.kernel_work import (
     KernelWork,
@@ -27,7 +26,7 @@ from meshscope.cost.kernel_work import (
     operand_traffic,
     touched_traffic,
 )
-from meshscope.cost.rates import OpTime, Rates, exactly, longest
+from meshscope.cost.rates import Gather, OpTime, Rates, exactly, longest
 from meshscope.cost.traffic import ArrayTraffic
 from meshscope.events.step_time import Activity, TimeBasis, TimeEstimate
 from meshscope.hardware.compiler_facts import CompilerFacts

@@ -13,8 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from meshscope.cost.expert_load import exchange_load, is_exchange
-from meshscope.cost.features import FloatArray
-from meshscope.cost.workload_features import Feature
+from meshscope.cost.features import Feature, FloatArray
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, wire_factor
 from meshscope.hardware.compiler_facts import compiler_facts

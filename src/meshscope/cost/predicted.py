@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 
 from meshscope.cost.closed_activities import bubble_s, closed_activities, wire_bytes
-from meshscope.cost.closed_bounds import bounding_forms, is_measured
 from meshscope.cost.closed_form import (
     NO_LIMIT,
     ClosedSteps,
@@ -16,7 +15,7 @@ from meshscope.cost.closed_form import (
     plan_batch,
     plan_form,
 )
-from meshscope.cost.efficiency import ModeledProgram
+from meshscope.cost.efficiency import ClosedConstants, ModeledProgram
 from meshscope.cost.expert_load import exchange_load, is_exchange
 from meshscope.cost.features import PARTS, Cost
 from meshscope.cost.fused_experts import fused_notes
@@ -214,4 +213,45 @@ def _timed_row(row: Collective, experiment: Experiment, constants: LinkConstants
         dur_s=seconds,
         exposed_s=seconds if hidden is None else None,
         time_basis=TimeBasis.INTERCONNECT_MODEL.value,
+    )
+
+
+def bounding_forms(
+    form: PlanForm, steps: ClosedSteps, at: int = 0
+) -> tuple[PlanForm, PlanForm] | None:
+    """The form at its fastest and at its slowest; None for collectives without known errors."""
+    if form.collectives and form.constants.spreads is None:
+        return None
+    spreads = tuple(_spreads(form, steps, at))
+    return (
+        _bounded(form, form.efficiency.fast, tuple(1 / spread for spread in spreads)),
+        _bounded(form, form.efficiency.slow, spreads),
+    )
+
+
+def is_measured(form: PlanForm, steps: ClosedSteps, at: int) -> Iterator[bool]:
+    """Whether the payload of each collective is inside a measured range."""
+    for m, collective in enumerate(form.collectives):
+        payload = steps.payload_bytes[at, m]
+        is_inside = any(low <= payload <= high for low, high in collective.transfer.ranges)
+        yield not steps.collectives_s[at, m] or is_inside
+
+
+def _spreads(form: PlanForm, steps: ClosedSteps, at: int) -> Iterator[float]:
+    """The factor that covers the errors of each collective."""
+    spreads = form.constants.spreads
+    for is_inside in is_measured(form, steps, at):
+        assert spreads is not None
+        yield max(spreads.short, spreads.long) if is_inside else spreads.out_of_sample
+
+
+def _bounded(form: PlanForm, constants: ClosedConstants, factors: tuple[float, ...]) -> PlanForm:
+    collectives = zip(form.collectives, factors, strict=True)
+    return replace(
+        form,
+        efficiency=replace(form.efficiency, constants=constants),
+        collectives=tuple(
+            replace(collective, transfer=collective.transfer.scaled(factor))
+            for collective, factor in collectives
+        ),
     )

@@ -1,8 +1,9 @@
 """Peak rates of one device, and the times of operations at what they reach of them."""
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from math import log
 
-from meshscope.cost.measured_rates import MeasuredRates, measured_rates
 from meshscope.cost.traffic import NO_TRAFFIC, ArrayTraffic
 from meshscope.errors import SpecError
 from meshscope.events.step_time import NO_TIME, TimeBasis, TimeEstimate
@@ -51,7 +52,7 @@ class Rates:
     narrow_speedup: float = 1.0
     efficiency: PeakEfficiency = TPU_EFFICIENCY.value
     facts: CompilerFacts = field(default_factory=compiler_facts)
-    measured: MeasuredRates | None = None
+    measured: "MeasuredRates | None" = None
 
     def cycles(
         self,
@@ -249,3 +250,80 @@ def _published_rates(chip: Chip) -> Rates:
 def peak_efficiency(chip: Chip) -> PeakEfficiency:
     """The efficiency of large operations on a chip of this kind."""
     return (GPU_EFFICIENCY if chip.kind is ChipKind.GPU else TPU_EFFICIENCY).value
+
+
+# Arithmetic intensity (flops per byte) below which an op counts as elementwise. The product of one row
+# with 16-bit weights has 1.
+ELEMENTWISE_INTENSITY = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRates:
+    """Measured time over roofline time by arithmetic intensity, and seconds per launch.
+
+    `factors` are (flops per byte, factor), ascending. Factors are interpolated over log intensity and
+    constant beyond both ends.
+    """
+
+    factors: tuple[tuple[float, float], ...]
+    launch_s: float
+
+    def factor(self, flops: float, n_bytes: float) -> float:
+        """The factor of a kernel; 1 for elementwise ops and for kernels that move no bytes."""
+        if not n_bytes or flops / n_bytes < ELEMENTWISE_INTENSITY or not self.factors:
+            return 1.0
+        intensity = flops / n_bytes
+        after = bisect_left([at for at, _ in self.factors], intensity)
+        if after == 0:
+            return self.factors[0][1]
+        if after == len(self.factors):
+            return self.factors[-1][1]
+        (low, first), (high, second) = self.factors[after - 1 : after + 1]
+        share = log(intensity / low) / log(high / low)
+        return first + share * (second - first)
+
+
+def measured_rates(profile: ChipProfile) -> MeasuredRates | None:
+    """The rates of a profile with product and launch times; None without them."""
+    flops_per_s, bytes_per_s = profile.flops_per_s, profile.memory_bytes_per_s
+    if not profile.products or profile.launch_s is None or not flops_per_s or not bytes_per_s:
+        return None
+    by_intensity: dict[float, list[float]] = {}
+    for product in profile.products:
+        roofline_s = max(product.flops / flops_per_s, product.n_bytes / bytes_per_s)
+        factor = max(product.seconds - profile.launch_s, 0.0) / roofline_s
+        by_intensity.setdefault(round(product.flops / product.n_bytes, 3), []).append(factor)
+    factors = sorted((at, sum(values) / len(values)) for at, values in by_intensity.items())
+    return MeasuredRates(factors=tuple(factors), launch_s=profile.launch_s)
+
+
+LANES = 128  # of a tile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gather:
+    """A gather of `n_rows` rows, each of `width` elements side by side, from HBM or VMEM."""
+
+    n_rows: int
+    width: int
+    is_in_hbm: bool
+
+    def cycles(self, facts: CompilerFacts) -> float:
+        """Cycles of the whole gather."""
+        if self.width < LANES:
+            return self.n_rows * self.width * facts.gathered_element_cycles.value
+        return self.n_rows * row_cycles(self.width, facts, is_in_hbm=self.is_in_hbm)
+
+
+def row_cycles(width: int, facts: CompilerFacts, *, is_in_hbm: bool) -> float:
+    """Cycles to gather one row of `width` elements."""
+    fact = facts.gathered_row_cycles if is_in_hbm else facts.gathered_vmem_row_cycles
+    per_row, per_tile = fact.value
+    return per_row + per_tile * -(-width // LANES)
+
+
+def row_s(rates: Rates, width: int, element_bytes: float, *, is_in_hbm: bool = True) -> float:
+    """Seconds to gather one row; without a clock, those to read and write its bytes."""
+    if rates.clock_hz is None:
+        return 2 * width * element_bytes / rates.hbm_bytes_per_s
+    return row_cycles(width, rates.facts, is_in_hbm=is_in_hbm) / rates.clock_hz

@@ -1,12 +1,13 @@
 """Slices of accelerators: chip, grid and number of slices, parsed from common names."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isqrt, prod
+from typing import Any
 
 from meshscope.errors import SpecError
-from meshscope.hardware.chips import Chip, ChipKind, chip_of
+from meshscope.hardware.chips import CHIPS, TPU_KINDS, Chip, ChipKind, chip_of
 
 MAX_DEVICES = 65_536  # larger than any slice; limits the damage of a typo
 
@@ -150,3 +151,64 @@ def _grid_of_cloud_name(text: str, chip: Chip, count: int) -> tuple[int, ...]:
         return (1 << n_doublings // 2, 1 << (n_doublings + 1) // 2, 1)
     # 8 chips are 2x2x2, 16 are 2x2x4, 32 are 2x4x4, 64 are 4x4x4
     return (1 << n_doublings // 3, 1 << (n_doublings + 1) // 3, 1 << (n_doublings + 2) // 3)
+
+
+# The smallest slice of a 3D torus is a host; v5e and v6e are also rented as single chips
+# (cloud.google.com/tpu/docs, pages "v5e" and "v6e": topologies 1x1 to 16x16).
+SINGLE_CHIPS = frozenset({"v5e", "v6e"})
+
+
+def cloud_name(chip: Chip, n_chips: int) -> str:
+    """The cloud's name of a slice, e.g. `v6e-8`; v4, v5p and tpu7x names count cores, two per chip."""
+    return f"{chip.name}-{n_chips * 2 if chip.name in NAMES_COUNT_CORES else n_chips}"
+
+
+def standard_slices(chip: Chip) -> tuple[Topology, ...]:
+    """The slices of a chip by size: powers of two, from a host to the largest in a pod."""
+    return tuple(parse_topology(cloud_name(chip, n)) for n in _sizes(chip))
+
+
+def every_slice() -> tuple[Topology, ...]:
+    """The standard slices of all TPUs, smallest first."""
+    tpus = (chip for chip in CHIPS.values() if chip.kind is ChipKind.TPU)
+    slices = (topology for chip in tpus for topology in standard_slices(chip))
+    return tuple(sorted(slices, key=lambda topology: topology.n_chips))
+
+
+def _sizes(chip: Chip) -> Iterator[int]:
+    """Chips of the standard slices."""
+    if chip.name in SINGLE_CHIPS:
+        yield 1
+    n_chips = chip.chips_per_host
+    while chip.pod_chips is not None and n_chips <= chip.pod_chips:
+        yield n_chips
+        n_chips *= 2
+
+
+def slice_of_devices(devices: Sequence[Any]) -> Topology:
+    """The slice of JAX devices; SpecError if their kind is unknown or they form no grid."""
+    kind, platform = str(devices[0].device_kind).lower(), devices[0].platform
+    if platform == "cpu":
+        return parse_topology(f"cpu:{len(devices)}")
+    if platform == "gpu":
+        names = [n for n, c in CHIPS.items() if c.kind is ChipKind.GPU and n in kind]
+        if names:
+            return parse_topology(f"{names[0]}:{len(devices)}")
+    chip = TPU_KINDS.get(kind)
+    if chip is not None and (grid := _grid(devices, CHIPS[chip].n_grid_dims)) is not None:
+        topology = parse_topology(f"{chip}:{'x'.join(map(str, grid))}")
+        if topology.n_devices == len(devices):
+            return topology
+    raise SpecError(
+        f"the slice of {len(devices)} devices of kind '{devices[0].device_kind}' is unknown. "
+        "Give topology=, such as 'v6e-8'."
+    )
+
+
+def _grid(devices: Sequence[Any], n_dims: int) -> list[int] | None:
+    """Chips along each dimension; None if the devices have no coordinates."""
+    coords = [getattr(device, "coords", None) for device in devices]
+    known = [c for c in coords if c is not None]
+    if len(known) < len(coords):
+        return None
+    return [max(c[dim] for c in known) - min(c[dim] for c in known) + 1 for dim in range(n_dims)]

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from meshscope.cost.closed_form import PlanForm, plan_form
-from meshscope.cost.features import plan_costs
+from meshscope.cost.features import Feature, plan_costs
 from meshscope.cost.planned_collectives import CollectiveCost, with_weight_dtype
-from meshscope.cost.workload_features import Feature
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import ChipProfile

@@ -8,8 +8,13 @@ from dataclasses import dataclass, replace
 
 from meshscope.errors import MeshscopeError, SpecError
 from meshscope.hardware.chips import CHIPS, ChipKind, chip_of
-from meshscope.hardware.slices import cloud_name, every_slice, standard_slices
-from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.hardware.topology import (
+    Topology,
+    cloud_name,
+    every_slice,
+    parse_topology,
+    standard_slices,
+)
 from meshscope.model.model import Model
 from meshscope.planner.capacity import (
     LargestContext,

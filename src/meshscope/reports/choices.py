@@ -8,8 +8,7 @@ from rich.table import Table
 from meshscope.analysis.utilization import n_parameters
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import CHIPS, GIB, Chip, ChipKind
-from meshscope.hardware.slices import cloud_name, standard_slices
-from meshscope.hardware.topology import Topology
+from meshscope.hardware.topology import Topology, cloud_name, standard_slices
 from meshscope.interconnect.fabric import wraps_around
 from meshscope.model.catalog import CatalogEntry, catalog
 from meshscope.model.config import LISTING, read_model
