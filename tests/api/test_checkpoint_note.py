@@ -208,9 +208,9 @@ def test_programs_without_8_bit_activations_keep_those_of_16_bits(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"weight_dtype": "int8"}, "no quantized weights. Use --weight-dtype bf16"),
-        ({"weight_dtype": "w8a8"}, "no quantized weights. Use --weight-dtype bf16"),
-        ({"cache_dtype": "fp8"}, "no quantized cache. Use --cache-dtype bf16"),
+        ({"weight_dtype": "int8"}, 'no quantized weights. Use weight_dtype="bf16"'),
+        ({"weight_dtype": "w8a8"}, 'no quantized weights. Use weight_dtype="bf16"'),
+        ({"cache_dtype": "fp8"}, 'no quantized cache. Use cache_dtype="bf16"'),
     ],
 )
 def test_formats_that_torchxla_has_no_modules_for_are_refused(
@@ -250,7 +250,7 @@ def test_a_program_has_the_format_of_the_checkpoint_if_the_plan_keeps_its_groups
     [
         ("mxfp4_experts", "quantizes experts, and .* has none. Use mxfp4 for all matrices"),
         ("compressed-tensors", "Give a config.json with this quantization, or name the dtype"),
-        ("bitsandbytes", "Use --weight-dtype int8"),
+        ("bitsandbytes", 'Use weight_dtype="int8"'),
     ],
 )
 def test_a_format_that_the_model_lacks_is_refused_with_a_remedy(

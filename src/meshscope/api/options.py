@@ -49,7 +49,7 @@ class Option:
     metavar: str | None = None
     least: int | None = None
     most: int | None = None
-    shown: str | None = None  # in place of the default
+    shown: str | None = None  # instead of the default
     is_argument: bool = False
     is_last: bool = False  # after the options of the subclass
     is_for_python: bool = False
