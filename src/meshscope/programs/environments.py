@@ -254,11 +254,11 @@ class Release:
             raise MissingToolError(
                 f"--python {python} does not run. Give a Python interpreter."
             ) from error
-        found = tuple(map(int, text.split(".")[:2]))
-        if found < self.least_python:
+        version = tuple(map(int, text.split(".")[:2]))
+        if version < self.least_python:
             raise MissingToolError(
-                f"--python {python} is {'.'.join(map(str, found))}; {self.label} needs {self._least} or "
-                "newer. Give another one."
+                f"--python {python} is {'.'.join(map(str, version))}; {self.label} needs {self._least} "
+                "or newer. Give another one."
             )
 
     def _check_room(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from meshscope.events.enums import Phase
 
 MODEL, SELECT, LOGITS, SAMPLE = "", "select", "logits", "sample"
-STEP_PROGRAMS = (MODEL, SELECT, LOGITS, SAMPLE)  # of a serving engine, in their order
+STEP_PROGRAMS = (MODEL, SELECT, LOGITS, SAMPLE)  # a serving engine's, in order
 
 
 def program_file(phase: Phase, name: str = "") -> str:

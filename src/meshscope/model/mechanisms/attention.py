@@ -85,7 +85,7 @@ class PromptWork:
     pair_flops: float = 0.0
     pair_scores: float = 0.0
     token_flops: float = 0.0
-    split_flops: float = 0.0  # of a token, if cp splits the prompt
+    split_flops: float = 0.0  # per token, if cp splits the prompt
     sequence_flops: float = 0.0
     token_f32: float = 0.0
 
