@@ -62,12 +62,12 @@ def claims() -> Mapping[str, Claim]:
 
 @cache
 def database() -> duckdb.DuckDBPyConnection:
-    """The dataset as views: its tables, and `torchxla` for docs/torchxla/compared.csv."""
+    """The dataset as views: its tables, and `torchxla` for docs/evidence/torchxla/compared.csv."""
     connection = duckdb.connect()
     for table in TABLES:
         connection.execute(f"create view {table} as from '{DATA / table}.parquet'")
     connection.execute(
-        f"create view torchxla as from read_csv('{DOCS / 'torchxla' / 'compared.csv'}')"
+        f"create view torchxla as from read_csv('{DOCS / 'evidence' / 'torchxla' / 'compared.csv'}')"
     )
     return connection
 
