@@ -68,7 +68,7 @@ class MlpRule(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FusedExperts:
+class FusedGateUp:
     """Gate and up columns of all experts in one tensor [E, D, 2F], or [E, 2F, D] if it `is_transposed` (Gemma 4).
 
     They alternate with `step` 2 (gpt-oss); with 1, those of the gate come first (Llama 4).
@@ -120,7 +120,7 @@ class FamilyTraits:
     experts: str | None = None
     routed_scale: float = 1.0
     has_shared_experts: bool = False
-    fused_experts: FusedExperts | None = None
+    fused_experts: FusedGateUp | None = None
     # Latent attention.
     has_indexer: bool = False
     # Tensors of the checkpoint, within a layer.
@@ -225,7 +225,7 @@ TRAITS: Mapping[Family, FamilyTraits] = {
         ffn_key="intermediate_size_mlp",
         experts="llama4",
         has_shared_experts=True,
-        fused_experts=FusedExperts(base="feed_forward.experts."),
+        fused_experts=FusedGateUp(base="feed_forward.experts."),
         mlp="feed_forward.",
         router="feed_forward.router.",
         shared="feed_forward.shared_expert.",
@@ -258,7 +258,7 @@ TRAITS: Mapping[Family, FamilyTraits] = {
         norm_offset=0.0,
         mlps=MlpRule.BESIDE,
         experts="gemma4",
-        fused_experts=FusedExperts(base="experts.", is_transposed=True),
+        fused_experts=FusedGateUp(base="experts.", is_transposed=True),
         router="router.proj.",
         ignored_keys=frozenset(
             {"num_global_key_value_heads", "vocab_size_per_layer_input", "per_layer_config"}
@@ -312,7 +312,7 @@ TRAITS: Mapping[Family, FamilyTraits] = {
         window=128,
         mlps=MlpRule.ALL,
         experts="gpt_oss",
-        fused_experts=FusedExperts(base="mlp.experts.", step=2),
+        fused_experts=FusedGateUp(base="mlp.experts.", step=2),
         router="mlp.router.",
         ignored_keys=frozenset({"swiglu_alpha"}),
         keeps_whole_context=True,

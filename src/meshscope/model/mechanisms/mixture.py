@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from meshscope.errors import SpecError
 from meshscope.model.arrays import EXPERT_IN, EXPERT_OUT, ColumnSlice, Dim, Weight, WeightBuilder
-from meshscope.model.families import Family, FamilyTraits, FusedExperts, MlpRule
+from meshscope.model.families import Family, FamilyTraits, FusedGateUp, MlpRule
 from meshscope.model.layers import MlpKind
 from meshscope.model.reader import ConfigReader
 
@@ -122,7 +122,7 @@ class MixtureOfExperts:
         tensor, shape = tensors["down"], (n, f, d)
         yield builder.matrix("experts_w_down", EXPERT_OUT, shape, tensor, inputs=(1,))
 
-    def _fused_experts(self, d: int, fused: FusedExperts) -> Iterator[Weight]:
+    def _fused_experts(self, d: int, fused: FusedGateUp) -> Iterator[Weight]:
         builder = WeightBuilder(base="model.layers.{layer}." + fused.base)
         n, f, step = self.n_experts, self.ffn, fused.step
         for number, name in enumerate(("gate", "up")):
