@@ -160,35 +160,6 @@ def test_rows_and_experts_are_capped():
     assert work.moved.hbm_bytes == 2 * (4 * 128 * 256 + 64 * 128 + 8)
 
 
-@pytest.mark.parametrize(
-    ("step", "n_outputs", "of_tile", "of_half"),
-    [(1792, 2048, 3861, 2145), (1024, 7168, 2324, 1318)],
-)
-def test_a_grouped_matmul_of_many_rows_takes_the_cycles_of_its_bundles(
-    step: int, n_outputs: int, of_tile: int, of_half: int
-) -> None:
-    """2,048 rows of an expert fill three tiles of 512 and reach three halves of two more."""
-    n_rows, n_inputs, n_columns = 4 * 2048, 9216 - n_outputs, n_outputs // 1024
-    shapes = f"s32[5];s32[20];bf16[{n_rows},{n_inputs}];f8e4m3fn[4,{n_inputs},{n_outputs}]"
-    kernel = _kernel(
-        shapes, f"grouped_matmul_wide_m512_k{step}_n1024.3", result=f"bf16[{n_rows},{n_outputs}]"
-    )
-
-    work = kernel_work(
-        *kernel, rates_of(chip_of("v6e")), experts=ExpertLoad(rows=n_rows, experts=4.0)
-    )
-
-    of_group = 3 * (of_tile + of_half) * n_inputs // step + 142 * n_inputs // 128
-    of_group += 1.3 * 2304 + 400 * 5
-    assert work.cycles == pytest.approx(4 * n_columns * of_group, rel=0.01)
-    rates = rates_of(chip_of("v6e"))
-    assert rates.clock_hz is not None
-    peak_frac = work.flops / rates.flops_per_s / (work.cycles / rates.clock_hz)
-    assert peak_frac == pytest.approx({2048: 0.67, 7168: 0.56}[n_outputs], abs=0.01)
-    moved = n_columns * 2 * n_rows * n_inputs + 4 * n_inputs * n_outputs + 2 * n_rows * n_outputs
-    assert work.moved.hbm_bytes == moved
-
-
 # DeepSeek-R1 of jax-llm-examples on v5e-64: 8 tokens x 8 experts, 32 of 256 experts in a device row, in 8
 # blocks of 4 whose two buffers fill the kernel's VMEM.
 R1 = """ENTRY %main (all: s32[256], at: s32[], order: s32[8,1], last: s32[8], x: bf16[64,7168], w: s8[32,7168,256]) -> bf16[64,256] {

@@ -125,8 +125,12 @@ def test_prefill_writes_each_block_to_the_first_slots() -> None:
 @pytest.mark.parametrize("has_sinks", [False, True])
 def test_partial_attention_merges_to_the_whole_with_fully_masked_parts(*, has_sinks: bool) -> None:
     """Three parts of 4 positions; the last two are masked for the first query."""
-    from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: PLC0415
-    from meshscope.programs.jax.partial_attention import partial_attention  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.attention import (  # noqa: PLC0415  imports JAX
+        AttentionScores,
+        dot_product_attention,
+        partial_attention,
+    )
+    from meshscope.programs.jax.numerics import causal_mask  # noqa: PLC0415
 
     random = np.random.default_rng(0)
     q, k, v = (
@@ -135,14 +139,15 @@ def test_partial_attention_merges_to_the_whole_with_fully_masked_parts(*, has_si
     )
     sinks = random.normal(size=4).astype(np.float32) if has_sinks else None
     mask = causal_mask(np.array([2, 6, 11]), np.arange(12), 7)
+    scores = AttentionScores(scale=0.3, sinks=sinks)
     parts = [
-        partial_attention(q, k[:, i : i + 4], v[:, i : i + 4], mask[:, i : i + 4], scale=0.3)
+        partial_attention(q, k[:, i : i + 4], v[:, i : i + 4], mask[:, i : i + 4], scores)
         for i in (0, 4, 8)
     ]
 
     merged = parts[2].merged(parts[0]).merged(parts[1]).with_sinks(sinks).normalized(np.float32)
 
-    whole = dot_product_attention(q, k, v, mask, scale=0.3, sinks=sinks)
+    whole = dot_product_attention(q, k, v, mask, scores)
     np.testing.assert_allclose(merged, whole, atol=1e-6)
 
 
@@ -163,19 +168,20 @@ def _of_kernel(q: Any, *, sinks: np.ndarray | None, window: int | None) -> Any:
     """The inputs of splash attention, interpreted, which needs no mask."""
     from meshscope.plans.plan import parse_plan  # noqa: PLC0415
     from meshscope.plans.workload import Workload  # noqa: PLC0415
-    from meshscope.programs.jax.kernels import PrefillKernel  # noqa: PLC0415
-    from meshscope.programs.jax.layout import layout_of  # noqa: PLC0415
-    from meshscope.programs.jax.partial_attention import AttentionInputs  # noqa: PLC0415
+    from meshscope.programs.jax.attention import (  # noqa: PLC0415  imports JAX
+        AttentionInputs,
+        AttentionScores,
+        PrefillKernel,
+    )
+    from meshscope.programs.jax.collectives import layout_of  # noqa: PLC0415
 
     layout = layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL)
     return AttentionInputs(
         q=q,
         keys=lambda k, v: (k, v),
         mask_of=lambda _: pytest.fail("the kernel needs no mask"),
-        scale=0.1,
-        sinks=sinks,
+        scores=AttentionScores(scale=0.1, sinks=sinks, window=window),
         kernel=PrefillKernel(layout=layout, is_interpreted=True),
-        window=window,
     )
 
 
@@ -203,8 +209,9 @@ def test_kernel_attends_to_the_blocks_of_all_devices(
     """Splash attention, interpreted, on each device against plain attention to the whole prompt."""
     from jax.sharding import PartitionSpec as P  # noqa: PLC0415
 
-    from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415  imports JAX
-    from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: PLC0415
+    from meshscope.programs.jax.attention import AttentionScores, dot_product_attention  # noqa: PLC0415
+    from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415
+    from meshscope.programs.jax.numerics import causal_mask  # noqa: PLC0415
 
     monkeypatch.setattr("meshscope.plans.kernel_choice.PADDED_FROM", 1)
     n_prompt = n_local * size
@@ -226,7 +233,7 @@ def test_kernel_attends_to_the_blocks_of_all_devices(
 
     positions = np.arange(n_prompt)
     mask = causal_mask(positions, positions, window)
-    expected = dot_product_attention(q, k, v, mask, scale=0.1, sinks=sinks)
+    expected = dot_product_attention(q, k, v, mask, AttentionScores(scale=0.1, sinks=sinks))
     np.testing.assert_allclose(got, expected, atol=2e-6, rtol=2e-6)
 
 
@@ -252,8 +259,9 @@ def test_kernel_attends_to_the_chunks_before(
     """The queries of a chunk behind `n_before` others, of which each device has a block, with sinks."""
     from jax.sharding import PartitionSpec as P  # noqa: PLC0415
 
-    from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415  imports JAX
-    from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: PLC0415
+    from meshscope.programs.jax.attention import AttentionScores, dot_product_attention  # noqa: PLC0415
+    from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415
+    from meshscope.programs.jax.numerics import causal_mask  # noqa: PLC0415
 
     monkeypatch.setattr("meshscope.plans.kernel_choice.PADDED_FROM", 1)
     n_chunk, n_chunks = n_local * size, n_before + 1
@@ -287,7 +295,7 @@ def test_kernel_attends_to_the_chunks_before(
 
     keys = np.arange(n_chunk * n_chunks)
     mask = causal_mask(keys[-n_chunk:], keys, window)
-    expected = dot_product_attention(q, k, v, mask, scale=0.1, sinks=sinks)
+    expected = dot_product_attention(q, k, v, mask, AttentionScores(scale=0.1, sinks=sinks))
     np.testing.assert_allclose(got, expected, atol=2e-6, rtol=2e-6)
 
 

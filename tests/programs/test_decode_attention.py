@@ -12,13 +12,14 @@ jax = pytest.importorskip("jax", reason="the programs need JAX")
 
 import jax.numpy as jnp  # noqa: E402
 
+from meshscope.programs.jax.attention import AttentionScores, dot_product_attention  # noqa: E402
 from meshscope.programs.jax.decode_attention import (  # noqa: E402
     DecodeBlocks,
     DecodeInputs,
     decode_attention,
     decode_blocks,
 )
-from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: E402
+from meshscope.programs.jax.numerics import causal_mask  # noqa: E402
 
 # Outputs are means of values of order 1, of order 16 in s8. In float32 only the order of sums differs;
 # with bfloat16 queries the shares of the softmax are rounded to 8 bits.
@@ -142,8 +143,10 @@ def plain(case: Case, inputs: DecodeInputs) -> np.ndarray:
         arrays[0],
         arrays[-1][..., : inputs.value_width],
         mask,
-        scale=inputs.scale,
-        sinks=None if inputs.sinks is None else inputs.sinks.reshape(-1),
+        AttentionScores(
+            scale=inputs.scale,
+            sinks=None if inputs.sinks is None else inputs.sinks.reshape(-1),
+        ),
     )
     return np.asarray(out, np.float32).reshape(case.batch, case.heads, case.group, -1)
 

@@ -41,7 +41,7 @@ from meshscope.plans.weights import expert_weights  # noqa: E402
 from meshscope.plans.workload import Workload  # noqa: E402
 from meshscope.programs.jax import build, values  # noqa: E402
 from meshscope.programs.jax.grouped_matmul import GroupedKernel  # noqa: E402
-from meshscope.programs.jax.mxfp4 import decoded, encoded, shared_exponents, wide_scales  # noqa: E402
+from meshscope.programs.jax.matrix import decoded, encoded, shared_exponents, wide_scales  # noqa: E402
 
 
 class Case(NamedTuple):

@@ -11,10 +11,6 @@ jax = pytest.importorskip("jax", reason="the programs need JAX")
 import jax.numpy as jnp  # noqa: E402  after the check for JAX
 
 from meshscope.programs.jax.grouped_matmul import GroupedKernel, tiles_of  # noqa: E402
-from meshscope.programs.jax.wide_groups import (  # noqa: E402
-    WideKernel,
-    wide_tiles,
-)
 
 
 class Case(NamedTuple):
@@ -39,61 +35,11 @@ CASES = [
     Case((11, 0, 20), 20, 30, block=8),
     Case((*(1,) * 9, 0), 4096, 30, block=128),
 ]
-WIDE_CASES = [
-    Case((700, 1, 0, 1835), 256, 512, block=128),
-    Case((512, 1024), 384, 256, block=128, n_before=2),
-    Case((1500, 90), 128, 256, "int8"),
-    Case((300, 1300, 0), 256, 256),
-]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_groups_are_multiplied_with_their_dequantized_matrices(case: Case) -> None:
     _check(case, GroupedKernel(block=case.block, is_interpreted=True))
-
-
-@pytest.mark.parametrize("has_fp8", [False, True])
-@pytest.mark.parametrize("case", WIDE_CASES, ids=lambda case: "-".join(map(str, case)))
-def test_groups_of_many_rows_are_multiplied_with_their_dequantized_matrices(
-    case: Case, *, has_fp8: bool
-) -> None:
-    wide = WideKernel(vmem_bytes=48 << 20, has_fp8=has_fp8)
-    rows = jax.ShapeDtypeStruct((sum(case.counts), case.n_inputs), jnp.float32)
-    weights = jax.ShapeDtypeStruct((9, case.n_inputs, case.n_outputs), case.dtype)
-    assert wide_tiles(wide, rows, weights, len(case.counts), case.block) is not None
-
-    _check(case, GroupedKernel(block=case.block, wide=wide, is_interpreted=True))
-
-
-@pytest.mark.parametrize(
-    ("n_inputs", "n_outputs", "expected"),
-    [(7168, 2048, (1024, 1792)), (2048, 7168, (1024, 1024)), (2048, 768, (768, 1024))],
-)
-def test_wide_tiles_divide_the_matrix_and_fit(
-    n_inputs: int, n_outputs: int, expected: tuple[int, int]
-) -> None:
-    rows = jax.ShapeDtypeStruct((4 * 512, n_inputs), jnp.bfloat16)
-    weights = jax.ShapeDtypeStruct((4, n_inputs, n_outputs), jnp.float8_e4m3fn)
-
-    tiles = wide_tiles(WideKernel(vmem_bytes=48 << 20), rows, weights, 4, 128)
-
-    assert tiles is not None
-    assert (tiles.outputs, tiles.step_inputs) == expected
-    assert wide_tiles(WideKernel(vmem_bytes=48 << 20), rows, weights, 5, 128) is None  # fewer rows
-    assert wide_tiles(WideKernel(vmem_bytes=2 << 20), rows, weights, 4, 128) is None
-
-
-def test_every_number_in_fp8_is_converted() -> None:
-    """All codes but the two of NaN."""
-    codes = np.array([code for code in range(256) if code % 128 != 127] * 256, np.uint8)
-    stored = jnp.asarray(codes[: 128 * 256].reshape(1, 128, 256)).view(jnp.float8_e4m3fn)
-    rows = jnp.eye(512, 128, dtype=jnp.float32)
-
-    got = GroupedKernel(block=128, wide=WideKernel(vmem_bytes=48 << 20), is_interpreted=True)(
-        rows, stored, jnp.array([512]), scale=jnp.ones((1, 1, 2), jnp.float32)
-    )
-
-    np.testing.assert_array_equal(got[:128], np.asarray(stored[0], np.float32))
 
 
 class GroupCase(NamedTuple):
@@ -104,7 +50,6 @@ class GroupCase(NamedTuple):
     n_outputs: int
     of_scale: int
     n_before: int = 0
-    is_wide: bool = False
 
 
 GROUP_CASES = [
@@ -114,8 +59,7 @@ GROUP_CASES = [
     GroupCase((5, 12, 0, 9), 2048, 640, 128),
     GroupCase((1, 0, 2), 2880, 300, 32),  # blocks of all inputs
     GroupCase((3, 0, 2), 1536, 256, 128, n_before=3),
-    GroupCase((700, 1, 0, 1835), 256, 512, 32, is_wide=True),
-    GroupCase((512, 1024), 384, 256, 128, n_before=2, is_wide=True),
+    GroupCase((700, 1, 0, 1835), 256, 512, 32),
 ]
 
 
@@ -137,12 +81,8 @@ def test_weights_of_4_bits_are_multiplied_with_the_scales_of_their_groups(
     else:
         scale = random.uniform(0.5, 2, size=n_scales).astype(ml_dtypes.bfloat16)
         factors, numbers = scale.astype(np.float32), codes.astype(np.float32)
-    wide = WideKernel(vmem_bytes=48 << 20) if case.is_wide else None
-    if wide is not None:
-        like = jax.ShapeDtypeStruct(shape, jnp.int4)
-        assert wide_tiles(wide, jnp.asarray(rows), like, n_groups, case.of_scale) is not None
 
-    got = GroupedKernel(has_codes=has_codes, wide=wide, is_interpreted=True)(
+    got = GroupedKernel(has_codes=has_codes, is_interpreted=True)(
         jnp.asarray(rows),
         jnp.asarray(codes.astype(ml_dtypes.int4)),
         jnp.array(case.counts, jnp.int32),

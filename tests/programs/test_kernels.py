@@ -20,10 +20,15 @@ from meshscope.events.enums import Phase  # noqa: E402
 from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts, Scoring  # noqa: E402
 from meshscope.plans.plan import parse_plan  # noqa: E402
 from meshscope.plans.workload import Workload  # noqa: E402
+from meshscope.programs.jax.attention import (  # noqa: E402
+    AttentionScores,
+    Band,
+    PrefillKernel,
+    dot_product_attention,
+)
+from meshscope.programs.jax.collectives import layout_of  # noqa: E402
 from meshscope.programs.jax.experts import Experts  # noqa: E402
-from meshscope.programs.jax.kernels import Band, PrefillKernel  # noqa: E402
-from meshscope.programs.jax.layout import layout_of  # noqa: E402
-from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: E402
+from meshscope.programs.jax.numerics import causal_mask  # noqa: E402
 
 # Outputs are means of values of order 1. In float32 only the order of sums differs; in
 # bfloat16 (8 bits) the plain path rounds the weights, the kernel the scaled queries.
@@ -75,34 +80,24 @@ def arrays(case: Case, batch: int = 2) -> list[Any]:
     ]
 
 
-def plain(case: Case, q: Any, k: Any, v: Any, sinks: Any) -> np.ndarray:
-    positions = jnp.arange(case.positions)
-    return np.asarray(
-        dot_product_attention(
-            q,
-            k,
-            v,
-            causal_mask(positions, positions, case.window),
-            scale=case.width**-0.5,
-            softcap=case.softcap,
-            sinks=sinks if case.has_sinks else None,
-        ),
-        np.float32,
-    )
-
-
-def by_kernel(kernel: PrefillKernel, case: Case, inputs: list[Any]) -> np.ndarray:
-    q, k, v, sinks = inputs
-    out = kernel(
-        q,
-        k,
-        v,
+def scores_of(case: Case, sinks: Any) -> AttentionScores:
+    return AttentionScores(
         scale=case.width**-0.5,
         window=case.window,
         softcap=case.softcap,
         sinks=sinks if case.has_sinks else None,
     )
-    return np.asarray(out, np.float32)
+
+
+def plain(case: Case, q: Any, k: Any, v: Any, sinks: Any) -> np.ndarray:
+    positions = jnp.arange(case.positions)
+    mask = causal_mask(positions, positions, case.window)
+    return np.asarray(dot_product_attention(q, k, v, mask, scores_of(case, sinks)), np.float32)
+
+
+def by_kernel(kernel: PrefillKernel, case: Case, inputs: list[Any]) -> np.ndarray:
+    q, k, v, sinks = inputs
+    return np.asarray(kernel(q, k, v, scores_of(case, sinks)), np.float32)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -125,9 +120,7 @@ def test_with_the_auto_partitioner_each_device_computes_its_heads(*, has_sinks: 
     kernel = PrefillKernel(layout=layout, mesh=mesh, is_interpreted=True)
     inputs = arrays(case)
 
-    got = jax.jit(lambda *a: kernel(*a[:3], scale=0.125, sinks=a[3] if has_sinks else None))(
-        *inputs
-    )
+    got = jax.jit(lambda *a: kernel(*a[:3], scores_of(case, a[3])))(*inputs)
 
     assert got.sharding.spec[:3] == ("dp", None, "tp")
     np.testing.assert_allclose(got, plain(case, *inputs), atol=2e-6, rtol=2e-6)

@@ -78,27 +78,6 @@ def test_chunks_equal_single_positions(n_positions: int) -> None:
     np.testing.assert_allclose(got_state, expected_state, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("first", [3, 4, 5])
-def test_the_kernel_gives_the_output_and_the_state_of_each_token(first: int) -> None:
-    """Three tokens from `first` on, in the second layer of a stack: the state after p is in slot p % 3."""
-    from meshscope.programs.jax.delta_kernel import delta_tokens  # noqa: PLC0415  imports JAX
-
-    inputs = random_inputs(3)
-    stack = np.full((2, 2, 3, 3 * 4, 6), np.nan, np.float32)
-    slots = stack[1].reshape(2, 3, 3, 4, 6)  # [B, V, slots, K, H]
-    slots[:, :, (first - 1) % 3] = inputs.state
-
-    got, states = delta_tokens(inputs[:-1], stack, layer=1, first=first, is_interpreted=True)
-
-    for token in range(3):
-        before = Inputs(*inputs.at(slice(token + 1)), inputs.state)
-        out, state = step_by_step(before)
-        got_state = np.asarray(states)[1].reshape(slots.shape)[:, :, (first + token) % 3]
-        np.testing.assert_allclose(got[:, token], out[:, token], atol=2e-5, rtol=2e-5)
-        np.testing.assert_allclose(got_state, state, atol=2e-5, rtol=2e-5)
-    assert np.isnan(states[0]).all()
-
-
 def over_cp(size: int, n_prompt: int, *, chunk: int = LINEAR_CHUNK) -> Any:
     """The rule over a prompt in blocks of `size` devices, compiled for arrays of the whole prompt."""
     from jax.sharding import PartitionSpec as P  # noqa: PLC0415

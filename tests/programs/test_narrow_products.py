@@ -65,9 +65,11 @@ def test_8_bit_rows_of_experts_are_multiplied_as_integers(*, is_native: bool) ->
     """Two experts of [8, 4]; XLA's kernel takes both operands as they are, others convert both."""
     import jax.numpy as jnp  # noqa: PLC0415
 
-    from meshscope.programs.jax.collectives import ShardMapCollectives  # noqa: PLC0415
+    from meshscope.programs.jax.collectives import (  # noqa: PLC0415  imports JAX
+        ShardMapCollectives,
+        layout_of,
+    )
     from meshscope.programs.jax.experts import Experts  # noqa: PLC0415
-    from meshscope.programs.jax.layout import layout_of  # noqa: PLC0415
     from meshscope.programs.jax.state import LayerWeights  # noqa: PLC0415
 
     generator = np.random.default_rng(0)

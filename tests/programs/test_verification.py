@@ -157,38 +157,3 @@ def test_the_decode_kernel_reads_the_cache_once_for_all_tokens(
     got, expected = verified_logits(experiment, case.config)
 
     np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
-
-
-LINEAR_CASES = [
-    pytest.param(Case("qwen3_next", "dp=2,tp=2", Loop.SCAN), id="scanned"),
-    pytest.param(Case("qwen3_5", "tp=2"), id="unrolled", marks=pytest.mark.matrix),
-    pytest.param(Case("qwen3_next", "pp=2,tp=2", Loop.SCAN), id="pp", marks=pytest.mark.matrix),
-]
-
-
-@pytest.mark.parametrize("case", LINEAR_CASES)
-def test_a_kernel_writes_the_states_of_linear_attention(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel of TPUs, interpreted, beside the one for attention to keys."""
-    from meshscope.programs.jax import build, linear  # noqa: PLC0415  imports JAX
-    from meshscope.programs.jax.decode_attention import DecodeKernel  # noqa: PLC0415
-
-    shapes: list[tuple[int, ...]] = []
-
-    def recorded(rule: Any, states: Any, **settings: Any) -> Any:
-        shapes.append(rule[0].shape)
-        return delta_tokens(rule, states, **settings)
-
-    def on_tpu(*args: Any, **settings: Any) -> KernelChoices:
-        return kernel_choices(*args, **{**settings, "chip": CHIPS["v6e"]})
-
-    delta_tokens = linear.delta_tokens
-    monkeypatch.setattr(linear, "delta_tokens", recorded)
-    monkeypatch.setattr("meshscope.plans.experiment.kernel_choices", on_tpu)
-    monkeypatch.setattr(build, "DecodeKernel", partial(DecodeKernel, is_interpreted=True))
-
-    got, expected = verified_logits(tiny_experiment(case, output=150), case.config)
-
-    assert {shape[1] for shape in shapes} == {N_TOKENS}
-    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)

@@ -42,7 +42,7 @@ from meshscope.cost.expert_load import (
     sorted_rows_per_token,
 )
 from meshscope.cost.features import PARTS, Cost, Feature, FloatArray, PlanCosts, plan_costs
-from meshscope.cost.fused_experts import TILE_ROWS
+from meshscope.cost.grouped_kernels import TILE_ROWS
 from meshscope.cost.planned_collectives import (
     CollectiveCost,
     HiddenBehind,

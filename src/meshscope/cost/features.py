@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.expert_load import device_load, rows_per_token, sorted_rows_per_token
-from meshscope.cost.fused_experts import FUSED_ROW_PASSES, TILE_ROWS, FusedRates, fused_rates
+from meshscope.cost.grouped_kernels import FUSED_ROW_PASSES, TILE_ROWS, FusedRates, fused_rates
 from meshscope.cost.rates import Rates, row_s
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.chips import ChipKind

@@ -1,28 +1,82 @@
-"""Work of grouped matrix products (ragged dots, gmm): the rows and experts that balanced routing reaches."""
+"""Work of kernels that multiply rows with the experts of each: ragged dots, gmm, and mixtures in one kernel.
+
+A grouped product takes the rows and experts that balanced routing reaches. A mixture in one kernel
+(`fused_ep_moe` of SGLang-JAX and tpu-inference) takes blocks of tokens. In each block it sends every row to
+its expert by a DMA of its own, multiplies the rows of one expert after the other in tiles, sends the results
+back, and fetches and adds those of each token, again row by row. The loops over rows are scalar code, and
+nothing else runs meanwhile. The weights are read once in each block.
+
+Cycles are those of libtpu's bundles (`compiler_facts.json`); nothing was measured on a TPU. Left out: the
+barriers of a block, the wait for the most loaded device, and the scan of all tokens for each expert if the
+buffers of all experts exceed the kernel's share of the HBM.
+"""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, prod
 
 from meshscope.cost.expert_load import ExpertLoad
-from meshscope.cost.fused_experts import TILE_ROWS, row_cycles, tile_cycles
 from meshscope.cost.kernel_work import KernelWork, WorkSource, operand_arrays
+from meshscope.cost.rates import Rates
 from meshscope.cost.traffic import ArrayTraffic
 from meshscope.hardware.compiler_facts import CompilerFacts
-from meshscope.plans.kernel_choice import WIDE_BLOCK_ROWS, WIDE_TILE_ROWS
+from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
+from meshscope.plans.experiment import Experiment
 from meshscope.readers.hlo.communication import FusedExperts, fused_experts
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 
 _NAME = re.compile(r"gmm|ragged[-_]?dot|grouped|megablox")
-# Meshscope's kernel for groups of many rows, with the inputs of a step and the outputs of a tile.
-_WIDE = re.compile(r"grouped_matmul_wide_m\d+_k(\d+)_n(\d+)")
-_TILE = re.compile(
-    r"grouped_matmul_m(\d+)_"
-)  # rows of a tile, in the kernel for groups of few rows
-_LANES = 128
-_VISIT_CYCLES = 400  # the loop over visits, by its bundles, and synchronization
-_COUNTED_OUTPUTS = 1024  # of the bundles in `compiler_facts.json`
+_TILE = re.compile(r"grouped_matmul_m(\d+)_")  # rows of a tile in meshscope's kernel
 _SCOPED_VMEM = re.compile(r'"used_scoped_memory_configs":\[\{[^}]*"size":"(\d+)"')
+TILE_ROWS = 128
+# Passes over the rows of experts while weights are read: staged, results stored, and sent back (2).
+FUSED_ROW_PASSES = 4
+_COUNTED_WEIGHTS = 3 * 2048 * 768  # of the expert whose bundles are in `compiler_facts.json`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedRates:
+    """Seconds of a row in all loops over rows, and of the products of a tile of rows with one expert."""
+
+    row_s: float
+    tile_s: float
+
+
+def fused_rates(experiment: Experiment, rates: Rates) -> FusedRates | None:
+    """The rates of the fused kernel; None if the program has none."""
+    moe = experiment.model.moe
+    if experiment.dispatch_form is not DispatchForm.FUSED or moe is None or not rates.clock_hz:
+        return None
+    n_weights = 3 * experiment.model.hidden * moe.ffn
+    row, tile = row_cycles(rates.facts), tile_cycles(rates.facts, n_weights)
+    if row is None or tile is None:
+        return None
+    return FusedRates(row_s=row / rates.clock_hz, tile_s=tile / rates.clock_hz)
+
+
+def fused_notes(experiment: Experiment) -> tuple[str, ...]:
+    """What the time of a fused kernel assumes; () without one."""
+    moe = experiment.model.moe
+    if experiment.dispatch_form is not DispatchForm.FUSED or moe is None:
+        return ()
+    note = (
+        f"the fused kernel of experts is timed for blocks of {FUSED_BLOCK_TOKENS} tokens per device, as "
+        "SGLang-JAX has tuned them for Qwen3-30B-A3B on v6e; for sizes that it has not tuned, it takes 32, "
+        "and reads the experts once for each block"
+    )
+    return (note,)
+
+
+def row_cycles(facts: CompilerFacts) -> float | None:
+    """Cycles to send a row, fetch its result, wait for it and add it; None on a chip without counts."""
+    cycles = facts.fused_expert_cycles.value
+    return None if cycles is None else cycles[0]
+
+
+def tile_cycles(facts: CompilerFacts, n_weights: int) -> float | None:
+    """Cycles to multiply a tile of rows with the weights of one expert; None on a chip without counts."""
+    cycles = facts.fused_expert_cycles.value
+    return None if cycles is None else cycles[1] * n_weights / _COUNTED_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +126,6 @@ def grouped_work(
     written_bytes = results * n_used / n_rows
     stored_bytes = (operands.weights.n_bytes or 0) + operands.scale_bytes
     weights_bytes = stored_bytes * _read_frac(operands, taken)
-    wide = _WIDE.search(instruction.name)
-    if wide is not None:
-        rows_bytes *= ceil(operands.n_out / int(wide[2]))  # once for each tile of columns
     return KernelWork(
         source=WorkSource.ALGORITHM,
         flops=2 * n_used * width * operands.n_out,
@@ -82,9 +133,6 @@ def grouped_work(
             hbm_bytes=round(rows_bytes + written_bytes + weights_bytes),
             hbm_written_bytes=round(written_bytes),
         ),
-        cycles=None
-        if wide is None
-        else _wide_cycles(operands, replace(taken, rows=n_used), int(wide[1]), facts),
         conversion_cycles=_conversion_cycles(instruction, operands, taken, facts),
         operand_dtype=operands.rows.dtype,
         note=None if load else _note(operands),
@@ -101,31 +149,6 @@ def _conversion_cycles(
     n_tiles = ceil(min(operands.rows.dims[0], load.rows) / int(tile[1]))
     n_visits = load.experts + max(0, n_tiles - 1)
     return n_visits * prod(operands.weights.dims[1:]) * operands.weight_cycles(facts)
-
-
-def _wide_cycles(
-    operands: GroupedOperands, load: ExpertLoad, step_inputs: int, facts: CompilerFacts
-) -> float | None:
-    """Cycles of the kernel for groups of many rows, by its bundles; None on a chip without them.
-
-    A group begins anywhere in a tile of rows: it fills all of its tiles but one, and of the two that it
-    shares it reaches three halves.
-    """
-    bundles = facts.wide_matmul_cycles.value
-    if bundles is None or not load.experts:
-        return None
-    of_tile, of_tile_input, of_half, of_half_input, of_conversion, of_row = bundles
-    n_rows, n_inputs = load.rows / load.experts, operands.rows.dims[1]
-    n_whole = max(0.0, n_rows / WIDE_TILE_ROWS - 1)
-    n_halves = n_rows / WIDE_BLOCK_ROWS + 1 - 2 * n_whole
-    n_written = WIDE_TILE_ROWS * n_whole + WIDE_BLOCK_ROWS * n_halves
-    of_steps = n_whole * (of_tile + of_tile_input * step_inputs)
-    of_steps += n_halves * (of_half + of_half_input * step_inputs)
-    products = of_steps * n_inputs / step_inputs
-    of_conversion = max(of_conversion, operands.weight_cycles(facts) * _LANES * _COUNTED_OUTPUTS)
-    of_group = products + of_conversion * n_inputs / _LANES + of_row * n_written
-    n_columns = operands.n_out / _COUNTED_OUTPUTS
-    return load.experts * n_columns * (of_group + _VISIT_CYCLES * (n_rows / WIDE_TILE_ROWS + 1))
 
 
 def fused_work(

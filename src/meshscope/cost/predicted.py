@@ -18,7 +18,7 @@ from meshscope.cost.closed_form import (
 from meshscope.cost.efficiency import ClosedConstants, ModeledProgram
 from meshscope.cost.expert_load import exchange_load, is_exchange
 from meshscope.cost.features import PARTS, Cost
-from meshscope.cost.fused_experts import fused_notes
+from meshscope.cost.grouped_kernels import fused_notes
 from meshscope.cost.planned_collectives import hidden_behind
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source

@@ -53,7 +53,6 @@ class CompilerFacts:
     max_stacked_experts: Fact[int]
     ragged_dot_dtypes: Fact[tuple[str, ...]]
     kernel_dtypes: Fact[tuple[str, ...]]
-    grouped_vmem_bytes: Fact[int | None]
     torch_xla_flags: Fact[str]
 
     # Collectives.
@@ -76,7 +75,6 @@ class CompilerFacts:
     gathered_element_cycles: Fact[float]
     sorted_register_cycles: Fact[float]
     splash_block_cycles: Fact[float | None]
-    wide_matmul_cycles: Fact[tuple[float, ...] | None]
     four_bit_cycles: Fact[tuple[float, float]]
     fused_expert_cycles: Fact[tuple[float, float] | None]
     vector_interval: Fact[tuple[float, float]]

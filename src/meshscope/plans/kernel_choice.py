@@ -58,11 +58,6 @@ DECODE_BLOCKS = (512, 256, 128)
 # scores with 512 keys are 2 MiB in float32, of which the kernel has a few at a time in 16 MiB of VMEM.
 MAX_DECODE_QUERIES = 1024
 
-# Rows of a tile of the grouped matmul for groups of many rows, and of the parts of one that two groups share:
-# 256 rows fill a matrix unit of v6e.
-WIDE_TILE_ROWS = 512
-WIDE_BLOCK_ROWS = 256
-
 _FACTS = compiler_facts()
 RAGGED_DOT_ROWS = _FACTS.ragged_dot_row_multiple.value
 MAX_STACKED_EXPERTS = _FACTS.max_stacked_experts.value

@@ -29,8 +29,7 @@ PACKAGES = ("jax", "jaxlib", "libtpu")
 
 def compile_request(request: Mapping[str, Any]) -> dict[str, Any]:
     """Compiles the program of a request, writes its HLO text, and returns the report."""
-    from meshscope.programs.jax.analysis import memory_analysis
-    from meshscope.programs.jax.stablehlo import compile_stablehlo  # imports JAX
+    from meshscope.programs.jax.stablehlo import compile_stablehlo, memory_analysis
 
     started = time.perf_counter()
     compiled = compile_stablehlo(

@@ -22,7 +22,6 @@ from meshscope.hardware.topology import Topology
 from meshscope.plans.experiment import Experiment, experiment_from_dict
 from meshscope.programs.frontends import frontend_of
 from meshscope.programs.gpu import gpu_devices, plugin
-from meshscope.programs.jax.analysis import memory_analysis
 from meshscope.programs.step_programs import program_file
 from meshscope.workers import end_with_parent, error_report, reported
 
@@ -89,6 +88,8 @@ def compile_program(
     devices = topology_devices(experiment)
     described = time.perf_counter()
     step = build(experiment, phase, devices)
+    from meshscope.programs.jax.stablehlo import memory_analysis  # JAX after torch_xla
+
     seconds = {"import": described - started, "lower": 0.0, "compile": 0.0, "write": 0.0}
     analyses: list[dict[str, int]] = []
     lowering_since = described

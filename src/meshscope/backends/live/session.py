@@ -15,8 +15,8 @@ from jax.experimental import multihost_utils
 from meshscope.backends.live.names import COMPILING, PLACING, stage_words
 from meshscope.events.enums import Phase
 from meshscope.plans.experiment import Experiment
-from meshscope.programs.jax.analysis import memory_analysis
 from meshscope.programs.jax.build import BuiltProgram, build_program
+from meshscope.programs.jax.stablehlo import memory_analysis
 
 # Events are recorded when they end. On a busy machine, a thread may still be inside an event after
 # its result is ready, and a profiler that stops immediately would lose that event.

@@ -1,6 +1,6 @@
 """Builds the jitted step of one phase, with the shapes and shardings of its arguments."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,17 +25,20 @@ from meshscope.plans.kernel_choice import Kernel
 from meshscope.plans.program import Partitioner
 from meshscope.plans.stages import stage_runs, stage_slots
 from meshscope.plans.weights import expert_weights, layer_weights, outer_weights
-from meshscope.programs.jax.collectives import GspmdCollectives, ShardMapCollectives
+from meshscope.programs.jax.attention import PrefillKernel
+from meshscope.programs.jax.collectives import (
+    GspmdCollectives,
+    ShardLayout,
+    ShardMapCollectives,
+    layout_of,
+)
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.decoder import Decoder
 from meshscope.programs.jax.grouped_matmul import GroupedKernel
-from meshscope.programs.jax.kernels import PrefillKernel
-from meshscope.programs.jax.layout import ShardLayout, layout_of
 from meshscope.programs.jax.mixture import AutoMixture, ManualMixture, Mixture
 from meshscope.programs.jax.pipeline import PipelineProgram
 from meshscope.programs.jax.residual import SINGLE_STREAM, HyperStreams, Residual
-from meshscope.programs.jax.wide_groups import WideKernel
 
 JAX_DTYPES: dict[str, Any] = {
     "bf16": jnp.bfloat16,
@@ -240,13 +243,11 @@ def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Me
 
 
 def _narrow_dtype(experiment: Experiment) -> Any:
-    """The dtype of activations in products with quantized matrices; None for their own."""
     dtype = activation_dtype_of(experiment.workload.weight_dtype)
     return None if dtype is None else JAX_DTYPES[dtype]
 
 
 def _kernel_dtypes(experiment: Experiment) -> tuple[Any, ...]:
-    """The dtypes of experts that their kernel reads as they are stored."""
     if not experiment.kernels.has_expert_kernel:
         return ()
     names = compiler_facts(experiment.topology.chip.name).ragged_dot_dtypes.value
@@ -257,22 +258,15 @@ def _kernel_dtypes(experiment: Experiment) -> tuple[Any, ...]:
 
 
 def _grouped_kernel(experiment: Experiment) -> GroupedKernel | None:
-    """The kernel of experts whose weights XLA's kernel does not read as they are stored."""
     choice = experiment.kernels.experts
     if choice is None or choice.kernel is not Kernel.GROUPED:
         return None
-    facts = compiler_facts(experiment.topology.chip.name)
-    vmem_bytes = facts.grouped_vmem_bytes.value
-    has_fp8 = "f8e4m3fn" in facts.ragged_dot_dtypes.value
-    wide = None if vmem_bytes is None else WideKernel(vmem_bytes=vmem_bytes, has_fp8=has_fp8)
     quantization = experts_quantization(experiment.workload.weight_dtype)
     assert quantization is not None
-    has_codes = quantization.codes_dtype is not None
     return GroupedKernel(
         block=quantization.square_block,
-        has_codes=has_codes,
+        has_codes=quantization.codes_dtype is not None,
         has_bf16=experiment.topology.chip.name in BF16_VECTOR_CHIPS,
-        wide=wide,
     )
 
 
@@ -287,14 +281,6 @@ def _attention_kernel(
         return DecodeKernel(layout=layout, mean_context=mean_context, mesh=mesh)
     kernel = experiment.kernels.prefill_attention.kernel
     return None if kernel is None else PrefillKernel(layout=layout, kernel=kernel, mesh=mesh)
-
-
-def _cache_arrays(experiment: Experiment, layer: Layer) -> tuple[CacheArray, ...]:
-    """The cache arrays of a layer as the decode attention of the experiment reads them."""
-    n_tokens = experiment.workload.decode_tokens
-    arrays = layer_cache(experiment.model, experiment.plan, layer, n_tokens=n_tokens)
-    has_kernel = experiment.kernels.decode_attention.kernel is not None
-    return joined_narrow_heads(arrays) if has_kernel else arrays
 
 
 def _named(function: Any, name: str) -> Any:
@@ -340,70 +326,59 @@ class ArgumentSpecs:
             for layer in dict.fromkeys(layers)
         }
 
-    def _stored(self, weights: Iterable[Weight]) -> Iterator[Weight]:
-        """The weights with their scales."""
-        return stored_arrays(weights, self.experiment.workload.weight_dtype)
+    def _of_weights(self, value: Callable[[Weight, tuple[int, ...]], Any]) -> dict[str, Any]:
+        """`value(weight, leading dims)` of all weights and their scales, as the pytree of weights."""
+        model, plan = self.experiment.model, self.experiment.plan
+
+        def of(weights: Iterable[Weight], lead: tuple[int, ...]) -> dict[str, Any]:
+            stored = stored_arrays(weights, self.experiment.workload.weight_dtype)
+            return {weight.name: value(weight, lead) for weight in stored}
+
+        layers = self._by_layer(lambda layer, lead: of(layer_weights(model, plan, layer), lead))
+        return of(outer_weights(model, plan), ()) | {"layers": layers}
+
+    def _of_caches(self, value: Callable[[CacheArray, tuple[int, ...]], Any]) -> Any:
+        """`value(array, leading dims)` of all cache arrays, as the pytree of the cache."""
+        model, plan = self.experiment.model, self.experiment.plan
+        n_tokens = self.experiment.workload.decode_tokens
+
+        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, Any]:
+            arrays = layer_cache(model, plan, layer, n_tokens=n_tokens)
+            if self.experiment.kernels.decode_attention.kernel is not None:
+                arrays = joined_narrow_heads(arrays)
+            return {array.name: value(array, lead) for array in arrays}
+
+        return self._by_layer(of_layer)
 
     @property
     def weights(self) -> dict[str, Any]:
-        """Partition specs of the weights, as the pytree of weights."""
-        model, plan = self.experiment.model, self.experiment.plan
-
-        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, P]:
-            weights = self._stored(layer_weights(model, plan, layer))
-            return {w.name: self.layout.weight_spec(w, is_stacked=bool(lead)) for w in weights}
-
-        weights = self._stored(outer_weights(model, plan))
-        outer = {w.name: self.layout.weight_spec(w, is_stacked=False) for w in weights}
-        return outer | {"layers": self._by_layer(of_layer)}
+        """Partition specs of the weights."""
+        return self._of_weights(
+            lambda weight, lead: self.layout.weight_spec(weight, is_stacked=bool(lead))
+        )
 
     @property
     def weight_shapes(self) -> dict[str, Any]:
-        """Global shapes of the weights, as the same pytree."""
-        model, plan = self.experiment.model, self.experiment.plan
-
-        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-            weights = self._stored(layer_weights(model, plan, layer))
-            return {w.name: lead + w.shape for w in weights}
-
-        outer = {w.name: w.shape for w in self._stored(outer_weights(model, plan))}
-        return outer | {"layers": self._by_layer(of_layer)}
+        """Global shapes of the weights."""
+        return self._of_weights(lambda weight, lead: lead + weight.shape)
 
     @property
     def weight_dtypes(self) -> dict[str, Any]:
-        """XLA's names of the weights' dtypes, as the same pytree."""
-        model, plan = self.experiment.model, self.experiment.plan
+        """XLA's names of the weights' dtypes."""
         default = self.experiment.workload.weight_dtype
-
-        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, str]:  # noqa: ARG001
-            weights = self._stored(layer_weights(model, plan, layer))
-            return {w.name: w.stored_dtype(default) for w in weights}
-
-        weights = self._stored(outer_weights(model, plan))
-        outer = {w.name: w.stored_dtype(default) for w in weights}
-        return outer | {"layers": self._by_layer(of_layer)}
+        return self._of_weights(lambda weight, _: weight.stored_dtype(default))
 
     @property
     def row_major_weights(self) -> dict[str, Any]:
-        """Whether rows are contiguous in the memory layout of the weights, as the same pytree."""
-        model, plan = self.experiment.model, self.experiment.plan
-
-        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, bool]:  # noqa: ARG001
-            weights = self._stored(layer_weights(model, plan, layer))
-            return {w.name: w.is_row_major for w in weights}
-
-        outer = {w.name: w.is_row_major for w in self._stored(outer_weights(model, plan))}
-        return outer | {"layers": self._by_layer(of_layer)}
+        """Whether rows are contiguous in the memory layout of the weights."""
+        return self._of_weights(lambda weight, _: weight.is_row_major)
 
     @property
     def cache(self) -> Any:
         """Partition specs of the cache."""
-
-        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, P]:
-            arrays = _cache_arrays(self.experiment, layer)
-            return {a.name: self.layout.cache_spec(a, is_stacked=bool(lead)) for a in arrays}
-
-        return self._by_layer(of_layer)
+        return self._of_caches(
+            lambda array, lead: self.layout.cache_spec(array, is_stacked=bool(lead))
+        )
 
     @property
     def cache_shapes(self) -> Any:
@@ -411,30 +386,17 @@ class ArgumentSpecs:
         plan, workload = self.experiment.plan, self.experiment.workload
         n_slots = cache_slots(plan, workload)
 
-        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-            arrays = _cache_arrays(self.experiment, layer)
-            return {
-                a.name: (
-                    *lead,
-                    workload.batch,
-                    *a.shape[:-1],
-                    plan.cp * a.n_slots(n_slots),
-                    a.shape[-1],
-                )
-                for a in arrays
-            }
+        def shape(array: CacheArray, lead: tuple[int, ...]) -> tuple[int, ...]:
+            *heads, width = array.shape
+            return (*lead, workload.batch, *heads, plan.cp * array.n_slots(n_slots), width)
 
-        return self._by_layer(of_layer)
+        return self._of_caches(shape)
 
     @property
     def cache_dtypes(self) -> Any:
         """XLA's names of the dtypes of the cache."""
         default = self.experiment.workload.cache_dtype
-
-        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, str]:  # noqa: ARG001
-            return {a.name: a.dtype or default for a in _cache_arrays(self.experiment, layer)}
-
-        return self._by_layer(of_layer)
+        return self._of_caches(lambda array, _: array.dtype or default)
 
     @property
     def inputs(self) -> tuple[Any, ...]:
@@ -454,7 +416,6 @@ class ArgumentSpecs:
 
 
 def _abstract(specs: ArgumentSpecs, mesh: Mesh, phase: Phase) -> tuple[Any, ...]:
-    """Shapes, dtypes and shardings of the arguments."""
     experiment = specs.experiment
 
     def array(shape: tuple[int, ...], spec: Any, dtype: Any) -> jax.ShapeDtypeStruct:

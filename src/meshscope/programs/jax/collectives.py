@@ -1,4 +1,4 @@
-"""The collectives of the decoder, explicit under `shard_map` or by sharding annotations.
+"""How a plan splits arrays, and the collectives of the decoder: under `shard_map`, or by annotations.
 
 The model code calls the same methods for both; everything between two calls is local arithmetic.
 Shapes: B batch, S positions of this step, D residual width, V vocabulary; lower case is local to
@@ -6,58 +6,139 @@ one device (b, s, v).
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from meshscope.model.arrays import Weight
+from meshscope.events.enums import Phase
+from meshscope.model.arrays import CacheArray, Dim, Weight, mesh_axes_of
 from meshscope.plans.plan import Plan
-from meshscope.programs.jax.layout import ShardLayout, TokenSplit
+from meshscope.plans.workload import Workload
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.numerics import Array
 
 
-class MeshCollectives(Protocol):
-    """The operations of the decoder that communicate between devices."""
+class TokenSplit(StrEnum):
+    """The dim of the residual stream that sp splits over tp."""
 
-    def weight(self, value: Array, spec: Weight) -> Array:
-        """The whole weight, gathered over fsdp."""
-        ...
+    NONE = "none"
+    SEQUENCE = "sequence"
+    BATCH = "batch"
 
-    def gathers(self, spec: Weight) -> bool:
-        """Whether `weight` issues an explicit collective."""
-        ...
 
-    def uses_local_array(self, spec: Weight) -> bool:
-        """Whether a layer uses the local array of the weight unchanged."""
-        ...
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLayout:
+    """The partition specs of one phase; they omit axes of size 1, which the mesh does not have."""
 
-    def embed(self, table: Matrix, tokens: Array) -> Array:
-        """Looks up embeddings in a table sharded over the vocabulary: [B, S] -> [B, S, D]."""
-        ...
+    plan: Plan
+    token_split: TokenSplit
+    phase: Phase
 
-    def gather_activations(self, x: Array) -> Array:
-        """Gathers the input of attention or MLP along the dim that sp splits."""
-        ...
+    @property
+    def split_dim(self) -> int | None:
+        """The dim of [B, S, D] that sp splits over tp; None without sp."""
+        return {TokenSplit.NONE: None, TokenSplit.BATCH: 0, TokenSplit.SEQUENCE: 1}[
+            self.token_split
+        ]
 
-    def split_activations(self, x: Array) -> Array:
-        """The part of [B, S, D] that the residual stream of a device has: the inverse of a gather."""
-        ...
+    def axis(self, name: str) -> str | None:
+        """`name` if the mesh has this axis, else None."""
+        return name if name in self.plan.mesh.names else None
 
-    def reduce_output(self, x: Array) -> Array:
-        """Reduces the partial outputs of attention or MLP over tp."""
-        ...
+    @property
+    def data(self) -> str | None:
+        """The mesh axis that splits the batch."""
+        return self.axis(self.plan.data_axis)
 
-    def last_token(self, x: Array) -> Array:
-        """Replicates the hidden state of the last position: [B, S, D] -> [B, D]."""
-        ...
+    @property
+    def context(self) -> str | None:
+        """The mesh axis that splits the positions."""
+        return self.axis("cp")
 
-    def logits(self, x: Array) -> Array:
-        """Gathers logits over the vocabulary: [B, v] -> [B, V]."""
-        ...
+    @property
+    def sequence_axes(self) -> tuple[str, ...]:
+        """The mesh axes that split the positions of [B, S, D] between the blocks, outermost first."""
+        is_split = self.context is not None and self.phase is Phase.PREFILL
+        return ("cp",) * is_split + ("tp",) * (self.token_split is TokenSplit.SEQUENCE)
+
+    @property
+    def gathered_spec(self) -> P:
+        """[B, S, D] inside attention and MLP."""
+        return P(self.data, None, None)
+
+    @property
+    def residual_spec(self) -> P:
+        """[B, S, D] between attention and MLP."""
+        match self.token_split:
+            case TokenSplit.NONE:
+                return self.gathered_spec
+            case TokenSplit.SEQUENCE:
+                return P(self.data, "tp", None)
+            case TokenSplit.BATCH:
+                return P((self.data, "tp") if self.data else "tp", None, None)
+
+    @property
+    def rows_spec(self) -> P:
+        """[B, ...] of hidden states and logits of the last position."""
+        return P(self.data, None)
+
+    @property
+    def out_logits_spec(self) -> P:
+        """[B, V] of logits as they leave the program; [P, B, V] from the stages of a pipeline."""
+        return P("pp", *self.rows_spec) if self.axis("pp") else self.rows_spec
+
+    @property
+    def logits_spec(self) -> P:
+        """[B, V] of logits before they are gathered."""
+        return P(self.data, self.axis("tp"))
+
+    @property
+    def tokens_spec(self) -> P:
+        """[B, S] of token ids, [B, S, D] of hidden states."""
+        return P(self.data, self.context if self.phase is Phase.PREFILL else None)
+
+    @property
+    def next_tokens_spec(self) -> P:
+        """[B] of sampled token ids."""
+        return P(self.data)
+
+    def split(self, dim: Dim) -> str | tuple[str, ...] | None:
+        """The partition spec entry of a logical dim."""
+        axes = tuple(axis for axis in mesh_axes_of(dim, self.plan) if self.axis(axis))
+        return axes if len(axes) > 1 else next(iter(axes), None)
+
+    def cache_spec(self, array: CacheArray, *, is_stacked: bool) -> P:
+        """[B, ..., T, H] of a cache array; if stacked, with a leading layer dim that pp splits."""
+        *heads, width = map(self.split, array.dims)
+        dims = (self.data, *heads, self.context, width)
+        return P(self.axis("pp"), *dims) if is_stacked else P(*dims)
+
+    def weight_spec(self, weight: Weight, *, is_stacked: bool) -> P:
+        """One weight; if stacked, with a leading layer dim that pp splits."""
+        dims = map(self.split, weight.dims)
+        return P(self.axis("pp"), *dims) if is_stacked else P(*dims)
+
+
+def layout_of(plan: Plan, workload: Workload, phase: Phase) -> ShardLayout:
+    """The layout of one phase: sp splits the prompt in prefill and the batch in decode.
+
+    If tp does not divide the decode batch, sp has no effect in decode, as in serving engines, which
+    apply sequence parallelism only to divisible token counts.
+    """
+    if not plan.sp:
+        split = TokenSplit.NONE
+    elif phase is Phase.PREFILL:
+        split = TokenSplit.SEQUENCE
+    elif workload.batch * workload.decode_tokens // plan.data_size % plan.tp == 0:
+        split = TokenSplit.BATCH
+    else:
+        split = TokenSplit.NONE
+    return ShardLayout(plan=plan, token_split=split, phase=phase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +149,22 @@ class ShardMapCollectives:
     layout: ShardLayout
 
     def weight(self, value: Array, spec: Weight) -> Array:
-        """All-gather over fsdp along the dim that it splits."""
+        """The whole weight: an all-gather over fsdp along the dim that it splits."""
         dim = spec.fsdp_dim(self.plan)
         if self.plan.fsdp == 1 or dim is None:
             return value
         return lax.all_gather(value, "fsdp", axis=dim, tiled=True)
 
     def gathers(self, spec: Weight) -> bool:
-        """Whether fsdp splits the weight."""
+        """Whether `weight` issues a collective."""
         return self.plan.fsdp > 1 and spec.fsdp_dim(self.plan) is not None
 
     def uses_local_array(self, spec: Weight) -> bool:
-        """Whether the weight is not gathered."""
+        """Whether a layer uses the local array of the weight unchanged."""
         return not self.gathers(spec)
 
     def embed(self, table: Matrix, tokens: Array) -> Array:
-        """Looks up local rows, with zeros for other tokens, and reduces over tp."""
+        """[B, S] -> [B, S, D]: looks up local rows, with zeros for other tokens, and reduces over tp."""
         if self.plan.tp == 1:
             return table.rows(tokens)
         n_rows = table.values.shape[0]
@@ -93,12 +174,12 @@ class ShardMapCollectives:
         return self.reduce_output(jnp.where(is_local[..., None], rows, jnp.zeros((), rows.dtype)))
 
     def gather_activations(self, x: Array) -> Array:
-        """All-gather along the dim that sp splits."""
+        """The input of attention or MLP: an all-gather along the dim that sp splits."""
         dim = self.layout.split_dim
         return x if dim is None else lax.all_gather(x, "tp", axis=dim, tiled=True)
 
     def split_activations(self, x: Array) -> Array:
-        """The slice of this device along the dim that sp splits."""
+        """The slice of this device along the dim that sp splits: the inverse of a gather."""
         dim = self.layout.split_dim
         if dim is None:
             return x
@@ -106,7 +187,7 @@ class ShardMapCollectives:
         return lax.dynamic_slice_in_dim(x, lax.axis_index("tp") * n_local, n_local, axis=dim)
 
     def reduce_output(self, x: Array) -> Array:
-        """All-reduce over tp, or reduce-scatter under sp."""
+        """Partial outputs of attention or MLP: an all-reduce over tp, or a reduce-scatter under sp."""
         if self.plan.tp == 1:
             return x
         dim = self.layout.split_dim
@@ -115,7 +196,7 @@ class ShardMapCollectives:
         return lax.psum_scatter(x, "tp", scatter_dimension=dim, tiled=True)
 
     def last_token(self, x: Array) -> Array:
-        """All-gather of a split batch, or masked all-reduce of a split sequence."""
+        """[B, S, D] -> [B, D]: an all-gather of a split batch, or a masked all-reduce of a split sequence."""
         if self.layout.token_split is TokenSplit.BATCH:
             return lax.all_gather(x, "tp", axis=0, tiled=True)[:, -1]
         axes = self.layout.sequence_axes
@@ -125,7 +206,7 @@ class ShardMapCollectives:
         return lax.psum(jnp.where(is_last, x[:, -1], jnp.zeros((), x.dtype)), axes)
 
     def logits(self, x: Array) -> Array:
-        """All-gather of the vocabulary over tp."""
+        """[B, v] -> [B, V]: an all-gather of the vocabulary over tp."""
         return x if self.plan.tp == 1 else lax.all_gather(x, "tp", axis=1, tiled=True)
 
 
@@ -136,7 +217,7 @@ class GspmdCollectives:
     layout: ShardLayout
     mesh: Mesh
 
-    def _annotated(self, x: Array, spec: PartitionSpec) -> Array:
+    def _annotated(self, x: Array, spec: P) -> Array:
         return lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
     def weight(self, value: Array, spec: Weight) -> Array:  # noqa: ARG002  the compiler decides when to gather
@@ -177,6 +258,9 @@ class GspmdCollectives:
         Without the first annotation, the compiler gathers the head: a thousand times the bytes.
         """
         return self._annotated(self._annotated(x, self.layout.logits_spec), self.layout.rows_spec)
+
+
+MeshCollectives = ShardMapCollectives | GspmdCollectives
 
 
 def scope(name: str) -> Any:

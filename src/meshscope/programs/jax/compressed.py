@@ -37,9 +37,16 @@ from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.compressed import CompressedAttention, compressed_of, n_open_windows
 from meshscope.model.model import Model
 from meshscope.model.rope import Rope
+from meshscope.programs.jax.attention import (
+    AttentionInputs,
+    AttentionScores,
+    PartialAttention,
+    PrefillKernel,
+    dot_product_attention,
+    partial_attention,
+)
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
-from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.latent import index_scores
 from meshscope.programs.jax.numerics import (
     MASKED,
@@ -47,16 +54,10 @@ from meshscope.programs.jax.numerics import (
     by_row,
     by_sequence,
     causal_mask,
-    dot_product_attention,
     rms_norm,
     rope_angles,
     rope_scale,
     unscaled_rms_norm,
-)
-from meshscope.programs.jax.partial_attention import (
-    AttentionInputs,
-    PartialAttention,
-    partial_attention,
 )
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 
@@ -182,20 +183,19 @@ class _CompressionStep:
 
     def attend(self, q: Array, parts: Sequence[Sequence[Array]], sinks: Array) -> Array:
         """Attention of q [B, S, N, H] to parts [B, T, H], both keys and values, with masks [.., S, T]."""
-        scale = self.attention.head_dim**-0.5
+        scores = AttentionScores(scale=self.attention.head_dim**-0.5, sinks=sinks)
         if self.phase is Phase.DECODE and not self.context.is_split:
-            return _attended_in_place(q, parts, sinks, scale=scale)
+            return _attended_in_place(q, parts, scores)
         masks = [jnp.broadcast_to(x, (q.shape[0], *x.shape[-2:])) for _, x in parts]
         kv = jnp.concatenate([x for x, _ in parts], axis=1)[:, :, None, :]
         mask = jnp.concatenate(masks, axis=-1)
         if not self.context.is_split or self.phase is Phase.PREFILL:
-            return dot_product_attention(q, kv, kv, mask, scale=scale, sinks=sinks)
+            return dot_product_attention(q, kv, kv, mask, scores)
         inputs = AttentionInputs(
             q=q,
             keys=lambda kv: (kv, kv),
             mask_of=lambda _: mask,
-            scale=scale,
-            sinks=sinks,
+            scores=scores,
         )
         return self.context.attend(inputs, (kv,), self.positions)
 
@@ -345,15 +345,15 @@ class _CompressionStep:
 
 
 def _attended_in_place(
-    q: Array, parts: Sequence[Sequence[Array]], sinks: Array, *, scale: float
+    q: Array, parts: Sequence[Sequence[Array]], scores: AttentionScores
 ) -> Array:
     """Attention [B, S, N, H] to parts [B, T, H] of the cache, without a copy that joins them."""
     partials = (
-        partial_attention(q, kv[:, :, None, :], kv[:, :, None, :], mask, scale=scale)
+        partial_attention(q, kv[:, :, None, :], kv[:, :, None, :], mask, scores)
         for kv, mask in parts
         if kv.shape[1]
     )
-    return reduce(PartialAttention.merged, partials).with_sinks(sinks).normalized(q.dtype)
+    return reduce(PartialAttention.merged, partials).with_sinks(scores.sinks).normalized(q.dtype)
 
 
 def _pooled(

@@ -31,10 +31,9 @@ from jax import lax
 from meshscope.events.enums import Phase
 from meshscope.plans.context_form import ContextForm, ring_sends
 from meshscope.plans.kernel_choice import splash_block
+from meshscope.programs.jax.attention import AttentionInputs, PartialAttention, PrefillKernel
 from meshscope.programs.jax.decode_attention import CacheShare
-from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.numerics import MASKED, Array
-from meshscope.programs.jax.partial_attention import AttentionInputs, PartialAttention
 from meshscope.programs.jax.state import LayerCache
 
 AXIS = "cp"
@@ -218,7 +217,7 @@ class Context:
         """
         if self.phase is Phase.DECODE:
             part = inputs.part(local, positions)
-            merged = self.merged(part, inputs.project).with_sinks(inputs.sinks)
+            merged = self.merged(part, inputs.project).with_sinks(inputs.scores.sinks)
             return merged.normalized(inputs.q.dtype)
         if self.n_chunk is not None:
             return self._by_queries(inputs, local, positions)
@@ -239,15 +238,7 @@ class Context:
         n_local = inputs.q.shape[1]
 
         def attend(n_keys: int) -> Array:
-            return kernel(
-                inputs.q,
-                k[:, :n_keys],
-                v[:, :n_keys],
-                scale=inputs.scale,
-                window=inputs.window,
-                softcap=inputs.softcap,
-                sinks=inputs.sinks,
-            )
+            return kernel(inputs.q, k[:, :n_keys], v[:, :n_keys], inputs.scores)
 
         branches = [partial(attend, (rank + 1) * n_local) for rank in range(self.size)]
         return lax.switch(self.rank, branches)
@@ -290,7 +281,7 @@ class Context:
                 total=jnp.pad(part.total, missing, constant_values=1),
                 largest=jnp.pad(part.largest, missing, constant_values=MASKED),
             )
-            for start, offset in self._blocks_of_window(every.window, n_local, rank):
+            for start, offset in self._blocks_of_window(every.scores.window, n_local, rank):
                 block = [x[:, start : start + n_local] for x in local]
                 part = part.merged(every.block(block, offset))
             return part.arrays
@@ -298,7 +289,7 @@ class Context:
         branches = [partial(attend, rank) for rank in range(self.size)]
         numerator, total, largest = lax.switch(self.rank, branches)
         part = PartialAttention(numerator=numerator, total=total, largest=largest)
-        if every.window is not None or n_before == 0:
+        if every.scores.window is not None or n_before == 0:
             return part
         return part.merged(every.block([x[:, :n_before] for x in local], n_before))
 
@@ -324,7 +315,7 @@ class Context:
         """Attends to each block while the permute of the next one runs."""
         rank, n_local = lax.axis_index(AXIS), positions.shape[0]
         pairs = [(source, (source + 1) % self.size) for source in range(self.size)]
-        window = None if inputs.kernel is None else inputs.window
+        window = None if inputs.kernel is None else inputs.scores.window
         n_sends = ring_sends(self.size, n_local, window)
         merged: PartialAttention | None = None
         for step in range(n_sends + 1):
@@ -364,7 +355,7 @@ class Context:
         return PartialAttention(numerator=numerator, total=total, largest=largest)
 
     def _finish(self, inputs: AttentionInputs, merged: PartialAttention) -> Array:
-        shared = merged.with_sinks(inputs.sinks).normalized(inputs.q.dtype)
+        shared = merged.with_sinks(inputs.scores.sinks).normalized(inputs.q.dtype)
         return inputs.project(shared).astype(shared.dtype)
 
     def merged(

@@ -32,8 +32,8 @@ from jax.sharding import PartitionSpec as P
 
 from meshscope.model.mechanisms.attention import LANES
 from meshscope.plans.kernel_choice import DECODE_BLOCKS
+from meshscope.programs.jax.collectives import ShardLayout
 from meshscope.programs.jax.decode_kernel import QueryTokens, decode_block
-from meshscope.programs.jax.layout import ShardLayout
 from meshscope.programs.jax.numerics import MASKED, Array
 from meshscope.programs.jax.state import LayerCache
 

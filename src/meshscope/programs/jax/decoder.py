@@ -21,12 +21,12 @@ from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.mixture import Activation
 from meshscope.model.model import Model
 from meshscope.plans.stages import shared_slot
+from meshscope.programs.jax.attention import PrefillKernel
 from meshscope.programs.jax.collectives import MeshCollectives, scope
 from meshscope.programs.jax.compressed import compressed_attention
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.grouped import grouped_attention
-from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.latent import latent_attention, seen_positions
 from meshscope.programs.jax.linear import linear_attention
 from meshscope.programs.jax.matrix import Matrix

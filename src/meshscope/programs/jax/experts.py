@@ -80,7 +80,6 @@ def _scores(logits: Array, moe: MixtureOfExperts) -> Array:
 
 
 def _limit_groups(scores: Array, moe: MixtureOfExperts) -> Array:
-    """Masks the scores of all expert groups except the best."""
     grouped = scores.reshape(scores.shape[0], moe.n_groups, -1)
     match moe.group_score:
         case GroupScore.MAX:

@@ -26,8 +26,9 @@ from jax._src import shard_map
 from jax._src.config import include_full_tracebacks_in_locations, use_shardy_partitioner
 from jax._src.interpreters import mlir
 from jax._src.interpreters.pxla import get_prop_to_input_output
+from jax._src.pallas.mosaic import tpu_info
 from jax._src.source_info_util import is_user_filename
-from jax.extend import source_info_util
+from jax.extend import backend, source_info_util
 from jax.sharding import (
     AbstractMesh,
     AxisType,
@@ -37,8 +38,7 @@ from jax.sharding import (
 )
 
 from meshscope.errors import SpecError, nearest
-from meshscope.programs.jax.program_digest import program_digest
-from meshscope.programs.jax.target import target_devices
+from meshscope.programs.jax.stablehlo import program_digest
 
 MAX_FRAMES = 6  # of a user's traceback in a message
 _SDY_AXIS = re.compile(r'"([^"]+)"=(\d+)')
@@ -121,13 +121,11 @@ def in_mesh(mesh: Any) -> Generator[None]:
 
 
 def _are_alike(mesh: Any, other: Any) -> bool:
-    """Whether two meshes have the same axes, on whatever devices."""
     one, two = mesh.abstract_mesh, other.abstract_mesh
     return (one.shape_tuple, one.axis_types) == (two.shape_tuple, two.axis_types)
 
 
 def _placed(leaf: Any, context: Any) -> Any:
-    """The argument in the mesh of the context, if its own differs only in the devices."""
     sharding = getattr(leaf, "_sharding", None) if isinstance(leaf, jax.ShapeDtypeStruct) else None
     if context is None or not isinstance(sharding, NamedSharding):
         return leaf
@@ -254,7 +252,6 @@ def check_divisible(
 
 
 def _spec_of(leaf: Any, mesh: Any) -> tuple[Sequence[Any], Mapping[str, int]]:
-    """How an argument is split, by dimension, and the axis sizes; nothing for one without a sharding."""
     # `sharding` of a shape would look its axes up in the mesh
     is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
     sharding: Any = getattr(leaf, "_sharding" if is_shape else "sharding", None)
@@ -273,7 +270,6 @@ def _argument(function: Callable[..., Any], path: tuple[Any, ...]) -> str:
 
 
 def _positional(function: Callable[..., Any], number: int) -> str:
-    """The name of a positional argument; its number if the function has no signature."""
     try:
         names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -339,7 +335,6 @@ def function_program(lowered: Any, name: str, context: Any = None) -> FunctionPr
 def _meshes(
     context: Any, shardings: Iterable[Any], module: Any
 ) -> Iterator[tuple[tuple[str, int], ...]]:
-    """The axes of every mesh that the program knows."""
     if context is not None:
         yield tuple(context.shape.items())
     for sharding in shardings:
@@ -358,3 +353,47 @@ def _axes(
     whole = [axes for axes in meshes if prod(size for _, size in axes) == n_devices]
     named = [tuple(axis for axis in axes if axis[1] > 1) for axes in whole]
     return max(named, key=len, default=()) or (("device", n_devices),)
+
+
+@contextmanager
+def target_devices(devices: Sequence[Any], platform: str) -> Generator[None]:
+    """In the block, JAX names these devices, and arrays stay where they would be.
+
+    Libraries choose their kernels by `jax.devices()`, `jax.default_backend()`, the default device of
+    `jax.extend.backend` (tokamax), or what Pallas knows of the TPU (`pltpu.get_tpu_info()`).
+    """
+    listed = mock.Mock(side_effect=lambda *_args, **_kwargs: list(devices))
+    answers = {
+        "devices": listed,
+        "local_devices": listed,
+        "device_count": mock.Mock(return_value=len(devices)),
+        "local_device_count": mock.Mock(return_value=len(devices)),
+        "default_backend": mock.Mock(return_value="gpu" if platform == "cuda" else platform),
+    }
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.multiple(jax, **answers))
+        first = mock.Mock(return_value=devices[0])
+        stack.enter_context(mock.patch.object(backend, "get_default_device", first))
+        if platform == "tpu":
+            stack.enter_context(_pallas_target(devices[0]))
+        yield
+
+
+@contextmanager
+def _pallas_target(device: Any) -> Generator[None]:
+    """Pallas describes this TPU; answers that it keeps are forgotten before and after."""
+    answers = {"get_device_kind": device.device_kind, "get_num_device_cores": device.num_cores}
+    # Not every version of JAX has both functions.
+    known = {n: mock.Mock(return_value=v) for n, v in answers.items() if hasattr(tpu_info, n)}
+    with mock.patch.multiple(tpu_info, **known) if known else ExitStack():
+        _forget()
+        try:
+            yield
+        finally:
+            _forget()
+
+
+def _forget() -> None:
+    for value in list(vars(tpu_info).values()):
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()

@@ -16,22 +16,26 @@ from meshscope.events.enums import Phase
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.grouped import GroupedAttention, grouped_of
 from meshscope.model.model import Model
+from meshscope.programs.jax.attention import (
+    AttentionInputs,
+    AttentionScores,
+    PartialAttention,
+    PrefillKernel,
+    dot_product_attention,
+)
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
-from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.numerics import (
     Array,
     apply_rope,
     by_row,
     by_sequence,
     causal_mask,
-    dot_product_attention,
     rms_norm,
     rope_angles,
     row_positions,
     unscaled_rms_norm,
 )
-from meshscope.programs.jax.partial_attention import AttentionInputs, PartialAttention
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 
 
@@ -62,20 +66,21 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
         new = _cached(*fresh, cache)
     is_chunked = layer.attention is AttentionKind.CHUNKED
     window = attention.window_of(layer.attention)
-    sinks = w("sinks") if attention.has_sinks else None
-    scores: dict[str, Any] = {
-        "scale": attention.score_scale,
-        "softcap": attention.softcap,
-        "sinks": sinks,
-    }
+    scores = AttentionScores(
+        scale=attention.score_scale,
+        softcap=attention.softcap,
+        sinks=w("sinks") if attention.has_sinks else None,
+        window=None if is_chunked else window,
+    )
     if isinstance(kernel, DecodeKernel):
-        seen = {"window": window, "is_chunked": is_chunked}
+        seen: dict[str, Any] = {"window": window, "is_chunked": is_chunked, "scale": scores.scale}
+        seen |= {"softcap": scores.softcap, "sinks": scores.sinks}
         if context.is_split:
             out, cache = _decode_share(
-                q, new, cache, positions[0], kernel=kernel, context=context, **seen, **scores
+                q, new, cache, positions[0], kernel=kernel, context=context, **seen
             )
         else:
-            out, cache = _decode(q, new, cache, positions, kernel, **seen, **scores)
+            out, cache = _decode(q, new, cache, positions, kernel, **seen)
         return _output(out, x, w), cache
     cache = context.written(cache, new, positions)
     k, v, k_positions = _attended(
@@ -89,16 +94,15 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
             q=q,
             keys=lambda k, v: (k, v),
             mask_of=lambda of_keys: causal_mask(of_queries, of_keys, window, is_chunked=is_chunked),
+            scores=scores,
             kernel=kernel,
-            window=None if is_chunked else window,
-            **scores,
         )
         out = context.attend(inputs, (k, v), k_positions)
     elif kernel is not None:
-        out = kernel(q, k, v, window=None if is_chunked else window, **scores)
+        out = kernel(q, k, v, scores)
     else:
         mask = causal_mask(positions, k_positions, window, is_chunked=is_chunked)
-        out = dot_product_attention(q, k, v, mask, **scores)
+        out = dot_product_attention(q, k, v, mask, scores)
     return _output(out, x, w), cache
 
 

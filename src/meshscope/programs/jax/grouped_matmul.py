@@ -20,10 +20,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from meshscope.plans.kernel_choice import WIDE_TILE_ROWS
-from meshscope.programs.jax.mxfp4 import FP8_FACTOR, decoded_in_vmem, wide_scales
+from meshscope.programs.jax.matrix import FP8_FACTOR, decoded_in_vmem, wide_scales
 from meshscope.programs.jax.numerics import Array
-from meshscope.programs.jax.wide_groups import WideKernel, wide_product, wide_tiles
 
 LANES = 128
 SUBLANES = 8
@@ -51,14 +49,13 @@ class GroupedKernel:
 
     With `block`, that many inputs and outputs share a scale; else each output has its own, for all inputs or
     for groups of them. With `has_codes`, int4 weights are codes of mxfp4. With `has_bf16`, the chip multiplies
-    weights and scales of groups in the dtype of the rows. `wide` multiplies groups of many rows.
+    weights and scales of groups in the dtype of the rows.
     `is_interpreted` runs the kernel on a CPU.
     """
 
     block: int | None = None
     has_codes: bool = False
     has_bf16: bool = False
-    wide: WideKernel | None = None
     is_interpreted: bool = False
 
     def __call__(
@@ -82,21 +79,6 @@ class GroupedKernel:
         has_groups = scale is not None and scale.ndim == 3 and self.block is None
         of_scale = n_inputs // scale.shape[1] if scale is not None and has_groups else None
         weights = self._in_hbm(weights)
-        if self.wide is not None:
-            wide_ones = wide_tiles(self.wide, rows, weights, n_groups, self.block or of_scale)
-            if wide_ones is not None:
-                return wide_product(
-                    self.wide,
-                    rows,
-                    weights,
-                    _visits(group_sizes, rows.shape[0], WIDE_TILE_ROWS),
-                    first,
-                    scale=scale,
-                    block=self.block,
-                    has_codes=self.has_codes,
-                    tiles=wide_ones,
-                    is_interpreted=self.is_interpreted,
-                )[:n_rows]
         tiles = tiles_of(n_rows / n_groups, n_inputs, weights.shape[2], of_scale)
         *scalars, n_visits = _visits(group_sizes, rows.shape[0], tiles.rows)
         n_blocks = n_inputs // tiles.inputs
@@ -171,7 +153,6 @@ def tiles_of(
 
 
 def _operand_specs(tiles: MatmulTiles) -> list[pl.BlockSpec]:
-    """Blocks of the rows and of the weights; scalars are offsets, groups, tiles and the first group."""
     return [
         pl.BlockSpec((tiles.rows, tiles.inputs), lambda _n, v, k, _o, _g, t, _f: (t[v], k)),
         pl.BlockSpec(
@@ -209,7 +190,6 @@ def _visits(group_sizes: Array, n_rows: int, n_tile_rows: int) -> tuple[Array, A
 def _kernel(
     *refs: Any, kernel: GroupedKernel, tiles: MatmulTiles, of_scale: int | None, n_blocks: int
 ) -> None:
-    """Adds the product of a block of inputs; the last block writes the rows of the group."""
     offsets, groups, row_tiles, _, rows, weights, *scales, out, total = refs
     tile, visit, k = (pl.program_id(axis) for axis in range(3))
 

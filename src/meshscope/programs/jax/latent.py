@@ -21,9 +21,15 @@ from meshscope.model.mechanisms.attention import Indexer
 from meshscope.model.mechanisms.latent import LatentAttention, latent_of
 from meshscope.model.model import Model
 from meshscope.model.rope import RopeType
+from meshscope.programs.jax.attention import (
+    AttentionInputs,
+    AttentionScores,
+    PartialAttention,
+    PrefillKernel,
+    dot_product_attention,
+)
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
-from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.matrix import MAX_BLOCK_ROWS, Matrix
 from meshscope.programs.jax.numerics import (
     MASKED,
@@ -32,14 +38,12 @@ from meshscope.programs.jax.numerics import (
     by_row,
     by_sequence,
     causal_mask,
-    dot_product_attention,
     layer_norm,
     rms_norm,
     rope_angles,
     row_positions,
     yarn_mscale,
 )
-from meshscope.programs.jax.partial_attention import AttentionInputs, PartialAttention
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 
 LATENT_NORM_EPS = 1e-6  # for norms inside attention, instead of rms_norm_eps (transformers)
@@ -184,10 +188,10 @@ def _expanded(  # noqa: PLR0913  the inputs of attention
 ) -> Array:
     """Attention with the keys and values of every head expanded from the latents."""
     k, v = _expanded_heads(latent, w.matrix("w_uk"), w.matrix("w_uv"), attention)
-    scale = softmax_scale(attention)
+    scores = AttentionScores(scale=softmax_scale(attention))
     if kernel is not None:
-        return kernel(q, k, v, scale=scale)
-    return dot_product_attention(q, k, v, mask, scale=scale)
+        return kernel(q, k, v, scores)
+    return dot_product_attention(q, k, v, mask, scores)
 
 
 def _expanded_heads(
@@ -223,7 +227,7 @@ def _absorbed(
         latent[:, :, None, :],
         latent[:, :, None, : attention.kv_rank],
         mask,
-        scale=softmax_scale(attention),
+        AttentionScores(scale=softmax_scale(attention)),
     )
     return w.einsum("bsnr,rnv->bsnv", out, "w_uv")
 
@@ -284,13 +288,13 @@ def _split_attention(
     Prefill sends latents, which are narrower than heads, and expands them after receiving. `mask`
     covers the whole prompt in prefill and the local cache in decode.
     """
-    scale = softmax_scale(attention)
+    scores = AttentionScores(scale=softmax_scale(attention))
     if context.phase is Phase.DECODE:
         return AttentionInputs(
             q=_absorbed_queries(q, w, attention),
             keys=lambda latent: (latent[:, :, None, :], latent[:, :, None, : attention.kv_rank]),
             mask_of=lambda _: mask,
-            scale=scale,
+            scores=scores,
             project=_value_projection(q, w),
         )
     w_uk, w_uv = w.matrix("w_uk"), w.matrix("w_uv")
@@ -302,7 +306,7 @@ def _split_attention(
             if context.n_chunk is not None
             else lax.dynamic_slice_in_dim(mask, of[0], of.shape[0], axis=-1)
         ),
-        scale=scale,
+        scores=scores,
     )
 
 

@@ -31,7 +31,7 @@ H width of a value, C positions of a chunk, W positions of the convolution; n de
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +43,6 @@ from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.linear import LINEAR_CHUNK, linear_of
 from meshscope.model.model import Model
 from meshscope.programs.jax.context_parallel import Context
-from meshscope.programs.jax.decode_attention import DecodeKernel
-from meshscope.programs.jax.delta_kernel import delta_tokens
 from meshscope.programs.jax.grouped import heads
 from meshscope.programs.jax.numerics import Array, by_row, by_sequence, unscaled_rms_norm
 from meshscope.programs.jax.state import LayerCache, LayerWeights
@@ -61,7 +59,7 @@ def linear_attention(  # noqa: PLR0913  the inputs of a layer's attention
     model: Model,
     layer: Layer,
     context: Context,
-    kernel: object = None,
+    kernel: object = None,  # noqa: ARG001  attention to positions only
 ) -> tuple[Array, LayerCache]:
     """Linear attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new state."""
     linear = linear_of(model.attention_of(layer))
@@ -80,49 +78,24 @@ def linear_attention(  # noqa: PLR0913  the inputs of a layer's attention
     steps = jax.nn.softplus(a.reshape(n_rows, n_positions, -1) + _wide(w("decay_bias")))
     log_decay = -jnp.exp(_wide(w("decay_log"))) * steps
     rule = (q, k, _wide(v), log_decay, rate)
-    if _has_kernel(kernel, n_positions):
-        out, cache = _by_kernel(rule, cache, span.first, is_interpreted=kernel.is_interpreted)
+    state = jnp.zeros((n_rows, v.shape[2], linear.key_dim, linear.value_dim), jnp.float32)
+    states = _States(cache=cache, n_slots=linear.key_dim)
+    if has_past:
+        state = states.after(span.first - 1, n_rows)
+    if context.phase is Phase.DECODE:
+        out, states = _each_token(rule, state, states, span.first)
     else:
-        state = jnp.zeros((n_rows, v.shape[2], linear.key_dim, linear.value_dim), jnp.float32)
-        states = _States(cache=cache, n_slots=linear.key_dim)
-        if has_past:
-            state = states.after(span.first - 1, n_rows)
-        if context.phase is Phase.DECODE:
-            out, states = _each_token(rule, state, states, span.first)
-        else:
-            out, state = _rule(context, n_positions)(*rule, state)
-            states = states.with_one(state, span.last)
-        cache = states.cache
+        out, state = _rule(context, n_positions)(*rule, state)
+        states = states.with_one(state, span.last)
     out = unscaled_rms_norm(by_row(out, x).astype(x.dtype), model.norm_eps)
     out = out * w("state_norm").astype(x.dtype)
     gate = jax.nn.silu(_wide(heads(x, w, "z")).reshape(out.shape))
     out = (out * gate).astype(x.dtype)
-    return w.einsum("bsnh,nhd->bsd", out, "wo"), cache
-
-
-def _has_kernel(kernel: object, n_positions: int) -> TypeGuard[DecodeKernel]:
-    """Whether a decode step has several tokens of each sequence, and may use kernels on local arrays.
-
-    XLA updates the state of a single token in about the time of its bytes.
-    """
-    return isinstance(kernel, DecodeKernel) and kernel.mesh is None and n_positions > 1
-
-
-def _by_kernel(
-    rule: Sequence[Array], cache: LayerCache, first: Array | int, *, is_interpreted: bool
-) -> tuple[Array, LayerCache]:
-    """The outputs of the rule for the tokens [B, S, ...] of a decode step, and the cache with all states."""
-    (stack,) = cache.stacks(["state"])
-    out, states = delta_tokens(
-        rule, stack, layer=cache.layer, first=first, is_interpreted=is_interpreted
-    )
-    return out, cache.with_stacks(["state"], [states])
+    return w.einsum("bsnh,nhd->bsd", out, "wo"), states.cache
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The first and the last position of a step, on all devices."""
-
     first: Array | int
     last: Array | int
 
@@ -156,7 +129,6 @@ class _States:
 
 
 def _rule(context: Context, n_positions: int) -> Callable[..., tuple[Array, Array]]:
-    """The rule for a prompt of one position or more, or for a block of one over cp."""
     if context.splits_step:
         return partial(split_delta_rule, context=context)
     return delta_step if n_positions == 1 else chunked_delta_rule

@@ -14,7 +14,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshscope.errors import RunFailedError, SpecError
-from meshscope.programs.jax.analysis import memory_analysis
 from meshscope.programs.jax.function import (
     FunctionProgram,
     call_of,
@@ -25,6 +24,7 @@ from meshscope.programs.jax.function import (
     lowered_call,
     mesh_of,
 )
+from meshscope.programs.jax.stablehlo import memory_analysis
 
 RANDOM_SCALE = 0.02  # standard deviation of random floats, that of most published initializers
 LARGEST_RANDOM = 127  # random integer: a valid token that fits 8 bits
@@ -127,7 +127,6 @@ def _sizes(mesh: Any) -> Mapping[str, int] | None:
 
 
 def _concrete(mesh: Any, devices: Sequence[Any]) -> Any:
-    """A mesh of these devices instead of one of no devices or of described ones."""
     if mesh is None or (isinstance(mesh, Mesh) and set(mesh.devices.flat) <= set(devices)):
         return mesh
     array = np.array(local_devices(mesh.size), dtype=object).reshape(tuple(mesh.shape.values()))
@@ -137,7 +136,6 @@ def _concrete(mesh: Any, devices: Sequence[Any]) -> Any:
 def _values(
     arguments: Sequence[Any], keywords: Mapping[str, Any], mesh: Any, seed: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with random data instead of shapes, where their shardings say."""
     leaves, tree = jax.tree.flatten((tuple(arguments), dict(keywords)))
     keys = iter(jax.random.split(jax.random.key(seed), max(len(leaves), 1)))
     filled = [
@@ -165,7 +163,6 @@ def _random(shape: jax.ShapeDtypeStruct, key: Any, mesh: Any) -> Any:
 
 
 def _sharding(sharding: Any, mesh: Any) -> Any:
-    """The sharding on the devices here; None leaves the array where JAX puts it."""
     if isinstance(sharding, PartitionSpec):
         return None if mesh is None else NamedSharding(mesh, sharding)
     if isinstance(sharding, NamedSharding):
@@ -206,7 +203,6 @@ def _is_info(value: Any) -> bool:
 
 
 def _placed(given: Any, compiled: Any) -> Any:
-    """The arguments on the devices where the program wants them, so that no step moves them."""
     leaves, tree = jax.tree.flatten(given)
     shardings = jax.tree.leaves(compiled.input_shardings, is_leaf=lambda one: one is None)
     placed = [
@@ -217,14 +213,12 @@ def _placed(given: Any, compiled: Any) -> Any:
 
 
 def _devices(mesh: Any, shardings: Sequence[Any], n_devices: int) -> tuple[Any, ...]:
-    """The devices of the program in the order of its mesh."""
     meshes = [mesh, *(getattr(sharding, "mesh", None) for sharding in shardings)]
     whole = [one for one in meshes if isinstance(one, Mesh) and one.size == n_devices]
     return tuple(whole[0].devices.flat) if whole else tuple(jax.local_devices()[:n_devices])
 
 
 def _costs(compiled: Any) -> dict[str, float]:
-    """FLOPs and bytes of a step on one device by the compiler's count, if it has one."""
     names = {"flops": "flops", "accessed_bytes": "bytes accessed"}
     analysis = compiled.cost_analysis() or {}
     return {name: float(analysis[key]) for name, key in names.items() if key in analysis}

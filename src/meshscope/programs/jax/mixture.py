@@ -11,7 +11,6 @@ expert, F width of an expert, G groups of tokens, K experts of a token.
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +29,7 @@ from meshscope.plans.dispatch import (
     routed_tokens,
 )
 from meshscope.plans.plan import Plan
-from meshscope.programs.jax.collectives import MeshCollectives, scope
+from meshscope.programs.jax.collectives import MeshCollectives, ShardLayout, scope
 from meshscope.programs.jax.exchange import exchange_mixture, overlapped_exchange
 from meshscope.programs.jax.experts import (
     Experts,
@@ -42,21 +41,9 @@ from meshscope.programs.jax.experts import (
     scaled_inputs,
 )
 from meshscope.programs.jax.grouped_matmul import GroupedKernel
-from meshscope.programs.jax.layout import ShardLayout
 from meshscope.programs.jax.matrix import MAX_BLOCK_ROWS
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.state import LayerWeights
-
-
-class Mixture(Protocol):
-    """Replaces the MLP in a layer with experts."""
-
-    def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
-        """The output for a normed input, both sharded like the residual stream.
-
-        `ids` [B, S] are the tokens of the step, replicated over tp.
-        """
-        ...
 
 
 def shared_experts(
@@ -103,7 +90,10 @@ class ManualMixture:
     grouped_kernel: GroupedKernel | None = None
 
     def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
-        """As `Mixture`."""
+        """The output for a normed input, both sharded like the residual stream.
+
+        `ids` [B, S] are the tokens of the step, replicated over tp.
+        """
         if "tp" in exchange_axes(self.plan):
             return self._over_tokens(x, w, ids)
         return self._over_tp(x, w, ids)
@@ -175,7 +165,6 @@ class ManualMixture:
         return out
 
     def _experts(self, w: LayerWeights) -> Experts:
-        """The local experts; if tp splits each expert, one tp device adds the bias."""
         is_partial = self.plan.tp > 1 and "tp" not in self.plan.expert_axes
         share = (lax.axis_index("tp") == 0).astype(w.dtype) if is_partial else 1.0
         return Experts(
@@ -229,7 +218,7 @@ class AutoMixture:
     has_kernel: bool = False
 
     def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
-        """As `Mixture`."""
+        """As `ManualMixture`."""
         with scope(Part.MOE_DISPATCH):
             x = self.collectives.gather_activations(x)
         tokens = x.reshape(-1, x.shape[-1])
@@ -311,3 +300,6 @@ class AutoMixture:
             out = experts(rows, count_values(flat, self.moe.n_experts))
         with scope(Part.MOE_COMBINE):
             return combine_rows(out, order, shares)
+
+
+Mixture = ManualMixture | AutoMixture

@@ -1,12 +1,10 @@
-"""Numerics that all model families share: norms, rotary embeddings and dot-product attention.
+"""Numerics that all model families share: norms, masks and rotary embeddings.
 
-Shapes: B batch, S query positions, T key positions, N query heads, K key and value heads, H head
-width.
+Shapes: B batch, S query positions, T key positions, N heads, H head width.
 """
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -84,39 +82,6 @@ def causal_mask(
     return mask & (distance < window)
 
 
-def dot_product_attention(  # noqa: PLR0913  the inputs of attention
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Array | None = None,
-) -> Array:
-    """[B, S, N, Hv]: attention of q [B, S, N, H] over k [B, T, K, H] and v [B, T, K, Hv].
-
-    `mask` is [S, T] or [B, S, T]; `softcap` limits scores; `sinks` [N] are logits of a position without
-    a value.
-    """
-    n_groups = q.shape[2] // k.shape[2]
-    q = q.reshape(*q.shape[:2], k.shape[2], n_groups, q.shape[3])
-    scores = jnp.einsum("bskgh,btkh->bkgst", q, k, preferred_element_type=jnp.float32) * scale
-    scores = soft_capped(scores, softcap)
-    mask = mask if mask.ndim == 2 else mask[:, None, None]
-    scores = jnp.where(mask, scores, MASKED)
-    if sinks is None:
-        shares = jax.nn.softmax(scores, axis=-1)
-    else:
-        sink = sinks.astype(jnp.float32).reshape(1, k.shape[2], n_groups, 1, 1)
-        highest = jnp.maximum(scores.max(axis=-1, keepdims=True), sink)
-        # A softmax of the scores with another column would make a second array of their size.
-        weights = jnp.exp(scores - highest)
-        shares = weights / (weights.sum(axis=-1, keepdims=True) + jnp.exp(sink - highest))
-    out = jnp.einsum("bkgst,btkh->bskgh", shares.astype(q.dtype), v)
-    return out.reshape(*out.shape[:2], -1, out.shape[-1])
-
-
 def rope_angles(rope: Rope, head_dim: int, positions: Array) -> Array:
     """The angles [..., R/2] of channel pairs at each position, in float32; R of the channels turn."""
     frequencies = rope_frequencies(rope, rope.rotary_dim(head_dim))
@@ -191,7 +156,6 @@ def yarn_mscale(factor: float, mscale: float) -> float:
 
 
 def _llama3_frequencies(plain: np.ndarray, rope: Rope) -> np.ndarray:
-    """Divides low frequencies by `factor`, keeps high ones and interpolates between them."""
     turns = rope.original_max_position * plain / (2 * np.pi)  # over the original context
     ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     kept_frac = np.clip(ramp, 0.0, 1.0)
@@ -199,8 +163,6 @@ def _llama3_frequencies(plain: np.ndarray, rope: Rope) -> np.ndarray:
 
 
 def _yarn_frequencies(plain: np.ndarray, rope: Rope, head_dim: int) -> np.ndarray:
-    """Keeps high frequencies, divides low ones by `factor`, with a linear ramp between them."""
-
     def channel(n_turns: float) -> float:
         turns = rope.original_max_position / (n_turns * 2 * np.pi)
         return head_dim * float(np.log(turns)) / (2 * float(np.log(rope.theta)))

@@ -8,7 +8,6 @@ Shapes: B batch, S positions of this step, D residual width, N streams, C coeffi
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,34 +21,13 @@ from meshscope.programs.jax.state import LayerWeights
 AddOutput = Callable[[Array], Array]
 
 
-class Residual(Protocol):
-    """How blocks read the residual stream and write to it."""
-
-    @property
-    def stream_dims(self) -> tuple[int, ...]:
-        """The dims between positions and width: [B, S, *stream_dims, D]."""
-        ...
-
-    def expand(self, x: Array) -> Array:
-        """The residual stream of embeddings [B, S, D]."""
-        ...
-
-    def read(self, x: Array, w: LayerWeights, block: str) -> tuple[Array, AddOutput]:
-        """The input of a block [B, S, D], and a function that adds its output to the stream."""
-        ...
-
-    def collapse(self, x: Array, outer: LayerWeights) -> Array:
-        """The input of the output head [B, S, D]; only the last position counts."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleStream:
     """A single stream to which every block adds its output."""
 
     @property
     def stream_dims(self) -> tuple[int, ...]:
-        """None: [B, S, D]."""
+        """The dims between positions and width: none."""
         return ()
 
     def expand(self, x: Array) -> Array:
@@ -57,11 +35,11 @@ class SingleStream:
         return x
 
     def read(self, x: Array, w: LayerWeights, block: str) -> tuple[Array, AddOutput]:  # noqa: ARG002  all blocks alike
-        """The stream and addition to it."""
+        """The input of a block [B, S, D], and a function that adds its output to the stream."""
         return x, lambda out: x + out
 
     def collapse(self, x: Array, outer: LayerWeights) -> Array:  # noqa: ARG002  nothing is learned
-        """The stream."""
+        """The input of the output head [B, S, D]; only the last position counts."""
         return x
 
 
@@ -131,6 +109,9 @@ class HyperStreams:
             lambda _, matrix: normalized(normalized(matrix, -1), -2),
             matrix,
         )
+
+
+Residual = SingleStream | HyperStreams
 
 
 def _keep_shape(x: Array) -> Array:

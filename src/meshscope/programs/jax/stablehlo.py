@@ -1,7 +1,14 @@
-"""Compiles StableHLO for described devices, with the options that JAX would give."""
+"""Compiles StableHLO for described devices as JAX would, and hashes it.
+
+The hash of a program stays the same if the code that compiles it moves: JAX gives the end of a program the
+source line of its caller. The lines of the function itself count, as tables show them.
+"""
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
-from collections.abc import Mapping, Sequence
+import hashlib
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,3 +62,40 @@ def compile_stablehlo(
             compile_options=build_options,
         )
     return CompiledStableHlo(executable=executable)
+
+
+def memory_analysis(compiled: Any) -> dict[str, int]:
+    """The memory that a compiled program needs on one device, in bytes."""
+    analysis = compiled.memory_analysis()
+    return {
+        "argument_bytes": analysis.argument_size_in_bytes,
+        "output_bytes": analysis.output_size_in_bytes,
+        "alias_bytes": analysis.alias_size_in_bytes,
+        "temp_bytes": analysis.temp_size_in_bytes,
+    }
+
+
+_LOCATION = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+):(\d+)')
+_NOWHERE = '"":0:0'
+
+
+def program_digest(module: Any) -> str:
+    """The hash of a StableHLO module with its source locations, without those of the present callers."""
+    callers = set(_callers())
+
+    def kept(match: re.Match[str]) -> str:
+        place = (match[1], int(match[2]), int(match[3]))
+        return _NOWHERE if place in callers else match[0]
+
+    text = module.operation.get_asm(enable_debug_info=True)
+    return hashlib.sha256(_LOCATION.sub(kept, text).encode()).hexdigest()
+
+
+def _callers() -> Iterator[tuple[str, int, int]]:
+    frame = inspect.currentframe()
+    while frame is not None:
+        positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+        line, _, column, _ = positions
+        if line is not None and column is not None:
+            yield frame.f_code.co_filename, line, column
+        frame = frame.f_back

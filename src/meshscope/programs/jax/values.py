@@ -19,7 +19,7 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.stages import stage_slots
 from meshscope.plans.weights import layer_weights, outer_weights
 from meshscope.programs.jax.build import JAX_DTYPES, BuiltProgram
-from meshscope.programs.jax.mxfp4 import EXPONENT_BIAS, encoded, shared_exponents
+from meshscope.programs.jax.matrix import EXPONENT_BIAS, encoded, shared_exponents
 
 TABLE = "router_table"  # the weight that contains expert IDs
 RANDOM_SCALE = 0.02  # the initializer_range of most published configs
@@ -54,7 +54,6 @@ def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) 
 
 
 def _selected(value: np.ndarray, columns: ColumnSlice | None) -> np.ndarray:
-    """The part of a tensor that is the weight."""
     if columns is None:
         return value
     selection = slice(columns.start, columns.stop, columns.step)
@@ -153,13 +152,11 @@ def stored_values(
 
 
 def _rounded(scales: np.ndarray, scale: Weight) -> np.ndarray:
-    """The scales as they are stored."""
     assert scale.dtype is not None
     return scales.astype(JAX_DTYPES[scale.dtype]).astype(np.float32)
 
 
 def _group_maxima(weight: Weight, values: np.ndarray, scale: Weight) -> np.ndarray:
-    """The largest value of each group of inputs, in the shape of the scales."""
     last = max(weight.inputs)
     shape = list(scale.shape)
     shape.insert(last + 1, -1)
@@ -167,7 +164,6 @@ def _group_maxima(weight: Weight, values: np.ndarray, scale: Weight) -> np.ndarr
 
 
 def _of_group(weight: Weight, scales: np.ndarray) -> np.ndarray:
-    """The scale of each element of the weight."""
     last = max(weight.inputs)
     return scales.repeat(weight.shape[last] // scales.shape[last], axis=last)
 
@@ -182,14 +178,12 @@ def _block_maxima(weight: Weight, values: np.ndarray, block: int) -> np.ndarray:
 
 
 def _of_elements(weight: Weight, scales: np.ndarray, block: int) -> np.ndarray:
-    """The scale of each element of the weight."""
     _, n_inputs, n_outputs = (prod(weight.shape[i] for i in group) for group in weight.matrix_dims)
     factors = scales.repeat(block, 1).repeat(block, 2)[:, :n_inputs, :n_outputs]
     return factors.reshape(weight.shape)
 
 
 def _one_layer(like: Any) -> Any:
-    """One layer of a stacked array."""
     sharding = NamedSharding(like.sharding.mesh, PartitionSpec(*like.sharding.spec[1:]))
     return jax.ShapeDtypeStruct(like.shape[1:], like.dtype, sharding=sharding)
 
@@ -199,7 +193,6 @@ def _stack(values: list[Any]) -> Any:
 
 
 def _tensor(weight: Weight, layer: int | None, read_tensor: ReadTensor) -> np.ndarray:
-    """The checkpoint tensor, or the stack over experts if each has its own."""
     if "{expert}" not in weight.checkpoint:
         return read_tensor(weight.checkpoint.format(layer=layer))
     n_experts = weight.shape[weight.dims.index(Dim.EXPERT)]

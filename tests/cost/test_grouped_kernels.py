@@ -9,7 +9,7 @@ import pytest
 import meshscope
 from meshscope.cost.closed_form import closed_steps, plan_batch, plan_form
 from meshscope.cost.features import PARTS, Cost
-from meshscope.cost.fused_experts import TILE_ROWS
+from meshscope.cost.grouped_kernels import TILE_ROWS
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.compiler_facts import compiler_facts
