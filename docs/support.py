@@ -21,7 +21,7 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Frontend, Loop, Partitioner, Program
 from meshscope.plans.workload import Workload
-from meshscope.programs.torchxla.checks import check_traceable
+from meshscope.programs.torchxla.configs import check_traceable
 
 ROOT = Path(__file__).parents[1]
 GOLDEN_HLO = ROOT / "tests" / "golden" / "hlo"

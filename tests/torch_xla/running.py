@@ -11,9 +11,9 @@ import numpy as np
 
 from meshscope.events.enums import Phase
 from meshscope.plans.experiment import Experiment
+from meshscope.programs.torchxla.layouts import module_name
 from meshscope.programs.torchxla.lowering import ORDER
 from meshscope.programs.torchxla.program import TracedProgram, build_program
-from meshscope.programs.torchxla.rules import module_name
 from meshscope.programs.torchxla.session import (
     forget_traces,
     host_array,

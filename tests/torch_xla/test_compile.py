@@ -29,7 +29,7 @@ from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Frontend, Program
 from meshscope.plans.workload import Workload
 from meshscope.prediction import predict
-from meshscope.programs.torchxla.checks import check_traceable
+from meshscope.programs.torchxla.configs import check_traceable
 from meshscope.programs.torchxla.lowering import hlo_text
 from meshscope.programs.torchxla.program import build_program
 

@@ -8,8 +8,7 @@ from meshscope.model.catalog import catalog
 from meshscope.model.config import model_from_config, read_model
 from meshscope.plans.plan import parse_plan
 from meshscope.programs.torchxla.configs import hugging_face_config
-from meshscope.programs.torchxla.layouts import layouts_of
-from meshscope.programs.torchxla.rules import rules_of
+from meshscope.programs.torchxla.layouts import layouts_of, rules_of
 
 
 @pytest.mark.parametrize("name", sorted(catalog()))

@@ -41,7 +41,7 @@ from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import Engine, Frontend, Loop, Partitioner, Program
 from meshscope.plans.program_formats import has_program_format
 from meshscope.plans.workload import Workload
-from meshscope.programs.torchxla.checks import check_traceable
+from meshscope.programs.torchxla.configs import check_traceable
 from meshscope.serialize import picked
 from meshscope.store.folder import default_folder
 from meshscope.units import dtype_name

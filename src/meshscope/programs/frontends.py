@@ -36,7 +36,7 @@ from meshscope.programs.environments import (
 )
 from meshscope.programs.gpu import check_can_compile_for_gpu
 from meshscope.programs.step_programs import StepPrograms
-from meshscope.programs.torchxla.checks import check_traceable
+from meshscope.programs.torchxla.configs import check_traceable
 
 # The flags that torch_xla adds on a TPU host (torch_xla 2.9 __init__.py, _setup_libtpu_flags).
 TORCH_XLA_FLAGS = (

@@ -26,7 +26,7 @@ from meshscope.programs.environments import (
     check_torchxla,
 )
 from meshscope.programs.frontends import frontend_of
-from meshscope.programs.torchxla.checks import check_traceable
+from meshscope.programs.torchxla.configs import check_traceable
 from meshscope.readers.hlo.collectives import program_collectives
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.session import Profile, read_profile

@@ -273,7 +273,6 @@ def _grouped_kernel(experiment: Experiment) -> GroupedKernel | None:
 def _attention_kernel(
     experiment: Experiment, layout: ShardLayout, mesh: Mesh | None
 ) -> PrefillKernel | DecodeKernel | None:
-    """The attention kernel of the phase, if the experiment uses one."""
     if layout.phase is Phase.DECODE:
         if experiment.kernels.decode_attention.kernel is None:
             return None

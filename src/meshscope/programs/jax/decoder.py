@@ -177,11 +177,9 @@ class Decoder:
         return self.collectives.logits(logits)[:, : self.model.vocab]
 
     def _norm(self, x: Array, scale: Array) -> Array:
-        """The model's norm over the residual width."""
         return rms_norm(x, scale, self.model.norm_eps, offset=self.model.norm_offset)
 
     def _after(self, x: Array, w: LayerWeights, block: str) -> Array:
-        """The output of a block, normed if the model does so."""
         name = f"{block}_post_norm"
         return self._norm(x, w(name)) if name in w else x
 
@@ -301,7 +299,6 @@ class Decoder:
             return x + self._norm(out, w("layer_input_norm"))
 
     def _mlp_block(self, x: Array, w: LayerWeights) -> Array:
-        """The norm and the MLP that all tokens pass."""
         with scope(Part.MLP):
             h = self.collectives.gather_activations(self._norm(x, w("mlp_norm")))
             out = self.collectives.reduce_output(_mlp(h, w, self.model.activation))
@@ -319,7 +316,6 @@ class Decoder:
         return self.mixture(h, w, tokens)
 
     def _both(self, dense: Array, experts: Array, w: LayerWeights) -> Array:
-        """The sum of an MLP and of experts beside it, each normed."""
         dense = self._norm(dense, w("dense_post_norm"))
         return dense + self._norm(experts, w("experts_post_norm"))
 
@@ -339,7 +335,6 @@ class Decoder:
 
 
 def _last_part(layer: Layer) -> Part:
-    """The part that ends a layer."""
     return Part.MOE_COMBINE if layer.has_experts else Part.MLP
 
 

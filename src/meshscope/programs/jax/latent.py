@@ -186,7 +186,6 @@ def _expanded(  # noqa: PLR0913  the inputs of attention
     *,
     kernel: PrefillKernel | None,
 ) -> Array:
-    """Attention with the keys and values of every head expanded from the latents."""
     k, v = _expanded_heads(latent, w.matrix("w_uk"), w.matrix("w_uv"), attention)
     scores = AttentionScores(scale=softmax_scale(attention))
     if kernel is not None:

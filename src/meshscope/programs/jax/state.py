@@ -62,7 +62,6 @@ class LayerWeights:
         return None if quantization is None else quantization.square_block
 
     def _has_codes(self, name: str) -> bool:
-        """Whether the weight's array has codes of values."""
         quantization = self.specs[name].quantization(self.stored_as)
         return quantization is not None and quantization.codes_dtype is not None
 
@@ -79,7 +78,6 @@ class LayerWeights:
         return self.matrix(name).dot(x)
 
     def _gathered(self, name: str) -> Array:
-        """The weight in its stored dtype, gathered over fsdp."""
         array, spec = self._of_layer(name), self.specs[name]
         is_outside_loops = isinstance(self.index, int)
         if is_outside_loops and self.collectives.gathers(spec):
@@ -87,7 +85,6 @@ class LayerWeights:
         return self.collectives.weight(array, spec)
 
     def _of_layer(self, name: str) -> Array:
-        """The local array of this layer."""
         array = self.arrays[name]
         if self.index is None:
             return array

@@ -5,6 +5,10 @@ arrays and their order are those of the JAX program (`programs/jax/compressed.py
 positions, and in decode the entry of the current window is computed again in every step. Heads are split
 over tp; keys, entries and the indexer are the same on all its devices.
 
+The indexer of sparse attention, also that of DeepSeek-V3.2 and GLM-5, gives a mask. transformers scatters indices into
+one, which a TPU does element by element; here the mask is that of the scores above the lowest of the best, as in the
+JAX program.
+
 Shapes: B batch, S positions of this step, T keys or entries, N heads, H width of a head, E entries, M the positions
 in an entry, C channels of a position (twice those of an entry if entries include the window before), G groups of
 heads, I width of a group, R rank of a group.
@@ -20,7 +24,9 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import apply_rotary_po
 
 from meshscope.events.enums import Phase
 from meshscope.model.layers import AttentionKind
+from meshscope.model.mechanisms.attention import Indexer
 from meshscope.model.mechanisms.compressed import CompressedAttention
+from meshscope.model.mechanisms.latent import LatentAttention
 from meshscope.programs.torchxla.caching import States
 from meshscope.programs.torchxla.context import (
     LOWEST,
@@ -29,7 +35,6 @@ from meshscope.programs.torchxla.context import (
     is_seen,
     partial_softmax,
 )
-from meshscope.programs.torchxla.indexer import best, index_scores
 from meshscope.programs.torchxla.tensors import Tensors
 
 Keys = tuple[Any, Any]  # keys [B, T, H], which are also the values, and their mask [.., S, T]
@@ -142,7 +147,6 @@ class EntryAttention(torch.nn.Module):
         return self._tensors.annotate(x, (layouts.data, (), layouts.axes("tp"), ()))
 
     def _whole(self, x: Any) -> Any:
-        """An array that all devices of tp have."""
         layouts = self._tensors.layouts
         return self._tensors.annotate(x, (layouts.data, *((),) * (x.dim() - 1)))
 
@@ -161,7 +165,6 @@ class EntryAttention(torch.nn.Module):
         return self._by_heads(out[:, 0].transpose(1, 2).to(q.dtype))
 
     def _window(self, x: Any, cache: Slots, angles: tuple[Any, Any]) -> Keys:
-        """The keys of the window."""
         kv = self.kv_norm(self.kv_proj(x))
         kv = apply_rotary_pos_emb(kv[:, None], *angles)[:, 0]
         places = cache.positions
@@ -249,3 +252,82 @@ def _windows(x: Any, rate: int) -> Any:
     """The complete windows, [B, S, C] -> [B, E, M, C]."""
     n_windows = x.shape[1] // rate
     return x[:, : n_windows * rate].reshape(x.shape[0], n_windows, rate, x.shape[-1])
+
+
+class ChosenPositions(torch.nn.Module):
+    """The indexer of transformers' DeepSeek-V3.2 and GLM-5, which returns a mask instead of indices."""
+
+    def __init__(self, replaced: Any, attention: LatentAttention) -> None:
+        super().__init__()
+        self.wq_b, self.wk, self.k_norm = replaced.wq_b, replaced.wk, KeyNorm(replaced.k_norm)
+        self.weights_proj, self.layer_idx = replaced.weights_proj, replaced.layer_idx
+        assert attention.indexer is not None
+        self.of: Indexer = attention.indexer
+        self.rope_dim = attention.rope_dim
+        self.tensors: Tensors | None = None
+
+    def forward(  # noqa: PLR0913, PLR0917  the interface of transformers
+        self,
+        hidden_states: Any,
+        q_resid: Any,
+        position_embeddings: tuple[Any, Any],
+        attention_mask: Any,
+        position_ids: Any,  # noqa: ARG002
+        past_key_values: Any,
+    ) -> Any:
+        """The mask [B, S, T] of the best positions that `attention_mask` [1, S, T] does not hide."""
+        assert self.tensors is not None
+        cos, sin = (x[:, :, None, : self.rope_dim // 2] for x in position_embeddings)
+        q = self.wq_b(q_resid).reshape(*q_resid.shape[:2], self.of.n_heads, -1)
+        q = self._turned(q, cos, sin)
+        k = self._turned(self.k_norm(self.wk(hidden_states))[:, :, None], cos, sin)[:, :, 0]
+        k = past_key_values.update_indexer(k, self.layer_idx).to(q.dtype)
+        weights = self.weights_proj(hidden_states)
+        scores = index_scores(q, k, weights, self.of)
+        scores = scores + attention_mask.float()
+        self.tensors.annotate(scores, (self.tensors.layouts.data, (), ()))
+        return best(scores, self.of.top_k) & (attention_mask >= 0)
+
+    def _turned(self, x: Any, cos: Any, sin: Any) -> Any:
+        """Turn the first channels of x [B, S, heads, H], as pairs or as halves."""
+        turning, rest = x[..., : self.rope_dim], x[..., self.rope_dim :]
+        half = self.rope_dim // 2
+        low, high = turning[..., :half], turning[..., half:]
+        if self.of.is_interleaved:
+            low, high = turning[..., 0::2], turning[..., 1::2]
+        return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1)
+
+
+class KeyNorm(torch.nn.Module):
+    """A layer norm of elementary operations.
+
+    torch_xla traces that of torch as a batch norm, which XLA expands into operations without a sharding.
+    """
+
+    def __init__(self, replaced: torch.nn.LayerNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = replaced.weight, replaced.bias, replaced.eps
+
+    def forward(self, x: Any) -> Any:
+        """[..., H] -> [..., H]."""
+        wide = x.float()
+        centered = wide - wide.mean(dim=-1, keepdim=True)
+        variance = (centered * centered).mean(dim=-1, keepdim=True)
+        normed = centered * torch.rsqrt(variance + self.eps)
+        return (normed * self.weight.float() + self.bias.float()).to(x.dtype)
+
+
+def index_scores(q: Any, k: Any, weights: Any, of: Indexer) -> Any:
+    """The scores [B, S, T] of keys [B, T, H] for queries [B, S, N, H], whose heads have weights [B, S, N]."""
+    scores = torch.einsum("bsnh,bth->bsnt", q.float(), k.float()) * of.head_dim**-0.5
+    weights = weights.float() * of.n_heads**-0.5
+    return torch.einsum("bsn,bsnt->bst", weights, torch.relu(scores))
+
+
+def best(scores: Any, n_best: int) -> Any:
+    """The mask [B, S, T] of the `n_best` highest scores; ties go to the first."""
+    n_best = min(n_best, scores.shape[-1])
+    least = torch.topk(scores, n_best, dim=-1).values[..., -1:]
+    is_above, is_equal = scores > least, scores == least
+    n_left = n_best - is_above.sum(dim=-1, keepdim=True)
+    return is_above | (is_equal & (torch.cumsum(is_equal.int(), dim=-1) <= n_left))

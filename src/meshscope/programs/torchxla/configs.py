@@ -2,7 +2,7 @@
 
 from typing import Any, assert_never
 
-from meshscope.errors import SpecError
+from meshscope.errors import PlanError, SpecError
 from meshscope.model.families import HYBRID_FAMILIES, SPARSE_FAMILIES, Family
 from meshscope.model.layers import AttentionKind, MlpKind
 from meshscope.model.mechanisms.attention import Mechanism
@@ -12,6 +12,9 @@ from meshscope.model.mechanisms.latent import latent_of
 from meshscope.model.mechanisms.mixture import GroupScore, MixtureOfExperts
 from meshscope.model.model import Model
 from meshscope.model.rope import Rope, RopeType
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Partitioner
+from meshscope.programs.torchxla.layouts import kv_heads
 
 GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
 HAS_ATTENTION_BIAS = (
@@ -111,7 +114,6 @@ def _grouped(model: Model) -> dict[str, Any]:
 
 
 def _gemma(model: Model) -> dict[str, Any]:
-    """The scale of scores, the limits of scores and logits, and two rotary embeddings in Gemma 3."""
     attention = grouped_of(model.attention)
     config: dict[str, Any] = {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -125,7 +127,6 @@ def _gemma(model: Model) -> dict[str, Any]:
 
 
 def _gemma4(model: Model) -> dict[str, Any]:
-    """Heads and rotary embeddings by kind of layer, shared caches and embeddings of each layer."""
     attention = grouped_of(model.attention)
     full, inputs = attention.with_heads_of(AttentionKind.FULL), model.layer_inputs
     return {
@@ -161,7 +162,6 @@ def _llama4(model: Model) -> dict[str, Any]:
 
 
 def _linear(model: Model) -> dict[str, Any]:
-    """The heads of linear attention and the layers that have it."""
     linear = grouped_of(model.attention).linear
     if linear is None:
         return {}
@@ -176,7 +176,6 @@ def _linear(model: Model) -> dict[str, Any]:
 
 
 def _ropes(model: Model) -> dict[str, Any]:
-    """The rotary embedding of each kind of layer."""
     attention = grouped_of(model.attention)
     kinds = (AttentionKind.FULL, AttentionKind.SLIDING)
     ropes = {kind: attention.rope_of(kind) for kind in kinds}
@@ -212,7 +211,6 @@ def _latent(model: Model) -> dict[str, Any]:
 
 
 def _compressed(model: Model) -> dict[str, Any]:
-    """Attention to a window and to entries, and the parallel residual streams."""
     attention = compressed_of(model.attention)
     if attention.rope.rope_type is not RopeType.DEFAULT:
         raise SpecError(
@@ -374,3 +372,45 @@ def _deepseek_experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
     is_limited = moe.n_groups > 1
     limits = {"n_group": moe.n_groups, "topk_group": moe.n_active_groups} if is_limited else {}
     return config | {"topk_method": "group_limited_greedy" if is_limited else "greedy"} | limits
+
+
+def check_traceable(experiment: Experiment) -> None:
+    """SpecError or PlanError for parts of the model and plans that this front end has no program for."""
+    hugging_face_config(experiment.model)
+    _check_heads(experiment)
+    _check_attention(experiment)
+
+
+def _check_heads(experiment: Experiment) -> None:
+    """PlanError if two kinds of layers have fewer KV heads than tp has devices."""
+    plan = experiment.plan
+    fewer = sorted(n for n in kv_heads(experiment.model) if n < plan.tp)
+    if len(fewer) > 1:
+        raise PlanError(
+            f"plan '{plan}': layers of {experiment.model.name} have {' or '.join(map(str, fewer))} KV heads, fewer "
+            f"than tp={plan.tp}, and --frontend torchxla replicates one number of KV heads only. Use "
+            f"tp={fewer[-1]} or less, or --frontend jax."
+        )
+
+
+def _check_attention(experiment: Experiment) -> None:
+    """PlanError for attention that has no program with pp or cp here, or none with --partitioner auto."""
+    model, plan = experiment.model, experiment.plan
+    if model.has_linear_attention:
+        kind, scatters = "linear", False
+    elif model.attention.mechanism is Mechanism.COMPRESSED:
+        kind, scatters = "compressed", True
+    elif model.attention.chosen_positions is not None:
+        kind, scatters = "indexed", True
+    else:
+        return
+    if axes := [axis for axis in ("pp", "cp") if getattr(plan, axis) > 1]:
+        raise PlanError(
+            f"plan '{plan}': {model.name} has {kind} attention, for which --frontend torchxla has no program with "
+            f"{' or '.join(axes)}. Use --frontend jax, or a plan without pp and cp."
+        )
+    if scatters and experiment.program.partitioner is Partitioner.AUTO:
+        raise PlanError(
+            f"--partitioner auto: --frontend torchxla replaces the attention of {model.name}, whose indexer "
+            "scatters positions one by one. Use --partitioner manual, or --frontend jax."
+        )

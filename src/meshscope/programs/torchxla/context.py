@@ -283,7 +283,7 @@ def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -
         if s_aux is not None:
             sinks = tensors.annotate(s_aux.reshape(key.shape[1], -1), (of_keys, of_copies))
             scores = replace(scores, sinks=sinks)
-        if indices is not None:  # a mask (`indexer.py`)
+        if indices is not None:  # a mask (`compressed.py`)
             lowest = torch.finfo(attention_mask.dtype).min
             attention_mask = torch.where(indices[:, None], attention_mask, lowest)
         if is_split:

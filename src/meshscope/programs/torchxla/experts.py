@@ -20,10 +20,11 @@ import transformers.integrations.moe as registry
 
 from meshscope.events.enums import Part, Phase
 from meshscope.model.arrays import Dim
+from meshscope.model.layers import Layer, MlpKind
 from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts
 from meshscope.plans.dispatch import exchange_axes, slots_of_expert
 from meshscope.plans.experiment import Experiment
-from meshscope.programs.torchxla.layouts import Spec, residual_specs
+from meshscope.programs.torchxla.layouts import Layouts, Spec, residual_specs
 from meshscope.programs.torchxla.tensors import (
     Tensors,
     all_gather,
@@ -32,7 +33,6 @@ from meshscope.programs.torchxla.tensors import (
     gathered,
     scope,
 )
-from meshscope.programs.torchxla.tokens import token_axes
 
 NAME = "meshscope_experts"
 
@@ -110,7 +110,6 @@ def _stacked_bias(module: Any) -> Any:
 
 
 def _gated(module: Any, gate: Any, up: Any, moe: MixtureOfExperts) -> Any:
-    """The expert's activation function of its gate and up projections."""
     limit = moe.activation_limit
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
@@ -190,7 +189,6 @@ class _Exchange:
             return all_gather(out, 0, self.tensors.groups("tp"))[:n_tokens]
 
     def _stored(self, module: Any) -> _Weights:
-        """The weights of a module of transformers."""
         assert self.experiment.model.moe is not None
         has_bias = self.experiment.model.moe.has_bias
         return _Weights(
@@ -291,3 +289,74 @@ def _padded(x: Any, n_more: int, value: float = 0) -> Any:
         return x
     more = torch.full((n_more, *x.shape[1:]), value, dtype=x.dtype, device=x.device)
     return torch.cat([x, more])
+
+
+def token_axes(experiment: Experiment, phase: Phase, layouts: Layouts) -> tuple[str, ...]:
+    """The mesh axes that split the tokens of mixtures, outermost first."""
+    # Experts beside an MLP read the residual stream themselves, in its order.
+    is_beside = any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in experiment.model.layers)
+    has_blocks = phase is Phase.PREFILL and not is_beside
+    return (*layouts.data, *layouts.axes("cp")) if has_blocks else layouts.data
+
+
+def order_tokens(
+    block: Any, layer: Layer, experiment: Experiment, phase: Phase, tensors: Tensors
+) -> None:
+    """Reorder the inputs and the output of a layer's block by hooks if it is a mixture whose tokens cp splits."""
+    axes = token_axes(experiment, phase, tensors.layouts)
+    plan = experiment.plan
+    is_together = (
+        plan.pp > 1 or axes == tensors.layouts.data
+    )  # stages have the tokens of a device only
+    if is_together or not layer.has_experts:
+        return
+    n_sequences = experiment.workload.batch
+    order = _Order(
+        tensors=tensors, n_sequences=n_sequences, n_groups=plan.data_size, n_blocks=plan.cp
+    )
+    block.register_forward_pre_hook(order.before)
+    block.register_forward_hook(order.behind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """The order in which the tokens of each device are together, for one mixture."""
+
+    tensors: Tensors
+    n_sequences: int
+    n_groups: int
+    n_blocks: int
+
+    def before(self, _module: Any, given: Any) -> Any:
+        """The inputs of the mixture, reordered."""
+        with scope(Part.MOE_ROUTER.value):
+            return tuple(self._together(x) for x in given)
+
+    def behind(self, _module: Any, _given: Any, output: Any) -> Any:
+        """The output of the mixture, as the residual stream has it."""
+        with scope(Part.MOE_COMBINE.value):
+            if isinstance(output, tuple):
+                return (self._apart(output[0]), *output[1:])
+            return self._apart(output)
+
+    def _together(self, x: Any) -> Any:
+        """[B, S, ...] -> [d * c, b * s, ...]."""
+        layouts, rest = self.tensors.layouts, ((),) * (x.dim() - 2)
+        data, context = layouts.data, layouts.axes("cp")
+        sizes = (self.n_groups, x.shape[0] // self.n_groups, self.n_blocks, -1)
+        x = self.tensors.annotate(x.reshape(*sizes, *x.shape[2:]), (data, (), context, (), *rest))
+        x = self.tensors.annotate(x.transpose(1, 2), (data, context, (), (), *rest))
+        x = x.reshape(self.n_groups * self.n_blocks, -1, *x.shape[4:])
+        return self.tensors.annotate(x, ((*data, *context), (), *rest))
+
+    def _apart(self, x: Any) -> Any:
+        """[d * c, b * s, D] -> [B, S, D]."""
+        layouts = self.tensors.layouts
+        data, context = layouts.data, layouts.axes("cp")
+        n_tokens, n_sequences = x.shape[0] * x.shape[1], self.n_sequences
+        n_each = n_sequences // self.n_groups
+        x = x.reshape(self.n_groups, self.n_blocks, n_each, -1, x.shape[-1])
+        x = self.tensors.annotate(x, (data, context, (), (), ()))
+        x = self.tensors.annotate(x.transpose(1, 2), (data, (), context, (), ()))
+        x = x.reshape(n_sequences, n_tokens // n_sequences, -1)
+        return self.tensors.annotate(x, (data, context, ()))

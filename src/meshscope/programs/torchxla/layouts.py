@@ -4,19 +4,25 @@ A spec lists, for each dimension, the mesh axes that split it, outermost first. 
 KV heads than tp devices, tp becomes two axes, `tp.kv` over the heads and `tp.rep` over their
 copies, so that KV weights are split as far as possible without splitting a head. Layers with more heads are
 split over both.
+
+`plans/weights.py` declares each weight with its checkpoint name. Modules of transformers store some of them
+differently: all experts of a layer in one array, with gate and up stacked, also in those that `replaced.py` changes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from meshscope.events.enums import Phase
-from meshscope.model.arrays import Dim, mesh_axes_of
+from meshscope.model.arrays import Dim, Weight, mesh_axes_of
+from meshscope.model.families import Family
 from meshscope.model.model import Model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.plan import Plan
+from meshscope.plans.weights import layer_weights, outer_weights
 
 KV_AXES = ("tp.kv", "tp.rep")
 
@@ -134,3 +140,146 @@ def residual_specs(experiment: Experiment, phase: Phase, layouts: Layouts) -> Re
         tokens=(data, context),
         is_split=is_split,
     )
+
+
+# Parts of names within layers of DeepSeek-V4's checkpoint, as in `conversion_mapping.py` of transformers.
+LAYER_NAMES = {
+    "attn": "self_attn",
+    "attn_norm": "input_layernorm",
+    "attn_sink": "sinks",
+    "wq_a": "q_a_proj",
+    "q_norm": "q_a_norm",
+    "wq_b": "q_b_proj",
+    "wkv": "kv_proj",
+    "norm": "kv_norm",
+    "wgate": "gate_proj",
+    "ape": "position_bias",
+    "weights_proj": "scorer.weights_proj",
+    "wo_a": "o_a_proj",
+    "wo_b": "o_b_proj",
+    "ffn": "mlp",
+    "ffn_norm": "post_attention_layernorm",
+    "bias": "e_score_correction_bias",
+    "w1": "gate_proj",
+    "w2": "down_proj",
+    "w3": "up_proj",
+    **{f"hc_{b}_{x}": f"{b}_hc.{x}" for b in ("attn", "ffn") for x in ("fn", "base", "scale")},
+}
+WHOLE = ("kv_b_proj.weight",)  # one parameter that holds several weights: heads split it as a whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """The logical dimensions of a parameter's `Weight`, and how its array is stored.
+
+    `n_stacked` is the number of equal parts stacked in dimension 1: 2 for gate and up. `n_kv_heads` is that
+    of the layer.
+    """
+
+    dims: tuple[Dim, ...]
+    sizes: tuple[int, ...]
+    is_transposed: bool
+    n_stacked: int = 1
+    n_kv_heads: int = 0
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The parameter's shape as a program argument, with stacked parts in a separate dimension."""
+        if self.n_stacked == 1:
+            return shape
+        return (shape[0], self.n_stacked, shape[1] // self.n_stacked, *shape[2:])
+
+    def spec(self, shape: tuple[int, ...], layouts: Layouts) -> Spec:
+        """The mesh axes that split each dimension of `stored_shape`."""
+        axes = [
+            layouts.split_heads(self.n_kv_heads) if dim is Dim.KV_HEADS else layouts.split(dim)
+            for dim in self.dims
+        ]
+        if len(shape) == 1:
+            return (_outermost(axes),)
+        if self.n_stacked > 1:
+            return (axes[0], (), *axes[1:])
+        if len(shape) == len(self.dims) and not self.is_transposed:
+            return tuple(axes)
+        n_in = self._n_dims_in(shape[1])
+        return (_outermost(axes[n_in:]), _outermost(axes[:n_in]))
+
+    def _n_dims_in(self, n_in: int) -> int:
+        """Number of leading dimensions that form the input of a matrix [out, in]."""
+        return next(n for n in range(1, len(self.sizes)) if prod(self.sizes[:n]) == n_in)
+
+
+def _outermost(axes: list[tuple[str, ...]]) -> tuple[str, ...]:
+    """The axes of merged dimensions, of which only the outermost may be split."""
+    assert not any(axes[1:])
+    return axes[0]
+
+
+def rules_of(model: Model, plan: Plan) -> Mapping[str, Rule]:
+    """The rule of every parameter, by its name in the transformers model."""
+    rules: dict[str, Rule] = {}
+    for weight in outer_weights(model, plan):
+        rules[module_name(weight.checkpoint, model.family)] = _rule(weight)
+    fused = model.family.traits.fused_experts
+    for index, layer in enumerate(model.layers):
+        n_kv_heads = model.attention.kv_heads(layer.attention)
+        for weight in layer_weights(model, plan, layer):
+            name = weight.checkpoint
+            if "{expert}" in name:
+                continue
+            name = module_name(name.format(layer=index), model.family)
+            rules[_name_of_part(name, weight)] = _rule(weight, n_kv_heads)
+        base = f"model.layers.{index}.{'mlp.experts.' if fused is None else fused.base}"
+        rules |= _expert_rules(layer_weights(model, plan, layer), base)
+    return rules
+
+
+def _rule(weight: Weight, n_kv_heads: int = 0) -> Rule:
+    return Rule(
+        dims=weight.dims,
+        sizes=weight.shape,
+        is_transposed=weight.is_transposed,
+        n_kv_heads=n_kv_heads,
+    )
+
+
+def _expert_rules(weights: tuple[Weight, ...], base: str) -> dict[str, Rule]:
+    """Rules for the experts of one layer: [E, 2F, D] and [E, D, F], and biases [E, 2F] and [E, D].
+
+    Their names start with `base`.
+    """
+    by_name = {weight.name: weight for weight in weights}
+    if "experts_w_gate" not in by_name:
+        return {}
+    gate, down = by_name["experts_w_gate"], by_name["experts_w_down"]
+
+    def rule(weight: Weight, n_stacked: int) -> Rule:
+        dims = weight.dims if weight.is_vector else (weight.dims[i] for i in (0, 2, 1))
+        sizes = weight.shape
+        return Rule(dims=tuple(dims), sizes=sizes, is_transposed=False, n_stacked=n_stacked)
+
+    rules = {f"{base}gate_up_proj": rule(gate, 2), f"{base}down_proj": rule(down, 1)}
+    if "experts_b_gate" in by_name:
+        rules[f"{base}gate_up_proj_bias"] = rule(by_name["experts_b_gate"], 2)
+        rules[f"{base}down_proj_bias"] = rule(by_name["experts_b_down"], 1)
+    return rules
+
+
+def module_name(name: str, family: Family) -> str:
+    """The name in transformers of a tensor of the checkpoint, which differs in Mixtral and DeepSeek-V4."""
+    if family.traits.experts == "mixtral":
+        return name.replace("block_sparse_moe.", "mlp.")
+    if family.traits.mechanism != "compressed":
+        return name
+    name = name.replace(".indexer.compressor.", ".indexer.")
+    name = name.replace(".indexer.", ".compressor.indexer.")
+    parts = name.split(".")
+    names = LAYER_NAMES if "layers" in parts else {"head": "lm_head"}
+    return ".".join(names.get(part, part) for part in parts)
+
+
+def _name_of_part(checkpoint: str, weight: Weight) -> str:
+    """The parameter of a part of a tensor: `qkv_proj.q.weight` of `qkv_proj.weight` (see `replaced.py`)."""
+    if weight.columns is None or checkpoint.endswith(WHOLE):
+        return checkpoint
+    part = weight.name.removeprefix("w").removeprefix("_")
+    return f"{checkpoint.removesuffix('weight')}{part}.weight"

@@ -20,8 +20,7 @@ from jax._src.lib.mlir import ir
 
 from meshscope.errors import ParseError
 from meshscope.programs.jax.stablehlo import CompiledStableHlo
-from meshscope.programs.torchxla.branches import outline_branches
-from meshscope.programs.torchxla.regions import mark_regions
+from meshscope.programs.torchxla.regions import mark_regions, outline_branches
 
 _PARAMETER = re.compile(r"^\s+(?:ROOT )?%\S+ = \S+ parameter\((?P<number>\d+)\)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
@@ -172,7 +171,6 @@ def _with_channels(module: Any) -> int:
 
 
 def _with_layouts(main: Any, traced: Traced) -> None:
-    """Set shardings of arguments and results, and their aliases."""
     number_of = {name: number for number, name in enumerate(traced.parameters) if name is not None}
     arguments: list[dict[str, Any]] = [{} for _ in traced.parameters]
     for name, text in traced.shardings.items():

@@ -16,8 +16,8 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
 from meshscope.plans.stages import stacked_layers
 from meshscope.programs.torchxla.configs import hugging_face_config
+from meshscope.programs.torchxla.layouts import Rule, rules_of
 from meshscope.programs.torchxla.replaced import replace_modules
-from meshscope.programs.torchxla.rules import Rule, rules_of
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors, all_gather
 from meshscope.units import format_bytes
 
@@ -135,7 +135,6 @@ def feed_forward(layer: Any) -> Any:
 
 
 def _own_parameters(module: Any) -> dict[str, Any]:
-    """Parameters of the module, without those of submodules."""
     return {n: p for n, p in module._parameters.items() if p is not None}  # noqa: SLF001
 
 
@@ -214,5 +213,5 @@ def _check_rules(experiment: Experiment, named: dict[str, Any], rules: Any) -> N
     raise SpecError(
         f"the plan has no rule for {len(missing)} parameters of {experiment.model.name} in transformers: "
         f"{shown}{more}; every device would replicate all {total}. Use --frontend jax, or add the "
-        "family's names to torchxla/rules.py."
+        "family's names to torchxla/layouts.py."
     )

@@ -21,11 +21,10 @@ from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
 from meshscope.programs.torchxla.caching import Caches, new_arrays
-from meshscope.programs.torchxla.compressed import CompressionStep, EntryAttention
+from meshscope.programs.torchxla.compressed import ChosenPositions, CompressionStep, EntryAttention
 from meshscope.programs.torchxla.configs import LAYER_TYPES, MASKED_BY_KIND
 from meshscope.programs.torchxla.context import keep_latents, mask_of, register_attention
-from meshscope.programs.torchxla.experts import register_experts
-from meshscope.programs.torchxla.indexer import ChosenPositions
+from meshscope.programs.torchxla.experts import order_tokens, register_experts
 from meshscope.programs.torchxla.layouts import (
     Layouts,
     ResidualSpecs,
@@ -43,10 +42,9 @@ from meshscope.programs.torchxla.models import (
     norms_before_blocks,
     with_arguments,
 )
+from meshscope.programs.torchxla.replaced import MixedLayer
 from meshscope.programs.torchxla.stages import add_pipeline, drop_layers
-from meshscope.programs.torchxla.streams import MixedLayer
 from meshscope.programs.torchxla.tensors import ARGUMENT, Argument, Tensors, scope
-from meshscope.programs.torchxla.tokens import order_tokens
 
 TOKENS, POSITION = "tokens", "position"
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)(?:\.(.+))?")
@@ -133,8 +131,6 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """Inputs and outputs of one step."""
-
     experiment: Experiment
     phase: Phase
     tensors: Tensors
@@ -251,7 +247,6 @@ def add_scopes(model: Any, experiment: Experiment) -> None:
 
 
 def _brackets(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
-    """The hooks that open and close a scope."""
     opened: list[Any] = []
 
     def before(*_: Any) -> None:
@@ -285,7 +280,6 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
 
 
 def _connect(attention: Any, step: CompressionStep) -> None:
-    """Give replaced attention the step that it is in."""
     if isinstance(attention, DeltaAttention):
         attention.placing = Placing(phase=step.phase, tensors=step.tensors)
     if isinstance(attention, EntryAttention):

@@ -5,11 +5,12 @@ Phi-3 has queries, keys and values in one matrix, and gate and up projections in
 the whole over devices would not split the parts by heads or columns, so they become separate parameters. The
 experts of gpt-oss have columns [E, D, 2F] that alternate between gate and up; here they are as in other families.
 Llama 4 lets all experts process all tokens; here it has the dispatch of other families, too.
-DeepSeek-V3.2 and GLM-5 have an indexer (`indexer.py`), DeepSeek-V4 attention over entries of positions
-(`compressed.py`) and several residual streams (`streams.py`).
+DeepSeek-V3.2 and GLM-5 have an indexer (`compressed.py`), DeepSeek-V4 attention over entries of positions
+(`compressed.py`) and several residual streams (`replaced.py`).
 """
 
 # pyright: reportMissingImports=false
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -25,12 +26,11 @@ from meshscope.model.mechanisms.latent import latent_of
 from meshscope.model.mechanisms.streams import HyperConnections
 from meshscope.model.model import Model
 from meshscope.plans.plan import Plan
-from meshscope.programs.torchxla.compressed import EntryAttention
+from meshscope.programs.torchxla.compressed import ChosenPositions, EntryAttention
 from meshscope.programs.torchxla.experts import NAME
-from meshscope.programs.torchxla.indexer import ChosenPositions
+from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.linear import DeltaAttention
-from meshscope.programs.torchxla.streams import Collapse, MixedLayer
-from meshscope.programs.torchxla.tensors import scope
+from meshscope.programs.torchxla.tensors import Tensors, scope
 
 
 class Joined(torch.nn.Module):
@@ -168,7 +168,6 @@ def _replace_indexer(attention: Any, described: Model) -> None:
 
 
 def _replace_compressed(layer: Any, kind: Layer, described: Model) -> None:
-    """Give a layer of DeepSeek-V4 the attention over a cache of fixed shape."""
     attention = compressed_of(described.attention)
     layer.self_attn = EntryAttention(layer.self_attn, kind.attention, attention)
 
@@ -202,3 +201,98 @@ def _replace_attention(layer: Any, described: Model) -> None:
     else:
         heads = (attention.n_heads, attention.head_dim)
         layer.self_attn.q_proj = QueriesAndGates(described.hidden, *heads)
+
+
+class MixedLayer(torch.nn.Module):
+    """A layer of DeepSeek-V4, which replaces that of transformers."""
+
+    def __init__(self, replaced: Any, hyper: HyperConnections) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = replaced.self_attn, replaced.mlp
+        self.input_layernorm = replaced.input_layernorm
+        self.post_attention_layernorm = replaced.post_attention_layernorm
+        self.attn_hc, self.ffn_hc = (Mixing(x, hyper) for x in (replaced.attn_hc, replaced.ffn_hc))
+        self.tensors: Tensors | None = None
+        self.residual: Spec = ()
+
+    def forward(self, hidden_states: Any, input_ids: Any = None, **given: Any) -> Any:
+        """[B, S, N, D] -> [B, S, N, D]."""
+
+        def attended(x: Any) -> Any:
+            return self.self_attn(self.input_layernorm(x), **given)[0]
+
+        def mixture(x: Any) -> Any:
+            return self.mlp(self.post_attention_layernorm(x), input_ids=input_ids)
+
+        x = self._around(hidden_states, self.attn_hc, attended, Part.ATTN)
+        return self._around(x, self.ffn_hc, mixture, Part.MOE_COMBINE)
+
+    def _around(self, x: Any, mixing: Any, block: Callable[[Any], Any], part: Part) -> Any:
+        """The streams after a block: all mixed, and its output added to each."""
+        inputs, shares, mixture = mixing(x)
+        out = block(inputs)
+        with scope(part.value):
+            mixed = torch.einsum("bsnm,bsnd->bsmd", mixture.to(x.dtype), x)
+            x = shares.to(x.dtype)[..., None] * out[:, :, None] + mixed
+            assert self.tensors is not None
+            return self.tensors.annotate(x, (*self.residual[:2], (), ()))
+
+
+class Mixing(torch.nn.Module):
+    """The coefficients of the streams around one block (mHC, arXiv 2512.24880)."""
+
+    def __init__(self, replaced: Any, hyper: HyperConnections) -> None:
+        super().__init__()
+        self.fn, self.base, self.scale = replaced.fn, replaced.base, replaced.scale
+        self.input_norm, self.hyper = replaced.input_norm, hyper
+
+    def forward(self, streams: Any) -> tuple[Any, Any, Any]:
+        """The block's input [B, S, D], the shares of its output [B, S, N], and the mixture [B, S, N, N]."""
+        n, eps = self.hyper.n_streams, self.hyper.eps
+        sizes = [n, n, n * n]
+        into, out_of, mixed = (
+            coefficients * scale + base
+            for coefficients, scale, base in zip(
+                _projected(streams, self.fn, self.input_norm).split(sizes, dim=-1),
+                self.scale.unbind(0),
+                self.base.split(sizes),
+                strict=True,
+            )
+        )
+        mixture = torch.softmax(mixed.reshape(*mixed.shape[:2], n, n), dim=-1) + eps
+        mixture = mixture / (mixture.sum(dim=-2, keepdim=True) + eps)
+        for _ in range(self.hyper.n_iterations - 1):
+            mixture = mixture / (mixture.sum(dim=-1, keepdim=True) + eps)
+            mixture = mixture / (mixture.sum(dim=-2, keepdim=True) + eps)
+        inputs = _weighted_sum(streams, torch.sigmoid(into) + eps)
+        return inputs, 2 * torch.sigmoid(out_of), mixture
+
+
+class Collapse(torch.nn.Module):
+    """The weighted sum of the streams before the last norm."""
+
+    def __init__(self, replaced: Any, hyper: HyperConnections) -> None:
+        super().__init__()
+        self.hc_fn, self.hc_base, self.hc_scale = (
+            replaced.hc_fn,
+            replaced.hc_base,
+            replaced.hc_scale,
+        )
+        self.input_norm, self.hyper = replaced.input_norm, hyper
+
+    def forward(self, streams: Any) -> Any:
+        """[B, S, N, D] -> [B, S, D]."""
+        coefficients = _projected(streams, self.hc_fn, self.input_norm)
+        shares = torch.sigmoid(coefficients * self.hc_scale.float() + self.hc_base.float())
+        return _weighted_sum(streams, shares + self.hyper.eps)
+
+
+def _projected(streams: Any, matrix: Any, norm: Any) -> Any:
+    """The product [B, S, C] of the normed streams and a matrix [C, N * D], in float32."""
+    flat = norm(streams.reshape(*streams.shape[:2], -1).float())
+    return torch.einsum("bsx,cx->bsc", flat, matrix.float())
+
+
+def _weighted_sum(streams: Any, shares: Any) -> Any:
+    """The sum [B, S, D] of the streams with shares [B, S, N]."""
+    return (shares[..., None] * streams).sum(dim=2).to(streams.dtype)

@@ -269,7 +269,6 @@ class TorchSession:
         return seconds
 
     def _dumps_of(self, phase: Phase, ending: str) -> list[Path]:
-        """Dump files of the phase's module, in compilation order."""
         return sorted(self.dumps.glob(f"module_*.{phase.value}.*{ending}"))
 
     def _dumped(self, phase: Phase, ending: str) -> str:

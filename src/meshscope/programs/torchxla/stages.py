@@ -3,8 +3,11 @@
 A module replaces the layers. Weights and caches of the same layer of each stage are stacked, so that a device
 has those of its stage. Micro-batches follow GPipe (arXiv 1811.06965). As in the JAX program, a stage takes the
 branch with its layers, or none if it is idle: a trace has no branches, so it has the results of all of them,
-and `branches.py` makes a conditional of the choice. Stages send what layers of later stages read of earlier ones
-(`stage_values.py`); cp splits positions in the same region.
+and `regions.py` makes a conditional of the choice. cp splits positions in the same region.
+
+Stages also send the keys and values of the step that layers of later stages share. A stage writes those that it
+receives to the cache of a layer that it does not have, as in the JAX program. All stages compute the embeddings of
+layers, so these are not sent.
 
 Shapes: B batch, S positions of this step, D residual width, P stages, b one device's share of the batch, m that of a
 micro-batch.
@@ -22,18 +25,24 @@ import torch
 import torch_xla
 
 from meshscope.events.enums import Part, Phase
-from meshscope.model.layers import AttentionKind, MlpKind
+from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.plans.dispatch import exchange_axes
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.stages import StageRun, n_ticks, stage_runs
+from meshscope.plans.stages import (
+    StageRun,
+    caches_before,
+    n_ticks,
+    shared_slot,
+    stage_runs,
+    stage_sends,
+)
 from meshscope.programs.jax.pipeline import stages_scope
+from meshscope.programs.torchxla.caching import ARRAYS, STAGES, StageLayer
 from meshscope.programs.torchxla.configs import LAYER_TYPES
 from meshscope.programs.torchxla.context import mask_of
 from meshscope.programs.torchxla.layouts import residual_specs
 from meshscope.programs.torchxla.models import attention_of, feed_forward, norms_before_blocks
 from meshscope.programs.torchxla.replaced import with_local_heads
-from meshscope.programs.torchxla.stage_values import EarlierValues, Values
-from meshscope.programs.torchxla.staged_caches import STAGES, StageLayer
 from meshscope.programs.torchxla.tensors import (
     Tensors,
     all_gather,
@@ -48,6 +57,62 @@ from meshscope.programs.torchxla.tensors import (
 ROTARY_BY_KIND = {"gemma3", "gemma4"}  # variants of families
 SHARED_EXPERTS = ("shared_expert", "shared_experts")
 RESIDUAL = "residual"
+
+
+Values = dict[str, Any]  # the residual stream, and keys and values [m, K, S, H] of kinds of layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierValues:
+    """Reads and writes what stages send; `caches` are those of layers, by index."""
+
+    experiment: Experiment
+    caches: Sequence[StageLayer]
+
+    @property
+    def kinds(self) -> tuple[Layer, ...]:
+        """The kinds of layers whose keys and values the stages send."""
+        return stage_sends(self.experiment.model, self.experiment.plan.pp).caches
+
+    def empty(self, n_sequences: int, n_positions: int) -> Values:
+        """Zeros for `n_sequences` m and `n_positions` S, which the first stage gets."""
+        values, device = Values(), torch_xla.device()
+        for kind in self.kinds:
+            for name in ARRAYS:
+                held = self._source(kind).local[name]
+                shape = (n_sequences, held.shape[1], n_positions, held.shape[3])
+                values[_name(kind, name)] = torch.zeros(shape, dtype=held.dtype, device=device)
+        return values
+
+    def shared(self, values: Values, run: StageRun, rows: Any) -> dict[str, tuple[Any, Any]]:
+        """The keys and values by kind that layers of these stages share with earlier stages; writes them to the cache."""
+        shared: dict[str, tuple[Any, Any]] = {}
+        for kind in caches_before(self.experiment.model, run.first_layer):
+            cache = self._source(kind)
+            cache.start(rows)
+            received = (values[_name(kind, name)] for name in ARRAYS)
+            shared[LAYER_TYPES[kind.attention]] = cache.update(*received)
+        return shared
+
+    def sent(self, values: Values, run: StageRun) -> Values:
+        """The values for the next stage, after the layers of this one."""
+        sent = dict(values)
+        for kind in self.kinds:
+            slot = shared_slot(self.experiment.model, kind, self.experiment.plan.pp)
+            if run.kinds.count(kind) > slot:
+                cache = self._source(kind)
+                for name, new in zip(ARRAYS, cache.new, strict=True):
+                    sent[_name(kind, name)] = new.to(cache.local[name].dtype)
+        return sent
+
+    def _source(self, kind: Layer) -> StageLayer:
+        """The cache of the last layer of a kind, which later layers share."""
+        layers = self.experiment.model.layers
+        return self.caches[len(layers) - 1 - layers[::-1].index(kind)]
+
+
+def _name(kind: Layer, array: str) -> str:
+    return f"{kind.name}.{array}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +177,6 @@ class StagedModel(torch.nn.Module):
         return tensors.left(out, self.streams.rows)
 
     def _inputs(self, hidden_states: Any, given: dict[str, Any]) -> Inputs:
-        """The inputs of layers, in the manual region."""
         tensors, model, positions = self.tensors, self.experiment.model, given["position_ids"]
         context = self.streams.tokens[1]
         of_kinds: dict[AttentionKind, dict[str, Any]] = {}
@@ -256,7 +320,6 @@ class StagedModel(torch.nn.Module):
         return part.of(inputs.of_layers).index_select(2, numbers)
 
     def _send_to_next_stage(self, x: Any) -> Any:
-        """Permute activations to the next stage."""
         n_stages = self.experiment.plan.pp
         name = "stage0" if n_stages == 2 else f"stages0-{n_stages - 2}"
         groups = self.tensors.groups("pp")
@@ -433,6 +496,5 @@ def _gather_when_used(tensors: Tensors) -> None:
 def _gather(
     module: Any, _inputs: Any, *, name: str, whole: Callable[[], Any], part: Part | None
 ) -> None:
-    """Give the module a gathered weight."""
     with nullcontext() if part is None else scope(part.value):
         module.__dict__[name] = whole()

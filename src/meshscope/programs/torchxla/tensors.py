@@ -19,9 +19,9 @@ import torch_xla.distributed.spmd as xs
 from torch_xla.distributed.spmd.xla_sharding import unwrap_sharded_tensor
 
 from meshscope.events.collective import Groups
-from meshscope.programs.torchxla.branches import CHOICE, OF_ALL
 from meshscope.programs.torchxla.layouts import Layouts, Spec
 from meshscope.programs.torchxla.lowering import ORDER
+from meshscope.programs.torchxla.regions import CHOICE, OF_ALL
 
 _XLAC = torch_xla._XLAC  # noqa: SLF001  placeholders and annotations have no public name
 
@@ -199,7 +199,7 @@ def permuted(x: Any, pairs: Groups) -> Any:
 
 
 def chosen(branch: Any, *branches: Sequence[Any]) -> list[Any]:
-    """The results of the branch with this number [1], the only one that a device computes (`branches.py`)."""
+    """The results of the branch with this number [1], the only one that a device computes (`regions.py`)."""
     flat = [result for results in branches for result in results]
     number = branch.reshape(()).to(torch.int32)
     return _marked(CHOICE, [number, *flat], like=branches[0])
