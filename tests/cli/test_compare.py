@@ -42,7 +42,8 @@ def test_sequence_parallelism_is_told_as_changed_and_extra(meshscope) -> None:
     assert ("changed", "mlp", [0, 1, 2], changed) in prefill
     assert ("extra", "attn", [0, 1, 2], None) in prefill
     assert ("extra", "mlp", [0, 1, 2], None) in prefill
-    assert document["left"] == {"name": "A", "run": "a", "source": "predicted"}
+    side = {"source": "predicted", "other_operations": []}
+    assert document["left"] == {"name": "A", "run": "a", **side}
     assert document["verdict"] == "different"
 
 
@@ -70,8 +71,8 @@ def test_a_run_that_is_missing_is_named(meshscope) -> None:
 
 def test_the_difference_is_explained_in_sentences_and_as_json(meshscope) -> None:
     """Sequence parallelism sends as many bytes for a layer of prefill, in twice the collectives."""
-    keep(meshscope, "a", "--plan", "tp=8")
-    keep(meshscope, "b", "--plan", "tp=8,sp")
+    keep(meshscope, "a", "--plan", "tp=8", "--batch", "2")
+    keep(meshscope, "b", "--plan", "tp=8,sp", "--batch", "2")
     out = " ".join(meshscope("compare", "a", "b").out.split())
     assert "decode: B and A send the same bytes per step" in out
     assert "3 all-gathers and 3 reduce-scatters in B, 3 all-reduces in A" in out
