@@ -80,7 +80,7 @@ def test_a_compiler_takes_neither_engines_nor_gpus() -> None:
     name = own_name()
     with pytest.raises(SpecError, match="compiles for TPUs, and 'h100:8' is no TPU slice"):
         meshscope.compile("Qwen/Qwen3-4B", topology="h100:8", plan="tp=8", compiler=name)
-    with pytest.raises(SpecError, match="programs of --frontend jax, and this is one of torchxla"):
+    with pytest.raises(SpecError, match='programs of frontend="jax", and this is one of torchxla'):
         meshscope.compile(
             "Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", frontend="torchxla", compiler=name
         )
