@@ -78,7 +78,7 @@ def test_an_unknown_release_is_refused_with_the_known_ones() -> None:
 
 
 def test_an_option_of_our_own_programs_is_refused_with_the_name_of_the_front_end() -> None:
-    with pytest.raises(SpecError, match="sglang-jax. compiles the engine's own program"):
+    with pytest.raises(SpecError, match=r"sglang-jax. compiles the engine's own program"):
         compile_model(
             "Qwen/Qwen3-8B", topology="v6e-8", plan="tp=8", frontend="sglang-jax", kernels="off"
         )
