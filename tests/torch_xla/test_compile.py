@@ -30,8 +30,6 @@ from meshscope.plans.program import Frontend, Program
 from meshscope.plans.workload import Workload
 from meshscope.prediction import predict
 from meshscope.programs.torchxla.configs import check_traceable
-from meshscope.programs.torchxla.lowering import hlo_text
-from meshscope.programs.torchxla.program import build_program
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*XLA_USE_SPMD is being deprecated")
 
@@ -356,17 +354,6 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
     if name == "ep":  # slots for experts are predicted, in decode at least one each
         in_decode = comparison.with_verdict(Verdict.EQUAL, Phase.DECODE)
         assert expected <= {(match.shown.part, match.shown.kind) for match in in_decode}
-
-
-@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
-@pytest.mark.usefixtures("environment")
-def test_routers_scatter_nothing(family: str) -> None:
-    """The partitioner gathers the indices of a scatter, eight bytes for each chosen group of all tokens."""
-    experiment = small_experiment(Case(FAMILIES[family], "dp=2,tp=4,ep=8"))
-    proto = build_program(experiment, Phase.DECODE, []).traced.proto
-    of_router = [line for line in hlo_text(proto, family).splitlines() if "moe.router" in line]
-    assert [line for line in of_router if " sort(" in line or "topk" in line.lower()]
-    assert not [line for line in of_router if " scatter(" in line]
 
 
 @pytest.mark.matrix
