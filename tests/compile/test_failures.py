@@ -118,7 +118,7 @@ def test_cpu_devices_are_an_error(tmp_path: Path) -> None:
 def test_a_missing_compiler_names_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_module.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
 
     with pytest.raises(MissingToolError, match=r"pip install -e '.\[tpu\]' in your clone"):
         compile_experiment(experiment(), tmp_path, progress=lambda *_: None)
@@ -133,7 +133,7 @@ def test_a_missing_compiler_names_what_to_install(
             {},
             "splits groups of experts_w_down .* ep for whole experts",
         ),
-        ("Qwen/Qwen3-8B", "tp=8", {"partitioner": "auto"}, "not --partitioner auto. Use int8"),
+        ("Qwen/Qwen3-8B", "tp=8", {"partitioner": "auto"}, 'not partitioner="auto". Use int8'),
         ("Qwen/Qwen3-0.6B", "tp=16", {"topology": "v6e-16"}, "splits groups of w_down"),
     ],
 )
