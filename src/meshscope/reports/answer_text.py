@@ -121,7 +121,11 @@ def answer_table(columns: Mapping[str, SourceAnswer], *, has_room: bool = True) 
         table.add_row("step", *(_duration(figures.step) for figures in sources))
     if Phase.DECODE in phases and not is_verification:
         table.add_row("TPOT, decode", *(_duration(figures.tpot) for figures in sources))
-        table.add_row("throughput", *(_throughput(figures) for figures in sources))
+        # Several columns have no room for the word in each.
+        label, unit = (
+            ("throughput", "decode tokens/s") if is_single else ("decode rate", "tokens/s")
+        )
+        table.add_row(label, *(_throughput(figures, unit) for figures in sources))
     fits, room = [_fit(f.fit) for f in sources], [_room(f.fit) for f in sources]
     if is_single and room[0]:
         words = _room_words(next(f.fit for f in sources if f.fit is not None), room[0])
@@ -140,12 +144,12 @@ def _duration(figure: Figure) -> Text:
     return Text.assemble((figure.text, "bold"), interval)
 
 
-def _throughput(figures: SourceAnswer) -> Text:
+def _throughput(figures: SourceAnswer, unit: str) -> Text:
     """`1,462 decode tokens/s, 183 per chip`."""
     per_chip = figures.decode_tokens_per_s_per_chip.value
     tail = "" if per_chip is None else f", {format_rate(per_chip)} per chip"
     rate = figures.decode_tokens_per_s
-    return Text(rate.text.replace("tokens/s", f"decode tokens/s{tail}"))
+    return Text(rate.text.replace("tokens/s", f"{unit}{tail}"))
 
 
 def _fit(fit: Fit | None) -> Text:
