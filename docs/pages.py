@@ -1,18 +1,24 @@
 """The pages with generated blocks: `python docs/pages.py check` compares them with real output, `write` renews them.
 
 The blocks are cog's: each runs a command, reads a CSV file or prints docstrings, so that a page cannot
-show output that the commands no longer print.
+show output that the commands no longer print. `picture` draws the report on top of the README again, with
+Chromium; the picture keeps the answer in the README that it belongs to, and `check` compares the two.
 """
 
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
 ROOT = Path(__file__).parents[1]
+PICTURE = ROOT / "docs" / "report" / "top.png"
 COMPILED = "docs/evidence/examples.md"  # shows the output of `make demo`, and names the versions
 
 
@@ -25,15 +31,38 @@ def pages() -> list[str]:
 
 
 def main(mode: str) -> None:
-    """Runs cog over all pages."""
+    """Runs cog over all pages, or draws the picture."""
+    if mode == "picture":
+        _draw_picture()
+        return
     options = {"check": ["--check", "--diff"], "write": ["-r"]}[mode]
     if mode == "check":
         _check_versions()
+        if Image.open(PICTURE).info.get("answer") != _answer():
+            raise SystemExit(f"{PICTURE} shows another answer. Run 'python docs/pages.py picture'.")
     command = [sys.executable, "-m", "cogapp", "-P", *options]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # no page reads what another one wrote
         done = [pool.submit(subprocess.run, [*command, page], cwd=ROOT) for page in pages()]
     if any(page.result().returncode for page in done):
         raise SystemExit("Run 'make readme', then read the difference before you commit it.")
+
+
+def _answer() -> str:
+    """The answer of `make demo` in the README."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    return text.partition("$ meshscope show runs/demo\n")[2].partition("\n\n")[0]
+
+
+def _draw_picture() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        page, shot = Path(folder) / "report.html", Path(folder) / "top.png"
+        subprocess.run(["meshscope", "report", "runs/demo", "--out", page], cwd=ROOT, check=True)
+        look = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,755"]
+        chromium = ["chromium", *look, "--virtual-time-budget=8000", f"--screenshot={shot}"]
+        subprocess.run([*chromium, page.as_uri()], check=True)
+        answer = PngInfo()
+        answer.add_itxt("answer", _answer())
+        Image.open(shot).quantize().save(PICTURE, pnginfo=answer, optimize=True)
 
 
 def _check_versions() -> None:

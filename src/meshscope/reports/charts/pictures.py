@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import vl_convert
@@ -33,6 +34,7 @@ from meshscope.reports.charts.spec import (
     CONFIG,
     PALETTE,
     SCHEMA,
+    SOFT,
     BarRow,
     Chart,
     name_of,
@@ -69,6 +71,7 @@ NO_ROOFLINE = "no part has FLOPs and a time, or the chip has no published peaks"
 NO_SCALING = "the runs use the same number of devices, or have no step times"
 NO_TIMELINE = "the run keeps no timeline; compiled and measured runs have one"
 PNG_SCALE = 2.0
+NOTE_CHARS = 100  # of a line, which is as wide as a chart
 
 Missing = tuple[str, str]  # the name of a chart, and why there is none
 
@@ -95,11 +98,16 @@ def write_stacked(charts: Sequence[Chart], title: str, path: Path, *, to: str) -
 
 
 def chart_svg(chart: Chart) -> str:
-    """The chart as SVG in the light theme."""
+    """The chart as SVG in the light theme, with its note below the title."""
     config = {**CONFIG, "font": "sans-serif", "background": "#ffffff", "padding": 12}
-    title: Any = chart.title
+    title: Any = {
+        "text": chart.title,
+        "subtitle": wrap(chart.note, NOTE_CHARS),
+        "subtitleColor": SOFT,
+    }
     if "title" in chart.spec:  # that of the report says what the axes are
-        title = {"text": {"expr": f"[{json.dumps(title)}, {chart.spec['title']['text']['expr']}]"}}
+        axes = chart.spec["title"]["text"]["expr"]
+        title["text"] = {"expr": f"[{json.dumps(chart.title)}, {axes}]"}
     spec = {**chart.spec, "title": title, "$schema": SCHEMA, "config": config}
     text = re.sub(r"var\(--(\w+)\)", lambda name: PALETTE[name[1]], json.dumps(spec))
     return vl_convert.vegalite_to_svg(text)

@@ -374,7 +374,7 @@ def lanes_spec(
         "mark": {"type": "rect", "height": 20, "yOffset": 8, "clip": True},
         "encoding": {
             "y": y, "x": x, "x2": {"field": "end"}, "tooltip": TIP,
-            "color": color_by("color", [row[4] for row in rows]),
+            "color": color_by("color", sorted((row[4] for row in rows), key=_legend_place)),
         },
     }  # fmt: skip
     heads = text_mark({"field": "name"}, align="left", dy=-9)
@@ -424,6 +424,12 @@ def _color(span: TimeSpan) -> str:
     """The name that decides the color: the part on the core lane, the axis of a collective."""
     lane = without_stage(span.lane)
     return name_of(span.label.partition(",")[0] if lane == "core" else lane)
+
+
+def _legend_place(name: str) -> int:
+    """Parts come in the order of the model, in every chart; then axes and copies as they appear."""
+    parts = list(Part)
+    return parts.index(Part(name)) if name in parts else len(parts)
 
 
 def _brief(value: float) -> float:
