@@ -71,7 +71,7 @@ NO_ROOFLINE = "no part has FLOPs and a time, or the chip has no published peaks"
 NO_SCALING = "the runs use the same number of devices, or have no step times"
 NO_TIMELINE = "the run keeps no timeline; compiled and measured runs have one"
 PNG_SCALE = 2.0
-NOTE_CHARS = 100  # of a line, which is as wide as a chart
+NOTE_CHARS = 100  # characters a line, about the width of a chart
 
 Missing = tuple[str, str]  # the name of a chart, and why there is none
 
