@@ -1,5 +1,6 @@
 """The answer of a run, and of two runs side by side, as the first lines of terminal output."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -86,10 +87,14 @@ def _detailed_lines(answer: Answer, detail: _Detail) -> Iterator[RenderableType]
 
 
 def _main_cost(sentence: str) -> str:
-    """A step, its floor and the largest cost beyond it, without the smaller ones."""
+    """`prefill takes 3.71 x its compute floor: 108 ms exposed tp communication, ...`: one line, without seconds.
+
+    The seconds of the step stand in the table above, those of the floor and of smaller costs in `--full`.
+    """
     head, separator, costs = sentence.partition(": ")
     first, *others = costs.split(", ")
-    return f"{head}{separator}{first}{', ...' if others else ''}"
+    short_head = re.sub(r" takes [^,]+, (.+? floor) of .+", r" takes \1", head)
+    return f"{short_head}{separator}{first}{', ...' if others else ''}"
 
 
 def _shown_sources(answer: Answer) -> tuple[SourceAnswer, ...]:
