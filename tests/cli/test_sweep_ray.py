@@ -22,6 +22,7 @@ WAIT_S = 60.0  # for events that take seconds; a longer wait fails the test
 # A command that first finds out on which node it is, and how many commands ran there before.
 COMMAND = """
 import os, pathlib, runpy, sys, time
+from meshscope.workers import end_with_parent
 end_with_parent()
 folder = pathlib.Path({folder!r})
 is_doomed = os.environ["RAY_RAYLET_PID"] == {raylet!r}

@@ -242,7 +242,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         Checkpoint(tmp_path)
     index: dict[str, Any] = {"weight_map": {"a": "one.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(SpecError, match=r"lacks 1 of its 1 files, such as 'one\.safetensors'"):
+    with pytest.raises(SpecError, match=r"lacks 1 of its 1 file, such as 'one\.safetensors'"):
         Checkpoint(tmp_path)
 
 

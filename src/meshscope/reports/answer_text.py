@@ -89,7 +89,7 @@ def _detailed_lines(answer: Answer, detail: _Detail) -> Iterator[RenderableType]
 def _main_cost(sentence: str) -> str:
     """`prefill takes 3.71 x its compute floor: 108 ms exposed tp communication, ...`: one line, without seconds.
 
-    The seconds of the step stand in the table above, those of the floor and of smaller costs in `--full`.
+    The table above has the seconds of the step, and `--full` has the floor and the smaller costs.
     """
     head, separator, costs = sentence.partition(": ")
     first, *others = costs.split(", ")
