@@ -241,7 +241,7 @@ REASONS = (
     ),
     (
         "TPOT within a node is the time to read the weights plus a few us per message. The efficiency of GPUs "
-        "comes from published measurements (src/meshscope/hardware/operation_rates.py); nothing was fitted to the paper. At the "
+        "comes from published measurements (src/meshscope/hardware/compiler_facts.py); nothing was fitted to the paper. At the "
         "85 % of the HBM rate that TPUs reach, the four figures would be 10 to 20 % too long: at the peak, the "
         "3.2 GB of tp=2 take 0.96 of the measured 1.17 ms, and the 6.4 GB of pp 1.92 of 'approximately 2 ms'."
     ),

@@ -20,7 +20,7 @@ from typing import Any
 
 from meshscope.backends.compile.worker import set_environment
 from meshscope.hardware.chips import chip_of
-from meshscope.hardware.operation_rates import (
+from meshscope.hardware.compiler_facts import (
     LAUNCH_S,
     READ_LATENCY_S,
     TPU_EFFICIENCY,

@@ -14,7 +14,7 @@ from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.placement import parse_device_order
 from meshscope.model.config import model_from_config, read_model
 from meshscope.model.model import Model
-from meshscope.plans.context_form import ContextForm
+from meshscope.plans.caches import ContextForm
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.plan import parse_plan

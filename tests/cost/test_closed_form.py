@@ -12,7 +12,7 @@ from meshscope.cost.features import PARTS, Cost
 from meshscope.cost.predicted import evaluated, predicted_times, timed_predictions
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
-from meshscope.hardware.operation_rates import VMEM_OVER_HBM
+from meshscope.hardware.compiler_facts import VMEM_OVER_HBM
 from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect import collective_time
 from meshscope.model.config import read_model

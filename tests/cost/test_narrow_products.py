@@ -9,8 +9,7 @@ from meshscope.cost.predicted import predicted_times
 from meshscope.cost.rates import rates_of
 from meshscope.events.enums import Part, Phase
 from meshscope.events.step_time import Activity, StepTime
-from meshscope.hardware.chips import chip_of
-from meshscope.hardware.precision import precision_notes, product_speedup
+from meshscope.hardware.chips import chip_of, precision_notes, product_speedup
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.model.layers import AttentionKind

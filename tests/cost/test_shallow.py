@@ -13,7 +13,7 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.timeline import unfolded
 from meshscope.hardware.topology import parse_topology
-from meshscope.model.shallow import Fold, ShallowLayers
+from meshscope.model.layers import Fold, ShallowLayers
 from meshscope.plans.plan import parse_plan
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import parse_hlo

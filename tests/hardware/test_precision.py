@@ -2,8 +2,7 @@
 
 import pytest
 
-from meshscope.hardware.chips import CHIPS, ChipKind
-from meshscope.hardware.precision import NARROW_DTYPES, precision_notes
+from meshscope.hardware.chips import CHIPS, NARROW_DTYPES, ChipKind, precision_notes
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from meshscope.model.layers import AttentionKind, repeats_of
 from meshscope.model.mechanisms.compressed import CompressedAttention
 from meshscope.model.mechanisms.streams import HyperConnections
 from meshscope.model.model import Model
-from meshscope.model.rope import Rope, RopeType
+from meshscope.model.reader import Rope, RopeType
 from meshscope.plans.experiment_record import model_as_dict, model_from_dict
 
 LEAST: dict[str, Any] = {

@@ -22,7 +22,7 @@ from meshscope.model.mechanisms.latent import LatentAttention
 from meshscope.model.mechanisms.linear import LinearAttention
 from meshscope.model.mechanisms.mixture import GroupScore, MixtureOfExperts, Scoring
 from meshscope.model.model import Model
-from meshscope.model.rope import Rope, RopeType
+from meshscope.model.reader import Rope, RopeType
 from meshscope.plans.caches import layer_cache
 from meshscope.plans.experiment_record import model_as_dict, model_from_dict
 from meshscope.plans.plan import parse_plan

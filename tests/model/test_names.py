@@ -2,8 +2,8 @@
 
 import pytest
 
+from meshscope.model.catalog import derived_from, nearest_ids
 from meshscope.model.config import read_model
-from meshscope.model.names import derived_from, nearest_ids
 from meshscope.model.quantization import WEIGHT_DTYPES
 from meshscope.units import dtype_name
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from meshscope.model.config import read_model
-from meshscope.model.layers import AttentionKind, Layer, MlpKind
-from meshscope.model.shallow import shallow_layers
+from meshscope.model.layers import AttentionKind, Layer, MlpKind, shallow_layers
 
 A = Layer(attention=AttentionKind.FULL, mlp=MlpKind.DENSE)
 B = Layer(attention=AttentionKind.FULL, mlp=MlpKind.MOE)

@@ -8,9 +8,8 @@ from meshscope.errors import SpecError
 from meshscope.model.catalog import catalog
 from meshscope.model.config import model_from_config
 from meshscope.model.model import Model
-from meshscope.model.modules import ModulePatterns
 from meshscope.model.reader import ConfigReader
-from meshscope.model.stored_format import StoredFormat, stored_format
+from meshscope.model.stored_format import ModulePatterns, StoredFormat, stored_format
 from meshscope.plans.plan import Plan
 from meshscope.plans.weights import device_weight_bytes
 

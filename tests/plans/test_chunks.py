@@ -10,8 +10,8 @@ from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
+from meshscope.plans.caches import ContextForm
 from meshscope.plans.chunks import PrefillChunks, chunk_option, divisors
-from meshscope.plans.context_form import ContextForm
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Engine, Frontend, Partitioner, Program

@@ -3,8 +3,7 @@
 import pytest
 
 from meshscope.model.config import read_model
-from meshscope.plans.caches import device_cache_bytes
-from meshscope.plans.context_form import cache_slots, ring_pairs
+from meshscope.plans.caches import cache_slots, device_cache_bytes, ring_pairs
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload

@@ -6,8 +6,7 @@ from meshscope.errors import PlanError, SpecError
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.plans.caches import layer_cache
-from meshscope.plans.context_form import ContextForm
+from meshscope.plans.caches import ContextForm, layer_cache
 from meshscope.plans.experiment import Experiment, experiment_from_dict, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Engine, Partitioner, Program

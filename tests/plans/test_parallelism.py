@@ -11,8 +11,7 @@ import pytest
 import meshscope
 from meshscope.api.compare import compare
 from meshscope.events.enums import Part, Phase, Source
-from meshscope.plans.parallelism import parallelism_of
-from meshscope.plans.plan import parse_plan
+from meshscope.plans.plan import parallelism_of, parse_plan
 from meshscope.store.write import sha256
 
 DENSE, MIXTURE = "Qwen/Qwen3-4B", "deepseek-ai/DeepSeek-V2-Lite"

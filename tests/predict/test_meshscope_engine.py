@@ -12,7 +12,7 @@ import pytest
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.model.model import Model
-from meshscope.plans.context_form import ContextForm
+from meshscope.plans.caches import ContextForm
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import Program

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from meshscope.events.enums import Phase
-from meshscope.plans.context_form import ContextForm
+from meshscope.plans.caches import ContextForm
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 

@@ -14,8 +14,7 @@ from meshscope.model.config import read_model
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.grouped import GroupedAttention
 from meshscope.model.mechanisms.linear import FLOAT32_PASSES, LINEAR_CHUNK, linear_of
-from meshscope.plans.caches import device_cache_bytes, layer_cache
-from meshscope.plans.context_form import ContextForm
+from meshscope.plans.caches import ContextForm, device_cache_bytes, layer_cache
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload

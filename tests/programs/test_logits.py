@@ -14,7 +14,7 @@ from meshscope.hardware.topology import parse_topology
 from meshscope.model import quantization
 from meshscope.model.config import model_from_config
 from meshscope.model.quantization import FP8_BLOCKS, MXFP4, quantization_of
-from meshscope.plans.context_form import ContextForm
+from meshscope.plans.caches import ContextForm
 from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import (

@@ -9,7 +9,7 @@ import pytest
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import model_from_config
-from meshscope.plans.context_form import ContextForm
+from meshscope.plans.caches import ContextForm
 from meshscope.plans.experiment import experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Program

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*XLA_USE_SPMD is being deprecat
 from meshscope.events.enums import Phase  # noqa: E402
 from meshscope.hardware.topology import parse_topology  # noqa: E402
 from meshscope.model.config import model_from_config  # noqa: E402  after the skip
-from meshscope.plans.context_form import ContextForm  # noqa: E402
+from meshscope.plans.caches import ContextForm  # noqa: E402
 from meshscope.plans.experiment import Experiment, experiment_of  # noqa: E402
 from meshscope.plans.plan import parse_plan  # noqa: E402
 from meshscope.plans.program import Frontend, Partitioner, Program  # noqa: E402

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from meshscope.analysis.roofline import RESOURCES, BindingResource, DevicePeaks, device_peaks
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import Activity, ActivityTime, StepTime
-from meshscope.hardware.chips import Chip
-from meshscope.hardware.precision import peak_dtype
+from meshscope.hardware.chips import Chip, peak_dtype
 from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import StepCost
 from meshscope.events.step_time import PartCost, StepTime
-from meshscope.hardware.chips import Chip, ChipKind
-from meshscope.hardware.precision import product_speedup
+from meshscope.hardware.chips import Chip, ChipKind, product_speedup
 
 if TYPE_CHECKING:  # it loads polars, which predict does not need
     from meshscope.analysis.metric_inputs import MetricInputs

@@ -10,8 +10,7 @@ import polars as pl
 from meshscope.analysis.overlap import ratio
 from meshscope.events.enums import Phase
 from meshscope.events.measured import CollectiveTime, DeviceLoad
-from meshscope.hardware.chips import Chip
-from meshscope.hardware.precision import product_speedup
+from meshscope.hardware.chips import Chip, product_speedup
 from meshscope.model.arrays import Dim, Weight
 from meshscope.model.layers import Layer
 from meshscope.model.model import Model

@@ -20,9 +20,9 @@ from meshscope.events.measured import Measured
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.hardware.chips import Chip
 from meshscope.interconnect.profile import ChipProfile, load_profile
-from meshscope.model.names import BY_NAME
+from meshscope.model.catalog import BY_NAME
+from meshscope.model.layers import ShallowLayers
 from meshscope.model.quantization import activation_dtype_of, quantization_of
-from meshscope.model.shallow import ShallowLayers
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.memory import Memory

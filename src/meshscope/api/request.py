@@ -32,8 +32,8 @@ from meshscope.model.quantization import (
     wide_format,
 )
 from meshscope.model.stored_format import weight_dtype_of
+from meshscope.plans.caches import ContextForm
 from meshscope.plans.chunks import ChunkRule, chunk_option
-from meshscope.plans.context_form import ContextForm
 from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import Kernels

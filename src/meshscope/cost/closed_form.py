@@ -51,8 +51,8 @@ from meshscope.cost.planned_collectives import (
 )
 from meshscope.cost.rates import Rates, rates_of, row_s
 from meshscope.events.enums import Part, Phase
-from meshscope.hardware.operation_rates import VMEM_OVER_HBM
-from meshscope.hardware.precision import product_speedup
+from meshscope.hardware.chips import product_speedup
+from meshscope.hardware.compiler_facts import VMEM_OVER_HBM
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect import LinkConstants, constants_of
 from meshscope.interconnect.profile import ChipProfile

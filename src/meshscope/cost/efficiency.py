@@ -10,13 +10,13 @@ from functools import cache
 
 from meshscope.cost.rates import Rates
 from meshscope.hardware.chips import Chip, ChipKind
-from meshscope.hardware.compiler_facts import fitted_constants
-from meshscope.hardware.operation_rates import (
+from meshscope.hardware.compiler_facts import (
     GPU_EFFICIENCY,
     MEASURED_EFFICIENCY,
     OWN_OP_S,
     TPU_EFFICIENCY,
     PeakEfficiency,
+    fitted_constants,
 )
 
 

@@ -7,7 +7,7 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.model.mechanisms.mixture import MixtureOfExperts
 from meshscope.model.model import Model
-from meshscope.plans.context_form import local_tokens
+from meshscope.plans.caches import local_tokens
 from meshscope.plans.dispatch import DispatchForm, exchange_axes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan

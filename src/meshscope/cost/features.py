@@ -19,8 +19,7 @@ from meshscope.cost.expert_load import device_load, rows_per_token, sorted_rows_
 from meshscope.cost.grouped_kernels import FUSED_ROW_PASSES, TILE_ROWS, FusedRates, fused_rates
 from meshscope.cost.rates import Rates, row_s
 from meshscope.events.enums import Part, Phase
-from meshscope.hardware.chips import ChipKind
-from meshscope.hardware.precision import product_speedup
+from meshscope.hardware.chips import ChipKind, product_speedup
 from meshscope.model.arrays import CacheArray, Dim, Weight
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms.attention import (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshscope.cost.hbm import HbmServer, Transfer
-from meshscope.hardware.operation_rates import CORE_SHARE
+from meshscope.hardware.compiler_facts import CORE_SHARE
 
 Key = tuple[Hashable, ...]
 Tally = defaultdict[Key, float]

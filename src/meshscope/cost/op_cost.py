@@ -29,12 +29,12 @@ from meshscope.cost.kernel_work import (
 from meshscope.cost.rates import Gather, OpTime, Rates, exactly, longest
 from meshscope.cost.traffic import ArrayTraffic
 from meshscope.events.step_time import Activity, TimeBasis, TimeEstimate
-from meshscope.hardware.compiler_facts import CompilerFacts
-from meshscope.hardware.operation_rates import (
+from meshscope.hardware.compiler_facts import (
     BYTES_INTERVAL,
     KERNEL_FRAC,
     KERNEL_INTERVAL,
     MODEL_INTERVAL,
+    CompilerFacts,
 )
 from meshscope.plans.sequence_lengths import SequenceLengths
 from meshscope.readers.hlo.attribution import scope_of

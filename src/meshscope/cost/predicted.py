@@ -23,8 +23,7 @@ from meshscope.cost.planned_collectives import hidden_behind
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeBasis, TimeEstimate
-from meshscope.hardware.chips import Chip, ChipKind
-from meshscope.hardware.precision import precision_notes
+from meshscope.hardware.chips import Chip, ChipKind, precision_notes
 from meshscope.interconnect import LinkConstants, collective_time, constants_of
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment

@@ -7,9 +7,8 @@ from math import log
 from meshscope.cost.traffic import NO_TRAFFIC, ArrayTraffic
 from meshscope.errors import SpecError
 from meshscope.events.step_time import NO_TIME, TimeBasis, TimeEstimate
-from meshscope.hardware.chips import Chip, ChipKind
-from meshscope.hardware.compiler_facts import CompilerFacts, compiler_facts
-from meshscope.hardware.operation_rates import (
+from meshscope.hardware.chips import NARROW_DTYPES, NARROW_SPEEDUP, Chip, ChipKind
+from meshscope.hardware.compiler_facts import (
     GPU_EFFICIENCY,
     LATENCY_INTERVAL,
     LAUNCH_S,
@@ -21,9 +20,10 @@ from meshscope.hardware.operation_rates import (
     UNKNOWN_FACTORS,
     VMEM_OVER_HBM,
     WRITE_LATENCY_S,
+    CompilerFacts,
     PeakEfficiency,
+    compiler_facts,
 )
-from meshscope.hardware.precision import NARROW_DTYPES, NARROW_SPEEDUP
 from meshscope.interconnect.profile import ChipProfile
 
 SCALAR_BYTES = 8  # scalars are in registers

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from meshscope.cost.machine import CORE_LANE
 from meshscope.cost.simulator import FoldedSchedule, ScheduleSimulator
 from meshscope.errors import ParseError
-from meshscope.model.shallow import Fold
+from meshscope.model.layers import Fold
 from meshscope.readers.hlo.attribution import plain_name
 
 # A scope such as `layer3`, or an argument such as `weights['layers'][3]['wk']` or `cache[3]['k']`.

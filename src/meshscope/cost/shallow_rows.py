@@ -8,7 +8,7 @@ from typing import Any
 from meshscope.cost.machine import LINK_LANE
 from meshscope.cost.steps import TimedStep
 from meshscope.events.collective import Collective
-from meshscope.model.shallow import ShallowLayers
+from meshscope.model.layers import ShallowLayers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,10 +30,10 @@ from meshscope.events.step_time import (
     TimeEstimate,
     UnestimatedWork,
 )
-from meshscope.hardware.operation_rates import SPREAD
+from meshscope.hardware.compiler_facts import SPREAD
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.model.shallow import ShallowLayers
+from meshscope.model.layers import ShallowLayers
 from meshscope.plans.sequence_lengths import SequenceLengths
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.dataflow import Dataflow

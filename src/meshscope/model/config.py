@@ -1,6 +1,7 @@
 """Reads a Hugging Face `config.json`, with old or new key names, into a Model."""
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -11,9 +12,16 @@ from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.files import read_file
-from meshscope.model.catalog import CatalogEntry
+from meshscope.model.catalog import (
+    BY_NAME,
+    CatalogEntry,
+    config_named,
+    derived_from,
+    entry_named,
+    names_format,
+    nearest_ids,
+)
 from meshscope.model.families import SAME_ARCHITECTURE, Family, LayerRule, MlpRule
-from meshscope.model.hub import NotDownloadedError, downloaded, file_url
 from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.compressed import compressed_attention, compressed_layers
 from meshscope.model.mechanisms.grouped import attention_kinds, grouped_attention
@@ -21,17 +29,8 @@ from meshscope.model.mechanisms.latent import indexer_kinds, latent_attention
 from meshscope.model.mechanisms.mixture import Activation, mlp_kinds, read_mixture
 from meshscope.model.mechanisms.streams import HyperConnections, LayerInputs
 from meshscope.model.model import Model
-from meshscope.model.modules import module_names
-from meshscope.model.names import (
-    BY_NAME,
-    config_named,
-    derived_from,
-    entry_named,
-    names_format,
-    nearest_ids,
-)
 from meshscope.model.reader import MAX_LAYERS, ConfigReader
-from meshscope.model.stored_format import stored_format
+from meshscope.model.stored_format import module_names, stored_format
 from meshscope.model.unread_keys import unknown_family, unread_keys
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
@@ -320,3 +319,46 @@ def _with_modelopt_file(name: str, config: Mapping[str, Any]) -> Mapping[str, An
             f"{MODELOPT_FILE} of '{name}' was not downloaded: {error}. Try again, or give a folder with both files."
         ) from error
     return _with_quantization(config, beside, file_url(name, MODELOPT_FILE))
+
+
+HUB = "https://huggingface.co"
+HUB_TIMEOUT_S = 5.0
+
+
+class NotDownloadedError(SpecError):
+    """A file that the Hub does not give; the message is the reason."""
+
+    def __init__(self, reason: str, *, is_missing: bool = False) -> None:
+        """`is_missing` if the model has no such file, or no such model exists."""
+        super().__init__(reason)
+        self.is_missing = is_missing
+
+
+def file_url(name: str, file: str) -> str:
+    """The address of a file of `owner/name`."""
+    from urllib.parse import quote  # noqa: PLC0415  slow to import, rarely needed
+
+    return f"{HUB}/{quote(name)}/resolve/main/{file}"
+
+
+def downloaded(name: str, file: str, *, max_bytes: int) -> bytes:
+    """The first `max_bytes` of a file of `owner/name`; NotDownloadedError if it is unavailable."""
+    import urllib.error  # noqa: PLC0415  slow to import, rarely needed
+    import urllib.request  # noqa: PLC0415
+    from http import HTTPStatus  # noqa: PLC0415
+
+    token = os.environ.get("HF_TOKEN")
+    request = urllib.request.Request(  # noqa: S310  HUB is https
+        file_url(name, file), headers={"Authorization": f"Bearer {token}"} if token else {}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S) as reply:  # noqa: S310  HUB is https
+            return reply.read(max_bytes)
+    except urllib.error.HTTPError as error:
+        reason = f"the Hub answered {error.code} for '{name}'"
+        if error.code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            reason += " (gated or private: set HF_TOKEN)"
+        is_missing = error.code == HTTPStatus.NOT_FOUND
+        raise NotDownloadedError(reason, is_missing=is_missing) from error
+    except OSError as error:
+        raise NotDownloadedError("the Hub cannot be reached") from error

@@ -12,7 +12,7 @@ from meshscope.model.mechanisms.latent import LatentAttention
 from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts
 from meshscope.model.mechanisms.streams import DraftHead, HyperConnections, LayerInputs
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, quantization_of
-from meshscope.model.rope import RopeType
+from meshscope.model.reader import RopeType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ _HARMLESS = re.compile(
     r"|language_model)$"
 )
 # Keys of positions and of quantization that change no shape of a weight: how the tool rounded, what it measured with,
-# and how its own kernels run. Sources as in recipes.py.
+# and how its own kernels run. Sources as in stored_format.py.
 _OF_OBJECTS = re.compile(
     r"^(mrope_\w+|finetuned|alpha|attn_factor|(short|long)_mscale|max_position_embeddings|quant_method|method|format|fmt"
     r"|scale_fmt|activation_scheme|sym|symmetric|desc_act|act_group_aware|hyb_act|static_groups|true_sequential"

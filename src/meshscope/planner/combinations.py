@@ -17,7 +17,7 @@ from meshscope.analysis.utilization import model_flops, n_parameters
 from meshscope.cost.planned_collectives import batch_is_split
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
-from meshscope.hardware.precision import product_speedup
+from meshscope.hardware.chips import product_speedup
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.model import Model

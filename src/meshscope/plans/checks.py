@@ -18,7 +18,7 @@ from meshscope.model.quantization import (
     quantization_of,
     values_dtype,
 )
-from meshscope.plans.context_form import ContextForm, why_no_ring
+from meshscope.plans.caches import ContextForm, why_no_ring
 from meshscope.plans.dispatch import DispatchForm, most_skew
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.plan import AXES, Plan

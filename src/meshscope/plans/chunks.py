@@ -12,7 +12,7 @@ from math import lcm
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.model.model import Model
-from meshscope.plans.context_form import ContextForm
+from meshscope.plans.caches import ContextForm
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Engine, Partitioner, Program
 from meshscope.plans.workload import Workload

@@ -10,10 +10,9 @@ from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.hardware.topology import Topology
-from meshscope.model.layers import MlpKind
+from meshscope.model.layers import MlpKind, ShallowLayers, shallow_layers
 from meshscope.model.model import Model
-from meshscope.model.shallow import ShallowLayers, shallow_layers
-from meshscope.plans.caches import CacheLayout
+from meshscope.plans.caches import CacheLayout, ContextForm, local_tokens, why_no_ring
 from meshscope.plans.checks import (
     check_axes,
     check_blocks,
@@ -38,7 +37,6 @@ from meshscope.plans.chunks import (
     prefill_chunks,
     with_auto_chunk,
 )
-from meshscope.plans.context_form import ContextForm, local_tokens, why_no_ring
 from meshscope.plans.dispatch import (
     Dispatch,
     DispatchForm,

@@ -12,8 +12,8 @@ from meshscope.hardware.chips import Chip
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.model.layers import SHARED_CACHE
 from meshscope.model.model import Model
+from meshscope.plans.caches import ContextForm
 from meshscope.plans.chunks import PrefillChunks
-from meshscope.plans.context_form import ContextForm
 from meshscope.plans.dispatch import Dispatch, DispatchForm
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.plan import Plan, parse_plan

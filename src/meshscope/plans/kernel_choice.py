@@ -13,7 +13,7 @@ from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.model import Model
 from meshscope.model.quantization import quantization_of, ragged_dtype_of
-from meshscope.plans.context_form import cache_slots
+from meshscope.plans.caches import cache_slots
 from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.plan import Plan
 from meshscope.plans.workload import Workload

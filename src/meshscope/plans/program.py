@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from meshscope.errors import SpecError
-from meshscope.plans.context_form import ContextForm
+from meshscope.plans.caches import ContextForm
 from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.kernel_choice import Kernels
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
-from meshscope.plans.context_form import local_tokens
+from meshscope.plans.caches import local_tokens
 from meshscope.plans.experiment import Experiment
 
 _LENGTHS = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*):([1-9][0-9]*)")

@@ -32,7 +32,7 @@ from meshscope.plans.weights import (
     outer_weights,
     padded_vocab,
 )
-from meshscope.prediction.context import attention_step
+from meshscope.prediction.meshscope_engine import attention_step
 from meshscope.units import DTYPE_BITS
 
 F32_BYTES = 4

@@ -10,9 +10,8 @@ from meshscope.errors import SpecError
 from meshscope.hardware.chips import CHIPS, GIB, Chip, ChipKind
 from meshscope.hardware.topology import Topology, cloud_name, standard_slices
 from meshscope.interconnect.fabric import wraps_around
-from meshscope.model.catalog import CatalogEntry, catalog
+from meshscope.model.catalog import CatalogEntry, as_written, catalog, nearest_ids
 from meshscope.model.config import LISTING, read_model
-from meshscope.model.names import as_written, nearest_ids
 from meshscope.model.quantization import FP8_MXFP4, FP8_NVFP4, activation_dtype_of, values_dtype
 from meshscope.reports.tables import new_table
 from meshscope.units import format_dtype, format_gib

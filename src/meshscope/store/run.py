@@ -10,10 +10,10 @@ from meshscope.events.collective import Collective, Effect, OtherOperation
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.step_time import StepTime
-from meshscope.model.shallow import ShallowLayers
+from meshscope.model.layers import ShallowLayers
 from meshscope.plans.experiment_record import ExperimentRecord, record_from_dict
 from meshscope.plans.memory import Memory
-from meshscope.plans.parallelism import with_parallelism
+from meshscope.plans.plan import with_parallelism
 from meshscope.plans.speculation import Speculation
 from meshscope.serialize import from_plain, picked, to_plain
 

@@ -19,8 +19,7 @@ from meshscope.events.step_time import StepTime
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.model.layers import MAX_PERIOD
-from meshscope.model.shallow import FOLDED_LAYERS, Fold, ShallowLayers
+from meshscope.model.layers import FOLDED_LAYERS, MAX_PERIOD, Fold, ShallowLayers
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.sequence_lengths import SequenceLengths
 from meshscope.readers.hlo.attribution import OUTSIDE_LAYERS, scope_of

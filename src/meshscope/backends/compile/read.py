@@ -15,10 +15,9 @@ from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
-from meshscope.hardware.chips import ChipKind
-from meshscope.hardware.precision import precision_notes
+from meshscope.hardware.chips import ChipKind, precision_notes
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.model.shallow import ShallowLayers
+from meshscope.model.layers import ShallowLayers
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
 from meshscope.plans.sequence_lengths import SequenceLengths, sequence_lengths

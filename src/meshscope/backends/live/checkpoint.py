@@ -11,8 +11,8 @@ from typing import Any
 from meshscope.errors import MissingToolError, SpecError
 from meshscope.files import read_json
 from meshscope.model.arrays import Weight
-from meshscope.plans.checkpoint_tensors import reshaped, tensors_of
 from meshscope.plans.experiment import Experiment
+from meshscope.plans.weights import reshaped, tensors_of
 from meshscope.units import counted
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from meshscope.events.enums import Kind
 from meshscope.model.arrays import CacheArray, Dim, Weight, WeightBuilder
 from meshscope.model.layers import AttentionKind, Layer
-from meshscope.model.rope import Rope
+from meshscope.model.reader import Rope
 
 T = TypeVar("T", bound="LayerAttention")
 

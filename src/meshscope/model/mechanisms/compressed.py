@@ -25,8 +25,7 @@ from meshscope.model.mechanisms.attention import (
     narrowed,
     seen_pairs,
 )
-from meshscope.model.reader import ConfigReader
-from meshscope.model.rope import Rope, RopeType, read_rope
+from meshscope.model.reader import ConfigReader, Rope, RopeType, read_rope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,7 @@ from meshscope.model.mechanisms.attention import (
     seen_pairs,
 )
 from meshscope.model.mechanisms.linear import LinearAttention
-from meshscope.model.reader import ConfigReader
-from meshscope.model.rope import Rope, check_factors, read_rope
+from meshscope.model.reader import ConfigReader, Rope, check_factors, read_rope
 
 # Weights that layers which share a cache do not have.
 KEY_VALUE_WEIGHTS = frozenset({"wk", "wv", "bk", "bv", "k_norm"})

@@ -22,8 +22,7 @@ from meshscope.model.mechanisms.attention import (
     narrowed,
     seen_pairs,
 )
-from meshscope.model.reader import ConfigReader
-from meshscope.model.rope import Rope, read_rope
+from meshscope.model.reader import ConfigReader, Rope, read_rope
 
 # Passes between the projections and the kernel over prompts: queries and keys of two parts are rotated, joined and
 # padded. The program of DeepSeek-V3.1 for v6e (libtpu 0.0.42.1) moves 5.2 GB for the 128 heads of 8,192 tokens.

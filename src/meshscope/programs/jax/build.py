@@ -18,8 +18,7 @@ from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.model.arrays import CacheArray, Weight, stored_arrays
 from meshscope.model.layers import Layer, repeats_of, unrolled
 from meshscope.model.quantization import activation_dtype_of, experts_quantization
-from meshscope.plans.caches import joined_narrow_heads, layer_cache
-from meshscope.plans.context_form import cache_slots
+from meshscope.plans.caches import cache_slots, joined_narrow_heads, layer_cache
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernel
 from meshscope.plans.program import Partitioner

@@ -36,7 +36,7 @@ from meshscope.events.enums import Phase
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.compressed import CompressedAttention, compressed_of, n_open_windows
 from meshscope.model.model import Model
-from meshscope.model.rope import Rope
+from meshscope.model.reader import Rope
 from meshscope.programs.jax.attention import (
     AttentionInputs,
     AttentionScores,

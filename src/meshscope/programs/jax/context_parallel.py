@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Phase
-from meshscope.plans.context_form import ContextForm, ring_sends
+from meshscope.plans.caches import ContextForm, ring_sends
 from meshscope.plans.kernel_choice import splash_block
 from meshscope.programs.jax.attention import AttentionInputs, PartialAttention, PrefillKernel
 from meshscope.programs.jax.decode_attention import CacheShare

@@ -20,7 +20,7 @@ from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import Indexer
 from meshscope.model.mechanisms.latent import LatentAttention, latent_of
 from meshscope.model.model import Model
-from meshscope.model.rope import RopeType
+from meshscope.model.reader import RopeType
 from meshscope.programs.jax.attention import (
     AttentionInputs,
     AttentionScores,

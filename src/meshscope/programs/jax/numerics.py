@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshscope.model.rope import Rope, RopeType
+from meshscope.model.reader import Rope, RopeType
 
 Array = Any  # jax.Array or a tracer
 

@@ -14,10 +14,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from meshscope.model.arrays import SCALE_SUFFIX, ColumnSlice, Dim, Weight
 from meshscope.model.layers import Layer
 from meshscope.model.quantization import values_dtype
-from meshscope.plans.checkpoint_tensors import reshaped
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.stages import stage_slots
-from meshscope.plans.weights import layer_weights, outer_weights
+from meshscope.plans.weights import layer_weights, outer_weights, reshaped
 from meshscope.programs.jax.build import JAX_DTYPES, BuiltProgram
 from meshscope.programs.jax.matrix import EXPONENT_BIAS, encoded, shared_exponents
 

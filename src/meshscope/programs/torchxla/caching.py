@@ -18,8 +18,7 @@ from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.mechanisms.latent import latent_of
 from meshscope.model.model import Model
-from meshscope.plans.caches import layer_cache
-from meshscope.plans.context_form import cache_slots
+from meshscope.plans.caches import cache_slots, layer_cache
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.stages import stacked_layers
 from meshscope.programs.torchxla.layouts import Spec

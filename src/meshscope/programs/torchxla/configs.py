@@ -11,7 +11,7 @@ from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.mechanisms.latent import latent_of
 from meshscope.model.mechanisms.mixture import GroupScore, MixtureOfExperts
 from meshscope.model.model import Model
-from meshscope.model.rope import Rope, RopeType
+from meshscope.model.reader import Rope, RopeType
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
 from meshscope.programs.torchxla.layouts import kv_heads

@@ -1,7 +1,7 @@
 """Context-parallel attention in a manual region: ring or all-gather in prefill, merge in decode.
 
 Algorithm and layout are those of the JAX program (`programs/jax/context_parallel.py`,
-`plans/context_form.py`): a device has a contiguous block of the prompt and round-robin generated
+`plans/caches.py`): a device has a contiguous block of the prompt and round-robin generated
 tokens. Prefill permutes or gathers keys and values, or the latents of both; decode merges partial softmaxes with
 two all-reduces.
 
@@ -30,7 +30,7 @@ from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.model import Model
-from meshscope.plans.context_form import ContextForm, cache_slots, ring_pairs
+from meshscope.plans.caches import ContextForm, cache_slots, ring_pairs
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.tensors import (
