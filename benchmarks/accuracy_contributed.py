@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from meshscope.interconnect.contributed import (
+from meshscope.analysis.capture import (
     FOLDER,
     ContributedRun,
     ContributedStep,

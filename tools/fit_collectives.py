@@ -36,9 +36,9 @@ from meshscope.interconnect.constants import (
     Spreads,
     spec_constants,
 )
-from meshscope.interconnect.fitting import fit_line, spread_of
-from meshscope.interconnect.geometry import geometry_of
 from meshscope.interconnect.lines import CollectiveLine, collective_lines, fastest, offloaded_from
+from meshscope.interconnect.samples import fit_line, spread_of
+from meshscope.interconnect.strategies import geometry_of
 
 SMALL_BYTES = 1 << 16  # payloads below this determine the latency
 Points = tuple[Point, ...]

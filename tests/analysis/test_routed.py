@@ -7,7 +7,7 @@ from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.events.schema import table_of
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.time_model import link_loads
+from meshscope.interconnect.lines import link_loads
 
 SLICE = parse_topology("v6e:2x4")
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import meshscope
+from meshscope.analysis.capture import read_contributed
 from meshscope.api.contribute import contribution_of
 from meshscope.errors import MeshscopeError, ParseError, RunError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import DeviceLoad, Measured, Request
 from meshscope.interconnect import collective_time, constants_of
-from meshscope.interconnect.contributed import read_contributed
 from meshscope.store.run import RunRecord
 from meshscope.store.write import write_run
 
@@ -152,7 +152,7 @@ def test_a_contributed_run_enters_the_fit(folder_of, tmp_path, monkeypatch) -> N
 
 
 def meshscope_text(run) -> str:
-    from meshscope.interconnect.contributed import contributed_text  # noqa: PLC0415
+    from meshscope.analysis.capture import contributed_text  # noqa: PLC0415
 
     return contributed_text(run)
 

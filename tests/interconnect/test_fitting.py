@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meshscope.errors import SpecError
-from meshscope.interconnect.fitting import fit_line, spread_of
+from meshscope.interconnect.samples import fit_line, spread_of
 
 WORK = [0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2]
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.fabric import wraps_around
-from meshscope.interconnect.placement import placement_of
+from meshscope.interconnect.fabric import placement_of, wraps_around
 
 GOLDEN = json.loads(
     (Path(__file__).parent.parent / "golden" / "placements.json").read_text(encoding="utf-8")

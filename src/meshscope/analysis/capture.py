@@ -1,32 +1,140 @@
-"""What a measured run says about collectives and steps, and the reasons not to trust it."""
+"""What a run measured on a TPU says about collectives and steps, as the JSON file that users contribute."""
 
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from meshscope.analysis.request import request_latency
-from meshscope.errors import RunError
-from meshscope.events.collective import Collective
-from meshscope.events.enums import REQUEST_PHASES, Phase, Source
+from meshscope.errors import ParseError, RunError, SpecError
+from meshscope.events.collective import Collective, Groups
+from meshscope.events.enums import REQUEST_PHASES, Kind, Phase, Source
 from meshscope.events.measured import Measured
+from meshscope.files import read_json
 from meshscope.hardware.chips import ChipKind
-from meshscope.hardware.topology import Topology
+from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.interconnect import collective_lines, geometry_of
 from meshscope.interconnect.constants import spec_constants
-from meshscope.interconnect.contributed import ContributedPoint, ContributedStep
-from meshscope.interconnect.geometry import geometry_of
-from meshscope.interconnect.lines import collective_lines
-from meshscope.interconnect.samples import KINDS
+from meshscope.interconnect.samples import KINDS, TimedCollective
 from meshscope.plans.mesh import Mesh
+from meshscope.plans.plan import parse_plan
+from meshscope.serialize import from_plain, to_plain
 from meshscope.store.run import RunRecord
 
-MIN_STEPS = 3  # profiled, so that one disturbed step shows
-ABOVE_PEAK = 1.05  # rates up to this times the published peak are taken for rounding
+SCHEMA = 1
+FOLDER = Path("tools") / "contributed"  # in the repository
+_MIN_STEPS = 3  # profiled, so that one disturbed step shows
+_ABOVE_PEAK = 1.05  # rates up to this times the published peak are taken for rounding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributedPoint:
+    """The mean seconds of one collective over a plan axis, as in `TimedCollective`."""
+
+    axis: str
+    kind: Kind
+    payload_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributedStep:
+    """The mean seconds of one step of a phase over `n_steps`, with the modeled ones at that time."""
+
+    phase: Phase
+    seconds: float
+    n_steps: int
+    predicted_s: float | None
+    predicted_low_s: float | None
+    predicted_high_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributedRun:
+    """The conditions of a run, what was timed, and the faults of its capture that its author accepted."""
+
+    name: str
+    model: str | None
+    topology: str
+    plan: str
+    batch: int | None
+    prompt: int | None
+    output: int | None
+    frontend: str | None
+    created: str
+    versions: Mapping[str, str]
+    points: tuple[ContributedPoint, ...]
+    steps: tuple[ContributedStep, ...]
+    findings: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """SpecError for a slice without TPUs, or a point that no collective on it can have."""
+        if self.slice.chip.kind is not ChipKind.TPU:
+            raise SpecError(f"'{self.topology}' is no TPU slice.")
+        mesh = parse_plan(self.plan).mesh
+        if mesh.n_devices != self.slice.n_devices:
+            raise SpecError(
+                f"plan '{self.plan}' has {mesh.n_devices} devices, '{self.topology}' {self.slice.n_devices}."
+            )
+        for point in self.points:
+            if unknown := set(point.axis.split("+")) - set(mesh.names):
+                raise SpecError(f"plan '{self.plan}' has no axis '{min(unknown)}'.")
+            if point.kind not in KINDS or point.payload_bytes <= 0 or not point.seconds > 0:
+                raise SpecError(
+                    f"a point of {point.kind} with {point.payload_bytes} B in {point.seconds} s is impossible."
+                )
+
+    @property
+    def slice(self) -> Topology:
+        """The slice it ran on."""
+        return parse_topology(self.topology)
+
+    def groups(self, point: ContributedPoint) -> Groups:
+        """The groups of device ids of a point."""
+        return parse_plan(self.plan).mesh.groups(*point.axis.split("+"))
+
+    @property
+    def timed(self) -> tuple[TimedCollective, ...]:
+        """The points as those of a calibration."""
+        return tuple(
+            TimedCollective(
+                axis=point.axis,
+                groups=self.groups(point),
+                kind=point.kind,
+                payload_bytes=point.payload_bytes,
+                seconds=point.seconds,
+            )
+            for point in self.points
+        )
+
+
+def contributed_text(run: ContributedRun) -> str:
+    """The JSON file of the run."""
+    document = {"schema": SCHEMA, **to_plain(run)}
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def read_contributed(path: Path) -> ContributedRun:
+    """The run in the file; ParseError for any other file."""
+    try:
+        document = read_json(path)
+        if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:
+            raise ParseError(f"{path}: not a contributed run of schema {SCHEMA}.")
+        return from_plain(ContributedRun, document)
+    except (OSError, ValueError, SpecError) as error:
+        raise ParseError(
+            f"{path}: not a contributed run ({error}). Make it again with 'meshscope contribute'."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """The usable points and steps of a measured run; `left_out` counts the rows without one, by reason."""
+    """The usable points and steps of a measured run, and the reasons not to trust it.
+
+    `left_out` counts the rows without a point, by reason.
+    """
 
     topology: Topology
     points: tuple[ContributedPoint, ...]
@@ -37,25 +145,9 @@ class Capture:
 
 def capture_of(record: RunRecord) -> Capture:
     """The measurements of a run; RunError if it holds none of a TPU slice."""
-    topology, mesh, measured = _measured_on_tpu(record)
-    reasons: Counter[str] = Counter()
-    timed: dict[tuple[object, ...], list[ContributedPoint]] = {}
-    for row in record.rows_of(Source.MEASURED):
-        point = _point(row, mesh, topology, measured, reasons)
-        if point is not None:
-            timed.setdefault((point.axis, point.kind, point.payload_bytes), []).append(point)
-    return Capture(
-        topology=topology,
-        points=tuple(_middle(points) for points in timed.values()),
-        steps=tuple(_steps(record, measured)),
-        findings=(*measured.findings, *_faults(record, topology, measured)),
-        left_out=tuple(sorted(reasons.items())),
-    )
-
-
-def _measured_on_tpu(record: RunRecord) -> tuple[Topology, Mesh, Measured]:
-    source, topology = record.manifest.source, record.manifest.experiment.topology
-    if source is not Source.MEASURED or record.measured is None:
+    experiment, measured = record.manifest.experiment, record.measured
+    source, topology = record.manifest.source, experiment.topology
+    if source is not Source.MEASURED or measured is None:
         raise RunError(
             f"'{record.path}' is {source}. Only a measured run says how fast a chip is: make one with "
             "'meshscope run', or import a profile."
@@ -63,20 +155,33 @@ def _measured_on_tpu(record: RunRecord) -> tuple[Topology, Mesh, Measured]:
     if topology is None or topology.chip.kind is not ChipKind.TPU:
         name = "an unknown machine" if topology is None else f"'{topology.name}'"
         raise RunError(f"'{record.path}' was measured on {name}. Contribute a run on a TPU slice.")
-    experiment = record.manifest.experiment
     if experiment.plan is None:
         raise RunError(
             f"'{record.path}' has no plan, so the groups of its collectives are unknown. "
             "Import the profile again with --plan."
         )
-    return topology, experiment.device_mesh, record.measured
+    reasons: Counter[str] = Counter()
+    timed: dict[tuple[object, ...], list[ContributedPoint]] = {}
+    for row in record.rows_of(Source.MEASURED):
+        point = _point(row, experiment.device_mesh, topology, measured)
+        if isinstance(point, str):
+            reasons[point] += 1
+        else:
+            timed.setdefault((point.axis, point.kind, point.payload_bytes), []).append(point)
+    return Capture(
+        topology=topology,
+        points=tuple(map(_middle, timed.values())),
+        steps=tuple(_steps(record, measured)),
+        findings=(*measured.findings, *_faults(record, topology, measured)),
+        left_out=tuple(sorted(reasons.items())),
+    )
 
 
 def _faults(record: RunRecord, topology: Topology, measured: Measured) -> Iterator[str]:
     """What the profile itself does not report."""
     for phase, n_steps in measured.n_profiled_steps.items():
-        if n_steps < MIN_STEPS:
-            yield f"{n_steps} profiled steps of {phase}, fewer than {MIN_STEPS}"
+        if n_steps < _MIN_STEPS:
+            yield f"{n_steps} profiled steps of {phase}, fewer than {_MIN_STEPS}"
     devices = {load.device for load in measured.loads}
     if devices and len(devices) < topology.n_devices:
         yield f"{len(devices)} of {topology.n_devices} devices in the profile"
@@ -84,28 +189,10 @@ def _faults(record: RunRecord, topology: Topology, measured: Measured) -> Iterat
         yield "no version of libtpu"
 
 
-def _point(
-    row: Collective, mesh: Mesh, topology: Topology, measured: Measured, reasons: Counter[str]
-) -> ContributedPoint | None:
-    """The timed collective of a row; None, with the reason counted, if it has no usable time."""
-    reason = _unusable(row) or _other_groups(row, mesh)
-    if reason is None:
-        assert row.axis is not None
-        assert row.payload_bytes is not None
-        point = ContributedPoint(
-            axis=row.axis,
-            kind=row.kind,
-            payload_bytes=row.payload_bytes,
-            seconds=_seconds(row, measured),
-        )
-        if not _exceeds_peak(point, row, topology):
-            return point
-        reason = "faster than the published peak allows"
-    reasons[reason] += 1
-    return None
-
-
-def _unusable(row: Collective) -> str | None:
+def _point(  # noqa: PLR0911  one return for each reason
+    row: Collective, mesh: Mesh, topology: Topology, measured: Measured
+) -> ContributedPoint | str:
+    """The timed collective of a row, or the reason why it has no usable time."""
     if row.kind not in KINDS:
         return f"{row.kind} has no model to fit"
     if row.axis is None:
@@ -116,34 +203,20 @@ def _unusable(row: Collective) -> str | None:
         return "asynchronous, so its time includes what hides it"
     if row.dur_s is None or not row.dur_s > 0:
         return "no duration"
-    return None
-
-
-def _other_groups(row: Collective, mesh: Mesh) -> str | None:
-    """The reason to leave out a row of a part of its axis, such as one pipeline stage."""
-    assert row.axis is not None
     groups = mesh.groups(*row.axis.split("+"))
-    same = {frozenset(group) for group in groups} == {frozenset(group) for group in row.groups}
-    return None if same else "groups of a part of the axis"
-
-
-def _seconds(row: Collective, measured: Measured) -> float:
-    """The time of the fastest participant, which does not wait, if the profile has it for this row alone."""
-    assert row.dur_s is not None
+    if {*map(frozenset, groups)} != {*map(frozenset, row.groups)}:
+        return "groups of a part of the axis"  # such as one pipeline stage
+    # The fastest participant does not wait, if the profile has it for this row alone.
     key = (row.phase, row.part, row.kind, row.axis)
-    same = [t for t in measured.times if (t.phase, t.part, t.kind, t.axis) == key]
-    if len(same) == 1 and same[0].wire_s is not None and same[0].wire_s > 0:
-        return min(row.dur_s, same[0].wire_s)
-    return row.dur_s
-
-
-def _exceeds_peak(point: ContributedPoint, row: Collective, topology: Topology) -> bool:
-    """Whether the bytes would take longer on links at the published peak."""
-    lines = collective_lines(
-        point.kind, geometry_of(topology, row.groups), spec_constants(topology.chip)
-    )
-    least_s = min((line.s_per_byte for line in lines), default=0.0) * point.payload_bytes
-    return least_s > point.seconds * ABOVE_PEAK
+    same = [t.wire_s for t in measured.times if (t.phase, t.part, t.kind, t.axis) == key]
+    seconds = min(row.dur_s, same[0]) if len(same) == 1 and same[0] else row.dur_s
+    geometry, peaks = geometry_of(topology, row.groups), spec_constants(topology.chip)
+    lines = collective_lines(row.kind, geometry, peaks)
+    least_s = min((line.s_per_byte for line in lines), default=0.0) * row.payload_bytes
+    if least_s > seconds * _ABOVE_PEAK:
+        return "faster than the published peak allows"
+    size = row.payload_bytes
+    return ContributedPoint(axis=row.axis, kind=row.kind, payload_bytes=size, seconds=seconds)
 
 
 def _middle(points: list[ContributedPoint]) -> ContributedPoint:
@@ -155,14 +228,14 @@ def _middle(points: list[ContributedPoint]) -> ContributedPoint:
 def _steps(record: RunRecord, measured: Measured) -> Iterator[ContributedStep]:
     latency = request_latency(record)
     timed = {} if latency is None else latency.step_s
-    n_steps: dict[Phase, int] = {
+    n_steps = {
         Phase.PREFILL: len(measured.requests),
         Phase.DECODE: sum(len(request.decode_s) for request in measured.requests),
     }
+    predicted = {time.phase: time.step for time in record.times_of(Source.PREDICTED)}
     for phase in REQUEST_PHASES:
-        if phase in timed and timed[phase] > 0:
-            times = record.times_of(Source.PREDICTED)
-            step = next((time.step for time in times if time.phase is phase), None)
+        if timed.get(phase, 0.0) > 0:
+            step = predicted.get(phase)
             yield ContributedStep(
                 phase=phase,
                 seconds=timed[phase],

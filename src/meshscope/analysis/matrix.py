@@ -13,7 +13,7 @@ from meshscope.analysis.join import POINT_TO_POINT
 from meshscope.analysis.volume import WHERE, collectives, merged_groups
 from meshscope.events.enums import Kind
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.time_model import link_loads
+from meshscope.interconnect.lines import link_loads
 
 SENT = {"from_device": pl.Int32, "to_device": pl.Int32, "wire_bytes": pl.Float64}
 

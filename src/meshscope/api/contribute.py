@@ -8,14 +8,13 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-from meshscope.analysis.capture import Capture, capture_of
+from meshscope.analysis.capture import FOLDER, Capture, ContributedRun, capture_of, contributed_text
 from meshscope.api.console import note, print_json
 from meshscope.api.options import JsonOption, Option
 from meshscope.backends.calibrate.fit import fit_constants
 from meshscope.errors import MeshscopeError, RunError, SpecError
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect import LinkConstants, collective_time, constants_of
-from meshscope.interconnect.contributed import FOLDER, ContributedRun, contributed_text
 from meshscope.interconnect.samples import TimedCollective
 from meshscope.reports.export.files import check_new, new_file
 from meshscope.reports.plain import short

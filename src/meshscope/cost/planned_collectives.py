@@ -18,7 +18,7 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, wire_factor
 from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.interconnect import LinkConstants, collective_lines, geometry_of
-from meshscope.interconnect.geometry import GroupGeometry
+from meshscope.interconnect.strategies import GroupGeometry
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.plans.dispatch import DispatchForm, exchange_axes
 from meshscope.plans.experiment import Experiment

@@ -7,11 +7,9 @@ come out slower than with NCCL's trees.
 A chip without published figures has no constants; asking for them raises SpecError.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import log
-from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
@@ -54,36 +52,12 @@ SHARP_GROUP = 8
 _NETWORK_BYTES_PER_S: dict[str, float] = {"h100": 5e10, "h200": 5e10, "a100": 2.5e10}
 
 
-def gpu_network_bytes_per_s(chip: str) -> float:
-    """Network rate of one GPU in bytes/s and one direction; SpecError without a published figure."""
-    if chip not in _NETWORK_BYTES_PER_S:
-        raise SpecError(
-            f"'{chip}' has no published network rate. "
-            "Measure it with 'meshscope calibrate' and pass the file with --profile."
-        )
-    return _NETWORK_BYTES_PER_S[chip]
-
-
-def bandwidth_frac(protocol: Protocol, kind: Kind) -> float:
-    """The fraction of the bandwidth that carries payload under a protocol."""
-    return protocol.all_reduce_share if kind is Kind.ALL_REDUCE else protocol.share
-
-
 # One step between neighbors, or its bytes if they take longer: scaling book, part 3 ("typically around
 # 1us"); part 2, question 5 uses the same value. An older
 # edition of the page (@04d8de58) has half of it.
-HOP_S = 1e-6
+_HOP_S = 1e-6
 # Scaling book, part 2: a host sends about 2.5e10 B/s over the data center network.
-DCN_BYTES_PER_S = 2.5e10
-
-# Names of stored fields in older profiles, and their present names.
-STORED_ALIASES = {
-    "floor_s": "latency_s",
-    "slowness": "inverse_bandwidth",
-    "unseen": "out_of_sample",
-    "n_unseen": "n_out_of_sample",
-    "n_judged": "n_holdout",
-}
+_DCN_BYTES_PER_S = 2.5e10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,20 +141,18 @@ class LinkConstants:
 
     def rates_of(self, kind: Kind, group_size: int) -> RateConstants:
         """Constants of this kind for this group size, else for any size, else for the nearest size."""
-        candidates = [entry for entry in self.by_kind if entry.kind is kind]
-        if not candidates:
-            return self.rates
-        return min(candidates, key=lambda entry: _distance(entry.group_size, group_size)).rates
+
+        def distance(entry: KindRates) -> tuple[int, float]:
+            if entry.group_size in {group_size, None}:
+                return (entry.group_size is None, 0.0)
+            return (2, abs(log((entry.group_size or 1) / group_size)))
+
+        of_kind = [entry for entry in self.by_kind if entry.kind is kind]
+        return min(of_kind, key=distance).rates if of_kind else self.rates
 
     def is_measured(self, kind: Kind, payload_bytes: float, group_size: int) -> bool:
         """Whether the collective is inside a measured range of this chip."""
-        return any(measured.contains(kind, payload_bytes, group_size) for measured in self.measured)
-
-
-def _distance(fitted_size: int | None, group_size: int) -> tuple[int, float]:
-    if fitted_size == group_size:
-        return (0, 0.0)
-    return (1, 0.0) if fitted_size is None else (2, abs(log(fitted_size / group_size)))
+        return any(one.contains(kind, payload_bytes, group_size) for one in self.measured)
 
 
 @cache
@@ -192,54 +164,28 @@ def constants_of(chip: Chip) -> LinkConstants:
         raise SpecError(
             f"no constants of {chip.name} are fitted. Run 'make constants' in the clone of meshscope."
         )
-    return constants_from_dict(stored)
+    return from_plain(LinkConstants, stored)
 
 
 def spec_constants(chip: Chip) -> LinkConstants:
     """The published peaks at full efficiency, with hop latency only: the scaling book's model."""
-    if chip.kind is ChipKind.CPU or chip.link_bytes_per_s is None:
+    is_tpu = chip.kind is ChipKind.TPU
+    host_bytes_per_s = _DCN_BYTES_PER_S if is_tpu else _NETWORK_BYTES_PER_S.get(chip.name)
+    has_links = chip.kind is not ChipKind.CPU and chip.link_bytes_per_s is not None
+    if not has_links or host_bytes_per_s is None:
+        what = "network rate" if has_links else "interconnect figures"
         raise SpecError(
-            f"'{chip.name}' has no published interconnect figures. "
+            f"'{chip.name}' has no published {what}. "
             "Measure it with 'meshscope calibrate' and pass the file with --profile."
         )
-    is_tpu = chip.kind is ChipKind.TPU
     return LinkConstants(
         chip=chip.name,
         link_bytes_per_s=chip.link_bytes_per_s,
         links_at_once=None,
         die_bytes_per_s=chip.die_bytes_per_s,
-        host_bytes_per_s=DCN_BYTES_PER_S if is_tpu else gpu_network_bytes_per_s(chip.name),
+        host_bytes_per_s=host_bytes_per_s,
         memory_bytes_per_s=None,
-        hop_s=HOP_S if is_tpu else 0.0,
+        hop_s=_HOP_S if is_tpu else 0.0,
         rates=RateConstants(latency_s=0.0, efficiency=1.0),
         source=chip.source,
     )
-
-
-def constants_from_dict(stored: Mapping[str, Any]) -> LinkConstants:
-    """The constants that `asdict` wrote, under present or older field names."""
-    return from_plain(LinkConstants, renamed_fields(stored))
-
-
-def renamed_fields(stored: Any) -> Any:
-    """A stored document with present field names; a present name wins over its older alias."""
-    if isinstance(stored, list | tuple):
-        return [renamed_fields(entry) for entry in stored]
-    if not isinstance(stored, Mapping):
-        return stored
-    return {
-        STORED_ALIASES.get(name, name): renamed_fields(value)
-        for name, value in stored.items()
-        if STORED_ALIASES.get(name, name) == name or STORED_ALIASES[name] not in stored
-    }
-
-
-def aliased_fields(document: Any) -> Any:
-    """A document with each renamed field under its older name, too, for readers of either name."""
-    if isinstance(document, list | tuple):
-        return [aliased_fields(entry) for entry in document]
-    if not isinstance(document, Mapping):
-        return document
-    older = {present: alias for alias, present in STORED_ALIASES.items()}
-    fields = {name: aliased_fields(value) for name, value in document.items()}
-    return fields | {older[name]: value for name, value in fields.items() if name in older}

@@ -1,4 +1,9 @@
-"""The links of a topology, the load of transfers on each, and the box that the groups of a collective form.
+"""Physical coordinates of each device id, the links of a topology, and the load of transfers on each.
+
+Device ids count the devices in the TPU compiler's order; programs lay the mesh over them in this order
+unless an experiment has another (`programs/jax/build.device_mesh`). libtpu 0.0.42 lists the topologies of
+`tests/golden/placements.json` as follows: slices; hosts of a slice, x fastest, then y, then z; chips of
+a host, x fastest, then y; cores of a chip. GPUs are listed node by node.
 
 Four resources can be the bottleneck: one ICI link in one direction, the injection rate of a chip, the
 path between the two cores of a chip, and the NIC of a host (DCN). The GPUs of a node share a switch:
@@ -14,12 +19,60 @@ from numpy.typing import NDArray
 from meshscope.events.collective import Groups
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.placement import IntArray, Placement, placement_of
 
+IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 N_DIMS = 3
-N_DIRECTIONS = 2
+_N_DIRECTIONS = 2
+_N_AXES = N_DIMS + 2  # slice (or node), z, y, x, core
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Placement:
+    """Slice, chip coordinates in the slice, core and host of each device id; hosts count over all slices."""
+
+    slice_index: IntArray  # [n_devices]
+    coordinates: IntArray  # [n_devices, 3] x, y, z
+    core: IntArray  # [n_devices]
+    host: IntArray  # [n_devices]
+
+
+@cache
+def placement_of(topology: Topology) -> Placement:
+    """The coordinates of the devices of a topology, in the order of their ids."""
+    if topology.chip.kind is not ChipKind.TPU:
+        return _node_placement(topology)
+    x, y, z = (*topology.grid, 1, 1)[:N_DIMS]
+    host_x, host_y, _ = topology.host_bounds
+    # Axes from the slowest to the fastest.
+    shape = (topology.n_slices, z, y // host_y, x // host_x, host_y, host_x)
+    shape = (*shape, topology.chip.devices_per_chip)
+    at = np.indices(shape).reshape(len(shape), -1)
+    slice_index, at_z, host_row, host_column, row, column, core = at
+    at_x, at_y = host_column * host_x + column, host_row * host_y + row
+    host = ((slice_index * z + at_z) * (y // host_y) + host_row) * (x // host_x) + host_column
+    return Placement(
+        slice_index=slice_index,
+        coordinates=np.stack([at_x, at_y, at_z], axis=1),
+        core=core,
+        host=host,
+    )
+
+
+def _node_placement(topology: Topology) -> Placement:
+    """GPUs and virtual CPU devices: nodes of equal size in sequence, without a torus."""
+    n = topology.devices_per_slice
+    slice_index, in_slice = np.divmod(np.arange(topology.n_devices), n)
+    is_cpu = topology.chip.kind is ChipKind.CPU  # all on this machine
+    per_host = n if is_cpu else topology.chip.chips_per_host
+    zero = np.zeros_like(in_slice)
+    return Placement(
+        slice_index=slice_index,
+        coordinates=np.stack([in_slice, zero, zero], axis=1),
+        core=zero,
+        host=slice_index * -(-n // per_host) + in_slice // per_host,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,6 +110,11 @@ class Fabric:
         """Whether links join neighboring chips, without a switch or shared memory."""
         return self.topology.chip.kind is ChipKind.TPU
 
+    def chip_index(self, slices: IntArray, at: IntArray) -> IntArray:
+        """[n] the chips at these coordinates [n, 3]."""
+        x, y, z = self.sizes
+        return ((slices * z + at[:, 2]) * y + at[:, 1]) * x + at[:, 0]
+
 
 def wraps_around(topology: Topology) -> tuple[bool, bool, bool]:
     """The dimensions that close into a ring.
@@ -66,84 +124,54 @@ def wraps_around(topology: Topology) -> tuple[bool, bool, bool]:
     "no wraparounds". tpu7x consists of the same cubes (cloud.google.com/tpu/docs/tpu7x).
     """
     chip, multiple = topology.chip, topology.chip.wraps_from
-    sizes = (*topology.grid, 1, 1)[:N_DIMS]
     if chip.kind is not ChipKind.TPU or multiple is None:
         return (False, False, False)
-    closes = [size > 1 and size % multiple == 0 for size in sizes]
-    if chip.n_grid_dims == N_DIMS and not all(closes):
-        return (False, False, False)
-    x, y, z = closes
-    return (x, y, z)
+    x, y, z = (size > 1 and size % multiple == 0 for size in (*topology.grid, 1, 1)[:N_DIMS])
+    is_part_of_cube = chip.n_grid_dims == N_DIMS and not (x and y and z)
+    return (False, False, False) if is_part_of_cube else (x, y, z)
 
 
 @cache
 def fabric_of(topology: Topology) -> Fabric:
     """The links of a topology."""
-    placement = placement_of(topology)
+    place = placement_of(topology)
     x, y, z = (*topology.grid, 1, 1)[:N_DIMS]
-    at = placement.coordinates
-    chip = ((placement.slice_index * z + at[:, 2]) * y + at[:, 1]) * x + at[:, 0]
+    at = place.coordinates
     return Fabric(
         topology=topology,
-        placement=placement,
+        placement=place,
         sizes=(x, y, z),
         wraps=wraps_around(topology),
-        chip=chip,
+        chip=((place.slice_index * z + at[:, 2]) * y + at[:, 1]) * x + at[:, 0],
     )
 
 
 def loads_of(fabric: Fabric, flow: Flow) -> Loads:
     """The load that simultaneous transfers put on every link."""
+    memory = float(flow.share.sum())
     if fabric.topology.chip.kind is ChipKind.CPU:
-        return _memory_load(flow)
+        zero = np.zeros(1)
+        return Loads(link=zero.reshape(1, 1, 1), injected=zero, die=zero, host=zero, memory=memory)
     source_chip, target_chip = fabric.chip[flow.source], fabric.chip[flow.target]
-    is_networked = _is_networked(fabric, flow)
+    place = fabric.placement
+    domain = place.slice_index if fabric.is_torus else place.host
+    is_networked = domain[flow.source] != domain[flow.target]  # over the DCN
     is_linked = ~is_networked & (source_chip != target_chip)
     is_on_chip = (source_chip == target_chip) & (flow.source != flow.target)
     n_chips, n_devices = fabric.topology.n_chips, fabric.topology.n_devices
-    return Loads(
-        link=_link_load(fabric, flow, is_linked).reshape(n_chips, N_DIMS, N_DIRECTIONS),
-        injected=_summed(source_chip[is_linked], flow.share[is_linked], n_chips),
-        die=_summed(flow.source[is_on_chip], flow.share[is_on_chip], n_devices),
-        host=_host_load(fabric, flow, is_networked),
-        memory=float(flow.share.sum()),
-    )
-
-
-def _is_networked(fabric: Fabric, flow: Flow) -> NDArray[np.bool_]:
-    """[n] whether a transfer crosses the DCN: between slices, or between GPU nodes."""
-    place = fabric.placement
-    domain = place.host if fabric.topology.chip.kind is ChipKind.GPU else place.slice_index
-    return domain[flow.source] != domain[flow.target]
-
-
-def _link_load(fabric: Fabric, flow: Flow, is_linked: NDArray[np.bool_]) -> FloatArray:
-    """[n_chips x dims x directions] the share on every link."""
-    link = np.zeros(fabric.topology.n_chips * N_DIMS * N_DIRECTIONS)
-    source, target, share = flow.source[is_linked], flow.target[is_linked], flow.share[is_linked]
-    if fabric.is_torus:
-        _route(fabric, link, source, target, share)
-        return link
-    for direction, device in enumerate((source, target)):  # the one link of a GPU, up and down
-        link += _summed(_link_id(fabric.chip[device], 0, direction), share, len(link))
-    return link
-
-
-def _host_load(fabric: Fabric, flow: Flow, is_networked: NDArray[np.bool_]) -> FloatArray:
-    """[n_nics] the larger of sent and received; a TPU host has one NIC, a GPU its own."""
-    nic = fabric.placement.host if fabric.is_torus else np.arange(fabric.topology.n_devices)
-    share = flow.share[is_networked]
+    # A TPU host has one NIC, a GPU its own.
+    nic = place.host if fabric.is_torus else np.arange(n_devices)
     sent, received = (
-        _summed(nic[ids[is_networked]], share, int(nic.max()) + 1)
+        _summed(nic[ids[is_networked]], flow.share[is_networked], int(nic.max()) + 1)
         for ids in (flow.source, flow.target)
     )
-    return np.maximum(sent, received)
-
-
-def _memory_load(flow: Flow) -> Loads:
-    zero = np.zeros(1)
-    memory = float(flow.share.sum())
-    return Loads(link=zero.reshape(1, 1, 1), injected=zero, die=zero, host=zero, memory=memory)
+    return Loads(
+        link=_link_load(fabric, flow, is_linked).reshape(n_chips, N_DIMS, _N_DIRECTIONS),
+        injected=_summed(source_chip[is_linked], flow.share[is_linked], n_chips),
+        die=_summed(flow.source[is_on_chip], flow.share[is_on_chip], n_devices),
+        host=np.maximum(sent, received),
+        memory=memory,
+    )
 
 
 def _summed(ids: IntArray, share: FloatArray, n: int) -> FloatArray:
@@ -152,17 +180,21 @@ def _summed(ids: IntArray, share: FloatArray, n: int) -> FloatArray:
 
 
 def _link_id(chip: IntArray, dim: int, direction: int) -> IntArray:
-    return (chip * N_DIMS + dim) * N_DIRECTIONS + direction
+    return (chip * N_DIMS + dim) * _N_DIRECTIONS + direction
 
 
-def _route(
-    fabric: Fabric, link: FloatArray, source: IntArray, target: IntArray, share: FloatArray
-) -> None:
-    """Adds each transfer to the links on its dimension-ordered route: x, then y, then z, the shorter way.
+def _link_load(fabric: Fabric, flow: Flow, is_linked: NDArray[np.bool_]) -> FloatArray:
+    """[n_chips x dims x directions] the share on every link.
 
-    ICI routes in dimension order (scaling book, part 2, "nearest neighbors"). If both ways around a
-    ring are equally long, each takes half.
+    ICI routes in dimension order (scaling book, part 2, "nearest neighbors"): x, then y, then z, the
+    shorter way. If both ways around a ring are equally long, each takes half.
     """
+    link = np.zeros(fabric.topology.n_chips * N_DIMS * _N_DIRECTIONS)
+    source, target, share = flow.source[is_linked], flow.target[is_linked], flow.share[is_linked]
+    if not fabric.is_torus:
+        for direction, device in enumerate((source, target)):  # the one link of a GPU, up and down
+            link += _summed(_link_id(fabric.chip[device], 0, direction), share, len(link))
+        return link
     here = fabric.placement.coordinates[source].copy()
     there = fabric.placement.coordinates[target]
     slices = fabric.placement.slice_index[source]
@@ -174,9 +206,10 @@ def _route(
                 passes = hops > step
                 at = here[passes].copy()
                 at[:, dim] = (at[:, dim] + sign * step) % fabric.sizes[dim]
-                chip = _chip_index(fabric, slices[passes], at)
+                chip = fabric.chip_index(slices[passes], at)
                 link += _summed(_link_id(chip, dim, direction), weight[passes], len(link))
         here[:, dim] = there[:, dim]
+    return link
 
 
 def _hops(
@@ -193,26 +226,17 @@ def _hops(
     return (np.where(is_up, around, 0), halved), (np.where(is_down, size - around, 0), halved)
 
 
-def _chip_index(fabric: Fabric, slices: IntArray, at: IntArray) -> IntArray:
-    x, y, z = fabric.sizes
-    return ((slices * z + at[:, 2]) * y + at[:, 1]) * x + at[:, 0]
-
-
 def hops_between(fabric: Fabric, source: IntArray, target: IntArray) -> IntArray:
     """[n] links on the route of each transfer; 1 between cores, GPUs of a node, and slices."""
     if not fabric.is_torus:
         return np.ones_like(source)
-    distance = np.abs(fabric.placement.coordinates[source] - fabric.placement.coordinates[target])
+    place = fabric.placement
+    distance = np.abs(place.coordinates[source] - place.coordinates[target])
     for dim in range(N_DIMS):
         if fabric.wraps[dim]:
             distance[:, dim] = np.minimum(distance[:, dim], fabric.sizes[dim] - distance[:, dim])
-    hops = distance.sum(axis=1)
-    place = fabric.placement
-    crosses_slices = place.slice_index[source] != place.slice_index[target]
-    return np.where(crosses_slices, 1, np.maximum(hops, source != target))
-
-
-N_AXES = N_DIMS + 2  # slice (or node), z, y, x, core
+    hops = np.maximum(distance.sum(axis=1), source != target)
+    return np.where(place.slice_index[source] != place.slice_index[target], 1, hops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -223,7 +247,7 @@ class Lattice:
     """
 
     devices: IntArray
-    is_ring: tuple[bool, bool, bool]
+    is_ring: tuple[bool, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -234,49 +258,31 @@ class Lattice:
 def lattice_of(fabric: Fabric, groups: Groups) -> Lattice | None:
     """The lattice of the groups; None if a group is not a box, or the groups differ in shape."""
     devices = np.array(groups, dtype=np.int64)
-    keys = _coordinates(fabric)
-    of_groups = keys[devices]  # [n_groups, n, 5]
-    shapes = {
-        tuple(len(set(group[:, axis].tolist())) for axis in range(N_AXES)) for group in of_groups
-    }
-    if len(shapes) != 1:
-        return None
-    (shape,) = shapes
-    if np.prod(shape) != devices.shape[1]:
-        return None
-    order = np.argsort(_rank(keys)[devices], axis=1)
-    ordered = np.take_along_axis(devices, order, axis=1).reshape(len(devices), *shape)
-    return Lattice(devices=ordered, is_ring=_rings(fabric, ordered))
-
-
-def _coordinates(fabric: Fabric) -> IntArray:
-    """[n_devices, 5] slice (GPUs: node), z, y, x and core of each device."""
     place = fabric.placement
-    if fabric.is_torus:
-        domain, at = place.slice_index, place.coordinates
-    else:
-        domain, at = place.host, place.coordinates.copy()
-        at[:, 0] %= fabric.topology.chip.chips_per_host
-    return np.stack([domain, at[:, 2], at[:, 1], at[:, 0], place.core], axis=1)
+    domain, at_x = place.slice_index, place.coordinates[:, 0]
+    if not fabric.is_torus:
+        domain, at_x = place.host, at_x % fabric.topology.chip.chips_per_host
+    columns = (domain, place.coordinates[:, 2], place.coordinates[:, 1], at_x, place.core)
+    keys = np.stack(columns, axis=1)  # [n_devices, 5], slowest axis first
+    shapes = {
+        tuple(len(set(group[:, axis].tolist())) for axis in range(_N_AXES))
+        for group in keys[devices]
+    }
+    (shape, *others) = shapes
+    if others or np.prod(shape) != devices.shape[1]:
+        return None
+    rank: IntArray = np.asarray(np.ravel_multi_index(tuple(keys.T), tuple(keys.max(axis=0) + 1)))
+    order = np.argsort(rank[devices], axis=1)
+    ordered = np.take_along_axis(devices, order, axis=1).reshape(len(devices), *shape)
+    rings = (_is_ring(fabric, ordered, axis) for axis in (2, 3, 4))
+    return Lattice(devices=ordered, is_ring=tuple(rings))
 
 
-def _rank(keys: IntArray) -> IntArray:
-    """[n_devices] position in coordinate order, slowest axis first."""
-    spans = keys.max(axis=0) + 1
-    rank = np.zeros(len(keys), dtype=np.int64)
-    for axis in range(N_AXES):
-        rank = rank * spans[axis] + keys[:, axis]
-    return rank
-
-
-def _rings(fabric: Fabric, devices: IntArray) -> tuple[bool, bool, bool]:
-    closes: list[bool] = []
-    for axis, dim in ((2, 2), (3, 1), (4, 0)):  # z, y, x of [group, slice, z, y, x, core]
-        n_members, size = devices.shape[axis], fabric.sizes[dim]
-        if not fabric.wraps[dim] or n_members < 3 or size % n_members:
-            closes.append(False)
-            continue
-        steps = np.diff(fabric.placement.coordinates[devices, dim], axis=axis)
-        closes.append(bool((steps == size // n_members).all()))
-    z, y, x = closes
-    return (z, y, x)
+def _is_ring(fabric: Fabric, devices: IntArray, axis: int) -> bool:
+    """Whether members along z, y or x of [group, slice, z, y, x, core] close a ring at equal distances."""
+    dim = 4 - axis
+    n_members, size = devices.shape[axis], fabric.sizes[dim]
+    if not fabric.wraps[dim] or n_members < 3 or size % n_members:
+        return False
+    steps = np.diff(fabric.placement.coordinates[devices, dim], axis=axis)
+    return bool((steps == size // n_members).all())

@@ -1,35 +1,48 @@
-"""Alpha-beta lines of a collective, one per strategy: latency, and seconds per byte of payload.
+"""Alpha-beta lines of a collective, one per strategy, the time of the fastest, and the bytes on every ICI link.
 
-The strategy is the one named in the compiled HLO, else those that libtpu is known to choose. The routes of gathers and scatters per chip are in `compiler_facts.json`. All-reduces
-take the faster of one bidirectional ring (libtpu 0.0.42 over 2x4) and multi-color rings (over 4x4, 8x8,
-16x16, 2x2x2 and 4x4x4); small ones take short rings on chips for which libtpu has them, and those of
-SparseCores multi-color rings.
+The strategy is the one named in the compiled HLO, else those that libtpu is known to choose. The routes of gathers
+and scatters per chip are in `compiler_facts.json`. All-reduces take the faster of one bidirectional ring (libtpu
+0.0.42 over 2x4) and multi-color rings (over 4x4, 8x8, 16x16, 2x2x2 and 4x4x4); small ones take short rings on chips
+for which libtpu has them, and those of SparseCores multi-color rings.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
 from math import inf
 
+import numpy as np
+
 from meshscope.errors import SpecError
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import GatherRoute, compiler_facts
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.constants import LinkConstants, Protocol, RateConstants, bandwidth_frac
-from meshscope.interconnect.geometry import NETWORK, GroupGeometry, LegDemand, StrategyDemand
+from meshscope.interconnect.constants import (
+    LinkConstants,
+    RateConstants,
+    constants_of,
+    spec_constants,
+)
+from meshscope.interconnect.fabric import fabric_of, loads_of
 from meshscope.interconnect.strategies import (
     BIDIRECTIONAL_RING,
     DIMENSION_ORDERED,
     MULTI_COLOR,
+    NETWORK,
     SHORT,
     UNIDIRECTIONAL_RING,
+    GroupGeometry,
+    LegDemand,
+    StrategyDemand,
+    geometry_of,
+    strategies_of,
 )
 
-CACHED_LINES = 1 << 15
-_GATHERS = frozenset({Kind.ALL_GATHER, Kind.REDUCE_SCATTER})
-
+NO_TRANSFER = "no transfer"
+_CACHED_LINES = 1 << 15
 _SHORT_RINGS = re.compile(r"RotatedPincerShort.*multistep ([01](?:,[01])*)")
 
 # Names in compiled HLO and their strategy; the first match wins. "Pincer" rings run both ways. Each
@@ -86,7 +99,7 @@ def fastest(lines: tuple[CollectiveLine, ...], payload_bytes: float) -> Collecti
     return min(lines, key=lambda line: line.seconds(payload_bytes))
 
 
-@lru_cache(maxsize=CACHED_LINES)
+@lru_cache(maxsize=_CACHED_LINES)
 def collective_lines(
     kind: Kind, geometry: GroupGeometry, constants: LinkConstants, algorithm: str | None = None
 ) -> tuple[CollectiveLine, ...]:
@@ -95,124 +108,124 @@ def collective_lines(
     If `algorithm`, the compiler's own name, matches a strategy of these groups, only that one is
     returned. A collective takes the fastest of its lines.
     """
-    demands = _eligible(kind, geometry, algorithm, has_short=constants.hop_s > 0)
-    lines = (_lines(kind, geometry.group_size, demand, constants) for demand in demands)
-    return tuple(chain.from_iterable(lines))
-
-
-def _eligible(
-    kind: Kind, geometry: GroupGeometry, algorithm: str | None, *, has_short: bool
-) -> tuple[StrategyDemand, ...]:
-    """The strategies that the compiler may take; latencies measured by size include the short ones."""
     demands = geometry.demands(kind)
-    chosen = None if algorithm is None else named_strategy(algorithm)
-    matches = tuple(
-        replace(demand, payloads=(0, inf)) for demand in demands if demand.name == chosen
+    chosen = None if algorithm is None else _named_strategy(algorithm)
+    named = [replace(demand, payloads=(0, inf)) for demand in demands if demand.name == chosen]
+    # Latencies measured by size include the short strategies.
+    open_ = named or _choices(kind, geometry.topology, demands, has_short=constants.hop_s > 0)
+    return tuple(
+        line for demand in open_ for line in _lines(kind, geometry.group_size, demand, constants)
     )
-    if matches:
-        return matches
-    plain = tuple(demand for demand in demands if not _is_short(demand))
-    available = frozenset(demand.name for demand in (demands if has_short else plain))
-    defaults = default_strategies(kind, geometry.topology, available)
-    taken = tuple(d for d in demands if defaults is None or d.name in defaults) or plain
-    return _beyond_short(taken, offloaded_from(kind, geometry.topology.chip.name))
 
 
-def _beyond_short(
-    demands: tuple[StrategyDemand, ...], offloads_from: float
-) -> tuple[StrategyDemand, ...]:
-    """Plain strategies start where the short ones end, at the latest where SparseCores take over."""
+def _named_strategy(algorithm: str) -> str | None:
+    """The strategy that a name from compiled HLO, or one of our own names, denotes; None if unknown."""
+    if algorithm in {BIDIRECTIONAL_RING, UNIDIRECTIONAL_RING, MULTI_COLOR, DIMENSION_ORDERED}:
+        return algorithm
+    if short := _SHORT_RINGS.search(algorithm):
+        return f"{SHORT} {short[1]}"
+    return next((strategy for name, strategy in _COMPILER_NAMES if name in algorithm), None)
+
+
+def _choices(
+    kind: Kind, topology: Topology, demands: tuple[StrategyDemand, ...], *, has_short: bool
+) -> list[StrategyDemand]:
+    """The strategies from which libtpu takes the fastest.
+
+    Plain ones start where the short ones end, at the latest where SparseCores take over.
+    """
+    plain = [demand for demand in demands if not demand.is_short]
+    names = {demand.name for demand in (demands if has_short else plain)}
+    chip, defaults, offloads_from = topology.chip, None, offloaded_from(kind, topology.chip.name)
+    if chip.kind is ChipKind.TPU and kind is Kind.ALL_REDUCE:
+        defaults = {BIDIRECTIONAL_RING, MULTI_COLOR}
+        if offloads_from < inf and MULTI_COLOR in names:
+            defaults = {MULTI_COLOR}
+        if compiler_facts(chip.name).has_short_all_reduces.value:
+            defaults |= {name for name in names if name.startswith(SHORT)}
+    elif chip.kind is ChipKind.TPU and kind in {Kind.ALL_GATHER, Kind.REDUCE_SCATTER}:
+        facts = compiler_facts(chip.name)
+        is_small = topology.grid in facts.grids_gathered_by_dimension.value
+        is_by_dimension = facts.gather_route.value is GatherRoute.BY_DIMENSION
+        is_by_dimension = is_by_dimension or (is_small and DIMENSION_ORDERED in names)
+        defaults = {DIMENSION_ORDERED if is_by_dimension else BIDIRECTIONAL_RING}
+    taken = [one for one in demands if defaults is None or one.name in defaults] or plain
     short = [
-        replace(demand, payloads=(demand.payloads[0], min(demand.payloads[1], offloads_from - 1)))
-        for demand in demands
-        if _is_short(demand) and demand.payloads[0] < offloads_from
+        replace(one, payloads=(one.payloads[0], min(one.payloads[1], offloads_from - 1)))
+        for one in taken
+        if one.is_short and one.payloads[0] < offloads_from
     ]
-    start = max((demand.payloads[1] + 1 for demand in short), default=0)
-    plain = (demand for demand in demands if not _is_short(demand))
-    return (*short, *(replace(demand, payloads=(start, inf)) for demand in plain))
+    start = max((one.payloads[1] + 1 for one in short), default=0)
+    return [*short, *(replace(one, payloads=(start, inf)) for one in taken if not one.is_short)]
 
 
-def _is_short(demand: StrategyDemand) -> bool:
-    """Whether libtpu takes this strategy for small payloads only."""
-    return demand.name.startswith(SHORT)
+def offloaded_from(kind: Kind, chip: str) -> float:
+    """The least payload of this kind that SparseCores transfer; infinite if the core always does."""
+    start = compiler_facts(chip).offloads_all_reduces_from.value
+    return inf if kind is not Kind.ALL_REDUCE or start is None else start
 
 
 def _lines(
     kind: Kind, group_size: int, demand: StrategyDemand, constants: LinkConstants
-) -> list[CollectiveLine]:
+) -> Iterator[CollectiveLine]:
     """The lines of a strategy: one, or one per NCCL protocol, or one on the core and one on SparseCores."""
     rates = constants.rates_of(kind, group_size)
     if constants.protocols:
         # SHARP reduces inside a node only.
         rates = constants.rates if NETWORK in demand.axes else rates
-        return [_nccl_line(kind, demand, constants, rates, p) for p in constants.protocols]
+        s_per_byte = _s_per_byte(demand, constants, rates)
+        for protocol in constants.protocols:
+            share = protocol.all_reduce_share if kind is Kind.ALL_REDUCE else protocol.share
+            hops_s = sum(
+                leg.n_hops * (protocol.network_step_s if leg.host else protocol.link_step_s)
+                for leg in demand.legs
+            )
+            yield CollectiveLine(
+                strategy=f"{demand.name}, {protocol.name}",
+                latency_s=protocol.base_s + hops_s,
+                s_per_byte=s_per_byte / share,
+                axes=demand.axes,
+            )
+        return
     first, last = demand.payloads
     start = offloaded_from(kind, constants.chip) if constants.hop_s else inf
     on_core = constants.rates if start < inf else rates
-    return [
-        CollectiveLine(
-            strategy=demand.name,
-            latency_s=taken.latency_s,
-            hops_s=demand.n_hops * (constants.hop_s if taken.hop_s is None else taken.hop_s),
-            s_per_byte=_demand_s_per_byte(demand, constants, taken),
-            axes=demand.axes,
-            payloads=payloads,
-        )
-        for taken, payloads in (
-            (on_core, (first, min(last, start - 1))),
-            (rates, (max(first, start), last)),
-        )
-        if payloads[0] <= payloads[1]
-    ]
+    n_hops = sum(leg.n_hops for leg in demand.legs)
+    for taken, payloads in (
+        (on_core, (first, min(last, start - 1))),
+        (rates, (max(first, start), last)),
+    ):
+        if payloads[0] <= payloads[1]:
+            yield CollectiveLine(
+                strategy=demand.name,
+                latency_s=taken.latency_s,
+                hops_s=n_hops * (constants.hop_s if taken.hop_s is None else taken.hop_s),
+                s_per_byte=_s_per_byte(demand, constants, taken),
+                axes=demand.axes,
+                payloads=payloads,
+            )
 
 
-def _demand_s_per_byte(
-    demand: StrategyDemand, constants: LinkConstants, rates: RateConstants
-) -> float:
+def _s_per_byte(demand: StrategyDemand, constants: LinkConstants, rates: RateConstants) -> float:
     efficiency = rates.efficiency
-    if _is_short(demand):
+    if demand.is_short:
         # From VMEM to VMEM. Links reach 98 to 100 % of their rate on v5p and v6e; what v5e and tpu7x lose,
         # and the limit of links at once, were measured between HBMs.
         constants, efficiency = replace(constants, links_at_once=None), 1.0
-    return sum(_s_per_byte(leg, constants) for leg in demand.legs) / efficiency
+    return sum(_leg_s_per_byte(leg, constants) for leg in demand.legs) / efficiency
 
 
-def _nccl_line(
-    kind: Kind,
-    demand: StrategyDemand,
-    constants: LinkConstants,
-    rates: RateConstants,
-    protocol: Protocol,
-) -> CollectiveLine:
-    return CollectiveLine(
-        strategy=f"{demand.name}, {protocol.name}",
-        latency_s=_nccl_latency_s(demand, protocol),
-        s_per_byte=_demand_s_per_byte(demand, constants, rates) / bandwidth_frac(protocol, kind),
-        axes=demand.axes,
-    )
-
-
-def _nccl_latency_s(demand: StrategyDemand, protocol: Protocol) -> float:
-    steps_s = sum(
-        leg.n_hops * (protocol.network_step_s if leg.host else protocol.link_step_s)
-        for leg in demand.legs
-    )
-    return protocol.base_s + steps_s
-
-
-def _s_per_byte(leg: LegDemand, constants: LinkConstants) -> float:
+def _leg_s_per_byte(leg: LegDemand, constants: LinkConstants) -> float:
     """Seconds per byte of payload over the bottleneck link of a leg."""
     if constants.memory_bytes_per_s is not None:
         return leg.memory / constants.memory_bytes_per_s
     link, at_once = constants.link_bytes_per_s, constants.links_at_once
-    injection = None if link is None or at_once is None else link * at_once
-    paths = (
+    slowest = 0.0 if link is None or at_once is None else leg.injected / (link * at_once)
+    for name, load, bytes_per_s in (
         ("link rate", leg.link, link),
         ("rate between the two cores", leg.die, constants.die_bytes_per_s),
         ("DCN rate", leg.host, constants.host_bytes_per_s),
-    )
-    slowest = 0.0 if injection is None else leg.injected / injection
-    for name, load, bytes_per_s in paths:
+    ):
         if load and bytes_per_s is None:
             raise SpecError(
                 f"'{constants.chip}' has no published {name}. "
@@ -223,39 +236,109 @@ def _s_per_byte(leg: LegDemand, constants: LinkConstants) -> float:
     return slowest
 
 
-def named_strategy(algorithm: str) -> str | None:
-    """The strategy that a name from compiled HLO, or one of our own names, denotes; None if unknown."""
-    if algorithm in {BIDIRECTIONAL_RING, UNIDIRECTIONAL_RING, MULTI_COLOR, DIMENSION_ORDERED}:
-        return algorithm
-    if short := _SHORT_RINGS.search(algorithm):
-        return f"{SHORT} {short[1]}"
-    return next((strategy for name, strategy in _COMPILER_NAMES if name in algorithm), None)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeledTime:
+    """Time of one collective with the interval that covers 90 % of cases; None if unknown.
+
+    `is_extrapolated` marks a chip, kind, payload or group size outside the measurements; the interval
+    is then that of chips left out of the fit. `axes` are the links used: x, y, z (torus), cores (of a
+    chip), links (GPUs) and network (between hosts).
+    """
+
+    seconds: float
+    low_s: float | None
+    high_s: float | None
+    is_extrapolated: bool
+    strategy: str
+    axes: tuple[str, ...] = ()
 
 
-def default_strategies(
-    kind: Kind, topology: Topology, available: frozenset[str]
-) -> frozenset[str] | None:
-    """The strategies from which libtpu takes the fastest; None if it may take any available one."""
-    chip = topology.chip
-    if chip.kind is not ChipKind.TPU:
-        return None
-    if kind is Kind.ALL_REDUCE:
-        short = compiler_facts(chip.name).has_short_all_reduces.value
-        plain = frozenset({BIDIRECTIONAL_RING, MULTI_COLOR})
-        if offloaded_from(kind, chip.name) < inf and MULTI_COLOR in available:
-            plain = frozenset({MULTI_COLOR})
-        return plain | frozenset(name for name in available if short and name.startswith(SHORT))
-    if kind not in _GATHERS:
-        return None
-    facts = compiler_facts(chip.name)
-    is_small = topology.grid in facts.grids_gathered_by_dimension.value
-    is_by_dimension = facts.gather_route.value is GatherRoute.BY_DIMENSION
-    if is_by_dimension or (is_small and DIMENSION_ORDERED in available):
-        return frozenset({DIMENSION_ORDERED})
-    return frozenset({BIDIRECTIONAL_RING})
+def collective_time(  # noqa: PLR0913  the properties of a collective
+    kind: Kind,
+    *,
+    groups: Groups,
+    payload_bytes: int,
+    topology: Topology,
+    algorithm: str | None = None,
+    constants: LinkConstants | None = None,
+) -> ModeledTime:
+    """Seconds of one collective over all its groups at once, with interval and strategy.
+
+    `payload_bytes` follows the nccl-tests rule (all-gather: output; reduce-scatter: input; all-to-all
+    and permute: the array of one device). `algorithm` is the strategy name in compiled HLO. SpecError
+    for a chip with neither published figures nor `constants`, and for groups outside the topology.
+    """
+    constants = constants or constants_of(topology.chip)
+    geometry = geometry_of(topology, groups)
+    lines = collective_lines(kind, geometry, constants, algorithm)
+    if not lines:
+        return ModeledTime(
+            seconds=0.0, low_s=0.0, high_s=0.0, is_extrapolated=False, strategy=NO_TRANSFER
+        )
+    best = fastest(lines, payload_bytes)
+    seconds = best.seconds(payload_bytes)
+    is_measured = constants.is_measured(kind, payload_bytes, geometry.group_size)
+    spread = None
+    if (spreads := constants.spreads) is not None:
+        spread = spreads.short if best.is_latency_bound(payload_bytes) else spreads.long
+        spread = spread if is_measured else spreads.out_of_sample
+    return ModeledTime(
+        seconds=seconds,
+        low_s=None if spread is None else seconds / spread,
+        high_s=None if spread is None else seconds * spread,
+        is_extrapolated=not is_measured,
+        strategy=best.strategy,
+        axes=best.axes,
+    )
 
 
-def offloaded_from(kind: Kind, chip: str) -> float:
-    """The least payload of this kind that SparseCores transfer; infinite if the core always does."""
-    start = compiler_facts(chip).offloads_all_reduces_from.value
-    return inf if kind is not Kind.ALL_REDUCE or start is None else start
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLoad:
+    """Bytes over one link in one direction. Chips are (x, y, z) in a slice; `dim` is x, y or z."""
+
+    slice_index: int
+    source: tuple[int, int, int]
+    target: tuple[int, int, int]
+    dim: str
+    is_wrap: bool
+    load_bytes: float
+
+
+def link_loads(
+    kind: Kind,
+    *,
+    groups: Groups,
+    payload_bytes: int,
+    topology: Topology,
+    strategy: str | None = None,
+) -> list[LinkLoad]:
+    """Bytes on every ICI link of a collective over all its groups, by a named or the fastest strategy."""
+    fabric = fabric_of(topology)
+    if strategy is None:
+        peaks, size = spec_constants(topology.chip), payload_bytes
+        strategy = collective_time(
+            kind, groups=groups, payload_bytes=size, topology=topology, constants=peaks
+        ).strategy
+    if strategy == NO_TRANSFER or not fabric.is_torus:
+        return []
+    legs = strategies_of(kind, fabric, groups)[strategy]
+    total = np.sum([loads_of(fabric, leg.flow).link for leg in legs], axis=0)
+    x, y, z = fabric.sizes
+    loads: list[LinkLoad] = []
+    for chip, dim, direction in np.argwhere(total).tolist():
+        slice_index, at_z, at_y, at_x = np.unravel_index(chip, (topology.n_slices, z, y, x))
+        source = int(at_x), int(at_y), int(at_z)
+        neighbor = source[dim] + (1, -1)[direction]
+        target = [*source]
+        target[dim] = neighbor % fabric.sizes[dim]
+        loads.append(
+            LinkLoad(
+                slice_index=int(slice_index),
+                source=source,
+                target=(target[0], target[1], target[2]),
+                dim="xyz"[dim],
+                is_wrap=target[dim] != neighbor,
+                load_bytes=float(total[chip, dim, direction]) * payload_bytes,
+            )
+        )
+    return loads

@@ -10,14 +10,19 @@ from typing import Any
 from meshscope.errors import ParseError, RunError
 from meshscope.events.enums import Kind
 from meshscope.files import read_json
-from meshscope.interconnect.constants import (
-    LinkConstants,
-    aliased_fields,
-    renamed_fields,
-)
-from meshscope.serialize import from_plain, to_plain
+from meshscope.interconnect.constants import LinkConstants
+from meshscope.serialize import FormatError, from_plain, to_plain
 
 SCHEMA = 1
+
+# Names of stored fields in older profiles, and their present names.
+_STORED_ALIASES = {
+    "floor_s": "latency_s",
+    "slowness": "inverse_bandwidth",
+    "unseen": "out_of_sample",
+    "n_unseen": "n_out_of_sample",
+    "n_judged": "n_holdout",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +130,7 @@ def save_profile(profile: ChipProfile, path: Path, *, force: bool) -> None:
     """Writes the profile atomically; RunError as in `check_place`."""
     check_place(path, force=force)
     partial = path.with_name(f".{path.name}.partial")
-    document = {"schema": SCHEMA, **aliased_fields(to_plain(profile))}
+    document = {"schema": SCHEMA, **to_plain(profile)}
     partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     partial.replace(path)
 
@@ -134,27 +139,32 @@ def load_profile(path: Path) -> ChipProfile:
     """The profile that `meshscope calibrate` wrote; ParseError for any other file."""
     try:
         document = read_json(path)
+        if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:
+            remedy = "Create one with this version's 'meshscope calibrate'."
+            raise ParseError(f"{path}: not a profile of schema {SCHEMA}. {remedy}")
+        return from_plain(ChipProfile, _renamed(document))
     except FileNotFoundError:
-        raise ParseError(
-            f"{path}: no such file. Create a profile with 'meshscope calibrate --out {path}'."
-        ) from None
+        reason = "no such file"
+        remedy = f"Create a profile with 'meshscope calibrate --out {path}'."
     except OSError as error:
-        raise ParseError(
-            f"{path}: cannot be read ({error.strerror}). Give a profile of 'meshscope calibrate'."
-        ) from error
+        reason = f"cannot be read ({error.strerror})"
+        remedy = "Give a profile of 'meshscope calibrate'."
+    except FormatError as error:
+        reason = f"a part of the profile is missing or damaged ({error})"
+        remedy = "Run 'meshscope calibrate' again."
     except ValueError as error:
-        raise ParseError(
-            f"{path}: not a profile ({error}). Run 'meshscope calibrate' again."
-        ) from None
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise ParseError(
-            f"{path}: not a profile of schema {SCHEMA}. Create one with this version's 'meshscope calibrate'."
-        )
-    try:
-        del document["schema"]
-        return from_plain(ChipProfile, renamed_fields(document))
-    except ValueError as error:
-        raise ParseError(
-            f"{path}: a part of the profile is missing or damaged ({error}). "
-            "Run 'meshscope calibrate' again."
-        ) from None
+        reason, remedy = f"not a profile ({error})", "Run 'meshscope calibrate' again."
+    raise ParseError(f"{path}: {reason}. {remedy}")
+
+
+def _renamed(stored: Any) -> Any:
+    """A stored document with present field names; a present name wins over its older alias."""
+    if isinstance(stored, list | tuple):
+        return [_renamed(entry) for entry in stored]
+    if not isinstance(stored, Mapping):
+        return stored
+    return {
+        _STORED_ALIASES.get(name, name): _renamed(value)
+        for name, value in stored.items()
+        if _STORED_ALIASES.get(name, name) == name or _STORED_ALIASES[name] not in stored
+    }

@@ -2,10 +2,13 @@
 
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from math import ceil
 from pathlib import Path
+
+import numpy as np
 
 from meshscope.errors import ParseError, SpecError
 from meshscope.events.collective import Groups
@@ -66,7 +69,8 @@ class ReadPoints:
 _NCCL_PAYLOADS = frozenset(
     {"", "output", "input", "full buffer", "buffer", "buffers", "local buffer", "matrix"}
 )
-_PER_DEVICE = "per device"
+_OTHER_NAMES = {"psum": Kind.ALL_REDUCE, "allreduce": Kind.ALL_REDUCE}
+_SECONDS = {"seconds": 1.0, "time_us": 1e-6}
 _REQUIRED = ("chip", "group_size", "payload_bytes")
 
 
@@ -77,16 +81,15 @@ def read_points(path: Path, topology: Topology, mesh: Mesh) -> ReadPoints:
     payload_meaning, dtype_shape (`f32[64,8]->[256,8]`) and groups (`{0,4},{1,5}`). Rows without groups
     use the mesh axis of that size, else contiguous groups. Incomplete rows are skipped with a reason.
     """
+    remedy = "Give a CSV file of timed collectives."
     try:
         text = read_file(path).decode()
         rows = list(csv.DictReader(StringIO(text, newline="")))
     except FileNotFoundError:
-        raise ParseError(f"{path}: no such file. Give a CSV file of timed collectives.") from None
+        raise ParseError(f"{path}: no such file. {remedy}") from None
     except (OSError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ParseError(
-            f"{path}: cannot be read ({reason}). Give a CSV file of timed collectives."
-        ) from error
+        raise ParseError(f"{path}: cannot be read ({reason}). {remedy}") from error
     except UnicodeDecodeError as error:
         raise ParseError(f"{path}: not a text file ({error}). Give a CSV file.") from None
     missing = [name for name in _REQUIRED if rows and name not in rows[0]]
@@ -113,58 +116,47 @@ def read_points(path: Path, topology: Topology, mesh: Mesh) -> ReadPoints:
 
 def _point(row: Mapping[str, str | None], topology: Topology, mesh: Mesh) -> TimedCollective:
     cell = {name: (value or "").strip() for name, value in row.items() if name}
-    kind = _kind(cell.get("kind") or cell.get("op", ""))
-    n = _number(cell["group_size"], "group_size")
-    payload_bytes = _payload_bytes(cell, kind, n)
+    name = cell.get("kind") or cell.get("op", "")
+    word = name.lower().replace("-", "_").partition(" ")[0]
+    kind = next((kind for kind in KINDS if word == kind), _OTHER_NAMES.get(word))
+    if kind is None:
+        raise SpecError(f"kind '{name}' is not one of {', '.join(KINDS)}")
+    counts = (int(_figure(cell, one, r"(\d+)\?*")) for one in ("group_size", "payload_bytes"))
+    n, payload_bytes = counts
+    meaning = cell.get("payload_meaning", "")
+    if meaning == "per device":
+        payload_bytes *= n
+    elif meaning not in _NCCL_PAYLOADS:
+        shape = re.fullmatch(r"(\w+)\[[\d,]*\]->\[([\d,]+)\]", cell.get("dtype_shape", ""))
+        if shape is None or kind is not Kind.ALL_GATHER:
+            raise SpecError(f"payload_meaning '{meaning}' is unknown")
+        payload_bytes = array_bytes(dtype_name(shape[1]), tuple(map(int, shape[2].split(","))))
     groups = _groups(cell.get("groups", "") or cell.get("notes", ""))
+    if not groups and (axis := next((a for a in mesh.names if mesh.size(a) == n), None)):
+        groups = mesh.groups(axis)
+    if not groups and (n < 2 or topology.n_devices % n):
+        raise SpecError(
+            f"groups of {n} do not divide '{topology.name}' of {topology.n_devices} devices"
+        )
+    column = next((one for one in _SECONDS if cell.get(one)), None)
+    if column is None:
+        raise SpecError("seconds or time_us is missing")
     return TimedCollective(
         axis=cell.get("axis", ""),
-        groups=groups or _groups_of_size(topology, mesh, n),
+        groups=groups or Mesh(axes=(("dp", topology.n_devices // n), ("tp", n))).groups("tp"),
         kind=kind,
         payload_bytes=payload_bytes,
-        seconds=_seconds(cell),
+        seconds=float(_figure(cell, column, r"(.*)")) * _SECONDS[column],
     )
 
 
-def _payload_bytes(cell: Mapping[str, str], kind: Kind, n: int) -> int:
-    """The payload by the nccl-tests rule, converted from the row's `payload_meaning`."""
-    payload_bytes = _number(cell["payload_bytes"], "payload_bytes")
-    meaning = cell.get("payload_meaning", "")
-    if meaning == _PER_DEVICE:
-        return payload_bytes * n
-    if meaning in _NCCL_PAYLOADS:
-        return payload_bytes
-    shape = re.fullmatch(r"(\w+)\[[\d,]*\]->\[([\d,]+)\]", cell.get("dtype_shape", ""))
-    if shape is None or kind is not Kind.ALL_GATHER:
-        raise SpecError(f"payload_meaning '{meaning}' is unknown")
-    return array_bytes(dtype_name(shape[1]), tuple(map(int, shape[2].split(","))))
-
-
-def _seconds(cell: Mapping[str, str]) -> float:
-    for name, scale in (("seconds", 1.0), ("time_us", 1e-6)):
-        if text := cell.get(name):
-            try:
-                return float(text) * scale
-            except ValueError:
-                raise SpecError(f"{name} '{text}' is not a number") from None
-    raise SpecError("seconds or time_us is missing")
-
-
-def _number(text: str, name: str) -> int:
-    digits = re.match(r"\d+", text)
-    if digits is None or digits[0] != text.rstrip("?"):
-        raise SpecError(f"{name} '{text}' is not a number")
-    return int(digits[0])
-
-
-def _kind(text: str) -> Kind:
-    words = text.lower().replace("-", "_").split()
-    for kind in KINDS:
-        if words and words[0] == kind:
-            return kind
-    if words and words[0] in {"psum", "allreduce"}:
-        return Kind.ALL_REDUCE
-    raise SpecError(f"kind '{text}' is not one of {', '.join(KINDS)}")
+def _figure(cell: Mapping[str, str], name: str, form: str) -> float:
+    """The number in a column, where a question mark may follow a count."""
+    try:
+        match = re.fullmatch(form, cell[name])
+        return float(match[1] if match else "")
+    except ValueError:
+        raise SpecError(f"{name} '{cell[name]}' is not a number") from None
 
 
 def _groups(text: str) -> Groups:
@@ -177,12 +169,82 @@ def _groups(text: str) -> Groups:
     return tuple(written)
 
 
-def _groups_of_size(topology: Topology, mesh: Mesh, n: int) -> Groups:
-    for axis in mesh.names:
-        if mesh.size(axis) == n:
-            return mesh.groups(axis)
-    if n < 2 or topology.n_devices % n:
+_MIN_POINTS = 3  # two constants and one point to check them
+_N_ROUNDS = 30
+_HUBER = (
+    1.345  # standard deviations beyond which a point loses weight (Huber 1981: 95 % efficiency)
+)
+_NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
+_EXACT = 1e-12  # relative errors below this are rounding
+_COVERAGE = 0.9  # of the intervals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineFit:
+    """seconds = `latency_s` + `inverse_bandwidth` x work (the alpha-beta model).
+
+    `log_errors` are ln(fitted / measured), point by point.
+    """
+
+    latency_s: float
+    inverse_bandwidth: float
+    log_errors: tuple[float, ...]
+
+
+def fit_line(
+    work: Sequence[float], seconds: Sequence[float], *, name: str, latency_s: float | None = None
+) -> LineFit:
+    """The alpha-beta line with the least relative error, robust against outliers.
+
+    Iteratively reweighted least squares with Huber weights on relative errors. A given `latency_s` is
+    kept and only the inverse bandwidth is fitted. SpecError for too few points or sizes, or if the best
+    line has a negative latency or bandwidth.
+    """
+    x, y = np.asarray(work, dtype=float), np.asarray(seconds, dtype=float)
+    n_sizes, n_needed = len(set(x.tolist())), _MIN_POINTS if latency_s is None else 1
+    if len(x) < n_needed or (latency_s is None and n_sizes < 2):
         raise SpecError(
-            f"groups of {n} do not divide '{topology.name}' of {topology.n_devices} devices"
+            f"{name}: {len(x)} points of {n_sizes} sizes are too few to fit a latency and a bandwidth. "
+            f"Give at least {n_needed} points of 2 sizes."
         )
-    return Mesh(axes=(("dp", topology.n_devices // n), ("tp", n))).groups("tp")
+    if (y <= 0).any():
+        raise SpecError(f"{name}: a time of {y.min():g} s is not positive. Remove that point.")
+    latency, slope = _weighted_line(x, y, 1 / y, latency_s)
+    for _ in range(_N_ROUNDS):
+        error = np.abs((latency + slope * x) / y - 1)
+        scale = _NORMAL * float(np.median(error))
+        if scale < _EXACT:
+            break
+        huber = np.minimum(1, _HUBER * scale / np.maximum(error, _EXACT))
+        latency, slope = _weighted_line(x, y, np.sqrt(huber) / y, latency_s)
+    if latency < 0 or slope <= 0:
+        raise SpecError(
+            f"{name}: the best line has a latency of {latency:.3g} s and {slope:.3g} s per unit of work; "
+            "neither may be negative. Measure more small and large sizes on an idle machine."
+        )
+    errors = np.log((latency + slope * x) / y).tolist()
+    return LineFit(latency_s=latency, inverse_bandwidth=slope, log_errors=tuple(errors))
+
+
+def _weighted_line(
+    x: np.ndarray, y: np.ndarray, weight: np.ndarray, latency_s: float | None
+) -> tuple[float, float]:
+    if latency_s is not None:
+        slope = np.sum(weight**2 * x * (y - latency_s)) / np.sum((weight * x) ** 2)
+        return latency_s, float(slope)
+    solution, *_ = np.linalg.lstsq(np.stack([weight, weight * x], axis=1), weight * y, rcond=None)
+    return float(solution[0]), float(solution[1])
+
+
+def spread_of(log_errors: Sequence[float]) -> float:
+    """The factor that covers 90 % of the errors, from holdout errors.
+
+    Split conformal prediction: the ceil((n+1) x 0.9)-th smallest |ln error|. It assumes nothing about
+    the error distribution (Vovk; Lei et al. 2018, "Distribution-free predictive inference for
+    regression"). With fewer than 9 errors it is the largest one, which covers n/(n+1).
+    """
+    if not log_errors:
+        raise SpecError("no holdout points, so no interval can be given. Add holdout points.")
+    ordered = sorted(abs(error) for error in log_errors)
+    rank = min(len(ordered), ceil((len(ordered) + 1) * _COVERAGE))
+    return float(np.exp(ordered[rank - 1]))

@@ -1,4 +1,4 @@
-"""Strategies of each collective: sequential legs of transfers, for a payload of 1.
+"""Strategies of each collective: sequential legs of transfers for a payload of 1, and the load of each leg on the links.
 
 A strategy states only what bounds its time: the transfers of each leg and the number of sequential
 hops. A reduce-scatter is a reversed all-gather, and an all-reduce is a reduce-scatter followed by an
@@ -15,16 +15,27 @@ field `is_multistep` of the compiler's text.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import inf, prod
 from typing import assert_never
 
 import numpy as np
 
+from meshscope.errors import SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
-from meshscope.interconnect.fabric import Fabric, Flow, Lattice, hops_between, lattice_of
-from meshscope.interconnect.placement import IntArray
+from meshscope.hardware.topology import Topology
+from meshscope.interconnect.fabric import (
+    Fabric,
+    Flow,
+    IntArray,
+    Lattice,
+    fabric_of,
+    hops_between,
+    lattice_of,
+    loads_of,
+)
 
 BIDIRECTIONAL_RING = "bidirectional ring"
 UNIDIRECTIONAL_RING = "unidirectional ring"
@@ -32,9 +43,19 @@ MULTI_COLOR = "multi-color rings"  # dimension-ordered, each color starting with
 DIMENSION_ORDERED = "dimension-ordered rings"
 ID_ORDERED = "ring in id order"
 DIRECT = "direct"
+SHORT = "short rings"  # followed by 0 (one shot) or 1 (in steps) for each phase
+NETWORK = "network"
 
-CHIP_AXES = (2, 3, 4)  # z, y, x of [group, slice, z, y, x, core]
+_CHIP_AXES = (2, 3, 4)  # z, y, x of [group, slice, z, y, x, core]
 _SLICE_AXIS, _CORE_AXIS = 1, 5
+_CACHED_GEOMETRIES = 4096  # a sweep has a few hundred different groups
+
+# Compiled all-reduces of bf16 and f32 over 2x4, 4x4, 8x8, 16x16, 2x2x1 and 4x4x4 chips, 2 kB to 16 MB,
+# libtpu 0.0.42.1: a phase is in one shot for up to 64 KiB of a color's array; a ring of all chips is
+# short below 1 MiB, phases per dimension up to 2 MiB.
+_ONE_SHOT_BYTES = 1 << 16
+_MAX_RING_BYTES = (1 << 20) - 1
+_MAX_PHASES_BYTES = 1 << 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,40 +69,137 @@ class Leg:
 Legs = tuple[Leg, ...]
 
 
-def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]:  # noqa: C901, PLR0911  one per kind
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegDemand:
+    """The largest load that a leg puts on one link of each type, as a fraction of the payload."""
+
+    link: float
+    injected: float
+    die: float
+    host: float
+    memory: float
+    n_hops: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyDemand:
+    """The demands of a strategy, leg by leg."""
+
+    name: str
+    legs: tuple[LegDemand, ...]
+    axes: tuple[str, ...]  # the links it uses: x, y, z, cores, links, network
+    payloads: tuple[float, float] = (0, inf)  # for which the compiler takes it, both included
+
+    @property
+    def is_short(self) -> bool:
+        """Whether libtpu takes this strategy for small payloads only."""
+        return self.name.startswith(SHORT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupGeometry:
+    """The groups of a collective on a topology, with the demands of each kind of collective over them.
+
+    Build it with `geometry_of`, which returns one object per topology and groups.
+    """
+
+    topology: Topology
+    groups: Groups
+    _demands: dict[Kind, tuple[StrategyDemand, ...]] = field(default_factory=dict, repr=False)
+
+    @property
+    def group_size(self) -> int:
+        """Devices of a group; 2 for the pairs of a permute."""
+        return len(self.groups[0])
+
+    def demands(self, kind: Kind) -> tuple[StrategyDemand, ...]:
+        """The strategies for this kind; empty if nothing is transferred."""
+        if kind not in self._demands:
+            fabric = fabric_of(self.topology)
+            legs_of = strategies_of(kind, fabric, self.groups)
+            demands = (_demand(name, fabric, self.groups, legs) for name, legs in legs_of.items())
+            self._demands[kind] = tuple(demand for demand in demands if demand.legs)
+        return self._demands[kind]
+
+
+@lru_cache(maxsize=_CACHED_GEOMETRIES)
+def geometry_of(topology: Topology, groups: Groups) -> GroupGeometry:
+    """The geometry of a collective's groups: device ids by group, or (source, target) pairs.
+
+    SpecError for an id outside the topology, or groups of different sizes.
+    """
+    ids = [device for group in groups for device in group]
+    if not ids:
+        raise SpecError("the collective has no groups. Give the groups of device ids.")
+    if not 0 <= min(ids) <= max(ids) < topology.n_devices:
+        raise SpecError(
+            f"device {max(ids) if max(ids) >= topology.n_devices else min(ids)} is not in "
+            f"'{topology.name}', which has {topology.n_devices} devices. Give the topology of the groups."
+        )
+    sizes = {len(group) for group in groups}
+    if len(sizes) > 1:
+        raise SpecError(
+            f"the groups have {min(sizes)} to {max(sizes)} devices, and the interconnect model needs "
+            "groups of one size. Split the collective by group size."
+        )
+    return GroupGeometry(topology=topology, groups=groups)
+
+
+def _demand(name: str, fabric: Fabric, groups: Groups, legs: Legs) -> StrategyDemand:
+    loads = [loads_of(fabric, leg.flow) for leg in legs]
+    dims = "xyz" if fabric.is_torus else ("links",)
+    used = [one for dim, one in enumerate(dims) if any(load.link[:, dim].any() for load in loads)]
+    used += ["cores"] * any(load.die.any() for load in loads)
+    used += [NETWORK] * any(load.host.any() for load in loads)
+    return StrategyDemand(
+        name=name,
+        legs=tuple(
+            LegDemand(
+                **{
+                    one: float(getattr(load, one).max())
+                    for one in ("link", "injected", "die", "host")
+                },
+                memory=load.memory,
+                n_hops=leg.n_hops,
+            )
+            for load, leg in zip(loads, legs, strict=True)
+        ),
+        axes=tuple(used),
+        payloads=_short_payloads(name, fabric, groups) if name.startswith(SHORT) else (0, inf),
+    )
+
+
+def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]:
     """The strategies for a collective over these groups, all groups at once."""
     match kind:
-        case Kind.ALL_GATHER:
-            return _gathers(fabric, groups)
-        case Kind.REDUCE_SCATTER:
-            return {name: reversed_legs(legs) for name, legs in _gathers(fabric, groups).items()}
-        case Kind.ALL_REDUCE:
-            gathers = _gathers(fabric, groups).items()
-            return {name: (*reversed_legs(legs), *legs) for name, legs in gathers}
+        case Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_REDUCE:
+            gathers = _gathers(fabric, groups)
+            if kind is Kind.ALL_GATHER:
+                return gathers
+            if kind is Kind.REDUCE_SCATTER:
+                return {name: _reversed(legs) for name, legs in gathers.items()}
+            sums = {name: (*_reversed(legs), *legs) for name, legs in gathers.items()}
+            return sums | _short_reduces(fabric, groups)
         case Kind.ALL_TO_ALL:
-            return {DIRECT: _exchange(fabric, groups)}
+            legs = _exchange(fabric, groups)
         case Kind.PERMUTE | Kind.SEND:
-            return {DIRECT: _pairs(fabric, groups)}
+            legs = _pairs(fabric, groups)
         case Kind.RECV:  # counted with its send
             return {}
-        case Kind.GATHER:
-            return {DIRECT: _to_first(fabric, groups)}
-        case Kind.BROADCAST:
-            return {DIRECT: _from_first(fabric, groups)}
-        case Kind.REDUCE:
-            return {DIRECT: reversed_legs(_from_first(fabric, groups))}
-        case Kind.SCATTER:
-            return {DIRECT: reversed_legs(_to_first(fabric, groups))}
+        case Kind.GATHER | Kind.SCATTER:
+            legs = _to_first(fabric, groups)
+        case Kind.BROADCAST | Kind.REDUCE:
+            legs = _from_first(fabric, groups)
         case _:
             assert_never(kind)
+    return {DIRECT: _reversed(legs) if kind in {Kind.REDUCE, Kind.SCATTER} else legs}
 
 
-def reversed_legs(legs: Sequence[Leg]) -> Legs:
+def _reversed(legs: Sequence[Leg]) -> Legs:
     """The legs backwards: an all-gather becomes a reduce-scatter."""
     return tuple(
-        Leg(
-            flow=Flow(source=leg.flow.target, target=leg.flow.source, share=leg.flow.share),
-            n_hops=leg.n_hops,
+        replace(
+            leg, flow=Flow(source=leg.flow.target, target=leg.flow.source, share=leg.flow.share)
         )
         for leg in reversed(legs)
     )
@@ -91,55 +209,50 @@ def _gathers(fabric: Fabric, groups: Groups) -> dict[str, Legs]:
     """All-gathers of a payload of 1, of which each device starts with 1/n."""
     lattice = lattice_of(fabric, groups)
     if lattice is None:
-        return {
-            ID_ORDERED: (
-                _ring(fabric, np.array(groups), 1 / len(groups[0]), is_bidirectional=True),
-            )
-        }
+        order = np.array(groups)
+        return {ID_ORDERED: (_ring(fabric, order, 1 / len(groups[0]), is_bidirectional=True),)}
     by_name: dict[str, Callable[[float], Iterator[Leg]]] = {
-        BIDIRECTIONAL_RING: lambda unit: snake(fabric, lattice, unit, is_bidirectional=True),
-        UNIDIRECTIONAL_RING: lambda unit: snake(fabric, lattice, unit, is_bidirectional=False),
+        BIDIRECTIONAL_RING: lambda unit: _snake(fabric, lattice, unit, is_bidirectional=True),
+        UNIDIRECTIONAL_RING: lambda unit: _snake(fabric, lattice, unit, is_bidirectional=False),
         DIMENSION_ORDERED: lambda unit: _phases(fabric, lattice, unit, n_colors=1),
     }
-    n_chip_axes = sum(lattice.devices.shape[axis] > 1 for axis in CHIP_AXES)
+    n_chip_axes = sum(lattice.devices.shape[axis] > 1 for axis in _CHIP_AXES)
     if n_chip_axes > 1:
         by_name[MULTI_COLOR] = lambda unit: _phases(fabric, lattice, unit, n_colors=n_chip_axes)
     if n_chip_axes == 0:
         by_name = {UNIDIRECTIONAL_RING: lambda _unit: iter(())}
     elif not fabric.is_torus:  # a switch: no axes and one direction
         by_name = {UNIDIRECTIONAL_RING: by_name[UNIDIRECTIONAL_RING]}
-    return {name: _levels(fabric, lattice, chips) for name, chips in by_name.items()}
+    return {name: tuple(_levels(fabric, lattice, chips)) for name, chips in by_name.items()}
 
 
-def _levels(fabric: Fabric, lattice: Lattice, chips: Callable[[float], Iterator[Leg]]) -> Legs:
+def _levels(
+    fabric: Fabric, lattice: Lattice, chips: Callable[[float], Iterator[Leg]]
+) -> Iterator[Leg]:
     """Gathers over slices first (least data over DCN), then over chips, then over the two cores."""
-    n_slices, *_, n_cores = lattice.shape
-    n = prod(lattice.shape)
-    legs: list[Leg] = []
+    n_slices, n = lattice.shape[0], prod(lattice.shape)
     if n_slices > 1:
         order = np.moveaxis(lattice.devices, _SLICE_AXIS, -1)
-        legs.append(_ring(fabric, order, 1 / n, is_bidirectional=False))
-    legs += chips(n_slices / n)
-    if n_cores > 1:
-        legs.append(core_leg(fabric, lattice))
-    return tuple(legs)
+        yield _ring(fabric, order, 1 / n, is_bidirectional=False)
+    yield from chips(n_slices / n)
+    yield from _core_legs(fabric, lattice)
 
 
-def core_leg(fabric: Fabric, lattice: Lattice) -> Leg:
-    """The gather between the cores of each chip."""
+def _core_legs(fabric: Fabric, lattice: Lattice) -> Legs:
+    """The gather between the cores of each chip; () for one core."""
     n_cores = lattice.shape[-1]
-    return _line(fabric, np.moveaxis(lattice.devices, _CORE_AXIS, -1), 1 / n_cores)
+    order = np.moveaxis(lattice.devices, _CORE_AXIS, -1)
+    return (_line(fabric, order, 1 / n_cores),) if n_cores > 1 else ()
 
 
 def _ring(fabric: Fabric, order: IntArray, unit: float, *, is_bidirectional: bool) -> Leg:
     """Ring over the last axis of `order` with shards of `unit`; bidirectional rings split each shard."""
     n = order.shape[-1]
-    after = np.roll(order, -1, axis=-1)
-    share = unit * (n - 1) / (2 if is_bidirectional else 1)
-    source, target = order.ravel(), after.ravel()
+    source, target = order.ravel(), np.roll(order, -1, axis=-1).ravel()
+    share, n_steps = unit * (n - 1), n - 1
     if is_bidirectional:
         source, target = np.concatenate([source, target]), np.concatenate([target, source])
-    n_steps = n // 2 if is_bidirectional else n - 1
+        share, n_steps = share / 2, n // 2
     return _leg(fabric, source, target, np.full(len(source), share), n_steps)
 
 
@@ -151,23 +264,21 @@ def _line(fabric: Fabric, order: IntArray, unit: float) -> Leg:
     n = order.shape[-1]
     here, after = order[..., :-1], order[..., 1:]
     up = np.broadcast_to(unit * np.arange(1, n), here.shape)
-    down = up[..., ::-1]
     source = np.concatenate([here.ravel(), after.ravel()])
     target = np.concatenate([after.ravel(), here.ravel()])
-    return _leg(fabric, source, target, np.concatenate([up.ravel(), down.ravel()]), n - 1)
+    share = np.concatenate([up.ravel(), up[..., ::-1].ravel()])
+    return _leg(fabric, source, target, share, n - 1)
 
 
 def _leg(
     fabric: Fabric, source: IntArray, target: IntArray, share: np.ndarray, n_steps: int
 ) -> Leg:
     distance = int(hops_between(fabric, source, target).max(initial=0))
-    return Leg(
-        flow=Flow(source=source, target=target, share=share),
-        n_hops=n_steps * distance,
-    )
+    flow = Flow(source=source, target=target, share=share)
+    return Leg(flow=flow, n_hops=n_steps * distance)
 
 
-def snake(
+def _snake(
     fabric: Fabric, lattice: Lattice, unit: float, *, is_bidirectional: bool
 ) -> Iterator[Leg]:
     """Gather over one ring through all chips of the group, over neighbors if the box allows it."""
@@ -189,8 +300,7 @@ def hamiltonian_order(shape: tuple[int, ...]) -> IntArray:
     """
     sizes = sorted(range(len(shape)), key=lambda axis: (shape[axis] % 2, -shape[axis]))
     rows_axis, others = sizes[0], sorted(sizes[1:])
-    indices = np.arange(prod(shape)).reshape(shape)
-    plane = np.moveaxis(indices, rows_axis, 0)
+    plane = np.moveaxis(np.arange(prod(shape)).reshape(shape), rows_axis, 0)
     n_rows, (n_outer, n_inner) = shape[rows_axis], (shape[axis] for axis in others)
     snaked = plane.reshape(n_rows, n_outer, n_inner).copy()
     snaked[:, 1::2] = snaked[:, 1::2, ::-1]
@@ -204,49 +314,37 @@ def hamiltonian_order(shape: tuple[int, ...]) -> IntArray:
 
 def _phases(fabric: Fabric, lattice: Lattice, unit: float, *, n_colors: int) -> Iterator[Leg]:
     """Rings over one axis after the other; with several colors, each part of the data starts elsewhere."""
-    orders = color_orders(lattice, n_colors)
+    orders = _color_orders(lattice, n_colors)
     units = [unit / n_colors] * n_colors
-    for phase in range(len(orders[0])):
-        axes = [order[phase] for order in orders]
-        yield phase_leg(fabric, lattice, axes, units)
-        units = [
-            shard * lattice.devices.shape[axis] for shard, axis in zip(units, axes, strict=True)
-        ]
+    for axes in zip(*orders, strict=True):
+        yield _phase_leg(fabric, lattice, axes, units)
+        units = [shard * lattice.devices.shape[a] for shard, a in zip(units, axes, strict=True)]
 
 
-def color_orders(lattice: Lattice, n_colors: int) -> list[list[int]]:
+def _color_orders(lattice: Lattice, n_colors: int) -> list[list[int]]:
     """The axes of each color in the order of its phases."""
-    axes = [axis for axis in CHIP_AXES if lattice.devices.shape[axis] > 1]
-    return [
-        [axes[(first + phase) % len(axes)] for phase in range(len(axes))]
-        for first in range(n_colors)
-    ]
+    axes = [axis for axis in _CHIP_AXES if lattice.devices.shape[axis] > 1]
+    return [axes[first:] + axes[:first] for first in range(n_colors)]
 
 
-def phase_leg(
+def _phase_leg(
     fabric: Fabric, lattice: Lattice, axes: Sequence[int], shards: Sequence[float]
 ) -> Leg:
     """Gathers over one axis for each color at once, each with its shard."""
-    return _together(
-        [
-            _ring(fabric, members, shard, is_bidirectional=True)
-            if lattice.is_ring[CHIP_AXES.index(axis)]
-            else _line(fabric, members, shard)
-            for axis, shard in zip(axes, shards, strict=True)
-            for members in (np.moveaxis(lattice.devices, axis, -1),)
-        ]
-    )
+    parts: list[Leg] = []
+    for axis, shard in zip(axes, shards, strict=True):
+        members = np.moveaxis(lattice.devices, axis, -1)
+        if lattice.is_ring[_CHIP_AXES.index(axis)]:
+            parts.append(_ring(fabric, members, shard, is_bidirectional=True))
+        else:
+            parts.append(_line(fabric, members, shard))
+    return _together(parts, max(part.n_hops for part in parts))
 
 
-def _together(parts: list[Leg]) -> Leg:
-    return Leg(
-        flow=Flow(
-            source=np.concatenate([part.flow.source for part in parts]),
-            target=np.concatenate([part.flow.target for part in parts]),
-            share=np.concatenate([part.flow.share for part in parts]),
-        ),
-        n_hops=max(part.n_hops for part in parts),
-    )
+def _together(parts: list[Leg], n_hops: int) -> Leg:
+    names = ("source", "target", "share")
+    arrays = {name: np.concatenate([getattr(p.flow, name) for p in parts]) for name in names}
+    return Leg(flow=Flow(**arrays), n_hops=n_hops)
 
 
 def _exchange(fabric: Fabric, groups: Groups) -> Legs:
@@ -257,22 +355,15 @@ def _exchange(fabric: Fabric, groups: Groups) -> Legs:
     """
     lattice = lattice_of(fabric, groups)
     members = np.array(groups) if lattice is None else lattice.devices
-    axes = [axis for axis in range(1, members.ndim) if members.shape[axis] > 1]
-    parts = [_row_exchange(fabric, np.moveaxis(members, axis, -1)) for axis in axes]
-    if not parts:
-        return ()
-    joined = _together(parts)
-    return (Leg(flow=joined.flow, n_hops=sum(part.n_hops for part in parts)),)
-
-
-def _row_exchange(fabric: Fabric, rows: IntArray) -> Leg:
-    n = rows.shape[-1]
-    flat = rows.reshape(-1, n)
-    source = np.repeat(flat, n, axis=1).ravel()
-    target = np.tile(flat, (1, n)).ravel()
-    differs = source != target
-    source, target = source[differs], target[differs]
-    return _leg(fabric, source, target, np.full(len(source), 1 / n), 1)
+    parts: list[Leg] = []
+    for axis in range(1, members.ndim):
+        if (n := members.shape[axis]) > 1:
+            rows = np.moveaxis(members, axis, -1).reshape(-1, n)
+            source, target = np.repeat(rows, n, axis=1).ravel(), np.tile(rows, (1, n)).ravel()
+            differs = source != target
+            share = np.full(int(differs.sum()), 1 / n)
+            parts.append(_leg(fabric, source[differs], target[differs], share, 1))
+    return (_together(parts, sum(part.n_hops for part in parts)),) if parts else ()
 
 
 def _pairs(fabric: Fabric, groups: Groups) -> Legs:
@@ -303,80 +394,58 @@ def _from_first(fabric: Fabric, groups: Groups) -> Legs:
     return (_leg(fabric, source, target, np.ones(len(source)), members.shape[1] - 1),)
 
 
-SHORT = "short rings"  # followed by 0 (one shot) or 1 (in steps) for each phase
-
-# Compiled all-reduces of bf16 and f32 over 2x4, 4x4, 8x8, 16x16, 2x2x1 and 4x4x4 chips, 2 kB to 16 MB,
-# libtpu 0.0.42.1: a phase is in one shot for up to 64 KiB of a color's array; a ring of all chips is
-# short below 1 MiB, phases per dimension up to 2 MiB.
-ONE_SHOT_BYTES = 1 << 16
-MAX_RING_BYTES = (1 << 20) - 1
-MAX_PHASES_BYTES = 1 << 21
-
-
-def strategies_with_short(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]:
-    """The strategies of a collective, with the short all-reduces of these groups."""
-    known = strategies_of(kind, fabric, groups)
-    return known | _short_reduces(fabric, groups) if kind is Kind.ALL_REDUCE else known
-
-
 def _short_reduces(fabric: Fabric, groups: Groups) -> dict[str, Legs]:
     """The short all-reduces by name; empty without ICI between the chips of a group."""
     lattice = lattice_of(fabric, groups) if fabric.is_torus else None
-    if lattice is None or lattice.shape[0] > 1 or not _short_phases(fabric, lattice):
+    if lattice is None or lattice.shape[0] > 1:
         return {}
     n_phases = len(_short_phases(fabric, lattice))
     return {
-        f"{SHORT} {','.join('1' * n_steps + '0' * (n_phases - n_steps))}": tuple(
-            _legs(fabric, lattice, n_steps)
+        f"{SHORT} {'1,' * n_steps}{'0,' * (n_phases - n_steps)}".rstrip(","): tuple(
+            _short_legs(fabric, lattice, n_steps)
         )
-        for n_steps in range(n_phases + 1)
+        for n_steps in range(n_phases + 1 if n_phases else 0)
     }
 
 
-def short_payloads(name: str, fabric: Fabric, groups: Groups) -> tuple[float, float]:
+def _short_payloads(name: str, fabric: Fabric, groups: Groups) -> tuple[float, float]:
     """The least and the largest payload for which libtpu takes this short all-reduce."""
     lattice = lattice_of(fabric, groups)
     assert lattice is not None
     sizes, n_steps = _short_phases(fabric, lattice), name.count("1")
-    end, array = largest_short_payload(name), ONE_SHOT_BYTES * lattice.shape[-1] * len(sizes)
-    limits = [min(end, array * prod(sizes[:n])) for n in range(len(sizes))]
-    bounds = [-1, *limits, end]
+    end = _MAX_PHASES_BYTES if "," in name else _MAX_RING_BYTES
+    array = _ONE_SHOT_BYTES * lattice.shape[-1] * len(sizes)
+    bounds = [-1, *(min(end, array * prod(sizes[:n])) for n in range(len(sizes))), end]
     return bounds[n_steps] + 1, bounds[n_steps + 1]
-
-
-def largest_short_payload(name: str) -> float:
-    """The largest payload of any short all-reduce with as many phases."""
-    return MAX_PHASES_BYTES if "," in name else MAX_RING_BYTES
 
 
 def _short_phases(fabric: Fabric, lattice: Lattice) -> tuple[int, ...]:
     """Chips in the ring of each phase; one ring through all chips on planes with a side of two."""
-    shape = (lattice.devices.shape[axis] for axis in CHIP_AXES)
+    shape = (lattice.devices.shape[axis] for axis in _CHIP_AXES)
     sizes = tuple(size for size in shape if size > 1)
     if fabric.topology.chip.n_grid_dims > 2 or min(sizes, default=0) > 2:
         return sizes
     return (prod(sizes),) if sizes else ()
 
 
-def _legs(fabric: Fabric, lattice: Lattice, n_steps: int) -> Iterator[Leg]:
+def _short_legs(fabric: Fabric, lattice: Lattice, n_steps: int) -> Iterator[Leg]:
     """The cores of a chip split the array; then `n_steps` phases in steps, the others in one shot."""
-    sizes, n_cores = _short_phases(fabric, lattice), lattice.shape[-1]
-    cores = (core_leg(fabric, lattice),) if n_cores > 1 else ()
-    yield from reversed_legs(cores)
+    sizes, cores = _short_phases(fabric, lattice), _core_legs(fabric, lattice)
+    yield from _reversed(cores)
     gathers: list[Leg] = []
-    array = 1 / n_cores / len(sizes)
+    array = 1 / lattice.shape[-1] / len(sizes)
     for phase, size in enumerate(sizes):
         if phase < n_steps:
             array /= size
-            gathers += [_gather(fabric, lattice, phase, array)]
-            yield from reversed_legs(gathers[-1:])
+            gathers += [_short_gather(fabric, lattice, phase, array)]
+            yield from _reversed(gathers[-1:])
         else:
-            yield _gather(fabric, lattice, phase, array)
+            yield _short_gather(fabric, lattice, phase, array)
     yield from reversed(gathers)
     yield from cores
 
 
-def _gather(fabric: Fabric, lattice: Lattice, phase: int, shard: float) -> Leg:
+def _short_gather(fabric: Fabric, lattice: Lattice, phase: int, shard: float) -> Leg:
     """Each chip sends its shard to all others of the phase, both ways around, over all colors at once.
 
     Without a wrap-around link the compiler still forms a ring, whose last edge passes several chips: the
@@ -384,8 +453,8 @@ def _gather(fabric: Fabric, lattice: Lattice, phase: int, shard: float) -> Leg:
     """
     sizes = _short_phases(fabric, lattice)
     if len(sizes) == 1:
-        leg = next(snake(fabric, lattice, shard, is_bidirectional=True))
+        leg = next(_snake(fabric, lattice, shard, is_bidirectional=True))
     else:
-        axes = [order[phase] for order in color_orders(lattice, len(sizes))]
-        leg = phase_leg(fabric, lattice, axes, [shard] * len(sizes))
+        axes = [order[phase] for order in _color_orders(lattice, len(sizes))]
+        leg = _phase_leg(fabric, lattice, axes, [shard] * len(sizes))
     return replace(leg, n_hops=sizes[phase] // 2)

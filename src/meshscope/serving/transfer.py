@@ -10,8 +10,8 @@ from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.interconnect.constants import LinkConstants, constants_of
 from meshscope.interconnect.fabric import fabric_of
-from meshscope.interconnect.geometry import geometry_of
 from meshscope.interconnect.lines import CollectiveLine, collective_lines, fastest
+from meshscope.interconnect.strategies import geometry_of
 from meshscope.plans.experiment import Experiment
 from meshscope.serving.cache_blocks import sequence_bytes
 

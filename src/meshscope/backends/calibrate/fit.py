@@ -22,11 +22,10 @@ from meshscope.interconnect.constants import (
     constants_of,
     spec_constants,
 )
-from meshscope.interconnect.fitting import LineFit, fit_line, spread_of
-from meshscope.interconnect.geometry import geometry_of
 from meshscope.interconnect.lines import collective_lines
 from meshscope.interconnect.profile import FittedKind
-from meshscope.interconnect.samples import TimedCollective
+from meshscope.interconnect.samples import LineFit, TimedCollective, fit_line, spread_of
+from meshscope.interconnect.strategies import geometry_of
 
 Points = Sequence[TimedCollective]
 

@@ -17,7 +17,7 @@ from meshscope.analysis.timeline import TIMELINE_SCHEMA, last_step
 from meshscope.events.enums import Kind, Part
 from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track, printable
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.time_model import LinkLoad, link_loads
+from meshscope.interconnect.lines import LinkLoad, link_loads
 from meshscope.plans.mesh import Mesh
 from meshscope.store.run import RunRecord
 
