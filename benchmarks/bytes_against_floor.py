@@ -30,7 +30,6 @@ from meshscope.model.layers import Layer, MlpKind
 from meshscope.plans.caches import layer_cache
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
-from meshscope.plans.sequence_lengths import sequence_lengths
 from meshscope.plans.weights import (
     attention_weights,
     dense_weights,
@@ -162,7 +161,7 @@ def compiled_step(experiment: Experiment) -> StepTime:
         topology=compiled.topology,
         experts=expert_load(compiled, Phase.DECODE),
         layers=layers,
-        lengths=sequence_lengths(compiled, Phase.DECODE),
+        lengths=compiled.sequence_lengths(Phase.DECODE),
     ).time
 
 

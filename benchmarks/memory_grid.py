@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from meshscope.api.options import request_of
 from meshscope.api.request import ExperimentRequest
 from meshscope.plans.experiment import Experiment
-from meshscope.prediction.temporaries import TempEstimate, temp_estimate
+from meshscope.prediction.memory import TempEstimate, temp_estimate
 
 CSV = Path(__file__).with_suffix(".csv")
 COLUMNS = ("case", "phase", "chunk", "argument_bytes", "output_bytes", "alias_bytes", "temp_bytes")

@@ -17,8 +17,7 @@ from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import experiment_of
 from meshscope.plans.plan import parse_plan
-from meshscope.plans.sequence_lengths import SequenceLengths, sequence_lengths
-from meshscope.plans.workload import Workload
+from meshscope.plans.workload import SequenceLengths, Workload
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import Computation, Instruction
 from meshscope.readers.hlo.parse import parse_hlo
@@ -349,10 +348,10 @@ def test_decode_reads_the_mean_context():
         topology=parse_topology("v6e-8"),
         workload=Workload(batch=8, prompt=256, output=64),
     )
-    assert sequence_lengths(experiment, Phase.DECODE) == SequenceLengths(
+    assert experiment.sequence_lengths(Phase.DECODE) == SequenceLengths(
         n_sequences=4, n_queries=1, n_keys=288
     )
-    assert sequence_lengths(experiment, Phase.PREFILL) == SequenceLengths(
+    assert experiment.sequence_lengths(Phase.PREFILL) == SequenceLengths(
         n_sequences=4, n_queries=256, n_keys=256
     )
 

@@ -6,12 +6,11 @@ import pytest
 
 from meshscope.errors import PlanError
 from meshscope.model.config import read_model
+from meshscope.plans.checks import check_batch, check_model
 from meshscope.plans.plan import (
     ALIASES,
     AXES,
     Plan,
-    check_batch,
-    check_model,
     parse_plan,
 )
 from meshscope.plans.workload import Workload

@@ -6,13 +6,14 @@ from typing import NamedTuple
 import pytest
 
 from meshscope.errors import PlanError
+from meshscope.hardware.topology import parse_topology
 from meshscope.model.arrays import stored_arrays
 from meshscope.model.catalog import catalog
 from meshscope.model.config import model_from_config, read_model
 from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.quantization import FP8_BLOCKS
 from meshscope.plans.caches import device_cache_bytes
-from meshscope.plans.checks import check_blocks
+from meshscope.plans.experiment import experiment_of
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.weights import (
     device_weight_bytes,
@@ -320,11 +321,13 @@ def test_a_plan_that_splits_a_block_is_refused(
     plan: str, axis: str, size: int | None, weight: str | None
 ) -> None:
     parsed = parse_plan(plan)
-    model, workload = read_model("DeepSeek-V3.1-Base"), Workload(weight_dtype=FP8_BLOCKS)
+    topology = parse_topology(f"v5e-{parsed.n_devices}")
+    workload = Workload(weight_dtype=FP8_BLOCKS, batch=parsed.dp)
+    parts = {"model": read_model("DeepSeek-V3.1-Base"), "plan": parsed, "topology": topology}
     if size is None:
-        check_blocks(parsed, model, workload)
+        experiment_of(**parts, workload=workload)
         return
     with pytest.raises(
         PlanError, match=f"{axis} leaves {size} channels of {weight}.*smaller {axis}"
     ):
-        check_blocks(parsed, model, workload)
+        experiment_of(**parts, workload=workload)

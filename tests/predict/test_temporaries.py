@@ -9,8 +9,7 @@ from meshscope.api.options import request_of
 from meshscope.api.request import ExperimentRequest
 from meshscope.events.enums import Phase
 from meshscope.plans.experiment import Experiment
-from meshscope.prediction.memory import predicted_memory
-from meshscope.prediction.temporaries import temp_parts, why_no_estimate
+from meshscope.prediction.memory import predicted_memory, temp_parts, why_no_estimate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

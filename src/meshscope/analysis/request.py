@@ -12,8 +12,8 @@ from meshscope.events.step_time import NO_TIME, StepTime, TimeBasis, TimeEstimat
 from meshscope.plans.experiment import experiment_of_record
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.plan import ALIASES, MESH_AXES
-from meshscope.plans.sequence_lengths import parse_lengths
 from meshscope.plans.speculation import Speculation, draft_memory_bytes
+from meshscope.plans.workload import parse_lengths
 from meshscope.store.run import RunRecord
 
 

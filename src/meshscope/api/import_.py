@@ -35,7 +35,7 @@ from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.mesh import Mesh, parse_mesh
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import DEFAULT_FRONTEND, Frontend
-from meshscope.plans.sequence_lengths import parse_lengths
+from meshscope.plans.workload import parse_lengths
 from meshscope.readers.hlo.attribution import MAX_LAYERS
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo

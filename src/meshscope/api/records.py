@@ -23,10 +23,10 @@ from meshscope.interconnect.profile import ChipProfile, load_profile
 from meshscope.model.catalog import BY_NAME
 from meshscope.model.layers import ShallowLayers
 from meshscope.model.quantization import activation_dtype_of, quantization_of
+from meshscope.plans.checks import cut_weight
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.memory import Memory
-from meshscope.plans.program_formats import cut_weight
 from meshscope.prediction import predict
 from meshscope.prediction.memory import predicted_memory
 from meshscope.store.folder import new_folder

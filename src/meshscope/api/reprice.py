@@ -12,7 +12,7 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Source
 from meshscope.events.step_time import StepTime
 from meshscope.plans.experiment import experiment_of_record
-from meshscope.plans.sequence_lengths import parse_lengths
+from meshscope.plans.workload import parse_lengths
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scope_rules import RULES, read_rules
 from meshscope.store.run import RunRecord, SpeculativeRuns

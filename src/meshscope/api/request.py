@@ -33,13 +33,13 @@ from meshscope.model.quantization import (
 )
 from meshscope.model.stored_format import weight_dtype_of
 from meshscope.plans.caches import ContextForm
+from meshscope.plans.checks import has_program_format
 from meshscope.plans.chunks import ChunkRule, chunk_option
 from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import Engine, Frontend, Loop, Partitioner, Program
-from meshscope.plans.program_formats import has_program_format
 from meshscope.plans.workload import Workload
 from meshscope.programs.torchxla.configs import check_traceable
 from meshscope.serialize import picked

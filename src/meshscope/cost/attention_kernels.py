@@ -18,7 +18,7 @@ from meshscope.errors import SpecError
 from meshscope.hardware.compiler_facts import CompilerFacts
 from meshscope.model.mechanisms.attention import causal_blocks
 from meshscope.plans.kernel_choice import SPLASH_BLOCKS, WHOLE_BLOCK_SCOPE
-from meshscope.plans.sequence_lengths import SequenceLengths
+from meshscope.plans.workload import SequenceLengths
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 
 _WINDOW = re.compile(r'"sliding_window_length":\s*(\d+)')

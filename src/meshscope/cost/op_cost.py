@@ -36,7 +36,7 @@ from meshscope.hardware.compiler_facts import (
     MODEL_INTERVAL,
     CompilerFacts,
 )
-from meshscope.plans.sequence_lengths import SequenceLengths
+from meshscope.plans.workload import SequenceLengths
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.communication import local_operations
 from meshscope.readers.hlo.dataflow import Dataflow

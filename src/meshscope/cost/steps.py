@@ -34,7 +34,7 @@ from meshscope.hardware.compiler_facts import SPREAD
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.layers import ShallowLayers
-from meshscope.plans.sequence_lengths import SequenceLengths
+from meshscope.plans.workload import SequenceLengths
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import HloModule

@@ -56,6 +56,11 @@ class Topology:
         per_slice = self.devices_per_slice
         return any(len({device // per_slice for device in group}) > 1 for group in groups)
 
+    def keeps_slices(self, order: Sequence[int]) -> bool:
+        """Whether the devices of each slice follow one another in the order."""
+        n = self.devices_per_slice
+        return not self.crosses_slices([order[at : at + n] for at in range(0, len(order), n)])
+
     @property
     def host_bounds(self) -> tuple[int, int, int]:
         """Chips of one host along x, y, z: 2x2x1, or less if the slice is smaller than a host."""

@@ -14,7 +14,7 @@ from meshscope.events.enums import REQUEST_PHASES
 from meshscope.hardware.chips import ChipKind
 from meshscope.interconnect.placement import AxisPlacement, axis_placements, device_order
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.plans.experiment import Experiment, keeps_slices
+from meshscope.plans.experiment import Experiment
 
 MAX_DEVICES = 1024  # of a slice; the geometry of a placement takes milliseconds
 MAX_PLACEMENTS = 256
@@ -67,7 +67,7 @@ def search_placements(
     orders = (
         (one, device_order(mesh, topology, one).tolist()) for one in axis_placements(mesh, topology)
     )
-    every = ((one, order) for one, order in orders if keeps_slices(order, topology))
+    every = ((one, order) for one, order in orders if topology.keeps_slices(order))
     placed = [
         _placed(experiment, one, order, profile) for one, order in islice(every, max_placements)
     ]

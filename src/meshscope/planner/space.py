@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from meshscope.errors import PlanError
 from meshscope.model.model import Model
-from meshscope.plans.checks import check_weights
+from meshscope.plans.checks import check_batch, check_model, check_weights
 from meshscope.plans.chunks import divisors
-from meshscope.plans.plan import Plan, check_batch, check_model
+from meshscope.plans.plan import Plan
 from meshscope.plans.workload import Workload
 
 # On large slices, the geometry of a plan takes milliseconds. These plans are left out there, by experience

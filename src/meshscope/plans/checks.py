@@ -1,20 +1,20 @@
-"""Consistency checks between plan, program, model, workload and slice.
+"""Every refusal of an experiment: the condition, and an error with the value, the rule and the remedy."""
 
-Each check raises PlanError or SpecError with the value, the rule and the remedy.
-"""
-
-from dataclasses import dataclass
+from collections.abc import Iterator
 from math import prod
+from typing import TYPE_CHECKING
 
-from meshscope.errors import PlanError, SpecError
+from meshscope.errors import MeshscopeError, PlanError, SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
-from meshscope.hardware.topology import Topology
-from meshscope.model.arrays import mesh_axes_of
+from meshscope.model.arrays import Weight, mesh_axes_of
 from meshscope.model.model import Model
 from meshscope.model.quantization import (
     Coverage,
+    Quantization,
     activation_dtype_of,
+    has_program,
+    is_four_bit,
     quantization_of,
     values_dtype,
 )
@@ -22,10 +22,13 @@ from meshscope.plans.caches import ContextForm, why_no_ring
 from meshscope.plans.dispatch import DispatchForm, most_skew
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.plan import AXES, Plan
-from meshscope.plans.program import Engine, Frontend, Loop, Partitioner, Program
+from meshscope.plans.program import Engine, Loop, Partitioner
 from meshscope.plans.weights import layer_weights, outer_weights
 from meshscope.plans.workload import ACTIVATION_DTYPES, Workload
 from meshscope.units import format_dtype
+
+if TYPE_CHECKING:
+    from meshscope.plans.experiment import Experiment
 
 # Axes supported by each engine.
 SUPPORTED: dict[Engine, tuple[str, ...]] = {
@@ -44,10 +47,84 @@ DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
 }
 
 
-def check_frontend(program: Program, workload: Workload) -> None:
-    """Raise SpecError for options and dtypes that a trace of the modules of transformers does not have."""
-    if not program.frontend.is_traced:
-        return
+def check_parts(experiment: "Experiment") -> None:
+    """Raise the first refusal: PlanError or SpecError."""
+    model, plan, workload = experiment.model, experiment.plan, experiment.workload
+    for error in _program_refusals(experiment):
+        raise error
+    check_batch(plan, workload)
+    check_model(plan, model)
+    check_weights(plan, model)
+    for refusals in (_format_refusals, _pipeline_refusals, _dispatch_refusals):
+        for error in refusals(experiment):
+            raise error
+
+
+def check_whole(experiment: "Experiment") -> None:
+    """Raise SpecError for an order of devices, or kernels, that an experiment cannot have."""
+    order, topology, program = experiment.device_order, experiment.topology, experiment.program
+    if order is not None and not program.frontend.is_own:
+        raise SpecError(
+            f"--device-order: --frontend {program.frontend} orders the devices itself. Drop the option, or "
+            "use --frontend jax."
+        )
+    if order is not None and sorted(order) != list(range(topology.n_devices)):
+        raise SpecError(
+            f"the device order must have each of the {topology.n_devices} devices of {topology.name} once."
+        )
+    if order is not None and not topology.keeps_slices(order):
+        raise SpecError(
+            f"the device order mixes the slices of {topology.name}, which is not supported. Give 'slices' "
+            "to the outermost axes of the mesh."
+        )
+    refused = experiment.kernels.refused
+    if program.kernels is Kernels.ON and refused:
+        parts = "; ".join(f"{part}, because {reason}" for part, reason in refused.items())
+        raise SpecError(
+            f"--kernels on: no kernel for {parts} ({experiment.model.name}, plan "
+            f"'{experiment.plan}', {topology.name}). Use --kernels auto or off."
+        )
+
+
+def _program_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
+    """Positions, axes, and options that a trace of the modules of transformers or annotations do not have."""
+    model, plan, workload = experiment.model, experiment.plan, experiment.workload
+    program, engine = experiment.program, experiment.engine
+    if model.max_position is not None and workload.context > model.max_position:
+        yield SpecError(
+            f"prompt={workload.prompt} and output={workload.output} need {workload.context} positions; "
+            f"{model.name} has max_position_embeddings={model.max_position}. Shorten one of them, or name a config.json "
+            "with a larger max_position_embeddings and the rope_scaling that its model card gives."
+        )
+    for axis in [axis for axis in AXES if getattr(plan, axis) != 1] + ["sp"] * plan.sp:
+        if axis not in SUPPORTED[engine]:
+            others = [f", or --engine {e} for {axis}" for e in Engine if axis in SUPPORTED[e]]
+            yield PlanError(
+                f"plan '{plan}': --engine {engine} does not support {axis}. "
+                f"Use {', '.join(SUPPORTED[engine])}{''.join(others)}."
+            )
+    if program.frontend.is_traced:
+        yield from _trace_refusals(experiment)
+    if plan.cp > 1 and program.partitioner is Partitioner.AUTO:
+        yield PlanError(
+            f"plan '{plan}': cp={plan.cp} merges partial softmaxes across devices, which annotations for "
+            "--partitioner auto cannot express. Use --partitioner manual."
+        )
+    if plan.pp > 1 and (engine is not Engine.MESHSCOPE or program.frontend.is_served):
+        needs = {
+            "take the positions that the indexer of an earlier layer chose": model.has_shared_indexers,
+            "read the keys and values of earlier layers": model.shares_caches,
+            "have embeddings of their own": model.layer_inputs is not None,
+        }
+        for needed in (what for what, is_needed in needs.items() if is_needed):
+            yield PlanError(
+                f"plan '{plan}': pp={plan.pp} is not supported for {model.name}, whose layers {needed}: only stages of "
+                "--engine meshscope send them, with --frontend jax or torchxla. Use these, or tp, dp, fsdp, ep or cp."
+            )
+
+
+def _trace_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
+    program, workload = experiment.program, experiment.workload
     unsupported = {
         "--loop scan": program.loop is Loop.SCAN,
         "--kernels on": program.kernels is Kernels.ON,
@@ -56,17 +133,77 @@ def check_frontend(program: Program, workload: Workload) -> None:
     }
     options = [option for option, is_set in unsupported.items() if is_set]
     if options:
-        raise SpecError(
+        yield SpecError(
             f"--frontend torchxla does not support {' or '.join(options)}: it traces the modules of "
             "transformers layer by layer, and experts exchange a fixed number of rows. "
             "Drop the option, or use --frontend jax."
         )
-    dtypes = {"weight": workload.weight_dtype, "cache": workload.cache_dtype}
-    for what, dtype in dtypes.items():
+    for what, dtype in {"weight": workload.weight_dtype, "cache": workload.cache_dtype}.items():
         if dtype not in ACTIVATION_DTYPES:
-            raise SpecError(
+            yield SpecError(
                 f"--{what}-dtype {format_dtype(dtype)}: --frontend torchxla traces the modules of transformers, which have "
                 f"no quantized {what}{'s' * (what == 'weight')}. Use --{what}-dtype bf16 or --frontend jax."
+            )
+
+
+def check_batch(plan: Plan, workload: Workload) -> None:
+    """Raise PlanError unless the data axis divides the batch, and cp (times tp under sp) the prompt."""
+    if workload.batch % plan.data_size:
+        raise PlanError(
+            f"plan '{plan}': {plan.data_axis}={plan.data_size} does not divide batch={workload.batch}. "
+            f"Use a multiple, e.g. --batch {-(-workload.batch // plan.data_size) * plan.data_size}."
+        )
+    axis_sizes = {"cp": plan.cp, "tp": plan.tp if plan.sp else 1}
+    axis_sizes = {axis: size for axis, size in axis_sizes.items() if size != 1}
+    n_shards = prod(axis_sizes.values())
+    if workload.prompt % n_shards:
+        options = " and ".join({"cp": "cp", "tp": "sp"}[axis] for axis in axis_sizes)
+        sizes = " x ".join(f"{axis}={size}" for axis, size in axis_sizes.items())
+        raise PlanError(
+            f"plan '{plan}': {options} split{'s' * (len(axis_sizes) == 1)} the prompt, but {sizes} does not "
+            f"divide prompt={workload.prompt}. "
+            f"Use a multiple, e.g. --prompt {-(-workload.prompt // n_shards) * n_shards}."
+        )
+
+
+def check_model(plan: Plan, model: Model) -> None:
+    """Raise PlanError unless every axis divides the model dimension it splits."""
+    moe = model.moe
+    if plan.pp > model.n_layers:
+        raise PlanError(
+            f"plan '{plan}': pp={plan.pp} exceeds n_layers={model.n_layers} of {model.name}. "
+            f"Use pp<={model.n_layers}."
+        )
+    split: list[tuple[str, str, int | None]] = [
+        *(("tp", name, size) for name, size in model.attention.tp_sizes.items()),
+        ("tp", "ffn", model.ffn),
+    ]
+    if moe is not None:
+        width = None if "tp" in plan.expert_axes else moe.ffn
+        split += [("tp", "shared_ffn", moe.shared_ffn), ("tp", "expert ffn", width)]
+    _check_divides(plan, model, split)
+    for n_kv_heads in model.attention.replicated_heads:
+        if n_kv_heads % plan.tp and plan.tp % n_kv_heads:
+            raise PlanError(
+                f"plan '{plan}' cannot split {model.name}: tp={plan.tp} neither divides nor is a multiple "
+                f"of n_kv_heads={n_kv_heads}. Use a divisor, or a multiple (KV heads are replicated)."
+            )
+    if plan.ep > 1 and moe is None:
+        raise PlanError(
+            f"plan '{plan}': ep={plan.ep} shards experts, but {model.name} has none. Drop ep."
+        )
+    n_experts = None if moe is None else moe.n_experts
+    _check_divides(plan, model, [("ep", "n_experts", n_experts), ("fsdp", "hidden", model.hidden)])
+
+
+def _check_divides(plan: Plan, model: Model, split: list[tuple[str, str, int | None]]) -> None:
+    """Raise PlanError unless each axis divides the size of this name."""
+    for axis, name, size in split:
+        if size is not None and size % getattr(plan, axis):
+            article = "an" if axis[0] in "ef" else "a"
+            raise PlanError(
+                f"plan '{plan}' cannot split {model.name}: {axis}={getattr(plan, axis)} does not divide {name}={size}. "
+                f"Use {article} {axis} that divides it."
             )
 
 
@@ -87,183 +224,173 @@ def check_weights(plan: Plan, model: Model) -> None:
                 )
 
 
-def check_blocks(plan: Plan, model: Model, workload: Workload) -> None:
-    """Raise PlanError if the plan splits blocks of a weight that share a scale."""
-    cut = cut_block(plan, model, workload.weight_dtype)
-    if cut is not None:
-        whole = "ep for whole experts, " if cut.weight.startswith("experts") else ""
-        raise PlanError(
-            f"plan '{plan}' cannot split {model.name} in {format_dtype(workload.weight_dtype)}: {cut.axes} leaves "
-            f"{cut.n_channels} channels of {cut.weight} on a device, no multiple of the {cut.block} that "
-            f"share a scale. Use {whole}a smaller {cut.axes}, or --weight-dtype f8e4m3fn, with a scale for each channel."
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutBlock:
-    """A weight of which the axes leave a device parts of blocks."""
-
-    weight: str
-    axes: str
-    n_channels: int
-    block: int
-
-
-def cut_block(plan: Plan, model: Model, weight_dtype: str) -> CutBlock | None:
-    """The first weight whose blocks that share a scale the plan splits; None if there is none."""
-    quantization = quantization_of(weight_dtype)
-    if quantization is None or quantization.square_block is None:
-        return None
-    for layer in dict.fromkeys(model.layers):
-        for weight in layer_weights(model, plan, layer):
-            of_weight = weight.quantization(weight_dtype)
-            block = None if of_weight is None else of_weight.square_block
-            cut = None if block is None else weight.cut_blocks(plan, block)
-            if block is not None and cut is not None:
-                axes, n_channels = cut
-                return CutBlock(weight=weight.name, axes=axes, n_channels=n_channels, block=block)
-    return None
-
-
-def check_routing_skew(plan: Plan, model: Model, workload: Workload) -> None:
-    """Raise SpecError for a load that no routing can give a device."""
-    skew = workload.routing_skew
-    if model.moe is None or plan.ep == 1 or skew <= most_skew(model.moe, plan):
-        return
-    raise SpecError(
-        f"--routing-skew {skew:g} is impossible: with plan '{plan}', a device has "
-        f"{model.moe.n_experts // plan.ep} of the {model.moe.n_experts} experts of {model.name}, and a token "
-        f"chooses {model.moe.n_active}, so that a device gets at most {float(most_skew(model.moe, plan)):g} "
-        f"times the mean. Use 1 to {float(most_skew(model.moe, plan)):g}."
-    )
-
-
-def check_quantization(model: Model, workload: Workload) -> None:
-    """Raise SpecError for a format that the layers of the model do not define."""
-    quantization = quantization_of(workload.weight_dtype)
-    is_of_experts = quantization is not None and quantization.coverage is Coverage.EXPERTS
-    if is_of_experts and model.moe is None:
-        dtype = workload.weight_dtype
-        raise SpecError(
+def _format_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
+    """Formats that the layers do not define, loads that no routing gives, and 8-bit activations without a program."""
+    model, plan, workload = experiment.model, experiment.plan, experiment.workload
+    program, dtype = experiment.program, workload.weight_dtype
+    moe, skew, quantization = model.moe, workload.routing_skew, quantization_of(dtype)
+    if moe is None and quantization is not None and quantization.coverage is Coverage.EXPERTS:
+        yield SpecError(
             f"--weight-dtype {format_dtype(dtype)} quantizes experts, and {model.name} has none. "
             f"Use {format_dtype(values_dtype(dtype))} for all matrices."
         )
-
-
-def check_narrow_program(workload: Workload, program: Program) -> None:
-    """Raise SpecError for 8-bit activations with the auto partitioner or a fused kernel of experts."""
-    is_narrow = activation_dtype_of(workload.weight_dtype) is not None
+    if moe is not None and plan.ep > 1 and skew > most_skew(moe, plan):
+        yield SpecError(
+            f"--routing-skew {skew:g} is impossible: with plan '{plan}', a device has "
+            f"{moe.n_experts // plan.ep} of the {moe.n_experts} experts of {model.name}, and a token "
+            f"chooses {moe.n_active}, so that a device gets at most {float(most_skew(moe, plan)):g} "
+            f"times the mean. Use 1 to {float(most_skew(moe, plan)):g}."
+        )
+    is_narrow = activation_dtype_of(dtype) is not None
     if is_narrow and program.dispatch is DispatchForm.FUSED:
-        raise SpecError(
-            f"--weight-dtype {format_dtype(workload.weight_dtype)}: the kernel of --dispatch {DispatchForm.FUSED} is timed with "
-            f"16-bit activations. Use --weight-dtype {format_dtype(values_dtype(workload.weight_dtype))}, or another dispatch."
+        yield SpecError(
+            f"--weight-dtype {format_dtype(dtype)}: the kernel of --dispatch {DispatchForm.FUSED} is timed with "
+            f"16-bit activations. Use --weight-dtype {format_dtype(values_dtype(dtype))}, or another dispatch."
         )
     if is_narrow and program.partitioner is Partitioner.AUTO:
-        raise SpecError(
-            f"--weight-dtype {format_dtype(workload.weight_dtype)}: each device scales its own part of the activations, "
+        yield SpecError(
+            f"--weight-dtype {format_dtype(dtype)}: each device scales its own part of the activations, "
             "which annotations for --partitioner auto cannot express. Use --partitioner manual."
         )
-
-
-def check_context(plan: Plan, program: Program) -> None:
-    """Raise PlanError for cp with the auto partitioner."""
-    if plan.cp > 1 and program.partitioner is Partitioner.AUTO:
-        raise PlanError(
-            f"plan '{plan}': cp={plan.cp} merges partial softmaxes across devices, which annotations for "
-            "--partitioner auto cannot express. Use --partitioner manual."
+    cut = cut_block(plan, model, dtype)
+    if cut is not None:
+        weight, axes, n_channels, block = cut
+        whole = "ep for whole experts, " if weight.startswith("experts") else ""
+        yield PlanError(
+            f"plan '{plan}' cannot split {model.name} in {format_dtype(dtype)}: {axes} leaves "
+            f"{n_channels} channels of {weight} on a device, no multiple of the {block} that "
+            f"share a scale. Use {whole}a smaller {axes}, or --weight-dtype f8e4m3fn, with a scale for each channel."
         )
 
 
-def check_shared_layers(plan: Plan, model: Model, frontend: Frontend, engine: Engine) -> None:
-    """Raise PlanError for pp if layers need more than the output of the layer before, but in meshscope's programs."""
-    if plan.pp == 1 or (engine is Engine.MESHSCOPE and not frontend.is_served):
+def _quantized(model: Model, plan: Plan, dtype: str) -> Iterator[tuple[Weight, Quantization]]:
+    """The weights of all kinds of layers that have scales if they are stored in `dtype`."""
+    if quantization_of(dtype) is None:
         return
-    if model.has_shared_indexers:
-        needed = "take the positions that the indexer of an earlier layer chose"
-    elif model.shares_caches:
-        needed = "read the keys and values of earlier layers"
-    elif model.layer_inputs is not None:
-        needed = "have embeddings of their own"
-    else:
-        return
-    raise PlanError(
-        f"plan '{plan}': pp={plan.pp} is not supported for {model.name}, whose layers {needed}: only stages of "
-        "--engine meshscope send them, with --frontend jax or torchxla. Use these, or tp, dp, fsdp, ep or cp."
-    )
+    for layer in dict.fromkeys(model.layers):
+        for weight in layer_weights(model, plan, layer):
+            quantization = weight.quantization(dtype)
+            if quantization is not None:
+                yield weight, quantization
 
 
-def check_pipeline(plan: Plan, workload: Workload, program: Program, engine: Engine) -> None:
-    """Raise PlanError unless pp is supported and the micro-batches divide the batch."""
-    n = program.microbatches
-    if n is not None and (plan.pp == 1 or engine is not Engine.MESHSCOPE):
+def cut_block(plan: Plan, model: Model, weight_dtype: str) -> tuple[str, str, int, int] | None:
+    """The first weight whose blocks that share a scale the plan splits; None if there is none.
+
+    Its name, the axes that split it, the channels that they leave a device, and those of a block.
+    """
+    quantization = quantization_of(weight_dtype)
+    if quantization is None or quantization.square_block is None:
+        return None
+    for weight, of_weight in _quantized(model, plan, weight_dtype):
+        block = of_weight.square_block
+        cut = None if block is None else weight.cut_blocks(plan, block)
+        if block is not None and cut is not None:
+            return weight.name, *cut, block
+    return None
+
+
+def cut_weight(model: Model, plan: Plan, weight_dtype: str) -> str | None:
+    """The name of the first weight whose groups of inputs the plan cuts; None if it cuts none."""
+    axes = dict(plan.mesh.axes)
+    for weight, quantization in _quantized(model, plan, weight_dtype):
+        scale = weight.scale(weight_dtype)
+        if scale is None or not quantization.has_groups:
+            continue
+        for dim, n_inputs, n_groups in zip(scale.dims, weight.shape, scale.shape, strict=True):
+            n_parts = prod(axes.get(axis, 1) for axis in mesh_axes_of(dim, plan))
+            if n_inputs % n_groups or n_groups % n_parts:
+                return weight.name
+    return None
+
+
+def _lacks_partitioner(weight_dtype: str, partitioner: Partitioner) -> bool:
+    return is_four_bit(weight_dtype) and partitioner is Partitioner.AUTO
+
+
+def has_program_format(
+    model: Model, plan: Plan, weight_dtype: str, partitioner: Partitioner
+) -> bool:
+    """Whether programs of the model under the plan can have weights of this dtype; predictions know others, too."""
+    is_lacking = _lacks_partitioner(weight_dtype, partitioner) or not has_program(weight_dtype)
+    return not is_lacking and cut_weight(model, plan, weight_dtype) is None
+
+
+def check_program_format(experiment: "Experiment") -> None:
+    """Raise SpecError if programs cannot be built with the weight dtype, PlanError if the plan cuts groups."""
+    model, plan, dtype = experiment.model, experiment.plan, experiment.workload.weight_dtype
+    if not has_program(dtype):
+        raise SpecError(
+            f"--weight-dtype {format_dtype(dtype)}: programs have no groups of 16 with 8-bit scales; only "
+            "'predict' and 'plan' count their bytes. Use mxfp4, which has a scale for 32 weights."
+        )
+    if _lacks_partitioner(dtype, experiment.program.partitioner):
+        raise SpecError(
+            f"--weight-dtype {format_dtype(dtype)}: programs with 4-bit weights have the manual partitioner, not "
+            "--partitioner auto. Use int8, or --partitioner manual."
+        )
+    name = cut_weight(model, plan, dtype)
+    if name is not None:
+        whole = "ep for whole experts, " if name.startswith("experts") else ""
         raise PlanError(
+            f"plan '{plan}' splits groups of {name} of {model.name} that share a scale in {format_dtype(dtype)}. "
+            f"Use a smaller tp or fsdp, {whole}smaller groups, or --weight-dtype bf16."
+        )
+
+
+def _pipeline_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
+    """Pipelines that are not supported, and micro-batches that do not divide the batch."""
+    plan, program = experiment.plan, experiment.program
+    n, has_pipeline = program.microbatches, plan.pp > 1 and experiment.engine is Engine.MESHSCOPE
+    if n is not None and not has_pipeline:
+        yield PlanError(
             f"plan '{plan}': --microbatches {n} applies only to pipelines of --engine "
             f"{Engine.MESHSCOPE}. Drop it, or use a plan with pp=N."
         )
-    if plan.pp == 1 or engine is not Engine.MESHSCOPE:
-        return
-    if program.partitioner is Partitioner.AUTO:
-        raise PlanError(
+    if has_pipeline and program.partitioner is Partitioner.AUTO:
+        yield PlanError(
             f"plan '{plan}': --partitioner auto does not support pp, because annotations cannot express "
             "stages. Use --partitioner manual, or a plan without pp."
         )
-    local_batch = workload.batch // plan.data_size
+    local_batch = experiment.workload.batch // plan.data_size
     if n is not None and local_batch % n:
-        raise PlanError(
+        yield PlanError(
             f"plan '{plan}': --microbatches {n} does not divide the {local_batch} sequences per "
             f"device. Use a divisor of {local_batch}, or drop it."
         )
 
 
-def check_ring(model: Model, plan: Plan, program: Program, topology: Topology) -> None:
-    """Raise SpecError if `--context ring` is requested but not supported."""
-    reason = why_no_ring(model, plan, topology)
-    if plan.cp > 1 and program.context is ContextForm.RING and reason is not None:
-        raise SpecError(
-            f"plan '{plan}' of {model.name} does not support --context {ContextForm.RING}: {reason}. "
-            f"Use --context {ContextForm.ALLGATHER}, or drop it."
+def _dispatch_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
+    """Dispatch forms and rings that partitioner, target or plan do not support."""
+    plan, topology, program = experiment.plan, experiment.topology, experiment.program
+    model, form, chip = experiment.model, program.dispatch, topology.chip
+    forms = (DispatchForm.AUTO, *DISPATCH_FORMS[program.partitioner])
+    if form not in forms and not program.frontend.is_traced:
+        yield SpecError(
+            f"--dispatch {form} is not supported by --partitioner {program.partitioner}. "
+            f"Use {' or '.join(forms[1:])}, or drop it."
         )
-
-
-def check_dispatch(program: Program, topology: Topology) -> None:
-    """Raise SpecError unless partitioner and target support the dispatch form."""
-    if program.frontend.is_traced:
-        return
-    forms = DISPATCH_FORMS[program.partitioner]
-    if program.dispatch not in (DispatchForm.AUTO, *forms):
-        raise SpecError(
-            f"--dispatch {program.dispatch} is not supported by --partitioner {program.partitioner}. "
-            f"Use {' or '.join(forms)}, or drop it."
-        )
-    if program.dispatch is DispatchForm.RAGGED and topology.chip.kind is ChipKind.CPU:
-        raise SpecError(
+    if form is DispatchForm.RAGGED and chip.kind is ChipKind.CPU:
+        yield SpecError(
             "--dispatch ragged: XLA has no ragged all-to-all on CPU. Use --dispatch capacity, which "
             "drops no tokens unless --capacity-factor is set."
         )
-
-
-def check_fused(plan: Plan, topology: Topology) -> None:
-    """Raise an error unless a fused kernel of experts fits the plan and its time on the chip is known."""
-    chip = topology.chip.name
-    if compiler_facts(chip).fused_expert_cycles.value is None:
-        raise SpecError(
-            f"--dispatch fused: the time of the kernel on {chip} is not known. Use another chip or form."
+    is_fused, n_devices = (
+        form is DispatchForm.FUSED and model.moe is not None,
+        plan.data_size * plan.tp,
+    )
+    if is_fused and compiler_facts(chip.name).fused_expert_cycles.value is None:
+        yield SpecError(
+            f"--dispatch fused: the time of the kernel on {chip.name} is not known. Use another chip or form."
         )
-    n_devices = plan.data_size * plan.tp
-    if plan.ep != n_devices or plan.pp * plan.cp > 1:
-        raise PlanError(
+    if is_fused and (plan.ep != n_devices or plan.pp * plan.cp > 1):
+        yield PlanError(
             f"plan '{plan}': the kernel of --dispatch fused splits experts over all devices, and needs "
             f"ep={n_devices} without pp and cp. Change the plan, or drop --dispatch fused."
         )
-
-
-def check_axes(plan: Plan, engine: Engine) -> None:
-    """Raise PlanError if the plan uses an axis that the engine does not support."""
-    used = [axis for axis in AXES if getattr(plan, axis) != 1] + ["sp"] * plan.sp
-    for axis in used:
-        if axis not in SUPPORTED[engine]:
-            others = [f", or --engine {e} for {axis}" for e in Engine if axis in SUPPORTED[e]]
-            raise PlanError(
-                f"plan '{plan}': --engine {engine} does not support {axis}. "
-                f"Use {', '.join(SUPPORTED[engine])}{''.join(others)}."
-            )
+    reason = why_no_ring(model, plan, topology)
+    if plan.cp > 1 and program.context is ContextForm.RING and reason is not None:
+        yield SpecError(
+            f"plan '{plan}' of {model.name} does not support --context {ContextForm.RING}: {reason}. "
+            f"Use --context {ContextForm.ALLGATHER}, or drop it."
+        )

@@ -200,34 +200,23 @@ def with_auto_chunk(  # noqa: PLR0913  the parts of an experiment
     faster.
     """
     n_sequences, prompt = workload.batch // plan.data_size, workload.prompt
+    whole = workload if n_sequences == 1 else replace(workload, prefill_chunk=prompt)
     if program.frontend.prefills_one_prompt:
-        return workload if n_sequences == 1 else replace(workload, prefill_chunk=prompt)
-    if plan.cp > 1:
-        return _with_split_prompts(model, plan, workload, program, engine, limit=limit)
-    is_short = n_sequences * prompt <= limit
-    if is_short or why_no_chunks(plan, program, engine) is not None:
+        return whole
+    is_split, n_rows = plan.cp > 1, plan.tp if plan.sp else 1
+    is_short = (prompt if is_split else n_sequences * prompt) <= limit
+    is_chosen = is_split and program.context is not ContextForm.AUTO
+    if is_short or is_chosen or why_no_chunks(plan, program, engine) is not None:
         return workload
     if prompt <= limit:
         n_each = max(n for n in divisors(n_sequences) if n * prompt <= limit)
         return replace(workload, prefill_chunk=n_each * prompt)
-    step = lcm(POSITION_STEP, model.attention.joint_positions, plan.tp if plan.sp else 1)
+    step = lcm(POSITION_STEP, model.attention.joint_positions, n_rows)
+    step = plan.cp * POSITION_STEP * n_rows if is_split else step
     sizes = [n for n in divisors(prompt) if n <= limit and n % step == 0]
     if not sizes or why_no_position_chunks(model, plan) is not None:
-        return workload if n_sequences == 1 else replace(workload, prefill_chunk=prompt)
+        return workload if is_split else whole
     return replace(workload, prefill_chunk=max(sizes))
-
-
-def _with_split_prompts(  # noqa: PLR0913  the parts of an experiment
-    model: Model, plan: Plan, workload: Workload, program: Program, engine: Engine, *, limit: int
-) -> Workload:
-    """The workload with the longest chunk of prompts that cp splits; unchanged without one."""
-    reason = why_no_chunks(plan, program, engine) or why_no_position_chunks(model, plan)
-    is_whole = workload.prompt <= limit or program.context is not ContextForm.AUTO
-    if is_whole or reason is not None:
-        return workload
-    step = plan.cp * POSITION_STEP * (plan.tp if plan.sp else 1)
-    sizes = [n for n in divisors(workload.prompt) if n <= limit and n % step == 0]
-    return replace(workload, prefill_chunk=max(sizes)) if sizes else workload
 
 
 def divisors(number: int) -> list[int]:

@@ -13,21 +13,7 @@ from meshscope.hardware.topology import Topology
 from meshscope.model.layers import MlpKind, ShallowLayers, shallow_layers
 from meshscope.model.model import Model
 from meshscope.plans.caches import CacheLayout, ContextForm, local_tokens, why_no_ring
-from meshscope.plans.checks import (
-    check_axes,
-    check_blocks,
-    check_context,
-    check_dispatch,
-    check_frontend,
-    check_fused,
-    check_narrow_program,
-    check_pipeline,
-    check_quantization,
-    check_ring,
-    check_routing_skew,
-    check_shared_layers,
-    check_weights,
-)
+from meshscope.plans.checks import check_parts, check_whole
 from meshscope.plans.chunks import (
     DEFAULT_CHUNK,
     PhaseProgram,
@@ -52,13 +38,13 @@ from meshscope.plans.experiment_record import (
     phase_dispatch,
     record_from_dict,
 )
-from meshscope.plans.kernel_choice import KernelChoices, Kernels, kernel_choices
+from meshscope.plans.kernel_choice import KernelChoices, kernel_choices
 from meshscope.plans.mesh import Mesh
-from meshscope.plans.plan import Plan, check_batch, check_model
+from meshscope.plans.plan import Plan
 from meshscope.plans.program import Engine, Loop, Partitioner, Program
 from meshscope.plans.stages import default_microbatches
-from meshscope.plans.workload import Workload
-from meshscope.serialize import FormatError
+from meshscope.plans.workload import SequenceLengths, Workload
+from meshscope.serialize import FormatError, picked
 from meshscope.units import DTYPE_BITS
 
 DEFAULT_CAPACITY_FACTOR = 2.0  # GShard (arXiv 2006.16668): 2 N / E slots per expert for N tokens
@@ -287,6 +273,15 @@ class Experiment:
             has_kernels=not self.program.frontend.is_traced,
         )
 
+    def sequence_lengths(self, phase: Phase) -> SequenceLengths:
+        """The sequences of one device in one chunk of prefill, or in decode at the mean context."""
+        workload, is_prefill = self.workload, phase is Phase.PREFILL
+        return SequenceLengths(
+            n_sequences=max(1, self.n_sequences(phase) // self.n_microbatches(phase)),
+            n_queries=local_tokens(self.plan, phase, self.n_positions(phase)),
+            n_keys=workload.prompt if is_prefill else workload.mean_context,
+        )
+
     def _local_tokens(self, phase: Phase) -> int:
         """Tokens of a tp group in a step or micro-batch."""
         n_tokens, frontend = self.n_positions(phase), self.program.frontend
@@ -357,29 +352,12 @@ def experiment_from_dict(values: Mapping[str, Any]) -> Experiment:
 
 def experiment_of_record(record: ExperimentRecord) -> Experiment:
     """The experiment of a stored run; SpecError if the run does not know all of it."""
-    model, plan, topology = record.architecture, record.plan, record.topology
-    workload, program, engine = record.workload, record.program, record.engine
-    if (
-        model is None
-        or plan is None
-        or topology is None
-        or workload is None
-        or program is None
-        or engine is None
-    ):
-        parts = {"model": model, "plan": plan, "topology": topology}
-        parts |= {"workload": workload, "program": program, "engine": engine}
-        missing = ", ".join(name for name, part in parts.items() if part is None)
+    parts: dict[str, Any] = {"model": record.architecture}
+    parts |= picked(record, "plan", "topology", "workload", "program", "engine")
+    missing = ", ".join(name for name, part in parts.items() if part is None)
+    if missing:
         raise SpecError(f"the stored experiment lacks {missing}. Rerun the experiment.")
-    return Experiment(
-        model=model,
-        plan=plan,
-        topology=topology,
-        workload=workload,
-        program=program,
-        engine=engine,
-        device_order=record.device_order,
-    )
+    return Experiment(**parts, device_order=record.device_order)
 
 
 def first_layers(model: Model, n_layers: int) -> Model:
@@ -407,83 +385,17 @@ def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of
 
     `device_order` has the device at each position of the mesh, if they do not follow it.
     """
-    if n_layers is not None:
-        model = first_layers(model, n_layers)
-    plan = plan.filled(topology.n_devices)
-    if model.max_position is not None and workload.context > model.max_position:
-        raise SpecError(
-            f"prompt={workload.prompt} and output={workload.output} need {workload.context} positions; "
-            f"{model.name} has max_position_embeddings={model.max_position}. Shorten one of them, or name a config.json "
-            "with a larger max_position_embeddings and the rope_scaling that its model card gives."
-        )
-    program = program or Program()
-    check_axes(plan, engine)
-    check_frontend(program, workload)
-    check_context(plan, program)
-    check_shared_layers(plan, model, program.frontend, engine)
-    check_batch(plan, workload)
-    check_model(plan, model)
-    check_weights(plan, model)
-    check_quantization(model, workload)
-    check_routing_skew(plan, model, workload)
-    check_narrow_program(workload, program)
-    check_blocks(plan, model, workload)
-    check_pipeline(plan, workload, program, engine)
-    check_dispatch(program, topology)
-    if program.dispatch is DispatchForm.FUSED and model.moe is not None:
-        check_fused(plan, topology)
-    check_ring(model, plan, program, topology)
-    check_chunks(model, plan, workload, program, engine)
+    order = None if device_order is None else tuple(device_order)
     experiment = Experiment(
-        model=model,
-        plan=plan,
+        model=model if n_layers is None else first_layers(model, n_layers),
+        plan=plan.filled(topology.n_devices),
         topology=topology,
         workload=workload,
-        program=program,
+        program=program or Program(),
         engine=engine,
-        device_order=_checked_order(device_order, program, topology),
+        device_order=None if order == tuple(range(topology.n_devices)) else order,
     )
-    _check_kernels(experiment)
+    check_parts(experiment)
+    check_chunks(experiment.model, experiment.plan, workload, experiment.program, engine)
+    check_whole(experiment)
     return experiment
-
-
-def _checked_order(
-    order: Sequence[int] | None, program: Program, topology: Topology
-) -> tuple[int, ...] | None:
-    """The order of the devices; None for that of their ids."""
-    ids = tuple(range(topology.n_devices))
-    if order is None or tuple(order) == ids:
-        return None
-    if not program.frontend.is_own:
-        raise SpecError(
-            f"--device-order: --frontend {program.frontend} orders the devices itself. Drop the option, or "
-            "use --frontend jax."
-        )
-    if tuple(sorted(order)) != ids:
-        raise SpecError(
-            f"the device order must have each of the {len(ids)} devices of {topology.name} once."
-        )
-    if not keeps_slices(order, topology):
-        raise SpecError(
-            f"the device order mixes the slices of {topology.name}, which is not supported. Give 'slices' "
-            "to the outermost axes of the mesh."
-        )
-    return tuple(order)
-
-
-def keeps_slices(order: Sequence[int], topology: Topology) -> bool:
-    """Whether the devices of each slice follow one another in the order."""
-    n = topology.devices_per_slice
-    blocks = tuple(tuple(order[at : at + n]) for at in range(0, len(order), n))
-    return not topology.crosses_slices(blocks)
-
-
-def _check_kernels(experiment: Experiment) -> None:
-    """Raise SpecError if `--kernels on` is set and a part cannot use its kernel."""
-    refused = experiment.kernels.refused
-    if experiment.program.kernels is Kernels.ON and refused:
-        parts = "; ".join(f"{part}, because {reason}" for part, reason in refused.items())
-        raise SpecError(
-            f"--kernels on: no kernel for {parts} ({experiment.model.name}, plan "
-            f"'{experiment.plan}', {experiment.topology.name}). Use --kernels auto or off."
-        )

@@ -9,9 +9,7 @@ from math import prod
 from meshscope.errors import PlanError, nearest
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part
-from meshscope.model.model import Model
 from meshscope.plans.mesh import Mesh
-from meshscope.plans.workload import Workload
 from meshscope.units import counted, whole_number
 
 AXES = ("pp", "dp", "fsdp", "cp", "tp", "ep")
@@ -246,80 +244,6 @@ def _size(text: str, axis: str, number: str) -> int:
         return whole_number(number)
     except ValueError as error:
         raise PlanError(f"plan '{text}': {axis} needs a whole number, got '{number}'.") from error
-
-
-def check_batch(plan: Plan, workload: Workload) -> None:
-    """Raise PlanError unless the data axis divides the batch, and cp (times tp under sp) the prompt."""
-    if workload.batch % plan.data_size:
-        raise PlanError(
-            f"plan '{plan}': {plan.data_axis}={plan.data_size} does not divide batch={workload.batch}. "
-            f"Use a multiple, e.g. --batch {-(-workload.batch // plan.data_size) * plan.data_size}."
-        )
-    axis_sizes = {"cp": plan.cp, "tp": plan.tp if plan.sp else 1}
-    axis_sizes = {axis: size for axis, size in axis_sizes.items() if size != 1}
-    n_shards = prod(axis_sizes.values())
-    if workload.prompt % n_shards:
-        options = " and ".join({"cp": "cp", "tp": "sp"}[axis] for axis in axis_sizes)
-        sizes = " x ".join(f"{axis}={size}" for axis, size in axis_sizes.items())
-        raise PlanError(
-            f"plan '{plan}': {options} split{'s' * (len(axis_sizes) == 1)} the prompt, but {sizes} does not "
-            f"divide prompt={workload.prompt}. "
-            f"Use a multiple, e.g. --prompt {-(-workload.prompt // n_shards) * n_shards}."
-        )
-
-
-def check_model(plan: Plan, model: Model) -> None:
-    """Raise PlanError unless every axis divides the model dimension it splits."""
-    if plan.pp > model.n_layers:
-        raise PlanError(
-            f"plan '{plan}': pp={plan.pp} exceeds n_layers={model.n_layers} of {model.name}. "
-            f"Use pp<={model.n_layers}."
-        )
-    _check_tp(plan, model)
-    _check_experts(plan, model)
-    if model.hidden % plan.fsdp:
-        raise _indivisible(plan, model, ("hidden", model.hidden), "fsdp")
-
-
-def _check_tp(plan: Plan, model: Model) -> None:
-    """Raise PlanError unless tp divides heads and MLP widths."""
-    attention, moe = model.attention, model.moe
-    sizes: dict[str, int | None] = {**attention.tp_sizes, "ffn": model.ffn}
-    if moe is not None:
-        sizes["shared_ffn"] = moe.shared_ffn
-        if "tp" not in plan.expert_axes:
-            sizes["expert ffn"] = moe.ffn
-    for label, size in sizes.items():
-        if size is not None and size % plan.tp:
-            raise _indivisible(plan, model, (label, size), "tp")
-    for n_kv_heads in attention.replicated_heads:
-        if n_kv_heads % plan.tp and plan.tp % n_kv_heads:
-            raise PlanError(
-                f"plan '{plan}' cannot split {model.name}: tp={plan.tp} neither divides nor is a multiple "
-                f"of n_kv_heads={n_kv_heads}. Use a divisor, or a multiple (KV heads are replicated)."
-            )
-
-
-def _check_experts(plan: Plan, model: Model) -> None:
-    """Raise PlanError if ep does not divide the experts, or the model has none."""
-    if plan.ep == 1:
-        return
-    if model.moe is None:
-        raise PlanError(
-            f"plan '{plan}': ep={plan.ep} shards experts, but {model.name} has none. Drop ep."
-        )
-    if model.moe.n_experts % plan.ep:
-        raise _indivisible(plan, model, ("n_experts", model.moe.n_experts), "ep")
-
-
-def _indivisible(plan: Plan, model: Model, dimension: tuple[str, int], axis: str) -> PlanError:
-    """The error that `axis` does not divide a (name, size) of the model."""
-    (name, size), n_shards = dimension, getattr(plan, axis)
-    article = "an" if axis[0] in "ef" else "a"
-    return PlanError(
-        f"plan '{plan}' cannot split {model.name}: {axis}={n_shards} does not divide {name}={size}. "
-        f"Use {article} {axis} that divides it."
-    )
 
 
 _SPLIT_KINDS = frozenset({Kind.REDUCE_SCATTER, Kind.ALL_GATHER, Kind.PERMUTE, Kind.ALL_TO_ALL})

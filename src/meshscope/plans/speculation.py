@@ -15,8 +15,8 @@ from meshscope.model.mechanisms.streams import DraftHead
 from meshscope.model.model import Model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, Coverage, quantization_of
 from meshscope.plans.caches import device_cache_bytes
+from meshscope.plans.checks import has_program_format
 from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.program_formats import has_program_format
 from meshscope.plans.weights import device_weight_bytes, draft_head_weights, layer_bytes
 
 

@@ -1,22 +1,51 @@
-"""Memory that a plan needs on one device, from closed formulas."""
+"""Memory that a plan needs on one device, from closed formulas: weights, cache, their padding, and temporary buffers.
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+Temporary buffers are those that a program keeps live in HBM at once: the residual stream, the buffers of the
+block that needs most, and gathered or copied weights. docs/evidence/memory.md compares them with the compiler's
+memory analysis.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
+from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
-from meshscope.model.arrays import Weight
-from meshscope.model.layers import Layer
+from meshscope.hardware.compiler_facts import compiler_facts
+from meshscope.model.arrays import Dim, Weight
 from meshscope.model.mechanisms.attention import LANES
+from meshscope.model.quantization import activation_dtype_of, ragged_dtype_of
 from meshscope.plans.caches import cache_slots, device_cache_bytes, joined_narrow_heads, layer_cache
+from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
 from meshscope.plans.experiment import Experiment
+from meshscope.plans.kernel_choice import Kernel
 from meshscope.plans.memory import Memory, TempBasis
-from meshscope.plans.program import Engine
+from meshscope.plans.program import Engine, Partitioner
 from meshscope.plans.stages import stage_layers, stored_layers
-from meshscope.plans.weights import device_weight_bytes, layer_bytes, layer_weights, outer_weights
-from meshscope.prediction.temporaries import TempEstimate, temp_estimate
+from meshscope.plans.weights import (
+    device_weight_bytes,
+    expert_weights,
+    head_weight,
+    layer_bytes,
+    layer_weights,
+    outer_weights,
+)
+from meshscope.prediction.meshscope_engine import attention_step
 from meshscope.prediction.vllm_engine import stored_vocab
 from meshscope.units import DTYPE_BITS
+
+F32_BYTES = 4
+
+# The rules and the margins of the interval were made with some cases of benchmarks/memory_grid.csv and are
+# judged by the others (docs/evidence/memory.md).
+N_WHOLE = 3  # inputs and outputs of a dense block and of its reduction, with the residual stream
+# On-chip memory, in which the compiler keeps the buffers of a dense block as far as they fit: one and a half
+# times the VMEM of a v5e and a v6e, which buffers use one after the other; assumed for other chips, too.
+VMEM_BYTES = 128 * 2**20  # scaling book, part 2, tpus.md
+ON_CHIP_BYTES = VMEM_BYTES * 3 // 2
+N_BRANCH_COPIES = 2  # the cache before and after the branch of a stage
+LOW, HIGH = 0.45, 1.4
+SMALL_BYTES = 64 * 2**20  # beyond the margin
 
 
 def predicted_memory(experiment: Experiment) -> Memory:
@@ -26,22 +55,33 @@ def predicted_memory(experiment: Experiment) -> Memory:
     of layers of each kind that any stage has, plus embedding and head. A vLLM stage allocates only
     its own layers.
 
-    Padding and temporary buffers are estimated for programs with formulas (`prediction.temporaries`). `fits` is
+    Padding and temporary buffers are estimated for programs with formulas (`why_no_estimate`). `fits` is
     True if the high end of the estimate fits, False if weights, cache and the low end do not.
     """
-    weights_bytes, kv_cache_bytes = _resident_bytes(experiment)
+    model, plan, workload = experiment.model, experiment.plan, experiment.workload
+    if experiment.engine is Engine.MESHSCOPE:
+        weights_bytes = device_weight_bytes(model, plan, workload.weight_dtype)
+        kv_cache_bytes = device_cache_bytes(model, plan, workload, layout=experiment.cache_layout)
+    else:
+        stages = enumerate(stage_layers(model.n_layers, plan.pp))
+        of_stages = (_vllm_stage_bytes(experiment, stage, layers) for stage, layers in stages)
+        weights_bytes, kv_cache_bytes = max(of_stages, key=sum)
     hbm_bytes, temp = experiment.topology.chip.device_hbm_bytes, temp_estimate(experiment)
-    padding = padding_bytes(experiment) if temp is not None else None
+    padding = None if temp is None else _padding_bytes(experiment)
     known_bytes = weights_bytes + kv_cache_bytes + (padding or 0)
-    is_assumed = experiment.workload.weight_dtype == experiment.model.assumed_dtype
-    fits = None if hbm_bytes is None else _fits(known_bytes, temp, hbm_bytes)
+    is_assumed = workload.weight_dtype == model.assumed_dtype
+    fits = None
+    if hbm_bytes is not None and known_bytes + (0 if temp is None else temp.low_bytes) > hbm_bytes:
+        fits = None if is_assumed else False
+    elif hbm_bytes is not None and temp is not None and known_bytes + temp.high_bytes <= hbm_bytes:
+        fits = True
     return Memory(
         weights_bytes=weights_bytes,
         kv_cache_bytes=kv_cache_bytes,
         temp_bytes=None if temp is None else temp.value_bytes,
         total_bytes=None if temp is None else known_bytes + temp.value_bytes,
         hbm_bytes=hbm_bytes,
-        fits=None if is_assumed and not fits else fits,
+        fits=fits,
         temp_low_bytes=None if temp is None else temp.low_bytes,
         temp_high_bytes=None if temp is None else temp.high_bytes,
         temp_basis=None if temp is None else TempBasis.ESTIMATE,
@@ -50,88 +90,201 @@ def predicted_memory(experiment: Experiment) -> Memory:
     )
 
 
-def _fits(known_bytes: int, temp: TempEstimate | None, hbm_bytes: int) -> bool | None:
-    """Whether all of the interval fits, or none of it; None between."""
-    if known_bytes + (0 if temp is None else temp.low_bytes) > hbm_bytes:
-        return False
-    return True if temp is not None and known_bytes + temp.high_bytes <= hbm_bytes else None
-
-
-def _resident_bytes(experiment: Experiment) -> tuple[int, int]:
-    """Bytes of weights and of cache on one device, or on a device of the largest stage."""
-    model, plan, workload = experiment.model, experiment.plan, experiment.workload
-    if experiment.engine is Engine.MESHSCOPE:
-        weights_bytes = device_weight_bytes(model, plan, workload.weight_dtype)
-        return weights_bytes, device_cache_bytes(
-            model, plan, workload, layout=experiment.cache_layout
-        )
-    stages = enumerate(stage_layers(model.n_layers, plan.pp))
-    return max((_stage_bytes(experiment, stage, layers) for stage, layers in stages), key=sum)
-
-
-def _stage_bytes(experiment: Experiment, stage: int, indices: range) -> tuple[int, int]:
+def _vllm_stage_bytes(experiment: Experiment, stage: int, indices: range) -> tuple[int, int]:
     """Bytes of weights and of cache on a vLLM worker of this stage.
 
     The first stage holds the embedding, the last one the final norm and the head. If the head is
     tied to the embedding, the last stage holds a copy of the embedding.
     """
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
-    model = replace(model, vocab=stored_vocab(model))
-    is_first, is_last = stage == 0, stage == plan.pp - 1
+    model, dtype = replace(model, vocab=stored_vocab(model)), workload.weight_dtype
+    is_last = stage == plan.pp - 1
     embed, norm, *head = outer_weights(model, plan)
+    has_table = stage == 0 or (is_last and model.has_tied_embeddings)
+    weights = [embed] * has_table + [norm, *head] * is_last
     layers = model.layers[indices.start : indices.stop]
-    weights: list[Weight] = []
-    if is_first or (is_last and model.has_tied_embeddings):
-        weights.append(embed)
-    if is_last:
-        weights += [norm, *head]
-    dtype = workload.weight_dtype
     weights_bytes = sum(weight.local_bytes(plan, dtype) for weight in weights)
     weights_bytes += sum(layer_bytes(model, plan, layer, dtype) for layer in layers)
     cache_bytes = device_cache_bytes(model, plan, workload, layers, layout=experiment.cache_layout)
     return weights_bytes, cache_bytes
 
 
-def padding_bytes(experiment: Experiment) -> int:
-    """Bytes of padding on one device; 0 except on TPUs."""
-    if experiment.topology.chip.kind is not ChipKind.TPU:
-        return 0
-    model, plan = experiment.model, experiment.plan
-    layers = stored_layers(model, plan.pp)
-    weights = _weights_padding(experiment, outer_weights(model, plan))
-    for layer, n_layers in layers.items():
-        weights += n_layers * _weights_padding(experiment, layer_weights(model, plan, layer))
-    has_kernel = experiment.kernels.decode_attention.kernel is not None
-    return weights + (_cache_padding(experiment, layers) if has_kernel else 0)
+def _padding_bytes(experiment: Experiment) -> int:
+    """Bytes of padding on one device of a TPU, whose rows are whole multiples of 128 elements.
 
-
-def _weights_padding(experiment: Experiment, weights: Iterable[Weight]) -> int:
-    """Padding of the weights whose last dimension is contiguous."""
-    dtype = experiment.workload.weight_dtype
-    return sum(
-        _missing(weight.local_shape(experiment.plan)) * DTYPE_BITS[weight.stored_dtype(dtype)] // 8
-        for weight in weights
-        if weight.is_row_major
-    )
-
-
-def _cache_padding(experiment: Experiment, layers: Mapping[Layer, int]) -> int:
-    """Padding of the cache as the decode kernel reads it."""
+    The compiler avoids it by another order of the dimensions, except where a program fixes the order: weights
+    that lookups and grouped matmuls read row by row, and the cache that the decode kernel reads.
+    """
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
-    n_positions = cache_slots(plan, workload)
-    bits = sum(
-        n_layers
-        * _missing(array.local_shape(plan))
-        * array.n_slots(n_positions)
-        * array.bits(workload.cache_dtype)
-        for layer, n_layers in layers.items()
-        for array in joined_narrow_heads(
-            layer_cache(model, plan, layer, n_tokens=workload.decode_tokens)
+    layers, n_positions = stored_layers(model, plan.pp), cache_slots(plan, workload)
+
+    def missing(shape: Sequence[int], bits: int) -> int:
+        return prod(shape[:-1]) * (-shape[-1] % LANES) * bits
+
+    def of(weights: Sequence[Weight]) -> int:
+        return sum(
+            missing(w.local_shape(plan), DTYPE_BITS[w.stored_dtype(workload.weight_dtype)]) // 8
+            for w in weights
+            if w.is_row_major
         )
+
+    padding = of(outer_weights(model, plan))
+    padding += sum(n * of(layer_weights(model, plan, layer)) for layer, n in layers.items())
+    if experiment.kernels.decode_attention.kernel is None:
+        return padding
+    n_tokens, dtype = workload.decode_tokens, workload.cache_dtype
+    bits = sum(
+        n * missing(array.local_shape(plan), array.bits(dtype)) * array.n_slots(n_positions)
+        for layer, n in layers.items()
+        for array in joined_narrow_heads(layer_cache(model, plan, layer, n_tokens=n_tokens))
     )
-    return bits * (workload.batch // plan.data_size) // 8
+    return padding + bits * (workload.batch // plan.data_size) // 8
 
 
-def _missing(shape: Sequence[int]) -> int:
-    """Elements that fill the last dimension to a multiple of the lanes."""
-    return prod(shape[:-1]) * (-shape[-1] % LANES)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TempParts:
+    """Bytes of temporary buffers on one device by what they hold; the block with the most counts."""
+
+    residual: float  # the residual stream and the embeddings of layers, which sp splits
+    whole: float  # the input or the output of a block: the residual stream of all tokens
+    attention: float  # queries, keys, values and outputs of a layer, or of its linear attention
+    scores: float  # attention scores, where no kernel avoids them
+    mlp: float  # the two intermediates of a dense MLP
+    experts: float  # rows of experts before and after their exchange, and their intermediates
+    gathered: float  # the largest matrix that fsdp gathers
+    layer: (
+        float  # the weights, without experts, of a layer that unrolled programs fetch ahead to VMEM
+    )
+    stacked: float  # weights of all layers whose stack scanned programs copy into another layout
+    converted: float  # weights of 8 bits in the dtype of their matrix product
+    branches: float  # copies of the cache in the branches of a pipeline's stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TempEstimate:
+    """Bytes of temporary buffers on one device, with the interval that the judged programs justify."""
+
+    value_bytes: int
+    low_bytes: int
+    high_bytes: int
+
+
+def why_no_estimate(experiment: Experiment) -> str | None:
+    """The reason why temporary buffers have no estimate; None if they have one."""
+    program, chip = experiment.program, experiment.topology.chip
+    is_split = program.partitioner is not Partitioner.MANUAL and experiment.model.moe is not None
+    reasons = {
+        f"--engine {experiment.engine} has other programs": experiment.engine is Engine.MESHSCOPE,
+        f"--frontend {program.frontend} has no formulas": program.frontend.is_own,
+        f"--partitioner {program.partitioner} chooses how experts exchange their rows": not is_split,
+        f"the formulas are those of TPUs, not {chip.name}": chip.kind is ChipKind.TPU,
+    }
+    return next((reason for reason, has_formula in reasons.items() if not has_formula), None)
+
+
+def temp_estimate(experiment: Experiment) -> TempEstimate | None:
+    """Temporary buffers of the phase that needs most; None without formulas."""
+    if why_no_estimate(experiment) is not None:
+        return None
+    values: list[float] = []
+    for phase in experiment.phases:
+        parts = temp_parts(experiment, phase)
+        block = parts.attention + parts.scores + parts.mlp
+        dense = max(0.0, parts.residual + N_WHOLE * parts.whole + block - ON_CHIP_BYTES)
+        routed = parts.residual + parts.whole + parts.experts if parts.experts else 0.0
+        value = max(dense, routed) + parts.gathered + parts.layer + parts.stacked
+        values.append(value + parts.converted + parts.branches)
+    return TempEstimate(
+        value_bytes=round(max(values)),
+        low_bytes=round(LOW * max(values)),
+        high_bytes=round(HIGH * max(values) + SMALL_BYTES),
+    )
+
+
+def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
+    """The parts of a phase, in bytes on one device."""
+    step = attention_step(experiment, phase, is_cut=experiment.has_cut_prompts)
+    model, plan, workload = experiment.model, experiment.plan, experiment.workload
+    kernels, layers, is_scanned = experiment.kernels, set(model.layers), experiment.is_scanned
+    act, tp = DTYPE_BITS[workload.activation_dtype] / 8, plan.tp
+    n_streams = model.hyper.n_streams if model.hyper is not None else 1
+    of_layers = 0 if model.layer_inputs is None else model.layer_inputs.width * model.n_layers
+    split = tp if plan.sp and phase is Phase.PREFILL else 1
+    attention = kernels.prefill_attention if step.is_prefill else kernels.decode_attention
+    n_scores = model.attention.n_heads / tp * step.n_tokens * model.attention.score_keys(step)
+    mlp_widths = [model.ffn_of(layer) for layer in layers if layer.has_mlp]
+    weights = {layer: layer_weights(model, plan, layer) for layer in layers}
+
+    def n_elements(chosen: Iterator[Weight]) -> int:
+        return sum(prod(weight.local_shape(plan)) for weight in chosen)
+
+    gathered = largest = copied = 0
+    if plan.fsdp > 1:
+        every = (*outer_weights(model, plan), *(w for of in weights.values() for w in of))
+        sizes = (prod(w.gathered_shape(plan)) for w in every if w.fsdp_dim(plan) is not None)
+        gathered = max(sizes, default=0)
+    if is_scanned:
+        copied = sum(
+            n
+            * n_elements(
+                w for w in weights[kind] if w.name in model.attention_of(kind).copied_stacks
+            )
+            for kind, n in stored_layers(model, plan.pp).items()
+        )
+    else:
+        largest = max(
+            n_elements(w for w in of if Dim.EXPERT not in w.dims) for of in weights.values()
+        )
+    return TempParts(
+        residual=step.n_tokens * (model.hidden * n_streams + of_layers) * act / split,
+        whole=step.n_tokens * model.hidden * n_streams * act,
+        attention=max(model.attention_of(layer).step_bytes(step) for layer in layers),
+        scores=0 if attention.kernel is not None else n_scores * F32_BYTES,
+        mlp=2 * step.n_tokens * max(mlp_widths, default=0) / tp * act,
+        experts=_experts_elements(experiment, phase, step.n_tokens) * act,
+        gathered=gathered * act,
+        layer=min(VMEM_BYTES, largest * act),
+        stacked=copied * act,
+        converted=_converted_bytes(experiment, act),
+        branches=0 if plan.pp == 1 else N_BRANCH_COPIES * device_cache_bytes(model, plan, workload),
+    )
+
+
+def _experts_elements(experiment: Experiment, phase: Phase, n_tokens: int) -> float:
+    """Rows of experts, before and after them, and their two intermediates; with an exchange, also the other side's.
+
+    Buffers of an exchange have more bytes than the sums of 8-bit rows, which exist before it returns them.
+    """
+    model, plan, moe = experiment.model, experiment.plan, experiment.model.moe
+    if moe is None:
+        return 0
+    width = moe.ffn if "tp" in plan.expert_axes else moe.ffn / plan.tp
+    dispatch, choice = experiment.dispatch(phase), experiment.kernels.experts
+    if dispatch is None:
+        # Sums of XLA's kernel of experts are float32 for 8-bit rows, counted in elements of activations.
+        is_narrow = activation_dtype_of(experiment.workload.weight_dtype) is not None
+        has_sums = is_narrow and choice is not None and choice.kernel is Kernel.RAGGED_DOT
+        wide = F32_BYTES * 8 / DTYPE_BITS[experiment.workload.activation_dtype]
+        n_rows = n_tokens * min(moe.n_active, moe.n_experts // plan.ep)
+        return n_rows * ((1 + (wide if has_sums else 1)) * model.hidden + 2 * width)
+    if dispatch.form is DispatchForm.FUSED:
+        # Buffers of the rows that each local expert may get and returns, and of all results. Beyond a share of the
+        # HBM, fewer experts have one at a time.
+        n_block = min(FUSED_BLOCK_TOKENS, dispatch.n_tokens)
+        return 3 * dispatch.n_local_experts * dispatch.n_ranks * n_block * model.hidden
+    n_sent, n_received = dispatch.n_rows, dispatch.n_buffer_rows
+    return 2 * (n_sent + n_received) * model.hidden + 2 * n_received * width
+
+
+def _converted_bytes(experiment: Experiment, act: float) -> float:
+    """The head, or a layer's matrix of experts for a kernel that does not read their dtype."""
+    model, plan, workload = experiment.model, experiment.plan, experiment.workload
+    if DTYPE_BITS[workload.weight_dtype] >= DTYPE_BITS[workload.activation_dtype]:
+        return 0
+    head = prod(head_weight(model, plan).local_shape(plan)) * act
+    facts = compiler_facts(experiment.topology.chip.name)
+    of_kernel = ragged_dtype_of(workload.weight_dtype)
+    if model.moe is None or of_kernel in facts.ragged_dot_dtypes.value:
+        return head
+    experts = max(prod(weight.local_shape(plan)) for weight in expert_weights(model))
+    return max(head, experts * F32_BYTES)

@@ -8,7 +8,7 @@ TorchXLA programs send nothing after the last tick, and all their stages compute
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from meshscope.events.collective import Groups
@@ -20,63 +20,37 @@ from meshscope.plans.stages import n_ticks, stage_layers, stage_sends
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 
 SentArray = tuple[tuple[int, ...], str]  # shape and dtype
+CACHED_SENDS = 256  # tuples with thousands of pairs on large slices
 
 
 def sent_arrays(
     experiment: Experiment, step: PlannedStep, residual: tuple[int, ...]
-) -> tuple[SentArray, ...]:
-    """The residual stream, and what layers of later stages read of earlier ones."""
-    return (
-        (residual, experiment.workload.activation_dtype),
-        *_shared_entries(experiment, step),
-        *_choice(experiment, step),
-        *_layer_inputs(experiment, residual),
-    )
+) -> Iterator[SentArray]:
+    """What a device sends to its peer in the next stage: the residual stream, and what later layers read of earlier ones.
 
-
-def _layer_inputs(experiment: Experiment, residual: tuple[int, ...]) -> Iterator[SentArray]:
-    """The embeddings [b,s,layers,width] of the layers behind the first stage, split like the residual stream.
-
-    TorchXLA programs send none: all stages compute them.
+    Dimensions: b sequences of a micro-batch, s tokens of a step of each, T positions attended to.
     """
-    inputs = experiment.model.layer_inputs
-    if inputs is not None and not experiment.program.frontend.is_traced:
-        n_layers = stage_sends(experiment.model, experiment.plan.pp).n_inputs
-        shape = (*residual[:-1], n_layers, inputs.width)
-        yield shape, experiment.workload.activation_dtype
-
-
-def _choice(experiment: Experiment, step: PlannedStep) -> Iterator[SentArray]:
-    """The mask [b,s,T] of the positions that the last indexer chose."""
-    if stage_sends(experiment.model, experiment.plan.pp).has_choice:
-        workload, n_positions = experiment.workload, step.n_tokens
-        if step.phase is Phase.DECODE:
-            n_positions = cache_slots(experiment.plan, workload)
-        yield (*_step_shape(experiment, step), n_positions), "pred"
-
-
-def _shared_entries(experiment: Experiment, step: PlannedStep) -> Iterator[SentArray]:
-    """The entries [b,heads,s,width] of the step in each cache that layers of later stages share."""
-    model, plan, cache_dtype = experiment.model, experiment.plan, experiment.workload.cache_dtype
-    n_sequences, n_tokens = _step_shape(experiment, step)
-    for kind in stage_sends(model, plan.pp).caches:
+    model, plan, workload = experiment.model, experiment.plan, experiment.workload
+    sends, is_prefill = stage_sends(model, plan.pp), step.phase is Phase.PREFILL
+    n_tokens = step.n_tokens if is_prefill else workload.decode_tokens
+    n_tokens = local_tokens(plan, step.phase, n_tokens)
+    n_sequences = experiment.n_sequences(step.phase) // experiment.n_microbatches(step.phase)
+    yield residual, workload.activation_dtype
+    # The entries [b,heads,s,width] of the step in each cache that layers of later stages share.
+    for kind in sends.caches:
         arrays = layer_cache(model, plan, kind)
         if experiment.kernels.decode_attention.kernel is not None:
             arrays = joined_narrow_heads(arrays)
         for array in arrays:
             *heads, width = array.local_shape(plan)
-            yield (n_sequences, *heads, n_tokens, width), array.dtype or cache_dtype
-
-
-def _step_shape(experiment: Experiment, step: PlannedStep) -> tuple[int, int]:
-    """Sequences of a micro-batch on one device, and tokens of the step of each."""
-    is_prefill = step.phase is Phase.PREFILL
-    n_tokens = step.n_tokens if is_prefill else experiment.workload.decode_tokens
-    n_sequences = experiment.n_sequences(step.phase) // experiment.n_microbatches(step.phase)
-    return n_sequences, local_tokens(experiment.plan, step.phase, n_tokens)
-
-
-CACHED_SENDS = 256  # tuples with thousands of pairs on large slices
+            yield (n_sequences, *heads, n_tokens, width), array.dtype or workload.cache_dtype
+    if sends.has_choice:  # the mask [b,s,T] of the positions that the last indexer chose
+        n_positions = step.n_tokens if is_prefill else cache_slots(plan, workload)
+        yield (n_sequences, n_tokens, n_positions), "pred"
+    # The embeddings [b,s,layers,width] of later layers, split like the residual stream; all TorchXLA stages compute them.
+    if model.layer_inputs is not None and not experiment.program.frontend.is_traced:
+        shape = (*residual[:-1], sends.n_inputs, model.layer_inputs.width)
+        yield shape, workload.activation_dtype
 
 
 def pipeline_stages(  # noqa: PLR0913  what a step consists of
@@ -84,101 +58,75 @@ def pipeline_stages(  # noqa: PLR0913  what a step consists of
     step: PlannedStep,
     *,
     whole: PlannedStage,
-    sent: tuple[SentArray, ...],
+    sent: Iterator[SentArray],
     ends: PlannedStage | None = None,
     chosen: Collection[int] | None = None,
 ) -> tuple[PlannedStage, ...]:
     """The stages of a step; the last entry, without index, holds the collectives over all stages.
 
     `whole` is the program without a pipeline: embedding and layers for one micro-batch, the head
-    for all sequences. With `ends`, all stages compute these, for all sequences. `sent` are the arrays that a device sends to its peer in the next stage.
-    With `chosen`, only those stages have layers.
+    for all sequences. With `ends`, all stages compute these, for all sequences. `sent` are the arrays that a device
+    sends to its peer in the next stage on every tick. With `chosen`, only those stages have layers.
     """
-    plan = experiment.plan
-    if plan.pp == 1:
-        return (whole,)
-    n_microbatches = experiment.n_microbatches(step.phase)
-    last = plan.pp - 1
-    place = _StagePlacement(mesh=plan.mesh)
+    mesh, n_microbatches = experiment.plan.mesh, experiment.n_microbatches(step.phase)
+    last, n_each = mesh.size("pp") - 1, mesh.n_devices // mesh.size("pp")
+    # Layers of one kind share one tuple of collectives, and these their groups: each is moved once per stage.
+    placed: dict[tuple[int, int], tuple[PlannedCollective, ...]] = {}
+    stage_groups: dict[tuple[int, int], Groups] = {}
+
+    def groups_of(groups: Groups, stage: int) -> Groups:
+        """The groups of a stage: in mesh order they follow one another, as pp is outermost."""
+        key = (id(groups), stage)
+        if key not in stage_groups:
+            first, end = (
+                bisect_left(groups, at, key=lambda group: group[0] // n_each)
+                for at in (stage, stage + 1)
+            )
+            stage_groups[key] = groups[first:end]
+        return stage_groups[key]
+
+    def place(
+        collectives: tuple[PlannedCollective, ...], stage: int, n_times: int = n_microbatches
+    ) -> tuple[PlannedCollective, ...]:
+        """The collectives on the devices of `stage`, each `n_times` as often."""
+        key = (id(collectives), stage)
+        if key not in placed:
+            placed[key] = tuple(
+                replace(one, groups=groups_of(one.groups, stage), count=one.count * n_times)
+                for one in collectives
+            )
+        return placed[key]
+
+    n_sends = n_ticks(n_microbatches, last + 1) - experiment.program.frontend.is_traced
+    send = PlannedCollective(
+        part=Part.STAGE, kind=Kind.PERMUTE, axis="pp", groups=(), shape=(), dtype="", count=n_sends
+    )
+    sends = [replace(send, shape=shape, dtype=dtype) for shape, dtype in sent]
     stages = tuple(
         PlannedStage(
-            before=place(whole.before, 0, n_microbatches) if stage == 0 and ends is None else (),
+            before=place(whole.before, 0) if stage == 0 and ends is None else (),
             layers=tuple(
-                (layer, place(collectives, stage, n_microbatches))
+                (layer, place(collectives, stage))
                 for layer, collectives in whole.layers[layers.start : layers.stop]
                 if chosen is None or stage in chosen
             ),
             after=(place(whole.after, last, 1) if ends is None else ())
             if stage == last
-            else tuple(_stage_send(experiment, step, stage, array) for array in sent),
+            else tuple(replace(one, groups=_neighbors(mesh, stage)) for one in sends),
             index=stage,
         )
-        for stage, layers in enumerate(stage_layers(len(whole.layers), plan.pp))
+        for stage, layers in enumerate(stage_layers(len(whole.layers), last + 1))
     )
-    if ends is not None:
-        return (*stages, ends)
-    tokens = _share_tokens(experiment, step.phase)
-    return (*stages, PlannedStage(before=(), layers=(), after=(tokens,)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StagePlacement:
-    """Moves collectives onto the devices of a stage.
-
-    Layers of one kind share one tuple of collectives, so each tuple is moved once per stage.
-    """
-
-    mesh: Mesh
-    placed: dict[tuple[int, int, int], tuple[PlannedCollective, ...]] = field(default_factory=dict)
-    groups: dict[tuple[int, int], Groups] = field(default_factory=dict)
-
-    def __call__(
-        self, collectives: tuple[PlannedCollective, ...], stage: int, n_times: int
-    ) -> tuple[PlannedCollective, ...]:
-        """The collectives on the devices of `stage`, each `n_times` as often."""
-        if self.mesh.size("pp") == 1 and n_times == 1:
-            return collectives
-        key = (id(collectives), stage, n_times)
-        if key not in self.placed:
-            self.placed[key] = tuple(
-                replace(
-                    planned,
-                    groups=self._groups(planned.groups, stage),
-                    count=planned.count * n_times,
-                )
-                for planned in collectives
-            )
-        return self.placed[key]
-
-    def _groups(self, groups: Groups, stage: int) -> Groups:
-        """The groups of a stage: in mesh order they follow one another, as pp is outermost."""
-        key = (id(groups), stage)
-        if key not in self.groups:
-            n_each = self.mesh.n_devices // self.mesh.size("pp")
-            first, end = (
-                bisect_left(groups, at, key=lambda group: group[0] // n_each)
-                for at in (stage, stage + 1)
-            )
-            self.groups[key] = groups[first:end]
-        return self.groups[key]
-
-
-def _stage_send(
-    experiment: Experiment, step: PlannedStep, sender: int, array: SentArray
-) -> PlannedCollective:
-    """On every tick, each device of stage `sender` sends the array to its peer in the next stage."""
-    shape, dtype = array
-    ticks = n_ticks(experiment.n_microbatches(step.phase), experiment.plan.pp)
-    is_unrolled = experiment.program.frontend.is_traced
-    return PlannedCollective(
-        part=Part.STAGE,
-        kind=Kind.PERMUTE,
+    # The all-reduce that brings the sampled tokens [b] to all stages: the other stages add zeros.
+    tokens = PlannedCollective(
+        part=Part.SAMPLE,
+        kind=Kind.ALL_REDUCE,
         axis="pp",
-        groups=_neighbors(experiment.plan.mesh, sender),
-        shape=shape,
-        dtype=dtype,
-        count=ticks - 1 if is_unrolled else ticks,
+        groups=mesh.groups("pp"),
+        shape=(experiment.n_rows(step.phase),),
+        dtype="s32",
     )
+    return (*stages, ends or PlannedStage(before=(), layers=(), after=(tokens,)))
 
 
 @lru_cache(maxsize=CACHED_SENDS)
@@ -187,16 +135,3 @@ def _neighbors(mesh: Mesh, sender: int) -> Groups:
     n_each = mesh.n_devices // mesh.size("pp")
     first = sender * n_each
     return tuple((device, device + n_each) for device in range(first, first + n_each))
-
-
-def _share_tokens(experiment: Experiment, phase: Phase) -> PlannedCollective:
-    """All-reduce that brings the sampled tokens [b] to all stages: the other stages add zeros."""
-    plan = experiment.plan
-    return PlannedCollective(
-        part=Part.SAMPLE,
-        kind=Kind.ALL_REDUCE,
-        axis="pp",
-        groups=plan.mesh.groups("pp"),
-        shape=(experiment.n_rows(phase),),
-        dtype="s32",
-    )

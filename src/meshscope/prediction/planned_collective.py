@@ -116,33 +116,24 @@ def stage_rows(stage: PlannedStage, step: PlannedStep, experiment: Experiment) -
     mesh = experiment.mesh
     placed: dict[int, Groups] = {}  # by the identity of the groups of positions
 
-    def on_devices(planned: PlannedCollective) -> PlannedCollective:
+    def on_devices(groups: Groups) -> Groups:
         if mesh.order is None:
-            return planned
-        if id(planned.groups) not in placed:
-            placed[id(planned.groups)] = mesh.devices_at(planned.groups)
-        return replace(planned, groups=placed[id(planned.groups)])
+            return groups
+        if id(groups) not in placed:
+            placed[id(groups)] = mesh.devices_at(groups)
+        return placed[id(groups)]
 
-    def rows(collectives: tuple[PlannedCollective, ...], layer: int | None) -> list[Collective]:
-        return [_row(on_devices(p), layer, stage.index, step, experiment) for p in collectives]
+    def row(planned: PlannedCollective, layer: int | None) -> Collective:
+        groups = on_devices(planned.groups)
+        return predicted_collective(
+            phase=step.phase,
+            layer=layer,
+            groups=groups,
+            **picked(planned, "part", "kind", "axis", "dtype", "shape", "count", "executed_as"),
+            n_steps=step.n_steps,
+            stage=stage.index,
+            crosses_slices=experiment.crosses_slices(groups),
+        )
 
-    layer_rows = [row for layer, collectives in stage.layers for row in rows(collectives, layer)]
-    return [*rows(stage.before, None), *layer_rows, *rows(stage.after, None)]
-
-
-def _row(
-    planned: PlannedCollective,
-    layer: int | None,
-    stage: int | None,
-    step: PlannedStep,
-    experiment: Experiment,
-) -> Collective:
-    return predicted_collective(
-        phase=step.phase,
-        layer=layer,
-        **picked(planned, "part", "kind", "axis", "groups", "dtype", "shape", "count"),
-        executed_as=planned.executed_as,
-        n_steps=step.n_steps,
-        stage=stage,
-        crosses_slices=experiment.crosses_slices(planned.groups),
-    )
+    parts = ((None, stage.before), *stage.layers, (None, stage.after))
+    return [row(planned, layer) for layer, collectives in parts for planned in collectives]

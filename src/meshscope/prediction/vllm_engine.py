@@ -6,10 +6,7 @@ messages between CPUs, which those tables do not count, are left out. One step p
 sequences. `docs/evidence/paper.md` lists where the paper contradicts itself.
 """
 
-from collections.abc import Iterator
-
 from meshscope.errors import PlanError
-from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.model import Model
@@ -32,16 +29,58 @@ def stored_vocab(model: Model) -> int:
 
 def vllm_stages(experiment: Experiment, step: PlannedStep) -> tuple[PlannedStage, ...]:
     """The collectives of one step, for one worker of each pipeline stage."""
-    _check_plan(experiment.model, experiment.plan)
-    plan = experiment.plan
+    model, plan, workload = experiment.model, experiment.plan, experiment.workload
+    _check_plan(model, plan)
+    # vLLM flattens the tokens of all sequences into one dimension.
+    hidden_states = (workload.batch * step.n_tokens, model.hidden)
+    share = (stored_vocab(model) // plan.tp,)
+    sums = dict.fromkeys((Part.EMBED, Part.ATTN, Part.MLP), (Kind.ALL_REDUCE, hidden_states))
+    # A later stage all-gathers the slices that it receives. The last one gathers the last token's logits on one worker:
+    # the payload of the gather is one worker's shard, as in the paper.
+    logits = (Kind.GATHER, share if workload.batch == 1 else (workload.batch, *share))
+    over_tp = {**sums, Part.STAGE: (Kind.ALL_GATHER, hidden_states), Part.LM_HEAD: logits}
+    workers, dtype = plan.mesh.groups("tp"), workload.activation_dtype
+
+    def of(part: Part, stage: int) -> tuple[PlannedCollective, ...]:
+        """The collective of a part over the tp workers of a stage; none if tp=1."""
+        kind, shape = over_tp[part]
+        collective = PlannedCollective(
+            part=part,
+            kind=kind,
+            axis="tp",
+            groups=(workers[stage],),
+            shape=shape,
+            dtype=dtype,
+            count=N_BOUNDARY_TENSORS if part is Part.STAGE else 1,
+        )
+        return (collective,) if plan.tp > 1 else ()
+
+    def boundary(kind: Kind, sender: int) -> PlannedCollective:
+        """Each worker of stage `sender` sends its slice of both tensors to its peer in the next stage."""
+        return PlannedCollective(
+            part=Part.STAGE,
+            kind=kind,
+            axis="pp",
+            groups=tuple(zip(workers[sender], workers[sender + 1], strict=True)),
+            shape=(hidden_states[0], model.hidden // plan.tp),
+            dtype=dtype,
+            count=N_BOUNDARY_TENSORS,
+        )
+
+    def entry(stage: int) -> tuple[PlannedCollective, ...]:
+        received = () if stage == 0 else (boundary(Kind.RECV, stage - 1),)
+        return (*received, *of(Part.STAGE if stage else Part.EMBED, stage))
+
     return tuple(
         PlannedStage(
-            before=tuple(_entry(experiment, step, index)),
-            layers=tuple((layer, tuple(_layer(experiment, step, index))) for layer in layers),
-            after=tuple(_exit(experiment, step, index)),
-            index=index if plan.pp > 1 else None,
+            before=entry(stage),
+            layers=tuple((at, (*of(Part.ATTN, stage), *of(Part.MLP, stage))) for at in layers),
+            after=of(Part.LM_HEAD, stage)
+            if stage == plan.pp - 1
+            else (boundary(Kind.SEND, stage),),
+            index=stage if plan.pp > 1 else None,
         )
-        for index, layers in enumerate(stage_layers(experiment.model.n_layers, plan.pp))
+        for stage, layers in enumerate(stage_layers(model.n_layers, plan.pp))
     )
 
 
@@ -57,9 +96,10 @@ def _check_plan(model: Model, plan: Plan) -> None:
             f"--engine vllm predicts vLLM 0.8.5, which has no models with embeddings of each layer, such as "
             f"{model.name}. Use --engine meshscope."
         )
-    if stored_vocab(model) % plan.tp:
+    vocab = stored_vocab(model)
+    if vocab % plan.tp:
         raise PlanError(
-            f"plan '{plan}': tp={plan.tp} does not divide {stored_vocab(model)}, the vocabulary of "
+            f"plan '{plan}': tp={plan.tp} does not divide {vocab}, the vocabulary of "
             f"{model.name} as padded by vLLM. Use a tp that divides it, e.g. a power of two up to 64."
         )
     if plan.pp > 1 and model.hidden % plan.tp:
@@ -67,89 +107,3 @@ def _check_plan(model: Model, plan: Plan) -> None:
             f"plan '{plan}': tp={plan.tp} does not divide hidden={model.hidden} of {model.name}, but "
             f"vLLM stages send [tokens, hidden / tp]. Use a tp that divides it, or pp=1."
         )
-
-
-def _entry(experiment: Experiment, step: PlannedStep, stage: int) -> Iterator[PlannedCollective]:
-    """The first stage embeds; later stages receive a slice of each tensor and all-gather it."""
-    if stage == 0:
-        yield from _tp(
-            experiment, stage, Part.EMBED, Kind.ALL_REDUCE, _hidden_states(experiment, step)
-        )
-        return
-    yield _boundary(experiment, step, Kind.RECV, stage - 1)
-    yield from _tp(
-        experiment,
-        stage,
-        Part.STAGE,
-        Kind.ALL_GATHER,
-        _hidden_states(experiment, step),
-        count=N_BOUNDARY_TENSORS,
-    )
-
-
-def _layer(experiment: Experiment, step: PlannedStep, stage: int) -> Iterator[PlannedCollective]:
-    """An all-reduce after each of the two row-parallel matmuls of a layer."""
-    for part in (Part.ATTN, Part.MLP):
-        yield from _tp(experiment, stage, part, Kind.ALL_REDUCE, _hidden_states(experiment, step))
-
-
-def _exit(experiment: Experiment, step: PlannedStep, stage: int) -> Iterator[PlannedCollective]:
-    """The last stage gathers the last token's logits on one worker; other stages send.
-
-    The payload of the gather is one worker's shard, as in the paper.
-    """
-    if stage < experiment.plan.pp - 1:
-        yield _boundary(experiment, step, Kind.SEND, stage)
-        return
-    batch, share = experiment.workload.batch, stored_vocab(experiment.model) // experiment.plan.tp
-    logits = (share,) if batch == 1 else (batch, share)
-    yield from _tp(experiment, stage, Part.LM_HEAD, Kind.GATHER, logits)
-
-
-def _hidden_states(experiment: Experiment, step: PlannedStep) -> tuple[int, int]:
-    """[tokens, hidden]: vLLM flattens the tokens of all sequences into one dimension."""
-    return (experiment.workload.batch * step.n_tokens, experiment.model.hidden)
-
-
-def _workers(plan: Plan) -> Groups:
-    """The tp workers of each stage, one group per stage."""
-    return plan.mesh.groups("tp")
-
-
-def _tp(  # noqa: PLR0913  the fields of a collective
-    experiment: Experiment,
-    stage: int,
-    part: Part,
-    kind: Kind,
-    shape: tuple[int, ...],
-    *,
-    count: int = 1,
-) -> Iterator[PlannedCollective]:
-    """A collective of the tp workers of a stage; none if tp=1."""
-    if experiment.plan.tp > 1:
-        yield PlannedCollective(
-            part=part,
-            kind=kind,
-            axis="tp",
-            groups=(_workers(experiment.plan)[stage],),
-            shape=shape,
-            dtype=experiment.workload.activation_dtype,
-            count=count,
-        )
-
-
-def _boundary(
-    experiment: Experiment, step: PlannedStep, kind: Kind, sender: int
-) -> PlannedCollective:
-    """Each worker of stage `sender` sends its slice of both tensors to its peer in the next stage."""
-    workers = _workers(experiment.plan)
-    n_tokens, hidden = _hidden_states(experiment, step)
-    return PlannedCollective(
-        part=Part.STAGE,
-        kind=kind,
-        axis="pp",
-        groups=tuple(zip(workers[sender], workers[sender + 1], strict=True)),
-        shape=(n_tokens, hidden // experiment.plan.tp),
-        dtype=experiment.workload.activation_dtype,
-        count=N_BOUNDARY_TENSORS,
-    )

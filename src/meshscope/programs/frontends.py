@@ -19,9 +19,9 @@ from meshscope.errors import MissingToolError, SpecError
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
+from meshscope.plans.checks import check_program_format
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend, Program
-from meshscope.plans.program_formats import check_program_format
 from meshscope.programs.engines.engine_config import engine_variables_of
 from meshscope.programs.engines.limits import check_engine
 from meshscope.programs.engines.stubs import install_stubs

@@ -21,7 +21,7 @@ from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.layers import FOLDED_LAYERS, MAX_PERIOD, Fold, ShallowLayers
 from meshscope.plans.mesh import Mesh
-from meshscope.plans.sequence_lengths import SequenceLengths
+from meshscope.plans.workload import SequenceLengths
 from meshscope.readers.hlo.attribution import OUTSIDE_LAYERS, scope_of
 from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives, rows_of
 from meshscope.readers.hlo.module import HloModule

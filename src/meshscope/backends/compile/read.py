@@ -20,7 +20,7 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.layers import ShallowLayers
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
-from meshscope.plans.sequence_lengths import SequenceLengths, sequence_lengths
+from meshscope.plans.workload import SequenceLengths
 from meshscope.programs.frontends import frontend_of
 from meshscope.programs.step_programs import STEP_PROGRAMS, program_file
 from meshscope.readers.hlo.collectives import (
@@ -185,7 +185,7 @@ def read_timed(
         experts=expert_load(experiment, phase),
         layers=options.layers,
         notes=options.notes,
-        lengths=(sequence_lengths(experiment, phase),),
+        lengths=(experiment.sequence_lengths(phase),),
     )
     return step.rows(rows), step
 
@@ -246,7 +246,7 @@ def _read_engine(
             module = with_scopes(module)
         table = module_collectives(module, mesh=mesh, crosses_slices=experiment.crosses_slices)
         tables.append(table)
-    last = sequence_lengths(experiment, phase)
+    last = experiment.sequence_lengths(phase)
     first = replace(last, n_keys=float(last.n_queries))
     is_cut = phase is Phase.PREFILL and chunks.n_position_chunks > 1
     steps = [

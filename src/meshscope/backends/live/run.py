@@ -18,9 +18,9 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.measured import Measured, Request, StepCost
 from meshscope.hardware.chips import ChipKind
+from meshscope.plans.checks import check_program_format
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory, compiled_memory
-from meshscope.plans.program_formats import check_program_format
 from meshscope.programs.environments import (
     check_can_run,
     check_torchxla,
