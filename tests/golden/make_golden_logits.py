@@ -1,16 +1,18 @@
-"""Tiny random models in `transformers`: weights, a prompt and the logits of 17 greedy steps.
+"""Tiny random models in `transformers`: the logits of a prompt and 16 greedy steps.
 
-Names with a dtype are those of the same models with dequantized 8-bit weights.
+Names with a dtype are the same models with dequantized 8-bit weights.
 
 Run: make golden, or this file with names of configs. Writes logits/NAME.npz; needs torch and
-transformers. Weights have the names of published checkpoints and are rounded to float16 for storage.
+transformers. Weights have the names of published checkpoints and are made again from their names.
 """
 
+import json
 import sys
 import tempfile
+import zlib
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -254,7 +256,6 @@ NARROW = {
 }
 BLOCK = 8  # rows and columns that share a scale; DeepSeek-V3 has 128
 TABLES = ("embed_tokens", "lm_head")  # that stay in bfloat16 if blocks have scales
-BLANK = ("bias", "layer_scalar", "router.scale", "per_expert_scale")  # ones and zeros at the start
 WIDE = (  # in names of tensors that stay in bfloat16
     *("norm", "bias", "sinks", "mlp.gate.", "router", "shared_expert_gate", "weights_proj"),
     *("conv1d", "A_log", "in_proj_ba", "in_proj_b.", "in_proj_a."),
@@ -373,49 +374,78 @@ def _rounded_blocks(matrix: Any) -> Any:
 
 
 def oracle_model(name: str) -> Any:
-    """The Hugging Face model of this config, random but reproducible, in float32."""
+    """The Hugging Face model of this config with the weights of `weights_of`, in float32."""
     import torch  # noqa: PLC0415  only the oracle needs it
     import transformers  # noqa: PLC0415
+    from safetensors.numpy import save_file  # noqa: PLC0415  comes with transformers
+
+    config = transformers.AutoConfig.for_model(**CONFIGS[name])
+    with tempfile.TemporaryDirectory() as directory:
+        config.save_pretrained(directory)
+        save_file(weights_of(name), Path(directory) / "model.safetensors", {"format": "pt"})
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            directory,
+            attn_implementation="eager",
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    assert not any(found.values()), found
+    return model.eval()
+
+
+class Spread(NamedTuple):
+    """Shape, mean and standard deviation of the random values of a tensor."""
+
+    shape: list[int]
+    mean: float
+    std: float
+
+
+def weights_of(name: str) -> dict[str, np.ndarray]:
+    """Random weights by checkpoint name, each with its name as seed, representable in float16."""
+    with np.load(DIRECTORY / f"{name}.npz") as stored:
+        spreads = {
+            key: Spread(*spread) for key, spread in json.loads(str(stored["spreads"])).items()
+        }
+    return {key: _random(key, spread, CONFIGS[name]) for key, spread in spreads.items()}
+
+
+def _random(name: str, spread: Spread, config: dict[str, Any]) -> np.ndarray:
+    """The legacy generator's stream is frozen (NumPy's NEP 19), so the values never change."""
+    generator = np.random.RandomState(zlib.crc32(name.encode()))
+    if name.endswith("tid2eid"):  # the experts of each token ID, all different
+        n_tokens, n_active = spread.shape
+        order = generator.random_sample((n_tokens, config["n_routed_experts"])).argsort(axis=1)
+        return np.ascontiguousarray(order[:, :n_active])
+    values = spread.mean + spread.std * generator.standard_normal(spread.shape)
+    return values.astype(np.float16).astype(np.float32)
+
+
+def spreads_of(name: str) -> dict[str, Spread]:
+    """How `transformers` starts the tensors that it saves; constants get some noise, not to hide a mistake."""
+    import torch  # noqa: PLC0415  only the oracle needs it
+    import transformers  # noqa: PLC0415
+    from safetensors.numpy import load_file  # noqa: PLC0415  comes with transformers
 
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(**CONFIGS[name])
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    with torch.no_grad():
-        for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if "norm" in tensor_name or tensor_name.endswith(BLANK):
-                tensor.add_(0.1 * torch.randn(tensor.shape))  # ones and zeros would hide a mistake
-        if config.model_type == "deepseek_v4":
-            _fill_blank(model)
-        for tensor_name, tensor in model.named_parameters():
-            if config.model_type == "gemma4_text" and "q_norm" in tensor_name:
-                tensor.mul_(0.25)  # scores are not divided by the width of heads: else one key wins
-            if tensor_name.endswith("A_log"):
-                tensor.sub_(3.0)  # slow decays: else a state forgets a position at the next one
-        for tensor in model.state_dict().values():
-            tensor.copy_(tensor.half())
-    return model.float().eval()
-
-
-def _fill_blank(model: Any) -> None:
-    """Random values for what `transformers` starts with zeros and ones: DeepSeek-V4's own parts."""
-    import torch  # noqa: PLC0415  only the oracle needs it
-
-    n_experts, n_active = model.config.n_routed_experts, model.config.num_experts_per_tok
-    for name, tensor in model.state_dict().items():
-        if name.endswith(("base", "scale", "sinks")):
-            tensor.add_(0.3 * torch.randn(tensor.shape))
-        elif name.endswith("tid2eid"):
-            tensor.copy_(torch.rand(len(tensor), n_experts).argsort(dim=1)[:, :n_active])
-
-
-def checkpoint_tensors(model: Any) -> dict[str, np.ndarray]:
-    """The tensors under the names under which `transformers` saves them, float16."""
-    from safetensors.numpy import load_file  # noqa: PLC0415  comes with transformers
-
     with tempfile.TemporaryDirectory() as directory:
-        model.save_pretrained(directory)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
         stored = load_file(Path(directory) / "model.safetensors")
-    return {name: tensor.astype(np.float16) for name, tensor in stored.items()}
+    spreads = {}
+    for key, tensor in stored.items():
+        mean, std = float(tensor.mean()), float(tensor.std())
+        if std < 1e-6:
+            std = 0.3 if config.model_type == "deepseek_v4" and "norm" not in key else 0.1
+        if config.model_type == "gemma4_text" and "q_norm" in key:
+            mean, std = (
+                mean / 4,
+                std / 4,
+            )  # scores are not divided by the width of heads: else one key wins
+        if key.endswith("A_log"):
+            mean -= 3.0  # slow decays: else a state forgets a position at the next one
+        spreads[key] = Spread(list(tensor.shape), round(mean, 3), round(std, 3))
+    return spreads
 
 
 def greedy_logits(model: Any, prompt: np.ndarray) -> np.ndarray:
@@ -435,34 +465,31 @@ def read_golden(name: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarra
 
     If the name has a dtype, the weights are those before they are rounded.
     """
-    if name in QUANTIZED | NARROW:
-        with np.load(DIRECTORY / f"{name}.npz") as stored:
-            weights, prompt, _ = read_golden((QUANTIZED | NARROW)[name][0])
-            return weights, prompt, stored["logits"]
+    base = (QUANTIZED | NARROW).get(name, (name,))[0]
     with np.load(DIRECTORY / f"{name}.npz") as stored:
-        names = [name for name in stored.files if name not in {"prompt", "logits"}]
-        weights = {name: stored[name].astype(np.float32) for name in names}
-        return weights, stored["prompt"], stored["logits"]
+        return weights_of(base), prompt_of(base), stored["logits"]
+
+
+def prompt_of(name: str) -> np.ndarray:
+    return np.random.RandomState(0).randint(0, CONFIGS[name]["vocab_size"], (BATCH, PROMPT))
 
 
 def main() -> None:
     """Writes the golden files of the given names, by default of all."""
     DIRECTORY.mkdir(exist_ok=True)
     for name in sys.argv[1:] or (*CONFIGS, *QUANTIZED, *NARROW):
-        if name in QUANTIZED | NARROW:
-            _, prompt, _ = read_golden((QUANTIZED | NARROW)[name][0])
-            is_narrow = name in NARROW
-            model = narrow_model(*NARROW[name]) if is_narrow else quantized_model(*QUANTIZED[name])
-            logits = greedy_logits(model, prompt)
-            np.savez_compressed(DIRECTORY / f"{name}.npz", logits=logits)
-            continue
-        config = CONFIGS[name]
-        model = oracle_model(name)
-        generator = np.random.default_rng(0)
-        prompt = generator.integers(0, config["vocab_size"], (BATCH, PROMPT))
-        weights = checkpoint_tensors(model)
-        logits = greedy_logits(model, prompt)
-        np.savez_compressed(DIRECTORY / f"{name}.npz", prompt=prompt, logits=logits, **weights)
+        path = DIRECTORY / f"{name}.npz"
+        if name in NARROW:
+            base, extra = NARROW[name][0], {}
+            model = narrow_model(*NARROW[name])
+        elif name in QUANTIZED:
+            base, extra = QUANTIZED[name][0], {}
+            model = quantized_model(*QUANTIZED[name])
+        else:
+            base, extra = name, {"spreads": np.array(json.dumps(spreads_of(name)))}
+            np.savez_compressed(path, **extra)
+            model = oracle_model(name)
+        np.savez_compressed(path, logits=greedy_logits(model, prompt_of(base)), **extra)
 
 
 if __name__ == "__main__":
