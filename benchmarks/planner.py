@@ -7,20 +7,18 @@
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshscope.cost.closed_form import closed_steps, plan_batch
+from meshscope.cost.closed_form import closed_steps, plan_batch, plan_form
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.planner.combinations import Batches, SearchSpace
-from meshscope.planner.forms import FormKey, FormTable
 from meshscope.planner.objective import Objective
 from meshscope.planner.search import search
-from meshscope.planner.space import plan_space
-from meshscope.plans.program import Program
+from meshscope.planner.space import Batches, SearchSpace, plan_space
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.workload import Workload
 
 PAIRS_PER_S = 100_000
@@ -70,23 +68,21 @@ def timed(of: Search) -> None:
 def pairs() -> None:
     """Prints evaluated plan-workload pairs per second, prefill and decode."""
     model, topology = read_model("Qwen/Qwen3-32B"), parse_topology("v6e-8")
-    table = FormTable(model=model, topology=topology, workload=WORKLOAD, program=Program())
     plans = plan_space(model, topology.n_devices, prompt=WORKLOAD.prompt).plans
-    for plan in plans:
-        for phase in REQUEST_PHASES:
-            key = FormKey(
-                plan=plan,
-                phase=phase,
-                weight_dtype="bf16",
-                cache_dtype="bf16",
-                n_microbatches=1,
-                is_split=False,
-            )
-            table.index(key, plan.data_size)
+    experiments = [
+        Experiment(
+            model=model,
+            plan=plan,
+            topology=topology,
+            workload=replace(WORKLOAD, batch=plan.data_size),
+        )
+        for plan in plans
+    ]
+    forms = [plan_form(one, phase) for one in experiments for phase in REQUEST_PHASES]
     rng, n = np.random.default_rng(1), 50_000
     at = rng.integers(0, len(plans), n)
     batch = 8.0 * rng.integers(1, 65, n)
-    batched = plan_batch(table.forms)
+    batched = plan_batch(forms)
     started = time.process_time()
     for first in range(0, n, 2048):
         cut = slice(first, first + 2048)

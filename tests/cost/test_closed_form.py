@@ -8,7 +8,7 @@ import pytest
 from meshscope.cost.closed_form import closed_steps, cost_s, plan_batch, plan_form
 from meshscope.cost.efficiency import PEAKS
 from meshscope.cost.expert_load import expert_load
-from meshscope.cost.features import PARTS, Cost
+from meshscope.cost.features import IS_ONCE, PARTS, Cost
 from meshscope.cost.predicted import evaluated, predicted_times, timed_predictions
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
@@ -335,10 +335,11 @@ def test_weights_arrive_behind_collectives_and_small_operations():
         ),
         Phase.DECODE,
     )
+    scales = np.array([1, 1, 0.01, 1, 1, 1])[:, None]  # of the seconds per byte
     fast = replace(
         form,
         collectives=tuple(
-            replace(c, transfer=replace(c.transfer, s_per_byte=c.transfer.s_per_byte / 100))
+            replace(c, transfer=replace(c.transfer, lines=c.transfer.lines * scales))
             for c in form.collectives
         ),
     )
@@ -388,7 +389,7 @@ def test_a_chunked_prefill_reads_its_weights_once_per_chunk():
     steps = closed_steps(
         plan_batch([form]), np.zeros(2, dtype=np.int64), **sizes, chunk=np.array([4096.0, 1024.0])
     )
-    whole, chunked = steps.costs[:, form.costs.is_once == 0].sum(axis=1)
+    whole, chunked = steps.costs[:, IS_ONCE == 0].sum(axis=1)
     assert chunked[Cost.WEIGHT_BYTES] == 4 * whole[Cost.WEIGHT_BYTES]
     assert chunked[Cost.MATMUL_FLOPS] == pytest.approx(whole[Cost.MATMUL_FLOPS])
     assert chunked[Cost.KERNEL_FLOPS] == pytest.approx(whole[Cost.KERNEL_FLOPS])

@@ -7,13 +7,12 @@ import pytest
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.planner import cheapest
-from meshscope.planner.cheapest import search_slices
-from meshscope.planner.combinations import Batches, SearchSpace
+from meshscope.planner import slices as slices_module
 from meshscope.planner.grid import grid_of
 from meshscope.planner.objective import Goal, objective_of
 from meshscope.planner.search import plans_of, search
-from meshscope.planner.slices import parse_prices, parse_slices
+from meshscope.planner.slices import parse_prices, parse_slices, search_slices
+from meshscope.planner.space import Batches, SearchSpace
 from meshscope.plans.memory import FitState
 from meshscope.plans.workload import Workload
 from meshscope.reports.slices import slice_notes
@@ -76,7 +75,7 @@ def test_an_objective_that_nothing_meets_names_the_closest_slice() -> None:
 def test_a_long_search_without_an_answer_ends_with_what_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cheapest, "MAX_UNMET", 1)
+    monkeypatch.setattr(slices_module, "MAX_UNMET", 1)
     result = search_slices(space(), SLICES, objective_of("ttft=1,tpot=0.005"))
     n_left = len(SLICES) - 1 - result.n_too_slow
     assert (result.best, result.n_skipped, len(result.searches)) == (None, n_left, 1)
@@ -152,7 +151,7 @@ def test_no_candidate_is_faster_than_the_peak_rates_allow(
 def test_limits_below_the_peak_rates_of_every_slice_are_refused_at_once(
     slo: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("meshscope.planner.cheapest.search")  # nothing is searched
+    monkeypatch.delattr("meshscope.planner.slices.search")  # nothing is searched
     with pytest.raises(SpecError, match=message):
         search_slices(space(), SLICES, objective_of(slo))
 

@@ -14,12 +14,10 @@ from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.planner import grid as grid_module
-from meshscope.planner import progress as progress_module
-from meshscope.planner.combinations import SearchSpace, parse_batches
-from meshscope.planner.grid import grid_of, n_combinations
+from meshscope.planner.grid import SearchProgress, grid_of, n_combinations
 from meshscope.planner.objective import pareto_front
-from meshscope.planner.progress import SearchProgress
 from meshscope.planner.search import plans_of
+from meshscope.planner.space import SearchSpace, parse_batches
 from meshscope.plans.chunks import ChunkRule
 from meshscope.plans.memory import FitState
 from meshscope.plans.workload import Workload
@@ -136,7 +134,7 @@ def test_a_short_search_reports_nothing() -> None:
 
 
 def test_several_slices_have_no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_module, "REPORT_S", 0.0)
+    monkeypatch.setattr(grid_module, "REPORT_S", 0.0)
     reports: list[tuple[str, float | None]] = []
     result = meshscope.plan(
         "Qwen/Qwen3-8B",

@@ -5,12 +5,11 @@ import pytest
 import meshscope
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.planner.combinations import SearchSpace, parse_batches
 from meshscope.planner.grid import grid_of
 from meshscope.planner.launch import launches_of
 from meshscope.planner.objective import Goal, Objective
-from meshscope.planner.placements import search_placements
-from meshscope.planner.search import GridRanking, plans_of, with_placements
+from meshscope.planner.search import GridRanking, plans_of, search_placements, with_placements
+from meshscope.planner.space import SearchSpace, parse_batches
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload

@@ -10,11 +10,10 @@ from meshscope.cost.predicted import predicted_times
 from meshscope.errors import MeshscopeError, SpecError
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.planner.combinations import WHOLE, Batches, SearchSpace, parse_batches
-from meshscope.planner.grid import grid_of
+from meshscope.planner.grid import WHOLE, grid_of
 from meshscope.planner.objective import PRESETS, Goal, objective_of, pareto_front
 from meshscope.planner.search import EXCHANGE, PlanSearch, search
-from meshscope.planner.space import plan_space
+from meshscope.planner.space import Batches, SearchSpace, parse_batches, plan_space
 from meshscope.plans.workload import MAX_BATCH, Workload
 from meshscope.reports.plan import plan_lines
 
@@ -123,8 +122,8 @@ def test_candidates_have_the_times_of_their_plan_alone(model: str, topology: str
     plans = plan_space(space.model, space.topology.n_devices, prompt=space.workload.prompt)
     grid = grid_of(space, plans)
     sample = np.random.default_rng(1).permutation(len(grid))[:60]
-    assert {grid.plan_at(at).pp for at in sample} > {1}
-    assert {grid.plan_at(at).fsdp for at in sample} > {1}
+    assert {grid.plans[grid.plan[at]].pp for at in sample} > {1}
+    assert {grid.plans[grid.plan[at]].fsdp for at in sample} > {1}
     for at in sample:
         prefill, decode = predicted_times(grid.experiment(at))
         assert grid.ttft_s[at] == pytest.approx(prefill.step.value_s, rel=1e-12)
@@ -135,7 +134,11 @@ def test_plans_with_cp_have_chunks_and_whole_prompts_at_the_times_of_their_plan_
     model = "meta-llama/Llama-3.1-8B"
     space = _space(model, "v6e-4", batch="4", prompt=65_536)
     grid = grid_of(space, plan_space(space.model, 4, prompt=65_536))
-    split = [at for at in range(len(grid)) if grid.plan_at(at).cp > 1 and grid.plan_at(at).pp == 1]
+    split = [
+        at
+        for at in range(len(grid))
+        if grid.plans[grid.plan[at]].cp > 1 and grid.plans[grid.plan[at]].pp == 1
+    ]
     for at in split:
         prefill, decode = predicted_times(grid.experiment(at))
         assert grid.ttft_s[at] == pytest.approx(prefill.step.value_s, rel=1e-12)
@@ -143,7 +146,7 @@ def test_plans_with_cp_have_chunks_and_whole_prompts_at_the_times_of_their_plan_
     assert {int(grid.chunk[at]) for at in split} == {8192, WHOLE}
 
     at = min(split, key=lambda at: float(grid.ttft_s[at]))
-    plan, topology = str(grid.plan_at(at)), "v6e-4"
+    plan, topology = str(grid.plans[grid.plan[at]]), "v6e-4"
     run = meshscope.predict(model, topology=topology, plan=plan, prompt=65_536, batch=4)
     assert run.time.ttft_s == pytest.approx(grid.ttft_s[at])
 

@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from meshscope.serving.apart import EnginePool
-from meshscope.serving.cache_blocks import CacheBlocks
-from meshscope.serving.engine import EnginePolicy
+from meshscope.serving.engine import EnginePolicy, EnginePool
 from meshscope.serving.load import Arrivals, Load, random_load
-from meshscope.serving.step_costs import StepCosts
+from meshscope.serving.step_costs import CacheBlocks, StepCosts
 
 PREFILL_S = 0.1
 DECODE_S = 0.01

@@ -15,11 +15,11 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
 from meshscope.serving.apart import ApartServer
-from meshscope.serving.cache_blocks import CacheBlocks
 from meshscope.serving.engine import EnginePolicy
 from meshscope.serving.load import Load
 from meshscope.serving.results import EngineRole, ServiceLimits
 from meshscope.serving.simulation import decode_rate, prefill_rate, served_alone, simulated_apart
+from meshscope.serving.step_costs import CacheBlocks
 from meshscope.serving.transfer import TransferPath, cache_transfer, networks_of_engines
 
 MODEL = "Qwen/Qwen3-32B"
@@ -50,15 +50,25 @@ def server(
     )
 
 
+def held_blocks(one: ApartServer) -> list[int]:
+    """Blocks of each prefill engine that keep caches until they have been fetched."""
+    held = [sum(n for _, n in engine.releases) for engine in one.prefill]
+    for engine in one.decode:
+        for sequence in (*engine.waiting, *(queued for *_, queued in engine.inbox)):
+            if sequence.prefill_engine is not None:
+                held[sequence.prefill_engine] += one.n_held[sequence.number]
+    return held
+
+
 def test_a_request_alone_is_prefilled_moved_and_decoded() -> None:
     one = server(poisson(1.0, 1, output=5))
     one.run()
-    requests = one.log.requests()
+    requests = one.requests
     first_s = float(requests.first_token_s[0] - requests.arrival_s[0])
     later_s = float(requests.finish_s[0] - requests.first_token_s[0])
     assert first_s == pytest.approx(PREFILL_S)
     assert later_s == pytest.approx(TRANSFER_S + 4 * DECODE_S)
-    gaps_s = np.repeat(requests.gaps_s, requests.n_gaps)
+    gaps_s = np.repeat(*requests.weighted_gaps)
     assert sorted(gaps_s) == pytest.approx([DECODE_S] * 3 + [TRANSFER_S + DECODE_S])
 
 
@@ -81,7 +91,7 @@ def test_requests_blocks_and_tokens_are_conserved(
     )
     one.run(until_s)
     engines = (*one.prefill, *one.decode)
-    n_done = int((~np.isnan(one.log.finish_s)).sum())
+    n_done = int((~np.isnan(one.requests.finish_s)).sum())
     n_inside = sum(e.n_admitted + len(e.waiting) + len(e.inbox) for e in engines)
     n_at_client = 0
     if max_concurrency is None:
@@ -91,7 +101,7 @@ def test_requests_blocks_and_tokens_are_conserved(
         assert n_inside == min(max_concurrency, load.n_requests - n_done)
     if until_s > 1e6:
         assert n_done == load.n_requests
-    for engine, n_held in zip(engines, (*one.n_held_blocks, *([0] * n_decode)), strict=True):
+    for engine, n_held in zip(engines, (*held_blocks(one), *([0] * n_decode)), strict=True):
         fetched = (sequence for _, sequence in engine.fetched)
         used = sum(s.n_blocks for s in (*engine.running, *engine.filling, *fetched))
         assert engine.n_free + used + n_held == n_blocks
@@ -104,9 +114,11 @@ def test_requests_blocks_and_tokens_are_conserved(
             *(s for _, s in e.fetched), *(s for *_, s in e.inbox),
         )
     )  # fmt: skip
-    assert one.log.n_tokens + left + 40 * n_at_client == load.n_output.sum()
-    n_tokens_after_first = one.log.n_tokens - int((~np.isnan(one.log.first_token_s)).sum())
-    assert int(one.log.requests().n_gaps.sum()) == n_tokens_after_first
+    assert one.requests.n_tokens + left + 40 * n_at_client == load.n_output.sum()
+    n_tokens_after_first = one.requests.n_tokens - int(
+        (~np.isnan(one.requests.first_token_s)).sum()
+    )
+    assert int(one.requests.weighted_gaps[1].sum()) == n_tokens_after_first
 
 
 def test_decode_with_room_never_delays_prefill() -> None:
@@ -115,7 +127,7 @@ def test_decode_with_room_never_delays_prefill() -> None:
     both = server(load)
     both.run()
     alone, _ = served_alone(replace(load, n_output=np.ones_like(load.n_output)), pool(MANY))
-    assert both.log.first_token_s == pytest.approx(alone.first_token_s)
+    assert both.requests.first_token_s == pytest.approx(alone.first_token_s)
 
 
 def test_caches_that_wait_for_room_hold_up_prefill() -> None:
@@ -124,8 +136,8 @@ def test_caches_that_wait_for_room_hold_up_prefill() -> None:
     roomy, full = server(load), server(load, prefill_blocks=small, decode_blocks=small)
     for one in (roomy, full):
         one.run()
-    assert np.nanmax(full.log.first_token_s) > 2 * np.nanmax(roomy.log.first_token_s)
-    assert np.isfinite(full.log.finish_s).all()
+    assert np.nanmax(full.requests.first_token_s) > 2 * np.nanmax(roomy.requests.first_token_s)
+    assert np.isfinite(full.requests.finish_s).all()
 
 
 def test_transfers_of_an_engine_follow_each_other() -> None:
@@ -144,8 +156,8 @@ def test_one_request_in_flight_follows_the_other() -> None:
     one = server(at_once(20, output=5), max_concurrency=1)
     one.run()
     request_s = PREFILL_S + TRANSFER_S + 4 * DECODE_S
-    assert one.log.finish_s == pytest.approx(request_s * np.arange(1, 21))
-    assert one.log.sent_s == pytest.approx(request_s * np.arange(20))
+    assert one.requests.finish_s == pytest.approx(request_s * np.arange(1, 21))
+    assert one.requests.arrival_s == pytest.approx(request_s * np.arange(20))
 
 
 @pytest.mark.parametrize(("n_prefill", "n_decode"), [(1, 1), (3, 2)])
@@ -157,7 +169,7 @@ def test_a_client_keeps_so_many_requests_in_flight(
     load = at_once(400, output=11)
     one = server(load, n_prefill=n_prefill, n_decode=n_decode, max_concurrency=max_concurrency)
     one.run()
-    done = one.log.requests()
+    done = one.requests
     # At equal times, a request ends before the next one is sent.
     changes = sorted([(t, 1) for t in done.arrival_s] + [(t, -1) for t in done.finish_s])
     in_flight = np.cumsum([change for _, change in changes])

@@ -10,7 +10,7 @@ import meshscope
 from meshscope.api.serve import ServingRun
 from meshscope.errors import RunError, SpecError
 from meshscope.reports.charts.serving import serving_charts
-from meshscope.serving.engine import EngineTrace
+from meshscope.serving.engine import BatchingEngine
 from meshscope.serving.results import MAX_SAMPLES
 
 ASK = {"topology": "v6e-4", "plan": "tp=4", "requests": 120}
@@ -26,8 +26,8 @@ def events(served: ServingRun, path: Path) -> list[dict]:
     return json.loads(path.read_text())["traceEvents"]
 
 
-def traces(served: ServingRun) -> list[EngineTrace]:
-    return [one for ones in served.outcome.simulation.traces.values() for one in ones]
+def traces(served: ServingRun) -> list[BatchingEngine]:
+    return [one for ones in served.outcome.simulation.engines.values() for one in ones]
 
 
 def test_the_means_of_a_timeline_are_those_of_the_samples(served: ServingRun) -> None:
@@ -35,8 +35,8 @@ def test_the_means_of_a_timeline_are_those_of_the_samples(served: ServingRun) ->
     assert len(trace.samples) > MAX_SAMPLES
     pool = served.outcome.result.pools[-1]
     assert len(pool.timeline) == MAX_SAMPLES
-    weights_s = np.diff(np.append(trace.samples[:, 0], trace.end_s))
-    expected = float(trace.samples[:, 1] @ weights_s) / (trace.end_s - trace.samples[0, 0])
+    weights_s = np.diff(np.append(trace.samples[:, 0], trace.now_s))
+    expected = float(trace.samples[:, 1] @ weights_s) / (trace.now_s - trace.samples[0, 0])
     assert np.mean([sample.n_running for sample in pool.timeline]) == pytest.approx(expected)
 
 

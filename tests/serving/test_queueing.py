@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from constant_server import DECODE_S, ONE, PREFILL_S, ROOMY, ConstantCosts, at_once, poisson, pool
 
-from meshscope.serving.cache_blocks import BLOCK_TOKENS, CacheBlocks
-from meshscope.serving.engine import EnginePolicy, EngineTrace
+from meshscope.serving.engine import BatchingEngine, EnginePolicy, run_engines
 from meshscope.serving.load import Arrivals, Load, random_load
 from meshscope.serving.results import ServiceLimits
-from meshscope.serving.sequences import ServedRequests, TokenLog, arriving
+from meshscope.serving.sequences import ServedRequests, arriving
 from meshscope.serving.simulation import saturated_rate, served_alone, simulated_load
+from meshscope.serving.step_costs import BLOCK_TOKENS, CacheBlocks
 
 
 def served(
     load: Load, policy: EnginePolicy, blocks: CacheBlocks = ROOMY
-) -> tuple[ServedRequests, EngineTrace]:
+) -> tuple[ServedRequests, BatchingEngine]:
     return served_alone(load, pool(policy, blocks))
 
 
@@ -57,12 +57,12 @@ def test_requests_in_are_requests_done_running_or_waiting(until_s: float, n_bloc
     blocks = CacheBlocks(n_blocks=n_blocks)
     policy = EnginePolicy(max_sequences=16, max_step_tokens=64)
     load = poisson(10.0, 200, output=40)
-    log = TokenLog(load=load)
-    engine = pool(policy, blocks).engine(log, list(arriving(load, range(load.n_requests))))
-    trace = engine.run(until_s)
+    log = ServedRequests(load=load)
+    engine = BatchingEngine(pool=pool(policy, blocks), requests=log, inbox=arriving(load))
+    run_engines([engine], until_s)
     n_done = int((~np.isnan(log.finish_s)).sum())
     n_arrived = load.n_requests - len(engine.inbox)
-    assert n_arrived == n_done + trace.n_admitted + trace.n_waiting
+    assert n_arrived == n_done + engine.n_admitted + len(engine.waiting)
     held = sum(s.n_blocks for s in (*engine.running, *engine.filling))
     assert engine.n_free + held == n_blocks
     assert engine.n_free >= 0
@@ -79,7 +79,7 @@ def test_a_small_cache_preempts_and_still_finishes_every_request() -> None:
     assert trace.n_preemptions > 0
     assert not np.isnan(done.finish_s).any()
     assert done.n_tokens == 64 * 40
-    assert int(done.n_gaps.sum()) == 64 * 39  # between the tokens of a request
+    assert int(done.weighted_gaps[1].sum()) == 64 * 39  # between the tokens of a request
     assert trace.samples[:, 3].max() <= blocks.n_blocks
     assert trace.samples[-1, 1:].tolist() == [0, 0, 0, 0, 0]  # idle and empty at the end
     assert served(load, policy)[1].n_preemptions == 0
@@ -159,9 +159,10 @@ def test_separate_steps_never_prefill_and_decode_at_once() -> None:
     assert not (trace.samples[:, 4:] > 0).all(axis=1).any()
     for requests in (mixed, done):
         assert requests.n_tokens == load.n_output.sum()
-        assert int(requests.n_gaps.sum()) == (load.n_output - 1).sum()
+        gaps_s, n_gaps = requests.weighted_gaps
+        assert int(n_gaps.sum()) == (load.n_output - 1).sum()
         later_s = float((requests.finish_s - requests.first_token_s).sum())
-        assert float(requests.gaps_s @ requests.n_gaps) == pytest.approx(later_s)
+        assert float(gaps_s @ n_gaps) == pytest.approx(later_s)
 
 
 def test_reserved_outputs_are_never_preempted() -> None:

@@ -14,9 +14,9 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
 from meshscope.reports.serving import even_ratio
-from meshscope.serving.cache_blocks import cache_blocks, sequence_bytes
 from meshscope.serving.engine import EnginePolicy
 from meshscope.serving.simulation import decode_rate, prefill_rate, served_alone
+from meshscope.serving.step_costs import cache_blocks, sequence_bytes
 
 CHIP_BYTES_PER_S = 8.2e11
 CONTEXT = 8192
@@ -67,7 +67,7 @@ def test_llama_2_13b_on_eight_v5e(
     requests, trace = served_alone(
         at_once(batch, prompt=CONTEXT, output=OUTPUT), pool(policy, ROOMY, costs=costs)
     )
-    decode_s = trace.end_s - float(requests.first_token_s.max())
+    decode_s = trace.now_s - float(requests.first_token_s.max())
     assert decode_s / (OUTPUT - 1) == pytest.approx(step_s, rel=0.01)
     # The book rounds weights and cache, to three digits
     assert batch * (OUTPUT - 1) / decode_s == pytest.approx(tokens_per_s, rel=0.01)

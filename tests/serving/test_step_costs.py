@@ -11,8 +11,13 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
-from meshscope.serving.cache_blocks import BLOCK_TOKENS, cache_blocks
-from meshscope.serving.step_costs import TabulatedCosts, past_of, tabulated_costs
+from meshscope.serving.step_costs import (
+    BLOCK_TOKENS,
+    TabulatedCosts,
+    cache_blocks,
+    past_of,
+    tabulated_costs,
+)
 
 MODEL = "Qwen/Qwen3-32B"
 

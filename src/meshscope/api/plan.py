@@ -29,13 +29,21 @@ from meshscope.interconnect.profile import load_profile
 from meshscope.model.config import read_model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE
 from meshscope.model.stored_format import weight_dtype_of
-from meshscope.planner.cheapest import SliceSearch, is_reachable, search_slices, unreachable
-from meshscope.planner.combinations import SearchSpace, parse_batches
-from meshscope.planner.grid import n_combinations
+from meshscope.planner.grid import LARGE, SearchProgress, n_combinations
 from meshscope.planner.objective import PRESETS, Goal, objective_of
-from meshscope.planner.progress import LARGE, SearchProgress
 from meshscope.planner.search import N_BEST, Choice, PlanSearch, plans_of, search
-from meshscope.planner.slices import ANY, SliceFits, parse_prices, parse_slices, slice_fits
+from meshscope.planner.slices import (
+    ANY,
+    SliceFits,
+    SliceSearch,
+    is_reachable,
+    parse_prices,
+    parse_slices,
+    search_slices,
+    slice_fits,
+    unreachable,
+)
+from meshscope.planner.space import SearchSpace, parse_batches
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.plans.chunks import ChunkRule, chunk_option
 from meshscope.plans.experiment import first_layers

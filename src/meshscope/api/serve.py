@@ -46,15 +46,18 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.reports.serving import left_out_note, serving_document, serving_lines
 from meshscope.serialize import to_plain
-from meshscope.serving.apart import EnginePool
-from meshscope.serving.cache_blocks import CacheBlocks, cache_blocks
-from meshscope.serving.engine import EnginePolicy, check_longest
-from meshscope.serving.host_fit import fitted_host, read_bench
-from meshscope.serving.load import Arrivals, Load, random_load, recorded_load
-from meshscope.serving.outcome import LeftOut, PlacedPool, ServingOutcome
+from meshscope.serving.engine import EnginePolicy, EnginePool, check_longest
+from meshscope.serving.load import Arrivals, Load, random_load, read_bench, recorded_load
 from meshscope.serving.results import ServiceLimits
-from meshscope.serving.simulation import simulated_apart, simulated_load
-from meshscope.serving.step_costs import tabulated_costs
+from meshscope.serving.simulation import (
+    LeftOut,
+    PlacedPool,
+    ServingOutcome,
+    fitted_host,
+    simulated_apart,
+    simulated_load,
+)
+from meshscope.serving.step_costs import CacheBlocks, cache_blocks, tabulated_costs
 from meshscope.serving.transfer import TransferPath, cache_transfer
 
 DEFAULT_REQUESTS = 1000

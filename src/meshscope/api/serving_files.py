@@ -11,7 +11,7 @@ from meshscope.reports.export.perfetto import write_perfetto
 from meshscope.reports.export.serving_timeline import serving_timeline
 from meshscope.reports.html.serving_page import serving_html
 from meshscope.reports.serving import serving_title
-from meshscope.serving.outcome import ServingOutcome
+from meshscope.serving.simulation import ServingOutcome
 
 PAGE, PERFETTO, CHROME = ".html", ".perfetto-trace", (".json", ".json.gz")
 PLOTS = (".png", ".svg")

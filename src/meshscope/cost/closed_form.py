@@ -28,8 +28,9 @@ most loaded expert, and indexers of attention.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields
 from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,14 +42,9 @@ from meshscope.cost.expert_load import (
     routed_tokens_per_token,
     sorted_rows_per_token,
 )
-from meshscope.cost.features import PARTS, Cost, Feature, FloatArray, PlanCosts, plan_costs
+from meshscope.cost.features import IS_ONCE, PARTS, Cost, Feature, FloatArray, PlanCosts, plan_costs
 from meshscope.cost.grouped_kernels import TILE_ROWS
-from meshscope.cost.planned_collectives import (
-    CollectiveCost,
-    HiddenBehind,
-    TransferLines,
-    collective_costs,
-)
+from meshscope.cost.planned_collectives import CollectiveCost, HiddenBehind, collective_costs
 from meshscope.cost.rates import Rates, rates_of, row_s
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.chips import product_speedup
@@ -58,13 +54,14 @@ from meshscope.interconnect import LinkConstants, constants_of
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import causal_blocks, window_blocks
-from meshscope.model.model import Model
 from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import MAX_PADDING_FRAC, PADDED_FROM, SPLASH_BLOCKS
 from meshscope.units import DTYPE_BITS
 
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+Number = Any  # a number of one plan, or an array of those of several
 NO_LIMIT = float(1 << 40)  # longer than any prompt
 # Arrays of activations up to this size stay in VMEM: half of the 16 MiB that libtpu gives one operation
 # by default (xla_tpu_scoped_vmem_limit_kib), as an operation reads one and writes one.
@@ -73,10 +70,41 @@ VMEM_ARRAY_BYTES = 8 << 20
 # and what kernels of experts return up to a smaller one (seen for 2 MiB there).
 VMEM_TOKENS_BYTES = 16 << 20
 VMEM_RETURNED_BYTES = 4 << 20
+_STREAMED = {Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS, Cost.WEIGHT_BYTES, Cost.FUSED_BYTES}
+OTHER_COSTS = [cost for cost in Cost if cost not in _STREAMED]  # than of products with weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlanForm:
+class PlanNumbers:
+    """What a step depends on beside costs and collectives, of one phase of a plan, or of several."""
+
+    data_size: Number
+    cp: Number
+    n_stages: Number
+    n_microbatches: Number
+    is_decode: Number
+    has_kernel: Number
+    reads_static_cache: Number  # decode without a kernel reads all slots, filled or not
+    window: Number
+    chosen: Number  # positions that an indexer chooses; entries count with those they compress
+    miss_frac: Number  # of tokens that do not choose a given expert; 1 for a dense model
+    routed_tokens: Number  # tokens that may choose a device's experts, per token of its tp group
+    sorted_rows: Number  # by expert, per token
+    block_tokens: Number  # of a tp group in a block of a fused kernel of experts
+    vmem_gather_frac: Number  # time to gather rows from VMEM over that from HBM
+    residual_bytes: Number  # residual stream of one token
+    fetches_late: Number  # with a single row, weights only with the product
+
+    def at(self, plan: IntArray) -> "PlanNumbers":
+        """The numbers of these of several plans."""
+        return PlanNumbers(**{name: getattr(self, name)[plan] for name in _NUMBERS})
+
+
+_NUMBERS = tuple(field.name for field in fields(PlanNumbers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanForm(PlanNumbers):
     """The closed form of one phase of a plan, for any workload.
 
     Valid for workloads with the same number of micro-batches, whose decode batch is split over tp if and
@@ -90,21 +118,6 @@ class PlanForm:
     rates: Rates
     efficiency: ChipEfficiency
     constants: LinkConstants
-    data_size: int
-    cp: int
-    n_stages: int
-    n_microbatches: int
-    has_kernel: bool
-    reads_static_cache: bool  # decode without a kernel reads all slots, filled or not
-    window: float
-    chosen: float  # positions that an indexer chooses
-    miss_frac: float  # of tokens that do not choose a given expert; 1 for a dense model
-    routed_tokens: float  # tokens that may choose a device's experts, per token of its tp group
-    sorted_rows: float  # by expert, per token
-    block_tokens: float  # of a tp group in a block of a fused kernel of experts
-    vmem_gather_frac: float
-    residual_bytes: float  # residual stream of one token
-    fetches_late: bool  # with a single row, weights only with the product
     narrow_speedup: float = 1.0  # peak of products of 8-bit operands over that of bf16
     n_tokens: int = 1  # of a sequence in a decode step; each counts as a sequence of a workload
 
@@ -117,89 +130,56 @@ def plan_form(
     efficiency: ChipEfficiency | None = None,
     program: ModeledProgram = ModeledProgram.PUBLISHED,
 ) -> PlanForm:
-    """The closed form of one phase of a plan; SpecError for a chip without published figures or profile."""
+    """The closed form of one phase of a plan; SpecError for a chip without published figures or profile.
+
+    In a decode step with several tokens of a sequence, each is a sequence of its own, and they share one read of
+    its cache.
+    """
     n_tokens = experiment.workload.decode_tokens if phase is Phase.DECODE else 1
     by_token = experiment if n_tokens == 1 else experiment.by_token
-    form = _token_form(by_token, phase, profile, efficiency, program, n_tokens=n_tokens)
-    return form if n_tokens == 1 else _reading_once(form, experiment)
-
-
-def _token_form(  # noqa: PLR0913  as plan_form
-    experiment: Experiment,
-    phase: Phase,
-    profile: ChipProfile | None,
-    efficiency: ChipEfficiency | None,
-    program: ModeledProgram,
-    *,
-    n_tokens: int,
-) -> PlanForm:
-    """The form of a step in which each of the `n_tokens` of a sequence is a sequence of its own."""
-    chip, plan, model = experiment.topology.chip, experiment.plan, experiment.model
+    chip, plan, model = experiment.topology.chip, by_token.plan, by_token.model
     rates = rates_of(chip, profile)
     constants = constants_of(chip) if profile is None else profile.constants
-    kernels, moe, load = experiment.kernels, model.moe, device_load(experiment, phase)
+    costs = plan_costs(by_token, phase, rates, program, n_tokens=n_tokens)
+    if n_tokens > 1:
+        divisors = np.ones((len(Cost), 1))
+        divisors[Cost.CACHE_BYTES] = n_tokens
+        costs = PlanCosts(
+            coefficients=costs.coefficients / divisors, all_stages=costs.all_stages / divisors
+        )
+    moe, load = model.moe, device_load(by_token, phase)
+    in_vmem, in_hbm = (
+        row_s(rates, model.hidden, 1.0, is_in_hbm=is_hbm) for is_hbm in (False, True)
+    )
+    is_fused = by_token.dispatch_form is DispatchForm.FUSED
     taken = efficiency or efficiency_of(chip, rates)
     return PlanForm(
         phase=phase,
         topology=experiment.topology,
-        costs=plan_costs(experiment, phase, rates, program, n_tokens=n_tokens),
-        collectives=collective_costs(experiment, phase, constants),
+        costs=costs,
+        collectives=collective_costs(by_token, phase, constants),
         rates=rates,
         efficiency=taken.of_own_program if program is ModeledProgram.OWN else taken,
         constants=constants,
         data_size=plan.data_size,
         cp=plan.cp,
         n_stages=plan.pp,
-        n_microbatches=experiment.n_microbatches(phase),
-        has_kernel=kernels.prefill_attention.kernel is not None,
-        reads_static_cache=kernels.decode_attention.kernel is None,
-        window=_window(model),
-        chosen=_chosen(model),
+        n_microbatches=by_token.n_microbatches(phase),
+        is_decode=phase is Phase.DECODE,
+        has_kernel=by_token.kernels.prefill_attention.kernel is not None,
+        reads_static_cache=experiment.kernels.decode_attention.kernel is None,
+        window=float(model.attention.window_of(AttentionKind.SLIDING) or NO_LIMIT),
+        chosen=float(model.attention.chosen_positions or NO_LIMIT),
         miss_frac=1.0 if moe is None else expert_miss_frac(moe, load),
         routed_tokens=0.0 if moe is None else routed_tokens_per_token(model, plan),
         sorted_rows=0.0 if moe is None else sorted_rows_per_token(model, plan, load),
-        block_tokens=_block_tokens(experiment),
-        vmem_gather_frac=_vmem_gather_frac(rates, model.hidden),
-        residual_bytes=model.hidden * DTYPE_BITS[experiment.workload.activation_dtype] / 8,
+        block_tokens=float(FUSED_BLOCK_TOKENS * plan.tp) if is_fused else NO_LIMIT,
+        vmem_gather_frac=in_vmem / in_hbm,
+        residual_bytes=model.hidden * DTYPE_BITS[by_token.workload.activation_dtype] / 8,
         fetches_late=phase is Phase.DECODE and not rates.facts.fetches_ahead_of_rows.value,
-        narrow_speedup=product_speedup(experiment.workload.weight_dtype, chip),
-    )
-
-
-def _reading_once(form: PlanForm, experiment: Experiment) -> PlanForm:
-    """The form of a decode step in which the tokens of a sequence share one read of its cache."""
-    n_tokens = experiment.workload.decode_tokens
-    divisors = np.ones((len(Cost), 1))
-    divisors[Cost.CACHE_BYTES] = n_tokens
-    coefficients, all_stages = form.costs.coefficients / divisors, form.costs.all_stages / divisors
-    return replace(
-        form,
-        costs=replace(form.costs, coefficients=coefficients, all_stages=all_stages),
+        narrow_speedup=product_speedup(by_token.workload.weight_dtype, chip),
         n_tokens=n_tokens,
-        reads_static_cache=experiment.kernels.decode_attention.kernel is None,
     )
-
-
-def _vmem_gather_frac(rates: Rates, width: int) -> float:
-    """Time to gather rows from VMEM over that from HBM."""
-    in_vmem, in_hbm = (row_s(rates, width, 1.0, is_in_hbm=is_in_hbm) for is_in_hbm in (False, True))
-    return in_vmem / in_hbm
-
-
-def _block_tokens(experiment: Experiment) -> float:
-    is_fused = experiment.dispatch_form is DispatchForm.FUSED
-    return float(FUSED_BLOCK_TOKENS * experiment.plan.tp) if is_fused else NO_LIMIT
-
-
-def _window(model: Model) -> float:
-    window = model.attention.window_of(AttentionKind.SLIDING)
-    return NO_LIMIT if window is None else float(window)
-
-
-def _chosen(model: Model) -> float:
-    """Positions that an indexer chooses; entries count with the positions they compress."""
-    n_positions = model.attention.chosen_positions
-    return NO_LIMIT if n_positions is None else float(n_positions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -217,67 +197,46 @@ class ClosedSteps:
     collectives_s: FloatArray
     exposed_s: FloatArray
     payload_bytes: FloatArray
-    is_reduced: NDArray[np.bool_]
+    is_reduced: BoolArray
     costs: FloatArray
     n_chunks: FloatArray
+
+
+class _Collectives(NamedTuple):
+    """Arrays [row, collective] of what `CollectiveCost` says of each; `line` is the place of its transfer."""
+
+    n_tick: FloatArray
+    n_pass: FloatArray
+    n_once: FloatArray
+    line: FloatArray
+    is_send: FloatArray
+    is_head: FloatArray
+    behind_attention: FloatArray
+    behind_layers: FloatArray
+    reduced_for: FloatArray
+    reduced_over_bytes: FloatArray
+    reduced_multiple: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanBatch:
     """The closed forms of several plans as arrays over [plan].
 
-    Plans with the same collectives share a `row` of them, and collectives with the same groups a `line`.
+    Plans with the same collectives share a `row` of them, and collectives with the same groups a line.
     Collectives and strategies are padded; line 0 takes no time.
     """
 
-    is_used: NDArray[np.bool_]  # [part, cost] whether any plan has the cost
+    numbers: PlanNumbers
+    is_used: BoolArray  # [part, cost] whether any plan has the cost
     coefficients: FloatArray  # [plan, used part and cost, feature] of the largest stage
     all_stages: FloatArray  # and of all stages
     cost_s: FloatArray  # [plan, cost] seconds per unit of cost
-    streams_weights: FloatArray  # [plan]
-    overlap: FloatArray  # [plan] share of products during which later weights arrive
-    is_once: FloatArray  # [part]
+    streams_weights: BoolArray  # [plan]
+    overlap: FloatArray  # [plan] share of products during which later weights arrive; 1 in prefill
     row: IntArray  # [plan]
     payload: FloatArray  # [row, collective, feature]
-    n_tick: FloatArray  # [row, collective]
-    n_pass: FloatArray
-    n_once: FloatArray
-    is_send: FloatArray
-    is_head: FloatArray
-    behind_attention: FloatArray
-    behind_layers: FloatArray
-    line: IntArray
-    latency_s: FloatArray  # [line, strategy]
-    hops_s: FloatArray
-    s_per_byte: FloatArray
-    least_bytes: FloatArray
-    most_bytes: FloatArray
-    of_reduced: FloatArray
-    reduced_for: FloatArray  # [row, collective, field of ReducedFor]
-    data_size: FloatArray
-    cp: FloatArray
-    n_microbatches: FloatArray
-    n_stages: FloatArray
-    has_kernel: FloatArray
-    reads_static_cache: FloatArray
-    window: FloatArray
-    chosen: FloatArray
-    residual_bytes: FloatArray
-    sorted_rows: FloatArray
-    block_tokens: FloatArray
-    vmem_gather_frac: FloatArray
-    miss_frac: FloatArray
-    routed_tokens: FloatArray
-    fetches_late: FloatArray
-    is_decode: FloatArray
-
-
-# Fields of a form that a batch has for each plan.
-_PLAN_NUMBERS = (
-    *("data_size", "cp", "n_microbatches", "n_stages", "has_kernel", "reads_static_cache"),
-    *("window", "chosen", "residual_bytes", "sorted_rows", "vmem_gather_frac", "miss_frac"),
-    *("routed_tokens", "block_tokens", "fetches_late"),
-)
+    collectives: _Collectives
+    lines: FloatArray  # [field of TransferLines, line, strategy]
 
 
 def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
@@ -294,49 +253,41 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
     sizes = [len(of_row) for of_row in sets.values()]
     shape = (len(sizes), max(sizes, default=0))
     place = (np.repeat(np.arange(len(sizes)), sizes), [m for n in sizes for m in range(n)])
-
-    def by_collective(
-        value: Callable[[CollectiveCost], float | FloatArray], *more: int
-    ) -> FloatArray:
-        values = np.zeros((*shape, *more))
-        if collectives:
-            values[place] = [value(c) for c in collectives]
-        return values
-
-    def by_line(value: Callable[[TransferLines], FloatArray], fill: float = 0.0) -> FloatArray:
-        return _padded([np.zeros(1), *map(value, transfers.values())], fill)
-
+    payload = np.zeros((*shape, len(Feature)))
+    values = np.zeros((*shape, len(_Collectives._fields)))
+    if collectives:
+        payload[place] = [c.payload for c in collectives]
+        values[place] = [
+            (
+                *(c.n_tick, c.n_pass, c.n_once, line_of[id(c.transfer)]),
+                *(c.part is Part.STAGE, c.part is Part.LM_HEAD),
+                *(c.hidden_behind is behind for behind in HiddenBehind),
+                *(c.reduced_for.n_sequences, c.reduced_for.over_bytes, c.reduced_for.multiple),
+            )
+            for c in collectives
+        ]
+    n_strategies = max([1, *(transfer.lines.shape[1] for transfer in transfers.values())])
+    lines = np.zeros((6, 1 + len(transfers), n_strategies))
+    lines[0] = np.inf  # strategies that a line does not have take forever
+    lines[0, 0, 0] = 0.0
+    for at, transfer in enumerate(transfers.values(), start=1):
+        lines[:, at, : transfer.lines.shape[1]] = transfer.lines
     no_costs = np.zeros((0, len(PARTS), len(Cost), len(Feature)))
     coefficients = np.array([form.costs.coefficients for form in forms]) if forms else no_costs
     all_stages = np.array([form.costs.all_stages for form in forms]) if forms else no_costs
     is_used = np.asarray(all_stages.any(axis=(0, 3)), dtype=np.bool_)
     return PlanBatch(
+        numbers=PlanNumbers(**{name: by_plan(attrgetter(name)) for name in _NUMBERS}),
         is_used=is_used,
         coefficients=coefficients[:, is_used],
         all_stages=all_stages[:, is_used],
         cost_s=np.array([cost_s(form) for form in forms]),
-        streams_weights=by_plan(lambda f: f.efficiency.streams_weights),
-        overlap=by_plan(lambda f: f.efficiency.constants.overlap),
-        is_once=forms[0].costs.is_once if forms else np.zeros(len(PARTS)),
+        streams_weights=by_plan(lambda f: f.efficiency.streams_weights) > 0,
+        overlap=by_plan(lambda f: f.efficiency.constants.overlap if f.is_decode else 1.0),
         row=np.array([row_of[id(form.collectives)] for form in forms], dtype=int),
-        payload=by_collective(lambda c: c.payload, len(Feature)),
-        n_tick=by_collective(lambda c: c.n_tick),
-        n_pass=by_collective(lambda c: c.n_pass),
-        n_once=by_collective(lambda c: c.n_once),
-        is_send=by_collective(lambda c: c.part is Part.STAGE),
-        is_head=by_collective(lambda c: c.part is Part.LM_HEAD),
-        behind_attention=by_collective(lambda c: c.hidden_behind is HiddenBehind.ATTENTION),
-        behind_layers=by_collective(lambda c: c.hidden_behind is HiddenBehind.LAYERS),
-        line=by_collective(lambda c: line_of[id(c.transfer)]).astype(int),
-        latency_s=by_line(lambda t: t.latency_s, fill=np.inf),
-        hops_s=by_line(lambda t: t.hops_s),
-        s_per_byte=by_line(lambda t: t.s_per_byte),
-        least_bytes=by_line(lambda t: t.least_bytes),
-        most_bytes=by_line(lambda t: t.most_bytes, fill=np.inf),
-        of_reduced=by_line(lambda t: t.of_reduced),
-        reduced_for=by_collective(lambda c: np.array(astuple(c.reduced_for)), 3),
-        **{name: by_plan(attrgetter(name)) for name in _PLAN_NUMBERS},
-        is_decode=by_plan(lambda f: f.phase is Phase.DECODE),
+        payload=payload,
+        collectives=_Collectives(*np.ascontiguousarray(np.moveaxis(values, -1, 0))),
+        lines=lines,
     )
 
 
@@ -365,14 +316,6 @@ def cost_s(form: PlanForm) -> FloatArray:
     return np.array([by_cost[cost] for cost in Cost])
 
 
-def _padded(rows: Sequence[FloatArray], fill: float) -> FloatArray:
-    """[row, column] of rows of several lengths, filled up with `fill`."""
-    padded = np.full((len(rows), max(map(len, rows))), fill)
-    for at, row in enumerate(rows):
-        padded[at, : len(row)] = row
-    return padded
-
-
 def closed_steps(  # noqa: PLR0913  the sizes of a workload
     plans: PlanBatch,
     at: IntArray,
@@ -387,31 +330,31 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
     `chunk` [n] are the tokens of a prefill chunk on one data-parallel rank. The step of a prefill is that
     of all its chunks.
     """
-    chunks = _chunks(plans, at, batch, prompt, chunk)
-    n_chunks = chunks.count
-    features = _features(plans, at, chunks, prompt, output)
-    payload = (plans.payload[plans.row[at]] @ features[:, :, None])[..., 0]
-    is_reduced = _is_reduced(plans, at, features, payload)
-    run_s = _strategy_s(plans, plans.line[plans.row[at]], payload, is_reduced)
-    tick = _tick(plans, at, features, run_s, (plans.coefficients, plans.n_tick))
-    mean, first_s = tick, tick.ticks_s(plans)
-    is_piped = plans.n_stages[at] > 1
+    of, row = plans.numbers.at(at), plans.row[at]
+    chunks = _chunks(of, batch, prompt, np.full(len(at), NO_LIMIT) if chunk is None else chunk)
+    features = _features(of, chunks, prompt, output)
+    payload = (plans.payload[row] @ features[:, :, None])[..., 0]
+    is_reduced = _is_reduced(plans, row, features, payload)
+    run_s = _strategy_s(plans, row, payload, is_reduced)
+    tick = _tick(plans, at, features, run_s, (plans.coefficients, plans.collectives.n_tick))
+    mean, first_s = tick, tick.ticks_s
+    is_piped = of.n_stages > 1
     if is_piped.any():
-        each = (plans.all_stages, plans.n_pass)
+        each = (plans.all_stages, plans.collectives.n_pass)
         of_piped = _tick(plans, at[is_piped], features[is_piped], run_s[is_piped], each)
-        first_s[is_piped] = of_piped.ticks_s(plans)
-        mean = tick.with_mean(of_piped, is_piped, plans.n_stages[at])
+        first_s[is_piped] = of_piped.ticks_s
+        mean = tick.with_mean(of_piped, is_piped, of.n_stages)
 
-    row, n_microbatches = plans.row[at], plans.n_microbatches[at]
-    n_stages, n_busy = plans.n_stages[at][:, None], (n_microbatches * n_chunks)[:, None]
-    part_busy = np.where(plans.is_once[None, :] > 0, n_chunks[:, None], n_busy)
+    n_chunks, n_stages = chunks.n, of.n_stages[:, None]
+    n_busy = (of.n_microbatches * n_chunks)[:, None]
+    part_busy = np.where(IS_ONCE > 0, n_chunks[:, None], n_busy)
     parts_s = mean.parts_s * part_busy
-    once_s = run_s * plans.n_once[row] * n_chunks[:, None]
-    step_s = (tick.parts_s * plans.is_once).sum(axis=1) * n_chunks + once_s.sum(axis=1)
-    step_s = step_s + n_chunks * (first_s + (n_microbatches - 1) * tick.ticks_s(plans))
+    once_s = run_s * plans.collectives.n_once[row] * n_chunks[:, None]
+    step_s = (tick.parts_s * IS_ONCE).sum(axis=1) * n_chunks + once_s.sum(axis=1)
+    step_s = step_s + n_chunks * (first_s + (of.n_microbatches - 1) * tick.ticks_s)
     # All stages wait for the sends of every tick, and one has the collectives of the head.
-    once_s = np.where(plans.is_head[row] > 0, once_s / n_stages, once_s)
-    sends = plans.is_send[row] > 0
+    once_s = np.where(plans.collectives.is_head[row] > 0, once_s / n_stages, once_s)
+    sends = plans.collectives.is_send[row] > 0
     collectives_s, exposed_s = (
         np.where(
             sends,
@@ -450,13 +393,12 @@ class _Tick:
     collectives_s: FloatArray
     exposed_s: FloatArray
 
-    def ticks_s(self, plans: PlanBatch) -> FloatArray:
+    @property
+    def ticks_s(self) -> FloatArray:
         """[n] seconds without the parts outside the ticks."""
-        return (self.parts_s * (1 - plans.is_once)).sum(axis=1) + self.exposed_s.sum(axis=1)
+        return (self.parts_s * (1 - IS_ONCE)).sum(axis=1) + self.exposed_s.sum(axis=1)
 
-    def with_mean(
-        self, of_all: "_Tick", is_piped: NDArray[np.bool_], n_stages: FloatArray
-    ) -> "_Tick":
+    def with_mean(self, of_all: "_Tick", is_piped: BoolArray, n_stages: FloatArray) -> "_Tick":
         """These ticks, but the mean over the stages where `of_all` has the sum over them."""
         means: dict[str, FloatArray] = {}
         for field in fields(self):
@@ -473,135 +415,99 @@ def _tick(
     run_s: FloatArray,
     each: tuple[FloatArray, FloatArray],
 ) -> _Tick:
-    """The micro-batch of `each`: the coefficients [plan, used], and the runs [row, collective]."""
+    """The micro-batch of `each`: the coefficients [plan, used], and the runs [row, collective].
+
+    Products wait for weights that nothing before them hid. Nothing hides the weights of parts outside the layers,
+    and collectives hide none in steps that fetch them late.
+    """
     coefficients, n_runs = each
+    row, streams = plans.row[at], plans.streams_weights[at][:, None]
     costs = np.zeros((len(at), *plans.is_used.shape))
     costs[:, plans.is_used] = (coefficients[at] @ features[:, :, None])[..., 0]
     costs = _in_hbm(plans, at, costs, features)
     read_s = costs[..., Cost.CHOSEN_BYTES] * plans.cost_s[at][:, None, Cost.CHOSEN_BYTES]
     costs[..., Cost.CONVERTED_S] = np.maximum(0.0, costs[..., Cost.CONVERTED_S] - read_s)
-    work = _work(plans, at, costs)
-    collectives_s = run_s * n_runs[plans.row[at]]
-    exposed_s = _exposed_s(plans, at, collectives_s, work.core_s)
-    is_late = (features[:, Feature.TOKENS] <= 1) & (plans.fetches_late[at] > 0)
-    parts_s = work.core_s + _waits_s(plans, work, exposed_s, is_late)
+    seconds = costs * plans.cost_s[at][:, None, :]
+    products_s = seconds[..., [Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS]].sum(axis=-1)
+    weights_s = seconds[..., Cost.WEIGHT_BYTES]
+    moved_s = weights_s + seconds[..., Cost.FUSED_BYTES]
+    core_s = np.where(streams, products_s, np.maximum(products_s, moved_s))
+    core_s = core_s + seconds[..., OTHER_COSTS].sum(axis=-1)
+    collectives_s = run_s * n_runs[row]
+    layers_s = np.where(IS_ONCE > 0, 0.0, core_s).sum(axis=1)
+    attention_s = core_s[:, PARTS.index(Part.ATTN)]
+    exposed_s = _exposed(plans.collectives.behind_attention[row], collectives_s, attention_s)
+    exposed_s = _exposed(plans.collectives.behind_layers[row], exposed_s, layers_s)
+
+    in_layers = IS_ONCE[None, :] == 0
+    stream_s = np.where(streams, weights_s, 0.0)
+    hiding_s = seconds[..., Cost.SMALL_OPS] + plans.overlap[at][:, None] * products_s
+    is_late = (features[:, Feature.TOKENS] <= 1) & (plans.numbers.fetches_late[at] > 0)
+    hidden_s = np.where(in_layers, hiding_s, 0.0).sum(axis=1)
+    hidden_s = hidden_s + np.where(is_late, 0.0, exposed_s.sum(axis=1))
+    streamed_s = np.where(in_layers, stream_s, 0.0).sum(axis=1)
+    waits_s = np.maximum(0.0, streamed_s - hidden_s)
+    frac = np.divide(waits_s, streamed_s, out=np.zeros_like(waits_s), where=streamed_s > 0)
+    parts_s = core_s + stream_s * np.where(in_layers, frac[:, None], 1.0)
     return _Tick(costs=costs, parts_s=parts_s, collectives_s=collectives_s, exposed_s=exposed_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Chunks:
+class _Chunks(NamedTuple):
     """[n] the chunks of a step: their number, and the sequences and positions of the mean one.
 
     Decode steps and prefill without chunks are one chunk. See `plans.chunks`.
     """
 
-    count: FloatArray
+    n: FloatArray
     n_sequences: FloatArray
     n_positions: FloatArray
 
 
-def _chunks(
-    plans: PlanBatch,
-    at: IntArray,
-    batch: FloatArray,
-    prompt: FloatArray,
-    chunk: FloatArray | None,
-) -> _Chunks:
-    is_decode = plans.is_decode[at] > 0
-    n_sequences = batch / plans.data_size[at]
-    n_tokens = np.full(len(at), NO_LIMIT) if chunk is None else chunk
-    is_whole = is_decode | (n_sequences * prompt <= n_tokens)
-    fitting = np.where(is_whole, n_sequences, np.maximum(1.0, n_tokens // prompt))
+def _chunks(of: PlanNumbers, batch: FloatArray, prompt: FloatArray, chunk: FloatArray) -> _Chunks:
+    is_decode, n_sequences = of.is_decode > 0, batch / of.data_size
+    is_whole = is_decode | (n_sequences * prompt <= chunk)
+    fitting = np.where(is_whole, n_sequences, np.maximum(1.0, chunk // prompt))
     n_sequence_chunks = np.ceil(n_sequences / fitting)
-    n_position_chunks = np.where(is_whole, 1.0, np.ceil(prompt / n_tokens))
+    n_position_chunks = np.where(is_whole, 1.0, np.ceil(prompt / chunk))
     return _Chunks(
-        count=n_sequence_chunks * n_position_chunks,
+        n=n_sequence_chunks * n_position_chunks,
         n_sequences=n_sequences / n_sequence_chunks,
         n_positions=np.where(is_decode, 1.0, prompt / n_position_chunks),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Work:
-    """Seconds of each part [n, part]: on the core, of weights that stream in, and of what hides those."""
-
-    core_s: FloatArray
-    stream_s: FloatArray
-    hiding_s: FloatArray
-
-
 def _in_hbm(plans: PlanBatch, at: IntArray, costs: FloatArray, features: FloatArray) -> FloatArray:
     """The costs with passes over arrays in VMEM, and gathers from it, as the HBM's that take as long."""
-    array_bytes = features[:, Feature.TOKENS] * plans.residual_bytes[at]
-    in_vmem = (array_bytes <= VMEM_ARRAY_BYTES) & (plans.streams_weights[at] > 0)
+    of = plans.numbers
+    array_bytes = features[:, Feature.TOKENS] * of.residual_bytes[at]
+    in_vmem = (array_bytes <= VMEM_ARRAY_BYTES) & plans.streams_weights[at]
     passes = [Cost.PASS_BYTES, Cost.WIDE_BYTES, Cost.FUSED_BYTES]
     costs[..., passes] /= np.where(in_vmem, VMEM_OVER_HBM.value, 1.0)[:, None, None]
     for cost, is_in_vmem in (
         (Cost.SORTED_S, array_bytes <= VMEM_TOKENS_BYTES),
-        (Cost.RETURNED_S, array_bytes * plans.sorted_rows[at] <= VMEM_RETURNED_BYTES),
+        (Cost.RETURNED_S, array_bytes * of.sorted_rows[at] <= VMEM_RETURNED_BYTES),
     ):
-        costs[..., cost] *= np.where(is_in_vmem, plans.vmem_gather_frac[at], 1.0)[:, None]
+        costs[..., cost] *= np.where(is_in_vmem, of.vmem_gather_frac[at], 1.0)[:, None]
     return costs
 
 
-def _work(plans: PlanBatch, at: IntArray, costs: FloatArray) -> _Work:
-    seconds = costs * plans.cost_s[at][:, None, :]
-    products_s = seconds[..., [Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS]].sum(axis=-1)
-    weights_s = seconds[..., Cost.WEIGHT_BYTES]
-    moved_s = weights_s + seconds[..., Cost.FUSED_BYTES]
-    streams = plans.streams_weights[at][:, None] > 0
-    apart = {Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS, Cost.WEIGHT_BYTES, Cost.FUSED_BYTES}
-    overlap = np.where(plans.is_decode > 0, plans.overlap, 1.0)[at]
-    others = [cost for cost in Cost if cost not in apart]
-    return _Work(
-        core_s=np.where(streams, products_s, np.maximum(products_s, moved_s))
-        + seconds[..., others].sum(axis=-1),
-        stream_s=np.where(streams, weights_s, 0.0),
-        hiding_s=seconds[..., Cost.SMALL_OPS] + overlap[:, None] * products_s,
-    )
-
-
-def _waits_s(
-    plans: PlanBatch, work: _Work, exposed_tick_s: FloatArray, is_late: NDArray[np.bool_]
-) -> FloatArray:
-    """[n, part] seconds that products wait for weights which nothing before them hid.
-
-    Nothing hides the weights of parts outside the layers, and collectives hide none in steps that fetch them
-    late, `is_late` [n].
-    """
-    in_layers = plans.is_once[None, :] == 0
-    stream_s = np.where(in_layers, work.stream_s, 0.0).sum(axis=1)
-    collectives_s = np.where(is_late, 0.0, exposed_tick_s.sum(axis=1))
-    hiding_s = np.where(in_layers, work.hiding_s, 0.0).sum(axis=1) + collectives_s
-    waits_s = np.maximum(0.0, stream_s - hiding_s)
-    frac = np.divide(waits_s, stream_s, out=np.zeros_like(waits_s), where=stream_s > 0)
-    return work.stream_s * np.where(in_layers, frac[:, None], 1.0)
-
-
-def _exposed_s(
-    plans: PlanBatch, at: IntArray, collectives_s: FloatArray, core_s: FloatArray
-) -> FloatArray:
-    """[n, collective] the seconds that no compute hides."""
-    row = plans.row[at]
-    layers_s = np.where(plans.is_once > 0, 0.0, core_s).sum(axis=1)
-    attention_s = core_s[:, PARTS.index(Part.ATTN)]
-    exposed_s = _exposed(plans.behind_attention[row], collectives_s, attention_s)
-    return _exposed(plans.behind_layers[row], exposed_s, layers_s)
-
-
 def _features(
-    plans: PlanBatch, at: IntArray, chunks: _Chunks, prompt: FloatArray, output: FloatArray
+    of: PlanNumbers, chunks: _Chunks, prompt: FloatArray, output: FloatArray
 ) -> FloatArray:
     """[n, feature] workload sizes of the mean chunk on one device."""
-    is_decode = plans.is_decode[at] > 0
-    cp = plans.cp[at]
-    sequences = chunks.n_sequences / plans.n_microbatches[at]
-    n_queries = np.where(is_decode, 1.0, chunks.n_positions / cp)
+    is_decode, cp, is_static = of.is_decode > 0, of.cp, of.reads_static_cache > 0
+    sequences = chunks.n_sequences / of.n_microbatches
+    local = chunks.n_positions / cp
+    n_queries = np.where(is_decode, 1.0, local)
     tokens = sequences * n_queries
-    block = _splash_block(chunks.n_positions / cp)
-    is_kernel = (plans.has_kernel[at] > 0) & (block > 0) & ~is_decode
-    padded = prompt * _padding_factor(chunks.n_positions / cp, block)
-    causal_pairs, window_pairs = _block_pairs(padded, block, plans.window[at])
+    block = _splash_block(local)
+    is_kernel = (of.has_kernel > 0) & (block > 0) & ~is_decode
+    # Pairs of one sequence in the blocks of a causal mask, and of a windowed one, over whole blocks of positions.
+    of_block = np.where(block > 0, block, local)
+    padded = prompt * (np.ceil(local / of_block) * of_block / local)
+    size = np.where(block > 0, block, padded)
+    n_rows = padded / size
+    width = np.minimum(n_rows, window_blocks(of.window, size))
     keys = (prompt + chunks.n_positions) / 2  # of the mean chunk: its positions and those before it
     per_pair = np.where(is_kernel, sequences * n_queries / prompt, 0.0)
     features = np.zeros((len(prompt), len(Feature)))
@@ -611,48 +517,39 @@ def _features(
     # The last device of cp attends to all blocks before its own: (2 cp - 1) / cp of the mean device's pairs.
     # In chunks, this is true of the pairs within a chunk.
     n_parts = np.where(is_decode, 1.0, prompt / chunks.n_positions)
+    causal_pairs = size**2 * causal_blocks(n_rows, n_rows)
     features[:, Feature.CAUSAL_PAIRS] = per_pair * causal_pairs * (1 + (cp - 1) / cp / n_parts)
-    features[:, Feature.WINDOW_PAIRS] = per_pair * window_pairs
+    features[:, Feature.WINDOW_PAIRS] = per_pair * (size**2 * causal_blocks(n_rows, width))
     features[:, Feature.ALL_PAIRS] = np.where(is_kernel | is_decode, 0.0, tokens * keys)
     features[:, Feature.ALL_SEQUENCES] = chunks.n_sequences
-    features[:, Feature.HIT_FRAC], features[:, Feature.EMPTY_TILES] = _hits(plans, at, tokens)
-    positions = _positions(plans, at, prompt, output)
+    features[:, Feature.HIT_FRAC], features[:, Feature.EMPTY_TILES] = _hits(of, tokens)
+    # Positions of a sequence on a device: those of the static cache, or of the mean decode step.
+    static = np.floor(prompt / cp) + np.ceil(output / cp)
+    positions = np.where(is_static, static, (prompt + output / 2) / cp)
     for feature, limit in (
         (Feature.CACHED_POSITIONS, NO_LIMIT),
-        (Feature.WINDOW_POSITIONS, plans.window[at]),
-        (Feature.CHOSEN_POSITIONS, plans.chosen[at]),
+        (Feature.WINDOW_POSITIONS, of.window),
+        (Feature.CHOSEN_POSITIONS, of.chosen),
     ):
-        is_limited = plans.reads_static_cache[at] == 0
-        n_read = np.where(is_limited, np.minimum(positions, limit), positions)
+        n_read = np.where(is_static, positions, np.minimum(positions, limit))
         features[:, feature] = np.where(is_decode, sequences * n_read, 0.0)
     return features
 
 
-def _hits(plans: PlanBatch, at: IntArray, tokens: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _hits(of: PlanNumbers, tokens: FloatArray) -> tuple[FloatArray, FloatArray]:
     """[n] fraction of the experts that get rows, summed over blocks of tokens, and what their tiles lack.
 
     A tile of a fused kernel has no more rows than a block has tokens on a device. An expert with several tiles
     has half an empty tile on average, and an expert with a single one what its rows do not fill.
     """
-    n_blocks = np.ceil(tokens / plans.block_tokens[at])
+    n_blocks = np.ceil(tokens / of.block_tokens)
     block_tokens = tokens / np.maximum(1.0, n_blocks)
-    n_routed = block_tokens * plans.routed_tokens[at]
-    hit_frac = 1 - plans.miss_frac[at] ** n_routed
-    of_tile = np.minimum(
-        1.0, block_tokens / plans.block_tokens[at] * FUSED_BLOCK_TOKENS / TILE_ROWS
-    )
-    filled = n_routed * (1 - plans.miss_frac[at]) / TILE_ROWS
+    n_routed = block_tokens * of.routed_tokens
+    hit_frac = 1 - of.miss_frac**n_routed
+    of_tile = np.minimum(1.0, block_tokens / of.block_tokens * FUSED_BLOCK_TOKENS / TILE_ROWS)
+    filled = n_routed * (1 - of.miss_frac) / TILE_ROWS
     empty = np.maximum(of_tile * hit_frac / 2, of_tile * hit_frac - filled)
     return n_blocks * hit_frac, n_blocks * empty
-
-
-def _positions(
-    plans: PlanBatch, at: IntArray, prompt: FloatArray, output: FloatArray
-) -> FloatArray:
-    """[n] positions of one sequence on a device: those of the static cache, or of the mean decode step."""
-    cp = plans.cp[at]
-    static = np.floor(prompt / cp) + np.ceil(output / cp)
-    return np.where(plans.reads_static_cache[at] > 0, static, (prompt + output / 2) / cp)
 
 
 def _splash_block(prompt: FloatArray) -> FloatArray:
@@ -666,48 +563,30 @@ def _splash_block(prompt: FloatArray) -> FloatArray:
     return block
 
 
-def _padding_factor(prompt: FloatArray, block: FloatArray) -> FloatArray:
-    """[n] positions in whole blocks of splash attention, divided by those of the prompt."""
-    size = np.where(block > 0, block, prompt)
-    return np.ceil(prompt / size) * size / prompt
-
-
-def _block_pairs(
-    prompt: FloatArray, block: FloatArray, window: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """[n] query-key pairs of one sequence in the blocks of a causal mask, and of a windowed one."""
-    size = np.where(block > 0, block, prompt)
-    n_rows = prompt / size
-    width = np.minimum(n_rows, window_blocks(window, size))
-    return size**2 * causal_blocks(n_rows, n_rows), size**2 * causal_blocks(n_rows, width)
-
-
 def _is_reduced(
-    plans: PlanBatch, at: IntArray, features: FloatArray, payload: FloatArray
-) -> NDArray[np.bool_]:
+    plans: PlanBatch, row: IntArray, features: FloatArray, payload: FloatArray
+) -> BoolArray:
     """[n, collective] whether the compiler makes an all-reduce of it, by the sequences that it has."""
-    row = plans.row[at]
+    of = plans.collectives
     of_tick, of_all = features[:, Feature.SEQUENCES, None], features[:, Feature.ALL_SEQUENCES, None]
-    n_sequences = np.where(plans.n_once[row] > 0, of_all, of_tick)
-    most, over_bytes, multiple = np.moveaxis(plans.reduced_for[row], -1, 0)
-    is_few = (n_sequences <= most) & (payload > over_bytes)
-    return is_few | (n_sequences % np.maximum(multiple, 1) > 0)
+    n_sequences = np.where(of.n_once[row] > 0, of_all, of_tick)
+    is_few = (n_sequences <= of.reduced_for[row]) & (payload > of.reduced_over_bytes[row])
+    return is_few | (n_sequences % np.maximum(of.reduced_multiple[row], 1) > 0)
 
 
 def _strategy_s(
-    plans: PlanBatch, line: IntArray, payload: FloatArray, is_reduced: NDArray[np.bool_]
+    plans: PlanBatch, row: IntArray, payload: FloatArray, is_reduced: BoolArray
 ) -> FloatArray:
     """[n, collective] seconds of the fastest strategy that the compiler takes for the payload.
 
-    `line`, `payload` and `is_reduced` are those of each collective. One strategy after the other: numpy is
-    slow along short axes.
+    One strategy after the other: numpy is slow along short axes.
     """
+    line = plans.collectives.line[row].astype(int)
     whole, seconds = np.rint(payload), np.full(payload.shape, np.inf)
-    by_line = (plans.latency_s, plans.hops_s, plans.s_per_byte)
-    ranges = (plans.least_bytes, plans.most_bytes, plans.of_reduced)
-    for at in range(plans.latency_s.shape[1]):
-        latency_s, hops_s, s_per_byte = (np.take(values[:, at], line) for values in by_line)
-        least, most, of_reduced = (np.take(values[:, at], line) for values in ranges)
+    for strategy in range(plans.lines.shape[2]):
+        latency_s, hops_s, s_per_byte, least, most, of_reduced = (
+            np.take(values, line) for values in plans.lines[:, :, strategy]
+        )
         by_strategy = latency_s + np.maximum(hops_s, payload * s_per_byte)
         by_strategy[(whole < least) | (whole > most) | (of_reduced != is_reduced)] = np.inf
         np.minimum(seconds, by_strategy, out=seconds)

@@ -6,10 +6,11 @@ every workload.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
 from math import ceil, prod
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,18 +134,14 @@ PARTS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanCosts:
-    """Coefficients [part, cost, feature] of one phase, for the pipeline stage with the most layers.
+IS_ONCE = np.array([part is Part.LM_HEAD for part in PARTS], dtype=float)  # after all micro-batches
 
-    Those of `all_stages` are the sum over all stages, and `is_once` marks parts after all micro-batches.
-    """
+
+class PlanCosts(NamedTuple):
+    """Coefficients [part, cost, feature] of one phase, of the pipeline stage with the most layers and of all stages."""
 
     coefficients: FloatArray
     all_stages: FloatArray
-    is_once: FloatArray = field(
-        default_factory=lambda: np.array([part is Part.LM_HEAD for part in PARTS], dtype=float)
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,58 +199,43 @@ def plan_costs(
 
     Of a decode step with `n_tokens` of each sequence, the bytes of a cache are those of a sequence.
     """
-    workload = experiment.workload
-    act_bytes = DTYPE_BITS[workload.activation_dtype] / 8
+    workload, plan, model = experiment.workload, experiment.plan, experiment.model
+    act_bytes, clock_hz = DTYPE_BITS[workload.activation_dtype] / 8, rates.clock_hz
+    int4, mxfp4 = rates.facts.four_bit_cycles.value
+    # Work of a device in a layer does not depend on the other axes: they split layers, sequences and positions, which
+    # are features, and weights that fsdp gathers.
+    has_experts = plan.data_axis in plan.expert_axes
+    one = replace(plan, pp=1, cp=1) if has_experts else Plan(tp=plan.tp, ep=plan.ep, sp=plan.sp)
+    is_tpu = experiment.topology.chip.kind is ChipKind.TPU
     device = _Device(
-        model=experiment.model,
-        plan=_one_device(experiment.plan),
+        model=model,
+        plan=one,
         phase=phase,
         weight_dtype=workload.weight_dtype,
         has_narrow_unit=product_speedup(workload.weight_dtype, experiment.topology.chip) > 1,
         act_bytes=act_bytes,
         cache_dtype=workload.cache_dtype,
         has_expert_kernel=experiment.kernels.has_expert_kernel,
-        row_s=row_s(rates, experiment.model.hidden, act_bytes),
-        row_read_s=experiment.model.hidden * act_bytes / rates.hbm_bytes_per_s,
+        row_s=row_s(rates, model.hidden, act_bytes),
+        row_read_s=model.hidden * act_bytes / rates.hbm_bytes_per_s,
         program=program,
-        conversion_s=_conversion_s(rates),
+        conversion_s=(int4 / clock_hz, mxfp4 / clock_hz) if clock_hz else (0.0, 0.0),
         fused=fused_rates(experiment, rates),
-        n_blocks=experiment.plan.cp if experiment.model.has_linear_attention else 1,
-        is_served=program is ModeledProgram.PUBLISHED
-        and experiment.topology.chip.kind is ChipKind.TPU,
+        n_blocks=plan.cp if model.has_linear_attention else 1,
+        is_served=program is ModeledProgram.PUBLISHED and is_tpu,
         n_tokens=n_tokens,
         load=device_load(experiment, phase),
     )
-    return _device_costs(device, experiment.plan.pp)
-
-
-def _conversion_s(rates: Rates) -> tuple[float, float]:
-    int4, mxfp4 = rates.facts.four_bit_cycles.value
-    clock_hz = rates.clock_hz
-    return (0.0, 0.0) if clock_hz is None else (int4 / clock_hz, mxfp4 / clock_hz)
-
-
-def _one_device(plan: Plan) -> Plan:
-    """The plan without the axes on which the work of a device in a layer does not depend.
-
-    They split layers, sequences and positions, which are features, and weights that fsdp gathers. The blocks
-    of linear attention over cp are `_Device.n_blocks`.
-    """
-    has_experts = plan.data_axis in plan.expert_axes
-    return replace(plan, pp=1, cp=1) if has_experts else Plan(tp=plan.tp, ep=plan.ep, sp=plan.sp)
+    all_stages = _stage_costs(device, 1)
+    return PlanCosts(_stage_costs(device, plan.pp) if plan.pp > 1 else all_stages, all_stages)
 
 
 @lru_cache(maxsize=CACHED_COSTS)
-def _device_costs(device: _Device, n_stages: int) -> PlanCosts:
-    if n_stages > 1:
-        all_stages = _device_costs(device, 1).coefficients
-        return PlanCosts(coefficients=_stage_costs(device, n_stages), all_stages=all_stages)
-    coefficients = _stage_costs(device, 1)
-    return PlanCosts(coefficients=coefficients, all_stages=coefficients)
-
-
 def _stage_costs(device: _Device, n_stages: int) -> FloatArray:
-    n_layers = _layer_counts(device.model, n_stages)
+    """[part, cost, feature] of the stage with the most layers, and of what precedes and follows all layers."""
+    layers = device.model.layers
+    fullest = max(stage_layers(len(layers), n_stages), key=len)
+    n_layers = Counter(layers[fullest.start : fullest.stop])
     by_layer = (n * _layer_costs(device, layer) for layer, n in n_layers.items())
     return sum(by_layer, _outer_costs(device))
 
@@ -277,13 +259,6 @@ def _summed(entries: Iterable[_Entry]) -> FloatArray:
     for part, cost, feature, value in entries:
         coefficients[PARTS.index(part), cost, feature] += value
     return coefficients
-
-
-@lru_cache(maxsize=CACHED_COSTS)
-def _layer_counts(model: Model, n_stages: int) -> Counter[Layer]:
-    """The number of layers of each kind in the stage with the most layers."""
-    fullest = max(stage_layers(model.n_layers, n_stages), key=len)
-    return Counter(model.layers[fullest.start : fullest.stop])
 
 
 def _embedding(device: _Device) -> Iterator[_Entry]:
@@ -318,29 +293,25 @@ def _head(device: _Device) -> Iterator[_Entry]:
 
 
 def _layer(device: _Device, layer: Layer) -> Iterator[_Entry]:
+    model = device.model
     yield from _attention(device, layer)
     if layer.has_mlp:
-        ffn = device.model.ffn_of(layer)
-        yield from _mlp(device, Part.MLP, dense_weights(device.model, layer), ffn)
+        width = GATED_PASSES * model.ffn_of(layer) / device.plan.tp
+        yield from _mlp(device, Part.MLP, dense_weights(model, layer), width)
     if layer.has_experts:
         yield from _mixture(device, layer)
-    if device.model.layer_inputs is not None:
-        yield from _layer_input(device, device.model.layer_inputs.width)
+    if model.layer_inputs is not None:  # a gate for the embeddings of the layer, and the way back
+        width = (1 + GATED_PASSES) * model.layer_inputs.width
+        yield from _mlp(device, Part.MLP, layer_input_weights(model), width, LAYER_INPUT_OPS)
 
 
-def _layer_input(device: _Device, width: int) -> Iterator[_Entry]:
-    """A small MLP of every device: a gate for the embeddings of the layer, and the way back to its output."""
-    yield from _block(device, Part.MLP, layer_input_weights(device.model))
-    n_bytes = (1 + GATED_PASSES) * width * device.act_bytes
-    yield Part.MLP, Cost.FUSED_BYTES, Feature.TOKENS, n_bytes
-    yield Part.MLP, Cost.SMALL_OPS, Feature.ONE, LAYER_INPUT_OPS
-
-
-def _mlp(device: _Device, part: Part, weights: tuple[Weight, ...], ffn: int) -> Iterator[_Entry]:
+def _mlp(
+    device: _Device, part: Part, weights: tuple[Weight, ...], width: float, n_ops: int = MLP_OPS
+) -> Iterator[_Entry]:
+    """A gated MLP whose products read and write `width` activations of a token while they compute."""
     yield from _block(device, part, weights)
-    width = GATED_PASSES * ffn / device.plan.tp
     yield part, Cost.FUSED_BYTES, Feature.TOKENS, width * device.act_bytes
-    yield part, Cost.SMALL_OPS, Feature.ONE, MLP_OPS
+    yield part, Cost.SMALL_OPS, Feature.ONE, n_ops
 
 
 def _block(device: _Device, part: Part, weights: tuple[Weight, ...]) -> Iterator[_Entry]:
@@ -372,21 +343,21 @@ def _narrowing(
     dtype = activation_dtype_of(device.weight_dtype)
     if dtype is None:
         return
-    widths = dict(_input_width(device, weight) for weight in matrices)
+    # Matrices with equal dims of their inputs share the rounding; groups of heads have inputs of their own.
+    widths = {
+        tuple(
+            (dim, size)
+            for i, (dim, size) in enumerate(
+                zip(weight.dims, weight.gathered_shape(device.plan), strict=True)
+            )
+            if i in weight.inputs or dim is Dim.GROUPS
+        )
+        for weight in matrices
+    }
+    n_numbers = n_rows * sum(prod(size for _, size in dims) for dims in widths)
     n_bytes = device.act_bytes + DTYPE_BITS[dtype] / 8
-    yield part, Cost.WIDE_BYTES, Feature.TOKENS, n_rows * sum(widths.values()) * n_bytes
+    yield part, Cost.WIDE_BYTES, Feature.TOKENS, n_numbers * n_bytes
     yield part, Cost.SMALL_OPS, Feature.ONE, len(widths)
-
-
-def _input_width(device: _Device, weight: Weight) -> tuple[tuple[tuple[Dim, int], ...], int]:
-    """The dims of a product's input, by which matrices share its rounding, and its numbers for a token."""
-    shape = weight.gathered_shape(device.plan)
-    dims = tuple(
-        (dim, shape[i])
-        for i, dim in enumerate(weight.dims)
-        if i in weight.inputs or dim is Dim.GROUPS  # groups of heads have inputs of their own
-    )
-    return dims, prod(size for _, size in dims)
 
 
 def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
@@ -446,7 +417,8 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
     yield from _router(device, layer)
     yield from _experts(device)
     if model.moe.shared_ffn is not None:
-        yield from _mlp(device, Part.MOE_SHARED, shared_weights(model), model.moe.shared_ffn)
+        width = GATED_PASSES * model.moe.shared_ffn / device.plan.tp
+        yield from _mlp(device, Part.MOE_SHARED, shared_weights(model), width)
     else:
         # The norm before the experts, and the sum after them.
         passes = RESIDUAL_PASSES + NORM_PASSES * model.has_post_norms
@@ -461,11 +433,12 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     """
     model, plan, part = device.model, device.plan, Part.MOE_EXPERTS
     assert model.moe is not None
-    weights = expert_weights(model)
     if device.fused is not None:
         yield from _fused_experts(device, device.fused)
         return
-    matrix_elements = sum(device.elements(w) for w in weights if len(w.shape) > 2)
+    weights = expert_weights(model)
+    matrices = [weight for weight in weights if len(weight.shape) > 2]
+    matrix_elements = sum(map(device.elements, matrices))
     rows = rows_per_token(model, plan) * device.load
     flops = 2 * rows * matrix_elements / (model.moe.n_experts / plan.ep)
     n_bytes = sum(map(device.read_bytes, weights))
@@ -482,7 +455,6 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     buffer_rows = rows if exchange_axes(plan) else model.moe.n_active  # the gated product reads all
     wide_bytes = GATED_PASSES * buffer_rows * width * device.act_bytes
     yield part, Cost.WIDE_BYTES, Feature.TOKENS, wide_bytes
-    matrices = [weight for weight in weights if len(weight.shape) > 2]
     yield from _narrowing(device, part, matrices, n_rows=buffer_rows)
     yield part, Cost.SMALL_OPS, Feature.ONE, EXPERT_OPS
 

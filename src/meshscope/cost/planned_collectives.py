@@ -71,37 +71,28 @@ def hidden_behind(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransferLines:
-    """A kind of collective over its groups, for any payload: the time of each strategy [strategy].
+    """A kind of collective over its groups, for any payload: the time of each strategy.
 
-    A strategy takes `latency_s`, then the longer of `hops_s` and its bytes, if the payload is from
-    `least_bytes` to `most_bytes`. `ranges` are the measured payloads.
+    `lines` [6, strategy] are latency, seconds of hops, seconds per byte, least and most payload, and 1 for a
+    strategy of the all-reduce that the compiler may make of it. A strategy takes its latency, then the longer of
+    hops and bytes. `ranges` are the measured payloads.
     """
 
-    latency_s: FloatArray
-    hops_s: FloatArray
-    s_per_byte: FloatArray
-    least_bytes: FloatArray
-    most_bytes: FloatArray
-    of_reduced: FloatArray  # 1 for a strategy of the all-reduce that the compiler may make of it
+    lines: FloatArray
     wire_factor: float
     reduced_wire_factor: float
     ranges: tuple[tuple[int, int], ...]
 
     def seconds(self, payload_bytes: float) -> float:
         """The time of the fastest strategy of its own kind for the payload."""
-        is_taken = (self.least_bytes <= payload_bytes) & (payload_bytes <= self.most_bytes)
-        is_taken &= self.of_reduced == 0
-        by_strategy = self.latency_s + np.maximum(self.hops_s, payload_bytes * self.s_per_byte)
+        latency_s, hops_s, s_per_byte, least, most, of_reduced = self.lines
+        is_taken = (least <= payload_bytes) & (payload_bytes <= most) & (of_reduced == 0)
+        by_strategy = latency_s + np.maximum(hops_s, payload_bytes * s_per_byte)
         return float(by_strategy[is_taken].min())
 
     def scaled(self, factor: float) -> "TransferLines":
         """The transfer that takes `factor` times as long."""
-        return replace(
-            self,
-            latency_s=self.latency_s * factor,
-            hops_s=self.hops_s * factor,
-            s_per_byte=self.s_per_byte * factor,
-        )
+        return replace(self, lines=np.concatenate([factor * self.lines[:3], self.lines[3:]]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,17 +233,13 @@ def _transfer(
 ) -> TransferLines:
     """The lines of a kind; unless it always `is_own`, with those of the all-reduce that it may become."""
     kinds = (kind,) if is_own else (kind, Kind.ALL_REDUCE)
-    by_kind = [collective_lines(kind, geometry, constants) for kind in kinds]
-    lines = [line for of_kind in by_kind for line in of_kind]
+    lines = [
+        (line.latency_s, line.hops_s, line.s_per_byte, *line.payloads, float(number))
+        for number, one in enumerate(kinds)
+        for line in collective_lines(one, geometry, constants)
+    ]
     return TransferLines(
-        latency_s=np.array([line.latency_s for line in lines] or [0.0]),
-        hops_s=np.array([line.hops_s for line in lines] or [0.0]),
-        s_per_byte=np.array([line.s_per_byte for line in lines] or [0.0]),
-        least_bytes=np.array([line.payloads[0] for line in lines] or [0.0]),
-        most_bytes=np.array([line.payloads[1] for line in lines] or [np.inf]),
-        of_reduced=np.repeat(
-            [0.0, 1.0], [len(by_kind[0]) or not lines, len(lines) - len(by_kind[0])]
-        ),
+        lines=np.array(lines or [(0.0, 0.0, 0.0, 0.0, np.inf, 0.0)], dtype=float).T,
         reduced_wire_factor=float(wire_factor(Kind.ALL_REDUCE, geometry.group_size)),
         wire_factor=float(wire_factor(kind, geometry.group_size)),
         ranges=tuple(

@@ -1,7 +1,7 @@
 """Predicted time of one experiment: the closed form of its plan with intervals, and its collective rows."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -102,23 +102,25 @@ def _conversion_notes(steps: ClosedSteps) -> Iterator[str]:
         )
 
 
+def steps_of(forms: Sequence[PlanForm], workloads: Sequence[Workload]) -> ClosedSteps:
+    """The step of each form for a workload."""
+    sizes = {
+        name: np.array([getattr(workload, name) for workload in workloads], dtype=float)
+        for name in ("batch", "prompt", "output")
+    }
+    sizes["batch"] *= [form.n_tokens for form in forms]
+    sizes["chunk"] = np.array([float(w.prefill_chunk or NO_LIMIT) for w in workloads])
+    return closed_steps(plan_batch(forms), np.arange(len(forms)), **sizes)
+
+
 def evaluated(form: PlanForm, workload: Workload) -> tuple[ClosedSteps, TimeEstimate]:
     """The step of a workload, and its time with bounds."""
-    sizes = {name: float(getattr(workload, name)) for name in ("batch", "prompt", "output")}
-    sizes["batch"] *= form.n_tokens
-    sizes["chunk"] = float(workload.prefill_chunk or NO_LIMIT)
-
-    def steps_of(*forms: PlanForm) -> ClosedSteps:
-        repeated = {name: np.full(len(forms), size) for name, size in sizes.items()}
-        at = np.arange(len(forms))
-        return closed_steps(plan_batch(forms), at, **repeated)
-
-    steps = steps_of(form)
+    steps = steps_of([form], [workload])
     value_s = float(steps.step_s[0])
     bounds = bounding_forms(form, steps)
     if bounds is None:
         return steps, TimeEstimate(value_s=value_s, low_s=None, high_s=None)
-    low_s, high_s = map(float, steps_of(*bounds).step_s)
+    low_s, high_s = map(float, steps_of(bounds, [workload, workload]).step_s)
     spread = form.efficiency.model_spread
     low_s, high_s = min(low_s, value_s / spread), max(high_s, value_s * spread)
     return steps, TimeEstimate(value_s=value_s, low_s=low_s, high_s=high_s)

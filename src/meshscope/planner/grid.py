@@ -1,51 +1,119 @@
 """Every candidate of a search as columns: plan, batch, precision and chunk, with times.
 
-Plans are evaluated group by group, so that forms and steps of a group are all that is in memory beside
-the columns.
+Prefill does not depend on the precision of the cache, nor decode on the chunk, so that candidates share
+steps: a step is a closed form with a batch and a chunk. Plans are evaluated group by group, so that forms and
+steps of a group are all that is in memory beside the columns.
 """
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from time import monotonic
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.cost.closed_form import NO_LIMIT, PlanForm, closed_steps, plan_batch
+from meshscope.cost.closed_form import NO_LIMIT, PlanForm, closed_steps, plan_batch, plan_form
+from meshscope.cost.features import Feature, plan_costs
+from meshscope.cost.planned_collectives import batch_is_split, with_weight_dtype
 from meshscope.errors import SpecError
-from meshscope.planner.combinations import (
-    WHOLE,
-    Combinations,
-    Combiner,
-    SearchSpace,
-    StepRows,
-)
-from meshscope.planner.forms import FormTable
-from meshscope.planner.progress import SearchProgress
-from meshscope.planner.space import PlanSpace
+from meshscope.events.enums import Phase
+from meshscope.planner.space import CHUNK_LIMITS, PlanSpace, SearchSpace
+from meshscope.plans.caches import device_cache_bytes
+from meshscope.plans.checks import cut_block
+from meshscope.plans.chunks import ChunkRule, check_chunks, with_auto_chunk
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import FitState, Memory
 from meshscope.plans.plan import Plan
+from meshscope.plans.program import Engine
+from meshscope.plans.stages import default_microbatches
+from meshscope.plans.weights import device_weight_bytes
 from meshscope.plans.workload import Workload
 from meshscope.prediction.memory import predicted_memory
+from meshscope.workers import Progress
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 IntColumn = NDArray[np.signedinteger]
 
 # Types of the columns: millions of candidates take 30 bytes each.
-_INT_TYPES: Mapping[str, type[np.signedinteger]] = {
+_TYPES: Mapping[str, type[np.generic]] = {
     "plan": np.int32,
     "weight_dtype": np.int8,
     "cache_dtype": np.int8,
     "batch": np.int32,
     "chunk": np.int32,
+    "ttft_s": np.float64,
+    "tpot_s": np.float64,
 }
 
+WHOLE = 0  # stands for prefill of the whole batch at once in arrays of chunks
 BLOCK = 4096  # steps of one evaluation
 GROUP_STEPS, GROUP_FORMS = 1 << 16, 2048  # of plans that are evaluated together
 MAX_COMBINATIONS = 20_000_000  # about 3 GB while they are ranked
+LARGE = 100_000  # combinations that are announced before they are predicted
+REPORT_S = 5.0  # between two reports
+
+TOO_LARGE = "the weights and one batch exceed the memory of a device"
+NO_BATCH = "the data axis divides no batch of --batch"
+NO_CHUNK = "prefill cannot run in chunks of --prefill-chunk"
+EXCEEDS = "weights and cache exceed the memory of a device"
+CUT_SCALES = "an axis cuts the blocks of weights that share a scale"
+OTHER_CHUNK = "the chunk is that of another combination, or the plan does not support it"
+
+
+class SearchProgress:
+    """Reports a large search, and one of more than some seconds, to a callback.
+
+    With one slice, the time left is that of the other combinations at the speed so far. With several it is
+    unknown: the search may end at any of them, and a combination takes longer on a larger slice.
+    """
+
+    def __init__(
+        self,
+        callback: Progress | None,
+        *,
+        n_slices: int = 1,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._callback, self._n_slices, self._clock = callback, n_slices, clock
+        self._n_all = self._n_done = self._slice = 0
+        self._started_s = self._reported_s = clock()
+        self._is_shown = False
+
+    def counted(self, topology: str, n_plans: int, n_combinations: int) -> None:
+        """Takes the size of the search on one slice."""
+        self._n_all, self._n_done, self._slice = n_combinations, 0, self._slice + 1
+        if n_combinations >= LARGE:
+            self._report(f"{n_plans:,} plans and {n_combinations:,} combinations on {topology}")
+
+    def add(self, n_combinations: int) -> None:
+        """Takes the number of combinations that were predicted or pruned."""
+        self._n_done += n_combinations
+        now_s = self._clock()
+        if self._callback is None or now_s - self._reported_s < REPORT_S:
+            return
+        step, left_s = f"{self._n_done:,} of {self._n_all:,} combinations", None
+        if self._n_slices == 1:
+            left_frac = (self._n_all - self._n_done) / max(self._n_done, 1)
+            left_s = (now_s - self._started_s) * left_frac
+        else:
+            step += f" on slice {self._slice} of {self._n_slices}"
+        self._report(step, left_s)
+        self._reported_s = now_s
+
+    def done(self) -> None:
+        """Ends the report, if there was one."""
+        if self._is_shown:
+            self._report("done")
+
+    def _report(self, step: str, left_s: float | None = None) -> None:
+        if self._callback is not None:
+            self._is_shown = True
+            self._callback("search", step, left_s)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # without slots, so that it keeps what it derives
@@ -98,7 +166,7 @@ class Grid:
         def most(plan: int, weight_dtype: int, cache_dtype: int, chunk: int) -> int:
             def exceeds(batch: int) -> bool:
                 workload = self._workload(batch, weight_dtype, cache_dtype, chunk)
-                memory = predicted_memory(self._experiment(plan, workload))
+                memory = predicted_memory(self.space.experiment(self.plans[plan], workload))
                 return memory.fit not in {FitState.YES, FitState.UNKNOWN}
 
             batches = self.space.batches.of(self.plans[plan].data_size)
@@ -112,15 +180,11 @@ class Grid:
         keys = (self.plan, self.weight_dtype, self.cache_dtype, self.chunk)
         return int(self.batch[at]) <= self._most_batch(*(int(column[at]) for column in keys))
 
-    def plan_at(self, at: int) -> Plan:
-        """The plan of a candidate."""
-        return self.plans[self.plan[at]]
-
     def experiment(self, at: int) -> Experiment:
         """The experiment of a candidate."""
         columns = (self.batch, self.weight_dtype, self.cache_dtype, self.chunk)
         workload = self._workload(*(int(column[at]) for column in columns))
-        return self._experiment(int(self.plan[at]), workload)
+        return self.space.experiment(self.plans[self.plan[at]], workload)
 
     def _workload(self, batch: int, weight_dtype: int, cache_dtype: int, chunk: int) -> Workload:
         return replace(
@@ -129,15 +193,6 @@ class Grid:
             weight_dtype=self.space.weight_dtypes[weight_dtype],
             cache_dtype=self.space.cache_dtypes[cache_dtype],
             prefill_chunk=None if chunk == WHOLE else chunk,
-        )
-
-    def _experiment(self, plan: int, workload: Workload) -> Experiment:
-        return Experiment(
-            model=self.space.model,
-            plan=self.plans[plan],
-            topology=self.space.topology,
-            workload=workload,
-            program=self.space.program,
         )
 
 
@@ -158,109 +213,262 @@ def grid_of(space: SearchSpace, plans: PlanSpace, progress: SearchProgress | Non
     n_counted, refused = n_combinations(space, plans), Counter(plans.n_refused)
     progress = progress or SearchProgress(None)
     progress.counted(space.topology.name, len(plans.plans), n_counted)
-    combiner, columns, group = Combiner(space=space), _Columns(), _Group(space)
+    pruned, chunks, group = Counter[str](), _Chunks(space), _Group(space)
+    parts: list[Mapping[str, NDArray[Any]]] = []
     for at, plan in enumerate(plans.plans):
-        of_plan = combiner.combinations(plan, group.table, group.steps)
-        if of_plan is None:
-            refused[combiner.why_none(plan)] += 1
-        else:
-            group.add(at, of_plan)
+        if not group.add(at, plan, chunks, pruned):
+            batches = space.batches.of(plan.data_size)
+            has_chunk = any(chunks.of(plan, batch) for batch in batches)
+            refused[NO_BATCH if not batches else TOO_LARGE if has_chunk else NO_CHUNK] += 1
         progress.add(space.n_combinations(plan))
-        if group.is_full:
-            group.evaluate_into(columns)
+        if group.n_steps >= GROUP_STEPS or len(group.forms) >= GROUP_FORMS:
+            parts += group.evaluated()
             group = _Group(space)
-    group.evaluate_into(columns)
+    parts += group.evaluated()
+    columns: dict[str, Any] = {
+        name: np.concatenate([np.zeros(0, kind), *(part[name] for part in parts)], dtype=kind)
+        for name, kind in _TYPES.items()
+    }
     return Grid(
         space=space,
         plans=plans.plans,
-        plan=columns.ints("plan"),
-        weight_dtype=columns.ints("weight_dtype"),
-        cache_dtype=columns.ints("cache_dtype"),
-        batch=columns.ints("batch"),
-        chunk=columns.ints("chunk"),
-        ttft_s=columns.seconds("ttft_s"),
-        tpot_s=columns.seconds("tpot_s"),
         n_combinations=n_counted,
-        n_pruned=dict(combiner.pruned),
+        n_pruned=dict(pruned),
         n_refused=dict(refused),
+        **columns,
     )
 
 
-class _Columns:
-    """The columns of a grid, group by group, in narrow types."""
-
-    def __init__(self) -> None:
-        self._ints: dict[str, list[IntColumn]] = {name: [] for name in _INT_TYPES}
-        self._seconds: dict[str, list[FloatArray]] = {"ttft_s": [], "tpot_s": []}
-
-    def add(
-        self, plan: int, of_plan: Combinations, *, ttft_s: FloatArray, tpot_s: FloatArray
-    ) -> None:
-        """Appends the combinations of a plan with their seconds."""
-        self._ints["plan"].append(np.full(len(of_plan.batch), plan, _INT_TYPES["plan"]))
-        for name in ("weight_dtype", "cache_dtype", "batch", "chunk"):
-            self._ints[name].append(getattr(of_plan, name).astype(_INT_TYPES[name]))
-        self._seconds["ttft_s"].append(ttft_s)
-        self._seconds["tpot_s"].append(tpot_s)
-
-    def ints(self, name: str) -> IntColumn:
-        """The whole column; its parts are dropped."""
-        return np.concatenate([np.zeros(0, _INT_TYPES[name]), *self._ints.pop(name)])
-
-    def seconds(self, name: str) -> FloatArray:
-        """The whole column; its parts are dropped."""
-        return np.concatenate([np.zeros(0), *self._seconds.pop(name)])
-
-
-class _Group:
-    """Plans that are evaluated together, with their forms and steps."""
+class _Chunks:
+    """The chunks of prefill to try, by what they depend on."""
 
     def __init__(self, space: SearchSpace) -> None:
-        self.table = FormTable(
-            model=space.model,
-            topology=space.topology,
-            workload=space.workload,
-            program=space.program,
-            profile=space.profile,
-        )
-        self.steps = StepRows()
-        self._workload = space.workload
-        self._combinations: list[tuple[int, Combinations]] = []
+        self._space = space
+        self._known: dict[tuple[int, bool, int, int], tuple[int, ...]] = {}
 
-    @property
-    def is_full(self) -> bool:
-        return self.steps.n_rows >= GROUP_STEPS or len(self.table.forms) >= GROUP_FORMS
+    def of(self, plan: Plan, batch: int) -> tuple[int, ...]:
+        """Each chunk once; none if the plan supports none of those asked for."""
+        key = (batch // plan.data_size, plan.pp == 1, plan.cp, plan.tp if plan.sp else 1)
+        if key not in self._known:
+            workload = replace(self._space.workload, batch=batch)
+            sizes = (self._chunk(plan, workload, *rule) for rule in self._space.chunk_rules)
+            self._known[key] = tuple(dict.fromkeys(size for size in sizes if size is not None))
+        return self._known[key]
 
-    def add(self, plan: int, of_plan: Combinations) -> None:
-        self._combinations.append((plan, of_plan))
-
-    def evaluate_into(self, columns: _Columns) -> None:
-        """Adds the candidates with their seconds to the columns."""
-        if not self._combinations:
-            return
-        seconds = _seconds(self.table.forms, self.steps, self._workload)
-        for plan, of_plan in self._combinations:
-            columns.add(
-                plan, of_plan, ttft_s=seconds[of_plan.prefill], tpot_s=seconds[of_plan.decode]
+    def _chunk(
+        self, plan: Plan, workload: Workload, rule: int | ChunkRule, limit: int
+    ) -> int | None:
+        """The chunk of a rule; None if the plan does not support it."""
+        model, parts = self._space.model, (self._space.program, Engine.MESHSCOPE)
+        is_second_of_cp = plan.cp > 1 and limit != CHUNK_LIMITS[0]
+        if rule is ChunkRule.OFF or (rule is ChunkRule.AUTO and is_second_of_cp):
+            return WHOLE
+        if rule is ChunkRule.AUTO:
+            return (
+                with_auto_chunk(model, plan, workload, *parts, limit=limit).prefill_chunk or WHOLE
             )
+        try:
+            check_chunks(model, plan, replace(workload, prefill_chunk=rule), *parts)
+        except SpecError:
+            return None
+        return rule
 
 
-def _seconds(forms: Sequence[PlanForm], steps: StepRows, workload: Workload) -> FloatArray:
-    """[n] seconds of each step."""
-    plans = plan_batch(forms)
-    at, batch, chunk = (np.concatenate(rows) for rows in (steps.form, steps.batch, steps.chunk))
-    limit = np.where(chunk == WHOLE, NO_LIMIT, chunk)
-    lengths = {name: float(getattr(workload, name)) for name in ("prompt", "output")}
-    blocks = (slice(first, first + BLOCK) for first in range(0, len(at), BLOCK))
-    return np.concatenate(
-        [
-            closed_steps(
-                plans,
-                at[cut],
-                batch=batch[cut].astype(float),
-                chunk=limit[cut],
-                **{name: np.full(len(at[cut]), size) for name, size in lengths.items()},
-            ).step_s
-            for cut in blocks
+@dataclass(slots=True)
+class _Group:
+    """Plans that are evaluated together: their closed forms, their steps, and their candidates.
+
+    `steps` are [3, n] form, batch and chunk, each once; candidates have the number of the step of either phase.
+    """
+
+    space: SearchSpace
+    forms: list[PlanForm] = field(default_factory=list[PlanForm])
+    steps: list[IntArray] = field(default_factory=list[IntArray])
+    n_steps: int = 0
+    candidates: list[dict[str, IntArray]] = field(default_factory=list[dict[str, IntArray]])
+
+    def add(self, number: int, plan: Plan, chunks: _Chunks, pruned: Counter[str]) -> bool:
+        """Adds the combinations of a plan whose weights and cache fit; False without any.
+
+        `pruned` counts the others by reason.
+        """
+        space = self.space
+        batches = np.array(space.batches.of(plan.data_size), dtype=np.int64)
+        of_batch = [chunks.of(plan, int(batch)) for batch in batches]
+        # A row is a batch with one of its chunks.
+        row_batch = np.repeat(np.arange(len(batches)), list(map(len, of_batch)))
+        row_chunk = np.array([chunk for each in of_batch for chunk in each], dtype=np.int64)
+        n_local = batches // plan.data_size
+        fits = self._fits(plan, n_local)  # [weight dtype, cache dtype, batch]
+        n_rows, n_caches = len(row_batch), len(space.cache_dtypes)
+        n_counted = len(batches) * n_caches * len(space.chunk_rules)
+        for at, dtype in enumerate(space.weight_dtypes):
+            if cut_block(plan, space.model, dtype) is not None:
+                fits[at] = False
+                pruned[CUT_SCALES] += n_counted
+            else:
+                pruned[OTHER_CHUNK] += n_counted - n_rows * n_caches
+                pruned[EXCEEDS] += n_rows * n_caches - int(fits[at][:, row_batch].sum())
+        weight, cache, row = np.nonzero(fits[:, :, row_batch])
+        if not len(row):
+            return False
+        order = np.lexsort((row, cache, row_batch[row], weight))
+        weight, cache, row = weight[order], cache[order], row[order]
+        batch, chunk = batches[row_batch[row]], row_chunk[row]
+        microbatches = np.array([default_microbatches(int(n), plan.pp) for n in n_local])
+        is_split = np.array([batch_is_split(plan, int(n)) for n in n_local], dtype=np.int64)
+        # Chunks of prompts that cp splits have forms of their own.
+        cut = np.where((plan.cp > 1) & (chunk < space.workload.prompt), chunk, WHOLE)
+        forms = _PlanForms(space, plan)
+        prefill_kinds = (weight, microbatches[row_batch[row]], cut)
+        decode_kinds = (weight, cache, is_split[row_batch[row]])
+        prefill = self._add_forms(prefill_kinds, batch, forms.prefill)
+        decode = self._add_forms(decode_kinds, batch, forms.decode)
+        self.candidates.append(
+            {
+                "plan": np.full(len(row), number),
+                "weight_dtype": weight,
+                "cache_dtype": cache,
+                "batch": batch,
+                "chunk": chunk,
+                "prefill": self._add_steps(prefill, batch, chunk),
+                "decode": self._add_steps(decode, batch, 0 * batch),
+            }
+        )
+        return True
+
+    def _fits(self, plan: Plan, n_local: IntArray) -> NDArray[np.bool_]:
+        """[weight dtype, cache dtype, batch] whether the HBM has room for weights and cache."""
+        space, hbm_bytes = self.space, self.space.topology.chip.device_hbm_bytes
+        weights = [device_weight_bytes(space.model, plan, dtype) for dtype in space.weight_dtypes]
+        one = replace(space.workload, batch=plan.data_size)  # a sequence of each rank
+        caches = [
+            device_cache_bytes(space.model, plan, replace(one, cache_dtype=dtype))
+            for dtype in space.cache_dtypes
         ]
-    )
+        needed = np.add.outer(np.array(weights), np.multiply.outer(np.array(caches), n_local))
+        return needed <= (np.inf if hbm_bytes is None else hbm_bytes)
+
+    def _add_forms(
+        self,
+        kinds: tuple[IntArray, IntArray, IntArray],
+        batch: IntArray,
+        form_of: Callable[[int, int, int, int], PlanForm],
+    ) -> IntArray:
+        """[n] the number of the form of each candidate, by three kinds that the form depends on."""
+        first, number = _distinct(*kinds)
+        before = len(self.forms)
+        self.forms += [
+            form_of(int(batch[at]), *(int(column[at]) for column in kinds)) for at in first
+        ]
+        return before + number
+
+    def _add_steps(self, *step: IntArray) -> IntArray:
+        """[n] the number of the step of each candidate."""
+        first, number = _distinct(*step)
+        self.steps.append(np.stack(step)[:, first])
+        self.n_steps += len(first)
+        return self.n_steps - len(first) + number
+
+    def evaluated(self) -> Iterable[Mapping[str, NDArray[Any]]]:
+        """The columns of each plan with the seconds of its candidates."""
+        if not self.candidates:
+            return
+        forms, workload = plan_batch(self.forms), self.space.workload
+        at, batch, chunk = np.concatenate(self.steps, axis=1)
+        limit = np.where(chunk == WHOLE, NO_LIMIT, chunk)
+        seconds: list[FloatArray] = []
+        for first in range(0, len(at), BLOCK):
+            cut = slice(first, first + BLOCK)
+            prompt, output = (
+                np.full(len(at[cut]), float(n)) for n in (workload.prompt, workload.output)
+            )
+            sizes = {"batch": batch[cut].astype(float), "prompt": prompt, "output": output}
+            seconds.append(closed_steps(forms, at[cut], chunk=limit[cut], **sizes).step_s)
+        every_s = np.concatenate(seconds)
+        for candidates in self.candidates:
+            times = {
+                "ttft_s": every_s[candidates.pop("prefill")],
+                "tpot_s": every_s[candidates.pop("decode")],
+            }
+            narrow = {name: part.astype(_TYPES[name]) for name, part in candidates.items()}
+            yield narrow | times
+
+
+def _distinct(*columns: IntArray) -> tuple[IntArray, IntArray]:
+    """The position of the first row of each kind, and the number of the kind of each row [n]."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        code = code * (int(column.max()) + 1) + column
+    _, first, number = np.unique(code, return_index=True, return_inverse=True)
+    return first, number
+
+
+class _PlanForms:
+    """The closed forms of one plan, which share costs and collectives wherever those are equal."""
+
+    def __init__(self, space: SearchSpace, plan: Plan) -> None:
+        self._space, self._plan = space, plan
+        self._bases: dict[tuple[Phase, int, int], PlanForm] = {}
+        self._shared: dict[Any, Any] = {}
+
+    def prefill(self, batch: int, weight: int, n_microbatches: int, cut: int) -> PlanForm:
+        """The form of a prefill; `cut` is the chunk of a prompt that cp splits."""
+        dtype = self._space.workload.activation_dtype
+        return self._form(Phase.PREFILL, batch, weight, dtype, n_microbatches, chunk=cut)
+
+    def decode(self, batch: int, weight: int, cache: int, is_split: int) -> PlanForm:
+        """The form of a decode step; tp divides its batch or not."""
+        dtype = self._space.cache_dtypes[cache]
+        return self._form(Phase.DECODE, batch, weight, dtype, 1, is_split=is_split)
+
+    def _form(  # noqa: PLR0913  what a form depends on
+        self,
+        phase: Phase,
+        batch: int,
+        weight: int,
+        cache_dtype: str,
+        n_microbatches: int,
+        *,
+        is_split: int = 0,
+        chunk: int = WHOLE,
+    ) -> PlanForm:
+        """The first form of a phase, or that one with another precision and number of micro-batches."""
+        workload = replace(
+            self._space.workload,
+            batch=batch,
+            weight_dtype=self._space.weight_dtypes[weight],
+            cache_dtype=cache_dtype,
+            prefill_chunk=chunk or None,
+        )
+        experiment, shared = self._space.experiment(self._plan, workload), self._shared
+        key = (phase, is_split, chunk)
+        # Weights travel only in the gathers of fsdp.
+        of_dtype = (key, weight if self._plan.fsdp > 1 else None)
+        if key not in self._bases:
+            self._bases[key] = plan_form(experiment, phase, profile=self._space.profile)
+            shared[of_dtype] = self._bases[key].collectives
+        base, kernels = self._bases[key], experiment.kernels
+        if of_dtype not in shared:
+            shared[of_dtype] = with_weight_dtype(base.collectives, experiment, phase)
+        n = n_microbatches / base.n_microbatches
+        if (*of_dtype, n) not in shared:
+            # Those after the ticks carry all sequences.
+            factors = np.ones(len(Feature))
+            factors[[Feature.SEQUENCES, Feature.TOKENS]] = n
+            shared[*of_dtype, n] = (
+                shared[of_dtype]
+                if n == 1
+                else tuple(
+                    replace(c, payload=c.payload * factors) if c.n_once else c
+                    for c in shared[of_dtype]
+                )
+            )
+        return replace(
+            base,
+            costs=plan_costs(experiment, phase, base.rates),
+            collectives=shared[*of_dtype, n],
+            n_microbatches=n_microbatches,
+            has_kernel=kernels.prefill_attention.kernel is not None,
+            reads_static_cache=kernels.decode_attention.kernel is None,
+        )

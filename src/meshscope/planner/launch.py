@@ -2,8 +2,8 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.interconnect.placement import order_text
@@ -38,94 +38,64 @@ class Launch:
     not_expressed: tuple[str, ...]
 
 
-_NO_WEIGHTS = (
-    "the weights of the first layers: the checkpoint has all of them, and dummy are random values"
-)
 _Flags = Iterator[LaunchFlag | str]  # a string is something that the server cannot express
 
 
 def launches_of(experiment: Experiment, n_layers: int | None = None) -> tuple[Launch, ...]:
     """The launch of an experiment in every known server; `n_layers` are those of a truncated model."""
-    launches = _launches_of(experiment)
-    if n_layers is None:
-        return launches
-    flags_of = (_own_layers, _vllm_layers, _sglang_layers, _maxtext_layers)
-    pairs = zip(launches, flags_of, strict=True)
-    return tuple(_with(launch, flags(n_layers)) for launch, flags in pairs)
-
-
-def _launches_of(experiment: Experiment) -> tuple[Launch, ...]:
     model = experiment.model.name
-    return (
-        _launch("meshscope", ("meshscope", "predict", model), _own_flags, experiment),
-        _launch("vLLM on TPU", ("vllm", "serve", model), _vllm_flags, experiment),
-        _launch(
+    override = json.dumps({"num_hidden_layers": n_layers})
+    servers: tuple[tuple[str, tuple[str, ...], _Flags, _Flags], ...] = (
+        (
+            "meshscope",
+            ("meshscope", "predict", model),
+            _own_flags(experiment),
+            iter((_flag(OWN, "--layers", n_layers or ""),)),
+        ),
+        (
+            "vLLM on TPU",
+            ("vllm", "serve", model),
+            _vllm_flags(experiment),
+            _layers_flags(VLLM_SERVE, "--hf-overrides", override),
+        ),
+        (
             "SGLang-JAX",
             ("python", "-m", "sgl_jax.launch_server", "--model-path", model),
-            _sglang_flags,
-            experiment,
+            _sglang_flags(experiment),
+            _layers_flags(SGLANG, "--json-model-override-args", override),
         ),
-        _launch(
+        (
             "MaxText",
             ("python", "-m", "maxtext.inference.decode", "src/maxtext/configs/base.yml"),
-            _maxtext_flags,
-            experiment,
+            _maxtext_flags(experiment),
+            _maxtext_layers(n_layers),
         ),
     )
+    launches = list[Launch]()
+    for server, words, of_plan, of_layers in servers:
+        parts = [*of_plan, *(() if n_layers is None else of_layers)]
+        flags = tuple(part for part in parts if isinstance(part, LaunchFlag))
+        launches.append(
+            Launch(
+                server=server,
+                command=shlex.join([*words, *(word for flag in flags for word in flag.words)]),
+                flags=flags,
+                not_expressed=tuple(part for part in parts if isinstance(part, str)),
+            )
+        )
+    return tuple(launches)
 
 
-def _launch(
-    server: str,
-    words: tuple[str, ...],
-    flags_of: Callable[[Experiment], _Flags],
-    experiment: Experiment,
-) -> Launch:
-    parts = list(flags_of(experiment))
-    flags = tuple(part for part in parts if isinstance(part, LaunchFlag))
-    return Launch(
-        server=server,
-        command=shlex.join([*words, *(word for flag in flags for word in flag.words)]),
-        flags=flags,
-        not_expressed=tuple(part for part in parts if isinstance(part, str)),
-    )
+def _layers_flags(source: str, option: str, override: str) -> _Flags:
+    yield _flag(source, option, override)
+    yield _flag(source, "--load-format", "dummy")
+    yield "the weights of the first layers: the checkpoint has all of them, and dummy are random values"
 
 
-def _with(launch: Launch, parts: _Flags) -> Launch:
-    """The launch with more flags, and more that the server cannot express."""
-    more = list(parts)
-    flags = tuple(part for part in more if isinstance(part, LaunchFlag))
-    return replace(
-        launch,
-        command=shlex.join([*shlex.split(launch.command), *(w for f in flags for w in f.words)]),
-        flags=launch.flags + flags,
-        not_expressed=launch.not_expressed + tuple(p for p in more if isinstance(p, str)),
-    )
-
-
-def _own_layers(n_layers: int) -> _Flags:
-    yield _flag(OWN, "--layers", n_layers)
-
-
-def _vllm_layers(n_layers: int) -> _Flags:
-    yield _flag(VLLM_SERVE, "--hf-overrides", _layers_override(n_layers))
-    yield _flag(VLLM_SERVE, "--load-format", "dummy")
-    yield _NO_WEIGHTS
-
-
-def _sglang_layers(n_layers: int) -> _Flags:
-    yield _flag(SGLANG, "--json-model-override-args", _layers_override(n_layers))
-    yield _flag(SGLANG, "--load-format", "dummy")
-    yield _NO_WEIGHTS
-
-
-def _maxtext_layers(n_layers: int) -> _Flags:
+def _maxtext_layers(n_layers: int | None) -> _Flags:
     yield _flag(MAXTEXT, "override_model_config=true")
     yield _flag(MAXTEXT, f"base_num_decoder_layers={n_layers}")
     yield "the weights of the first layers: a checkpoint has all of them"
-
-
-def _layers_override(n_layers: int) -> str:
-    return json.dumps({"num_hidden_layers": n_layers})
 
 
 def _flag(source: str, *words: str | int) -> LaunchFlag:
@@ -143,18 +113,15 @@ def _own_flags(experiment: Experiment) -> _Flags:
     if workload.activation_dtype != "bf16":
         yield _flag(OWN, "--dtype", workload.activation_dtype)
     if workload.weight_dtype != experiment.model.default_weight_dtype:
-        yield _flag(OWN, "--weight-dtype", _weight_dtype_value(experiment))
+        dtype = workload.weight_dtype
+        # The common name, unless the option takes it as the name of the checkpoint's own format.
+        name = format_dtype(dtype)
+        is_common = weight_dtype_of(experiment.model, name) == dtype
+        yield _flag(OWN, "--weight-dtype", name if is_common else dtype)
     if workload.cache_dtype != workload.activation_dtype:
         yield _flag(OWN, "--cache-dtype", format_dtype(workload.cache_dtype))
     if with_default_chunk(experiment).workload != workload:
         yield _flag(OWN, "--prefill-chunk", workload.prefill_chunk or "off")
-
-
-def _weight_dtype_value(experiment: Experiment) -> str:
-    """The common name, unless the option takes it as the name of the checkpoint's own format."""
-    dtype = experiment.workload.weight_dtype
-    name = format_dtype(dtype)
-    return name if weight_dtype_of(experiment.model, name) == dtype else dtype
 
 
 def _vllm_flags(experiment: Experiment) -> _Flags:

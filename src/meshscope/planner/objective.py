@@ -5,6 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ MLPERF = (
     "mlcommons/inference@001712e loadgen/mlperf.conf, the 99th percentile of the Server scenario"
 )
 
+N = TypeVar("N", float, NDArray[np.float64])
 _LIMITS = ("ttft", "tpot")
 _NUMBER = re.compile(r"(?P<value>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e-?[0-9]{1,2})?)(?P<unit>s|ms)?")
 
@@ -44,22 +46,31 @@ class Objective:
         """Whether a latency is limited."""
         return self.ttft_s is not None or self.tpot_s is not None
 
+    def meets(self, ttft_s: Any, tpot_s: Any) -> Any:
+        """Whether latencies, as numbers or arrays, are within the limits."""
+        is_fast = ttft_s <= (np.inf if self.ttft_s is None else self.ttft_s)
+        return is_fast & (tpot_s <= (np.inf if self.tpot_s is None else self.tpot_s))
 
-def _mlperf(ttft_ms: float, tpot_ms: float) -> tuple[float, float]:
-    return ttft_ms / 1000, tpot_ms / 1000
+    def excess(self, ttft_s: Any, tpot_s: Any) -> Any:
+        """The factor by which latencies, as numbers or arrays, exceed the limits."""
+        return np.maximum(ttft_s / (self.ttft_s or np.inf), tpot_s / (self.tpot_s or np.inf))
+
+    def cost(self, e2e_s: N, tokens_per_s: N) -> N:
+        """What the goal minimizes."""
+        return -tokens_per_s if self.goal is Goal.THROUGHPUT else e2e_s
 
 
 # Seconds of TTFT and TPOT: MLPERF.
 PRESETS: Mapping[str, tuple[float, float]] = {
-    "mlperf-llama2-70b": _mlperf(2000, 200),
-    "mlperf-llama2-70b-interactive": _mlperf(450, 40),
-    "mlperf-mixtral-8x7b": _mlperf(2000, 200),
-    "mlperf-llama3.1-405b": _mlperf(6000, 175),
-    "mlperf-llama3.1-405b-interactive": _mlperf(4500, 80),
-    "mlperf-llama3.1-8b": _mlperf(2000, 100),
-    "mlperf-llama3.1-8b-interactive": _mlperf(500, 30),
-    "mlperf-deepseek-r1": _mlperf(2000, 80),
-    "mlperf-deepseek-r1-interactive": _mlperf(1500, 15),
+    "mlperf-llama2-70b": (2.0, 0.2),
+    "mlperf-llama2-70b-interactive": (0.45, 0.04),
+    "mlperf-mixtral-8x7b": (2.0, 0.2),
+    "mlperf-llama3.1-405b": (6.0, 0.175),
+    "mlperf-llama3.1-405b-interactive": (4.5, 0.08),
+    "mlperf-llama3.1-8b": (2.0, 0.1),
+    "mlperf-llama3.1-8b-interactive": (0.5, 0.03),
+    "mlperf-deepseek-r1": (2.0, 0.08),
+    "mlperf-deepseek-r1-interactive": (1.5, 0.015),
 }
 
 
@@ -82,19 +93,15 @@ def objective_of(slo: str | None, goal: Goal = Goal.THROUGHPUT) -> Objective:
             raise SpecError(f"--slo '{slo}': '{name}' is not a limit. Use ttft, tpot or both.")
         if name in limits:
             raise SpecError(f"--slo '{slo}': {name} appears twice. Give it once.")
-        limits[name] = _seconds(slo, name, value)
+        match = _NUMBER.fullmatch(value)
+        seconds = 0.0 if match is None else float(match["value"])
+        if match is None or not seconds:
+            raise SpecError(
+                f"--slo '{slo}': {name}='{value}' is no positive number of seconds. "
+                f"Use for example {name}=0.5 or {name}=500ms."
+            )
+        limits[name] = seconds / 1000 if match["unit"] == "ms" else seconds
     return Objective(goal=goal, ttft_s=limits.get("ttft"), tpot_s=limits.get("tpot"))
-
-
-def _seconds(slo: str, name: str, text: str) -> float:
-    match = _NUMBER.fullmatch(text)
-    seconds = 0.0 if match is None else float(match["value"])
-    if match is None or not seconds:
-        raise SpecError(
-            f"--slo '{slo}': {name}='{text}' is no positive number of seconds. "
-            f"Use for example {name}=0.5 or {name}=500ms."
-        )
-    return seconds / 1000 if match["unit"] == "ms" else seconds
 
 
 BLOCK = 4096  # rows that are compared with the staircase together
@@ -112,7 +119,10 @@ def pareto_front(figures: NDArray[np.float64]) -> NDArray[np.int64]:
     front: list[int] = []
     for first_row in range(0, len(order), BLOCK):
         rows = order[first_row : first_row + BLOCK]
-        for row in rows[~_is_beaten(figures[rows], second, third)]:
+        # A step of the staircase that is no more than the second and third figure beats a row.
+        step = np.searchsorted(np.array(second), figures[rows, 1], side="right")
+        lowest = np.array([np.inf, *third])[step]
+        for row in rows[lowest > figures[rows, 2]]:
             y, z = figures[row, 1], figures[row, 2]
             at = bisect_right(second, y)
             if at and third[at - 1] <= z:
@@ -124,12 +134,3 @@ def pareto_front(figures: NDArray[np.float64]) -> NDArray[np.int64]:
             second[first:last], third[first:last] = [y], [z]
             front.append(int(row))
     return np.array(front, dtype=np.int64)
-
-
-def _is_beaten(
-    figures: NDArray[np.float64], second: list[float], third: list[float]
-) -> NDArray[np.bool_]:
-    """[n] whether a step of the staircase is no more than the second and third figure of a row."""
-    at = np.searchsorted(np.array(second), figures[:, 1], side="right")
-    lowest = np.array([np.inf, *third])[at]
-    return lowest <= figures[:, 2]

@@ -1,8 +1,8 @@
 """The search for the best plan: legal plans, their candidates, the Pareto front, and the winner."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, takewhile
 
@@ -13,17 +13,16 @@ from meshscope.analysis.agreement import RequestCost, are_equal, request_cost
 from meshscope.analysis.floor import why_sentence
 from meshscope.cost.closed_activities import wire_bytes
 from meshscope.cost.closed_form import plan_form
-from meshscope.cost.predicted import evaluated, has_figures, predicted_times
+from meshscope.cost.predicted import has_figures, predicted_times, steps_of
 from meshscope.errors import SpecError, read_only
 from meshscope.events.enums import REQUEST_PHASES, Part, Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
+from meshscope.hardware.chips import ChipKind
+from meshscope.interconnect.placement import AxisPlacement, axis_placements, device_order
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.planner.combinations import SearchSpace
-from meshscope.planner.grid import Grid, grid_of
+from meshscope.planner.grid import Grid, SearchProgress, grid_of
 from meshscope.planner.objective import Goal, Objective, pareto_front
-from meshscope.planner.placements import MAX_PLACEMENTS, PlacementSearch, search_placements
-from meshscope.planner.progress import SearchProgress
-from meshscope.planner.space import PlanSpace, plan_space
+from meshscope.planner.space import PlanSpace, SearchSpace, plan_space
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory
@@ -38,24 +37,74 @@ N_BEST = 20  # plans that --verify can compile, and choices off the front
 N_EQUALS = 3  # plans after the winner that may equal it
 MIN_GAIN_S = 1e-6  # of an axis or of compute in a comparison of two plans
 EXCHANGE = "exchange with experts"  # one cause, whatever axes it is over
+MAX_DEVICES = 1024  # with more, the geometry of a placement takes milliseconds
+MAX_PLACEMENTS = 256
+MIN_GAIN = 0.01  # of a request; a smaller one is not worth an order of devices
 
 
-@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """One combination of plan, batch, precision and chunk, with its predicted figures.
-
-    `tokens_per_s_per_chip` counts the output tokens of a batch of requests over prefill and all decode
-    steps, `decode_tokens_per_s_per_chip` those of decode alone. The latencies are without intervals.
-    """
+class TimedPlan:
+    """An experiment with its predicted latencies, without intervals."""
 
     experiment: Experiment
     ttft_s: float
     tpot_s: float
-    e2e_s: float
-    tokens_per_s_per_chip: float
-    decode_tokens_per_s_per_chip: float
+
+    @property
+    def e2e_s(self) -> float:
+        """Seconds of a request: prefill and all decode steps."""
+        return self.ttft_s + self.experiment.workload.n_decode_steps * self.tpot_s
+
+    @property
+    def tokens_per_s_per_chip(self) -> float:
+        """Output tokens of a batch of requests over prefill and all decode steps."""
+        workload, n_chips = self.experiment.workload, self.experiment.topology.n_chips
+        return workload.batch * workload.output / (self.e2e_s * n_chips)
+
+    @property
+    def decode_tokens_per_s_per_chip(self) -> float:
+        """Output tokens of a batch over a decode step."""
+        return self.experiment.workload.batch / self.tpot_s / self.experiment.topology.n_chips
+
+
+@read_only
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice(TimedPlan):
+    """One combination of plan, batch, precision and chunk, with its predicted figures."""
+
     memory: Memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedPlan(TimedPlan):
+    """An experiment with its axes placed on the torus; `placement` is None in mesh order.
+
+    Mesh order, in which programs lay the axes over the device ids, needs no option; another placement is an
+    order of devices (`--device-order`).
+    """
+
+    placement: AxisPlacement | None
+
+    @property
+    def devices(self) -> Sequence[int]:
+        """The device id at each position of the mesh."""
+        return self.experiment.device_order or range(self.experiment.topology.n_devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementSearch:
+    """The placements of an experiment, the shortest request first; `n_left` more were not tried."""
+
+    in_order: PlacedPlan
+    placed: tuple[PlacedPlan, ...]
+    n_left: int
+
+    @property
+    def best(self) -> PlacedPlan | None:
+        """The placement with the shortest request, if it is shorter than in mesh order by MIN_GAIN."""
+        first = self.placed[0] if self.placed else None
+        is_better = first is not None and first.e2e_s < self.in_order.e2e_s * (1 - MIN_GAIN)
+        return first if is_better else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,16 +166,16 @@ class PlanSearch:
     front: tuple[Choice, ...]
     dominated: tuple[Choice, ...]
     best: tuple[Choice, ...]
-    equals: tuple[Choice, ...]
-    own_format: Choice | None  # the best in the checkpoint's own format, if the winner is not
-    closest: Choice | None
-    fastest: tuple[Choice, ...]  # of any choice that fits: the least TTFT, and the least TPOT
-    won_by: WonBy | None
-    unquantized: Choice | None  # the best with weights and cache as wide as the activations
-    apart: Apart | None
-    times: tuple[StepTime, ...]  # steps of the winner with intervals
-    why: Mapping[Phase, str]
-    placements: PlacementSearch | None  # of the winner on the torus
+    equals: tuple[Choice, ...] = ()
+    own_format: Choice | None = None  # the best in the checkpoint's own format, if not the winner
+    closest: Choice | None = None
+    fastest: tuple[Choice, ...] = ()  # of any that fits: the least TTFT, and the least TPOT
+    won_by: WonBy | None = None
+    unquantized: Choice | None = None  # the best with weights and cache as wide as the activations
+    apart: Apart | None = None
+    times: tuple[StepTime, ...] = ()  # steps of the winner with intervals
+    why: Mapping[Phase, str] = field(default_factory=dict[Phase, str])
+    placements: PlacementSearch | None = None  # of the winner on the torus
 
     @property
     def winner(self) -> Choice | None:
@@ -156,40 +205,40 @@ def search(
     plans = plans_of(space)
     grid = grid_of(space, plans, progress)
     ranking = GridRanking(grid=grid, objective=objective)
-    meets = ranking.meets
     front, best, placements = with_placements(
-        ranking, tuple(ranking.front(meets)), tuple(islice(ranking.best_of_plans(), N_BEST))
+        ranking, tuple(ranking.front(ranking.meets)), tuple(islice(ranking.best_of_plans(), N_BEST))
     )
     best = tuple(map(ranking.own_format, best))
-    front = (*map(ranking.own_format, front[:1]), *front)
-    front = tuple(dict.fromkeys(front))
-    winner = front[0] if front else None
-    closest = None if front else ranking.closest()
-    times = () if winner is None else predicted_times(winner.experiment, space.profile)
-    dtype = None if winner is None else winner.experiment.workload.weight_dtype
-    return PlanSearch(
+    front = tuple(dict.fromkeys((*map(ranking.own_format, front[:1]), *front)))
+    found = PlanSearch(
         space=space,
         objective=objective,
         n_counted=plans.n_counted,
         n_plans=len(plans.plans),
         n_combinations=grid.n_combinations,
         n_candidates=len(grid),
-        n_meeting=int(meets.sum()),
+        n_meeting=int(ranking.meets.sum()),
         n_refused=grid.n_refused,
         n_pruned=grid.n_pruned,
         front=front,
         dominated=tuple(islice(ranking.dominated(front), N_BEST)),
         best=best,
-        equals=() if winner is None else tuple(ranking.equals(winner, best)),
-        own_format=None if winner is None else ranking.best_of_own_format(winner),
-        closest=closest,
-        fastest=() if front else tuple(ranking.fastest()),
-        won_by=None if winner is None else ranking.won_by(winner, best),
-        unquantized=None if winner is None else ranking.unquantized(),
-        apart=None if winner is None else ranking.apart(),
+    )
+    if not front:
+        return replace(found, closest=ranking.closest(), fastest=tuple(ranking.fastest()))
+    winner = front[0]
+    times = predicted_times(winner.experiment, space.profile)
+    dtype = winner.experiment.workload.weight_dtype
+    return replace(
+        found,
+        equals=tuple(ranking.equals(winner, best)),
+        own_format=ranking.best_of_own_format(winner),
+        won_by=ranking.won_by(winner, best),
+        unquantized=ranking.unquantized(),
+        apart=ranking.apart(),
         times=times,
         why={time.phase: why_sentence(time, space.topology.chip, dtype) for time in times},
-        placements=None if winner is None else placements.get(winner.experiment.plan),
+        placements=placements.get(winner.experiment.plan),
     )
 
 
@@ -229,6 +278,50 @@ def with_placements(
     return tuple(every[i] for i in kept), best, searches
 
 
+def search_placements(
+    experiment: Experiment,
+    profile: ChipProfile | None = None,
+    *,
+    max_placements: int = MAX_PLACEMENTS,
+) -> PlacementSearch | None:
+    """The experiment with every placement of its axes; None if they have one, or the slice has no torus."""
+    topology, mesh = experiment.topology, experiment.plan.mesh
+    is_large = topology.n_devices > MAX_DEVICES
+    if topology.chip.kind is not ChipKind.TPU or is_large or len(mesh.axes) == 1:
+        return None
+    in_order = tuple(range(topology.n_devices))
+    orders = (
+        (one, tuple(device_order(mesh, topology, one).tolist()))
+        for one in axis_placements(mesh, topology)
+    )
+    every = ((one, order) for one, order in orders if topology.keeps_slices(order))
+    tried = [(None, in_order), *islice(every, max_placements)]
+    experiments = [
+        replace(experiment, device_order=None if order == in_order else order) for _, order in tried
+    ]
+    first, *placed = (
+        PlacedPlan(placement=one, experiment=each, ttft_s=ttft_s, tpot_s=tpot_s)
+        for (one, _), each, (ttft_s, tpot_s) in zip(
+            tried, experiments, request_seconds(experiments, profile), strict=True
+        )
+    )
+    return PlacementSearch(
+        in_order=first,
+        placed=tuple(sorted(placed, key=lambda one: one.e2e_s)),
+        n_left=sum(1 for _ in every),
+    )
+
+
+def request_seconds(
+    experiments: Sequence[Experiment], profile: ChipProfile | None = None
+) -> list[tuple[float, float]]:
+    """Seconds of prefill and of a decode step of each experiment, by the closed form."""
+    pairs = [(one, phase) for one in experiments for phase in REQUEST_PHASES]
+    forms = [plan_form(one, phase, profile=profile) for one, phase in pairs]
+    seconds = steps_of(forms, [one.workload for one, _ in pairs]).step_s.tolist()
+    return list(zip(seconds[::2], seconds[1::2], strict=True))
+
+
 def _check(space: SearchSpace) -> None:
     if not has_figures(space.topology.chip, space.profile):
         raise SpecError(
@@ -255,18 +348,12 @@ class GridRanking:
     @cached_property
     def meets(self) -> BoolArray:
         """[n] whether a candidate is within the limits."""
-        ttft_s, tpot_s = self.objective.ttft_s, self.objective.tpot_s
-        is_fast = self.grid.ttft_s <= (np.inf if ttft_s is None else ttft_s)
-        return is_fast & (self.grid.tpot_s <= (np.inf if tpot_s is None else tpot_s))
+        return self.objective.meets(self.grid.ttft_s, self.grid.tpot_s)
 
     @cached_property
     def cost(self) -> NDArray[np.float64]:
         """[n] what the goal minimizes."""
-        match self.objective.goal:
-            case Goal.THROUGHPUT:
-                return -self.grid.tokens_per_s_per_chip
-            case Goal.LATENCY:
-                return self.grid.e2e_s
+        return self.objective.cost(self.grid.e2e_s, self.grid.tokens_per_s_per_chip)
 
     def front(self, among: BoolArray) -> Iterator[Choice]:
         """The Pareto front of the marked candidates that fit, the best first.
@@ -285,71 +372,69 @@ class GridRanking:
         order = front[np.argsort(self.cost[front], kind="stable")]
         return (self.choice(int(i)) for i in order)
 
-    def best(self, among: BoolArray, cost: NDArray[np.float64] | None = None) -> int | None:
-        """The marked candidate with the least cost that fits."""
-        cost = self.cost if cost is None else cost
+    def ranked(
+        self,
+        among: BoolArray,
+        cost: NDArray[np.float64] | None = None,
+        *,
+        row_of: Callable[[int], Hashable] | None = None,
+        seen: Iterable[Hashable] = (),
+    ) -> Iterator[Choice]:
+        """The marked candidates that fit, by cost; with `row_of`, the first of each row that is not seen."""
         (at,) = np.nonzero(among)
-        ordered = at[np.argsort(cost[at], kind="stable")]
-        return next((int(i) for i in ordered if self.grid.fits(int(i))), None)
+        rows = set(seen)
+        for i in at[np.argsort((self.cost if cost is None else cost)[at], kind="stable")].tolist():
+            row = i if row_of is None else row_of(i)
+            if row not in rows and self.grid.fits(i):
+                rows.add(row)
+                yield self.choice(i)
+
+    def best(self, among: BoolArray, cost: NDArray[np.float64] | None = None) -> Choice | None:
+        """The marked candidate with the least cost that fits."""
+        return next(self.ranked(among, cost), None)
 
     def best_of_plans(self) -> Iterator[Choice]:
         """The best choice of each plan that meets the limits and fits, the best plan first."""
-        seen = np.zeros(len(self.grid.plans), dtype=np.bool_)
-        (at,) = np.nonzero(self.meets)
-        for i in at[np.argsort(self.cost[at], kind="stable")]:
-            plan = self.grid.plan[i]
-            if not seen[plan] and self.grid.fits(int(i)):
-                seen[plan] = True
-                yield self.choice(int(i))
+        return self.ranked(self.meets, row_of=lambda i: int(self.grid.plan[i]))
+
+    def dominated(self, front: Sequence[Choice]) -> Iterator[Choice]:
+        """The best choices that fit and are not on the front, with their best chunk."""
+        on_front = [_row_of(choice.experiment) for choice in front]
+        return self.ranked(
+            self.meets, row_of=lambda i: _row_of(self.grid.experiment(i)), seen=on_front
+        )
+
+    @cached_property
+    def _every(self) -> BoolArray:
+        return np.ones(len(self.grid), dtype=np.bool_)
 
     def closest(self) -> Choice | None:
         """The choice that exceeds the limits by the smallest factor."""
-        ttft_s, tpot_s = self.objective.ttft_s or np.inf, self.objective.tpot_s or np.inf
-        excess = np.maximum(self.grid.ttft_s / ttft_s, self.grid.tpot_s / tpot_s)
-        at = self.best(np.ones(len(excess), dtype=bool), excess)
-        return None if at is None else self.choice(at)
+        return self.best(self._every, self.objective.excess(self.grid.ttft_s, self.grid.tpot_s))
 
     def fastest(self) -> Iterator[Choice]:
         """The choices that fit with the least TTFT, and with the least TPOT."""
-        every = np.ones(len(self.grid), dtype=np.bool_)
         for seconds in (self.grid.ttft_s, self.grid.tpot_s):
-            at = self.best(every, seconds)
-            if at is not None:
-                yield self.choice(at)
+            yield from islice(self.ranked(self._every, seconds), 1)
 
     def choice(self, at: int) -> Choice:
         """A candidate with its figures."""
         grid = self.grid
-        seconds = (float(grid.ttft_s[at]), float(grid.tpot_s[at]))
-        return self._choice(grid.experiment(at), *seconds, grid.memory(at))
+        return Choice(
+            experiment=grid.experiment(at),
+            ttft_s=float(grid.ttft_s[at]),
+            tpot_s=float(grid.tpot_s[at]),
+            memory=grid.memory(at),
+        )
 
     def priced(self, experiment: Experiment, memory: Memory) -> Choice:
-        """An experiment with its figures, predicted apart from the grid."""
-        forms = (
-            plan_form(experiment, phase, profile=self.grid.space.profile)
-            for phase in REQUEST_PHASES
-        )
-        ttft_s, tpot_s = (evaluated(form, experiment.workload)[1].value_s for form in forms)
-        return self._choice(experiment, ttft_s, tpot_s, memory)
-
-    @staticmethod
-    def _choice(experiment: Experiment, ttft_s: float, tpot_s: float, memory: Memory) -> Choice:
-        workload, n_chips = experiment.workload, experiment.topology.n_chips
-        e2e_s = ttft_s + workload.n_decode_steps * tpot_s
-        return Choice(
-            experiment=experiment,
-            ttft_s=ttft_s,
-            tpot_s=tpot_s,
-            e2e_s=e2e_s,
-            tokens_per_s_per_chip=workload.batch * workload.output / (e2e_s * n_chips),
-            decode_tokens_per_s_per_chip=workload.batch / tpot_s / n_chips,
-            memory=memory,
-        )
+        """An experiment with its figures, predicted outside of the grid."""
+        ((ttft_s, tpot_s),) = request_seconds([experiment], self.grid.space.profile)
+        return Choice(experiment=experiment, ttft_s=ttft_s, tpot_s=tpot_s, memory=memory)
 
     def cost_of(self, choice: Choice) -> float:
         """What the goal minimizes."""
-        is_throughput = self.objective.goal is Goal.THROUGHPUT
-        return -choice.tokens_per_s_per_chip if is_throughput else choice.e2e_s
+        return self.objective.cost(choice.e2e_s, choice.tokens_per_s_per_chip)
 
     def unquantized(self) -> Choice | None:
         """The best choice whose weights and cache are as wide as the activations."""
@@ -362,18 +447,7 @@ class GridRanking:
                 (space.cache_dtypes, self.grid.cache_dtype),
             )
         )
-        at = self.best(np.logical_and.reduce([self.meets, *is_wide]))
-        return None if at is None else self.choice(at)
-
-    def dominated(self, front: Sequence[Choice]) -> Iterator[Choice]:
-        """The best choices that fit and are not on the front, with their best chunk."""
-        grid, (at,) = self.grid, np.nonzero(self.meets)
-        seen = {_row_of(choice.experiment) for choice in front}
-        for i in at[np.argsort(self.cost[at], kind="stable")]:
-            row = _row_of(grid.experiment(int(i)))
-            if row not in seen and grid.fits(int(i)):
-                seen.add(row)
-                yield self.choice(int(i))
+        return self.best(np.logical_and.reduce([self.meets, *is_wide]))
 
     def request_cost(self, choice: Choice) -> RequestCost:
         """The cost of a request, or of a sequence where the goal is throughput."""
@@ -399,32 +473,26 @@ class GridRanking:
         is_own = [dtype == space.model.default_weight_dtype for dtype in space.weight_dtypes]
         return self.meets & np.array(is_own)[self.grid.weight_dtype]
 
+    def _is_own_format(self, choice: Choice) -> bool:
+        own = self.grid.space.model.default_weight_dtype
+        return choice.experiment.workload.weight_dtype == own
+
     def best_of_own_format(self, winner: Choice) -> Choice | None:
         """The best choice in the checkpoint's own format; None if the winner has it."""
-        if winner.experiment.workload.weight_dtype == self.grid.space.model.default_weight_dtype:
-            return None
-        at = self.best(self._has_own_format)
-        return None if at is None else self.choice(at)
+        return None if self._is_own_format(winner) else self.best(self._has_own_format)
 
     def own_format(self, choice: Choice) -> Choice:
         """The best choice of the same plan in the checkpoint's own format if it equals the choice, else that."""
-        if choice.experiment.workload.weight_dtype == self.grid.space.model.default_weight_dtype:
+        if self._is_own_format(choice):
             return choice
         of_plan = self.grid.plan == self.grid.plans.index(choice.experiment.plan)
-        at = self.best(self._has_own_format & of_plan)
-        if at is None:
+        own = self.best(self._has_own_format & of_plan)
+        if own is None:
             return choice
-        in_own_format = self.choice(at)
         order = choice.experiment.device_order
         if order is not None:
-            in_own_format = self.priced(
-                replace(in_own_format.experiment, device_order=order), in_own_format.memory
-            )
-        return (
-            in_own_format
-            if are_equal(self.request_cost(choice), self.request_cost(in_own_format))
-            else choice
-        )
+            own = self.priced(replace(own.experiment, device_order=order), own.memory)
+        return own if are_equal(self.request_cost(choice), self.request_cost(own)) else choice
 
     def won_by(self, winner: Choice, best: Sequence[Choice]) -> WonBy | None:
         """The winner against the best of the others with other axes; None if there are none."""
@@ -453,27 +521,28 @@ class GridRanking:
     def apart(self) -> Apart | None:
         """The best prefill and the best decode on slices of their own."""
         grid, limits = self.grid, self.objective
-        n_chips = grid.space.topology.n_chips
-        is_throughput = limits.goal is Goal.THROUGHPUT
-        prefill = self.best(
-            grid.ttft_s <= (limits.ttft_s or np.inf),
-            grid.ttft_s / grid.batch if is_throughput else grid.ttft_s,
-        )
-        decode = self.best(
-            grid.tpot_s <= (limits.tpot_s or np.inf),
-            grid.tpot_s / grid.batch if is_throughput else grid.tpot_s,
+        n_sequences = grid.batch if limits.goal is Goal.THROUGHPUT else 1
+        prefill, decode = (
+            self.best(seconds <= (limit_s or np.inf), seconds / n_sequences)
+            for seconds, limit_s in ((grid.ttft_s, limits.ttft_s), (grid.tpot_s, limits.tpot_s))
         )
         if prefill is None or decode is None:
             return None
-        experiments = (grid.experiment(prefill), grid.experiment(decode))
         profile, prompt = grid.space.profile, grid.space.workload.prompt
         constants = None if profile is None else profile.constants
-        transfer = cache_transfer(*experiments, TransferPath.DCN, constants)
+        receiver = decode.experiment
+        transfer = cache_transfer(prefill.experiment, receiver, TransferPath.DCN, constants)
+        plan, workload = receiver.plan, receiver.workload
+        device_bytes = device_cache_bytes(
+            receiver.model, plan, replace(workload, batch=plan.data_size)
+        )
+        n_bytes = device_bytes * plan.tp * plan.cp * plan.pp  # of all positions on all devices
+        n_prompts, n_chips = prefill.experiment.workload.batch, grid.space.topology.n_chips
         return Apart(
-            prefill=self.choice(prefill),
-            decode=self.choice(decode),
-            prompts_per_s_per_chip=float(grid.batch[prefill] / grid.ttft_s[prefill] / n_chips),
-            kv_bytes=_prompt_bytes(experiments[1]),
+            prefill=prefill,
+            decode=decode,
+            prompts_per_s_per_chip=n_prompts / prefill.ttft_s / n_chips,
+            kv_bytes=n_bytes * workload.prompt // workload.context,
             transfer_s=transfer.seconds(prompt),
         )
 
@@ -482,14 +551,6 @@ def _row_of(experiment: Experiment) -> tuple[Plan, int, str, str]:
     """What the rows of a table of choices differ in."""
     workload = experiment.workload
     return (experiment.plan, workload.batch, workload.weight_dtype, workload.cache_dtype)
-
-
-def _prompt_bytes(experiment: Experiment) -> int:
-    """Cache bytes of one prompt on all devices of its replica."""
-    plan, workload = experiment.plan, experiment.workload
-    one = replace(workload, batch=plan.data_size)
-    n_bytes = device_cache_bytes(experiment.model, plan, one) * plan.tp * plan.cp * plan.pp
-    return n_bytes * workload.prompt // workload.context
 
 
 def _comparison(
@@ -507,32 +568,22 @@ def _comparison(
         {key: b.get(key, 0.0) - a.get(key, 0.0) for key in dict.fromkeys((*a, *b))}
         for a, b in zip(mine, other, strict=True)
     )
-    clauses = [_clause(key, value, sent_bytes.get(key)) for key, value in _ranked(seconds)]
+    large = sorted(seconds, key=lambda key: -abs(seconds[key]))[:3]
+    clauses = list[str]()
+    for key in (key for key in large if abs(seconds[key]) >= MIN_GAIN_S):
+        text = f"{'saves' if seconds[key] > 0 else 'adds'} {format_seconds(abs(seconds[key]))} of {key}"
+        if gain_bytes := sent_bytes.get(key):
+            sign = "-" if gain_bytes > 0 else "+"
+            text += f" ({sign}{format_bytes(abs(gain_bytes))} sent per device)"
+        clauses.append(text)
     sentence = f"over '{name}' at the same batch and precision, a request "
-    sentence += ", ".join(clauses) if clauses else "takes the same time"
     return WonBy(
         runner_up=runner_up,
         times=times,
         seconds=seconds,
         wire_bytes=sent_bytes,
-        sentence=sentence,
+        sentence=sentence + (", ".join(clauses) or "takes the same time"),
     )
-
-
-def _ranked(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
-    """The differences that matter, the largest first."""
-    large = [(key, value) for key, value in seconds.items() if abs(value) >= MIN_GAIN_S]
-    return sorted(large, key=lambda pair: -abs(pair[1]))[:3]
-
-
-def _clause(key: str, gain_s: float, gain_bytes: float | None) -> str:
-    verb = "saves" if gain_s > 0 else "adds"
-    text = f"{verb} {format_seconds(abs(gain_s))} of {key}"
-    if gain_bytes:
-        text += (
-            f" ({'-' if gain_bytes > 0 else '+'}{format_bytes(abs(gain_bytes))} sent per device)"
-        )
-    return text
 
 
 def _request_costs(
@@ -546,7 +597,7 @@ def _request_costs(
         seconds["compute"] += n * time.compute_s
         seconds["waiting for stages"] += n * time.idle_s
         form = plan_form(experiment, time.phase, profile=profile)
-        steps, _ = evaluated(form, experiment.workload)
+        steps = steps_of([form], [experiment.workload])
         for m, collective in enumerate(form.collectives):
             is_of_experts = collective.part in {Part.MOE_DISPATCH, Part.MOE_COMBINE}
             is_exchange = is_of_experts and collective.axis != "tp"

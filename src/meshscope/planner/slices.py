@@ -1,10 +1,12 @@
-"""Which slice: whether a model fits on each of many, with how large a batch and context, and at what price.
+"""Which slice: on which a model fits, with how large a batch and context, and the cheapest for an objective.
 
-The plans are those of serving: tp, dp and ep, without pipelines, fsdp and cp.
+The plans of a fit are those of serving: tp, dp and ep, without pipelines, fsdp and cp. The cheapest slice has the best
+of all plans.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from meshscope.errors import MeshscopeError, SpecError
 from meshscope.hardware.chips import CHIPS, ChipKind, chip_of
@@ -22,16 +24,22 @@ from meshscope.planner.capacity import (
     largest_context,
     needed_bytes,
 )
+from meshscope.planner.grid import SearchProgress
+from meshscope.planner.objective import Goal, Objective
+from meshscope.planner.search import PlanSearch, search
+from meshscope.planner.space import SearchSpace
 from meshscope.plans.chunks import ChunkRule, divisors
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import Plan
 from meshscope.plans.workload import Workload
 from meshscope.prediction.memory import predicted_memory
-from meshscope.units import decimal_number
+from meshscope.units import decimal_number, format_seconds
+from meshscope.workers import Progress
 
 ANY = "any"
 MAX_ANY_CHIPS = 256  # of the slices that `any` means: a pod of v5e or v6e
+MAX_UNMET = 150_000  # combinations without an answer, about a minute, after which no larger slice is searched
 N_TRIED = 2  # plans of a slice whose largest batch is searched, those with the most room
 
 
@@ -85,20 +93,16 @@ def parse_prices(text: str) -> dict[str, float]:
         chip = chip_of(name).name
         if chip in prices:
             raise SpecError(f"--prices '{text}': {chip} appears twice. Give it once.")
-        prices[chip] = _price(text, chip, value)
+        try:
+            price = decimal_number(value)
+        except ValueError:
+            price = 0.0
+        if not 0 < price < float("inf"):
+            raise SpecError(
+                f"--prices '{text}': {chip}='{value}' is no positive price. Use for example {chip}=2.7."
+            )
+        prices[chip] = price
     return prices
-
-
-def _price(text: str, chip: str, value: str) -> float:
-    try:
-        price = decimal_number(value)
-    except ValueError:
-        price = 0.0
-    if not 0 < price < float("inf"):
-        raise SpecError(
-            f"--prices '{text}': {chip}='{value}' is no positive price. Use for example {chip}=2.7."
-        )
-    return price
 
 
 def price_per_hour(topology: Topology, prices: Mapping[str, float] | None) -> float | None:
@@ -208,3 +212,154 @@ def _room(experiment: Experiment) -> float:
     assert memory.kv_cache_bytes is not None
     free_bytes = memory.hbm_bytes - needed_bytes(memory)
     return free_bytes / memory.kv_cache_bytes * experiment.workload.batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceSearch:
+    """The searches of the slices that were tried, cheapest first.
+
+    With limits, or without prices, the last slices have the same price, and at least one of them meets the
+    objective; none does if `best` is None. `n_skipped` slices are more expensive and were not searched, as one meets
+    the objective or after MAX_UNMET combinations that do not, and `n_too_slow` are above the limits even at their peak rates. The chips `unpriced` have no price.
+    """
+
+    searches: tuple[PlanSearch, ...]
+    best: PlanSearch | None
+    n_skipped: int
+    n_too_slow: int
+    unpriced: tuple[str, ...]
+    prices: Mapping[str, float] | None
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether a latency is limited."""
+        return self.searches[0].objective.has_limits
+
+    @property
+    def is_cheapest(self) -> bool:
+        """Whether `best` is on the slice with the lowest price, and not the one with the best figures."""
+        return self.has_limits or self.prices is None
+
+    @property
+    def closest(self) -> PlanSearch | None:
+        """The search whose closest choice exceeds the limits by the smallest factor."""
+
+        def excess(result: PlanSearch) -> float:
+            closest = result.closest
+            assert closest is not None
+            return result.objective.excess(closest.ttft_s, closest.tpot_s)
+
+        return min((one for one in self.searches if one.closest), key=excess, default=None)
+
+    @property
+    def shown(self) -> PlanSearch:
+        """The best search, else the closest, else that of the largest slice."""
+        return self.best or self.closest or self.searches[-1]
+
+    def price(self, result: PlanSearch) -> float:
+        """The price of a slice per hour; its number of chips without prices."""
+        return _price(result.space.topology, self.prices)
+
+    def price_per_million(self, result: PlanSearch) -> float | None:
+        """The price of a million output tokens of the best choice, one batch of requests after the other."""
+        return None if self.prices is None else _price_per_million(result, self.prices)
+
+
+def _price(topology: Topology, prices: Mapping[str, float] | None) -> float:
+    price = price_per_hour(topology, prices)
+    assert price is not None  # slices without a price are left out
+    return price
+
+
+def _price_per_million(result: PlanSearch, prices: Mapping[str, float] | None) -> float | None:
+    if result.winner is None:
+        return None
+    n_per_hour = result.winner.tokens_per_s_per_chip * result.space.topology.n_chips * 3600
+    return 1e6 * _price(result.space.topology, prices) / n_per_hour
+
+
+def search_slices(
+    space: SearchSpace,
+    slices: Iterable[Topology],
+    objective: Objective,
+    prices: Mapping[str, float] | None = None,
+    callback: Progress | None = None,
+) -> SliceSearch:
+    """The best plan on the cheapest slice that meets the objective, of equally cheap ones by its goal.
+
+    With prices and without limits, all slices are searched, and the best has the lowest price of a token, or
+    the shortest request. The topology of `space` is replaced by each of the slices. `callback` gets the
+    progress of a long search.
+    """
+    every = tuple(slices)
+    priced = [t for t in every if price_per_hour(t, prices) is not None]
+    unpriced = tuple(dict.fromkeys(t.chip.name for t in every if t not in priced))
+    if not priced:
+        raise SpecError(
+            f"--prices has no price of {', '.join(unpriced)}, which --topology names. "
+            f"Add {unpriced[0]}=PRICE per chip hour."
+        )
+    spaces = {
+        t: replace(space, topology=t) for t in sorted(priced, key=lambda t: _price(t, prices))
+    }
+    ordered = tuple(t for t, one in spaces.items() if is_reachable(one, objective))
+    if not ordered:
+        raise unreachable(tuple(spaces.values()), objective)
+    progress, searches = SearchProgress(callback, n_slices=len(ordered)), list[PlanSearch]()
+    best: PlanSearch | None = None
+    takes_first = objective.has_limits or prices is None  # the cheapest that meets the objective
+    for _, group in groupby(ordered, key=lambda topology: _price(topology, prices)):
+        results = [search(spaces[topology], objective, progress) for topology in group]
+        searches += results
+        if takes_first:
+            best = min((r for r in results if r.winner is not None), key=_rank, default=None)
+            is_long = sum(result.n_combinations for result in searches) >= MAX_UNMET
+            if best is not None or is_long:
+                break
+    if not takes_first:
+        able = [result for result in searches if result.winner is not None]
+        is_throughput = objective.goal is Goal.THROUGHPUT
+        best = min(
+            able,
+            key=lambda r: (_price_per_million(r, prices) or 0.0) if is_throughput else _rank(r),
+            default=None,
+        )
+    progress.done()
+    return SliceSearch(
+        searches=tuple(searches),
+        best=best,
+        n_skipped=len(ordered) - len(searches),
+        n_too_slow=len(spaces) - len(ordered),
+        unpriced=unpriced,
+        prices=prices,
+    )
+
+
+def unreachable(spaces: Sequence[SearchSpace], objective: Objective) -> SpecError:
+    """That the peak rates of no slice allow the limits, with the best slice for each."""
+    prefill = "prefill of {} prompt tokens, at the peak FLOP and HBM rates,"
+    decode = "a decode step, which reads the weights at the peak HBM rate,"
+    limits = (("ttft", objective.ttft_s, prefill), ("tpot", objective.tpot_s, decode))
+    reasons = list[str]()
+    for at, (name, limit_s, what) in enumerate(limits):
+        best = min(spaces, key=lambda space: space.least_s[at])
+        if limit_s is not None and limit_s < best.least_s[at]:
+            tokens = f"{best.batches.least * best.workload.prompt:,}"
+            reasons.append(
+                f"{name}={limit_s:g} is not possible: {what.format(tokens)} takes at least "
+                f"{format_seconds(best.least_s[at])}, on {slice_name(best.topology)}"
+            )
+    why = "; ".join(reasons) or "no slice allows both limits at its peak rates"
+    return SpecError(f"--slo: {why}. Use larger limits.")
+
+
+def is_reachable(space: SearchSpace, objective: Objective) -> bool:
+    """Whether the peak rates of the slice allow the limits."""
+    return bool(objective.meets(*space.least_s))
+
+
+def _rank(result: PlanSearch) -> float:
+    """What the goal minimizes, of the winner."""
+    winner, n_chips = result.winner, result.space.topology.n_chips
+    assert winner is not None
+    return result.objective.cost(winner.e2e_s, winner.tokens_per_s_per_chip * n_chips)

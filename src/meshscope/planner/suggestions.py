@@ -10,12 +10,9 @@ from enum import StrEnum
 from math import inf
 from typing import Any
 
-import numpy as np
-
-from meshscope.cost.closed_form import NO_LIMIT, ClosedSteps, PlanForm, closed_steps, plan_batch
-from meshscope.cost.closed_form import plan_form as form_of
+from meshscope.cost.closed_form import plan_form
 from meshscope.cost.default_chunk import with_default_chunk
-from meshscope.cost.predicted import has_figures, step_time
+from meshscope.cost.predicted import has_figures, step_time, steps_of
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
@@ -29,6 +26,14 @@ from meshscope.plans.program import Engine
 from meshscope.prediction.memory import predicted_memory
 from meshscope.store.run import RunRecord
 from meshscope.units import DTYPE_BITS, format_bytes, format_dtype, format_seconds, format_words
+
+MIN_GAIN = 0.03  # of the request or of decode; the closed form does not resolve smaller ones
+MIN_SURPRISE = 0.005  # of a step whose neighbor should take longer
+LOWER_PRECISION = "s8"
+WIDER_WEIGHTS = ("s8", "bf16")
+SUBLANES = 8  # rows of a register: products with fewer rows fill a part of it
+CONVERTS = "converts the checkpoint"  # weights in a format that is not its own
+COMMANDS = ("predict", "compile", "run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,45 +65,17 @@ def estimates_of(
     experiments: Sequence[Experiment], profile: ChipProfile | None = None
 ) -> tuple[Estimate, ...]:
     """The estimate of each experiment; SpecError for a chip without published figures or profile."""
-    forms = [
-        (at, form_of(experiment, phase, profile=profile))
-        for at, experiment in enumerate(experiments)
-        for phase in experiment.phases
-    ]
-    steps = _steps([form for _, form in forms], [experiments[at] for at, _ in forms])
+    pairs = [(at, phase) for at, one in enumerate(experiments) for phase in one.phases]
+    forms = [plan_form(experiments[at], phase, profile=profile) for at, phase in pairs]
+    steps = steps_of(forms, [experiments[at].workload for at, _ in pairs])
     times: list[list[StepTime]] = [[] for _ in experiments]
-    for number, (at, form) in enumerate(forms):
+    for number, ((at, _), form) in enumerate(zip(pairs, forms, strict=True)):
         seconds = TimeEstimate(value_s=float(steps.step_s[number]), low_s=None, high_s=None)
         times[at].append(step_time(form, steps, seconds, at=number))
     return tuple(
         Estimate(experiment=experiment, times=tuple(of), memory=predicted_memory(experiment))
         for experiment, of in zip(experiments, times, strict=True)
     )
-
-
-def _steps(forms: Sequence[PlanForm], experiments: Sequence[Experiment]) -> ClosedSteps:
-    """The step of each form for the workload of its experiment."""
-    workloads = [experiment.workload for experiment in experiments]
-    sizes = {
-        name: np.array([getattr(workload, name) for workload in workloads], dtype=float)
-        for name in ("batch", "prompt", "output")
-    }
-    sizes["chunk"] = np.array([float(w.prefill_chunk or NO_LIMIT) for w in workloads])
-    return closed_steps(plan_batch(forms), np.arange(len(forms)), **sizes)
-
-
-def phase_of(estimate: Estimate, phase: Phase) -> StepTime | None:
-    """The step of a phase; None for decode of one output token."""
-    return next((time for time in estimate.times if time.phase is phase), None)
-
-
-MIN_GAIN = 0.03  # of the request or of decode; the closed form does not resolve smaller ones
-MIN_SURPRISE = 0.005  # of a step whose neighbor should take longer
-LOWER_PRECISION = "s8"
-WIDER_WEIGHTS = ("s8", "bf16")
-SUBLANES = 8  # rows of a register: products with fewer rows fill a part of it
-CONVERTS = "converts the checkpoint"  # weights in a format that is not its own
-COMMANDS = ("predict", "compile", "run")
 
 
 class Purpose(StrEnum):
@@ -132,21 +109,21 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
-    """A changed experiment, and the options that change it."""
+    """A changed experiment, and the options that change it.
 
-    run: int  # whose experiment changes
+    `run` is the run whose experiment changes; `name` is the time that the change may shorten, for the `reason`.
+    """
+
     experiment: Experiment
     options: Mapping[str, str]
+    run: int = 0
+    name: str = ""
+    reason: str = ""
 
     @property
     def text(self) -> str:
         """The changed options, e.g. `--plan dp=2,tp=4`."""
         return " ".join(f"{option} {value}" for option, value in self.options.items())
-
-    @property
-    def keeps_results(self) -> bool:
-        """Whether the change keeps the precision."""
-        return not any(option.endswith("dtype") for option in self.options)
 
 
 def suggestions_of(run: RunRecord) -> tuple[Suggestion, ...]:
@@ -166,20 +143,31 @@ def follow_ups(runs: Sequence[RunRecord]) -> tuple[tuple[int, Suggestion], ...]:
         return ()
     others = tuple(known.values())
     changes = [
-        _Change(run=at, experiment=changed, options=options)
+        replace(change, run=at)
         for at, experiment in known.items()
-        for changed, options in _changes(experiment)
-        if changed not in others
+        for change in _changes(experiment)
+        if change.experiment not in others
     ]
     estimates = estimates_of([*others, *(change.experiment for change in changes)])
-    bases, changed = estimates[: len(known)], estimates[len(known) :]
-    base = min(bases, key=lambda estimate: (estimate.memory.fits is False, estimate.e2e_s))
-    pairs = list(zip(changes, changed, strict=True))
-    best = [
-        pair
-        for keeps in (True, False)
-        for pair in _best(base, [one for one in pairs if one[0].keeps_results is keeps])
-    ]
+    base = min(
+        estimates[: len(known)],
+        key=lambda estimate: (estimate.memory.fits is False, estimate.e2e_s),
+    )
+    pairs = list(zip(changes, estimates[len(known) :], strict=True))
+    best: list[tuple[_Change, Estimate]] = []
+    for keeps_precision in (True, False):
+        able = [
+            (change, estimate)
+            for change, estimate in pairs
+            if estimate.memory.fits is not False
+            and _purposes(base, estimate)
+            and keeps_precision is not any(one.endswith("dtype") for one in change.options)
+        ]
+        shortest = sorted(able, key=lambda pair: pair[1].e2e_s)[:1]
+        best += shortest
+        if shortest and _purposes(base, shortest[0][1]) == (Purpose.REQUEST,):
+            faster = [pair for pair in able if Purpose.RATE in _purposes(base, pair[1])]
+            best += sorted(faster, key=lambda pair: pair[1].tpot_s or 0.0)[:1]
     best.sort(key=lambda pair: Purpose.RATE in _purposes(base, pair[1])[:1])
     return tuple((c.run, _suggestion(runs[c.run], base, c, estimate)) for c, estimate in best)
 
@@ -203,33 +191,26 @@ def surprises_of(run: RunRecord) -> tuple[str, ...]:
     if experiment is None:
         return ()
     neighbors = tuple(_neighbors(experiment))
-    base, *changed = estimates_of([experiment, *(neighbor.experiment for neighbor in neighbors)])
+    estimates = estimates_of([experiment, *(neighbor.experiment for neighbor in neighbors)])
+    base_s, *changed_s = (
+        {
+            "TTFT": one.ttft_s,
+            "TPOT": inf if one.tpot_s is None else one.tpot_s,
+            "request": one.e2e_s,
+        }
+        for one in estimates
+    )
     best: dict[str, tuple[float, str]] = {}
-    for neighbor, estimate in zip(neighbors, changed, strict=True):
-        old_s, new_s = (_compared_s(of, neighbor.name) for of in (base, estimate))
-        fits = estimate.memory.fits is not False
-        if fits and new_s < min((1 - MIN_SURPRISE) * old_s, best.get(neighbor.name, (inf,))[0]):
-            change = f"{neighbor.name} -{format_seconds(old_s - new_s)}"
-            best[neighbor.name] = new_s, f"try {neighbor.option}: {change}; {neighbor.reason}"
+    for neighbor, estimate, seconds in zip(neighbors, estimates[1:], changed_s, strict=True):
+        name, fits = neighbor.name, estimate.memory.fits is not False
+        old_s, new_s = base_s[name], seconds[name]
+        if fits and new_s < min((1 - MIN_SURPRISE) * old_s, best.get(name, (inf,))[0]):
+            change = f"{name} -{format_seconds(old_s - new_s)}"
+            best[name] = new_s, f"try {neighbor.text}: {change}; {neighbor.reason}"
     return tuple(sentence for _, sentence in best.values())
 
 
-def _compared_s(estimate: Estimate, name: str) -> float:
-    seconds = {"TTFT": estimate.ttft_s, "TPOT": estimate.tpot_s, "request": estimate.e2e_s}[name]
-    return inf if seconds is None else seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Neighbor:
-    """An experiment with more work or more bits in one option, and why it may be faster in the time `name`."""
-
-    experiment: Experiment
-    option: str
-    name: str
-    reason: str
-
-
-def _neighbors(experiment: Experiment) -> Iterator[_Neighbor]:
+def _neighbors(experiment: Experiment) -> Iterator[_Change]:
     """The next prompt and chunk that a kernel takes, slightly larger batches, and weights of more bits."""
     workload, plan = experiment.workload, experiment.plan
     tile = SPLASH_BLOCKS[-1] * plan.cp
@@ -238,58 +219,32 @@ def _neighbors(experiment: Experiment) -> Iterator[_Neighbor]:
         n_sequences = workload.prefill_chunk // workload.prompt  # a chunk is of whole sequences
         padded["prefill_chunk"] = n_sequences * padded["prompt"]
     per_replica = workload.batch // plan.data_size
-    larger = {per_replica + 1, _next_multiple(per_replica + 1, SUBLANES)}
-    weights = format_dtype(workload.weight_dtype)
-    one = "products of one sequence per device multiply a vector, and their weights arrive late"
-    more = f"{per_replica} sequences per device leave rows of the matrix units empty"
+    batches = sorted({per_replica + 1, _next_multiple(per_replica + 1, SUBLANES)})
+    dtypes = [d for d in WIDER_WEIGHTS if DTYPE_BITS[d] >= DTYPE_BITS[workload.weight_dtype]]
+    weights = format_words(format_dtype(workload.weight_dtype))
+    late = "products of one sequence per device multiply a vector, and their weights arrive late"
+    if per_replica > 1:
+        late = f"{per_replica} sequences per device leave rows of the matrix units empty"
+    padding = f"servers pad to it, as attention over {workload.prompt} positions has no kernel"
+    chunks = f"attention over chunks of {workload.prefill_chunk} positions has no kernel"
+    chunk = _next_multiple(workload.prefill_chunk or tile, tile)
     sizes: list[tuple[str, dict[str, Any], str]] = [
-        (
-            "TTFT",
-            padded,
-            f"servers pad to it, as attention over {workload.prompt} positions has no kernel",
-        ),
-        (
-            "TTFT",
-            {"prefill_chunk": _next_multiple(workload.prefill_chunk or tile, tile)},
-            f"attention over chunks of {workload.prefill_chunk} positions has no kernel",
-        ),
+        ("TTFT", padded, padding),
+        ("TTFT", {"prefill_chunk": chunk}, chunks),
+        *(("TPOT", {"batch": n * plan.data_size}, late) for n in batches),
         *(
-            ("TPOT", {"batch": n * plan.data_size}, one if per_replica == 1 else more)
-            for n in sorted(larger)
-        ),
-        *(
-            (
-                "request",
-                {"weight_dtype": dtype},
-                f"{format_words(weights)} is slower than {format_dtype(dtype)} here",
-            )
-            for dtype in WIDER_WEIGHTS
-            if DTYPE_BITS[dtype] >= DTYPE_BITS[workload.weight_dtype]
+            ("request", {"weight_dtype": d}, f"{weights} is slower than {format_dtype(d)} here")
+            for d in dtypes
         ),
     ]
     for name, change, reason in sizes:
-        for changed, options in _checked(experiment, None, **change):
-            if changed != experiment:
-                option = " ".join(f"{key} {value}" for key, value in options.items())
-                yield _Neighbor(experiment=changed, option=option, name=name, reason=reason)
+        changed = _checked(experiment, None, **change)
+        if changed is not None and changed.experiment != experiment:
+            yield replace(changed, name=name, reason=reason)
 
 
 def _next_multiple(n: int, of: int) -> int:
     return -(-n // of) * of
-
-
-def _best(
-    base: Estimate, changed: Sequence[tuple[_Change, Estimate]]
-) -> Iterator[tuple[_Change, Estimate]]:
-    """The change with the shortest request, and the one with most tokens/s if the former has not more."""
-    able = [p for p in changed if p[1].memory.fits is not False and _purposes(base, p[1])]
-    shortest = min(able, key=lambda pair: pair[1].e2e_s, default=None)
-    if shortest is None:
-        return
-    yield shortest
-    if _purposes(base, shortest[1]) == (Purpose.REQUEST,):
-        faster = [pair for pair in able if Purpose.RATE in _purposes(base, pair[1])]
-        yield from sorted(faster, key=lambda pair: pair[1].tpot_s or 0.0)[:1]
 
 
 def _purposes(base: Estimate, changed: Estimate) -> tuple[Purpose, ...]:
@@ -305,18 +260,23 @@ def _purposes(base: Estimate, changed: Estimate) -> tuple[Purpose, ...]:
     )
 
 
-def _changes(experiment: Experiment) -> Iterator[tuple[Experiment, Mapping[str, str]]]:
-    """The experiments that differ in one option, with that option, without those that are impossible."""
-    for plan in dict.fromkeys(_plans(experiment)):
-        if plan != experiment.plan:
-            yield from _checked(experiment, plan)
+def _changes(experiment: Experiment) -> Iterator[_Change]:
+    """The experiments that differ in one option, without those that are impossible."""
     workload = experiment.workload
-    if workload.prefill_chunk is not None:
-        for chunk in (workload.prefill_chunk // 2, 2 * workload.prefill_chunk):
-            yield from _checked(experiment, None, prefill_chunk=chunk)
-    for dtype in ("weight_dtype", "cache_dtype"):
-        if DTYPE_BITS[getattr(workload, dtype)] > DTYPE_BITS[LOWER_PRECISION]:
-            yield from _checked(experiment, None, **{dtype: LOWER_PRECISION})
+    plans = [plan for plan in dict.fromkeys(_plans(experiment)) if plan != experiment.plan]
+    chunk, sizes = workload.prefill_chunk, list[dict[str, Any]]()
+    if chunk is not None:
+        sizes += [{"prefill_chunk": chunk // 2}, {"prefill_chunk": 2 * chunk}]
+    sizes += [
+        {dtype: LOWER_PRECISION}
+        for dtype in ("weight_dtype", "cache_dtype")
+        if DTYPE_BITS[getattr(workload, dtype)] > DTYPE_BITS[LOWER_PRECISION]
+    ]
+    changes = [
+        *(_checked(experiment, plan) for plan in plans),
+        *(_checked(experiment, None, **one) for one in sizes),
+    ]
+    return (change for change in changes if change is not None)
 
 
 def _plans(experiment: Experiment) -> Iterator[Plan]:
@@ -332,10 +292,8 @@ def _plans(experiment: Experiment) -> Iterator[Plan]:
         yield replace(plan, sp=not plan.sp)
 
 
-def _checked(
-    experiment: Experiment, plan: Plan | None, **sizes: str | int
-) -> Iterator[tuple[Experiment, Mapping[str, str]]]:
-    """The changed experiment, with its default chunk if the plan changes; nothing if it is impossible."""
+def _checked(experiment: Experiment, plan: Plan | None, **sizes: str | int) -> _Change | None:
+    """The changed experiment, with its default chunk if the plan changes; None if it is impossible."""
     workload = replace(experiment.workload, **sizes)  # type: ignore[arg-type]  fields of a workload
     if plan is not None:
         workload = replace(workload, prefill_chunk=None)
@@ -350,7 +308,7 @@ def _checked(
             device_order=experiment.device_order if plan is None else None,
         )
     except MeshscopeError:  # a plan that does not divide the model is no suggestion
-        return
+        return None
     if plan is not None and experiment.engine is Engine.MESHSCOPE:
         changed = with_default_chunk(changed)
     options = {
@@ -359,7 +317,7 @@ def _checked(
     }
     if plan is not None:
         options["--plan"] = str(plan)
-    yield changed, options
+    return _Change(experiment=changed, options=options)
 
 
 def _suggestion(run: RunRecord, base: Estimate, change: _Change, changed: Estimate) -> Suggestion:
@@ -403,21 +361,15 @@ def _reason(base: Estimate, changed: Estimate) -> str:
     if base.memory.fits is False:
         known = "" if changed.memory.fits else " as far as known"
         return f"it fits in the memory of a device{known}"
-    experiment = changed.experiment
-    dtype = experiment.workload.weight_dtype
-    is_converted = dtype not in {
-        experiment.model.default_weight_dtype,
-        base.experiment.workload.weight_dtype,
-    }
+    experiment, old = changed.experiment, base.experiment.workload
+    known_dtypes = {experiment.model.default_weight_dtype, old.weight_dtype}
+    is_converted = experiment.workload.weight_dtype not in known_dtypes
     converts = f"; {CONVERTS}" if is_converted else ""
-    n_steps = base.experiment.workload.n_decode_steps
     prefill_gain_s = base.ttft_s - changed.ttft_s
     decode_gain_s = base.e2e_s - changed.e2e_s - prefill_gain_s
-    is_decode = n_steps > 0 and decode_gain_s >= prefill_gain_s
+    is_decode = old.n_decode_steps > 0 and decode_gain_s >= prefill_gain_s
     phase = Phase.DECODE if is_decode else Phase.PREFILL
-    before, after = phase_of(base, phase), phase_of(changed, phase)
-    assert before is not None
-    assert after is not None
+    before, after = base.times[is_decode], changed.times[is_decode]
     return f"{phase} {_largest_change(before, after)}{converts}"
 
 

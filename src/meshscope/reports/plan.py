@@ -9,11 +9,18 @@ from meshscope.analysis.request import ASSUMPTION
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.hardware.chips import ChipKind
 from meshscope.interconnect.placement import order_text
-from meshscope.planner.combinations import TOO_LARGE
+from meshscope.planner.grid import TOO_LARGE
 from meshscope.planner.launch import Launch, launches_of
 from meshscope.planner.objective import Goal
-from meshscope.planner.placements import MIN_GAIN, PlacedPlan, PlacementSearch
-from meshscope.planner.search import Apart, Choice, PlanSearch, interval_of
+from meshscope.planner.search import (
+    MIN_GAIN,
+    Apart,
+    Choice,
+    PlacedPlan,
+    PlacementSearch,
+    PlanSearch,
+    interval_of,
+)
 from meshscope.planner.suggestions import CONVERTS
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.reports.answer import fit_of

@@ -7,9 +7,8 @@ from typing import Any
 from meshscope.reports.plain import wrapped
 from meshscope.reports.words import counted
 from meshscope.serialize import to_plain
-from meshscope.serving.outcome import PlacedPool, ServingOutcome
 from meshscope.serving.results import EngineRole, Percentiles, PoolFigures
-from meshscope.serving.simulation import SimulatedLoad
+from meshscope.serving.simulation import PlacedPool, ServingOutcome, SimulatedLoad
 from meshscope.units import format_bytes, format_dtype, format_rate, format_seconds
 
 Fact = tuple[str, str]  # a label and a sentence, empty if there is none

@@ -7,9 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from meshscope.model.model import Model
-from meshscope.planner.cheapest import SliceSearch
 from meshscope.planner.search import Choice, PlanSearch
-from meshscope.planner.slices import SliceFit, SliceFits, price_per_hour, slice_name
+from meshscope.planner.slices import SliceFit, SliceFits, SliceSearch, price_per_hour, slice_name
 from meshscope.plans.memory import FitState
 from meshscope.reports.choices import short_dtype
 from meshscope.reports.model import joined

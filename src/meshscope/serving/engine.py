@@ -5,23 +5,21 @@ the step leaves, in the order of arrival. A prompt is admitted when all of it fi
 decoding sequence needs a block and none is free, the latest one gives up its blocks, waits at the head of
 the queue, and is computed again. Steps that only decode are taken together up to the next event.
 
-With prefill and decode apart, an engine either hands its sequences off after the first token and keeps
+In a disaggregated server, an engine either hands its sequences off after the first token and keeps
 their blocks until they are fetched, or fetches sequences from such an engine.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshscope.errors import SpecError
-from meshscope.serving.cache_blocks import BLOCK_TOKENS, CacheBlocks
-from meshscope.serving.sequences import ServedSequence, TokenLog
-from meshscope.serving.step_costs import StepCosts, past_of
+from meshscope.serving.sequences import FloatArray, Inbox, ServedRequests, ServedSequence
+from meshscope.serving.step_costs import BLOCK_TOKENS, CacheBlocks, StepCosts, past_of
 
 MAX_STEPS_AT_ONCE = 4096  # decode steps between two events
 MAX_SEQUENCES = 1 << 16
@@ -48,22 +46,20 @@ class EnginePolicy:
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
-        _check_range("max_sequences", self.max_sequences, (1, MAX_SEQUENCES))
         # A step has room for a token of every sequence, and for some of a prompt.
-        least = max(self.max_sequences, MIN_STEP_TOKENS)
-        _check_range("max_step_tokens", self.max_step_tokens, (least, MAX_STEP_TOKENS))
+        least_tokens = max(self.max_sequences, MIN_STEP_TOKENS)
+        for name, value, least, most in (
+            ("max_sequences", self.max_sequences, 1, MAX_SEQUENCES),
+            ("max_step_tokens", self.max_step_tokens, least_tokens, MAX_STEP_TOKENS),
+        ):
+            if not least <= value <= most:
+                raise SpecError(f"{name}={value} is not in {least:,} to {most:,}. Change it.")
         if not 0 <= self.prefix_hit_frac < 1:
             raise SpecError(f"prefix_hit_frac={self.prefix_hit_frac} is not in [0, 1).")
         if not 0 <= self.reserved_frac <= 1:
             raise SpecError(f"reserved_frac={self.reserved_frac} is not in [0, 1]. Use 0 or 1.")
         if not 0 <= self.host_s <= MAX_HOST_S:
             raise SpecError(f"host_s={self.host_s} is not in 0 to {MAX_HOST_S:g}. Use seconds.")
-
-
-def _check_range(name: str, value: int, limits: tuple[int, int]) -> None:
-    least, most = limits
-    if not least <= value <= most:
-        raise SpecError(f"{name}={value} is not in {least:,} to {most:,}. Change it.")
 
 
 def check_longest(n_tokens: int, blocks: CacheBlocks) -> None:
@@ -76,36 +72,27 @@ def check_longest(n_tokens: int, blocks: CacheBlocks) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EngineTrace:
-    """The steps of an engine.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePool:
+    """Equal engines: their number, and the costs, cache and policy of each."""
 
-    `samples` [m, 6] are the time, the admitted and waiting sequences, the used blocks, and the prompt tokens
-    and decoded tokens of a step from then on; the last sample before an idle stretch has no tokens.
-    """
-
-    samples: NDArray[np.float64]
-    end_s: float
-    busy_s: float
-    n_steps: int
-    n_preemptions: int
-    n_admitted: int
-    n_waiting: int
+    n_engines: int
+    costs: StepCosts
+    blocks: CacheBlocks
+    policy: EnginePolicy
 
 
 @dataclass(slots=True, kw_only=True)
 class BatchingEngine:
-    """The state of an engine; `act` advances it to the end of its next step, or steps.
+    """The state of an engine of a pool; `act` advances it to the end of its next step, or steps.
 
-    `inbox` is a heap of (time, number, sequence). `hand_off` takes sequences whose first token is
-    there, and `fetch` returns when the cache of one that another engine prefilled is here.
+    `hand_off` takes sequences whose first token is there, and `fetch` returns when the cache of one that
+    another engine prefilled is here. `releases` is a heap of times at which blocks become free.
     """
 
-    log: TokenLog
-    costs: StepCosts
-    blocks: CacheBlocks
-    policy: EnginePolicy
-    inbox: list[tuple[float, int, ServedSequence]]
+    pool: EnginePool
+    requests: ServedRequests
+    inbox: Inbox
     hand_off: Callable[[ServedSequence, float], None] | None = None
     fetch: Callable[[ServedSequence, float], float] | None = None
     now_s: float = 0.0
@@ -119,11 +106,19 @@ class BatchingEngine:
     fetched: list[tuple[float, ServedSequence]] = field(default_factory=list)
     fresh: list[ServedSequence] = field(default_factory=list[ServedSequence])
     releases: list[tuple[float, int]] = field(default_factory=list)
-    samples: list[tuple[float, int, int, int, int, int]] = field(default_factory=list)
+    _samples: list[tuple[float, int, int, int, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """All blocks are free."""
-        self.n_free = self.blocks.n_blocks
+        self.n_free = self.pool.blocks.n_blocks
+
+    @property
+    def samples(self) -> FloatArray:
+        """[m, 6] the time, sequences admitted and waiting, used blocks, and tokens of a step from then on.
+
+        The tokens are those of prompts and decoded ones; the last sample before an idle stretch has none.
+        """
+        return np.array(self._samples, dtype=float).reshape(-1, 6)
 
     @property
     def next_s(self) -> float:
@@ -132,54 +127,39 @@ class BatchingEngine:
             return self.now_s
         return max(self.now_s, self._next_event_s())
 
-    def run(self, until_s: float = inf) -> EngineTrace:
-        """Acts until nothing is left, or until the first event at or after `until_s`."""
-        while self.next_s < until_s:
-            self.act()
-        return self.trace()
-
-    def act(self, horizon_s: Callable[[], float] | None = None) -> None:
-        """One step, or several that decode and begin before the horizon, when a sequence may arrive."""
-        self.now_s = self.next_s
+    def act(self, now_s: float, horizon_s: Callable[[], float]) -> None:
+        """One step at its `next_s`, or several that decode and begin before the horizon, when a sequence may arrive."""
+        self.now_s, policy = now_s, self.pool.policy
         self._receive()
-        self._make_room()
+        # Every running sequence has room for its next position; the latest is preempted if there is none.
+        while self._n_new_blocks(1) > self.n_free:
+            latest = self.running.pop()
+            self._release(latest)
+            latest.n_target, latest.n_present = latest.n_present, 0
+            self.waiting.appendleft(latest)
+            self.n_preemptions += 1
+        self.fresh = [sequence for sequence in self.fresh if sequence.n_present]
         chunks = self._chunks()
-        is_decoding = not chunks or self.policy.has_mixed_steps
+        is_decoding = not chunks or policy.has_mixed_steps
         n_prompt, n_decoded = sum(n for _, n in chunks), is_decoding * len(self.running)
         self._sample(n_prompt, n_decoded)
         if chunks:
             self._prefill_step(chunks, is_decoding=is_decoding)
         elif self.running:
-            self._decode_steps(inf if horizon_s is None else horizon_s())
+            self._decode_steps(horizon_s())
         if n_prompt + n_decoded and not (self.running or self.filling):
             self._sample(0, 0)
         if self.n_steps > MAX_STEPS:
             raise SpecError(f"more than {MAX_STEPS:,} steps. Use fewer --requests.")
-
-    def release_at(self, time_s: float, n_blocks: int) -> None:
-        """Frees blocks of a sequence that was handed off."""
-        heappush(self.releases, (time_s, n_blocks))
 
     @property
     def n_admitted(self) -> int:
         """Sequences with blocks that this engine computes or fetches."""
         return len(self.running) + len(self.filling) + len(self.fetched)
 
-    def trace(self) -> EngineTrace:
-        """The steps so far."""
-        return EngineTrace(
-            samples=np.array(self.samples, dtype=float).reshape(-1, 6),
-            end_s=self.now_s,
-            busy_s=self.busy_s,
-            n_steps=self.n_steps,
-            n_preemptions=self.n_preemptions,
-            n_admitted=self.n_admitted,
-            n_waiting=len(self.waiting),
-        )
-
     def _sample(self, n_prompt: int, n_decoded: int) -> None:
-        used, n_waiting = self.blocks.n_blocks - self.n_free, len(self.waiting)
-        self.samples.append((self.now_s, self.n_admitted, n_waiting, used, n_prompt, n_decoded))
+        used, n_waiting = self.pool.blocks.n_blocks - self.n_free, len(self.waiting)
+        self._samples.append((self.now_s, self.n_admitted, n_waiting, used, n_prompt, n_decoded))
 
     def _next_event_s(self) -> float:
         """When a cache or blocks come next, or a sequence that need not wait behind others; inf if none do."""
@@ -201,19 +181,9 @@ class BatchingEngine:
                 self.fresh.append(sequence)
         self.fetched = [one for one in self.fetched if one[0] > self.now_s]
 
-    def _make_room(self) -> None:
-        """Gives every running sequence room for its next position; preempts the latest if there is none."""
-        while self._n_new_blocks(1) > self.n_free:
-            latest = self.running.pop()
-            self._release(latest)
-            latest.n_target, latest.n_present = latest.n_present, 0
-            self.waiting.appendleft(latest)
-            self.n_preemptions += 1
-        self.fresh = [sequence for sequence in self.fresh if sequence.n_present]
-
     def _n_new_blocks(self, n_steps: int) -> int:
         """Blocks that the running sequences need for this many positions each."""
-        blocks = self.blocks
+        blocks = self.pool.blocks
         return sum(max(blocks.of(s.n_present + n_steps) - s.n_blocks, 0) for s in self.running)
 
     def _release(self, sequence: ServedSequence) -> None:
@@ -222,19 +192,19 @@ class BatchingEngine:
 
     def _can_admit(self, n_reserved: int) -> bool:
         """Whether the first waiting sequence has room beside the blocks that running ones need."""
-        if not self.waiting or self.n_admitted >= self.policy.max_sequences:
+        if not self.waiting or self.n_admitted >= self.pool.policy.max_sequences:
             return False
         return self._n_whole(self.waiting[0], 0) + n_reserved <= self.n_free
 
     def _n_whole(self, sequence: ServedSequence, n_present: int) -> int:
         """Blocks that the sequence will need, as far as admission reserves them."""
         n_least = max(sequence.n_target, n_present) + 1
-        n_later = int(self.policy.reserved_frac * max(sequence.n_left - 1, 0))
-        return self.blocks.of(n_least + n_later)
+        n_later = int(self.pool.policy.reserved_frac * max(sequence.n_left - 1, 0))
+        return self.pool.blocks.of(n_least + n_later)
 
     def _n_reserved(self) -> int:
         """Blocks that admitted sequences do not have and will need."""
-        if not self.policy.reserved_frac:
+        if not self.pool.policy.reserved_frac:
             return self._n_new_blocks(1)
         fetched = (sequence for _, sequence in self.fetched)
         admitted = (*self.running, *self.filling, *fetched)
@@ -242,8 +212,8 @@ class BatchingEngine:
 
     def _chunks(self) -> list[tuple[ServedSequence, int]]:
         """The prompt tokens of this step, by sequence; admits waiting ones while there is room."""
-        budget = self.policy.max_step_tokens
-        if self.policy.has_mixed_steps:
+        budget = self.pool.policy.max_step_tokens
+        if self.pool.policy.has_mixed_steps:
             budget -= len(self.running)
         chunks: list[tuple[ServedSequence, int]] = []
         for sequence in self.filling:
@@ -254,7 +224,7 @@ class BatchingEngine:
         n_reserved = self._n_reserved() if self.waiting else 0
         while budget > 0 and self._can_admit(n_reserved):
             head = self.waiting[0]
-            n_reserved += self._n_whole(head, 0) - self.blocks.of(head.n_target + 1)
+            n_reserved += self._n_whole(head, 0) - self.pool.blocks.of(head.n_target + 1)
             sequence = self._admitted()
             if sequence is not None:
                 n_tokens = min(budget, sequence.n_target - sequence.n_present)
@@ -265,19 +235,17 @@ class BatchingEngine:
     def _admitted(self) -> ServedSequence | None:
         """The first waiting sequence with its blocks; None if its cache is fetched, not computed."""
         sequence = self.waiting.popleft()
-        sequence.n_blocks = self.blocks.of(sequence.n_target + 1)
+        sequence.n_blocks = self.pool.blocks.of(sequence.n_target + 1)
         self.n_free -= sequence.n_blocks
         if self.fetch is not None and sequence.prefill_engine is not None:
             self.fetched.append((self.fetch(sequence, self.now_s), sequence))
             return None
-        sequence.n_present = self._n_cached(sequence)
+        # The last position is computed in any case.
+        n_prompt = int(self.requests.load.n_prompt[sequence.number])
+        n_cached = int(self.pool.policy.prefix_hit_frac * n_prompt)
+        sequence.n_present = min(n_cached, sequence.n_target - 1)
         self.filling.append(sequence)
         return sequence
-
-    def _n_cached(self, sequence: ServedSequence) -> int:
-        """Positions that the prefix cache holds; the last one is computed in any case."""
-        n_prompt = int(self.log.load.n_prompt[sequence.number])
-        return min(int(self.policy.prefix_hit_frac * n_prompt), sequence.n_target - 1)
 
     def _prefill_step(self, chunks: list[tuple[ServedSequence, int]], *, is_decoding: bool) -> None:
         """Prefills the chunks, and decodes one token of every running sequence in a mixed step."""
@@ -286,8 +254,8 @@ class BatchingEngine:
         n_sequences, context = 0, 0.0
         if is_decoding:
             n_sequences, context = len(self.running), self._mean_context
-        step_s = self.costs.mixed_s(n_sequences, context, n_tokens, past)
-        seconds = np.array([step_s + self.policy.host_s])
+        step_s = self.pool.costs.mixed_s(n_sequences, context, n_tokens, past)
+        seconds = np.array([step_s + self.pool.policy.host_s])
         self._advance(seconds)
         if is_decoding:
             self._decoded(seconds)
@@ -297,18 +265,14 @@ class BatchingEngine:
             sequence.n_present += n
         done = [s for s in self.filling if s.n_present == s.n_target]
         self.filling = [s for s in self.filling if s.n_present < s.n_target]
-        for sequence in done:
-            self._prefilled(sequence)
-
-    def _prefilled(self, sequence: ServedSequence) -> None:
-        """The token at the end of a prefill; the sequence decodes, moves on, or is done."""
-        self.log.add_token(sequence, self.now_s)
-        if not sequence.n_left:
-            self._release(sequence)
-        elif self.hand_off is not None:
-            self.hand_off(sequence, self.now_s)
-        else:
-            self.running.append(sequence)
+        for sequence in done:  # it decodes, moves on, or has its only token
+            self.requests.add_token(sequence, self.now_s)
+            if not sequence.n_left:
+                self._release(sequence)
+            elif self.hand_off is not None:
+                self.hand_off(sequence, self.now_s)
+            else:
+                self.running.append(sequence)
 
     def _decode_steps(self, horizon_s: float) -> None:
         """Decodes up to the next completion, arrival that can be admitted, or lack of blocks."""
@@ -316,7 +280,7 @@ class BatchingEngine:
         while n_steps > 1 and self._n_new_blocks(n_steps) > self.n_free:
             n_steps //= 2
         contexts = self._mean_context + np.arange(n_steps, dtype=np.float64)
-        seconds = self.costs.decode_s(len(self.running), contexts) + self.policy.host_s
+        seconds = self.pool.costs.decode_s(len(self.running), contexts) + self.pool.policy.host_s
         next_s = min(self._next_event_s(), inf if self.waiting else horizon_s) - self.now_s
         seconds = seconds[: int(np.searchsorted(np.cumsum(seconds), next_s)) + 1]
         self._advance(seconds)
@@ -329,32 +293,46 @@ class BatchingEngine:
             return 0.0
         return sum(s.n_present for s in self.running) / len(self.running) + 1
 
-    def _advance(self, seconds: NDArray[np.float64]) -> None:
+    def _advance(self, seconds: FloatArray) -> None:
         total_s = float(seconds.sum())
         self.now_s += total_s
         self.busy_s += total_s
         self.n_steps += len(seconds)
 
-    def _decoded(self, seconds: NDArray[np.float64]) -> None:
+    def _decoded(self, seconds: FloatArray) -> None:
         """Adds a position and a token of the running sequences for each step that took `seconds`."""
         n_steps = len(seconds)
-        self._add_gaps(seconds)
+        # Fresh sequences began their gap before a transfer or a prefill.
+        first_s = self.now_s - float(seconds[1:].sum())
+        for sequence in self.fresh:
+            assert sequence.last_token_s is not None  # the prefill gave the first token
+            self.requests.add_gaps(np.array([first_s - sequence.last_token_s]), 1)
+        self.requests.add_gaps(seconds[:1], len(self.running) - len(self.fresh))
+        self.requests.add_gaps(seconds[1:], len(self.running))
+        self.fresh = []
         for sequence in self.running:
             sequence.n_present += n_steps
-            n_blocks = max(self.blocks.of(sequence.n_present), sequence.n_blocks)
+            n_blocks = max(self.pool.blocks.of(sequence.n_present), sequence.n_blocks)
             self.n_free -= n_blocks - sequence.n_blocks
             sequence.n_blocks = n_blocks
-            self.log.count(sequence, self.now_s, n_steps)
+            self.requests.count(sequence, self.now_s, n_steps)
             if not sequence.n_left:
                 self._release(sequence)
         self.running = [s for s in self.running if s.n_left]
 
-    def _add_gaps(self, seconds: NDArray[np.float64]) -> None:
-        """Times between tokens; those of fresh sequences began before a transfer or a prefill."""
-        first_s = self.now_s - float(seconds[1:].sum())
-        for sequence in self.fresh:
-            assert sequence.last_token_s is not None  # the prefill gave the first token
-            self.log.add_gaps(np.array([first_s - sequence.last_token_s]), 1)
-        self.log.add_gaps(seconds[:1], len(self.running) - len(self.fresh))
-        self.log.add_gaps(seconds[1:], len(self.running))
-        self.fresh = []
+
+def run_engines(
+    engines: Sequence[BatchingEngine], until_s: float = inf, senders: Sequence[BatchingEngine] = ()
+) -> None:
+    """The engine with the earliest clock acts, until nothing is left or the next event is at or after `until_s`.
+
+    Only `senders` give other engines sequences: an engine decodes ahead to the time at which one of them may.
+    """
+    while True:
+        clocks_s = [engine.next_s for engine in engines]
+        now_s = min(clocks_s)
+        if now_s >= until_s:
+            return
+        acting = engines[clocks_s.index(now_s)]
+        others = [engine for engine in senders if engine is not acting]
+        acting.act(now_s, lambda others=others: min((one.next_s for one in others), default=inf))

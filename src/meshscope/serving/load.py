@@ -1,20 +1,21 @@
-"""Requests of a serving load: drawn at random, or recorded in a public trace format."""
+"""Requests of a serving load: drawn at random, recorded in a public trace format, or those of a benchmark."""
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from io import StringIO
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.errors import ParseError, SpecError
-from meshscope.files import read_file
+from meshscope.files import read_file, read_json
 from meshscope.units import format_seconds
 
 # Shape of the gamma distribution of gaps between bursty arrivals; 1 is Poisson. The option
@@ -54,20 +55,12 @@ class Load:
         span_s = float(self.arrival_s[-1] - self.arrival_s[0])
         return (self.n_requests - 1) / span_s if span_s > 0 else float("inf")
 
-    def every(self, n: int) -> "Load":
-        """Every n-th request: what one of n ranks gets that take turns."""
+    def only(self, kept: slice | NDArray[np.bool_]) -> "Load":
+        """The requests that are kept."""
         return Load(
-            arrival_s=self.arrival_s[::n],
-            n_prompt=self.n_prompt[::n],
-            n_output=self.n_output[::n],
-        )
-
-    def only(self, is_kept: NDArray[np.bool_]) -> "Load":
-        """The requests that are kept, by a mask [n]."""
-        return Load(
-            arrival_s=self.arrival_s[is_kept],
-            n_prompt=self.n_prompt[is_kept],
-            n_output=self.n_output[is_kept],
+            arrival_s=self.arrival_s[kept],
+            n_prompt=self.n_prompt[kept],
+            n_output=self.n_output[kept],
         )
 
 
@@ -88,14 +81,21 @@ def random_load(  # noqa: PLR0913  the figures of a load
         raise SpecError(f"--requests {n_requests}: use 1 to {MAX_REQUESTS:,}.")
     rng = np.random.default_rng(seed)
     shape = BURST_SHAPE if arrivals is Arrivals.BURST else 1.0
-    gaps_s = np.zeros(n_requests)
-    if rate_per_s is not None:
-        gaps_s = rng.gamma(shape, 1 / (shape * rate_per_s), n_requests)
+    arrival_s = _arrival_s(rng, n_requests, rate_per_s, shape)
 
     def lengths(mean: int) -> NDArray[np.int64]:
         return rng.geometric(1 / mean, n_requests) if is_geometric else np.full(n_requests, mean)
 
-    return Load(arrival_s=np.cumsum(gaps_s), n_prompt=lengths(prompt), n_output=lengths(output))
+    return Load(arrival_s=arrival_s, n_prompt=lengths(prompt), n_output=lengths(output))
+
+
+def _arrival_s(
+    rng: np.random.Generator, n: int, rate_per_s: float | None, shape: float
+) -> NDArray[np.float64]:
+    """[n] times after gaps of a gamma distribution, or all at once without a rate."""
+    if rate_per_s is None:
+        return np.zeros(n)
+    return np.cumsum(rng.gamma(shape, 1 / (shape * rate_per_s), n))
 
 
 def check_rate(rate_per_s: float) -> None:
@@ -117,7 +117,9 @@ def recorded_load(
     JSON lines of Mooncake (timestamp in ms, input_length, output_length).
     """
     text = _text(path)
-    rows = list(_mooncake(text, path) if text.lstrip().startswith("{") else _csv(text, path))
+    rows: list[_Row] = []
+    for where, cells, trace in _lines(text, path):
+        rows.append(_parsed(cells, trace, where, rows[-1] if rows else None))
     at = [i for i, row in enumerate(rows) if row[1] and row[2]][:n_requests]
     n_empty = (len(rows) if not at or n_requests is None else at[-1] + 1) - len(at)
     rows = [rows[i] for i in at]
@@ -147,23 +149,13 @@ def _text(path: Path) -> str:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """The columns of a trace in CSV, and how its times are read."""
+class _Format(NamedTuple):
+    """The names of a format for time, prompt and output, and how its times are read."""
 
     time: str
     prompt: str
     output: str
-    seconds: Callable[[str], float]
-
-    @property
-    def names(self) -> tuple[str, str, str]:
-        """The three columns."""
-        return self.time, self.prompt, self.output
-
-    def row(self, cells: Mapping[str, str]) -> _Row:
-        """A request."""
-        return self.seconds(cells[self.time]), int(cells[self.prompt]), int(cells[self.output])
+    seconds: Callable[[Any], float]
 
 
 def _clock_s(text: str) -> float:
@@ -172,64 +164,118 @@ def _clock_s(text: str) -> float:
     return (clock if clock.tzinfo else clock.replace(tzinfo=UTC)).timestamp()
 
 
-# https://github.com/Azure/AzurePublicDataset, and https://github.com/HPMLL/BurstGPT (with or without the
-# columns of sessions).
-_AZURE = _Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens", _clock_s)
-_BURST_GPT = _Columns("Timestamp", "Request tokens", "Response tokens", float)
+# https://github.com/Azure/AzurePublicDataset, https://github.com/HPMLL/BurstGPT (with or without the
+# columns of sessions), and https://github.com/kvcache-ai/Mooncake.
+_AZURE = _Format("TIMESTAMP", "ContextTokens", "GeneratedTokens", _clock_s)
+_BURST_GPT = _Format("Timestamp", "Request tokens", "Response tokens", float)
+_MOONCAKE = _Format("timestamp", "input_length", "output_length", lambda ms: float(ms) / 1e3)
 _REMEDY = "Give an Azure or a BurstGPT trace (CSV), or a Mooncake trace (JSON lines)."
 
 
-def _csv(text: str, path: Path) -> Iterator[_Row]:
-    if (
-        len(text) > MAX_LINE and "\n" not in text[:MAX_LINE]
-    ):  # a reader of millions of columns takes minutes
+def _lines(text: str, path: Path) -> Iterator[tuple[str, Any, _Format]]:
+    """Place and content of each request: cells by column, or the text of a line of JSON."""
+    if text.lstrip().startswith("{"):
+        lines = enumerate(text.splitlines(), start=1)
+        yield from ((f"{path}:{n}", line, _MOONCAKE) for n, line in lines if line.strip())
+        return
+    # A reader of millions of columns takes minutes.
+    if len(text) > MAX_LINE and "\n" not in text[:MAX_LINE]:
         raise ParseError(f"{path}:1: no line ends in {MAX_LINE:,} characters. {_REMEDY}")
-    reader, before_s = csv.DictReader(StringIO(text, newline="")), None
+    reader = csv.DictReader(StringIO(text, newline=""))
     try:
         names = set(reader.fieldnames or ())
-        columns = _BURST_GPT if _BURST_GPT.time in names else _AZURE
-        if missing := set(columns.names) - names:
+        trace = _BURST_GPT if _BURST_GPT.time in names else _AZURE
+        if missing := set(trace[:3]) - names:
             raise ParseError(f"{path}:1: no column {', '.join(sorted(missing))}. {_REMEDY}")
         for row in reader:
-            request = _parsed(
-                lambda row=row: columns.row(row), f"{path}:{reader.line_num}", before_s
-            )
-            before_s = request[0]
-            yield request
+            yield f"{path}:{reader.line_num}", row, trace
     except csv.Error as error:
-        raise ParseError(
-            f"{path}:{reader.line_num + 1}: is not CSV ({error}). {_REMEDY}"
-        ) from error
+        at = f"{path}:{reader.line_num + 1}"
+        raise ParseError(f"{at}: is not CSV ({error}). {_REMEDY}") from error
 
 
-def _mooncake(text: str, path: Path) -> Iterator[_Row]:
-    before_s = None
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            where = f"{path}:{number}"
-            request = _parsed(lambda line=line: _mooncake_row(json.loads(line)), where, before_s)
-            before_s = request[0]
-            yield request
-
-
-def _mooncake_row(row: Any) -> _Row:
-    return float(row["timestamp"]) / 1e3, int(row["input_length"]), int(row["output_length"])
-
-
-def _parsed(parse: Callable[[], _Row], where: str, before_s: float | None) -> _Row:
+def _parsed(cells: Any, trace: _Format, where: str, before: _Row | None) -> _Row:
     """The request of a line; ParseError if it is none, or arrives before that of the line before."""
     try:
-        row = parse()
+        cells = json.loads(cells) if isinstance(cells, str) else cells
+        tokens = int(cells[trace.prompt]), int(cells[trace.output])
+        row = (trace.seconds(cells[trace.time]), *tokens)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ParseError(f"{where}: not a request of the trace ({error}). Remove it.") from error
     if not abs(row[0]) <= MAX_TIME_S:
         raise ParseError(f"{where}: not a request of the trace (time {row[0]}). Remove it.")
-    if before_s is not None and row[0] < before_s:
+    if before is not None and row[0] < before[0]:
         raise ParseError(
-            f"{where}: arrives {format_seconds(before_s - row[0])} before the request above it. "
+            f"{where}: arrives {format_seconds(before[0] - row[0])} before the request above it. "
             "Sort the trace by time."
         )
-    for n_tokens in row[1:]:
+    for n_tokens in tokens:
         if not 0 <= n_tokens <= MAX_TOKENS:
             raise ParseError(f"{where}: not a request of the trace ({n_tokens} tokens). Remove it.")
     return row
+
+
+_KEYS = (
+    "completed", "total_input_tokens", "total_output_tokens", "request_rate", "median_itl_ms",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult:
+    """What a benchmark sent, on average, and the median time between two tokens that it measured."""
+
+    n_requests: int
+    prompt: int
+    output: int
+    rate_per_s: float | None  # None: all at once
+    burstiness: float
+    max_concurrency: int | None
+    itl_s: float
+
+    def load(self) -> Load:
+        """Requests of mean lengths with gaps of the benchmark's distribution."""
+        n, rng = self.n_requests, np.random.default_rng(0)
+        return Load(
+            arrival_s=_arrival_s(rng, n, self.rate_per_s, self.burstiness),
+            n_prompt=np.full(n, self.prompt),
+            n_output=np.full(n, self.output),
+        )
+
+
+def read_bench(path: Path) -> BenchResult:
+    """The result that `vllm bench serve --save-result` wrote; ParseError for anything else."""
+    try:
+        document = read_json(path)
+    except OSError as error:
+        raise ParseError(f"cannot read '{path}': {error.strerror}. Give a result.") from error
+    except ValueError as error:
+        raise ParseError(f"{path}: not JSON ({error}). Give one result.") from error
+    try:
+        return _bench(document)
+    except (KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
+        missing = [key for key in _KEYS if not isinstance(document, dict) or key not in document]
+        reason = (
+            f"it has no {', '.join(missing)}" if missing else f"{type(error).__name__}: {error}"
+        )
+        raise ParseError(
+            f"{path}: no result of 'vllm bench serve --save-result': {reason}. "
+            f"It needs {', '.join(_KEYS[:-1])} and {_KEYS[-1]}."
+        ) from error
+
+
+def _bench(document: Any) -> BenchResult:
+    n = int(document["completed"])
+    rate, concurrency = document["request_rate"], document.get("max_concurrency")
+    bench = BenchResult(
+        n_requests=n,
+        prompt=round(document["total_input_tokens"] / n),
+        output=round(document["total_output_tokens"] / n),
+        rate_per_s=None if rate in {"inf", float("inf")} else float(rate),
+        burstiness=float(document.get("burstiness") or 1.0),
+        max_concurrency=None if concurrency is None else int(concurrency),
+        itl_s=float(document["median_itl_ms"]) / 1e3,
+    )
+    sizes = (n, bench.prompt, bench.output - 1, bench.rate_per_s or 1.0, bench.burstiness)
+    if min(*sizes, bench.itl_s, bench.max_concurrency or 1) <= 0 or not isfinite(bench.itl_s):
+        raise ValueError("a figure is not positive, or requests have one output token")
+    return bench

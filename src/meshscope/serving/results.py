@@ -7,10 +7,9 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.serving.engine import EngineTrace
-from meshscope.serving.sequences import ServedRequests
+from meshscope.serving.engine import BatchingEngine
+from meshscope.serving.sequences import FloatArray, ServedRequests
 
-FloatArray = NDArray[np.float64]
 MAX_SAMPLES = 300  # of a timeline
 
 
@@ -102,17 +101,18 @@ def request_figures(
     tpot_s = np.divide(later_s, n_later, out=np.zeros(len(n_later)), where=n_later > 0)
     is_good = _within(ttft_s, objective.ttft_s) & _within(tpot_s, objective.tpot_s)
     span_s = _span_s(requests, end_s)
+    n_good, n_done = float(is_good.sum()), float(is_done.sum())
     return RequestFigures(
         n_requests=len(is_done),
-        n_finished=int(is_done.sum()),
+        n_finished=int(n_done),
         ttft=percentiles(ttft_s),
         tpot=percentiles(tpot_s[n_later > 0]),
-        itl=percentiles(requests.gaps_s, requests.n_gaps),
+        itl=percentiles(*requests.weighted_gaps),
         e2e=percentiles(e2e_s),
-        requests_per_s=n_ranks * float(is_done.sum()) / span_s,
+        requests_per_s=n_ranks * n_done / span_s,
         output_tokens_per_s=n_ranks * requests.n_tokens / span_s,
-        goodput_frac=float(is_good.sum()) / len(is_done),
-        goodput_per_s=n_ranks * float(is_good.sum()) / span_s,
+        goodput_frac=n_good / len(is_done),
+        goodput_per_s=n_ranks * n_good / span_s,
     )
 
 
@@ -121,47 +121,42 @@ def _span_s(requests: ServedRequests, end_s: float) -> float:
     return max(end_s - float(requests.arrival_s[0]), 1e-12)
 
 
-def pool_figures(  # noqa: PLR0913  what is known of a pool
+def pool_figures(
     role: EngineRole,
-    traces: Sequence[EngineTrace],
+    engines: Sequence[BatchingEngine],
     *,
     requests: ServedRequests,
     end_s: float,
-    n_engines: int,
-    n_blocks: int,
-    host_s: float,
     saturated_per_s: float,
 ) -> PoolFigures:
     """The figures of the simulated engines of a pool, up to the end of the simulation."""
-    first_s = float(requests.arrival_s[0])
-    span_s = _span_s(requests, end_s)
-    busy_s, n_steps = sum(one.busy_s for one in traces), sum(one.n_steps for one in traces)
-    of_engines = [_means(one.samples, first_s, end_s) for one in traces]
-    running, used = (sum(column) / len(traces) for column in zip(*of_engines, strict=True))
+    pool, n = engines[0].pool, len(engines)
+    first_s, span_s = float(requests.arrival_s[0]), _span_s(requests, end_s)
+    busy_s, n_steps = sum(one.busy_s for one in engines), sum(one.n_steps for one in engines)
+    samples, n_blocks = [one.samples for one in engines], pool.blocks.n_blocks
+    means = [
+        0.0,
+        0.0,
+    ]  # sequences in an engine and used blocks, over the time from the first arrival on
+    for of_engine in samples if end_s > first_s else ():
+        weights_s = np.diff(np.append(of_engine[:, 0], end_s))
+        for at, column in enumerate((1, 3)):
+            means[at] += float(of_engine[:, column] @ weights_s) / (end_s - first_s)
     return PoolFigures(
         role=role,
-        n_engines=n_engines,
+        n_engines=pool.n_engines,
         saturated_per_s=saturated_per_s,
-        busy_frac=busy_s / span_s / len(traces),
-        host_frac=host_s * n_steps / busy_s if busy_s else 0.0,
+        busy_frac=busy_s / span_s / n,
+        host_frac=pool.policy.host_s * n_steps / busy_s if busy_s else 0.0,
         step_s=busy_s / n_steps if n_steps else None,
-        mean_running=running,
-        peak_waiting=max(int(one.samples[:, 2].max(initial=0)) for one in traces),
-        mean_cache_frac=used / n_blocks,
-        peak_cache_frac=max(float(one.samples[:, 3].max(initial=0)) for one in traces) / n_blocks,
+        mean_running=means[0] / n,
+        peak_waiting=max(int(one[:, 2].max(initial=0)) for one in samples),
+        mean_cache_frac=means[1] / n / n_blocks,
+        peak_cache_frac=max(float(one[:, 3].max(initial=0)) for one in samples) / n_blocks,
         n_steps=n_steps,
-        n_preemptions=sum(one.n_preemptions for one in traces),
-        timeline=_timeline(traces[0].samples, end_s, n_blocks),
+        n_preemptions=sum(one.n_preemptions for one in engines),
+        timeline=_timeline(samples[0], end_s, n_blocks),
     )
-
-
-def _means(samples: FloatArray, first_s: float, end_s: float) -> tuple[float, float]:
-    """Sequences in the engine and used blocks, averaged over the time from the first arrival on."""
-    if end_s <= first_s or not len(samples):
-        return 0.0, 0.0
-    weights_s = np.diff(np.append(samples[:, 0], end_s))
-    running, used = (float(samples[:, column] @ weights_s) for column in (1, 3))
-    return running / (end_s - first_s), used / (end_s - first_s)
 
 
 def percentiles(seconds: FloatArray, counts: NDArray[np.int64] | None = None) -> Percentiles | None:
@@ -185,9 +180,18 @@ def _within(seconds: FloatArray, limit_s: float | None) -> NDArray[np.bool_]:
 
 
 def _timeline(samples: FloatArray, end_s: float, n_blocks: int) -> tuple[TimelineSample, ...]:
-    """The samples; if they are many, means over MAX_SAMPLES stretches of equal length."""
+    """The samples; if they are many, means over MAX_SAMPLES stretches of equal length.
+
+    A value holds until the next sample.
+    """
     if len(samples) > MAX_SAMPLES:
-        samples = _means_over_time(samples, end_s)
+        times_s = np.append(samples[:, 0], end_s)
+        edges_s = np.linspace(times_s[0], end_s, MAX_SAMPLES + 1)
+        columns = [edges_s[:-1]]
+        for values in samples[:, 1:].T:
+            sums = np.append(0.0, np.cumsum(values * np.diff(times_s)))
+            columns.append(np.diff(np.interp(edges_s, times_s, sums)) / np.diff(edges_s))
+        samples = np.stack(columns, axis=1)
     return tuple(
         TimelineSample(
             time_s=time_s,
@@ -199,14 +203,3 @@ def _timeline(samples: FloatArray, end_s: float, n_blocks: int) -> tuple[Timelin
         )
         for time_s, running, waiting, used, n_prompt, n_decoded in samples.tolist()
     )
-
-
-def _means_over_time(samples: FloatArray, end_s: float) -> FloatArray:
-    """[MAX_SAMPLES, columns] the beginnings of equal stretches with the means of values that hold until the next."""
-    times_s = np.append(samples[:, 0], end_s)
-    edges_s = np.linspace(times_s[0], end_s, MAX_SAMPLES + 1)
-    columns = [edges_s[:-1]]
-    for values in samples[:, 1:].T:
-        sums = np.append(0.0, np.cumsum(values * np.diff(times_s)))
-        columns.append(np.diff(np.interp(edges_s, times_s, sums)) / np.diff(edges_s))
-    return np.stack(columns, axis=1)

@@ -1,7 +1,7 @@
 """Requests on their way through a server, and when their tokens came."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappush
 
@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.serving.load import Load
+
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,41 +29,40 @@ class ServedSequence:
     prefill_engine: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ServedRequests:
-    """Times of [n] requests, NaN where they have not come.
-
-    `gaps_s` are times between tokens of one request, `n_gaps` how many each.
-    """
-
-    arrival_s: NDArray[np.float64]
-    first_token_s: NDArray[np.float64]
-    finish_s: NDArray[np.float64]
-    n_output: NDArray[np.int64]
-    gaps_s: NDArray[np.float64]
-    n_gaps: NDArray[np.int64]
-    n_tokens: int
-
-
 @dataclass(slots=True, kw_only=True)
-class TokenLog:
-    """Collects the times of tokens, over all engines of a server."""
+class ServedRequests:
+    """Times of the [n] requests of a load, NaN where they have not come, over all engines of a server.
+
+    `arrival_s` is when a client sends them. `gaps` are times between tokens, each with the number of sequences
+    that share them.
+    """
 
     load: Load
     n_tokens: int = 0
-    sent_s: NDArray[np.float64] = field(init=False)
-    first_token_s: NDArray[np.float64] = field(init=False)
-    finish_s: NDArray[np.float64] = field(init=False)
-    gaps: list[tuple[NDArray[np.float64], int]] = field(default_factory=list)
+    arrival_s: FloatArray = field(init=False)
+    first_token_s: FloatArray = field(init=False)
+    finish_s: FloatArray = field(init=False)
+    gaps: list[tuple[FloatArray, int]] = field(default_factory=list)
     finished: Callable[[float], None] | None = None  # called with the time when a request is done
 
     def __post_init__(self) -> None:
         """No token has come."""
-        self.sent_s = self.load.arrival_s.copy()
-        self.first_token_s = np.full(self.load.n_requests, np.nan)
-        self.finish_s = np.full(self.load.n_requests, np.nan)
+        self.arrival_s = self.load.arrival_s.copy()
+        self.first_token_s, self.finish_s = np.full((2, self.load.n_requests), np.nan)
 
-    def add_gaps(self, seconds: NDArray[np.float64], n_sequences: int) -> None:
+    @property
+    def n_output(self) -> NDArray[np.int64]:
+        """[n] output tokens."""
+        return self.load.n_output
+
+    @property
+    def weighted_gaps(self) -> tuple[FloatArray, NDArray[np.int64]]:
+        """Times between two tokens of a request, and how many there are of each."""
+        seconds = np.concatenate([np.empty(0), *(seconds for seconds, _ in self.gaps)])
+        counts = [np.empty(0, int), *(np.full(len(seconds), n) for seconds, n in self.gaps)]
+        return seconds, np.concatenate(counts)
+
+    def add_gaps(self, seconds: FloatArray, n_sequences: int) -> None:
         """Adds times between tokens that this many sequences share."""
         if n_sequences and len(seconds):
             self.gaps.append((seconds, n_sequences))
@@ -75,7 +76,7 @@ class TokenLog:
         self.count(sequence, now_s)
 
     def count(self, sequence: ServedSequence, now_s: float, n: int = 1) -> None:
-        """Counts the tokens of a sequence up to now, whose gaps are added apart."""
+        """Counts the tokens of a sequence up to now, whose gaps are added separately."""
         sequence.last_token_s = now_s
         sequence.n_left -= n
         self.n_tokens += n
@@ -84,43 +85,35 @@ class TokenLog:
             if self.finished is not None:
                 self.finished(now_s)
 
-    def requests(self) -> ServedRequests:
-        """What has been collected."""
-        seconds = [np.empty(0), *(seconds for seconds, _ in self.gaps)]
-        counts = [np.empty(0, int), *(np.full(len(seconds), n) for seconds, n in self.gaps)]
-        return ServedRequests(
-            arrival_s=self.sent_s,
-            first_token_s=self.first_token_s,
-            finish_s=self.finish_s,
-            n_output=self.load.n_output,
-            gaps_s=np.concatenate(seconds),
-            n_gaps=np.concatenate(counts),
-            n_tokens=self.n_tokens,
+
+Inbox = list[tuple[float, int, ServedSequence]]  # arrival, number and sequence; a heap by time
+
+
+def arriving(load: Load) -> Inbox:
+    """The inbox with all requests of a load."""
+    return [
+        (
+            float(load.arrival_s[number]),
+            number,
+            ServedSequence(
+                number=number,
+                n_target=int(load.n_prompt[number]),
+                n_left=int(load.n_output[number]),
+            ),
         )
+        for number in range(load.n_requests)
+    ]
 
 
-def arriving(load: Load, numbers: Iterable[int]) -> Iterator[tuple[float, int, ServedSequence]]:
-    """Arrival, number and sequence of these requests."""
-    for number in numbers:
-        sequence = ServedSequence(
-            number=number,
-            n_target=int(load.n_prompt[number]),
-            n_left=int(load.n_output[number]),
-        )
-        yield float(load.arrival_s[number]), number, sequence
-
-
-Inbox = list[tuple[float, int, ServedSequence]]  # a heap by time
-
-
-def inboxes(log: TokenLog, n_engines: int, max_concurrency: int | None = None) -> tuple[Inbox, ...]:
+def inboxes(
+    requests: ServedRequests, n_engines: int, max_concurrency: int | None = None
+) -> tuple[Inbox, ...]:
     """The inboxes of engines that requests take in turn.
 
     With a limit, a client has at most so many requests in flight over all engines. The others wait at the
     client, and are sent when one is done: their times count from then on.
     """
-    load = log.load
-    every = list(arriving(load, range(load.n_requests)))
+    every = arriving(requests.load)
     limit = len(every) if max_concurrency is None else max_concurrency
     sent, waiting = every[:limit], deque(every[limit:])
     by_engine = tuple([one for one in sent if one[1] % n_engines == i] for i in range(n_engines))
@@ -128,9 +121,9 @@ def inboxes(log: TokenLog, n_engines: int, max_concurrency: int | None = None) -
     def send(now_s: float) -> None:
         if waiting:
             arrival_s, number, sequence = waiting.popleft()
-            log.sent_s[number] = max(arrival_s, now_s)
-            heappush(by_engine[number % n_engines], (float(log.sent_s[number]), number, sequence))
+            sent_s = requests.arrival_s[number] = max(arrival_s, now_s)
+            heappush(by_engine[number % n_engines], (float(sent_s), number, sequence))
 
     if waiting:
-        log.finished = send
+        requests.finished = send
     return by_engine

@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshscope.serving.apart import ApartServer, EnginePool
-from meshscope.serving.engine import EngineTrace, check_longest
-from meshscope.serving.load import Load
+from meshscope.errors import read_only
+from meshscope.plans.experiment import Experiment
+from meshscope.serving.apart import ApartServer
+from meshscope.serving.engine import BatchingEngine, EnginePool, check_longest, run_engines
+from meshscope.serving.load import BenchResult, Load
 from meshscope.serving.results import (
     EngineRole,
     Percentiles,
@@ -18,18 +20,14 @@ from meshscope.serving.results import (
     pool_figures,
     request_figures,
 )
-from meshscope.serving.sequences import (
-    ServedRequests,
-    ServedSequence,
-    TokenLog,
-    arriving,
-    inboxes,
-)
+from meshscope.serving.sequences import ServedRequests, ServedSequence, arriving, inboxes
+from meshscope.serving.step_costs import BLOCK_TOKENS
 from meshscope.serving.transfer import CacheTransfer, networks_of_engines
 
 # The middle of a saturated run: ramp-up and the last requests are left out.
 _SATURATED = (0.2, 0.8)
 MIN_SATURATED = 64  # requests
+HOST_TOLERANCE = 0.005  # of the measured ITL
 STABLE_FRAC = 0.98  # of the saturated rate; above, queues of random arrivals grow for long
 
 
@@ -51,7 +49,7 @@ class TransferFigures:
 class SimulatedLoad:
     """Figures of a load; rates are requests per second of all instances.
 
-    Equal instances take turns, and one is simulated; prefill and decode apart are simulated whole.
+    Equal instances take turns, and one is simulated; a disaggregated server is simulated whole.
     """
 
     offered_per_s: float | None  # None if all arrive at once
@@ -80,7 +78,78 @@ class Simulation:
 
     result: SimulatedLoad
     requests: ServedRequests
-    traces: Mapping[EngineRole, tuple[EngineTrace, ...]]
+    engines: Mapping[EngineRole, tuple[BatchingEngine, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedPool:
+    """Instances of a server: the slice and plan of each, and the engines of all."""
+
+    experiment: Experiment
+    n_instances: int
+    pool: EnginePool
+
+    @property
+    def n_chips(self) -> int:
+        """Chips of all instances."""
+        return self.n_instances * self.experiment.topology.n_chips
+
+    @property
+    def n_cache_tokens(self) -> int:
+        """Tokens in the cache of one engine."""
+        return self.pool.blocks.n_blocks * BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Requests that are not simulated: without tokens, or longer than the model's context or the cache."""
+
+    n_empty: int = 0
+    n_beyond_context: int = 0
+    n_beyond_cache: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFit:
+    """Seconds of the host in a step, with the median ITL measured and without any host time."""
+
+    host_s: float
+    measured_itl_s: float
+    device_itl_s: float
+
+    @property
+    def is_host_bound(self) -> bool:
+        """Whether the host takes more of a step than the device."""
+        return self.host_s > self.device_itl_s
+
+
+@read_only
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingOutcome:
+    """The result of a simulation with what was simulated.
+
+    `prefill` are the instances that only prefill, with the transfer of caches from them; None if all
+    instances do both. `load` says in words what arrives.
+    """
+
+    main: PlacedPool
+    prefill: PlacedPool | None
+    transfer: CacheTransfer | None
+    load: str
+    objective: ServiceLimits
+    left_out: LeftOut
+    host_fit: HostFit | None
+    simulation: Simulation
+
+    @property
+    def result(self) -> SimulatedLoad:
+        """The figures."""
+        return self.simulation.result
+
+    @property
+    def n_chips(self) -> int:
+        """Chips of all instances."""
+        return self.main.n_chips + (0 if self.prefill is None else self.prefill.n_chips)
 
 
 def simulated_load(
@@ -91,29 +160,27 @@ def simulated_load(
     The engines share the requests that may be in flight equally.
     """
     n = pool.n_engines
-    of_rank = load.every(n)
+    of_rank = load.only(slice(None, None, n))
     limit = None if max_concurrency is None else max(1, max_concurrency // n)
-    requests, trace = served_alone(of_rank, pool, max_concurrency=limit)
+    requests, engine = served_alone(of_rank, pool, max_concurrency=limit)
     saturated = n * saturated_rate(of_rank, pool)
+    figures = request_figures(requests, objective, end_s=engine.now_s, n_ranks=n)
     result = SimulatedLoad(
         offered_per_s=_offered(load),
         max_concurrency=max_concurrency,
         saturated_per_s=saturated,
-        figures=request_figures(requests, objective, end_s=trace.end_s, n_ranks=n),
+        figures=figures,
         pools=(
             pool_figures(
                 EngineRole.BOTH,
-                [trace],
+                [engine],
                 requests=requests,
-                end_s=trace.end_s,
-                n_engines=n,
-                n_blocks=pool.blocks.n_blocks,
-                host_s=pool.policy.host_s,
+                end_s=engine.now_s,
                 saturated_per_s=saturated,
             ),
         ),
     )
-    return Simulation(result=result, requests=requests, traces={EngineRole.BOTH: (trace,)})
+    return Simulation(result=result, requests=requests, engines={EngineRole.BOTH: (engine,)})
 
 
 def simulated_apart(  # noqa: PLR0913  both pools and the client
@@ -125,41 +192,36 @@ def simulated_apart(  # noqa: PLR0913  both pools and the client
     objective: ServiceLimits,
     max_concurrency: int | None = None,
 ) -> Simulation:
-    """The load on prefill and decode instances that are apart, with at most so many requests in flight."""
+    """The load on a disaggregated server, with at most so many requests in flight."""
     check_longest(int(load.n_prompt.max()) + 1, prefill.blocks)
     check_longest(int((load.n_prompt + load.n_output).max()), decode.blocks)
-    server = _apart(load, prefill, decode, transfer, max_concurrency=max_concurrency)
-    server.run()
-    requests = server.log.requests()
-    end_s = max(engine.now_s for engine in (*server.prefill, *server.decode))
-    pools = {
-        EngineRole.PREFILL: (prefill, server.prefill, prefill_rate(load, prefill)),
-        EngineRole.DECODE: (decode, server.decode, decode_rate(load, decode)),
-    }
-    traces = {
-        role: tuple(engine.trace() for engine in engines) for role, (_, engines, _) in pools.items()
-    }
+    server = _served_apart(load, prefill, decode, transfer, max_concurrency)
+    engines = {EngineRole.PREFILL: server.prefill, EngineRole.DECODE: server.decode}
+    rates = (prefill_rate(load, prefill), decode_rate(load, decode))
+    requests, end_s = server.requests, max(e.now_s for of in engines.values() for e in of)
+    saturated = _served_apart(_many(load, decode), prefill, decode, transfer)
+    wait = percentiles(np.array([one.start_s - one.ready_s for one in server.transfers]))
+    transfers = None
+    if wait is not None:
+        moved = load.n_prompt[load.n_output > 1]
+        transfers = TransferFigures(
+            mean_bytes=float(np.mean([transfer.n_bytes(int(n)) for n in moved])),
+            mean_s=float(np.mean([one.end_s - one.start_s for one in server.transfers])),
+            wait=wait,
+            busy_frac=server.busiest_network_s / end_s,
+        )
     result = SimulatedLoad(
         offered_per_s=_offered(load),
         max_concurrency=max_concurrency,
-        saturated_per_s=_saturated_apart(load, prefill, decode, transfer),
+        saturated_per_s=_rate(saturated.requests),
         figures=request_figures(requests, objective, end_s=end_s),
         pools=tuple(
-            pool_figures(
-                role,
-                traces[role],
-                requests=requests,
-                end_s=end_s,
-                n_engines=pool.n_engines,
-                n_blocks=pool.blocks.n_blocks,
-                host_s=pool.policy.host_s,
-                saturated_per_s=rate,
-            )
-            for role, (pool, _, rate) in pools.items()
+            pool_figures(role, of, requests=requests, end_s=end_s, saturated_per_s=rate)
+            for (role, of), rate in zip(engines.items(), rates, strict=True)
         ),
-        transfers=_transfer_figures(load, transfer, server, end_s=end_s),
+        transfers=transfers,
     )
-    return Simulation(result=result, requests=requests, traces=traces)
+    return Simulation(result=result, requests=requests, engines=engines)
 
 
 def _offered(load: Load) -> float | None:
@@ -167,17 +229,17 @@ def _offered(load: Load) -> float | None:
     return rate if np.isfinite(rate) and load.n_requests > 1 else None
 
 
-def _apart(
+def _served_apart(
     load: Load,
     prefill: EnginePool,
     decode: EnginePool,
     transfer: CacheTransfer,
-    *,
     max_concurrency: int | None = None,
 ) -> ApartServer:
+    """The server after all requests."""
     sides = zip((prefill, decode), transfer.networks, strict=True)
     networks = [networks_of_engines(pool.n_engines, of_rank) for pool, of_rank in sides]
-    return ApartServer(
+    server = ApartServer(
         load=load,
         prefill_pool=prefill,
         decode_pool=decode,
@@ -186,33 +248,20 @@ def _apart(
         decode_networks=networks[1],
         max_concurrency=max_concurrency,
     )
-
-
-def _transfer_figures(
-    load: Load, transfer: CacheTransfer, server: ApartServer, *, end_s: float
-) -> TransferFigures | None:
-    transfers = server.transfers
-    wait = percentiles(np.array([one.start_s - one.ready_s for one in transfers]))
-    if wait is None:
-        return None
-    moved = load.n_prompt[load.n_output > 1]
-    return TransferFigures(
-        mean_bytes=float(np.mean([transfer.n_bytes(int(n)) for n in moved])),
-        mean_s=float(np.mean([one.end_s - one.start_s for one in transfers])),
-        wait=wait,
-        busy_frac=server.busiest_network_s / end_s,
-    )
+    server.run()
+    return server
 
 
 def served_alone(
     load: Load, pool: EnginePool, *, max_concurrency: int | None = None
-) -> tuple[ServedRequests, EngineTrace]:
+) -> tuple[ServedRequests, BatchingEngine]:
     """All requests on one engine of the pool, with at most so many of its own in flight."""
     check_longest(int((load.n_prompt + load.n_output).max()), pool.blocks)
-    log = TokenLog(load=load)
-    (inbox,) = inboxes(log, 1, max_concurrency)
-    trace = pool.engine(log, inbox).run()
-    return log.requests(), trace
+    requests = ServedRequests(load=load)
+    (inbox,) = inboxes(requests, 1, max_concurrency)
+    engine = BatchingEngine(pool=pool, requests=requests, inbox=inbox)
+    run_engines([engine])
+    return requests, engine
 
 
 def saturated_rate(load: Load, pool: EnginePool) -> float:
@@ -238,28 +287,19 @@ def decode_rate(load: Load, pool: EnginePool) -> float:
         return np.inf
     limits = replace(pool.policy, max_sequences=_n_at_once(decoded, pool))
     many = _many(decoded, pool)
-    log = TokenLog(load=many)
-    inbox = list(arriving(many, range(many.n_requests)))
+    requests, inbox = ServedRequests(load=many), arriving(many)
     for _, _, sequence in inbox:
         sequence.n_left -= 1
         sequence.last_token_s, sequence.prefill_engine = 0.0, 0
 
     def fetch(sequence: ServedSequence, now_s: float) -> float:
-        log.first_token_s[sequence.number] = now_s
+        requests.first_token_s[sequence.number] = now_s
         return now_s
 
-    replace(pool, policy=limits).engine(log, inbox, fetch=fetch).run()
+    only_decodes = replace(pool, policy=limits)
+    run_engines([BatchingEngine(pool=only_decodes, requests=requests, inbox=inbox, fetch=fetch)])
     share = decoded.n_requests / load.n_requests
-    return pool.n_engines * _rate(log.requests()) / share
-
-
-def _saturated_apart(
-    load: Load, prefill: EnginePool, decode: EnginePool, transfer: CacheTransfer
-) -> float:
-    many = _many(load, decode)
-    server = _apart(many, prefill, decode, transfer)
-    server.run()
-    return _rate(server.log.requests())
+    return pool.n_engines * _rate(requests) / share
 
 
 def _n_at_once(load: Load, pool: EnginePool) -> int:
@@ -295,3 +335,23 @@ def _rate(requests: ServedRequests) -> float:
     window_s = [frac * end_s for frac in _SATURATED]
     n_between = n_tokens(window_s[1]) - n_tokens(window_s[0])
     return n_between / (window_s[1] - window_s[0]) / float(requests.n_output.mean())
+
+
+def fitted_host(bench: BenchResult, pool: EnginePool) -> HostFit:
+    """The host time at which the simulated median ITL is the measured one; 0 if it is longer anyway."""
+    load, most = bench.load().only(slice(None, None, pool.n_engines)), bench.max_concurrency
+    of_engine = None if most is None else max(1, most // pool.n_engines)
+
+    def itl_s(host_s: float) -> float:
+        limits = replace(pool.policy, host_s=host_s)
+        requests, _ = served_alone(load, replace(pool, policy=limits), max_concurrency=of_engine)
+        gaps = percentiles(*requests.weighted_gaps)
+        assert gaps is not None  # requests have at least two output tokens
+        return gaps.p50_s
+
+    device_s = itl_s(0.0)
+    low_s, high_s = 0.0, bench.itl_s if device_s < bench.itl_s else 0.0
+    while high_s - low_s > HOST_TOLERANCE * bench.itl_s:
+        middle_s = (low_s + high_s) / 2
+        low_s, high_s = (middle_s, high_s) if itl_s(middle_s) < bench.itl_s else (low_s, middle_s)
+    return HostFit(host_s=(low_s + high_s) / 2, measured_itl_s=bench.itl_s, device_itl_s=device_s)

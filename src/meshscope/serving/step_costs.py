@@ -1,22 +1,28 @@
-"""Seconds of an engine step by the closed form, tabulated over sequences, tokens and contexts."""
+"""What an engine has: seconds of its steps by the closed form, tabulated, and the blocks of its paged KV cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.cost.closed_form import NO_LIMIT, PlanForm, closed_steps, plan_batch, plan_form
+from meshscope.cost.closed_form import NO_LIMIT, closed_steps, plan_batch, plan_form
+from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.interconnect.profile import ChipProfile
+from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.plan import Plan
+from meshscope.prediction.memory import predicted_memory
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 POINTS_PER_OCTAVE = 2  # of the tables: time is nearly linear between two points
 MIN_CONTEXT = 16.0
+BLOCK_TOKENS = 16
+# Two lengths beyond every attention window: the difference is the cache that grows with the context.
+_LENGTHS = (1 << 16, 1 << 17)
 
 
 class StepCosts(Protocol):
@@ -92,17 +98,20 @@ def tabulated_costs(
     a multiple of tp, so that sp splits them.
     """
     plan = experiment.plan
-    forms = plan_batch([_form(experiment, *case, profile) for case in _cases(plan)])
+    cases = [(Phase.PREFILL, 1), (Phase.DECODE, 1), *([(Phase.DECODE, plan.tp)] if plan.sp else [])]
+    forms = plan_batch(
+        [
+            plan_form(_resized(experiment, n_sequences=n, output=2), phase, profile=profile)
+            for phase, n in cases
+        ]
+    )
     contexts = _grid(MIN_CONTEXT, float(max_context))
     sequences = _grid(1.0, float(max_sequences))
     tokens = _grid(1.0, float(max_step_tokens + max_sequences))
 
     def steps_s(at: IntArray, n: FloatArray, prompt: FloatArray, chunk: FloatArray) -> FloatArray:
-        output = np.full(len(prompt), 2.0)
-        batch = n * plan.data_size
-        return closed_steps(
-            forms, at, batch=batch, prompt=prompt, output=output, chunk=chunk
-        ).step_s
+        sizes = {"batch": n * plan.data_size, "prompt": prompt, "chunk": chunk}
+        return closed_steps(forms, at, output=np.full(len(prompt), 2.0), **sizes).step_s
 
     grid = np.meshgrid(sequences, contexts, indexing="ij")
     many, context = (one.ravel() for one in grid)
@@ -125,20 +134,6 @@ def tabulated_costs(
     )
 
 
-def _cases(plan: Plan) -> list[tuple[Phase, int]]:
-    """Phase and sequences of a rank in the forms: prefill, decode, and decode that sp splits."""
-    split = [(Phase.DECODE, plan.tp)] if plan.sp else []
-    return [(Phase.PREFILL, 1), (Phase.DECODE, 1), *split]
-
-
-def _form(
-    experiment: Experiment, phase: Phase, n_sequences: int, profile: ChipProfile | None
-) -> PlanForm:
-    batch = n_sequences * experiment.plan.data_size
-    workload = replace(experiment.workload, batch=batch, output=2, prefill_chunk=None)
-    return plan_form(replace(experiment, workload=workload), phase, profile=profile)
-
-
 def _grid(first: float, last: float) -> FloatArray:
     """Whole numbers from first to last, POINTS_PER_OCTAVE for each factor of two."""
     n = int(np.ceil(np.log2(last / first) * POINTS_PER_OCTAVE)) + 1 if last > first else 1
@@ -155,3 +150,62 @@ def past_of(chunks: Sequence[tuple[int, int]]) -> float:
     n_tokens = sum(tokens for tokens, _ in chunks)
     pairs = sum(tokens * (context + tokens / 2) for tokens, context in chunks)
     return max(pairs / n_tokens - n_tokens / 2, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheBlocks:
+    """Blocks of BLOCK_TOKENS positions on a device; a sequence takes `n_fixed` more, for windows."""
+
+    n_blocks: int
+    n_fixed: int = 0
+
+    def of(self, n_tokens: int) -> int:
+        """Blocks of a sequence with this many positions."""
+        return -(-n_tokens // BLOCK_TOKENS) + self.n_fixed
+
+    @property
+    def n_tokens(self) -> int:
+        """Positions of the longest sequence that fits alone."""
+        return (self.n_blocks - self.n_fixed) * BLOCK_TOKENS
+
+
+def cache_blocks(experiment: Experiment, *, memory_frac: float) -> CacheBlocks:
+    """The blocks that fit beside the weights in this fraction of the HBM.
+
+    The rest of the HBM is left to activations. SpecError if the weights leave no room, or the HBM of
+    the chip is unknown.
+    """
+    memory = predicted_memory(experiment)
+    if memory.hbm_bytes is None:
+        raise SpecError(f"the HBM of {experiment.topology.chip.name} is unknown. Use a TPU or GPU.")
+    assert memory.weights_bytes is not None
+    fixed_bytes, token_bytes = sequence_bytes(experiment)
+    block_bytes = token_bytes * BLOCK_TOKENS
+    free_bytes = memory_frac * memory.hbm_bytes - memory.weights_bytes
+    n_batches = experiment.plan.pp  # one in each stage of a pipeline; they share the cache
+    n_blocks = int(free_bytes / block_bytes / n_batches) if free_bytes > 0 else 0
+    if n_blocks < 1:
+        raise SpecError(
+            f"plan '{experiment.plan}' of {experiment.model.name}: the weights take "
+            f"{memory.weights_bytes / 2**30:.2f} GiB per device and leave no room for a cache in "
+            f"{memory_frac:g} of {memory.hbm_bytes / 2**30:.2f} GiB. Use more devices or a smaller "
+            "--weight-dtype."
+        )
+    return CacheBlocks(n_blocks=n_blocks, n_fixed=ceil(fixed_bytes / block_bytes))
+
+
+def sequence_bytes(experiment: Experiment) -> tuple[float, float]:
+    """Cache bytes of a sequence on one device: those that do not grow, and those of each position."""
+    short, long = (
+        device_cache_bytes(one.model, one.plan, one.workload, layout=one.cache_layout)
+        for one in (_resized(experiment, prompt=n - 1, output=1) for n in _LENGTHS)
+    )
+    token_bytes = (long - short) / (_LENGTHS[1] - _LENGTHS[0])
+    return max(short - token_bytes * _LENGTHS[0], 0.0), token_bytes
+
+
+def _resized(experiment: Experiment, *, n_sequences: int = 1, **lengths: int) -> Experiment:
+    """The experiment with so many sequences on each data-parallel rank, and whole prompts."""
+    batch = n_sequences * experiment.plan.data_size
+    workload = replace(experiment.workload, batch=batch, prefill_chunk=None, **lengths)
+    return replace(experiment, workload=workload)

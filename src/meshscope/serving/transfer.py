@@ -13,7 +13,7 @@ from meshscope.interconnect.fabric import fabric_of
 from meshscope.interconnect.lines import CollectiveLine, collective_lines, fastest
 from meshscope.interconnect.strategies import geometry_of
 from meshscope.plans.experiment import Experiment
-from meshscope.serving.cache_blocks import sequence_bytes
+from meshscope.serving.step_costs import sequence_bytes
 
 SHARED_BYTES = float(1 << 30)  # that each device sends, to see whether ranks slow each other
 NEAR = 1 + 1e-9

@@ -15,8 +15,8 @@ from meshscope.reports.charts.spec import (
     name_of,
 )
 from meshscope.reports.model import Unit
-from meshscope.serving.outcome import ServingOutcome
 from meshscope.serving.results import EngineRole, PoolFigures, TimelineSample
+from meshscope.serving.simulation import ServingOutcome
 from meshscope.units import format_seconds
 
 Point = tuple[float, float]

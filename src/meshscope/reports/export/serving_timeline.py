@@ -9,10 +9,10 @@ import numpy as np
 import polars as pl
 
 from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track
-from meshscope.serving.engine import EngineTrace
-from meshscope.serving.outcome import ServingOutcome
+from meshscope.serving.engine import BatchingEngine
 from meshscope.serving.results import EngineRole
 from meshscope.serving.sequences import ServedRequests
+from meshscope.serving.simulation import ServingOutcome
 
 PS_PER_S, NS_PER_S = 1e12, 1e9
 MAX_REQUESTS = 2000  # drawn, the first ones
@@ -32,13 +32,13 @@ def serving_timeline(outcome: ServingOutcome, title: str) -> Timeline:
     """The engines that were simulated, and the first MAX_REQUESTS requests."""
     simulation = outcome.simulation
     engines = [
-        (_engine_name(role, number, len(traces)), trace)
-        for role, traces in simulation.traces.items()
-        for number, trace in enumerate(traces)
+        (_engine_name(role, number, len(of_role)), engine)
+        for role, of_role in simulation.engines.items()
+        for number, engine in enumerate(of_role)
     ]
     return Timeline(
         tracks=_tracks(title, engines, simulation.requests),
-        counters=tuple(counter for name, trace in engines for counter in _counters(name, trace)),
+        counters=tuple(counter for name, engine in engines for counter in _counters(name, engine)),
         metadata={"title": title},
     )
 
@@ -48,10 +48,10 @@ def _engine_name(role: EngineRole, number: int, n_engines: int) -> str:
 
 
 def _tracks(
-    title: str, engines: list[tuple[str, EngineTrace]], requests: ServedRequests
+    title: str, engines: list[tuple[str, BatchingEngine]], requests: ServedRequests
 ) -> Iterator[Track]:
-    for tid, (name, trace) in enumerate(engines, start=1):
-        yield _track(title, 1, "engines", tid, name, STEP_NAMES, _steps(trace))
+    for tid, (name, engine) in enumerate(engines, start=1):
+        yield _track(title, 1, "engines", tid, name, STEP_NAMES, _steps(engine))
     for tid, slices in enumerate(_request_lines(requests), start=1):
         yield _track(title, 2, "requests", tid, f"line {tid}", REQUEST_NAMES, slices)
 
@@ -76,10 +76,10 @@ def _track(  # noqa: PLR0913, PLR0917  the names of a track
     )
 
 
-def _steps(trace: EngineTrace) -> pl.DataFrame:
+def _steps(engine: BatchingEngine) -> pl.DataFrame:
     """Steps from one sample to the next; equal decode steps that follow each other are one slice."""
-    time_s, running, waiting, used, n_prompt, n_decoded = trace.samples.T
-    end_s = np.append(time_s[1:], trace.end_s)
+    time_s, running, waiting, used, n_prompt, n_decoded = engine.samples.T
+    end_s = np.append(time_s[1:], engine.now_s)
     frame = pl.DataFrame(
         {
             "kind": np.where(n_prompt > 0, np.where(n_decoded > 0, 2, 1), 0).astype(np.uint32),
@@ -126,10 +126,11 @@ def _request_lines(requests: ServedRequests) -> Iterator[pl.DataFrame]:
         )
 
 
-def _counters(name: str, trace: EngineTrace) -> Iterator[Counter]:
-    at_ns = (trace.samples[:, 0] * NS_PER_S).astype(np.int64).tolist()
+def _counters(name: str, engine: BatchingEngine) -> Iterator[Counter]:
+    samples = engine.samples
+    at_ns = (samples[:, 0] * NS_PER_S).astype(np.int64).tolist()
     for column, (label, unit) in COUNTERS.items():
-        values = trace.samples[:, column].tolist()
+        values = samples[:, column].tolist()
         yield Counter(
             name=f"{name}: {label}", unit=unit, samples=tuple(zip(at_ns, values, strict=True))
         )

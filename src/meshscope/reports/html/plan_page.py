@@ -4,11 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
-from meshscope.planner.cheapest import SliceSearch
-from meshscope.planner.combinations import TOO_LARGE
+from meshscope.planner.grid import TOO_LARGE
 from meshscope.planner.launch import launches_of
 from meshscope.planner.search import Choice, PlanSearch, WonBy, interval_of
-from meshscope.planner.slices import slice_name
+from meshscope.planner.slices import SliceSearch, slice_name
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.reports.answer import fit_of
 from meshscope.reports.charts.cost import Breakdown, time_breakdown

@@ -25,7 +25,7 @@ from meshscope.reports.serving import (
     serving_title,
     time_rows,
 )
-from meshscope.serving.outcome import ServingOutcome
+from meshscope.serving.simulation import ServingOutcome
 from meshscope.units import format_seconds
 
 ABOUT = (
