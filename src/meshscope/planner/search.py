@@ -210,7 +210,7 @@ def search(
     )
     best = tuple(map(ranking.own_format, best))
     front = tuple(dict.fromkeys((*map(ranking.own_format, front[:1]), *front)))
-    found = PlanSearch(
+    result = PlanSearch(
         space=space,
         objective=objective,
         n_counted=plans.n_counted,
@@ -225,12 +225,12 @@ def search(
         best=best,
     )
     if not front:
-        return replace(found, closest=ranking.closest(), fastest=tuple(ranking.fastest()))
+        return replace(result, closest=ranking.closest(), fastest=tuple(ranking.fastest()))
     winner = front[0]
     times = predicted_times(winner.experiment, space.profile)
     dtype = winner.experiment.workload.weight_dtype
     return replace(
-        found,
+        result,
         equals=tuple(ranking.equals(winner, best)),
         own_format=ranking.best_of_own_format(winner),
         won_by=ranking.won_by(winner, best),
@@ -474,8 +474,8 @@ class GridRanking:
         return self.meets & np.array(is_own)[self.grid.weight_dtype]
 
     def _is_own_format(self, choice: Choice) -> bool:
-        own = self.grid.space.model.default_weight_dtype
-        return choice.experiment.workload.weight_dtype == own
+        dtype = choice.experiment.workload.weight_dtype
+        return dtype == self.grid.space.model.default_weight_dtype
 
     def best_of_own_format(self, winner: Choice) -> Choice | None:
         """The best choice in the checkpoint's own format; None if the winner has it."""
@@ -486,13 +486,13 @@ class GridRanking:
         if self._is_own_format(choice):
             return choice
         of_plan = self.grid.plan == self.grid.plans.index(choice.experiment.plan)
-        own = self.best(self._has_own_format & of_plan)
-        if own is None:
+        stored = self.best(self._has_own_format & of_plan)
+        if stored is None:
             return choice
         order = choice.experiment.device_order
         if order is not None:
-            own = self.priced(replace(own.experiment, device_order=order), own.memory)
-        return own if are_equal(self.request_cost(choice), self.request_cost(own)) else choice
+            stored = self.priced(replace(stored.experiment, device_order=order), stored.memory)
+        return stored if are_equal(self.request_cost(choice), self.request_cost(stored)) else choice
 
     def won_by(self, winner: Choice, best: Sequence[Choice]) -> WonBy | None:
         """The winner against the best of the others with other axes; None if there are none."""
