@@ -8,7 +8,6 @@ import pytest
 from meshscope.model.config import read_model
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import causal_blocks, window_blocks
-from meshscope.model.mechanisms.latent import latent_of
 
 
 @pytest.mark.parametrize(
@@ -41,10 +40,3 @@ def test_chunked_layers_of_llama_4_attend_to_their_chunk(n: int) -> None:
     n_pairs = sum(position % 8192 + 1 for position in range(n))
     assert attention.attended_pairs(AttentionKind.CHUNKED, n) == n_pairs
     assert attention.attended_pairs(AttentionKind.FULL, n) == n * (n + 1) // 2
-
-
-def test_latent_attention_multiplies_wider_when_absorbed() -> None:
-    """DeepSeek-V3: heads of 128 + 64 and 128, or latents of 512 + 64 and 512."""
-    attention = latent_of(read_model("deepseek-ai/DeepSeek-V3.1-Base").attention)
-    assert attention.pair_flops() == 2 * 128 * (192 + 128)
-    assert attention.absorbed_pair_flops == 2 * 128 * (576 + 512)

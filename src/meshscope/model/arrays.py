@@ -1,11 +1,11 @@
 """Arrays of a model: weights and caches with logical dimensions, which `mesh_axes_of` maps to mesh axes."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from math import prod
-from typing import Protocol, assert_never
+from typing import TYPE_CHECKING
 
 from meshscope.model.quantization import (
     UNQUANTIZED_DTYPE,
@@ -15,31 +15,10 @@ from meshscope.model.quantization import (
 )
 from meshscope.units import DTYPE_BITS, array_bytes
 
+if TYPE_CHECKING:
+    from meshscope.plans.plan import Plan
+
 CACHED_WEIGHTS = 4096  # of models and plans: a search evaluates thousands of plans of one model
-
-
-class Sharding(Protocol):
-    """The axis sizes of a parallel plan."""
-
-    @property
-    def tp(self) -> int:
-        """Devices that split heads and MLPs."""
-        ...
-
-    @property
-    def dp(self) -> int:
-        """Replicas, which may split experts."""
-        ...
-
-    @property
-    def fsdp(self) -> int:
-        """Devices that split matrices and gather them."""
-        ...
-
-    @property
-    def expert_axes(self) -> tuple[str, ...]:
-        """The mesh axes that shard the experts, outermost first."""
-        ...
 
 
 class Dim(StrEnum):
@@ -59,32 +38,28 @@ class Dim(StrEnum):
 
 
 _UNSPLIT = {Dim.HIDDEN: Dim.NORM, Dim.EXPERT_HIDDEN: Dim.NORM}  # fsdp does not split scales
-EXPERT_IN = (Dim.EXPERT, Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN)
-EXPERT_OUT = (Dim.EXPERT, Dim.EXPERT_FFN, Dim.EXPERT_HIDDEN)
+
+
+_MESH_AXES = {
+    **dict.fromkeys(
+        (Dim.VOCAB, Dim.HEADS, Dim.KV_HEADS, Dim.GROUPS, Dim.FFN, Dim.EXPERT_FFN), "tp"
+    ),
+    **dict.fromkeys((Dim.HIDDEN, Dim.EXPERT_HIDDEN), "fsdp"),
+}
 
 
 @lru_cache(maxsize=CACHED_WEIGHTS)
-def mesh_axes_of(dim: Dim, plan: Sharding) -> tuple[str, ...]:
+def mesh_axes_of(dim: Dim, plan: "Plan") -> tuple[str, ...]:
     """The mesh axes that split this logical axis, outermost first; () if none does."""
-    match dim:
-        case Dim.VOCAB | Dim.HEADS | Dim.KV_HEADS | Dim.GROUPS | Dim.FFN:
-            return ("tp",)
-        case Dim.HIDDEN:
-            return ("fsdp",)
-        case Dim.EXPERT:
-            return plan.expert_axes
-        case Dim.EXPERT_HIDDEN:
-            return () if "fsdp" in plan.expert_axes else ("fsdp",)
-        case Dim.EXPERT_FFN:
-            return () if "tp" in plan.expert_axes else ("tp",)
-        case Dim.NORM | Dim.HEAD_DIM:
-            return ()
-        case _:
-            assert_never(dim)
+    if dim is Dim.EXPERT:
+        return plan.expert_axes
+    axis = _MESH_AXES.get(dim)
+    is_taken = dim in {Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN} and axis in plan.expert_axes
+    return () if axis is None or is_taken else (axis,)
 
 
 @lru_cache(maxsize=CACHED_WEIGHTS)
-def local_shape(dims: tuple[Dim, ...], shape: tuple[int, ...], plan: Sharding) -> tuple[int, ...]:
+def local_shape(dims: tuple[Dim, ...], shape: tuple[int, ...], plan: "Plan") -> tuple[int, ...]:
     """Shape of one device's shard, in elements."""
     sizes = {"tp": plan.tp, "dp": plan.dp, "fsdp": plan.fsdp}
     return tuple(
@@ -94,7 +69,7 @@ def local_shape(dims: tuple[Dim, ...], shape: tuple[int, ...], plan: Sharding) -
 
 
 SCALE_SUFFIX = ".scale"
-LINEAR_BASE = ".linear_attn."  # in the names of all tensors of linear attention
+LINEAR_BASE = "linear_attn."  # in the names of all tensors of linear attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,48 +143,46 @@ class Weight:
 
     def quantization(self, dtype: str) -> Quantization | None:
         """The scales of the matrix if weights are stored in `dtype`; None if it has none."""
-        quantization = quantization_of(dtype)
-        if quantization is not None and quantization.experts and Dim.EXPERT in self.dims:
-            quantization = quantization.experts
-        is_covered = quantization is not None and self._is_covered(quantization)
-        return quantization if is_covered else None
-
-    def _is_covered(self, quantization: Quantization) -> bool:
-        match quantization.coverage:
-            case Coverage.ALL:
-                is_covered = True
-            case Coverage.LAYERS:
-                is_covered = Dim.VOCAB not in self.dims
-            case Coverage.NOT_LINEAR:
-                is_covered = Dim.VOCAB not in self.dims and LINEAR_BASE not in self.checkpoint
-            case Coverage.MLPS:
-                is_covered = Dim.FFN in self.dims or Dim.EXPERT in self.dims
-            case Coverage.EXPERTS:
-                is_covered = Dim.EXPERT in self.dims
-        return bool(self.inputs) and is_covered
+        of_dtype, is_expert = quantization_of(dtype), Dim.EXPERT in self.dims
+        if of_dtype is None or not self.inputs:
+            return None
+        quantization = of_dtype.experts if is_expert and of_dtype.experts else of_dtype
+        is_of_layer = Dim.VOCAB not in self.dims
+        is_covered = {
+            Coverage.ALL: True,
+            Coverage.LAYERS: is_of_layer,
+            Coverage.NOT_LINEAR: is_of_layer and LINEAR_BASE not in self.checkpoint,
+            Coverage.MLPS: is_expert or Dim.FFN in self.dims,
+            Coverage.EXPERTS: is_expert,
+        }
+        return quantization if is_covered[quantization.coverage] else None
 
     def scale(self, dtype: str) -> "Weight | None":
-        """The array of scales if weights are stored in `dtype`; None if it has none."""
+        """The array of scales if weights are stored in `dtype`; None if it has none.
+
+        Square blocks have [*experts, input blocks, output blocks]; the first dimension of a group is the split one.
+        """
         quantization = self.quantization(dtype)
         if quantization is None:
             return None
-        sizes, dims, last = list(self.shape), self.dims, max(self.inputs)
-        kept = self.outputs
-        if quantization.square_block is not None:
-            return self._block_scale(quantization.square_block, quantization.scale_dtype)
-        dims = tuple(_UNSPLIT.get(dim, dim) for dim in dims)
-        if quantization.block is not None:
-            sizes[last], kept = -(-sizes[last] // quantization.block), tuple(range(len(dims)))
+        block, last = quantization.block, max(self.inputs)
+        kept, sizes = self.outputs, dict(enumerate(self.shape))
+        if block is not None and quantization.has_square_blocks:
+            experts, *groups = self.matrix_dims
+            kept = (*experts, *(group[0] for group in groups))
+            sizes |= {g[0]: -(-prod(self.shape[i] for i in g) // block) for g in groups}
+        elif block is not None:
+            kept, sizes[last] = tuple(sizes), -(-sizes[last] // block)
         return Weight(
             name=self.name + SCALE_SUFFIX,
-            dims=tuple(dims[i] for i in kept),
+            dims=tuple(_UNSPLIT.get(self.dims[i], self.dims[i]) for i in kept),
             shape=tuple(sizes[i] for i in kept),
             checkpoint=self.checkpoint,
             dtype=quantization.scale_dtype,
             is_row_major=self.is_row_major and quantization.has_groups,
         )
 
-    def cut_blocks(self, plan: Sharding, block: int) -> tuple[str, int] | None:
+    def cut_blocks(self, plan: "Plan", block: int) -> tuple[str, int] | None:
         """The axes that split blocks of this many inputs and outputs, and the local size; None if none does."""
         for group in self.matrix_dims[1:]:
             first = self.dims[group[0]]
@@ -226,36 +199,23 @@ class Weight:
         experts = tuple(i for i in self.outputs if self.dims[i] is Dim.EXPERT)
         return experts, self.inputs, tuple(i for i in self.outputs if i not in experts)
 
-    def _block_scale(self, block: int, dtype: str) -> "Weight":
-        """Scales [*experts, input blocks, output blocks]; the first dimension of a group is the split one."""
-        experts, *groups = self.matrix_dims
-        sizes = [prod(self.shape[i] for i in group) for group in groups]
-        first = [self.dims[group[0]] for group in groups]
-        return Weight(
-            name=self.name + SCALE_SUFFIX,
-            dims=(*(self.dims[i] for i in experts), *(_UNSPLIT.get(dim, dim) for dim in first)),
-            shape=(*(self.shape[i] for i in experts), *(-(-size // block) for size in sizes)),
-            checkpoint=self.checkpoint,
-            dtype=dtype,
-        )
-
-    def local_bytes(self, plan: Sharding, dtype: str) -> int:
+    def local_bytes(self, plan: "Plan", dtype: str) -> int:
         """Bytes on one device, with scales, if weights are stored in `dtype`."""
         scale = self.scale(dtype)
         scale_bytes = 0 if scale is None else scale.local_bytes(plan, dtype)
         return array_bytes(self.stored_dtype(dtype), self.local_shape(plan)) + scale_bytes
 
-    def local_shape(self, plan: Sharding) -> tuple[int, ...]:
+    def local_shape(self, plan: "Plan") -> tuple[int, ...]:
         """Shape of one device's shard, in elements."""
         return local_shape(self.dims, self.shape, plan)
 
-    def gathered_shape(self, plan: Sharding) -> tuple[int, ...]:
+    def gathered_shape(self, plan: "Plan") -> tuple[int, ...]:
         """Shape on one device after the fsdp all-gather."""
         at = self.fsdp_dim(plan)
         local = self.local_shape(plan)
         return tuple(self.shape[i] if i == at else size for i, size in enumerate(local))
 
-    def fsdp_dim(self, plan: Sharding) -> int | None:
+    def fsdp_dim(self, plan: "Plan") -> int | None:
         """Index of the dimension that fsdp gathers; None if fsdp does not gather the weight."""
         for index, dim in enumerate(self.dims):
             if dim is not Dim.EXPERT and "fsdp" in mesh_axes_of(dim, plan):
@@ -265,7 +225,7 @@ class Weight:
 
 @lru_cache(maxsize=CACHED_WEIGHTS)
 def gathered_arrays(
-    weights: tuple[Weight, ...], plan: Sharding, dtype: str
+    weights: tuple[Weight, ...], plan: "Plan", dtype: str
 ) -> tuple[tuple[tuple[int, ...], str], ...]:
     """Shape and dtype of each array that fsdp gathers, if weights are stored in `dtype`."""
     return tuple(
@@ -284,41 +244,48 @@ def stored_arrays(weights: Iterable[Weight], dtype: str) -> Iterator[Weight]:
             yield scale
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+LAYER_BASE = "model.layers.{layer}."
+
+
+def letters(dim: Dim, **sizes: int) -> dict[str, tuple[Dim, int]]:
+    """Letters of shapes: sizes of one logical axis."""
+    return {letter: (dim, size) for letter, size in sizes.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class WeightBuilder:
-    """Builds the weights of one part of a layer, whose tensor names start with `base`."""
+    """Builds the weights of one part of a layer, whose tensor names start with `base`.
 
-    base: str = "model.layers.{layer}."
+    `dims` has the logical axis and the size of each letter of a shape such as "DNH".
+    """
 
-    def matrix(  # noqa: PLR0913  the declaration of a weight
+    base: str
+    dims: Mapping[str, tuple[Dim, int]]
+
+    def matrix(
         self,
         name: str,
-        dims: tuple[Dim, ...],
-        shape: tuple[int, ...],
+        shape: str,
         tensor: str,
         *,
         columns: ColumnSlice | None = None,
         inputs: tuple[int, ...] = (0,),
     ) -> Weight:
         """A matrix, [out, in] in the checkpoint; `inputs` are the dimensions summed over."""
-        vector = self.vector(name, dims, shape, tensor, columns=columns)
+        vector = self.vector(name, shape, tensor, columns=columns)
         return replace(vector, is_transposed=True, is_vector=False, inputs=inputs)
 
     def vector(
-        self,
-        name: str,
-        dims: tuple[Dim, ...],
-        shape: tuple[int, ...],
-        tensor: str,
-        *,
-        columns: ColumnSlice | None = None,
+        self, name: str, shape: str, tensor: str, *, columns: ColumnSlice | None = None
     ) -> Weight:
         """A norm's scale or a bias."""
+        dims, sizes = zip(*(self.dims[letter] for letter in shape), strict=True)
+        checkpoint = self.base + tensor
         return Weight(
             name=name,
             dims=dims,
-            shape=shape,
-            checkpoint=self.base + tensor,
+            shape=sizes,
+            checkpoint=checkpoint,
             columns=columns,
             is_vector=True,
         )
@@ -347,6 +314,6 @@ class CacheArray:
         """Slots for `n_positions` of one sequence; a fixed window counts in full."""
         return self.n_fixed_slots or -(-n_positions // self.rate)
 
-    def local_shape(self, plan: Sharding) -> tuple[int, ...]:
+    def local_shape(self, plan: "Plan") -> tuple[int, ...]:
         """Shape per position on one device, in elements."""
         return local_shape(self.dims, self.shape, plan)

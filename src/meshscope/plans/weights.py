@@ -7,10 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
-from typing import assert_never
 
 from meshscope.errors import SpecError
-from meshscope.model.arrays import CACHED_WEIGHTS, ColumnSlice, Dim, Weight, WeightBuilder
+from meshscope.model.arrays import (
+    CACHED_WEIGHTS,
+    LAYER_BASE,
+    ColumnSlice,
+    Dim,
+    Weight,
+    WeightBuilder,
+    letters,
+)
 from meshscope.model.families import POST_NORM_TENSORS, SIDE_NORM_TENSORS
 from meshscope.model.layers import Layer, MlpKind
 from meshscope.model.mechanisms.mixture import gated_mlp
@@ -36,34 +43,30 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     Models with hyper-connections also have the weights that collapse the parallel streams, and a draft those
     that join its two inputs.
     """
-    table = (padded_vocab(model, plan), model.hidden)
-    matrix = (Dim.VOCAB, Dim.HIDDEN)
+    vocab, streams, inputs = padded_vocab(model, plan), model.hyper, model.layer_inputs
     embed = Weight(
         name="embed",
-        dims=matrix,
-        shape=table,
+        dims=(Dim.VOCAB, Dim.HIDDEN),
+        shape=(vocab, model.hidden),
         checkpoint="model.embed_tokens.weight",
         is_row_major=True,
         inputs=(1,),
     )
-    norm = Weight(
-        name="final_norm",
-        dims=(Dim.NORM,),
-        shape=(model.hidden,),
-        checkpoint="model.norm.weight",
-        is_vector=True,
-    )
     head = replace(embed, name="lm_head", checkpoint=model.family.traits.head, is_row_major=False)
-    heads = () if model.has_tied_embeddings else (head,)
-    streams, inputs, vocab = model.hyper, model.layer_inputs, padded_vocab(model, plan)
     return (
         embed,
-        norm,
-        *heads,
+        _norm(model, "final_norm", "model.norm.weight", base=""),
+        *(() if model.has_tied_embeddings else (head,)),
         *(() if streams is None else streams.collapse_weights(model.hidden)),
         *(() if inputs is None else inputs.tables(model.hidden, vocab, model.n_layers)),
         *draft_head_weights(model),
     )
+
+
+def _norm(model: Model, name: str, tensor: str, *, base: str = LAYER_BASE, size: int = 0) -> Weight:
+    """A scale of the residual stream."""
+    builder = WeightBuilder(base, letters(Dim.NORM, d=size or model.hidden))
+    return builder.vector(name, "d", tensor)
 
 
 def draft_head_weights(model: Model) -> tuple[Weight, ...]:
@@ -82,45 +85,31 @@ def head_weight(model: Model, plan: Plan) -> Weight:
 def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
     """The weights of one layer's attention, including the norms around it."""
     row, hidden, attention = model.family.traits, model.hidden, model.attention_of(layer)
-    norm = WeightBuilder().vector("attn_norm", (Dim.NORM,), (hidden,), row.attn_norm)
+    streams = () if model.hyper is None else model.hyper.weights(hidden, "attn", "attn")
+    norm = _norm(model, "attn_norm", row.attn_norm)
+    after = (_norm(model, "attn_post_norm", POST_NORM_TENSORS[0]),) * model.has_post_norms
     weights = attention.weights(hidden, plan.tp, layer, is_fused=row.is_fused)
-    return (*_stream_weights(model, "attn", "attn"), norm, *weights, *_post_norm(model, 0))
-
-
-def _stream_weights(model: Model, name: str, block: str) -> Iterator[Weight]:
-    if model.hyper is not None:
-        yield from model.hyper.weights(model.hidden, name, block)
-
-
-def _post_norm(model: Model, block: int) -> Iterator[Weight]:
-    """The norm after attention (block 0) or after the MLP (1), if the model has them."""
-    if model.has_post_norms:
-        name = ("attn_post_norm", "mlp_post_norm")[block]
-        tensor = POST_NORM_TENSORS[block]
-        yield WeightBuilder().vector(name, (Dim.NORM,), (model.hidden,), tensor)
+    return (*streams, norm, *weights, *after)
 
 
 def mlp_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
     """The weights of a layer's feed-forward block, including the norms around it."""
-    builder, d = WeightBuilder(), model.hidden
-    norm = builder.vector("mlp_norm", (Dim.NORM,), (d,), model.family.traits.mlp_norm)
-    match layer.mlp:
-        case MlpKind.DENSE:
-            blocks = dense_weights(model, layer)
-        case MlpKind.DENSE_AND_MOE:
-            sides = SIDE_NORM_TENSORS.items()
-            norms = (builder.vector(name, (Dim.NORM,), (d,), tensor) for name, tensor in sides)
-            experts = (*router_weights(model), *expert_weights(model), *norms)
-            blocks = (*dense_weights(model, layer), *experts)
-        case MlpKind.MOE | MlpKind.HASH_MOE:
-            router = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
-            blocks = (*router, *expert_weights(model), *shared_weights(model))
-        case _:
-            assert_never(layer.mlp)
-    scale = builder.vector("layer_scale", (Dim.NORM,), (1,), "layer_scalar")
-    scales = (scale,) * model.has_layer_scale
-    after = (*_post_norm(model, 1), *layer_input_weights(model), *scales)
-    return (*_stream_weights(model, "mlp", "ffn"), norm, *blocks, *after)
+    blocks = dense_weights(model, layer) if layer.has_mlp else ()
+    if layer.has_experts:
+        router = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
+        blocks = (*blocks, *router, *expert_weights(model))
+        is_beside = layer.mlp is MlpKind.DENSE_AND_MOE
+        norms = tuple(_norm(model, name, tensor) for name, tensor in SIDE_NORM_TENSORS.items())
+        blocks = (*blocks, *(norms if is_beside else shared_weights(model)))
+    streams = () if model.hyper is None else model.hyper.weights(model.hidden, "mlp", "ffn")
+    return (
+        *streams,
+        _norm(model, "mlp_norm", model.family.traits.mlp_norm),
+        *blocks,
+        *(_norm(model, "mlp_post_norm", POST_NORM_TENSORS[1]),) * model.has_post_norms,
+        *layer_input_weights(model),
+        *(_norm(model, "layer_scale", "layer_scalar", size=1),) * model.has_layer_scale,
+    )
 
 
 @lru_cache(maxsize=CACHED_WEIGHTS)
@@ -132,21 +121,16 @@ def layer_input_weights(model: Model) -> tuple[Weight, ...]:
 
 @lru_cache(maxsize=CACHED_WEIGHTS)
 def dense_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
-    """The weights of a dense layer's gated MLP."""
-    row, ffn = model.family.traits, model.ffn_of(layer)
-    has_bias = model.has_mlp_bias
-    weights = tuple(gated_mlp(model.hidden, ffn, "", row.dense_tensors, has_bias=has_bias))
-    return tuple(_fused(weight, ffn) for weight in weights) if row.is_fused_mlp else weights
-
-
-def _fused(weight: Weight, ffn: int) -> Weight:
-    """The gate, then the up projection in one tensor (Phi-3)."""
-    start = {"w_gate": 0, "w_up": ffn}.get(weight.name)
-    if start is None:
-        return weight
-    columns = ColumnSlice(whole=2 * ffn, start=start, stop=start + ffn)
-    tensor = "model.layers.{layer}.mlp.gate_up_proj.weight"
-    return replace(weight, checkpoint=tensor, columns=columns)
+    """The weights of a dense layer's gated MLP; Phi-3 has the gate, then the up projection in one tensor."""
+    row, ffn, has_bias = model.family.traits, model.ffn_of(layer), model.has_mlp_bias
+    gate, up, *others = gated_mlp(model.hidden, ffn, "", row.dense_tensors, has_bias=has_bias)
+    if row.is_fused_mlp:
+        tensor, whole = f"{LAYER_BASE}mlp.gate_up_proj.weight", 2 * ffn
+        columns = ColumnSlice(whole=whole, start=0, stop=ffn)
+        gate = replace(gate, checkpoint=tensor, columns=columns)
+        columns = ColumnSlice(whole=whole, start=ffn, stop=whole)
+        up = replace(up, checkpoint=tensor, columns=columns)
+    return (gate, up, *others)
 
 
 @lru_cache(maxsize=CACHED_WEIGHTS)
@@ -177,15 +161,11 @@ def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:
     In a pipeline, every stage allocates the same number of layers, plus embedding and head.
     """
     outer = sum(weight.local_bytes(plan, dtype) for weight in outer_weights(model, plan))
-    split = _layer_split(plan)
+    # Only these axes split the weights of a layer.
+    dp = plan.dp if "dp" in plan.expert_axes else 1
+    split = replace(plan, pp=1, cp=1, dp=dp, sp=False)
     layers = stored_layers(model, plan.pp).items()
     return outer + sum(n * layer_bytes(model, split, layer, dtype) for layer, n in layers)
-
-
-def _layer_split(plan: Plan) -> Plan:
-    """The plan with only the axes that split the weights of a layer."""
-    dp = plan.dp if "dp" in plan.expert_axes else 1
-    return replace(plan, pp=1, cp=1, dp=dp, sp=False)
 
 
 @lru_cache(maxsize=CACHED_WEIGHTS)

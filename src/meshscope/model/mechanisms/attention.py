@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, TypeVar
 
 from meshscope.events.enums import Kind
-from meshscope.model.arrays import CacheArray, Dim, Weight, WeightBuilder
+from meshscope.model.arrays import CacheArray, Dim, Weight, WeightBuilder, letters
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.reader import Rope
 
@@ -152,7 +152,6 @@ class LayerAttention(ABC):
 
         Words pack `packing` elements. With `has_half_rows`, key and value of 64 channels share a row.
         """
-        del kind, tp, packing, has_half_rows
         return None
 
     def window_of(self, kind: AttentionKind) -> int | None:
@@ -160,13 +159,15 @@ class LayerAttention(ABC):
 
         A chunk counts as a window of its size: twice the mean of long sequences.
         """
-        del kind
+        return None
+
+    def chosen_by(self, kind: AttentionKind) -> tuple[Indexer, int] | None:
+        """The indexer that a layer has, and the positions of an entry that it scores."""
         return None
 
     def chooses(self, kind: AttentionKind) -> bool:
         """Whether an indexer chooses the positions of a layer."""
-        del kind
-        return False
+        return self.chosen_by(kind) is not None
 
 
 class Attention(LayerAttention):
@@ -192,42 +193,28 @@ class Attention(LayerAttention):
 
     def of(self, kind: AttentionKind) -> LayerAttention:
         """The attention of layers of this kind."""
-        del kind
         return self
 
     def kv_heads(self, kind: AttentionKind) -> int:
         """Key and value heads of layers of this kind; 0 where all heads share them."""
-        del kind
         return 0
 
     def cached_widths(self, tp: int) -> tuple[tuple[int, ...], ...]:
         """Shapes cached per position on one device: [K,H] for keys and values, or a latent."""
-        del tp
         raise AssertionError(f"the cached shapes of {self.mechanism} depend on the layer")
-
-    def chosen_by(self, kind: AttentionKind) -> tuple[Indexer, int] | None:
-        """The indexer that a layer has, and the positions of an entry that it scores."""
-        del kind
-        return None
 
     @property
     def chosen_positions(self) -> int | None:
         """Positions in the choice of an indexer, entries with all that they compress; None without an indexer."""
         return None
 
-    def chooses(self, kind: AttentionKind) -> bool:
-        """Whether an indexer chooses the positions of a layer."""
-        return self.chosen_by(kind) is not None
-
     def prompt_work(self, kind: AttentionKind, n_blocks: int) -> PromptWork:
         """Scores and weighted values; an indexer saves nothing here: its layers count as full attention."""
-        del n_blocks
         rate = self.entry_rate(kind)
         return PromptWork(rate=rate, pair_flops=self.pair_flops(), pair_scores=self.n_heads)
 
     def entry_rate(self, kind: AttentionKind) -> int:
         """Positions of an entry that queries attend to."""
-        del kind
         return 1
 
     def pair_flops(self) -> float:
@@ -235,7 +222,6 @@ class Attention(LayerAttention):
         return 2.0 * self.n_heads * sum(self.head_widths)
 
     def flops(self, kind: AttentionKind, n: int) -> float:
-        """FLOPs of the first `n` queries of a sequence, as `LayerAttention.flops`."""
         flops = self.pair_flops() * self.attended_pairs(kind, n)
         choice = None if kind is AttentionKind.SHARED else self.chosen_by(kind)
         if choice is not None:
@@ -245,17 +231,31 @@ class Attention(LayerAttention):
 
     def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
         """A merge of partial softmaxes in decode, the queries of chunks, or the keys of whole prompts."""
-        if not step.is_prefill:
-            yield from self._gathered_scores(kind, step)
-            yield from self._merged_softmax(step)
-        elif step.is_cut:
-            yield from self._shared_queries(step)
-        else:
+        n, n_heads, (width, value_width) = (
+            step.n_sequences,
+            self.n_heads // step.tp,
+            self.head_widths,
+        )
+        if step.is_prefill and not step.is_cut:
             yield from self.shared_prompt(kind, step)
+        elif (
+            step.is_prefill
+        ):  # the queries of all blocks, then each device's outputs and sums for their owners
+            of_device = (step.cp, n, step.n_local)
+            yield ContextExchange(Kind.ALL_GATHER, (n, step.n_positions, n_heads, width))
+            yield ContextExchange(Kind.ALL_TO_ALL, (*of_device, n_heads * value_width))
+            yield ContextExchange(Kind.ALL_TO_ALL, (*of_device, n_heads), "f32")
+        else:  # indexer scores [b,s,n] that each device proposes; maxima [b,s,N], then sums [b,s,N(H+1)]
+            choice = self.chosen_by(kind)
+            arrays = (array for array in self.cache(kind, step.tp) if array.name in INDEX_ARRAYS)
+            if choice is not None and (array := next(arrays, None)) is not None:
+                n_candidates = step.cp * min(choice[0].top_k, array.n_slots(step.n_slots))
+                yield ContextExchange(Kind.ALL_GATHER, (n, step.n_positions, n_candidates), "f32")
+            for size in (n_heads, n_heads * (value_width + 1)):
+                yield ContextExchange(Kind.ALL_REDUCE, (n, step.n_positions, size), "f32")
 
     def shared_prompt(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
         """Keys and values (or latents) of the other blocks, by ring permutes or an all-gather."""
-        del kind
         for widths in self.cached_widths(step.tp):
             if step.n_ring_sends is None:
                 shape = (step.n_sequences, step.n_positions, *widths)
@@ -264,47 +264,16 @@ class Attention(LayerAttention):
                 shape = (step.n_sequences, step.n_local, *widths)
                 yield ContextExchange(Kind.PERMUTE, shape, count=step.n_ring_sends)
 
-    def _shared_queries(self, step: AttentionStep) -> Iterator[ContextExchange]:
-        """In chunks: the queries of all blocks, then each device's outputs and sums for their owners."""
-        n_heads, (width, value_width) = self.n_heads // step.tp, self.head_widths
-        queries = (step.n_sequences, step.n_positions, n_heads, width)
-        of_device = (step.cp, step.n_sequences, step.n_local)
-        yield ContextExchange(Kind.ALL_GATHER, queries)
-        yield ContextExchange(Kind.ALL_TO_ALL, (*of_device, n_heads * value_width))
-        yield ContextExchange(Kind.ALL_TO_ALL, (*of_device, n_heads), "f32")
-
-    def _gathered_scores(
-        self, kind: AttentionKind, step: AttentionStep
-    ) -> Iterator[ContextExchange]:
-        """All-gather of the indexer scores [b,s,n] of the positions or entries each device proposes."""
-        choice = self.chosen_by(kind)
-        arrays = (array for array in self.cache(kind, step.tp) if array.name in INDEX_ARRAYS)
-        array = next(arrays, None)
-        if choice is None or array is None:
-            return
-        n_candidates = step.cp * min(choice[0].top_k, array.n_slots(step.n_slots))
-        shape = (step.n_sequences, step.n_positions, n_candidates)
-        yield ContextExchange(Kind.ALL_GATHER, shape, "f32")
-
-    def _merged_softmax(self, step: AttentionStep) -> Iterator[ContextExchange]:
-        """All-reduces that merge partial softmaxes: maxima [b,s,N], then sums [b,s,N(H+1)]."""
-        n_heads = self.n_heads // step.tp
-        for size in (n_heads, n_heads * (self.head_widths[1] + 1)):
-            shape = (step.n_sequences, step.n_positions, size)
-            yield ContextExchange(Kind.ALL_REDUCE, shape, "f32")
-
     def score_keys(self, step: AttentionStep) -> float:
         """Keys of a query whose scores plain attention has at once, masked ones included."""
         return step.n_keys
 
     def paged_window(self, kind: AttentionKind) -> int | None:
         """The positions beyond which an engine frees the pages of a layer; None if it keeps all."""
-        del kind
         return None
 
     def unused_weights(self, n_prompt: int) -> frozenset[str]:
         """Weights that a prompt of this length does not need."""
-        del n_prompt
         return frozenset()
 
     @property
@@ -324,7 +293,6 @@ class Attention(LayerAttention):
 
     def why_whole_prompts(self, name: str) -> str | None:
         """The reason why cp cannot split the chunks of a prompt of model `name`; None if it can."""
-        del name
         return None
 
     @property
@@ -355,14 +323,15 @@ def aligned(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-def index_projections(d: int, q_rank: int, indexer: Indexer, base: str) -> tuple[Weight, Weight]:
+def index_projections(
+    d: int, q_rank: int, indexer: Indexer, base: str, *between: Weight
+) -> Iterator[Weight]:
     """Queries of an indexer and the weights of its heads, small and replicated: all heads share its selection."""
-    builder, into = WeightBuilder(base=base), (Dim.HIDDEN, Dim.NORM)
-    n, h = indexer.n_heads, indexer.head_dim
-    return (
-        builder.matrix("index_wq", (*into, Dim.NORM), (q_rank, n, h), "wq_b.weight"),
-        builder.matrix("index_weights", into, (d, n), "weights_proj.weight", inputs=()),
-    )
+    dims = letters(Dim.NORM, n=indexer.n_heads, h=indexer.head_dim)
+    builder = WeightBuilder(base, letters(Dim.HIDDEN, D=d, q=q_rank) | dims)
+    yield builder.matrix("index_wq", "qnh", "wq_b.weight")
+    yield from between
+    yield builder.matrix("index_weights", "Dn", "weights_proj.weight", inputs=())
 
 
 def window_blocks(window: Any, block: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
-from meshscope.model.arrays import CacheArray, Dim, Weight, WeightBuilder
+from meshscope.model.arrays import CacheArray, Dim, Weight, WeightBuilder, letters
 from meshscope.model.families import Family
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms.attention import (
@@ -57,7 +57,6 @@ class CompressedAttention(Attention):
 
     @property
     def head_widths(self) -> tuple[int, int]:
-        """Widths of a query and of a value head."""
         return self.head_dim, self.head_dim
 
     def check(self, source: str) -> None:
@@ -75,31 +74,29 @@ class CompressedAttention(Attention):
             )
 
     def entry_rate(self, kind: AttentionKind) -> int:
-        """Positions per compressed entry."""
         return self.heavy_rate if kind is AttentionKind.HEAVILY_COMPRESSED else self.sparse_rate
 
     def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
         """Heads and output groups are split over tp; the other weights are replicated."""
-        del tp, is_fused
-        builder, d, kind = WeightBuilder(base=_BASE), hidden, layer.attention
-        n, h, q = self.n_heads, self.head_dim, self.q_rank
-        groups, rank = self.n_groups, self.group_rank
-        yield builder.matrix("wq_a", (Dim.HIDDEN, Dim.NORM), (d, q), "wq_a.weight")
-        yield builder.vector("q_a_norm", (Dim.NORM,), (q,), "q_norm.weight")
-        into = (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM)
-        yield builder.matrix("wq_b", into, (q, n, h), "wq_b.weight")
-        yield builder.matrix("wkv", (Dim.HIDDEN, Dim.NORM), (d, h), "wkv.weight")
-        yield builder.vector("kv_norm", (Dim.NORM,), (h,), "norm.weight")
-        yield builder.vector("sinks", (Dim.HEADS,), (n,), "attn_sink")
+        d, kind, h, q = hidden, layer.attention, self.head_dim, self.q_rank
+        width = self.n_heads // self.n_groups * h  # of a group's heads
+        dims = letters(Dim.HIDDEN, D=d, Q=q, W=width) | letters(Dim.NORM, q=q, h=h)
+        dims |= letters(Dim.HEADS, N=self.n_heads) | letters(Dim.HEAD_DIM, H=h, r=self.group_rank)
+        dims |= letters(Dim.GROUPS, G=self.n_groups)
+        builder = WeightBuilder(_BASE, dims)
+        yield builder.matrix("wq_a", "Dq", "wq_a.weight")
+        yield builder.vector("q_a_norm", "q", "q_norm.weight")
+        yield builder.matrix("wq_b", "QNH", "wq_b.weight")
+        yield builder.matrix("wkv", "Dh", "wkv.weight")
+        yield builder.vector("kv_norm", "h", "norm.weight")
+        yield builder.vector("sinks", "N", "attn_sink")
         if kind in _COMPRESSED:
             yield from self._entry_weights("entry_", "compressor.", d, kind)
         if kind is AttentionKind.COMPRESSED_SPARSE:
             yield from self._entry_weights("index_", "indexer.compressor.", d, kind)
             yield from index_projections(d, q, self.indexer, f"{_BASE}indexer.")
-        out = (Dim.HIDDEN, Dim.GROUPS, Dim.HEAD_DIM)
-        yield builder.matrix("wo_a", out, (n // groups * h, groups, rank), "wo_a.weight")
-        out = (Dim.GROUPS, Dim.HEAD_DIM, Dim.HIDDEN)
-        yield builder.matrix("wo_b", out, (groups, rank, d), "wo_b.weight", inputs=(0, 1))
+        yield builder.matrix("wo_a", "WGr", "wo_a.weight")
+        yield builder.matrix("wo_b", "GrD", "wo_b.weight", inputs=(0, 1))
 
     def _widths(self, kind: AttentionKind, name: str) -> tuple[int, int]:
         """Widths of an entry and of the positions it compresses; sparse entries overlap the previous ones."""
@@ -113,18 +110,16 @@ class CompressedAttention(Attention):
 
         The checkpoints of DeepSeek-V4 have these matrices in bf16, without scales.
         """
-        builder, into = WeightBuilder(base=_BASE + base), (Dim.HIDDEN, Dim.NORM)
-        entry_width, position_width = self._widths(kind, prefix)
+        entry_width, width = self._widths(kind, prefix)
+        sizes = letters(Dim.NORM, e=entry_width, p=width, r=self.entry_rate(kind))
+        builder = WeightBuilder(_BASE + base, letters(Dim.HIDDEN, D=d) | sizes)
         for name in ("wkv", "wgate"):
-            shape = (d, position_width)
-            yield builder.matrix(f"{prefix}{name}", into, shape, f"{name}.weight", inputs=())
-        shape = (self.entry_rate(kind), position_width)
-        yield builder.vector(f"{prefix}bias", (Dim.NORM, Dim.NORM), shape, "ape")
-        yield builder.vector(f"{prefix}norm", (Dim.NORM,), (entry_width,), "norm.weight")
+            yield builder.matrix(f"{prefix}{name}", "Dp", f"{name}.weight", inputs=())
+        yield builder.vector(f"{prefix}bias", "rp", "ape")
+        yield builder.vector(f"{prefix}norm", "e", "norm.weight")
 
     def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
         """Keys of the window, compressed entries, and the positions of the entries that a step may change."""
-        del tp
         n_window, dims = self.window + n_tokens - 1, (Dim.NORM,)
         yield CacheArray(name="window", dims=dims, shape=(self.head_dim,), n_fixed_slots=n_window)
         if kind not in _COMPRESSED:
@@ -133,13 +128,11 @@ class CompressedAttention(Attention):
         # Sparse entries include the window before.
         n_open = (n_open_windows(rate, n_tokens) + is_sparse) * rate
         for name in ("entry", "index") if is_sparse else ("entry",):
-            entry_width, position_width = self._widths(kind, name)
+            entry_width, width = self._widths(kind, name)
+            position = CacheArray(name=name, dims=dims, shape=(width,), n_fixed_slots=n_open)
             yield CacheArray(name=name, dims=dims, shape=(entry_width,), rate=rate)
-            for part in ("kv", "gate"):
-                shape = (position_width,)
-                yield CacheArray(
-                    name=f"{name}_{part}", dims=dims, shape=shape, n_fixed_slots=n_open
-                )
+            yield replace(position, name=f"{name}_kv")
+            yield replace(position, name=f"{name}_gate")
 
     def shared_prompt(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
         """All-gathers: keys of all positions, then all compressed entries.
@@ -187,11 +180,9 @@ class CompressedAttention(Attention):
 
     @property
     def chosen_positions(self) -> int:
-        """Positions of the entries that the indexer chooses."""
         return self.indexer.top_k * self.sparse_rate
 
     def attended_pairs(self, kind: AttentionKind, n: int) -> int:
-        """Pairs of the first `n` queries of a sequence with the keys and entries that each attends to."""
         most = self.indexer.top_k if kind is AttentionKind.COMPRESSED_SPARSE else None
         is_windowed = kind not in _COMPRESSED
         n_entries = 0 if is_windowed else seen_pairs(n, rate=self.entry_rate(kind), most=most)
@@ -199,7 +190,6 @@ class CompressedAttention(Attention):
 
     def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
         """Queries of all heads."""
-        del is_prefill, is_served
         return HEAD_PASSES * (self.n_heads / tp) * self.head_dim
 
     def unused_weights(self, n_prompt: int) -> frozenset[str]:
@@ -209,21 +199,17 @@ class CompressedAttention(Attention):
 
     @property
     def tp_sizes(self) -> Mapping[str, int]:
-        """The sizes that tp divides, by name."""
         return {"n_heads": self.n_heads, "o_groups": self.n_groups}
 
     @property
     def joint_positions(self) -> int:
-        """The positions of a prompt that layers compress together; a chunk has a multiple of them."""
         return lcm(self.sparse_rate, self.heavy_rate)
 
     def why_whole_prompts(self, name: str) -> str | None:
-        """Prompts are whole under cp."""
         return f"under cp, {name} compresses the positions of a prompt together"
 
     @property
     def why_no_ring(self) -> str | None:
-        """Keys do not move around a ring."""
         return "compressed attention gathers its entries"
 
 
@@ -259,9 +245,8 @@ KIND_OF_RATIO = {
 MLP_KINDS = {"hash_moe": MlpKind.HASH_MOE, "moe": MlpKind.MOE}
 
 
-def compressed_attention(reader: ConfigReader, family: Family) -> CompressedAttention:
+def compressed_attention(reader: ConfigReader, _: Family) -> CompressedAttention:
     """The attention parameters of all layers; a layer's kind selects the parts it uses."""
-    del family
     if reader.integer("num_key_value_heads", 1) != 1:
         raise SpecError(
             f"{reader.source}: num_key_value_heads={reader.integer('num_key_value_heads')} must be 1: "

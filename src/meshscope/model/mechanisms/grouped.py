@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshscope.errors import SpecError
-from meshscope.model.arrays import CacheArray, ColumnSlice, Dim, Weight, WeightBuilder
+from meshscope.model.arrays import CacheArray, ColumnSlice, Dim, Weight, WeightBuilder, letters
 from meshscope.model.families import Family, FamilyTraits, LayerRule
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import (
@@ -22,6 +22,7 @@ from meshscope.model.mechanisms.attention import (
 from meshscope.model.mechanisms.linear import LinearAttention
 from meshscope.model.reader import ConfigReader, Rope, check_factors, read_rope
 
+BASE = "model.layers.{layer}.self_attn."
 # Weights that layers which share a cache do not have.
 KEY_VALUE_WEIGHTS = frozenset({"wk", "wv", "bk", "bv", "k_norm"})
 HALF_LANES = 64  # heads of this size: vLLM on TPU stores key and value in one row
@@ -96,7 +97,6 @@ class GroupedAttention(Attention):
 
     @property
     def head_widths(self) -> tuple[int, int]:
-        """Widths of a query and of a value head."""
         return self.head_dim, self.head_dim
 
     def of(self, kind: AttentionKind) -> LayerAttention:
@@ -136,7 +136,6 @@ class GroupedAttention(Attention):
         return max(self.n_kv_heads, tp)
 
     def kv_heads(self, kind: AttentionKind) -> int:
-        """Key and value heads of layers of this kind."""
         return self.with_heads_of(kind).n_kv_heads
 
     def check(self, source: str) -> None:
@@ -162,51 +161,41 @@ class GroupedAttention(Attention):
 
     def all_weights(self, hidden: int, tp: int, *, is_fused: bool) -> Iterator[Weight]:
         """The weights of a layer with keys and values of its own; `is_fused` joins their projections (Phi-3)."""
-        builder, d = WeightBuilder(base="model.layers.{layer}.self_attn."), hidden
-        n, k, h = self.n_heads, self.stored_kv_heads(tp), self.head_dim
-        heads, kv_heads = (Dim.HEADS, Dim.HEAD_DIM), (Dim.KV_HEADS, Dim.HEAD_DIM)
-        fused = self._fused_heads() if is_fused else {}
+        n, k, h = self.n_heads, self.n_kv_heads, self.head_dim
+        dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, d=hidden) | letters(Dim.HEADS, N=n)
+        dims |= letters(Dim.KV_HEADS, K=self.stored_kv_heads(tp)) | letters(Dim.HEAD_DIM, H=h)
+        builder, tensors = WeightBuilder(BASE, dims), {name: f"{name}_proj" for name in "qkv"}
+        columns: dict[str, ColumnSlice] = {}
         if self.has_gate:  # each head's query, then its gate, in one tensor
-            fused = {"q": ColumnSlice(whole=2 * h, start=0, stop=h)}
+            columns = {"q": ColumnSlice(whole=2 * h, start=0, stop=h)}
             gate = ColumnSlice(whole=2 * h, start=h, stop=2 * h)
-            into = (Dim.HIDDEN, *heads)
-            yield builder.matrix("wq_gate", into, (d, n, h), "q_proj.weight", columns=gate)
-        for name, dims, size in (("q", heads, n), ("k", kv_heads, k), ("v", kv_heads, k)):
-            is_joined = fused and not self.has_gate
-            tensor, columns = (
-                ("qkv_proj.weight" if is_joined else f"{name}_proj.weight"),
-                fused.get(name),
-            )
-            if name == "v" and self.has_shared_values:
-                continue
-            shape = (d, size, h)
-            yield builder.matrix(f"w{name}", (Dim.HIDDEN, *dims), shape, tensor, columns=columns)
-        out = (*heads, Dim.HIDDEN)
-        yield builder.matrix("wo", out, (n, h, d), "o_proj.weight", inputs=(0, 1))
-        if self.has_qkv_bias:
-            yield builder.vector("bq", heads, (n, h), "q_proj.bias", columns=fused.get("q"))
-            yield builder.vector("bk", kv_heads, (k, h), "k_proj.bias")
-            yield builder.vector("bv", kv_heads, (k, h), "v_proj.bias")
+            yield builder.matrix("wq_gate", "DNH", "q_proj.weight", columns=gate)
+        elif is_fused:  # the heads of queries, keys and values in one tensor
+            tensors = dict.fromkeys("qkv", "qkv_proj")
+            bounds = {"q": (0, n), "k": (n, n + k), "v": (n + k, n + 2 * k)}
+            whole = ColumnSlice(whole=n + 2 * k, start=0, stop=n, dim=-2)
+            columns = {
+                name: replace(whole, start=start, stop=stop)
+                for name, (start, stop) in bounds.items()
+            }
+        heads = {"q": "N", "k": "K", "v": "K"}
+        for name, of in heads.items():
+            if name != "v" or not self.has_shared_values:
+                tensor = f"{tensors[name]}.weight"
+                yield builder.matrix(f"w{name}", f"D{of}H", tensor, columns=columns.get(name))
+        yield builder.matrix("wo", "NHD", "o_proj.weight", inputs=(0, 1))
+        for name, of in heads.items() if self.has_qkv_bias else ():
+            part = columns.get(name) if name == "q" else None
+            yield builder.vector(f"b{name}", f"{of}H", f"{name}_proj.bias", columns=part)
         if self.has_o_bias:
-            yield builder.vector("bo", (Dim.NORM,), (d,), "o_proj.bias")
-        if self.has_qk_norm:
-            yield builder.vector("q_norm", (Dim.HEAD_DIM,), (h,), "q_norm.weight")
-            yield builder.vector("k_norm", (Dim.HEAD_DIM,), (h,), "k_norm.weight")
+            yield builder.vector("bo", "d", "o_proj.bias")
+        for name in ("q_norm", "k_norm") if self.has_qk_norm else ():
+            yield builder.vector(name, "H", f"{name}.weight")
         if self.has_sinks:
-            yield builder.vector("sinks", (Dim.HEADS,), (n,), "sinks")
-
-    def _fused_heads(self) -> dict[str, ColumnSlice]:
-        """The heads of queries, keys and values in one tensor (Phi-3)."""
-        n, k = self.n_heads, self.n_kv_heads
-        bounds = {"q": (0, n), "k": (n, n + k), "v": (n + k, n + 2 * k)}
-        return {
-            name: ColumnSlice(whole=n + 2 * k, start=start, stop=stop, dim=-2)
-            for name, (start, stop) in bounds.items()
-        }
+            yield builder.vector("sinks", "N", "sinks")
 
     def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
         """Keys and values of every position."""
-        del kind, n_tokens
         shape = (self.stored_kv_heads(tp), self.head_dim)
         for name in ("k", "v"):
             yield CacheArray(name=name, dims=(Dim.KV_HEADS, Dim.HEAD_DIM), shape=shape)
@@ -214,8 +203,6 @@ class GroupedAttention(Attention):
     def page_elements(
         self, kind: AttentionKind, tp: int, packing: int, *, has_half_rows: bool
     ) -> int:
-        """Elements of a position in pages of a serving engine, as `LayerAttention.page_elements`."""
-        del kind
         n_heads = self.stored_kv_heads(tp) // tp
         if has_half_rows and self.head_dim == HALF_LANES:
             return aligned(n_heads, packing) * LANES
@@ -227,7 +214,6 @@ class GroupedAttention(Attention):
         return self.window if is_freed else None
 
     def cached_widths(self, tp: int) -> tuple[tuple[int, ...], ...]:
-        """Shapes cached per position on one device: keys [K,H] and values [K,H]."""
         return ((self.stored_kv_heads(tp) // tp, self.head_dim),) * 2
 
     def step_bytes(self, step: AttentionStep) -> float:
@@ -239,12 +225,10 @@ class GroupedAttention(Attention):
         return elements * step.act_bytes
 
     def window_of(self, kind: AttentionKind) -> int | None:
-        """The window or chunk of a layer in positions; None if it attends to the whole context."""
         is_windowed = kind in {AttentionKind.SLIDING, AttentionKind.CHUNKED}
         return self.window if is_windowed else None
 
     def attended_pairs(self, kind: AttentionKind, n: int) -> int:
-        """Pairs of the first `n` queries of a sequence with the keys in their window or chunk."""
         window = self.window_of(kind)
         if window is not None and kind is AttentionKind.CHUNKED:
             n_chunks, rest = divmod(n, window)
@@ -253,7 +237,6 @@ class GroupedAttention(Attention):
 
     def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
         """Queries, keys and values that are rotated and, in some models, normed."""
-        del is_prefill
         width = (self.n_heads / tp + 2 * (self.stored_kv_heads(tp) / tp)) * self.head_dim
         head_passes = SERVED_HEAD_PASSES if is_served else HEAD_PASSES
         norm_passes = SERVED_NORM_PASSES if is_served else NORM_PASSES
@@ -261,7 +244,6 @@ class GroupedAttention(Attention):
 
     @property
     def replicated_heads(self) -> tuple[int, ...]:
-        """Numbers of KV heads, which tp divides, or replicates up to a multiple."""
         return self.n_kv_heads, self.with_heads_of(AttentionKind.FULL).n_kv_heads
 
 
@@ -304,7 +286,7 @@ def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
     default_dim = row.head_dim or reader.integer("hidden_size") // n_heads
     head_dim, rope = (
         reader.integer("head_dim", default_dim),
-        read_rope(_with_rope(reader, row), FULL),
+        read_rope(_with_rope(reader, row.variant), FULL),
     )
     check_factors(rope, head_dim, reader.source)
     key = row.qk_norm
@@ -334,14 +316,13 @@ def _gemma2(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
 
 def _gemma3(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
     """Rotary embeddings of windows have parameters of their own: only the other layers are scaled."""
-    by_type = reader.get("rope_parameters") or {}
-    if isinstance(by_type, dict) and SLIDING in by_type:
-        sliding = read_rope(reader, SLIDING)
-    else:
-        plain = {"rope_theta": reader.number("rope_local_base_freq", GEMMA3_LOCAL_THETA)}
-        if (length := reader.get("max_position_embeddings")) is not None:
-            plain["max_position_embeddings"] = length
-        sliding = read_rope(reader.over(plain))
+    by_type, window = reader.get("rope_parameters") or {}, reader
+    if not isinstance(by_type, dict) or SLIDING not in by_type:
+        theta = reader.number("rope_local_base_freq", GEMMA3_LOCAL_THETA)
+        length = reader.get("max_position_embeddings")
+        plain = {"rope_theta": theta, "max_position_embeddings": length}
+        window = reader.over({key: value for key, value in plain.items() if value is not None})
+    sliding = read_rope(window, SLIDING)
     return replace(attention, scale=_gemma_scale(reader), sliding_rope=sliding)
 
 
@@ -359,7 +340,7 @@ def _gemma4(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
     return replace(
         attention,
         scale=1.0,
-        sliding_rope=read_rope(_gemma4_rope(reader), SLIDING),
+        sliding_rope=read_rope(_with_rope(reader, "gemma4"), SLIDING),
         has_value_norm=True,
         full_heads=FullHeads(n_kv_heads=n_kv_heads, head_dim=head_dim, has_shared_values=is_shared),
     )
@@ -386,10 +367,9 @@ def _llama4(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
 def _ministral3(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
     parameters = reader.get("rope_parameters")
     beta = parameters.get("llama_4_scaling_beta") if isinstance(parameters, dict) else None
-    strength = MINISTRAL3_BETA if not isinstance(beta, int | float) else float(beta)
+    strength = float(beta) if isinstance(beta, int | float) else MINISTRAL3_BETA
     floor = attention.rope.original_max_position
-    temperature = Temperature(floor=floor, strength=strength, offset=0.0)
-    return replace(attention, temperature=temperature)
+    return replace(attention, temperature=Temperature(floor=floor, strength=strength, offset=0.0))
 
 
 _VARIANTS = {
@@ -401,53 +381,42 @@ _VARIANTS = {
 }
 
 
-def _with_rope(reader: ConfigReader, row: FamilyTraits) -> ConfigReader:
+def _with_rope(reader: ConfigReader, variant: str | None) -> ConfigReader:
     """The config with the default positions of layers that attend to all positions."""
-    match row.variant:
+    config = dict(reader.config)
+    match variant:
         case "gemma3":
-            return reader.over({"rope_theta": GEMMA3_THETA} | dict(reader.config))
+            return reader.over({"rope_theta": GEMMA3_THETA, **config})
         case "gemma4":
-            return _gemma4_rope(reader)
+            parameters = config.get("rope_parameters") or GEMMA4_ROPE
+            return reader.over({**config, "rope_parameters": parameters})
         case "ministral3":
-            return reader.over({"rope_parameters": MINISTRAL3_ROPE, **reader.config})
+            return reader.over({"rope_parameters": MINISTRAL3_ROPE, **config})
         case _:
             return reader
 
 
-def _gemma4_rope(reader: ConfigReader) -> ConfigReader:
-    config = {**reader.config}
-    config["rope_parameters"] = config.get("rope_parameters") or GEMMA4_ROPE
-    return reader.over(config)
-
-
 def _window(reader: ConfigReader, row: FamilyTraits) -> int | None:
-    if not row.has_window:
-        return None
-    return (
-        reader.optional_integer("sliding_window")
-        if "sliding_window" in reader.config
-        else row.window
-    )
+    is_stated = row.has_window and "sliding_window" in reader.config
+    return reader.optional_integer("sliding_window") if is_stated else row.window
 
 
 def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[AttentionKind]:
     """The kind of each layer, from `layer_types` or by the rule of the family."""
-    row = family.traits
+    row, known, every = family.traits, KINDS, 0
     match row.layers:
         case LayerRule.CHUNKS:
             return _chunked_kinds(reader, n_layers)
         case LayerRule.HYBRID:
             every, known = reader.integer("full_attention_interval", 4), HYBRID_KINDS
-            default = [LINEAR if (index + 1) % every else FULL for index in range(n_layers)]
-        case LayerRule.WINDOWS | LayerRule.UNIFORM if row.period in {0, 1}:
-            is_windowed, known = _window(reader, row) is not None, KINDS
-            default = [SLIDING if is_windowed else FULL] * n_layers
-        case LayerRule.WINDOWS:
-            key, known = row.period_key, KINDS
-            period = row.period if key is None else reader.integer(key, row.period)
-            default = [SLIDING if (index + 1) % period else FULL for index in range(n_layers)]
+        case LayerRule.WINDOWS if row.period > 1:
+            every = reader.integer(row.period_key, row.period) if row.period_key else row.period
+        case LayerRule.WINDOWS | LayerRule.UNIFORM:
+            every = 1 if _window(reader, row) is None else n_layers + 1
         case _:
             return [AttentionKind.FULL] * n_layers
+    other, full = known
+    default = [other if (index + 1) % every else full for index in range(n_layers)]
     is_stated = row.layers is not LayerRule.UNIFORM
     names = reader.names("layer_types", n_layers, known, default) if is_stated else default
     kinds = [known[name] for name in names]

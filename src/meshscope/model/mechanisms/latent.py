@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
-from meshscope.model.arrays import CacheArray, ColumnSlice, Dim, Weight, WeightBuilder
+from meshscope.model.arrays import CacheArray, ColumnSlice, Dim, Weight, WeightBuilder, letters
 from meshscope.model.families import Family, LayerRule
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import (
@@ -27,6 +27,7 @@ from meshscope.model.reader import ConfigReader, Rope, read_rope
 # Passes between the projections and the kernel over prompts: queries and keys of two parts are rotated, joined and
 # padded. The program of DeepSeek-V3.1 for v6e (libtpu 0.0.42.1) moves 5.2 GB for the 128 heads of 8,192 tokens.
 PREFILL_PASSES = 8
+BASE = "model.layers.{layer}.self_attn."
 INDEXER_PATTERNS = ("indexer_types", "index_topk_pattern")  # keys of GlmMoeDsaConfig
 INDEXER_KINDS = {
     **dict.fromkeys(("full", "F"), AttentionKind.FULL),
@@ -62,7 +63,6 @@ class LatentAttention(Attention):
 
     @property
     def head_widths(self) -> tuple[int, int]:
-        """Widths of a query and of a value head."""
         return self.qk_dim, self.value_dim
 
     @property
@@ -80,69 +80,46 @@ class LatentAttention(Attention):
 
     def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
         """Heads are split over tp; the projections to latents are replicated."""
-        del tp, is_fused
-        builder = WeightBuilder(base="model.layers.{layer}.self_attn.")
-        n, rank = self.n_heads, self.kv_rank
-        latent = rank + self.rope_dim
+        q, rank, nope, value = self.q_rank or 0, self.kv_rank, self.nope_dim, self.value_dim
+        dims = letters(Dim.HIDDEN, D=hidden, Q=q, R=rank) | letters(Dim.HEADS, N=self.n_heads)
+        dims |= letters(Dim.HEAD_DIM, x=self.qk_dim, u=nope, v=value)
+        dims |= letters(Dim.NORM, d=hidden, q=q, r=rank, l=self.latent_width)
+        builder = WeightBuilder(BASE, dims)
         if self.q_rank is None:
-            shape = (hidden, n, self.qk_dim)
-            yield builder.matrix(
-                "wq", (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM), shape, "q_proj.weight"
-            )
+            yield builder.matrix("wq", "DNx", "q_proj.weight")
         else:
-            q = self.q_rank
-            yield builder.matrix("wq_a", (Dim.HIDDEN, Dim.NORM), (hidden, q), "q_a_proj.weight")
+            yield builder.matrix("wq_a", "Dq", "q_a_proj.weight")
             if self.has_bias:
-                yield builder.vector("bq_a", (Dim.NORM,), (q,), "q_a_proj.bias")
-            yield builder.vector("q_a_norm", (Dim.NORM,), (q,), "q_a_layernorm.weight")
-            shape = (q, n, self.qk_dim)
-            yield builder.matrix(
-                "wq_b", (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM), shape, "q_b_proj.weight"
-            )
-        yield builder.matrix(
-            "wkv_a", (Dim.HIDDEN, Dim.NORM), (hidden, latent), "kv_a_proj_with_mqa.weight"
-        )
+                yield builder.vector("bq_a", "q", "q_a_proj.bias")
+            yield builder.vector("q_a_norm", "q", "q_a_layernorm.weight")
+            yield builder.matrix("wq_b", "QNx", "q_b_proj.weight")
+        yield builder.matrix("wkv_a", "Dl", "kv_a_proj_with_mqa.weight")
         if self.has_bias:
-            yield builder.vector("bkv_a", (Dim.NORM,), (latent,), "kv_a_proj_with_mqa.bias")
-        yield builder.vector("kv_a_norm", (Dim.NORM,), (rank,), "kv_a_layernorm.weight")
-        whole = self.nope_dim + self.value_dim
-        for name, start, stop in (
-            ("w_uk", 0, self.nope_dim),
-            ("w_uv", self.nope_dim, whole),
+            yield builder.vector("bkv_a", "l", "kv_a_proj_with_mqa.bias")
+        yield builder.vector("kv_a_norm", "r", "kv_a_layernorm.weight")
+        for name, letter, stop, size in (
+            ("w_uk", "u", nope, nope),
+            ("w_uv", "v", nope + value, value),
         ):
-            up = builder.matrix(
-                name,
-                (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM),
-                (rank, n, stop - start),
-                "kv_b_proj.weight",
-                columns=ColumnSlice(whole=whole, start=start, stop=stop),
-            )
+            columns = ColumnSlice(whole=nope + value, start=stop - size, stop=stop)
+            up = builder.matrix(name, f"RN{letter}", "kv_b_proj.weight", columns=columns)
             yield replace(up, is_absorbed=True)
-        shape = (n, self.value_dim, hidden)
-        out = (Dim.HEADS, Dim.HEAD_DIM, Dim.HIDDEN)
-        yield builder.matrix("wo", out, shape, "o_proj.weight", inputs=(0, 1))
+        yield builder.matrix("wo", "NvD", "o_proj.weight", inputs=(0, 1))
         if self.has_bias:
-            yield builder.vector("bo", (Dim.NORM,), (hidden,), "o_proj.bias")
-        if layer.attention is not AttentionKind.SHARED:
-            yield from self._indexer_weights(hidden)
-
-    def _indexer_weights(self, hidden: int) -> Iterator[Weight]:
-        indexer = self.indexer
-        if indexer is None:
-            return
-        assert self.q_rank is not None
-        base, h = "model.layers.{layer}.self_attn.indexer.", indexer.head_dim
-        builder = WeightBuilder(base=base)
-        queries, weights = index_projections(hidden, self.q_rank, indexer, base)
-        yield queries
-        yield builder.matrix("index_wk", (Dim.HIDDEN, Dim.NORM), (hidden, h), "wk.weight")
-        yield builder.vector("index_k_norm", (Dim.NORM,), (h,), "k_norm.weight")
-        yield builder.vector("index_k_norm_bias", (Dim.NORM,), (h,), "k_norm.bias")
-        yield weights
+            yield builder.vector("bo", "d", "o_proj.bias")
+        if self.indexer is not None and layer.attention is not AttentionKind.SHARED:
+            assert self.q_rank is not None
+            keys = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, i=self.indexer.head_dim)
+            builder = WeightBuilder(f"{BASE}indexer.", keys)
+            between = (
+                builder.matrix("index_wk", "Di", "wk.weight"),
+                builder.vector("index_k_norm", "i", "k_norm.weight"),
+                builder.vector("index_k_norm_bias", "i", "k_norm.bias"),
+            )
+            yield from index_projections(hidden, self.q_rank, self.indexer, builder.base, *between)
 
     def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
         """The latent of every position, and its key of the indexer."""
-        del tp, n_tokens
         yield CacheArray(name="latent", dims=(Dim.NORM,), shape=(self.latent_width,))
         if self.indexer is not None and kind is not AttentionKind.SHARED:
             yield CacheArray(name="index_k", dims=(Dim.NORM,), shape=(self.indexer.head_dim,))
@@ -150,16 +127,12 @@ class LatentAttention(Attention):
     def page_elements(
         self, kind: AttentionKind, tp: int, packing: int, *, has_half_rows: bool
     ) -> int:
-        """Elements of a position in pages of a serving engine, as `LayerAttention.page_elements`."""
-        del tp, packing, has_half_rows
         widths = [self.kv_rank, self.rope_dim]
         if self.indexer is not None and kind is not AttentionKind.SHARED:
             widths.append(self.indexer.head_dim)
         return sum(aligned(width, LANES) for width in widths)
 
     def cached_widths(self, tp: int) -> tuple[tuple[int, ...], ...]:
-        """The shape cached per position on one device: the latent, which tp does not split."""
-        del tp
         return ((self.latent_width,),)
 
     def shared_prompt(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
@@ -176,27 +149,17 @@ class LatentAttention(Attention):
 
     def chosen_by(self, kind: AttentionKind) -> tuple[Indexer, int] | None:
         """The indexer; layers of kind `shared` have the choice of an earlier one."""
-        del kind
         return None if self.indexer is None else (self.indexer, 1)
 
     @property
     def chosen_positions(self) -> int | None:
-        """Positions in the choice of the indexer."""
         return None if self.indexer is None else self.indexer.top_k
 
     def attended_pairs(self, kind: AttentionKind, n: int) -> int:
-        """Pairs of the first `n` queries of a sequence with the keys that each attends to."""
-        del kind
         return seen_pairs(n, most=self.chosen_positions)
-
-    @property
-    def absorbed_pair_flops(self) -> float:
-        """FLOPs of one query with one latent, all heads, as decode computes them."""
-        return 2.0 * self.n_heads * (2 * self.kv_rank + self.rope_dim)
 
     def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
         """Queries, keys and values of all heads."""
-        del is_served
         passes = PREFILL_PASSES if is_prefill else HEAD_PASSES
         return passes * (self.n_heads / tp) * sum(self.head_widths)
 
@@ -213,8 +176,15 @@ def latent_of(attention: LayerAttention) -> LatentAttention:
 
 
 def latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
-    """The attention of a family with latents."""
-    rope = read_rope(reader)
+    """The attention of a family with latents; source: DeepseekV32Indexer and GlmMoeDsaIndexer of transformers."""
+    rope, indexer = read_rope(reader), None
+    if family.traits.has_indexer:
+        indexer = Indexer(
+            n_heads=reader.integer("index_n_heads"),
+            head_dim=reader.integer("index_head_dim"),
+            top_k=reader.integer("index_topk"),
+            is_interleaved=family.traits.layers is LayerRule.INDEXERS,
+        )
     return LatentAttention(
         n_heads=reader.integer("num_attention_heads"),
         q_rank=reader.optional_integer("q_lora_rank"),
@@ -224,17 +194,7 @@ def latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
         value_dim=reader.integer("v_head_dim"),
         has_bias=reader.boolean("attention_bias", default=False),
         rope=replace(rope, is_interleaved=reader.boolean("rope_interleave", default=True)),
-        indexer=_indexer(reader, family) if family.traits.has_indexer else None,
-    )
-
-
-def _indexer(reader: ConfigReader, family: Family) -> Indexer:
-    """Source: DeepseekV32Indexer and GlmMoeDsaIndexer of transformers."""
-    return Indexer(
-        n_heads=reader.integer("index_n_heads"),
-        head_dim=reader.integer("index_head_dim"),
-        top_k=reader.integer("index_topk"),
-        is_interleaved=family.traits.layers is LayerRule.INDEXERS,
+        indexer=indexer,
     )
 
 

@@ -2,11 +2,21 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from math import log2
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
-from meshscope.model.arrays import LINEAR_BASE, CacheArray, ColumnSlice, Dim, Weight, WeightBuilder
+from meshscope.model.arrays import (
+    LAYER_BASE,
+    LINEAR_BASE,
+    CacheArray,
+    ColumnSlice,
+    Dim,
+    Weight,
+    WeightBuilder,
+    letters,
+)
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import (
     HEAD_PASSES,
@@ -82,57 +92,39 @@ class LinearAttention(LayerAttention):
 
         The convolution has all queries first, then all keys, then all values.
         """
-        del tp, layer
-        builder = WeightBuilder(base="model.layers.{layer}" + LINEAR_BASE)
         n, k, v, group = self.n_key_heads, self.key_dim, self.value_dim, self.group
-        into = (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM)
+        heads = {"N": n, "V": self.n_value_heads, "K": n * k, "W": n * group * v}
+        dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, c=self.conv_width)
+        dims |= letters(Dim.HEADS, **heads) | letters(Dim.HEAD_DIM, k=k, v=group * v, g=group, h=v)
+        builder = WeightBuilder(LAYER_BASE + LINEAR_BASE, dims)
         tensors = self._fused_tensors() if is_fused else self._split_tensors()
-        for name, width in (("wq", k), ("wk", k), ("wv", group * v), ("wz", group * v)):
+        for name, letter in zip(("wq", "wk", "wv", "wz", "wb", "wa"), "kkvvgg", strict=True):
             tensor, columns = tensors[name]
-            yield builder.matrix(name, into, (hidden, n, width), tensor, columns=columns)
-        for name in ("wb", "wa"):
-            tensor, columns = tensors[name]
-            yield builder.matrix(name, into, (hidden, n, group), tensor, columns=columns, inputs=())
+            inputs = () if letter == "g" else (0,)
+            yield builder.matrix(name, f"DN{letter}", tensor, columns=columns, inputs=inputs)
         start = 0
-        for name, size in (("q", n * k), ("k", n * k), ("v", n * group * v)):
-            columns = ColumnSlice(whole=self.n_channels, start=start, stop=start + size, dim=-2)
-            shape, dims = (size, self.conv_width), (Dim.HEADS, Dim.NORM)
-            yield builder.vector(f"conv_{name}", dims, shape, "conv1d.weight", columns=columns)
-            start += size
-        for name, tensor in (("decay_log", "A_log"), ("decay_bias", "dt_bias")):
-            yield builder.vector(name, (Dim.HEADS,), (self.n_value_heads,), tensor)
-        yield builder.vector("state_norm", (Dim.HEAD_DIM,), (v,), "norm.weight")
-        out = (Dim.HEADS, Dim.HEAD_DIM, Dim.HIDDEN)
-        shape = (self.n_value_heads, v, hidden)
-        yield builder.matrix("wo", out, shape, "out_proj.weight", inputs=(0, 1))
+        for name, letter in {"q": "K", "k": "K", "v": "W"}.items():
+            stop = start + heads[letter]
+            columns = ColumnSlice(whole=self.n_channels, start=start, stop=stop, dim=-2)
+            yield builder.vector(f"conv_{name}", f"{letter}c", "conv1d.weight", columns=columns)
+            start = stop
+        yield builder.vector("decay_log", "V", "A_log")
+        yield builder.vector("decay_bias", "V", "dt_bias")
+        yield builder.vector("state_norm", "h", "norm.weight")
+        yield builder.matrix("wo", "VhD", "out_proj.weight", inputs=(0, 1))
 
-    def _fused_tensors(self) -> Mapping[str, tuple[str, ColumnSlice]]:
+    def _fused_tensors(self) -> Mapping[str, tuple[str, ColumnSlice | None]]:
         """Tensors with queries, keys, values and gates of a key head together, and its rates b and decays a."""
         k, width, group = self.key_dim, self.group * self.value_dim, self.group
-        whole, ends = 2 * (k + width), (0, k, 2 * k, 2 * k + width, 2 * (k + width))
-        fused = {
-            name: ("in_proj_qkvz.weight", ColumnSlice(whole=whole, start=start, stop=stop))
-            for name, start, stop in zip(("wq", "wk", "wv", "wz"), ends[:-1], ends[1:], strict=True)
-        }
-        for name, start in (("wb", 0), ("wa", group)):
-            columns = ColumnSlice(whole=2 * group, start=start, stop=start + group)
-            fused[name] = ("in_proj_ba.weight", columns)
-        return fused
+        sizes = {"in_proj_qkvz": {"wq": k, "wk": k, "wv": width, "wz": width}}
+        return _columns(sizes | {"in_proj_ba": {"wb": group, "wa": group}})
 
     def _split_tensors(self) -> Mapping[str, tuple[str, ColumnSlice | None]]:
         """A tensor with all queries, then all keys, then all values; the others have their own (Qwen3.5)."""
-        n_keys, whole = self.n_key_heads * self.key_dim, self.n_channels
-        split: dict[str, tuple[str, ColumnSlice | None]] = {
-            f"w{name}": (f"in_proj_{name}.weight", None) for name in "zba"
-        }
-        for name, start, stop in (
-            ("wq", 0, n_keys),
-            ("wk", n_keys, 2 * n_keys),
-            ("wv", 2 * n_keys, whole),
-        ):
-            columns = ColumnSlice(whole=whole, start=start, stop=stop, is_flat=True)
-            split[name] = ("in_proj_qkv.weight", columns)
-        return split
+        n_keys, n_values = self.n_key_heads * self.key_dim, self.n_value_heads * self.value_dim
+        sizes = {"wq": n_keys, "wk": n_keys, "wv": n_values}
+        joined = _columns({"in_proj_qkv": sizes}, is_flat=True)
+        return {**joined, **{f"w{name}": (f"in_proj_{name}.weight", None) for name in "zba"}}
 
     def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
         """The state [key_dim, value_dim] of each value head, and the last inputs of the convolution.
@@ -141,7 +133,6 @@ class LinearAttention(LayerAttention):
         and as many more inputs, from which the next step takes those of the last accepted token, as vLLM does
         (vllm/model_executor/layers/mamba/mamba_utils.py: k + 1 states, conv_kernel - 1 + num_spec inputs).
         """
-        del kind, tp
         values = (self.n_value_heads, self.value_dim)
         keys = (self.n_key_heads, self.key_dim)
         n_inputs = self.conv_width - 1 + n_tokens - 1
@@ -159,7 +150,6 @@ class LinearAttention(LayerAttention):
 
         The map has a matrix [K,K] and what is added [K,H], in float32, for each of V value heads of K keys and H values.
         """
-        del kind
         if not step.is_prefill:
             return
         n_last = min(self.conv_width - 1, step.n_local)
@@ -184,7 +174,6 @@ class LinearAttention(LayerAttention):
 
     def flops(self, kind: AttentionKind, n: int) -> float:
         """FLOPs of `n` tokens: the key's and the query's product with the state, its update, the convolution."""
-        del kind
         state = 6.0 * self.n_value_heads * self.key_dim * self.value_dim
         return n * (state + 2.0 * self.conv_width * self.n_channels)
 
@@ -208,7 +197,6 @@ class LinearAttention(LayerAttention):
         The state then has as many more columns as a key has channels, outputs add the state before the block and
         are written and read once more, in float32, and each sequence takes its state through all blocks.
         """
-        del kind
         if n_blocks == 1:
             return PromptWork(token_flops=self.chunked_flops)
         k, v = self.key_dim, self.value_dim
@@ -223,9 +211,21 @@ class LinearAttention(LayerAttention):
 
     def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
         """Queries, keys, values and the gate of the output, rotated and normed."""
-        del is_prefill, is_served
         width = self.n_channels + self.n_value_heads * self.value_dim
         return (HEAD_PASSES + NORM_PASSES) * width / tp
+
+
+def _columns(
+    tensors: Mapping[str, Mapping[str, int]], *, is_flat: bool = False
+) -> dict[str, tuple[str, ColumnSlice | None]]:
+    """The tensor of each weight and its columns there, one weight after the other."""
+    columns: dict[str, tuple[str, ColumnSlice | None]] = {}
+    for tensor, sizes in tensors.items():
+        stops, whole = accumulate(sizes.values()), sum(sizes.values())
+        for (name, size), stop in zip(sizes.items(), stops, strict=True):
+            part = ColumnSlice(whole=whole, start=stop - size, stop=stop, is_flat=is_flat)
+            columns[name] = (f"{tensor}.weight", part)
+    return columns
 
 
 def linear_of(attention: LayerAttention) -> LinearAttention:

@@ -1,13 +1,14 @@
 """Routed experts: sizes, routing, config keys and weights; and gated MLPs, with which shared experts are built."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from meshscope.errors import SpecError
-from meshscope.model.arrays import EXPERT_IN, EXPERT_OUT, ColumnSlice, Dim, Weight, WeightBuilder
-from meshscope.model.families import Family, FamilyTraits, FusedGateUp, MlpRule
+from meshscope.model.arrays import LAYER_BASE, ColumnSlice, Dim, Weight, WeightBuilder, letters
+from meshscope.model.families import Family, FamilyTraits, MlpRule
 from meshscope.model.layers import MlpKind
 from meshscope.model.reader import ConfigReader
 
@@ -50,7 +51,7 @@ class MixtureOfExperts:
     n_experts: int
     n_active: int
     ffn: int
-    shared_ffn: int | None
+    shared_ffn: int | None = None
     scoring: Scoring
     is_normalized: bool  # scores of the chosen experts are scaled to sum to one
     scale: float = 1.0
@@ -89,80 +90,70 @@ class MixtureOfExperts:
 
         With `has_table`, a table maps each token id to its experts and there is no correction bias.
         """
-        builder, n = WeightBuilder(base="model.layers.{layer}." + row.router), self.n_experts
-        dims = (Dim.NORM, Dim.NORM)
-        yield builder.matrix("router", dims, (hidden, n), "weight", inputs=())
+        dims = letters(Dim.NORM, d=hidden, e=self.n_experts, V=vocab, k=self.n_active)
+        builder = WeightBuilder(LAYER_BASE + row.router, dims)
+        yield builder.matrix("router", "de", "weight", inputs=())
         if has_table:
-            table = builder.vector("router_table", dims, (vocab, self.n_active), "tid2eid")
-            yield replace(table, dtype="s32")
+            yield replace(builder.vector("router_table", "Vk", "tid2eid"), dtype="s32")
         elif self.has_correction_bias:
-            yield builder.vector("router_correction", (Dim.NORM,), (n,), row.correction)
+            yield builder.vector("router_correction", "e", row.correction)
         if self.has_bias:
-            yield builder.vector("router_bias", (Dim.NORM,), (n,), "bias")
+            yield builder.vector("router_bias", "e", "bias")
         if self.has_scales:
-            beside = WeightBuilder(base="model.layers.{layer}.router.")
-            yield beside.vector("router_scale", (Dim.NORM,), (hidden,), "scale")
-            yield beside.vector("expert_scale", (Dim.NORM,), (n,), "per_expert_scale")
+            beside = replace(builder, base=f"{LAYER_BASE}router.")
+            yield beside.vector("router_scale", "d", "scale")
+            yield beside.vector("expert_scale", "e", "per_expert_scale")
 
     def expert_weights(self, hidden: int, row: FamilyTraits) -> Iterator[Weight]:
         """The weights of the routed experts, stacked over experts."""
-        fused = row.fused_experts
-        if fused is None:
-            weights = self._single_experts(hidden, row.expert_tensors)
-        else:
-            weights = self._fused_experts(hidden, fused)
-        for weight in weights:
-            yield weight if weight.is_vector else replace(weight, is_row_major=True)
-
-    def _single_experts(self, d: int, tensors: Mapping[str, str]) -> Iterator[Weight]:
-        builder, n, f = WeightBuilder(), self.n_experts, self.ffn
-        for name in ("gate", "up"):
-            tensor, shape = tensors[name], (n, d, f)
-            yield builder.matrix(f"experts_w_{name}", EXPERT_IN, shape, tensor, inputs=(1,))
-        tensor, shape = tensors["down"], (n, f, d)
-        yield builder.matrix("experts_w_down", EXPERT_OUT, shape, tensor, inputs=(1,))
-
-    def _fused_experts(self, d: int, fused: FusedGateUp) -> Iterator[Weight]:
-        builder = WeightBuilder(base="model.layers.{layer}." + fused.base)
-        n, f, step = self.n_experts, self.ffn, fused.step
+        f, fused, tensors = self.ffn, row.fused_experts, row.expert_tensors
+        dims = letters(Dim.EXPERT, E=self.n_experts) | letters(Dim.NORM, d=hidden)
+        dims |= letters(Dim.EXPERT_HIDDEN, D=hidden) | letters(Dim.EXPERT_FFN, F=f)
+        builder, columns, is_transposed = WeightBuilder(LAYER_BASE, dims), None, True
+        if fused is not None:
+            builder, is_transposed = (
+                replace(builder, base=LAYER_BASE + fused.base),
+                fused.is_transposed,
+            )
+            tensors = {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
         for number, name in enumerate(("gate", "up")):
-            start = number if step > 1 else number * f
-            stop = start + step * (f - 1) + 1
-            columns = ColumnSlice(whole=2 * f, start=start, stop=stop, step=step)
-            shape, tensor = (n, d, f), "gate_up_proj"
-            into = builder.matrix(f"experts_w_{name}", EXPERT_IN, shape, tensor, inputs=(1,))
-            yield replace(into, columns=columns, is_transposed=fused.is_transposed)
+            if fused is not None:
+                start = number if fused.step > 1 else number * f
+                stop = start + fused.step * (f - 1) + 1
+                columns = ColumnSlice(whole=2 * f, start=start, stop=stop, step=fused.step)
+            into = builder.matrix(
+                f"experts_w_{name}", "EDF", tensors[name], columns=columns, inputs=(1,)
+            )
+            yield replace(into, is_transposed=is_transposed, is_row_major=True)
             if self.has_bias:
-                bias, tensor = (Dim.EXPERT, Dim.EXPERT_FFN), "gate_up_proj_bias"
-                yield builder.vector(f"experts_b_{name}", bias, (n, f), tensor, columns=columns)
-        out = builder.matrix("experts_w_down", EXPERT_OUT, (n, f, d), "down_proj", inputs=(1,))
-        yield replace(out, is_transposed=fused.is_transposed)
+                bias = f"{tensors[name]}_bias"
+                yield builder.vector(f"experts_b_{name}", "EF", bias, columns=columns)
+        out = builder.matrix("experts_w_down", "EFD", tensors["down"], inputs=(1,))
+        yield replace(out, is_transposed=is_transposed, is_row_major=True)
         if self.has_bias:
-            bias = (Dim.EXPERT, Dim.NORM)
-            yield builder.vector("experts_b_down", bias, (n, d), "down_proj_bias")
+            yield builder.vector("experts_b_down", "Ed", f"{tensors['down']}_bias")
 
     def shared_weights(self, hidden: int, row: FamilyTraits) -> Iterator[Weight]:
         """The weights of the shared experts, stored as one gated MLP, and their gate, if they have one."""
         if self.shared_ffn is not None:
             yield from gated_mlp(hidden, self.shared_ffn, "shared_", row.shared_tensors)
             if self.has_shared_gate:
-                tensor, dims = "mlp.shared_expert_gate.weight", (Dim.NORM, Dim.NORM)
-                yield WeightBuilder().matrix("shared_gate", dims, (hidden, 1), tensor, inputs=())
+                builder = WeightBuilder(LAYER_BASE, letters(Dim.NORM, d=hidden, o=1))
+                tensor = "mlp.shared_expert_gate.weight"
+                yield builder.matrix("shared_gate", "do", tensor, inputs=())
 
 
 def gated_mlp(
     d: int, f: int, prefix: str, tensors: Mapping[str, str], *, has_bias: bool = False
 ) -> Iterator[Weight]:
     """The matrices of a gated MLP of width `f`, and its biases."""
-    builder = WeightBuilder()
-    for name in ("gate", "up"):
-        yield builder.matrix(f"{prefix}w_{name}", (Dim.HIDDEN, Dim.FFN), (d, f), tensors[name])
-    yield builder.matrix(f"{prefix}w_down", (Dim.FFN, Dim.HIDDEN), (f, d), tensors["down"])
-    if has_bias:
-        biases = {role: tensor.replace(".weight", ".bias") for role, tensor in tensors.items()}
-        for name in ("gate", "up"):
-            yield builder.vector(f"{prefix}b_{name}", (Dim.FFN,), (f,), biases[name])
-        yield builder.vector(f"{prefix}b_down", (Dim.NORM,), (d,), biases["down"])
+    dims = letters(Dim.HIDDEN, D=d) | letters(Dim.FFN, F=f) | letters(Dim.NORM, d=d)
+    builder, shapes = WeightBuilder(LAYER_BASE, dims), {"gate": "DF", "up": "DF", "down": "FD"}
+    for role, shape in shapes.items():
+        yield builder.matrix(f"{prefix}w_{role}", shape, tensors[role])
+    for role, shape in {"gate": "F", "up": "F", "down": "d"}.items() if has_bias else ():
+        tensor = tensors[role].replace(".weight", ".bias")
+        yield builder.vector(f"{prefix}b_{role}", shape, tensor)
 
 
 # Keys that say which layers have experts: a family that reads them may have a model without such a layer.
@@ -184,96 +175,112 @@ def read_mixture(
     return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ExpertKeys:
+    """Keys of a config for experts, and the fields that no key says.
+
+    `shared` is the width of the shared experts: that of one routed expert if it is `ffn`. `normalized` is the default of
+    `norm_topk_prob`, `scale` that of `routed_scaling_factor` and `limit` that of `swiglu_limit`, if these are read.
+    """
+
+    n_experts: tuple[str, ...] = ("num_local_experts",)
+    n_active: str = "num_experts_per_tok"
+    ffn: str = "moe_intermediate_size"
+    shared: str | None = None
+    normalized: bool | None = None
+    scale: float | None = None
+    limit: float | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+_NORMALIZED: dict[str, Any] = {"scoring": Scoring.SOFTMAX, "is_normalized": True}
+_MIXTRAL = _ExpertKeys(ffn="intermediate_size", fixed=_NORMALIZED)
+_DEEPSEEK = _ExpertKeys(n_experts=("n_routed_experts",), shared="ffn")
+# Sources: Qwen3NextSparseMoeBlock, Qwen3_5MoeSparseMoeBlock, Llama4TextMoe, Gemma4TextRouter and Gemma4TextExperts,
+# DeepseekV2TopkRouter and DeepseekV3TopkRouter of transformers. Qwen3.5 always normalizes. Qwen3's number of experts
+# has another name before transformers 5. The shared expert of DeepSeek-V4 is as wide as one routed expert, whatever
+# the config counts.
+_EXPERT_KEYS = {
+    "mixtral": _MIXTRAL,
+    "gpt_oss": replace(
+        _MIXTRAL,
+        limit=7.0,
+        fixed=_NORMALIZED | {"has_bias": True, "activation": Activation.CLAMPED_SWIGLU},
+    ),
+    "qwen3_moe": _ExpertKeys(
+        n_experts=("num_local_experts", "num_experts"), normalized=False, fixed=_NORMALIZED
+    ),
+    "qwen3_next": _ExpertKeys(
+        n_experts=("num_experts",),
+        shared="shared_expert_intermediate_size",
+        normalized=True,
+        fixed=_NORMALIZED | {"has_shared_gate": True},
+    ),
+    "gemma4": _ExpertKeys(
+        n_experts=("num_experts",),
+        n_active="top_k_experts",
+        fixed=_NORMALIZED | {"has_scales": True, "activation": Activation.GEGLU},
+    ),
+    "llama4": _ExpertKeys(
+        ffn="intermediate_size",
+        shared="ffn",
+        fixed={"scoring": Scoring.SIGMOID, "is_normalized": False, "scales_inputs": True},
+    ),
+    "deepseek_v2": replace(_DEEPSEEK, fixed={"is_normalized": False}),
+    "deepseek_v3": replace(
+        _DEEPSEEK,
+        normalized=True,
+        fixed={"group_score": GroupScore.TOP2_SUM, "has_correction_bias": True},
+    ),
+    "deepseek_v4": replace(
+        _DEEPSEEK,
+        scale=1.5,
+        limit=10.0,
+        fixed=_NORMALIZED | {"has_correction_bias": True, "activation": Activation.LIMITED_SWIGLU},
+    ),
+}
+_EXPERT_KEYS["qwen3_5"] = replace(_EXPERT_KEYS["qwen3_next"], normalized=None)
+
+
 def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
     """The experts of a config; keys and routing depend on the family."""
-    experts = family.traits.experts
-    assert experts is not None
-    return _READERS[experts](reader, family)
-
-
-def _softmax_moe(reader: ConfigReader, ffn_key: str = "intermediate_size") -> MixtureOfExperts:
-    """Routed experts with softmax scores and no shared experts."""
+    name = family.traits.experts
+    assert name is not None
+    keys = _EXPERT_KEYS[name]
+    of_family = {"llama4": _llama4_routing, "deepseek_v4": _deepseek_v4_routing}
+    read = dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek_routing) | of_family
+    fields = dict(keys.fixed) | (read[name](reader, family) if name in read else {})
+    ffn = reader.integer(keys.ffn)
+    present = (key for key in keys.n_experts if reader.get(key) is not None)
+    if keys.normalized is not None:
+        is_normalized = reader.boolean("norm_topk_prob", default=keys.normalized)
+        fields["is_normalized"] = is_normalized
+    if keys.scale is not None:
+        fields["scale"] = reader.number("routed_scaling_factor", keys.scale)
+    if keys.limit is not None:
+        fields["activation_limit"] = reader.number("swiglu_limit", keys.limit)
+    if keys.shared is not None and "shared_ffn" not in fields:
+        fields["shared_ffn"] = ffn if keys.shared == "ffn" else reader.integer(keys.shared)
+    n_active = 1 if name == "llama4" else None
     return MixtureOfExperts(
-        n_experts=reader.integer("num_local_experts"),
-        n_active=reader.integer("num_experts_per_tok"),
-        ffn=reader.integer(ffn_key),
-        shared_ffn=None,
-        scoring=Scoring.SOFTMAX,
-        is_normalized=True,
+        n_experts=reader.integer(next(present, keys.n_experts[-1])),
+        n_active=reader.integer(keys.n_active, n_active),
+        ffn=ffn,
+        **fields,
     )
 
 
-def _qwen3_moe(reader: ConfigReader) -> MixtureOfExperts:
-    """The number of experts has another name before transformers 5."""
-    if reader.get("num_local_experts") is None:
-        reader = reader.over({**reader.config, "num_local_experts": reader.integer("num_experts")})
-    is_normalized = reader.boolean("norm_topk_prob", default=False)
-    return replace(_softmax_moe(reader, "moe_intermediate_size"), is_normalized=is_normalized)
-
-
-def _gpt_oss_moe(reader: ConfigReader) -> MixtureOfExperts:
-    return replace(
-        _softmax_moe(reader),
-        has_bias=True,
-        activation=Activation.CLAMPED_SWIGLU,
-        activation_limit=reader.number("swiglu_limit", 7.0),
-    )
-
-
-def _qwen3_5_moe(reader: ConfigReader) -> MixtureOfExperts:
-    """Source: Qwen3NextSparseMoeBlock and Qwen3_5MoeSparseMoeBlock of transformers; Qwen3.5 always normalizes."""
-    return MixtureOfExperts(
-        n_experts=reader.integer("num_experts"),
-        n_active=reader.integer("num_experts_per_tok"),
-        ffn=reader.integer("moe_intermediate_size"),
-        shared_ffn=reader.integer("shared_expert_intermediate_size"),
-        scoring=Scoring.SOFTMAX,
-        is_normalized=True,
-        has_shared_gate=True,
-    )
-
-
-def _qwen3_next_moe(reader: ConfigReader) -> MixtureOfExperts:
-    is_normalized = reader.boolean("norm_topk_prob", default=True)
-    return replace(_qwen3_5_moe(reader), is_normalized=is_normalized)
-
-
-def _llama4_moe(reader: ConfigReader) -> MixtureOfExperts:
-    """Source: Llama4TextMoe of transformers."""
+def _llama4_routing(reader: ConfigReader, _: Family) -> dict[str, Any]:
     n_active = reader.integer("num_experts_per_tok", 1)
     if n_active != 1:
         raise SpecError(
             f"{reader.source}: num_experts_per_tok={n_active} is not supported for llama4_text, whose scores "
             "scale the inputs of experts. Supported: 1."
         )
-    ffn = reader.integer("intermediate_size")
-    return MixtureOfExperts(
-        n_experts=reader.integer("num_local_experts"),
-        n_active=n_active,
-        ffn=ffn,
-        shared_ffn=ffn,
-        scoring=Scoring.SIGMOID,
-        is_normalized=False,
-        scales_inputs=True,
-    )
+    return {}
 
 
-def _gemma4_moe(reader: ConfigReader) -> MixtureOfExperts:
-    """Source: Gemma4TextRouter and Gemma4TextExperts of transformers."""
-    return MixtureOfExperts(
-        n_experts=reader.integer("num_experts"),
-        n_active=reader.integer("top_k_experts"),
-        ffn=reader.integer("moe_intermediate_size"),
-        shared_ffn=None,
-        scoring=Scoring.SOFTMAX,
-        is_normalized=True,
-        has_scales=True,
-        activation=Activation.GEGLU,
-    )
-
-
-def _deepseek_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
-    """Source: DeepseekV2TopkRouter and DeepseekV3TopkRouter of transformers."""
+def _deepseek_routing(reader: ConfigReader, family: Family) -> dict[str, Any]:
     is_v2 = family.traits.experts == "deepseek_v2"
     method = reader.text("topk_method", "greedy" if is_v2 else "noaux_tc")
     known = {"greedy", "group_limited_greedy"} if is_v2 else {"noaux_tc"}
@@ -288,25 +295,18 @@ def _deepseek_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
             f"{reader.source}: scoring_func={reader.config['scoring_func']!r} is not supported for {family}, "
             f"which uses '{scoring}' in transformers. Correct the config."
         )
-    is_limited = method != "greedy"
-    ffn, n_shared = reader.integer("moe_intermediate_size"), reader.integer("n_shared_experts")
-    return MixtureOfExperts(
-        n_experts=reader.integer("n_routed_experts"),
-        n_active=reader.integer("num_experts_per_tok"),
-        ffn=ffn,
-        shared_ffn=ffn * n_shared,
-        scoring=scoring,
-        is_normalized=not is_v2 and reader.boolean("norm_topk_prob", default=True),
-        scale=reader.number("routed_scaling_factor", family.traits.routed_scale),
-        n_groups=reader.integer("n_group", 1) if is_limited else 1,
-        n_active_groups=reader.integer("topk_group", 1) if is_limited else 1,
-        group_score=GroupScore.MAX if is_v2 else GroupScore.TOP2_SUM,
-        has_correction_bias=not is_v2,
-    )
+    n_groups = ("n_group", "topk_group") if method != "greedy" else ()
+    groups = dict(zip(("n_groups", "n_active_groups"), n_groups, strict=False))
+    n_shared = reader.integer("n_shared_experts")
+    return {
+        "scoring": scoring,
+        "shared_ffn": reader.integer("moe_intermediate_size") * n_shared,
+        "scale": reader.number("routed_scaling_factor", family.traits.routed_scale),
+        **{name: reader.integer(key, 1) for name, key in groups.items()},
+    }
 
 
-def _deepseek_v4_moe(reader: ConfigReader) -> MixtureOfExperts:
-    """The experts; the shared expert is as wide as one routed expert, whatever the config counts."""
+def _deepseek_v4_routing(reader: ConfigReader, _: Family) -> dict[str, Any]:
     scoring = reader.text("scoring_func", Scoring.SQRT_SOFTPLUS.value)
     if scoring not in set(Scoring):
         raise SpecError(
@@ -316,33 +316,7 @@ def _deepseek_v4_moe(reader: ConfigReader) -> MixtureOfExperts:
         raise SpecError(
             f"{reader.source}: mlp_bias=true is not supported for deepseek_v4. Set it to false."
         )
-    ffn = reader.integer("moe_intermediate_size")
-    return MixtureOfExperts(
-        n_experts=reader.integer("n_routed_experts"),
-        n_active=reader.integer("num_experts_per_tok"),
-        ffn=ffn,
-        shared_ffn=ffn,
-        scoring=Scoring(scoring),
-        is_normalized=True,
-        scale=reader.number("routed_scaling_factor", 1.5),
-        has_correction_bias=True,
-        activation=Activation.LIMITED_SWIGLU,
-        activation_limit=reader.number("swiglu_limit", 10.0),
-    )
-
-
-_READERS: Mapping[str, Callable[[ConfigReader, Family], MixtureOfExperts]] = {
-    "mixtral": lambda reader, _: _softmax_moe(reader),
-    "qwen3_moe": lambda reader, _: _qwen3_moe(reader),
-    "gpt_oss": lambda reader, _: _gpt_oss_moe(reader),
-    "qwen3_next": lambda reader, _: _qwen3_next_moe(reader),
-    "qwen3_5": lambda reader, _: _qwen3_5_moe(reader),
-    "llama4": lambda reader, _: _llama4_moe(reader),
-    "gemma4": lambda reader, _: _gemma4_moe(reader),
-    "deepseek_v2": _deepseek_moe,
-    "deepseek_v3": _deepseek_moe,
-    "deepseek_v4": lambda reader, _: _deepseek_v4_moe(reader),
-}
+    return {"scoring": Scoring(scoring)}
 
 
 def mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpKind]:

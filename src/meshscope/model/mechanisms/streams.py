@@ -1,10 +1,13 @@
-"""What enters and mixes the residual stream: parallel streams, embeddings of layers, the head of a draft."""
+"""What enters and mixes the residual stream: parallel streams, embeddings of layers, the head of a draft.
+
+Letters of shapes: D hidden (d unsplit), V vocabulary.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshscope.errors import SpecError
-from meshscope.model.arrays import ColumnSlice, Dim, Weight, WeightBuilder
+from meshscope.model.arrays import LAYER_BASE, ColumnSlice, Dim, Weight, WeightBuilder, letters
 from meshscope.model.reader import ConfigReader
 
 
@@ -19,11 +22,6 @@ class HyperConnections:
     n_iterations: int
     eps: float
 
-    @property
-    def n_coefficients(self) -> int:
-        """Mixing coefficients per token and block: input, output and stream-to-stream."""
-        return (2 + self.n_streams) * self.n_streams
-
     @classmethod
     def read(cls, reader: ConfigReader) -> "HyperConnections":
         """The parallel residual streams of a DeepSeek-V4 config."""
@@ -34,21 +32,23 @@ class HyperConnections:
         )
 
     def weights(self, hidden: int, name: str, block: str) -> Iterator[Weight]:
-        """Weights that mix the streams around a block."""
-        builder = WeightBuilder(base=f"model.layers.{{layer}}.hc_{block}_")
-        n = self.n_coefficients
-        shape = (self.n_streams * hidden, n)
-        yield builder.matrix(f"{name}_mixing", (Dim.NORM, Dim.NORM), shape, "fn", inputs=())
-        yield builder.vector(f"{name}_mixing_bias", (Dim.NORM,), (n,), "base")
-        yield builder.vector(f"{name}_mixing_scale", (Dim.NORM,), (3,), "scale")
+        """Weights that mix the streams around a block: coefficients of its input, its output, and between streams."""
+        n_coefficients = (2 + self.n_streams) * self.n_streams
+        base = f"{LAYER_BASE}hc_{block}_"
+        return self._mixing(hidden, base, f"{name}_mixing", n_coefficients, n_scales=3)
 
     def collapse_weights(self, hidden: int) -> Iterator[Weight]:
         """Weights that collapse the streams after the last layer."""
-        builder, n = WeightBuilder(base="model.hc_head.hc_"), self.n_streams
-        shape = (n * hidden, n)
-        yield builder.matrix("collapse", (Dim.NORM, Dim.NORM), shape, "fn", inputs=())
-        yield builder.vector("collapse_bias", (Dim.NORM,), (n,), "base")
-        yield builder.vector("collapse_scale", (Dim.NORM,), (1,), "scale")
+        return self._mixing(hidden, "model.hc_head.hc_", "collapse", self.n_streams, n_scales=1)
+
+    def _mixing(
+        self, hidden: int, base: str, name: str, n: int, *, n_scales: int
+    ) -> Iterator[Weight]:
+        dims = letters(Dim.NORM, d=self.n_streams * hidden, n=n, s=n_scales)
+        builder = WeightBuilder(base, dims)
+        yield builder.matrix(name, "dn", "fn", inputs=())
+        yield builder.vector(f"{name}_bias", "n", "base")
+        yield builder.vector(f"{name}_scale", "s", "scale")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,26 +78,25 @@ class LayerInputs:
 
     def tables(self, hidden: int, vocab: int, n_layers: int) -> Iterator[Weight]:
         """The embeddings of `n_layers` layers in one table, the projection of the model's to them, and its norm."""
-        width, whole = self.width * n_layers, self.width * self.n_layers
-        columns = None if width == whole else ColumnSlice(whole=whole, start=0, stop=width)
-        builder, dims = WeightBuilder(base="model."), (Dim.VOCAB, Dim.HIDDEN)
+        whole = ColumnSlice(whole=self.width * self.n_layers, start=0, stop=self.width * n_layers)
+        columns = None if whole.stop == whole.whole else whole
+        dims = letters(Dim.VOCAB, V=vocab) | letters(Dim.HIDDEN, D=hidden, W=whole.stop)
+        dims |= letters(Dim.NORM, w=self.width, n=whole.stop)
+        builder = WeightBuilder("model.", dims)
         tensor = "embed_tokens_per_layer.weight"
-        table = builder.vector("layer_embed", dims, (vocab, width), tensor, columns=columns)
-        yield replace(table, is_vector=False, is_row_major=True, inputs=(1,))
-        dims, shape = (Dim.HIDDEN, Dim.NORM), (hidden, width)
+        embed = builder.vector("layer_embed", "VW", tensor, columns=columns)
+        yield replace(embed, is_vector=False, is_row_major=True, inputs=(1,))
         tensor = "per_layer_model_projection.weight"
-        yield builder.matrix("layer_embed_proj", dims, shape, tensor, columns=columns)
-        tensor = "per_layer_projection_norm.weight"
-        yield builder.vector("layer_embed_norm", (Dim.NORM,), (self.width,), tensor)
+        yield builder.matrix("layer_embed_proj", "Dn", tensor, columns=columns)
+        yield builder.vector("layer_embed_norm", "w", "per_layer_projection_norm.weight")
 
     def weights(self, hidden: int) -> Iterator[Weight]:
         """The replicated weights that bring the embeddings of a layer into its output, and the norm after them."""
-        builder, d, width = WeightBuilder(), hidden, self.width
-        into, out = "per_layer_input_gate.weight", "per_layer_projection.weight"
-        yield builder.matrix("layer_input_gate", (Dim.HIDDEN, Dim.NORM), (d, width), into)
-        yield builder.matrix("layer_input_out", (Dim.NORM, Dim.HIDDEN), (width, d), out)
-        tensor = "post_per_layer_input_norm.weight"
-        yield builder.vector("layer_input_norm", (Dim.NORM,), (d,), tensor)
+        dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, d=hidden, w=self.width)
+        builder = WeightBuilder(LAYER_BASE, dims)
+        yield builder.matrix("layer_input_gate", "Dw", "per_layer_input_gate.weight")
+        yield builder.matrix("layer_input_out", "wD", "per_layer_projection.weight")
+        yield builder.vector("layer_input_norm", "d", "post_per_layer_input_norm.weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +114,9 @@ class DraftHead:
 
         Named as in the checkpoints of DeepSeek-V3; the matrix is not quantized there.
         """
-        builder = WeightBuilder(base=f"model.layers.{n_layers}.")
-        for name, tensor in (("embed", "enorm"), ("hidden", "hnorm")):
-            if self.has_norms:
-                yield builder.vector(
-                    f"draft_{name}_norm", (Dim.NORM,), (hidden,), f"{tensor}.weight"
-                )
-        shape, dims = (2 * hidden, hidden), (Dim.NORM, Dim.HIDDEN)
-        yield builder.matrix("draft_join", dims, shape, "eh_proj.weight", inputs=())
+        dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, d=hidden, j=2 * hidden)
+        builder = WeightBuilder(f"model.layers.{n_layers}.", dims)
+        if self.has_norms:
+            yield builder.vector("draft_embed_norm", "d", "enorm.weight")
+            yield builder.vector("draft_hidden_norm", "d", "hnorm.weight")
+        yield builder.matrix("draft_join", "jD", "eh_proj.weight", inputs=())
