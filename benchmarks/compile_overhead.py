@@ -19,7 +19,7 @@ N_LAYERS = 8  # few layers make what is fixed weigh more
 # Lowers and compiles one phase and keeps the text; nothing of it is read.
 BARE = f"""
 import sys
-from meshscope.backends.compile.worker import set_environment, topology_devices
+from meshscope.backends.compile.worker import set_environment, slice_devices
 set_environment()
 from meshscope.model.config import read_model
 from meshscope.hardware.topology import parse_topology
@@ -34,7 +34,7 @@ experiment = experiment_of(
     workload=Workload(batch=8, prompt=1024), program=Program(loop=Loop.UNROLL),
     n_layers={N_LAYERS},
 )
-build_program(experiment, Phase(sys.argv[1]), topology_devices(experiment)).lower().compile()
+build_program(experiment, Phase(sys.argv[1]), slice_devices(experiment.topology)).lower().compile()
 """
 
 

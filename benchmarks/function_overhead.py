@@ -55,7 +55,7 @@ def arguments() -> list[Any]:
 
 def worker_s() -> float:
     """Processor seconds of the process that owns the compiler, from Linux's /proc."""
-    pid = function_compiler()._worker.pid  # noqa: SLF001  only this program asks
+    pid = function_compiler().worker.process.pid
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 

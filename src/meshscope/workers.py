@@ -1,6 +1,7 @@
-"""Worker processes: start, progress, result, and failure as one error message.
+"""Worker processes: one loop for requests, progress and results, and failures as one error message.
 
-A worker owns a compiler or devices, so that a crash becomes a message. It ends when its parent ends.
+A worker owns a compiler or devices, so that a crash becomes a message. It answers requests on its standard
+input until that closes, as it does when the parent ends.
 """
 
 import errno
@@ -12,12 +13,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from queue import SimpleQueue
+from typing import Any, Self
 
 from meshscope.errors import (
     CompileError,
@@ -27,96 +29,15 @@ from meshscope.errors import (
     SpecError,
 )
 
-PREFIX = "meshscope: "  # of the worker's lines for its parent; libraries write others
-
-SEPARATOR = "\t"  # before the seconds left, if they are known
-
-
-def format_progress(step: str, left_s: float | None = None) -> str:
-    """The line that reports a step, and the seconds that the whole work still needs."""
-    return f"{PREFIX}{step}" + ("" if left_s is None else f"{SEPARATOR}{left_s:.3f}")
-
-
-def parse_progress(line: str) -> tuple[str, float | None] | None:
-    """The step and the seconds left of a worker's line; None for a line that a library wrote."""
-    if not line.startswith(PREFIX):
-        return None
-    step, _, left = line.removeprefix(PREFIX).partition(SEPARATOR)
-    return step, float(left) if left else None
-
-
-def error_report(request: Path, name: str = "work") -> Path:
-    """The file in which a worker reports its error: beside its request, apart from its output."""
-    return request.with_name(f"{name}.error.json")
-
-
+MAIN = ("-m", "meshscope.workers")
+PREFIX = b"meshscope: "  # of the worker's lines for its parent; libraries write others
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 MAX_MESSAGE = 2000  # characters of a worker's own message
 MAX_LINE = 300
 _TELLING = re.compile(r"Check failed|^\*\*\* |^F\d{4} |Error|emory")
 
-
-class ExitKind(StrEnum):
-    """Why a worker process ended without a result."""
-
-    OURS = "ours"  # a MeshscopeError
-    REFUSED = "refused"  # a library raised
-    KILLED = "killed"  # by SIGKILL, which Linux sends when memory runs out
-    INTERRUPTED = "interrupted"  # by SIGINT or SIGTERM, sent to the worker itself
-    CRASHED = "crashed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """`kind` names the exception or exit status; `words` are its message, or a line of the log."""
-
-    how: ExitKind
-    kind: str
-    words: str
-
-
-def failure_of(returncode: int, errors: Path, log: Path) -> Failure:
-    """The failure of a worker that ended with this code; OSError if it had no space to write."""
-    if errors.exists():
-        report = json.loads(errors.read_text(encoding="utf-8"))
-        if report["errno"] in NO_SPACE:
-            raise OSError(report["errno"], os.strerror(report["errno"]))
-        message = report["message"][:MAX_MESSAGE]
-        if report["is_ours"]:
-            return Failure(how=ExitKind.OURS, kind=report["type"], words=message)
-        return Failure(
-            how=ExitKind.REFUSED, kind=report["type"], words=f"{report['type']}: {message}"
-        )
-    how = ExitKind.CRASHED
-    if was_killed(returncode):
-        how = ExitKind.KILLED
-    elif was_interrupted(returncode):
-        how = ExitKind.INTERRUPTED
-    line = telling_line(log.read_text(encoding="utf-8", errors="replace"))
-    return Failure(how=how, kind=exit_status(returncode), words=line)
-
-
-def was_killed(returncode: int) -> bool:
-    """Whether the process got SIGKILL, which Linux sends when memory runs out."""
-    return returncode == -signal.SIGKILL
-
-
-def was_interrupted(returncode: int) -> bool:
-    """Whether a signal asked the process to end; 130 and 143 are how shells and Python pass it on."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-    return returncode in {*(-s for s in signals), *(128 + s for s in signals)}
-
-
-def exit_status(returncode: int) -> str:
-    """The name of the signal, or the exit code, of a `subprocess.Popen.returncode`."""
-    return signal.Signals(-returncode).name if returncode < 0 else f"exit code {returncode}"
-
-
-def telling_line(log: str) -> str:
-    """The first line of the log that reports a failure, or else its last line."""
-    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
-    telling = [line for line in lines if _TELLING.search(line)]
-    return (telling or lines or ["none"])[0 if telling else -1][:MAX_LINE]
+# Called with a part of the work, its present step, and the seconds that it still needs, if known.
+Progress = Callable[[str, str, float | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,105 +55,191 @@ class WorkerTask:
     crash_remedy: str
     error: type[CompileError] | type[RunFailedError]
 
+    def reported(self, report: Mapping[str, Any]) -> MeshscopeError:
+        """The error of an exception in the worker; OSError if it had no space to write."""
+        if report["errno"] in NO_SPACE:
+            raise OSError(report["errno"], os.strerror(report["errno"]))
+        kind, message = report["type"], report["message"][:MAX_MESSAGE]
+        if report["is_ours"]:
+            return (ParseError if kind == ParseError.__name__ else SpecError)(message)
+        return self.error(f"{self.rejection}: {kind}: {message}")
 
-def worker_error(task: WorkerTask, failure: Failure) -> MeshscopeError:
-    """The error to raise for a failed worker."""
-    match failure.how:
-        case ExitKind.OURS:
-            is_unreadable = failure.kind == ParseError.__name__
-            return (ParseError if is_unreadable else SpecError)(failure.words)
-        case ExitKind.REFUSED:
-            return task.error(f"{task.rejection}: {failure.words}")
-        case ExitKind.KILLED:
-            return task.error(
-                f"{task.process} was killed while {task.activity}, probably because the machine ran "
-                f"out of memory. {task.memory_remedy}"
+    def ended(self, returncode: int, log: str) -> MeshscopeError:
+        """The error of a worker that ended without an answer."""
+        status = exit_status(returncode)
+        signals = (
+            signal.SIGINT,
+            signal.SIGTERM,
+        )  # 130 and 143 are how shells and Python pass them on
+        if was_killed(returncode):
+            reason = (
+                f"was killed while {self.activity}, probably because the machine ran out of memory. "
+                f"{self.memory_remedy}"
             )
-        case ExitKind.INTERRUPTED:
-            return task.error(
-                f"{task.process} was interrupted ({failure.kind}) while {task.activity}. "
-                "Run the command again."
+        elif returncode in {*(-s for s in signals), *(128 + s for s in signals)}:
+            reason = f"was interrupted ({status}) while {self.activity}. Run the command again."
+        else:
+            reason = (
+                f"crashed ({status}) while {self.activity}. {self.crash_remedy} Last line of its log: "
+                f"{telling_line(log)}"
             )
-        case ExitKind.CRASHED:
-            return task.error(
-                f"{task.process} crashed ({failure.kind}) while {task.activity}. "
-                f"{task.crash_remedy} Last line of its log: {failure.words}"
-            )
+        return self.error(f"{self.process} {reason}")
 
 
-# Called with a part of the work, its present step, and the seconds that it still needs, if known.
-Progress = Callable[[str, str, float | None], None]
+def was_killed(returncode: int) -> bool:
+    """Whether the process got SIGKILL, which Linux sends when memory runs out."""
+    return returncode == -signal.SIGKILL
 
 
-@contextmanager
-def worker_process(  # noqa: PLR0913  what a process has
-    arguments: Sequence[str],
-    log: Path,
-    *,
-    python: str = sys.executable,
-    environment: Mapping[str, str] | None = None,
-    folder: Path | None = None,
-    is_piped: bool = True,
-) -> Generator[subprocess.Popen[bytes]]:
-    """Runs Python with these arguments in `folder` while the block runs; standard error goes to `log`.
+def exit_status(returncode: int) -> str:
+    """The name of the signal, or the exit code, of a `subprocess.Popen.returncode`."""
+    return signal.Signals(-returncode).name if returncode < 0 else f"exit code {returncode}"
 
-    The worker's standard input is a pipe that closes when this process ends. Its standard output is
-    a pipe, or goes to `log` too if not `is_piped`.
+
+def telling_line(log: str) -> str:
+    """The first line of the log that reports a failure, or else its last line."""
+    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
+    telling = [line for line in lines if _TELLING.search(line)]
+    return (telling or lines or ["none"])[0 if telling else -1][:MAX_LINE]
+
+
+class Worker:
+    """A process that does `work`, a function MODULE:FUNCTION of JSON values, request after request.
+
+    Its standard error goes to the file `log` in `folder`. It is killed when the block ends.
     """
-    with log.open("wb") as errors:
-        child = subprocess.Popen(
-            [python, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if is_piped else errors,
-            stderr=errors,
-            env=environment,
-            cwd=folder,
-        )
-    try:
-        yield child
-    finally:
-        if child.poll() is None:
-            child.kill()
-        for pipe in (child.stdin, child.stdout):
+
+    def __init__(
+        self,
+        work: str,
+        folder: Path,
+        *,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._log = folder / "log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [python, *MAIN, work],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def do(
+        self,
+        request: Any,
+        task: WorkerTask,
+        *,
+        part: str = "",
+        progress: Progress | None = None,
+    ) -> Any:
+        """The result of a request; raises the failure of the worker as one error."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(f"{json.dumps(request)}\n".encode())
+            self.process.stdin.flush()
+        for line in self.process.stdout:
+            if not line.startswith(PREFIX):
+                continue
+            answer = json.loads(line.removeprefix(PREFIX))
+            if "result" in answer:
+                return answer["result"]
+            if "error" in answer:
+                raise task.reported(answer["error"])
+            if progress is not None:
+                progress(part, answer["step"], answer["left_s"])
+        returncode = self.process.wait()
+        raise task.ended(returncode, self._log.read_text(encoding="utf-8", errors="replace"))
+
+    def end(self) -> None:
+        """Lets the process end by itself."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                pipe.close()
-        child.wait()
-
-
-def _forwarded(child: subprocess.Popen[bytes], part: str, progress: Progress) -> int:
-    """Forwards the worker's progress until it ends; returns its exit code."""
-    assert child.stdout is not None
-    for line in child.stdout:
-        report = parse_progress(line.decode(errors="replace").strip("\r\n"))
-        if report is not None:
-            progress(part, *report)
-    return child.wait()
+                with suppress(BrokenPipeError):  # a request that it did not read
+                    pipe.close()
 
 
 def run_worker(  # noqa: PLR0913  what a process has, and who hears of it
-    arguments: Sequence[str],
-    request: Path,
+    work: str,
+    request: Mapping[str, Any],
+    folder: Path,
     task: WorkerTask,
     *,
     python: str = sys.executable,
     environment: Mapping[str, str] | None = None,
     part: str = "",
     progress: Progress | None = None,
-) -> None:
-    """Runs a worker to its end, with its log beside its request; raises its failure as one error.
-
-    It reports progress on its standard output if `progress` is given.
-    """
-    log, is_piped = request.with_name("log"), progress is not None
-    with worker_process(
-        arguments, log, python=python, environment=environment, is_piped=is_piped
-    ) as child:
-        returncode = child.wait() if progress is None else _forwarded(child, part, progress)
-    if returncode:
-        raise worker_error(task, failure_of(returncode, error_report(request), log))
+) -> Any:
+    """The result of one request to a worker of its own, with its log in `folder`."""
+    with Worker(work, folder, python=python, environment=environment) as worker:
+        result = worker.do(request, task, part=part, progress=progress)
+        worker.end()
+    return result
 
 
 # Inside a worker process.
+
+
+def serve(work: str) -> None:
+    """Answers requests until standard input closes; ends the process if that happens during work."""
+    requests = SimpleQueue[bytes | None]()
+    is_idle = threading.Event()
+
+    def read() -> None:
+        rest = b""
+        while piece := os.read(sys.stdin.fileno(), 1 << 16):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                is_idle.clear()
+                requests.put(line)
+        if requests.qsize() or not is_idle.is_set():
+            os._exit(1)
+        requests.put(None)
+
+    is_idle.set()
+    threading.Thread(target=read, daemon=True).start()
+    while (request := requests.get()) is not None:
+        try:
+            answer = json.dumps({"result": resolve_name(work)(json.loads(request))})
+        except Exception as error:  # noqa: BLE001  the parent writes the message
+            report = {
+                "type": type(error).__name__,
+                "message": str(error),
+                "is_ours": isinstance(error, MeshscopeError),
+                "errno": error.errno if isinstance(error, OSError) else None,
+            }
+            answer = json.dumps({"error": report})
+        is_idle.set()
+        _write(answer)
+
+
+def report_progress(step: str, left_s: float | None = None) -> None:
+    """Reports a step to the parent, and the seconds that the whole work still needs."""
+    _write(json.dumps({"step": step, "left_s": left_s}))
+
+
+def _write(answer: str) -> None:
+    """Writes a line of its own, even if a library left one unfinished."""
+    sys.stdout.write(f"\n{PREFIX.decode()}{answer}\n")
+    sys.stdout.flush()
 
 
 def end_with_parent(*, grace_s: float = 0.0) -> None:
@@ -253,20 +260,5 @@ def end_with_parent(*, grace_s: float = 0.0) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def report_progress(step: str, left_s: float | None = None) -> None:
-    """Reports a step to the parent, and the seconds that the whole work still needs."""
-    sys.stdout.write(format_progress(step, left_s) + "\n")
-    sys.stdout.flush()
-
-
-def reported(work: Callable[[], Mapping[str, Any]], report: Path, errors: Path) -> int:
-    """Writes the result of the work, or an error report for any exception; returns the exit code."""
-    try:
-        report.write_text(json.dumps(work()), encoding="utf-8")
-    except Exception as error:  # noqa: BLE001  the parent writes the message
-        is_ours = isinstance(error, MeshscopeError)
-        number = error.errno if isinstance(error, OSError) else None
-        document = {"type": type(error).__name__, "message": str(error), "is_ours": is_ours}
-        errors.write_text(json.dumps(document | {"errno": number}), encoding="utf-8")
-        return 1
-    return 0
+if __name__ == "__main__":
+    serve(sys.argv[1])

@@ -10,9 +10,12 @@ import pytest
 from rich.console import Console
 
 from meshscope.api.calibrate import calibrate
-from meshscope.backends.calibrate.calibrate import published_profile, write_points
+from meshscope.backends.calibrate.calibrate import (
+    CalibrationRequest,
+    published_profile,
+    write_points,
+)
 from meshscope.backends.calibrate.fit import fit_constants
-from meshscope.backends.calibrate.request import CalibrationRequest
 from meshscope.errors import MeshscopeError, ParseError, RunError, SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind

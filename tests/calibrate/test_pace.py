@@ -2,8 +2,8 @@
 
 import pytest
 
-from meshscope.backends.calibrate import worker as child
-from meshscope.backends.calibrate.worker import Pace, Remainder, collectives_budget_s
+from meshscope.backends.calibrate import measure as child
+from meshscope.backends.calibrate.measure import Pace, Remainder, collectives_budget_s
 from meshscope.events.enums import Kind
 
 KINDS = (Kind.ALL_REDUCE, Kind.PERMUTE)

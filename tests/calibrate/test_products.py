@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from meshscope.backends.calibrate.calibrate import CalibrationRequest
 from meshscope.backends.calibrate.fit import unfitted
-from meshscope.backends.calibrate.request import CalibrationRequest
 from meshscope.cost.rates import measured_rates, rates_of
 from meshscope.cost.traffic import ArrayTraffic
 from meshscope.hardware.topology import parse_topology

@@ -3,13 +3,15 @@
 import io
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from meshscope.api import console
 from meshscope.api.console import WorkProgress, format_left
 from meshscope.api.progress import ReportedProgress
-from meshscope.workers import format_progress, parse_progress
+from meshscope.errors import RunFailedError
+from meshscope.workers import Worker, WorkerTask
 
 
 class Terminal(io.StringIO):
@@ -76,7 +78,33 @@ def test_time_left_is_rough(seconds: float, words: str) -> None:
     assert format_left(seconds) == words
 
 
-@pytest.mark.parametrize("left_s", [None, 12.5])
-def test_a_child_is_piped_as_it_told(left_s: float | None) -> None:
-    assert parse_progress(format_progress("request 1 of 3", left_s)) == ("request 1 of 3", left_s)
-    assert parse_progress("WARNING: a library") is None
+TASK = WorkerTask(
+    process="the worker",
+    activity="working",
+    rejection="Python refused",
+    memory_remedy="",
+    crash_remedy="Try again.",
+    error=RunFailedError,
+)
+
+
+def test_a_worker_reports_steps_and_answers_each_request(tmp_path: Path) -> None:
+    reports: list[tuple[str, str, float | None]] = []
+    with Worker("meshscope.workers:report_progress", tmp_path) as worker:
+        for step in ("request 1", "request 2"):
+            answer = worker.do(
+                step, TASK, part="devices", progress=lambda *report: reports.append(report)
+            )
+            assert answer is None
+        worker.end()
+        assert worker.process.returncode == 0
+    assert reports == [("devices", "request 1", None), ("devices", "request 2", None)]
+
+
+def test_an_exception_in_a_worker_is_one_message_and_the_next_request_is_answered(
+    tmp_path: Path,
+) -> None:
+    with Worker("builtins:int", tmp_path) as worker:
+        with pytest.raises(RunFailedError, match="Python refused: ValueError: invalid literal"):
+            worker.do("x", TASK)
+        assert worker.do("7", TASK) == 7

@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 
 from meshscope.backends.compile import compile as compiling
-from meshscope.backends.compile.cycles import FLAG, Cycles, profiling_environment, read_profile
+from meshscope.backends.compile.compile import CYCLES_FLAG, profiling_environment, read_profile
 from meshscope.errors import CompileError
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Cycles
 from meshscope.plans.workload import Workload
 
 WRITTEN = """hlo_op_estimate {
@@ -41,7 +42,7 @@ def test_cycles_are_keyed_by_the_name_of_the_operation(tmp_path: Path):
 
 def test_the_flag_is_appended_to_those_of_the_user():
     given = {"LIBTPU_INIT_ARGS": "--mine=1", "PATH": "/bin"}
-    flags = f"--mine=1 {FLAG}=/x"
+    flags = f"--mine=1 {CYCLES_FLAG}=/x"
     assert profiling_environment(given, Path("/x")) == {**given, "LIBTPU_INIT_ARGS": flags}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import meshscope
+from meshscope import workers
 from meshscope.backends.compile import compile as compile_module
 from meshscope.backends.compile.compile import compile_experiment
 from meshscope.errors import CompileError, MeshscopeError, MissingToolError, SpecError
@@ -31,7 +32,7 @@ def experiment(topology: str = "v6e-8") -> Experiment:
 
 def compile_with_worker(program: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiles with a worker that runs `program` instead of the compiler."""
-    monkeypatch.setattr(compile_module, "WORKER", ("-c", program))
+    monkeypatch.setattr(workers, "MAIN", ("-c", program))
     monkeypatch.setattr(compile_module, "check_can_compile", lambda *_: None)
     compile_experiment(experiment(), directory, progress=lambda *_: None)
 
@@ -47,7 +48,7 @@ def compile_with_worker(program: str, directory: Path, monkeypatch: pytest.Monke
         ("import os; os.abort()", rf"crashed \(SIGABRT\) while compiling {WHAT}"),
         ("import os; os.kill(os.getpid(), 9)", rf"killed while compiling {WHAT}.*memory"),
         ("raise SystemExit(7)", rf"crashed \(exit code 7\) while compiling {WHAT}"),
-        ("print('the last words'); raise SystemExit(7)", "Last line of its log: the last words"),
+        ("import sys; sys.exit('the last words')", "Last line of its log: the last words"),
     ],
 )
 def test_a_crash_of_the_worker_is_one_message(
@@ -61,11 +62,9 @@ def test_a_rejection_has_the_message_of_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = (
-        "import json, pathlib, sys\n"
+        "import json\n"
         "said = {'type': 'XlaRuntimeError', 'message': 'no such shape', 'is_ours': False, 'errno': None}\n"
-        "report = json.dumps(said)\n"
-        "pathlib.Path(sys.argv[1]).with_name(f'{sys.argv[3]}.error.json').write_text(report)\n"
-        "raise SystemExit(1)"
+        "print('a line of a library\\nmeshscope: ' + json.dumps({'error': said}))"
     )
 
     with pytest.raises(CompileError, match=rf"rejected {WHAT}: XlaRuntimeError: no such shape"):
@@ -79,9 +78,10 @@ def test_a_failure_of_one_phase_stops_the_other(
 ) -> None:
     """The decode worker would sleep for an hour."""
     program = (
-        "import sys, time\nif sys.argv[3] == 'decode':\n    time.sleep(3600)\nraise SystemExit(3)"
+        "import json, sys, time\nif json.loads(sys.stdin.readline())['phase'] == 'decode':\n"
+        "    time.sleep(3600)\nraise SystemExit(3)"
     )
-    monkeypatch.setattr(compile_module, "WORKER", ("-c", program))
+    monkeypatch.setattr(workers, "MAIN", ("-c", program))
     monkeypatch.setattr(compile_module, "check_can_compile", lambda *_: None)
     both = experiment_of(
         model=read_model("Llama-3.2-3B"),
@@ -99,10 +99,11 @@ def test_a_failure_of_the_unrolled_program_names_its_layers(
 ) -> None:
     """The worker of all layers would sleep for an hour."""
     program = (
-        "import sys, time\nif not sys.argv[2].endswith('unrolled'):\n    time.sleep(3600)\n"
+        "import json, sys, time\n"
+        "if not json.loads(sys.stdin.readline())['folder'].endswith('unrolled'):\n    time.sleep(3600)\n"
         "raise SystemExit(3)"
     )
-    monkeypatch.setattr(compile_module, "WORKER", ("-c", program))
+    monkeypatch.setattr(workers, "MAIN", ("-c", program))
     monkeypatch.setattr(compile_module, "check_can_compile", lambda *_: None)
     deep = replace(experiment(), program=Program(loop=Loop.AUTO))
 

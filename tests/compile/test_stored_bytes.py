@@ -1,9 +1,6 @@
 """A compiled decode step reads 8-bit and 4-bit weights and the cache where and as they are stored."""
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -11,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
+from meshscope.backends.compile import compile as compiling
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
@@ -148,13 +146,8 @@ def _results(instruction: Instruction) -> Iterator[tuple[int, bool]]:
 
 def _decode_instructions(experiment: Experiment, folder: Path) -> tuple[Instruction, ...]:
     """The scheduled instructions of the decode program, compiled in a process of its own."""
-    file = folder / "experiment.json"
-    file.write_text(json.dumps(experiment.as_dict()), encoding="utf-8")
-    worker = [sys.executable, "-m", "meshscope.backends.compile.worker"]
-    arguments = [*worker, str(file), str(folder), Phase.DECODE, "-1"]
-    # The worker ends when its standard input is closed.
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE) as process:
-        assert process.wait() == 0
+    program = compiling._Program(experiment=experiment, phase=Phase.DECODE, folder=folder)
+    compiling._run_workers((program,), lambda *_: None)
     entry = read_hlo(folder / f"{Phase.DECODE}.hlo.txt.gz").entry
     assert entry is not None
     return entry.instructions

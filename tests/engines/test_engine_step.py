@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from meshscope import workers
 from meshscope.api.compile import compile as compile_model
 from meshscope.api.predict import predict
 from meshscope.api.request import CompileRequest
@@ -73,13 +74,8 @@ def test_the_message_of_the_engine_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = {"type": "UnsupportedArchitectureError", "message": "not registered in tpu-inference"}
-    report = json.dumps(said | {"is_ours": False, "errno": None})
-    program = (
-        "import pathlib, sys\n"
-        f"pathlib.Path(sys.argv[1]).with_name(f'{{sys.argv[3]}}.error.json').write_text({report!r})\n"
-        "raise SystemExit(1)"
-    )
-    monkeypatch.setattr(compile_module, "WORKER", ("-c", program))
+    answer = json.dumps({"error": said | {"is_ours": False, "errno": None}})
+    monkeypatch.setattr(workers, "MAIN", ("-c", f"print('meshscope: ' + {answer!r})"))
     monkeypatch.setattr(compile_module, "check_can_compile", lambda *_: None)
     fake = type("Environment", (), {"python": sys.executable})
     monkeypatch.setattr(frontends, "installed_release", lambda *_: fake)

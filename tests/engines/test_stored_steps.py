@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import meshscope
-from meshscope.backends.compile.worker import _memory
+from meshscope.backends.compile.worker import step_memory
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 
@@ -125,7 +125,7 @@ def test_memory_counts_the_weights_that_only_small_programs_read() -> None:
     model = {"argument_bytes": 100, "output_bytes": 10, "alias_bytes": 10, "temp_bytes": 5}
     logits = {"argument_bytes": 40, "output_bytes": 1, "alias_bytes": 0, "temp_bytes": 7}
 
-    memory = _memory([model, logits], 130)
+    memory = step_memory([model, logits], 130)
 
     assert memory == {"argument_bytes": 130, "output_bytes": 10, "alias_bytes": 10, "temp_bytes": 7}
-    assert _memory([model, logits], None) == model
+    assert step_memory([model, logits], None) == model

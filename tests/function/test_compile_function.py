@@ -171,7 +171,7 @@ def test_an_unchanged_program_comes_from_the_cache(monkeypatch: pytest.MonkeyPat
 
     first = again()
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "function_compiler", lambda: pytest.fail("compiled again"))
+        patch.setattr(backend, "function_compiler", lambda _: pytest.fail("compiled again"))
         assert again().time == first.time
     with monkeypatch.context() as patch:
         patch.setattr(backend, "version", lambda _name: "0.0.1")
@@ -193,7 +193,7 @@ def test_code_that_calls_it_from_another_line_gets_the_program_from_the_cache(
     x = shape(64, 256, spec=P("d"))
     first = meshscope.compile(called, x, topology=SLICE, mesh="d=4")
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "function_compiler", lambda: pytest.fail("compiled again"))
+        patch.setattr(backend, "function_compiler", lambda _: pytest.fail("compiled again"))
         second = meshscope.compile(called, x, topology=SLICE, mesh="d=4")
     assert second.time == first.time
 
@@ -233,7 +233,7 @@ def test_a_crash_of_the_compiler_is_a_message_and_the_next_program_compiles(
         x = shape(8, 8, spec=P("d"))
         return meshscope.compile(_grow, x, topology=SLICE, mesh="d=4", name="grow")
 
-    worker = backend.function_compiler()._worker
+    worker = backend.function_compiler().worker.process
     worker.kill()
     worker.wait()
     with monkeypatch.context() as patch:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import meshscope.api.compile
-import meshscope.backends.compile.function_worker
+import meshscope.backends.compile.function
 import meshscope.programs.jax.function
 import meshscope.testing.communication  # noqa: F401
 

@@ -8,7 +8,6 @@ import pytest
 
 from meshscope.analysis.join import Verdict, compare
 from meshscope.backends.compile.compile import check_can_compile, compile_experiment
-from meshscope.backends.compile.cycles import Cycles
 from meshscope.backends.compile.read import read_phase
 from meshscope.cost.op_cost import kernel_work
 from meshscope.cost.rates import rates_of
@@ -19,7 +18,7 @@ from meshscope.events.enums import REQUEST_PHASES, Kind, Phase
 from meshscope.hardware.chips import CHIPS, ChipKind
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.program import Frontend
+from meshscope.plans.program import Cycles, Frontend
 from meshscope.prediction import predict
 from meshscope.programs import gpu
 from meshscope.readers.hlo.parse import read_hlo

@@ -1,11 +1,12 @@
 """A worker that crashes or refuses gives one message."""
 
 import errno
+import json
 from pathlib import Path
 
 import pytest
 
-from meshscope.backends.live import run as module
+from meshscope import workers
 from meshscope.backends.live.run import RunOptions, run_experiment
 from meshscope.errors import RunError, RunFailedError, SpecError
 from meshscope.hardware.topology import parse_topology
@@ -29,17 +30,13 @@ def experiment() -> Experiment:
 
 def run_with_child(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs with a worker that executes `program` instead of the experiment."""
-    monkeypatch.setattr(module, "CHILD", ("-c", program))
+    monkeypatch.setattr(workers, "MAIN", ("-c", program))
     run_experiment(experiment(), folder, RunOptions(), progress=lambda *_: None)
 
 
 def failing(kind: str, message: str, *, is_ours: bool = False, number: int | None = None) -> str:
     report = {"type": kind, "message": message, "is_ours": is_ours, "errno": number}
-    return (
-        "import json, pathlib, sys\n"
-        f"pathlib.Path(sys.argv[1]).with_name('work.error.json').write_text(json.dumps({report!r}))\n"
-        "raise SystemExit(1)"
-    )
+    return f"""print("meshscope: " + {json.dumps({"error": report})!r})"""
 
 
 @pytest.mark.parametrize(

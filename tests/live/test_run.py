@@ -17,8 +17,8 @@ import pytest
 from meshscope.analysis.join import compare
 from meshscope.analysis.request import speculative_steps
 from meshscope.backends.live.measurement import measured_of
-from meshscope.backends.live.names import HLO, TRACE
 from meshscope.backends.live.run import profiled_programs
+from meshscope.backends.live.worker import HLO, TRACE
 from meshscope.events.enums import Phase, Source
 from meshscope.plans.experiment import experiment_of_record
 from meshscope.readers.profile.session import Profile, read_profile

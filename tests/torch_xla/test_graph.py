@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.backends.compile.saved_graph import compile_graph
+from meshscope.backends.compile.import_hlo import compile_graph
 from meshscope.errors import ParseError, SpecError
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology

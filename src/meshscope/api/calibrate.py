@@ -7,11 +7,12 @@ from meshscope.api.console import WorkProgress, new_console, note, print_all, pr
 from meshscope.api.options import JsonOption, option, optional_path, request, takes
 from meshscope.api.progress import ReportedProgress
 from meshscope.api.request import PROGRESS, TOPOLOGY
-from meshscope.backends.calibrate.calibrate import measured_profile, published_profile
-from meshscope.backends.calibrate.request import (
+from meshscope.backends.calibrate.calibrate import (
     USUAL_MAX_BYTES,
     USUAL_MAX_BYTES_CPU,
     CalibrationRequest,
+    measured_profile,
+    published_profile,
 )
 from meshscope.errors import read_only
 from meshscope.hardware.chips import ChipKind

@@ -31,12 +31,11 @@ from meshscope.api.speculate import speculative_parts
 from meshscope.backends.compile.compile import (
     compile_experiment,
 )
-from meshscope.backends.compile.cycles import Cycles
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import SpecError
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.program import Engine
+from meshscope.plans.program import Cycles, Engine
 from meshscope.programs.environments import Compiler, chosen_compiler, installed_release
 from meshscope.programs.frontends import check_can_compile
 from meshscope.store.folder import new_folder

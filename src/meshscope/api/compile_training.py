@@ -23,7 +23,7 @@ from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
 from meshscope.programs.engines.limits import check_slice
 from meshscope.programs.engines.maxtext_models import AXES, maxtext_model
 from meshscope.programs.environments import installed_release
-from meshscope.programs.step_programs import program_file
+from meshscope.programs.frontends import program_file
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scopes import with_scopes

@@ -22,8 +22,12 @@ from meshscope.api.progress import ReportedProgress
 from meshscope.api.records import new_manifest, write_record
 from meshscope.api.request import FORCE, OUT, PLAN, PROGRESS, TOPOLOGY
 from meshscope.api.run import Run
-from meshscope.backends.compile.import_hlo import ImportedProgram, ImportedPrograms, read_imported
-from meshscope.backends.compile.saved_graph import compile_graph
+from meshscope.backends.compile.import_hlo import (
+    ImportedProgram,
+    ImportedPrograms,
+    compile_graph,
+    read_imported,
+)
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import PlanError, SpecError
 from meshscope.events.enums import Phase, Source

@@ -12,8 +12,8 @@ from meshscope.api.request import AUTO, LiveRequest, command_line, run_folder
 from meshscope.api.run import Run
 from meshscope.api.speculate import SpeculativeParts, speculative_parts
 from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
-from meshscope.backends.live.names import TRACE
 from meshscope.backends.live.run import RunOptions, run_experiment, run_process
+from meshscope.backends.live.worker import TRACE
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import parse_topology

@@ -11,9 +11,8 @@ from meshscope.api.records import new_manifest, write_record
 from meshscope.api.run import Run
 from meshscope.backends.compile.function import function_memory
 from meshscope.backends.live.measurement import ReadFunction, flatten_trace, read_live_function
-from meshscope.backends.live.names import HLO, TRACE, hlo_name
 from meshscope.backends.live.run import OPS
-from meshscope.backends.live.worker import versions
+from meshscope.backends.live.worker import HLO, TRACE, versions
 from meshscope.errors import SpecError, public
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured, StepCost
@@ -21,6 +20,7 @@ from meshscope.files import path_of
 from meshscope.hardware.topology import Topology, parse_topology, slice_of_devices
 from meshscope.plans.mesh import Mesh
 from meshscope.programs.environments import check_can_run
+from meshscope.programs.frontends import program_file
 from meshscope.reports.export.perfetto import write_profile_traces
 from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.run import RunRecord
@@ -98,7 +98,7 @@ def profile(  # noqa: PLR0913  a function, its arguments, and how long to run it
     step_s = tuple(timed_steps(live, steps))
     with scratch_folder() as scratch:
         folder = scratch / "run"
-        text = folder / HLO / hlo_name("step")
+        text = folder / HLO / program_file(Phase.STEP)
         text.parent.mkdir(parents=True)
         with gzip.open(text, "wt", 1, encoding="utf-8") as file:
             file.write(live.text)

@@ -18,7 +18,6 @@ from meshscope.api.options import (
     text,
     text_or_number,
 )
-from meshscope.backends.compile.cycles import Cycles
 from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import Topology, parse_topology
@@ -39,7 +38,7 @@ from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.plan import Plan, parse_plan
-from meshscope.plans.program import Engine, Frontend, Loop, Partitioner, Program
+from meshscope.plans.program import Cycles, Engine, Frontend, Loop, Partitioner, Program
 from meshscope.plans.workload import Workload
 from meshscope.programs.torchxla.configs import check_traceable
 from meshscope.serialize import picked

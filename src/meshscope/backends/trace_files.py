@@ -1,15 +1,11 @@
-"""Reads trace files, large ones in parallel worker processes.
-
-A worker is started as `python -m meshscope.backends.trace_files FOLDER PATH FORMAT PATH FORMAT ...`.
-It writes what the readers return to FOLDER, a scratch folder of the process that started it.
-"""
+"""Reads trace files, large ones in parallel worker processes."""
 
 import os
 import pickle
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from meshscope.errors import RunFailedError
 from meshscope.readers.profile.session import profile_of
@@ -19,13 +15,7 @@ from meshscope.readers.traces.nsys import read_nsys
 from meshscope.readers.traces.trace import Trace, TraceFormat
 from meshscope.readers.traces.xplane import read_xplane, trace_of_profile
 from meshscope.store.folder import scratch_folder
-from meshscope.workers import (
-    WorkerTask,
-    end_with_parent,
-    error_report,
-    reported,
-    run_worker,
-)
+from meshscope.workers import WorkerTask, run_worker
 
 Read = Trace | ChromeTrace
 
@@ -55,33 +45,21 @@ def read_traces(files: Sequence[tuple[Path, TraceFormat]]) -> list[Trace]:
         reads = [_READERS[kind](path) for path, kind in readable]
     exported = [read for read in reads if isinstance(read, ChromeTrace)]
     traces = [read for read in reads if isinstance(read, Trace)]
-    return [*traces, *([_exported(exported)] if exported else [])]
-
-
-def _exported(files: Sequence[ChromeTrace]) -> Trace:
-    return trace_of_profile(
-        profile_of([file.space for file in files]),
-        TraceFormat.CHROME_TPU,
-        n_events=sum(file.n_events for file in files),
-        findings=[finding for file in files for finding in file.findings],
-    )
+    if exported:
+        profile = profile_of([file.space for file in exported])
+        n_events = sum(file.n_events for file in exported)
+        findings = [finding for file in exported for finding in file.findings]
+        of_all = trace_of_profile(
+            profile, TraceFormat.CHROME_TPU, n_events=n_events, findings=findings
+        )
+        traces.append(of_all)
+    return traces
 
 
 def _in_worker(files: Sequence[tuple[Path, TraceFormat]]) -> list[Read]:
     """What the readers return for these files, which one worker reads one after the other."""
-    with scratch_folder() as scratch:
-        report = scratch / "report.json"
-        named = [text for path, kind in files for text in (str(path), kind.name)]
-        arguments = ("-m", __name__, str(scratch), *named)
-        run_worker(arguments, report, _task(files[0][0]))
-        return [
-            pickle.loads((scratch / str(index)).read_bytes())  # noqa: S301  our own worker wrote it
-            for index in range(len(files))
-        ]
-
-
-def _task(path: Path) -> WorkerTask:
-    return WorkerTask(
+    path = files[0][0]
+    task = WorkerTask(
         process=f"{path}: the reader",
         activity="reading this trace and others",
         rejection=f"{path}: this trace or another could not be read",
@@ -89,22 +67,18 @@ def _task(path: Path) -> WorkerTask:
         crash_remedy="Import the files one by one.",
         error=RunFailedError,
     )
+    with scratch_folder() as scratch:
+        named = [(str(path), kind.name) for path, kind in files]
+        request = {"files": named, "folder": str(scratch)}
+        run_worker(f"{__name__}:write_read", request, scratch, task)
+        return [
+            pickle.loads((scratch / str(index)).read_bytes())  # noqa: S301  our own worker wrote it
+            for index in range(len(files))
+        ]
 
 
-def main(arguments: list[str]) -> int:
-    """Reads files and writes what their readers return, numbered in order, to a folder."""
-    end_with_parent()
-    scratch, files = Path(arguments[0]), arguments[1:]
-
-    def read() -> dict[str, str]:
-        for index, (path, kind) in enumerate(zip(files[::2], files[1::2], strict=True)):
-            with (scratch / str(index)).open("wb") as content:
-                pickle.dump(_READERS[TraceFormat[kind]](Path(path)), content)
-        return {}
-
-    report = scratch / "report.json"
-    return reported(read, report, error_report(report))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def write_read(request: Mapping[str, Any]) -> None:
+    """The work of a worker: writes what the readers return, numbered in order, to a folder."""
+    for index, (path, kind) in enumerate(request["files"]):
+        with Path(request["folder"], str(index)).open("wb") as content:
+            pickle.dump(_READERS[TraceFormat[kind]](Path(path)), content)

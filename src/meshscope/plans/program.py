@@ -62,6 +62,13 @@ class Loop(StrEnum):
     SCAN = "scan"
 
 
+class Cycles(StrEnum):
+    """The source of the cycles in compute times."""
+
+    ESTIMATED = "estimated"  # `estimated_cycles` in the HLO text
+    PROFILE = "profile"  # libtpu's static cycle profile, for operations that have one
+
+
 class Engine(StrEnum):
     """The conventions of the prediction: meshscope's programs, or vLLM as measured in the paper."""
 

@@ -439,6 +439,12 @@ def tracing_variables(n_devices: int) -> dict[str, str]:
     }
 
 
+def cpu_variables(n_devices: int) -> dict[str, str]:
+    """Environment variables that JAX reads on import, for virtual CPU devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={n_devices}"
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()}
+
+
 def check_torchxla() -> Mapping[str, str]:
     """Versions of torch_xla's packages; MissingToolError if one is missing or incompatible."""
     python = torchxla_python()

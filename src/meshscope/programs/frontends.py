@@ -8,10 +8,12 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,6 @@ from meshscope.programs.environments import (
     tracing_variables,
 )
 from meshscope.programs.gpu import check_can_compile_for_gpu
-from meshscope.programs.step_programs import StepPrograms
 from meshscope.programs.torchxla.configs import check_traceable
 
 # The flags that torch_xla adds on a TPU host (torch_xla 2.9 __init__.py, _setup_libtpu_flags).
@@ -43,6 +44,53 @@ TORCH_XLA_FLAGS = (
     "--xla_tpu_use_enhanced_launch_barrier=false --xla_latency_hiding_scheduler_rerun=1 "
     "--xla_tpu_prefer_async_allgather_to_allreduce=true --xla_tpu_enable_flash_attention=false"
 )
+
+MODEL, SELECT, LOGITS, SAMPLE = "", "select", "logits", "sample"
+STEP_PROGRAMS = (MODEL, SELECT, LOGITS, SAMPLE)  # a serving engine's, in order
+
+
+def program_file(phase: str, name: str = "") -> str:
+    """The HLO text of a phase's program; a step of several programs has a name for each."""
+    return f"{phase}.{name}.hlo.txt.gz" if name else f"{phase}.hlo.txt.gz"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProgram:
+    """A jitted function of the engine and its abstract arguments.
+
+    It is traced under `mesh`, or under none, as the engine calls it.
+    """
+
+    function: Any
+    arguments: tuple[Any, ...]
+    mesh: Any | None
+
+    def lower(self) -> Any:
+        """Lowers the function to StableHLO."""
+        import jax  # noqa: PLC0415  the engine's, in its environment
+
+        with nullcontext() if self.mesh is None else jax.set_mesh(self.mesh):
+            return self.function.lower(*self.arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrograms:
+    """The programs of one step by name, in their order, and the devices in the order of the mesh.
+
+    `resident_bytes` are those of a device's weights and caches, which all programs share.
+    """
+
+    programs: Mapping[str, Any]
+    devices: list[Any]
+    resident_bytes: int | None = None
+
+
+def local_bytes(arrays: Iterable[Any]) -> int:
+    """Bytes of abstract arrays on one device."""
+    return sum(
+        prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize for array in arrays
+    )
+
 
 Build = Callable[[Experiment, Phase, list[Any]], Any]
 

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import zipfile
@@ -22,7 +23,7 @@ from meshscope.sweep import queue
 from meshscope.sweep.folder import SweepFolder
 from meshscope.sweep.planned import PlannedRun
 from meshscope.sweep.queue import LOG_BYTES, EndedCommand, n_cores
-from meshscope.workers import MAX_MESSAGE, worker_process
+from meshscope.workers import MAX_MESSAGE
 
 CONNECT_S = 5.0
 N_RETRIES = 3  # of a command whose worker process or node was lost
@@ -183,7 +184,16 @@ def remote_end(command: RemoteCommand) -> RemoteEnd:
         out, log = Path(temporary, command.name), Path(temporary, "log")
         arguments = [*command.arguments, "--out", str(out)]
         folder = command.folder if command.folder.is_dir() else None
-        with worker_process(arguments, log, python=sys.executable, folder=folder, is_piped=False) as child:  # fmt: skip
+        with (
+            log.open("wb") as written,
+            subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.PIPE,  # the child ends when it closes
+                stdout=written,
+                stderr=written,
+                cwd=folder,
+            ) as child,
+        ):
             returncode = child.wait()
         return RemoteEnd(
             returncode=returncode,

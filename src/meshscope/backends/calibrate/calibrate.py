@@ -1,33 +1,143 @@
 """Calibrates a chip: measures in a worker process, or reads points from a file, and fits a profile."""
 
 import csv
-import json
+import os
 import platform
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from meshscope import __version__
 from meshscope.backends.calibrate.fit import fit_constants, unfitted
-from meshscope.backends.calibrate.request import REPORT, CalibrationRequest
 from meshscope.errors import MeshscopeError, RunFailedError, SpecError
 from meshscope.events.enums import Kind
-from meshscope.hardware.topology import Topology
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate, ProductTime
 from meshscope.interconnect.samples import ReadPoints, TimedCollective, ring_pairs
-from meshscope.plans.plan import Plan
-from meshscope.programs.environments import check_can_run
+from meshscope.plans.plan import Plan, parse_plan
+from meshscope.programs.environments import check_can_run, cpu_variables
 from meshscope.serialize import picked
 from meshscope.store.folder import scratch_folder
-from meshscope.workers import (
-    Progress,
-    WorkerTask,
-    run_worker,
-)
+from meshscope.units import DTYPE_BITS
+from meshscope.workers import Progress, WorkerTask, run_worker
 
-CHILD = ("-m", "meshscope.backends.calibrate.worker")
+WORK = "meshscope.backends.calibrate.measure:measure"
 LIVE = "devices"
+
+SMALLEST_BYTES = 4
+STEP = 8  # ratio of consecutive sizes
+USUAL_MAX_BYTES = 1 << 30
+USUAL_MAX_BYTES_CPU = 1 << 24
+_COUNTS = ("max_bytes", "budget_s", "repeats")  # stored as they are
+
+# Rows from a decode step of one sequence to a prompt of 8,192 tokens, with the matrices of Qwen3-8B's
+# attention and MLP.
+PRODUCT_ROWS = (1, 8, 64, 256, 1024, 4096, 8192)
+PRODUCT_ROWS_8_BIT = (1, 8, 64)
+PRODUCT_SIZES = ((4096, 4096), (4096, 12288), (12288, 4096))
+CPU_PRODUCT_ROWS = (1, 16, 256)
+CPU_PRODUCT_SIZES = (512, 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductShape:
+    """[rows, depth] of `dtype` times [depth, columns] of `weight_dtype`; the product has `dtype`."""
+
+    rows: int
+    depth: int
+    columns: int
+    dtype: str
+    weight_dtype: str
+
+    @property
+    def flops(self) -> float:
+        """Two for each element that is multiplied and added."""
+        return 2.0 * self.rows * self.depth * self.columns
+
+    @property
+    def n_bytes(self) -> float:
+        """Both operands read once and the product written once."""
+        wide, weight = (DTYPE_BITS[dtype] / 8 for dtype in (self.dtype, self.weight_dtype))
+        return wide * self.rows * (self.depth + self.columns) + weight * self.depth * self.columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationRequest:
+    """Sizes from 4 B to `max_bytes` on each axis of the plan, each measured `repeats` times.
+
+    No measurement starts after `budget_s` seconds.
+    """
+
+    topology: Topology
+    plan: Plan
+    max_bytes: int
+    budget_s: float
+    repeats: int
+
+    def __post_init__(self) -> None:
+        """Checks that the plan fits the topology and that --max-bytes allows a payload."""
+        if self.plan.mesh.n_devices != self.topology.n_devices:
+            raise SpecError(
+                f"plan '{self.plan}' is for {self.plan.mesh.n_devices} devices, but "
+                f"'{self.topology.name}' has {self.topology.n_devices}. Use -1 to fill, as in tp=-1."
+            )
+        if self.max_bytes < SMALLEST_BYTES:
+            raise SpecError(
+                f"--max-bytes {self.max_bytes} is less than one element. Use 4 or more."
+            )
+
+    @property
+    def product_shapes(self) -> tuple[ProductShape, ...]:
+        """The products that one device times: few rows as in decode, many as in prefill."""
+        if self.topology.chip.kind is ChipKind.CPU:
+            return tuple(
+                ProductShape(rows=rows, depth=n, columns=n, dtype="f32", weight_dtype="f32")
+                for n in CPU_PRODUCT_SIZES
+                for rows in CPU_PRODUCT_ROWS
+            )
+        square = ProductShape(
+            rows=8192, depth=8192, columns=8192, dtype="bf16", weight_dtype="bf16"
+        )
+        weights = [(rows, "bf16") for rows in PRODUCT_ROWS]
+        weights += [(rows, "f8e4m3fn") for rows in PRODUCT_ROWS_8_BIT]
+        shapes = (
+            ProductShape(
+                rows=rows, depth=depth, columns=columns, dtype="bf16", weight_dtype=weight_dtype
+            )
+            for rows, weight_dtype in weights
+            for depth, columns in PRODUCT_SIZES
+        )
+        return (*shapes, square)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Target payloads in bytes: powers of STEP, and the largest."""
+        sizes: list[int] = []
+        size = SMALLEST_BYTES
+        while size < self.max_bytes:
+            sizes.append(size)
+            size *= STEP
+        return (*sizes, self.max_bytes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The request as JSON for the worker."""
+        return {
+            "topology": self.topology.name,
+            "plan": str(self.plan),
+            **picked(self, *_COUNTS),
+        }
+
+
+def request_from_dict(document: Mapping[str, Any]) -> CalibrationRequest:
+    """Reads the request that the parent wrote."""
+    return CalibrationRequest(
+        topology=parse_topology(document["topology"]),
+        plan=parse_plan(document["plan"]),
+        **{name: document[name] for name in _COUNTS},
+    )
 
 
 def measured_profile(
@@ -35,16 +145,36 @@ def measured_profile(
 ) -> ChipProfile:
     """Measures on live devices and fits; `points_file` keeps the measurements even if the fit fails."""
     check_can_run()
-    report = _report(request, progress)
+    topology = request.topology
+    is_cpu = topology.chip.kind is ChipKind.CPU
+    task = WorkerTask(
+        process="the worker process",
+        activity=f"measuring {topology.name}",
+        rejection=f"JAX could not measure {topology.name}",
+        memory_remedy="Use a smaller --max-bytes.",
+        crash_remedy="Try a smaller --max-bytes or another version of JAX.",
+        error=RunFailedError,
+    )
+    variables = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
+    with scratch_folder() as folder:
+        report = run_worker(
+            WORK,
+            request.as_dict(),
+            folder,
+            task,
+            environment=variables | (cpu_variables(topology.n_devices) if is_cpu else {}),
+            part=LIVE,
+            progress=progress,
+        )
     progress(LIVE, "done", None)
     points = [_timed(request.plan, record) for record in report["points"]]
-    write_points(points, request.topology.chip.name, points_file)
-    source = f"measured on {request.topology.name}, plan '{request.plan}'"
+    write_points(points, topology.chip.name, points_file)
+    source = f"measured on {topology.name}, plan '{request.plan}'"
     try:
         fitted = (
-            fit_constants(points, request.topology, source=source)
-            if points or request.topology.n_devices > 1
-            else unfitted(request.topology, source=source)
+            fit_constants(points, topology, source=source)
+            if points or topology.n_devices > 1
+            else unfitted(topology, source=source)
         )
     except MeshscopeError as error:
         raise SpecError(f"{error} The measured points are in {points_file}.") from None
@@ -60,8 +190,8 @@ def measured_profile(
         **_now(),
     }
     return ChipProfile(
-        chip=request.topology.chip.name,
-        topology=request.topology.name,
+        chip=topology.chip.name,
+        topology=topology.name,
         plan=str(request.plan),
         constants=fitted.constants,
         fits=fitted.fits,
@@ -128,25 +258,3 @@ def write_points(points: Iterable[TimedCollective], chip: str, path: Path) -> No
             groups = ",".join("{" + ",".join(map(str, group)) + "}" for group in point.groups)
             figures = [point.group_size, point.payload_bytes, point.seconds]
             writer.writerow([chip, point.kind, point.axis, *figures, groups])
-
-
-def _report(request: CalibrationRequest, progress: Progress) -> dict[str, Any]:
-    """Runs the worker; returns its report or raises its failure."""
-    with scratch_folder() as folder:
-        request_file = folder / "request.json"
-        request_file.write_text(json.dumps(request.as_dict()), encoding="utf-8")
-        arguments = (*CHILD, str(request_file), str(folder))
-        run_worker(arguments, request_file, _task(request), part=LIVE, progress=progress)
-        return json.loads((folder / REPORT).read_text(encoding="utf-8"))
-
-
-def _task(request: CalibrationRequest) -> WorkerTask:
-    topology = request.topology.name
-    return WorkerTask(
-        process="the worker process",
-        activity=f"measuring {topology}",
-        rejection=f"JAX could not measure {topology}",
-        memory_remedy="Use a smaller --max-bytes.",
-        crash_remedy="Try a smaller --max-bytes or another version of JAX.",
-        error=RunFailedError,
-    )

@@ -6,21 +6,15 @@ bytes and memory; if they are scanned, a shallow unrolled program gives the time
 """
 
 import json
-import subprocess
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meshscope.backends.compile.cycles import (
-    FLAG,
-    Cycles,
-    profiling_environment,
-    read_profile,
-    write_profile,
-)
 from meshscope.backends.compile.read import (
     FIRST_CHUNK,
     PROFILE_SUFFIX,
@@ -41,20 +35,24 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.layers import ShallowLayers
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory, compiled_memory
-from meshscope.programs.environments import (
-    Compiler,
-    lone_variables,
-)
-from meshscope.programs.frontends import check_can_compile, frontend_of
-from meshscope.programs.step_programs import program_file
+from meshscope.plans.program import Cycles
+from meshscope.programs.environments import Compiler, lone_variables
+from meshscope.programs.frontends import check_can_compile, frontend_of, program_file
 from meshscope.store.folder import scratch_folder
-from meshscope.workers import WorkerTask, error_report, failure_of, worker_error, worker_process
+from meshscope.workers import Worker, WorkerTask
 
 Progress = Callable[[Phase, str], None]
 
-POLL_S = 0.05
+WORK = "meshscope.backends.compile.worker:compile_phase"
 
-WORKER = ("-m", "meshscope.backends.compile.worker")
+# libtpu's static cycle profile: cycles of each HLO operation, from its scheduled instruction bundles. An
+# internal flag makes libtpu write one file per operation. It makes compilation ten times slower, may change
+# with any version, and omits most loop iterations inside kernels. It is a second opinion on the
+# `estimated_cycles` in the HLO text.
+CYCLES_FLAG = "--xla_jf_dump_static_llo_profile_to"
+_ESTIMATE = re.compile(
+    r'hlo_op_estimate\s*\{[^}]*?hlo_op_name:\s*"([^"]+)"[^}]*?estimated_cycles:\s*(\d+)', re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +88,6 @@ class _Program:
     folder: Path
     chunk: int = -1
     compiler: Compiler | None = None
-
-    @property
-    def label(self) -> str:
-        """The layers of the program."""
-        layers = "scanned" if self.experiment.is_scanned else "unrolled"
-        return f"{self.experiment.model.n_layers} {layers} layers"
 
     @property
     def text(self) -> Path:
@@ -227,13 +219,23 @@ def _compile_programs(
             _run_workers(every, progress, profile_of)
         except CompileError as error:
             _run_workers(every, progress)
-            return (f"no cycle profile: compiling with {FLAG} failed: {str(error)[:200]}",)
+            return (f"no cycle profile: compiling with {CYCLES_FLAG} failed: {str(error)[:200]}",)
         profiles = {program: read_profile(path) for program, path in profile_of.items()}
     for program, profile in profiles.items():
-        write_profile(program.folder / f"{program.phase}{PROFILE_SUFFIX}", profile)
+        path = program.folder / f"{program.phase}{PROFILE_SUFFIX}"
+        path.write_text(json.dumps(profile), encoding="utf-8")
     if not all(profiles.values()):
-        return (f"no cycle profile: this libtpu writes none with {FLAG}",)
+        return (f"no cycle profile: this libtpu writes none with {CYCLES_FLAG}",)
     return ()
+
+
+def read_profile(folder: Path) -> dict[str, int]:
+    """Cycles by the name of the HLO operation; empty if no file has the known format."""
+    texts = (
+        path.read_text(encoding="utf-8", errors="replace")
+        for path in sorted(folder.glob("*.textproto"))
+    )
+    return {name: int(cycles) for text in texts for name, cycles in _ESTIMATE.findall(text)}
 
 
 def _run_workers(
@@ -242,61 +244,51 @@ def _run_workers(
     profile_of: Mapping[_Program, Path] | None = None,
 ) -> None:
     """Runs one worker per program concurrently; the first failure stops the others."""
-    with scratch_folder() as scratch, ExitStack() as workers:
-        running: dict[_Program, subprocess.Popen[bytes]] = {}
-        for program in programs:
-            file = _experiment_file(program, scratch)
-            worker = _worker(program, file, (profile_of or {}).get(program))
-            running[program] = workers.enter_context(worker)
+    with (
+        scratch_folder() as scratch,
+        ThreadPoolExecutor(len(programs) or 1) as threads,
+        ExitStack() as workers,
+    ):
+        running: dict[Future[Any], _Program] = {}
+        for number, program in enumerate(programs):
+            folder = scratch / str(number)
+            folder.mkdir()
+            python, environment = _interpreter(program, folder)
+            if profile_of is not None and program in profile_of:
+                profile_of[program].mkdir()
+                environment = profiling_environment(environment, profile_of[program])
+            worker = Worker(WORK, folder, python=python, environment=environment)
+            request = {
+                "experiment": program.experiment.as_dict(),
+                "phase": program.phase.value,
+                "chunk": program.chunk,
+                "folder": str(program.folder),
+            }
+            do = workers.enter_context(worker).do
+            running[threads.submit(do, request, _task(program))] = program
         for phase in dict.fromkeys(program.phase for program in programs):
-            progress(phase, _compiling(running, phase))
-        while running:
-            for program in [p for p, worker in running.items() if worker.poll() is not None]:
-                returncode = running.pop(program).returncode
-                if returncode:
-                    file = _experiment_file(program, scratch)
-                    errors = error_report(file, program.phase)
-                    failure = failure_of(returncode, errors, _log(file, program.phase))
-                    raise worker_error(_task(program), failure)
-                progress(program.phase, _compiling(running, program.phase))
-            time.sleep(POLL_S)
+            progress(phase, _compiling(running.values(), phase))
+        for done in as_completed(list(running)):
+            program = running.pop(done)
+            report = json.dumps(done.result())
+            (program.folder / f"{program.phase}.json").write_text(report, encoding="utf-8")
+            progress(program.phase, _compiling(running.values(), program.phase))
+
+
+def profiling_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The environment of a worker whose compiler writes its cycle profile to `folder`."""
+    flags = environment.get("LIBTPU_INIT_ARGS", "")
+    return {**environment, "LIBTPU_INIT_ARGS": f"{flags} {CYCLES_FLAG}={folder}".strip()}
 
 
 def _compiling(running: Iterable[_Program], phase: Phase) -> str:
     """The step of a phase whose programs are running."""
-    labels = [program.label for program in running if program.phase is phase]
+    experiments = [program.experiment for program in running if program.phase is phase]
+    labels = [
+        f"{e.model.n_layers} {'scanned' if e.is_scanned else 'unrolled'} layers"
+        for e in experiments
+    ]
     return f"compiling {' and '.join(labels)}" if labels else "compiled"
-
-
-def _experiment_file(program: _Program, scratch: Path) -> Path:
-    """The file that gives a worker its experiment; its log and its error report are beside it."""
-    path = scratch / "-".join(program.folder.parts[-2:]) / "experiment.json"
-    if not path.exists():
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(program.experiment.as_dict()), encoding="utf-8")
-    return path
-
-
-def _log(experiment_file: Path, phase: Phase) -> Path:
-    return experiment_file.with_name(f"{phase}.log")
-
-
-def _worker(
-    program: _Program, experiment_file: Path, cycles_dir: Path | None
-) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    """The worker of a program, run by the Python that has its frontend; it logs to `_log`."""
-    chunk = str(program.chunk)
-    python, environment = _interpreter(program, experiment_file.parent)
-    if cycles_dir is not None:
-        cycles_dir.mkdir()
-        environment = profiling_environment(environment, cycles_dir)
-    return worker_process(
-        (*WORKER, str(experiment_file), str(program.folder), program.phase.value, chunk),
-        _log(experiment_file, program.phase),
-        python=python,
-        environment=environment,
-        is_piped=False,
-    )
 
 
 def _interpreter(target: _Program, scratch: Path) -> tuple[str, dict[str, str]]:

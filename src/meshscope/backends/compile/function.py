@@ -10,9 +10,8 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from meshscope import __version__
-from meshscope.backends.compile.function_worker import DONE, PACKAGES
+from meshscope.backends.compile.worker import FLAGS, PACKAGES
 from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
@@ -31,41 +30,32 @@ from meshscope.hardware.topology import Topology
 from meshscope.plans.memory import Memory, TempBasis
 from meshscope.plans.mesh import Mesh
 from meshscope.programs.environments import Compiler, lone_variables
-from meshscope.readers.hlo.collectives import module_collectives, rows_of
+from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives, rows_of
+from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.store.folder import scratch_folder
-from meshscope.workers import WorkerTask, error_report, failure_of, worker_error, worker_process
+from meshscope.workers import Worker, WorkerTask
 
 if TYPE_CHECKING:
     from meshscope.programs.jax.function import FunctionProgram
 
-WORKER = ("-m", "meshscope.backends.compile.function_worker")
+WORK = "meshscope.backends.compile.worker:compile_function"
 HLO_NAME = "step.hlo.txt.gz"
 REPORT_NAME = "report.json"
 REPORTED = {"memory", "versions", "seconds"}  # what the worker reports
 PARTIAL = ".partial-"
 MAX_KEPT = 500  # programs in the cache; the oldest are removed
 NEWER_KERNEL = re.compile(r"Mosaic module: .*Unsupported version")
-FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledFunction:
-    """A compiled function: its HLO text in `folder`, and the worker's report.
+    """A compiled function: its HLO text and the worker's report."""
 
-    `is_cached` is whether the program was in the cache.
-    """
-
-    folder: Path
+    text: Path
     memory: Mapping[str, int]
     versions: Mapping[str, str]
     seconds: Mapping[str, float]
-    is_cached: bool
-
-    @property
-    def text(self) -> Path:
-        """The HLO text."""
-        return self.folder / HLO_NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,65 +73,58 @@ class FunctionCompiler:
     `compiler` is another than that of this process.
     """
 
-    def __init__(self, environment: Mapping[str, str], *, compiler: Compiler | None = None) -> None:
+    def __init__(self, compiler: Compiler | None = None) -> None:
         self.compiler = compiler
+        self._is_other = compiler is not None and not compiler.is_own
         self._resources = ExitStack()
         self._folder = self._resources.enter_context(scratch_folder())
-        self._log = self._folder / "log"
-        python = sys.executable if compiler is None else compiler.python
-        if compiler is not None and not compiler.is_own:
-            environment = lone_variables(self._folder)
-        self._worker: subprocess.Popen[bytes] = self._resources.enter_context(
-            worker_process(WORKER, self._log, python=python, environment=environment)
+        worker = Worker(
+            WORK,
+            self._folder,
+            python=sys.executable if compiler is None else compiler.python,
+            environment=lone_variables(self._folder) if self._is_other else None,
         )
-        self._n_requests = 0
+        self.worker = self._resources.enter_context(worker)
 
     def compile(self, program: "FunctionProgram", topology: Topology, folder: Path) -> None:
         """Compiles into the folder: HLO text and report; CompileError if the compiler fails."""
-        self._n_requests += 1
-        file = self._folder / f"{self._n_requests}.json"
-        module = self._folder / f"{self._n_requests}.stablehlo"
-        module.write_bytes(self._readable(program.stablehlo))
-        report = folder / REPORT_NAME
+        bytecode = program.stablehlo
+        if self._is_other:
+            from meshscope.programs.jax.stablehlo import portable_text  # noqa: PLC0415  imports JAX
+
+            bytecode = portable_text(bytecode)  # which its MLIR reads
+        module = self._folder / "program"
+        module.write_bytes(bytecode)
         request = {
             "stablehlo": str(module),
             "topology": topology.name,
             "options": compile_options(program),
             "text": str(folder / HLO_NAME),
-            "report": str(report),
         }
-        file.write_text(json.dumps(request), encoding="utf-8")
-        answer = self._ask(file)
-        if report.exists():
-            return
-        returncode = 1 if answer == DONE else self._worker.wait()
-        failure = failure_of(returncode, error_report(file), self._log)
-        if self.compiler is not None and NEWER_KERNEL.search(failure.words):
-            raise _newer_kernel(program, self.compiler)
-        raise worker_error(_task(program, topology, self.compiler), failure)
-
-    def _readable(self, bytecode: bytes) -> bytes:
-        """The program in a form that the compiler's MLIR reads."""
-        if self.compiler is None or self.compiler.is_own:
-            return bytecode
-        from meshscope.programs.jax.stablehlo import portable_text  # noqa: PLC0415  imports JAX
-
-        return portable_text(bytecode)
-
-    def _ask(self, request: Path) -> str:
-        """The worker's answer; empty if it ended."""
-        assert self._worker.stdin is not None
-        assert self._worker.stdout is not None
+        name = "the TPU compiler" if self.compiler is None else self.compiler.release.label
+        task = WorkerTask(
+            process=name,
+            activity=f"compiling {program.name} for {topology.name}",
+            rejection=f"{name} rejected {program.name} for {topology.name}",
+            memory_remedy="Use a smaller program, or a machine with more memory.",
+            crash_remedy="Try another topology or another version of libtpu.",
+            error=CompileError,
+        )
         try:
-            os.write(self._worker.stdin.fileno(), f"{request}\n".encode())  # keeps no unsent text
-        except BrokenPipeError:
-            return ""
-        return self._worker.stdout.readline().decode().strip()
+            report = self.worker.do(request, task)
+        except CompileError as error:
+            if self.compiler is None or not NEWER_KERNEL.search(str(error)):
+                raise
+            raise CompileError(
+                f"{program.name} has a Pallas kernel that {name} cannot read: it was traced by JAX "
+                f"{version('jax')}, which is newer. Use a compiler as new as that, or leave the kernel out."
+            ) from error
+        (folder / REPORT_NAME).write_text(json.dumps(report), encoding="utf-8")
 
     @property
     def is_alive(self) -> bool:
         """Whether the worker can take another program."""
-        return self._worker.poll() is None
+        return self.worker.process.poll() is None
 
     def close(self) -> None:
         """Ends the worker."""
@@ -160,7 +143,7 @@ def function_compiler(compiler: Compiler | None = None) -> FunctionCompiler:
         if worker is not None:
             worker.close()
         _close_at_exit()
-        worker = _compilers[key] = FunctionCompiler(dict(os.environ), compiler=compiler)
+        worker = _compilers[key] = FunctionCompiler(compiler)
     return worker
 
 
@@ -200,15 +183,10 @@ def compile_function(
     this process.
     """
     home = cache_folder() / program_key(program, topology, compiler)
-    kept = _report(home) if is_cached else None
-
-    def used() -> FunctionCompiler:
-        if worker is not None:
-            return worker
-        return function_compiler() if compiler is None else function_compiler(compiler)
-
-    report = kept or _compile_into(home, program, topology, used)
-    return CompiledFunction(folder=home, **report, is_cached=kept is not None)
+    report = _report(home) if is_cached else None
+    if report is None:
+        report = _compile_into(home, program, topology, worker or function_compiler(compiler))
+    return CompiledFunction(text=home / HLO_NAME, **report)
 
 
 def _report(home: Path) -> dict[str, Any] | None:
@@ -222,18 +200,18 @@ def _report(home: Path) -> dict[str, Any] | None:
 
 
 def _compile_into(
-    home: Path,
-    program: "FunctionProgram",
-    topology: Topology,
-    worker: Callable[[], FunctionCompiler],
+    home: Path, program: "FunctionProgram", topology: Topology, worker: FunctionCompiler
 ) -> dict[str, Any]:
     """Compiles a program into its folder of the cache, which appears whole; returns the report."""
-    home.parent.mkdir(parents=True, exist_ok=True)
-    _remove_oldest(home.parent)
-    with TemporaryDirectory(dir=home.parent, prefix=PARTIAL) as name:
+    cached = home.parent
+    cached.mkdir(parents=True, exist_ok=True)
+    kept = [path for path in cached.iterdir() if not path.name.startswith(PARTIAL)]
+    for entry in sorted(kept, key=lambda path: path.stat().st_mtime)[:-MAX_KEPT]:
+        shutil.rmtree(entry, ignore_errors=True)
+    with TemporaryDirectory(dir=cached, prefix=PARTIAL) as name:
         partial = Path(name) / home.name
         partial.mkdir()
-        worker().compile(program, topology, partial)
+        worker.compile(program, topology, partial)
         shutil.rmtree(home, ignore_errors=True)
         with suppress(OSError):  # another process put the same program there just now
             partial.rename(home)
@@ -242,8 +220,7 @@ def _compile_into(
 
 def cache_folder() -> Path:
     """The folder of compiled programs: `$MESHSCOPE_CACHE`, else that of the user's caches."""
-    named = os.environ.get("MESHSCOPE_CACHE")
-    if named:
+    if named := os.environ.get("MESHSCOPE_CACHE"):
         return Path(named)
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "meshscope" / "programs"
@@ -266,12 +243,6 @@ def program_key(
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _remove_oldest(folder: Path) -> None:
-    kept = [path for path in folder.iterdir() if not path.name.startswith(PARTIAL)]
-    for entry in sorted(kept, key=lambda path: path.stat().st_mtime)[:-MAX_KEPT]:
-        shutil.rmtree(entry, ignore_errors=True)
-
-
 def read_function(
     compiled: CompiledFunction,
     *,
@@ -284,25 +255,28 @@ def read_function(
     Without `phase` it is that of its scopes, if they all name one, else `step`.
     """
     module = read_hlo(compiled.text)
-    collectives = module_collectives(
-        module, mesh=Mesh(axes=tuple(mesh)), crosses_slices=topology.crosses_slices
-    )
-    rows = rows_of(
-        collectives,
-        n_steps_of={},
-        crosses_slices=topology.crosses_slices,
-        default_phase=phase or Phase.STEP,
-    )
-    phases = {row.phase for row in rows}
-    of_scopes = phases.pop() if len(phases) == 1 else None
-    step_phase = phase or of_scopes or Phase.STEP
-    rows = [replace(row, phase=step_phase) for row in rows]
+    read = function_rows(module, mesh=Mesh(axes=tuple(mesh)), topology=topology, phase=phase)
+    step_phase, collectives, rows = read
     step = timed_step(module, collectives, phase=step_phase, topology=topology)
     return FunctionResult(
         rows=tuple(step.rows(rows)),
         memory=function_memory(compiled.memory, topology),
         step=step,
     )
+
+
+def function_rows(
+    module: HloModule, *, mesh: Mesh, topology: Topology, phase: Phase | None
+) -> tuple[Phase, ModuleCollectives, list[Collective]]:
+    """The phase of a function, by `phase`, its scopes or else `step`, and its collectives."""
+    crosses = topology.crosses_slices
+    collectives = module_collectives(module, mesh=mesh, crosses_slices=crosses)
+    default = phase or Phase.STEP
+    rows = rows_of(collectives, n_steps_of={}, crosses_slices=crosses, default_phase=default)
+    phases = {row.phase for row in rows}
+    of_scopes = phases.pop() if len(phases) == 1 else None
+    step = phase or of_scopes or Phase.STEP
+    return step, collectives, [replace(row, phase=step) for row in rows]
 
 
 def function_memory(analysis: Mapping[str, int], topology: Topology) -> Memory:
@@ -320,24 +294,4 @@ def function_memory(analysis: Mapping[str, int], topology: Topology) -> Memory:
         hbm_bytes=hbm_bytes,
         fits=None if hbm_bytes is None else total_bytes <= hbm_bytes,
         temp_basis=TempBasis.COMPILER,
-    )
-
-
-def _newer_kernel(program: "FunctionProgram", compiler: Compiler) -> CompileError:
-    """The error of a compiler that is older than a kernel of the program."""
-    return CompileError(
-        f"{program.name} has a Pallas kernel that {compiler.release.label} cannot read: it was traced "
-        f"by JAX {version('jax')}, which is newer. Use a compiler as new as that, or leave the kernel out."
-    )
-
-
-def _task(program: "FunctionProgram", topology: Topology, compiler: Compiler | None) -> WorkerTask:
-    name = "the TPU compiler" if compiler is None else compiler.release.label
-    return WorkerTask(
-        process=name,
-        activity=f"compiling {program.name} for {topology.name}",
-        rejection=f"{name} rejected {program.name} for {topology.name}",
-        memory_remedy="Use a smaller program, or a machine with more memory.",
-        crash_remedy="Try another topology or another version of libtpu.",
-        error=CompileError,
     )

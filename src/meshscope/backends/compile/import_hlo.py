@@ -4,29 +4,37 @@ A program of a few layers gives the rows and the schedule of the whole model: it
 those that it lacks.
 """
 
+import importlib.util
+import sys
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 
+from meshscope.backends.compile.read import fold_words, placed_rows
 from meshscope.cost.chunk_times import summed_time
 from meshscope.cost.shallow_rows import deep_rows
 from meshscope.cost.steps import TimedStep, timed_step
-from meshscope.errors import ParseError, SpecError
+from meshscope.errors import CompileError, MissingToolError, ParseError, SpecError
 from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
+from meshscope.files import check_regular
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.layers import FOLDED_LAYERS, MAX_PERIOD, Fold, ShallowLayers
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.workload import SequenceLengths
+from meshscope.programs.environments import torchxla_python, torchxla_variables
 from meshscope.readers.hlo.attribution import OUTSIDE_LAYERS, scope_of
 from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives, rows_of
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.scope_rules import EngineRules
 from meshscope.readers.hlo.scopes import with_scopes
+from meshscope.store.folder import scratch_folder
+from meshscope.workers import WorkerTask, run_worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,26 +69,10 @@ class _Read:
     layers: ShallowLayers | None  # if the user states how many layers the model has
 
     @property
-    def all_rows(self) -> list[Collective]:
-        """The rows of all layers of the model."""
-        return self.rows if self.layers is None else rows_of_all_layers(self.rows, self.layers)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the time assumes of layers that the program lacks."""
-        note = None if self.layers is None else depth_note(self.layers)
-        return () if note is None else (note,)
-
-    @property
     def phases(self) -> set[Phase | None]:
         """The phases of the rows; the one that the user names for a program without rows."""
         named = self.program.phase or self.program.default_phase
         return {row.phase for row in self.rows} or {named}
-
-    @property
-    def only_phase(self) -> Phase | None:
-        """The phase of all rows; None if they have several."""
-        return next(iter(self.phases)) if len(self.phases) == 1 else None
 
 
 def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read them
@@ -110,9 +102,9 @@ def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read
     steps: list[TimedStep] = []
     in_step = _in_steps(reads, topology)
     for read in reads:
-        phase = in_step.get(id(read))
+        phase, layers = in_step.get(id(read)), read.layers
         if phase is None:
-            rows += read.all_rows
+            rows += read.rows if layers is None else rows_of_all_layers(read.rows, layers)
             continue
         step = timed_step(
             read.program.module,
@@ -120,30 +112,28 @@ def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read
             phase=phase,
             topology=topology,
             chip_profile=chip_profile,
-            layers=read.layers,
+            layers=layers,
             lengths=lengths.get(phase, lengths.get(None, ())),
-            notes=read.notes,
+            notes=() if layers is None else tuple(_depth_notes(layers)),
         )
+        timed = step.rows(read.rows)
+        if layers is not None:
+            timed = deep_rows(rows_of_all_layers(timed, layers), timed, step, layers).rows
         start_s = sum(s.time.step.value_s for s in steps if s.time.phase is phase)
-        rows += [
-            row if row.start_s is None else replace(row, start_s=row.start_s + start_s)
-            for row in _timed(read, step)
-        ]
+        rows += placed_rows(timed, start_s)
         steps.append(replace(step, start_s=start_s))
     times = (
         summed_time([s.time for s in steps if s.time.phase is phase])
         for phase in dict.fromkeys(step.time.phase for step in steps)
     )
-    others = [other for read in reads for other in read.collectives.others(read.only_phase)]
+    others = [
+        other
+        for read in reads
+        for other in read.collectives.others(
+            next(iter(read.phases)) if len(read.phases) == 1 else None
+        )
+    ]
     return ImportedPrograms(rows=rows, others=tuple(others), steps=tuple(steps), times=tuple(times))
-
-
-def _timed(read: _Read, step: TimedStep) -> list[Collective]:
-    """The rows of all layers of the model with their times."""
-    rows = step.rows(read.rows)
-    if read.layers is None:
-        return rows
-    return deep_rows(rows_of_all_layers(rows, read.layers), rows, step, read.layers).rows
 
 
 def _read(
@@ -167,7 +157,7 @@ def _read(
         program=replace(program, module=module),
         collectives=collectives,
         rows=rows,
-        layers=None if n_layers is None else whole_depth(module, rows, n_layers),
+        layers=None if n_layers is None else _whole_depth(module, rows, n_layers),
     )
 
 
@@ -197,25 +187,23 @@ def _check_mesh(module: HloModule, rows: Sequence[Collective], mesh: Mesh) -> No
 
 def _in_steps(reads: Sequence[_Read], topology: Topology) -> Mapping[int, Phase]:
     """The phase of each program that is part of a step with a time, by id."""
+
+    def has_time(read: _Read) -> bool:
+        module = read.program.module
+        is_whole = module.cut_off_at is None
+        return is_whole and module.is_scheduled and topology.chip.kind is ChipKind.TPU
+
     phases: dict[int, Phase] = {}
     for phase in Phase:
         members = [read for read in reads if phase in read.phases]
         is_stated = all(read.program.phase is not None for read in members)
         is_alone = len(members) == 1 or is_stated
-        if is_alone and all(
-            read.phases == {phase} and _has_time(read, topology) for read in members
-        ):
+        if is_alone and all(read.phases == {phase} and has_time(read) for read in members):
             phases |= {id(read): phase for read in members}
     return phases
 
 
-def _has_time(read: _Read, topology: Topology) -> bool:
-    module = read.program.module
-    is_whole = module.cut_off_at is None
-    return is_whole and module.is_scheduled and topology.chip.kind is ChipKind.TPU
-
-
-def whole_depth(
+def _whole_depth(
     module: HloModule, rows: Sequence[Collective], n_layers: int
 ) -> ShallowLayers | None:
     """The layers of the program, with those that repeat until there are `n_layers`; None if it has no layers.
@@ -328,15 +316,68 @@ def rows_of_all_layers(rows: Sequence[Collective], layers: ShallowLayers) -> lis
     return [*before, *repeated, *behind]
 
 
-def depth_note(layers: ShallowLayers) -> str | None:
-    """Which layers of the program stand for others."""
+def _depth_notes(layers: ShallowLayers) -> Iterator[str]:
+    """What the time assumes of layers that the program lacks."""
     n_layers = len(layers.layers) + sum(f.n_layers * (f.times - 1) for f in layers.folds)
-    folds = " and ".join(
-        f"layers {fold.first} to {fold.behind - 1} repeat {fold.times} times"
-        if fold.n_layers > 1
-        else f"layer {fold.first} repeats {fold.times} times"
-        for fold in layers.folds
+    if layers.folds:
+        n = len(layers.layers)
+        yield f"time of {n_layers} layers from a program of {n}: {fold_words(layers)}"
+
+
+MAX_PROTO_BYTES = 2**31  # protobuf's own limit
+SAVED_BY = "torch_xla._XLAC._get_xla_tensors_hlo_proto([tensors])"
+
+
+def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, str]:
+    """Compiles a saved torch_xla graph for a slice, writes its HLO text, and returns the compiler versions."""
+    if topology.chip.kind is not ChipKind.TPU:
+        raise SpecError(
+            f"'{topology.name}' is not a TPU slice; torch_xla graphs compile only for TPUs. "
+            "Use a TPU slice, e.g. v6e-8."
+        )
+    _check_proto(proto)
+    has_compiler = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
+    python = sys.executable if has_compiler else torchxla_python()
+    if not has_compiler and python == sys.executable:
+        raise MissingToolError(
+            "compiling a graph needs jax and libtpu, which are not installed. Install the extra: "
+            "pip install -e '.[tpu]' in your clone (Linux x86-64)."
+        )
+    task = WorkerTask(
+        process=f"{proto}: the TPU compiler",
+        activity=f"compiling this graph for {topology.name}",
+        rejection=f"{proto}: the TPU compiler rejected the graph",
+        memory_remedy="Use a machine with more memory.",
+        crash_remedy="Try another topology or another version of libtpu.",
+        error=CompileError,
     )
-    if not folds:
-        return None
-    return f"time of {n_layers} layers from a program of {len(layers.layers)}: {folds}"
+    with scratch_folder() as scratch:
+        return run_worker(
+            "meshscope.backends.compile.worker:compile_graph",
+            {"proto": str(proto), "topology": topology.name, "text": str(text)},
+            scratch,
+            task,
+            python=python,
+            environment=torchxla_variables(),
+        )
+
+
+def _check_proto(proto: Path) -> None:
+    try:
+        check_regular(proto)
+        n_bytes = proto.stat().st_size
+        with proto.open("rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise ParseError(
+            f"{proto}: cannot be read ({error.strerror}). Give an HLO proto."
+        ) from error
+    if n_bytes > MAX_PROTO_BYTES:
+        raise ParseError(
+            f"{proto}: has {n_bytes} bytes; a proto has at most {MAX_PROTO_BYTES}. Give one graph."
+        )
+    if start.startswith((b"HloModule", b"module")):
+        raise ParseError(
+            f"{proto}: is text, but a torch_xla graph is a proto from {SAVED_BY}. "
+            "Omit --frontend to import optimized HLO text."
+        )

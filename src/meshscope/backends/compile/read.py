@@ -2,14 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from meshscope.cost.chunk_times import placed_chunks, prefill_time, summed_time
 from meshscope.cost.expert_load import expert_load
-from meshscope.cost.shallow_rows import DeepRows, deep_rows
+from meshscope.cost.shallow_rows import deep_rows
 from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
@@ -20,9 +20,7 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.layers import ShallowLayers
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
-from meshscope.plans.workload import SequenceLengths
-from meshscope.programs.frontends import frontend_of
-from meshscope.programs.step_programs import STEP_PROGRAMS, program_file
+from meshscope.programs.frontends import STEP_PROGRAMS, frontend_of, program_file
 from meshscope.readers.hlo.collectives import (
     ModuleCollectives,
     module_collectives,
@@ -85,27 +83,22 @@ def read_chunks(
     n_chunks, chunks = experiment.n_chunks(phase), experiment.prefill_chunks
     if n_chunks == 1:
         return CompiledPhase(rows=rows, time=steps[0].time, steps=tuple(steps))
-    if is_cut:
-        _check_same_collectives(experiment, read[0][0], rows)
+    names = ("layer", "part", "kind", "axis", "groups", "dtype", "shape", "count")
+    first, *_, last = (
+        Counter(tuple(getattr(row, name) for name in names) for row in rows)
+        for rows, _ in (*read, *read)
+    )
+    if first != last:
+        raise CompileError(
+            f"--prefill-chunk {experiment.workload.prefill_chunk}: the programs of the first and the last "
+            "chunk have different collectives, so those between are unknown. Use another chunk, or "
+            "--prefill-chunk off."
+        )
     return CompiledPhase(
         rows=[replace(row, count=row.count * n_chunks) for row in rows],
         time=prefill_time([step.time for step in steps], chunks),
         steps=placed_chunks(steps, chunks),
     )
-
-
-def _check_same_collectives(
-    experiment: Experiment, first: list[Collective], last: list[Collective]
-) -> None:
-    """Raises CompileError if the first and last chunk of a prompt have different collectives."""
-    names = ("layer", "part", "kind", "axis", "groups", "dtype", "shape", "count")
-    keys = [[tuple(getattr(row, name) for name in names) for row in rows] for rows in (first, last)]
-    if Counter(keys[0]) != Counter(keys[1]):
-        chunk = experiment.workload.prefill_chunk
-        raise CompileError(
-            f"--prefill-chunk {chunk}: the programs of the first and the last chunk have different "
-            "collectives, so those between are unknown. Use another chunk, or --prefill-chunk off."
-        )
 
 
 def read_phase(
@@ -122,26 +115,25 @@ def read_phase(
     layers = options.layers
     options = options.noting(*_round_notes(experiment, phase), *_precision(experiment))
     if layers is None:
-        options = options.noting(*_loop_notes(experiment, phase))
-        return read_timed(experiment, phase, path, options)
+        return read_timed(experiment, phase, path, options.noting(*_loop_notes(experiment, phase)))
+    folds, n_layers = fold_words(layers), experiment.model.n_layers
+    note = (
+        f"of {len(layers.layers)} of the {n_layers} layers: {folds}"
+        if folds
+        else f"of all {n_layers} layers"
+    )
     timed_rows, step = read_timed(
         experiment.unrolled(layers),
         phase,
         path.parent / UNROLLED / path.name,
-        options.noting(_layers_note(layers, experiment.model.n_layers)),
+        options.noting(f"time from an unrolled program {note}"),
     )
     rows = program_collectives(experiment, phase, read_hlo(path))
     deep = deep_rows(rows, timed_rows, step, layers)
+    step = replace(step, row_names=deep.names)
     if not deep.n_untimed:
-        return deep.rows, replace(step, row_names=deep.names)
+        return deep.rows, step
     scanned, _ = read_timed(experiment, phase, path, Reading(chip_profile=options.chip_profile))
-    return _completed(deep, scanned, step)
-
-
-def _completed(
-    deep: DeepRows, scanned: Sequence[Collective], step: TimedStep
-) -> tuple[list[Collective], TimedStep]:
-    """The rows, those that unrolled layers lack with the times of scanned layers, and a note on them."""
     rows = [
         row if row.dur_s is not None else replace(by_scan, start_s=None)
         for row, by_scan in zip(deep.rows, scanned, strict=True)
@@ -150,8 +142,17 @@ def _completed(
         f"{deep.n_untimed} of {len(rows)} collectives of the scanned layers have no counterpart in "
         "unrolled layers; their rows have the times of scanned layers"
     )
-    time = replace(step.time, notes=(*step.time.notes, note))
-    return rows, replace(step, time=time, row_names=deep.names)
+    return rows, replace(step, time=replace(step.time, notes=(*step.time.notes, note)))
+
+
+def fold_words(layers: ShallowLayers) -> str:
+    """Which layers of a program stand for others; empty if none does."""
+    return " and ".join(
+        f"layers {fold.first} to {fold.behind - 1} repeat {fold.times} times"
+        if fold.n_layers > 1
+        else f"layer {fold.first} repeats {fold.times} times"
+        for fold in layers.folds
+    )
 
 
 def read_timed(
@@ -164,44 +165,56 @@ def read_timed(
 
     A cycle profile beside the text overrides the cycle estimates in the text.
     """
-    module = read_hlo(path)
     collectives = module_collectives(
-        module, mesh=experiment.mesh, crosses_slices=experiment.crosses_slices
+        read_hlo(path), mesh=experiment.mesh, crosses_slices=experiment.crosses_slices
     )
-    rows = rows_of(
+    profile = path.with_name(f"{phase}{PROFILE_SUFFIX}")
+    cycles = json.loads(profile.read_text(encoding="utf-8")) if profile.exists() else None
+    step = _timed_step(experiment, phase, collectives, options, cycle_profile=cycles)
+    return step.rows(_rows(experiment, phase, collectives)), step
+
+
+def _timed_step(
+    experiment: Experiment,
+    phase: Phase,
+    collectives: ModuleCollectives,
+    options: Reading,
+    **details: Any,
+) -> TimedStep:
+    known: dict[str, Any] = {
+        "experts": expert_load(experiment, phase),
+        "lengths": (experiment.sequence_lengths(phase),),
+        "layers": options.layers,
+        "notes": options.notes,
+        "chip_profile": options.chip_profile,
+    }
+    module, topology = collectives.flow.module, experiment.topology
+    return timed_step(module, collectives, phase=phase, topology=topology, **{**known, **details})
+
+
+def _rows(experiment: Experiment, phase: Phase, collectives: ModuleCollectives) -> list[Collective]:
+    return rows_of(
         collectives,
         n_steps_of=n_steps_of(experiment),
         crosses_slices=experiment.crosses_slices,
         default_phase=phase,
     )
-    profile = path.with_name(f"{phase}{PROFILE_SUFFIX}")
-    step = timed_step(
-        module,
-        collectives,
-        phase=phase,
-        topology=experiment.topology,
-        chip_profile=options.chip_profile,
-        cycle_profile=json.loads(profile.read_text(encoding="utf-8")) if profile.exists() else None,
-        experts=expert_load(experiment, phase),
-        layers=options.layers,
-        notes=options.notes,
-        lengths=(experiment.sequence_lengths(phase),),
-    )
-    return step.rows(rows), step
 
 
-def _layers_note(layers: ShallowLayers, n_layers: int) -> str:
-    """Which layers of which program the time comes from."""
-    folds = " and ".join(
-        f"layers {fold.first} to {fold.behind - 1} repeat {fold.times} times"
-        for fold in layers.folds
-    )
-    program = f"time from an unrolled program of {len(layers.layers)} of the {n_layers} layers"
-    return (
-        f"{program}: {folds}"
-        if folds
-        else f"time from an unrolled program of all {n_layers} layers"
-    )
+def in_order(steps: Iterable[TimedStep]) -> list[TimedStep]:
+    """The programs of one step, one after the other."""
+    placed: list[TimedStep] = []
+    start_s = 0.0
+    for step in steps:
+        placed.append(replace(step, start_s=start_s))
+        start_s += step.time.step.value_s
+    return placed
+
+
+def placed_rows(rows: Iterable[Collective], start_s: float) -> Iterator[Collective]:
+    """The rows of a program that starts at this time."""
+    for row in rows:
+        yield row if row.start_s is None else replace(row, start_s=row.start_s + start_s)
 
 
 def _loop_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
@@ -250,55 +263,26 @@ def _read_engine(
     first = replace(last, n_keys=float(last.n_queries))
     is_cut = phase is Phase.PREFILL and chunks.n_position_chunks > 1
     steps = [
-        tuple(_timed_programs(experiment, phase, tables, lengths, options))
+        in_order(
+            _timed_step(
+                experiment,
+                phase,
+                table,
+                options,
+                lengths=(lengths,),
+                notes=() if number else options.notes,  # the first program has the notes
+            )
+            for number, table in enumerate(tables)
+        )
         for lengths in ((first, last) if is_cut else (last,))
     ]
     times = [summed_time([program.time for program in step]) for step in steps]
-    rows = [
-        replace(row, count=row.count * n_chunks)
-        for table, program in zip(tables, steps[-1], strict=True)
-        for row in _rows(experiment, phase, table, program)
-    ]
-    time = times[0] if n_chunks == 1 else prefill_time(times, chunks)
-    return CompiledPhase(rows=rows, time=time, steps=steps[-1])
-
-
-def _timed_programs(
-    experiment: Experiment,
-    phase: Phase,
-    tables: Sequence[ModuleCollectives],
-    lengths: SequenceLengths,
-    options: Reading,
-) -> Iterator[TimedStep]:
-    """The programs of a step, one after the other; the first one has the notes."""
-    programs = [
-        timed_step(
-            table.flow.module,
-            table,
-            phase=phase,
-            topology=experiment.topology,
-            chip_profile=options.chip_profile,
-            experts=expert_load(experiment, phase),
-            lengths=(lengths,),
-            notes=() if number else options.notes,
-        )
-        for number, table in enumerate(tables)
-    ]
-    starts = accumulate((p.time.step.value_s for p in programs), initial=0.0)
-    for program, start_s in zip(programs, starts, strict=False):
-        yield replace(program, start_s=start_s)
-
-
-def _rows(
-    experiment: Experiment, phase: Phase, table: ModuleCollectives, program: TimedStep
-) -> Iterator[Collective]:
-    """The rows of a program, at their times in the step."""
-    rows = rows_of(
-        table,
-        n_steps_of=n_steps_of(experiment),
-        crosses_slices=experiment.crosses_slices,
-        default_phase=phase,
+    return CompiledPhase(
+        rows=[
+            replace(row, count=row.count * n_chunks)
+            for table, step in zip(tables, steps[-1], strict=True)
+            for row in placed_rows(step.rows(_rows(experiment, phase, table)), step.start_s)
+        ],
+        time=times[0] if n_chunks == 1 else prefill_time(times, chunks),
+        steps=tuple(steps[-1]),
     )
-    for row in program.rows(rows):
-        start_s = None if row.start_s is None else row.start_s + program.start_s
-        yield replace(row, start_s=start_s)

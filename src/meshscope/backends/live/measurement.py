@@ -16,6 +16,7 @@ from typing import Any
 
 import polars as pl
 
+from meshscope.backends.compile.function import function_rows
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.events.measured import CollectiveTime, DeviceLoad
@@ -23,7 +24,6 @@ from meshscope.events.step_time import TimeBasis
 from meshscope.hardware.topology import Topology
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.attribution import scope_of
-from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.executions import call_sites
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
@@ -383,16 +383,7 @@ def read_live_function(  # noqa: PLR0913  a program, its devices and its profile
 ) -> ReadFunction:
     """The rows of `n_steps` profiled steps; `device_ids` are in the order of the mesh."""
     module = read_hlo(text)
-    collectives = module_collectives(module, mesh=mesh, crosses_slices=topology.crosses_slices)
-    rows = rows_of(
-        collectives,
-        n_steps_of={},
-        crosses_slices=topology.crosses_slices,
-        default_phase=phase or Phase.STEP,
-    )
-    scoped = {row.phase for row in rows}
-    step = phase or (scoped.pop() if len(scoped) == 1 else None) or Phase.STEP
-    rows = [replace(row, phase=step) for row in rows]
+    step, _, rows = function_rows(module, mesh=mesh, topology=topology, phase=phase)
     positions = {(0, device): position for position, device in enumerate(device_ids)}
     profile = read_profile(trace, positions=positions)
     program = ProfiledProgram(phase=step, module=module, rows=rows, n_runs=n_steps)

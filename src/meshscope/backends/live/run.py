@@ -1,6 +1,6 @@
 """Runs an experiment on live devices in a worker process and reads its HLO and profile."""
 
-import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from meshscope.backends.live.measurement import (
     measured_of,
     summed_rows,
 )
-from meshscope.backends.live.names import HLO, REPORT, TRACE, hlo_name
+from meshscope.backends.live.worker import DUMPS, HLO, TRACE
 from meshscope.errors import RunFailedError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
@@ -24,21 +24,19 @@ from meshscope.plans.memory import Memory, compiled_memory
 from meshscope.programs.environments import (
     check_can_run,
     check_torchxla,
+    cpu_variables,
+    tracing_variables,
 )
-from meshscope.programs.frontends import frontend_of
+from meshscope.programs.frontends import frontend_of, program_file
 from meshscope.programs.torchxla.configs import check_traceable
 from meshscope.readers.hlo.collectives import program_collectives
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.session import Profile, read_profile
 from meshscope.store.folder import scratch_folder
 from meshscope.store.write import write_table
-from meshscope.workers import (
-    Progress,
-    WorkerTask,
-    run_worker,
-)
+from meshscope.workers import Progress, WorkerTask, run_worker
 
-CHILD = ("-m", "meshscope.backends.live.worker")
+WORK = "meshscope.backends.live.worker:run_request"
 OPS = "ops.parquet"
 LIVE, PROFILE = "devices", "profile"  # subjects of progress reports
 
@@ -129,7 +127,7 @@ def profiled_programs(
     for phase in experiment.phases:
         n_runs = experiment.prefill_chunks.n_sequence_chunks if phase is Phase.PREFILL else 1
         for program in experiment.programs(phase):
-            module = read_hlo(hlo_dir / hlo_name(program.name))
+            module = read_hlo(hlo_dir / program_file(program.name))
             rows = program_collectives(experiment, phase, module)
             yield ProfiledProgram(
                 phase=phase,
@@ -158,9 +156,57 @@ def run_process(
         )
     (folder / HLO).mkdir(parents=True)
     (folder / TRACE).mkdir()
-    report = _reported(experiment, folder, options, progress)
+    request = {
+        "experiment": experiment.as_dict(),
+        "options": asdict(options),
+        "folder": str(folder),
+    }
+    framework = "JAX" if experiment.program.frontend.is_own else "torch_xla"
+    program = (
+        f"{experiment.model.name} ({experiment.model.n_layers} layers, plan '{experiment.plan}') "
+        f"on {experiment.topology.name}"
+    )
+    task = WorkerTask(
+        process="the worker process",
+        activity=f"running {program}",
+        rejection=f"{framework} could not run {program}",
+        memory_remedy="Use fewer --layers, a smaller --batch, or a machine with more memory.",
+        crash_remedy=f"Try other options or another version of {framework}.",
+        error=RunFailedError,
+    )
+    with scratch_folder() as scratch:
+        python, variables = frontend_of(experiment).interpreter(experiment.program, scratch)
+        variables = {"TF_CPP_MIN_LOG_LEVEL": "2", **variables}
+        report = run_worker(
+            WORK,
+            request,
+            scratch,
+            task,
+            python=python,
+            environment=variables | _variables(experiment, folder, options.n_processes),
+            part=LIVE,
+            progress=progress,
+        )
     progress(LIVE, "done", None)
     return report
+
+
+def _variables(experiment: Experiment, folder: Path, n_processes: int) -> dict[str, str]:
+    """The environment variables that JAX or torch_xla reads on import.
+
+    Virtual CPU devices are requested by number; other platforms are chosen by JAX. torch_xla gets the devices,
+    and JAX, which only rewrites programs, the CPU; it gives no access to the compiled HLO, so XLA dumps it.
+    """
+    kind, n_devices = experiment.topology.chip.kind, experiment.topology.n_devices
+    if not experiment.program.frontend.is_traced:
+        return cpu_variables(n_devices // n_processes) if kind is ChipKind.CPU else {}
+    variables = tracing_variables(n_devices) | {"JAX_PLATFORMS": "cpu"}
+    if kind is ChipKind.TPU:
+        variables["PJRT_DEVICE"] = "TPU"
+        del variables["CPU_NUM_DEVICES"]
+    phases = "|".join(phase.value for phase in experiment.phases)
+    flags = f"--xla_dump_to={folder / DUMPS} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=^({phases})"
+    return variables | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
 
 
 def _check_torchxla(experiment: Experiment, options: RunOptions) -> None:
@@ -198,60 +244,14 @@ def _measured(
         loads=timings.loads,
         times=timings.times,
         findings=timings.findings,
-        costs=_costs(experiment, report["costs"]),
-    )
-
-
-def _costs(
-    experiment: Experiment, costs: Mapping[str, Mapping[str, float]]
-) -> tuple[StepCost, ...]:
-    """FLOPs and bytes of a step, by the compiler; none for loops, whose body counts only once."""
-    if experiment.is_scanned:
-        return ()
-    return tuple(
-        StepCost(
-            phase=Phase(phase),
-            flops=cost.get("flops"),
-            accessed_bytes=cost.get("accessed_bytes"),
-        )
-        for phase, cost in costs.items()
-    )
-
-
-def _reported(
-    experiment: Experiment, folder: Path, options: RunOptions, progress: Progress
-) -> dict[str, Any]:
-    """Runs the worker; returns its report or raises its failure."""
-    with scratch_folder() as scratch:
-        request = scratch / "request.json"
-        document = {"experiment": experiment.as_dict(), "options": asdict(options)}
-        request.write_text(json.dumps(document), encoding="utf-8")
-        python, variables = frontend_of(experiment).interpreter(experiment.program, scratch)
-        run_worker(
-            (*CHILD, str(request), str(folder)),
-            request,
-            _task(experiment),
-            python=python,
-            environment=variables,
-            part=LIVE,
-            progress=progress,
-        )
-    report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-    (folder / REPORT).unlink()
-    return report
-
-
-def _task(experiment: Experiment) -> WorkerTask:
-    framework = "JAX" if experiment.program.frontend.is_own else "torch_xla"
-    program = (
-        f"{experiment.model.name} ({experiment.model.n_layers} layers, plan '{experiment.plan}') "
-        f"on {experiment.topology.name}"
-    )
-    return WorkerTask(
-        process="the worker process",
-        activity=f"running {program}",
-        rejection=f"{framework} could not run {program}",
-        memory_remedy="Use fewer --layers, a smaller --batch, or a machine with more memory.",
-        crash_remedy=f"Try other options or another version of {framework}.",
-        error=RunFailedError,
+        # by the compiler; not for loops, whose body counts only once
+        costs=tuple(
+            StepCost(
+                phase=Phase(phase),
+                flops=cost.get("flops"),
+                accessed_bytes=cost.get("accessed_bytes"),
+            )
+            for phase, cost in report["costs"].items()
+            if not experiment.is_scanned
+        ),
     )

@@ -1,7 +1,7 @@
-"""An experiment on live devices: compiled programs, weights, and timed requests with their chunks of prefill."""
+"""An experiment on live devices, as JAX sees them: compiled programs, weights, and timed requests with their chunks of prefill."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from meshscope.backends.live.names import COMPILING, PLACING, stage_words
+from meshscope.backends.live.worker import stage_words
+from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.jax.build import BuiltProgram, build_program
 from meshscope.programs.jax.stablehlo import memory_analysis
@@ -98,7 +101,7 @@ class Session:
 
         A part of decode has the tokens of its first step as `prompt`.
         """
-        report(stage_words(COMPILING))
+        report(stage_words("compiling"))
         programs = {
             program.name: build_program(experiment, phase, devices, chunk=chunk)
             for phase in experiment.phases
@@ -110,7 +113,7 @@ class Session:
             before = time.perf_counter()
             compiled[name] = program.lower().compile()
             seconds[f"{name}.compile"] = time.perf_counter() - before
-        report(stage_words(PLACING))
+        report(stage_words("placing weights"))
         before = time.perf_counter()
         first, *_, last = (*programs.values(), *programs.values())
         weights = jax.block_until_ready(make_weights(first))
@@ -291,3 +294,68 @@ def _first_result(arguments: Any, tokens: np.ndarray) -> Any:
         return tokens
     random, shape = np.random.default_rng(0), arguments["hidden"].shape
     return {"tokens": tokens, "hidden": random.standard_normal(shape, np.float32)}
+
+
+PLATFORM = {ChipKind.TPU: "tpu", ChipKind.GPU: "gpu", ChipKind.CPU: "cpu"}
+
+
+def live_devices(topology: Topology) -> list[Any]:
+    """The devices of the slice; SpecError if JAX sees fewer devices or another platform."""
+    platform, backend = PLATFORM[topology.chip.kind], jax.default_backend()
+    if backend != platform:
+        raise SpecError(
+            f"'{topology.name}' needs {platform} devices, but JAX sees {backend} devices here. "
+            "Run on such a machine, or use --topology cpu:8 for virtual CPU devices."
+        )
+    devices = jax.devices()
+    if len(devices) < topology.n_devices:
+        raise SpecError(
+            f"'{topology.name}' has {topology.n_devices} devices, but JAX sees {len(devices)} here. "
+            f"Use a topology of {len(devices)}, or start a process on every host (--coordinator)."
+        )
+    return devices[: topology.n_devices]
+
+
+def device_record(device: Any) -> dict[str, Any]:
+    """Id, kind, platform, process and coordinates of a device."""
+    coords = getattr(device, "coords", None)
+    names = ("id", "device_kind", "platform", "process_index")
+    fields = {name.removeprefix("device_"): getattr(device, name) for name in names}
+    return {**fields, "coords": None if coords is None else list(coords)}
+
+
+def join_processes(options: Mapping[str, Any]) -> None:
+    """Connects to the other processes of the run, if there are any."""
+    if options["coordinator"] is not None:
+        jax.distributed.initialize(
+            coordinator_address=options["coordinator"],
+            num_processes=options["n_processes"],
+            process_id=options["process_id"],
+        )
+
+
+def gather_profiles(trace: Path, *, process_id: int) -> None:
+    """Collects the profiles of all processes in the folder of process 0.
+
+    They travel over the network of the devices, so hosts need no shared file system. Files are named
+    by host and process.
+    """
+    (file,) = trace.glob("*.xplane.pb")
+    content = np.frombuffer(file.read_bytes(), np.uint8)
+    name = np.frombuffer(file.name.removesuffix(".xplane.pb").encode(), np.uint8)
+    file.unlink()
+    for process, (host, profile) in enumerate(
+        zip(_gathered(name), _gathered(content), strict=True)
+    ):
+        if process_id == 0:
+            path = trace / f"{host.tobytes().decode()}-{process}.xplane.pb"
+            path.write_bytes(profile.tobytes())
+
+
+def _gathered(content: np.ndarray) -> list[np.ndarray]:
+    """The bytes of each process; shorter ones are padded for the transfer."""
+    sizes = np.asarray(multihost_utils.process_allgather(np.array(content.size, np.int32)))
+    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded[: content.size] = content
+    rows = np.asarray(multihost_utils.process_allgather(padded))
+    return [rows[index, :size] for index, size in enumerate(sizes.tolist())]

@@ -28,7 +28,7 @@ from meshscope.events.enums import Phase
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.maxtext_models import AXES, maxtext_model, sizes_of
-from meshscope.programs.step_programs import MODEL, EngineProgram, StepPrograms, local_bytes
+from meshscope.programs.frontends import MODEL, EngineProgram, StepPrograms, local_bytes
 
 
 @struct.dataclass

@@ -16,7 +16,7 @@ from maxtext.utils import maxtext_utils, sharding
 
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.maxtext_step import configuration
-from meshscope.programs.step_programs import MODEL, EngineProgram, StepPrograms
+from meshscope.programs.frontends import MODEL, EngineProgram, StepPrograms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.engine_config import architecture_config
 from meshscope.programs.engines.scopes import with_scopes
-from meshscope.programs.step_programs import MODEL, SAMPLE, EngineProgram, StepPrograms, local_bytes
+from meshscope.programs.frontends import MODEL, SAMPLE, EngineProgram, StepPrograms, local_bytes
 
 PAGE_SIZE = 128  # tokens; of the engine's own benchmarks (test/srt/nightly), where the default is 1
 MOE_BACKEND = "epmoe"  # the default of its servers

@@ -39,7 +39,7 @@ from meshscope.programs.engines.engine_config import (
 )
 from meshscope.programs.engines.loading import process_loaded
 from meshscope.programs.engines.scopes import with_scopes
-from meshscope.programs.step_programs import (
+from meshscope.programs.frontends import (
     LOGITS,
     MODEL,
     SAMPLE,
