@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from meshscope.cloud.accelerators import cloud_chip, n_hosts
+from meshscope.cloud.accelerators import cloud_names, n_hosts
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import Topology
 
@@ -65,7 +65,7 @@ def _pod(request: ManifestRequest, commands: Sequence[Sequence[str]]) -> dict[st
     topology = request.topology
     n_chips = topology.n_chips // n_hosts(topology)
     selector = {
-        "cloud.google.com/gke-tpu-accelerator": cloud_chip(topology).kubernetes,
+        "cloud.google.com/gke-tpu-accelerator": cloud_names(topology).kubernetes,
         "cloud.google.com/gke-tpu-topology": "x".join(map(str, topology.grid)),
         **({"cloud.google.com/gke-spot": "true"} if request.is_spot else {}),
     }

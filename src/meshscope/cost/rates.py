@@ -7,7 +7,7 @@ from math import log
 from meshscope.cost.traffic import NO_TRAFFIC, ArrayTraffic
 from meshscope.errors import SpecError
 from meshscope.events.step_time import NO_TIME, TimeBasis, TimeEstimate
-from meshscope.hardware.chips import NARROW_DTYPES, NARROW_SPEEDUP, Chip, ChipKind
+from meshscope.hardware.chips import Chip, ChipKind
 from meshscope.hardware.compiler_facts import (
     GPU_EFFICIENCY,
     LATENCY_INTERVAL,
@@ -240,8 +240,8 @@ def _published_rates(chip: Chip) -> Rates:
         hbm_bytes_per_s=chip.hbm_bytes_per_s / n,
         clock_hz=chip.clock_hz,
         mxu_dim=chip.mxu_dim,
-        narrow_dtypes=NARROW_DTYPES.get(chip.name, ()),
-        narrow_speedup=NARROW_SPEEDUP.get(chip.name, 1.0),
+        narrow_dtypes=chip.narrow_dtypes,
+        narrow_speedup=chip.narrow_speedup,
         efficiency=peak_efficiency(chip),
         facts=compiler_facts(chip.name),
     )

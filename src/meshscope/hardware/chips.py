@@ -23,19 +23,6 @@ from meshscope.serialize import from_plain
 from meshscope.units import DTYPE_BITS, format_dtype
 
 GIB = 2**30
-# `device_kind` of TPUs, lower case. Source: jax/_src/cloud_tpu_init.py and pallas/mosaic/core.py of
-# JAX 0.10, and the kinds that libtpu 0.0.42.1 gives to described devices.
-TPU_KINDS = {
-    "tpu v4": "v4",
-    "tpu v5 lite": "v5e",
-    "tpu v5e": "v5e",
-    "tpu v5": "v5p",
-    "tpu v5p": "v5p",
-    "tpu v6 lite": "v6e",
-    "tpu v6e": "v6e",
-    "tpu7x": "tpu7x",
-    "tpu 7x": "tpu7x",
-}
 
 
 class ChipKind(StrEnum):
@@ -47,8 +34,21 @@ class ChipKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CloudNames:
+    """What Google Cloud calls a chip; `accelerator` and `runtime` are None where TPU VMs have no such chip.
+
+    Source: cloud.google.com/tpu/docs, pages "TPU configurations", "TPU software versions" and "Manage queued
+    resources"; cloud.google.com/kubernetes-engine/docs, page "Plan TPUs in GKE".
+    """
+
+    accelerator: str | None = None  # before the size in --accelerator-type
+    runtime: str | None = None  # the software version of its VMs
+    kubernetes: str  # the label cloud.google.com/gke-tpu-accelerator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """Published peaks of one chip; None if no figure is published."""
+    """Published peaks of one chip, and its names; None if no figure is published."""
 
     name: str
     kind: ChipKind
@@ -68,6 +68,24 @@ class Chip:
     mxu_dim: int | None = None  # rows and columns of one matrix unit
     compiler_config: str | None = None  # libtpu's chip configuration, if not its default
     die_bytes_per_s: float | None = None  # between the two cores of a chip, one direction
+
+    # `device_kind`, lower case. Source: jax/_src/cloud_tpu_init.py and pallas/mosaic/core.py of JAX 0.10, and
+    # the kinds that libtpu 0.0.42.1 gives to described devices.
+    device_kinds: tuple[str, ...] = ()
+    # Dtypes with a published peak other than bf16, and this peak over the peak of bf16:
+    # cloud.google.com/tpu/docs, "Peak compute per chip" of v4 (bf16 or int8), v5e, v5p and v6e (bf16, int8)
+    # and tpu7x (bf16, fp8).
+    narrow_dtypes: tuple[str, ...] = ()
+    narrow_speedup: float = 1.0
+    # Whether vector units multiply bf16: 706 bundles instead of 1,160 for a block of int4 weights on v6e, but
+    # 1,438 instead of 1,107 on v5e (docs/kernels.md).
+    has_bf16_vectors: bool = False
+    # Whether the number in a cloud name counts cores, and whether single chips are rented; the smallest slice
+    # of the others is a host. Source: cloud.google.com/tpu/docs, pages "TPU v4", "v5p", "v5e", "v6e", "tpu7x".
+    name_counts_cores: bool = False
+    is_rented_singly: bool = False
+    max_host_chips: int | None = None  # if one host can have more than `chips_per_host`
+    cloud: CloudNames | None = None
 
     # HBM of one device that programs may use; libtpu 0.0.42.1 reserves the rest (the limit that it
     # states when a program exceeds it).
@@ -130,6 +148,11 @@ def chip_of(name: str, *, is_imported: bool = False) -> Chip:
     raise SpecError(f"unknown chip '{name}'. {nearest(name, names)}{optional}")
 
 
+def tpu_of_kind(device_kind: str) -> Chip | None:
+    """The TPU of JAX's `device_kind`, in lower case; None if it is unknown."""
+    return next((chip for chip in CHIPS.values() if device_kind in chip.device_kinds), None)
+
+
 def is_chip_named(chip: Chip, device_name: str) -> bool | None:
     """Whether a profiler's name of a device is that of the chip; None if it names no model.
 
@@ -137,7 +160,8 @@ def is_chip_named(chip: Chip, device_name: str) -> bool | None:
     """
     lowered = device_name.lower().strip()
     if chip.kind is not ChipKind.GPU or lowered.startswith("tpu"):
-        return TPU_KINDS[lowered] == chip.name if lowered in TPU_KINDS else None
+        named = tpu_of_kind(lowered)
+        return None if named is None else named.name == chip.name
     words = re.findall(r"[a-z0-9]+", lowered)
     if chip.name in words:
         return True
@@ -147,39 +171,25 @@ def is_chip_named(chip: Chip, device_name: str) -> bool | None:
     return False if any(re.fullmatch(r"[a-z]+\d+[a-z]*", word) for word in words) else None
 
 
-# Dtypes with a published peak, beside bf16: cloud.google.com/tpu/docs, "Peak compute per chip" of v4 (bf16
-# or int8), v5e, v5p and v6e (bf16, int8) and tpu7x (bf16, fp8).
-NARROW_DTYPES = {
-    "v4": ("s8",),
-    "v5e": ("s8",),
-    "v5p": ("s8",),
-    "v6e": ("s8",),
-    "tpu7x": ("f8e4m3fn", "f8e5m2"),
-}
-
-# Their peak over that of bf16, same pages: v4 has 275 TFLOP/s in both, the others twice as many in 8 bits.
-NARROW_SPEEDUP = {"v4": 1.0, "v5e": 2.0, "v5p": 2.0, "v6e": 2.0, "tpu7x": 2.0}
-
-
 def product_speedup(weight_dtype: str, chip: Chip) -> float:
     """Peak of products with weights in this format over the bf16 peak: above 1 for 8-bit operands only.
 
     A chip without the type converts both operands, at the bf16 peak.
     """
-    return 1.0 if peak_dtype(weight_dtype, chip) == "bf16" else NARROW_SPEEDUP[chip.name]
+    return 1.0 if peak_dtype(weight_dtype, chip) == "bf16" else chip.narrow_speedup
 
 
 def peak_dtype(weight_dtype: str, chip: Chip) -> str:
     """The dtype whose peak bounds products with weights in this format."""
     dtype = activation_dtype_of(weight_dtype)
-    return "bf16" if dtype is None or dtype not in NARROW_DTYPES.get(chip.name, ()) else dtype
+    return "bf16" if dtype is None or dtype not in chip.narrow_dtypes else dtype
 
 
 def precision_notes(weights: str, activations: str, chip: Chip) -> Iterator[str]:
     """How products of dtypes other than bf16 are computed and timed on a TPU."""
     if chip.kind is not ChipKind.TPU:
         return
-    native = NARROW_DTYPES.get(chip.name, ())
+    native = chip.narrow_dtypes
     narrow = activation_dtype_of(weights)
     if narrow is not None:
         yield _narrow_note(narrow, activations, chip)
@@ -217,10 +227,10 @@ def _narrow_note(dtype: str, activations: str, chip: Chip) -> str:
         f"activations are rounded to {format_dtype(dtype)} with a scale for each token of a device"
     )
     kept = f"collectives, cache, embedding and head stay in their own dtypes ({activations} activations)"
-    if dtype not in NARROW_DTYPES.get(chip.name, ()):
+    if dtype not in chip.narrow_dtypes:
         return (
             f"{rounded}; {chip.name} has no {format_dtype(dtype)} unit and emulates it: products at the bf16 peak, after "
             f"conversions that only the compiler's own cycles count; {kept}"
         )
-    speedup = NARROW_SPEEDUP[chip.name]
+    speedup = chip.narrow_speedup
     return f"{rounded}; {chip.name} multiplies {format_dtype(dtype)} at {speedup:g} x its bf16 peak; {kept}"

@@ -7,13 +7,11 @@ from math import isqrt, prod
 from typing import Any
 
 from meshscope.errors import SpecError
-from meshscope.hardware.chips import CHIPS, TPU_KINDS, Chip, ChipKind, chip_of
+from meshscope.hardware.chips import CHIPS, Chip, ChipKind, chip_of, tpu_of_kind
 
 MAX_DEVICES = 65_536  # larger than any slice; limits the damage of a typo
 
 # Cloud names count chips for v5e and v6e, and cores (two per chip) for the others.
-# Source: cloud.google.com/tpu/docs, pages "TPU v4", "v5p", "v5e", "v6e", "tpu7x" (accelerator types).
-NAMES_COUNT_CORES = frozenset({"v4", "v5p", "tpu7x"})
 
 _FORM = re.compile(
     r"(?:(?P<slices>[0-9]+)x)?(?P<chip>[a-zA-Z][a-zA-Z0-9]*?)(?P<sep>[:-])(?P<size>[0-9]+(?:x[0-9]+)*)"
@@ -138,7 +136,7 @@ def _check_pod(text: str, topology: Topology) -> None:
 def _grid_of_cloud_name(text: str, chip: Chip, count: int) -> tuple[int, ...]:
     """The default chip grid of a cloud name: the powers of two closest to a square or cube."""
     n_chips = count
-    if chip.name in NAMES_COUNT_CORES:
+    if chip.name_counts_cores:
         if count % 2:
             raise SpecError(
                 f"topology '{text}': {chip.name} names count cores, two per chip. Use an even number."
@@ -158,14 +156,9 @@ def _grid_of_cloud_name(text: str, chip: Chip, count: int) -> tuple[int, ...]:
     return (1 << n_doublings // 3, 1 << (n_doublings + 1) // 3, 1 << (n_doublings + 2) // 3)
 
 
-# The smallest slice of a 3D torus is a host; v5e and v6e are also rented as single chips
-# (cloud.google.com/tpu/docs, pages "v5e" and "v6e": topologies 1x1 to 16x16).
-SINGLE_CHIPS = frozenset({"v5e", "v6e"})
-
-
 def cloud_name(chip: Chip, n_chips: int) -> str:
     """The cloud's name of a slice, e.g. `v6e-8`; v4, v5p and tpu7x names count cores, two per chip."""
-    return f"{chip.name}-{n_chips * 2 if chip.name in NAMES_COUNT_CORES else n_chips}"
+    return f"{chip.name}-{n_chips * 2 if chip.name_counts_cores else n_chips}"
 
 
 def standard_slices(chip: Chip) -> tuple[Topology, ...]:
@@ -182,7 +175,7 @@ def every_slice() -> tuple[Topology, ...]:
 
 def _sizes(chip: Chip) -> Iterator[int]:
     """Chips of the standard slices."""
-    if chip.name in SINGLE_CHIPS:
+    if chip.is_rented_singly:
         yield 1
     n_chips = chip.chips_per_host
     while chip.pod_chips is not None and n_chips <= chip.pod_chips:
@@ -199,9 +192,9 @@ def slice_of_devices(devices: Sequence[Any]) -> Topology:
         names = [n for n, c in CHIPS.items() if c.kind is ChipKind.GPU and n in kind]
         if names:
             return parse_topology(f"{names[0]}:{len(devices)}")
-    chip = TPU_KINDS.get(kind)
-    if chip is not None and (grid := _grid(devices, CHIPS[chip].n_grid_dims)) is not None:
-        topology = parse_topology(f"{chip}:{'x'.join(map(str, grid))}")
+    chip = tpu_of_kind(kind)
+    if chip is not None and (grid := _grid(devices, chip.n_grid_dims)) is not None:
+        topology = parse_topology(f"{chip.name}:{'x'.join(map(str, grid))}")
         if topology.n_devices == len(devices):
             return topology
     raise SpecError(

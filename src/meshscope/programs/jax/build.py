@@ -51,10 +51,6 @@ JAX_DTYPES: dict[str, Any] = {
     "f8e5m2": jnp.float8_e5m2,
 }
 
-# Their vector units multiply bf16: 706 bundles instead of 1,160 for a block of int4 weights on v6e, but 1,438
-# instead of 1,107 on v5e (docs/kernels.md).
-BF16_VECTOR_CHIPS = ("v6e", "tpu7x")
-
 # XLA for GPUs rewrites the dot of one row with a matrix below 10,000,000 elements as a multiply and a
 # reduce with an intermediate array in memory: three passes over the matrix
 # (IsMatrixMultiplicationTooSmallForRewriting; seen in JAX 0.11.2's program of Qwen3-8B's keys and
@@ -265,7 +261,7 @@ def _grouped_kernel(experiment: Experiment) -> GroupedKernel | None:
     return GroupedKernel(
         block=quantization.square_block,
         has_codes=quantization.codes_dtype is not None,
-        has_bf16=experiment.topology.chip.name in BF16_VECTOR_CHIPS,
+        has_bf16=experiment.topology.chip.has_bf16_vectors,
     )
 
 

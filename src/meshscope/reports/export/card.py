@@ -22,7 +22,7 @@ from meshscope.events.enums import Phase, Source
 from meshscope.events.timeline import printable
 from meshscope.files import read_file
 from meshscope.hardware.chips import Chip, ChipKind, chip_of
-from meshscope.hardware.topology import NAMES_COUNT_CORES, Topology, parse_topology
+from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.model.model import Model
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.plan import ALIASES, AXES, Plan, parse_plan
@@ -578,7 +578,7 @@ def _topology_name(model: str, total: int, per_node: int | None) -> str:
     except MeshscopeError:
         return f"{chip_name}:{total}"
     if chip.kind is ChipKind.TPU:
-        return f"{chip.name}-{total * (2 if chip.name in NAMES_COUNT_CORES else 1)}"
+        return f"{chip.name}-{total * (2 if chip.name_counts_cores else 1)}"
     n_nodes = total // per_node if per_node and not total % per_node else 1
     slices = f"{n_nodes}x" if n_nodes > 1 else ""
     return f"{slices}{chip.name}:{total // n_nodes}"
