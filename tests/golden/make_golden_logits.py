@@ -383,13 +383,13 @@ def oracle_model(name: str) -> Any:
     with tempfile.TemporaryDirectory() as directory:
         config.save_pretrained(directory)
         save_file(weights_of(name), Path(directory) / "model.safetensors", {"format": "pt"})
-        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+        model, problems = transformers.AutoModelForCausalLM.from_pretrained(
             directory,
             attn_implementation="eager",
             dtype=torch.float32,
             output_loading_info=True,
         )
-    assert not any(found.values()), found
+    assert not any(problems.values()), problems
     return model.eval()
 
 
