@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,37 +19,78 @@ ENTRY = """
   },"""
 
 
-@pytest.mark.slow
-def test_a_chip_is_one_entry_and_its_fitted_constants(tmp_path: Path) -> None:
-    for folder in ("src/meshscope", "tools"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    chips = tmp_path / "src/meshscope/hardware/chips.json"
-    chips.write_text(chips.read_text("utf-8").replace('"chips": {', '"chips": {' + ENTRY, 1))
-    environment = {"PYTHONPATH": str(tmp_path / "src"), "PATH": "", "COLUMNS": "100"}
+METRIC = '''
 
-    def output(*words: str) -> str:
-        command = [sys.executable, *words]
+def largest_operation(events: pl.DataFrame) -> pl.DataFrame:
+    """The largest payload of one operation.
+
+    Source: a test.
+    """
+    return events.select(pl.col("payload_bytes").max())
+'''
+ROW = """    ("largest_operation", "Largest operation", "bytes",
+     volume.largest_operation, lambda run: volume.largest_operation(_events(run))),
+)  # fmt: skip
+"""
+
+
+class Clone:
+    """A copy of the package in which a recipe can be followed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for part in ("src/meshscope", "tools"):
+            shutil.copytree(ROOT / part, folder / part)
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        """Replaces text that a file of the package has once."""
+        path = self.folder / "src/meshscope" / name
+        assert path.read_text("utf-8").count(old) == 1
+        path.write_text(path.read_text("utf-8").replace(old, new))
+
+    def output(self, *words: str) -> str:
+        environment = {"PYTHONPATH": str(self.folder / "src"), "PATH": "", "COLUMNS": "100"}
+        options: dict[str, Any] = {"cwd": self.folder, "env": environment, "text": True}
         return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+            [sys.executable, *words], capture_output=True, check=True, **options
         ).stdout
 
-    output("tools/fit_collectives.py")
+    def changed(self) -> set[str]:
+        """The files of the package that differ from the repository's."""
+        return {
+            path.name
+            for path in (self.folder / "src").rglob("*.*")
+            if path.suffix != ".pyc"
+            and path.read_bytes() != (ROOT / path.relative_to(self.folder)).read_bytes()
+        }
+
+
+@pytest.mark.slow
+def test_a_chip_is_one_entry_and_its_fitted_constants(tmp_path: Path) -> None:
+    clone = Clone(tmp_path)
+    clone.edit("hardware/chips.json", '"chips": {', '"chips": {' + ENTRY)
+    clone.output("tools/fit_collectives.py")
     ask = ("predict", "Qwen/Qwen3-8B", "--topology", "v9-4", "--plan", "tp=4", "--prompt", "8192")
     times = [
-        json.loads(output("-m", "meshscope", *ask, "--weight-dtype", dtype, "--json"))["time"]
+        json.loads(clone.output("-m", "meshscope", *ask, "--weight-dtype", dtype, "--json"))["time"]
         for dtype in ("bf16", "int8_w8a8")
     ]
     assert 0 < times[1]["ttft_s"] < times[0]["ttft_s"]
-    assert "v9" in output("-m", "meshscope", "topologies")
-    before, after = (
-        {
-            file.relative_to(top): file.read_bytes()
-            for file in top.rglob("*.*")
-            if file.suffix != ".pyc"
-        }
-        for top in (ROOT / "src", tmp_path / "src")
-    )
-    assert {path.name for path in after if after[path] != before.get(path)} == {
-        "chips.json",
-        "fitted_constants.json",
-    }
+    assert "v9" in clone.output("-m", "meshscope", "topologies")
+    assert clone.changed() == {"chips.json", "fitted_constants.json"}
+
+
+@pytest.mark.slow
+def test_a_metric_is_a_function_and_a_row(tmp_path: Path) -> None:
+    """Text and JSON have it."""
+    clone = Clone(tmp_path)
+    clone.edit("analysis/catalog.py", ")  # fmt: skip\n", ROW)
+    volume = tmp_path / "src/meshscope/analysis/volume.py"
+    volume.write_text(volume.read_text("utf-8") + METRIC)
+    ask = ("predict", "Qwen/Qwen3-8B", "--topology", "v6e-4", "--plan", "tp=4", "--out", "run")
+    clone.output("-m", "meshscope", *ask)
+    assert "Largest operation" in clone.output("-m", "meshscope", "show", "run", "--metrics")
+    document = json.loads(clone.output("-m", "meshscope", "show", "run", "--metrics", "--json"))
+    rows = document["metrics"]["largest_operation"]["rows"]
+    assert rows == [{"payload_bytes": 128 * 4096 * 2}]
+    assert clone.changed() == {"catalog.py", "volume.py"}
