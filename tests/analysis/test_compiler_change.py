@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import meshscope
-from meshscope.analysis.comparison import Side, form_changes
+from meshscope.analysis.comparison import Side
 from meshscope.analysis.explanation import explain
 from meshscope.events.enums import Source
 from meshscope.reports.explanation import sentences
@@ -69,6 +69,8 @@ def test_only_another_compiler_is_compared_so() -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_form_counts_its_executions(n: int) -> None:
-    row = replace(OLD.rows[0], count=n)
-    (change,) = form_changes([row], [])
-    assert (change.left, change.right) == (n, 0)
+    rows = (replace(OLD.rows[0], count=n),)
+    change = explain(side("A", replace(OLD, rows=rows)), side("B", replace(NEW, rows=()))).compiler
+    assert change is not None
+    (form,) = change.forms
+    assert (form.left, form.right) == (n, 0)

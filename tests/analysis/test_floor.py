@@ -5,8 +5,15 @@ from random import Random
 
 import pytest
 
-from meshscope.analysis.floor import OTHER, PADDING, ROUNDING, SLOW_HBM, SORTING, step_floor
-from meshscope.analysis.roofline import BindingResource
+from meshscope.analysis.roofline import (
+    OTHER,
+    PADDING,
+    ROUNDING,
+    SLOW_HBM,
+    SORTING,
+    BindingResource,
+    step_floor,
+)
 from meshscope.cost.default_chunk import with_default_chunk
 from meshscope.cost.predicted import predicted_times
 from meshscope.errors import MeshscopeError

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from meshscope.analysis.matrix import sent_by_device, traffic_imbalance, traffic_matrix
+from meshscope.analysis.volume import sent_by_device, traffic_imbalance, traffic_matrix
 from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase, wire_factor
 from meshscope.events.schema import table_of

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from meshscope.analysis.comparison import promotion_of
+from meshscope.analysis.comparison import promoted
 from meshscope.analysis.join import compare
 from meshscope.events.collective import Collective, predicted_collective
 from meshscope.events.enums import Kind, Part, Phase, Source
@@ -29,12 +29,11 @@ def compiled(dtype: str, n_bytes: int) -> Collective:
 
 def test_a_promoted_collective_is_predicted_in_float32() -> None:
     rows = [compiled("f32", 64)]
-    promotion = promotion_of([PREDICTED], rows)
-    assert promotion.count == 1
-    assert compare(promotion.rows, rows).is_exact
+    predicted, count = promoted([PREDICTED], rows)
+    assert count == 1
+    assert compare(predicted, rows).is_exact
 
 
 def test_a_collective_that_stays_16_bit_is_unchanged() -> None:
-    assert promotion_of([PREDICTED], [compiled("bf16", 32)]).rows == (PREDICTED,)
-    assert promotion_of([PREDICTED], [compiled("bf16", 32), compiled("f32", 64)]).count == 0
-    assert promotion_of([PREDICTED], []).rows == (PREDICTED,)
+    for rows in ([compiled("bf16", 32)], [compiled("bf16", 32), compiled("f32", 64)], []):
+        assert promoted([PREDICTED], rows) == ((PREDICTED,), 0)

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshscope.analysis.floor import step_floor
-from meshscope.analysis.roofline import BindingResource, roofline_bounds, step_rooflines
+from meshscope.analysis.roofline import BindingResource, roofline_bounds, step_floor, step_rooflines
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import StepCost
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate

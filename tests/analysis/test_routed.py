@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshscope.analysis.matrix import link_traffic
+from meshscope.analysis.volume import link_traffic
 from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.events.schema import table_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.analysis.floor import step_floor, why_sentence
+from meshscope.analysis.roofline import step_floor, why_sentence
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import Activity, ActivityTime, PartCost, StepTime, TimeEstimate
 from meshscope.hardware.chips import chip_of

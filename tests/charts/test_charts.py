@@ -6,10 +6,10 @@ from typing import Any
 import polars as pl
 import pytest
 
-from meshscope.analysis.matrix import link_traffic
-from meshscope.analysis.metric_inputs import MetricInputs, StepDuration
+from meshscope.analysis.catalog import MetricInputs, StepDuration
 from meshscope.analysis.roofline import roofline_of
 from meshscope.analysis.timeline import TIMELINE_SCHEMA
+from meshscope.analysis.volume import link_traffic
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import DeviceLoad, Measured
 from meshscope.events.schema import POLARS_SCHEMA

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshscope.analysis.floor import step_floor
+from meshscope.analysis.roofline import step_floor
 from meshscope.cost.efficiency import efficiency_of
 from meshscope.cost.features import PARTS, Cost, Feature, plan_costs
 from meshscope.cost.predicted import predicted_times

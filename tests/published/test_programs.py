@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from meshscope.analysis.floor import OTHER, step_floor
+from meshscope.analysis.roofline import OTHER, step_floor
 from meshscope.backends.compile.import_hlo import ImportedProgram, read_imported
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime

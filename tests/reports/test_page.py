@@ -10,7 +10,7 @@ import pytest
 from page_parser import Page
 
 import meshscope
-from meshscope.analysis.floor import why_sentences
+from meshscope.analysis.roofline import why_sentences
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 from meshscope.plans.experiment_record import NamedModel

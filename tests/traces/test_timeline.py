@@ -14,7 +14,7 @@ import pytest
 import meshscope
 from meshscope import Run
 from meshscope.analysis import timeline
-from meshscope.analysis.metric_inputs import metric_inputs
+from meshscope.analysis.catalog import metric_inputs
 from meshscope.api.export import ExportFormat, export
 
 from . import made_kineto as made

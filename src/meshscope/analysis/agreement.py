@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from meshscope.analysis.request import RequestTime, request_times
+from meshscope.analysis.request import request_times
 from meshscope.analysis.roofline import BETWEEN_PARTS
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import NO_TIME, StepTime, TimeEstimate
@@ -100,11 +100,9 @@ def request_cost_of(run: RunRecord, source: Source) -> RequestCost | None:
         n_steps = experiment.workload.n_decode_steps
         return request_cost(run.times_of(source), n_decode_steps=n_steps, chip=chip)
     seconds = None if request is None else request.e2e or request.ttft or request.tpot
-    return (
-        None
-        if seconds is None
-        else RequestCost(seconds=seconds, activities={}, basis=(source, chip))
-    )
+    if seconds is None:
+        return None
+    return RequestCost(seconds=seconds, activities={}, basis=(source, chip))
 
 
 def are_equal(left: RequestCost, right: RequestCost) -> bool:
@@ -131,40 +129,35 @@ def are_equal(left: RequestCost, right: RequestCost) -> bool:
 
 def time_agreements(run: RunRecord, left: Source, right: Source) -> tuple[TimeAgreement, ...]:
     """One for each phase whose step has a time by both sources."""
-    requests = request_times(run)
-    sides = [_steps(requests.get(source)) for source in (left, right)]
-    modeled = [{time.phase: time for time in run.times_of(source)} for source in (left, right)]
-    return tuple(
-        TimeAgreement(
-            phase=phase,
-            left=sides[0][phase],
-            right=sides[1][phase],
-            parts=_changes(*(_by_part(times.get(phase)) for times in modeled)),
-            activities=_changes(*(_by_activity(times.get(phase)) for times in modeled)),
+    steps: list[dict[Phase, TimeEstimate | None]] = []
+    for source in (left, right):
+        time = request_times(run).get(source)
+        steps.append(
+            {} if time is None else {Phase.PREFILL: time.ttft, Phase.DECODE: time.decode_step}
         )
-        for phase in Phase
-        if phase in sides[0] and phase in sides[1]
-    )
+    modeled = [{time.phase: time for time in run.times_of(source)} for source in (left, right)]
+    agreements: list[TimeAgreement] = []
+    for phase in Phase:
+        both = [of_phase.get(phase) for of_phase in steps]
+        if both[0] is not None and both[1] is not None:
+            shares = [_shares(times.get(phase)) for times in modeled]
+            parts, activities = (_changes(*pair) for pair in zip(*shares, strict=True))
+            agreements.append(
+                TimeAgreement(
+                    phase=phase, left=both[0], right=both[1], parts=parts, activities=activities
+                )
+            )
+    return tuple(agreements)
 
 
-def _steps(request: RequestTime | None) -> dict[Phase, TimeEstimate]:
-    if request is None:
-        return {}
-    steps = {Phase.PREFILL: request.ttft, Phase.DECODE: request.decode_step}
-    return {phase: step for phase, step in steps.items() if step is not None}
-
-
-def _by_part(time: StepTime | None) -> dict[str, float]:
-    parts = () if time is None else time.parts
-    return {part.part or BETWEEN_PARTS: part.compute_s + part.exposed_s for part in parts}
-
-
-def _by_activity(time: StepTime | None) -> dict[str, float]:
-    seconds: dict[str, float] = {}
+def _shares(time: StepTime | None) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """Seconds of a step by part of the model, and by activity."""
+    activities: defaultdict[str, float] = defaultdict(float)
     for spent in () if time is None else time.activities:
-        name = spent.activity.value + (f" over {spent.axis}" if spent.axis else "")
-        seconds[name] = seconds.get(name, 0.0) + spent.seconds
-    return seconds
+        over = f" over {spent.axis}" if spent.axis else ""
+        activities[spent.activity.value + over] += spent.seconds
+    parts = () if time is None else time.parts
+    return {p.part or BETWEEN_PARTS: p.compute_s + p.exposed_s for p in parts}, activities
 
 
 def _changes(left: Mapping[str, float], right: Mapping[str, float]) -> tuple[ShareChange, ...]:

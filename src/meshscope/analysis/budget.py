@@ -5,21 +5,18 @@ decomposed into permutes. A row that the reader could not attribute counts for e
 chooses its targets counts for every kind, so that a filter never reads as zero what it does not know.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
-from typing import TypeVar
 
 from meshscope.errors import SpecError, read_only
 from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Kind, Phase
-from meshscope.events.step_time import StepTime
 from meshscope.plans.plan import MESH_AXES
 from meshscope.store.run import RunRecord
 
-T = TypeVar("T", int, float, Fraction)
-
+Value = float | int | Fraction | None
 OPAQUE = "custom-call"  # opcode of a kernel that communicates by itself
 
 
@@ -36,16 +33,12 @@ class Filter:
 
         What stays on its device crosses no axis.
         """
-        if self.axis is not None and row.group_size == 1 and row.wire_bytes == 0:
-            return False
         is_kind = self.kind in {None, row.kind} or row.opcode == OPAQUE
         is_phase = self.phase in {None, row.phase} or row.phase is None
-        return is_kind and is_phase and self._crosses(row.axis)
-
-    def _crosses(self, axis: str | None) -> bool:
-        if self.axis is None or axis is None:
-            return True
-        return set(self.axis.split("+")) <= set(axis.split("+"))
+        is_over = self.axis is None
+        if self.axis is not None and not (row.group_size == 1 and row.wire_bytes == 0):
+            is_over = row.axis is None or {*self.axis.split("+")} <= {*row.axis.split("+")}
+        return is_kind and is_phase and is_over
 
     def __str__(self) -> str:
         """`all_gather over dp in decode`."""
@@ -53,50 +46,6 @@ class Filter:
         words += [f"over {self.axis}"] if self.axis else []
         words += [f"in {self.phase}"] if self.phase else []
         return " ".join(words)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Collectives in one step on one device. Bytes and times that a row lacks make the sum None."""
-
-    rows: tuple[Collective, ...]
-
-    @property
-    def count(self) -> int:
-        """Executions."""
-        return sum(row.count for row in self.rows)
-
-    @property
-    def payload_bytes(self) -> int | None:
-        """Bytes of the logical arrays."""
-        return self._sum("payload_bytes", 0)
-
-    @property
-    def wire_bytes(self) -> Fraction | None:
-        """Bytes that the device sends."""
-        return self._sum("wire_bytes", Fraction(0))
-
-    @property
-    def exposed_s(self) -> float | None:
-        """Seconds in which the core waits for them."""
-        return self._sum("exposed_s", 0)
-
-    def _sum(self, name: str, zero: T) -> T | None:
-        """The sum over all executions; None if a row does not know it."""
-        values = [(getattr(row, name), row.count) for row in self.rows]
-        if any(value is None for value, _ in values):
-            return None
-        return sum((value * count for value, count in values), zero)
-
-
-def traffic_of(rows: Iterable[Collective], chosen: Filter) -> Traffic:
-    """The traffic of the rows that match, the largest sender first."""
-    matching = [row for row in rows if chosen.matches(row)]
-    matching.sort(key=lambda row: -(row.wire_bytes or 0) * row.count)
-    return Traffic(rows=tuple(matching))
-
-
-Value = float | int | Fraction | None
 
 
 class Quantity(StrEnum):
@@ -199,7 +148,37 @@ def checks_of(run: RunRecord, budgets: Sequence[Budget]) -> tuple[Check, ...]:
     """
     for budget in budgets:
         _check_filter(run, budget)
-    return tuple(check for budget in budgets for check in _checks(run, budget))
+    return tuple(_check(run, budget.of, limit) for budget in budgets for limit in budget.limits)
+
+
+def _traffic(rows: Sequence[Collective], quantity: Quantity) -> Value:
+    """The sum of a quantity over all executions; None if a row does not know it."""
+    if quantity is Quantity.COUNT:
+        return sum(row.count for row in rows)
+    values = [(getattr(row, quantity), row.count) for row in rows]
+    if any(value is None for value, _ in values):
+        return None
+    zero = Fraction(0) if quantity is Quantity.WIRE_BYTES else 0
+    return sum((value * count for value, count in values), zero)
+
+
+def _check(run: RunRecord, of: Filter, limit: Limit) -> Check:
+    source, phase = run.manifest.source, of.phase
+    if limit.quantity is Quantity.MEMORY_BYTES:
+        memory = run.memory.get(source)
+        return Check(of=of, limit=limit, value=None if memory is None else memory.total_bytes)
+    if limit.quantity not in OF_COLLECTIVES:
+        times = [time for time in run.times_of(source) if phase in {None, time.phase}]
+        is_time = limit.quantity is Quantity.STEP_S
+        values = [time.step.value_s if is_time else time.flops for time in times]
+        return Check(of=of, limit=limit, value=sum(values) if values else None)
+    rows = [row for row in run.rows_of(source) if of.matches(row)]
+    rows.sort(key=lambda row: -(row.wire_bytes or 0) * row.count)
+    others = tuple(o for o in run.open_operations if None in {phase, o.phase} or o.phase is phase)
+    value = _traffic(rows, limit.quantity)
+    if others and value is not None and limit.bound is not Bound.MIN and value <= limit.value:
+        value = None  # the other operations may add to it
+    return Check(of=of, limit=limit, value=value, rows=tuple(rows), others=others)
 
 
 def _check_filter(run: RunRecord, budget: Budget) -> None:
@@ -221,46 +200,3 @@ def _check_filter(run: RunRecord, budget: Budget) -> None:
             raise SpecError(
                 f"{budget.places.get('axis', '')}the program has no axis '{axis}'. {known}"
             )
-
-
-def _checks(run: RunRecord, budget: Budget) -> Iterator[Check]:
-    traffic = traffic_of(run.rows_of(run.manifest.source), budget.of)
-    phase = budget.of.phase
-    others = tuple(o for o in run.open_operations if None in {phase, o.phase} or o.phase is phase)
-    for limit in budget.limits:
-        is_of_rows = limit.quantity in OF_COLLECTIVES
-        value = _TRAFFIC[limit.quantity](traffic) if is_of_rows else _of_step(run, budget, limit)
-        rows = traffic.rows if is_of_rows else ()
-        is_least = is_of_rows and bool(others)
-        if is_least and value is not None and limit.bound is not Bound.MIN and value <= limit.value:
-            value = None
-        yield Check(
-            of=budget.of, limit=limit, value=value, rows=rows, others=others if is_least else ()
-        )
-
-
-_TRAFFIC: dict[Quantity, Callable[[Traffic], Value]] = {
-    Quantity.COUNT: lambda traffic: traffic.count,
-    Quantity.PAYLOAD_BYTES: lambda traffic: traffic.payload_bytes,
-    Quantity.WIRE_BYTES: lambda traffic: traffic.wire_bytes,
-    Quantity.EXPOSED_S: lambda traffic: traffic.exposed_s,
-}
-
-
-def _of_step(run: RunRecord, budget: Budget, limit: Limit) -> Value:
-    """Seconds or FLOPs of the steps of a phase, or the memory of a device; None if unknown."""
-    source = run.manifest.source
-    if limit.quantity is Quantity.MEMORY_BYTES:
-        memory = run.memory.get(source)
-        return None if memory is None else memory.total_bytes
-    phase = budget.of.phase
-    times = [time for time in run.times_of(source) if phase in {None, time.phase}]
-    if not times:
-        return None
-    return sum(
-        _seconds(time) if limit.quantity is Quantity.STEP_S else time.flops for time in times
-    )
-
-
-def _seconds(time: StepTime) -> float:
-    return time.step.value_s

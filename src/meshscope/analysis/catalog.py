@@ -2,36 +2,132 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 import polars as pl
 
-from meshscope.analysis import intervals, matrix, overlap, roofline, utilization, volume
-from meshscope.analysis.metric_inputs import MetricInputs, StepDuration, executions
-from meshscope.analysis.request import latency_of
+from meshscope.analysis import intervals, overlap, roofline, utilization, volume
+from meshscope.analysis.overlap import timed
+from meshscope.analysis.request import (
+    Latency,
+    basis_of,
+    latency_of,
+    measured_step_s,
+    request_latency,
+)
+from meshscope.analysis.timeline import last_step, read_timeline, sampling_notes
 from meshscope.analysis.utilization import bubble_frac, mbu, mfu, model_flops
+from meshscope.analysis.volume import WHERE, collectives
+from meshscope.events.collective import OtherOperation
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
+from meshscope.events.schema import table_of
 from meshscope.events.step_time import StepTime
 from meshscope.hardware.chips import Chip
 from meshscope.hardware.topology import Topology
+from meshscope.model.model import Model
 from meshscope.plans.memory import Memory
+from meshscope.plans.workload import Workload
+from meshscope.store.read import read_events
+from meshscope.store.run import RunRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDuration:
+    """Seconds of one step of a phase, by one source, with the basis of the time."""
+
+    source: Source
+    phase: Phase
+    step_s: float
+    basis: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricInputs:
+    """A run as metrics read it; null or empty means unknown.
+
+    `events` and `timeline` have the columns of the event table. A row of `timeline` is one execution of
+    a collective, a compute op or a copy; `sampled` says what it leaves out of a long trace.
+    `n_microbatches` maps the phases of a pipelined plan to their number of microbatches.
+    """
+
+    events: pl.DataFrame
+    timeline: pl.DataFrame | None = None
+    sampled: tuple[str, ...] = ()
+    topology: Topology | None = None
+    n_devices: int | None = None
+    n_stages: int = 1
+    n_microbatches: Mapping[Phase, int] = field(default_factory=dict[Phase, int])
+    model: Model | None = None
+    workload: Workload | None = None
+    memory: Mapping[Source, Memory] = field(default_factory=dict[Source, Memory])
+    steps: tuple[StepDuration, ...] = ()
+    times: tuple[StepTime, ...] = ()
+    measured: Measured | None = None
+    latency: Latency | None = None
+    open_operations: tuple[OtherOperation, ...] = ()
+
+    @property
+    def measured_step_s(self) -> dict[Phase, float]:
+        """Measured seconds of a step of each phase."""
+        return {s.phase: s.step_s for s in self.steps if s.source is Source.MEASURED}
+
+
+def executions(inputs: MetricInputs) -> pl.DataFrame:
+    """The collectives of the last step in the timeline; rows of the event table for other phases."""
+    rows = collectives(inputs.events)
+    if inputs.timeline is None:
+        return rows
+    single = collectives(last_step(timed(inputs.timeline))).select(rows.columns)
+    phases = single.select(WHERE).unique()
+    return pl.concat([rows.join(phases, on=WHERE, how="anti", nulls_equal=True), single])
+
+
+def metric_inputs(run: RunRecord) -> MetricInputs:
+    """The metric inputs of a run; what the run does not have stays unknown."""
+    experiment, events = run.manifest.experiment, events_of(run)
+    steps = [(time.source, time.phase, time.step.value_s, basis_of([time])) for time in run.times]
+    steps += [
+        (Source.MEASURED, phase, step_s, Source.MEASURED.value)
+        for phase, step_s in measured_step_s(run).items()
+    ]
+    timeline = None if run.path is None else read_timeline(run.path, events)
+    return MetricInputs(
+        events=events,
+        timeline=timeline,
+        sampled=tuple(sampling_notes(run.measured, timeline)),
+        topology=experiment.topology,
+        n_devices=experiment.n_devices,
+        n_stages=1 if experiment.plan is None else experiment.plan.pp,
+        n_microbatches=dict(experiment.microbatches),
+        model=experiment.architecture,
+        workload=experiment.workload,
+        memory=run.memory,
+        steps=tuple(
+            StepDuration(source=source, phase=phase, step_s=step_s, basis=basis or "unknown")
+            for source, phase, step_s, basis in steps
+        ),
+        times=run.times,
+        measured=run.measured,
+        latency=request_latency(run),
+        open_operations=run.open_operations,
+    )
+
+
+def events_of(run: RunRecord) -> pl.DataFrame:
+    """The event table of a run, read from its folder or made from its rows."""
+    return table_of(run.rows) if run.path is None else read_events(run.path)
+
 
 T = TypeVar("T")
 
 NO_COLLECTIVES = "the run has no collectives"
-NO_TIMES = "no collective has a duration: the run is neither timed nor modeled"
 NO_TIMELINE = "the run has no timeline of single executions"
 NO_STEP = "no step has a duration: the run is neither timed nor modeled"
-NO_MODELED_STEP = "no step of the run is modeled"
 NO_PROFILE = "only runs on live devices have a profile"
-NO_DEVICES = "the number of devices is unknown"
-NO_CHIP = "the chip is unknown"
 NO_MODEL = "the model or the request is unknown"
-NO_LINKS = "no traffic crosses torus links: the slice is one chip or not a TPU"
-NO_PIPELINE = "the plan has no pipeline"
 NO_MEMORY = "the run has no memory figures"
 
 
@@ -96,15 +192,14 @@ def _filled(table: pl.DataFrame, reason: str) -> pl.DataFrame:
     return _need(None if table.is_empty() else table, reason)
 
 
-def _events(inputs: MetricInputs) -> pl.DataFrame:
-    _filled(volume.collectives(inputs.events), _no_collectives(inputs))
-    return inputs.events
-
-
 def _no_collectives(inputs: MetricInputs) -> str:
-    if not inputs.open_operations:
-        return NO_COLLECTIVES
-    return f"no collective is known: {', '.join(map(str, inputs.open_operations))}"
+    known = f"no collective is known: {', '.join(map(str, inputs.open_operations))}"
+    return known if inputs.open_operations else NO_COLLECTIVES
+
+
+def _events(inputs: MetricInputs) -> pl.DataFrame:
+    _filled(collectives(inputs.events), _no_collectives(inputs))
+    return inputs.events
 
 
 def _executions(inputs: MetricInputs) -> pl.DataFrame:
@@ -113,7 +208,7 @@ def _executions(inputs: MetricInputs) -> pl.DataFrame:
 
 def _timeline(inputs: MetricInputs) -> pl.DataFrame:
     timeline = _need(inputs.timeline, NO_TIMELINE)
-    _filled(overlap.timed(timeline), NO_TIMELINE)
+    _filled(timed(timeline), NO_TIMELINE)
     return timeline
 
 
@@ -122,50 +217,38 @@ def _measured(inputs: MetricInputs) -> Measured:
 
 
 def _times(inputs: MetricInputs) -> tuple[StepTime, ...]:
-    return _need(inputs.times or None, NO_MODELED_STEP)
+    return _need(inputs.times or None, "no step of the run is modeled")
 
 
 def _topology(inputs: MetricInputs) -> Topology:
-    return _need(inputs.topology, NO_CHIP)
-
-
-def _imbalance(inputs: MetricInputs) -> pl.DataFrame:
-    n_devices = _need(inputs.n_devices, NO_DEVICES)
-    return matrix.traffic_imbalance(_events(inputs), n_devices)
-
-
-def _link_traffic(inputs: MetricInputs) -> pl.DataFrame:
-    topology = _topology(inputs)
-    return _filled(matrix.link_traffic(_events(inputs), topology), NO_LINKS)
-
-
-def _bandwidth(inputs: MetricInputs) -> pl.DataFrame:
-    trace = None if inputs.measured is None else inputs.measured.trace
-    transfers = () if trace is None else trace.transfers
-    return _filled(volume.bandwidth(inputs.events, _chip(inputs), transfers), NO_TIMES)
-
-
-def _measured_bandwidth(inputs: MetricInputs) -> pl.DataFrame:
-    times = _measured(inputs).times
-    table = volume.measured_bandwidth(inputs.events, times, _chip(inputs))
-    return _filled(table, _no_collectives(inputs))
+    return _need(inputs.topology, "the chip is unknown")
 
 
 def _chip(inputs: MetricInputs) -> Chip | None:
     return None if inputs.topology is None else inputs.topology.chip
 
 
-def _modeled_latency(inputs: MetricInputs) -> pl.DataFrame:
-    n_decode_steps = None if inputs.workload is None else inputs.workload.n_decode_steps
-    return overlap.modeled_latency(_times(inputs), n_decode_steps=n_decode_steps)
+def _link_traffic(inputs: MetricInputs) -> pl.DataFrame:
+    topology = _topology(inputs)
+    no_links = "no traffic crosses torus links: the slice is one chip or not a TPU"
+    return _filled(volume.link_traffic(_events(inputs), topology), no_links)
+
+
+def _bandwidth(inputs: MetricInputs) -> pl.DataFrame:
+    trace = None if inputs.measured is None else inputs.measured.trace
+    transfers = () if trace is None else trace.transfers
+    no_times = "no collective has a duration: the run is neither timed nor modeled"
+    return _filled(volume.bandwidth(inputs.events, _chip(inputs), transfers), no_times)
+
+
+def _measured_bandwidth(inputs: MetricInputs) -> pl.DataFrame:
+    table = volume.measured_bandwidth(inputs.events, _measured(inputs).times, _chip(inputs))
+    return _filled(table, _no_collectives(inputs))
 
 
 def _bubble(inputs: MetricInputs) -> pl.DataFrame:
-    n_stages = _need(inputs.n_stages if inputs.n_stages > 1 else None, NO_PIPELINE)
-    rows = [
-        (phase.value, n_stages, n, bubble_frac(n_stages, n))
-        for phase, n in inputs.n_microbatches.items()
-    ]
+    n = _need(inputs.n_stages if inputs.n_stages > 1 else None, "the plan has no pipeline")
+    rows = [(p.value, n, m, bubble_frac(n, m)) for p, m in inputs.n_microbatches.items()]
     names = ("phase", "n_stages", "n_microbatches", "bubble_frac")
     return pl.DataFrame(rows, schema=names, orient="row")
 
@@ -173,12 +256,13 @@ def _bubble(inputs: MetricInputs) -> pl.DataFrame:
 def _mfu(inputs: MetricInputs) -> pl.DataFrame:
     topology = _topology(inputs)
     model, workload = _need(inputs.model, NO_MODEL), _need(inputs.workload, NO_MODEL)
-    rows: list[tuple[Any, ...]] = []
-    for step in inputs.steps:
+
+    def figures(step: StepDuration) -> tuple[float, float | None]:
         flops = model_flops(model, workload, step.phase)
-        fraction = mfu(flops, step.step_s, topology.n_chips, topology.chip, workload.weight_dtype)
-        rows.append((*_step_cells(step), flops, fraction))
-    return _step_rows(rows, "model_flops", "mfu_frac")
+        n_chips, chip = topology.n_chips, topology.chip
+        return flops, mfu(flops, step.step_s, n_chips, chip, workload.weight_dtype)
+
+    return _step_rows(inputs.steps, figures, "model_flops", "mfu_frac")
 
 
 def _mbu(inputs: MetricInputs) -> pl.DataFrame:
@@ -186,23 +270,23 @@ def _mbu(inputs: MetricInputs) -> pl.DataFrame:
     strongest = next((source for source in reversed(Source) if source in inputs.memory), None)
     memory = inputs.memory[_need(strongest, NO_MEMORY)]
     _need(memory.weights_bytes, NO_MODEL)
-    read_bytes = memory.known_bytes
-    rows = [
-        (*_step_cells(step), read_bytes, mbu(memory, step.step_s, chip))
-        for step in inputs.steps
-        if step.phase is Phase.DECODE
-    ]
-    return _step_rows(rows, "read_bytes", "mbu_frac")
+
+    def figures(step: StepDuration) -> tuple[float, float | None]:
+        return memory.known_bytes, mbu(memory, step.step_s, chip)
+
+    decode = [step for step in inputs.steps if step.phase is Phase.DECODE]
+    return _step_rows(decode, figures, "read_bytes", "mbu_frac")
 
 
-def _step_cells(step: StepDuration) -> tuple[str, str, float, str]:
-    return step.source.value, step.phase.value, step.step_s, step.basis
-
-
-def _step_rows(rows: Iterable[tuple[Any, ...]], *figures: str) -> pl.DataFrame:
+def _step_rows(
+    steps: Iterable[StepDuration],
+    figures: Callable[[StepDuration], tuple[float, float | None]],
+    *names: str,
+) -> pl.DataFrame:
+    rows = [(s.source.value, s.phase.value, s.step_s, s.basis, *figures(s)) for s in steps]
     types = dict.fromkeys(("source", "phase"), pl.String) | {"step_s": pl.Float64}
-    types |= {"time_basis": pl.String} | dict.fromkeys(figures, pl.Float64)
-    return _filled(pl.DataFrame(list(rows), schema=types, orient="row"), NO_STEP)
+    types |= {"time_basis": pl.String} | dict.fromkeys(names, pl.Float64)
+    return _filled(pl.DataFrame(rows, schema=types, orient="row"), NO_STEP)
 
 
 def _roofline(inputs: MetricInputs) -> pl.DataFrame:
@@ -215,6 +299,12 @@ def _roofline(inputs: MetricInputs) -> pl.DataFrame:
 def _memory(inputs: MetricInputs) -> pl.DataFrame:
     memory = _need(inputs.memory or None, NO_MEMORY)
     return _table([hbm(source, figures) for source, figures in memory.items()])
+
+
+def _latency(inputs: MetricInputs) -> pl.DataFrame:
+    spreads = asdict(_need(inputs.latency, NO_PROFILE))
+    names = ("ttft", "itl", "tpot", "e2e")
+    return _table([{"latency": name, **spreads[name]} for name in names if spreads[name]])
 
 
 def _table(records: list[dict[str, Any]]) -> pl.DataFrame:
@@ -236,12 +326,6 @@ def hbm(source: Source, memory: Memory) -> dict[str, Any]:
     return {"source": source.value, **asdict(memory), "hbm_frac": fraction}
 
 
-def _latency(inputs: MetricInputs) -> pl.DataFrame:
-    spreads = asdict(_need(inputs.latency, NO_PROFILE))
-    names = ("ttft", "itl", "tpot", "e2e")
-    return _table([{"latency": name, **spreads[name]} for name in names if spreads[name]])
-
-
 # (name, title, unit, the function that defines the metric, its table for a run)
 _ROWS: tuple[tuple[str, str, str, Callable[..., Any], Callable[[MetricInputs], pl.DataFrame]], ...] = (
     ("volume", "Volume", "count in operations, bytes",
@@ -253,11 +337,12 @@ _ROWS: tuple[tuple[str, str, str, Callable[..., Any], Callable[[MetricInputs], p
     ("size_summary", "Sizes", "bytes, count in operations",
      volume.size_summary, lambda run: volume.size_summary(_events(run))),
     ("traffic_matrix", "Traffic matrix", "bytes in one step",
-     matrix.traffic_matrix, lambda run: matrix.traffic_matrix(_events(run))),
+     volume.traffic_matrix, lambda run: volume.traffic_matrix(_events(run))),
     ("link_traffic", "Traffic over torus links", "bytes in one step, s",
-     matrix.link_traffic, _link_traffic),
+     volume.link_traffic, _link_traffic),
     ("traffic_imbalance", "Traffic imbalance", "bytes; 1 is balanced",
-     matrix.traffic_imbalance, _imbalance),
+     volume.traffic_imbalance, lambda run: volume.traffic_imbalance(
+         _events(run), _need(run.n_devices, "the number of devices is unknown"))),
     ("traffic_intervals", "Traffic intervals of an axis",
      "the column `unit` says: s, or operations of the schedule",
      intervals.traffic_intervals, lambda run: intervals.traffic_intervals(_executions(run))),
@@ -296,7 +381,8 @@ _ROWS: tuple[tuple[str, str, str, Callable[..., Any], Callable[[MetricInputs], p
     ("hbm", "Memory", "bytes; fraction of 1",
      hbm, _memory),
     ("modeled_latency", "Modeled latency of a request", "s",
-     overlap.modeled_latency, _modeled_latency),
+     overlap.modeled_latency, lambda run: overlap.modeled_latency(
+         _times(run), n_decode_steps=run.workload and run.workload.n_decode_steps)),
     ("latency", "Latency of requests", "s, n in requests or steps",
      latency_of, _latency),
 )  # fmt: skip

@@ -20,7 +20,6 @@ from meshscope.analysis.request import basis_of, measured_step_s
 from meshscope.analysis.totals import Total, step_total
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
-from meshscope.events.step_time import StepTime
 from meshscope.serialize import picked
 
 UNKNOWN = "unknown"
@@ -96,12 +95,19 @@ class PhaseChange:
         return None if left is None or right is None else right.step_s - left.step_s
 
     @property
+    def request_s(self) -> tuple[float | None, float | None]:
+        """Time of all steps of the left and of the right side; null if unknown."""
+        left, right = (
+            None if cost is None else cost.step_s * n
+            for cost, n in zip(self.costs, self.n_steps, strict=True)
+        )
+        return left, right
+
+    @property
     def request_change_s(self) -> float | None:
         """Time of all steps of the right side minus that of the left side; null if one is unknown."""
-        left, right = self.costs
-        if left is None or right is None:
-            return None
-        return right.step_s * self.n_steps[1] - left.step_s * self.n_steps[0]
+        left, right = self.request_s
+        return None if left is None or right is None else right - left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,50 +131,45 @@ class Explanation:
 
     def request_s(self, side: int) -> float | None:
         """Seconds of all steps of side 0 (left) or 1 (right); null if a step is unknown."""
-        costs = [change.costs[side] for change in self.changes]
-        if not costs or None in costs:
-            return None
-        steps = zip(costs, self.changes, strict=True)
-        return sum(cost.step_s * change.n_steps[side] for cost, change in steps if cost is not None)
+        seconds = [change.request_s[side] for change in self.changes]
+        known = [one for one in seconds if one is not None]
+        return sum(known) if known and len(known) == len(seconds) else None
 
 
 def explain(left: Side, right: Side) -> Explanation:
     """The differences between two sides in experiment, bytes and seconds."""
-    changes = phase_changes(
-        left.run.rows_of(left.source),
-        right.run.rows_of(right.source),
-        left_costs=_step_breakdowns(left),
-        right_costs=_step_breakdowns(right),
-    )
     differences = tuple(experiment_differences(left, right))
     return Explanation(
         left=left,
         right=right,
         differences=differences,
-        changes=changes,
+        changes=phase_changes(
+            left.run.rows_of(left.source),
+            right.run.rows_of(right.source),
+            left_costs=_step_breakdowns(left),
+            right_costs=_step_breakdowns(right),
+        ),
         compiler=compiler_change(left, right, differences),
     )
 
 
 def _step_breakdowns(side: Side) -> dict[Phase, StepBreakdown]:
     """The step of each phase: measured for the measured source, modeled for the others."""
-    if side.source is not Source.MEASURED:
-        return {time.phase: _modeled_step(time) for time in side.run.times_of(side.source)}
+    if side.source is Source.MEASURED:
+        return {
+            phase: StepBreakdown(step_s=step_s, basis="measured")
+            for phase, step_s in measured_step_s(side.run).items()
+        }
     return {
-        phase: StepBreakdown(step_s=step_s, basis="measured")
-        for phase, step_s in measured_step_s(side.run).items()
+        time.phase: StepBreakdown(
+            step_s=time.step.value_s,
+            by_part_s={p.part or UNKNOWN: (p.compute_s, p.exposed_s) for p in time.parts},
+            **picked(time.step, "low_s", "high_s"),
+            **picked(time, "compute_s", "exposed_s", "idle_s", "exposed_by_axis_s"),
+            basis=basis_of([time]) or UNKNOWN,
+        )
+        for time in side.run.times_of(side.source)
     }
-
-
-def _modeled_step(time: StepTime) -> StepBreakdown:
-    parts = {part.part or UNKNOWN: (part.compute_s, part.exposed_s) for part in time.parts}
-    return StepBreakdown(
-        step_s=time.step.value_s,
-        by_part_s=parts,
-        **picked(time.step, "low_s", "high_s"),
-        **picked(time, "compute_s", "exposed_s", "idle_s", "exposed_by_axis_s"),
-        basis=basis_of([time]) or UNKNOWN,
-    )
 
 
 def phase_changes(
@@ -180,47 +181,36 @@ def phase_changes(
 ) -> tuple[PhaseChange, ...]:
     """The changes of each phase; within a phase, the place whose bytes change most comes first."""
     phases: set[Phase | None] = {*left_costs, *right_costs, *(row.phase for row in (*left, *right))}
-    return tuple(
-        PhaseChange(
-            phase=phase,
-            n_steps=(_n_steps(left, phase), _n_steps(right, phase)),
-            places=_places(left, right, phase),
-            costs=(left_costs.get(phase), right_costs.get(phase)) if phase else (None, None),
+    changes: list[PhaseChange] = []
+    for phase in (*Phase, None):
+        if phase in phases:
+            ours, theirs = ([row for row in rows if row.phase is phase] for rows in (left, right))
+            n_steps = (max((row.n_steps for row in rows), default=1) for rows in (ours, theirs))
+            costs = (left_costs.get(phase), right_costs.get(phase)) if phase else (None, None)
+            before, after = n_steps
+            changes.append(
+                PhaseChange(
+                    phase=phase, n_steps=(before, after), places=_places(ours, theirs), costs=costs
+                )
+            )
+    return tuple(changes)
+
+
+def _places(left: Iterable[Collective], right: Iterable[Collective]) -> tuple[PlaceChange, ...]:
+    sides: dict[tuple[str, str], tuple[list[Collective], list[Collective]]] = {}
+    for side, rows in enumerate((left, right)):
+        for row in rows:
+            place = (row.axis or UNKNOWN, row.part or UNKNOWN)
+            sides.setdefault(place, ([], []))[side].append(row)
+    places: list[PlaceChange] = []
+    for (axis, part), both in sides.items():
+        kinds = [Counter[str](), Counter[str]()]
+        for counts, rows in zip(kinds, both, strict=True):
+            for row in rows:
+                counts[row.kind.value] += row.count
+        before, after = (
+            PlaceTraffic(**asdict(step_total(rows)), kinds=tuple(sorted(counts.items())))
+            for counts, rows in zip(kinds, both, strict=True)
         )
-        for phase in (*Phase, None)
-        if phase in phases
-    )
-
-
-def _n_steps(rows: Iterable[Collective], phase: Phase | None) -> int:
-    return max((row.n_steps for row in rows if row.phase is phase), default=1)
-
-
-def _places(
-    left: Sequence[Collective], right: Sequence[Collective], phase: Phase | None
-) -> tuple[PlaceChange, ...]:
-    sides = [_by_place(row for row in rows if row.phase is phase) for rows in (left, right)]
-    places = [
-        PlaceChange(
-            axis=axis,
-            part=part,
-            left=_traffic(sides[0].get((axis, part), ())),
-            right=_traffic(sides[1].get((axis, part), ())),
-        )
-        for axis, part in dict.fromkeys((*sides[0], *sides[1]))
-    ]
+        places.append(PlaceChange(axis=axis, part=part, left=before, right=after))
     return tuple(sorted(places, key=lambda place: -abs(place.wire_change)))
-
-
-def _by_place(rows: Iterable[Collective]) -> dict[tuple[str, str], list[Collective]]:
-    places: dict[tuple[str, str], list[Collective]] = {}
-    for row in rows:
-        places.setdefault((row.axis or UNKNOWN, row.part or UNKNOWN), []).append(row)
-    return places
-
-
-def _traffic(rows: Sequence[Collective]) -> PlaceTraffic:
-    kinds: Counter[str] = Counter()
-    for row in rows:
-        kinds[row.kind.value] += row.count
-    return PlaceTraffic(**asdict(step_total(rows)), kinds=tuple(sorted(kinds.items())))

@@ -1,9 +1,9 @@
 """Why the partitioner inserted each collective, what it costs, and what annotation would avoid it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import assert_never
+from math import inf
 
 from meshscope.analysis.join import Comparison, Verdict
 from meshscope.analysis.totals import without_place
@@ -12,7 +12,7 @@ from meshscope.events.collective import Collective, Resharding
 from meshscope.events.enums import Kind
 
 _OWN_PROGRAMS = "meshscope/programs/"  # lines that a user cannot change
-SMALL_BYTES = 1024  # a payload up to this is a flag, a norm or a loss
+_SMALL_BYTES = 1024  # a payload up to this is a flag, a norm or a loss
 
 
 @read_only
@@ -67,98 +67,86 @@ def insertions(
     explained: list[Insertion] = []
     for row in rows:
         if (resharding := reshardings.get(row.hlo_name or "")) is not None:
+            operand, wanted = _shardings(row, resharding)
+            is_own = _OWN_PROGRAMS in (row.source_line or "")
             is_planned = (without_place(row), row.layer) not in differing
-            one = _insertion(row, resharding)
-            explained.append(replace(one, is_planned=None if comparison is None else is_planned))
+            explained.append(
+                Insertion(
+                    row=row,
+                    operand=operand,
+                    wanted=wanted,
+                    remedy=None if is_own else _remedy(row, resharding),
+                    exposed_s=None if row.exposed_s is None else row.exposed_s * row.count,
+                    total_s=None if row.dur_s is None else row.dur_s * row.count,
+                    is_of_product=resharding.is_of_product
+                    and row.kind in {Kind.ALL_GATHER, Kind.REDUCE_SCATTER},
+                    is_planned=None if comparison is None else is_planned,
+                )
+            )
     return tuple(sorted(explained, key=lambda one: (bool(one.is_planned), -(one.exposed_s or 0.0))))
 
 
-def _insertion(row: Collective, resharding: Resharding) -> Insertion:
-    operand, wanted = _shardings(row, resharding)
-    return Insertion(
-        row=row,
-        operand=operand,
-        wanted=wanted,
-        remedy=None if _OWN_PROGRAMS in (row.source_line or "") else _remedy(row, resharding),
-        exposed_s=None if row.exposed_s is None else row.exposed_s * row.count,
-        total_s=None if row.dur_s is None else row.dur_s * row.count,
-        is_of_product=resharding.is_of_product
-        and row.kind in {Kind.ALL_GATHER, Kind.REDUCE_SCATTER},
-    )
-
-
-def _shardings(row: Collective, resharding: Resharding) -> tuple[str, str]:  # noqa: PLR0911  one per kind
+def _shardings(row: Collective, resharding: Resharding) -> tuple[str, str]:
     """The sharding of the operand, and that which the operation behind it wants."""
     over = f"over {row.axis}" if row.axis else "over unknown devices"
     along = "" if resharding.dim is None else f" along dimension {resharding.dim}"
-    match row.kind:
-        case Kind.ALL_GATHER:
-            return f"split{along} {over}", "whole on every device"
-        case Kind.ALL_REDUCE:
-            return f"a partial result on each device {over}", "the whole result on every device"
-        case Kind.REDUCE_SCATTER:
-            return f"a partial result on each device {over}", f"split{along} {over}"
-        case Kind.ALL_TO_ALL:
-            return f"split along one dimension {over}", f"split along another {over}"
-        case Kind.PERMUTE | Kind.SEND | Kind.RECV:
-            return f"on one device {over}", "on another device: other tiles or a neighbor's edge"
-        case Kind.GATHER | Kind.BROADCAST:
-            return "on one device", f"on every device {over}"
-        case Kind.REDUCE:
-            return f"a partial result on each device {over}", "the whole result on one device"
-        case Kind.SCATTER:
-            return "on one device", f"split{along} {over}"
-        case _:
-            assert_never(row.kind)
+    split, partial, one = (
+        f"split{along} {over}",
+        f"a partial result on each device {over}",
+        "on one device",
+    )
+    moved = f"{one} {over}", "on another device: other tiles or a neighbor's edge"
+    spread = one, f"on every device {over}"
+    return {
+        Kind.ALL_GATHER: (split, "whole on every device"),
+        Kind.ALL_REDUCE: (partial, "the whole result on every device"),
+        Kind.REDUCE_SCATTER: (partial, split),
+        Kind.ALL_TO_ALL: (f"split along one dimension {over}", f"split along another {over}"),
+        Kind.PERMUTE: moved,
+        Kind.SEND: moved,
+        Kind.RECV: moved,
+        Kind.GATHER: spread,
+        Kind.BROADCAST: spread,
+        Kind.REDUCE: (partial, "the whole result on one device"),
+        Kind.SCATTER: (one, split),
+    }[row.kind]
 
 
-def _remedy(row: Collective, resharding: Resharding) -> str | None:
+def _remedy(row: Collective, resharding: Resharding) -> str | None:  # noqa: PLR0911  one per cause
     """What avoids the collective; None if the program does not show it."""
+    constrain = (
+        f"constrain the result of this line to be split over {row.axis} (with_sharding_constraint)"
+    )
     if resharding.is_unmerged:
         return (
             "the compiler did not make this reduce-scatter: it sums everywhere and keeps a shard, with twice "
             "the bytes; psum_scatter under shard_map is one"
         )
-    if resharding.dropped_frac:
-        return _dropped_remedy(resharding.dropped_frac, resharding)
+    if dropped_frac := resharding.dropped_frac:
+        part = "half" if dropped_frac == Fraction(1, 2) else str(dropped_frac)
+        over = f" over {resharding.dropped_over}" if resharding.dropped_over else " on each device"
+        if resharding.is_returned:
+            return (
+                f"every device returns all of it, and an argument like it is split{over}: with the result split "
+                f"alike (out_shardings or with_sharding_constraint), {part} of it is dropped before reducing"
+            )
+        return f"{part} of it is dropped{over}: slice before reducing"
     match row.kind:
+        case Kind.ALL_GATHER if resharding.argument is not None:
+            return (
+                f"pass {resharding.argument} whole (no {row.axis} in its PartitionSpec) if the memory allows, or "
+                f"split the other operand so that the line contracts over {row.axis}"
+            )
         case Kind.ALL_GATHER:
-            return _gather_remedy(row, resharding)
+            return f"{constrain}, if the lines behind it can work on shards"
+        case Kind.ALL_REDUCE if (row.payload_bytes or inf) <= _SMALL_BYTES:
+            return "no annotation avoids it; compute this value in fewer steps, or on the host"
         case Kind.ALL_REDUCE:
-            return _reduce_remedy(row)
+            sends = (
+                "a reduce-scatter sends half the bytes, if the lines behind it can work on shards"
+            )
+            return f"{constrain}: {sends}"
         case Kind.ALL_TO_ALL if resharding.argument is not None:
             return f"pass {resharding.argument} split along the dimension that this line wants"
         case _:
             return None
-
-
-def _dropped_remedy(dropped_frac: Fraction, resharding: Resharding) -> str:
-    part = "half" if dropped_frac == Fraction(1, 2) else str(dropped_frac)
-    over = f" over {resharding.dropped_over}" if resharding.dropped_over else " on each device"
-    if resharding.is_returned:
-        return (
-            f"every device returns all of it, and an argument like it is split{over}: with the result split "
-            f"alike (out_shardings or with_sharding_constraint), {part} of it is dropped before reducing"
-        )
-    return f"{part} of it is dropped{over}: slice before reducing"
-
-
-def _gather_remedy(row: Collective, resharding: Resharding) -> str:
-    if resharding.argument is not None:
-        return (
-            f"pass {resharding.argument} whole (no {row.axis} in its PartitionSpec) if the memory allows, or "
-            f"split the other operand so that the line contracts over {row.axis}"
-        )
-    return (
-        f"constrain the result of this line to be split over {row.axis} (with_sharding_constraint), if the "
-        "lines behind it can work on shards"
-    )
-
-
-def _reduce_remedy(row: Collective) -> str:
-    if row.payload_bytes is not None and row.payload_bytes <= SMALL_BYTES:
-        return "no annotation avoids it; compute this value in fewer steps, or on the host"
-    return (
-        f"constrain the result of this line to be split over {row.axis} (with_sharding_constraint): a "
-        "reduce-scatter sends half the bytes, if the lines behind it can work on shards"
-    )

@@ -4,11 +4,13 @@ A phase whose collectives all have times is measured in seconds. Otherwise the c
 by their order in the schedule, and the column `unit` says `operations` instead of `s`.
 """
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from meshscope.analysis.overlap import PS_PER_S, Spans, ratio, union
+from meshscope.analysis.overlap import PS_PER_S, ratio, to_ps, union
 from meshscope.analysis.volume import WHERE, collectives
 
 SECONDS = "s"
@@ -16,12 +18,6 @@ OPERATIONS = "operations"
 PLACE = (*WHERE, "stage", "device")
 PLACED = (*PLACE, "unit")
 
-_BURST = {
-    "n_collectives": pl.Int64,
-    "wire_bytes": pl.Float64,
-    "begin": pl.Float64,
-    "end": pl.Float64,
-}
 _PERIOD = {
     **dict.fromkeys(("n_collectives", "n_steps", "period_collectives", "n_repeats"), pl.Int64),
     **dict.fromkeys(("covered_frac", "period_wire_bytes", "period_s"), pl.Float64),
@@ -83,23 +79,20 @@ def bursts(placed_rows: pl.DataFrame, *, max_gap: float = 0.0) -> pl.DataFrame:
     records: list[tuple[object, ...]] = []
     keys = [*PLACED, "axis"]
     for rows in placed_rows.partition_by(keys, maintain_order=True):
-        named = rows.row(0, named=True)
-        bounds = rows.select("begin", "end").to_numpy()
-        merged = union(_ps(bounds), max_gap=round(max_gap * PS_PER_S))
-        at = np.searchsorted(merged[:, 0], _ps(bounds)[:, 0], side="right") - 1
+        bounds = to_ps(rows.select("begin", "end").to_numpy())
+        merged = union(bounds, max_gap=round(max_gap * PS_PER_S))
+        at = np.searchsorted(merged[:, 0], bounds[:, 0], side="right") - 1
         bytes_of = np.bincount(at, rows["wire_bytes"].fill_null(0.0).to_numpy(), len(merged))
         count_of = np.bincount(at, minlength=len(merged))
-        for burst, n, n_bytes in zip(merged / PS_PER_S, count_of, bytes_of, strict=True):
-            place = (named[key] for key in keys)
-            records.append((*place, int(n), float(n_bytes), float(burst[0]), float(burst[1])))
-    schema = {**{key: placed_rows.schema[key] for key in keys}, **_BURST}
+        place = rows.select(keys).row(0)
+        spans = (merged / PS_PER_S).tolist()
+        for span, n, n_bytes in zip(spans, count_of.tolist(), bytes_of.tolist(), strict=True):
+            records.append((*place, n, n_bytes, *span))
+    schema = {**{key: placed_rows.schema[key] for key in keys}, "n_collectives": pl.Int64}
+    schema |= dict.fromkeys(("wire_bytes", "begin", "end"), pl.Float64)
     return pl.DataFrame(records, schema=schema, orient="row").sort(
         *PLACED, "begin", maintain_order=True, nulls_last=True
     )
-
-
-def _ps(bounds: NDArray[np.float64]) -> Spans:
-    return np.rint(bounds * PS_PER_S).astype(np.int64)
 
 
 def traffic_intervals(events: pl.DataFrame, *, max_gap: float = 0.0) -> pl.DataFrame:
@@ -179,51 +172,37 @@ def period(events: pl.DataFrame) -> pl.DataFrame:
     Source: periods of traffic of Rajasekaran et al., "CASSINI" (NSDI 2024), where the period is a training
     iteration. Layers within a step are the counterpart for inference.
     """
-    records: list[dict[str, object]] = []
+    records: list[dict[str, Any]] = []
     for rows in placed(events).partition_by(PLACED, maintain_order=True):
-        named = rows.row(0, named=True)
-        first, p, n_repeats = _smallest_period(_letters(rows))
-        is_timed = named["unit"] == SECONDS
-        begins = rows["begin"].to_numpy()[first : first + p * n_repeats] if p else np.empty(0)
-        period_bytes = rows["wire_bytes"][first : first + p] if p else None
-        records.append(
-            {
-                **{key: named[key] for key in PLACE},
-                "n_collectives": len(rows),
-                "n_steps": named["n_steps"],
-                "period_collectives": p or None,
-                "n_repeats": n_repeats if p else None,
-                "covered_frac": p * n_repeats / len(rows) if p else None,
-                "period_wire_bytes": None if period_bytes is None else period_bytes.sum(),
-                "period_s": float(np.median(begins[p:] - begins[:-p])) if p and is_timed else None,
+        # A number for each distinct (kind, axis, payload).
+        key = pl.struct("kind", "axis", "payload_bytes").rank("dense")
+        first, p, n_repeats = _smallest_period(rows.select(key).to_series().to_numpy())
+        record = rows.select(*PLACE, "n_steps").row(0, named=True) | {"n_collectives": len(rows)}
+        if p:
+            begins = rows["begin"].to_numpy()[first : first + p * n_repeats]
+            is_timed = rows["unit"][0] == SECONDS
+            record |= {
+                "period_collectives": p,
+                "n_repeats": n_repeats,
+                "covered_frac": p * n_repeats / len(rows),
+                "period_wire_bytes": rows["wire_bytes"][first : first + p].sum(),
+                "period_s": float(np.median(begins[p:] - begins[:-p])) if is_timed else None,
             }
-        )
+        records.append(record)
     schema = {**{key: events.schema[key] for key in PLACE}, **_PERIOD}
     return pl.DataFrame(records, schema=schema)
 
 
-def _letters(rows: pl.DataFrame) -> NDArray[np.int64]:
-    """A number for each distinct (kind, axis, payload), in the order of the rows [n]."""
-    ranks = rows.select(pl.struct("kind", "axis", "payload_bytes").rank("dense").alias("letter"))
-    return ranks["letter"].to_numpy().astype(np.int64)
-
-
-def _smallest_period(letters: NDArray[np.int64]) -> tuple[int, int, int]:
+def _smallest_period(letters: NDArray[np.integer]) -> tuple[int, int, int]:
     """Start, period and number of repetitions of the longest repeating part; period 0 for none."""
     best = (0, 0, 0)
     for p in range(1, len(letters) // 2 + 1):
-        first, run = _longest_run(letters[:-p] == letters[p:])
-        n_repeats = (run + p) // p
-        if n_repeats >= 2 and n_repeats * p > best[1] * best[2]:
-            best = (first, p, n_repeats)
+        same = np.concatenate([[0], letters[:-p] == letters[p:], [0]]).astype(np.int8)
+        edges = np.flatnonzero(np.diff(same))  # where runs of equal letters begin and end
+        if len(edges):
+            starts, lengths = edges[::2], edges[1::2] - edges[::2]
+            longest = int(np.argmax(lengths))
+            n_repeats = (int(lengths[longest]) + p) // p
+            if n_repeats >= 2 and n_repeats * p > best[1] * best[2]:
+                best = (int(starts[longest]), p, n_repeats)
     return best
-
-
-def _longest_run(same: NDArray[np.bool_]) -> tuple[int, int]:
-    """Start and length of the longest run of True."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], same.astype(np.int8), [0]])))
-    if not len(edges):
-        return 0, 0
-    starts, lengths = edges[::2], edges[1::2] - edges[::2]
-    longest = int(np.argmax(lengths))
-    return int(starts[longest]), int(lengths[longest])

@@ -4,7 +4,7 @@ Rows match by meaning, never by opcode. A match consumes the counts of both rows
 compared twice or dropped: a row without a match is `missing` (left only) or `extra` (right only).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -113,16 +113,14 @@ def right_rows(matches: Iterable[Match]) -> list[Collective]:
 
 def compare(left: Iterable[Collective], right: Iterable[Collective]) -> Comparison:
     """The full outer join of two tables; exact matches take precedence over looser ones."""
-    open_left = [_Open(row=row, n_open=row.count, position=i) for i, row in enumerate(left)]
-    open_right = [
-        _Open(row=row, n_open=row.count, position=len(open_left) + i) for i, row in enumerate(right)
+    ours = [_Open(row=row, n_open=row.count, position=i) for i, row in enumerate(left)]
+    theirs = [
+        _Open(row=row, n_open=row.count, position=i) for i, row in enumerate(right, len(ours))
     ]
-    pieces: list[_Piece] = []
-    for key in _PASSES:
-        pieces += _pair(open_left, open_right, key)
-    pieces += [_Piece(left=entry, right=None, count=entry.n_open) for entry in open_left]
-    pieces += [_Piece(left=None, right=entry, count=entry.n_open) for entry in open_right]
-    return Comparison(matches=_gathered([piece for piece in pieces if piece.count]))
+    pieces = [piece for key in _PASSES for piece in _pair(ours, theirs, key)]
+    pieces += [_Piece(left=entry, right=None, count=entry.n_open) for entry in ours]
+    pieces += [_Piece(left=None, right=entry, count=entry.n_open) for entry in theirs]
+    return Comparison(matches=_gathered(piece for piece in pieces if piece.count))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,6 +140,11 @@ class _Piece:
     right: _Open | None
     count: int
 
+    @property
+    def entries(self) -> list[_Open]:
+        """Both sides that are there, left first."""
+        return [entry for entry in (self.left, self.right) if entry is not None]
+
 
 def _place(row: Collective) -> tuple[Hashable, ...]:
     return (row.phase, row.stage, row.layer, row.part)
@@ -154,7 +157,8 @@ def _meaning(row: Collective) -> tuple[Hashable, ...]:
 
 
 # Keys from exact to loose. Each pass matches the rows that earlier passes left over.
-_PASSES: tuple[Callable[[Collective], tuple[Hashable, ...]], ...] = (
+_Key = Callable[[Collective], tuple[Hashable, ...]]
+_PASSES: tuple[_Key, ...] = (
     lambda row: (*_place(row), *_meaning(row), row.shape),
     lambda row: (*_place(row), *_meaning(row)),  # the same array in another shape
     lambda row: (row.phase, row.layer, *_meaning(row)),  # in another part of the layer
@@ -168,75 +172,56 @@ _PASSES: tuple[Callable[[Collective], tuple[Hashable, ...]], ...] = (
 )
 
 
-def _pair(
-    open_left: Sequence[_Open],
-    open_right: Sequence[_Open],
-    key: Callable[[Collective], tuple[Hashable, ...]],
-) -> list[_Piece]:
+def _pair(left: Iterable[_Open], right: Iterable[_Open], key: _Key) -> Iterator[_Piece]:
     """Matches rows with equal keys in table order and consumes their counts."""
     waiting: dict[tuple[Hashable, ...], list[_Open]] = {}
     # A collective that the compiler repeats is the surplus, so it is matched last.
-    ordered = sorted(open_right, key=lambda e: e.row.inserted_by == REMATERIALIZATION)
+    ordered = sorted(right, key=lambda e: e.row.inserted_by == REMATERIALIZATION)
     for entry in reversed(ordered):
         if entry.n_open:
             waiting.setdefault(key(entry.row), []).append(entry)
-    pieces: list[_Piece] = []
-    for entry in open_left:
+    for entry in left:
         partners = waiting.get(key(entry.row), []) if entry.n_open else []
         while entry.n_open and partners:
             partner = partners[-1]
             count = min(entry.n_open, partner.n_open)
-            pieces.append(_Piece(left=entry, right=partner, count=count))
+            yield _Piece(left=entry, right=partner, count=count)
             entry.n_open -= count
             partner.n_open -= count
             if not partner.n_open:
                 partners.pop()
-    return pieces
 
 
-def _gathered(pieces: Sequence[_Piece]) -> tuple[Match, ...]:
-    """Merges pieces that differ only in their layer into one Match."""
+def _gathered(pieces: Iterable[_Piece]) -> tuple[Match, ...]:
+    """Merges pieces that differ only in their layer into one Match, in the order of phase and part."""
     members: dict[Match, list[_Piece]] = {}
     for piece in pieces:
-        members.setdefault(_without_layer(piece), []).append(piece)
-    ordered = sorted(members.items(), key=lambda item: _rank(*item))
-    return tuple(
-        replace(
-            shared,
-            layers=tuple(sorted({n for p in same if (n := _layer(p)) is not None})),
-            count=sum(piece.count for piece in same),
+        left, right = (entry and entry.row for entry in (piece.left, piece.right))
+        shared = Match(
+            verdict=_verdict(left, right),
+            layers=(),
+            count=0,
+            left=left and without_place(left),
+            right=right and without_place(right),
+            note=_note(left, right) if left and right else None,
         )
-        for shared, same in ordered
-    )
+        members.setdefault(shared, []).append(piece)
+    phases, parts = [*Phase, None], [*Part, None]
 
+    def rank(shared: Match) -> tuple[int, int, int]:
+        row = shared.left or shared.shown
+        first = min(entry.position for piece in members[shared] for entry in piece.entries)
+        return (phases.index(row.phase), parts.index(row.part), first)
 
-def _without_layer(piece: _Piece) -> Match:
-    left, right = (entry and entry.row for entry in (piece.left, piece.right))
-    return Match(
-        verdict=_verdict(left, right),
-        layers=(),
-        count=0,
-        left=left and without_place(left),
-        right=right and without_place(right),
-        note=_note(left, right) if left and right else None,
-    )
-
-
-def _layer(piece: _Piece) -> int | None:
-    """The layer of the left row, or of the right row if the left layer is unknown."""
-    layers = [entry.row.layer for entry in (piece.left, piece.right) if entry is not None]
-    return next((layer for layer in layers if layer is not None), None)
-
-
-def _rank(shared: Match, pieces: Sequence[_Piece]) -> tuple[int, int, int]:
-    first = min(entry.position for piece in pieces for entry in (piece.left, piece.right) if entry)
-    row = shared.left or shared.shown
-    return (_order(Phase, row.phase), _order(Part, row.part), first)
-
-
-def _order(enum: type[StrEnum], member: StrEnum | None) -> int:
-    members = list(enum)
-    return len(members) if member is None else members.index(member)
+    matches: list[Match] = []
+    for shared in sorted(members, key=rank):
+        layers: set[int] = set()
+        for piece in members[shared]:  # the layer of the left row, else of the right row
+            known = [n for entry in piece.entries if (n := entry.row.layer) is not None]
+            layers |= {*known[:1]}
+        count = sum(piece.count for piece in members[shared])
+        matches.append(replace(shared, layers=tuple(sorted(layers)), count=count))
+    return tuple(matches)
 
 
 def _verdict(left: Collective | None, right: Collective | None) -> Verdict:
@@ -253,32 +238,22 @@ def _verdict(left: Collective | None, right: Collective | None) -> Verdict:
 
 def _note(left: Collective, right: Collective) -> str | None:
     """The differences between two matched rows in words; None without differences."""
-    notes = [note for note in (*_differences(left, right), _moved(left, right)) if note]
-    if not notes and right.shape is not None and left.shape != right.shape:
-        return f"written as {format_shape(right.shape)}"
-    return "; ".join(notes) or None
-
-
-def _differences(left: Collective, right: Collective) -> list[str]:
-    pairs = [(left.kind, right.kind), (left.axis, right.axis)]
+    pairs: list[tuple[str | None, str | None]] = [(left.kind, right.kind), (left.axis, right.axis)]
     if (left.dtype, left.payload_bytes) != (right.dtype, right.payload_bytes):
-        pairs.append((_array(left), _array(right)))
+        before, after = (f"{r.dtype or UNKNOWN}{format_shape(r.shape)}" for r in (left, right))
+        pairs.append((before, after))
     notes = [f"{a or UNKNOWN} -> {b or UNKNOWN}" for a, b in pairs if a != b]
     if not notes and _meaning(left) != _meaning(right):
         notes.append("different devices in the groups")
-    return notes
-
-
-def _array(row: Collective) -> str:
-    return f"{row.dtype or UNKNOWN}{format_shape(row.shape)}"
-
-
-def _moved(left: Collective, right: Collective) -> str | None:
     if left.part is not right.part:
-        return f"in {right.part or 'an unknown part'}, not {left.part or 'an unknown part'}"
-    if left.layer != right.layer:
-        return "in an unknown layer" if right.layer is None else "in another layer"
-    return "in another stage" if left.stage != right.stage else None
+        notes.append(f"in {right.part or 'an unknown part'}, not {left.part or 'an unknown part'}")
+    elif left.layer != right.layer:
+        notes.append("in an unknown layer" if right.layer is None else "in another layer")
+    elif left.stage != right.stage:
+        notes.append("in another stage")
+    if not notes and right.shape is not None and left.shape != right.shape:
+        return f"written as {format_shape(right.shape)}"
+    return "; ".join(notes) or None
 
 
 @cache

@@ -1,8 +1,9 @@
 """TTFT, TPOT, end-to-end time and throughput of requests, measured or modeled, with and without speculation."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import fsum, prod
+from math import fsum
 
 from meshscope.errors import read_only
 from meshscope.events.collective import Collective
@@ -10,7 +11,6 @@ from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Request
 from meshscope.events.step_time import NO_TIME, StepTime, TimeBasis, TimeEstimate
 from meshscope.plans.experiment import experiment_of_record
-from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.plan import ALIASES, MESH_AXES
 from meshscope.plans.speculation import Speculation, draft_memory_bytes
 from meshscope.plans.workload import parse_lengths
@@ -66,9 +66,10 @@ def latency_of(requests: Sequence[Request], *, batch: int, prompt: int) -> Laten
     ITL is the list of gaps between tokens, both measured by a client.
     """
     ttft = spread_of(r.prefill_s for r in requests)
-    e2e = spread_of(e2e_s(r) for r in requests)
+    e2e = spread_of(r.prefill_s + fsum(r.decode_s) for r in requests)
     steps = [step_s for r in requests for step_s in r.decode_s]
     n_decode_steps = len(steps) / len(requests)
+    decode_s = e2e.mean_s - ttft.mean_s
     return Latency(
         ttft=ttft,
         itl=spread_of(steps) if steps else None,
@@ -76,15 +77,8 @@ def latency_of(requests: Sequence[Request], *, batch: int, prompt: int) -> Laten
         e2e=e2e,
         output_tokens_per_s=batch * (1 + n_decode_steps) / e2e.mean_s,
         prefill_tokens_per_s=batch * prompt / ttft.mean_s,
-        decode_tokens_per_s=(
-            batch * n_decode_steps / (e2e.mean_s - ttft.mean_s) if steps else None
-        ),
+        decode_tokens_per_s=batch * n_decode_steps / decode_s if steps else None,
     )
-
-
-def e2e_s(request: Request) -> float:
-    """Seconds from the start of the request to its last token."""
-    return request.prefill_s + fsum(request.decode_s)
 
 
 def spread_of(durations_s: Iterable[float]) -> Spread:
@@ -153,40 +147,37 @@ def throughput_of(request: RequestTime, run: RunRecord) -> Throughput | None:
     An imported run may know them from `--lengths`, but not how many tokens a request has.
     """
     experiment = run.manifest.experiment
-    workload, n_chips = experiment.workload, experiment.n_chips
-    batch = _imported_batch(experiment) if workload is None else workload.batch
+    workload, n_chips, batch = experiment.workload, experiment.n_chips, None
+    if workload is not None:
+        batch = workload.batch
+    elif experiment.lengths is not None:
+        axes = {ALIASES.get(name, name): n for name, n in experiment.mesh.items() if n > 1}
+        if axes.keys() <= set(MESH_AXES):  # else the data-parallel ranks are unknown
+            lengths = parse_lengths(experiment.lengths)
+            decoding = lengths.get(Phase.DECODE, lengths.get(None, ()))
+            n_sequences = sum(s.n_sequences for s in decoding if s.n_queries == 1)
+            batch = n_sequences * axes.get("dp", 1) * axes.get("fsdp", 1) or None
     if batch is None:
         return None
-    decode_per_s = None if request.tpot is None else _per_second(batch, request.decode_step)
-    per_chip = None if decode_per_s is None or not n_chips else decode_per_s / n_chips
-    n_output = None if workload is None else batch * workload.output
+
+    def per_s(count: int, time: TimeEstimate | None) -> float | None:
+        return count / time.value_s if time is not None and time.value_s else None
+
+    decode_per_s = None if request.tpot is None else per_s(batch, request.decode_step)
     return Throughput(
         decode_tokens_per_s=decode_per_s,
-        decode_tokens_per_s_per_chip=per_chip,
-        output_tokens_per_s=None if n_output is None else _per_second(n_output, request.e2e),
-        requests_per_s=_per_second(batch, request.e2e),
+        decode_tokens_per_s_per_chip=decode_per_s / n_chips if decode_per_s and n_chips else None,
+        output_tokens_per_s=None
+        if workload is None
+        else per_s(batch * workload.output, request.e2e),
+        requests_per_s=per_s(batch, request.e2e),
     )
-
-
-def _imported_batch(experiment: ExperimentRecord) -> int | None:
-    """Sequences that decode on all data-parallel ranks; None if lengths or ranks are unknown."""
-    axes = [(ALIASES.get(name, name), size) for name, size in experiment.mesh.items() if size > 1]
-    if experiment.lengths is None or not {axis for axis, _ in axes} <= set(MESH_AXES):
-        return None
-    lengths = parse_lengths(experiment.lengths)
-    decoding = lengths.get(Phase.DECODE, lengths.get(None, ()))
-    n_sequences = sum(s.n_sequences for s in decoding if s.n_queries == 1)
-    return n_sequences * prod(size for axis, size in axes if axis in {"dp", "fsdp"}) or None
-
-
-def _per_second(count: int, time: TimeEstimate | None) -> float | None:
-    return count / time.value_s if time is not None and time.value_s else None
 
 
 def request_times(run: RunRecord) -> dict[Source, RequestTime]:
     """The request time of every source that has one, the weakest source first."""
-    latency = request_latency(run)
-    workload = run.manifest.experiment.workload
+    latency, experiment = request_latency(run), run.manifest.experiment
+    workload, model = experiment.workload, experiment.architecture
     n_decode_steps = None if workload is None else workload.n_decode_steps
     times = {
         source: modeled_request_time(times, n_decode_steps=n_decode_steps)
@@ -194,19 +185,22 @@ def request_times(run: RunRecord) -> dict[Source, RequestTime]:
         if (times := run.times_of(source))
     }
     if latency is not None:
-        times[Source.MEASURED] = _measured(latency)
-    elif steps := step_spreads(run):
-        times[Source.MEASURED] = _measured_steps(steps)
-    if _is_part_of_decode(run.manifest.experiment):
+        times[Source.MEASURED] = _measured(
+            ttft=latency.ttft, tpot=latency.tpot, e2e=latency.e2e, decode_step=latency.itl
+        )
+    elif steps := step_spreads(run):  # of a function, each as its phase: there is no request
+        decode = steps.get(Phase.DECODE)
+        times[Source.MEASURED] = _measured(
+            ttft=steps.get(Phase.PREFILL),
+            tpot=decode,
+            decode_step=decode,
+            step=steps.get(Phase.STEP),
+        )
+    # A step that verifies the tokens of a draft, or drafts them, yields no output tokens of its own.
+    is_verification = workload is not None and workload.decode_tokens > 1
+    if is_verification or (model is not None and model.draft_head is not None):
         return {source: replace(time, tpot=None) for source, time in times.items()}
     return times
-
-
-def _is_part_of_decode(experiment: ExperimentRecord) -> bool:
-    """Whether a step yields no output tokens of its own: it verifies those of a draft, or drafts them."""
-    workload, model = experiment.workload, experiment.architecture
-    is_verification = workload is not None and workload.decode_tokens > 1
-    return is_verification or (model is not None and model.draft_head is not None)
 
 
 def step_spreads(run: RunRecord) -> dict[Phase, Spread]:
@@ -237,57 +231,55 @@ def modeled_request_time(times: Iterable[StepTime], *, n_decode_steps: int | Non
     `e2e` is null if `n_decode_steps` is unknown.
     """
     by_phase = {time.phase: time for time in times}
-    prefill, decode = (by_phase.get(phase) for phase in (Phase.PREFILL, Phase.DECODE))
+    ttft, decode, step = (
+        None if phase not in by_phase else by_phase[phase].step
+        for phase in (Phase.PREFILL, Phase.DECODE, Phase.STEP)
+    )
     e2e = None
-    if prefill is not None and n_decode_steps is not None and (decode or not n_decode_steps):
-        e2e = prefill.step + (decode.step * n_decode_steps if decode else NO_TIME)
+    if ttft is not None and n_decode_steps is not None and (decode or not n_decode_steps):
+        e2e = ttft + (decode * n_decode_steps if decode else NO_TIME)
     return RequestTime(
-        ttft=None if prefill is None else prefill.step,
-        tpot=None if decode is None else decode.step,
+        ttft=ttft,
+        tpot=decode,
         e2e=e2e,
-        decode_step=None if decode is None else decode.step,
+        decode_step=decode,
         basis=basis_of(by_phase.values()),
-        step=by_phase[Phase.STEP].step if Phase.STEP in by_phase else None,
+        step=step,
         is_extrapolated=any(time.is_extrapolated for time in by_phase.values()),
     )
 
 
-def _measured(latency: Latency) -> RequestTime:
-    means = (
-        None if spread is None else TimeEstimate(value_s=spread.mean_s, low_s=None, high_s=None)
-        for spread in (latency.ttft, latency.tpot, latency.e2e, latency.itl)
+def _measured(
+    *,
+    ttft: Spread | None,
+    tpot: Spread | None,
+    decode_step: Spread | None,
+    e2e: Spread | None = None,
+    step: Spread | None = None,
+) -> RequestTime:
+    ttft_s, tpot_s, decode_step_s, e2e_s, step_s = (
+        None if one is None else TimeEstimate(value_s=one.mean_s, low_s=None, high_s=None)
+        for one in (ttft, tpot, decode_step, e2e, step)
     )
-    ttft, tpot, e2e, decode_step = means
     return RequestTime(
-        ttft=ttft, tpot=tpot, e2e=e2e, decode_step=decode_step, basis=TimeBasis.MEASURED.value
-    )
-
-
-def _measured_steps(steps: Mapping[Phase, Spread]) -> RequestTime:
-    """The mean steps of a function, each in the place of its phase; there is no request to time."""
-    means = {
-        phase: TimeEstimate(value_s=spread.mean_s, low_s=None, high_s=None)
-        for phase, spread in steps.items()
-    }
-    return RequestTime(
-        ttft=means.get(Phase.PREFILL),
-        tpot=means.get(Phase.DECODE),
-        e2e=None,
-        decode_step=means.get(Phase.DECODE),
+        ttft=ttft_s,
+        tpot=tpot_s,
+        e2e=e2e_s,
+        decode_step=decode_step_s,
         basis=TimeBasis.MEASURED.value,
-        step=means.get(Phase.STEP),
+        step=step_s,
     )
 
 
 def basis_of(times: Iterable[StepTime]) -> str | None:
     """The sources of the steps' time, joined by `+`, the largest share first."""
-    shares: dict[str, float] = {}
+    shares: defaultdict[str, float] = defaultdict(float)
     for time in times:
         for basis, seconds in time.by_basis_s.items():
-            share = seconds / time.step.value_s if time.step.value_s else 0.0
-            shares[str(basis)] = shares.get(str(basis), 0.0) + share
-    names = sorted(shares, key=lambda name: -shares[name])
-    return "+".join(TimeBasis(name).value for name in names) or None
+            shares[TimeBasis(basis).value] += (
+                seconds / time.step.value_s if time.step.value_s else 0
+            )
+    return "+".join(sorted(shares, key=lambda name: -shares[name])) or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,36 +325,28 @@ def _step(run: RunRecord, source: Source) -> SpeculativeStep | None:
     speculation, parts = run.manifest.speculation, run.speculative
     if speculation is None or parts is None:
         return None
-    verify, draft, plain = (_decode_time(of, source) for of in (parts.verify, parts.draft, run))
+    requests = [request_times(of).get(source) for of in (parts.verify, parts.draft, run)]
+    verify, draft, plain = (None if one is None else one.decode_step for one in requests)
     if verify is None or draft is None or plain is None:
         return None
     memory_bytes = draft_memory_bytes(experiment_of_record(parts.draft.manifest.experiment))
+    verify_rows, draft_rows = (
+        tuple(row for row in of.rows_of(source) if row.phase is Phase.DECODE)
+        for of in (parts.verify, parts.draft)
+    )
+    # The draft needs room beside the model and the step that needs most, by the compiler if it ran.
+    account = Source.COMPILED if source is Source.MEASURED else source
+    memories = [of.memory[account] for of in (run, parts.verify) if account in of.memory]
+    totals = [memory.total_bytes for memory in memories if memory.total_bytes is not None]
+    hbm_bytes = memories[0].hbm_bytes if memories else None
     return SpeculativeStep(
         source=source,
         speculation=speculation,
         verify=verify,
         draft=draft,
         plain=plain,
-        verify_rows=_decode_rows(parts.verify.rows_of(source)),
-        draft_rows=_decode_rows(parts.draft.rows_of(source)),
+        verify_rows=verify_rows,
+        draft_rows=draft_rows,
         memory_bytes=memory_bytes,
-        fits=_fits((run, parts.verify), source, memory_bytes),
+        fits=None if hbm_bytes is None or not totals else max(totals) + memory_bytes <= hbm_bytes,
     )
-
-
-def _decode_time(run: RunRecord, source: Source) -> TimeEstimate | None:
-    times = request_times(run).get(source)
-    return None if times is None else times.decode_step
-
-
-def _decode_rows(rows: Iterable[Collective]) -> tuple[Collective, ...]:
-    return tuple(row for row in rows if row.phase is Phase.DECODE)
-
-
-def _fits(runs: Iterable[RunRecord], source: Source, more_bytes: int) -> bool | None:
-    """Whether the draft has room beside the model and the step that needs most, by the compiler if it ran."""
-    account = Source.COMPILED if source is Source.MEASURED else source
-    memories = [run.memory[account] for run in runs if account in run.memory]
-    totals = [memory.total_bytes for memory in memories if memory.total_bytes is not None]
-    hbm_bytes = next((memory.hbm_bytes for memory in memories), None)
-    return None if hbm_bytes is None or not totals else max(totals) + more_bytes <= hbm_bytes

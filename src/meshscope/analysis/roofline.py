@@ -1,4 +1,4 @@
-"""The roofline of one device: its peaks, the points below them, and the resource that binds.
+"""The roofline of one device: its peaks, the bounds below them, and where a step spends more than its floor.
 
 The model is Williams et al., "Roofline: An Insightful Visual Performance Model" (2009), with the
 links as a third bound. Each bound is work over a peak rate, so latency and schedules are in none of them.
@@ -11,16 +11,23 @@ from typing import TYPE_CHECKING
 
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import StepCost
-from meshscope.events.step_time import PartCost, StepTime
-from meshscope.hardware.chips import Chip, ChipKind, product_speedup
+from meshscope.events.step_time import Activity, ActivityTime, PartCost, StepTime
+from meshscope.hardware.chips import Chip, ChipKind, peak_dtype, product_speedup
+from meshscope.store.run import RunRecord
+from meshscope.units import format_seconds
 
 if TYPE_CHECKING:  # it loads polars, which predict does not need
-    from meshscope.analysis.metric_inputs import MetricInputs
+    from meshscope.analysis.catalog import MetricInputs
 
-STEP = "step"
 OTHER = "other"
-WHOLE_STEP = "whole step"
 BETWEEN_PARTS = "between parts"
+PADDING = "padding of matmuls"
+SLOW_HBM = "HBM below peak"
+SORTING = "sorting tokens by expert"
+ROUNDING = 1e-9
+_EXPOSED_OVER = "exposed over "
+_MIN_FRAC = 0.01  # of the step; smaller causes are added up
+_MAX_CAUSES = 2
 
 
 class BindingResource(StrEnum):
@@ -48,14 +55,12 @@ class DevicePeaks:
 
     def bounds_s(self, parts: Iterable[PartCost]) -> dict[BindingResource, float]:
         """Least seconds of the parts by resource, the one that binds first: their work at its peak rate."""
-        parts = list(parts)
-        bounds = {
-            BindingResource.COMPUTE: sum(p.flops or 0.0 for p in parts) / self.flops_per_s,
-            BindingResource.HBM: sum(p.hbm_bytes or 0.0 for p in parts) / self.hbm_bytes_per_s,
-            BindingResource.INTERCONNECT: sum(p.wire_bytes or 0.0 for p in parts)
-            / self.link_bytes_per_s,
-        }
-        return dict(sorted(bounds.items(), key=lambda bound: -bound[1]))
+        work = [(p.flops or 0.0, p.hbm_bytes or 0.0, p.wire_bytes or 0.0) for p in parts]
+        peaks = (self.flops_per_s, self.hbm_bytes_per_s, self.link_bytes_per_s)
+        sums = [sum(amounts) for amounts in zip(*work, strict=True)] or [0.0] * len(peaks)
+        seconds = [amount / peak for amount, peak in zip(sums, peaks, strict=True)]
+        bounds = zip(BindingResource, seconds, strict=True)
+        return dict(sorted(bounds, key=lambda bound: -bound[1]))
 
 
 def device_peaks(chip: Chip, weight_dtype: str | None = None) -> DevicePeaks | None:
@@ -64,15 +69,14 @@ def device_peaks(chip: Chip, weight_dtype: str | None = None) -> DevicePeaks | N
     FLOPs are those of bf16 products, or of products with weights in `weight_dtype`. A TPU has two links along
     each dimension of its torus; the rate of a GPU is that of all its links.
     """
-    if chip.bf16_flops_per_s is None or chip.hbm_bytes_per_s is None:
-        return None
-    if chip.link_bytes_per_s is None:
+    flops_per_s, hbm_bytes_per_s = chip.bf16_flops_per_s, chip.hbm_bytes_per_s
+    if flops_per_s is None or hbm_bytes_per_s is None or chip.link_bytes_per_s is None:
         return None
     speedup = 1.0 if weight_dtype is None else product_speedup(weight_dtype, chip)
     n_links = 2 * chip.n_grid_dims if chip.kind is ChipKind.TPU else 1
     return DevicePeaks(
-        flops_per_s=speedup * chip.bf16_flops_per_s / chip.devices_per_chip,
-        hbm_bytes_per_s=chip.hbm_bytes_per_s / chip.devices_per_chip,
+        flops_per_s=speedup * flops_per_s / chip.devices_per_chip,
+        hbm_bytes_per_s=hbm_bytes_per_s / chip.devices_per_chip,
         link_bytes_per_s=chip.link_bytes_per_s * n_links,
     )
 
@@ -103,18 +107,15 @@ def step_roofline(cost: StepCost, step_s: float, peaks: DevicePeaks) -> StepRoof
     Source: Williams et al., "Roofline: An Insightful Visual Performance Model" (2009); costs: XLA's cost
     analysis of the compiled program; peaks: `meshscope.hardware.chips`.
     """
+    n_bytes, flops = cost.accessed_bytes, cost.flops
     return StepRoofline(
         phase=cost.phase,
         step_s=step_s,
-        accessed_bytes=cost.accessed_bytes,
-        flops=cost.flops,
-        hbm_frac=_fraction(cost.accessed_bytes, step_s * peaks.hbm_bytes_per_s),
-        flops_frac=_fraction(cost.flops, step_s * peaks.flops_per_s),
+        accessed_bytes=n_bytes,
+        flops=flops,
+        hbm_frac=None if n_bytes is None else n_bytes / (step_s * peaks.hbm_bytes_per_s),
+        flops_frac=None if flops is None else flops / (step_s * peaks.flops_per_s),
     )
-
-
-def _fraction(amount: float | None, maximum: float) -> float | None:
-    return None if amount is None else amount / maximum
 
 
 def step_rooflines(
@@ -122,10 +123,8 @@ def step_rooflines(
 ) -> list[StepRoofline]:
     """The roofline of every measured phase; empty if the chip's peaks are not published."""
     peaks = device_peaks(chip)
-    if peaks is None:
-        return []
-    timed = [(cost, step_s.get(cost.phase)) for cost in costs]
-    return [step_roofline(cost, seconds, peaks) for cost, seconds in timed if seconds]
+    timed = [] if peaks is None else [(cost, step_s.get(cost.phase)) for cost in costs]
+    return [step_roofline(cost, seconds, peaks) for cost, seconds in timed if peaks and seconds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,34 +154,27 @@ def roofline_of(inputs: "MetricInputs") -> Roofline | None:
     waiting. A measured step is one point, placed by its whole time.
     """
     peaks = None if inputs.topology is None else device_peaks(inputs.topology.chip)
-    points = tuple(_points(inputs))
-    return None if peaks is None or not points else Roofline(peaks=peaks, points=points)
-
-
-def _points(inputs: "MetricInputs") -> Iterator[RooflinePoint]:
-    for source, phase, part, flops, n_bytes, seconds in _work(inputs):
-        if flops and n_bytes and seconds > 0:
-            yield RooflinePoint(
-                source=source,
-                phase=phase,
-                part=part,
-                flops_per_byte=flops / n_bytes,
-                flops_per_s=flops / seconds,
-                compute_s=seconds,
-            )
-
-
-def _work(
-    inputs: "MetricInputs",
-) -> Iterator[tuple[Source, Phase, str, float | None, float | None, float]]:
-    """(source, phase, part, FLOPs, HBM bytes, seconds) of modeled parts and measured steps."""
-    for time in inputs.times:
-        for p in time.parts:
-            name = p.part or BETWEEN_PARTS
-            yield time.source, time.phase, name, p.flops, p.hbm_bytes, p.compute_s
+    work = [
+        (time.source, time.phase, p.part or BETWEEN_PARTS, p.flops, p.hbm_bytes, p.compute_s)
+        for time in inputs.times
+        for p in time.parts
+    ]
     for cost in () if inputs.measured is None else inputs.measured.costs:
-        step_s = inputs.measured_step_s.get(cost.phase, 0.0)
-        yield Source.MEASURED, cost.phase, WHOLE_STEP, cost.flops, cost.accessed_bytes, step_s
+        step_s, n_bytes = inputs.measured_step_s.get(cost.phase, 0.0), cost.accessed_bytes
+        work.append((Source.MEASURED, cost.phase, "whole step", cost.flops, n_bytes, step_s))
+    points = tuple(
+        RooflinePoint(
+            source=source,
+            phase=phase,
+            part=part,
+            flops_per_byte=flops / n_bytes,
+            flops_per_s=flops / seconds,
+            compute_s=seconds,
+        )
+        for source, phase, part, flops, n_bytes, seconds in work
+        if flops and n_bytes and seconds > 0
+    )
+    return None if peaks is None or not points else Roofline(peaks=peaks, points=points)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,25 +203,181 @@ def roofline_bounds(
 
     The largest bound of the step is its floor.
     """
-    peaks = device_peaks(chip, weight_dtype)
-    if peaks is None:
+    if (peaks := device_peaks(chip, weight_dtype)) is None:
         return []
-    whole = _bound(STEP, peaks.bounds_s(time.parts), time.step.value_s)
-    parts = [
-        _bound(p.part or OTHER, peaks.bounds_s([p]), p.compute_s + p.exposed_s) for p in time.parts
-    ]
-    return [whole, *(part for part in parts if part.taken_s > 0)]
+    rows: list[tuple[str, Iterable[PartCost], float]] = [("step", time.parts, time.step.value_s)]
+    rows += [(p.part or OTHER, (p,), p.compute_s + p.exposed_s) for p in time.parts]
+    bounds: list[RooflineBound] = []
+    for name, parts, taken_s in rows:
+        of_part = peaks.bounds_s(parts)
+        first_s, second_s, _ = of_part.values()
+        if taken_s > 0 or not bounds:
+            bounds.append(
+                RooflineBound(
+                    part=name,
+                    compute_s=of_part[BindingResource.COMPUTE],
+                    hbm_s=of_part[BindingResource.HBM],
+                    interconnect_s=of_part[BindingResource.INTERCONNECT],
+                    taken_s=taken_s,
+                    binding=next(iter(of_part)),
+                    factor=first_s / second_s if second_s else None,
+                    roof_frac=first_s / taken_s if taken_s else None,
+                )
+            )
+    return bounds
 
 
-def _bound(name: str, bounds_s: Mapping[BindingResource, float], taken_s: float) -> RooflineBound:
-    first_s, second_s, _ = bounds_s.values()
-    return RooflineBound(
-        part=name,
-        compute_s=bounds_s[BindingResource.COMPUTE],
-        hbm_s=bounds_s[BindingResource.HBM],
-        interconnect_s=bounds_s[BindingResource.INTERCONNECT],
-        taken_s=taken_s,
-        binding=next(iter(bounds_s)),
-        factor=first_s / second_s if second_s else None,
-        roof_frac=first_s / taken_s if taken_s else None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FloorCause:
+    """Seconds beyond the floor in which one activity leaves the binding resource unused."""
+
+    cause: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFloor:
+    """Lower bounds of a step on one device in seconds; the largest is its floor.
+
+    `link_s` assumes all links of the chip at once. The `causes` are positive, the longest first, and add up
+    to the step minus its floor; a step that is not longer than its floor has none.
+    """
+
+    hbm_s: float
+    compute_s: float
+    link_s: float
+    binding: BindingResource
+    causes: tuple[FloorCause, ...]
+    peak: str = "bf16"  # whose products count at their peak
+
+    @property
+    def floor_s(self) -> float:
+        """The largest bound."""
+        return max(self.hbm_s, self.compute_s, self.link_s)
+
+
+def step_floor(time: StepTime, chip: Chip, weight_dtype: str | None = None) -> StepFloor | None:
+    """The floor of a modeled step; None without published peaks or without the work of its parts.
+
+    Bounds are HBM bytes / HBM rate, FLOPs / matrix peak and wire bytes / link rate, of one device. A cause
+    is the time of an activity in which the binding resource is not used: less FLOPs / peak where compute
+    binds, less the time in which the HBM is busy where the HBM does, less wire bytes / link rate where links
+    do. Work of the resource that overlaps activities unseen shortens all causes alike. The time in which the
+    HBM is busy beyond bytes / peak is a cause of its own. An activity whose products fill tiles of the matrix
+    units with padding yields these FLOPs to `PADDING`.
+
+    Source: Williams et al., "Roofline: An Insightful Visual Performance Model" (2009).
+    """
+    peaks = device_peaks(chip, weight_dtype)
+    if peaks is None or not any(p.hbm_bytes for p in time.parts):
+        return None
+    bounds = peaks.bounds_s(time.parts)
+    binding, floor_s = next(iter(bounds.items()))
+    causes: dict[str, float] = {}
+    has_experts = any((part.part or "").startswith("moe.") for part in time.parts)
+    for spent in time.activities:
+        padding_s = 0.0
+        match binding:
+            case BindingResource.HBM:
+                used_s = spent.hbm_busy_s
+            case BindingResource.COMPUTE:
+                used_s = spent.flops / peaks.flops_per_s
+                padding_s = spent.padding_flops / peaks.flops_per_s
+            case BindingResource.INTERCONNECT:
+                used_s = spent.wire_bytes / peaks.link_bytes_per_s
+        unused_s = max(0.0, spent.seconds - used_s)
+        padding_s = min(unused_s, padding_s)
+        cause = _cause(spent, has_experts=has_experts)
+        causes[PADDING] = causes.get(PADDING, 0.0) + padding_s
+        causes[cause] = causes.get(cause, 0.0) + unused_s - padding_s
+    return StepFloor(
+        hbm_s=bounds[BindingResource.HBM],
+        compute_s=bounds[BindingResource.COMPUTE],
+        link_s=bounds[BindingResource.INTERCONNECT],
+        binding=binding,
+        peak="bf16" if weight_dtype is None else peak_dtype(weight_dtype, chip),
+        causes=tuple(_ranked(causes, time.step.value_s, floor_s, binding)),
     )
+
+
+def _cause(spent: ActivityTime, *, has_experts: bool) -> str:
+    match spent.activity:
+        case Activity.MATMUL:
+            return "matmuls below peak"
+        case Activity.KERNEL:
+            return f"attention {'and expert ' if has_experts else ''}kernels below peak"
+        case Activity.GATHER if has_experts:
+            return SORTING
+        case Activity.EXPOSED if spent.axis:
+            return f"{_EXPOSED_OVER}{spent.axis}"
+        case _:
+            return spent.activity.value
+
+
+def _ranked(
+    causes: Mapping[str, float], step_s: float, floor_s: float, binding: BindingResource
+) -> Iterator[FloorCause]:
+    """The causes, the longest first, scaled to the time beyond the floor if they exceed it.
+
+    What they leave is a busy HBM if it binds; causes below _MIN_FRAC are added up with what is unknown.
+    """
+    beyond_s = step_s - floor_s
+    if beyond_s <= 0:
+        return
+    unused_s = sum(causes.values())
+    scale = min(1.0, beyond_s / unused_s) if unused_s else 1.0
+    scaled = {cause: scale * seconds for cause, seconds in causes.items()}
+    if binding is BindingResource.HBM and scaled:
+        scaled[SLOW_HBM] = max(0.0, beyond_s - unused_s)
+    large = {cause: s for cause, s in scaled.items() if s >= _MIN_FRAC * step_s}
+    for cause in sorted(large, key=lambda cause: -large[cause]):
+        yield FloorCause(cause=cause, seconds=large[cause])
+    rest_s = beyond_s - sum(large.values())
+    if rest_s > ROUNDING * beyond_s:
+        yield FloorCause(cause=OTHER, seconds=rest_s)
+
+
+def why_sentences(run: RunRecord) -> dict[Phase, str]:
+    """A sentence for each modeled phase of the strongest source that has times."""
+    experiment = run.manifest.experiment
+    chip, weight_dtype = experiment.chip, experiment.weight_dtype
+    times = next((times for source in reversed(Source) if (times := run.times_of(source))), ())
+    return {time.phase: why_sentence(time, chip, weight_dtype) for time in times}
+
+
+def why_sentence(
+    time: StepTime,
+    chip: Chip | None,
+    weight_dtype: str | None = None,
+    *,
+    max_causes: int = _MAX_CAUSES,
+) -> str:
+    """What binds the step and where its time beyond the floor goes.
+
+    `decode takes 28.8 ms, 1.22 x its HBM floor of 23.6 ms: 3.3 ms HBM below peak, 1.85 ms matmuls below peak`.
+    The seconds add up to the time beyond the floor.
+    """
+    head = f"{time.phase} takes {format_seconds(time.step.value_s)}"
+    floor = None if chip is None else step_floor(time, chip, weight_dtype)
+    if floor is None or not floor.floor_s:
+        return head
+    ratio = time.step.value_s / floor.floor_s  # below 1 if bytes or FLOPs exceed the peaks
+    times = f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}"
+    is_narrow = floor.peak != "bf16" and floor.binding is BindingResource.COMPUTE
+    at_peak = f" at the {floor.peak} peak" if is_narrow else ""
+    of_floor = f"{RESOURCES[floor.binding]} floor of {format_seconds(floor.floor_s)}{at_peak}"
+    clauses = ", ".join(_clauses(floor, max_causes))
+    return f"{head}, {times} x its {of_floor}{': ' if clauses else ''}{clauses}"
+
+
+def _clauses(floor: StepFloor, max_causes: int) -> Iterator[str]:
+    """The largest causes with their seconds, `1.66 ms exposed tp communication`, and the sum of the others."""
+    shown = [cause for cause in floor.causes if cause.cause != OTHER][:max_causes]
+    for cause in shown:
+        noun = cause.cause
+        if noun.startswith(_EXPOSED_OVER):
+            noun = f"exposed {noun.removeprefix(_EXPOSED_OVER)} communication"
+        yield f"{format_seconds(cause.seconds)} {noun}"
+    rest_s = sum(cause.seconds for cause in floor.causes if cause not in shown)
+    if rest_s > _MIN_FRAC * sum(cause.seconds for cause in floor.causes):
+        yield f"{format_seconds(rest_s)} {OTHER if shown else 'of unknown cause'}"

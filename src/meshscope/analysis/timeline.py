@@ -35,6 +35,7 @@ S = 1e-9
 STEP = ("step_class", "step")
 _OUTSIDE = STEP_CLASSES.index(StepLabel.OUTSIDE.value)
 _PHASES = [label.phase for label in StepLabel]
+_TIMES = ("start", "dur", "exposed")
 
 
 def has_executions(folder: Path) -> bool:
@@ -42,15 +43,34 @@ def has_executions(folder: Path) -> bool:
     return (folder / EXECUTIONS).is_file()
 
 
+@contextmanager
+def _readable(file: Path) -> Generator[None]:
+    try:
+        yield
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        is_trace = file.name == EXECUTIONS.name
+        what = f"the timeline of '{file.parents[1]}'" if is_trace else f"'{file}'"
+        remedy = "Import the trace again" if is_trace else "Make the run again"
+        raise RunError(f"cannot read {what}: {error}. {remedy}, with --force.") from error
+
+
 def last_executions(folder: Path, *, max_rows: int = MAX_ROWS) -> pl.DataFrame:
     """The executions of the last steps of each class that all devices recorded, with their facts.
 
     Columns of the event table, `step`, `stream` and `step_class`; RunError if a file is damaged.
     """
-    with _readable(folder):
-        executions = pl.scan_parquet(folder / EXECUTIONS)
+    with _readable(folder / EXECUTIONS):
+        chosen = _chosen(pl.scan_parquet(folder / EXECUTIONS), max_rows=max_rows)
         ops = pl.read_parquet(folder / DISTINCT_OPS)
-        return _with_facts(_chosen(executions, max_rows=max_rows), ops)
+        classes = chosen["step_class"]
+        return chosen.join(ops, on="op", how="left", maintain_order="left").with_columns(
+            pl.lit(Source.MEASURED.value).alias("source"),
+            pl.lit(Source.MEASURED.value).alias("time_basis"),
+            pl.lit(1).alias("count"),
+            pl.Series(_PHASES, dtype=pl.String).gather(classes).alias("phase"),
+            pl.Series(STEP_CLASSES, dtype=pl.String).gather(classes).alias("step_class"),
+            *((pl.col(f"{name}_ns") * S).alias(f"{name}_s") for name in _TIMES),
+        )
 
 
 def read_executions(folder: Path, *, max_rows: int) -> tuple[pl.DataFrame, pl.DataFrame, int]:
@@ -58,7 +78,7 @@ def read_executions(folder: Path, *, max_rows: int) -> tuple[pl.DataFrame, pl.Da
 
     RunError if a file is damaged.
     """
-    with _readable(folder):
+    with _readable(folder / EXECUTIONS):
         executions = pl.scan_parquet(folder / EXECUTIONS)
         ops = pl.read_parquet(folder / DISTINCT_OPS)
         n = int(executions.select(pl.len()).collect().item())
@@ -66,16 +86,6 @@ def read_executions(folder: Path, *, max_rows: int) -> tuple[pl.DataFrame, pl.Da
             first_ns = executions.select(pl.col("start_ns").top_k(max_rows).min()).collect().item()
             executions = executions.filter(pl.col("start_ns") >= first_ns)
         return executions.collect().with_row_index("row"), ops, n
-
-
-@contextmanager
-def _readable(folder: Path) -> Generator[None]:
-    try:
-        yield
-    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise RunError(
-            f"cannot read the timeline of '{folder}': {error}. Import the trace again, with --force."
-        ) from error
 
 
 def _chosen(executions: pl.LazyFrame, *, max_rows: int) -> pl.DataFrame:
@@ -97,81 +107,53 @@ def _chosen(executions: pl.LazyFrame, *, max_rows: int) -> pl.DataFrame:
     )
     kept = latest.filter(is_kept | (pl.col("rank") == 0)).join(n_steps, on="step_class")
     rows = executions.join(kept.lazy().select(*STEP, "n_steps"), on=STEP, how="inner")
-    parts = [
-        _beginning(rows.filter(pl.col("step_class") == number), budget)
-        for number in kept["step_class"].unique().sort()
-    ]
+    parts: list[pl.DataFrame] = []
+    for number in kept["step_class"].unique().sort():
+        table = rows.filter(pl.col("step_class") == number).collect()
+        if len(table) > budget:  # the first ones of a step, on all devices
+            last_ns = table["start_ns"].bottom_k(budget).max()
+            table = table.filter(pl.col("start_ns") <= last_ns).head(budget)
+        parts.append(table)
     return pl.concat(parts) if parts else rows.collect()
-
-
-def _beginning(rows: pl.LazyFrame, budget: int) -> pl.DataFrame:
-    """The rows; of a step longer than the budget, its first ones on all devices."""
-    table = rows.collect()
-    if len(table) <= budget:
-        return table
-    last_ns = table["start_ns"].bottom_k(budget).max()
-    return table.filter(pl.col("start_ns") <= last_ns).head(budget)
-
-
-def _with_facts(rows: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
-    classes = pl.Series(STEP_CLASSES, dtype=pl.String)
-    phases = pl.Series(_PHASES, dtype=pl.String)
-    return rows.join(ops, on="op", how="left", maintain_order="left").with_columns(
-        pl.lit(Source.MEASURED.value).alias("source"),
-        pl.lit(Source.MEASURED.value).alias("time_basis"),
-        pl.lit(1).alias("count"),
-        phases.gather(rows["step_class"]).alias("phase"),
-        classes.gather(rows["step_class"]).alias("step_class"),
-        *((pl.col(f"{name}_ns") * S).alias(f"{name}_s") for name in ("start", "dur", "exposed")),
-    )
 
 
 def sampling_notes(measured: Measured | None, timeline: pl.DataFrame | None) -> Iterator[str]:
     """What the timeline of a trace leaves out, if it leaves out anything."""
     if measured is None or measured.trace is None or timeline is None:
         return
-    of_class: Mapping[str, tuple[int, int]] = {
-        name: (n_steps, n)
-        for name, n_steps, n in timeline.group_by("step_class")
-        .agg(pl.col("step").n_unique(), pl.len().alias("n"))
-        .iter_rows()
-    }
+    counts = timeline.group_by("step_class").agg(pl.col("step").n_unique(), pl.len().alias("n"))
+    of_class = {name: (n_steps, n) for name, n_steps, n in counts.iter_rows()}
     for step in measured.trace.steps:
-        n_seen, n_rows = of_class.get(step.label.value, (0, 0))
-        if step.label is StepLabel.TRACE and n_rows < measured.trace.n_ops:
-            yield f"the first {n_rows:,} of {measured.trace.n_ops:,} ops"
-        elif step.label is not StepLabel.OUTSIDE and n_seen < step.n_steps:
-            yield f"the last {n_seen:,} of {step.n_steps:,} {_class_words(step.label)}"
-        if (
-            step.label is not StepLabel.TRACE
-            and n_seen == 1
-            and n_rows >= MAX_ROWS // len(of_class)
-        ):
-            yield f"the first {n_rows:,} ops of the last {_class_words(step.label).removesuffix('s')}"
-
-
-def _class_words(label: StepLabel) -> str:
-    return "steps" if label is StepLabel.STEP else f"{label.value} steps"
+        label, (n_seen, n_rows) = step.label, of_class.get(step.label.value, (0, 0))
+        words = "steps" if label is StepLabel.STEP else f"{label.value} steps"
+        if label is StepLabel.TRACE:
+            if n_rows < measured.trace.n_ops:
+                yield f"the first {n_rows:,} of {measured.trace.n_ops:,} ops"
+            continue
+        if label is not StepLabel.OUTSIDE and n_seen < step.n_steps:
+            yield f"the last {n_seen:,} of {step.n_steps:,} {words}"
+        if n_seen == 1 and n_rows >= MAX_ROWS // len(of_class):
+            yield f"the first {n_rows:,} ops of the last {words.removesuffix('s')}"
 
 
 def sql_columns(schema: Mapping[str, Any]) -> str:
     """The columns of a timeline as SQL over `trace_executions e` and `trace_ops o`."""
+
+    def case(texts: Sequence[str | None]) -> str:
+        cases = " ".join(f"when {i} then '{text}'" for i, text in enumerate(texts) if text)
+        return f"case e.step_class {cases} end"
+
     made = {
         "source": "'measured'",
         "time_basis": "'measured'",
-        "phase": _case([phase and phase.value for phase in _PHASES]),
-        "step_class": _case(list(STEP_CLASSES)),
+        "phase": case([phase and phase.value for phase in _PHASES]),
+        "step_class": case(STEP_CLASSES),
         "count": "1",
-        **{f"{name}_s": f"e.{name}_ns * 1e-9" for name in ("start", "dur", "exposed")},
+        **{f"{name}_s": f"e.{name}_ns * 1e-9" for name in _TIMES},
         **{name: f"e.{name}" for name in ("device", "stream", "step", "run")},
     }
     facts = {name: f"o.{name}" for name in DISTINCT_OPS_SCHEMA}
     return ", ".join(f"{made.get(n) or facts.get(n) or 'null'} as {n}" for n in (*schema, "run"))
-
-
-def _case(texts: list[str | None]) -> str:
-    cases = " ".join(f"when {i} then '{text}'" for i, text in enumerate(texts) if text)
-    return f"case e.step_class {cases} end"
 
 
 OPS = Path("trace") / "ops.parquet"
@@ -185,17 +167,8 @@ TIMELINE_SCHEMA: dict[str, Any] = {
 }
 
 _COLLECTIVE_FACTS = (
-    "parallelism",
-    "opcode",
-    "group_size",
-    "n_groups",
-    "groups",
-    "dtype",
-    "shape",
-    "n_steps",
-    "is_async",
-    "algorithm",
-    "inserted_by",
+    *("parallelism", "opcode", "group_size", "n_groups", "groups", "dtype", "shape", "n_steps"),
+    *("is_async", "algorithm", "inserted_by"),
 )
 _KEYS = ("source", "phase", "stage", "hlo_name")
 
@@ -210,25 +183,18 @@ def read_timeline(folder: Path, events: pl.DataFrame) -> pl.DataFrame | None:
     if (folder / TIMELINE).is_file():
         timelines.append(modeled_timeline(read_folded(folder), events))
     if (folder / OPS).is_file():
-        timelines.append(_measured(read_table(folder / OPS), events))
+        with _readable(folder / OPS):
+            ops = pl.read_parquet(folder / OPS)
+        timelines.append(_measured(ops, events))
     if has_executions(folder):
         timelines.append(_in_schema(last_executions(folder)))
     return pl.concat(timelines) if timelines else None
 
 
-def read_table(path: Path) -> pl.DataFrame:
-    """A Parquet file of a run folder; RunError with the remedy if it is damaged."""
-    try:
-        return pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise RunError(
-            f"cannot read '{path}': {error}. Make the run again, with --force."
-        ) from error
-
-
 def read_folded(folder: Path) -> pl.DataFrame:
     """The folded timeline of a run; columns that an older version did not write are null."""
-    stored = read_table(folder / TIMELINE)
+    with _readable(folder / TIMELINE):
+        stored = pl.read_parquet(folder / TIMELINE)
     return pl.concat([pl.DataFrame(schema=FOLDED_SCHEMA), stored], how="diagonal")
 
 
@@ -251,7 +217,6 @@ def _measured(ops: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_phase_steps(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
-    """The rows with `phase_steps`, the number of steps of their phase in a request."""
     steps = events.group_by("source", "phase").agg(pl.col("n_steps").first().alias("phase_steps"))
     keys = ["source", "phase"]
     return rows.join(steps, on=keys, how="left", nulls_equal=True, maintain_order="left")
@@ -300,9 +265,7 @@ def _collective_facts(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _in_schema(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.select(_column(name, rows.columns) for name in TIMELINE_SCHEMA)
-
-
-def _column(name: str, present: Sequence[str]) -> pl.Expr:
-    column = pl.col(name) if name in present else pl.lit(None)
-    return column.cast(TIMELINE_SCHEMA[name]).alias(name)
+    return rows.select(
+        (pl.col(name) if name in rows.columns else pl.lit(None)).cast(kind).alias(name)
+        for name, kind in TIMELINE_SCHEMA.items()
+    )

@@ -1,7 +1,7 @@
 """Collectives that differ only in their layer as one, totals of each phase, and counts of what is unknown."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeVar
@@ -40,31 +40,26 @@ def without_place(row: Collective) -> Collective:
 
 
 def _group(shared: Collective, members: Sequence[Collective]) -> Group:
+    count = sum(member.count for member in members)
+
+    def mean(seconds: Sequence[float | None]) -> float | None:
+        known = [m.count * s for m, s in zip(members, seconds, strict=True) if s is not None]
+        return sum(known) / count if count and len(known) == len(members) else None
+
+    def common(values: Sequence[T]) -> T | None:
+        return values[0] if len(set(values)) == 1 else None
+
     row = replace(
         shared,
-        layer=_common([member.layer for member in members]),
-        hlo_name=_common([member.hlo_name for member in members]),
-        count=sum(member.count for member in members),
-        time_basis=_common([member.time_basis for member in members]),
+        layer=common([member.layer for member in members]),
+        hlo_name=common([member.hlo_name for member in members]),
+        count=count,
+        time_basis=common([member.time_basis for member in members]),
         start_s=min((m.start_s for m in members if m.start_s is not None), default=None),
-        dur_s=_mean(members, [member.dur_s for member in members]),
-        exposed_s=_mean(members, [member.exposed_s for member in members]),
+        dur_s=mean([member.dur_s for member in members]),
+        exposed_s=mean([member.exposed_s for member in members]),
     )
     return Group(row=row, layers=tuple(sorted({m.layer for m in members if m.layer is not None})))
-
-
-def _common(values: Sequence[T]) -> T | None:
-    """The value of all members, or None if they differ."""
-    return values[0] if len(set(values)) == 1 else None
-
-
-def _mean(members: Sequence[Collective], seconds: Sequence[float | None]) -> float | None:
-    """The mean over all executions; None if a member has no value."""
-    known = [s for s in seconds if s is not None]
-    n = sum(member.count for member in members)
-    if len(known) < len(members) or not n:
-        return None
-    return sum(m.count * s for m, s in zip(members, known, strict=True)) / n
 
 
 def layer_ranges(layers: Sequence[int]) -> str:
@@ -97,39 +92,32 @@ class Total:
 
 def step_total(rows: Iterable[Collective]) -> Total:
     """The total of one step."""
-    return _total(list(rows), lambda row: row.count)
+    counted = [(row.count, row) for row in rows]
+    unsized = [n for n, r in counted if r.payload_bytes is None or r.wire_bytes is None]
+    return Total(
+        count=sum(n for n, _ in counted),
+        payload_bytes=sum(n * (r.payload_bytes or 0) for n, r in counted),
+        wire_bytes=sum((n * (r.wire_bytes or Fraction(0)) for n, r in counted), Fraction(0)),
+        n_unsized=sum(unsized),
+    )
 
 
 def request_total(rows: Iterable[Collective]) -> Total:
     """The total of all steps."""
-    return _total(list(rows), lambda row: row.count * row.n_steps)
+    return step_total(replace(row, count=row.count * row.n_steps) for row in rows)
 
 
 def step_totals(rows: Iterable[Collective]) -> dict[Phase | None, Total]:
     """The total of one step of each phase; the key None holds collectives of unknown phase."""
-    return {phase: step_total(of_phase) for phase, of_phase in _by_phase(rows).items()}
+    by_phase: dict[Phase | None, list[Collective]] = {}
+    for row in rows:
+        by_phase.setdefault(row.phase, []).append(row)
+    return {phase: step_total(of_phase) for phase, of_phase in by_phase.items()}
 
 
 def request_totals(rows: Iterable[Collective]) -> dict[Phase | None, Total]:
     """The total of all steps of each phase; the key None holds collectives of unknown phase."""
-    return {phase: request_total(of_phase) for phase, of_phase in _by_phase(rows).items()}
-
-
-def _by_phase(rows: Iterable[Collective]) -> dict[Phase | None, list[Collective]]:
-    by_phase: dict[Phase | None, list[Collective]] = {}
-    for row in rows:
-        by_phase.setdefault(row.phase, []).append(row)
-    return by_phase
-
-
-def _total(rows: list[Collective], times: Callable[[Collective], int]) -> Total:
-    unsized = [r for r in rows if r.payload_bytes is None or r.wire_bytes is None]
-    return Total(
-        count=sum(map(times, rows)),
-        payload_bytes=sum(times(r) * (r.payload_bytes or 0) for r in rows),
-        wire_bytes=sum((times(r) * (r.wire_bytes or Fraction(0)) for r in rows), start=Fraction(0)),
-        n_unsized=sum(map(times, unsized)),
-    )
+    return step_totals(replace(row, count=row.count * row.n_steps) for row in rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from meshscope.events.enums import Phase
 from meshscope.events.measured import CollectiveTime, DeviceLoad
 from meshscope.hardware.chips import Chip, product_speedup
 from meshscope.model.arrays import Dim, Weight
-from meshscope.model.layers import Layer
 from meshscope.model.model import Model
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import Plan
@@ -20,7 +19,7 @@ from meshscope.plans.weights import head_weight, layer_weights, outer_weights
 from meshscope.plans.workload import Workload
 
 # Whether a matrix outside the layers multiplies every token; tables are looked up.
-OUTER_MATRICES = {"layer_embed_proj": True, "draft_join": True, "collapse": False}
+_OUTER_MATRICES = {"layer_embed_proj": True, "draft_join": True, "collapse": False}
 
 
 def model_flops(model: Model, workload: Workload, phase: Phase) -> float:
@@ -39,53 +38,36 @@ def model_flops(model: Model, workload: Workload, phase: Phase) -> float:
     DeepSeek-V3.2-Exp, "Boosting Long-Context Efficiency with DeepSeek Sparse Attention", equation 1;
     entries: the DeepSeek-V4 of transformers, which implements sections 2.3.1 and 2.3.2 of its report.
     """
-    n_new = workload.prompt if phase is Phase.PREFILL else workload.decode_tokens
-    n_logits = 1 if phase is Phase.PREFILL else n_new
-    per_token = sum(
-        n
-        * (
-            2.0 * _active_weights(model, layer)
-            + _mean_attention_flops(model, layer, workload, phase)
+    is_prefill = phase is Phase.PREFILL
+    n_new = workload.prompt if is_prefill else workload.decode_tokens
+    first, last = 0, workload.prompt  # of the query positions; their mean token counts
+    if not is_prefill:
+        first, last = last, last + max(workload.output - 1, 1)
+    per_token = 0.0
+    for layer, n_layers in Counter(model.layers).items():
+        n_weights = sum(
+            prod(weight.shape) * _share(model, weight)
+            for weight in layer_weights(model, Plan(), layer)
+            if not weight.is_vector
+            and weight.dtype is None  # an integer table is no factor of a product
         )
-        for layer, n in Counter(model.layers).items()
-    )
-    of_tokens, of_last = _outer_matrices(model)
-    per_token += 2.0 * sum(prod(weight.shape) for weight in of_tokens)
-    head = 2.0 * sum(prod(weight.shape) for weight in of_last)
-    return workload.batch * (n_new * per_token + n_logits * head)
-
-
-def _outer_matrices(model: Model) -> tuple[list[Weight], list[Weight]]:
-    """The matrices outside the layers for every token, and those for the last position of a sequence."""
-    matrices = [weight for weight in outer_weights(model, Plan()) if weight.name in OUTER_MATRICES]
-    of_tokens = [weight for weight in matrices if OUTER_MATRICES[weight.name]]
-    of_last = [weight for weight in matrices if not OUTER_MATRICES[weight.name]]
-    return of_tokens, [head_weight(model, Plan()), *of_last]
-
-
-def _active_weights(model: Model, layer: Layer) -> float:
-    """Weights of a layer that multiply one token."""
-    return sum(
-        prod(weight.shape) * _share(model, weight)
-        for weight in layer_weights(model, Plan(), layer)
-        if not weight.is_vector
-        and weight.dtype is None  # an integer table is no factor of a product
-    )
+        attention = model.attention_of(layer)
+        flops = attention.flops(layer.attention, last) - attention.flops(layer.attention, first)
+        per_token += n_layers * (2.0 * n_weights + flops / (last - first))
+    head = prod(head_weight(model, Plan()).shape)
+    for weight in outer_weights(model, Plan()):
+        if weight.name in _OUTER_MATRICES:
+            if _OUTER_MATRICES[weight.name]:
+                per_token += 2.0 * prod(weight.shape)
+            else:
+                head += prod(weight.shape)
+    return workload.batch * (n_new * per_token + (1 if is_prefill else n_new) * 2.0 * head)
 
 
 def _share(model: Model, weight: Weight) -> float:
     if Dim.EXPERT not in weight.dims or model.moe is None:
         return 1.0
     return model.moe.n_active / model.moe.n_experts
-
-
-def _mean_attention_flops(model: Model, layer: Layer, workload: Workload, phase: Phase) -> float:
-    """FLOPs of the mean query token in one layer, for the prompt or all decode steps."""
-    first, last = 0, workload.prompt
-    if phase is not Phase.PREFILL:
-        first, last = last, last + max(workload.output - 1, 1)
-    of_last, of_first = (model.attention_of(layer).flops(layer.attention, n) for n in (last, first))
-    return (of_last - of_first) / (last - first)
 
 
 def n_parameters(model: Model) -> tuple[int, int, int]:
@@ -156,11 +138,6 @@ _LOADS = {
     "device": pl.Int32,
     **dict.fromkeys(("busy_s", "collective_s", "wait_s", "idle_s", "window_s"), pl.Float64),
 }
-_TIMES = {
-    **dict.fromkeys(("phase", "part", "kind", "axis"), pl.String),
-    "n_executions": pl.Int64,
-    **dict.fromkeys(("dur_s", "wire_s", "wait_s"), pl.Float64),
-}
 
 
 def device_idle(loads: Sequence[DeviceLoad]) -> pl.DataFrame:
@@ -171,8 +148,7 @@ def device_idle(loads: Sequence[DeviceLoad]) -> pl.DataFrame:
     Source: busy time is a union of intervals, as in XProf's device idle time. Containers such as loops
     are excluded, because their bodies are counted.
     """
-    table = pl.DataFrame([asdict(load) for load in loads], schema=_LOADS)
-    return table.with_columns(
+    return pl.DataFrame([asdict(load) for load in loads], schema=_LOADS).with_columns(
         ratio("idle_s", "window_s").alias("idle_frac"),
         ratio("collective_s", "busy_s").alias("collective_frac"),
     )
@@ -207,5 +183,7 @@ def waiting(times: Sequence[CollectiveTime]) -> pl.DataFrame:
     Source: TraceLens, "NcclAnalyser" (minimum over ranks); nsys-jax also takes the fastest device. The
     split underestimates waiting if even the last participant waits.
     """
-    table = pl.DataFrame([asdict(time) for time in times], schema=_TIMES)
+    schema = dict.fromkeys(("phase", "part", "kind", "axis"), pl.String)
+    schema |= {"n_executions": pl.Int64} | dict.fromkeys(("dur_s", "wire_s", "wait_s"), pl.Float64)
+    table = pl.DataFrame([asdict(time) for time in times], schema=schema)
     return table.with_columns(ratio("wait_s", "dur_s").alias("wait_frac"))

@@ -5,8 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.analysis.catalog import ALIASES, METRICS, Unavailable, metrics_of
-from meshscope.analysis.metric_inputs import metric_inputs
+from meshscope.analysis.catalog import ALIASES, METRICS, Unavailable, metric_inputs, metrics_of
 from meshscope.errors import SpecError, nearest, read_only
 from meshscope.reports.frames import folded_html
 from meshscope.store.run import RunRecord

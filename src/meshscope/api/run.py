@@ -87,7 +87,7 @@ class Run:
     @property
     def events(self) -> "pl.DataFrame":
         """The event table (docs/data.md): every collective of every source, and measured spans."""
-        from meshscope.analysis.metric_inputs import events_of  # noqa: PLC0415  polars is slow to import
+        from meshscope.analysis.catalog import events_of  # noqa: PLC0415  polars is slow to import
 
         return events_of(self.record)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.analysis.agreement import RequestCost, are_equal, request_cost
-from meshscope.analysis.floor import why_sentence
+from meshscope.analysis.roofline import why_sentence
 from meshscope.cost.closed_activities import wire_bytes
 from meshscope.cost.closed_form import plan_form
 from meshscope.cost.predicted import has_figures, predicted_times, steps_of

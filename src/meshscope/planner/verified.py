@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from meshscope.analysis.agreement import TimeAgreement, time_agreements
-from meshscope.analysis.floor import why_sentences
+from meshscope.analysis.roofline import why_sentences
 from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import REQUEST_PHASES, Phase, Source
 from meshscope.interconnect.profile import ChipProfile

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from meshscope.analysis.agreement import TimeAgreement, time_agreements
 from meshscope.analysis.comparison import compare_sources
-from meshscope.analysis.floor import why_sentences
 from meshscope.analysis.join import Agreement
 from meshscope.analysis.request import Throughput, request_times, throughput_of
-from meshscope.analysis.roofline import BETWEEN_PARTS
+from meshscope.analysis.roofline import BETWEEN_PARTS, why_sentences
 from meshscope.cost.predicted import has_figures
 from meshscope.events.enums import Phase, Source
 from meshscope.planner.capacity import Capacity, capacity_of_run

@@ -10,8 +10,14 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshscope.analysis.catalog import ALIASES, METRICS, Result, Unavailable, metrics_of
-from meshscope.analysis.metric_inputs import metric_inputs
+from meshscope.analysis.catalog import (
+    ALIASES,
+    METRICS,
+    Result,
+    Unavailable,
+    metric_inputs,
+    metrics_of,
+)
 from meshscope.reports.frames import metric_table
 from meshscope.reports.model import (
     UNKNOWN_LABEL,

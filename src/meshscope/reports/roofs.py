@@ -7,8 +7,15 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from meshscope.analysis.floor import StepFloor, step_floor, why_sentence, why_sentences
-from meshscope.analysis.roofline import RESOURCES, RooflineBound, roofline_bounds
+from meshscope.analysis.roofline import (
+    RESOURCES,
+    RooflineBound,
+    StepFloor,
+    roofline_bounds,
+    step_floor,
+    why_sentence,
+    why_sentences,
+)
 from meshscope.events.enums import Source
 from meshscope.events.step_time import StepTime
 from meshscope.hardware.chips import Chip

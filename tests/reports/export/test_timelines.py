@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from meshscope.analysis.matrix import link_traffic
+from meshscope.analysis.volume import link_traffic
 from meshscope.events.enums import Phase, Source
 from meshscope.events.schema import table_of
 from meshscope.events.timeline import FOLDED_SCHEMA, TIMELINE

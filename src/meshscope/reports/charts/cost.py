@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 
-from meshscope.analysis.metric_inputs import MetricInputs, StepDuration
+from meshscope.analysis.catalog import MetricInputs, StepDuration
 from meshscope.analysis.roofline import BETWEEN_PARTS
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import DeviceLoad

@@ -14,11 +14,12 @@ from meshscope.analysis.catalog import (
     NO_COLLECTIVES,
     NO_MEMORY,
     NO_STEP,
+    MetricInputs,
     Result,
     Unavailable,
+    metric_inputs,
     metrics_of,
 )
-from meshscope.analysis.metric_inputs import MetricInputs, metric_inputs
 from meshscope.analysis.roofline import roofline_of
 from meshscope.events.enums import Phase, Source
 from meshscope.plans.memory import Memory

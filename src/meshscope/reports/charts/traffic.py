@@ -6,8 +6,8 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.analysis.matrix import LINK, traffic_matrix
-from meshscope.analysis.metric_inputs import MetricInputs
+from meshscope.analysis.catalog import MetricInputs
+from meshscope.analysis.volume import LINK, traffic_matrix
 from meshscope.events.enums import Phase, Source
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.fabric import fabric_of

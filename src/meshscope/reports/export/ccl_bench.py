@@ -20,8 +20,7 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.analysis.catalog import Unavailable, metrics_of
-from meshscope.analysis.metric_inputs import metric_inputs
+from meshscope.analysis.catalog import Unavailable, metric_inputs, metrics_of
 from meshscope.events.enums import Kind, Phase
 from meshscope.events.step_time import Activity
 from meshscope.reports.export.card import CARD, card_text

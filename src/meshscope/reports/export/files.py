@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
-from meshscope.analysis.metric_inputs import events_of
+from meshscope.analysis.catalog import events_of
 from meshscope.errors import RunError
 from meshscope.events.timeline import printable
 from meshscope.store.run import RunRecord

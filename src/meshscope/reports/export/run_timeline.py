@@ -10,8 +10,8 @@ from typing import Any
 
 import polars as pl
 
+from meshscope.analysis.catalog import metric_inputs
 from meshscope.analysis.intervals import SECONDS, placed
-from meshscope.analysis.metric_inputs import metric_inputs
 from meshscope.analysis.overlap import timed
 from meshscope.analysis.timeline import TIMELINE_SCHEMA, last_step
 from meshscope.events.enums import Kind, Part

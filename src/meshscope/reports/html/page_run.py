@@ -6,8 +6,14 @@ from functools import cached_property
 
 import polars as pl
 
-from meshscope.analysis.catalog import METRICS, Result, Unavailable, metrics_of
-from meshscope.analysis.metric_inputs import MetricInputs, metric_inputs
+from meshscope.analysis.catalog import (
+    METRICS,
+    MetricInputs,
+    Result,
+    Unavailable,
+    metric_inputs,
+    metrics_of,
+)
 from meshscope.events.enums import Phase, Source
 from meshscope.reports.answer import Answer, FitState, SourceAnswer, answer_of
 from meshscope.reports.charts.cost import CostBar, cost_bars, strongest_costs
