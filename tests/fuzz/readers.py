@@ -23,7 +23,7 @@ from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.executions import executions
 from meshscope.readers.profile.quality import capture_faults
-from meshscope.readers.profile.session import profile_of, read_profile
+from meshscope.readers.profile.xplane import profile_of, read_profile
 from meshscope.readers.traces.attribution import attributed
 from meshscope.readers.traces.chrome import read_chrome
 from meshscope.readers.traces.kineto import read_kineto

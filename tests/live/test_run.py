@@ -21,7 +21,7 @@ from meshscope.backends.live.run import profiled_programs
 from meshscope.backends.live.worker import HLO, TRACE
 from meshscope.events.enums import Phase, Source
 from meshscope.plans.experiment import experiment_of_record
-from meshscope.readers.profile.session import Profile, read_profile
+from meshscope.readers.profile.xplane import Profile, read_profile
 from meshscope.store.read import read_run
 
 # What a shell or another test may have set: COLUMNS folds the lines that are looked for below.

@@ -29,7 +29,7 @@ def test_events_names_times_and_stats_equal_those_that_jax_reads(
     assert [plane.name for plane in ours] == [plane.name for plane in theirs]
     for plane, other in zip(ours, theirs, strict=True):
         lines = list(other.lines)
-        assert plane.lines["name"].to_list() == [line.name for line in lines]
+        assert list(plane.lines) == [line.name for line in lines]
         names = plane.kinds["name"]
         named = plane.events.with_columns(names.gather(plane.events["kind"]).alias("name"))
         rows = named.iter_rows(named=True)

@@ -23,10 +23,15 @@ from made_profiles import (
 
 from meshscope.errors import TraceError
 from meshscope.events.schema import POLARS_SCHEMA
-from meshscope.readers.profile.executions import executions, participants
-from meshscope.readers.profile.joining import EXTRA_SCHEMA, join_hlo, with_hlo
-from meshscope.readers.profile.session import Profile, read_profile
+from meshscope.readers.profile.executions import (
+    EXTRA_SCHEMA,
+    executions,
+    join_hlo,
+    participants,
+    with_hlo,
+)
 from meshscope.readers.profile.steps import ops_in_steps, steps_of
+from meshscope.readers.profile.xplane import Profile, read_profile
 from meshscope.readers.traces.annotations import phase_of
 
 PS = 1e-12

@@ -40,9 +40,8 @@ def test_a_tpu_op_has_the_facts_of_its_event_and_metadata(tmp_path: Path) -> Non
         "start_s": pytest.approx(10e-12), "dur_s": pytest.approx(500e-12), "role": "leaf",
         "module": "jit_decode", "program_id": 12345678901234567890, "hlo_name": "ar.1",
         "opcode": "all-reduce", "kind": "all_reduce", "category": "all-reduce", "starts": None,
-        "op_name": "jit(f)/decode/mlp/psum", "source_line": "model.py:7", "flops": 11,
-        "bytes_accessed": 2**40, "dtype": "f32", "shape": [4], "payload_bytes": 16,
-        "groups_text": "{{0,1}}", "groups": [[0, 1]], "text": "",
+        "op_name": "jit(f)/decode/mlp/psum", "source_line": "model.py:7", "dtype": "f32", "shape": [4], "payload_bytes": 16,
+        "groups": [[0, 1]], "text": "",
     }  # fmt: skip
 
 
@@ -145,14 +144,13 @@ def test_a_host_of_a_v6e_slice_has_its_collectives(tmp_path: Path) -> None:
     ops = read_ops(tmp_path, *v6e_host()).wide()
     collectives = ops.filter(ops["kind"].is_not_null())
     assert collectives.group_by("device").len()["len"].to_list() == [3] * 4
-    columns = ("kind", "dtype", "shape", "payload_bytes", "groups_text", "groups", "role")
+    columns = ("kind", "dtype", "shape", "payload_bytes", "groups", "role")
     assert collectives.select(columns).unique().rows() == [
         (
-            "all_reduce", "f32", [5, 1024, 1024, 256], 5_368_709_120, "[4,2]<=[2,4]T(1,0)",
+            "all_reduce", "f32", [5, 1024, 1024, 256], 5_368_709_120,
             [[0, 4], [1, 5], [2, 6], [3, 7]], "leaf",
         )
     ]  # fmt: skip
-    assert (collectives["bytes_accessed"] == 2 * collectives["payload_bytes"]).all()
     assert round(collectives["dur_s"].min() * 1e3, 2) == 121.69
     assert round(collectives["dur_s"].max() * 1e3, 2) == 121.72
 

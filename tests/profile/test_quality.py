@@ -6,8 +6,8 @@ import pytest
 from made_profiles import DONE, FUSION, GOLDEN, REDUCE, START, Event, Line, Plane, tpu, write
 
 from meshscope.readers.profile.quality import Fault, Finding, capture_faults
-from meshscope.readers.profile.session import read_profile
 from meshscope.readers.profile.steps import ops_in_steps
+from meshscope.readers.profile.xplane import read_profile
 
 EXPECTED = {("jit_decode", "ar.1"): 2}
 

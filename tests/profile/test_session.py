@@ -6,7 +6,7 @@ import pytest
 from made_profiles import Event, Line, Plane, write
 
 from meshscope.errors import TraceError
-from meshscope.readers.profile.session import profile_files, read_profile
+from meshscope.readers.profile.xplane import profile_files, read_profile
 
 STAMP = "profile_start_time"
 

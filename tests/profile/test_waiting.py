@@ -6,8 +6,7 @@ import polars as pl
 import pytest
 
 from meshscope.events.schema import POLARS_SCHEMA
-from meshscope.readers.profile.executions import loads, participants
-from meshscope.readers.profile.joining import EXTRA_SCHEMA
+from meshscope.readers.profile.executions import EXTRA_SCHEMA, loads, participants
 
 SCHEMA = {**POLARS_SCHEMA, **EXTRA_SCHEMA}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.errors import RunFailedError
-from meshscope.readers.profile.session import profile_of
+from meshscope.readers.profile.xplane import profile_of
 from meshscope.readers.traces.chrome import ChromeTrace, read_chrome
 from meshscope.readers.traces.kineto import read_kineto
 from meshscope.readers.traces.nsys import read_nsys

@@ -27,12 +27,11 @@ from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.executions import call_sites
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.readers.profile.executions import loads, participants
-from meshscope.readers.profile.joining import join_hlo, with_hlo
+from meshscope.readers.profile.executions import join_hlo, loads, participants, with_hlo
 from meshscope.readers.profile.ops import Ops
 from meshscope.readers.profile.quality import capture_faults
-from meshscope.readers.profile.session import Profile, profile_files, read_profile
 from meshscope.readers.profile.steps import ops_in_steps
+from meshscope.readers.profile.xplane import Profile, profile_files, read_profile
 from meshscope.serialize import picked
 
 Key = tuple[str, str]  # module, instruction

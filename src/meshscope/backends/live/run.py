@@ -31,7 +31,7 @@ from meshscope.programs.frontends import frontend_of, program_file
 from meshscope.programs.torchxla.configs import check_traceable
 from meshscope.readers.hlo.collectives import program_collectives
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.readers.profile.session import Profile, read_profile
+from meshscope.readers.profile.xplane import Profile, read_profile
 from meshscope.store.folder import scratch_folder
 from meshscope.store.write import write_table
 from meshscope.workers import Progress, WorkerTask, run_worker

@@ -1,20 +1,150 @@
-"""Executions of instructions: asynchronous halves merged, and collectives split into transfer and waiting.
+"""Executions of instructions: asynchronous halves merged, joined with the HLO of the programs that ran.
 
 An op counts once, however many events it left. Containers are dropped, because their time is that
-of the ops inside them.
+of the ops inside them. The facts of the HLO, by (module, instruction name), take precedence over
+the facts in the profile, which fill the rest.
 
 A late participant keeps the others waiting inside the collective. So the shortest duration of all
 participants is the transfer time (`wire_s`), and what a device spends beyond it is waiting. If
 even the last participant waits, for a link in use, that time counts as transfer.
-The input rows come from `joining.join_hlo`.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from meshscope.events.enums import Kind
+from meshscope.errors import TraceError
+from meshscope.events.enums import Kind, Source, wire_factor
+from meshscope.events.schema import POLARS_SCHEMA
 from meshscope.readers.profile.nesting import CoveredTime
-from meshscope.readers.profile.ops import Ops
+from meshscope.readers.profile.ops import CONTAINERS, ROLES, Ops, in_schema
+
+Instructions = Mapping[tuple[str, str], Mapping[str, Any]] | pl.DataFrame
+
+KEYS = ("module", "hlo_name")
+# Facts of an instruction that are not columns of the event table.
+EXTRA_FACTS: dict[str, Any] = {"layers": pl.List(pl.Int32), "starts": pl.String}
+# Columns after those of the event table, for metrics over runs, steps and devices.
+EXTRA_SCHEMA: dict[str, Any] = {
+    "module": pl.String,
+    "run_id": pl.Int64,
+    "step": pl.Int64,
+    "host": pl.UInt16,
+    "core": pl.Int8,
+    "line": pl.UInt32,
+    "is_paired": pl.Boolean,
+    "is_joined": pl.Boolean,
+}
+TIME_BASIS = "measured"
+
+
+def with_hlo(ops: Ops, instructions: Instructions) -> Ops:
+    """The ops with the facts of the HLO instead of those of the profile.
+
+    Ops that the HLO calls `while`, `call` or `conditional` become containers.
+    """
+    facts = _facts_frame(instructions)
+    shared = [n for n in facts.columns if n in ops.instructions.columns and n not in KEYS]
+    joined = _joined(ops.instructions, facts.select(*KEYS, *shared))
+    merged = joined.select(ops.instructions.columns)
+    containers = merged.filter(pl.col("opcode").is_in(list(CONTAINERS)))["op"]
+    is_container = pl.col("op").is_in(containers.implode()) & (pl.col("role") == "leaf")
+    role = pl.when(is_container).then(pl.lit("container", ROLES)).otherwise("role")
+    return Ops(events=ops.events.with_columns(role.alias("role")), instructions=merged)
+
+
+def join_hlo(ops: Ops, instructions: Instructions) -> pl.DataFrame:
+    """One row per execution of an op on a device: the event table, then EXTRA_SCHEMA.
+
+    `count` and `n_steps` are 1. An instruction in a loop over layers may have `layers`, in the
+    order of iterations; its executions in one run get them in turn. Ops without an instruction
+    stay, with `is_joined` false and the reason. TraceError if profile and instructions have no
+    module in common.
+    """
+    facts = _facts_frame(instructions)
+    measured, given = set(ops.instructions["module"].drop_nulls()), set(facts["module"])
+    if measured and given and not measured & given:
+        raise TraceError(
+            f"profile and HLO are of different programs: the profile ran {_some(measured)}, the HLO "
+            f"is of {_some(given)}. Pass the HLO of the run that was profiled."
+        )
+    runs = executions(with_hlo(ops, facts))
+    other = facts.select(
+        *KEYS,
+        *(n for n in facts.columns if n not in runs.columns or n == "phase"),
+        pl.lit(value=True).alias("is_joined"),
+    )
+    rows = _joined(runs, other).with_columns(pl.col("is_joined").fill_null(value=False))
+    missing = [n for n in ("group_size", "n_groups", "wire_bytes", "axis_reason") if n not in rows]
+    rows = rows.with_columns(pl.lit(None, POLARS_SCHEMA[name]).alias(name) for name in missing)
+    group_size = pl.col("groups").list.first().list.len().cast(pl.Int32)
+    rows = rows.with_columns(
+        pl.col("group_size").fill_null(group_size),
+        pl.col("n_groups").fill_null(pl.col("groups").list.len().cast(pl.Int32)),
+        *_layer(rows),
+        pl.lit(Source.MEASURED.value).alias("source"),
+        pl.lit(1).alias("count"),
+        pl.lit(1).alias("n_steps"),
+        pl.lit(TIME_BASIS).alias("time_basis"),
+        pl.when("is_joined")
+        .then("axis_reason")
+        .otherwise(pl.lit("the HLO has no such instruction"))
+        .alias("axis_reason"),
+    )
+    pairs = rows.select("kind", "group_size").unique().drop_nulls()
+    factors = [float(wire_factor(Kind(kind), size)) for kind, size in pairs.iter_rows()]
+    wired = rows.join(
+        pairs.with_columns(pl.Series("factor", factors, dtype=pl.Float64)),
+        on=["kind", "group_size"],
+        how="left",
+        maintain_order="left",
+    ).with_columns(pl.col("wire_bytes").fill_null(pl.col("payload_bytes") * pl.col("factor")))
+    return in_schema(wired, {**POLARS_SCHEMA, **EXTRA_SCHEMA})
+
+
+def _facts_frame(instructions: Instructions) -> pl.DataFrame:
+    """One row per (module, hlo_name), with columns of the event table and EXTRA_FACTS."""
+    schema = {**POLARS_SCHEMA, **EXTRA_FACTS, "module": pl.String}
+    if isinstance(instructions, pl.DataFrame):
+        frame = instructions
+    else:
+        records = [
+            {"module": module, "hlo_name": name, **facts}
+            for (module, name), facts in instructions.items()
+        ]
+        names = {name for record in records for name in record} | set(KEYS)
+        frame = pl.DataFrame(records, schema={n: t for n, t in schema.items() if n in names})
+    known = frame.select(pl.col(n).cast(schema[n]) for n in frame.columns if n in schema)
+    return known.unique(list(KEYS), keep="first", maintain_order=True)
+
+
+def _joined(rows: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
+    """The rows with the facts of their instruction, which replace what is known under the same name."""
+    joined = rows.join(facts, on=list(KEYS), how="left", suffix="_hlo", maintain_order="left")
+    both = [name for name in facts.columns if f"{name}_hlo" in joined]
+    replaced = joined.with_columns(pl.coalesce(f"{name}_hlo", name).alias(name) for name in both)
+    return replaced.drop(f"{name}_hlo" for name in both)
+
+
+def _some(names: set[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in sorted(names)[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def _layer(rows: pl.DataFrame) -> list[pl.Expr]:
+    """The layers of the executions of one instruction in one run, in order of iteration."""
+    if "layers" not in rows:
+        return []
+    turn = pl.int_range(pl.len()).over("module", "hlo_name", "host", "device", "run_id")
+    n_layers = pl.col("layers").list.len()
+    in_turn = pl.when(n_layers > 0).then(
+        pl.col("layers").list.get(turn % n_layers.cast(pl.Int64), null_on_oob=True)
+    )
+    layer = pl.coalesce("layer", in_turn) if "layer" in rows else in_turn
+    return [layer.cast(pl.Int32).alias("layer")]
+
 
 _PAIR = ["host", "device", "core", "module", "starts"]
 
@@ -35,73 +165,37 @@ def executions(ops: Ops) -> pl.DataFrame:
         pl.lit(value=False).alias("is_async"),
         pl.lit(value=True).alias("is_paired"),
     )
-    pairs = _pairs(events.filter(~is_single))
     columns = [*ops.events.columns, "exposed_s", "is_async", "is_paired"]
-    rows = pl.concat([single.select(columns), pairs.select(columns)], how="vertical_relaxed")
+    pairs = _pairs(events.filter(~is_single)).select(columns)
+    rows = pl.concat([single.select(columns), pairs], how="vertical_relaxed")
     return rows.join(ops.instructions.drop("text"), on="op", how="left").sort(
         "start_s", "device", maintain_order=True
     )
 
 
 def _pairs(events: pl.DataFrame) -> pl.DataFrame:
-    """Asynchronous executions: each start with the done after it and with its transfer."""
+    """Asynchronous executions: each start with the done after it and with its transfer.
+
+    A transfer, if recorded, has more precise times than its pair. One without a pair has no known
+    exposed time.
+    """
     keyed = events.with_columns(
         pl.col("device").fill_null(-1), pl.col("core").fill_null(-1), pl.col("module").fill_null("")
     ).sort("start_s", maintain_order=True)
-    transfers = keyed.filter(pl.col("role") == "transfer").with_columns(
-        pl.col("starts").fill_null(pl.lit("transfer ") + pl.col("op").cast(pl.String))
+    is_transfer = pl.col("role") == "transfer"
+    paired = _paired(keyed.filter(~is_transfer).with_row_index("row"))
+    name = pl.lit("transfer ") + pl.col("op").cast(pl.String)
+    transfers = (
+        keyed.filter(is_transfer)
+        .with_columns(pl.col("starts").fill_null(name), is_async=True, is_paired=True)
+        .with_row_index("transfer_row")
     )
-    paired = _paired(keyed.filter(pl.col("role") != "transfer").with_row_index("row"))
-    return _spans(paired, transfers).with_columns(
-        pl.when(pl.col("device") >= 0).then("device").alias("device"),
-        pl.when(pl.col("core") >= 0).then("core").alias("core"),
+    times = transfers.select(
+        *_PAIR, "transfer_row", at_s="start_s", transfer_start_s="start_s", transfer_dur_s="dur_s"
     )
-
-
-def _paired(halves: pl.DataFrame) -> pl.DataFrame:
-    """A row per start with the end of its done, and a row per done without a start."""
-    is_done = pl.col("opcode").str.ends_with("-done")
-    starts = halves.filter(~is_done)
-    earlier = starts.select(*_PAIR, "start_s", start_row="row")
+    middles = paired.with_columns(at_s=pl.col("start_s") + pl.col("dur_s") / 2).sort("at_s")
     matched = _each_once(
-        halves.filter(is_done).join_asof(earlier, on="start_s", by=_PAIR, check_sortedness=False),
-        "start_row",
-    )
-    both = starts.join(_ends(matched), left_on="row", right_on="start_row", how="left")
-    lone = matched.filter(pl.col("start_row").is_null()).with_columns(
-        pl.lit(None, pl.Float64).alias("end_s"), pl.lit(0.0).alias("done_exposed_s")
-    )
-    return pl.concat([both, lone.drop("start_row")], how="diagonal_relaxed")
-
-
-def _each_once(matched: pl.DataFrame, column: str) -> pl.DataFrame:
-    """Keeps each match for the first row that claims it; other rows lose it."""
-    is_first = pl.int_range(pl.len()).over(column) == 0
-    return matched.with_columns(pl.when(is_first).then(column).alias(column))
-
-
-def _ends(matched: pl.DataFrame) -> pl.DataFrame:
-    is_covered = pl.col("role") == "covered"
-    return matched.filter(pl.col("start_row").is_not_null()).select(
-        "start_row",
-        (pl.col("start_s") + pl.col("dur_s")).alias("end_s"),
-        pl.when(is_covered).then(0.0).otherwise("dur_s").alias("done_exposed_s"),
-    )
-
-
-def _spans(paired: pl.DataFrame, transfers: pl.DataFrame) -> pl.DataFrame:
-    """Each pair from start to end; a transfer, if recorded, has the more precise times."""
-    numbered = transfers.with_row_index("transfer_row").select(
-        *_PAIR,
-        pl.col("start_s").alias("transfer_start_s"),
-        pl.col("dur_s").alias("transfer_dur_s"),
-        "transfer_row",
-        pl.col("start_s").alias("at_s"),
-    )
-    matched = _each_once(
-        paired.with_columns((pl.col("start_s") + pl.col("dur_s") / 2).alias("at_s"))
-        .sort("at_s")
-        .join_asof(numbered, on="at_s", by=_PAIR, strategy="nearest", check_sortedness=False),
+        middles.join_asof(times, on="at_s", by=_PAIR, strategy="nearest", check_sortedness=False),
         "transfer_row",
     )
     has_transfer = pl.col("transfer_row").is_not_null()
@@ -117,26 +211,45 @@ def _spans(paired: pl.DataFrame, transfers: pl.DataFrame) -> pl.DataFrame:
         (has_transfer | pl.col("end_s").is_not_null()).alias("is_paired"),
     )
     used = matched["transfer_row"].drop_nulls()
-    return pl.concat([spans, _without_pair(transfers, used)], how="diagonal_relaxed")
+    alone = transfers.filter(~pl.col("transfer_row").is_in(used.implode())).with_columns(
+        pl.lit(None, pl.Float64).alias("exposed_s")
+    )
+    return pl.concat([spans, alone], how="diagonal_relaxed").with_columns(
+        pl.when(pl.col("device") >= 0).then("device").alias("device"),
+        pl.when(pl.col("core") >= 0).then("core").alias("core"),
+    )
 
 
-def _without_pair(transfers: pl.DataFrame, used: pl.Series) -> pl.DataFrame:
-    """Transfers without start and done; their exposed time is not known."""
-    rest = transfers.with_row_index("transfer_row").filter(
-        ~pl.col("transfer_row").is_in(used.implode())
+def _paired(halves: pl.DataFrame) -> pl.DataFrame:
+    """A row per start with the end of its done, and a row per done without a start."""
+    is_done = pl.col("opcode").str.ends_with("-done")
+    starts = halves.filter(~is_done)
+    earlier = starts.select(*_PAIR, "start_s", start_row="row")
+    matched = _each_once(
+        halves.filter(is_done).join_asof(earlier, on="start_s", by=_PAIR, check_sortedness=False),
+        "start_row",
     )
-    return rest.with_columns(
-        pl.lit(None, pl.Float64).alias("exposed_s"),
-        pl.lit(value=True).alias("is_async"),
-        pl.lit(value=True).alias("is_paired"),
+    ends = matched.filter(pl.col("start_row").is_not_null()).select(
+        "start_row",
+        (pl.col("start_s") + pl.col("dur_s")).alias("end_s"),
+        pl.when(pl.col("role") == "covered").then(0.0).otherwise("dur_s").alias("done_exposed_s"),
     )
+    both = starts.join(ends, left_on="row", right_on="start_row", how="left")
+    lone = matched.filter(pl.col("start_row").is_null()).drop("start_row")
+    return pl.concat([both, lone], how="diagonal_relaxed")
+
+
+def _each_once(matched: pl.DataFrame, column: str) -> pl.DataFrame:
+    """Keeps each match for the first row that claims it; other rows lose it."""
+    is_first = pl.int_range(pl.len()).over(column) == 0
+    return matched.with_columns(pl.when(is_first).then(column).alias(column))
 
 
 PS_PER_S = 1e12
 
 
 def participants(rows: pl.DataFrame) -> pl.DataFrame:
-    """The measured collectives, with the waiting time of each device.
+    """The measured collectives, with the waiting time of each device; `rows` as of `join_hlo`.
 
     Added columns: `group` (device ids; null if groups are unknown, then all devices that ran it
     take part), `occurrence` (how often the device ran it before), `n_participants` (recorded),
@@ -145,14 +258,26 @@ def participants(rows: pl.DataFrame) -> pl.DataFrame:
     first participant).
     """
     runs = rows.filter(pl.col("kind").is_not_null()).sort("start_s", maintain_order=True)
-    counted = runs.with_columns(
-        pl.int_range(pl.len()).over("module", "hlo_name", "device", "core").alias("occurrence"),
-        _group_of_device(runs).alias("group"),
+    is_pairs = pl.col("kind").is_in([Kind.PERMUTE.value, Kind.SEND.value, Kind.RECV.value])
+    numbered = runs.with_row_index("row")
+    group_of = (  # null for pairs, which form chains
+        numbered.filter(~is_pairs)
+        .select("row", "device", group="groups")
+        .explode("group")
+        .filter(pl.col("group").list.contains(pl.col("device")))
+        .unique("row", keep="first")
     )
+    keyed = (
+        numbered.join(
+            group_of.select("row", "group"), on="row", how="left", maintain_order="left"
+        )
+        .drop("row")
+        .with_columns(
+            pl.int_range(pl.len()).over("module", "hlo_name", "device", "core").alias("occurrence"),
+            pl.col("group").cast(pl.List(pl.String)).list.join(",").fill_null("").alias("group_key"),
+        )
+    )  # fmt: skip
     collective = ["module", "hlo_name", "occurrence", "group_key"]
-    keyed = counted.with_columns(
-        pl.col("group").cast(pl.List(pl.String)).list.join(",").fill_null("").alias("group_key")
-    )
     wire_s, n_participants = pl.col("dur_s").min().over(collective), pl.len().over(collective)
     is_alone = (n_participants == 1) & (pl.col("group_size") > 1).fill_null(value=False)
     is_known = ~is_alone & pl.col("device").is_not_null()
@@ -171,36 +296,26 @@ def loads(rows: pl.DataFrame, *, window_s: tuple[float, float] | None = None) ->
     the time in which at least one op runs, `collective_s` the time in which a collective runs,
     `wait_s` the waiting part of collectives. Background transfers and SparseCores do not count.
     """
-    begin_s, end_s = window_s or _window(rows)
+    end_s = pl.col("start_s") + pl.col("dur_s")
+    first_s, last_s = rows.select(pl.col("start_s").min(), end_s.max().alias("end_s")).row(0)
+    begin_s, end_s = window_s or (first_s or 0.0, last_s or 0.0)
     is_known = pl.col("wait_s").is_not_null().any()
     wait_s = pl.when(is_known).then(pl.col("wait_s").sum())
     waits = participants(rows).group_by("device").agg(wait_s)
-    records: list[dict[str, float | int | None]] = []
+    schema: dict[str, Any] = {"device": pl.Int32, "n_ops": pl.UInt32}
+    schema |= dict.fromkeys(("busy_s", "collective_s", "idle_s", "window_s"), pl.Float64)
+    records: list[tuple[float | int | None, ...]] = []
     for of_device in rows.partition_by("device", maintain_order=False):
         blocking = of_device.filter(pl.col("exposed_s").is_not_null(), pl.col("core").is_null())
-        busy_s = _covered_s(blocking, begin_s, end_s)
-        collective = blocking.filter(pl.col("kind").is_not_null())
-        records.append(
-            {
-                "device": of_device["device"][0],
-                "n_ops": len(of_device),
-                "busy_s": busy_s,
-                "collective_s": _covered_s(collective, begin_s, end_s),
-                "idle_s": end_s - begin_s - busy_s,
-                "window_s": end_s - begin_s,
-            }
+        busy_s, collective_s = (
+            _covered_s(ops, begin_s, end_s)
+            for ops in (blocking, blocking.filter(pl.col("kind").is_not_null()))
         )
-    empty = {"device": pl.Int32, "n_ops": pl.UInt32}
-    times = dict.fromkeys(("busy_s", "collective_s", "idle_s", "window_s"), pl.Float64)
-    table = pl.DataFrame(records, schema={**empty, **times})
+        idle_s = end_s - begin_s - busy_s
+        device = of_device["device"][0]
+        records.append((device, len(of_device), busy_s, collective_s, idle_s, end_s - begin_s))
+    table = pl.DataFrame(records, schema=schema, orient="row")
     return table.join(waits, on="device", how="left", nulls_equal=True).sort("device")
-
-
-def _window(rows: pl.DataFrame) -> tuple[float, float]:
-    if rows.is_empty():
-        return 0.0, 0.0
-    ends = rows["start_s"] + rows["dur_s"]
-    return float(rows["start_s"].min() or 0.0), float(ends.max() or 0.0)  # type: ignore[arg-type]
 
 
 def _covered_s(rows: pl.DataFrame, begin_s: float, end_s: float) -> float:
@@ -212,23 +327,3 @@ def _covered_s(rows: pl.DataFrame, begin_s: float, end_s: float) -> float:
     bounds = np.clip(np.stack([first, start + dur]), begin_s, end_s)
     ps = np.rint((bounds - begin_s) * PS_PER_S).astype(np.int64)
     return CoveredTime.of(ps[0], ps[1]).total() / PS_PER_S
-
-
-def _group_of_device(rows: pl.DataFrame) -> pl.Series:
-    """The group that contains the device of each row; null for pairs, which form chains."""
-    is_pairs = pl.col("kind").is_in([kind.value for kind in (Kind.PERMUTE, Kind.SEND, Kind.RECV)])
-    exploded = (
-        rows.with_row_index("row")
-        .filter(~is_pairs)
-        .select("row", "device", "groups")
-        .explode("groups")
-        .filter(pl.col("groups").list.contains(pl.col("device")))
-        .unique("row", keep="first")
-    )
-    numbered = rows.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("row")).join(
-        exploded.select("row", pl.col("groups").alias("group")),
-        on="row",
-        how="left",
-        maintain_order="left",
-    )
-    return numbered["group"]

@@ -8,8 +8,7 @@ compares the text with XLA's own.
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
 from meshscope.readers.profile.wire import Message, WireError
 
@@ -46,16 +45,6 @@ _ESCAPES = str.maketrans(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Names:
-    """Names of instructions and computations by id, and the async-wrapped root by computation."""
-
-    instructions: Mapping[int, str]
-    computations: Mapping[int, str]
-    wrapped: Mapping[int, Message]
-    starts: Mapping[int, Message]  # async-start and async-update by id
-
-
 def hlo_text(proto: Message, *, n_devices: int = 1) -> str:
     """The text of a module, given its HloProto; WireError if the bytes are no such message.
 
@@ -64,9 +53,8 @@ def hlo_text(proto: Message, *, n_devices: int = 1) -> str:
     module = proto.message(1)
     computations = module.messages(3)
     if not computations:
-        raise WireError("an HLO proto has no computation", 0)
-    instructions = {c.number(5): c.messages(2) for c in computations}
-    names = _names(computations, instructions)
+        raise WireError("an HLO proto has no computation")
+    names = _Names(computations)
     sequences = {
         entry.number(1): entry.message(2).numbers(1) for entry in module.message(7).messages(1)
     }
@@ -75,51 +63,38 @@ def hlo_text(proto: Message, *, n_devices: int = 1) -> str:
     header += ["is_scheduled=true"] if sequences else []
     header += [f"num_partitions={assignment.number(2) or n_devices}"]
     header += [f"replica_count={max(1, assignment.number(1))}"]
-    entry_id = module.number(6)
     parts = [", ".join(header), "", *_tables(module.message(17)), ""]
     for computation in computations:
-        ident = computation.number(5)
+        ident, root_id = computation.number(5), computation.number(6)
         if ident in names.wrapped:
             continue  # written as its single instruction
-        is_entry = ident == entry_id
-        ordered = _in_order(instructions[ident], sequences.get(ident))
-        root_id = computation.number(6)
-        head = f"{'ENTRY ' if is_entry else ''}%{names.computations[ident]} () -> () {{"
+        instructions = names.inside[ident]
+        by_id = {i.number(35): i for i in instructions}
+        ordered = [by_id[n] for n in sequences.get(ident, ()) if n in by_id]
+        if len(ordered) < len(instructions):  # without a schedule of all instructions
+            ordered = instructions
+        entry = "ENTRY " if ident == module.number(6) else ""
         lines = [_line(i, names, is_root=i.number(35) == root_id) for i in ordered]
-        parts += [head, *lines, "}", ""]
+        parts += [f"{entry}%{names.computations[ident]} () -> () {{", *lines, "}", ""]
     return "\n".join(parts)
 
 
-def _names(
-    computations: Sequence[Message], instructions: Mapping[int, Sequence[Message]]
-) -> _Names:
-    every = [i for of_computation in instructions.values() for i in of_computation]
-    called = {ident for i in every if i.text(2) == "async-start" for ident in i.numbers(38)}
-    return _Names(
-        instructions={i.number(35): _name(i.text(1)) for i in every},
-        computations={c.number(5): _name(c.text(1)) for c in computations},
-        wrapped={
-            ident: root
-            for ident, of_computation in instructions.items()
-            if ident in called and (root := _only_instruction(of_computation)) is not None
-        },
-        starts={i.number(35): i for i in every if i.text(2) in {"async-start", "async-update"}},
-    )
+class _Names:
+    """Instructions of computations, names by id, and what the asynchronous instructions run."""
 
-
-def _only_instruction(instructions: Sequence[Message]) -> Message | None:
-    """The instruction of a computation that has one besides its parameters."""
-    others = [i for i in instructions if i.text(2) != "parameter"]
-    return others[0] if len(others) == 1 else None
-
-
-def _in_order(instructions: Sequence[Message], sequence: Sequence[int] | None) -> Sequence[Message]:
-    """The instructions in the order of the schedule, if there is one."""
-    if sequence is None:
-        return instructions
-    by_id = {i.number(35): i for i in instructions}
-    ordered = [by_id[ident] for ident in sequence if ident in by_id]
-    return ordered if len(ordered) == len(instructions) else instructions
+    def __init__(self, computations: Sequence[Message]) -> None:
+        self.inside = {c.number(5): c.messages(2) for c in computations}
+        every = [i for instructions in self.inside.values() for i in instructions]
+        self.instructions = {i.number(35): _name(i.text(1)) for i in every}
+        self.computations = {c.number(5): _name(c.text(1)) for c in computations}
+        # async-start and async-update by id, and the only instruction of a computation that they call
+        starts = [i for i in every if i.text(2) in {"async-start", "async-update"}]
+        self.starts = {i.number(35): i for i in starts}
+        self.wrapped: dict[int, Message] = {}
+        for ident in {n for i in starts if i.text(2) == "async-start" for n in i.numbers(38)}:
+            others = [i for i in self.inside.get(ident, ()) if i.text(2) != "parameter"]
+            if len(others) == 1:
+                self.wrapped[ident] = others[0]
 
 
 def _tables(index: Message) -> Iterator[str]:
@@ -128,30 +103,37 @@ def _tables(index: Message) -> Iterator[str]:
     for title, field in (("FileNames", 1), ("FunctionNames", 2)):
         rows = (f'{n} "{_escaped(text)}"' for n, text in enumerate(index.texts(field), start=1))
         yield from (title, *rows, "")
-    yield "FileLocations"
-    for n, at in enumerate(index.messages(3), start=1):
-        file, function, line = (at.number(field) for field in (1, 2, 3))
-        yield f"{n} {{file_name_id={file} function_name_id={function} line={line}}}"
-    yield from ("", "StackFrames")
-    for n, frame in enumerate(index.messages(4), start=1):
-        location, parent = frame.number(1), frame.number(2)
-        yield f"{n} {{file_location_id={location} parent_frame_id={parent}}}"
-    yield ""
+    for title, field, facts in (
+        ("FileLocations", 3, ("file_name_id", "function_name_id", "line")),
+        ("StackFrames", 4, ("file_location_id", "parent_frame_id")),
+    ):
+        yield title
+        for n, row in enumerate(index.messages(field), start=1):
+            shown = (f"{fact}={row.number(at)}" for at, fact in enumerate(facts, start=1))
+            yield f"{n} {{{' '.join(shown)}}}"
+        yield ""
 
 
 def _line(instruction: Message, names: _Names, *, is_root: bool) -> str:
     opcode, described = instruction.text(2), instruction
     if opcode.startswith("async-") and (root := _wrapped(instruction, names)) is not None:
         opcode, described = f"{root.text(2)}{opcode.removeprefix('async')}", root
+    match opcode:
+        case "parameter":
+            operands = str(instruction.number(9))
+        case "constant":
+            operands = _constant(instruction.message(8))
+        case _:
+            known = (names.instructions.get(i, "unknown") for i in instruction.numbers(36))
+            operands = ", ".join(f"%{name}" for name in known)
+    head = f"  {'ROOT ' if is_root else ''}%{_name(instruction.text(1))}"
     attributes = [
         *_attributes(described),
         *_computations(described, opcode, names),
         *_metadata(instruction),
-        *_configuration(instruction),
     ]
     shape = _shape(instruction.message(3))
-    head = f"  {'ROOT ' if is_root else ''}%{_name(instruction.text(1))} = {shape} {_name(opcode)}"
-    return ", ".join([f"{head}({_operands(instruction, opcode, names)})", *attributes])
+    return ", ".join([f"{head} = {shape} {_name(opcode)}({operands})", *attributes])
 
 
 def _wrapped(instruction: Message, names: _Names) -> Message | None:
@@ -167,21 +149,10 @@ def _wrapped(instruction: Message, names: _Names) -> Message | None:
     return None
 
 
-def _operands(instruction: Message, opcode: str, names: _Names) -> str:
-    if opcode == "parameter":
-        return str(instruction.number(9))
-    if opcode == "constant":
-        return _constant(instruction.message(8))
-    operands = (names.instructions.get(ident, "unknown") for ident in instruction.numbers(36))
-    return ", ".join(f"%{name}" for name in operands)
-
-
 def _constant(literal: Message) -> str:
     """The value of a scalar; `{...}` for arrays and dtypes that no reader asks for."""
     shape = literal.message(1)
-    dtype = _DTYPES.get(shape.number(2), "")
-    if shape.has(3):
-        return "{...}"
+    dtype = "" if shape.has(3) else _DTYPES.get(shape.number(2), "")
     if dtype in _INTEGERS:
         value = (literal.numbers(_INTEGERS[dtype]) or [0])[-1]
         value = value % 2**64 if dtype == "u64" else value
@@ -201,35 +172,35 @@ def _shape(shape: Message, depth: int = 0) -> str:
     """The shape with its layout: `f32[8,1024]{1,0:T(8,128)S(5)}`."""
     kind = shape.number(2)
     if depth > MAX_DEPTH:
-        raise WireError(f"a tuple nests deeper than {MAX_DEPTH}", 0)
+        raise WireError(f"a tuple nests deeper than {MAX_DEPTH}")
     if kind == _TUPLE:
         return f"({', '.join(_shape(element, depth + 1) for element in shape.messages(4))})"
     dims = shape.numbers(3)
     if len(dims) > MAX_RANK:
-        raise WireError(f"an array has more than {MAX_RANK} dims", 0)
+        raise WireError(f"an array has more than {MAX_RANK} dims")
     dynamic = [bool(n) for n in shape.numbers(6)] + [False] * len(dims)
     sizes = ",".join(f"{'<=' if d else ''}{n}" for n, d in zip(dims, dynamic, strict=False))
-    return f"{_DTYPES.get(kind, 'opaque')}[{sizes}]{_layout(shape.message(5))}"
-
-
-def _layout(layout: Message) -> str:
-    order = ",".join(map(str, layout.numbers(1)))
-    tiles = "".join(
-        f"({','.join('*' if n < 0 else str(n) for n in tile.numbers(1))})"
-        for tile in layout.messages(6)
-    )
+    layout = shape.message(5)
+    tiles = (["*" if n < 0 else str(n) for n in tile.numbers(1)] for tile in layout.messages(6))
+    tiled = "".join(f"({','.join(tile)})" for tile in tiles)
     space, element_bits = layout.number(8), layout.number(7)
-    physical = f"T{tiles}" if tiles else ""
+    physical = f"T{tiled}" if tiled else ""
     physical += f"E({element_bits})" if element_bits else ""
     physical += f"S({space})" if space else ""
-    if not order and not physical:
-        return ""
-    return f"{{{order}:{physical}}}" if physical else f"{{{order}}}"
+    order = ",".join(map(str, layout.numbers(1))) + (f":{physical}" if physical else "")
+    return f"{_DTYPES.get(kind, 'opaque')}[{sizes}]{f'{{{order}}}' if order else ''}"
 
 
 _WITH_DIMENSIONS = frozenset(
     {"all-gather", "all-to-all", "broadcast", "concatenate", "map", "ragged-all-to-all", "reduce"}
     | {"reduce-scatter", "reverse", "set-dimension-size", "sort", "stochastic-convert", "transpose"}
+)
+_WITH_GROUPS = frozenset({"all-reduce", "all-gather", "all-to-all", "reduce-scatter"})
+# Names and fields of lists in gather_dimension_numbers and dot_dimension_numbers.
+_GATHER = (("offset_dims", 1), ("collapsed_slice_dims", 2), ("start_index_map", 3))
+_DOT = (
+    *(("lhs_batch_dims", 3), ("lhs_contracting_dims", 1)),
+    *(("rhs_batch_dims", 4), ("rhs_contracting_dims", 2)),
 )
 
 
@@ -238,84 +209,70 @@ def _attributes(instruction: Message) -> Iterator[str]:
     base = opcode.removesuffix("-start")
     if base in _WITH_DIMENSIONS and (instruction.has(14) or opcode == "broadcast"):
         yield f"dimensions={_braces(instruction.numbers(14))}"
-    if opcode in _OF_OPCODE:
-        yield from _OF_OPCODE[opcode](instruction)
+    yield from _of_opcode(opcode, instruction)
     if instruction.has(30):
-        yield from _dot(instruction.message(30))
+        numbers = instruction.message(30)
+        yield from (f"{n}={_braces(numbers.numbers(at))}" for n, at in _DOT if numbers.has(at))
     if instruction.has(16):
         yield f"dim_labels={_dim_labels(instruction.message(16))}"
-    if aliases := instruction.messages(74):
-        yield f"output_to_operand_aliasing={{{', '.join(map(_alias, aliases))}}}"
-    yield from _communication(instruction, base)
-
-
-def _slice(instruction: Message) -> Iterator[str]:
-    ranges = (tuple(d.number(n) for n in (1, 2, 3)) for d in instruction.messages(17))
-    texts = (f"[{a}:{b}]" if step <= 1 else f"[{a}:{b}:{step}]" for a, b, step in ranges)
-    yield f"slice={{{', '.join(texts)}}}"
-
-
-def _gather(instruction: Message) -> Iterator[str]:
-    numbers = instruction.message(33)
-    for field, name in ((1, "offset_dims"), (2, "collapsed_slice_dims"), (3, "start_index_map")):
-        yield f"{name}={_braces(numbers.numbers(field))}"
-    yield f"index_vector_dim={numbers.number(4)}"
-    yield f"slice_sizes={_braces(instruction.numbers(34))}"
-
-
-# Attributes that one opcode has.
-_OF_OPCODE: Mapping[str, Callable[[Message], Iterable[str]]] = {
-    "iota": lambda i: (f"iota_dimension={(i.numbers(14) or [0])[0]}",),
-    "get-tuple-element": lambda i: (f"index={i.number(13)}",),
-    "slice": _slice,
-    "dynamic-slice": lambda i: (f"dynamic_slice_sizes={_braces(i.numbers(20))}",),
-    "compare": lambda i: (f"direction={_name(i.text(63))}",),
-    "fusion": lambda i: (f"kind={_name(i.text(11))}",),
-    "gather": _gather,
-    "custom-call": lambda i: (f'custom_call_target="{_escaped(i.text(28))}"',),
-}
-
-
-def _dot(numbers: Message) -> Iterator[str]:
-    fields = ("lhs_contracting_dims", "rhs_contracting_dims", "lhs_batch_dims", "rhs_batch_dims")
-    for field in (3, 1, 4, 2):
-        if numbers.has(field):
-            yield f"{fields[field - 1]}={_braces(numbers.numbers(field))}"
-
-
-def _dim_labels(numbers: Message) -> str:
-    """Which dim of a convolution's input, kernel and output is what, as `bf01_01io->bf01`."""
-
-    def labels(first: tuple[int, str], second: tuple[int, str], spatial: int) -> str:
-        at = {numbers.number(field): label for field, label in (first, second)}
-        at |= {dim: str(n) for n, dim in enumerate(numbers.numbers(spatial))}
-        return "".join(at[dim] for dim in sorted(at))
-
-    given = labels((7, "b"), (8, "f"), 11)
-    kernel, result = labels((3, "i"), (4, "o"), 6), labels((9, "b"), (10, "f"), 12)
-    return f"{given}_{kernel}->{result}"
-
-
-def _alias(alias: Message) -> str:
-    result, operand = _braces(alias.numbers(1)), _braces(alias.numbers(3))
-    return f"{result}: ({alias.number(2)}, {operand})"
-
-
-def _communication(instruction: Message, base: str) -> Iterator[str]:
+    if instruction.has(74):
+        aliases = ", ".join(
+            f"{_braces(a.numbers(1))}: ({a.number(2)}, {_braces(a.numbers(3))})"
+            for a in instruction.messages(74)
+        )
+        yield f"output_to_operand_aliasing={{{aliases}}}"
     if (channel := instruction.number(26)) > 0:
         yield f"channel_id={channel}"
     groups = _groups(instruction)
-    if groups is not None or base in {"all-reduce", "all-gather", "all-to-all", "reduce-scatter"}:
+    if groups is not None or base in _WITH_GROUPS:
         yield f"replica_groups={groups or '{}'}"
-    if pairs := instruction.messages(52):
+    pairs = instruction.messages(52)
+    if pairs or base == "collective-permute":
         listed = ",".join(f"{{{p.number(1)},{p.number(2)}}}" for p in pairs)
         yield f"source_target_pairs={{{listed}}}"
-    elif base == "collective-permute":
-        yield "source_target_pairs={}"
     if instruction.number(71):
         yield "use_global_device_ids=true"
     if instruction.number(47):
         yield "is_host_transfer=true"
+
+
+def _of_opcode(opcode: str, instruction: Message) -> Iterator[str]:
+    """Attributes that one opcode has."""
+    match opcode:
+        case "iota":
+            yield f"iota_dimension={(instruction.numbers(14) or [0])[0]}"
+        case "get-tuple-element":
+            yield f"index={instruction.number(13)}"
+        case "slice":
+            ranges = ([d.number(n) for n in (1, 2, 3)] for d in instruction.messages(17))
+            texts = (f"[{a}:{b}]" if step <= 1 else f"[{a}:{b}:{step}]" for a, b, step in ranges)
+            yield f"slice={{{', '.join(texts)}}}"
+        case "dynamic-slice":
+            yield f"dynamic_slice_sizes={_braces(instruction.numbers(20))}"
+        case "compare":
+            yield f"direction={_name(instruction.text(63))}"
+        case "fusion":
+            yield f"kind={_name(instruction.text(11))}"
+        case "gather":
+            numbers = instruction.message(33)
+            yield from (f"{name}={_braces(numbers.numbers(field))}" for name, field in _GATHER)
+            yield f"index_vector_dim={numbers.number(4)}"
+            yield f"slice_sizes={_braces(instruction.numbers(34))}"
+        case "custom-call":
+            yield f'custom_call_target="{_escaped(instruction.text(28))}"'
+        case _:
+            pass
+
+
+def _dim_labels(numbers: Message) -> str:
+    """Which dim of a convolution's input, kernel and output is what, as `bf01_01io->bf01`."""
+    labels: list[str] = []
+    # Fields of the first and of the second named dim, and of the spatial ones.
+    for first, second, spatial, names in ((7, 8, 11, "bf"), (3, 4, 6, "io"), (9, 10, 12, "bf")):
+        at = {numbers.number(first): names[0], numbers.number(second): names[1]}
+        at |= {dim: str(n) for n, dim in enumerate(numbers.numbers(spatial))}
+        labels.append("".join(at[dim] for dim in sorted(at)))
+    return f"{labels[0]}_{labels[1]}->{labels[2]}"
 
 
 def _groups(instruction: Message) -> str | None:
@@ -345,14 +302,16 @@ def _mesh_groups(groups: Message) -> str:
     references: list[str] = []
     for axis in groups.messages(2):
         if not 0 <= axis.number(1) < len(axes):
-            raise WireError("replica groups refer to an axis that their mesh lacks", 0)
+            raise WireError("replica groups refer to an axis that their mesh lacks")
         part = axis.message(2)
         split = f":({part.number(1)}){part.number(2)}" if part.number(2) else ""
         references.append(f"'{axes[axis.number(1)][0]}'{split}")
     return f"mesh[{sizes}]{order} {{{','.join(references)}}}"
 
 
-_APPLIES = frozenset({"call", "map", "reduce", "reduce-window", "scatter", "sort", "all-reduce"})
+_APPLIES = frozenset(
+    {"call", "map", "reduce", "reduce-window", "scatter", "sort", "all-reduce", "reduce-scatter"}
+)
 
 
 def _computations(instruction: Message, opcode: str, names: _Names) -> Iterator[str]:
@@ -364,33 +323,23 @@ def _computations(instruction: Message, opcode: str, names: _Names) -> Iterator[
     if base == "while" and len(called) == 2:
         yield f"condition={called[1]}"
         yield f"body={called[0]}"
-    elif base == "conditional":
-        yield f"branch_computations={{{', '.join(called)}}}"
     elif base in {"fusion", "async"}:
         yield f"calls={called[0]}"
-    elif base in _APPLIES or base == "reduce-scatter":
+    elif base in _APPLIES:
         yield f"to_apply={called[0]}"
     else:
-        yield f"called_computations={{{', '.join(called)}}}"
+        name = "branch_computations" if base == "conditional" else "called_computations"
+        yield f"{name}={{{', '.join(called)}}}"
 
 
 def _metadata(instruction: Message) -> Iterator[str]:
     metadata = instruction.message(7)
-    texts = [
-        f'{name}="{_escaped(text)}"'
-        for field, name in ((2, "op_name"), (3, "source_file"))
-        if (text := metadata.text(field))
-    ]
-    numbers = [
-        f"{name}={value}"
-        for field, name in ((4, "source_line"), (15, "stack_frame_id"))
-        if (value := metadata.number(field))
-    ]
-    if texts or numbers:
-        yield f"metadata={{{' '.join([*texts, *numbers])}}}"
-
-
-def _configuration(instruction: Message) -> Iterator[str]:
+    texts = ((name, metadata.text(at)) for name, at in (("op_name", 2), ("source_file", 3)))
+    numbers = ((n, metadata.number(at)) for n, at in (("source_line", 4), ("stack_frame_id", 15)))
+    facts = [f'{name}="{_escaped(text)}"' for name, text in texts if text]
+    facts += [f"{name}={value}" for name, value in numbers if value]
+    if facts:
+        yield f"metadata={{{' '.join(facts)}}}"
     if thread := instruction.text(79):
         yield f'async_execution_thread="{_escaped(thread)}"'
     pairs = [(e.text(1), e.text(2)) for e in instruction.message(68).messages(1)]
@@ -403,21 +352,17 @@ def _configuration(instruction: Message) -> Iterator[str]:
 
 def _value(text: str) -> str:
     """The text in quotes, or as it is if one pair of braces encloses it, as XLA writes JSON."""
-    return text if _is_object(text) else f'"{_escaped(text)}"'
-
-
-def _is_object(text: str) -> bool:
-    if not text.startswith("{"):
-        return False
     depth = 0
-    for match in _BRACE.finditer(text):
+    for match in _BRACE.finditer(text) if text.startswith("{") else ():
         depth += {"{": 1, "}": -1}.get(match[0], 0)
         if depth == 0:
-            return match.end() == len(text)
-    return False
+            if match.end() == len(text):
+                return text
+            break
+    return f'"{_escaped(text)}"'
 
 
-def _braces(numbers: Sequence[int]) -> str:
+def _braces(numbers: Iterable[int]) -> str:
     return f"{{{','.join(map(str, numbers))}}}"
 
 

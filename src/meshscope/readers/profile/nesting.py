@@ -24,8 +24,9 @@ def contains_another(start: Ints, end: Ints, *, line: NDArray[Any], outer: Bools
     rank_of_end = np.unique(end, return_inverse=True)[1].astype(np.int64)
     rank_of_line = np.unique(line, return_inverse=True)[1].astype(np.int64)
     key = (rank_of_line * (len(end) + 1) + rank_of_end)[order]  # lines in sequence
-    lasting = np.where((end > start)[order], key, np.iinfo(np.int64).max)
-    earliest_end_after = np.full(len(end), np.iinfo(np.int64).max)
+    never = np.iinfo(np.int64).max
+    lasting = np.where((end > start)[order], key, never)
+    earliest_end_after = np.full(len(end), never)
     earliest_end_after[:-1] = np.minimum.accumulate(lasting[::-1])[::-1][1:]
     contains = np.zeros(len(end), np.bool_)
     contains[order] = earliest_end_after <= key
@@ -39,7 +40,11 @@ def innermost(start: Ints, end: Ints, *, at: Ints) -> Ints:
     n log2(n) numbers of memory, so it is for steps, modules and annotations, not for ops.
     """
     order = np.lexsort((-end, start))
-    latest_end = _latest_ends(end[order])
+    latest_end = [end[order]]  # level k at i: the latest end of the 2^k intervals that end at i
+    while (width := 1 << (len(latest_end) - 1)) < len(end):
+        above = latest_end[-1].copy()
+        above[width:] = np.maximum(above[width:], latest_end[-1][:-width])
+        latest_end.append(above)
     place = np.searchsorted(start[order], at, side="right") - 1
     for level in reversed(range(len(latest_end))):
         within = place >= 0
@@ -49,17 +54,6 @@ def innermost(start: Ints, end: Ints, *, at: Ints) -> Ints:
     index = np.full(len(at), -1, np.int64)
     index[place >= 0] = order[place[place >= 0]]
     return index
-
-
-def _latest_ends(end: Ints) -> list[Ints]:
-    """Level k at i: the latest end of the 2^k intervals that end at index i."""
-    levels = [end]
-    while (width := 1 << (len(levels) - 1)) < len(end):
-        below = levels[-1]
-        above = below.copy()
-        above[width:] = np.maximum(below[width:], below[:-width])
-        levels.append(above)
-    return levels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,19 +3,29 @@
 There are two tables: a narrow one with a row per event, and a wide one with a row per instruction.
 TPU planes have separate lines for ops, GPU planes have a line per stream, and the CPU backend marks
 op events on the threads of the host plane by their stats.
+
+The name of an event is a line of optimized HLO, or an instruction name. It cannot show trip counts,
+callers or the device mesh: those come from the HLO module, which `executions.join_hlo` joins.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from meshscope.readers.profile.hlo_line import CONTAINERS, HloLine, kind_of, read_hlo_line
+from meshscope.events.enums import Kind
+from meshscope.plans.mesh import Groups
+from meshscope.readers.hlo.groups import groups_without_module
+from meshscope.readers.hlo.module import ArrayShape, Instruction
+from meshscope.readers.hlo.parse import parse_instruction_line
+from meshscope.readers.hlo.semantics import ALL_REDUCE_SCATTER, KIND_OF_OPCODE
+from meshscope.readers.hlo.shapes import result_arrays
 from meshscope.readers.profile.nesting import contains_another, innermost
-from meshscope.readers.profile.plane import Plane, check_limit
-from meshscope.readers.profile.xplane import XSpace
+from meshscope.readers.profile.plane import Plane, XSpace, check_limit
 from meshscope.readers.traces.collectives import kernel_collective
 
 ROLES = pl.Enum(["leaf", "container", "covered", "transfer"])
@@ -42,12 +52,9 @@ INSTRUCTIONS_SCHEMA: dict[str, Any] = {
     "starts": pl.String,  # for -start and -done: the name of the -start
     "op_name": pl.String,  # scope path of the program
     "source_line": pl.String,
-    "flops": pl.Int64,
-    "bytes_accessed": pl.Int64,  # to and from HBM, estimated by the profiler
     "dtype": pl.String,
     "shape": pl.List(pl.Int64),
     "payload_bytes": pl.Int64,
-    "groups_text": pl.String,
     "groups": pl.List(pl.List(pl.Int32)),
     "text": pl.String,  # name of the event: on TPUs the whole HLO line
 }
@@ -57,11 +64,114 @@ UNIX_NS = 10**17  # a later timestamp is Unix time, an earlier one counts from t
 PS = 1e-12
 
 _DEVICE = re.compile(r"/device:(TPU|GPU):(\d+)(?: \w+ (\d+))?")
-_MODULE = re.compile(r"(.*)\((\d+)\)")
+_MODULE = r"(.*)\((\d+)\)"
 _MODULE_LINES = ("XLA Modules", "Sparse Core Modules")
 # Lines of a device plane that profilers derive from other lines.
 _DERIVED = ("XLA Modules", "XLA Ops", "Steps", "Framework", "Source", "XLA TraceMe", "Launch Stats")
 _KEYS = ("module", "program_id", "hlo_name")
+
+MAX_TEXT = 200_000  # characters; longer event names are not parsed as HLO
+MAX_DEVICE = 1 << 31  # device ids and bytes beyond these are damage, and do not fit into columns
+MAX_BYTES = 1 << 62
+KIND_OF: dict[str, Kind] = KIND_OF_OPCODE | {
+    ALL_REDUCE_SCATTER: Kind.REDUCE_SCATTER,
+    "send": Kind.SEND,
+    "recv": Kind.RECV,
+}
+CONTAINERS = frozenset({"while", "call", "conditional"})
+MOVES = frozenset({"copy", "async", "slice", "dynamic-slice", "dynamic-update-slice"})
+_NAMED_OPCODES = frozenset({*KIND_OF, *MOVES, *CONTAINERS})
+_NAME = re.compile(r"\s*(?:ROOT\s+)?%?([^\s=%(]+)\s+=(?:\s|$)")
+_SUFFIX = re.compile(r"\.\d+$|\.(?:clone|remat)[\w.]*$")
+_HALF = re.compile(r"-start$|-done$|-update$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HloLine:
+    """The facts in one event name under the names of INSTRUCTIONS_SCHEMA; None if it does not show them.
+
+    `starts` names the instruction that a `-done` waits for; for a `-start` it is its own name.
+    """
+
+    hlo_name: str
+    opcode: str | None = None
+    kind: Kind | None = None
+    starts: str | None = None
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    payload_bytes: int | None = None
+    groups: Groups | None = None
+
+
+@lru_cache(maxsize=1 << 16)  # distinct names, shared by all devices of a profile
+def read_hlo_line(text: str) -> HloLine:
+    """Reads an event name, either a line of HLO or only an instruction name."""
+    instruction = parse_instruction_line(text) if len(text) <= MAX_TEXT else None
+    if instruction is None:
+        if match := _NAME.match(text[:MAX_TEXT]):  # truncated before its opcode
+            return HloLine(hlo_name=match[1], kind=_kind(None, match[1]))
+        name = text.lstrip("%")
+        opcode = _opcode_of_name(name)
+        starts = _starts(name, opcode, ())
+        return HloLine(hlo_name=name, opcode=opcode, kind=_kind(opcode, name), starts=starts)
+    arrays = _payload(instruction)
+    n_bytes = sum(array.n_bytes or 0 for array in arrays)
+    is_sized = bool(arrays) and n_bytes < MAX_BYTES
+    groups_text = instruction.replica_groups or instruction.attribute("source_target_pairs")
+    groups = groups_without_module(groups_text) if groups_text else None
+    is_damaged = any(device >= MAX_DEVICE for group in groups or () for device in group)
+    return HloLine(
+        hlo_name=instruction.name,
+        opcode=instruction.opcode,
+        kind=_kind(instruction.opcode, instruction.name),
+        starts=_starts(instruction.name, instruction.opcode, instruction.operands),
+        dtype=arrays[0].dtype if len({array.dtype for array in arrays}) == 1 else None,
+        shape=arrays[0].dims if len(arrays) == 1 and is_sized else None,
+        payload_bytes=n_bytes if is_sized else None,
+        groups=None if is_damaged else groups,
+    )
+
+
+def _opcode_of_name(name: str) -> str | None:
+    """The opcode in an instruction name that XLA derived from a collective, container or move."""
+    opcode = name
+    while (shorter := _SUFFIX.sub("", opcode)) != opcode:
+        opcode = shorter
+    return opcode if _HALF.sub("", opcode) in _NAMED_OPCODES else None
+
+
+def _kind(opcode: str | None, name: str) -> Kind | None:
+    """The kind of a collective, by its opcode or the name of its fusion."""
+    labels = (_HALF.sub("", label) for label in (opcode, _opcode_of_name(name)) if label)
+    return next((KIND_OF[label] for label in labels if label in KIND_OF), None)
+
+
+def _starts(name: str, opcode: str | None, operands: Sequence[str]) -> str | None:
+    if opcode is None or not opcode.endswith(("-start", "-done")):
+        return None
+    if opcode.endswith("-start"):
+        return name
+    return operands[0] if operands else name.replace("-done", "-start", 1)
+
+
+def _payload(instruction: Instruction) -> tuple[ArrayShape, ...]:
+    """The arrays that make up the payload: the whole array of a gather or scatter, not a shard.
+
+    Arrays of an unknown width, such as tokens, are left out.
+    """
+    opcode, arrays = instruction.opcode, instruction.arrays
+    base, is_start = _HALF.sub("", opcode), opcode.endswith("-start")
+    if base == "reduce-scatter" and not opcode.endswith("-done"):
+        operands = _sized(instruction.operand_arrays)
+        return operands if operands or is_start else _sized(arrays)
+    if base in KIND_OF and (is_start or opcode in {"send", "recv"}):
+        arrays = result_arrays(instruction)
+    sized = _sized(arrays)
+    return sized if base in KIND_OF or len(sized) == 1 else ()
+
+
+def _sized(arrays: Sequence[ArrayShape]) -> tuple[ArrayShape, ...]:
+    return tuple(array for array in arrays if array.n_bytes is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,23 +189,39 @@ class Ops:
 def ops_of(space: XSpace, *, host: int = 0) -> Ops:
     """The ops in the profile of one host; times in s from `zero_ns`."""
     zero = zero_ns(space)
+    devices = [_DEVICE.fullmatch(plane.name) for plane in space.planes]
+    has_devices = any(d and len(p.events) for d, p in zip(devices, space.planes, strict=True))
     parts: list[Ops] = []
-    for index, plane in enumerate(space.planes):
-        ops = _ops_of_plane(plane, others=space.planes)
-        if ops is None or ops.events.is_empty():
+    for index, (plane, device) in enumerate(zip(space.planes, devices, strict=True)):
+        if device is not None:
+            ops = _tpu_ops(plane) if device[1] == "TPU" else _gpu_ops(plane)
+            core = int(device[3]) if device[3] else None
+            numbers = (pl.lit(int(device[2])).alias("device"), pl.lit(core).alias("core"))
+            ops = Ops(events=ops.events.with_columns(numbers), instructions=ops.instructions)
+        elif plane.name.startswith("/host:CPU") and not has_devices:
+            ops = _cpu_ops(plane)
+        else:
             continue
-        base_s = (plane.origin_ns - zero) * 1e-9
-        placed = ops.events.with_columns(
-            pl.lit(host, pl.UInt16).alias("host"),
-            pl.lit(index, pl.UInt16).alias("plane"),
-            (pl.col("start_ps") * PS + base_s).alias("start_s"),
-            (pl.col("dur_ps") * PS).alias("dur_s"),
-        )
-        events = placed.select(
-            pl.col(name).cast(dtype) for name, dtype in EVENTS_SCHEMA.items() if name in placed
-        )
-        parts.append(Ops(events=events, instructions=ops.instructions))
+        if len(ops.events):
+            base_s = (plane.origin_ns - zero) * 1e-9
+            placed = _with_roles(ops).with_columns(
+                pl.lit(host).alias("host"),
+                pl.lit(index).alias("plane"),
+                (pl.col("start_ps") * PS + base_s).alias("start_s"),
+                (pl.col("dur_ps") * PS).alias("dur_s"),
+            )
+            parts.append(
+                Ops(events=in_schema(placed, EVENTS_SCHEMA), instructions=ops.instructions)
+            )
     return merged(parts)
+
+
+def in_schema(frame: pl.DataFrame, schema: dict[str, Any]) -> pl.DataFrame:
+    """The columns of the schema; null where the table has none."""
+    return frame.select(
+        (pl.col(name) if name in frame else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in schema.items()
+    )
 
 
 def zero_ns(space: XSpace) -> int:
@@ -106,209 +232,152 @@ def zero_ns(space: XSpace) -> int:
 
 def merged(parts: list[Ops]) -> Ops:
     """Merges tables; instructions of the same module and name become one row."""
-    empty = pl.DataFrame(schema=INSTRUCTIONS_SCHEMA).drop("op")
-    tables = [
-        p.instructions.rename({"op": "part_op"}).with_columns(pl.lit(i, pl.UInt32).alias("part"))
-        for i, p in enumerate(parts)
-    ]
-    rows = pl.concat([empty, *tables], how="diagonal_relaxed")
+    empty = pl.DataFrame(schema=INSTRUCTIONS_SCHEMA)
+    rows = pl.concat([empty, *(p.instructions for p in parts)], how="diagonal_relaxed").drop("op")
     n_characters = pl.col("text").str.len_bytes()  # asynchronous events may have shorter texts
-    unique = rows.sort(n_characters, descending=True, maintain_order=True).unique(
-        _KEYS, keep="first", maintain_order=True
-    )
-    unique = unique.with_row_index("op").select(*INSTRUCTIONS_SCHEMA)
-    if not parts:
-        return Ops(events=pl.DataFrame(schema=EVENTS_SCHEMA), instructions=unique)
-    numbers = rows.select(*_KEYS, "part_op", "part").join(
-        unique.select("op", *_KEYS), on=_KEYS, nulls_equal=True
-    )
-    events = [
-        _renumbered(part.events, numbers.filter(pl.col("part") == index))
-        for index, part in enumerate(parts)
-    ]
-    return Ops(events=pl.concat(events), instructions=unique)
+    longest = rows.sort(n_characters, descending=True, maintain_order=True)
+    unique = longest.unique(_KEYS, keep="first", maintain_order=True).with_row_index("op")
+    numbers = rows.select(_KEYS).join(
+        unique.select("op", *_KEYS), on=_KEYS, how="left", nulls_equal=True, maintain_order="left"
+    )["op"]
+    events, first = [pl.DataFrame(schema=EVENTS_SCHEMA)], 0
+    for part in parts:
+        new = numbers.slice(first, len(part.instructions)).gather(part.events["op"])
+        events.append(part.events.with_columns(new.alias("op")))
+        first += len(part.instructions)
+    return Ops(events=pl.concat(events), instructions=in_schema(unique, INSTRUCTIONS_SCHEMA))
 
 
-def _renumbered(events: pl.DataFrame, numbers: pl.DataFrame) -> pl.DataFrame:
-    """The events with rows of the merged instructions; `numbers` maps `part_op` to `op`."""
-    new = np.zeros(int(numbers["part_op"].max() or 0) + 1, np.uint32)  # type: ignore[arg-type]
-    new[numbers["part_op"].to_numpy()] = numbers["op"].to_numpy()
-    return events.with_columns(pl.Series("op", new[events["op"].to_numpy()]))
-
-
-def _ops_of_plane(plane: Plane, *, others: tuple[Plane, ...]) -> Ops | None:
-    device = _DEVICE.fullmatch(plane.name)
-    if device and device[1] == "TPU":
-        core = int(device[3]) if device[3] else None
-        return _tpu_ops(plane, int(device[2]), core)
-    if device:
-        return _gpu_ops(plane, int(device[2]))
-    is_backend = not any(_DEVICE.fullmatch(p.name) and len(p.events) for p in others)
-    if plane.name.startswith("/host:CPU") and is_backend and "stat.hlo_op" in plane.events:
-        return _cpu_ops(plane)
-    return None
-
-
-def lines_named(plane: Plane, *names: str) -> list[int]:
-    """Indices of the lines with one of these names."""
-    return plane.lines.filter(pl.col("name").is_in(names))["line"].to_list()
-
-
-def _tpu_ops(plane: Plane, device: int, core: int | None) -> Ops:
-    asynchronous = lines_named(plane, "Async XLA Ops")
-    synchronous = lines_named(plane, "XLA Ops", "Sparse Core Ops")
-    wanted = pl.col("line").is_in([*synchronous, *asynchronous])
-    events = plane.events.filter(wanted).select("line", "kind", "start_ps", "dur_ps")
+def _tpu_ops(plane: Plane) -> Ops:
+    asynchronous = plane.lines_named("Async XLA Ops")
+    wanted = [*plane.lines_named("XLA Ops", "Sparse Core Ops"), *asynchronous]
+    events = plane.events.filter(pl.col("line").is_in(wanted))
     modules = module_runs(plane)
     at = innermost(
         modules["start_ps"].to_numpy(), modules["end_ps"].to_numpy(), at=_array(events, "start_ps")
     )
-    run_ids = modules["run_id"].gather(pl.Series(at).replace(-1, None))
-    used = plane.kinds.filter(pl.col("kind").is_in(events["kind"].unique().implode()))
-    check_limit(plane.name, "distinct ops", len(used), MAX_OPS)
-    names = dict(modules.select("program_id", "module").drop_nulls().iter_rows())
-    instructions = _instructions_of_kinds(used, names)
+    kinds = plane.kinds.filter(pl.col("kind").is_in(events["kind"].unique().implode()))
+    check_limit(plane.name, "distinct ops", len(kinds), MAX_OPS)
     new = np.zeros(len(plane.kinds), np.uint32)
-    new[used["kind"].to_numpy()] = np.arange(len(used), dtype=np.uint32)
-    events = events.with_columns(
-        pl.Series("op", new[events["kind"].to_numpy()]),
-        pl.lit(device, pl.Int32).alias("device"),
-        pl.lit(core, pl.Int8).alias("core"),
-        run_ids.alias("run_id"),
+    new[kinds["kind"].to_numpy()] = np.arange(len(kinds), dtype=np.uint32)
+    programs = stat_of(kinds, "program_id", pl.UInt64)
+    named = modules.select("program_id", "module").drop_nulls().unique("program_id", keep="last")
+    instructions = kinds.select(
+        programs.replace_strict(
+            named["program_id"], named["module"], default=None, return_dtype=pl.String
+        ).alias("module"),
+        programs,
+        stat_of(kinds, "hlo_category", pl.String).alias("category"),
+        stat_of(kinds, "tf_op", pl.String).str.strip_suffix(":").alias("op_name"),
+        stat_of(kinds, "source", pl.String).alias("source_line"),
+        text="name",
     )
-    return _with_roles(events, instructions, pl.col("line").is_in(asynchronous))
+    columns = events.select(
+        "line",
+        "start_ps",
+        "dur_ps",
+        pl.Series("op", new[events["kind"].to_numpy()]),
+        modules["run_id"].gather(pl.Series(at).replace(-1, None)).alias("run_id"),
+        pl.col("line").is_in(asynchronous).alias("is_transfer"),
+    )
+    return Ops(events=columns, instructions=_with_lines(instructions, kinds["name"]))
 
 
 def module_runs(plane: Plane) -> pl.DataFrame:
     """Executions of modules on a device: module, program_id, run_id, start_ps, end_ps."""
-    events = plane.events.filter(pl.col("line").is_in(lines_named(plane, *_MODULE_LINES)))
-    run_id = pl.col("stat.run_id") if "stat.run_id" in events else pl.lit(None)
-    named = plane.kinds.select("kind", pl.col("name").str.extract_groups(_MODULE.pattern))
-    parts = pl.col("name").struct
+    parts = pl.col("name").str.extract_groups(_MODULE).struct
+    events = plane.events.filter(pl.col("line").is_in(plane.lines_named(*_MODULE_LINES)))
     return (
-        events.join(named, on="kind", how="left", maintain_order="left")
+        plane.with_names(events)
         .sort("start_ps", maintain_order=True)
         .select(
             parts.field("1").alias("module"),
             parts.field("2").cast(pl.UInt64, strict=False).alias("program_id"),
-            run_id.cast(pl.Int64, strict=False).alias("run_id"),
+            stat_of(events, "run_id", pl.Int64),
             "start_ps",
             (pl.col("start_ps") + pl.col("dur_ps")).alias("end_ps"),
         )
     )
 
 
-def _instructions_of_kinds(kinds: pl.DataFrame, modules: dict[int, str]) -> pl.DataFrame:
-    """Instructions from the metadata of TPU events, one row per kind."""
-    lines = [read_hlo_line(name) for name in kinds["name"]]
-
-    def fact(name: str, dtype: Any) -> pl.Series:
-        column = f"stat.{name}"
-        return (
-            kinds[column].cast(dtype, strict=False)
-            if column in kinds
-            else pl.Series([None] * len(kinds), dtype=dtype)
-        )
-
-    programs = fact("program_id", pl.UInt64)
-    return _line_columns(lines).with_columns(
-        pl.Series("module", [modules.get(p) for p in programs], dtype=pl.String),
-        programs.alias("program_id"),
-        fact("hlo_category", pl.String).alias("category"),
-        fact("tf_op", pl.String).str.strip_suffix(":").alias("op_name"),
-        fact("source", pl.String).alias("source_line"),
-        fact("flops", pl.Int64).alias("flops"),
-        fact("bytes_accessed", pl.Int64).alias("bytes_accessed"),
-        kinds["name"].alias("text"),
-    )
+def _with_lines(instructions: pl.DataFrame, names: pl.Series) -> pl.DataFrame:
+    """The instructions with the facts of HloLine in these names."""
+    lines = [read_hlo_line(name) for name in names]
+    facts = [field.name for field in fields(HloLine)]
+    table = {fact: [getattr(line, fact) for line in lines] for fact in facts}
+    schema = {fact: INSTRUCTIONS_SCHEMA[fact] for fact in facts}
+    read = pl.DataFrame(table, schema=schema)
+    return pl.concat([read, instructions], how="horizontal").with_row_index("op")
 
 
-def _line_columns(lines: list[HloLine]) -> pl.DataFrame:
-    kinds = [kind_of(line.opcode, name=line.name) for line in lines]
-    columns: dict[str, list[Any]] = {
-        "hlo_name": [line.name for line in lines],
-        "opcode": [line.opcode for line in lines],
-        "kind": [kind.value if kind else None for kind in kinds],
-        "starts": [line.starts for line in lines],
-        "dtype": [line.dtype for line in lines],
-        "shape": [list(line.shape) if line.shape is not None else None for line in lines],
-        "payload_bytes": [line.payload_bytes for line in lines],
-        "groups_text": [line.groups_text for line in lines],
-        "groups": [line.groups for line in lines],
-    }
-    schema = {name: INSTRUCTIONS_SCHEMA[name] for name in columns}
-    return pl.DataFrame(columns, schema=schema).with_row_index("op")
-
-
-def _gpu_ops(plane: Plane, device: int) -> Ops:
-    streams = plane.lines.filter(~pl.col("name").str.contains_any(list(_DERIVED)))["line"]
-    events = plane.events.filter(pl.col("line").is_in(streams.implode()))
+def _gpu_ops(plane: Plane) -> Ops:
+    """Kernels; a copy for a collective is no execution of the collective."""
+    is_derived = [any(name in line for name in _DERIVED) for line in plane.lines]
+    streams = [line for line, derived in enumerate(is_derived) if not derived]
+    events = plane.events.filter(pl.col("line").is_in(streams))
     op, firsts = _different_ops(plane, events)
-    device_events = events.select(
-        pl.Series("op", op, dtype=pl.UInt32),
-        "line",
-        pl.lit(device).alias("device"),
-        "start_ps",
-        "dur_ps",
-    )
-    return _with_roles(device_events, _kernels(firsts), pl.lit(value=False))
-
-
-def _kernels(firsts: pl.DataFrame) -> pl.DataFrame:
-    """Kernels as instructions; a copy for a collective is no execution of the collective."""
+    is_copy = pl.col("text").str.contains(COPY_KERNEL)
+    instructions = _with_hlo_ops(firsts.with_columns(pl.when(~is_copy).then("hlo_op")))
     kernels = [kernel_collective(text) for text in firsts["text"]]
-    op = pl.when(~pl.col("text").str.contains(COPY_KERNEL)).then("hlo_op")
-    instructions = _instructions_of_stats(firsts.with_columns(op.alias("hlo_op")))
-    kinds = [k.kind.value if k and k.kind else None for k in kernels]
+    kinds = [k.kind if k else None for k in kernels]
     dtypes = [k.dtype if k else None for k in kernels]
-    return instructions.with_columns(
+    known = instructions.with_columns(
         pl.col("kind").fill_null(pl.Series(kinds, dtype=pl.String)),
         pl.col("dtype").fill_null(pl.Series(dtypes, dtype=pl.String)),
     )
+    return Ops(events=events.select("line", "start_ps", "dur_ps", op), instructions=known)
 
 
 def _cpu_ops(plane: Plane) -> Ops:
     """Events named like the op in their stats, which excludes kernel launches."""
-    events = plane.events.filter(pl.col("stat.hlo_op").is_not_null())
+    is_marked = stat_of(plane.events, "hlo_op", pl.String).is_not_null()
+    events = plane.events.filter(is_marked)
     op, firsts = _different_ops(plane, events)
-    is_op = firsts.select(pl.col("text") == pl.col("hlo_op")).to_series().to_numpy()
-    device_events = events.select(
-        pl.Series("op", op, dtype=pl.UInt32),
+    is_op = firsts.select(pl.col("text") == pl.col("hlo_op")).to_series()
+    columns = events.select(
         "line",
-        _stat(events, "device_ordinal").cast(pl.Int32).alias("device"),
-        _stat(events, "run_id").cast(pl.Int64, strict=False).alias("run_id"),
         "start_ps",
         "dur_ps",
-    ).filter(pl.Series(is_op[op]))
-    return _with_roles(device_events, _instructions_of_stats(firsts), pl.lit(value=False))
+        op,
+        stat_of(events, "device_ordinal", pl.Int32).alias("device"),
+        stat_of(events, "run_id", pl.Int64),
+    ).filter(is_op.gather(op))
+    return Ops(events=columns, instructions=_with_hlo_ops(firsts))
 
 
-def _stat(events: pl.DataFrame, name: str) -> pl.Expr:
-    column = f"stat.{name}"
-    return pl.col(column) if column in events else pl.lit(None)
+def _with_hlo_ops(firsts: pl.DataFrame) -> pl.DataFrame:
+    names = firsts["hlo_op"].fill_null(firsts["text"])
+    return _with_lines(firsts.drop("hlo_op", "kind"), names)
 
 
-def _different_ops(plane: Plane, events: pl.DataFrame) -> tuple[Any, pl.DataFrame]:
+def stat_of(frame: pl.DataFrame, name: str, dtype: Any) -> pl.Expr:
+    """The stat of this name under its own name; null if the plane has none."""
+    column = pl.col(f"stat.{name}") if f"stat.{name}" in frame else pl.lit(None)
+    return column.cast(dtype, strict=False).alias(name)
+
+
+def _different_ops(plane: Plane, events: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
     """The op of each event [n], and one row per op: stats of its first event, and its name."""
-    stats = ("hlo_module", "program_id", "hlo_op")
     key = events["kind"].to_numpy().astype(np.int64)
-    for name in stats:
+    for name in ("hlo_module", "program_id", "hlo_op"):
         if f"stat.{name}" in events:
             codes = _codes(events[f"stat.{name}"])
             key = key * (int(codes.max(initial=0)) + 1) + codes
     _, first, op = np.unique(key, return_index=True, return_inverse=True)
     check_limit(plane.name, "distinct ops", len(first), MAX_OPS)
-    rows = events[first] if len(first) else events.head(0)
+    rows = (events[first] if len(first) else events.head(0)).join(
+        plane.kinds.select("kind", text="name"), on="kind", how="left", maintain_order="left"
+    )
     firsts = rows.select(
         "kind",
-        _stat(events, "hlo_module").cast(pl.String).alias("module"),
-        _stat(events, "program_id").cast(pl.UInt64, strict=False).alias("program_id"),
-        _stat(events, "hlo_op").cast(pl.String).alias("hlo_op"),
-        _stat(events, "tf_op").cast(pl.String).alias("op_name"),
-        _stat(events, "source").cast(pl.String).alias("source_line"),
+        stat_of(events, "hlo_module", pl.String).alias("module"),
+        stat_of(events, "program_id", pl.UInt64),
+        stat_of(events, "hlo_op", pl.String),
+        stat_of(events, "tf_op", pl.String).alias("op_name"),
+        stat_of(events, "source", pl.String).alias("source_line"),
+        "text",
     )
-    names = plane.kinds.select("kind", pl.col("name").alias("text"))
-    return op, firsts.join(names, on="kind", how="left", maintain_order="left")
+    return pl.Series("op", op, dtype=pl.UInt32), firsts
 
 
 def _codes(column: pl.Series) -> Any:
@@ -319,30 +388,22 @@ def _codes(column: pl.Series) -> Any:
     return np.where(column.is_not_null().to_numpy(), codes + 1, 0)
 
 
-def _instructions_of_stats(firsts: pl.DataFrame) -> pl.DataFrame:
-    lines = [read_hlo_line(name) for name in firsts["hlo_op"].fill_null(firsts["text"])]
-    facts = firsts.select("module", "program_id", "op_name", "source_line", "text")
-    return _line_columns(lines).with_columns(*facts)
-
-
-def _with_roles(events: pl.DataFrame, instructions: pl.DataFrame, is_transfer: pl.Expr) -> Ops:
-    """Sets the role of each event, by opcode, category, and the events that it contains."""
-    names_container = pl.col("opcode").is_in(list(CONTAINERS))
-    if "category" in instructions:
-        names_container |= pl.col("category").is_in(list(CONTAINERS)).fill_null(value=False)
-    outer = instructions.select(names_container.fill_null(value=False)).to_series().to_numpy()
+def _with_roles(ops: Ops) -> pl.DataFrame:
+    """The events with their role, by opcode, category, and the events that they contain."""
+    events, names = ops.events, list(CONTAINERS)
+    is_container = pl.col("opcode").is_in(names)
+    if "category" in ops.instructions:
+        is_container |= pl.col("category").is_in(names).fill_null(value=False)
+    outer = ops.instructions.select(is_container.fill_null(value=False)).to_series().to_numpy()
     is_outer = outer[events["op"].to_numpy()]
     start = _array(events, "start_ps")
     end = start + _array(events, "dur_ps")
     contains = contains_another(start, end, line=_array(events, "line"), outer=is_outer)
-    container = pl.Series("is_container", is_outer | contains)
+    is_transfer = pl.col("is_transfer") if "is_transfer" in events else pl.lit(value=False)
     role = pl.when(is_transfer).then(pl.lit("transfer"))
-    role = role.when(container).then(pl.lit("container")).otherwise(pl.lit("leaf"))
-    placed = events.with_columns(role.cast(ROLES).alias("role"))
-    for name in ("core", "run_id"):
-        if name not in placed:
-            placed = placed.with_columns(pl.lit(None).alias(name))
-    return Ops(events=_with_covered(placed, instructions), instructions=instructions)
+    role = role.when(pl.Series(is_outer | contains)).then(pl.lit("container"))
+    placed = events.with_columns(role.otherwise(pl.lit("leaf")).cast(ROLES).alias("role"))
+    return _with_covered(placed, ops.instructions)
 
 
 def _with_covered(events: pl.DataFrame, instructions: pl.DataFrame) -> pl.DataFrame:
@@ -354,10 +415,9 @@ def _with_covered(events: pl.DataFrame, instructions: pl.DataFrame) -> pl.DataFr
         pl.col("opcode").str.ends_with("-done").alias("is_done"),
     )
     leaves = events.with_row_index("row").filter(pl.col("role") == "leaf")
-    end_ps = pl.col("start_ps") + pl.col("dur_ps")
     device = pl.col("device").fill_null(-1)
     asynchronous = (
-        leaves.select("row", "op", device, "start_ps", end_ps.alias("end_ps"))
+        leaves.select("row", "op", device, "start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
         .join(halves, on="op")
         .sort("start_ps")
     )
@@ -367,11 +427,9 @@ def _with_covered(events: pl.DataFrame, instructions: pl.DataFrame) -> pl.DataFr
         starts, on="start_ps", by=by, check_sortedness=False
     )
     covered = paired.filter(pl.col("end_ps") <= pl.col("until_ps"))["row"]
-    if covered.is_empty():
-        return events
-    roles = events["role"].to_physical().to_numpy().copy()
-    roles[covered.to_numpy()] = ROLES.categories.to_list().index("covered")
-    return events.with_columns(pl.Series("role", roles).cat.to(ROLES))
+    is_covered = pl.int_range(pl.len()).is_in(covered.cast(pl.Int64).implode())
+    role = pl.when(is_covered).then(pl.lit("covered", ROLES)).otherwise("role")
+    return events if covered.is_empty() else events.with_columns(role.alias("role"))
 
 
 def _array(frame: pl.DataFrame, name: str) -> Any:

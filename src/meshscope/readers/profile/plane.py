@@ -1,21 +1,25 @@
-"""Reads one plane of an XPlane profile into tables of lines, kinds of events, and events.
+"""Reads one plane of an XPlane profile into tables of kinds of events and of events.
 
 Times are integer picoseconds from the origin of the plane, as in the file: a Unix time in floating
-point seconds would lose digits.
+point seconds would lose digits. Stats are columns, one per stat name: numbers use the narrowest
+integer type that fits, texts become enumerations. Of bytes only the length is kept; if an event has
+two stats of one name, the last one counts.
 """
 
 import mmap
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from meshscope.errors import TraceError
-from meshscope.readers.profile.stats import PREFIX, Stat, StatColumn, StatTable, StatTexts, expect
 from meshscope.readers.profile.wire import (
+    FIXED64,
     SPAN,
     VARINT,
     Bytes,
@@ -25,12 +29,18 @@ from meshscope.readers.profile.wire import (
     Spans,
     WireColumn,
     WireError,
+    alike,
     columns,
 )
 
 # The largest protobuf message: https://protobuf.dev/programming-guides/proto-limits
 MAX_BYTES = 2**31
+MAX_EVENTS = 50_000_000  # of one plane; their columns take about 2 GB
+MAX_LINES = 1_000_000
+N_AT_ONCE = 32_768  # events decoded together; their temporaries take about 10 MB
+LARGEST_PS = 2**61  # 26 days; sums of two such times still fit 64 bits
 GZIP_MAGIC = b"\x1f\x8b"
+PREFIX = "stat."  # of columns with stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,30 +77,25 @@ def read_bytes(path: Path, wanted: Collection[str] | None) -> ProfileBytes:
 
 
 def _bytes_of(path: Path) -> Data:
+    """The bytes, unpacked up to a limit, so that a small hostile file cannot fill the memory."""
     with path.open("rb") as file:
         head = file.read(2)
         n_bytes = file.seek(0, 2)
         if not n_bytes:
             raise EOFError("it is empty")
         check_limit(path, "bytes", n_bytes, MAX_BYTES)
-        if head == GZIP_MAGIC:
-            file.seek(0)
-            return _unpacked(path, iter(lambda: file.read(1 << 20), b""))
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-def _unpacked(path: Path, blocks: Iterator[bytes]) -> bytearray:
-    """Unpacks up to a limit, so that a small hostile file cannot fill the memory."""
-    unpacked, stream = bytearray(), zlib.decompressobj(wbits=31)
-    for block in blocks:
-        rest = block
-        while rest and not stream.eof:
-            unpacked += stream.decompress(rest, 1 << 24)
-            rest = stream.unconsumed_tail
-            check_limit(path, "bytes, unpacked", len(unpacked), MAX_BYTES)
-    if not stream.eof:
-        raise EOFError("the gzip stream ends early")
-    return unpacked
+        if head != GZIP_MAGIC:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        file.seek(0)
+        unpacked, stream = bytearray(), zlib.decompressobj(wbits=31)
+        while not stream.eof and (rest := file.read(1 << 20)):
+            while rest and not stream.eof:
+                unpacked += stream.decompress(rest, 1 << 24)
+                rest = stream.unconsumed_tail
+                check_limit(path, "bytes, unpacked", len(unpacked), MAX_BYTES)
+        if not stream.eof:
+            raise EOFError("the gzip stream ends early")
+        return unpacked
 
 
 def check_limit(path: Path | str, unit: str, n: int, limit: int) -> None:
@@ -102,196 +107,288 @@ def check_limit(path: Path | str, unit: str, n: int, limit: int) -> None:
         )
 
 
-MAX_EVENTS = 50_000_000  # of one plane; their columns take about 2 GB
-N_AT_ONCE = 32_768  # events decoded together; their temporaries take about 10 MB
-LARGEST_PS = 2**61  # 26 days; sums of two such times still fit 64 bits
-
-_WIRES = {1: VARINT, 2: VARINT, 3: VARINT, 4: SPAN, 5: VARINT}
-
-
-class ProfileLine:
-    """An XLine, whose events are not yet decoded."""
-
-    def __init__(self, file: ProfileBytes, start: int, end: int) -> None:
-        message = Message(file.data, start, end)
-        self.ident = message.number(1)
-        self.name = message.text(11) or message.text(2)
-        self.timestamp_ns = message.number(3)
-        self.events = message.spans(4)
+# Fields of XStat (tsl/profiler/protobuf/xplane.proto): id of the stat, then one of the values.
+_STAT_ID, _DOUBLE, _UINT, _INT, _TEXT, _BYTES, _REF = range(1, 8)
+_STAT_WIRES = dict.fromkeys((_STAT_ID, _UINT, _INT, _REF), VARINT) | {
+    _DOUBLE: FIXED64,
+    _TEXT: SPAN,
+    _BYTES: SPAN,
+}
+_TEXTUAL = {_TEXT, _BYTES, _REF}
 
 
-def origin_ns(lines: list[ProfileLine]) -> int:
-    """The earliest timestamp of a line with events, in ns; 0 without events."""
-    return min((line.timestamp_ns for line in lines if len(line.events)), default=0)
+class StatTexts(dict[str, int]):
+    """Codes of the distinct texts of a plane, in the order of their first use."""
+
+    def __missing__(self, text: str) -> int:
+        """A new text gets the next code."""
+        self[text] = code = len(self)
+        return code
 
 
-def events_of(
-    file: ProfileBytes,
-    lines: list[ProfileLine],
-    *,
-    names: dict[int, str],
-    texts: StatTexts,
-) -> pl.DataFrame:
-    """line, id (of the kind), start_ps (from the origin), dur_ps and stats of all events."""
-    n_events = sum(len(line.events) for line in lines)
-    check_limit("profile", "events on one plane", n_events, MAX_EVENTS)
-    events = _Events(n_events, StatTable(names, n_events, texts=texts, wanted=file.wanted))
-    origin, first = origin_ns(lines), 0
-    for index, line in enumerate(lines):
-        last = first + len(line.events)
-        for at in range(0, len(line.events), N_AT_ONCE):
-            events.take(file, line.events.chunk(at, at + N_AT_ONCE), first + at)
-            file.release()
-        events.line[first:last] = index
-        if first < last:
-            events.start_ps[first:last] += _base_ps(line, origin)
-        first = last
-    return events.frame()
+class _StatColumn:
+    """One stat of `n_rows` events; null for events without it."""
 
+    def __init__(self, n_rows: int) -> None:
+        self.forms = np.zeros(n_rows, np.uint8)  # [n_rows] field number in XStat, 0 if missing
+        self.values: NDArray[Any] = np.zeros(n_rows, np.int8)  # [n_rows] bits, or codes of texts
 
-def _base_ps(line: ProfileLine, origin: int) -> int:
-    base_ps = (line.timestamp_ns - origin) * 1000
-    if base_ps > LARGEST_PS:
-        raise WireError(f"line {line.name!r} starts weeks after another line of its plane", 0)
-    return base_ps
+    def put(self, rows: Ints, form: int, values: Ints) -> None:
+        """Sets the rows; widens the column if a number needs it."""
+        # The smallest type of a negative number is signed, and ~v takes as many bits as v.
+        bounds = (int(values.min()), int(values.max()))
+        fewest = [np.min_scalar_type(min(bound, ~bound)) for bound in bounds]
+        self.values = self.values.astype(np.result_type(*fewest, self.values.dtype), copy=False)
+        self.values[rows] = values
+        self.forms[rows] = form
 
-
-class _Events:
-    def __init__(self, n_events: int, stats: StatTable) -> None:
-        self.line = np.zeros(n_events, np.uint32)
-        self.ident = np.zeros(n_events, np.int64)
-        self.start_ps = np.zeros(n_events, np.int64)
-        self.dur_ps = np.zeros(n_events, np.int64)
-        self._n_occurrences = StatColumn(n_events)
-        self._stats = stats
-
-    def take(self, file: ProfileBytes, spans: tuple[Ints, Ints], first: int) -> None:
-        """Reads the events in these byte ranges into rows from `first` on."""
-        for column in columns(file.view, *spans):
-            expect(column.number, column.wire, _WIRES, int(spans[0][column.rows[0]]))
-            if column.number == 1:
-                self.ident[column.rows + first] = column.starts
-            elif column.number == 4:
-                ranges = (column.starts, column.ends)
-                self._stats.take(file.data, file.view, column.rows + first, ranges)
-            else:
-                self._put(column, column.rows + first, spans[0])
-
-    def _put(self, column: WireColumn, rows: Ints, starts: Ints) -> None:
-        if column.number == 2:
-            self.start_ps[rows] = _checked(column, starts)
-        elif column.number == 3:
-            self.dur_ps[rows] = _checked(column, starts)
-        elif column.number == 5:
-            self._n_occurrences.put(rows, 1, column.starts)
-
-    def frame(self) -> pl.DataFrame:
-        """The events as a table, with `n_occurrences` if the profile counts instead of timing."""
-        table = pl.DataFrame(
-            {
-                "line": self.line,
-                "id": self.ident,
-                "start_ps": self.start_ps,
-                "dur_ps": self.dur_ps,
-            }
+    def series(self, name: str, texts: StatTexts) -> pl.Series:
+        """The column: texts if one value is a text, else floats if one is a float, else integers."""
+        present = self.forms > 0
+        forms = set(np.unique(self.forms[present]).tolist())
+        values = (
+            self._texts(present, texts) if forms & _TEXTUAL else pl.Series(self._numbers(forms))
         )
-        counts = self._n_occurrences
-        counted = [counts.series("n_occurrences", StatTexts())] if counts.forms.any() else []
-        return table.with_columns(*counted, *self._stats.series())
+        if not present.all():
+            values = pl.select(pl.when(pl.Series(present)).then(values)).to_series()
+        return values.alias(name)
+
+    def _numbers(self, forms: set[int]) -> NDArray[Any]:
+        if forms == {_DOUBLE}:
+            return self.values.astype(np.int64).view(np.float64)
+        wide = (self.forms == _UINT) & (self.values < 0)  # from 2^63 on
+        if _DOUBLE not in forms:
+            return self.values.astype(np.int64).view(np.uint64) if wide.any() else self.values
+        numbers = self.values.astype(np.float64)
+        numbers[wide] += 2.0**64
+        doubles = self.forms == _DOUBLE
+        numbers[doubles] = self.values[doubles].astype(np.int64).view(np.float64)
+        return numbers
+
+    def _texts(self, present: NDArray[np.bool_], texts: StatTexts) -> pl.Series:
+        """An enumeration of the texts in this column; numbers become texts."""
+        codes = self.values
+        for form, view in ((_DOUBLE, np.float64), (_UINT, np.uint64), (_INT, np.int64)):
+            rows = np.flatnonzero(self.forms == form)
+            if len(rows):
+                codes = codes.astype(np.int64)
+                unique, inverse = np.unique(codes[rows], return_inverse=True)
+                written = [texts[str(number)] for number in unique.view(view).tolist()]
+                codes[rows] = np.array(written, np.int64)[inverse]
+        used, codes_in_column = np.unique(codes[present], return_inverse=True)
+        narrow = np.zeros(len(codes), np.min_scalar_type(len(used)))
+        narrow[present] = codes_in_column
+        every = list(texts)
+        return pl.Series(narrow).cat.to(pl.Enum([every[code] for code in used]))
 
 
-def _checked(column: WireColumn, starts: Ints) -> Ints:
-    """Times in ps; WireError if one is so large that sums could overflow."""
-    times = column.starts
-    absurd = (times > LARGEST_PS) | (times < -LARGEST_PS)
-    if absurd.any():
-        first = int(starts[column.rows[np.argmax(absurd)]])
-        raise WireError("an event lasts for weeks", first)
-    return times
+class StatTable:
+    """The stats of the events of one plane, one column per name that occurs.
 
+    `names` are stat names by id. `wanted` lists the stats to keep; None keeps all.
+    """
 
-MAX_LINES = 1_000_000
+    def __init__(
+        self,
+        file: ProfileBytes,
+        names: Mapping[int, str],
+        n_rows: int,
+        *,
+        texts: StatTexts,
+        wanted: Collection[str] | None = None,
+    ) -> None:
+        self._file = file
+        self._names = names
+        self._n_rows = n_rows
+        self._texts = texts
+        self._wanted = wanted
+        self._columns: dict[str, _StatColumn] = {}
 
-_ENTRY_WIRES = {1: VARINT, 2: SPAN}
-_METADATA_WIRES = {1: VARINT, 2: SPAN, 3: SPAN, 4: SPAN, 5: SPAN}
+    def take(self, rows: Ints, starts: Ints, ends: Ints) -> None:
+        """Reads the stats in these byte ranges into the rows [n] of their events."""
+        stat_ids, values = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+        forms, value_ends = np.zeros(len(rows), np.uint8), ends.copy()
+        for column in columns(self._file.view, starts, ends, _STAT_WIRES):
+            if column.number == _STAT_ID:
+                stat_ids[column.rows] = column.values
+            else:
+                forms[column.rows] = column.number
+                values[column.rows] = column.values
+                value_ends[column.rows] = column.ends
+        for stat_id, of_stat in alike(stat_ids):
+            name = self._names.get(stat_id, f"stat {stat_id}")
+            if self._wanted is not None and name not in self._wanted:
+                continue
+            for form, index in alike(forms[of_stat]):
+                if form:
+                    of_form, until = values[of_stat][index], value_ends[of_stat][index]
+                    if form in _TEXTUAL:
+                        of_form = self._codes(form, of_form, until)
+                    if name not in self._columns:
+                        self._columns[name] = _StatColumn(self._n_rows)
+                    self._columns[name].put(rows[of_stat][index], form, of_form)
+
+    def _codes(self, form: int, values: Ints, ends: Ints) -> Ints:
+        texts = self._texts
+        if form == _REF:
+            unique, inverse = np.unique(values, return_inverse=True)
+            codes = [texts[self._names.get(ref, f"text {ref}")] for ref in unique.tolist()]
+            return np.array(codes, np.int64)[inverse]
+        spans = zip(values.tolist(), ends.tolist(), strict=True)
+        if form == _BYTES:
+            return np.array([texts[f"<{end - start} bytes>"] for start, end in spans], np.int64)
+        text = self._file.text
+        return np.array([texts[text(start, end)] for start, end in spans], np.int64)
+
+    def series(self) -> list[pl.Series]:
+        """The columns, named `stat.NAME`; frees the source of each as it is built."""
+        names = sorted(self._columns)
+        return [self._columns.pop(name).series(PREFIX + name, self._texts) for name in names]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plane:
     """One plane: a chip, a core, or a host.
 
-    `lines` has line, id, name, n_events, timestamp_ns (as written). `kinds` has kind, id, name,
-    display_name and the stats that all events of the kind share. `events` has line, kind, start_ps
-    (from origin_ns), dur_ps and the stats of single events. Stats are in columns `stat.NAME`.
+    `lines` are the names of its lines. `kinds` has kind, name, display_name and the stats that all
+    events of the kind share. `events` has line, kind, start_ps (from origin_ns), dur_ps and the
+    stats of single events. Stats are in columns `stat.NAME`.
     """
 
     name: str
     origin_ns: int
-    stats: dict[str, Stat]
-    lines: pl.DataFrame
+    stats: dict[str, str | int | float]
+    lines: tuple[str, ...]
     kinds: pl.DataFrame
     events: pl.DataFrame
+
+    def lines_named(self, *names: str) -> list[int]:
+        """Numbers of the lines with one of these names."""
+        return [line for line, name in enumerate(self.lines) if name in names]
+
+    def with_names(self, events: pl.DataFrame) -> pl.DataFrame:
+        """These events of the plane with the names of their kinds."""
+        names = self.kinds.select("kind", "name")
+        return events.join(names, on="kind", how="left", maintain_order="left")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XSpace:
+    """The profile of one host."""
+
+    path: Path
+    host: str
+    planes: tuple[Plane, ...]
+    errors: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class _Line(NamedTuple):
+    name: str
+    timestamp_ns: int
+    events: Spans
 
 
 def plane_of(file: ProfileBytes, start: int, end: int) -> Plane:
     """Reads the plane in the bytes [start, end)."""
     message = Message(file.data, start, end)
     check_limit(message.text(2), "lines", len(message.spans(3)), MAX_LINES)
-    lines: list[ProfileLine] = []
-    for at in zip(*message.spans(3).chunk(), strict=True):
-        lines.append(ProfileLine(file, *map(int, at)))
+    lines: list[_Line] = []
+    for first, last in zip(*message.spans(3).chunk(), strict=True):
+        line = Message(file.data, int(first), int(last))
+        lines.append(_Line(line.text(11) or line.text(2), line.number(3), line.spans(4)))
         file.release()
+    origin_ns = min((line.timestamp_ns for line in lines if len(line.events)), default=0)
     names, texts = _stat_names(file, message.spans(5)), StatTexts()
     kinds = _kinds(file, message.spans(4), names, texts)
-    events = events_of(file, lines, names=names, texts=texts)
-    kinds = _with_unknown_kinds(kinds, events["id"])
+    events = _events(file, lines, origin_ns, names, texts)
+    unknown = events["id"].unique(maintain_order=True).to_frame().join(kinds, on="id", how="anti")
+    unknown = unknown.with_columns(name="unknown kind " + pl.col("id").cast(pl.String))
+    kinds = pl.concat([kinds, unknown], how="diagonal").with_row_index("kind")
     by_id = kinds.select("id", "kind").unique("id", keep="last")
     kind = events.select("id").join(by_id, on="id", how="left", maintain_order="left")["kind"]
+    starts, ends = message.spans(6).chunk()
+    stats = StatTable(file, names, 1, texts=StatTexts())
+    stats.take(np.zeros(len(starts), np.int64), starts, ends)
     return Plane(
         name=message.text(2),
-        origin_ns=origin_ns(lines),
-        stats=_plane_stats(file, message.spans(6), names),
-        lines=_line_table(lines),
-        kinds=kinds,
+        origin_ns=origin_ns,
+        stats={series.name.removeprefix(PREFIX): series[0] for series in stats.series()},
+        lines=tuple(line.name for line in lines),
+        kinds=kinds.drop("id"),
         events=events.drop("id").insert_column(1, kind),
     )
 
 
-def _line_table(lines: list[ProfileLine]) -> pl.DataFrame:
-    return pl.DataFrame(
-        {
-            "line": pl.Series(range(len(lines)), dtype=pl.UInt32),
-            "id": pl.Series([line.ident for line in lines], dtype=pl.Int64),
-            "name": pl.Series([line.name for line in lines], dtype=pl.String),
-            "n_events": pl.Series([len(line.events) for line in lines], dtype=pl.UInt32),
-            "timestamp_ns": pl.Series([line.timestamp_ns for line in lines], dtype=pl.Int64),
-        }
-    )
+def _events(
+    file: ProfileBytes,
+    lines: list[_Line],
+    origin_ns: int,
+    names: dict[int, str],
+    texts: StatTexts,
+) -> pl.DataFrame:
+    """line, id (of the kind), start_ps (from the origin), dur_ps and stats of all events."""
+    n_of_lines = [len(line.events) for line in lines]
+    n_events = sum(n_of_lines)
+    check_limit("profile", "events on one plane", n_events, MAX_EVENTS)
+    stats = StatTable(file, names, n_events, texts=texts, wanted=file.wanted)
+    ident, start_ps, dur_ps = (np.zeros(n_events, np.int64) for _ in range(3))
+    first = 0
+    for line in lines:
+        base_ps = (line.timestamp_ns - origin_ns) * 1000 if len(line.events) else 0
+        if base_ps > LARGEST_PS:
+            raise WireError(f"line {line.name!r} starts weeks after another line of its plane")
+        for at in range(0, len(line.events), N_AT_ONCE):
+            starts, ends = line.events.chunk(at, at + N_AT_ONCE)
+            wires = {1: VARINT, 2: VARINT, 3: VARINT, 4: SPAN}
+            for column in columns(file.view, starts, ends, wires):
+                rows = column.rows + (first + at)
+                match column.number:
+                    case 1:
+                        ident[rows] = column.values
+                    case 2:
+                        start_ps[rows] = _checked(column, starts)
+                    case 3:
+                        dur_ps[rows] = _checked(column, starts)
+                    case _:
+                        stats.take(rows, column.values, column.ends)
+            file.release()
+        start_ps[first : first + len(line.events)] += base_ps
+        first += len(line.events)
+    line_of = np.repeat(np.arange(len(lines), dtype=np.uint32), n_of_lines)
+    table = {"line": line_of, "id": ident, "start_ps": start_ps, "dur_ps": dur_ps}
+    return pl.DataFrame(table).with_columns(stats.series())
 
 
-def _entries(file: ProfileBytes, spans: Spans, first: int) -> tuple[Ints, Ints, Ints]:
-    """Keys of a chunk of map entries, and the byte ranges of their values."""
-    starts, ends = spans.chunk(first, first + N_AT_ONCE)
-    keys = np.zeros(len(starts), np.int64)
-    value_starts, value_ends = ends.copy(), ends.copy()
-    for column in columns(file.view, starts, ends):
-        expect(column.number, column.wire, _ENTRY_WIRES, int(starts[column.rows[0]]))
-        if column.number == 1:
-            keys[column.rows] = column.starts
-        elif column.number == 2:
-            value_starts[column.rows], value_ends[column.rows] = column.starts, column.ends
-    return keys, value_starts, value_ends
+def _checked(column: WireColumn, starts: Ints) -> Ints:
+    """Times in ps; WireError if one is so large that sums could overflow."""
+    absurd = (column.values > LARGEST_PS) | (column.values < -LARGEST_PS)
+    if absurd.any():
+        raise WireError("an event lasts for weeks", int(starts[column.rows[np.argmax(absurd)]]))
+    return column.values
+
+
+def _entries(file: ProfileBytes, spans: Spans) -> Iterator[tuple[int, Ints, Ints, Ints]]:
+    """In chunks of map entries: the number of the first, their keys, and byte ranges of their values."""
+    for first in range(0, len(spans), N_AT_ONCE):
+        starts, ends = spans.chunk(first, first + N_AT_ONCE)
+        keys = np.zeros(len(starts), np.int64)
+        value_starts, value_ends = ends.copy(), ends.copy()
+        for column in columns(file.view, starts, ends, {1: VARINT, 2: SPAN}):
+            if column.number == 1:
+                keys[column.rows] = column.values
+            else:
+                value_starts[column.rows], value_ends[column.rows] = column.values, column.ends
+        yield first, keys, value_starts, value_ends
 
 
 def _stat_names(file: ProfileBytes, spans: Spans) -> dict[int, str]:
     """Names of stats by id; stats may also refer to them as text values."""
     names: dict[int, str] = {}
-    for first in range(0, len(spans), N_AT_ONCE):
-        keys, starts, ends = _entries(file, spans, first)
-        for column in columns(file.view, starts, ends):
-            if column.number == 2 and column.wire == SPAN:
-                at = zip(keys[column.rows], column.starts, column.ends, strict=True)
-                names |= {int(key): file.text(int(start), int(end)) for key, start, end in at}
+    for _, keys, starts, ends in _entries(file, spans):
+        for column in columns(file.view, starts, ends, {2: SPAN}):
+            at = zip(keys[column.rows], column.values, column.ends, strict=True)
+            names |= {int(key): file.text(int(start), int(end)) for key, start, end in at}
     return names
 
 
@@ -300,42 +397,20 @@ def _kinds(
 ) -> pl.DataFrame:
     """Ids, names and shared stats of the kinds of events."""
     idents = np.zeros(len(spans), np.int64)
-    stats = StatTable(names, len(spans), texts=texts, wanted=None)
-    blocks: list[pl.DataFrame] = []
-    for first in range(0, len(spans), N_AT_ONCE):
-        keys, starts, ends = _entries(file, spans, first)
+    stats = StatTable(file, names, len(spans), texts=texts)
+    labels = {2: [""] * len(spans), 4: [""] * len(spans)}
+    wires = {1: VARINT, 2: SPAN, 3: SPAN, 4: SPAN, 5: SPAN}
+    for first, keys, starts, ends in _entries(file, spans):
         idents[first : first + len(keys)] = keys
-        labels = {2: [""] * len(keys), 4: [""] * len(keys)}
-        for column in columns(file.view, starts, ends):
-            expect(column.number, column.wire, _METADATA_WIRES, int(starts[column.rows[0]]))
-            if column.number in labels:
-                _put_texts(file, column, labels[column.number])
-            elif column.number == 5:
-                ranges = (column.starts, column.ends)
-                stats.take(file.data, file.view, column.rows + first, ranges)
-        blocks.append(pl.DataFrame({"name": labels[2], "display_name": labels[4]}))
-    empty = pl.DataFrame(schema={"name": pl.String, "display_name": pl.String})
-    table = pl.concat([empty, *blocks]).with_row_index("kind")
-    return table.with_columns(pl.Series("id", idents), *stats.series())
-
-
-def _put_texts(file: ProfileBytes, column: WireColumn, labels: list[str]) -> None:
-    spans = zip(column.rows.tolist(), column.starts.tolist(), column.ends.tolist(), strict=True)
-    for row, start, end in spans:
-        labels[row] = file.text(start, end)
-
-
-def _with_unknown_kinds(kinds: pl.DataFrame, idents: pl.Series) -> pl.DataFrame:
-    """The kinds, and a row for each id of an event that the plane does not describe."""
-    unknown = idents.unique(maintain_order=True).to_frame().join(kinds, on="id", how="anti")
-    rows = unknown.with_row_index("kind", len(kinds)).with_columns(
-        ("unknown kind " + pl.col("id").cast(pl.String)).alias("name")
-    )
-    return pl.concat([kinds, rows], how="diagonal")
-
-
-def _plane_stats(file: ProfileBytes, spans: Spans, names: dict[int, str]) -> dict[str, Stat]:
-    table = StatTable(names, 1, texts=StatTexts(), wanted=None)
-    starts, ends = spans.chunk()
-    table.take(file.data, file.view, np.zeros(len(starts), np.int64), (starts, ends))
-    return {series.name.removeprefix(PREFIX): series[0] for series in table.series()}
+        for column in columns(file.view, starts, ends, wires):
+            rows = column.rows + first
+            if column.number == 5:
+                stats.take(rows, column.values, column.ends)
+            elif column.number in labels:
+                of_field = labels[column.number]
+                at = (rows.tolist(), column.values.tolist(), column.ends.tolist())
+                for row, start, end in zip(*at, strict=True):
+                    of_field[row] = file.text(start, end)
+    table = {"id": idents, "name": labels[2], "display_name": labels[4]}
+    schema = {"id": pl.Int64, "name": pl.String, "display_name": pl.String}
+    return pl.DataFrame(table, schema=schema).with_columns(stats.series())

@@ -11,8 +11,8 @@ import polars as pl
 
 from meshscope.readers.profile.executions import executions
 from meshscope.readers.profile.ops import PS, Ops
-from meshscope.readers.profile.session import Profile
 from meshscope.readers.profile.steps import steps_of
+from meshscope.readers.profile.xplane import Profile
 
 # Names of compilation events in JAX, PJRT clients and their backends.
 COMPILING = r"^backend_compile|Client::Compile|Compiler::Compile|Compiler::RunBackend"
@@ -35,7 +35,7 @@ class Fault(StrEnum):
     BAD_TIMES = "bad_times"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One fault of a profile: the number of events concerned, and the message."""
 
@@ -61,36 +61,27 @@ def capture_faults(
     """
     runs = executions(ops) if runs is None else runs
     return [
-        *_profiler_errors(profile),
-        *_empty_planes(profile, ops),
+        *_of_recording(profile, ops),
         *_truncated_planes(ops),
         *_unpaired(runs),
         *_lost(runs, expected or {}, expected_by_device or {}),
         *_unknown(runs, {*(expected or {}), *(expected_by_device or {})}),
         *_compilations(profile, ops),
-        *_without_steps(profile, ops),
-        *_without_device(ops),
-        *_loose_clocks(profile),
-        *_bad_times(profile),
+        *_of_clocks(profile, ops),
     ]
 
 
-def _profiler_errors(profile: Profile) -> Iterator[Finding]:
+def _of_recording(profile: Profile, ops: Ops) -> Iterator[Finding]:
+    """Errors of the profiler, and devices without ops."""
     for space in profile.spaces:
         for text in (*space.errors, *space.warnings):
-            yield Finding(
-                fault=Fault.PROFILER_ERROR,
-                n_events=0,
-                message=f"The profiler reported on host '{space.host}': {text[:500]}",
-            )
-
-
-def _empty_planes(profile: Profile, ops: Ops) -> Iterator[Finding]:
+            message = f"The profiler reported on host '{space.host}': {text[:500]}"
+            yield Finding(Fault.PROFILER_ERROR, 0, message)
     if ops.events.is_empty():
         yield Finding(
-            fault=Fault.NO_OPS,
-            n_events=0,
-            message="The profile contains no op of any device: nothing ran while it was recorded, or the "
+            Fault.NO_OPS,
+            0,
+            "The profile contains no op of any device: nothing ran while it was recorded, or the "
             "profiler did not reach the devices. Wait for the result (block_until_ready) before "
             "stopping the profiler.",
         )
@@ -99,9 +90,9 @@ def _empty_planes(profile: Profile, ops: Ops) -> Iterator[Finding]:
         is_device = plane.name.startswith(("/device:TPU", "/device:GPU"))
         if is_device and (host, index) not in seen:
             yield Finding(
-                fault=Fault.EMPTY_PLANE,
-                n_events=len(plane.events),
-                message=f"'{plane.name}' of host '{profile.spaces[host].host}' contains no op, "
+                Fault.EMPTY_PLANE,
+                len(plane.events),
+                f"'{plane.name}' of host '{profile.spaces[host].host}' contains no op, "
                 "although other planes do: sums over devices miss it.",
             )
 
@@ -116,9 +107,9 @@ def _truncated_planes(ops: Ops) -> Iterator[Finding]:
     short = most.filter(pl.col("n_runs") < pl.col("n_most")).sort("module", "device")
     for module, device, n_runs, n_most in short.iter_rows():
         yield Finding(
-            fault=Fault.TRUNCATED_PLANE,
-            n_events=n_most - n_runs,
-            message=f"Device {device} recorded {n_runs} runs of '{module}', another device {n_most}: its "
+            Fault.TRUNCATED_PLANE,
+            n_most - n_runs,
+            f"Device {device} recorded {n_runs} runs of '{module}', another device {n_most}: its "
             "buffer was full, or the profile ended early. Profile fewer steps.",
         )
 
@@ -129,9 +120,9 @@ def _unpaired(runs: pl.DataFrame) -> Iterator[Finding]:
     for module, name, opcode, n in counts.iter_rows():
         missing = "start" if str(opcode).endswith("-done") else "done"
         yield Finding(
-            fault=Fault.UNPAIRED,
-            n_events=n,
-            message=f"{n} executions of '{name}' in '{module}' lack their {missing}: the profile started "
+            Fault.UNPAIRED,
+            n,
+            f"{n} executions of '{name}' in '{module}' lack their {missing}: the profile started "
             "or ended between the two, or events were lost. Their time is that of one half.",
         )
 
@@ -142,38 +133,29 @@ def _lost(
     expected_by_device: Mapping[tuple[str, str], Mapping[int, int]],
 ) -> Iterator[Finding]:
     """Instructions that executed more or less often than their program says."""
-    keys = ["module", "device", "run_id"]
     # GPU profiles have no run ids, so nothing can be expected of them.
-    counted_runs = (
-        runs.filter(pl.col("run_id").is_not_null())
-        .select(keys)
-        .unique()
-        .group_by("module", "device")
-        .len("n_runs")
-    )
+    keys = runs.filter(pl.col("run_id").is_not_null()).select("module", "device", "run_id").unique()
     n_runs: dict[str, dict[int, int]] = {}
-    for module, device, n in counted_runs.iter_rows():
+    for module, device, n in keys.group_by("module", "device").len().iter_rows():
         n_runs.setdefault(module, {})[device] = n
-    counted = runs.group_by("module", "hlo_name").len()
-    n_executions: dict[tuple[str | None, str], int] = {
-        (module, name): n for module, name, n in counted.iter_rows()
-    }
+    counted = runs.group_by("module", "hlo_name").len().iter_rows()
+    n_executions = {(module, name): n for module, name, n in counted}
     for key in {**expected, **expected_by_device}:
-        module, name = key
-        if module not in n_runs:
+        of_module = n_runs.get(key[0])
+        if of_module is None:
             continue
-        n_all = sum(n_runs[module].values())
+        n_all = sum(of_module.values())
         n_expected = (
-            sum(n * n_runs[module].get(device, 0) for device, n in expected_by_device[key].items())
+            sum(n * of_module.get(device, 0) for device, n in expected_by_device[key].items())
             if key in expected_by_device
             else expected[key] * n_all
         )
         n_recorded = n_executions.get(key, 0)
         if n_recorded != n_expected:
             yield Finding(
-                fault=Fault.LOST_EVENTS,
-                n_events=abs(n_expected - n_recorded),
-                message=f"'{name}' of '{module}' was recorded {n_recorded} times; {n_all} runs on all "
+                Fault.LOST_EVENTS,
+                abs(n_expected - n_recorded),
+                f"'{key[1]}' of '{key[0]}' was recorded {n_recorded} times; {n_all} runs on all "
                 f"devices should give {n_expected}. Sums over it are off by the difference.",
             )
 
@@ -182,13 +164,13 @@ def _unknown(runs: pl.DataFrame, expected: Iterable[tuple[str, str]]) -> Iterato
     """Ops of programs without HLO, if other programs have it."""
     modules = {module for module, _ in expected}
     is_known = pl.col("module").is_in(list(modules)).fill_null(value=False)
-    n_ops = runs.filter(~is_known).group_by("module").len()
-    if modules and not n_ops.is_empty():
-        names = sorted(module or "(no module)" for module in n_ops["module"])
+    unknown = runs.filter(~is_known)["module"]
+    if modules and len(unknown):
+        names = sorted(module or "(no module)" for module in unknown.unique())
         yield Finding(
-            fault=Fault.UNKNOWN_OPS,
-            n_events=int(n_ops["len"].sum()),
-            message=f"{int(n_ops['len'].sum())} ops belong to programs without HLO: {', '.join(names[:5])}"
+            Fault.UNKNOWN_OPS,
+            len(unknown),
+            f"{len(unknown)} ops belong to programs without HLO: {', '.join(names[:5])}"
             f"{' and others' if len(names) > 5 else ''}. They count only as busy time of the device.",
         )
 
@@ -207,63 +189,47 @@ def _compilations(profile: Profile, ops: Ops) -> Iterator[Finding]:
             (pl.col("start_ps") * PS + base_s).is_between(*by_host[host]),
         )
         if len(within):
-            host_name = profile.spaces[host].host
+            first = str(plane.with_names(within.head(1))["name"][0])[:80]
             yield Finding(
-                fault=Fault.COMPILATION,
-                n_events=len(within),
-                message=f"Host '{host_name}' compiled during the profile ({len(within)} events, such "
-                f"as '{_first_name(plane.kinds, within)}'), which inflates idle time and step "
+                Fault.COMPILATION,
+                len(within),
+                f"Host '{profile.spaces[host].host}' compiled during the profile ({len(within)} events, "
+                f"such as '{first}'), which inflates idle time and step "
                 "times. Run every program once before starting the profiler.",
             )
 
 
-def _first_name(kinds: pl.DataFrame, events: pl.DataFrame) -> str:
-    return str(kinds["name"][int(events["kind"][0])])[:80]
-
-
-def _without_steps(profile: Profile, ops: Ops) -> Iterator[Finding]:
-    steps = steps_of(profile)
-    if ops.events.is_empty() or steps["step"].is_not_null().any():
-        return
-    yield Finding(
-        fault=Fault.NO_STEPS,
-        n_events=len(ops.events),
-        message="The profile has no step markers, so ops cannot be counted per step. Wrap each step in "
-        "jax.profiler.StepTraceAnnotation(name, step_num=i).",
-    )
-
-
-def _without_device(ops: Ops) -> Iterator[Finding]:
-    n_unknown = ops.events["device"].null_count()
+def _of_clocks(profile: Profile, ops: Ops) -> Iterator[Finding]:
+    """Ops without steps or devices, clocks that are not known well, and impossible times."""
+    n_ops, n_unknown = len(ops.events), ops.events["device"].null_count()
+    if n_ops and steps_of(profile)["step"].is_null().all():
+        yield Finding(
+            Fault.NO_STEPS,
+            n_ops,
+            "The profile has no step markers, so ops cannot be counted per step. Wrap each step in "
+            "jax.profiler.StepTraceAnnotation(name, step_num=i).",
+        )
     if n_unknown:
         yield Finding(
-            fault=Fault.NO_DEVICE,
-            n_events=n_unknown,
-            message=f"{n_unknown} ops have no device number (as with TorchXLA on CPU): load and waiting "
+            Fault.NO_DEVICE,
+            n_unknown,
+            f"{n_unknown} ops have no device number (as with TorchXLA on CPU): load and waiting "
             "per device are not known.",
         )
-
-
-def _loose_clocks(profile: Profile) -> Iterator[Finding]:
-    if len(profile.hosts) < 2:
-        return
     for name, clock in profile.hosts.slice(1).select("name", "clock").iter_rows():
         if not clock.startswith(("ends of", "Unix time of the one machine")):
             yield Finding(
-                fault=Fault.LOOSE_CLOCKS,
-                n_events=0,
-                message=f"The clock of host '{name}' is aligned by: {clock}. Lateness across hosts is "
+                Fault.LOOSE_CLOCKS,
+                0,
+                f"The clock of host '{name}' is aligned by: {clock}. Lateness across hosts is "
                 "not known to better than milliseconds.",
             )
-
-
-def _bad_times(profile: Profile) -> Iterator[Finding]:
     for host, _, plane, _ in profile.planes():
         n_bad = int((plane.events["dur_ps"] < 0).sum())
         if n_bad:
             host_name = profile.spaces[host].host
             yield Finding(
-                fault=Fault.BAD_TIMES,
-                n_events=n_bad,
-                message=f"{n_bad} events of '{plane.name}' on host '{host_name}' end before they start.",
+                Fault.BAD_TIMES,
+                n_bad,
+                f"{n_bad} events of '{plane.name}' on host '{host_name}' end before they start.",
             )

@@ -1,4 +1,4 @@
-"""Reads XPlane profiles (`*.xplane.pb`, also gzipped) into tables, and the HLO of their programs as text.
+"""Reads XPlane profiles (`*.xplane.pb`, also gzipped) of one host, or of all hosts of a session.
 
 The messages are XSpace > XPlane > XLine > XEvent > XStat of tsl/profiler/protobuf/xplane.proto.
 This reader exists next to `jax.profiler.ProfileData` because profiles must be readable without JAX,
@@ -6,15 +6,31 @@ because files may be hostile, and because columns are faster: one million events
 (38 MB) take 0.6 s and 120 MB instead of 5.3 s and 1,100 MB, those of eight CPU devices (50 MB)
 0.9 s and 145 MB instead of 6.4 s and 1,430 MB (JAX 0.10.2, two CPU cores, names, times and stats
 read in both). `tests/profile/test_against_jax.py` checks that both readers agree.
+
+In a session, every host counts from the start of its profile, which it stamps with its Unix time. A
+collective ends at the same time on all participants, within some microseconds. So if two hosts share
+collectives, the median difference of their ends is the offset of their clocks. Otherwise the stamps
+give the offset (NTP keeps them within milliseconds); without stamps all profiles start together.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import polars as pl
+
 from meshscope.errors import TraceError
 from meshscope.readers.profile.hlo_proto import hlo_text
-from meshscope.readers.profile.plane import Plane, ProfileBytes, check_limit, plane_of, read_bytes
+from meshscope.readers.profile.ops import UNIX_NS, Ops, merged, ops_of, zero_ns
+from meshscope.readers.profile.plane import (
+    Plane,
+    ProfileBytes,
+    XSpace,
+    check_limit,
+    plane_of,
+    read_bytes,
+)
 from meshscope.readers.profile.wire import Message, WireError
 
 MAX_PLANES = 10_000
@@ -24,18 +40,6 @@ MIN_MARKS = 8  # replaced characters that do not occur by chance
 _PLANE, _ERROR, _WARNING, _HOST = 1, 2, 3, 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class XSpace:
-    """The profile of one host; `n_bytes` is its unpacked size."""
-
-    path: Path
-    host: str
-    planes: tuple[Plane, ...]
-    errors: tuple[str, ...]
-    warnings: tuple[str, ...]
-    n_bytes: int
-
-
 def read_xspace(path: Path, *, stats: Collection[str] | None = None) -> XSpace:
     """Reads the profile of one host; `stats` lists the stats of events to keep (None: all).
 
@@ -43,7 +47,22 @@ def read_xspace(path: Path, *, stats: Collection[str] | None = None) -> XSpace:
     """
     file = read_bytes(path, stats)
     try:
-        return _xspace(path, file)
+        message = Message(file.data)
+        spans = message.spans(_PLANE)
+        check_limit(path, "planes", len(spans), MAX_PLANES)
+        if not len(spans):
+            raise WireError("the file has no plane")  # noqa: TRY301  handled like other damage
+        hosts = message.texts(_HOST)
+        return XSpace(
+            path=path,
+            host=hosts[0] if len(hosts) == 1 else host_of(path),
+            planes=tuple(
+                plane_of(file, int(start), int(end))
+                for start, end in zip(*spans.chunk(), strict=True)
+            ),
+            errors=tuple(message.texts(_ERROR)),
+            warnings=tuple(message.texts(_WARNING)),
+        )
     except WireError as error:
         position = min(error.position, len(file.data))
         raise TraceError(
@@ -71,26 +90,6 @@ def host_of(path: Path) -> str:
     return path.name.removesuffix(".gz").removesuffix(".pb").removesuffix(".xplane")
 
 
-def _xspace(path: Path, file: ProfileBytes) -> XSpace:
-    message = Message(file.data)
-    plane_spans = message.spans(_PLANE)
-    check_limit(path, "planes", len(plane_spans), MAX_PLANES)
-    if not len(plane_spans):
-        raise WireError("the file has no plane", 0)
-    hosts = message.texts(_HOST)
-    return XSpace(
-        path=path,
-        host=hosts[0] if len(hosts) == 1 else host_of(path),
-        planes=tuple(
-            plane_of(file, int(start), int(end))
-            for start, end in zip(*plane_spans.chunk(), strict=True)
-        ),
-        errors=tuple(message.texts(_ERROR)),
-        warnings=tuple(message.texts(_WARNING)),
-        n_bytes=len(file.data),
-    )
-
-
 METADATA_PLANE = "/host:metadata"
 _HLO_PROTO = 6  # the value of a stat that is bytes
 
@@ -101,11 +100,10 @@ def read_programs(path: Path, *, n_devices: int = 1) -> tuple[dict[str, str], li
     `n_devices` applies to programs that do not say for how many devices they are.
     TraceError if the file cannot be read.
     """
-    file = read_bytes(path, ())
     texts: dict[str, str] = {}
     findings: list[str] = []
     try:
-        for name, content in _protos(file):
+        for name, content in _protos(read_bytes(path, ())):
             try:
                 texts[name] = hlo_text(Message(content), n_devices=n_devices)
             except WireError as error:
@@ -122,4 +120,191 @@ def _protos(file: ProfileBytes) -> Iterator[tuple[str, bytes]]:
             for kind in (kind for entry in plane.messages(4) for kind in entry.messages(2)):
                 for stat in kind.messages(5):
                     for content in stat.contents(_HLO_PROTO):
-                        yield kind.text(2), bytes(content)
+                        yield kind.text(2), content
+
+
+SUFFIXES = (".xplane.pb", ".xplane.pb.gz")
+CPU_IDS_A_PROCESS = 2048  # JAX: the id of a CPU device is 2048 x process + number (xla/pjrt/cpu)
+MIN_SHARED = 3  # shared collectives needed to set the clock by their ends
+
+HOSTS_SCHEMA: dict[str, type[pl.DataType]] = {
+    "name": pl.String,
+    "offset_s": pl.Float64,  # added to the times of the host
+    "clock": pl.String,  # how the offset was determined
+    "n_devices": pl.Int32,
+    "numbering": pl.String,  # how device numbers became positions
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A profile of all hosts: `hosts` by HOSTS_SCHEMA, `spaces` in its order, `ops` on one clock."""
+
+    hosts: pl.DataFrame
+    spaces: tuple[XSpace, ...]
+    ops: Ops
+
+    def planes(self) -> Iterator[tuple[int, int, Plane, float]]:
+        """Host, index on the host, plane, and the time of its origin in s on the clock of `ops`."""
+        for host, (space, offset_s) in enumerate(
+            zip(self.spaces, self.hosts["offset_s"].to_list(), strict=True)
+        ):
+            zero = zero_ns(space)
+            for index, plane in enumerate(space.planes):
+                yield host, index, plane, (plane.origin_ns - zero) * 1e-9 + offset_s
+
+
+def read_profile(
+    *paths: Path,
+    stats: Collection[str] | None = None,
+    positions: Mapping[tuple[int, int], int] | None = None,
+) -> Profile:
+    """Reads profile files, a session folder, or the latest session of a log folder.
+
+    `positions` maps (host row, device number on the host) to the position in the mesh, by which
+    groups of collectives name devices. Without it, hosts that all count from 0 are numbered
+    consecutively in the order of the files, ids of CPU devices (2048 per process) are compacted,
+    and other numbers are kept. TraceError if a device has no position.
+    """
+    files = [file for path in paths for file in profile_files(path)]
+    return profile_of([read_xspace(file, stats=stats) for file in files], positions=positions)
+
+
+def profile_of(
+    spaces: Sequence[XSpace], *, positions: Mapping[tuple[int, int], int] | None = None
+) -> Profile:
+    """The profile of these hosts; `positions` and errors as for `read_profile`."""
+    parts = [ops_of(space, host=index) for index, space in enumerate(spaces)]
+    devices = [part.events["device"].drop_nulls().unique().sort().to_list() for part in parts]
+    numbering = "given"
+    if positions is None:
+        positions, numbering = _positions(devices)
+    ops = merged([_numbered(part, host, positions) for host, part in enumerate(parts)])
+    offsets = _by_collectives(ops, _by_stamps(spaces))
+    names = [space.host for space in spaces]
+    hosts = pl.DataFrame(
+        {
+            "name": [  # processes of one machine get numbers
+                name if names.count(name) == 1 else f"{name}#{names[:index].count(name)}"
+                for index, name in enumerate(names)
+            ],
+            "offset_s": [offset_s for offset_s, _ in offsets],
+            "clock": [method for _, method in offsets],
+            "n_devices": [len(on_host) for on_host in devices],
+            "numbering": [numbering] * len(spaces),
+        },
+        schema=HOSTS_SCHEMA,
+    )
+    shifts = hosts["offset_s"].gather(ops.events["host"].cast(pl.UInt32))
+    events = ops.events.with_columns(pl.col("start_s") + shifts)
+    on_one_clock = Ops(events=events, instructions=ops.instructions)
+    return Profile(hosts=hosts, spaces=tuple(spaces), ops=on_one_clock)
+
+
+def profile_files(path: Path) -> list[Path]:
+    """The profile files of one session, sorted by name; TraceError if there are none."""
+    if not path.is_dir():
+        return [path]
+    for folder in (path, *sorted(path.glob("plugins/profile/*"), reverse=True)):
+        files = {
+            file.name.removesuffix(".gz"): file
+            for file in sorted(folder.glob("*.xplane.pb*"), reverse=True)
+        }
+        if files:
+            return sorted(file for file in files.values() if file.name.endswith(SUFFIXES))
+    raise TraceError(
+        f"{path}: contains no *.xplane.pb, and neither does plugins/profile/<time>/. "
+        "Give the folder that jax.profiler.trace wrote, or a profile file."
+    )
+
+
+def _positions(devices: Sequence[Sequence[int]]) -> tuple[dict[tuple[int, int], int], str]:
+    """Positions by (host, device number), and the method in words."""
+    keys = [(host, device) for host, on_host in enumerate(devices) for device in on_host]
+    numbers = sorted(device for _, device in keys)
+    if len(set(numbers)) < len(numbers):
+        firsts = np.cumsum([0, *(max(on_host, default=-1) + 1 for on_host in devices)]).tolist()
+        return {key: firsts[key[0]] + key[1] for key in keys}, "hosts in the order of the files"
+    if max(numbers, default=0) < CPU_IDS_A_PROCESS:
+        return {key: key[1] for key in keys}, "as recorded"
+    return {key: numbers.index(key[1]) for key in keys}, "ids of CPU devices, compacted"
+
+
+def _numbered(part: Ops, host: int, positions: Mapping[tuple[int, int], int]) -> Ops:
+    devices = part.events["device"].drop_nulls().unique().to_list()
+    missing = [device for device in devices if (host, device) not in positions]
+    if missing:
+        raise TraceError(
+            f"device {missing[0]} of host {host} has no position; there are positions for "
+            f"{sorted(positions)}. Give one for each recorded device: {sorted(devices)}."
+        )
+    new = {device: positions[host, device] for device in devices}
+    device = pl.col("device").replace_strict(new, default=None, return_dtype=pl.Int32)
+    return Ops(events=part.events.with_columns(device), instructions=part.instructions)
+
+
+def _by_stamps(spaces: Sequence[XSpace]) -> list[tuple[float, str]]:
+    """Offsets in s from the earliest profile, by Unix time, and the method in words."""
+    if len(spaces) == 1:
+        return [(0.0, "one host")]
+    starts = [start_unix_ns(space) for space in spaces]
+    known = [start for start in starts if start is not None]
+    if len(known) < len(starts):
+        return [(0.0, "start of the profile, aligned with the other hosts")] * len(starts)
+    is_one_machine = len({space.host for space in spaces}) == 1
+    method = "Unix time of the one machine" if is_one_machine else "Unix time of the host"
+    return [((start - min(known)) * 1e-9, method) for start in known]
+
+
+def start_unix_ns(space: XSpace) -> int | None:
+    """Start of the profile in ns since 1970; None if it has no stamp."""
+    if (zero := zero_ns(space)) > UNIX_NS:
+        return zero
+    stamps = (plane.stats.get("profile_start_time") for plane in space.planes)
+    return next((stamp for stamp in stamps if isinstance(stamp, int)), None)
+
+
+def _by_collectives(ops: Ops, stamped: list[tuple[float, str]]) -> list[tuple[float, str]]:
+    """The offsets, refined host by host from shared collectives, starting at the first host."""
+    ends = _shared_ends(ops) if len(stamped) > 1 else {}
+    offsets = list(stamped)
+    settled, waiting = [0], list(range(1, len(stamped)))
+    while pair := next(
+        ((a, b) for a in settled for b in waiting if len(ends.get((a, b), ())) >= MIN_SHARED), None
+    ):
+        reference, host = pair
+        apart = ends[pair]
+        offset_s = offsets[reference][0] + float(np.median(apart))
+        spread_us = float(np.ptp(apart)) / 2 * 1e6
+        method = f"ends of {len(apart)} shared collectives, within {spread_us:.1f} us"
+        offsets[host] = (offset_s, method)
+        settled.append(host)
+        waiting.remove(host)
+    return offsets
+
+
+def _shared_ends(ops: Ops) -> Mapping[tuple[int, int], np.ndarray]:
+    """For each pair of hosts, the differences in s between the ends of shared collectives."""
+    is_start = pl.col("opcode").str.ends_with("-start").fill_null(value=False)
+    collectives = ops.instructions.filter(pl.col("kind").is_not_null(), ~is_start)
+    events = ops.events.filter(pl.col("role") == "leaf").join(
+        collectives.select("op", "groups"), on="op"
+    )
+    places = events.select("op", "device", "groups").unique(["op", "device"])
+    group_of = places.explode("groups").filter(pl.col("groups").list.contains(pl.col("device")))
+    ends = events.sort("start_s").join(
+        group_of.select("op", "device", group="groups").unique(["op", "device"], keep="first"),
+        on=["op", "device"],
+        maintain_order="left",
+    ).select(
+        "op",
+        "host",
+        pl.col("group").cast(pl.List(pl.String)).list.join(","),
+        pl.int_range(pl.len()).over("op", "device").alias("occurrence"),
+        (pl.col("start_s") + pl.col("dur_s")).alias("end_s"),
+    )  # fmt: skip
+    last = ends.group_by("op", "occurrence", "group", "host").agg(pl.col("end_s").max())
+    both = last.join(last, on=["op", "occurrence", "group"], suffix="_other")
+    both = both.filter(pl.col("host") != pl.col("host_other"))
+    pairs = both.group_by("host", "host_other").agg(pl.col("end_s") - pl.col("end_s_other"))
+    return {(a, b): np.array(apart) for a, b, apart in pairs.iter_rows()}

@@ -7,61 +7,55 @@ bring kernels that communicate without NCCL; their names say no size, so their b
 """
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from meshscope.events.enums import Kind
+from meshscope.readers.traces.trace import Category
 from meshscope.units import DTYPE_BITS
 
 # Names of c10d and NCCL in lower case, without underscores and endings such as `_into_tensor`.
-_KINDS = {
-    "allreduce": Kind.ALL_REDUCE,
-    "allgather": Kind.ALL_GATHER,
-    "allgatherv": Kind.ALL_GATHER,
-    "reducescatter": Kind.REDUCE_SCATTER,
-    "alltoall": Kind.ALL_TO_ALL,
-    "alltoallv": Kind.ALL_TO_ALL,
-    "broadcast": Kind.BROADCAST,
-    "gather": Kind.GATHER,
-    "reduce": Kind.REDUCE,
-    "scatter": Kind.SCATTER,
-    "alltoallpivot": Kind.ALL_TO_ALL,
-    "send": Kind.SEND,
-    "recv": Kind.RECV,
-    "sendrecv": Kind.PERMUTE,
-    "permute": Kind.PERMUTE,
-    "barrier": Kind.ALL_REDUCE,  # c10d synchronizes by an all-reduce of one element
+_NAMES = {
+    Kind.ALL_REDUCE: ("allreduce", "barrier"),  # c10d synchronizes by an all-reduce of one element
+    Kind.ALL_GATHER: ("allgather", "allgatherv"),
+    Kind.REDUCE_SCATTER: ("reducescatter",),
+    Kind.ALL_TO_ALL: ("alltoall", "alltoallv", "alltoallpivot"),
+    Kind.BROADCAST: ("broadcast",),
+    Kind.GATHER: ("gather",),
+    Kind.REDUCE: ("reduce",),
+    Kind.SCATTER: ("scatter",),
+    Kind.SEND: ("send",),
+    Kind.RECV: ("recv",),
+    Kind.PERMUTE: ("sendrecv", "permute"),
 }
+_KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
 _ENDINGS = re.compile(r"(?:_|(?<=[a-z]))(?:base|coalesced|into_?tensor|tensor|oop|inplace|single)$")
 
 # Kernels that communicate without NCCL: vLLM and SGLang (csrc/custom_all_reduce.cuh, quickreduce),
 # PyTorch's symmetric memory, FlashInfer and TensorRT-LLM, MSCCL++, NVSHMEM, DeepEP, pplx-kernels;
 # on ROCm aiter (csrc/include/custom_all_reduce.cuh) and MoRI (src/ops/dispatch_combine).
-_CUSTOM: tuple[tuple[re.Pattern[str], Kind], ...] = tuple(
-    (re.compile(pattern), kind)
-    for pattern, kind in (
-        (r"reduce_scatter_cross_device", Kind.REDUCE_SCATTER),
-        (r"cross_device_reduce|allreduce_prototype|quick_?reduce", Kind.ALL_REDUCE),
-        (r"(?:multimem|one_shot|two_shot|oneshot|twoshot)_?all_?reduce", Kind.ALL_REDUCE),
-        (r"(?<!sm)all_?reduce_(?:fusion|kernel|rmsnorm)|lamport.*all_?reduce", Kind.ALL_REDUCE),
-        (r"mscclpp.*all_?reduce|all_?reduce\w*mscclpp|userbuffers?_.*allreduce", Kind.ALL_REDUCE),
-        (r"multimem_all_?gather|mscclpp.*all_?gather|cross_device_all_?gather", Kind.ALL_GATHER),
-        (r"multimem_reduce_?scatter|mscclpp.*reduce_?scatter", Kind.REDUCE_SCATTER),
-        (r"aiter::.*all_?gather|allgather_(?:naive|vec|lastdim)", Kind.ALL_GATHER),
-        (r"aiter::.*reduce_?scatter", Kind.REDUCE_SCATTER),
-        (r"aiter::.*all_?reduce|mori::collective::.*all_?reduce", Kind.ALL_REDUCE),
-        (r"mori::collective::.*all_?gather", Kind.ALL_GATHER),
-        (r"mori::collective::.*reduce_?scatter", Kind.REDUCE_SCATTER),
-        (r"(?:\b|_)ep_?(?:dispatch|combine)|mori::.*all_?(?:to|2)_?all", Kind.ALL_TO_ALL),
-        (
-            r"(?:deep_ep|hybrid_ep|nixl_ep|uccl|internode|intranode).*::(?:dispatch|combine)(?:_kernel)?\b",
-            Kind.ALL_TO_ALL,
-        ),
-        (r"nvshmem.*all_?to_?all|moe_?(?:a2a|all_?to_?all)", Kind.ALL_TO_ALL),
-        (r"nvshmem.*(?:all_?reduce|reduce_kernel)", Kind.ALL_REDUCE),
-        (r"nvshmem.*(?:all_?gather|fcollect)", Kind.ALL_GATHER),
-        (r"pplx.*(?:dispatch|combine)|mscclpp.*all_?to_?all", Kind.ALL_TO_ALL),
-    )
+_CUSTOM = (
+    (r"reduce_scatter_cross_device", Kind.REDUCE_SCATTER),
+    (r"cross_device_reduce|allreduce_prototype|quick_?reduce", Kind.ALL_REDUCE),
+    (r"(?:multimem|one_shot|two_shot|oneshot|twoshot)_?all_?reduce", Kind.ALL_REDUCE),
+    (r"(?<!sm)all_?reduce_(?:fusion|kernel|rmsnorm)|lamport.*all_?reduce", Kind.ALL_REDUCE),
+    (r"mscclpp.*all_?reduce|all_?reduce\w*mscclpp|userbuffers?_.*allreduce", Kind.ALL_REDUCE),
+    (r"multimem_all_?gather|mscclpp.*all_?gather|cross_device_all_?gather", Kind.ALL_GATHER),
+    (r"multimem_reduce_?scatter|mscclpp.*reduce_?scatter", Kind.REDUCE_SCATTER),
+    (r"aiter::.*all_?gather|allgather_(?:naive|vec|lastdim)", Kind.ALL_GATHER),
+    (r"aiter::.*reduce_?scatter", Kind.REDUCE_SCATTER),
+    (r"aiter::.*all_?reduce|mori::collective::.*all_?reduce", Kind.ALL_REDUCE),
+    (r"mori::collective::.*all_?gather", Kind.ALL_GATHER),
+    (r"mori::collective::.*reduce_?scatter", Kind.REDUCE_SCATTER),
+    (r"(?:\b|_)ep_?(?:dispatch|combine)|mori::.*all_?(?:to|2)_?all", Kind.ALL_TO_ALL),
+    (
+        r"(?:deep_ep|hybrid_ep|nixl_ep|uccl|internode|intranode).*::(?:dispatch|combine)(?:_kernel)?\b",
+        Kind.ALL_TO_ALL,
+    ),
+    (r"nvshmem.*all_?to_?all|moe_?(?:a2a|all_?to_?all)", Kind.ALL_TO_ALL),
+    (r"nvshmem.*(?:all_?reduce|reduce_kernel)", Kind.ALL_REDUCE),
+    (r"nvshmem.*(?:all_?gather|fcollect)", Kind.ALL_GATHER),
+    (r"pplx.*(?:dispatch|combine)|mscclpp.*all_?to_?all", Kind.ALL_TO_ALL),
 )
 _ANY_NCCL = re.compile(r"^(?:void )?(?:nccl|rccl|mscclKernel)\w*(?:Kernel|kernel|Func|_)")
 _OPAQUE = re.compile(
@@ -89,53 +83,31 @@ _RANKS_IN_TEMPLATE = re.compile(
     r"|(?:one|two)_shot_all_reduce\w*<[^<>,]*,\s*\d+,\s*(\d+)\b"
 )
 
-# dtypes as c10, NCCL and CUDA templates name them.
-_DTYPES = {
-    "float": "f32",
-    "f32": "f32",
-    "double": "f64",
-    "f64": "f64",
-    "half": "f16",
-    "__half": "f16",
-    "c10::half": "f16",
-    "f16": "f16",
-    "bfloat16": "bf16",
-    "c10::bfloat16": "bf16",
-    "nv_bfloat16": "bf16",
-    "__nv_bfloat16": "bf16",
-    "__hip_bfloat16": "bf16",
-    "bf16": "bf16",
-    "int": "s32",
-    "int32": "s32",
-    "int32_t": "s32",
-    "long": "s64",
-    "int64": "s64",
-    "int64_t": "s64",
-    "short": "s16",
-    "char": "s8",
-    "signed char": "s8",
-    "int8": "s8",
-    "byte": "u8",
-    "unsigned char": "u8",
-    "uint8": "u8",
-    "bool": "pred",
-    "float8_e4m3fn": "f8e4m3fn",
-    "c10::float8_e4m3fn": "f8e4m3fn",
-    "float8_e5m2": "f8e5m2",
-    "c10::float8_e5m2": "f8e5m2",
-    "float8_e4m3fnuz": "f8e4m3fnuz",
-    "float8_e5m2fnuz": "f8e5m2fnuz",
-    "f8e4m3": "f8e4m3fn",
-    "f8e5m2": "f8e5m2",
+# XLA's dtypes, and their names in c10, NCCL and CUDA templates.
+_DTYPE_NAMES = {
+    "f32": ("float",),
+    "f64": ("double",),
+    "f16": ("half", "__half", "c10::half"),
+    "bf16": ("bfloat16", "c10::bfloat16", "nv_bfloat16", "__nv_bfloat16", "__hip_bfloat16"),
+    "s64": ("long", "int64", "int64_t"),
+    "s32": ("int", "int32", "int32_t"),
+    "s16": ("short",),
+    "s8": ("char", "signed char", "int8"),
+    "u8": ("byte", "unsigned char", "uint8"),
+    "pred": ("bool",),
+    "f8e4m3fn": ("float8_e4m3fn", "c10::float8_e4m3fn", "f8e4m3"),
+    "f8e5m2": ("float8_e5m2", "c10::float8_e5m2"),
+    "f8e4m3fnuz": ("float8_e4m3fnuz",),
+    "f8e5m2fnuz": ("float8_e5m2fnuz",),
 }
+_DTYPES = {name: dtype for dtype, names in _DTYPE_NAMES.items() for name in (*names, dtype)}
 _CUSTOM_DTYPE = re.compile(
     r"<\s*((?:c10::)?(?:__)?(?:nv_|hip_)?bfloat16|(?:c10::)?(?:__)?half|float)\b",
     re.IGNORECASE,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelCollective:
+class KernelCollective(NamedTuple):
     """What the name of a kernel says; `kind` is None if it communicates in an unknown way."""
 
     kind: Kind | None
@@ -170,7 +142,7 @@ def kernel_collective(name: str) -> KernelCollective | None:
         return _nccl(name)
     lowered = name.lower()
     for pattern, kind in _CUSTOM:
-        if pattern.search(lowered):
+        if re.search(pattern, lowered):
             n_ranks, dtype = _RANKS_IN_TEMPLATE.search(name), _CUSTOM_DTYPE.search(name)
             return KernelCollective(
                 kind=kind,
@@ -211,17 +183,12 @@ def _without_mangling(name: str) -> str:
 
 def _nccl(name: str) -> KernelCollective:
     """`ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)`: all-reduce of bf16."""
-    words = re.split(r"[_(<]", name.removeprefix("void "))
-    kinds = (kind_of(word) for word in words[1:] if word)
-    kind = next((kind for kind in kinds if kind is not None), None)
+    words = re.split(r"[_(<]", name.removeprefix("void "))[1:]
+    kind = next((kind for word in words if word and (kind := kind_of(word)) is not None), None)
+    named = reversed(name.partition("(")[0].removesuffix("_t").split("_"))
     # The type of a SendRecv kernel is that of its buffer, not of the array.
-    named = None if kind is Kind.PERMUTE else _nccl_dtype(name)
-    return KernelCollective(kind=kind, opcode=short_name(name), dtype=named)
-
-
-def _nccl_dtype(name: str) -> str | None:
-    head = name.partition("(")[0].removesuffix("_t")
-    return next((d for word in reversed(head.split("_")) if (d := dtype_of(word))), None)
+    dtypes = [dtype_of(word) for word in named if kind is not Kind.PERMUTE]
+    return KernelCollective(kind, short_name(name), next(filter(None, dtypes), None))
 
 
 def short_name(name: str) -> str:
@@ -230,8 +197,18 @@ def short_name(name: str) -> str:
     return head.strip()[:120] or name[:120]
 
 
+def op_facts(name: str, *, is_copy: bool) -> dict[str, Any]:
+    """The row of OPS_SCHEMA that the name of a kernel or a copy gives."""
+    kernel = None if is_copy else kernel_collective(name)
+    if kernel is None:
+        category = Category.COPY if is_copy else Category.COMPUTE
+        return {"name": name if is_copy else short_name(name), "category": category.value}
+    named = {"name": short_name(name), "category": Category.COLLECTIVE.value}
+    return named | kernel._asdict()
+
+
 def payload_bytes(
-    kind: Kind,
+    kind: Kind | None,
     *,
     n_in: int | None,
     n_out: int | None,
@@ -243,34 +220,20 @@ def payload_bytes(
     `n_in`, `n_out` are the elements that one rank passes and gets. The array of an all-gather is
     the output, that of a reduce-scatter the input.
     """
-    if dtype is None or dtype not in DTYPE_BITS:
-        return None
-    n = _n_elements(kind, n_in, n_out, group_size)
-    return None if not n else -(-n * DTYPE_BITS[dtype] // 8)
-
-
-def _n_elements(  # noqa: PLR0911  one per kind
-    kind: Kind, n_in: int | None, n_out: int | None, group_size: int | None
-) -> int | None:
+    n_ranks = group_size or 0
     match kind:
+        case None:
+            n = None
         case Kind.ALL_GATHER | Kind.GATHER:
-            if n_out:
-                return n_out
-            return n_in * group_size if n_in and group_size else None
+            n = n_out or (n_in or 0) * n_ranks
         case Kind.REDUCE_SCATTER:
-            if n_in:
-                return n_in
-            return n_out * group_size if n_out and group_size else None
+            n = n_in or (n_out or 0) * n_ranks
         case Kind.SCATTER:
-            return max(n_in or 0, (n_out or 0) * (group_size or 0)) or None
-        case (
-            Kind.ALL_REDUCE
-            | Kind.ALL_TO_ALL
-            | Kind.BROADCAST
-            | Kind.REDUCE
-            | Kind.SEND
-            | Kind.PERMUTE
-        ):
-            return n_in or n_out
+            n = max(n_in or 0, (n_out or 0) * n_ranks)
         case Kind.RECV:
-            return n_out or n_in
+            n = n_out or n_in
+        case _:
+            n = n_in or n_out
+    if not n or dtype is None or dtype not in DTYPE_BITS:
+        return None
+    return -(-n * DTYPE_BITS[dtype] // 8)

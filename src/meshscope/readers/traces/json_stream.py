@@ -21,7 +21,6 @@ E = TypeVar("E")
 PIECE_BYTES = 256 << 10  # a batch of events that fits into the cache of a core
 MAX_HEAD_BYTES = 64 << 20
 MAX_EVENT_BYTES = 64 << 20
-MAX_DEPTH = 64
 # Traces inflate 10 to 30 times. Deflate cannot exceed 1032; a file near that has no events.
 MAX_INFLATION = 300
 MIN_BOMB_BYTES = 256 << 20
@@ -54,59 +53,66 @@ class JsonTrace(Generic[E]):
         self._many = msgspec.json.Decoder(list[event])
         self._is_array = False
 
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """That the file ends too early, if it does."""
+        if self.cut_off is None:
+            return ()
+        return (f"truncated: {self.cut_off}; everything before that was read",)
+
     def __iter__(self) -> Iterator[list[E]]:
         """Yields the batches; TraceError if the file is no trace."""
         with self.path.open("rb") as file:
-            yield from self._batches(_Pieces(self.path, file))
+            pieces = _Pieces(self.path, file)
+            buffer, is_end = self._opened(pieces), False
+            while not is_end:
+                batch, buffer, is_end = self._next(buffer, pieces)
+                if batch:
+                    yield batch
+            self._read_tail(buffer, pieces)
 
-    def _batches(self, pieces: "_Pieces") -> Iterator[list[E]]:
-        buffer = self._opened(pieces)
-        while True:
-            cut = _last_cut(buffer)
-            if cut is not None:
-                batch, n_read, is_end = self._decoded(buffer, cut)
-                if batch:
-                    yield batch
-                buffer = buffer[n_read:].lstrip(b" \t\r\n,")
-                if is_end:
-                    break
-            # A long event is read in doubling pieces, so that its bytes are copied a few times at most.
-            piece = pieces.next(at_least=len(buffer))
-            if piece is None:
-                batch, buffer = self._last(buffer, pieces.fault)
-                if batch:
-                    yield batch
-                break
-            if len(buffer) > MAX_EVENT_BYTES:
-                raise TraceError(
-                    f"{self.path}: an event is longer than {MAX_EVENT_BYTES >> 20} MiB. "
-                    "The file is no trace, or is damaged."
-                )
-            buffer += piece
-        self._read_tail(buffer, pieces)
+    def _next(self, buffer: bytes, pieces: "_Pieces") -> tuple[list[E], bytes, bool]:
+        """A batch, the bytes after it, and whether it is the last one."""
+        batch: list[E] = []
+        cut = _last_cut(buffer)
+        if cut is not None:
+            batch, n_read, is_end = self._decoded(buffer, cut)
+            buffer = buffer[n_read:].lstrip(b" \t\r\n,")
+            if is_end:
+                return batch, buffer, True
+        # A long event is read in doubling pieces, so that its bytes are copied a few times at most.
+        piece = pieces.next(at_least=len(buffer))
+        if piece is None:  # the end of a file whose array may lack its end
+            last, n_read, is_end = self._one_by_one(buffer)
+            rest = buffer[n_read:].strip(b" \t\r\n,")
+            if not is_end and (not self._is_array or rest):
+                self.cut_off = pieces.fault or "the file ends inside the list of events"
+            return [*batch, *last], buffer[n_read:] if is_end else b"", True
+        if len(buffer) > MAX_EVENT_BYTES:
+            raise TraceError(
+                f"{self.path}: an event is longer than {MAX_EVENT_BYTES >> 20} MiB. "
+                "The file is no trace, or is damaged."
+            )
+        return batch, buffer + piece, False
 
     def _opened(self, pieces: "_Pieces") -> bytes:
         """Reads up to the first event; the bytes after the opening bracket."""
         buffer = b""
         while (piece := pieces.next(at_least=len(buffer))) is not None:
             buffer = (buffer + piece).removeprefix(_UTF8_BOM)
-            start = buffer.lstrip()[:1]
             if buffer.startswith(_UTF16_BOMS):
                 raise TraceError(f"{self.path}: the text is UTF-16. Convert it to UTF-8.")
-            if not start:
-                continue
+            start = buffer.lstrip()[:1]
             if start == b"[":
                 self._is_array = True
                 return buffer[buffer.index(b"[") + 1 :]
-            if start != b"{":
+            if start not in {b"", b"{"} or len(buffer) > MAX_HEAD_BYTES:
                 break
             for match in _EVENTS_KEY.finditer(buffer):
                 head = _document(buffer[: match.end()] + b"]}")
                 if head is not None:
                     self.head = {k: v for k, v in head.items() if k != "traceEvents"}
                     return buffer[match.end() :]
-            if len(buffer) > MAX_HEAD_BYTES:
-                break
         why = f": {pieces.fault}" if pieces.fault else ""
         raise TraceError(
             f"{self.path}: has no 'traceEvents'{why}. Give a trace as the profiler exported it."
@@ -130,15 +136,14 @@ class JsonTrace(Generic[E]):
 
     def _whole(self, text: bytes) -> tuple[list[E] | None, int]:
         """All events of an array, and where it ended if text follows it; None if one is invalid."""
+        end = 0
         try:
-            return self._many.decode(text), 0
+            return self._many.decode(text), end
         except FAULTS as error:
-            trailing = _TRAILING.search(str(error))
-            if trailing is None:
-                return None, 0
-        end = text.rindex(b"]", 0, int(trailing[1])) + 1
+            if trailing := _TRAILING.search(str(error)):
+                end = text.rindex(b"]", 0, int(trailing[1])) + 1
         try:
-            return self._many.decode(text[:end]), end
+            return (self._many.decode(text[:end]), end) if end else (None, 0)
         except FAULTS:
             return None, 0
 
@@ -158,30 +163,19 @@ class JsonTrace(Generic[E]):
                     return batch, token.end(), True
                 if depth == 0:
                     n_read = token.end()
-                    self._append(batch, buffer[begin:n_read])
+                    batch += self._repaired(buffer[begin:n_read])
         return batch, n_read, False
 
-    def _append(self, batch: list[E], text: bytes) -> None:
-        for variant in (
-            text,
-            _NOT_A_NUMBER.sub(b"null", text),
-            text.decode("utf-8", errors="replace").encode(),
-        ):
+    def _repaired(self, text: bytes) -> list[E]:
+        """The event in the text, without numbers and characters that are none; counted if it is no event."""
+        as_text = text.decode("utf-8", errors="replace").encode()
+        for variant in (text, _NOT_A_NUMBER.sub(b"null", text), as_text):
             try:
-                batch.append(self._one.decode(variant))
+                return [self._one.decode(variant)]
             except FAULTS:
                 continue
-            return
         self.n_unreadable += 1
-
-    def _last(self, buffer: bytes, fault: str | None) -> tuple[list[E], bytes]:
-        """The events at the end of a file whose array may lack its end."""
-        batch, n_read, is_end = self._one_by_one(buffer)
-        if not is_end and (not self._is_array or buffer[n_read:].strip(b" \t\r\n,")):
-            self.cut_off = fault or "the file ends inside the list of events"
-        elif fault:
-            self.cut_off = fault
-        return batch, buffer[n_read:] if is_end else b""
+        return []
 
     def _read_tail(self, buffer: bytes, pieces: "_Pieces") -> None:
         """Adds the keys behind the events to `head`."""
@@ -189,16 +183,14 @@ class JsonTrace(Generic[E]):
             buffer += piece
             if len(buffer) > MAX_HEAD_BYTES:
                 return
-        if pieces.fault and self.cut_off is None:
-            self.cut_off = pieces.fault
+        self.cut_off = self.cut_off or pieces.fault
         tail = buffer.strip().removeprefix(b",").strip()
         if self._is_array or tail in {b"", b"}"}:
             return
         document = _document(b"{" + tail)
         if document is None:
             self.cut_off = self.cut_off or "the file ends before the end of its JSON"
-            return
-        self.head |= document
+        self.head |= document or {}
 
 
 class _Pieces:
@@ -217,8 +209,6 @@ class _Pieces:
 
     def next(self, *, at_least: int = 0) -> bytes | None:
         """The next piece of at most PIECE_BYTES or `at_least` bytes; None at the end."""
-        if self._is_at_end:
-            return None
         n_left = max(PIECE_BYTES, at_least)
         pieces: list[bytes] = []
         while n_left > 0 and not self._is_at_end:
@@ -248,18 +238,14 @@ class _Pieces:
                 self.fault = "the gzip stream is damaged"
                 return b""
             self._waiting = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
-            self._check_inflation(len(piece))
+            self._n_inflated += len(piece)
+            if self._n_inflated > max(MIN_BOMB_BYTES, self._n_read * MAX_INFLATION):
+                raise TraceError(
+                    f"{self.path}: inflates to more than {MAX_INFLATION} times its size, which no trace "
+                    "does. Inflate it yourself if you trust it, and give the plain file."
+                )
             if piece:
                 return piece
-
-    def _check_inflation(self, n_bytes: int) -> None:
-        self._n_inflated += n_bytes
-        limit = max(MIN_BOMB_BYTES, self._n_read * MAX_INFLATION)
-        if self._n_inflated > limit:
-            raise TraceError(
-                f"{self.path}: inflates to more than {MAX_INFLATION} times its size, which no trace "
-                "does. Inflate it yourself if you trust it, and give the plain file."
-            )
 
 
 def _last_cut(buffer: bytes) -> int | None:

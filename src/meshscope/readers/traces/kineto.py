@@ -8,11 +8,11 @@ PyTorch 2.2), those of the `nccl:*` range around its launch apply.
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,8 +25,8 @@ from meshscope.readers.traces.annotations import StepMark, distinct_steps, read_
 from meshscope.readers.traces.collectives import (
     dtype_of,
     is_nccl,
-    kernel_collective,
     kind_of,
+    op_facts,
     payload_bytes,
     short_name,
 )
@@ -38,45 +38,55 @@ from meshscope.readers.traces.trace import (
     Category,
     ColumnParts,
     OpCodes,
-    ProcessGroup,
     Trace,
     TraceFormat,
     events_table,
-    floats,
     nanoseconds,
     ops_table,
-    reading_findings,
+    step_around,
     steps_table,
     whole_numbers,
 )
+
+
+class ProcessGroup(NamedTuple):
+    """A communicator as the trace lists it; None for what it does not say."""
+
+    description: str | None
+    ranks: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KinetoHead:
     """What a trace says about its process; None if it does not say."""
 
-    rank: int | None = None
-    world_size: int | None = None
-    device_name: str | None = None
-    origin_unix_ns: int | None = None
-    groups: Mapping[str, ProcessGroup] = field(default_factory=dict[str, ProcessGroup])
+    rank: int | None
+    world_size: int | None
+    device_name: str | None
+    origin_unix_ns: int | None
+    groups: Mapping[str, ProcessGroup]
 
-    @classmethod
-    def of(cls, head: Mapping[str, Any]) -> Self:
-        """The facts in the top-level keys of the trace."""
-        distributed = _mapping(head.get("distributedInfo"))
-        properties = head.get("deviceProperties")
-        devices = properties if isinstance(properties, list) else []
-        names = [device.get("name") for device in devices if isinstance(device, dict)]
-        groups = distributed.get("pg_config")
-        listed = [_group(_mapping(group)) for group in groups] if isinstance(groups, list) else []
-        return cls(
-            rank=_number_of_ranks(distributed.get("rank")),
-            world_size=_number_of_ranks(distributed.get("world_size")),
-            device_name=next((name for name in names if isinstance(name, str) and name), None),
-            origin_unix_ns=_whole(head.get("baseTimeNanoseconds")),
-            groups={group.name: group for group in listed if group is not None},
-        )
+
+def _head_of(head: Mapping[str, Any]) -> KinetoHead:
+    """The facts in the top-level keys of the trace."""
+    distributed = _mapping(head.get("distributedInfo"))
+    properties = head.get("deviceProperties")
+    devices = map(_mapping, properties if isinstance(properties, list) else ())
+    names = (device.get("name") for device in devices)
+    listed = distributed.get("pg_config")
+    groups: dict[str, ProcessGroup] = {}
+    for group in map(_mapping, listed if isinstance(listed, list) else ()):
+        name, description = group.get("pg_name"), group.get("pg_desc")
+        if isinstance(name, str | int):
+            described = description if isinstance(description, str) else None
+            groups[str(name)] = ProcessGroup(described, ranks_of(group.get("ranks")))
+    return KinetoHead(
+        rank=_whole(distributed.get("rank"), MAX_RANKS),
+        world_size=_whole(distributed.get("world_size"), MAX_RANKS),
+        device_name=next((name for name in names if isinstance(name, str) and name), None),
+        origin_unix_ns=_whole(head.get("baseTimeNanoseconds"), MAX_NS),
+        groups=groups,
+    )
 
 
 def ranks_of(value: object) -> tuple[int, ...] | None:
@@ -91,38 +101,24 @@ def ranks_of(value: object) -> tuple[int, ...] | None:
     return ranks if len(ranks) == len(value) else None
 
 
-def _group(values: Mapping[str, Any]) -> ProcessGroup | None:
-    name = values.get("pg_name")
-    if not isinstance(name, str | int):
-        return None
-    description = values.get("pg_desc")
-    return ProcessGroup(
-        name=str(name),
-        description=description if isinstance(description, str) else None,
-        ranks=ranks_of(values.get("ranks")),
-        size=_whole(values.get("pg_size")),
-    )
-
-
 def _mapping(value: object) -> Mapping[str, Any]:
+    """The value, or what its JSON says, if that is a mapping."""
     if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except FAULTS:
-            return {}
+        value = _decoded(value)
     return value if isinstance(value, dict) else {}
 
 
-def _number_of_ranks(value: object) -> int | None:
-    """A rank or a number of ranks; None if no job has so many."""
-    number = _whole(value)
-    return number if number is not None and number < MAX_RANKS else None
+def _decoded(text: str | bytes | msgspec.Raw) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except FAULTS:
+        return None
 
 
-def _whole(value: object) -> int | None:
+def _whole(value: object, limit: int) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool):
         return None
-    return value if 0 <= value < MAX_NS else None
+    return value if 0 <= value < limit else None
 
 
 COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
@@ -247,11 +243,10 @@ class _Reading:
         self.categories = Counter[str | None]()
         self.n_open = 0  # begins and ends, which no complete event replaces
         self.ops = OpCodes[str | OpKey]("(other kernels)")
-        self.events = ColumnParts(("op", "device", "stream", "start_ns", "dur_ns", "correlation"))
-        self.launches = ColumnParts(("correlation", "tid", "at_ns"))
+        self.events = ColumnParts("op", "device", "stream", "start_ns", "dur_ns", "correlation")
+        self.launches = ColumnParts("correlation", "tid", "at_ns")
         self.ranges: list[_Range] = []
         self.n_lost_ranges = 0
-        self.has_steps_of_name = False
 
     def add(self, batch: Sequence[KinetoEvent]) -> None:
         self.n_events += len(batch)
@@ -268,15 +263,20 @@ class _Reading:
                     event.cat = SYNONYMS.get(event.cat or "", event.cat)
                     ops.append(event)
             elif use is Use.LAUNCH:
-                launches.append(event)
+                if event.args is not None:
+                    launches.append(event)
             else:
                 self._add_range(event)
-        self._add_ops(ops)
-        self._add_launches(launches)
+        if ops:
+            self._add_ops(ops)
+        if launches:
+            self.launches.add(
+                correlation=whole_numbers([e.args.correlation for e in launches if e.args]),
+                tid=whole_numbers([event.tid for event in launches]),
+                at_ns=nanoseconds([event.ts for event in launches]),
+            )
 
     def _add_ops(self, events: list[KinetoEvent]) -> None:
-        if not events:
-            return
         args = [event.args or _NO_ARGS for event in events]
         pairs = list(zip(events, args, strict=True))
         self.events.add(
@@ -287,20 +287,10 @@ class _Reading:
             ]),
             device=whole_numbers([a.device if a.device is not None else e.pid for e, a in pairs]),
             stream=whole_numbers([_stream(e.tid if a.stream is None else a.stream) for e, a in pairs]),
-            start_ns=nanoseconds(floats([event.ts for event in events])),
-            dur_ns=nanoseconds(floats([event.dur for event in events])),
+            start_ns=nanoseconds([event.ts for event in events]),
+            dur_ns=nanoseconds([event.dur for event in events]),
             correlation=whole_numbers([a.correlation for a in args]),
         )  # fmt: skip
-
-    def _add_launches(self, events: list[KinetoEvent]) -> None:
-        events = [event for event in events if event.args is not None]
-        if not events:
-            return
-        self.launches.add(
-            correlation=whole_numbers([e.args.correlation for e in events if e.args]),
-            tid=whole_numbers([event.tid for event in events]),
-            at_ns=nanoseconds(floats([event.ts for event in events])),
-        )
 
     def _add_range(self, event: KinetoEvent) -> None:
         name = (event.name or "")[:MAX_NAME]
@@ -310,22 +300,22 @@ class _Reading:
         if len(self.ranges) >= MAX_RANGES:
             self.n_lost_ranges += 1
             return
-        start_ns, dur_ns = nanoseconds(floats([event.ts, event.dur])).tolist()
+        start_ns, dur_ns = nanoseconds([event.ts, event.dur]).tolist()
         facts = _facts_of_range(name, event.args) if is_collective else None
         self.ranges.append(_Range(event.cat or "", event.tid, name, start_ns, dur_ns, facts))
 
     def trace(self, source: JsonTrace[KinetoEvent]) -> Trace:
         """The trace after the last batch."""
-        head = KinetoHead.of(source.head)
+        head = _head_of(source.head)
         columns = self.events.taken()
         launch_ns, launch_tid = _launches_of(columns["correlation"], self.launches.taken())
         columns["op"], keys = self._with_ranges(columns["op"], launch_ns, launch_tid)
         steps, is_on_host = self._steps(has_launches=bool((launch_ns >= 0).any()))
-        if steps.is_empty():
-            steps, is_on_host = _steps_of_name(source.path, columns), False
-            self.has_steps_of_name = not steps.is_empty()
-        columns["step"] = _step_of(steps, launch_ns if is_on_host else columns["start_ns"])
-        events, n_invalid, n_repeated = events_table(columns)
+        named = () if len(steps) else _steps_of_name(source.path, columns)
+        if named:
+            steps, is_on_host = steps_table(named), False
+        columns["step"] = step_around(steps, launch_ns if is_on_host else columns["start_ns"])
+        events, left = events_table(columns, n_unreadable=source.n_unreadable)
         ops = ops_table(keys, lambda key: _op_facts(key, head))
         rank, n_gpus = _rank(head, ops), events["device"].n_unique()
         highest = max(rank or 0, *ops["group"].explode().drop_nulls().to_list(), 0)
@@ -352,10 +342,17 @@ class _Reading:
             device_name=head.device_name,
             chip_kind=ChipKind.TPU if "TPU" in (head.device_name or "") else ChipKind.GPU,
             origin_unix_ns=head.origin_unix_ns,
-            groups=tuple(head.groups.values()),
             findings=(
-                *reading_findings(source, n_invalid=n_invalid, n_repeated=n_repeated),
+                *source.findings,
+                *left,
                 *self._findings(head, rank, n_gpus),
+                *(
+                    [
+                        "no step is annotated; the file name says what its steps process: they count as one"
+                    ]
+                    if named
+                    else ()
+                ),
             ),
         )
 
@@ -365,30 +362,23 @@ class _Reading:
         """Gives kernels without facts those of the `nccl:*` range that launched them."""
         keys = [OpKey("kernel", k) if isinstance(k, str) else k for k in self.ops.keys]
         ranges = [r for r in self.ranges if r.facts is not None]
-        bare = [
-            code
-            for code, key in enumerate(keys)
-            if (key.cat == "kernel" and key.collective is None and is_nccl(key.name))
-        ]
-        at = np.flatnonzero(np.isin(ops, bare) & (launch_ns >= 0))
+        is_bare = [k.cat == "kernel" and k.collective is None and is_nccl(k.name) for k in keys]
+        at = np.flatnonzero(np.isin(ops, np.flatnonzero(is_bare)) & (launch_ns >= 0))
         if not ranges or not len(at):
             return ops, keys
+        codes = {key: code for code, key in enumerate(keys)}
         tids = whole_numbers([r.tid for r in ranges])
-        index = np.full(len(at), -1, np.int64)
         start, dur = (np.array([getattr(r, n) for r in ranges]) for n in ("start_ns", "dur_ns"))
         for tid in np.unique(tids):
             of_thread = np.flatnonzero(tids == tid)
             begin = start[of_thread]
             inner = innermost(begin, begin + dur[of_thread] + 1, at=launch_ns[at])
             is_inside = (inner >= 0) & (launch_tid[at] == tid)
-            index[is_inside] = of_thread[inner[is_inside]]
-        codes = {key: code for code, key in enumerate(keys)}
-        for event, place in zip(at[index >= 0], index[index >= 0], strict=True):
-            facts = ranges[place].facts
-            assert facts is not None
-            kernel = keys[ops[event]]
-            key = facts._replace(cat=kernel.cat, name=kernel.name)
-            ops[event] = codes.setdefault(key, len(codes))
+            for event, place in zip(at[is_inside], of_thread[inner[is_inside]], strict=True):
+                facts, kernel = ranges[place].facts, keys[ops[event]]
+                assert facts is not None
+                key = facts._replace(cat=kernel.cat, name=kernel.name)
+                ops[event] = codes.setdefault(key, len(codes))
         return ops, list(codes)
 
     def _steps(self, *, has_launches: bool) -> tuple[pl.DataFrame, bool]:
@@ -396,12 +386,12 @@ class _Reading:
         marks = [r for r in self.ranges if r.facts is None and r.start_ns >= 0 and r.dur_ns >= 0]
         on_host = [r for r in marks if r.cat != "gpu_user_annotation"]
         is_on_host = bool(on_host) and (has_launches or len(on_host) == len(marks))
-        chosen = [
+        chosen = on_host if is_on_host else [r for r in marks if r.cat == "gpu_user_annotation"]
+        distinct = distinct_steps(
             StepMark(r.name, r.start_ns, r.dur_ns, str(r.tid) if is_on_host else None)
-            for r in (on_host if is_on_host else marks)
-            if is_on_host or r.cat == "gpu_user_annotation"
-        ]
-        return steps_table(distinct_steps(chosen)), is_on_host and has_launches
+            for r in chosen
+        )
+        return steps_table(distinct), is_on_host and has_launches
 
     def _findings(self, head: KinetoHead, rank: int | None, n_gpus: int) -> Iterator[str]:
         if self.n_open > 0:
@@ -422,8 +412,6 @@ class _Reading:
             yield f"the trace names no rank; only rank {rank} is in all its process groups"
         if rank is not None and n_gpus > 1:
             yield f"the process ran ops on {n_gpus} GPUs: all of them count as rank {rank}"
-        if self.has_steps_of_name:
-            yield "no step is annotated; the file name says what its steps process: they count as one"
 
 
 def _in_words(categories: Mapping[str | None, int]) -> str:
@@ -456,60 +444,41 @@ def _key(event: KinetoEvent, args: KinetoArgs) -> OpKey:
 def _facts_of_range(name: str, args: KinetoArgs | None) -> OpKey:
     """`nccl:all_reduce` with `Input Dims` [[4096, 512]] and `Input type` ["float"]."""
     n_in = dtype = None
-    if args is not None:
-        shapes, types = (_plain(raw) for raw in (args.shapes, args.types))
-        if isinstance(shapes, list) and isinstance(types, list) and len(set(map(str, types))) == 1:
-            sizes = [_n_elements(shape) for shape in shapes]
-            n_in = None if None in sizes else sum(filter(None, sizes)) or None
-            dtype = str(types[0])
+    shapes, types = (None, None) if args is None else (_decoded(args.shapes), _decoded(args.types))
+    if isinstance(shapes, list) and isinstance(types, list) and len(set(map(str, types))) == 1:
+        sizes = [_n_elements(shape) for shape in shapes]
+        n_in = None if None in sizes else sum(filter(None, sizes)) or None
+        dtype = str(types[0])
     return OpKey("", "", collective=name.partition(":")[2], n_in=n_in, dtype=dtype)
 
 
 def _n_elements(shape: object) -> int | None:
     if not isinstance(shape, list) or not shape:
         return None
-    sizes = [size for size in shape if isinstance(size, int)]
-    return prod(sizes) if len(sizes) == len(shape) else None
-
-
-def _plain(raw: msgspec.Raw) -> object:
-    try:
-        return msgspec.json.decode(raw)
-    except FAULTS:
-        return None
+    return prod(shape) if all(isinstance(size, int) for size in shape) else None
 
 
 def _launches_of(correlation: Ints, launches: Mapping[str, Ints]) -> tuple[Ints, Ints]:
     """When and by which thread each kernel [n] was launched; -1 if the trace does not say."""
-    none = np.full(len(correlation), -1, np.int64)
     order = np.argsort(launches["correlation"], kind="stable")
     known = launches["correlation"][order]
     if not len(known):
+        none = np.full(len(correlation), -1, np.int64)
         return none, none
     place = np.minimum(np.searchsorted(known, correlation), len(known) - 1)
     is_known = (known[place] == correlation) & (correlation > 0)
-    return (
-        np.where(is_known, launches["at_ns"][order][place], -1),
-        np.where(is_known, launches["tid"][order][place], -1),
-    )
+    at_ns, tid = (launches[name][order][place] for name in ("at_ns", "tid"))
+    return np.where(is_known, at_ns, -1), np.where(is_known, tid, -1)
 
 
-def _step_of(steps: pl.DataFrame, at_ns: Ints) -> Ints:
-    """The step around each time [n]; -1 outside of steps."""
-    start, dur = steps["start_ns"].to_numpy(), steps["dur_ns"].to_numpy()
-    if not len(start):
-        return np.full(len(at_ns), -1, np.int64)
-    return innermost(start, start + dur, at=at_ns)
-
-
-def _steps_of_name(path: Path, columns: Mapping[str, Ints]) -> pl.DataFrame:
+def _steps_of_name(path: Path, columns: Mapping[str, Ints]) -> Sequence[StepMark]:
     """All ops as one step, if the name of the file says what its steps process."""
     stage, start = _STAGE_IN_NAME.search(path.name), columns["start_ns"]
     if stage is None or not (start >= 0).any():
-        return steps_table([])
+        return ()
     first = int(start[start >= 0].min())
     last = int((start + columns["dur_ns"]).max())
-    return steps_table([StepMark(f"step[{stage[1]}]", first, last + 1 - first)])
+    return (StepMark(f"step[{stage[1]}]", first, last + 1 - first),)
 
 
 def _rank(head: KinetoHead, ops: pl.DataFrame) -> int | None:
@@ -522,32 +491,28 @@ def _rank(head: KinetoHead, ops: pl.DataFrame) -> int | None:
 
 
 def _op_facts(key: OpKey, head: KinetoHead) -> dict[str, Any]:
-    if key.cat in COPIES:
-        return {"name": key.name, "category": Category.COPY.value}
-    kernel = kernel_collective(key.name)
-    if kernel is None and key.collective is None:
-        return {"name": short_name(key.name), "category": Category.COMPUTE.value}
-    kind = kind_of(key.collective or "") or (kernel.kind if kernel else None)
+    """The facts that the name of the kernel tells, and those of its collective."""
+    named = op_facts(key.name, is_copy=key.cat in COPIES)
+    if key.cat in COPIES or (key.collective is None and "kind" not in named):
+        return named
+    kind = kind_of(key.collective or "") or named.get("kind")
     group = head.groups.get(key.group_name or "")
     ranks = ranks_of(key.ranks) or (group.ranks if group else None)
-    size = (
-        key.group_size or (len(ranks) if ranks else None) or (kernel.group_size if kernel else None)
-    )
-    dtype = dtype_of(key.dtype) or (kernel.dtype if kernel else None)
-    described = key.group_text or (group.description if group else None)
+    size = key.group_size or (len(ranks) if ranks else None) or named.get("group_size")
+    dtype = dtype_of(key.dtype) or named.get("dtype")
     return {
-        "name": short_name(key.name),
+        "name": named["name"],
         "category": Category.COLLECTIVE.value,
         "kind": kind,
-        "opcode": kernel.opcode if kernel else short_name(key.name),
+        "opcode": named.get("opcode", short_name(key.name)),
         "group": None if ranks is None else list(ranks),
         "group_size": size,
-        "group_name": described,
+        "group_name": key.group_text or (group.description if group else None),
         "dtype": dtype,
-        "payload_bytes": None if kind is None else payload_bytes(
+        "payload_bytes": payload_bytes(
             kind, n_in=key.n_in, n_out=key.n_out, dtype=dtype, group_size=size
         ),
-    }  # fmt: skip
+    }
 
 
 _NO_ARGS = KinetoArgs()

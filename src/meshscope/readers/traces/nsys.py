@@ -7,7 +7,7 @@ collectives are unknown, except where NCCL's NVTX ranges tell the kind.
 """
 
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,17 @@ import polars as pl
 
 from meshscope.errors import TraceError
 from meshscope.hardware.chips import ChipKind
-from meshscope.readers.profile.nesting import Ints, innermost
+from meshscope.readers.profile.nesting import Ints
 from meshscope.readers.traces.annotations import StepMark, distinct_steps, read_annotation
-from meshscope.readers.traces.collectives import kernel_collective, short_name
+from meshscope.readers.traces.collectives import op_facts
 from meshscope.readers.traces.trace import (
     MAX_NS,
     MAX_OPS,
-    OPS_SCHEMA,
-    Category,
     Trace,
     TraceFormat,
     events_table,
-    left_out,
+    ops_table,
+    step_around,
     steps_table,
 )
 
@@ -58,58 +57,76 @@ def read_nsys(path: Path) -> Trace:
 
 
 def _trace(path: Path, database: sqlite3.Connection) -> Trace:
-    tables = {name for (name,) in database.execute("select name from sqlite_master")}
-    if any(table.startswith("rocpd") for table in tables):
+    names = [name for (name,) in database.execute("select name from sqlite_master")]
+    if any(name.startswith("rocpd") for name in names):
         raise TraceError(
             f"{path}: this is a database of rocprofv3 (rocpd). Record with the PyTorch profiler, or with "
             "jax.profiler.trace: meshscope reads their traces on ROCm."
         )
-    if KERNELS not in tables or STRINGS not in tables:
-        missing = next(name for name in (KERNELS, STRINGS) if name not in tables)
+    columns = {name: _columns_of(database, name) for name in names}
+    missing = next((name for name in (KERNELS, STRINGS) if name not in columns), None)
+    if missing is not None:
         raise TraceError(
             f"{path}: has no table {missing}: no kernel was traced, or the file is of another tool. "
             "Record with `nsys profile --trace=cuda,nvtx` and export again."
         )
-    kernels = _kernels(database)
-    copies = [_copies(database, table, word) for table, word in COPIES.items() if table in tables]
-    frame = _ranked(pl.concat([kernels, *copies]))
-    names = frame["name"].unique(maintain_order=True)
-    marks = list(_marks(database)) if RANGES in tables else []
-    at_ns = _launch_ns(database, frame) if LAUNCHES in tables else frame["start"].to_numpy()
-    steps, step = _steps(marks, frame["process"].to_numpy(), at_ns)
-    read = [KERNELS, *(table for table in COPIES if table in tables)]
-    n_other = sum(_count(database, table) for table in read) - len(frame)
-    codes = pl.DataFrame({"name": names}).with_row_index("op")
-    ops = frame.join(codes, on="name", maintain_order="left")
-    events, n_invalid, n_repeated = events_table(
-        {
-            "op": ops["op"].to_numpy(),
-            "device": ops["rank"].to_numpy(),
-            "stream": ops["stream"].to_numpy(),
-            "start_ns": ops["start"].to_numpy(),
-            "dur_ns": (ops["end"] - ops["start"]).to_numpy(),
-            "step": step,
-        }
+    copies = [table for table in COPIES if table in columns]
+    ops = _ranked(
+        pl.concat(
+            [
+                _kernels(database, columns[KERNELS]),
+                *(_ops(database, table, f"'{COPIES[table]}'", columns[table]) for table in copies),
+            ]
+        )
     )
+    marks = list(_marks(database, columns[RANGES])) if RANGES in columns else []
+    at_ns = _launch_ns(database, ops, columns[LAUNCHES]) if LAUNCHES in columns else ops["start"]
+    steps, step = _steps(marks, ops["process"].to_numpy(), at_ns.to_numpy())
+    codes = ops.select(pl.col("name").unique(maintain_order=True)).with_row_index("op")
+    coded = ops.join(codes, on="name", maintain_order="left")
+    n_rows = {
+        table: _first(database, f"select count(*) from {table}") for table in (KERNELS, *copies)
+    }
+    events, findings = events_table(
+        {
+            "op": coded["op"].to_numpy(),
+            "device": coded["rank"].to_numpy(),
+            "stream": coded["stream"].to_numpy(),
+            "start_ns": coded["start"].to_numpy(),
+            "dur_ns": (coded["end"] - coded["start"]).to_numpy(),
+            "step": step,
+        },
+        n_invalid=sum(n_rows.values()) - len(ops),
+    )
+    device_name = _first(database, f"select name from {GPUS} limit 1") if GPUS in columns else None
     return Trace(
         path=path,
         format=TraceFormat.NSYS,
         events=events,
-        ops=pl.DataFrame([_facts(op, name) for op, name in enumerate(names)], schema=OPS_SCHEMA),
-        steps=steps,
-        n_events=len(frame) + len(marks),
-        contents=f"{_count(database, KERNELS):,} rows in {KERNELS}",
-        device_name=_device_name(database) if GPUS in tables else None,
-        chip_kind=ChipKind.GPU,
-        findings=tuple(
-            left_out(n_unreadable=0, n_invalid=n_invalid + n_other, n_repeated=n_repeated)
+        ops=ops_table(
+            codes["name"].to_list(), lambda name: op_facts(name, is_copy=name in COPIES.values())
         ),
+        steps=steps,
+        n_events=len(ops) + len(marks),
+        contents=f"{n_rows[KERNELS]:,} rows in {KERNELS}",
+        device_name=device_name if isinstance(device_name, str) else None,
+        chip_kind=ChipKind.GPU,
+        findings=tuple(findings),
     )
 
 
-# SQLite stores any type in any column.
-_WHOLE = "typeof(start) = 'integer' and typeof(end) = 'integer' and typeof(deviceId) = 'integer'"
-_FRAME: dict[str, Any] = {
+def _first(database: sqlite3.Connection, query: str) -> Any:
+    """The first value of the answer; None without an answer."""
+    row = database.execute(query).fetchone()
+    return row[0] if row else None
+
+
+def _columns_of(database: sqlite3.Connection, table: str) -> set[str]:
+    quoted = table.replace('"', '""')
+    return {row[1] for row in database.execute(f'pragma table_info("{quoted}")')}
+
+
+_OPS: dict[str, Any] = {
     "name": pl.String,
     "start": pl.Int64,
     "end": pl.Int64,
@@ -120,7 +137,17 @@ _FRAME: dict[str, Any] = {
 }
 
 
-def _process(columns: Collection[str]) -> str:
+def _ops(
+    database: sqlite3.Connection, table: str, name: str, columns: set[str], kind: Any = pl.String
+) -> pl.DataFrame:
+    """The ops in a table; rows whose times or device are no whole numbers are left out."""
+    # SQLite stores any type in any column.
+    whole = " and ".join(f"typeof({name}) = 'integer'" for name in ("start", "end", "deviceId"))
+    query = f"select {name}, start, end, deviceId, streamId, correlationId, {_process(columns)}"
+    return _rows(database, f"{query} from {table} where {whole}", {**_OPS, "name": kind})
+
+
+def _process(columns: set[str]) -> str:
     """The process of a row, with its host: thread and process ids have the number of the thread last."""
     known = next((name for name in ("globalPid", "globalTid") if name in columns), None)
     return "0" if known is None else f"{known} >> 24"
@@ -128,44 +155,28 @@ def _process(columns: Collection[str]) -> str:
 
 def _rows(database: sqlite3.Connection, query: str, schema: Mapping[str, Any]) -> pl.DataFrame:
     """The answer of a query, in columns; -1 for numbers that are none or too large."""
-    names, kinds = list(schema), list(schema.values())
-    largest = [MAX_DEVICE if kind == pl.Int32 else MAX_NS for kind in kinds]
-    columns = [
+    given = ", ".join(f'"{name}"' for name in schema)
+    checked = [
         f'"{name}"'
         if kind == pl.String
         else f"case when typeof(\"{name}\") = 'integer' and "
-        f'"{name}" between 0 and {limit} then "{name}" else -1 end'
-        for name, kind, limit in zip(names, kinds, largest, strict=True)
+        f'"{name}" between 0 and {MAX_DEVICE if kind == pl.Int32 else MAX_NS} then "{name}" else -1 end'
+        for name, kind in schema.items()
     ]
-    given = ", ".join(f'"{name}"' for name in names)
-    checked = f"with given({given}) as ({query}) select {', '.join(columns)} from given"
-    cursor = database.execute(checked)
+    cursor = database.execute(
+        f"with given({given}) as ({query}) select {', '.join(checked)} from given"
+    )
     parts = [pl.DataFrame(schema=dict(schema))]
     while rows := cursor.fetchmany(ROWS_AT_ONCE):
         parts.append(pl.DataFrame(rows, schema=dict(schema), orient="row", strict=False))
     return pl.concat(parts)
 
 
-def _count(database: sqlite3.Connection, table: str) -> int:
-    return database.execute(f"select count(*) from {table}").fetchone()[0]
-
-
-def _columns_of(database: sqlite3.Connection, table: str) -> set[str]:
-    return {row[1] for row in database.execute(f"pragma table_info({table})")}
-
-
-def _kernels(database: sqlite3.Connection) -> pl.DataFrame:
+def _kernels(database: sqlite3.Connection, columns: set[str]) -> pl.DataFrame:
     """Names are demangled where the export has them: templates tell dtype and devices."""
-    columns = _columns_of(database, KERNELS)
     name = "demangledName" if "demangledName" in columns else "shortName"
-    codes = _rows(
-        database,
-        f"select {name}, start, end, deviceId, streamId, correlationId, {_process(columns)} "
-        f"from {KERNELS} where {_WHOLE}",
-        {**_FRAME, "name": pl.Int64},
-    )
-    used = codes["name"].unique()
-    if len(used) > MAX_OPS:
+    codes = _ops(database, KERNELS, name, columns, pl.Int64)
+    if codes["name"].n_unique() > MAX_OPS:
         raise TraceError(
             f"{KERNELS} has more than {MAX_OPS:,} distinct kernels. The file is damaged."
         )
@@ -175,39 +186,26 @@ def _kernels(database: sqlite3.Connection) -> pl.DataFrame:
         {"name": pl.Int64, "text": pl.String},
     ).unique("name")
     joined = codes.join(texts, on="name", how="left", maintain_order="left")
-    return joined.select(
-        pl.col("text").fill_null("(kernel without a name)").alias("name"), *list(_FRAME)[1:]
-    )
+    text = pl.col("text").fill_null("(kernel without a name)")
+    return joined.with_columns(text.alias("name")).select(list(_OPS))
 
 
-def _copies(database: sqlite3.Connection, table: str, word: str) -> pl.DataFrame:
-    process = _process(_columns_of(database, table))
-    query = (
-        f"select '{word}', start, end, deviceId, streamId, correlationId, {process} "
-        f"from {table} where {_WHOLE}"
-    )
-    return _rows(database, query, _FRAME)
-
-
-def _ranked(frame: pl.DataFrame) -> pl.DataFrame:
+def _ranked(ops: pl.DataFrame) -> pl.DataFrame:
     """The ops with the number of their rank, in the order of devices, then of processes.
 
     Copies to other GPUs than those that run kernels are of the process's first GPU.
     """
-    is_kernel = ~pl.col("name").is_in(list(COPIES.values()))
-    places = frame.filter(is_kernel).select("process", "device").unique()
-    places = (places if len(places) else frame.select("process", "device").unique()).sort(
-        "device", "process"
-    )
-    ranks = places.with_columns(pl.int_range(pl.len(), dtype=pl.Int32).alias("rank"))
+    kernels = ops.filter(~pl.col("name").is_in(list(COPIES.values())))
+    places = (kernels if len(kernels) else ops).select("process", "device").unique()
+    ranks = places.sort("device", "process").with_row_index("rank")
     first = ranks.group_by("process").agg(pl.col("rank").min().alias("first"))
-    joined = frame.join(ranks, on=["process", "device"], how="left", maintain_order="left")
+    joined = ops.join(ranks, on=["process", "device"], how="left", maintain_order="left")
     joined = joined.join(first, on="process", how="left", maintain_order="left")
-    return joined.with_columns(pl.coalesce("rank", "first", pl.lit(0)).alias("rank"))
+    return joined.with_columns(pl.coalesce("rank", "first", pl.lit(0)).cast(pl.Int32).alias("rank"))
 
 
-def _marks(database: sqlite3.Connection) -> Iterator[tuple[int, StepMark]]:
-    columns = _columns_of(database, RANGES)
+def _marks(database: sqlite3.Connection, columns: set[str]) -> Iterator[tuple[int, StepMark]]:
+    """The annotated steps with their process."""
     text = "text"
     if "textId" in columns:
         text = f"coalesce(text, (select value from {STRINGS} where id = textId))"
@@ -222,16 +220,14 @@ def _marks(database: sqlite3.Connection) -> Iterator[tuple[int, StepMark]]:
             yield process or 0, StepMark(name, start, end - start, tid)
 
 
-def _launch_ns(database: sqlite3.Connection, frame: pl.DataFrame) -> Ints:
+def _launch_ns(database: sqlite3.Connection, ops: pl.DataFrame, columns: set[str]) -> pl.Series:
     """When each op was launched; its own start if the launch is not recorded."""
+    query = f"select correlationId, {_process(columns)}, start from {LAUNCHES}"
     schema = {"correlation": pl.Int64, "process": pl.Int64, "at": pl.Int64}
-    process = _process(_columns_of(database, LAUNCHES))
-    launches = _rows(database, f"select correlationId, {process}, start from {LAUNCHES}", schema)
-    keys = ["correlation"] if frame["process"].n_unique() == 1 else ["correlation", "process"]
-    joined = frame.select("correlation", "process", "start").join(
-        launches.unique(keys).select(*keys, "at"), on=keys, how="left", maintain_order="left"
-    )
-    return joined.select(pl.coalesce("at", "start")).to_series().to_numpy()
+    keys = ["correlation"] if ops["process"].n_unique() == 1 else ["correlation", "process"]
+    launches = _rows(database, query, schema).unique(keys).select(*keys, "at")
+    joined = ops.join(launches, on=keys, how="left", maintain_order="left")
+    return joined.select(pl.coalesce("at", "start")).to_series()
 
 
 def _steps(
@@ -246,33 +242,8 @@ def _steps(
     step = np.full(len(at_ns), -1, np.int64)
     for number, of_process in by_process.items():
         distinct = distinct_steps(of_process)
-        start, end = (
-            np.array([getattr(s, n) for s in distinct], np.int64) for n in ("start_ns", "end_ns")
-        )
-        inner = innermost(start, end, at=at_ns)
+        inner = step_around(steps_table(distinct), at_ns)
         is_in = (inner >= 0) & ((process == number) | ~has_own)
         step[is_in] = inner[is_in] + len(steps)
         steps += distinct
     return steps_table(steps), step
-
-
-def _facts(op: int, name: str) -> dict[str, Any]:
-    if name in COPIES.values():
-        return {"op": op, "name": name, "category": Category.COPY.value}
-    kernel = kernel_collective(name)
-    if kernel is None:
-        return {"op": op, "name": short_name(name), "category": Category.COMPUTE.value}
-    return {
-        "op": op,
-        "name": short_name(name),
-        "category": Category.COLLECTIVE.value,
-        "kind": kernel.kind,
-        "opcode": kernel.opcode,
-        "group_size": kernel.group_size,
-        "dtype": kernel.dtype,
-    }
-
-
-def _device_name(database: sqlite3.Connection) -> str | None:
-    row = database.execute(f"select name from {GPUS} limit 1").fetchone()
-    return row[0] if row and isinstance(row[0], str) else None

@@ -1,7 +1,7 @@
 """A trace in columns: the schema that all readers of traces fill, and what they collect columns with."""
 
 from array import array
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -12,8 +12,13 @@ import polars as pl
 from numpy.typing import NDArray
 
 from meshscope.hardware.chips import ChipKind
-from meshscope.readers.traces.annotations import StepMark, read_annotation
-from meshscope.readers.traces.json_stream import JsonTrace
+from meshscope.readers.profile.nesting import Ints, innermost
+from meshscope.readers.traces.annotations import (
+    StepAnnotation,
+    StepMark,
+    phase_of,
+    read_annotation,
+)
 
 
 class TraceFormat(StrEnum):
@@ -35,9 +40,8 @@ class Category(StrEnum):
     COPY = "copy"
 
 
-BETWEEN_SLICES = (
-    "between slices"  # description of the group of transfers over the data center network
-)
+# Description of the group of transfers over the data center network.
+BETWEEN_SLICES = "between slices"
 
 EVENTS_SCHEMA: dict[str, Any] = {
     "op": pl.UInt32,  # row of the ops
@@ -73,16 +77,6 @@ STEPS_SCHEMA: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessGroup:
-    """A communicator as the trace lists it; ranks are None if it does not."""
-
-    name: str
-    description: str | None
-    ranks: tuple[int, ...] | None
-    size: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """The trace of one file. `origin_unix_ns` is the time at which its clock shows 0, if known.
 
@@ -103,14 +97,8 @@ class Trace:
     device_name: str | None = None  # as the profiler calls the chip
     chip_kind: ChipKind | None = None
     origin_unix_ns: int | None = None
-    groups: tuple[ProcessGroup, ...] = ()
-    findings: tuple[str, ...] = field(default=())
+    findings: tuple[str, ...] = ()
     programs: Mapping[str, str] = field(default_factory=dict[str, str])  # HLO text by name
-
-
-def empty(schema: dict[str, Any]) -> pl.DataFrame:
-    """A table of this schema without rows."""
-    return pl.DataFrame(schema=schema)
 
 
 K = TypeVar("K", bound=Hashable)
@@ -150,7 +138,7 @@ class OpCodes(Generic[K]):
 class ColumnParts:
     """Named columns that grow batch by batch."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, *names: str) -> None:
         self._parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
 
     def add(self, **arrays: NDArray[Any]) -> None:
@@ -160,16 +148,9 @@ class ColumnParts:
 
     def taken(self) -> dict[str, NDArray[Any]]:
         """All columns; their parts are released."""
-        whole: dict[str, NDArray[Any]] = {}
-        for name, parts in self._parts.items():
-            whole[name] = np.concatenate(parts) if parts else np.empty(0)
-            parts.clear()
-        return whole
-
-
-def floats(values: Sequence[float | None]) -> NDArray[np.float64]:
-    """The values [n]; NaN for None."""
-    return np.array(values, np.float64)
+        names = list(self._parts)
+        parts = ((name, self._parts.pop(name)) for name in names)
+        return {n: np.concatenate(of_name) if of_name else np.empty(0) for n, of_name in parts}
 
 
 def whole_numbers(values: Sequence[Any]) -> NDArray[np.int64]:
@@ -177,17 +158,14 @@ def whole_numbers(values: Sequence[Any]) -> NDArray[np.int64]:
     try:
         numbers = np.frombuffer(array("q", values), np.int64)  # only whole numbers
     except (TypeError, OverflowError):
-        return _texts_or_numbers(values)
+        try:
+            texts = pl.Series(values, dtype=pl.String, strict=True)
+        except TypeError:
+            numbers = np.fromiter((_whole(value) for value in values), np.int64, len(values))
+        else:
+            read = texts.cast(pl.Int64, strict=False).fill_null(-1).to_numpy()
+            numbers = np.maximum(read, -1)
     return np.where(np.abs(numbers) < MAX_NS, numbers, -1)
-
-
-def _texts_or_numbers(values: Sequence[Any]) -> NDArray[np.int64]:
-    try:
-        texts = pl.Series(values, dtype=pl.String, strict=True)
-    except TypeError:
-        return np.fromiter((_whole(value) for value in values), np.int64, len(values))
-    numbers = texts.cast(pl.Int64, strict=False).fill_null(-1).to_numpy()
-    return np.where((numbers >= 0) & (numbers < MAX_NS), numbers, -1)
 
 
 def _whole(value: object) -> int:
@@ -196,17 +174,20 @@ def _whole(value: object) -> int:
     return value if isinstance(value, int) and abs(value) < MAX_NS else -1
 
 
-def nanoseconds(us: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Times in ns; -1 for NaN and for what does not fit."""
-    is_valid = np.isfinite(us) & (np.abs(us) < MAX_NS / NS_PER_US)
-    known = np.where(is_valid, us, 0)
+def nanoseconds(us: Sequence[float | None]) -> NDArray[np.int64]:
+    """Times [n] in ns; -1 for None, NaN and what does not fit."""
+    given = np.array(us, np.float64)
+    is_valid = np.isfinite(given) & (np.abs(given) < MAX_NS / NS_PER_US)
+    known = np.where(is_valid, given, 0)
     whole = np.floor(known)  # apart from the rest, as Unix time in ns exceeds the digits of a float
     ns = whole.astype(np.int64) * NS_PER_US + np.rint((known - whole) * NS_PER_US).astype(np.int64)
     return np.where(is_valid, ns, -1)
 
 
-def events_table(columns: Mapping[str, NDArray[Any]]) -> tuple[pl.DataFrame, int, int]:
-    """The events in order of time, and the numbers of invalid and of repeated ones, left out.
+def events_table(
+    columns: Mapping[str, NDArray[Any]], *, n_unreadable: int = 0, n_invalid: int = 0
+) -> tuple[pl.DataFrame, list[str]]:
+    """The events in order of time, and what was left out, with what a reader left out before.
 
     `columns` are those of EVENTS_SCHEMA, with -1 for unknown steps. An event is invalid if its
     duration is negative, or its start or its device unknown; it is repeated if another one is equal in all columns.
@@ -222,7 +203,19 @@ def events_table(columns: Mapping[str, NDArray[Any]]) -> tuple[pl.DataFrame, int
         for name in ("device", "start_ns", "stream", "op", "dur_ns")
     )
     unique = ordered.filter(~same.fill_null(value=False))
-    return unique, len(frame) - len(valid), len(ordered) - len(unique)
+    n_invalid += len(frame) - len(valid)
+    n_repeated = len(ordered) - len(unique)
+    return unique, left_out(n_unreadable=n_unreadable, n_invalid=n_invalid, n_repeated=n_repeated)
+
+
+def left_out(*, n_unreadable: int, n_invalid: int, n_repeated: int) -> list[str]:
+    """Events that are not in the tables, and why."""
+    reasons = (
+        (n_unreadable, "events are not valid JSON or no events, and were left out"),
+        (n_invalid, "device events have no start or a negative duration, and were left out"),
+        (n_repeated, "device events are in the file twice, and count once"),
+    )
+    return [f"{n:,} {reason}" for n, reason in reasons if n]
 
 
 def ops_table(keys: Sequence[K], facts: Callable[[K], Mapping[str, Any]]) -> pl.DataFrame:
@@ -233,29 +226,28 @@ def ops_table(keys: Sequence[K], facts: Callable[[K], Mapping[str, Any]]) -> pl.
 
 def _in_range(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts without numbers that no group or array has."""
-    limits = {"group_size": MAX_RANKS, "payload_bytes": MAX_NS}
-    known = {name: fact for name, fact in facts.items() if not _exceeds(fact, limits.get(name))}
-    ranks = facts.get("group")
-    is_absurd = ranks is not None and not all(0 <= rank < MAX_RANKS for rank in ranks)
-    return known | ({"group": None} if is_absurd else {})
+    known = dict(facts)
+    for name, limit in (("group_size", MAX_RANKS), ("payload_bytes", MAX_NS)):
+        number = facts.get(name)
+        known[name] = number if number is not None and 0 < number < limit else None
+    if not all(0 <= rank < MAX_RANKS for rank in facts.get("group") or ()):
+        known["group"] = None
+    return known
 
 
-def _exceeds(fact: object, limit: int | None) -> bool:
-    return limit is not None and isinstance(fact, int) and not 0 < fact < limit
-
-
-def steps_table(marks: Sequence[StepMark]) -> pl.DataFrame:
-    """The steps with the tokens that their names tell."""
+def steps_table(marks: Sequence[StepMark], devices: Sequence[int | None] = ()) -> pl.DataFrame:
+    """The steps with the tokens or the phase that their names tell; `devices` are theirs, if known."""
     records: list[dict[str, Any]] = []
     for index, (name, start_ns, dur_ns, _) in enumerate(marks):
-        step = read_annotation(name)
+        step = read_annotation(name) or StepAnnotation(kind=None)
         records.append(
             {
                 "step": index,
+                "device": devices[index] if devices else None,
                 "name": name,
-                "kind": None if step is None else step.kind,
-                "prefill_tokens": None if step is None else step.prefill_tokens,
-                "decode_tokens": None if step is None else step.decode_tokens,
+                "kind": step.kind or phase_of(name),
+                "prefill_tokens": step.prefill_tokens,
+                "decode_tokens": step.decode_tokens,
                 "start_ns": start_ns,
                 "dur_ns": dur_ns,
             }
@@ -263,20 +255,7 @@ def steps_table(marks: Sequence[StepMark]) -> pl.DataFrame:
     return pl.DataFrame(records, schema=STEPS_SCHEMA)
 
 
-def reading_findings(source: JsonTrace[Any], *, n_invalid: int, n_repeated: int) -> Iterator[str]:
-    """What was left out of a JSON trace."""
-    if source.cut_off is not None:
-        yield f"truncated: {source.cut_off}; everything before that was read"
-    yield from left_out(
-        n_unreadable=source.n_unreadable, n_invalid=n_invalid, n_repeated=n_repeated
-    )
-
-
-def left_out(*, n_unreadable: int, n_invalid: int, n_repeated: int) -> Iterator[str]:
-    """Events that are not in the tables, and why."""
-    if n_unreadable:
-        yield f"{n_unreadable:,} events are not valid JSON or no events, and were left out"
-    if n_invalid:
-        yield f"{n_invalid:,} device events have no start or a negative duration, and were left out"
-    if n_repeated:
-        yield f"{n_repeated:,} device events are in the file twice, and count once"
+def step_around(steps: pl.DataFrame, at_ns: Ints) -> Ints:
+    """The row of the innermost step around each time [n]; -1 outside of steps."""
+    start = steps["start_ns"].to_numpy()
+    return innermost(start, start + steps["dur_ns"].to_numpy(), at=at_ns)
