@@ -23,27 +23,19 @@ from meshscope.readers.traces.merge import MergedTrace
 from meshscope.readers.traces.trace import BETWEEN_SLICES, Category
 
 NO_PLAN = "the plan is unknown: give --plan and --topology, or a card"
+NOT_LISTED = "a transfer between slices, whose devices the trace does not list"
+PAIRS = frozenset({Kind.SEND, Kind.RECV, Kind.PERMUTE})
 _REPLICAS = ("dp", "fsdp")
 
 # Descriptions of process groups: Megatron-LM (parallel_state.py), PyTorch's DeviceMesh, torchtitan.
-_DESCRIPTIONS = (
-    (re.compile(r"TENSOR_MODEL_PARALLEL|\btp\b|_tp$|tensor_parallel", re.IGNORECASE), "tp"),
-    (re.compile(r"PIPELINE_MODEL_PARALLEL|\bpp\b|_pp$|pipeline_parallel", re.IGNORECASE), "pp"),
-    (re.compile(r"EXPERT_MODEL_PARALLEL|\bep\b|_ep$|expert_parallel", re.IGNORECASE), "ep"),
-    (re.compile(r"^CONTEXT_PARALLEL|\bd?cp\b|_cp$", re.IGNORECASE), "cp"),
-    (re.compile(r"dp_shard|fsdp", re.IGNORECASE), "fsdp"),
-    (re.compile(r"^DATA_PARALLEL_GROUP$|\bdp\b|_dp$|dp_replicate", re.IGNORECASE), "dp"),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupAxis:
-    """The axis of a process group and all its groups as mesh positions; None with the reason."""
-
-    axis: str | None
-    groups: Groups
-    group_size: int | None
-    reason: str | None = None
+_DESCRIPTIONS = {
+    r"TENSOR_MODEL_PARALLEL|\btp\b|_tp$|tensor_parallel": "tp",
+    r"PIPELINE_MODEL_PARALLEL|\bpp\b|_pp$|pipeline_parallel": "pp",
+    r"EXPERT_MODEL_PARALLEL|\bep\b|_ep$|expert_parallel": "ep",
+    r"^CONTEXT_PARALLEL|\bd?cp\b|_cp$": "cp",
+    r"dp_shard|fsdp": "fsdp",
+    r"^DATA_PARALLEL_GROUP$|\bdp\b|_dp$|dp_replicate": "dp",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +46,48 @@ class RankOrder:
     positions: tuple[int, ...]
     is_assumed: bool = False  # another order fits the groups as well
 
+    @classmethod
+    def of(cls, mesh: Mesh, axes: tuple[str, ...]) -> "RankOrder":
+        """The ranks of the mesh that count its axes in this order."""
+        ranks = Mesh(axes=tuple((name, mesh.size(name)) for name in axes))
+        positions: list[int] = []
+        for rank in range(mesh.n_devices):
+            at = dict(zip(axes, ranks.coordinates(rank), strict=True))
+            position = 0
+            for name, size in mesh.axes:
+                position = position * size + at[name]
+            positions.append(position)
+        return cls(axes=axes, positions=tuple(positions))
+
     def positions_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """Mesh positions of the ranks."""
         return tuple(self.positions[rank] for rank in ranks)
+
+    def findings(self) -> Iterator[str]:
+        """Says so if the trace does not decide the order."""
+        if self.is_assumed:
+            yield (
+                f"ranks are taken to count {', '.join(self.axes)}, outermost first: the groups in the trace "
+                "fit another order as well, in which axes of equal size change places"
+            )
+
+
+def order_of_ranks(trace: MergedTrace, mesh: Mesh | None) -> RankOrder | None:
+    """How the ranks of the trace count the axes; None without a plan. SpecError for ranks beyond it."""
+    if mesh is None:
+        return None
+    known = trace.ops.filter(pl.col("group").is_not_null())
+    is_given = mesh.order is not None  # the user says where each device is
+    if is_given or (known.is_empty() and trace.ops["groups"].is_not_null().any()):  # as HLO counts
+        return RankOrder(axes=mesh.names, positions=tuple(range(mesh.n_devices)))
+    is_pair = pl.col("kind").is_in([kind.value for kind in PAIRS])
+    groups, pairs = (
+        known.filter(condition)["group"].unique(maintain_order=True).to_list()
+        for condition in (~is_pair, is_pair)
+    )
+    devices = [[device] for device in trace.events["device"].unique().sort().to_list()]
+    is_vllm = trace.steps["name"].str.starts_with("execute_").any()
+    return rank_order(mesh, [*groups, *devices], pairs=pairs, is_vllm=is_vllm)
 
 
 def rank_order(
@@ -77,8 +108,9 @@ def rank_order(
             f"the trace has rank {largest}, and the plan lays out {mesh.n_devices} devices. "
             "Give the plan and the topology of all ranks."
         )
-    axis_of = _axes_by_group(mesh)
-    orders = [_order(mesh, axes) for axes in _axis_orders(mesh)]
+    axis_of, names = _axes_by_group(mesh), mesh.names
+    replicas_first = sorted(names, key=lambda name: name not in _REPLICAS)
+    orders = [RankOrder.of(mesh, axes) for axes in dict.fromkeys((names, tuple(replicas_first)))]
     if is_vllm:
         orders.reverse()
     scores = [
@@ -87,96 +119,8 @@ def rank_order(
         for order in orders
     ]
     best = orders[scores.index(max(scores))]
-    others = {order.positions for order in orders if order is not best} - {best.positions}
-    is_assumed = bool(others) and len(set(scores)) == 1 and not is_vllm
-    return replace(best, is_assumed=is_assumed)
-
-
-def _axis_orders(mesh: Mesh) -> list[tuple[str, ...]]:
-    """The mesh's order, and the one with replicas outside of the pipeline."""
-    names = mesh.names
-    outer = tuple(name for name in names if name in _REPLICAS)
-    other = (*outer, *(name for name in names if name not in outer))
-    return [names] if other == names else [names, other]
-
-
-def _order(mesh: Mesh, axes: tuple[str, ...]) -> RankOrder:
-    ranks = Mesh(axes=tuple((name, mesh.size(name)) for name in axes))
-    positions: list[int] = []
-    for rank in range(mesh.n_devices):
-        at = dict(zip(axes, ranks.coordinates(rank), strict=True))
-        position = 0
-        for name, size in mesh.axes:
-            position = position * size + at[name]
-        positions.append(position)
-    return RankOrder(axes=axes, positions=tuple(positions))
-
-
-def group_axis(  # noqa: PLR0913  what a trace may say about a group
-    mesh: Mesh | None,
-    order: RankOrder | None,
-    *,
-    ranks: Sequence[int] | None,
-    group_size: int | None,
-    description: str | None,
-    is_pair: bool = False,
-) -> GroupAxis:
-    """The axis of a group by its ranks, else by its description, else by its size."""
-    size = len(ranks) if ranks is not None else group_size
-    described = described_axis(description)
-    if mesh is None or order is None:
-        groups = () if ranks is None else (tuple(ranks),)
-        return GroupAxis(
-            axis=described,
-            groups=groups,
-            group_size=size,
-            reason=None if described else NO_PLAN,
-        )
-    if ranks is not None:
-        return _by_ranks(mesh, order.positions_of(ranks), is_pair=is_pair)
-    if described is not None and mesh.size(described) > 1 and size in {None, mesh.size(described)}:
-        return _over(mesh, described)
-    return _by_size(mesh, size)
-
-
-def described_axis(description: str | None) -> str | None:
-    """The axis that the description of a process group names; None if it names none."""
-    if not description:
-        return None
-    return next((axis for pattern, axis in _DESCRIPTIONS if pattern.search(description)), None)
-
-
-def _by_ranks(mesh: Mesh, group: tuple[int, ...], *, is_pair: bool) -> GroupAxis:
-    axis = _axes_by_group(mesh).get(frozenset(group))
-    if axis is not None:
-        return _over(mesh, axis)
-    if is_pair and len(group) == 2:
-        crossed = mesh.axis_of_pairs((group,))
-        return GroupAxis(axis=crossed, groups=(group,), group_size=2)
-    reason = (
-        "a group of one device"
-        if len(group) == 1
-        else f"its {len(group)} devices are no axis of the plan"
-    )
-    return GroupAxis(axis=None, groups=(group,), group_size=len(group), reason=reason)
-
-
-def _by_size(mesh: Mesh, size: int | None) -> GroupAxis:
-    sizes = {axis: prod(mesh.size(name) for name in axis.split("+")) for axis in _axis_names(mesh)}
-    possible = [axis for axis, n in sizes.items() if size in {None, n}]
-    if len(possible) == 1:
-        return _over(mesh, possible[0])
-    words = "an unknown number of" if size is None else str(size)
-    if not possible:
-        reason = f"no axis of the plan has {words} devices, and the trace lists no ranks"
-    else:
-        reason = f"{words} devices may be {' or '.join(possible)}: the trace lists no ranks"
-    return GroupAxis(axis=None, groups=(), group_size=size, reason=reason)
-
-
-def _over(mesh: Mesh, axis: str) -> GroupAxis:
-    groups = mesh.groups(*axis.split("+"))
-    return GroupAxis(axis=axis, groups=groups, group_size=len(groups[0]))
+    is_other = any(order.positions != best.positions for order in orders)
+    return replace(best, is_assumed=is_other and len(set(scores)) == 1 and not is_vllm)
 
 
 def _axis_names(mesh: Mesh) -> list[str]:
@@ -193,44 +137,22 @@ def _axes_by_group(mesh: Mesh) -> Mapping[frozenset[int], str]:
     }
 
 
-NOT_LISTED = "a transfer between slices, whose devices the trace does not list"
-PAIRS = frozenset({Kind.SEND, Kind.RECV, Kind.PERMUTE})
-
-
-def order_of_ranks(trace: MergedTrace, mesh: Mesh | None) -> RankOrder | None:
-    """How the ranks of the trace count the axes; None without a plan. SpecError for ranks beyond it."""
-    if mesh is None:
-        return None
-    if mesh.order is not None:  # the user says where each device is
-        return RankOrder(axes=mesh.names, positions=tuple(range(mesh.n_devices)))
-    known = trace.ops.filter(pl.col("group").is_not_null())
-    if known.is_empty() and trace.ops["groups"].is_not_null().any():
-        return RankOrder(axes=mesh.names, positions=tuple(range(mesh.n_devices)))  # as HLO counts
-    is_pair = pl.col("kind").is_in([kind.value for kind in PAIRS])
-    groups, pairs = (
-        known.filter(condition)["group"].unique(maintain_order=True).to_list()
-        for condition in (~is_pair, is_pair)
-    )
-    devices = [[device] for device in trace.events["device"].unique().sort().to_list()]
-    is_vllm = trace.steps["name"].str.starts_with("execute_").any()
-    return rank_order(mesh, [*groups, *devices], pairs=pairs, is_vllm=is_vllm)
-
-
-def order_findings(order: RankOrder | None) -> Iterator[str]:
-    """Says so if the trace does not decide the order."""
-    if order is not None and order.is_assumed:
-        yield (
-            f"ranks are taken to count {', '.join(order.axes)}, outermost first: the groups in the trace "
-            "fit another order as well, in which axes of equal size change places"
-        )
-
-
 def positioned(events: pl.DataFrame, order: RankOrder | None) -> pl.DataFrame:
     """The events with mesh positions as devices."""
     if order is None or order.positions == tuple(range(len(order.positions))):
         return events
     positions = pl.Series(order.positions, dtype=pl.Int32)
     return events.with_columns(positions.gather(events["device"]).alias("device"))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAxis:
+    """The axis of a process group and all its groups as mesh positions; None with the reason."""
+
+    axis: str | None
+    groups: Groups
+    group_size: int | None
+    reason: str | None = None
 
 
 def ops_with_axes(
@@ -245,17 +167,14 @@ def ops_with_axes(
     keys = ["kind", "group", "groups", "group_size", "group_name"]
     distinct = ops.filter(is_collective).select(keys).unique(maintain_order=True)
     axes = [
-        _between_slices(mesh, crosses_slices)
-        if record["group_name"] == BETWEEN_SLICES
-        else _axis_of(record, mesh, order)
-        for record in distinct.iter_rows(named=True)
+        _axis_of(record, mesh, order, crosses_slices) for record in distinct.iter_rows(named=True)
     ]
     facts = distinct.with_columns(
         pl.Series("axis", [f.axis for f in axes], pl.String),
         pl.Series("axis_reason", [f.reason for f in axes], pl.String),
-        pl.Series("axis_groups", [[list(g) for g in f.groups] for f in axes], pl.List(pl.List(pl.Int32))),
+        pl.Series("axis_groups", [f.groups for f in axes], pl.List(pl.List(pl.Int32))),
         pl.Series("axis_group_size", [f.group_size for f in axes], pl.Int32),
-    )  # fmt: skip
+    )
     joined = ops.join(facts, on=keys, how="left", nulls_equal=True, maintain_order="left")
     return joined.with_columns(
         pl.col("axis_groups").alias("groups"),
@@ -263,34 +182,67 @@ def ops_with_axes(
     ).drop("axis_groups", "axis_group_size")
 
 
-def _axis_of(record: Mapping[str, Any], mesh: Mesh | None, order: RankOrder | None) -> GroupAxis:
-    if record["groups"] is not None and mesh is not None:
-        return _axis_of_all_groups(mesh, tuple(map(tuple, record["groups"])), record["kind"])
-    return group_axis(
-        mesh,
-        order,
-        ranks=record["group"],
-        group_size=record["group_size"],
-        description=record["group_name"],
-        is_pair=record["kind"] in PAIRS,
-    )
+def _axis_of(
+    op: Mapping[str, Any],
+    mesh: Mesh | None,
+    order: RankOrder | None,
+    crosses_slices: CrossesSlices,
+) -> GroupAxis:
+    """The axis of an op by all its groups, else by its ranks, its description, or its size."""
+    ranks, size, description = op["group"], op["group_size"], op["group_name"]
+    size = len(ranks) if ranks is not None else size
+    if description == BETWEEN_SLICES:
+        return _between_slices(mesh, crosses_slices)
+    patterns = (p for p in _DESCRIPTIONS if re.search(p, description or "", re.IGNORECASE))
+    described = _DESCRIPTIONS.get(next(patterns, ""))
+    if mesh is None or order is None:
+        groups = () if ranks is None else (tuple(ranks),)
+        return GroupAxis(described, groups, size, None if described else NO_PLAN)
+    if op["groups"] is not None:  # listed whole, as HLO lists them
+        groups, is_pairs = tuple(map(tuple, op["groups"])), op["kind"] in PAIRS
+        axis = mesh.axis_of_pairs(groups) if is_pairs else mesh.axis_of_groups(groups)
+        reason = None if axis else "its groups are no axis of the plan"
+        return GroupAxis(axis, groups, size_of_groups(groups, is_pairs=is_pairs), reason)
+    if ranks is not None:
+        return _by_ranks(mesh, order.positions_of(ranks), is_pair=op["kind"] in PAIRS)
+    if described is not None and mesh.size(described) > 1 and size in {None, mesh.size(described)}:
+        return _over(mesh, described)
+    return _by_size(mesh, size)
 
 
 def _between_slices(mesh: Mesh | None, crosses_slices: CrossesSlices) -> GroupAxis:
     """The axis of transfers between slices, if one axis of the plan alone crosses them."""
-    unknown = GroupAxis(axis=None, groups=(), group_size=None, reason=NOT_LISTED)
-    if mesh is None:
-        return unknown
-    crossing = [n for n, size in mesh.axes if size > 1 and crosses_slices(mesh.groups(n))]
-    if len(crossing) != 1:
-        return unknown
-    return GroupAxis(axis=crossing[0], groups=mesh.groups(crossing[0]), group_size=2)
+    axes = () if mesh is None else mesh.axes
+    crossing = [n for n, size in axes if mesh and size > 1 and crosses_slices(mesh.groups(n))]
+    if mesh is None or len(crossing) != 1:
+        return GroupAxis(None, (), None, NOT_LISTED)
+    return GroupAxis(crossing[0], mesh.groups(crossing[0]), 2)
 
 
-def _axis_of_all_groups(mesh: Mesh, groups: tuple[tuple[int, ...], ...], kind: str) -> GroupAxis:
-    """The axis of groups that are listed whole, as HLO lists them."""
-    is_pairs = kind in PAIRS
-    axis = mesh.axis_of_pairs(groups) if is_pairs else mesh.axis_of_groups(groups)
-    reason = None if axis else "its groups are no axis of the plan"
-    n = size_of_groups(groups, is_pairs=is_pairs)
-    return GroupAxis(axis=axis, groups=groups, group_size=n, reason=reason)
+def _by_ranks(mesh: Mesh, group: tuple[int, ...], *, is_pair: bool) -> GroupAxis:
+    axis = _axes_by_group(mesh).get(frozenset(group))
+    if axis is not None:
+        return _over(mesh, axis)
+    if is_pair and len(group) == 2:
+        return GroupAxis(mesh.axis_of_pairs((group,)), (group,), 2)
+    reason = f"its {len(group)} devices are no axis of the plan"
+    reason = "a group of one device" if len(group) == 1 else reason
+    return GroupAxis(None, (group,), len(group), reason)
+
+
+def _by_size(mesh: Mesh, size: int | None) -> GroupAxis:
+    sizes = {axis: prod(mesh.size(name) for name in axis.split("+")) for axis in _axis_names(mesh)}
+    possible = [axis for axis, n in sizes.items() if size in {None, n}]
+    if len(possible) == 1:
+        return _over(mesh, possible[0])
+    words = "an unknown number of" if size is None else str(size)
+    if not possible:
+        reason = f"no axis of the plan has {words} devices, and the trace lists no ranks"
+    else:
+        reason = f"{words} devices may be {' or '.join(possible)}: the trace lists no ranks"
+    return GroupAxis(None, (), size, reason)
+
+
+def _over(mesh: Mesh, axis: str) -> GroupAxis:
+    groups = mesh.groups(*axis.split("+"))
+    return GroupAxis(axis, groups, len(groups[0]))

@@ -14,7 +14,6 @@ import numpy as np
 import polars as pl
 
 from meshscope.errors import TraceError
-from meshscope.events.collective import Groups
 from meshscope.readers.traces.trace import (
     EVENTS_SCHEMA,
     OPS_SCHEMA,
@@ -62,17 +61,13 @@ def merged(traces: Sequence[Trace]) -> MergedTrace:
         raise TraceError(_nothing(traces))
     numbered, findings = _numbered(traces)
     offsets, skews = _clock_offsets(numbered)
-    zero = min(
-        (_first_ns(trace) + offset for trace, offset in zip(numbered, offsets, strict=True)
-         if len(trace.events)), default=0,
-    )  # fmt: skip
+    firsts = [trace.events["start_ns"].min() for trace in numbered]
+    zero = min(n + off for n, off in zip(firsts, offsets, strict=True) if isinstance(n, int))
     events, ops, steps = _tables(numbered, [offset - zero for offset in offsets])
     n_devices = _n_devices(numbered, events, ops)
+    empty = pl.DataFrame()
     return MergedTrace(
-        files=tuple(
-            replace(t, events=pl.DataFrame(), ops=pl.DataFrame(), steps=pl.DataFrame())
-            for t in numbered
-        ),
+        files=tuple(replace(t, events=empty, ops=empty, steps=empty) for t in numbered),
         events=events,
         ops=ops,
         steps=steps,
@@ -102,25 +97,18 @@ def _nothing(traces: Sequence[Trace]) -> str:
 
 def _n_devices(traces: Sequence[Trace], events: pl.DataFrame, ops: pl.DataFrame) -> int:
     """Devices of the session: the world size, else those that ran ops or are in a group."""
-    stated = max((trace.world_size or 0 for trace in traces), default=0)
-    listed = sum(trace.n_local or 0 for trace in traces)
-    largest = ops["group_size"].max()
-    highest = [
+    numbers = (
         events["device"].max(),
         ops["group"].explode().max(),
         ops["groups"].explode().explode().max(),
-    ]
-    return max(
-        stated,
-        listed,
-        largest if isinstance(largest, int) else 1,
-        *(1 + number if isinstance(number, int) else 1 for number in highest),
     )
-
-
-def _first_ns(trace: Trace) -> int:
-    first = trace.events["start_ns"].min()
-    return first if isinstance(first, int) else 0
+    largest = ops["group_size"].max()
+    return max(
+        *(trace.world_size or 0 for trace in traces),
+        sum(trace.n_local or 0 for trace in traces),
+        largest if isinstance(largest, int) else 1,
+        *(1 + number if isinstance(number, int) else 1 for number in numbers),
+    )
 
 
 def _numbered(traces: Sequence[Trace]) -> tuple[list[Trace], list[str]]:
@@ -130,15 +118,20 @@ def _numbered(traces: Sequence[Trace]) -> tuple[list[Trace], list[str]]:
     them differently, and is kept where the groups of a program have it.
     """
     named = [_rank_in_name(t) for t in traces]
-    used = {t.rank for t in traces if t.rank is not None} | {n for n in named if n is not None}
+    used = {t.rank for t in traces} | set(named)
     others = [t for t, n in zip(traces, named, strict=True) if t.rank is None and n is None]
     local = [_local_devices(t) for t in others]
     counts = Counter(device for devices in local for device in devices)
     is_repeated = max(counts.values(), default=0) > 1
-    kept = [] if is_repeated or used else _kept(others, local)
-    numbers = kept or _free_numbers(local, used, by_file=is_repeated)
+    # Programs of the traces may name devices by their numbers, which are kept then.
+    sizes = [t.world_size or 0 for t in others if t.format is not TraceFormat.KINETO]
+    is_kept = not is_repeated and used <= {None} and max(counts, default=-1) < max(sizes, default=0)
+    numbers = (
+        [{device: device for device in devices} for devices in local]
+        if is_kept
+        else _free_numbers(local, used, by_file=is_repeated)
+    )
     places = iter(numbers)
-    findings: list[str] = []
     numbered: list[Trace] = []
     for trace, number in zip(traces, named, strict=True):
         if trace.rank is not None:
@@ -149,8 +142,12 @@ def _numbered(traces: Sequence[Trace]) -> tuple[list[Trace], list[str]]:
             numbered.append(replace(moved, findings=(*trace.findings, says)))
         else:
             numbered.append(_moved(trace, next(places)))
-    if len(traces) == 1 and others and not kept and _has_others(others[0]):
-        findings.append("the trace names no rank: it counts as rank 0")
+    findings: list[str] = []
+    if len(traces) == 1 and others and not is_kept:
+        group_size = traces[0].ops["group_size"].max()
+        is_group = isinstance(group_size, int) and group_size > 1
+        if is_group or (traces[0].world_size or 1) > 1:
+            findings.append("the trace names no rank: it counts as rank 0")
     if is_repeated:
         findings.append(
             "several files number their devices alike and name no ranks: devices are numbered in the "
@@ -168,11 +165,6 @@ def _rank_in_name(trace: Trace) -> int | None:
     return int(in_name[1]) if trace.events["device"].n_unique() == 1 else None
 
 
-def _has_others(trace: Trace) -> bool:
-    largest = trace.ops["group_size"].max()
-    return (trace.world_size or 1) > 1 or (isinstance(largest, int) and largest > 1)
-
-
 def _local_devices(trace: Trace) -> list[int]:
     """The numbers of the devices of a host, with those without ops before the last."""
     used = trace.events["device"].unique().sort().to_list()
@@ -180,38 +172,24 @@ def _local_devices(trace: Trace) -> list[int]:
     return list(range(n_listed)) if used and n_listed > used[-1] else used
 
 
-def _kept(traces: Sequence[Trace], local: Sequence[Sequence[int]]) -> list[dict[int, int]]:
-    """The numbers as they are, if programs of the traces name devices by them; else nothing."""
-    n_named = max(
-        (t.world_size or 0 for t in traces if t.format is not TraceFormat.KINETO), default=0
-    )
-    is_named = all(not devices or devices[-1] < n_named for devices in local)
-    return [{device: device for device in devices} for devices in local] if is_named else []
-
-
 def _free_numbers(
-    local: Sequence[Sequence[int]], used: Collection[int], *, by_file: bool
+    local: Sequence[Sequence[int]], used: Collection[int | None], *, by_file: bool
 ) -> list[dict[int, int]]:
     """A number for each device of each file that no other has, in the order of files or of devices."""
     free = (number for number in count() if number not in used)
     keys = [(index, device) for index, devices in enumerate(local) for device in devices]
-    ordered = keys if by_file else sorted(keys, key=lambda key: key[1])
     numbers: list[dict[int, int]] = [{} for _ in local]
-    for index, device in ordered:
+    for index, device in keys if by_file else sorted(keys, key=lambda key: key[1]):
         numbers[index][device] = next(free)
     return numbers
 
 
 def _moved(trace: Trace, numbers: Mapping[int, int]) -> Trace:
+    device = pl.col("device").replace_strict(numbers, default=None, return_dtype=pl.Int32)
     if all(old == new for old, new in numbers.items()):
         return trace
-    old, new = (pl.Series(list(side), dtype=pl.Int32) for side in (numbers, numbers.values()))
-    device = pl.col("device").replace_strict(old, new, default=None, return_dtype=pl.Int32)
-    return replace(
-        trace,
-        events=trace.events.with_columns(device),
-        steps=trace.steps.with_columns(device),
-    )
+    events, steps = (table.with_columns(device) for table in (trace.events, trace.steps))
+    return replace(trace, events=events, steps=steps)
 
 
 def _tables(
@@ -236,28 +214,26 @@ def _of_files(traces: Sequence[Trace]) -> Iterator[str]:
     """The findings with the names of their files; one that several files share appears once."""
     files: dict[str, list[str]] = {}
     for trace in traces:
-        for finding in _of_file(trace):
+        findings = list(trace.findings)
+        if trace.format is TraceFormat.CHROME_TPU and trace.n_events >= EXPORT_CAP * 0.95:
+            findings.insert(
+                0,
+                f"{trace.n_events:,} events: the profiler stops its export near one million, so "
+                "totals may lack the end; import the .xplane.pb beside it",
+            )
+        if trace.events.is_empty():
+            findings.insert(0, "no op of any device was recorded")
+        for finding in findings:
             files.setdefault(finding, []).append(trace.path.name)
     for finding, names in files.items():
         several = f"{len(names):,} files, such as {names[0]}" if len(names) > 1 else names[0]
         yield finding if len(traces) == 1 else f"{several}: {finding}"
 
 
-def _of_file(trace: Trace) -> Iterator[str]:
-    if trace.events.is_empty():
-        yield "no op of any device was recorded"
-    if trace.format is TraceFormat.CHROME_TPU and trace.n_events >= EXPORT_CAP * 0.95:
-        yield (
-            f"{trace.n_events:,} events: the profiler stops its export near one million, so "
-            "totals may lack the end; import the .xplane.pb beside it"
-        )
-    yield from trace.findings
-
-
 def _missing(events: pl.DataFrame, ops: pl.DataFrame, n_devices: int) -> Iterator[str]:
     """Devices of the session without a trace; a trace without collectives waits for none of them."""
     seen = events["device"].unique().sort().to_list()
-    if len(seen) >= n_devices or not seen:
+    if not 0 < len(seen) < n_devices:
         return
     listed = ", ".join(map(str, seen[:MAX_LISTED])) + (", ..." if len(seen) > MAX_LISTED else "")
     kinds = ops["category"].gather(events["op"].unique())
@@ -270,13 +246,12 @@ def _missing(events: pl.DataFrame, ops: pl.DataFrame, n_devices: int) -> Iterato
 
 def _repeated(traces: Sequence[Trace], offsets: Sequence[int]) -> Iterator[str]:
     """Devices that two files trace at the same time, whose ops count twice."""
+    end_ns = (pl.col("start_ns") + pl.col("dur_ns")).max().alias("end_ns")
     spans = [
-        (device, int(start) + offset, int(end) + offset, trace.path)
+        (device, start + offset, end + offset, trace.path)
         for trace, offset in zip(traces, offsets, strict=True)
         for device, start, end in trace.events.group_by("device")
-        .agg(
-            pl.col("start_ns").min(), (pl.col("start_ns") + pl.col("dur_ns")).max().alias("end_ns")
-        )
+        .agg(pl.col("start_ns").min(), end_ns)
         .iter_rows()
     ]
     for (device, _, end, path), (other, start, _, later) in pairwise(sorted(spans)):
@@ -288,89 +263,77 @@ def _repeated(traces: Sequence[Trace], offsets: Sequence[int]) -> Iterator[str]:
 
 
 def _jumps(events: pl.DataFrame) -> Iterator[str]:
-    start = events["start_ns"].sort()
-    if len(start) > 1:
-        longest = start.diff().max()
-        if isinstance(longest, int) and longest > JUMP_NS:
-            yield f"a pause of {longest / 3.6e12:,.1f} hours between ops: the clock jumped, or captures differ"
+    longest = events["start_ns"].sort().diff().max()
+    if isinstance(longest, int) and longest > JUMP_NS:
+        yield f"a pause of {longest / 3.6e12:,.1f} hours between ops: the clock jumped, or captures differ"
 
 
 def _clock_offsets(traces: Sequence[Trace]) -> tuple[list[int], list[str]]:
     """What to add to the times of each file, in ns, and findings about clocks."""
-    origins = [trace.origin_unix_ns for trace in traces]
-    known = [origin for origin in origins if origin is not None]
-    offsets = (
-        [origin or 0 for origin in origins] if len(known) == len(traces) else [0] * len(traces)
-    )
+    offsets = [trace.origin_unix_ns or 0 for trace in traces]
+    if any(trace.origin_unix_ns is None for trace in traces):
+        offsets = [0] * len(traces)
     findings: list[str] = []
-    spanning = _spanning(traces) if len(traces) > 1 else []
-    ends = [_collective_ends(trace, spanning) for trace in traces] if len(traces) > 1 else []
-    for index, trace in enumerate(traces[1:], start=1):
-        apart = _apart(ends[0], ends[index])
-        if len(apart) < MIN_SHARED:
+    if len(traces) == 1:
+        return offsets, findings
+    spanning = _spanning(traces)
+    reference, *others = (_collective_ends(trace, spanning) for trace in traces)
+    for index, other in enumerate(others, start=1):
+        both = reference.join(other, on=_SHARED, nulls_equal=True, suffix="_other")
+        if len(both) < MIN_SHARED:
             continue
+        apart = (both["end_ns"] - both["end_ns_other"]).to_numpy()
         skew = int(np.median(apart)) + offsets[0] - offsets[index]
         if abs(skew) > MIN_SKEW_NS:
             offsets[index] += skew
             findings.append(
-                f"{trace.path.name}: its clock is {abs(skew) / 1e3:,.0f} us "
+                f"{traces[index].path.name}: its clock is {abs(skew) / 1e3:,.0f} us "
                 f"{'behind' if skew > 0 else 'ahead'}; set by the ends of {len(apart)} shared collectives"
             )
     return offsets, findings
 
 
-def _collective_ends(trace: Trace, spanning: Collection[Groups]) -> pl.DataFrame:
+# What identifies a collective in several files, which execute it equally often.
+_SHARED = ["kind", "dtype", "payload_bytes", "group", "occurrence", "n"]
+
+
+def _collective_ends(trace: Trace, spanning: Collection[str]) -> pl.DataFrame:
     """The ends of the collectives of a file, with what identifies them in the files of others.
 
     A list of all groups identifies a collective together with its name, if a group spans files.
     """
-    texts = {_text(groups) for groups in spanning}
     group = pl.col("group").cast(pl.List(pl.String)).list.join(",")
     groups = pl.Series([_text(groups) for groups in trace.ops["groups"]], dtype=pl.String)
-    of_all = pl.when(groups.is_in(list(texts))).then(pl.concat_str("name", pl.lit(" "), groups))
-    named = trace.ops.select(
-        "op",
-        "category",
-        "kind",
-        "dtype",
-        "payload_bytes",
-        pl.coalesce(group, of_all).alias("group"),
-    ).filter(pl.col("category") == Category.COLLECTIVE.value, pl.col("group").is_not_null())
-    keys = ["kind", "dtype", "payload_bytes", "group"]
-    ends = trace.events.join(named, on="op").sort("start_ns", maintain_order=True)
-    by_device = ends.select(
-        *keys,
-        (pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns"),
-        pl.int_range(pl.len()).over([*keys, "device"]).alias("occurrence"),
-        pl.len().over([*keys, "device"]).alias("n"),
+    of_all = pl.when(groups.is_in(list(spanning))).then(pl.concat_str("name", pl.lit(" "), groups))
+    is_collective = pl.col("category") == Category.COLLECTIVE.value
+    named = trace.ops.with_columns(pl.coalesce(group, of_all).alias("group")).filter(
+        is_collective, pl.col("group").is_not_null()
     )
-    return by_device.group_by(*keys, "occurrence", "n").agg(pl.col("end_ns").max())
+    ends = (
+        trace.events.join(named.select("op", *_SHARED[:4]), on="op")
+        .sort("start_ns", maintain_order=True)
+        .with_columns(
+            (pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns"),
+            pl.int_range(pl.len()).over([*_SHARED[:4], "device"]).alias("occurrence"),
+            pl.len().over([*_SHARED[:4], "device"]).alias("n"),
+        )
+    )
+    return ends.group_by(_SHARED).agg(pl.col("end_ns").max())
 
 
-def _spanning(traces: Sequence[Trace]) -> list[Groups]:
+def _spanning(traces: Sequence[Trace]) -> set[str]:
     """Lists of groups, as HLO has them, with a group whose devices are in several files."""
     files: dict[int, int] = {}
     for index, trace in enumerate(traces):
         files |= dict.fromkeys(trace.events["device"].unique().to_list(), index)
-    listed = {
-        tuple(map(tuple, groups))
-        for trace in traces
-        for groups in trace.ops["groups"].drop_nulls().to_list()
-    }
-    return [
-        groups
-        for groups in sorted(listed)
+    listed = (groups for trace in traces for groups in trace.ops["groups"].drop_nulls().to_list())
+    return {
+        _text(groups) or ""
+        for groups in listed
         if any(len({files[device] for device in group if device in files}) > 1 for group in groups)
-    ]
+    }
 
 
 def _text(groups: Iterable[Iterable[int]] | None) -> str | None:
     """The groups as text; None if they are unknown."""
     return None if groups is None else ";".join(",".join(map(str, group)) for group in groups)
-
-
-def _apart(reference: pl.DataFrame, other: pl.DataFrame) -> np.ndarray:
-    """Differences between the ends of shared collectives; those with unequal counts are left out."""
-    keys = ["kind", "dtype", "payload_bytes", "group", "occurrence", "n"]
-    both = reference.join(other, on=keys, nulls_equal=True, suffix="_other")
-    return (both["end_ns"] - both["end_ns_other"]).to_numpy()
