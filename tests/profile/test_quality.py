@@ -5,21 +5,18 @@ from pathlib import Path
 import pytest
 from made_profiles import DONE, FUSION, GOLDEN, REDUCE, START, Event, Line, Plane, tpu, write
 
-from meshscope.readers.profile.quality import Fault, Finding, capture_faults
+from meshscope.readers.profile.quality import capture_faults
 from meshscope.readers.profile.steps import ops_in_steps
 from meshscope.readers.profile.xplane import read_profile
 
 EXPECTED = {("jit_decode", "ar.1"): 2}
+OP = {"hlo_op": "fusion.1", "hlo_module": "jit_f"}
+UNMARKED = Plane("/device:TPU:0", [Line("XLA Ops", [Event(FUSION, 0, 9)])])
 
 
-def faults(path: Path, **options: object) -> dict[Fault, Finding]:
+def faults(path: Path, **options: object) -> list[str]:
     profile = read_profile(path)
-    findings = capture_faults(profile, ops_in_steps(profile), **options)
-    return {finding.fault: finding for finding in findings}
-
-
-def profile(tmp_path: Path, *planes: Plane, errors: tuple[str, ...] = ()) -> Path:
-    return write(tmp_path / "h.xplane.pb", *planes, errors=errors)
+    return capture_faults(profile, ops_in_steps(profile), **options)
 
 
 def host(*events: Event) -> Plane:
@@ -32,47 +29,68 @@ def test_the_recorded_cpu_profile_has_no_fault() -> None:
         for phase in ("prefill", "decode")
         for name, n in {"psum.7": 2, "all_gather.3": 1}.items()
     }
-    assert faults(GOLDEN, expected=expected) == {}
+    assert faults(GOLDEN, expected=expected) == []
 
 
-def test_lost_events_are_the_difference_to_the_program(tmp_path: Path) -> None:
-    findings = faults(profile(tmp_path, tpu(Event(REDUCE, 0, 9))), expected=EXPECTED)
-    assert findings[Fault.LOST_EVENTS].n_events == 1
-    assert (
-        "recorded 1 times; 1 runs on all devices should give 2"
-        in findings[Fault.LOST_EVENTS].message
-    )
+@pytest.mark.parametrize(
+    ("planes", "options", "messages"),
+    [
+        (
+            [tpu(Event(REDUCE, 0, 9))],
+            {"expected": EXPECTED},
+            ["'ar.1' of 'jit_decode' was recorded 1 times; 1 runs on all devices should give 2. "],
+        ),
+        ([tpu(Event(FUSION, 0, 9))], {"expected": EXPECTED}, ["was recorded 0 times; 1 runs"]),
+        (
+            [tpu(Event(FUSION, 0, 9))],
+            {"expected": {("jit_f", "x"): 1}},
+            ["1 ops belong to programs without HLO: jit_decode. "],
+        ),
+        ([tpu(Event(START, 0, 9))], {}, ["1 executions of 'cs.1' in 'jit_decode' lack their done"]),
+        ([tpu(Event(DONE, 0, 9))], {}, ["1 executions of 'cd.1' in 'jit_decode' lack their start"]),
+        (
+            [tpu(Event(FUSION, 0, 9)), Plane("/device:TPU:1")],
+            {},
+            ["'/device:TPU:1' of host 'h' contains no op"],
+        ),
+        ([host(Event("e", 0, 1))], {}, ["(block_until_ready) before stopping"]),
+        ([UNMARKED], {}, ["jax.profiler.StepTraceAnnotation"]),
+        (
+            [host(Event("fusion.1", 0, 9, OP))],
+            {},
+            ["no step markers", "1 ops have no device number"],
+        ),
+        (
+            [tpu(Event(FUSION, 50, -9))],
+            {},
+            [
+                "reported on host 'h': buffer overflow",
+                "1 events of '/device:TPU:3' on host 'h' end",
+            ],
+        ),
+    ],
+    ids=["lost", "absent", "unknown", "start", "done", "plane", "ops", "steps", "device", "times"],
+)
+def test_each_fault_is_reported(
+    tmp_path: Path, planes: list[Plane], options: dict[str, object], messages: list[str]
+) -> None:
+    errors = ("buffer overflow",) if "buffer overflow" in messages[0] else ()
+    found = faults(write(tmp_path / "h.xplane.pb", *planes, errors=errors), **options)
+    assert len(found) == len(messages)
+    for finding, message in zip(found, messages, strict=True):
+        assert message in finding
 
 
-def test_an_expected_op_without_events_is_lost(tmp_path: Path) -> None:
-    findings = faults(profile(tmp_path, tpu(Event(FUSION, 0, 9))), expected=EXPECTED)
-    assert findings[Fault.LOST_EVENTS].n_events == 2
-
-
-@pytest.mark.parametrize(("due", "n_lost"), [({3: 1}, 0), ({3: 2}, 1), ({1: 5}, 1), ({}, 1)])
+@pytest.mark.parametrize(
+    ("due", "is_lost"), [({3: 1}, False), ({3: 2}, True), ({1: 5}, True), ({}, True)]
+)
 def test_an_op_of_some_devices_is_expected_only_there(
-    tmp_path: Path, due: dict[int, int], n_lost: int
+    tmp_path: Path, due: dict[int, int], *, is_lost: bool
 ) -> None:
     """Only device 3 ran, so nothing is expected of the others."""
-    recorded = profile(tmp_path, tpu(Event(REDUCE, 0, 9)))
-    findings = faults(recorded, expected_by_device=dict.fromkeys(EXPECTED, due))
-    lost = findings.get(Fault.LOST_EVENTS)
-    assert (0 if lost is None else lost.n_events) == n_lost
-    assert Fault.UNKNOWN_OPS not in findings
-
-
-def test_ops_of_programs_without_hlo_are_reported(tmp_path: Path) -> None:
-    findings = faults(profile(tmp_path, tpu(Event(FUSION, 0, 9))), expected={("jit_f", "x"): 1})
-    assert list(findings) == [Fault.UNKNOWN_OPS]
-    assert "jit_decode" in findings[Fault.UNKNOWN_OPS].message
-
-
-@pytest.mark.parametrize(("half", "missing"), [(START, "done"), (DONE, "start")])
-def test_a_start_or_done_without_its_partner_is_reported(
-    tmp_path: Path, half: str, missing: str
-) -> None:
-    findings = faults(profile(tmp_path, tpu(Event(half, 0, 9))))
-    assert f"lack their {missing}" in findings[Fault.UNPAIRED].message
+    recorded = write(tmp_path / "h.xplane.pb", tpu(Event(REDUCE, 0, 9)))
+    found = faults(recorded, expected_by_device=dict.fromkeys(EXPECTED, due))
+    assert ["was recorded 1 times" in fault for fault in found] == [True] * is_lost
 
 
 def test_a_device_with_fewer_runs_than_another_is_reported(tmp_path: Path) -> None:
@@ -83,20 +101,8 @@ def test_a_device_with_fewer_runs_than_another_is_reported(tmp_path: Path) -> No
         lines = [Line("XLA Modules", runs), Line("XLA Ops", ops), Line("Steps", [Event("0", 0, 9)])]
         return Plane(f"/device:TPU:{ordinal}", lines, kind_stats=kind)
 
-    findings = faults(profile(tmp_path, chip(0, 5), chip(1, 3)))
-    assert list(findings) == [Fault.TRUNCATED_PLANE]
-    message = findings[Fault.TRUNCATED_PLANE].message
-    assert message.startswith("Device 1 recorded 3 runs of 'jit_f', another device 5")
-
-
-def test_an_empty_device_plane_is_reported(tmp_path: Path) -> None:
-    findings = faults(profile(tmp_path, tpu(Event(FUSION, 0, 9)), Plane("/device:TPU:1")))
-    assert "'/device:TPU:1' of host 'h' contains no op" in findings[Fault.EMPTY_PLANE].message
-
-
-def test_a_profile_without_ops_says_how_to_get_them(tmp_path: Path) -> None:
-    findings = faults(profile(tmp_path, host(Event("e", 0, 1))))
-    assert "block_until_ready" in findings[Fault.NO_OPS].message
+    (found,) = faults(write(tmp_path / "h.xplane.pb", chip(0, 5), chip(1, 3)))
+    assert found.startswith("Device 1 recorded 3 runs of 'jit_f', another device 5")
 
 
 @pytest.mark.parametrize(
@@ -106,34 +112,15 @@ def test_a_compilation_between_ops_is_reported_and_an_earlier_one_is_not(
     tmp_path: Path, name: str
 ) -> None:
     chip = tpu(Event(FUSION, 0, 9), Event(FUSION, 500, 9))
-    within = faults(profile(tmp_path, chip, host(Event(name, 200, 50))))
-    assert "Run every program once" in within[Fault.COMPILATION].message
-    before = faults(profile(tmp_path, tpu(Event(FUSION, 500, 9)), host(Event(name, 0, 50))))
-    assert Fault.COMPILATION not in before
-
-
-def test_a_profile_without_steps_says_how_to_mark_them(tmp_path: Path) -> None:
-    chip = Plane("/device:TPU:0", [Line("XLA Ops", [Event(FUSION, 0, 9)])])
-    assert "StepTraceAnnotation" in faults(profile(tmp_path, chip))[Fault.NO_STEPS].message
-
-
-def test_ops_without_device_number_are_reported(tmp_path: Path) -> None:
-    op = {"hlo_op": "fusion.1", "hlo_module": "jit_f"}
-    findings = faults(profile(tmp_path, host(Event("fusion.1", 0, 9, op))))
-    assert findings[Fault.NO_DEVICE].n_events == 1
-
-
-def test_errors_of_the_profiler_and_impossible_times_are_reported(tmp_path: Path) -> None:
-    path = profile(tmp_path, tpu(Event(FUSION, 50, -9)), errors=("buffer overflow",))
-    findings = faults(path)
-    assert "buffer overflow" in findings[Fault.PROFILER_ERROR].message
-    assert "end before they start" in findings[Fault.BAD_TIMES].message
+    (within,) = faults(write(tmp_path / "h.xplane.pb", chip, host(Event(name, 200, 50))))
+    assert f"such as '{name}'" in within
+    assert "Run every program once" in within
+    late = tpu(Event(FUSION, 500, 9))
+    assert faults(write(tmp_path / "h.xplane.pb", late, host(Event(name, 0, 50)))) == []
 
 
 def test_hosts_on_a_guessed_clock_are_reported(tmp_path: Path) -> None:
     for name in ("h0", "h1"):
         write(tmp_path / f"{name}.xplane.pb", tpu(Event(FUSION, 0, 9)))
-    assert (
-        "host 'h1' is aligned by: start of the profile"
-        in faults(tmp_path)[Fault.LOOSE_CLOCKS].message
-    )
+    (found,) = faults(tmp_path)
+    assert "host 'h1' is aligned by: start of the profile" in found

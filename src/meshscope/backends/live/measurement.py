@@ -123,7 +123,7 @@ def measured_of(
         rows=[row for of_phase in measured for row in of_phase],
         loads=tuple(_loads(rows, steps)),
         times=tuple(_times(rows)),
-        findings=tuple(fault.message for fault in faults),
+        findings=tuple(faults),
         ops=rows,
     )
 

@@ -4,8 +4,6 @@ Reports show these findings before any measured number. Nothing is repaired or g
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 
 import polars as pl
 
@@ -18,32 +16,6 @@ from meshscope.readers.profile.xplane import Profile
 COMPILING = r"^backend_compile|Client::Compile|Compiler::Compile|Compiler::RunBackend"
 
 
-class Fault(StrEnum):
-    """Kinds of faults of a profile."""
-
-    PROFILER_ERROR = "profiler_error"
-    NO_OPS = "no_ops"
-    EMPTY_PLANE = "empty_plane"
-    TRUNCATED_PLANE = "truncated_plane"
-    UNPAIRED = "unpaired"
-    LOST_EVENTS = "lost_events"
-    UNKNOWN_OPS = "unknown_ops"
-    COMPILATION = "compilation"
-    NO_STEPS = "no_steps"
-    NO_DEVICE = "no_device"
-    LOOSE_CLOCKS = "loose_clocks"
-    BAD_TIMES = "bad_times"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One fault of a profile: the number of events concerned, and the message."""
-
-    fault: Fault
-    n_events: int
-    message: str
-
-
 def capture_faults(
     profile: Profile,
     ops: Ops,
@@ -51,7 +23,7 @@ def capture_faults(
     expected: Mapping[tuple[str, str], int] | None = None,
     expected_by_device: Mapping[tuple[str, str], Mapping[int, int]] | None = None,
     runs: pl.DataFrame | None = None,
-) -> list[Finding]:
+) -> list[str]:
     """The faults of a profile; empty if its numbers can be trusted.
 
     `ops` are the ops of the profile with the facts of the HLO. `runs` are their executions, if the
@@ -71,33 +43,28 @@ def capture_faults(
     ]
 
 
-def _of_recording(profile: Profile, ops: Ops) -> Iterator[Finding]:
+def _of_recording(profile: Profile, ops: Ops) -> Iterator[str]:
     """Errors of the profiler, and devices without ops."""
     for space in profile.spaces:
         for text in (*space.errors, *space.warnings):
-            message = f"The profiler reported on host '{space.host}': {text[:500]}"
-            yield Finding(Fault.PROFILER_ERROR, 0, message)
+            yield f"The profiler reported on host '{space.host}': {text[:500]}"
     if ops.events.is_empty():
-        yield Finding(
-            Fault.NO_OPS,
-            0,
+        yield (
             "The profile contains no op of any device: nothing ran while it was recorded, or the "
             "profiler did not reach the devices. Wait for the result (block_until_ready) before "
-            "stopping the profiler.",
+            "stopping the profiler."
         )
     seen = set(ops.events.select("host", "plane").unique().iter_rows())
     for host, index, plane, _ in profile.planes():
         is_device = plane.name.startswith(("/device:TPU", "/device:GPU"))
         if is_device and (host, index) not in seen:
-            yield Finding(
-                Fault.EMPTY_PLANE,
-                len(plane.events),
+            yield (
                 f"'{plane.name}' of host '{profile.spaces[host].host}' contains no op, "
-                "although other planes do: sums over devices miss it.",
+                "although other planes do: sums over devices miss it."
             )
 
 
-def _truncated_planes(ops: Ops) -> Iterator[Finding]:
+def _truncated_planes(ops: Ops) -> Iterator[str]:
     """Devices that recorded fewer runs of a module than other devices."""
     known = ops.events.filter(pl.col("run_id").is_not_null()).join(
         ops.instructions.select("op", "module"), on="op"
@@ -106,24 +73,20 @@ def _truncated_planes(ops: Ops) -> Iterator[Finding]:
     most = counts.with_columns(pl.col("n_runs").max().over("module").alias("n_most"))
     short = most.filter(pl.col("n_runs") < pl.col("n_most")).sort("module", "device")
     for module, device, n_runs, n_most in short.iter_rows():
-        yield Finding(
-            Fault.TRUNCATED_PLANE,
-            n_most - n_runs,
+        yield (
             f"Device {device} recorded {n_runs} runs of '{module}', another device {n_most}: its "
-            "buffer was full, or the profile ended early. Profile fewer steps.",
+            "buffer was full, or the profile ended early. Profile fewer steps."
         )
 
 
-def _unpaired(runs: pl.DataFrame) -> Iterator[Finding]:
+def _unpaired(runs: pl.DataFrame) -> Iterator[str]:
     halves = runs.filter(~pl.col("is_paired"))
     counts = halves.group_by("module", "hlo_name", "opcode").len().sort("len", descending=True)
     for module, name, opcode, n in counts.iter_rows():
         missing = "start" if str(opcode).endswith("-done") else "done"
-        yield Finding(
-            Fault.UNPAIRED,
-            n,
+        yield (
             f"{n} executions of '{name}' in '{module}' lack their {missing}: the profile started "
-            "or ended between the two, or events were lost. Their time is that of one half.",
+            "or ended between the two, or events were lost. Their time is that of one half."
         )
 
 
@@ -131,7 +94,7 @@ def _lost(
     runs: pl.DataFrame,
     expected: Mapping[tuple[str, str], int],
     expected_by_device: Mapping[tuple[str, str], Mapping[int, int]],
-) -> Iterator[Finding]:
+) -> Iterator[str]:
     """Instructions that executed more or less often than their program says."""
     # GPU profiles have no run ids, so nothing can be expected of them.
     keys = runs.filter(pl.col("run_id").is_not_null()).select("module", "device", "run_id").unique()
@@ -144,92 +107,70 @@ def _lost(
         of_module = n_runs.get(key[0])
         if of_module is None:
             continue
-        n_all = sum(of_module.values())
-        n_expected = (
-            sum(n * of_module.get(device, 0) for device, n in expected_by_device[key].items())
-            if key in expected_by_device
-            else expected[key] * n_all
-        )
+        every = dict.fromkeys(of_module, expected.get(key, 0))
+        due = expected_by_device.get(key, every).items()
+        n_expected = sum(n * of_module.get(device, 0) for device, n in due)
         n_recorded = n_executions.get(key, 0)
         if n_recorded != n_expected:
-            yield Finding(
-                Fault.LOST_EVENTS,
-                abs(n_expected - n_recorded),
-                f"'{key[1]}' of '{key[0]}' was recorded {n_recorded} times; {n_all} runs on all "
-                f"devices should give {n_expected}. Sums over it are off by the difference.",
+            yield (
+                f"'{key[1]}' of '{key[0]}' was recorded {n_recorded} times; {sum(of_module.values())} "
+                f"runs on all devices should give {n_expected}. Sums over it are off by the difference."
             )
 
 
-def _unknown(runs: pl.DataFrame, expected: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+def _unknown(runs: pl.DataFrame, expected: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Ops of programs without HLO, if other programs have it."""
     modules = {module for module, _ in expected}
     is_known = pl.col("module").is_in(list(modules)).fill_null(value=False)
     unknown = runs.filter(~is_known)["module"]
     if modules and len(unknown):
         names = sorted(module or "(no module)" for module in unknown.unique())
-        yield Finding(
-            Fault.UNKNOWN_OPS,
-            len(unknown),
+        yield (
             f"{len(unknown)} ops belong to programs without HLO: {', '.join(names[:5])}"
-            f"{' and others' if len(names) > 5 else ''}. They count only as busy time of the device.",
+            f"{' and others' if len(names) > 5 else ''}. They count only as busy time of the device."
         )
 
 
-def _compilations(profile: Profile, ops: Ops) -> Iterator[Finding]:
+def _compilations(profile: Profile, ops: Ops) -> Iterator[str]:
     """Compilations on a host between its first op and its last."""
     end_s = pl.col("start_s") + pl.col("dur_s")
     windows = ops.events.group_by("host").agg(pl.col("start_s").min(), end_s.max().alias("end_s"))
     by_host = {host: (start_s, end_s) for host, start_s, end_s in windows.iter_rows()}
     for host, _, plane, base_s in profile.planes():
-        if host not in by_host:
-            continue
         names = plane.kinds.filter(pl.col("name").str.contains(COMPILING))
         within = plane.events.filter(
             pl.col("kind").is_in(names["kind"].implode()),
-            (pl.col("start_ps") * PS + base_s).is_between(*by_host[host]),
+            (pl.col("start_ps") * PS + base_s).is_between(*by_host.get(host, (0.0, -1.0))),
         )
         if len(within):
             first = str(plane.with_names(within.head(1))["name"][0])[:80]
-            yield Finding(
-                Fault.COMPILATION,
-                len(within),
+            yield (
                 f"Host '{profile.spaces[host].host}' compiled during the profile ({len(within)} events, "
                 f"such as '{first}'), which inflates idle time and step "
-                "times. Run every program once before starting the profiler.",
+                "times. Run every program once before starting the profiler."
             )
 
 
-def _of_clocks(profile: Profile, ops: Ops) -> Iterator[Finding]:
+def _of_clocks(profile: Profile, ops: Ops) -> Iterator[str]:
     """Ops without steps or devices, clocks that are not known well, and impossible times."""
-    n_ops, n_unknown = len(ops.events), ops.events["device"].null_count()
-    if n_ops and steps_of(profile)["step"].is_null().all():
-        yield Finding(
-            Fault.NO_STEPS,
-            n_ops,
+    n_unknown = ops.events["device"].null_count()
+    if len(ops.events) and steps_of(profile)["step"].is_null().all():
+        yield (
             "The profile has no step markers, so ops cannot be counted per step. Wrap each step in "
-            "jax.profiler.StepTraceAnnotation(name, step_num=i).",
+            "jax.profiler.StepTraceAnnotation(name, step_num=i)."
         )
     if n_unknown:
-        yield Finding(
-            Fault.NO_DEVICE,
-            n_unknown,
+        yield (
             f"{n_unknown} ops have no device number (as with TorchXLA on CPU): load and waiting "
-            "per device are not known.",
+            "per device are not known."
         )
     for name, clock in profile.hosts.slice(1).select("name", "clock").iter_rows():
         if not clock.startswith(("ends of", "Unix time of the one machine")):
-            yield Finding(
-                Fault.LOOSE_CLOCKS,
-                0,
+            yield (
                 f"The clock of host '{name}' is aligned by: {clock}. Lateness across hosts is "
-                "not known to better than milliseconds.",
+                "not known to better than milliseconds."
             )
     for host, _, plane, _ in profile.planes():
-        n_bad = int((plane.events["dur_ps"] < 0).sum())
-        if n_bad:
+        if n_bad := int((plane.events["dur_ps"] < 0).sum()):
             host_name = profile.spaces[host].host
-            yield Finding(
-                Fault.BAD_TIMES,
-                n_bad,
-                f"{n_bad} events of '{plane.name}' on host '{host_name}' end before they start.",
-            )
+            yield f"{n_bad} events of '{plane.name}' on host '{host_name}' end before they start."

@@ -51,8 +51,8 @@ class StepAnnotation:
 # execute_8192_context_9(sq8155sk8430sqsq...sqsk...)_generation_37(sq37sk34489...): sq are query
 # tokens, sk key tokens, sqsq and sqsk sums of squares and products.
 _VLLM = re.compile(
-    r"^execute_(?:\d+_)?context_(?P<n_prefill>\d+)\((?:sq)?(?P<prefill>\d+)[^)]*\)"
-    r"_generation_(?P<n_decode>\d+)\((?:sq)?(?P<decode>\d+)[^)]*\)"
+    r"^execute_(?:\d+_)?context_(?P<n_prefill>\d+)\((?:sq)?(?P<prefill_tokens>\d+)[^)]*\)"
+    r"_generation_(?P<n_decode>\d+)\((?:sq)?(?P<decode_tokens>\d+)[^)]*\)"
 )
 # vLLM between the two: new requests prefill, cached ones decode or go on with a chunk of prefill.
 _VLLM_REQUESTS = re.compile(r"^execute_new_(?P<new>\d+)_cached_(?P<cached>\d+)")
@@ -82,20 +82,51 @@ def read_annotation(name: str) -> StepAnnotation | None:
     """The step that an annotation marks; None if it marks none."""
     if match := _VLLM.match(name):
         n = {key: int(value) for key, value in match.groupdict().items()}
-        return StepAnnotation(
-            kind=kind_of_tokens(n["prefill"], n["decode"]),
-            prefill_tokens=n["prefill"],
-            decode_tokens=n["decode"],
-            n_prefill=n["n_prefill"],
-            n_decode=n["n_decode"],
-        )
+        return StepAnnotation(kind=kind_of_tokens(n["prefill_tokens"], n["decode_tokens"]), **n)
     if match := _VLLM_REQUESTS.match(name):
-        return _of_requests(int(match["new"]), int(match["cached"]))
+        # Cached requests may be in a later chunk of prefill, so without new ones the kind is unknown.
+        new, cached = int(match["new"]), int(match["cached"])
+        kind = StepKind.PREFILL if new and not cached else StepKind.MIXED if new else None
+        return StepAnnotation(kind=kind, n_prefill=new)
     if match := _SGLANG.match(name):
         return _of_sglang(match)
     if match := _TPU_VLLM.match(name):
         return _of_tpu_vllm(int(match["n"]), int(match["tokens"]))
     return StepAnnotation(kind=None) if _PLAIN.match(name) else None
+
+
+def kind_of_tokens(prefill: int, decode: int) -> StepKind | None:
+    """The kind of a step by the share of prefill in its tokens; None for a step without tokens."""
+    if not prefill + decode:
+        return None
+    prefill_frac = prefill / (prefill + decode)
+    if prefill_frac >= MIN_PREFILL_FRAC:
+        return StepKind.PREFILL
+    return StepKind.DECODE if prefill_frac <= MAX_DECODE_FRAC else StepKind.MIXED
+
+
+def _of_tpu_vllm(n: int, tokens: int) -> StepAnnotation:
+    """Each request has one token in decode and more in prefill, so at most n - 1 tokens decode.
+
+    Without speculation, a step is prefill if its share is at least MIN_PREFILL_FRAC in any case, decode
+    if each request has one token, and otherwise mixed, as far as the annotation tells.
+    """
+    if not n or tokens <= n:
+        kind = StepKind.DECODE if tokens else None
+        return StepAnnotation(kind=kind, prefill_tokens=0, decode_tokens=tokens, n_decode=n)
+    is_prefill = (tokens - n + 1) / tokens >= MIN_PREFILL_FRAC
+    return StepAnnotation(kind=StepKind.PREFILL if is_prefill else StepKind.MIXED)
+
+
+def _of_sglang(match: re.Match[str]) -> StepAnnotation:
+    kind, is_decode = _SGLANG_KINDS.get(match["mode"]), match["mode"] == "DECODE"
+    n, tokens = (None if match[key] is None else int(match[key]) for key in ("n", "tokens"))
+    if kind is StepKind.PREFILL:
+        return StepAnnotation(kind=kind, prefill_tokens=tokens, decode_tokens=0, n_prefill=n)
+    if kind is StepKind.DECODE:
+        verified = tokens or (n if is_decode else None)
+        return StepAnnotation(kind=kind, prefill_tokens=0, decode_tokens=verified, n_decode=n)
+    return StepAnnotation(kind=kind)
 
 
 class StepMark(NamedTuple):
@@ -126,13 +157,14 @@ def distinct_steps(marks: Iterable[StepMark]) -> list[StepMark]:
     The step has the name that tells most, and their whole interval. An annotation around several
     steps is a step only if it alone tells the tokens.
     """
-    roots = _nested(sorted(set(marks), key=lambda mark: (mark.start_ns, -mark.dur_ns)))
-    nodes = list(roots)
-    for node in nodes:  # grows: outer nodes come before inner ones
-        nodes += node.inner
-    for node in reversed(nodes):
-        node.steps = _joined(node.mark, [step for inner in node.inner for step in inner.steps])
-    steps = [step for root in roots for step in root.steps]
+    steps: list[StepMark] = []
+    for root in _nested(sorted(set(marks), key=lambda mark: (mark.start_ns, -mark.dur_ns))):
+        nodes = [root]
+        for node in nodes:  # grows: outer nodes come before inner ones
+            nodes += node.inner
+        for node in reversed(nodes):
+            node.steps = _joined(node.mark, [step for inner in node.inner for step in inner.steps])
+        steps += root.steps
     if any(
         _detail(step.name) for step in steps
     ):  # then ProfilerStep#N alone is no step of a server
@@ -166,15 +198,13 @@ def _contains(outer: StepMark, inner: StepMark) -> bool:
     """
     is_same = outer.name == inner.name and outer.thread == inner.thread
     is_apart = outer.thread != inner.thread or (outer.thread is None and not is_same)
-    if is_apart and _convention(outer.name) == _convention(inner.name):
-        return False
+    if is_apart:
+        of_both = [re.split(r"[\d\[(:#*]", mark.name, maxsplit=1)[0] for mark in (outer, inner)]
+        if of_both[0] == of_both[1]:  # the same convention
+            return False
     outside = max(outer.start_ns - inner.start_ns, 0) + max(inner.end_ns - outer.end_ns, 0)
     half = inner.dur_ns // 2
     return outside <= (half if is_same else max(inner.dur_ns // 100, min(ROUNDING_NS, half)))
-
-
-def _convention(name: str) -> str:
-    return re.split(r"[\d\[(:#*]", name, maxsplit=1)[0]
 
 
 def _joined(mark: StepMark, inner: Sequence[StepMark]) -> Sequence[StepMark]:
@@ -195,50 +225,3 @@ def _detail(name: str) -> int:
     if annotation is None:
         return int(phase_of(name) is not None)
     return sum(fact is not None for fact in astuple(annotation))
-
-
-def kind_of_tokens(prefill: int, decode: int) -> StepKind | None:
-    """The kind of a step by the share of prefill in its tokens; None for a step without tokens."""
-    if not prefill + decode:
-        return None
-    prefill_frac = prefill / (prefill + decode)
-    if prefill_frac >= MIN_PREFILL_FRAC:
-        return StepKind.PREFILL
-    return StepKind.DECODE if prefill_frac <= MAX_DECODE_FRAC else StepKind.MIXED
-
-
-def _of_requests(new: int, cached: int) -> StepAnnotation:
-    """Cached requests may be in a later chunk of prefill, so without new ones the kind is unknown."""
-    kind = StepKind.PREFILL if new and not cached else StepKind.MIXED if new else None
-    return StepAnnotation(kind=kind, n_prefill=new)
-
-
-def _of_tpu_vllm(n: int, tokens: int) -> StepAnnotation:
-    """Each request has one token in decode and more in prefill, so at most n - 1 tokens decode.
-
-    Without speculation, a step is prefill if its share is at least MIN_PREFILL_FRAC in any case, decode
-    if each request has one token, and otherwise mixed, as far as the annotation tells.
-    """
-    if not n or tokens <= n:
-        return StepAnnotation(
-            kind=StepKind.DECODE if tokens else None,
-            prefill_tokens=0,
-            decode_tokens=tokens,
-            n_decode=n,
-        )
-    is_prefill = (tokens - n + 1) / tokens >= MIN_PREFILL_FRAC
-    return StepAnnotation(kind=StepKind.PREFILL if is_prefill else StepKind.MIXED)
-
-
-def _of_sglang(match: re.Match[str]) -> StepAnnotation | None:
-    kind = _SGLANG_KINDS.get(match["mode"])
-    n = None if match["n"] is None else int(match["n"])
-    tokens = None if match["tokens"] is None else int(match["tokens"])
-    match kind:
-        case StepKind.PREFILL:
-            return StepAnnotation(kind=kind, prefill_tokens=tokens, decode_tokens=0, n_prefill=n)
-        case StepKind.DECODE:
-            verified = tokens or (n if match["mode"] == "DECODE" else None)
-            return StepAnnotation(kind=kind, prefill_tokens=0, decode_tokens=verified, n_decode=n)
-        case _:
-            return StepAnnotation(kind=kind)

@@ -6,7 +6,7 @@ is unknown.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,14 @@ from meshscope.readers.traces.json_stream import FAULTS
 
 MAX_BYTES = 1 << 30
 MS = 1e-3
-# Names of the latencies in the keys of a file, by vLLM and SGLang.
-_KEYS = {
-    "ttft": ("ttft",),
-    "tpot": ("tpot",),
-    "itl": ("itl",),
-    "e2e": ("e2el", "e2e_latency"),
-}
-_QUANTILES = {"p50": ("median", "p50"), "p90": ("p90",), "p99": ("p99",)}
+# Latencies: their names in the keys of a file, by vLLM and SGLang, and the key of their samples.
+_LATENCIES = (
+    ("ttft", ("ttft",), "ttfts"),  # of each request
+    ("tpot", ("tpot",), None),
+    ("itl", ("itl",), "itls"),  # lists of those of each token
+    ("e2e", ("e2el", "e2e_latency"), None),
+)
+_FIGURES = {"mean": ("mean",), "p50": ("median", "p50"), "p90": ("p90",), "p99": ("p99",)}
 
 
 def read_served(path: Path) -> ServedBenchmark:
@@ -37,66 +37,54 @@ def read_served(path: Path) -> ServedBenchmark:
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
     document = _document(data)
-    times = tuple(_times(document)) if document else ()
-    if document is None or not times:
+    times = (_time(document, *latency) for latency in _LATENCIES)
+    known = tuple(time for time in times if time is not None)
+    if not known:
         raise TraceError(
             f"{path}: has no latencies such as 'mean_ttft_ms'. Give the JSON of `vllm bench serve "
             "--save-result` or of `sglang.bench_serving`."
         )
+    completed = document.get("completed")
+    is_whole = isinstance(completed, int) and not isinstance(completed, bool) and completed >= 0
     return ServedBenchmark(
         path=str(path),
-        n_requests=_whole(document.get("completed")),
-        times=times,
+        n_requests=completed if is_whole else None,
+        times=known,
         requests_per_s=_number(document.get("request_throughput")),
         output_tokens_per_s=_number(document.get("output_throughput")),
     )
 
 
-def _document(data: bytes) -> Mapping[str, Any] | None:
-    for text in (data, *reversed(data.strip().splitlines()[-1:])):
+def _document(data: bytes) -> Mapping[str, Any]:
+    for text in (data, *data.strip().splitlines()[-1:]):
         try:
             document = msgspec.json.decode(text)
         except FAULTS:
             continue
         if isinstance(document, dict):
             return document
-    return None
+    return {}
 
 
-def _times(document: Mapping[str, Any]) -> Iterable[ServedTime]:
-    for name, keys in _KEYS.items():
-        samples = _samples(document, name)
-        figures = {
-            field: _figure(document, keys, words)
-            for field, words in (("mean", ("mean",)), *_QUANTILES.items())
-        }
-        if len(samples):
-            figures = {
-                f: v
-                if v is not None
-                else float(samples.mean() if f == "mean" else np.percentile(samples, int(f[1:])))
-                for f, v in figures.items()
-            }
-        if any(value is not None for value in figures.values()):
-            yield ServedTime(name=name, **{f"{field}_s": v for field, v in figures.items()})
-
-
-def _figure(document: Mapping[str, Any], keys: Iterable[str], words: Iterable[str]) -> float | None:
-    """The value of `median_ttft_ms` in seconds; None if the file has none of the names."""
-    names = (f"{word}_{key}_ms" for key in keys for word in words)
-    values = (_number(document.get(name)) for name in names)
-    value = next((v for v in values if v is not None), None)
-    return None if value is None else value * MS
-
-
-def _samples(document: Mapping[str, Any], name: str) -> "np.ndarray[Any, np.dtype[np.float64]]":
-    """TTFT of each request, or ITL of each token, in seconds; empty without details."""
-    listed = document.get({"ttft": "ttfts", "itl": "itls"}.get(name, ""))
-    if not isinstance(listed, list):
-        return np.empty(0)
-    flat = [x for item in listed for x in (item if isinstance(item, list) else [item])]
-    numbers = (number for x in flat if (number := _number(x)) is not None)
-    return np.fromiter(numbers, np.float64)
+def _time(
+    document: Mapping[str, Any], name: str, keys: tuple[str, ...], samples_key: str | None
+) -> ServedTime | None:
+    """The latency in seconds, by its figures such as `median_ttft_ms`, else by its samples; None without any."""
+    listed = document.get(samples_key or "")
+    nested = (
+        x if isinstance(x, list) else [x] for x in (listed if isinstance(listed, list) else ())
+    )
+    numbers = (number for part in nested for x in part if (number := _number(x)) is not None)
+    samples = np.fromiter(numbers, np.float64)
+    figures: dict[str, float | None] = {}
+    for figure, words in _FIGURES.items():
+        given = (_number(document.get(f"{word}_{key}_ms")) for key in keys for word in words)
+        value = next((v * MS for v in given if v is not None), None)
+        if value is None and len(samples):
+            mean = samples.mean()
+            value = float(mean if figure == "mean" else np.percentile(samples, int(figure[1:])))
+        figures[f"{figure}_s"] = value
+    return ServedTime(name=name, **figures) if set(figures.values()) != {None} else None
 
 
 def _number(value: Any) -> float | None:
@@ -107,7 +95,3 @@ def _number(value: Any) -> float | None:
     except OverflowError:  # an integer of hundreds of digits
         return None
     return number if math.isfinite(number) and number >= 0 else None
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

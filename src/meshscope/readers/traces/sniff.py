@@ -4,12 +4,13 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
 from meshscope.errors import TraceError
 from meshscope.files import check_regular
+from meshscope.readers.profile.wire import SPAN, VARINT, WIDTHS, WireError, read_varint
 from meshscope.readers.traces.trace import TraceFormat
 
 HEAD_BYTES = 1 << 20
@@ -76,8 +77,8 @@ _MLIR = re.compile(
     rb'\A(?:\s|//[^\n]*\n|#[^\n]*\n)*(?:module\b|"builtin\.module"|func\.func|builtin\.module)'
 )
 _CHAKRA_START = re.compile(rb"\A[\x03-\xff][\x00-\x7f]?\x0a[\x03-\x1f]\d+\.\d+\.\d+")
-_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 _LAST_PLANE_FIELD = 6
+_XPLANES = (".xplane.pb", ".xplane.pb.gz")
 _TPU_MARKS = (
     b"/device:TPU:",
     b"/device:GPU:",
@@ -90,31 +91,23 @@ _TPU_MARKS = (
 def format_of(path: Path) -> TraceFormat | None:
     """The format of the file; None if it has no format of traces. TraceError if it cannot be read."""
     head = _head(path)
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if _other(path, head) is not None:
         return None
     if head.startswith(_SQLITE):
         return TraceFormat.NSYS
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith((b"{", b"[", *_UTF16_STARTS)):
-        return _json_format(head)
-    if b"HloModule" in head[:4096] and not _is_protobuf(head):
+        if b'"traceEvents"' not in head and (b"ttft_ms" in head or b'"ttfts"' in head):
+            return TraceFormat.SERVING_BENCHMARK
+        is_tpu = b'"schemaVersion"' not in head and any(mark in head for mark in _TPU_MARKS)
+        return TraceFormat.CHROME_TPU if is_tpu else TraceFormat.KINETO
+    # An XSpace starts with field 1 (planes), or 2 to 4 (messages), all with a length.
+    is_message = head[:1] in {b"\x0a", b"\x12", b"\x1a", b"\x22"} and not head[1:9].isascii()
+    is_message |= head[:1] == b"\x0a" and b"\0" in head[:4096]
+    if b"HloModule" in head[:4096] and not is_message:
         return TraceFormat.HLO
-    is_named = path.name.endswith((".xplane.pb", ".xplane.pb.gz"))  # its reader says what is wrong
-    return TraceFormat.XPLANE if is_named or _is_protobuf(head) else None
-
-
-def _json_format(head: bytes) -> TraceFormat:
-    if b'"traceEvents"' not in head and (b"ttft_ms" in head or b'"ttfts"' in head):
-        return TraceFormat.SERVING_BENCHMARK
-    is_tpu = b'"schemaVersion"' not in head and any(mark in head for mark in _TPU_MARKS)
-    return TraceFormat.CHROME_TPU if is_tpu else TraceFormat.KINETO
-
-
-def _is_protobuf(head: bytes) -> bool:
-    """Whether the file starts as an XSpace: field 1 (planes), or 2 to 4 (messages), all with a length."""
-    return (head[:1] in {b"\x0a", b"\x12", b"\x1a", b"\x22"} and not head[1:9].isascii()) or (
-        head[:1] == b"\x0a" and b"\0" in head[:4096]
-    )
+    # The reader of files of this name says what is wrong with them.
+    return TraceFormat.XPLANE if is_message or path.name.endswith(_XPLANES) else None
 
 
 def check_kind(path: Path) -> None:
@@ -124,21 +117,22 @@ def check_kind(path: Path) -> None:
         raise TraceError(f"{path}: this is {other[0]}. {other[1]}")
 
 
-def kind_in_words(path: Path) -> str | None:
-    """What a file that is no trace is; None if that is unknown."""
-    other = _other(path, _head(path))
-    return None if other is None else other[0]
-
-
 def _other(path: Path, head: bytes) -> tuple[str, str] | None:
     """What a file of another kind is, and what to do instead; None for traces, HLO, and the unknown."""
-    if path.name.endswith((".xplane.pb", ".xplane.pb.gz")) and not _is_tar(head):
+    if path.name.endswith(_XPLANES) and not _is_tar(head):
         return None
     return next(_others(path.name.removesuffix(".gz").lower(), head), None)
 
 
 def _others(name: str, head: bytes) -> Iterator[tuple[str, str]]:
-    yield from _packed(head)
+    if head.startswith(b"PK\x03\x04"):
+        yield _zip(head)
+    if _is_tar(head):
+        yield f"a tar archive{_first_in_tar(head)}", _UNPACK
+    if re.match(rb"\x80[\x02-\x05]", head):
+        is_memory = b"device_traces" in head or b"segments" in head
+        what = "a snapshot of PyTorch's memory (pickle)" if is_memory else "a pickle"
+        yield what, f"Reading it would run its code. {_READ}"
     yield from ((what, remedy) for start, what, remedy in _STARTS if head.startswith(start))
     yield from ((what, remedy) for endings, what, remedy in _NAMES if name.endswith(endings))
     text = head[:4096].lstrip()
@@ -148,20 +142,8 @@ def _others(name: str, head: bytes) -> Iterator[tuple[str, str]]:
         yield "a web page", "Download the file itself."
     if b"HloModule" not in text and _MLIR.match(text):
         yield "StableHLO or other MLIR", f"It is not compiled yet. {_AS_HLO}"
-    if _BINARY.search(head[:4096]):
+    if re.search(rb"[\x00-\x08\x0e-\x1f]", head[:4096]):
         yield from _protobufs(head)
-
-
-def _packed(head: bytes) -> Iterator[tuple[str, str]]:
-    """Archives, and objects of Python."""
-    if head.startswith(b"PK\x03\x04"):
-        yield _zip(head)
-    if _is_tar(head):
-        yield f"a tar archive{_first_in_tar(head)}", _UNPACK
-    if re.match(rb"\x80[\x02-\x05]", head):
-        is_memory = b"device_traces" in head or b"segments" in head
-        what = "a snapshot of PyTorch's memory (pickle)" if is_memory else "a pickle"
-        yield what, f"Reading it would run its code. {_READ}"
 
 
 def _is_tar(head: bytes) -> bool:
@@ -191,14 +173,16 @@ def _protobufs(head: bytes) -> Iterator[tuple[str, str]]:
     """Kinds of protobufs other than XSpace, whose field 1 is a plane: a number, then a name."""
     if _CHAKRA_START.match(head):
         yield "a Chakra execution trace", _CHAKRA
-    if head[:1] != b"\x0a" or (size := _varint(head, 1)) is None:
+    try:
+        length, at = read_varint(head, 1)
+    except WireError:
         return
-    length, at = size
     inner = head[at : at + length]
     is_name = inner.isascii() and inner.decode("ascii").isprintable() and len(inner) == length
-    if inner[:1] == b"\x0a" or (
-        is_name and inner and head[at + length : at + length + 1] == b"\x12"
-    ):
+    is_named = is_name and inner and head[at + length : at + length + 1] == b"\x12"
+    if head[:1] != b"\x0a":
+        return
+    if inner[:1] == b"\x0a" or is_named:
         yield (
             "a proto of an HLO module",
             f"Graphs that torch_xla saved are compiled with --frontend torchxla. {_AS_HLO}",
@@ -210,28 +194,17 @@ def _protobufs(head: bytes) -> Iterator[tuple[str, str]]:
 def _field_numbers(message: bytes) -> Iterator[int]:
     """The numbers of the fields of a protobuf message, as far as its bytes go."""
     at = 0
-    while (tag := _varint(message, at)) is not None:
-        key, at = tag
-        kind, fixed = key & 7, {1: 8, 5: 4}
-        if kind in fixed:
-            at += fixed[kind]
-        elif (value := _varint(message, at)) is None or kind not in {0, 2}:
+    while at < len(message):
+        try:
+            key, at = read_varint(message, at)
+            kind = key & 7
+            value, after = (0, at + WIDTHS[kind]) if kind in WIDTHS else read_varint(message, at)
+        except WireError:
             return
-        else:
-            at = value[1] + (value[0] if kind == 2 else 0)
-        if at > len(message):
+        at = after + (value if kind == SPAN else 0)
+        if kind not in {VARINT, SPAN, *WIDTHS} or at > len(message):
             return
         yield key >> 3
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int] | None:
-    """A number and the position behind it; None if the bytes end in it."""
-    value = 0
-    for shift, byte in enumerate(data[at : at + 10]):
-        value |= (byte & 127) << 7 * shift
-        if byte < 128:
-            return value, at + shift + 1
-    return None
 
 
 def _head(path: Path) -> bytes:
@@ -242,17 +215,15 @@ def _head(path: Path) -> bytes:
             head = file.read(HEAD_BYTES)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
-    if not head.startswith(b"\x1f\x8b"):
-        return head
     try:
-        return zlib.decompressobj(wbits=31).decompress(head, HEAD_BYTES)
+        is_packed = head.startswith(b"\x1f\x8b")
+        return zlib.decompressobj(wbits=31).decompress(head, HEAD_BYTES) if is_packed else head
     except zlib.error:
         return b""
 
 
 MAX_FILES = 10_000
 MAX_NAMED = 4
-_CARDS = (".yaml", ".yml")
 # The profile folder that TensorBoard and XProf expect below a log folder.
 _SESSIONS = "plugins/profile/*"
 
@@ -262,8 +233,8 @@ class TraceFolder:
     """Traces with their formats, YAML files in the order of their names, and what was not read."""
 
     files: tuple[tuple[Path, TraceFormat], ...]
-    cards: tuple[Path, ...] = ()
-    findings: tuple[str, ...] = field(default=())
+    cards: tuple[Path, ...]
+    findings: tuple[str, ...]
 
 
 def trace_folder(folder: Path) -> TraceFolder:
@@ -288,36 +259,27 @@ def _folder(folder: Path) -> TraceFolder:
     cards: list[Path] = []
     outside: list[str] = []
     other: list[str] = []
-    for path in _regular_files(folder):
+    paths = sorted(path for path in folder.iterdir() if path.is_file())
+    if len(paths) > MAX_FILES:
+        raise TraceError(f"{folder}: has more than {MAX_FILES:,} files. Give the traces by name.")
+    for path in paths:
+        if path.name.startswith("."):
+            continue
         if not path.resolve().is_relative_to(folder.resolve()):
             outside.append(path.name)
-        elif path.suffix in _CARDS:
+        elif path.suffix in {".yaml", ".yml"}:
             cards.append(path)
         elif (kind := format_of(path)) is not None and kind is not TraceFormat.HLO:
             files.append((path, kind))
         else:
-            kind = kind_in_words(path)
-            other.append(path.name if kind is None else f"{path.name} ({kind})")
+            known = _other(path, _head(path))
+            other.append(f"{path.name} ({known[0]})" if known else path.name)
     if any(kind is TraceFormat.XPLANE for _, kind in files):
         files = [(path, kind) for path, kind in files if kind is not TraceFormat.CHROME_TPU]
-    findings = [
-        f"{len(names):,} {what}, and were not read: {_named(names)}"
-        for names, what in (
-            (outside, "links lead out of the folder"),
-            (other, "files are no traces"),
-        )
-        if names
-    ]
+    findings: list[str] = []
+    for names, what in ((outside, "links lead out of the folder"), (other, "files are no traces")):
+        if names:
+            more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+            shown = ", ".join(names[:MAX_NAMED]) + more
+            findings.append(f"{len(names):,} {what}, and were not read: {shown}")
     return TraceFolder(files=tuple(files), cards=tuple(cards), findings=tuple(findings))
-
-
-def _regular_files(folder: Path) -> Iterator[Path]:
-    paths = sorted(path for path in folder.iterdir() if path.is_file())
-    if len(paths) > MAX_FILES:
-        raise TraceError(f"{folder}: has more than {MAX_FILES:,} files. Give the traces by name.")
-    return iter(path for path in paths if not path.name.startswith("."))
-
-
-def _named(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"{', '.join(names[:MAX_NAMED])}{more}"

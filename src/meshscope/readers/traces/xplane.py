@@ -139,7 +139,7 @@ def trace_of_profile(
             *findings,
             *left,
             *unread,
-            *(fault.message for fault in capture_faults(profile, ops, runs=runs)),
+            *capture_faults(profile, ops, runs=runs),
             *_several_programs(ops),
             *_transfer_findings(transfers, is_counted=is_counted),
         ),
