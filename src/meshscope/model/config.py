@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from meshscope.errors import SpecError
 from meshscope.files import read_file
 from meshscope.model.catalog import (
     BY_NAME,
-    CatalogEntry,
     config_named,
     derived_from,
     entry_named,
@@ -30,7 +28,7 @@ from meshscope.model.mechanisms.mixture import Activation, mlp_kinds, read_mixtu
 from meshscope.model.mechanisms.streams import HyperConnections, LayerInputs
 from meshscope.model.model import Model
 from meshscope.model.reader import MAX_LAYERS, ConfigReader
-from meshscope.model.stored_format import module_names, stored_format
+from meshscope.model.stored_format import StoredFormat, module_names, stored_format
 from meshscope.model.unread_keys import unknown_family, unread_keys
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
@@ -59,19 +57,20 @@ def read_model(name: str) -> Model:
     if path.is_dir():
         path = path / "config.json"
     if path.is_file():
-        return model_from_config(_read_config(path), name=_display_name(path), source=str(path))
+        is_named = path.name == "config.json"
+        shown = path.resolve().parent.name if is_named else path.stem
+        config, beside = _read_json(path), path.with_name(MODELOPT_FILE)
+        if is_named and "quantization_config" not in config and beside.is_file():
+            config = _with_quantization(config, _read_json(beside), str(beside))
+        return model_from_config(config, name=shown, source=str(path))
     if name.endswith(".json") or name.startswith((".", "/", "~")):
         raise SpecError(
             f"no config file at '{path}'. Give a config.json, a folder with one, or a model id."
         )
     entry = entry_named(name)
-    if entry is not None:
-        return _catalog_model(entry, name)
-    return _fetch_model(name)
-
-
-def _catalog_model(entry: CatalogEntry, name: str) -> Model:
-    """The model of a catalog entry under the id that was given, in the weight format that the id names."""
+    if entry is None:
+        return _fetch_model(name)
+    # The id that was given, in the weight format that it names.
     known = {key.lower(): key for key in entry.ids}
     shown = known.get(name.lower(), name if "/" in name else entry.name)
     model = model_from_config(config_named(entry, name), name=shown, source=entry.source)
@@ -87,11 +86,9 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
     row, is_lite = family.traits, reader.get("model_type") == "glm4_moe_lite"
     reader = reader.over({**(LITE_DEFAULTS if is_lite else row.defaults), **reader.config})
     layers = _layers(reader, family)
-    has_dense = any(layer.has_mlp for layer in layers)
     has_experts = any(layer.has_experts for layer in layers)
-    stored = stored_format(reader, module_names(family, layers))
+    stored = stored_format(reader, module_names(family, layers)) or StoredFormat(text="")
     _refuse_others(reader, family)
-    _check_activation(reader, family)
     is_gemma, is_gemma4 = row.is_gemma, row.variant == "gemma4"
     read_attention = _MECHANISMS[row.mechanism]
     hidden = reader.integer("hidden_size")
@@ -101,7 +98,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         family=family,
         layers=layers,
         hidden=hidden,
-        ffn=reader.integer(row.ffn_key) if has_dense else None,
+        ffn=reader.integer(row.ffn_key) if any(layer.has_mlp for layer in layers) else None,
         vocab=reader.integer("vocab_size"),
         attention=read_attention(reader, family),
         norm_eps=reader.number("rms_norm_eps", 1e-6),
@@ -121,10 +118,10 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         logit_softcap=reader.optional_number("final_logit_softcapping") if is_gemma else None,
         text_part_of=outer_type,
         n_mtp_layers=reader.count(*row.mtp) or None,
-        stored_as=None if stored is None else stored.text,
-        stored_dtype=None if stored is None else stored.weight_dtype,
-        nearest_dtype=None if stored is None else stored.nearest,
-        stored_cache=None if stored is None else stored.cache,
+        stored_as=stored.text or None,
+        stored_dtype=stored.weight_dtype,
+        nearest_dtype=stored.nearest,
+        stored_cache=stored.cache,
     )
     return replace(model, unread_keys=unread_keys(reader, config, family, layers))
 
@@ -160,7 +157,7 @@ def _family(reader: ConfigReader) -> Family:
     classes = architectures if isinstance(architectures, list) else []
     model_type = reader.text("model_type", "" if classes else None)
     for name in (model_type, *(_CLASS_END.sub("", str(one)) for one in classes)):
-        family = _families().get(re.sub(r"\W|_|text$", "", name.lower()))
+        family = _FAMILIES.get(re.sub(r"\W|_|text$", "", name.lower()))
         if family is not None:
             return family
 
@@ -171,13 +168,11 @@ def _family(reader: ConfigReader) -> Family:
 
 
 _CLASS_END = re.compile(r"(For[A-Z]\w*|Model)$")
-
-
-@cache
-def _families() -> Mapping[str, Family]:
-    """The family of each model type, in lower case without underscores and `_text`, as names of classes have it."""
-    types = {family.value: family for family in Family} | SAME_ARCHITECTURE
-    return {re.sub(r"_|text$", "", name): family for name, family in types.items()}
+# The family of each model type, in lower case without underscores and `_text`, as names of classes have it.
+_FAMILIES = {
+    re.sub(r"_|text$", "", name): family
+    for name, family in ({family.value: family for family in Family} | SAME_ARCHITECTURE).items()
+}
 
 
 def _text_reader(config: Mapping[str, Any], source: str) -> tuple[ConfigReader, str | None]:
@@ -197,30 +192,24 @@ def _text_reader(config: Mapping[str, Any], source: str) -> tuple[ConfigReader, 
     return ConfigReader(text, source), outer if has_parts else None
 
 
-def _check_activation(reader: ConfigReader, family: Family) -> None:
-    """SpecError unless the MLP has the activation that the programs of the family implement."""
-    known = ["gelu_pytorch_tanh", "gelu"] if family.traits.is_gemma else ["silu"]
+def _refuse_others(reader: ConfigReader, family: Family) -> None:
+    """Raise SpecError for activations and windows that programs lack, and for a Gemma 4 that is an encoder."""
+    row = family.traits
+    known = ["gelu_pytorch_tanh", "gelu"] if row.is_gemma else ["silu"]
     for key in ("hidden_act", "hidden_activation"):
         name = reader.text(key, known[0])
-        if name not in known and not (family.traits.is_gemma and key == "hidden_act"):
+        if name not in known and not (row.is_gemma and key == "hidden_act"):
             raise SpecError(
                 f"{reader.source}: {key}={name!r} is not supported. Supported: '{known[0]}'."
             )
-
-
-def _refuse_others(reader: ConfigReader, family: Family) -> None:
-    """Raise SpecError for windows that programs lack, and for a Gemma 4 whose tokens attend to later ones."""
-    is_gemma4 = family.traits.variant == "gemma4"
-    if is_gemma4 and reader.get("use_bidirectional_attention") == "all":
+    if row.variant == "gemma4" and reader.get("use_bidirectional_attention") == "all":
         raise SpecError(
             f"{reader.source}: use_bidirectional_attention='all' makes an encoder. Use a decoder."
         )
-    has_window = (
-        family.traits.experts == "mixtral" and reader.config.get("sliding_window") is not None
-    )
-    if has_window:
+    window = reader.config.get("sliding_window")
+    if row.experts == "mixtral" and window is not None:
         raise SpecError(
-            f"{reader.source}: sliding_window={reader.config['sliding_window']!r} is not supported for "
+            f"{reader.source}: sliding_window={window!r} is not supported for "
             "mixtral. Set it to null to use full attention."
         )
     if reader.boolean("use_sliding_window", default=False):
@@ -228,14 +217,6 @@ def _refuse_others(reader: ConfigReader, family: Family) -> None:
             f"{reader.source}: use_sliding_window=true is not supported. "
             "Set it to false to use full attention."
         )
-
-
-def _read_config(path: Path) -> Mapping[str, Any]:
-    """The config, with the quantization that ModelOpt writes to a file beside it."""
-    config, beside = _read_json(path), path.with_name(MODELOPT_FILE)
-    if path.name != "config.json" or "quantization_config" in config or not beside.is_file():
-        return config
-    return _with_quantization(config, _read_json(beside), str(beside))
 
 
 def _with_quantization(
@@ -259,8 +240,15 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 
 def _parse_json(text: bytes, origin: str) -> Mapping[str, Any]:
+    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """The object of these keys; ValueError if one is there twice, of which readers take either."""
+        repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+        if repeated:
+            raise ValueError(f"the key '{repeated[0]}' is there twice")
+        return dict(pairs)
+
     try:
-        config = json.loads(text, object_pairs_hook=_without_repeats)
+        config = json.loads(text, object_pairs_hook=without_repeats)
     except (ValueError, RecursionError) as error:
         raise SpecError(f"'{origin}' is not valid JSON: {error}.") from error
     if not isinstance(config, dict):
@@ -268,24 +256,14 @@ def _parse_json(text: bytes, origin: str) -> Mapping[str, Any]:
     return config
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these keys; ValueError if one is there twice, of which readers take either."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key '{key}' is there twice")
-    return values
-
-
-def _display_name(path: Path) -> str:
-    return path.resolve().parent.name if path.name == "config.json" else path.stem
-
-
 LISTING = "'meshscope models' lists all."
 
 
 def _fetch_model(name: str) -> Model:
-    """Fetch the config of `owner/name` from the Hugging Face Hub; SpecError if unavailable."""
+    """Fetch the config of `owner/name` from the Hugging Face Hub; SpecError if unavailable.
+
+    ModelOpt writes the quantization to a file of its own.
+    """
     hint = derived_from(name) or nearest_ids(name, LISTING)
     unknown = (
         f"'{name}' is not in the catalog. {hint} Or give its config.json, or a folder with one."
@@ -297,7 +275,15 @@ def _fetch_model(name: str) -> Model:
     except NotDownloadedError as error:
         raise SpecError(f"{unknown} Its config was not downloaded: {error}.") from error
     if "quantization_config" not in config and names_format(name):
-        config = _with_modelopt_file(name, config)
+        try:
+            beside = _fetch_json(name, MODELOPT_FILE)
+        except NotDownloadedError as error:
+            if not error.is_missing:
+                raise SpecError(
+                    f"{MODELOPT_FILE} of '{name}' was not downloaded: {error}. Try again, or give a folder with both files."
+                ) from error
+        else:
+            config = _with_quantization(config, beside, file_url(name, MODELOPT_FILE))
     return model_from_config(config, name=name, source=file_url(name, "config.json"))
 
 
@@ -306,19 +292,6 @@ def _fetch_json(name: str, file: str) -> Mapping[str, Any]:
     if len(text) > MAX_CONFIG_BYTES:
         raise SpecError(f"'{file_url(name, file)}' is larger than {MAX_CONFIG_BYTES:,} bytes.")
     return _parse_json(text, file_url(name, file))
-
-
-def _with_modelopt_file(name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config with the quantization of ModelOpt's file on the Hub, if the model has one."""
-    try:
-        beside = _fetch_json(name, MODELOPT_FILE)
-    except NotDownloadedError as error:
-        if error.is_missing:
-            return config
-        raise SpecError(
-            f"{MODELOPT_FILE} of '{name}' was not downloaded: {error}. Try again, or give a folder with both files."
-        ) from error
-    return _with_quantization(config, beside, file_url(name, MODELOPT_FILE))
 
 
 HUB = "https://huggingface.co"

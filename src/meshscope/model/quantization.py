@@ -68,14 +68,12 @@ class Quantization:
 
 
 _PER_CHANNEL = Quantization(scale_dtype="f32")
-
-
-def _w8a8(dtype: str) -> Quantization:
-    return replace(
+_NARROW = {
+    name: replace(
         _PER_CHANNEL, coverage=Coverage.LAYERS, values_dtype=dtype, activation_dtype=dtype
     )
-
-
+    for name, dtype in ((INT8_W8A8, "s8"), (FP8_W8A8, "f8e4m3fn"))
+}
 _FP8_BLOCKS = Quantization(
     scale_dtype="f32",
     block=128,
@@ -83,6 +81,7 @@ _FP8_BLOCKS = Quantization(
     coverage=Coverage.LAYERS,
     values_dtype="f8e4m3fn",
 )
+_INT4 = Quantization(scale_dtype="bf16", coverage=Coverage.LAYERS, values_dtype="s4")
 _MXFP4 = Quantization(
     scale_dtype="u8",
     block=32,
@@ -93,12 +92,6 @@ _MXFP4 = Quantization(
 _NVFP4 = replace(_MXFP4, scale_dtype="f8e4m3fn", block=16)
 
 
-def _int4(group: int | None) -> Quantization:
-    return Quantization(
-        scale_dtype="bf16", block=group, coverage=Coverage.LAYERS, values_dtype="s4"
-    )
-
-
 # Square blocks: weight_block_size and weight_scale_inv of DeepSeek-V3 (deepseek-ai/DeepSeek-V3,
 # README_WEIGHTS.md). Per channel: jax-ml/jax-llm-examples (int8, embedding and head included) and the strategy
 # "channel" of compressed-tensors (int8, fp8; layers only). Int4: groups of 128, 64 or 32, or channels (AWQ, GPTQ),
@@ -106,27 +99,23 @@ def _int4(group: int | None) -> Quantization:
 # as scales (MXFP4A16 of compressed-tensors). NVFP4: groups of 16 with an fp8 scale (ModelOpt); the float32 scale of
 # each tensor is not counted.
 # W8A8: int8 and fp8 with a dynamic scale per token (strategy "token" of compressed-tensors); head left out.
-_OF_LAYERS = {
-    "s8": replace(_PER_CHANNEL, values_dtype="s8"),
-    "f8e4m3fn": replace(_PER_CHANNEL, values_dtype="f8e4m3fn"),
+_LAYERS_ONLY = {
     FP8_BLOCKS: _FP8_BLOCKS,
-    **{name: _int4(group) for group, name in INT4_OF_GROUP.items()},
+    **{name: replace(_INT4, block=group) for group, name in INT4_OF_GROUP.items()},
     MXFP4: _MXFP4,
     NVFP4: _NVFP4,
+}
+_OF_LAYERS = {
+    **{name: replace(_PER_CHANNEL, values_dtype=name) for name in ("s8", "f8e4m3fn")},
+    **_LAYERS_ONLY,
 }
 # Only some matrices: experts in Kimi K2.5 (int4) and gpt-oss (mxfp4); MLPs in Llama-3.1-405B-Instruct-FP8 (arXiv
 # 2407.21783, section 6.2, which also leaves out the first and the last layer); everything outside linear attention
 # in recipes of llm-compressor for Qwen3-Next and Qwen3.5.
 _QUANTIZATIONS = {
-    "s8": _PER_CHANNEL,
-    "f8e4m3fn": _PER_CHANNEL,
-    "f8e5m2": _PER_CHANNEL,
-    INT8_W8A8: _w8a8("s8"),
-    FP8_W8A8: _w8a8("f8e4m3fn"),
-    FP8_BLOCKS: _FP8_BLOCKS,
-    **{name: _int4(group) for group, name in INT4_OF_GROUP.items()},
-    MXFP4: _MXFP4,
-    NVFP4: _NVFP4,
+    **dict.fromkeys(("s8", "f8e4m3fn", "f8e5m2"), _PER_CHANNEL),
+    **_NARROW,
+    **_LAYERS_ONLY,
     **{
         f"{name}_{coverage}": replace(quantization, coverage=coverage)
         for name, quantization in _OF_LAYERS.items()

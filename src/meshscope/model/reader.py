@@ -57,13 +57,11 @@ class ConfigReader:
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.get(key)
-        if value is None:
-            if default is None:
-                raise SpecError(
-                    f"{self.source}: the config has no '{key}'. Use the model's complete config.json."
-                )
-            return default
-        return value
+        if value is None and default is None:
+            raise SpecError(
+                f"{self.source}: the config has no '{key}'. Use the model's complete config.json."
+            )
+        return default if value is None else value
 
     def integer(
         self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_SIZE
@@ -120,25 +118,20 @@ class ConfigReader:
     def numbers(self, key: str) -> tuple[float, ...]:
         """A list of numbers, empty if absent."""
         values = self.get(key) or []
-        if not isinstance(values, list) or not all(
-            type(v) in {int, float} and math.isfinite(v) for v in values
-        ):
+        numbers: list[Any] = values if isinstance(values, list) else [None]
+        if not all(type(v) in {int, float} and math.isfinite(v) for v in numbers):
             raise SpecError(
                 f"{self.source}: '{key}' must be a list of finite numbers, got {values!r}."
             )
-        return tuple(float(value) for value in values)
+        return tuple(map(float, numbers))
 
     def names(self, key: str, n_names: int, known: Iterable[str], default: list[str]) -> list[str]:
         """A list of `n_names` names from `known`, one per layer."""
-        values = self.get(key)
+        values, known = self.get(key), list(known)
         if values is None:
             return default
-        known = list(known)
-        if (
-            not isinstance(values, list)
-            or len(values) != n_names
-            or any(value not in known for value in values)
-        ):
+        is_list = isinstance(values, list) and len(values) == n_names
+        if not is_list or any(value not in known for value in values):
             raise SpecError(
                 f"{self.source}: '{key}' must list one of {', '.join(known)} for each of {n_names} layers."
             )
@@ -220,19 +213,25 @@ def read_rope(reader: ConfigReader, layer_type: str | None = None) -> Rope:
         raise SpecError(
             f"{reader.source}: rope type '{name}' is not supported. Supported: {', '.join(RopeType)}."
         )
+    is_longrope = name == "longrope"
     fallback = reader.optional_integer("max_position_embeddings") or 8192
-    theta = scaling.number("rope_theta", 10_000.0)
-    factor = scaling.number("factor", 1.0)
-    for key, value in (("rope_theta", theta), ("factor", factor)):
+    positive = {"rope_theta": 10_000.0, "factor": 1.0}
+    positive = {key: scaling.number(key, default) for key, default in positive.items()}
+    for key, value in positive.items():
         if value <= 0:
             raise SpecError(f"{reader.source}: '{key}' must be positive, got {value:g}.")
+    original = scaling.integer(
+        "original_max_position_embeddings", None if is_longrope else fallback
+    )
+    # LongRoPE has the longest sequence over the original one.
+    longest = scaling.integer("max_position_embeddings") if is_longrope else 0
     rope = Rope(
-        theta=theta,
+        theta=positive["rope_theta"],
         rope_type=RopeType(name),
-        factor=_longrope_factor(scaling) if name == "longrope" else factor,
+        factor=longest / original if is_longrope else positive["factor"],
         low_freq_factor=scaling.number("low_freq_factor", 1.0),
         high_freq_factor=scaling.number("high_freq_factor", 4.0),
-        original_max_position=scaling.integer("original_max_position_embeddings", fallback),
+        original_max_position=original,
         beta_fast=scaling.number("beta_fast", 32.0),
         beta_slow=scaling.number("beta_slow", 1.0),
         mscale=scaling.optional_number("mscale"),
@@ -256,9 +255,3 @@ def check_factors(rope: Rope, head_dim: int, source: str) -> None:
             f"{source}: longrope needs {n_pairs} numbers in short_factor and in long_factor, got {n_short} "
             f"and {n_long}. Use the model's complete config.json."
         )
-
-
-def _longrope_factor(scaling: ConfigReader) -> float:
-    """The longest sequence over the original one."""
-    original = scaling.integer("original_max_position_embeddings")
-    return scaling.integer("max_position_embeddings") / original

@@ -68,11 +68,9 @@ def why_no_ring(model: Model, plan: Plan, topology: Topology) -> str | None:
     XLA on CPU matches permutes across all devices of the program, so permutes of stages in
     different branches are mixed up.
     """
-    if model.attention.why_no_ring is not None:
-        return model.attention.why_no_ring
-    if plan.pp > 1 and topology.chip.kind is ChipKind.CPU:
-        return "XLA on CPU confuses ring permutes with the sends between pipeline stages"
-    return None
+    confused = "XLA on CPU confuses ring permutes with the sends between pipeline stages"
+    is_confused = plan.pp > 1 and topology.chip.kind is ChipKind.CPU
+    return model.attention.why_no_ring or (confused if is_confused else None)
 
 
 class CacheLayout(StrEnum):
@@ -151,24 +149,19 @@ def device_cache_bytes(
     `layers` defaults to all layers that the device allocates.
     """
     counts = stored_layers(model, plan.pp) if layers is None else Counter(layers)
-    n_sequences = workload.batch // plan.data_size
-    return n_sequences * sum(
-        n * _layer_bytes(model, plan, layer, workload, layout) for layer, n in counts.items()
-    )
-
-
-def _layer_bytes(
-    model: Model, plan: Plan, layer: Layer, workload: Workload, layout: CacheLayout
-) -> int:
-    """Cache bytes of a layer for one sequence on one device."""
-    arrays = layer_cache(model, plan, layer, n_tokens=workload.decode_tokens)
-    if layout is not CacheLayout.OWN and arrays:
-        paged = paged_bytes(model, plan, layer, workload, layout)
-        if paged is not None:
-            return paged
-    n_positions, dtype = cache_slots(plan, workload), workload.cache_dtype
-    bits = (
-        prod(array.local_shape(plan)) * array.n_slots(n_positions) * array.bits(dtype)
-        for array in arrays
-    )
-    return sum(bits) // 8
+    n_positions, total = cache_slots(plan, workload), 0
+    for layer, n_layers in counts.items():
+        arrays = layer_cache(model, plan, layer, n_tokens=workload.decode_tokens)
+        n_bytes = None
+        if layout is not CacheLayout.OWN and arrays:
+            n_bytes = paged_bytes(model, plan, layer, workload, layout)
+        if n_bytes is None:
+            n_bits = sum(
+                prod(array.local_shape(plan))
+                * array.n_slots(n_positions)
+                * array.bits(workload.cache_dtype)
+                for array in arrays
+            )
+            n_bytes = n_bits // 8
+        total += n_layers * n_bytes
+    return workload.batch // plan.data_size * total

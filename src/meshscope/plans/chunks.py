@@ -76,29 +76,22 @@ class PhaseProgram:
 
 def phase_programs(phase: Phase, chunks: PrefillChunks) -> tuple[PhaseProgram, ...]:
     """The programs of a phase: one, or one for each chunk of a prompt; the last has its name."""
-    if phase is Phase.DECODE:
-        return (PhaseProgram(name=phase.value, phase=phase),)
-    *before, last = chunks.starts
-    return (
-        *(PhaseProgram(name=f"{phase}_at{at}", phase=phase, start=at) for at in before),
-        PhaseProgram(name=phase.value, phase=phase, start=last),
-    )
+    starts = chunks.starts if phase is Phase.PREFILL else (0,)
+    names = (*(f"{phase}_at{start}" for start in starts[:-1]), phase.value)
+    parts = zip(names, starts, strict=True)
+    return tuple(PhaseProgram(name=name, phase=phase, start=start) for name, start in parts)
 
 
 def prefill_chunks(chunk: int | None, *, n_sequences: int, prompt: int) -> PrefillChunks:
     """The chunks of `n_sequences` prompts on a device; a checked `chunk` divides them evenly."""
-    if chunk is None or n_sequences * prompt <= chunk:
-        return PrefillChunks(n_sequences=n_sequences, n_positions=prompt)
-    if prompt <= chunk:
-        n_each = chunk // prompt
-        return PrefillChunks(
-            n_sequences=n_each, n_positions=prompt, n_sequence_chunks=n_sequences // n_each
-        )
+    n_tokens = n_sequences * prompt if chunk is None else chunk
+    n_each = min(n_sequences, max(1, n_tokens // prompt))
+    n_positions = min(prompt, n_tokens)
     return PrefillChunks(
-        n_sequences=1,
-        n_positions=chunk,
-        n_sequence_chunks=n_sequences,
-        n_position_chunks=prompt // chunk,
+        n_sequences=n_each,
+        n_positions=n_positions,
+        n_sequence_chunks=n_sequences // n_each,
+        n_position_chunks=prompt // n_positions,
     )
 
 
@@ -123,15 +116,15 @@ def chunk_option(value: str | int) -> int | ChunkRule:
 
 def why_no_chunks(plan: Plan, program: Program, engine: Engine) -> str | None:
     """The reason why prefill cannot run in chunks; None if it can."""
-    if engine is not Engine.MESHSCOPE:
-        return f"--engine {engine} prefills all sequences in one step"
-    if program.frontend.is_traced:
-        return f"--frontend {program.frontend} traces a whole prompt"
-    if program.partitioner is not Partitioner.MANUAL:
-        return f"--partitioner {program.partitioner} has no rows of one device"
-    if plan.pp > 1:
-        return "the micro-batches of a pipeline are its chunks (--microbatches)"
-    return None
+    reasons = {
+        f"--engine {engine} prefills all sequences in one step": engine is not Engine.MESHSCOPE,
+        f"--frontend {program.frontend} traces a whole prompt": program.frontend.is_traced,
+        f"--partitioner {program.partitioner} has no rows of one device": (
+            program.partitioner is not Partitioner.MANUAL
+        ),
+        "the micro-batches of a pipeline are its chunks (--microbatches)": plan.pp > 1,
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), None)
 
 
 def why_auto_is_whole(plan: Plan, program: Program, engine: Engine) -> str | None:

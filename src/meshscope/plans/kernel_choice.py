@@ -3,7 +3,8 @@
 The measurements behind the choices are in docs/kernels.md.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from meshscope.hardware.chips import Chip, ChipKind
@@ -98,23 +99,19 @@ class KernelChoices:
         return self.experts is not None and self.experts.kernel is not None
 
     @property
+    def _parts(self) -> dict[str, KernelChoice]:
+        choices = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: choice for name, choice in choices.items() if choice is not None}
+
+    @property
     def refused(self) -> dict[str, str]:
         """The reason for plain operations, by part that has a kernel."""
-        parts = {
-            "prefill attention": self.prefill_attention,
-            "decode attention": self.decode_attention,
-            "the experts": self.experts,
-        }
-        return {name: c.reason for name, c in parts.items() if c is not None and c.reason}
+        names = {"prefill_attention": "prefill attention", "decode_attention": "decode attention"}
+        return {names.get(n, "the experts"): c.reason for n, c in self._parts.items() if c.reason}
 
     def as_dict(self) -> dict[str, str]:
         """One line per part, for the manifest."""
-        parts = {
-            "prefill_attention": self.prefill_attention,
-            "decode_attention": self.decode_attention,
-            "experts": self.experts,
-        }
-        return {name: str(choice) for name, choice in parts.items() if choice is not None}
+        return {name: str(choice) for name, choice in self._parts.items()}
 
 
 def kernel_choices(  # noqa: PLR0913  the parts of an experiment
@@ -131,21 +128,34 @@ def kernel_choices(  # noqa: PLR0913  the parts of an experiment
 
     `has_kernels` is False for front ends without kernels.
     """
-    common = _common_reason(kernels, chip.kind, workload)
+    chip_kind, plain = chip.kind, kernels is Kernels.OFF
+    common = None
     if not has_kernels:
         common = "the modules of transformers use no kernels"
-    if chip.kind is ChipKind.GPU and has_kernels and kernels is not Kernels.OFF:
-        prefill = _choice(Kernel.CUDNN, _cudnn_reason(model, plan, workload))
+    elif plain:
+        common = "--kernels off"
+    elif chip_kind is not ChipKind.TPU:
+        common = "the kernels run on TPU only"
+    elif workload.activation_dtype not in KERNEL_DTYPES:
+        common = (
+            f"the kernels support {' and '.join(KERNEL_DTYPES)}, not {workload.activation_dtype}"
+        )
+    parts = (model, plan, workload)
+    if chip_kind is ChipKind.GPU and has_kernels and not plain:
+        prefill = _choice(Kernel.CUDNN, None, _cudnn_reasons(*parts))
     else:
-        prefill = _choice(Kernel.SPLASH, common or _prefill_reason(model, plan, workload))
+        prefill = _choice(Kernel.SPLASH, common, _prefill_reasons(*parts))
+    # XLA's kernel if it reads the weights as they are stored; rows gathered by the compiler leave no choice.
+    native_dtypes = compiler_facts(chip.name).ragged_dot_dtypes.value
+    is_native = ragged_dtype_of(workload.weight_dtype) in native_dtypes
+    is_native |= quantization_of(workload.weight_dtype) is None or form is DispatchForm.GATHERED
+    is_one_hot = form in {DispatchForm.ONE_HOT, DispatchForm.ONE_HOT_PINNED}
+    lack = iter(["one-hot dispatch has no grouped matmul"] * is_one_hot)
+    experts = _choice(Kernel.RAGGED_DOT if is_native else Kernel.GROUPED, common, lack)
     return KernelChoices(
         prefill_attention=prefill,
-        decode_attention=_choice(
-            Kernel.FLASH_DECODE, common or _decode_reason(model, plan, workload)
-        ),
-        experts=None
-        if model.moe is None
-        else _choice(_experts_kernel(chip, workload, form), common or _experts_reason(form)),
+        decode_attention=_choice(Kernel.FLASH_DECODE, common, _decode_reasons(*parts)),
+        experts=None if model.moe is None else experts,
     )
 
 
@@ -158,103 +168,71 @@ def splash_block(prompt: int) -> int | None:
     return next(size for size in SPLASH_BLOCKS if -prompt % size <= MAX_PADDING_FRAC * prompt)
 
 
-def _choice(kernel: Kernel, reason: str | None) -> KernelChoice:
+def _choice(kernel: Kernel, common: str | None, reasons: Iterator[str]) -> KernelChoice:
+    """The kernel, unless there is a common reason or another one for plain operations."""
+    reason = common or next(reasons, None)
     return KernelChoice(kernel=kernel) if reason is None else KernelChoice(reason=reason)
 
 
-def _common_reason(kernels: Kernels, chip: ChipKind, workload: Workload) -> str | None:
-    """The reason that rules out all kernels, if any."""
-    if kernels is Kernels.OFF:
-        return "--kernels off"
-    if chip is not ChipKind.TPU:
-        return "the kernels run on TPU only"
-    if workload.activation_dtype not in KERNEL_DTYPES:
-        return f"the kernels support {' and '.join(KERNEL_DTYPES)}, not {workload.activation_dtype}"
-    return None
-
-
-def _prefill_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
-    window = model.attention.window_of(AttentionKind.CHUNKED)
+def _prefill_reasons(model: Model, plan: Plan, workload: Workload) -> Iterator[str]:
+    window, n_positions = _chunk_of_attention(model), workload.chunk_positions
     if model.attention.chosen_positions is not None:
-        return "splash attention has no data-dependent masks"
-    if _has_chunks(model) and window is not None and workload.prompt > window:
-        return f"prompt={workload.prompt} is longer than the chunks of attention ({window})"
-    n_positions = workload.chunk_positions
+        yield "splash attention has no data-dependent masks"
+    if window is not None and workload.prompt > window:
+        yield f"prompt={workload.prompt} is longer than the chunks of attention ({window})"
     if n_positions % plan.cp or splash_block(n_positions // plan.cp) is None:
         name = "prompt" if n_positions == workload.prompt else "prefill_chunk"
         share = f"{name}={n_positions}" + (f" over cp={plan.cp}" if plan.cp > 1 else "")
-        return f"{share} is not a multiple of {SPLASH_BLOCKS[-1]}"
-    return None
+        yield f"{share} is not a multiple of {SPLASH_BLOCKS[-1]}"
 
 
-def _has_chunks(model: Model) -> bool:
-    return any(layer.attention is AttentionKind.CHUNKED for layer in model.layers)
+def _chunk_of_attention(model: Model) -> int | None:
+    """Positions of a chunk of attention; None if no layer has chunks."""
+    has_chunks = any(layer.attention is AttentionKind.CHUNKED for layer in model.layers)
+    return model.attention.window_of(AttentionKind.CHUNKED) if has_chunks else None
 
 
-def _cudnn_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
+def _cudnn_reasons(model: Model, plan: Plan, workload: Workload) -> Iterator[str]:
     if model.attention.mechanism is not Mechanism.GROUPED:
-        return "cuDNN attention supports grouped-query attention only"
+        yield "cuDNN attention supports grouped-query attention only"
     attention = grouped_of(model.attention)
     if attention.has_sinks or attention.softcap is not None:
-        return f"cuDNN attention has no {'attention sinks' if attention.has_sinks else 'soft caps'}"
+        yield f"cuDNN attention has no {'attention sinks' if attention.has_sinks else 'soft caps'}"
     if attention.head_dim > CUDNN_MAX_HEAD_DIM or attention.head_dim % CUDNN_HEAD_DIM_STEP:
-        return (
+        yield (
             f"cuDNN attention supports head sizes up to {CUDNN_MAX_HEAD_DIM} in multiples of "
             f"{CUDNN_HEAD_DIM_STEP}, not {attention.head_dim}"
         )
     if workload.activation_dtype not in CUDNN_DTYPES:
-        return f"cuDNN attention supports {' and '.join(CUDNN_DTYPES)}, not {workload.activation_dtype}"
+        yield f"cuDNN attention supports {' and '.join(CUDNN_DTYPES)}, not {workload.activation_dtype}"
     if workload.chunk_positions < workload.prompt:
-        return "cuDNN attention has no mask for the positions before a chunk"
-    return "cp splits the sequence" if plan.cp > 1 else None
+        yield "cuDNN attention has no mask for the positions before a chunk"
+    if plan.cp > 1:
+        yield "cp splits the sequence"
 
 
-def _decode_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
-    window = model.attention.window_of(AttentionKind.CHUNKED)
-    has_parts = window is not None and window % DECODE_BLOCKS[0] and plan.cp == 1
-    if _has_chunks(model) and has_parts:
-        return f"chunks of {window} positions are no multiple of {DECODE_BLOCKS[0]}"
-    if model.attention.mechanism is Mechanism.COMPRESSED:
-        return "the kernel reads no compressed caches"
-    reason = _token_reason(model, plan, workload)
-    if reason is not None:
-        return reason
+def _decode_reasons(model: Model, plan: Plan, workload: Workload) -> Iterator[str]:
+    attention, window, n_tokens = (
+        model.attention,
+        _chunk_of_attention(model),
+        workload.decode_tokens,
+    )
+    if window is not None and window % DECODE_BLOCKS[0] and plan.cp == 1:
+        yield f"chunks of {window} positions are no multiple of {DECODE_BLOCKS[0]}"
+    if attention.mechanism is Mechanism.COMPRESSED:
+        yield "the kernel reads no compressed caches"
+    if n_tokens > 1:  # the kernel reads the cache once for all tokens of a step
+        n_kv_heads = max(attention.kv_heads(AttentionKind.SLIDING), plan.tp)
+        n_queries = n_tokens * attention.n_heads // n_kv_heads
+        if plan.cp > 1:
+            yield f"{n_tokens} tokens a step under cp={plan.cp} have positions on several devices"
+        if attention.chosen_positions is not None:
+            yield f"an indexer chooses other positions for each of {n_tokens} tokens"
+        if n_queries > MAX_DECODE_QUERIES:
+            yield f"{n_queries} queries of a head exceed the {MAX_DECODE_QUERIES} that VMEM has room for"
     n_slots = cache_slots(plan, workload)
     if n_slots < DECODE_BLOCKS[-1]:
         share = "the cache" if plan.cp == 1 else f"the share of the cache under cp={plan.cp}"
-        return f"{share} has fewer than {DECODE_BLOCKS[-1]} positions ({n_slots})"
+        yield f"{share} has fewer than {DECODE_BLOCKS[-1]} positions ({n_slots})"
     if workload.cache_dtype not in DECODE_CACHE_DTYPES:
-        return f"the kernel reads caches in {', '.join(map(format_dtype, DECODE_CACHE_DTYPES))}, not {format_dtype(workload.cache_dtype)}"
-    return None
-
-
-def _token_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
-    """The reason why the kernel cannot read the cache once for several tokens; None for one token."""
-    n_tokens, attention = workload.decode_tokens, model.attention
-    if n_tokens == 1 or attention.mechanism is Mechanism.COMPRESSED:
-        return None
-    if plan.cp > 1:
-        return f"{n_tokens} tokens a step under cp={plan.cp} have positions on several devices"
-    if attention.chosen_positions is not None:
-        return f"an indexer chooses other positions for each of {n_tokens} tokens"
-    n_kv_heads = max(attention.kv_heads(AttentionKind.SLIDING), plan.tp)
-    n_queries = n_tokens * attention.n_heads // n_kv_heads
-    if n_queries > MAX_DECODE_QUERIES:
-        return (
-            f"{n_queries} queries of a head exceed the {MAX_DECODE_QUERIES} that VMEM has room for"
-        )
-    return None
-
-
-def _experts_kernel(chip: Chip, workload: Workload, form: DispatchForm) -> Kernel:
-    """XLA's kernel if it reads the weights as they are stored; rows gathered by the compiler leave no choice."""
-    dtype = ragged_dtype_of(workload.weight_dtype)
-    is_native = dtype in compiler_facts(chip.name).ragged_dot_dtypes.value
-    is_native |= quantization_of(workload.weight_dtype) is None
-    return Kernel.RAGGED_DOT if is_native or form is DispatchForm.GATHERED else Kernel.GROUPED
-
-
-def _experts_reason(form: DispatchForm) -> str | None:
-    if form in {DispatchForm.ONE_HOT, DispatchForm.ONE_HOT_PINNED}:
-        return "one-hot dispatch has no grouped matmul"
-    return None
+        yield f"the kernel reads caches in {', '.join(map(format_dtype, DECODE_CACHE_DTYPES))}, not {format_dtype(workload.cache_dtype)}"

@@ -1,7 +1,7 @@
 """Parallel plans: the size of each parallelism axis, parsed from text such as `dp=2,tp=4`."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -16,50 +16,19 @@ AXES = ("pp", "dp", "fsdp", "cp", "tp", "ep")
 MESH_AXES = ("pp", "dp", "fsdp", "cp", "tp")  # outermost first; ep reuses dp or fsdp, and tp
 FILL = -1
 
-# Names of the axes in MaxText, vLLM and torchtitan.
-ALIASES: dict[str, str] = {
-    "tensor_parallel_size": "tp",
-    "tensor-parallel-size": "tp",
-    "ici_tensor_parallelism": "tp",
-    "tensor_parallelism": "tp",
-    "tensor": "tp",
-    "model": "tp",
-    "tensor_parallel_degree": "tp",
-    "pipeline_parallel_size": "pp",
-    "pipeline-parallel-size": "pp",
-    "ici_pipeline_parallelism": "pp",
-    "dcn_pipeline_parallelism": "pp",
-    "pipeline_parallel_degree": "pp",
-    "stage": "pp",
-    "data_parallel_size": "dp",
-    "data-parallel-size": "dp",
-    "ici_data_parallelism": "dp",
-    "dcn_data_parallelism": "dp",
-    "dp_replicate": "dp",
-    "data_parallel_replicate_degree": "dp",
-    "data": "dp",
-    "ici_fsdp_parallelism": "fsdp",
-    "dcn_fsdp_parallelism": "fsdp",
-    "dp_shard": "fsdp",
-    "data_parallel_shard_degree": "fsdp",
-    "ici_context_parallelism": "cp",
-    "context_parallel_size": "cp",
-    "context-parallel-size": "cp",
-    "prefill_context_parallel_size": "cp",
-    "prefill-context-parallel-size": "cp",
-    "context_parallel_degree": "cp",
-    "context": "cp",
-    "expert_parallel_size": "ep",
-    "ici_expert_parallelism": "ep",
-    "expert_parallel_degree": "ep",
-    "expert": "ep",
-    "expert-parallel-size": "ep",
-    "enable_expert_parallel": "ep",  # vLLM: without a size, over all devices of tp and dp
-    "enable-expert-parallel": "ep",
-    "sequence_parallel": "sp",
+# Names of the axes in MaxText, vLLM and torchtitan, whose words are joined by _ or -.
+_ALIASES_OF = {
+    "tp": "tensor_parallel_size ici_tensor_parallelism tensor_parallelism tensor model tensor_parallel_degree",
+    "pp": "pipeline_parallel_size ici_pipeline_parallelism dcn_pipeline_parallelism pipeline_parallel_degree stage",
+    "dp": "data_parallel_size ici_data_parallelism dcn_data_parallelism dp_replicate data_parallel_replicate_degree data",
+    "fsdp": "ici_fsdp_parallelism dcn_fsdp_parallelism dp_shard data_parallel_shard_degree",
+    "cp": "ici_context_parallelism context_parallel_size prefill_context_parallel_size context_parallel_degree context",
+    # In vLLM, enable_expert_parallel has no size: experts are split over all devices of tp and dp.
+    "ep": "expert_parallel_size ici_expert_parallelism expert_parallel_degree expert enable_expert_parallel",
+    "sp": "sequence_parallel",
 }
+ALIASES = {alias: axis for axis, aliases in _ALIASES_OF.items() for alias in aliases.split()}
 
-_EP_FLAGS = ("enable_expert_parallel", "enable-expert-parallel")
 _SHORT = re.compile(rf"({'|'.join(AXES)}) ?(-?[0-9]+)")
 
 
@@ -158,9 +127,13 @@ class Plan:
         if self.ep == FILL:
             plan = replace(plan, ep=plan.data_size * plan.tp)
         if plan.n_devices != n_devices:
+            remedy = "Change the plan or the topology, or set one axis to -1 to fill the slice."
+            if plan.n_devices < n_devices and n_devices % plan.n_devices == 0:
+                n_shards = plan.data_size * (n_devices // plan.n_devices)
+                wider = replace(plan, **{plan.data_axis: n_shards})
+                remedy = f"Use '{wider}' to fill the slice, or a slice of {plan.n_devices} devices."
             raise PlanError(
-                f"plan '{plan}' needs {plan.n_devices} device{'s' * (plan.n_devices != 1)}, but the slice has {n_devices}. "
-                f"{_remedy(plan, n_devices)}"
+                f"plan '{plan}' needs {counted(plan.n_devices, 'device')}, but the slice has {n_devices}. {remedy}"
             )
         return plan
 
@@ -172,78 +145,49 @@ def _mesh_of(*sizes: int) -> Mesh:
     return Mesh(axes=axes or (("tp", 1),))
 
 
-def _remedy(plan: Plan, n_devices: int) -> str:
-    """What to change in a plan that does not cover the slice."""
-    if plan.n_devices < n_devices and n_devices % plan.n_devices == 0:
-        n_replicas = n_devices // plan.n_devices
-        wider = replace(plan, **{plan.data_axis: plan.data_size * n_replicas})
-        return f"Use '{wider}' to fill the slice, or a slice of {plan.n_devices} devices."
-    return "Change the plan or the topology, or set one axis to -1 to fill the slice."
-
-
 def parse_plan(text: str) -> Plan:
-    """Parse `tp=4,dp=2`, `tp8`, `tp=8,sp` or `fsdp=-1,tp=2`; accepts the axis names of other tools."""
+    """Parse `tp=4,dp=2`, `tp8`, `--tp 8`, `tp=8,sp` or `fsdp=-1,tp=2`; accepts the axis names of other tools."""
     values: dict[str, int | bool] = {}
     names: dict[str, str] = {}  # as typed, by axis
     for item in filter(None, (piece.strip() for piece in text.split(","))):
-        name, separator, number = _split(item)
-        axis = ALIASES.get(name, name)
+        name, separator, number = (part.strip() for part in item.lower().partition("="))
+        name = name.lstrip("-")
+        if not separator and (short := _SHORT.fullmatch(name)):
+            name, separator, number = short[1], "=", short[2]
+        axis = ALIASES.get(name.replace("-", "_"), name)
         if axis not in (*AXES, "sp"):
             known = (
                 f"Known: {', '.join(AXES)}, sp, and their names in MaxText, vLLM and torchtitan."
             )
             hint = nearest(name, [*AXES, "sp", *ALIASES], known)
             raise PlanError(f"plan '{text}': unknown axis '{name}'. {hint}")
-        value = _value(text, (name, separator, number), axis)
-        if axis in values:
-            _check_pair(text, axis, {names[axis]: values[axis], name: value})
-            value = values[axis] * value
+        value = _value(text, axis, name, number if separator else None)
+        if axis in values:  # MaxText has sizes of one axis within slices and across them
+            prefixes = {one.partition("_")[0] for one in (names[axis], name)}
+            if prefixes != {"ici", "dcn"} or FILL in (values[axis], value):
+                raise PlanError(f"plan '{text}': {axis} appears twice. Give it once.")
+            value *= values[axis]
         values[axis], names[axis] = value, name
     if not values:
         raise PlanError(f"plan '{text}' is empty. Use for example 'tp=8' or 'dp=2,tp=4'.")
     return Plan(**values)  # type: ignore[arg-type]  sp is the only bool
 
 
-def _split(item: str) -> tuple[str, str, str]:
-    """Name, `=` and size of `tp=8`, `TP=8`, `--tp=8`, `tp8` or `tp 8`."""
-    name, separator, number = (part.strip() for part in item.lower().partition("="))
-    name = name.lstrip("-")
-    short = _SHORT.fullmatch(name)
-    if short and not separator:
-        return short[1], "=", short[2]
-    return name, separator, number
-
-
-def _value(text: str, item: tuple[str, str, str], axis: str) -> int | bool:
+def _value(text: str, axis: str, name: str, number: str | None) -> int | bool:
     """The size of an axis, or whether a flag is set."""
-    name, separator, number = item
+    flags = {None: True, "1": True, "true": True, "0": False, "false": False}
+    if axis == "sp" and number in flags:
+        return flags[number]
     if axis == "sp":
-        return _flag(text, number, separator)
-    if name in _EP_FLAGS and number in {"", "true", "false"}:
+        raise PlanError(f"plan '{text}': sp takes no size, got '{number}'. Use 'sp'.")
+    if name.startswith("enable") and number in {None, "", "true", "false"}:
         return 1 if number == "false" else FILL
-    return _size(text, axis, number)
-
-
-def _check_pair(text: str, axis: str, sizes: Mapping[str, int | bool]) -> None:
-    """PlanError unless these are MaxText's sizes of one axis, within slices and across them."""
-    prefixes = {name.partition("_")[0] for name in sizes}
-    if prefixes != {"ici", "dcn"} or FILL in sizes.values():
-        raise PlanError(f"plan '{text}': {axis} appears twice. Give it once.")
-
-
-def _flag(text: str, number: str, separator: str) -> bool:
-    if not separator or number.lower() in {"1", "true"}:
-        return True
-    if number.lower() in {"0", "false"}:
-        return False
-    raise PlanError(f"plan '{text}': sp takes no size, got '{number}'. Use 'sp'.")
-
-
-def _size(text: str, axis: str, number: str) -> int:
     try:
-        return whole_number(number)
+        return whole_number(number or "")
     except ValueError as error:
-        raise PlanError(f"plan '{text}': {axis} needs a whole number, got '{number}'.") from error
+        raise PlanError(
+            f"plan '{text}': {axis} needs a whole number, got '{number or ''}'."
+        ) from error
 
 
 _SPLIT_KINDS = frozenset({Kind.REDUCE_SCATTER, Kind.ALL_GATHER, Kind.PERMUTE, Kind.ALL_TO_ALL})
@@ -254,11 +198,9 @@ def with_parallelism(
     rows: Iterable[Collective], plan: Plan | None, hidden: int | None
 ) -> tuple[Collective, ...]:
     """The rows with their parallelism where it is not set; `hidden` is the width of the residual stream."""
+    kinds = ((row, row.parallelism or parallelism_of(row, plan, hidden)) for row in rows)
     return tuple(
-        replace(row, parallelism=kind)
-        if row.parallelism is None and (kind := parallelism_of(row, plan, hidden)) is not None
-        else row
-        for row in rows
+        row if kind == row.parallelism else replace(row, parallelism=kind) for row, kind in kinds
     )
 
 
@@ -286,15 +228,13 @@ def _moves_experts(row: Collective, plan: Plan, axes: tuple[str, ...]) -> bool:
 
     With experts over tp alone, tokens stay where they are, and only the sum is due to the experts.
     """
-    shared = set(axes) & set(plan.expert_axes)
+    if not set(axes) & set(plan.expert_axes):
+        return False
     if plan.expert_axes == ("tp",):
         is_sum = row.kind in {Kind.ALL_REDUCE, Kind.REDUCE_SCATTER}
-        return bool(shared) and is_sum and row.part is Part.MOE_COMBINE
-    return bool(shared) and (row.part in _ROUTED_PARTS or _exchanges(row))
-
-
-def _exchanges(row: Collective) -> bool:
-    return row.kind is Kind.ALL_TO_ALL and row.part in {None, Part.MOE_EXPERTS}
+        return is_sum and row.part is Part.MOE_COMBINE
+    is_exchange = row.kind is Kind.ALL_TO_ALL and row.part in {None, Part.MOE_EXPERTS}
+    return is_exchange or row.part in _ROUTED_PARTS
 
 
 def _is_split(row: Collective, hidden: int | None) -> bool:

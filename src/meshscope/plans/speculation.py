@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from meshscope.errors import SpecError
 from meshscope.model.config import read_model
-from meshscope.model.layers import AttentionKind, Layer, MlpKind
+from meshscope.model.layers import AttentionKind, MlpKind
 from meshscope.model.mechanisms.streams import DraftHead
 from meshscope.model.model import Model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, Coverage, quantization_of
@@ -96,14 +96,36 @@ def drafting(
 
 
 def _draft_model(model: Model, speculation: Speculation) -> Model:
-    match speculation.method:
-        case DraftMethod.DRAFT:
-            assert speculation.draft_model is not None
-            return read_model(speculation.draft_model)
-        case DraftMethod.MTP:
-            return _one_layer(model, _mtp_layer(model), speculation.method)
-        case DraftMethod.EAGLE:
-            return _one_layer(model, _eagle_layer(model), speculation.method)
+    """Another model, or a head: one layer between the embedding and the output head of the model.
+
+    That of multi-token prediction is the layer after the last, which has its kind. Where layers have linear attention,
+    a head has full attention, as in vLLM (qwen3_next_mtp.py).
+    """
+    method = speculation.method
+    if method is DraftMethod.DRAFT:
+        assert speculation.draft_model is not None
+        return read_model(speculation.draft_model)
+    is_mtp = method is DraftMethod.MTP
+    if is_mtp and not model.n_mtp_layers:
+        raise SpecError(
+            f"--speculate mtp: {model.name} has no layer for multi-token prediction "
+            "(num_nextn_predict_layers or mtp_num_hidden_layers). Use eagle or draft:MODEL."
+        )
+    if not is_mtp and model.ffn is None:
+        raise SpecError(
+            f"--speculate eagle: {model.name} has no dense layer whose width an EAGLE head would have. "
+            "Use mtp or draft:MODEL."
+        )
+    layer = model.layers[-1] if is_mtp else replace(model.layers[0], mlp=MlpKind.DENSE)
+    if layer.attention is AttentionKind.LINEAR:
+        layer = replace(layer, attention=AttentionKind.FULL)
+    return replace(
+        model,
+        name=f"{model.name} {method}",
+        layers=(layer,),
+        moe=model.moe if layer.has_experts else None,
+        draft_head=DraftHead(has_norms=is_mtp),
+    )
 
 
 def _weight_dtype(experiment: Experiment, draft: Model, speculation: Speculation) -> str:
@@ -114,42 +136,6 @@ def _weight_dtype(experiment: Experiment, draft: Model, speculation: Speculation
     quantization = quantization_of(dtype)
     is_of_experts = quantization is not None and quantization.coverage is Coverage.EXPERTS
     return UNQUANTIZED_DTYPE if is_of_experts and draft.moe is None else dtype
-
-
-def _mtp_layer(model: Model) -> Layer:
-    """The layer after the last, which has its kind, but full attention where others have a linear one."""
-    if not model.n_mtp_layers:
-        raise SpecError(
-            f"--speculate mtp: {model.name} has no layer for multi-token prediction "
-            "(num_nextn_predict_layers or mtp_num_hidden_layers). Use eagle or draft:MODEL."
-        )
-    return _without_linear(model.layers[-1])
-
-
-def _without_linear(layer: Layer) -> Layer:
-    """The layer with full attention in the place of a linear one, as heads have it in vLLM (qwen3_next_mtp.py)."""
-    is_linear = layer.attention is AttentionKind.LINEAR
-    return replace(layer, attention=AttentionKind.FULL) if is_linear else layer
-
-
-def _eagle_layer(model: Model) -> Layer:
-    if model.ffn is None:
-        raise SpecError(
-            f"--speculate eagle: {model.name} has no dense layer whose width an EAGLE head would have. "
-            "Use mtp or draft:MODEL."
-        )
-    return replace(_without_linear(model.layers[0]), mlp=MlpKind.DENSE)
-
-
-def _one_layer(model: Model, layer: Layer, method: DraftMethod) -> Model:
-    """The head with this layer alone, between the embedding and the output head of the model."""
-    return replace(
-        model,
-        name=f"{model.name} {method}",
-        layers=(layer,),
-        moe=None if layer.mlp is MlpKind.DENSE else model.moe,
-        draft_head=DraftHead(has_norms=method is DraftMethod.MTP),
-    )
 
 
 def draft_memory_bytes(draft: Experiment) -> int:

@@ -46,20 +46,13 @@ class StageRun:
 def stage_runs(layers: Sequence[Layer], n_stages: int) -> tuple[StageRun, ...]:
     """The stages as maximal runs with the same kinds of layers."""
     layers_of_stage = stage_layers(len(layers), n_stages)
-
-    def kinds(stage: int) -> tuple[Layer, ...]:
-        return tuple(layers[index] for index in layers_of_stage[stage])
-
+    kinds = [tuple(layers[index] for index in indices) for indices in layers_of_stage]
     runs: list[StageRun] = []
-    for shared, members in groupby(range(n_stages), kinds):
-        stages = list(members)
-        runs.append(
-            StageRun(
-                stages=range(stages[0], stages[-1] + 1),
-                first_layer=layers_of_stage[stages[0]].start,
-                kinds=shared,
-            )
-        )
+    for shared, members in groupby(range(n_stages), kinds.__getitem__):
+        first, *others = members
+        stages = range(first, first + 1 + len(others))
+        run = StageRun(stages=stages, first_layer=layers_of_stage[first].start, kinds=shared)
+        runs.append(run)
     return tuple(runs)
 
 

@@ -140,22 +140,19 @@ def parse_lengths(text: str) -> dict[Phase | None, tuple[SequenceLengths, ...]]:
         name, separator, rest = piece.strip().partition("=")
         if separator and name in set(Phase):
             phase = Phase(name)
-        sequences = _sequences(text, rest if separator else name)
-        lengths[phase] = (*lengths.get(phase, ()), sequences)
+        sequences = (rest if separator else name).strip()
+        match = _LENGTHS.fullmatch(sequences)
+        if match is None:
+            raise SpecError(
+                f"lengths '{text}': '{sequences}' is not SEQUENCESxTOKENS:CONTEXT. Give for example "
+                "'64x1:1024' for 64 sequences that decode one token at a context of 1024."
+            )
+        n_sequences, n_queries, n_keys = map(int, match.groups())
+        if n_queries > n_keys:
+            raise SpecError(
+                f"lengths '{text}': {n_queries} new tokens exceed the context of {n_keys}, which includes "
+                "them. Give a context of at least the new tokens."
+            )
+        one = SequenceLengths(n_sequences=n_sequences, n_queries=n_queries, n_keys=n_keys)
+        lengths[phase] = (*lengths.get(phase, ()), one)
     return lengths
-
-
-def _sequences(text: str, piece: str) -> SequenceLengths:
-    match = _LENGTHS.fullmatch(piece.strip())
-    if match is None:
-        raise SpecError(
-            f"lengths '{text}': '{piece.strip()}' is not SEQUENCESxTOKENS:CONTEXT. Give for example "
-            "'64x1:1024' for 64 sequences that decode one token at a context of 1024."
-        )
-    n_sequences, n_queries, n_keys = map(int, match.groups())
-    if n_queries > n_keys:
-        raise SpecError(
-            f"lengths '{text}': {n_queries} new tokens exceed the context of {n_keys}, which includes "
-            "them. Give a context of at least the new tokens."
-        )
-    return SequenceLengths(n_sequences=n_sequences, n_queries=n_queries, n_keys=n_keys)
