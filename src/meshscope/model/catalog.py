@@ -8,7 +8,9 @@ are the contexts of those that have another, by the longest part of their ids in
 
 import difflib
 import json
+import os
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -35,12 +37,6 @@ class CatalogEntry:
     def ids(self) -> tuple[str, ...]:
         """The id of the model and those of its variants."""
         return (self.name, *self.variants)
-
-    def config_of(self, name: str) -> Mapping[str, Any]:
-        """The config of the variant with this id."""
-        parts = sorted((one for one in self.lengths if one in name.lower()), key=len)
-        length = {"max_position_embeddings": self.lengths[parts[-1]]} if parts else {}
-        return {**self.config, **length}
 
 
 @cache
@@ -82,76 +78,9 @@ def catalog_ids() -> tuple[str, ...]:
     return tuple(key for one in catalog().values() for key in one.ids)
 
 
-# Suffixes of ids whose models have the sizes of the model without the suffix.
-_SUFFIX = re.compile(
-    r"-(instruct|chat|hf|it|base|thinking|fp8|fp8-dynamic|int8|int4|w8a8|w4a16|awq|gptq|bf16|v0\.1|dynamic"
-    r"|quantized\.w8a8|quantized\.w4a16|gptq-int4|gptq-int8|awq-int4|int4-awq|int4-autoround)$"
-)
-_BF16 = re.compile(r"-bf16$", re.IGNORECASE)
-
-
-def _compressed(kind: str, bits: int, *kept: str, activations: int | None = None) -> dict[str, Any]:
-    """A `quantization_config` of compressed-tensors."""
-    group = {
-        "weights": {"type": kind, "num_bits": bits},
-        "input_activations": None
-        if activations is None
-        else {"type": kind, "num_bits": activations, "strategy": "token", "dynamic": True},
-    }
-    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
-    return {**config, "ignore": [*kept]}
-
-
-_FP8_BLOCKS: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-_FP8_TOKENS = _compressed("float", 8, activations=8)
-# Formats that ids name. The fp8 checkpoints of Qwen, DeepSeek and GLM-5 have scales of blocks (their config.json);
-# those of GLM-4.5 and later 4.x are of compressed-tensors (HabanaAI/vllm-hpu-extension pull request 350). Ministral 3
-# has a scale per tensor, from memory.
-_FORMATS: tuple[tuple[str, dict[str, Any]], ...] = (
-    (r"^(qwen/|deepseek-ai/|zai-org/glm-5).*-fp8$", _FP8_BLOCKS),
-    (r"^zai-org/glm-4.*-fp8$", _FP8_TOKENS),
-    # MLPs only (arXiv 2407.21783, section 6.2).
-    (
-        r"^meta-llama/.*-405b.*-fp8$",
-        {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["self_attn"]},
-    ),
-    # vllm-project/vllm issue 16474 prints the scheme; only routed experts have scales in the loader of
-    # vllm-project/tpu-inference, models/jax/llama4.py.
-    (
-        r"^meta-llama/llama-4-maverick.*-fp8$",
-        _compressed(
-            *("float", 8, "re:.*self_attn.*", "re:.*shared_expert.*"),
-            r"re:.*feed_forward\.(gate|up|down)_proj",
-            activations=8,
-        ),
-    ),
-    (r"-fp8-dynamic$", _FP8_TOKENS),
-    (r"-fp8$|^mistralai/ministral-3-.*-instruct-2512$", {"quant_method": "fp8"}),
-    (r"-(awq|awq-int4|int4-awq)$", {"quant_method": "awq", "bits": 4}),
-    (r"-gptq(-int4)?$", {"quant_method": "gptq", "bits": 4}),
-    (r"-gptq-int8$", {"quant_method": "gptq", "bits": 8}),
-    (r"-int4-autoround$", {"quant_method": "auto-round", "bits": 4}),
-    (r"[-.]w8a8$", _compressed("int", 8, activations=8)),
-    (r"-int8$", _compressed("int", 8)),
-    (r"[-.](w4a16|int4)$", _compressed("int", 4)),
-)
-# Words at the end of ids of checkpoints in another format, and the weight dtype that prices the first one present.
-_WORD = re.compile(
-    r"nvfp4|mxfp4|fp4|fp8|bf16|fp16|int[248]|[2-8]bit|bnb|unsloth|gguf|mlx|dwq|awq|gptq|autoround|hqq|exl[23]|"
-    r"(quantized\.)?w\d+a\d+(fp8)?|q\d(_\w+)?|qat|unquantized|ud|g\d+|gs\d+|\d+g|static|dynamic|kv|preview|"
-    r"block|per|tensor|channel|w|a|ptpc|mixed|marlin|sym|asym|torchao"
-)
-_OPTIONS = (
-    (r"unquantized|bf16|fp16", "", ""),
-    (r"mxfp4", "mxfp4", ""),
-    (r"fp4", "nvfp4", ""),
-    (r"gguf|exl[23]|mlx", "int4", "or int8_layers, by the bits of the file"),
-    (r"bnb", "int4_group64", "the format nearest to NF4"),
-    (r"fp8", "fp8_layers", ""),
-    (r"w8a8", "w8a8", ""),
-    (r"int8|8bit|w8a16|q[68]", "int8_layers", ""),
-    (r"", "int4", ""),
-)
+_NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+_SUFFIX = re.compile(f"-({'|'.join(_NAMES['suffixes'])})$")
+_WORD = re.compile("|".join(_NAMES["words"]))
 BY_NAME = ", by its name"  # ends the text of a format that only the id states
 N_SUGGESTED = 3
 SIMILAR = 0.8  # ratio of difflib
@@ -195,15 +124,29 @@ def entry_named(name: str) -> CatalogEntry | None:
 
 
 def config_named(entry: CatalogEntry, name: str) -> Mapping[str, Any]:
-    """The config of the entry, with the quantization that the id names by its suffix."""
-    config = entry.config_of(name)
-    if _BF16.search(name):
+    """The config of the variant of an entry, with the quantization that the id names by its suffix."""
+    lowered = name.lower()
+    parts = sorted((one for one in entry.lengths if one in lowered), key=len)
+    length = {"max_position_embeddings": entry.lengths[parts[-1]]} if parts else {}
+    config = {**entry.config, **length}
+    if lowered.endswith("-bf16"):
         kept = {k: v for k, v in config.items() if k not in {"quantization_config", "expert_dtype"}}
         return {**kept, "dtype": "bfloat16"}
-    for pattern, quantization in _FORMATS:
-        if re.search(pattern, name.lower()):
-            return {**config, "quantization_config": quantization}
-    return config
+    formats = (of for pattern, of in _NAMES["formats"] if re.search(pattern, lowered))
+    named = next(formats, None)
+    return config if named is None else {**config, "quantization_config": _quantization(named)}
+
+
+def _quantization(name: str) -> Mapping[str, Any]:
+    """The `quantization_config` of a format in `names.toml`."""
+    if name in _NAMES["quantizations"]:
+        return _NAMES["quantizations"][name]
+    scheme = _NAMES["compressed"][name]
+    of_tokens = {**scheme["weights"], "strategy": "token", "dynamic": True}
+    activations = of_tokens if scheme.get("dynamic") else None
+    group = {"weights": scheme["weights"], "input_activations": activations}
+    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+    return {**config, "ignore": scheme.get("ignore", [])}
 
 
 def names_format(name: str) -> bool:
@@ -222,16 +165,11 @@ def derived_from(name: str) -> str | None:
     if entry is None or n_words == len(words):
         return None
     same = next((one for one in entry.ids if _short(one) == base), entry.name)
-    option = _option("-".join(words[n_words:]))
+    rest = "-".join(words[n_words:])
+    options = (one for pattern, *one in _NAMES["options"] if re.search(pattern, rest))
+    dtype, why = next(options)
+    option = f"with --weight-dtype {dtype}{why and f', {why}'}" if dtype else "with --dtype bf16"
     return f"By its name it is {same} in another format: use that id {option}."
-
-
-def _option(words: str) -> str:
-    """The option that prices these words at the end of an id."""
-    dtype, why = next((dtype, why) for pattern, dtype, why in _OPTIONS if re.search(pattern, words))
-    if not dtype:
-        return "with --dtype bf16"
-    return f"with --weight-dtype {dtype}{why and f', {why}'}"
 
 
 def as_written(name: str) -> str:
@@ -253,7 +191,7 @@ def nearest_ids(name: str, otherwise: str) -> str:
     inside = sorted(
         (one for one in ids if f"-{ids[one]}-" in f"-{short}-"), key=lambda one: -len(ids[one])
     )
-    starts = {one: _n_common(short, ids[one]) for one in ids}
+    starts = {one: len(os.path.commonprefix([short, ids[one]])) for one in ids}  # noqa: RUF071
     least = max(MIN_COMMON_START, -(-len(short) // 2))
     common = sorted(
         (one for one in ids if starts[one] >= least), key=lambda one: (-starts[one], len(one))
@@ -262,9 +200,3 @@ def nearest_ids(name: str, otherwise: str) -> str:
     close = [*continuing, *inside, *common, *(one for one in ids if ids[one] in alike)]
     suggested = list(dict.fromkeys(close))[:N_SUGGESTED]
     return did_you_mean(suggested) if suggested else otherwise
-
-
-def _n_common(one: str, other: str) -> int:
-    """Characters at the start that both have."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -2,7 +2,9 @@
 
 import os
 import re
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from meshscope.errors import SpecError
@@ -10,84 +12,20 @@ from meshscope.model.families import Family
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.reader import ROPE_OBJECTS, ConfigReader
 
-# Keys of training, generation, tokens and bookkeeping, which change no weight, cache or collective, and those of
-# towers for images and sound, which are left out by statement. `rope` and `rotary` are positions.
-_HARMLESS = re.compile(
-    r"^_|token_(ids?|index)$|^tokenizer|^(bos|eos|pad)_id$|dropout|pdrop|drop_path|initializer|(^|_)init(_|$)|prenorm"
-    r"|(^|_)loss(_|$)|^(seq_)?aux_|_aux$|jitter|noise|_penalty$|^output_(attentions|hidden_states|router_logits|scores)$"
-    r"|^return_dict|version|dtype|_path$|implementation|flash_attn|flash_attention|fp32|(^|_)rope(?!_head)|rotary"
-    r"|(^|_)(vision|visual|images?|img|audio|video|multimodal|mm|projector|speech|media|talker|code2wav|token2wav)(_|$)"
-    r"|^(architectures|model_type|auto_map|name|model_name|license|id2label|label2id|problem_type|finetuning_task|torchscript"
-    r"|task_specific_params|prefix|use_cache|use_bfloat16|is_decoder|tie_encoder_decoder|chunk_size_feed_forward"
-    r"|ignore_index|pretraining_tp|ep_size|(num_)?logits_to_keep|max_length|min_length|max_new_tokens|do_sample"
-    r"|temperature|top_k|top_p|typical_p|num_beams|num_beam_groups|num_return_sequences|early_stopping|bad_words_ids"
-    r"|(begin_)?suppress_tokens|(encoder_)?no_repeat_ngram_size|remove_invalid_values|max_window_layers"
-    r"|initial_context_length|original_max_position_embeddings|max_seq(uence)?_len(gth)?|seq_length|model_max_length"
-    r"|tie_word_embeddings|quantization_config|compression_config|expert_dtype|text_config|llm_config|language_config"
-    r"|language_model)$"
-)
-# Keys of positions and of quantization that change no shape of a weight: how the tool rounded, what it measured with,
-# and how its own kernels run. Sources as in stored_format.py.
-_OF_OBJECTS = re.compile(
-    r"^(mrope_\w+|finetuned|alpha|attn_factor|(short|long)_mscale|max_position_embeddings|quant_method|method|format|fmt"
-    r"|scale_fmt|activation_scheme|sym|symmetric|desc_act|act_group_aware|hyb_act|static_groups|true_sequential"
-    r"|damp_\w+|mse|zero_point|backend|do_fuse|fuse_\w+|modules_to_fuse|use_\w+|exllama_config|checkpoint_format|meta"
-    r"|is_marlin_format|pack\w+|dataset|model_seqlen|block_name_to_quantize|module_name_preceding_first_block|max_input_length"
-    r"|cache_block_outputs|offload\w*|batch_size|lm_head|load_in_[48]bit|llm_int8_(threshold|has_\w+)|bnb_4bit_\w+"
-    r"|quantization_status|global_compression_ratio|sparsity_config|transform_config|run_compressed|actorder"
-    r"|observer\w*|dynamic|strategy|scale_\w+|zp_\w+|(in|out)put_\w+|producer|has_zero_point|pre_quant_scale|kv_cache_\w+"
-    r"|algo_config|export|quant_mode|softmax_quant_spec|bias|target_device|ch_axis|is_\w+|round_\w+|mx_element_dtype"
-    r"|qat_spec|amp|enable_\w+|gradient_\w+|iters|low_\w+|lr|minmax_lr|nsamples|seqlen|quant_block_list|super_\w+"
-    r"|to_quant_block_names|act_\w+|supported_types|layer_config|zero_\w+|axis|optimize|channel_wise|view_as_float"
-    r"|config_groups|(moe_)?quant_algo|hadamard_group_size|include_\w+|untie_\w+|dequantize|_\w+)$"
-)
-# Other keys of quantization that select weights, or their bits and scales.
-_SELECTS = re.compile(
-    r"bit|group|block|modul|layer|ignor|exclu|skip|target|expert|linear|weight|quant|dtype|scheme|type"
-)
-# Factors and limits of values, which add no array.
-_OF_VALUES = re.compile(
-    r"multiplier|scal(e|ing|ar)(s|_|$)|softcap|_limit$|swiglu_|temperature|clip|topk_prob$|^route_norm$|_eps(ilon)?$"
-)
-# What the other keys change, by the words in their names; the first that is found.
-_CHANGES = {
-    re.compile(words): what
-    for words, what in (
-        (r"expert|moe|router|decoder_sparse|first_k_dense", "experts"),
-        (r"mamba|ssm|(^|_)state_size|(^|_)d_state|conv|dt_rank|time_(step|mix)|rwkv|^expand$|lru_", "state space layers"),
-        (r"linear_(attn|attention|num|key|value)|lightning", "linear attention"),
-        (r"lora_rank|nope_head|rope_head|v_head_dim|(^|_)mla(_|$)", "latent attention"),
-        (r"index|spars", "sparse attention"),
-        (r"engram|n_?gram|(^|_)ple_|per_layer_input", "tables of embeddings"),
-        (r"(^|_)hc_|hyper|stream|altup", "parallel residual streams"),
-        (r"encoder|cross_attention|decoder_layers|bidirectional", "an encoder"),
-        (r"parallel_(attn|attention|block|residual)|new_decoder_arch|multi_query|alibi", "parallel attention"),
-        (r"window|sliding|chunk|layer_types|(attn|attention|block)_type|pattern|hybrid|swa_", "windows or kinds of layers"),
-        (r"block_configs|per_layer_config|attn_layer|layer_(freq|period|offset|interval)", "kinds of layers"),
-        (r"mtp|nextn", "layers for multi-token prediction"),
-        (r"bias", "biases"),
-        (r"norm", "norms"),
-        (r"(^|_)gate(_|$)", "gates"),
-        (r"(^|_)act(ivation)?(_f(n|unc(tion)?))?$|feed_forward_proj", "another MLP"),
-        (r"cache|(^|_)cla(_|$)|memory", "caches"),
-        (r"(^|_)lora(_|$)|adapter", "adapters"),
-        (r"vocab|embed|pos_emb", "tables of embeddings"),
-        (r"compress_r|expansion|d_ff|_inner$|group|block|layer|head|(^|_)kv|hidden|intermediate|ffn|mlp|attn|attention|rank|state|residual", "layers"),
-    )
-}  # fmt: skip
-# Other names of sizes, which change nothing where they agree.
-_SAME = {
-    **dict.fromkeys(("num_layers", "n_layers", "n_layer"), "num_hidden_layers"),
-    **dict.fromkeys(("n_heads", "n_head"), "num_attention_heads"),
-    **dict.fromkeys(("experts_per_token", "num_experts_per_token"), "num_experts_per_tok"),
-    **dict.fromkeys(("d_model", "n_embd", "dim"), "hidden_size"),
-    "ffn_hidden_size": "intermediate_size",
-}
-_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-# Keys whose value 1 is that of a model without the part.
-_ONE = frozenset(
-    {"moe_layer_freq", "n_group", "topk_group", "num_expert_group", "decoder_sparse_step"}
-)
+_TABLES = tomllib.loads(Path(__file__).with_name("unread_keys.toml").read_text(encoding="utf-8"))
+
+
+def _pattern(name: str, form: str = "{}") -> str:
+    return form.format("|".join(_TABLES[name]))
+
+
+_HARMLESS = re.compile(f"{_pattern('harmless')}|{_pattern('harmless_names', '^({})$')}")
+_OF_OBJECTS = re.compile(_pattern("of_objects", "^({})$"))
+_SELECTS, _OF_VALUES = re.compile(_pattern("selects")), re.compile(_pattern("of_values"))
+_CHANGES = {re.compile(words): what for words, what in _TABLES["changes"].items()}
+_SAME: Mapping[str, str] = _TABLES["same"]
+_UNNAMED: Mapping[str, str] = _TABLES["unnamed"]
+_COUNTS, _ONE, _GATED, _COMMON = (_TABLES[key] for key in ("counts", "one", "gated", "common"))
 _KIND_NAMES = {
     AttentionKind.FULL: {"full_attention"},
     AttentionKind.SLIDING: {"sliding_attention"},
@@ -95,7 +33,6 @@ _KIND_NAMES = {
     AttentionKind.LINEAR: {"linear_attention"},
 }
 _SPARSE_NAMES = {"full_attention", "deepseek_sparse_attention", "indexed_attention"}
-_GATED = ("silu", "swish", "swiglu")
 MAX_KEYS = 3  # in a message, for each part of a model
 SHOWN = 40  # characters of a value in a message
 
@@ -222,23 +159,6 @@ def _parts(changes: Mapping[str, str]) -> str:
 def _shown(key: str, value: object) -> str:
     text = repr(value)
     return f"{key}={text if len(text) <= SHOWN else text[:SHOWN] + '...'}"
-
-
-# What every decoder has.
-_COMMON = frozenset({"layers", "tables of embeddings", "norms", "biases"})
-# What families whose layers no key names lack, by words in the model type and class of a config; the first found.
-_UNNAMED = {
-    r"mamba|rwkv|jamba|zamba|bamba|falcon_?h|nemotron_?h|griffin|recurrent": "has no state space layers",
-    r"bert|electra|bart|t5|whisper|clip|pegasus|marian": "has no encoder",
-    r"cohere|command|gpt_?neox|gpt-?j|codegen|falcon|persimmon|^phi(?!3)": (
-        "has attention and MLP in another order, or other norms"
-    ),
-    r"gpt-?2|gpt_?neo|gpt_?bigcode|^opt|bloom|^mpt|starcoder": "has other norms, MLPs and positions",
-    r"olmo|minimax|hunyuan": "has other norms of queries and keys",
-    r"exaone|gemma|glm4": "has other norms",
-    r"^diff": "has other attention",
-    r"nemotron": "has other MLPs",
-}
 
 
 def unknown_family(
