@@ -16,7 +16,7 @@ from meshscope.api.options import request_of
 from meshscope.api.records import predicted_record
 from meshscope.api.request import ExperimentRequest
 from meshscope.api.run import Run
-from meshscope.cost.default_chunk import with_default_chunk
+from meshscope.cost.predicted import with_default_chunk
 from meshscope.events.enums import Phase, Source
 from meshscope.plans.experiment import Experiment
 from meshscope.units import format_bytes, format_seconds

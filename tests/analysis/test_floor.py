@@ -14,8 +14,7 @@ from meshscope.analysis.roofline import (
     BindingResource,
     step_floor,
 )
-from meshscope.cost.default_chunk import with_default_chunk
-from meshscope.cost.predicted import predicted_times
+from meshscope.cost.predicted import predicted_times, with_default_chunk
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import (

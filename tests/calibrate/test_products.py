@@ -7,8 +7,7 @@ import pytest
 
 from meshscope.backends.calibrate.calibrate import CalibrationRequest
 from meshscope.backends.calibrate.fit import unfitted
-from meshscope.cost.rates import measured_rates, rates_of
-from meshscope.cost.traffic import ArrayTraffic
+from meshscope.cost.rates import ArrayTraffic, measured_rates, rates_of
 from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.profile import (
     ChipProfile,

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from meshscope.cost.hbm import HbmServer
-from meshscope.cost.machine import COPY_LANE, CORE_LANE, InFlight, Machine, Task
+from meshscope.cost.machine import COPY_LANE, CORE_LANE, HbmServer, InFlight, Machine, Task
 
 TICK = 1e-3
 SHARES = {"a": 3.0}

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
-from meshscope.cost.array_traffic import traffic
+from meshscope.cost.array_traffic import KernelWork, in_place, touched_traffic, traffic
 from meshscope.cost.attention_kernels import attention_flops, attention_work
 from meshscope.cost.expert_load import ExpertLoad, expert_load
-from meshscope.cost.kernel_work import KernelWork, WorkSource, in_place, touched_traffic
 from meshscope.cost.op_cost import declared_cost, kernel_time, kernel_work
-from meshscope.cost.rates import Rates, rates_of
-from meshscope.cost.traffic import ArrayTraffic
+from meshscope.cost.rates import ArrayTraffic, Rates, rates_of
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.events.step_time import TimeBasis
 from meshscope.hardware.chips import chip_of
@@ -287,7 +285,7 @@ def test_an_unknown_kernel_has_a_bounded_interval():
     kernel = _kernel("bf16[4096,4096]", "mine.1", result="bf16[4096,4096]")
     work = kernel_work(*kernel, V6E)
     time = kernel_time(V6E, work)
-    assert (work.source, time.basis) == (WorkSource.BYTES, TimeBasis.ROOFLINE)
+    assert (work.basis, time.basis) == (TimeBasis.ROOFLINE, TimeBasis.ROOFLINE)
     seconds = time.seconds
     assert seconds.lower_s == pytest.approx(seconds.value_s / 4)
     assert seconds.upper_s == pytest.approx(seconds.value_s * 4)
@@ -298,7 +296,7 @@ def test_the_authors_estimate_counts_below_whole_operands():
     kernel = _kernel("bf16[8,128];bf16[4096,1024,128]", "decode_attention.1", _stated(10, 4096))
     work = kernel_work(*kernel, V6E)
     assert work == KernelWork(
-        source=WorkSource.AUTHOR, flops=10, moved=ArrayTraffic(hbm_bytes=4096)
+        basis=TimeBasis.KERNEL_STATED, flops=10, moved=ArrayTraffic(hbm_bytes=4096)
     )
     assert kernel_time(V6E, work).basis is TimeBasis.KERNEL_STATED
 

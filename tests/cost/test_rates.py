@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from meshscope.cost.efficiency import efficiency_of
-from meshscope.cost.rates import Rates, rates_of
-from meshscope.cost.traffic import ArrayTraffic
+from meshscope.cost.rates import ArrayTraffic, Rates, rates_of
 from meshscope.hardware.chips import chip_of
 
 GIB = 2**30

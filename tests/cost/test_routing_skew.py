@@ -8,7 +8,7 @@ import meshscope
 from meshscope.api.options import request_of
 from meshscope.api.request import ExperimentRequest
 from meshscope.cost.expert_load import device_load, exchange_load
-from meshscope.cost.scheduled_collectives import CollectiveEstimator
+from meshscope.cost.simulator import CollectiveEstimator
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology

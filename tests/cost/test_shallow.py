@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshscope.cost.shallow_rows import deep_rows
+from meshscope.cost.shallow import deep_rows
 from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.cost.timeline import timeline_table
 from meshscope.errors import ParseError
@@ -108,7 +108,7 @@ def test_every_layer_has_its_rows_and_its_place_on_the_timeline() -> None:
     whole, expected = _timed(_module(N_LAYERS))
     shallow, rows = _timed(_module(len(SHALLOW.layers)), SHALLOW)
     untimed = [replace(row, start_s=None, dur_s=None, exposed_s=None) for row in expected]
-    deep = deep_rows(untimed, rows, shallow, SHALLOW)
+    deep = deep_rows(untimed, rows, shallow.simulated, SHALLOW)
     assert deep.n_untimed == 0
     for name in ("start_s", "dur_s", "exposed_s"):
         seconds = [[getattr(row, name) for row in table] for table in (deep.rows, expected)]
@@ -122,7 +122,7 @@ def test_every_layer_has_its_rows_and_its_place_on_the_timeline() -> None:
 def test_a_collective_without_counterpart_is_counted() -> None:
     shallow, rows = _timed(_module(len(SHALLOW.layers)), SHALLOW)
     other = replace(rows[0], dtype="bf16", dur_s=None)
-    deep = deep_rows([*rows, other], rows, shallow, SHALLOW)
+    deep = deep_rows([*rows, other], rows, shallow.simulated, SHALLOW)
     assert (deep.n_untimed, deep.rows[-1].dur_s) == (1, None)
 
 

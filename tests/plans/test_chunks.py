@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshscope.cost.default_chunk import with_default_chunk
-from meshscope.cost.predicted import predicted_times
+from meshscope.cost.predicted import predicted_times, with_default_chunk
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology

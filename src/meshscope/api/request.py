@@ -18,7 +18,7 @@ from meshscope.api.options import (
     text,
     text_or_number,
 )
-from meshscope.cost.default_chunk import with_default_chunk
+from meshscope.cost.predicted import with_default_chunk
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.interconnect.placement import parse_device_order

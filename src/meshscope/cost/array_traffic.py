@@ -1,13 +1,14 @@
-"""Bytes that an HLO instruction reads and writes in HBM and VMEM, and its FLOPs."""
+"""Bytes that an HLO instruction or a kernel reads and writes in HBM and VMEM, and its FLOPs."""
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
-from meshscope.cost.traffic import NO_TRAFFIC, ArrayTraffic
+from meshscope.cost.rates import NO_TRAFFIC, ArrayTraffic
+from meshscope.events.step_time import TimeBasis
 from meshscope.readers.hlo.dataflow import Dataflow
-from meshscope.readers.hlo.module import Computation, Instruction
+from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 from meshscope.units import DTYPE_BITS, array_bytes
 
@@ -25,6 +26,9 @@ _MAX_NESTING = 8
 _CONTRACTING = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _DIM_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _BATCH_WINDOW = re.compile(r"window=\{[^}]*(?:pad|lhs_dilate|rhs_dilate)=")
+# Result and operand that share a buffer: `{1}: (10, {})`, or `{}: (0, {})` for a single result.
+_ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
+_ALIASES = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, [a-z]|$)")
 
 
 def traffic(flow: Dataflow, computation: Computation, instruction: Instruction) -> ArrayTraffic:
@@ -40,7 +44,11 @@ def traffic(flow: Dataflow, computation: Computation, instruction: Instruction) 
 
 def array_traffic(shape_text: str) -> ArrayTraffic:
     """Bytes of the arrays in a shape's text."""
-    return sum(traffic_of_arrays(shape_text), start=NO_TRAFFIC)
+    return _sum(traffic_of_arrays(shape_text))
+
+
+def _sum(arrays: Iterable[ArrayTraffic]) -> ArrayTraffic:
+    return sum(arrays, start=NO_TRAFFIC)
 
 
 def traffic_of_arrays(shape_text: str) -> list[ArrayTraffic]:
@@ -60,7 +68,7 @@ def _read(
     """Bytes read of operand number `at`."""
     operand = computation.producer(instruction, at)
     if operand is None:
-        return ArrayTraffic()
+        return NO_TRAFFIC
     whole = array_traffic(operand.shape_text)
     if instruction.opcode == "fusion":
         n_bytes = _read_by_fusion(flow, flow.fused(instruction), at, 0)
@@ -68,13 +76,16 @@ def _read(
     if instruction.opcode in _SLICING and at == 0:
         return _capped(whole, array_traffic(instruction.shape_text).n_bytes)
     if instruction.opcode in _UPDATES and at == 0:
-        return ArrayTraffic()
+        return NO_TRAFFIC
     return whole
 
 
 def _written(flow: Dataflow, computation: Computation, instruction: Instruction) -> ArrayTraffic:
-    if instruction.opcode == "fusion" and _has_collective(flow.fused(instruction)):
-        return _computed_results(flow.fused(instruction))
+    if instruction.opcode == "fusion" and _has_collective(fused := flow.fused(instruction)):
+        # Results that a fusion around a collective computes itself, without the collective's arrays.
+        results = fused.producers(fused.root) if fused.root.opcode == "tuple" else [fused.root]
+        outside = {*KIND_OF_OPCODE, "parameter"}
+        return _sum(array_traffic(r.shape_text) for r in results if r.opcode not in outside)
     return _written_by(flow, computation, instruction, traffic_of_arrays(instruction.shape_text))
 
 
@@ -92,9 +103,8 @@ def _written_by(
     elements = computation.producers(root) if root.opcode == "tuple" and depth else []
     if len(elements) == len(results) > 0:
         pairs = zip(elements, results, strict=True)
-        parts = (_written_by(flow, computation, e, [r], _MAX_NESTING) for e, r in pairs)
-        return sum(parts, start=NO_TRAFFIC)
-    whole = sum(results, start=NO_TRAFFIC)
+        return _sum(_written_by(flow, computation, e, [r], _MAX_NESTING) for e, r in pairs)
+    whole = _sum(results)
     updated, update = (computation.producer(root, at) for at in (0, _UPDATES.get(root.opcode, 0)))
     if root.opcode not in _UPDATES or update is None or updated is None:
         return whole
@@ -104,13 +114,6 @@ def _written_by(
 
 def _has_collective(fused: Computation) -> bool:
     return any(inner.opcode in KIND_OF_OPCODE for inner in fused.instructions)
-
-
-def _computed_results(fused: Computation) -> ArrayTraffic:
-    """Results that a fusion around a collective computes itself, without the collective's arrays."""
-    results = fused.producers(fused.root) if fused.root.opcode == "tuple" else [fused.root]
-    computed = [r for r in results if r.opcode not in KIND_OF_OPCODE and r.opcode != "parameter"]
-    return sum((array_traffic(result.shape_text) for result in computed), start=ArrayTraffic())
 
 
 def _read_by_fusion(flow: Dataflow, fused: Computation, at: int, depth: int) -> int | None:
@@ -156,11 +159,37 @@ def _capped(whole: ArrayTraffic, n_bytes: int) -> ArrayTraffic:
     return ArrayTraffic(vmem_bytes=n_bytes) if whole.vmem_bytes else ArrayTraffic(hbm_bytes=n_bytes)
 
 
-def flops(flow: Dataflow, computation: Computation, instruction: Instruction) -> int:
-    """FLOPs of the matrix products in an instruction and its fusions, two per multiplication."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """Sizes of a matrix product: the result, the contracted dimensions, and those of one operand only."""
+
+    result: int
+    contracted: int
+    free: tuple[int, int]
+
+    @property
+    def flops(self) -> int:
+        """Two for each multiplication."""
+        return 2 * self.result * self.contracted
+
+    def padding_flops(self, mxu_dim: int) -> float:
+        """FLOPs that fill matrix units of `mxu_dim` x `mxu_dim`.
+
+        A unit holds one operand in tiles and streams the rows of the other: the contracted dimension is padded,
+        and the smaller padding of the two others is taken.
+        """
+        if not self.flops:
+            return 0.0
+        contracted, *free = (-(-n // mxu_dim) * mxu_dim / n for n in (self.contracted, *self.free))
+        return self.flops * (contracted * min(free) - 1)
+
+
+def products(flow: Dataflow, computation: Computation, instruction: Instruction) -> list[Product]:
+    """The matrix products in an instruction and its fusions."""
+    inner = [(computation, instruction)]
     if instruction.opcode == "fusion":
-        return sum(_product_flops(c, i) for c, i in flow.inner(flow.fused(instruction)))
-    return _product_flops(computation, instruction)
+        inner = list(flow.inner(flow.fused(instruction)))
+    return [product for one in inner if (product := _product(*one)) is not None]
 
 
 def vector_products(flow: Dataflow, instruction: Instruction) -> int:
@@ -181,43 +210,7 @@ def vector_products(flow: Dataflow, instruction: Instruction) -> int:
     return sum(prod(terms.arrays[0].dims) for terms, _ in sums if terms is not None)
 
 
-def padding_flops(
-    flow: Dataflow, computation: Computation, instruction: Instruction, mxu_dim: int
-) -> float:
-    """FLOPs that the products of an instruction add to fill matrix units of `mxu_dim` x `mxu_dim`.
-
-    A unit holds one operand in tiles and streams the rows of the other: the contracted dimension is padded,
-    and the smaller padding of the two others is taken.
-    """
-    products = [(computation, instruction)]
-    if instruction.opcode == "fusion":
-        products = list(flow.inner(flow.fused(instruction)))
-    return sum(
-        n * (_padding(p.contracted, mxu_dim) * min(_padding(s, mxu_dim) for s in p.free) - 1)
-        for p, n in ((_product(c, i), _product_flops(c, i)) for c, i in products)
-        if p is not None and n
-    )
-
-
-def _padding(size: int, multiple: int) -> float:
-    return -(-size // multiple) * multiple / size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Product:
-    """Sizes of a matrix product: the result, the contracted dimensions, and those of one operand only."""
-
-    result: int
-    contracted: int
-    free: tuple[int, int]
-
-
-def _product_flops(computation: Computation, instruction: Instruction) -> int:
-    product = _product(computation, instruction)
-    return 0 if product is None else 2 * product.result * product.contracted
-
-
-def _product(computation: Computation, instruction: Instruction) -> _Product | None:
+def _product(computation: Computation, instruction: Instruction) -> Product | None:
     if instruction.opcode not in {"dot", "convolution"}:
         return None
     sides = computation.producers(instruction)
@@ -226,28 +219,70 @@ def _product(computation: Computation, instruction: Instruction) -> _Product | N
     left, right = (side.arrays[0].dims for side in sides)
     result = prod(instruction.arrays[0].dims)
     if match := _CONTRACTING.search(instruction.attributes):
-        contracted = prod(_sizes(left, (int(d) for d in match[1].split(",") if d)))
-        return _free(result, prod(left) // contracted, prod(right) // contracted, contracted)
+        dims = [int(d) for d in match[1].split(",") if d]
+        contracted = prod(left[d] for d in dims if d < len(left))
+        n_left, n_right = prod(left) // contracted, prod(right) // contracted
+        n_batches = max(1, n_left * n_right // max(1, result))
+        free = (max(1, n_left // n_batches), max(1, n_right // n_batches))
+        return Product(result=result, contracted=contracted, free=free)
     if match := _DIM_LABELS.search(instruction.attributes):
         # A padded or dilated window holds a batch as a spatial dim, of which one position counts.
-        kernel, is_batch = match[2], _BATCH_WINDOW.search(instruction.attributes) is not None
-        counted = [
-            size
-            for label, size in zip(kernel, right, strict=True)
-            if label == "i" or (label != "o" and not is_batch)
-        ]
-        contracted = prod(counted)
-        n_out = prod(s for label, s in zip(kernel, right, strict=True) if label == "o")
-        return _Product(result=result, contracted=contracted, free=(result // n_out, n_out))
+        labels = list(zip(match[2], right, strict=True))
+        is_batch = _BATCH_WINDOW.search(instruction.attributes) is not None
+        contracted = prod(
+            size for label, size in labels if label == "i" or (label != "o" and not is_batch)
+        )
+        n_out = prod(size for label, size in labels if label == "o")
+        return Product(result=result, contracted=contracted, free=(result // n_out, n_out))
     return None
 
 
-def _free(result: int, left: int, right: int, contracted: int) -> _Product:
-    """The product of operands with `left` and `right` times the contracted elements, batched or not."""
-    n_batches = max(1, left * right // max(1, result))
-    free = (max(1, left // n_batches), max(1, right // n_batches))
-    return _Product(result=result, contracted=contracted, free=free)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelWork:
+    """FLOPs, traffic, and cycles of loop bodies (None: at a fraction of the peak FLOPs of `operand_dtype`).
+
+    The basis is the algorithm, the cost that the author states, or, by roofline, the bytes of the operands.
+    `conversion_cycles` are those of a loop that converts weights, while products and transfers run.
+    """
+
+    moved: ArrayTraffic
+    basis: TimeBasis = TimeBasis.KERNEL_MODEL
+    flops: float = 0.0
+    cycles: float | None = None
+    conversion_cycles: float = 0.0
+    operand_dtype: str = "bf16"
+    note: str | None = None
 
 
-def _sizes(dims: tuple[int, ...], which: Iterable[int]) -> list[int]:
-    return [dims[d] for d in which if d < len(dims)]
+def operand_arrays(computation: Computation, instruction: Instruction) -> list[ArrayShape]:
+    """The array of each operand, without those of tuples."""
+    operands = computation.producers(instruction)
+    return [operand.arrays[0] for operand in operands if len(operand.arrays) == 1]
+
+
+def operand_traffic(computation: Computation, instruction: Instruction) -> ArrayTraffic:
+    """Bytes of all operands, by memory."""
+    return _sum(array_traffic(o.shape_text) for o in computation.producers(instruction))
+
+
+def in_place(instruction: Instruction) -> tuple[tuple[int, int], ...]:
+    """The (result, operand) pairs that share a buffer."""
+    aliases = _ALIASES.search(instruction.attributes)
+    pairs = _ALIAS.findall("" if aliases is None else f"{aliases[1]}}}")
+    return tuple((int(result or 0), int(operand)) for result, operand in pairs)
+
+
+def touched_traffic(computation: Computation, instruction: Instruction) -> ArrayTraffic:
+    """Bytes of a kernel without a model: its arrays, and of a buffer in place no more than of the others.
+
+    What a kernel writes into a buffer comes from its other operands, and what it reads of a cache grows
+    with the queries, whatever the size of the buffer.
+    """
+    shared = in_place(instruction)
+    results = traffic_of_arrays(instruction.shape_text)
+    operands = [array_traffic(o.shape_text) for o in computation.producers(instruction)]
+    written = _sum(r for at, r in enumerate(results) if at not in {pair[0] for pair in shared})
+    read = _sum(o for at, o in enumerate(operands) if at not in {pair[1] for pair in shared})
+    total = read + replace(written, hbm_written_bytes=written.hbm_bytes)
+    limit = (read + written).n_bytes
+    return total + _sum(_capped(results[at], limit) for at, _ in shared if at < len(results))

@@ -5,21 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
-from meshscope.cost.kernel_work import (
-    KernelWork,
-    WorkSource,
-    float_arrays,
-    operand_arrays,
-    touched_traffic,
-)
-from meshscope.cost.rates import Rates
-from meshscope.cost.traffic import ArrayTraffic
+from meshscope.cost.array_traffic import KernelWork, operand_arrays, touched_traffic
+from meshscope.cost.rates import LANES, NO_TRAFFIC, ArrayTraffic, Rates
 from meshscope.errors import SpecError
-from meshscope.hardware.compiler_facts import CompilerFacts
 from meshscope.model.mechanisms.attention import causal_blocks
 from meshscope.plans.kernel_choice import SPLASH_BLOCKS, WHOLE_BLOCK_SCOPE
 from meshscope.plans.workload import SequenceLengths
-from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
+from meshscope.readers.hlo.module import Computation, Instruction
 
 _WINDOW = re.compile(r'"sliding_window_length":\s*(\d+)')
 _CAUSAL = re.compile(r'"mask_type":\s*"CAUSAL"')
@@ -35,7 +27,6 @@ VECTOR_CYCLES_PER_SCORE = 3.2 / 1024
 BODY_CYCLES = 400
 FETCH_CYCLES = 300
 ROW_TILE = 8
-LANES = 128
 # Width of the matrix unit that a head must fill.
 WIDE_UNIT_FLOPS_PER_CYCLE = 4e5  # chips above it have units of 256, the others of 128
 
@@ -63,44 +54,38 @@ def attention_work(
     lengths: Sequence[SequenceLengths],
     rates: Rates,
 ) -> KernelWork | None:
-    """Work of a known attention kernel; None for another kernel."""
-    flops_per_cycle = rates.flops_per_s / (rates.clock_hz or 1e9)
+    """Work of a known attention kernel; None for another kernel.
+
+    Scores of narrow heads in splash attention take as long as those of 128 numbers, which fill the registers.
+    """
     if _RAGGED_PAGED.match(instruction.name):
         operands = _ragged_paged_operands(computation, instruction)
         if operands is None:
             return None
         _check_lengths(operands, lengths, instruction.name)
-        return _paged_work(operands, lengths, flops_per_cycle)
+        return _paged_work(operands, lengths, rates.flops_per_s / (rates.clock_hz or 1e9))
     flops = attention_flops(computation, instruction)
     if flops is None:
         return None
-    return KernelWork(
-        source=WorkSource.ALGORITHM,
-        flops=flops,
-        moved=touched_traffic(computation, instruction),
-        cycles=_splash_cycles(computation, instruction, flops, rates.facts),
-    )
+    block_cycles, cycles = rates.facts.splash_block_cycles.value, None
+    if block_cycles is not None and instruction.name.startswith("splash_"):
+        queries, _, values = _float_dims(computation, instruction)[:3]
+        n_blocks = flops / (2 * (queries[-1] + values[-1])) / SPLASH_BLOCKS[0] ** 2
+        width = sum(ceil(dims[-1] / LANES) * LANES for dims in (queries, values))
+        cycles = n_blocks * block_cycles * width / (2 * LANES)
+    moved = touched_traffic(computation, instruction)
+    return KernelWork(flops=flops, moved=moved, cycles=cycles)
 
 
-def _splash_cycles(
-    computation: Computation, instruction: Instruction, flops: int, facts: CompilerFacts
-) -> float | None:
-    """Cycles of splash attention by the bundles of its loop; None for another kernel or chip.
-
-    Scores of narrow heads take as long as those of 128 numbers, which fill the registers.
-    """
-    block_cycles = facts.splash_block_cycles.value
-    if block_cycles is None or not instruction.name.startswith("splash_"):
-        return None
-    queries, _, values = (array.dims for array in float_arrays(computation, instruction)[:3])
-    n_blocks = flops / (2 * (queries[-1] + values[-1])) / SPLASH_BLOCKS[0] ** 2
-    width = sum(ceil(dims[-1] / LANES) * LANES for dims in (queries, values))
-    return n_blocks * block_cycles * width / (2 * LANES)
+def _float_dims(computation: Computation, instruction: Instruction) -> list[tuple[int, ...]]:
+    """The sizes of the floating-point operands."""
+    arrays = operand_arrays(computation, instruction)
+    return [array.dims for array in arrays if array.dtype.startswith(("bf", "f"))]
 
 
 def attention_flops(computation: Computation, instruction: Instruction) -> int | None:
     """FLOPs of splash and cuDNN attention; None for another kernel."""
-    shapes = [array.dims for array in float_arrays(computation, instruction)]
+    shapes = _float_dims(computation, instruction)
     if (instruction.custom_call_target or "").startswith("__cudnn$fmha"):
         return _cudnn_flops(instruction, shapes)
     if instruction.name.startswith("splash_"):
@@ -118,8 +103,7 @@ def _ragged_paged_operands(
     sizes = {key: int(size) for key, size in _BLOCK_SIZE.findall(instruction.name)}
     if len(floats) < 2 or len(lists) < 2 or "bq" not in sizes or "p" not in sizes:
         return None
-    queries, cache = floats[0], floats[-1]
-    page = sizes["p"]
+    queries, cache, page = floats[0], floats[-1], sizes["p"]
     match = _RAGGED_PAGED.match(instruction.name)
     return PagedOperands(
         case="" if match is None else match[1],
@@ -128,16 +112,12 @@ def _ragged_paged_operands(
         n_group=prod(queries.dims[2:4]),
         n_kv_heads=queries.dims[0],
         head_dim=queries.dims[-1],
-        key_bytes=_bytes_of(cache) / prod(cache.dims[:2]),
+        key_bytes=(cache.n_bytes or 0) / prod(cache.dims[:2]),
         capacity=lists[1] / lists[0] * page,
         page=page,
         block_queries=sizes["bq"],
         block_keys=sizes["bkv"] if "bkv" in sizes else sizes.get("bkvp", 1) * page,
     )
-
-
-def _bytes_of(array: ArrayShape) -> int:
-    return array.n_bytes or 0
 
 
 def _check_lengths(operands: PagedOperands, lengths: Sequence[SequenceLengths], name: str) -> None:
@@ -155,39 +135,57 @@ def _check_lengths(operands: PagedOperands, lengths: Sequence[SequenceLengths], 
 def _paged_work(
     operands: PagedOperands, lengths: Sequence[SequenceLengths], flops_per_cycle: float
 ) -> KernelWork:
-    """The work for all sequences of the kernel's case; a kernel without sequences only starts."""
-    taken = lengths or (_assumed_lengths(operands),)
+    """The work for all sequences of the kernel's case; a kernel without sequences only starts.
+
+    Without lengths, sequences are equal: new ones in prefill; in decode, the pages of each are half full.
+    """
+    taken, note = list(lengths), None
+    if not taken:
+        n_queries = max(1, operands.n_tokens // operands.n_sequences)
+        n_keys = n_queries if n_queries > 1 else max(1.0, operands.capacity / 2)
+        n_sequences = operands.n_sequences
+        taken = [SequenceLengths(n_sequences=n_sequences, n_queries=n_queries, n_keys=n_keys)]
+        note = (
+            f"attention kernels are timed for {n_sequences} sequences of {n_queries} "
+            f"queries and {n_keys:g} keys, an assumption from the operands"
+        )
+    case = operands.case
     works = [
         _sequences_work(operands, group, flops_per_cycle)
         for group in taken
-        if operands.case != ("p" if group.n_queries == 1 else "d")
-        and not (operands.case == "m" and group.n_queries == 1)
+        if case != ("p" if group.n_queries == 1 else "d")
+        and not (case == "m" and group.n_queries == 1)
     ]
     if not works:
-        return KernelWork(source=WorkSource.ALGORITHM, moved=ArrayTraffic(), cycles=FETCH_CYCLES)
+        return KernelWork(moved=NO_TRAFFIC, cycles=FETCH_CYCLES)
     return KernelWork(
-        source=WorkSource.ALGORITHM,
         flops=sum(work.flops for work in works),
-        moved=sum((work.moved for work in works), start=ArrayTraffic()),
+        moved=sum((work.moved for work in works), start=NO_TRAFFIC),
         cycles=sum(work.cycles or 0.0 for work in works),
-        note=None if lengths else _note(taken[0]),
+        note=note,
     )
 
 
 def _sequences_work(
     operands: PagedOperands, taken: SequenceLengths, flops_per_cycle: float
 ) -> KernelWork:
-    """Each block of queries runs over all blocks of keys of its sequence, present positions only."""
+    """Each block of queries runs over all blocks of keys of its sequence, present positions only.
+
+    The vector or the matrix unit bounds a block of queries and keys, for all KV heads.
+    """
     n_query_blocks = taken.n_sequences * ceil(taken.n_queries / operands.block_queries)
     n_bodies = n_query_blocks * ceil(taken.n_keys / operands.block_keys)
-    body = _body_cycles(operands, min(operands.block_queries, taken.n_queries), flops_per_cycle)
+    block_queries = min(operands.block_queries, taken.n_queries)
+    n_rows = ceil(block_queries * operands.n_group / ROW_TILE) * ROW_TILE
+    n_scores = n_rows * operands.block_keys * operands.n_kv_heads
+    unit = 256 if flops_per_cycle > WIDE_UNIT_FLOPS_PER_CYCLE else 128
+    width = ceil(operands.head_dim / unit) * unit
+    body = BODY_CYCLES + n_scores * max(VECTOR_CYCLES_PER_SCORE, 4 * width / flops_per_cycle)
     fetched = ceil(taken.n_keys / operands.page) * operands.page * operands.key_bytes
     n_heads = operands.n_kv_heads * operands.n_group
     n_queries = taken.n_sequences * taken.n_queries
-    row_bytes = 2 * n_heads * operands.head_dim
-    written = n_queries * (row_bytes + operands.key_bytes)
+    written = n_queries * (2 * n_heads * operands.head_dim + operands.key_bytes)
     return KernelWork(
-        source=WorkSource.ALGORITHM,
         flops=4 * n_queries * taken.n_keys * n_heads * operands.head_dim,
         moved=ArrayTraffic(
             hbm_bytes=round(n_query_blocks * fetched + 2 * written),
@@ -195,30 +193,6 @@ def _sequences_work(
         ),
         cycles=n_bodies * (body + FETCH_CYCLES),
     )
-
-
-def _note(lengths: SequenceLengths) -> str:
-    return (
-        f"attention kernels are timed for {lengths.n_sequences} sequences of {lengths.n_queries} "
-        f"queries and {lengths.n_keys:g} keys, an assumption from the operands"
-    )
-
-
-def _assumed_lengths(operands: PagedOperands) -> SequenceLengths:
-    """Equal sequences: new ones in prefill; in decode, the pages of each are half full."""
-    n_queries = max(1, operands.n_tokens // operands.n_sequences)
-    n_keys = n_queries if n_queries > 1 else max(1.0, operands.capacity / 2)
-    return SequenceLengths(n_sequences=operands.n_sequences, n_queries=n_queries, n_keys=n_keys)
-
-
-def _body_cycles(operands: PagedOperands, n_queries: int, flops_per_cycle: float) -> float:
-    """Cycles of one block of queries and keys: the vector or the matrix unit, for all KV heads."""
-    n_rows = ceil(n_queries * operands.n_group / ROW_TILE) * ROW_TILE
-    n_scores = n_rows * operands.block_keys * operands.n_kv_heads
-    unit = 256 if flops_per_cycle > WIDE_UNIT_FLOPS_PER_CYCLE else 128
-    width = ceil(operands.head_dim / unit) * unit
-    per_score = max(VECTOR_CYCLES_PER_SCORE, 4 * width / flops_per_cycle)
-    return BODY_CYCLES + n_scores * per_score
 
 
 def _cudnn_flops(instruction: Instruction, shapes: list[tuple[int, ...]]) -> int | None:

@@ -14,15 +14,15 @@ buffers of all experts exceed the kernel's share of the HBM.
 import re
 from dataclasses import dataclass
 from math import ceil, prod
+from typing import NamedTuple
 
+from meshscope.cost.array_traffic import KernelWork, operand_arrays
 from meshscope.cost.expert_load import ExpertLoad
-from meshscope.cost.kernel_work import KernelWork, WorkSource, operand_arrays
-from meshscope.cost.rates import Rates
-from meshscope.cost.traffic import ArrayTraffic
+from meshscope.cost.rates import ArrayTraffic, Rates
 from meshscope.hardware.compiler_facts import CompilerFacts
 from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
 from meshscope.plans.experiment import Experiment
-from meshscope.readers.hlo.communication import FusedExperts, fused_experts
+from meshscope.readers.hlo.communication import fused_experts
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 
 _NAME = re.compile(r"gmm|ragged[-_]?dot|grouped|megablox")
@@ -34,8 +34,7 @@ FUSED_ROW_PASSES = 4
 _COUNTED_WEIGHTS = 3 * 2048 * 768  # of the expert whose bundles are in `compiler_facts.json`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FusedRates:
+class FusedRates(NamedTuple):
     """Seconds of a row in all loops over rows, and of the products of a tile of rows with one expert."""
 
     row_s: float
@@ -47,11 +46,8 @@ def fused_rates(experiment: Experiment, rates: Rates) -> FusedRates | None:
     moe = experiment.model.moe
     if experiment.dispatch_form is not DispatchForm.FUSED or moe is None or not rates.clock_hz:
         return None
-    n_weights = 3 * experiment.model.hidden * moe.ffn
-    row, tile = row_cycles(rates.facts), tile_cycles(rates.facts, n_weights)
-    if row is None or tile is None:
-        return None
-    return FusedRates(row_s=row / rates.clock_hz, tile_s=tile / rates.clock_hz)
+    cycles = _fused_cycles(rates.facts, 3 * experiment.model.hidden * moe.ffn)
+    return cycles and FusedRates(*(n / rates.clock_hz for n in cycles))
 
 
 def fused_notes(experiment: Experiment) -> tuple[str, ...]:
@@ -67,40 +63,24 @@ def fused_notes(experiment: Experiment) -> tuple[str, ...]:
     return (note,)
 
 
-def row_cycles(facts: CompilerFacts) -> float | None:
-    """Cycles to send a row, fetch its result, wait for it and add it; None on a chip without counts."""
-    cycles = facts.fused_expert_cycles.value
-    return None if cycles is None else cycles[0]
+def _fused_cycles(facts: CompilerFacts, n_weights: int) -> tuple[float, float] | None:
+    """Cycles to send a row, fetch its result, wait for it and add it, and to multiply a tile of rows with an expert.
 
-
-def tile_cycles(facts: CompilerFacts, n_weights: int) -> float | None:
-    """Cycles to multiply a tile of rows with the weights of one expert; None on a chip without counts."""
+    None on a chip without counts.
+    """
     cycles = facts.fused_expert_cycles.value
-    return None if cycles is None else cycles[1] * n_weights / _COUNTED_WEIGHTS
+    return None if cycles is None else (cycles[0], cycles[1] * n_weights / _COUNTED_WEIGHTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedOperands:
+class _GroupedOperands:
     """The rows and the weights of each expert; `n_together` experts are fetched as one block."""
 
     rows: ArrayShape
     weights: ArrayShape
-    n_out: int
     scale_bytes: int  # of groups of inputs of all experts
-    four_bit_dtype: str | None  # of weights in int4 arrays
-    n_routed: int | None  # experts of all devices, if the group sizes are a slice of theirs
+    n_routed: int  # experts of all devices, if the group sizes are a slice of theirs
     n_together: int
-
-    def weight_cycles(self, facts: CompilerFacts) -> float:
-        """Cycles to convert a weight, by its bundles; 0 for other dtypes, whose loops the bytes outlast."""
-        if self.four_bit_dtype is None:
-            return 0.0
-        return facts.four_bit_cycles.value[self.four_bit_dtype != "s4"]
-
-    @property
-    def n_experts(self) -> int:
-        """Experts whose weights are an operand."""
-        return self.weights.dims[0]
 
 
 def grouped_work(
@@ -118,37 +98,41 @@ def grouped_work(
     operands = _grouped_operands(computation, instruction)
     if operands is None:
         return None
-    taken = load or _drawn_load(operands)
+    weights, n_experts, note = operands.weights, operands.weights.dims[0], None
     n_rows, width = operands.rows.dims
-    n_used = min(n_rows, taken.rows)
+    if load is None:
+        routed = operands.n_routed
+        note = (
+            f"grouped matrix products are timed for balanced routing of {n_rows} rows "
+            f"over {routed} experts"
+        )
+        reached = n_experts * (1 - (1 - 1 / routed) ** n_rows)
+        load = ExpertLoad(rows=round(n_rows * (n_experts / routed)), experts=reached)
+    n_used = min(n_rows, load.rows)
     results = sum(array.n_bytes or 0 for array in instruction.arrays[:1])
     rows_bytes = (operands.rows.n_bytes or 0) * n_used / n_rows
     written_bytes = results * n_used / n_rows
-    stored_bytes = (operands.weights.n_bytes or 0) + operands.scale_bytes
-    weights_bytes = stored_bytes * _read_frac(operands, taken)
+    # Of a block of experts, all are read if any has rows.
+    read_frac = 1 - max(0.0, 1 - load.experts / n_experts) ** operands.n_together
+    weights_bytes = ((weights.n_bytes or 0) + operands.scale_bytes) * read_frac
+    conversion_cycles, tile = 0.0, _TILE.search(instruction.name)
+    if tile is not None and weights.dtype == "s4":
+        # The kernel for few rows converts weights of 4 bits once for each visit of a tile of rows.
+        n_visits = load.experts + max(0, ceil(n_used / int(tile[1])) - 1)
+        arrays = operand_arrays(computation, instruction)
+        is_mxfp4 = any(array.dtype == "u8" for array in arrays)  # by its scales
+        of_weight = facts.four_bit_cycles.value[is_mxfp4]
+        conversion_cycles = n_visits * prod(weights.dims[1:]) * of_weight
     return KernelWork(
-        source=WorkSource.ALGORITHM,
-        flops=2 * n_used * width * operands.n_out,
+        flops=2 * n_used * width * (prod(weights.dims[1:]) // width),
         moved=ArrayTraffic(
             hbm_bytes=round(rows_bytes + written_bytes + weights_bytes),
             hbm_written_bytes=round(written_bytes),
         ),
-        conversion_cycles=_conversion_cycles(instruction, operands, taken, facts),
+        conversion_cycles=conversion_cycles,
         operand_dtype=operands.rows.dtype,
-        note=None if load else _note(operands),
+        note=note,
     )
-
-
-def _conversion_cycles(
-    instruction: Instruction, operands: GroupedOperands, load: ExpertLoad, facts: CompilerFacts
-) -> float:
-    """Cycles of the kernel for few rows to convert weights of 4 bits, once for each visit of a tile of rows."""
-    tile = _TILE.search(instruction.name)
-    if tile is None:
-        return 0.0
-    n_tiles = ceil(min(operands.rows.dims[0], load.rows) / int(tile[1]))
-    n_visits = load.experts + max(0, n_tiles - 1)
-    return n_visits * prod(operands.weights.dims[1:]) * operands.weight_cycles(facts)
 
 
 def fused_work(
@@ -171,108 +155,60 @@ def fused_work(
     hit_frac = 1 - miss_frac if load is None else min(1.0, load.experts / sizes.n_local)
     n_reads = n_blocks * hit_frac
     token_bytes = sizes.exchanged_bytes // (2 * sizes.n_active)
+    cycles, of_kernel = None, _fused_cycles(facts, sizes.n_expert_weights)
+    if of_kernel is not None:
+        of_row, of_tile = of_kernel
+        n_tiles = sizes.n_local * n_reads * min(1.0, sizes.n_tokens / TILE_ROWS)
+        cycles = n_rows * of_row + max(n_tiles, n_rows / TILE_ROWS + n_tiles / 2) * of_tile
     return KernelWork(
-        source=WorkSource.ALGORITHM,
         flops=2 * n_rows * sizes.n_expert_weights,
         moved=ArrayTraffic(
             hbm_bytes=round(sizes.weights_bytes * n_reads) + 2 * token_bytes,
             hbm_written_bytes=token_bytes,
         ),
-        cycles=_fused_cycles(sizes, n_reads, facts),
+        cycles=cycles,
         note=None
         if load
         else f"fused experts are timed for balanced routing of {n_rows} rows over {sizes.n_experts} experts",
     )
 
 
-def _fused_cycles(sizes: FusedExperts, n_reads: float, facts: CompilerFacts) -> float | None:
-    """Cycles of the loops over rows and of the products, by their bundles; None on a chip without counts."""
-    of_row = row_cycles(facts)
-    of_tile = tile_cycles(facts, sizes.n_expert_weights)
-    if of_row is None or of_tile is None:
-        return None
-    n_rows = sizes.n_tokens * sizes.n_active
-    of_tile_frac = min(1.0, sizes.n_tokens / TILE_ROWS)
-    n_tiles = sizes.n_local * n_reads * of_tile_frac
-    return n_rows * of_row + max(n_tiles, n_rows / TILE_ROWS + n_tiles / 2) * of_tile
-
-
-def _note(operands: GroupedOperands) -> str:
-    routed = operands.n_routed or operands.n_experts
-    return (
-        f"grouped matrix products are timed for balanced routing of {operands.rows.dims[0]} rows "
-        f"over {routed} experts"
-    )
-
-
-def _drawn_load(operands: GroupedOperands) -> ExpertLoad:
-    routed = operands.n_routed or operands.n_experts
-    n_rows, share = operands.rows.dims[0], operands.n_experts / routed
-    reached = operands.n_experts * (1 - (1 - 1 / routed) ** n_rows)
-    return ExpertLoad(rows=round(n_rows * share), experts=reached)
-
-
-def _read_frac(operands: GroupedOperands, load: ExpertLoad) -> float:
-    """Share of the weights in blocks of which at least one expert has rows."""
-    missed = max(0.0, 1 - load.experts / operands.n_experts)
-    return 1 - missed**operands.n_together
-
-
-def _grouped_operands(computation: Computation, instruction: Instruction) -> GroupedOperands | None:
+def _grouped_operands(
+    computation: Computation, instruction: Instruction
+) -> _GroupedOperands | None:
+    """The largest weights [E, ., .] and the rows that they multiply."""
     if not _NAME.search(instruction.name):
         return None
     arrays = operand_arrays(computation, instruction)
-    wide = [array for array in arrays if len(array.dims) == 3 and _is_number(array)]
-    flat = [
-        array
-        for array in arrays
-        if len(array.dims) == 2 and array.dtype.startswith(("bf", "f", "s8"))
-    ]
+    wide = [array for array in arrays if len(array.dims) == 3 and array.dtype != "pred"]
+    flat = [a for a in arrays if len(a.dims) == 2 and a.dtype.startswith(("bf", "f", "s8"))]
     # Scales are flat arrays, too, of another dtype than rows and results.
     result = instruction.arrays[0].dtype if instruction.arrays else None
-    by_dtype = sorted(flat, key=lambda array: array.dtype == result)
-    by_size = sorted(wide, key=lambda array: prod(array.dims))
-    for weights in reversed(by_size):
-        for rows in reversed(by_dtype):
+    flat.sort(key=lambda array: array.dtype == result)
+    wide.sort(key=lambda array: prod(array.dims))
+    for weights in reversed(wide):
+        for rows in reversed(flat):
             if rows.dims[1] in weights.dims[1:]:
-                return GroupedOperands(
+                scales = (a for a in wide if a is not weights and a.dims[::2] == weights.dims[::2])
+                return _GroupedOperands(
                     rows=rows,
                     weights=weights,
-                    n_out=prod(weights.dims[1:]) // rows.dims[1],
-                    scale_bytes=sum(
-                        array.n_bytes or 0
-                        for array in wide
-                        if array is not weights and array.dims[::2] == weights.dims[::2]
-                    ),
-                    four_bit_dtype=_four_bit_dtype(weights, arrays),
+                    scale_bytes=sum(array.n_bytes or 0 for array in scales),
                     n_routed=_routed_experts(computation, instruction, weights.dims[0]),
                     n_together=_block_of_experts(arrays, instruction, weights),
                 )
     return None
 
 
-def _four_bit_dtype(weights: ArrayShape, arrays: list[ArrayShape]) -> str | None:
-    """The dtype of weights in int4 arrays, by that of their scales; None for others."""
-    if weights.dtype != "s4":
-        return None
-    return "f4e2m1fn" if any(array.dtype == "u8" for array in arrays) else "s4"
-
-
-def _is_number(array: ArrayShape) -> bool:
-    return array.dtype != "pred"
-
-
-def _routed_experts(
-    computation: Computation, instruction: Instruction, n_experts: int
-) -> int | None:
-    """The size of the array of which the group sizes are a slice."""
+def _routed_experts(computation: Computation, instruction: Instruction, n_experts: int) -> int:
+    """The size of the array of which the group sizes are a slice, else the number of experts."""
     for operand in computation.producers(instruction):
         if operand.arrays and operand.arrays[0].dims == (n_experts,):
             sources = computation.producers(operand)[:1]
             sizes = [source.arrays[0].dims for source in sources if source.arrays]
             if sizes and len(sizes[0]) == 1 and sizes[0][0] % n_experts == 0:
-                return sizes[0][0]
-    return None
+                return sizes[0][0] or n_experts
+    return n_experts
 
 
 def _block_of_experts(

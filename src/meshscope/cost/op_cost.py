@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from math import ceil, log2, prod
 
 from meshscope.cost.array_traffic import (
+    KernelWork,
     array_traffic,
-    flops,
-    padding_flops,
+    operand_traffic,
+    products,
+    touched_traffic,
     traffic,
     traffic_of_arrays,
     vector_products,
@@ -20,14 +22,7 @@ from meshscope.cost.array_traffic import (
 from meshscope.cost.attention_kernels import attention_work
 from meshscope.cost.expert_load import ExpertLoad
 from meshscope.cost.grouped_kernels import fused_work, grouped_work
-from meshscope.cost.kernel_work import (
-    KernelWork,
-    WorkSource,
-    operand_traffic,
-    touched_traffic,
-)
-from meshscope.cost.rates import Gather, OpTime, Rates, exactly, longest
-from meshscope.cost.traffic import ArrayTraffic
+from meshscope.cost.rates import NO_TRAFFIC, ArrayTraffic, Gather, OpTime, Rates, exactly, longest
 from meshscope.events.step_time import Activity, TimeBasis, TimeEstimate
 from meshscope.hardware.compiler_facts import (
     BYTES_INTERVAL,
@@ -63,12 +58,6 @@ _ASYNC_SUFFIXES = ("-start", "-update", "-done")
 _FLOPS = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
 _BYTES = re.compile(r'"cost_estimate":\{[^}]*"bytes_accessed":"?(\d+)')
 
-_BASIS = {
-    WorkSource.ALGORITHM: TimeBasis.KERNEL_MODEL,
-    WorkSource.AUTHOR: TimeBasis.KERNEL_STATED,
-    WorkSource.BYTES: TimeBasis.ROOFLINE,
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCost:
@@ -79,10 +68,10 @@ class OpCost:
     """
 
     time: OpTime
-    flops: float
-    hbm_bytes: float
-    is_estimated: bool
-    is_known: bool
+    flops: float = 0.0
+    hbm_bytes: float = 0.0
+    is_estimated: bool = False
+    is_known: bool = True
     activity: Activity = Activity.SMALL
     padding_flops: float = 0.0
     note: str | None = None
@@ -118,24 +107,38 @@ class OpCostModel:
         return self._rates.roofline(moved=copied(start))
 
     def _cost(self, computation: Computation, instruction: Instruction) -> OpCost | None:
-        if _is_free(instruction):
+        opcode, rates = instruction.opcode, self._rates
+        is_free = opcode in FREE | CALLS or instruction.custom_call_target in _FREE_CALLS
+        if is_free or opcode.endswith(_ASYNC_SUFFIXES) or opcode in KIND_OF_OPCODE:
             return None
-        if instruction.opcode == "custom-call" and instruction.estimated_cycles is None:
+        if opcode == "custom-call" and instruction.estimated_cycles is None:
             return self._kernel_cost(computation, instruction)
         moved = traffic(self._flow, computation, instruction)
-        n_flops = flops(self._flow, computation, instruction)
+        matmuls = products(self._flow, computation, instruction)
+        n_flops: float = sum(product.flops for product in matmuls)
+        # Multiplications of a product on the vector units, of which the bundles are known.
         n_products = 0 if n_flops else vector_products(self._flow, instruction)
-        time = self._cycles_time(instruction, moved, n_flops, n_products)
+        time, is_known = self._cycles_time(instruction, moved, n_flops, n_products), True
+        is_estimated = time is not None
         n_flops += 2 * n_products
-        is_estimated, is_known = time is not None, True
         if time is None:
             if all(not array.dims for array in instruction.arrays):
-                return self._scalar_cost(instruction)
-            is_known = instruction.opcode in local_operations().roofline
+                # A fusion to a scalar, as in a norm: its launch if measured, else nothing.
+                is_launched = rates.measured is not None and opcode == "fusion"
+                return OpCost(time=rates.roofline()) if is_launched else None
             gather = gather_of(self._flow, computation, instruction)
-            if gather is not None:
-                return self._gather_cost(gather, moved)
-            time = self._roofline_time(instruction, moved, n_flops, is_known=is_known)
+            if gather is not None:  # the longer of its loop over rows and its bytes
+                time = rates.loop(gather.cycles(rates.facts), moved)
+                return OpCost(time=time, hbm_bytes=moved.hbm_bytes, activity=Activity.GATHER)
+            is_known = opcode in local_operations().roofline
+            if not is_known:
+                time = rates.unknown(moved)
+            elif cycles := _sort_cycles(instruction, rates.facts):
+                time = rates.loop(cycles, moved)
+            else:
+                time = rates.roofline(flops=n_flops, moved=moved)
+        mxu_dim = rates.mxu_dim
+        padding = 0.0 if mxu_dim is None else sum((p.padding_flops(mxu_dim) for p in matmuls), 0.0)
         return OpCost(
             time=time,
             flops=n_flops,
@@ -143,7 +146,7 @@ class OpCostModel:
             is_estimated=is_estimated,
             is_known=is_known,
             activity=self._activity(instruction, time, moved, n_flops),
-            padding_flops=self._padding(computation, instruction, n_flops),
+            padding_flops=padding,
         )
 
     def _activity(
@@ -156,31 +159,10 @@ class OpCostModel:
         is_relayout = self._flow.consists_of(instruction, _RELAYOUTS)
         return Activity.RELAYOUT if is_relayout else Activity.ELEMENTWISE
 
-    def _padding(self, computation: Computation, instruction: Instruction, n_flops: float) -> float:
-        mxu_dim = self._rates.mxu_dim
-        if mxu_dim is None or not n_flops:
-            return 0.0
-        return padding_flops(self._flow, computation, instruction, mxu_dim)
-
-    def _scalar_cost(self, instruction: Instruction) -> OpCost | None:
-        """A fusion to a scalar, as in a norm: its launch if measured, else nothing."""
-        if self._rates.measured is None or instruction.opcode != "fusion":
-            return None
-        return OpCost(
-            time=self._rates.roofline(),
-            flops=0.0,
-            hbm_bytes=0.0,
-            is_estimated=False,
-            is_known=True,
-        )
-
     def _cycles_time(
         self, instruction: Instruction, moved: ArrayTraffic, n_flops: float, n_products: int
     ) -> OpTime | None:
-        """Time from the cycle profile, else from the compiler's cycles; None without either.
-
-        `n_products` are multiplications of a product on the vector units, of which the bundles are known.
-        """
+        """Time from the cycle profile, else from the compiler's cycles; None without either."""
         profiled = self._profile.get(instruction.name)
         if profiled is not None and instruction.opcode != "custom-call":
             return self._rates.cycles(profiled, TimeBasis.CYCLE_PROFILE, moved=moved)
@@ -193,26 +175,6 @@ class OpCostModel:
             return self._rates.elementwise(cycles, moved)
         return self._rates.product(cycles, n_flops, moved)
 
-    def _roofline_time(
-        self, instruction: Instruction, moved: ArrayTraffic, n_flops: float, *, is_known: bool
-    ) -> OpTime:
-        if not is_known:
-            return self._rates.unknown(moved)
-        if cycles := _sort_cycles(instruction, self._rates.facts):
-            return self._rates.loop(cycles, moved)
-        return self._rates.roofline(flops=n_flops, moved=moved)
-
-    def _gather_cost(self, gather: Gather, moved: ArrayTraffic) -> OpCost:
-        """A gather without a compiler estimate: the longer of its loop over rows and its bytes."""
-        return OpCost(
-            time=self._rates.loop(gather.cycles(self._rates.facts), moved),
-            flops=0.0,
-            hbm_bytes=moved.hbm_bytes,
-            is_estimated=False,
-            is_known=True,
-            activity=Activity.GATHER,
-        )
-
     def _kernel_cost(self, computation: Computation, instruction: Instruction) -> OpCost:
         work = kernel_work(
             computation, instruction, self._rates, experts=self._experts, lengths=self._lengths
@@ -224,8 +186,7 @@ class OpCostModel:
             time=time,
             flops=work.flops,
             hbm_bytes=work.moved.hbm_bytes,
-            is_estimated=False,
-            is_known=work.source is not WorkSource.BYTES,
+            is_known=work.basis is not TimeBasis.ROOFLINE,
             activity=Activity.KERNEL,
             note=CONVERSION_NOTE if is_converting else work.note,
         )
@@ -235,12 +196,6 @@ class OpCostModel:
         """What the costs computed so far assume."""
         notes = (cost.note for cost in self._costs.values() if cost is not None and cost.note)
         return tuple(dict.fromkeys(notes))
-
-
-def _is_free(instruction: Instruction) -> bool:
-    opcode = instruction.opcode
-    is_free = opcode in FREE | CALLS or instruction.custom_call_target in _FREE_CALLS
-    return is_free or opcode.endswith(_ASYNC_SUFFIXES) or opcode in KIND_OF_OPCODE
 
 
 def _sort_cycles(instruction: Instruction, facts: CompilerFacts) -> float:
@@ -258,7 +213,7 @@ def copied(start: Instruction) -> ArrayTraffic:
     """HBM traffic of an asynchronous copy or slice between memories."""
     sides = traffic_of_arrays(start.shape_text)[:2]
     if len(sides) < 2:
-        return ArrayTraffic()
+        return NO_TRAFFIC
     target, source = sides if start.opcode.startswith("copy") else sides[::-1]
     n = min(source.n_bytes, target.n_bytes)
     written = n if target.hbm_bytes else 0
@@ -323,7 +278,7 @@ def kernel_work(
         or grouped_work(computation, instruction, experts, rates.facts)
         or _stated_work(computation, instruction)
         or attention_work(computation, instruction, lengths, rates)
-        or KernelWork(source=WorkSource.BYTES, moved=touched_traffic(computation, instruction))
+        or KernelWork(basis=TimeBasis.ROOFLINE, moved=touched_traffic(computation, instruction))
     )
 
 
@@ -341,18 +296,17 @@ def _stated_work(computation: Computation, instruction: Instruction) -> KernelWo
     moved = ArrayTraffic(hbm_bytes=hbm_bytes, vmem_bytes=n_bytes - hbm_bytes)
     if not n_bytes:
         moved = touched_traffic(computation, instruction)
-    return KernelWork(source=WorkSource.AUTHOR, flops=flops, moved=moved)
+    return KernelWork(basis=TimeBasis.KERNEL_STATED, flops=flops, moved=moved)
 
 
 def kernel_time(rates: Rates, work: KernelWork) -> OpTime:
     """The longer of the kernel's cycles (or its FLOPs below the peak) and its bytes."""
-    basis = _BASIS[work.source]
-    if work.source is WorkSource.BYTES:
+    hbm = rates.hbm_busy(work.moved)
+    if work.basis is TimeBasis.ROOFLINE:
         low, high = BYTES_INTERVAL.value
         s = rates.roofline(moved=work.moved).seconds.value_s
         seconds = TimeEstimate(value_s=s, low_s=s * low, high_s=s * high)
-        return OpTime(seconds=seconds, basis=basis, hbm=rates.hbm_busy(work.moved))
-    if work.cycles is None:
+    elif work.cycles is None:
         time = rates.roofline(
             flops=work.flops / rates.speedup(work.operand_dtype),
             moved=work.moved,
@@ -360,10 +314,10 @@ def kernel_time(rates: Rates, work: KernelWork) -> OpTime:
             flops_interval=KERNEL_INTERVAL.value,
         )
         seconds = longest(time.seconds, _loop_time(rates, work.conversion_cycles))
-        return OpTime(seconds=seconds, basis=basis, hbm=time.hbm)
-    body = _loop_time(rates, max(work.cycles, work.conversion_cycles))
-    seconds = longest(body, rates.hbm(work.moved), exactly(0.0))
-    return OpTime(seconds=seconds, basis=basis, hbm=rates.hbm_busy(work.moved))
+    else:
+        body = _loop_time(rates, max(work.cycles, work.conversion_cycles))
+        seconds = longest(body, rates.hbm(work.moved), exactly(0.0))
+    return OpTime(seconds=seconds, basis=work.basis, hbm=hbm)
 
 
 def _loop_time(rates: Rates, cycles: float) -> TimeEstimate:

@@ -1,4 +1,7 @@
-"""Predicted time of one experiment: the closed form of its plan with intervals, and its collective rows."""
+"""Predicted time of one experiment: the closed form of its plan with intervals, and its collective rows.
+
+Also the chunk of `--prefill-chunk auto`, which is as long as fits, and under cp only if it is faster than whole prompts.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,12 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshscope.cost.closed_activities import bubble_s, closed_activities, wire_bytes
 from meshscope.cost.closed_form import (
     NO_LIMIT,
+    OTHER_COSTS,
     ClosedSteps,
     PlanForm,
     closed_steps,
+    cost_s,
     plan_batch,
     plan_form,
 )
@@ -22,12 +26,20 @@ from meshscope.cost.grouped_kernels import fused_notes
 from meshscope.cost.planned_collectives import hidden_behind
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
-from meshscope.events.step_time import PartCost, StepTime, TimeBasis, TimeEstimate
+from meshscope.events.step_time import (
+    Activity,
+    ActivityTime,
+    PartCost,
+    StepTime,
+    TimeBasis,
+    TimeEstimate,
+)
 from meshscope.hardware.chips import Chip, ChipKind, precision_notes
 from meshscope.interconnect import LinkConstants, collective_time, constants_of
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.workload import Workload
+from meshscope.prediction.memory import predicted_memory
 from meshscope.units import format_seconds
 
 NOTED_FRAC = 0.01  # of a step
@@ -36,6 +48,11 @@ HBM_BYTES = (
     *(Cost.WEIGHT_BYTES, Cost.CHOSEN_BYTES, Cost.CACHE_BYTES),
     *(Cost.PASS_BYTES, Cost.WIDE_BYTES, Cost.FUSED_BYTES),
 )
+_PRODUCTS = [Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS]
+_KERNEL_FLOPS = [Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS]
+_READS = [Cost.CHOSEN_BYTES, Cost.CACHE_BYTES]  # of kernels
+_PASSES = [Cost.PASS_BYTES, Cost.WIDE_BYTES]
+_GATHERS = [Cost.SORTED_S, Cost.RETURNED_S, Cost.SENT_S]
 
 
 def has_figures(chip: Chip, profile: ChipProfile | None = None) -> bool:
@@ -63,43 +80,25 @@ def _phase_time(
     form = plan_form(experiment, phase, profile=profile, program=program)
     steps, seconds = evaluated(form, experiment.workload)
     time = step_time(form, steps, seconds)
-    notes = (
-        *precision_notes(
-            experiment.workload.weight_dtype,
-            experiment.workload.activation_dtype,
-            experiment.topology.chip,
-        ),
-        *fused_notes(experiment),
-        *_indexer_notes(experiment, phase),
-        *_conversion_notes(steps),
-        *_interval_notes(form, seconds),
-    )
-    return replace(time, notes=(*time.notes, *notes))
-
-
-def _indexer_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
-    """That the time lacks the choice of an indexer, if a prompt has more positions than it chooses."""
+    workload, chip = experiment.workload, experiment.topology.chip
+    dtypes = (workload.weight_dtype, workload.activation_dtype)
+    notes = [*precision_notes(*dtypes, chip), *fused_notes(experiment)]
     n_chosen = experiment.model.attention.chosen_positions
-    if phase is Phase.PREFILL and n_chosen is not None and experiment.workload.prompt > n_chosen:
-        yield (
+    if phase is Phase.PREFILL and n_chosen is not None and workload.prompt > n_chosen:
+        notes.append(
             "the prediction lacks the passes that choose positions by the indexer's scores, which grow with the "
             "square of the prompt: compile, or see docs/axes.md"
         )
-
-
-def _interval_notes(form: PlanForm, step: TimeEstimate) -> Iterator[str]:
-    if step.low_s is None:
-        chip = form.topology.chip.name
-        yield f"no interval: no published times of collectives on {chip} give the error of the model"
-
-
-def _conversion_notes(steps: ClosedSteps) -> Iterator[str]:
-    """How much longer experts of 4 bits take to be converted than to be read, if that binds."""
     added_s = float(steps.costs[0, :, Cost.CONVERTED_S].sum())
     if added_s > NOTED_FRAC * float(steps.step_s[0]):
-        yield (
+        notes.append(
             f"converting experts of 4 bits in VMEM takes {format_seconds(added_s)} longer than reading them"
         )
+    if seconds.low_s is None:
+        notes.append(
+            f"no interval: no published times of collectives on {chip.name} give the error of the model"
+        )
+    return replace(time, notes=(*time.notes, *notes))
 
 
 def steps_of(forms: Sequence[PlanForm], workloads: Sequence[Workload]) -> ClosedSteps:
@@ -117,7 +116,7 @@ def evaluated(form: PlanForm, workload: Workload) -> tuple[ClosedSteps, TimeEsti
     """The step of a workload, and its time with bounds."""
     steps = steps_of([form], [workload])
     value_s = float(steps.step_s[0])
-    bounds = bounding_forms(form, steps)
+    bounds = _bounding_forms(form, steps)
     if bounds is None:
         return steps, TimeEstimate(value_s=value_s, low_s=None, high_s=None)
     low_s, high_s = map(float, steps_of(bounds, [workload, workload]).step_s)
@@ -133,6 +132,7 @@ def step_time(form: PlanForm, steps: ClosedSteps, step: TimeEstimate, *, at: int
         by_axis[collective.axis] += float(steps.exposed_s[at, m])
     compute_s = float(steps.compute_s[at])
     exposed_s = float(steps.exposed_s[at].sum())
+    bubble_s = float(steps.bubble_s[at]) if form.n_stages > 1 else 0.0  # waits for other stages
     bases = {
         TimeBasis.ROOFLINE.value: compute_s,
         TimeBasis.INTERCONNECT_MODEL.value: exposed_s,
@@ -144,41 +144,103 @@ def step_time(form: PlanForm, steps: ClosedSteps, step: TimeEstimate, *, at: int
         step=step,
         compute_s=compute_s,
         exposed_s=exposed_s,
-        idle_s=bubble_s(form, steps, at),
-        bubble_s=bubble_s(form, steps, at),
+        idle_s=bubble_s,
+        bubble_s=bubble_s,
         collective_s=float(steps.collectives_s[at].sum()),
         exposed_by_axis_s=dict(by_axis),
         by_basis_s={basis: seconds for basis, seconds in bases.items() if seconds},
         parts=tuple(_parts(form, steps, at)),
-        activities=closed_activities(form, steps, at),
-        is_extrapolated=not all(is_measured(form, steps, at)),
+        activities=_activities(form, steps, at, bubble_s),
+        is_extrapolated=not all(_is_measured(form, steps, at)),
         notes=(f"compute by roofline: {source}",) if source else (),
     )
 
 
 def _parts(form: PlanForm, steps: ClosedSteps, at: int) -> Iterable[PartCost]:
-    collective_s: dict[Part, float] = defaultdict(float)
-    exposed_s: dict[Part, float] = defaultdict(float)
-    sent_bytes: dict[Part, float] = defaultdict(float)
+    sums: dict[Part, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for m, collective in enumerate(form.collectives):
-        collective_s[collective.part] += float(steps.collectives_s[at, m])
-        exposed_s[collective.part] += float(steps.exposed_s[at, m])
-        sent_bytes[collective.part] += wire_bytes(form, steps, at, m)
-    for part in dict.fromkeys((*PARTS, *collective_s)):
+        figures = (
+            float(steps.collectives_s[at, m]),
+            float(steps.exposed_s[at, m]),
+            wire_bytes(form, steps, at, m),
+        )
+        sums[collective.part] = [a + b for a, b in zip(sums[collective.part], figures, strict=True)]
+    for part in dict.fromkeys((*PARTS, *sums)):
         index = PARTS.index(part) if part in PARTS else None
         compute_s = 0.0 if index is None else float(steps.parts_s[at, index])
-        if not compute_s and not collective_s[part]:
+        collective_s, exposed_s, sent_bytes = sums[part]
+        if not compute_s and not collective_s:
             continue
         costs = np.zeros(len(Cost)) if index is None else steps.costs[at, index]
         yield PartCost(
             part=part.value,
             compute_s=compute_s,
-            collective_s=collective_s[part],
-            exposed_s=exposed_s[part],
+            collective_s=collective_s,
+            exposed_s=exposed_s,
             flops=float(costs[list(FLOPS)].sum()),
             hbm_bytes=float(costs[list(HBM_BYTES)].sum()),
-            wire_bytes=sent_bytes[part],
+            wire_bytes=sent_bytes,
         )
+
+
+def wire_bytes(form: PlanForm, steps: ClosedSteps, at: int, collective: int) -> float:
+    """Bytes that a device of the mean stage sends in all executions of a collective."""
+    cost = form.collectives[collective]
+    transfer, is_reduced = cost.transfer, steps.is_reduced[at, collective]
+    factor = transfer.reduced_wire_factor if is_reduced else transfer.wire_factor
+    n_stages = form.n_stages if cost.part is Part.LM_HEAD else 1
+    n = cost.n_pass * form.n_microbatches / form.n_stages + cost.n_once / n_stages
+    n *= float(steps.n_chunks[at])
+    return float(steps.payload_bytes[at, collective]) * factor * n
+
+
+def _activities(
+    form: PlanForm, steps: ClosedSteps, at: int, bubble_s: float
+) -> tuple[ActivityTime, ...]:
+    """What the core does in step number `at`, the longest first; the activities add up to the step.
+
+    The closed form knows no relayouts and no padding: they are part of what the matrix units, kernels and
+    passes reach of their peaks.
+    """
+    costs = steps.costs[at].sum(axis=0)
+    seconds = costs * cost_s(form)
+    weights_s, ops_s = float(seconds[Cost.WEIGHT_BYTES]), float(seconds[Cost.SMALL_OPS])
+    matmuls_s = float(steps.compute_s[at] - seconds[OTHER_COSTS].sum())  # and waits for weights
+    streams = form.efficiency.streams_weights
+    waits_s = matmuls_s - float(seconds[_PRODUCTS].sum()) if streams else 0.0
+    waiting_s = ops_s + float(steps.exposed_s[at].sum())
+    hidden_s = weights_s - waits_s  # while the core waits, then during products
+    streaming_frac = min(1.0, hidden_s / waiting_s) if streams and waiting_s else 0.0
+    busy_s = hidden_s - waiting_s * streaming_frac + float(seconds[Cost.FUSED_BYTES])
+    reads_s, passes_s = float(seconds[_READS].sum()), float(seconds[_PASSES].sum())
+    kernels_s = reads_s + float(seconds[[*_KERNEL_FLOPS, Cost.TILES_S, Cost.CONVERTED_S]].sum())
+    gathers_s, products_s = float(seconds[_GATHERS].sum()), matmuls_s - waits_s
+    flops = [float(costs[kinds].sum()) for kinds in (_PRODUCTS, _KERNEL_FLOPS)]
+    times = [
+        ActivityTime(activity=activity, seconds=spent_s, hbm_busy_s=hbm_s, flops=n_flops)
+        for activity, spent_s, hbm_s, n_flops in (
+            (Activity.MATMUL, products_s, min(busy_s, products_s), flops[0]),
+            (Activity.COPY, waits_s, waits_s, 0.0),
+            (Activity.KERNEL, kernels_s, reads_s, flops[1]),
+            (Activity.ELEMENTWISE, passes_s, passes_s, 0.0),
+            (Activity.GATHER, gathers_s, 0.0, 0.0),
+            (Activity.SMALL, ops_s, ops_s * streaming_frac, 0.0),
+        )
+    ]
+    for axis in dict.fromkeys(collective.axis for collective in form.collectives):
+        of_axis = [m for m, c in enumerate(form.collectives) if c.axis == axis]
+        exposed_s = float(steps.exposed_s[at, of_axis].sum())
+        times.append(
+            ActivityTime(
+                activity=Activity.EXPOSED,
+                axis=axis,
+                seconds=exposed_s,
+                hbm_busy_s=exposed_s * streaming_frac,
+                wire_bytes=sum(wire_bytes(form, steps, at, m) for m in of_axis),
+            )
+        )
+    times.append(ActivityTime(activity=Activity.BUBBLE, seconds=bubble_s, hbm_busy_s=0.0))
+    return tuple(sorted((t for t in times if t.seconds), key=lambda time: -time.seconds))
 
 
 def timed_predictions(
@@ -217,20 +279,30 @@ def _timed_row(row: Collective, experiment: Experiment, constants: LinkConstants
     )
 
 
-def bounding_forms(
-    form: PlanForm, steps: ClosedSteps, at: int = 0
-) -> tuple[PlanForm, PlanForm] | None:
+def _bounding_forms(form: PlanForm, steps: ClosedSteps) -> tuple[PlanForm, PlanForm] | None:
     """The form at its fastest and at its slowest; None for collectives without known errors."""
-    if form.collectives and form.constants.spreads is None:
-        return None
-    spreads = tuple(_spreads(form, steps, at))
-    return (
-        _bounded(form, form.efficiency.fast, tuple(1 / spread for spread in spreads)),
-        _bounded(form, form.efficiency.slow, spreads),
-    )
+    spreads, factors = form.constants.spreads, list[float]()
+    if form.collectives:
+        if spreads is None:
+            return None
+        inside, outside = max(spreads.short, spreads.long), spreads.out_of_sample
+        factors = [inside if is_inside else outside for is_inside in _is_measured(form, steps, 0)]
+
+    def bounded(constants: ClosedConstants, factors: Sequence[float]) -> PlanForm:
+        return replace(
+            form,
+            efficiency=replace(form.efficiency, constants=constants),
+            collectives=tuple(
+                replace(collective, transfer=collective.transfer.scaled(factor))
+                for collective, factor in zip(form.collectives, factors, strict=True)
+            ),
+        )
+
+    fastest = [1 / factor for factor in factors]
+    return bounded(form.efficiency.fast, fastest), bounded(form.efficiency.slow, factors)
 
 
-def is_measured(form: PlanForm, steps: ClosedSteps, at: int) -> Iterator[bool]:
+def _is_measured(form: PlanForm, steps: ClosedSteps, at: int) -> Iterator[bool]:
     """Whether the payload of each collective is inside a measured range."""
     for m, collective in enumerate(form.collectives):
         payload = steps.payload_bytes[at, m]
@@ -238,21 +310,30 @@ def is_measured(form: PlanForm, steps: ClosedSteps, at: int) -> Iterator[bool]:
         yield not steps.collectives_s[at, m] or is_inside
 
 
-def _spreads(form: PlanForm, steps: ClosedSteps, at: int) -> Iterator[float]:
-    """The factor that covers the errors of each collective."""
-    spreads = form.constants.spreads
-    for is_inside in is_measured(form, steps, at):
-        assert spreads is not None
-        yield max(spreads.short, spreads.long) if is_inside else spreads.out_of_sample
+def with_default_chunk(experiment: Experiment) -> Experiment:
+    """The experiment with the default chunk; prompts that cp splits are cut only where that is faster.
+
+    On a chip without published figures they are cut. A chunk of a prompt is shorter than the default if only a
+    shorter one fits: plain attention writes its scores with all positions before the chunk.
+    """
+    whole = replace(experiment, workload=replace(experiment.workload, prefill_chunk=None))
+    cut = _longest_that_fits(whole)
+    is_cut = experiment.plan.cp > 1 and cut.has_cut_prompts
+    if not is_cut or not has_figures(experiment.topology.chip):
+        return cut
+    whole_s, cut_s = (predicted_times(e)[0].step.value_s for e in (whole, cut))
+    return cut if cut_s < whole_s else whole
 
 
-def _bounded(form: PlanForm, constants: ClosedConstants, factors: tuple[float, ...]) -> PlanForm:
-    collectives = zip(form.collectives, factors, strict=True)
-    return replace(
-        form,
-        efficiency=replace(form.efficiency, constants=constants),
-        collectives=tuple(
-            replace(collective, transfer=collective.transfer.scaled(factor))
-            for collective, factor in collectives
-        ),
-    )
+def _longest_that_fits(whole: Experiment) -> Experiment:
+    """The longest chunk that fits, else the longest that may fit, else the longest."""
+    choice = longest = whole.with_auto_chunk()
+    may_fit: Experiment | None = None
+    while choice.has_cut_prompts:
+        fits = predicted_memory(choice).fits
+        if fits:
+            return choice
+        if fits is None and may_fit is None:
+            may_fit = choice
+        choice = choice.with_auto_chunk(limit=choice.prefill_chunks.n_positions - 1)
+    return may_fit or longest

@@ -4,7 +4,6 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from math import log
 
-from meshscope.cost.traffic import NO_TRAFFIC, ArrayTraffic
 from meshscope.errors import SpecError
 from meshscope.events.step_time import NO_TIME, TimeBasis, TimeEstimate
 from meshscope.hardware.chips import Chip, ChipKind
@@ -27,6 +26,35 @@ from meshscope.hardware.compiler_facts import (
 from meshscope.interconnect.profile import ChipProfile
 
 SCALAR_BYTES = 8  # scalars are in registers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayTraffic:
+    """Bytes moved, by memory; `hbm_written_bytes` are those of `hbm_bytes` that are written."""
+
+    hbm_bytes: int = 0
+    vmem_bytes: int = 0
+    hbm_written_bytes: int = 0
+
+    def __add__(self, other: "ArrayTraffic") -> "ArrayTraffic":
+        return ArrayTraffic(
+            hbm_bytes=self.hbm_bytes + other.hbm_bytes,
+            vmem_bytes=self.vmem_bytes + other.vmem_bytes,
+            hbm_written_bytes=self.hbm_written_bytes + other.hbm_written_bytes,
+        )
+
+    @property
+    def hbm_read_bytes(self) -> int:
+        """Bytes read from HBM."""
+        return self.hbm_bytes - self.hbm_written_bytes
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes in both memories."""
+        return self.hbm_bytes + self.vmem_bytes
+
+
+NO_TRAFFIC = ArrayTraffic()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +125,11 @@ class Rates:
         peak = self.efficiency
         frac = peak.matmul if flops_frac is None else flops_frac
         slow, fast = peak.matmul_interval if flops_interval is None else flops_interval
-        is_default = flops_frac is None
-        factor, launch_s = self._measured_overhead(flops, moved.hbm_bytes, is_default=is_default)
+        factor, launch_s = 1.0, 0.0
+        if self.measured is not None:
+            launch_s = self.measured.launch_s
+            if flops_frac is None:
+                factor = self.measured.factor(flops, moved.hbm_bytes)
         flops_s = flops / self.flops_per_s
         compute = TimeEstimate(value_s=flops_s / frac, low_s=flops_s / fast, high_s=flops_s / slow)
         hbm = self.hbm(moved)
@@ -106,15 +137,6 @@ class Rates:
         return OpTime(
             seconds=seconds + exactly(launch_s), basis=TimeBasis.ROOFLINE, hbm=self.hbm_busy(moved)
         )
-
-    def _measured_overhead(
-        self, flops: float, hbm_bytes: float, *, is_default: bool
-    ) -> tuple[float, float]:
-        """Slowdown against the roofline, and seconds of the launch."""
-        if self.measured is None:
-            return 1.0, 0.0
-        factor = self.measured.factor(flops, hbm_bytes) if is_default else 1.0
-        return factor, self.measured.launch_s
 
     def elementwise(self, cycles: float, moved: ArrayTraffic) -> OpTime:
         """Time of an op without products for which the compiler estimates `cycles`."""
@@ -225,10 +247,6 @@ def rates_of(chip: Chip, profile: ChipProfile | None = None) -> Rates:
                 efficiency=(TPU_EFFICIENCY if by_shape is None else MEASURED_EFFICIENCY).value,
                 measured=by_shape,
             )
-    return _published_rates(chip)
-
-
-def _published_rates(chip: Chip) -> Rates:
     if chip.bf16_flops_per_s is None or chip.hbm_bytes_per_s is None:
         raise SpecError(
             f"'{chip.name}' has no published peaks, so its step time cannot be estimated. "
@@ -242,14 +260,9 @@ def _published_rates(chip: Chip) -> Rates:
         mxu_dim=chip.mxu_dim,
         narrow_dtypes=chip.narrow_dtypes,
         narrow_speedup=chip.narrow_speedup,
-        efficiency=peak_efficiency(chip),
+        efficiency=(GPU_EFFICIENCY if chip.kind is ChipKind.GPU else TPU_EFFICIENCY).value,
         facts=compiler_facts(chip.name),
     )
-
-
-def peak_efficiency(chip: Chip) -> PeakEfficiency:
-    """The efficiency of large operations on a chip of this kind."""
-    return (GPU_EFFICIENCY if chip.kind is ChipKind.GPU else TPU_EFFICIENCY).value
 
 
 # Arithmetic intensity (flops per byte) below which an op counts as elementwise. The product of one row

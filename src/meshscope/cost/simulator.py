@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from meshscope.cost.machine import (
     COPY_LANE,
@@ -26,7 +27,12 @@ from meshscope.cost.machine import (
 )
 from meshscope.cost.op_cost import OpCost, OpCostModel, copied, part_of
 from meshscope.cost.rates import OpTime
-from meshscope.cost.scheduled_collectives import CollectiveEstimate, CollectiveEstimator
+from meshscope.errors import SpecError
+from meshscope.events.collective import Groups
+from meshscope.events.enums import Kind, Part
+from meshscope.events.step_time import TimeEstimate
+from meshscope.hardware.topology import Topology
+from meshscope.interconnect import LinkConstants, collective_time, constants_of, link_loads
 from meshscope.readers.hlo.attribution import Scope, scope_of
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.loops import trip_count
@@ -36,8 +42,87 @@ from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 
 CROSS_PROGRAM = "cross_program_prefetch_index"
 BUBBLE = "pipeline"
+_EXCHANGE_PARTS = {Part.MOE_DISPATCH, Part.MOE_COMBINE}
 _MAX_DEPTH = 64
 _MAX_USES = 5  # from a copy over its done, the joining of slices and bitcasts to its consumer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveEstimate:
+    """Time of a collective, and the links that it occupies; `is_extrapolated` is outside the measured range."""
+
+    seconds: TimeEstimate
+    resources: tuple[Hashable, ...]
+    is_extrapolated: bool
+
+
+class CollectiveEstimator:
+    """Estimates collectives on a topology with fitted or calibrated link constants.
+
+    All-to-alls with experts take `exchange_load` times as long as under balanced routing.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        constants: LinkConstants | None = None,
+        *,
+        exchange_load: float = 1.0,
+    ) -> None:
+        self.topology = topology
+        self.constants = constants or constants_of(topology.chip)
+        self.exchange_load = exchange_load
+
+    def estimate(self, operations: tuple[Operation, ...]) -> CollectiveEstimate | None:
+        """The estimate of one scheduled instruction with all its arrays; None if bytes are unknown.
+
+        The opcode decides: a reduce-scatter that the compiler implements as an all-reduce costs an
+        all-reduce. Combined arrays count as one payload.
+        """
+        first = operations[0]
+        sizes = [operation.payload_bytes for operation in operations]
+        known = [size for size in sizes if size is not None]
+        if len(known) < len(sizes) or not first.groups:
+            return None
+        kind = KIND_OF_OPCODE.get(first.opcode, first.kind)
+        time = collective_time(
+            kind,
+            groups=first.groups,
+            payload_bytes=sum(known),
+            topology=self.topology,
+            algorithm=first.algorithm,
+            constants=self.constants,
+        )
+        is_exchange = kind is Kind.ALL_TO_ALL and part_of(first.site.instruction) in _EXCHANGE_PARTS
+        load = self.exchange_load if is_exchange else 1.0
+        low_s, high_s = (None if s is None else s * load for s in (time.low_s, time.high_s))
+        seconds = TimeEstimate(value_s=time.seconds * load, low_s=low_s, high_s=high_s)
+        return CollectiveEstimate(
+            seconds=seconds,
+            resources=_occupied_links(self.topology, kind, first.groups),
+            is_extrapolated=time.is_extrapolated,
+        )
+
+
+@lru_cache(maxsize=4096)
+def _occupied_links(topology: Topology, kind: Kind, groups: Groups) -> tuple[Hashable, ...]:
+    """Dimensions and directions of the ICI links that a collective uses on any chip, and DCN.
+
+    Collectives that share a link serialize. On chips where one of them is inactive they could overlap;
+    this is left out.
+    """
+    links: set[str] = set()
+    if topology.crosses_slices(groups):
+        links.add("network")
+    try:
+        loads = link_loads(kind, groups=groups, payload_bytes=1, topology=topology)
+    except SpecError:
+        loads = []
+    for load in loads:
+        at = "xyz".index(load.dim)
+        is_up = (load.target[at] > load.source[at]) != load.is_wrap
+        links.add(f"{load.dim}{'+' if is_up else '-'}")
+    return tuple(sorted(links)) or ("other",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +184,22 @@ class ScheduleSimulator:
         self.collectives: dict[str, ScheduledCollective] = {}
         self.issued: dict[int, list[ScheduledCollective]] = {}  # by id of the scheduled instruction
         self.awaited: dict[int, list[str]] = {}  # by id of the instruction with the result
-        for operations in _by_instruction(module_collectives.scheduled):
+        # The operations of each scheduled instruction; one with several call sites counts once.
+        by_site: dict[int, dict[int, list[Operation]]] = {}
+        for operation in module_collectives.scheduled:
+            sites = by_site.setdefault(id(operation.site.instruction), {})
+            sites.setdefault(id(operation.site), []).append(operation)
+        for sites in by_site.values():
+            operations = tuple(next(iter(sites.values())))
             estimate = estimator.estimate(operations)
-            self._add(ScheduledCollective(operations=operations, estimate=estimate))
-
-    def _add(self, collective: ScheduledCollective) -> None:
-        first = collective.operations[0]
-        scheduled = first.scheduled_op
-        self.collectives.setdefault(collective.name, collective)
-        self.issued.setdefault(id(scheduled.instruction), []).append(collective)
-        has_done = scheduled.result is not None and scheduled.result is not scheduled.instruction
-        if first.is_async and has_done:
-            self.awaited.setdefault(id(scheduled.result), []).append(collective.name)
+            collective = ScheduledCollective(operations=operations, estimate=estimate)
+            first, scheduled = operations[0], operations[0].scheduled_op
+            self.collectives.setdefault(collective.name, collective)
+            self.issued.setdefault(id(scheduled.instruction), []).append(collective)
+            has_done = scheduled.result is not None
+            has_done = has_done and scheduled.result is not scheduled.instruction
+            if first.is_async and has_done:
+                self.awaited.setdefault(id(scheduled.result), []).append(collective.name)
 
     def consumer_part(self, computation: Computation, start: Instruction) -> str | None:
         """The model part that consumes the result of a copy; None if the HLO does not name one."""
@@ -138,15 +227,6 @@ class ScheduleSimulator:
         )
 
 
-def _by_instruction(operations: tuple[Operation, ...]) -> list[tuple[Operation, ...]]:
-    """The operations of each scheduled instruction; one with several call sites counts once."""
-    by_site: dict[int, dict[int, list[Operation]]] = {}
-    for operation in operations:
-        sites = by_site.setdefault(id(operation.site.instruction), {})
-        sites.setdefault(id(operation.site), []).append(operation)
-    return [tuple(next(iter(sites.values()))) for sites in by_site.values()]
-
-
 class _Simulation:
     """One execution of a schedule on a machine."""
 
@@ -165,22 +245,20 @@ class _Simulation:
     def execute(self, computation: Computation, *, depth: int) -> None:
         """Runs the instructions of a computation in order."""
         assert depth < _MAX_DEPTH, "the reader refuses calls that nest deeper"
+        awaited = self.schedule.awaited
         for instruction in computation.instructions:
-            self._execute_one(computation, instruction, depth)
-
-    def _execute_one(self, computation: Computation, instruction: Instruction, depth: int) -> None:
-        issued = self.schedule.issued.get(id(instruction), ())
-        if issued and instruction.opcode == "custom-call":
-            self._run_kernel(computation, instruction, issued)
-            return
-        for collective in issued:
-            self._issue(collective)
-        self._work(computation, instruction, depth, is_collective=bool(issued))
-        for name in self.schedule.awaited.get(id(instruction), ()):
-            self._await(name)
-        if instruction.opcode.endswith("-done") and id(instruction) not in self.schedule.awaited:
-            self._done(computation, instruction)
-        self._repeat_fold(instruction.name)
+            issued = self.schedule.issued.get(id(instruction), ())
+            if issued and instruction.opcode == "custom-call":
+                self._run_kernel(computation, instruction, issued)
+            else:
+                for collective in issued:
+                    self._issue(collective)
+                self._work(computation, instruction, depth, is_collective=bool(issued))
+                for name in awaited.get(id(instruction), ()):
+                    self._await(name)
+                if instruction.opcode.endswith("-done") and id(instruction) not in awaited:
+                    self._done(computation, instruction)
+            self._repeat_fold(instruction.name)
 
     def _repeat_fold(self, name: str) -> None:
         """Repeats the fold that ends with this instruction, or marks the one that begins behind it."""
@@ -229,7 +307,6 @@ class _Simulation:
             self._compute(computation, instruction)
         for collective in in_flight:
             self.machine.wait(collective)
-        self._repeat_fold(instruction.name)
 
     def _issue(self, collective: ScheduledCollective) -> None:
         """Starts a collective; a synchronous one is awaited, one without an estimate takes no time."""
@@ -264,8 +341,10 @@ class _Simulation:
 
         A prefetch across programs runs in the first step only if the end of each step repeats it.
         """
-        if CROSS_PROGRAM in start.attributes and _is_repeated(computation, start):
-            return
+        if CROSS_PROGRAM in start.attributes:
+            copies = [i for i in computation.instructions if i.opcode == start.opcode]
+            if sum(copy.operands == start.operands for copy in copies) > 1:
+                return
         time = self.schedule.op_costs.copy_time(start)
         self.copied_bytes[start.name] = copied(start).hbm_bytes
         part = part_of(start) or self.schedule.consumer_part(computation, start)
@@ -384,9 +463,3 @@ class _Simulation:
     def _called(self, caller: Instruction, attribute: str) -> list[Computation]:
         names = caller.called.get(attribute, ())
         return [self.schedule.module.computation(name, caller) for name in names]
-
-
-def _is_repeated(computation: Computation, start: Instruction) -> bool:
-    """Whether another copy has the same operand."""
-    copies = [i for i in computation.instructions if i.opcode == start.opcode]
-    return sum(copy.operands == start.operands for copy in copies) > 1

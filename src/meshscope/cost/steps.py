@@ -1,27 +1,28 @@
-"""Time of a compiled step from its simulated schedule, with an interval.
+"""Time of a compiled step from its simulated schedule, with an interval, and of a prefill in chunks.
 
 The interval covers the errors of published steps, of the step's kernels, and of its collectives, which are taken as
 independent. The errors of all kernels have a common cause and add up, and so do those of all collectives.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import chain
 from math import hypot
-from typing import Any
+from typing import Any, TypeVar
 
 from meshscope.cost.expert_load import ExpertLoad
-from meshscope.cost.machine import COPY_LANE, CORE_LANE, LINK_LANE, Key
+from meshscope.cost.machine import COPY_LANE, LINK_LANE, Key
 from meshscope.cost.op_cost import OpCostModel
 from meshscope.cost.rates import rates_of
 from meshscope.cost.row_times import timed_rows
-from meshscope.cost.scheduled_collectives import CollectiveEstimator
 from meshscope.cost.shallow import folded_schedules
-from meshscope.cost.simulator import BUBBLE, ScheduleSimulator, SimulatedStep
+from meshscope.cost.simulator import BUBBLE, CollectiveEstimator, ScheduleSimulator, SimulatedStep
 from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import (
+    NO_TIME,
     Activity,
     ActivityTime,
     PartCost,
@@ -34,16 +35,26 @@ from meshscope.hardware.compiler_facts import SPREAD
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.layers import ShallowLayers
+from meshscope.plans.chunks import PrefillChunks
 from meshscope.plans.workload import SequenceLengths
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import HloModule
-from meshscope.readers.hlo.operations import Operation
 
 NO_AXIS = "unknown"
 NO_MEASURED_BASIS = "no measured basis"
 _SPARSE_CORE = 'async_execution_thread="sparsecore"'
 _Timed = tuple[float, TimeEstimate]  # seconds in the step, and the estimate of one execution
+_NO_COST = PartCost(
+    part=None,
+    compute_s=0.0,
+    collective_s=0.0,
+    exposed_s=0.0,
+    flops=0.0,
+    hbm_bytes=0.0,
+    wire_bytes=0.0,
+)
+R = TypeVar("R", StepTime, PartCost, ActivityTime, UnestimatedWork)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,20 +113,15 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
     schedule = ScheduleSimulator(module, module_collectives, op_costs, estimator)
     folds = () if layers is None else folded_schedules(schedule, layers.folds)
     simulated = schedule.simulate(folds)
-    axes = {
-        c.name: _axis(module_collectives, c.operations[0]) for c in schedule.collectives.values()
-    }
-    time = _step_time(phase, step_estimate(simulated), simulated, axes)
+    devices, axes = module_collectives.devices, dict[str, str]()
+    for collective in schedule.collectives.values():
+        first = collective.operations[0]
+        axis, _ = devices.axis_of(first.groups, is_pairs=first.is_pairs)
+        axes[collective.name] = axis or NO_AXIS
+    time = _step_time(phase, _step_estimate(simulated), simulated, axes)
+    more = (*notes, *op_costs.notes, *_sparse_core_notes(module_collectives.flow))
     return TimedStep(
-        time=replace(
-            time,
-            notes=(
-                *notes,
-                *op_costs.notes,
-                *_sparse_core_notes(module_collectives.flow),
-                *time.notes,
-            ),
-        ),
+        time=replace(time, notes=(*more, *time.notes)),
         simulated=simulated,
         module_collectives=module_collectives,
         axes=axes,
@@ -123,45 +129,43 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
     )
 
 
-def _sparse_core_notes(flow: Dataflow) -> Iterable[str]:
+def _sparse_core_notes(flow: Dataflow) -> Iterator[str]:
     """A note on gathers and scatters that libtpu offloads to SparseCores."""
-    offloaded = [
-        called
-        for computation in flow.module.computations.values()
+    module = flow.module
+    n = sum(
+        any(i.opcode in {"gather", "scatter"} for _, i in flow.inner(called))
+        for computation in module.computations.values()
         for start in computation.instructions
         if start.opcode.endswith("-start") and _SPARSE_CORE in start.attributes
         for name in chain.from_iterable(start.called.values())
-        if (called := flow.module.computations.get(name)) is not None
-    ]
-    n = sum(
-        any(i.opcode in {"gather", "scatter"} for _, i in flow.inner(called))
-        for called in offloaded
+        if (called := module.computations.get(name)) is not None
     )
     if n:
         yield f"times of gathers and scatters on SparseCores, {n} here, have {NO_MEASURED_BASIS}"
-
-
-def _axis(module_collectives: ModuleCollectives, operation: Operation) -> str:
-    devices = module_collectives.devices
-    axis, _ = devices.axis_of(operation.groups, is_pairs=operation.is_pairs)
-    return axis or NO_AXIS
 
 
 def _step_time(
     phase: Phase, step: TimeEstimate, simulated: SimulatedStep, axes: Mapping[str, str]
 ) -> StepTime:
     tally = simulated.machine.tally
-    core = _tallied(tally, "compute")
-    exposed = {str(key[1]): value for key, value in _tallied(tally, "exposed").items()}
-    idle = _tallied(tally, "idle")
+    core, exposed, idle = (_tallied(tally, name) for name in ("compute", "exposed", "idle"))
     by_axis: defaultdict[str, float] = defaultdict(float)
-    for name, value in exposed.items():
-        by_axis[axes[name]] += value
+    for key, value in exposed.items():
+        by_axis[axes[str(key[1])]] += value
     by_basis: defaultdict[str, float] = defaultdict(float)
     for key, value in core.items():
         by_basis[str(key[3])] += value
     by_basis[TimeBasis.INTERCONNECT_MODEL] += sum(exposed.values())
     estimates = [c.estimate for c in simulated.collectives.values()]
+    notes = list(simulated.notes)
+    if simulated.unestimated:
+        names = ", ".join(simulated.unestimated[:4])
+        notes.append(
+            f"{len(simulated.unestimated)} collectives with unknown bytes or devices are not in the "
+            f"times ({names})"
+        )
+    if step.low_s is None:
+        notes.append("no interval: the error of the time of some collectives or kernels is unknown")
     return StepTime(
         source=Source.COMPILED,
         phase=phase,
@@ -170,29 +174,15 @@ def _step_time(
         exposed_s=sum(exposed.values()),
         idle_s=sum(idle.values()),
         bubble_s=idle.get(BUBBLE, 0.0),
-        collective_s=sum(_collective_durations(tally).values()),
+        collective_s=sum(seconds for _, seconds in _durations(simulated)),
         exposed_by_axis_s=dict(by_axis),
         by_basis_s={basis: value for basis, value in by_basis.items() if value},
-        parts=_parts(simulated, exposed),
-        activities=tuple(_activities(simulated, axes)),
-        unestimated=_unestimated(simulated),
+        parts=_parts(_part_costs(simulated)),
+        activities=_activities(_activity_times(simulated, axes)),
+        unestimated=_unestimated(_unestimated_work(simulated)),
         is_extrapolated=any(e is not None and e.is_extrapolated for e in estimates),
-        notes=(*simulated.notes, *_unestimated_notes(simulated), *_interval_notes(step)),
+        notes=tuple(notes),
     )
-
-
-def _interval_notes(step: TimeEstimate) -> Iterable[str]:
-    if step.low_s is None:
-        yield "no interval: the error of the time of some collectives or kernels is unknown"
-
-
-def _unestimated_notes(simulated: SimulatedStep) -> Iterable[str]:
-    if simulated.unestimated:
-        names = ", ".join(simulated.unestimated[:4])
-        yield (
-            f"{len(simulated.unestimated)} collectives with unknown bytes or devices are not in the "
-            f"times ({names})"
-        )
 
 
 def _tallied(tally: Mapping[Key, float], quantity: str) -> dict[Any, float]:
@@ -200,110 +190,11 @@ def _tallied(tally: Mapping[Key, float], quantity: str) -> dict[Any, float]:
     return {key[1]: float(value) for key, value in tally.items() if key[0] == quantity}
 
 
-def _collective_durations(tally: Mapping[Key, float]) -> dict[str, float]:
-    """Seconds of collectives by name."""
-    durations = _tallied(tally, "dur")
-    return {str(key[1]): value for key, value in durations.items() if key[0] == LINK_LANE}
-
-
-_PART_FIGURES = ("compute_s", "collective_s", "exposed_s", "flops", "hbm_bytes", "wire_bytes")
-_ACTIVITY_FIGURES = ("seconds", "hbm_busy_s", "flops", "padding_flops", "wire_bytes")
-
-
-def _parts(simulated: SimulatedStep, exposed: Mapping[str, float]) -> tuple[PartCost, ...]:
-    """Compute, traffic and stalls of each model part, the costliest first."""
-    costs: dict[str | None, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for part, name, value in (
-        *_compute_costs(simulated),
-        *_copy_costs(simulated),
-        *_collective_costs(simulated, exposed),
-    ):
-        costs[part][name] += value
-    parts = [
-        PartCost(part=part, **{name: cost[name] for name in _PART_FIGURES})
-        for part, cost in costs.items()
-    ]
-    return tuple(sorted(parts, key=lambda cost: -(cost.compute_s + cost.exposed_s)))
-
-
-def _activities(simulated: SimulatedStep, axes: Mapping[str, str]) -> Iterable[ActivityTime]:
-    """What the core does in the step, the longest first."""
-    totals: dict[tuple[Activity, str | None], defaultdict[str, float]] = {}
-    for activity, axis, name, value in (
-        *_core_activities(simulated),
-        *_waits(simulated, axes),
-    ):
-        totals.setdefault((activity, axis), defaultdict(float))[name] += value
-    times = [
-        ActivityTime(
-            activity=activity, axis=axis, **{name: total[name] for name in _ACTIVITY_FIGURES}
-        )
-        for (activity, axis), total in totals.items()
-    ]
-    return sorted(times, key=lambda time: -time.seconds)
-
-
-_ActivityValue = tuple[Activity, str | None, str, float]  # activity, axis, field, value
-
-
-def _core_activities(simulated: SimulatedStep) -> Iterable[_ActivityValue]:
-    tally = simulated.machine.tally
-    counts = _tallied(tally, "n")
-    for key, seconds in _tallied(tally, "compute").items():
-        cost, n = simulated.op_costs[str(key[1])], counts[key]
-        yield cost.activity, None, "seconds", seconds
-        yield cost.activity, None, "hbm_busy_s", tally["hbm", "compute", key]
-        yield cost.activity, None, "flops", n * cost.flops
-        yield cost.activity, None, "padding_flops", n * cost.padding_flops
-
-
-def _waits(simulated: SimulatedStep, axes: Mapping[str, str]) -> Iterable[_ActivityValue]:
-    tally = simulated.machine.tally
-    for key, seconds in _tallied(tally, "exposed").items():
-        axis = axes[str(key[1])]
-        yield Activity.EXPOSED, axis, "seconds", seconds
-        yield Activity.EXPOSED, axis, "hbm_busy_s", tally["hbm", "exposed", key]
-    for name in _collective_durations(tally):
-        wire_bytes = _wire_bytes(simulated, name)
-        yield Activity.EXPOSED, axes[name], "wire_bytes", wire_bytes
-    for reason, seconds in _tallied(tally, "idle").items():
-        activity = Activity.BUBBLE if reason == BUBBLE else Activity.COPY
-        yield activity, None, "seconds", seconds
-        yield activity, None, "hbm_busy_s", tally["hbm", "idle", reason]
-
-
-_PartValue = tuple[str | None, str, float]  # part, field of PartCost, value
-
-
-def _compute_costs(simulated: SimulatedStep) -> Iterable[_PartValue]:
-    tally = simulated.machine.tally
-    counts = _tallied(tally, "n")
-    for key, seconds in _tallied(tally, "compute").items():
-        cost, n = simulated.op_costs[str(key[1])], counts[key]
-        yield key[2], "compute_s", seconds
-        yield key[2], "flops", n * cost.flops
-        yield key[2], "hbm_bytes", n * cost.hbm_bytes
-
-
-def _copy_costs(simulated: SimulatedStep) -> Iterable[_PartValue]:
-    """HBM bytes of copies, which the core then reads from VMEM."""
-    tally = simulated.machine.tally
-    counts = _tallied(tally, "n")
-    for key in _tallied(tally, "dur"):
-        if key[0] == COPY_LANE:
-            yield key[2], "hbm_bytes", counts[key] * simulated.copied_bytes[str(key[1])]
-
-
-def _collective_costs(
-    simulated: SimulatedStep, exposed: Mapping[str, float]
-) -> Iterable[_PartValue]:
-    for name, seconds in _collective_durations(simulated.machine.tally).items():
-        operations = simulated.collectives[name].operations
-        scope_part = operations[0].scope.part
-        part = None if scope_part is None else scope_part.value
-        yield part, "collective_s", seconds
-        yield part, "exposed_s", exposed.get(name, 0.0)
-        yield part, "wire_bytes", _wire_bytes(simulated, name)
+def _durations(simulated: SimulatedStep) -> Iterator[tuple[str, float]]:
+    """Name and seconds of each collective."""
+    for key, seconds in _tallied(simulated.machine.tally, "dur").items():
+        if key[0] == LINK_LANE:
+            yield str(key[1]), seconds
 
 
 def _wire_bytes(simulated: SimulatedStep, name: str) -> float:
@@ -313,36 +204,83 @@ def _wire_bytes(simulated: SimulatedStep, name: str) -> float:
     return float(n * sum(operation.wire_bytes or 0 for operation in operations))
 
 
-def _unestimated(simulated: SimulatedStep) -> tuple[UnestimatedWork, ...]:
-    """Work without a compiler estimate, by opcode, the longest first."""
+def _part_costs(simulated: SimulatedStep) -> Iterator[PartCost]:
+    """Compute, traffic and stalls of each instruction; the core reads what copies bring from VMEM."""
+    tally = simulated.machine.tally
+    counts, exposed = _tallied(tally, "n"), _tallied(tally, "exposed")
+    for key, seconds in _tallied(tally, "compute").items():
+        cost, n = simulated.op_costs[str(key[1])], counts[key]
+        flops, hbm_bytes = n * cost.flops, n * cost.hbm_bytes
+        yield replace(_NO_COST, part=key[2], compute_s=seconds, flops=flops, hbm_bytes=hbm_bytes)
+    for key in _tallied(tally, "dur"):
+        if key[0] == COPY_LANE:
+            hbm_bytes = counts[key] * simulated.copied_bytes[str(key[1])]
+            yield replace(_NO_COST, part=key[2], hbm_bytes=hbm_bytes)
+    for name, seconds in _durations(simulated):
+        part = simulated.collectives[name].operations[0].scope.part
+        yield replace(
+            _NO_COST,
+            part=None if part is None else part.value,
+            collective_s=seconds,
+            exposed_s=exposed.get((LINK_LANE, name), 0.0),
+            wire_bytes=_wire_bytes(simulated, name),
+        )
+
+
+def _activity_times(simulated: SimulatedStep, axes: Mapping[str, str]) -> Iterator[ActivityTime]:
+    """What the core does, instruction by instruction."""
     tally = simulated.machine.tally
     counts = _tallied(tally, "n")
-    seconds: dict[tuple[str, bool], TimeEstimate] = {}
-    n_runs: Counter[tuple[str, bool]] = Counter()
-    for key in _tallied(tally, "compute"):
+    for key, seconds in _tallied(tally, "compute").items():
         cost, n = simulated.op_costs[str(key[1])], counts[key]
-        if cost.is_estimated or not n:
-            continue
-        group = (_base_name(str(key[1])), cost.is_known)
-        total = cost.time.seconds * n
-        seconds[group] = total + seconds[group] if group in seconds else total
-        n_runs[group] += round(n)
-    work = [
-        UnestimatedWork(opcode=opcode, count=n_runs[opcode, known], seconds=s, is_known=known)
-        for (opcode, known), s in seconds.items()
-    ]
-    return tuple(sorted(work, key=lambda entry: -entry.seconds.value_s))
+        yield ActivityTime(
+            activity=cost.activity,
+            seconds=seconds,
+            hbm_busy_s=tally["hbm", "compute", key],
+            flops=n * cost.flops,
+            padding_flops=n * cost.padding_flops,
+        )
+    waiting = partial(ActivityTime, activity=Activity.EXPOSED)
+    for key, seconds in _tallied(tally, "exposed").items():
+        busy_s = tally["hbm", "exposed", key]
+        yield waiting(axis=axes[str(key[1])], seconds=seconds, hbm_busy_s=busy_s)
+    for name, _ in _durations(simulated):
+        sent = _wire_bytes(simulated, name)
+        yield waiting(axis=axes[name], seconds=0.0, hbm_busy_s=0.0, wire_bytes=sent)
+    for reason, seconds in _tallied(tally, "idle").items():
+        activity = Activity.BUBBLE if reason == BUBBLE else Activity.COPY
+        busy_s = tally["hbm", "idle", reason]
+        yield ActivityTime(activity=activity, seconds=seconds, hbm_busy_s=busy_s)
 
 
-def _base_name(name: str) -> str:
-    """The name of an instruction without its number."""
-    return name.split(".", 1)[0].rstrip("0123456789").rstrip("_-")
+def _unestimated_work(simulated: SimulatedStep) -> Iterator[UnestimatedWork]:
+    """Work without a compiler estimate, by the name of an instruction without its number."""
+    counts = _tallied(simulated.machine.tally, "n")
+    for key in _tallied(simulated.machine.tally, "compute"):
+        name = str(key[1])
+        cost, n = simulated.op_costs[name], counts[key]
+        if not cost.is_estimated and n:
+            yield UnestimatedWork(
+                opcode=name.split(".", 1)[0].rstrip("0123456789").rstrip("_-"),
+                count=round(n),
+                seconds=cost.time.seconds * n,
+                is_known=cost.is_known,
+            )
 
 
-def step_estimate(simulated: SimulatedStep) -> TimeEstimate:
-    """The simulated step with its interval; without one if a collective has none."""
-    step_s, spread = simulated.machine.now_s, SPREAD.value
-    groups = (list(_kernels(simulated)), list(_collectives(simulated)))
+def _step_estimate(simulated: SimulatedStep) -> TimeEstimate:
+    """The simulated step with its interval; without one if a collective or kernel has none."""
+    step_s, spread, tally = simulated.machine.now_s, SPREAD.value, simulated.machine.tally
+    kernels, collectives = list[_Timed](), list[_Timed]()
+    for key, seconds in _tallied(tally, "compute").items():
+        cost = simulated.op_costs[str(key[1])]
+        if not cost.is_estimated and cost.time.seconds.value_s > 0:
+            kernels.append((seconds, cost.time.seconds))
+    for key, seconds in _tallied(tally, "exposed").items():
+        estimate = simulated.collectives[str(key[1])].estimate
+        if estimate is not None and estimate.seconds.value_s > 0:
+            collectives.append((seconds, estimate.seconds))
+    groups = (kernels, collectives)
     if any(time.low_s is None or time.high_s is None for group in groups for _, time in group):
         return TimeEstimate(value_s=step_s, low_s=None, high_s=None)
     rest_s = step_s - sum(seconds for group in groups for seconds, _ in group)
@@ -355,19 +293,111 @@ def step_estimate(simulated: SimulatedStep) -> TimeEstimate:
     )
 
 
-def _kernels(simulated: SimulatedStep) -> Iterable[_Timed]:
-    """Work on the core without a compiler estimate."""
-    for key, seconds in simulated.machine.tally.items():
-        if key[0] == "compute" and isinstance(key[1], tuple) and key[1][0] == CORE_LANE:
-            cost = simulated.op_costs[str(key[1][1])]
-            if not cost.is_estimated and cost.time.seconds.value_s > 0:
-                yield seconds, cost.time.seconds
+def prefill_time(chunk_times: Sequence[StepTime], chunks: PrefillChunks) -> StepTime:
+    """The time of all chunks; `chunk_times` are those of the first and last chunk of a prompt.
+
+    There is one if all chunks run the same program. The chunks of a prompt attend to ever more positions; their
+    times are interpolated between those of the first and the last chunk.
+    """
+    if chunks.count == 1:
+        return chunk_times[0]
+    n_programs, n_sequences = len(chunk_times), chunks.n_sequences
+    sequences = "sequence" if n_sequences == 1 else "sequences"
+    sizes = f"{n_sequences} {sequences} x {chunks.n_positions} tokens"
+    notes = [f"prefill is the sum of {chunks.count} chunks of {sizes}"]
+    if n_programs > 1 and chunks.n_position_chunks > n_programs:
+        notes.append(
+            f"{n_programs} of the {chunks.n_position_chunks} programs of a prompt were compiled, the first "
+            "and the last; the others are interpolated"
+        )
+    total = _weighted_sum(chunk_times, chunks.count / n_programs)
+    return replace(total, notes=(*notes, *total.notes))
 
 
-def _collectives(simulated: SimulatedStep) -> Iterable[_Timed]:
-    """Exposed seconds of each collective."""
-    for key, seconds in simulated.machine.tally.items():
-        if key[0] == "exposed" and isinstance(key[1], tuple) and key[1][0] == LINK_LANE:
-            estimate = simulated.collectives[str(key[1][1])].estimate
-            if estimate is not None and estimate.seconds.value_s > 0:
-                yield seconds, estimate.seconds
+def summed_time(times: Sequence[StepTime]) -> StepTime:
+    """The time of a step whose programs run one after the other."""
+    notes = dict.fromkeys(note for time in times for note in time.notes)
+    return times[0] if len(times) == 1 else replace(_weighted_sum(times, 1.0), notes=tuple(notes))
+
+
+def placed_chunks(steps: Sequence[TimedStep], chunks: PrefillChunks) -> tuple[TimedStep, ...]:
+    """The programs at their times on the timeline of the whole prefill.
+
+    In a prompt of more than two chunks, the first program stands for the first half of them and the
+    last program for the second.
+    """
+    n_last = chunks.n_position_chunks // 2 if len(steps) > 1 else 0
+    counts = (chunks.n_position_chunks - n_last, n_last)[: len(steps)]
+    prompt_s = sum(n * step.time.step.value_s for n, step in zip(counts, steps, strict=True))
+    placed: list[TimedStep] = []
+    start_s = 0.0
+    for n, step in zip(counts, steps, strict=True):
+        chunk_s = step.time.step.value_s
+        loops = ((chunks.n_sequence_chunks, prompt_s), (n, chunk_s))
+        repeats = tuple((times, period_s) for times, period_s in loops if times > 1)
+        placed.append(replace(step, start_s=start_s, repeats=repeats))
+        start_s += n * chunk_s
+    return tuple(placed)
+
+
+def _weighted_sum(times: Sequence[StepTime], weight: float) -> StepTime:
+    """Every duration, cost and count added up and multiplied; notes and facts of the last."""
+    (summed,) = _summed(times, (), weight)
+    return replace(
+        summed,
+        parts=_parts((part for time in times for part in time.parts), weight),
+        activities=_activities((one for time in times for one in time.activities), weight),
+        unestimated=_unestimated((work for time in times for work in time.unestimated), weight),
+        is_extrapolated=any(time.is_extrapolated for time in times),
+    )
+
+
+def _parts(costs: Iterable[PartCost], weight: float = 1.0) -> tuple[PartCost, ...]:
+    """The costs of each part, the costliest first."""
+    parts = _summed(costs, ("part",), weight)
+    return tuple(sorted(parts, key=lambda cost: -(cost.compute_s + cost.exposed_s)))
+
+
+def _activities(times: Iterable[ActivityTime], weight: float = 1.0) -> tuple[ActivityTime, ...]:
+    """The seconds and the work of each activity, the longest first."""
+    return tuple(
+        sorted(_summed(times, ("activity", "axis"), weight), key=lambda time: -time.seconds)
+    )
+
+
+def _unestimated(
+    works: Iterable[UnestimatedWork], weight: float = 1.0
+) -> tuple[UnestimatedWork, ...]:
+    """The work without a compiler estimate by opcode, the longest first."""
+    summed = _summed(works, ("opcode", "is_known"), weight)
+    counted = (replace(work, count=round(work.count)) for work in summed)
+    return tuple(sorted(counted, key=lambda work: -work.seconds.value_s))
+
+
+def _summed(records: Iterable[R], keys: Sequence[str], weight: float) -> list[R]:
+    """The weighted sum of the records with equal keys, field by field; None for one with an unknown value.
+
+    What cannot be added up is that of the last.
+    """
+    groups: dict[tuple[Any, ...], list[Any]] = {}
+    for record in records:
+        groups.setdefault(tuple(getattr(record, key) for key in keys), []).append(record)
+    sums: list[R] = []
+    for same in groups.values():
+        names = [field.name for field in fields(same[0]) if field.name not in keys]
+        values = {name: [getattr(record, name) for record in same] for name in names}
+        sums.append(replace(same[-1], **{n: _sum_of(of, weight) for n, of in values.items()}))
+    return sums
+
+
+def _sum_of(values: Sequence[Any], weight: float) -> Any:
+    """The weighted sum of numbers, estimates or mappings of numbers; the last of anything else."""
+    first = values[0]
+    if any(value is None for value in values):
+        return None
+    if isinstance(first, TimeEstimate):
+        return sum(values, start=NO_TIME) * weight
+    if isinstance(first, Mapping):
+        names = dict.fromkeys(name for value in values for name in value)
+        return {name: weight * sum(value.get(name, 0.0) for value in values) for name in names}
+    return weight * sum(values) if type(first) in {int, float} else values[-1]

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshscope.cost.default_chunk import with_default_chunk
+from meshscope.cost.predicted import with_default_chunk
 from meshscope.interconnect.placement import order_text
 from meshscope.model.stored_format import weight_dtype_of
 from meshscope.plans.experiment import Experiment

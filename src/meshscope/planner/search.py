@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from meshscope.analysis.agreement import RequestCost, are_equal, request_cost
 from meshscope.analysis.roofline import why_sentence
-from meshscope.cost.closed_activities import wire_bytes
 from meshscope.cost.closed_form import plan_form
-from meshscope.cost.predicted import has_figures, predicted_times, steps_of
+from meshscope.cost.predicted import has_figures, predicted_times, steps_of, wire_bytes
 from meshscope.errors import SpecError, read_only
 from meshscope.events.enums import REQUEST_PHASES, Part, Phase
 from meshscope.events.step_time import StepTime, TimeEstimate

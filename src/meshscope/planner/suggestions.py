@@ -11,8 +11,7 @@ from math import inf
 from typing import Any
 
 from meshscope.cost.closed_form import plan_form
-from meshscope.cost.default_chunk import with_default_chunk
-from meshscope.cost.predicted import has_figures, step_time, steps_of
+from meshscope.cost.predicted import has_figures, step_time, steps_of, with_default_chunk
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime, TimeEstimate

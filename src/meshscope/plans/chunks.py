@@ -189,7 +189,7 @@ def with_auto_chunk(  # noqa: PLR0913  the parts of an experiment
 ) -> Workload:
     """The workload with the largest chunk up to `limit`; unchanged if prefill has one chunk.
 
-    Under cp, only prompts of more than `limit` tokens are cut. `cost.default_chunk` decides whether that is
+    Under cp, only prompts of more than `limit` tokens are cut. `cost.predicted` decides whether that is
     faster.
     """
     n_sequences, prompt = workload.batch // plan.data_size, workload.prompt

@@ -24,8 +24,7 @@ from meshscope.backends.compile.read import (
     read_chunks,
     read_timed,
 )
-from meshscope.cost.chunk_times import prefill_time
-from meshscope.cost.steps import TimedStep
+from meshscope.cost.steps import TimedStep, prefill_time
 from meshscope.errors import CompileError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase

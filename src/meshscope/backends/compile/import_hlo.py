@@ -13,9 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from meshscope.backends.compile.read import fold_words, placed_rows
-from meshscope.cost.chunk_times import summed_time
-from meshscope.cost.shallow_rows import deep_rows
-from meshscope.cost.steps import TimedStep, timed_step
+from meshscope.cost.shallow import deep_rows
+from meshscope.cost.steps import TimedStep, summed_time, timed_step
 from meshscope.errors import CompileError, MissingToolError, ParseError, SpecError
 from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase
@@ -118,7 +117,7 @@ def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read
         )
         timed = step.rows(read.rows)
         if layers is not None:
-            timed = deep_rows(rows_of_all_layers(timed, layers), timed, step, layers).rows
+            timed = deep_rows(rows_of_all_layers(timed, layers), timed, step.simulated, layers).rows
         start_s = sum(s.time.step.value_s for s in steps if s.time.phase is phase)
         rows += placed_rows(timed, start_s)
         steps.append(replace(step, start_s=start_s))

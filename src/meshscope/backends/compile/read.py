@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meshscope.cost.chunk_times import placed_chunks, prefill_time, summed_time
 from meshscope.cost.expert_load import expert_load
-from meshscope.cost.shallow_rows import deep_rows
-from meshscope.cost.steps import TimedStep, timed_step
+from meshscope.cost.shallow import deep_rows
+from meshscope.cost.steps import TimedStep, placed_chunks, prefill_time, summed_time, timed_step
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
@@ -129,7 +128,7 @@ def read_phase(
         options.noting(f"time from an unrolled program {note}"),
     )
     rows = program_collectives(experiment, phase, read_hlo(path))
-    deep = deep_rows(rows, timed_rows, step, layers)
+    deep = deep_rows(rows, timed_rows, step.simulated, layers)
     step = replace(step, row_names=deep.names)
     if not deep.n_untimed:
         return deep.rows, step
