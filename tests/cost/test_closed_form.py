@@ -100,7 +100,7 @@ def test_stages_send_the_bytes_of_the_predicted_rows(model: str, n_arrays: int):
     modeled = [
         closed.payload_bytes[0, m]
         for m, collective in enumerate(form.collectives)
-        if collective.part is Part.STAGE
+        if collective.planned.part is Part.STAGE
     ]
     assert modeled == pytest.approx([row.payload_bytes for row in rows])
     assert len(rows) == n_arrays

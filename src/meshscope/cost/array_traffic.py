@@ -65,7 +65,6 @@ def traffic_of_arrays(shape_text: str) -> list[ArrayTraffic]:
 def _read(
     flow: Dataflow, computation: Computation, instruction: Instruction, at: int
 ) -> ArrayTraffic:
-    """Bytes read of operand number `at`."""
     operand = computation.producer(instruction, at)
     if operand is None:
         return NO_TRAFFIC

@@ -78,7 +78,6 @@ def attention_work(
 
 
 def _float_dims(computation: Computation, instruction: Instruction) -> list[tuple[int, ...]]:
-    """The sizes of the floating-point operands."""
     arrays = operand_arrays(computation, instruction)
     return [array.dims for array in arrays if array.dtype.startswith(("bf", "f"))]
 
@@ -121,7 +120,6 @@ def _ragged_paged_operands(
 
 
 def _check_lengths(operands: PagedOperands, lengths: Sequence[SequenceLengths], name: str) -> None:
-    """SpecError for more sequences or tokens than the program has room for."""
     n_sequences = sum(group.n_sequences for group in lengths)
     n_tokens = sum(group.n_sequences * group.n_queries for group in lengths)
     if n_sequences > operands.n_sequences or n_tokens > operands.n_tokens:

@@ -260,11 +260,12 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
         values[place] = [
             (
                 *(c.n_tick, c.n_pass, c.n_once, line_of[id(c.transfer)]),
-                *(c.part is Part.STAGE, c.part is Part.LM_HEAD),
+                *(c.planned.part is Part.STAGE, c.planned.part is Part.LM_HEAD),
                 *(c.hidden_behind is behind for behind in HiddenBehind),
-                *(c.reduced_for.n_sequences, c.reduced_for.over_bytes, c.reduced_for.multiple),
+                *(reduced.n_sequences, reduced.over_bytes, reduced.multiple),
             )
             for c in collectives
+            for reduced in (c.planned.reduced_for,)
         ]
     n_strategies = max([1, *(transfer.lines.shape[1] for transfer in transfers.values())])
     lines = np.zeros((6, 1 + len(transfers), n_strategies))

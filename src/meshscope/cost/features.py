@@ -262,7 +262,6 @@ def _summed(entries: Iterable[_Entry]) -> FloatArray:
 
 
 def _embedding(device: _Device) -> Iterator[_Entry]:
-    """Lookup of table rows."""
     row_bytes = device.model.hidden * device.act_bytes
     yield Part.EMBED, Cost.PASS_BYTES, Feature.TOKENS, 2 * row_bytes
     yield Part.EMBED, Cost.SMALL_OPS, Feature.ONE, 1
@@ -308,14 +307,12 @@ def _layer(device: _Device, layer: Layer) -> Iterator[_Entry]:
 def _mlp(
     device: _Device, part: Part, weights: tuple[Weight, ...], width: float, n_ops: int = MLP_OPS
 ) -> Iterator[_Entry]:
-    """A gated MLP whose products read and write `width` activations of a token while they compute."""
     yield from _block(device, part, weights)
     yield part, Cost.FUSED_BYTES, Feature.TOKENS, width * device.act_bytes
     yield part, Cost.SMALL_OPS, Feature.ONE, n_ops
 
 
 def _block(device: _Device, part: Part, weights: tuple[Weight, ...]) -> Iterator[_Entry]:
-    """Products of tokens with weights, and the residual stream around them."""
     matrices = [weight for weight in weights if len(weight.shape) > 1 and weight.is_transposed]
     narrow = [weight for weight in matrices if weight.inputs and not weight.is_absorbed]
     wide = [weight for weight in matrices if weight.is_absorbed or not weight.inputs]
@@ -411,7 +408,6 @@ def _prompt(device: _Device, work: PromptWork, layer: Layer) -> Iterator[_Entry]
 
 
 def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
-    """Router, routed experts and shared experts, of the most loaded device."""
     model = device.model
     assert model.moe is not None
     yield from _router(device, layer)

@@ -112,7 +112,7 @@ def grouped_work(
     results = sum(array.n_bytes or 0 for array in instruction.arrays[:1])
     rows_bytes = (operands.rows.n_bytes or 0) * n_used / n_rows
     written_bytes = results * n_used / n_rows
-    # Of a block of experts, all are read if any has rows.
+    # A block of experts is read if any of them has rows.
     read_frac = 1 - max(0.0, 1 - load.experts / n_experts) ** operands.n_together
     weights_bytes = ((weights.n_bytes or 0) + operands.scale_bytes) * read_frac
     conversion_cycles, tile = 0.0, _TILE.search(instruction.name)
@@ -176,7 +176,6 @@ def fused_work(
 def _grouped_operands(
     computation: Computation, instruction: Instruction
 ) -> _GroupedOperands | None:
-    """The largest weights [E, ., .] and the rows that they multiply."""
     if not _NAME.search(instruction.name):
         return None
     arrays = operand_arrays(computation, instruction)

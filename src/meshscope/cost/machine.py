@@ -279,7 +279,6 @@ class Machine:
 def _split(
     intervals: Sequence[tuple[float, float]], begin: float, end: float
 ) -> tuple[float, list[tuple[float, float]]]:
-    """The total length of the intervals between `begin` and `end`, and the parts outside."""
     inside = 0.0
     outside: list[tuple[float, float]] = []
     for a, b in intervals:

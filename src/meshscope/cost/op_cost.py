@@ -22,13 +22,21 @@ from meshscope.cost.array_traffic import (
 from meshscope.cost.attention_kernels import attention_work
 from meshscope.cost.expert_load import ExpertLoad
 from meshscope.cost.grouped_kernels import fused_work, grouped_work
-from meshscope.cost.rates import NO_TRAFFIC, ArrayTraffic, Gather, OpTime, Rates, exactly, longest
+from meshscope.cost.rates import (
+    LANES,
+    NO_TRAFFIC,
+    ArrayTraffic,
+    OpTime,
+    Rates,
+    exactly,
+    longest,
+    row_cycles,
+)
 from meshscope.events.step_time import Activity, TimeBasis, TimeEstimate
 from meshscope.hardware.compiler_facts import (
     BYTES_INTERVAL,
     KERNEL_FRAC,
     KERNEL_INTERVAL,
-    MODEL_INTERVAL,
     CompilerFacts,
 )
 from meshscope.plans.workload import SequenceLengths
@@ -126,9 +134,9 @@ class OpCostModel:
                 # A fusion to a scalar, as in a norm: its launch if measured, else nothing.
                 is_launched = rates.measured is not None and opcode == "fusion"
                 return OpCost(time=rates.roofline()) if is_launched else None
-            gather = gather_of(self._flow, computation, instruction)
-            if gather is not None:  # the longer of its loop over rows and its bytes
-                time = rates.loop(gather.cycles(rates.facts), moved)
+            gathered = gather_cycles(self._flow, computation, instruction, rates.facts)
+            if gathered is not None:  # the longer of its loop over rows and its bytes
+                time = rates.loop(gathered, moved)
                 return OpCost(time=time, hbm_bytes=moved.hbm_bytes, activity=Activity.GATHER)
             is_known = opcode in local_operations().roofline
             if not is_known:
@@ -162,7 +170,6 @@ class OpCostModel:
     def _cycles_time(
         self, instruction: Instruction, moved: ArrayTraffic, n_flops: float, n_products: int
     ) -> OpTime | None:
-        """Time from the cycle profile, else from the compiler's cycles; None without either."""
         profiled = self._profile.get(instruction.name)
         if profiled is not None and instruction.opcode != "custom-call":
             return self._rates.cycles(profiled, TimeBasis.CYCLE_PROFILE, moved=moved)
@@ -180,7 +187,7 @@ class OpCostModel:
             computation, instruction, self._rates, experts=self._experts, lengths=self._lengths
         )
         time = kernel_time(self._rates, work)
-        conversion_s = _loop_time(self._rates, work.conversion_cycles).value_s
+        conversion_s = self._rates.loop_s(work.conversion_cycles).value_s
         is_converting = 0 < time.seconds.value_s <= conversion_s
         return OpCost(
             time=time,
@@ -227,32 +234,28 @@ def part_of(instruction: Instruction) -> str | None:
     return None if part is None else part.value
 
 
-def gather_of(flow: Dataflow, computation: Computation, instruction: Instruction) -> Gather | None:
-    """The gather that an instruction, or the fusion that it is, consists of; None for others."""
-    if instruction.opcode == "gather":
-        return _gather(instruction, computation.producer(instruction))
-    if instruction.opcode != "fusion":
-        return None
-    fused = flow.fused(instruction)
-    inner = next((i for i in fused.instructions if i.opcode == "gather"), None)
-    if inner is None:
-        return None
-    table = fused.producer(inner)
-    if table is not None and table.opcode == "parameter":
-        table = computation.producer(instruction, table.parameter_number)
-    return _gather(inner, table)
-
-
-def _gather(gather: Instruction, table: Instruction | None) -> Gather | None:
-    sizes = gather.braced("slice_sizes")
+def gather_cycles(
+    flow: Dataflow, computation: Computation, instruction: Instruction, facts: CompilerFacts
+) -> float | None:
+    """Cycles of the gather that an instruction, or the fusion that it is, consists of; None for others."""
+    gather, table = instruction, computation.producer(instruction)
+    if instruction.opcode == "fusion":
+        fused = flow.fused(instruction)
+        gather = next((i for i in fused.instructions if i.opcode == "gather"), instruction)
+        table = fused.producer(gather) if gather is not instruction else None
+        if table is not None and table.opcode == "parameter":
+            table = computation.producer(instruction, table.parameter_number)
+    sizes = gather.braced("slice_sizes") if gather.opcode == "gather" else None
     if not sizes or not gather.arrays or table is None:
         return None
     *others, width = (int(size) for size in sizes.split(","))
     if prod(others) != 1:
         return None  # blocks, which are copied as such
-    is_in_hbm = array_traffic(table.shape_text).hbm_bytes > 0
     n_rows = prod(gather.arrays[0].dims) // width
-    return Gather(n_rows=n_rows, width=width, is_in_hbm=is_in_hbm)
+    if width < LANES:
+        return n_rows * width * facts.gathered_element_cycles.value
+    is_in_hbm = array_traffic(table.shape_text).hbm_bytes > 0
+    return n_rows * row_cycles(width, facts, is_in_hbm=is_in_hbm)
 
 
 def declared_cost(instruction: Instruction) -> tuple[int, int] | None:
@@ -313,14 +316,8 @@ def kernel_time(rates: Rates, work: KernelWork) -> OpTime:
             flops_frac=KERNEL_FRAC.value,
             flops_interval=KERNEL_INTERVAL.value,
         )
-        seconds = longest(time.seconds, _loop_time(rates, work.conversion_cycles))
+        seconds = longest(time.seconds, rates.loop_s(work.conversion_cycles))
     else:
-        body = _loop_time(rates, max(work.cycles, work.conversion_cycles))
+        body = rates.loop_s(max(work.cycles, work.conversion_cycles))
         seconds = longest(body, rates.hbm(work.moved), exactly(0.0))
     return OpTime(seconds=seconds, basis=work.basis, hbm=hbm)
-
-
-def _loop_time(rates: Rates, cycles: float) -> TimeEstimate:
-    low, high = MODEL_INTERVAL.value
-    body_s = cycles / (rates.clock_hz or 1e9)
-    return TimeEstimate(value_s=body_s, low_s=body_s * low, high_s=body_s * high)

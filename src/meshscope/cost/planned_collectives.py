@@ -6,9 +6,10 @@ prediction engine, determine the coefficients.
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,7 +32,6 @@ from meshscope.prediction.planned_collective import (
     PlannedCollective,
     PlannedStage,
     PlannedStep,
-    ReducedFor,
 )
 from meshscope.units import array_bytes
 
@@ -95,88 +95,74 @@ class TransferLines:
         return replace(self, lines=np.concatenate([factor * self.lines[:3], self.lines[3:]]))
 
 
+NO_TRANSFER = TransferLines(
+    lines=np.zeros((6, 0)), wire_factor=0.0, reduced_wire_factor=0.0, ranges=()
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCost:
     """One collective of a plan's step: payload per feature, and what a payload takes.
 
     It runs `n_tick` times for a micro-batch in the stage with the most layers, `n_pass` times while a
     micro-batch passes through all stages, and `n_once` times per step outside of that. A send between stages
-    has the `n_tick` of the slowest boundary. `hidden_behind` is None for a synchronous collective.
+    has the `n_tick` of the slowest boundary; `array` numbers what stages send. `hidden_behind` is None for a
+    synchronous collective.
     """
 
-    part: Part
-    kind: Kind
-    axis: str
-    payload: FloatArray  # [feature]
-    transfer: TransferLines
-    reduced_for: ReducedFor
-    n_tick: float
-    n_pass: float
-    n_once: float
-    hidden_behind: HiddenBehind | None
+    planned: PlannedCollective
+    n_tick: float = 0.0
+    n_pass: float = 0.0
+    n_once: float = 0.0
+    array: int | None = None
+    payload: FloatArray = field(default_factory=lambda: np.zeros(len(Feature)))
+    transfer: TransferLines = NO_TRANSFER
+    hidden_behind: HiddenBehind | None = None
 
 
 def collective_costs(
-    experiment: Experiment,
-    phase: Phase,
-    constants: LinkConstants,
+    experiment: Experiment, phase: Phase, constants: LinkConstants
 ) -> tuple[CollectiveCost, ...]:
     """The collectives of one phase of a plan."""
     references = _references(experiment, phase)
-    is_cut = phase is Phase.PREFILL and experiment.has_cut_prompts
-    runs = [
-        list(_runs(_with_workload(experiment, phase, ref), phase, is_cut=is_cut))
-        for ref in references
-    ]
-    payloads = np.array([[run.collective.payload_bytes for run in of] for of in runs], float)
+    runs = [list(_runs(experiment, phase, reference)) for reference in references]
+    payloads = np.array([[run.planned.payload_bytes for run in of] for of in runs], float)
     coefficients = _coefficients(references, payloads)
-    transfers: dict[
-        tuple[Kind, int, bool], TransferLines
-    ] = {}  # by the identity of the groups: spares hashing
+    # By the identity of the groups: spares hashing.
+    transfers: dict[tuple[Kind, int, bool], TransferLines] = {}
     costs: list[CollectiveCost] = []
     for run, payload in zip(runs[0], coefficients, strict=True):
-        collective = run.collective
-        is_own = collective.reduced_for == NEVER_REDUCED
-        key = (collective.kind, id(collective.groups), is_own)
+        planned = run.planned
+        is_own = planned.reduced_for == NEVER_REDUCED
+        key = (planned.kind, id(planned.groups), is_own)
         if key not in transfers:
-            groups = experiment.mesh.devices_at(collective.groups)
+            groups = experiment.mesh.devices_at(planned.groups)
             geometry = geometry_of(experiment.topology, groups)
-            line = _transfer(collective.kind, geometry, constants, is_own=is_own)
-            load = exchange_load(experiment, phase) if is_exchange(collective) else 1.0
+            line = _transfer(planned.kind, geometry, constants, is_own=is_own)
+            load = exchange_load(experiment, phase) if is_exchange(planned) else 1.0
             transfers[key] = line if load == 1 else line.scaled(load)
-        costs.append(
-            CollectiveCost(
-                part=collective.part,
-                kind=collective.kind,
-                axis=collective.axis,
-                payload=_of_mask(phase) if collective.dtype == MASK else payload,
-                transfer=transfers[key],
-                reduced_for=collective.reduced_for,
-                n_tick=run.n_tick,
-                n_pass=run.n_pass,
-                n_once=run.n_once,
-                hidden_behind=hidden_behind(
-                    experiment, phase, collective, is_in_layers=run.n_pass > 0
-                ),
-            )
-        )
-    return tuple(_at_slowest_boundary(costs, [run.array for run in runs[0]], references[-1]))
+        if planned.dtype == MASK:  # a byte for each query and each position that it may attend to
+            is_prefill = phase is Phase.PREFILL
+            feature = Feature.ALL_PAIRS if is_prefill else Feature.CACHED_POSITIONS
+            payload = _of_feature(feature, array_bytes(MASK, (1,)))  # noqa: PLW2901
+        behind = hidden_behind(experiment, phase, planned, is_in_layers=run.n_pass > 0)
+        costs.append(replace(run, payload=payload, transfer=transfers[key], hidden_behind=behind))
+    return tuple(_at_slowest_boundary(costs, references[-1]))
 
 
 def _at_slowest_boundary(
-    costs: Sequence[CollectiveCost], arrays: Sequence[int | None], reference: "_Reference"
+    costs: Sequence[CollectiveCost], reference: "_Reference"
 ) -> Iterator[CollectiveCost]:
-    """The costs with the `n_tick` of each sent array at its slowest boundary only."""
     sizes = np.zeros(len(Feature))
     sizes[[Feature.ONE, Feature.SEQUENCES, Feature.TOKENS]] = 1, reference.b, reference.n_tokens
     slowest: dict[int, tuple[float, int]] = {}
-    for at, (cost, array) in enumerate(zip(costs, arrays, strict=True)):
-        if array is not None:
+    for at, cost in enumerate(costs):
+        if cost.array is not None:
             seconds = cost.transfer.seconds(float(cost.payload @ sizes))
-            slowest[array] = max(slowest.get(array, (seconds, at)), (seconds, at))
+            slowest[cost.array] = max(slowest.get(cost.array, (seconds, at)), (seconds, at))
     kept = {at for _, at in slowest.values()}
-    for at, (cost, array) in enumerate(zip(costs, arrays, strict=True)):
-        yield cost if array is None or at in kept else replace(cost, n_tick=0.0)
+    for at, cost in enumerate(costs):
+        yield cost if cost.array is None or at in kept else replace(cost, n_tick=0.0)
 
 
 def with_weight_dtype(
@@ -186,21 +172,13 @@ def with_weight_dtype(
 
     `costs` are those of the same plan and phase with weights in another dtype.
     """
-    first = _references(experiment, phase)[0]
-    is_cut = phase is Phase.PREFILL and experiment.has_cut_prompts
-    runs = _runs(_with_workload(experiment, phase, first), phase, is_cut=is_cut)
+    runs = _runs(experiment, phase, _references(experiment, phase)[0])
     return tuple(
-        replace(cost, payload=_of_feature(Feature.ONE, run.collective.payload_bytes))
+        replace(cost, payload=_of_feature(Feature.ONE, run.planned.payload_bytes))
         if not cost.payload[Feature.SEQUENCES :].any()
         else cost
         for cost, run in zip(costs, runs, strict=True)
     )
-
-
-def _of_mask(phase: Phase) -> FloatArray:
-    """The payload of a mask: a byte for each query and each position that it may attend to."""
-    feature = Feature.ALL_PAIRS if phase is Phase.PREFILL else Feature.CACHED_POSITIONS
-    return _of_feature(feature, array_bytes(MASK, (1,)))
 
 
 def _of_feature(feature: Feature, value: float) -> FloatArray:
@@ -250,8 +228,7 @@ def _transfer(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reference:
+class _Reference(NamedTuple):
     """A small workload: `b` sequences per device and micro-batch, prompts of `s` tokens per cp device."""
 
     b: int
@@ -282,8 +259,8 @@ def _references(experiment: Experiment, phase: Phase) -> list[_Reference]:
     first = plan.tp if batch_is_split(plan, n_local, form) else 1
     second = first + (plan.tp if _splits_batch(plan, form) else 1)
     s = LANES * plan.tp
-    references = [_Reference(b=first, s=s), _Reference(b=second, s=s)]
-    return references if phase is Phase.DECODE else [*references, _Reference(b=first, s=2 * s)]
+    references = [_Reference(first, s), _Reference(second, s)]
+    return references if phase is Phase.DECODE else [*references, _Reference(first, 2 * s)]
 
 
 def _with_workload(experiment: Experiment, phase: Phase, reference: _Reference) -> Experiment:
@@ -307,19 +284,10 @@ def _with_workload(experiment: Experiment, phase: Phase, reference: _Reference) 
     return replace(scaled, model=replace(experiment.model, attention=attention))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """A planned collective with its runs, as in `CollectiveCost`; `array` numbers what stages send."""
-
-    collective: PlannedCollective
-    n_tick: float = 0.0
-    n_pass: float = 0.0
-    n_once: float = 0.0
-    array: int | None = None
-
-
-def _runs(experiment: Experiment, phase: Phase, *, is_cut: bool) -> Iterator[_Run]:
-    """The collectives of a step; equal layers merged, and stage boundaries over equal links."""
+def _runs(of_plan: Experiment, phase: Phase, reference: _Reference) -> Iterator[CollectiveCost]:
+    """The collectives of a step with their runs; equal layers merged, and stage boundaries over equal links."""
+    is_cut = phase is Phase.PREFILL and of_plan.has_cut_prompts
+    experiment = _with_workload(of_plan, phase, reference)
     n_tokens = experiment.workload.prompt if phase is Phase.PREFILL else 1
     layers, pp = experiment.model.layers, experiment.plan.pp
     ranges = stage_layers(len(layers), pp)
@@ -341,27 +309,27 @@ def _runs(experiment: Experiment, phase: Phase, *, is_cut: bool) -> Iterator[_Ru
         ends = (*stages[-1].before, *(c for s in stages[-2:] for c in s.after))
         outside = tuple(c for c in ends if c.part is not Part.STAGE)
         for collective in stages[0].before:
-            yield _Run(
-                collective=collective,
+            yield CollectiveCost(
+                planned=collective,
                 n_tick=collective.count / n_microbatches if fullest == 0 else 0.0,
                 n_pass=collective.count / n_microbatches,
             )
     for collective in outside:
-        yield _Run(collective=collective, n_once=float(collective.count))
+        yield CollectiveCost(planned=collective, n_once=float(collective.count))
     of_stages = (stages[fullest], *(stages[at] for at in sorted(chosen - {fullest})))
     yield from _layer_runs(of_stages, layers, n_microbatches)
 
 
 def _stage_sends(
     experiment: Experiment, phase: Phase, stages: tuple[PlannedStage, ...]
-) -> Iterator[_Run]:
+) -> Iterator[CollectiveCost]:
     """Sends between stages: a micro-batch crosses every boundary once.
 
     JAX programs of meshscope's engine also send after the last tick.
     """
     pp, ticks = experiment.plan.pp, n_ticks(experiment.n_microbatches(phase), experiment.plan.pp)
     is_own = experiment.engine is Engine.MESHSCOPE
-    merged: dict[Hashable, _Run] = {}
+    merged: dict[Hashable, CollectiveCost] = {}
     for boundary in range(pp - 1):
         sends = (*stages[boundary].after, *(() if is_own else stages[boundary + 1].before))
         counted = (s for s in sends if s.part is Part.STAGE and s.kind is not Kind.RECV)
@@ -370,14 +338,16 @@ def _stage_sends(
             n_last = send.count - (ticks - 1) if is_own and boundary == pp - 2 else 0
             groups = experiment.mesh.devices_at(send.groups)
             links = geometry_of(experiment.topology, groups).demands(send.kind)
-            run = merged.setdefault((array, links), _Run(collective=send, n_tick=n, array=array))
+            run = merged.setdefault(
+                (array, links), CollectiveCost(planned=send, n_tick=n, array=array)
+            )
             merged[array, links] = replace(run, n_pass=run.n_pass + n + n_last)
     yield from merged.values()
 
 
 def _layer_runs(
     stages: Sequence[PlannedStage], layers: Sequence[Layer], n_microbatches: int
-) -> Iterator[_Run]:
+) -> Iterator[CollectiveCost]:
     """The collectives of layers; layers with the same collectives are merged.
 
     The first of the `stages` is the one with the most layers, and together they have all kinds.
@@ -393,16 +363,14 @@ def _layer_runs(
         of_kind[kind] for at, kind in enumerate(layers) if at not in of_fullest
     )
     # Few kinds: comparing them is faster than hashing groups.
-    kinds: list[tuple[PlannedCollective, ...]] = []
-    n_layers: list[tuple[int, int]] = []
+    kinds: list[tuple[tuple[PlannedCollective, ...], list[int]]] = []
     for key, n in n_pass.items():
-        if by_id[key] in kinds:
-            at = kinds.index(by_id[key])
-            n_layers[at] = (n_layers[at][0] + n_tick[key], n_layers[at][1] + n)
+        counts = next((of for one, of in kinds if one == by_id[key]), None)
+        if counts is None:
+            kinds.append((by_id[key], [n_tick[key], n]))
         else:
-            kinds.append(by_id[key])
-            n_layers.append((n_tick[key], n))
-    for collectives, (in_fullest, in_all) in zip(kinds, n_layers, strict=True):
+            counts[:] = counts[0] + n_tick[key], counts[1] + n
+    for collectives, (in_fullest, in_all) in kinds:
         for collective in collectives:
             n = collective.count / n_microbatches
-            yield _Run(collective=collective, n_tick=in_fullest * n, n_pass=in_all * n)
+            yield CollectiveCost(planned=collective, n_tick=in_fullest * n, n_pass=in_all * n)

@@ -129,7 +129,7 @@ def step_time(form: PlanForm, steps: ClosedSteps, step: TimeEstimate, *, at: int
     """The closed step number `at` as a StepTime; `step` is its time with an interval."""
     by_axis: dict[str, float] = defaultdict(float)
     for m, collective in enumerate(form.collectives):
-        by_axis[collective.axis] += float(steps.exposed_s[at, m])
+        by_axis[collective.planned.axis] += float(steps.exposed_s[at, m])
     compute_s = float(steps.compute_s[at])
     exposed_s = float(steps.exposed_s[at].sum())
     bubble_s = float(steps.bubble_s[at]) if form.n_stages > 1 else 0.0  # waits for other stages
@@ -164,7 +164,9 @@ def _parts(form: PlanForm, steps: ClosedSteps, at: int) -> Iterable[PartCost]:
             float(steps.exposed_s[at, m]),
             wire_bytes(form, steps, at, m),
         )
-        sums[collective.part] = [a + b for a, b in zip(sums[collective.part], figures, strict=True)]
+        sums[collective.planned.part] = [
+            a + b for a, b in zip(sums[collective.planned.part], figures, strict=True)
+        ]
     for part in dict.fromkeys((*PARTS, *sums)):
         index = PARTS.index(part) if part in PARTS else None
         compute_s = 0.0 if index is None else float(steps.parts_s[at, index])
@@ -188,7 +190,7 @@ def wire_bytes(form: PlanForm, steps: ClosedSteps, at: int, collective: int) -> 
     cost = form.collectives[collective]
     transfer, is_reduced = cost.transfer, steps.is_reduced[at, collective]
     factor = transfer.reduced_wire_factor if is_reduced else transfer.wire_factor
-    n_stages = form.n_stages if cost.part is Part.LM_HEAD else 1
+    n_stages = form.n_stages if cost.planned.part is Part.LM_HEAD else 1
     n = cost.n_pass * form.n_microbatches / form.n_stages + cost.n_once / n_stages
     n *= float(steps.n_chunks[at])
     return float(steps.payload_bytes[at, collective]) * factor * n
@@ -227,8 +229,8 @@ def _activities(
             (Activity.SMALL, ops_s, ops_s * streaming_frac, 0.0),
         )
     ]
-    for axis in dict.fromkeys(collective.axis for collective in form.collectives):
-        of_axis = [m for m, c in enumerate(form.collectives) if c.axis == axis]
+    for axis in dict.fromkeys(collective.planned.axis for collective in form.collectives):
+        of_axis = [m for m, c in enumerate(form.collectives) if c.planned.axis == axis]
         exposed_s = float(steps.exposed_s[at, of_axis].sum())
         times.append(
             ActivityTime(
@@ -280,7 +282,6 @@ def _timed_row(row: Collective, experiment: Experiment, constants: LinkConstants
 
 
 def _bounding_forms(form: PlanForm, steps: ClosedSteps) -> tuple[PlanForm, PlanForm] | None:
-    """The form at its fastest and at its slowest; None for collectives without known errors."""
     spreads, factors = form.constants.spreads, list[float]()
     if form.collectives:
         if spreads is None:
@@ -303,7 +304,6 @@ def _bounding_forms(form: PlanForm, steps: ClosedSteps) -> tuple[PlanForm, PlanF
 
 
 def _is_measured(form: PlanForm, steps: ClosedSteps, at: int) -> Iterator[bool]:
-    """Whether the payload of each collective is inside a measured range."""
     for m, collective in enumerate(form.collectives):
         payload = steps.payload_bytes[at, m]
         is_inside = any(low <= payload <= high for low, high in collective.transfer.ranges)
@@ -326,7 +326,6 @@ def with_default_chunk(experiment: Experiment) -> Experiment:
 
 
 def _longest_that_fits(whole: Experiment) -> Experiment:
-    """The longest chunk that fits, else the longest that may fit, else the longest."""
     choice = longest = whole.with_auto_chunk()
     may_fit: Experiment | None = None
     while choice.has_cut_prompts:

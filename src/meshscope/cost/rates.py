@@ -1,8 +1,9 @@
 """Peak rates of one device, and the times of operations at what they reach of them."""
 
-from bisect import bisect_left
 from dataclasses import dataclass, field
 from math import log
+
+import numpy as np
 
 from meshscope.errors import SpecError
 from meshscope.events.step_time import NO_TIME, TimeBasis, TimeEstimate
@@ -74,9 +75,8 @@ class Rates:
     hbm_bytes_per_s: float
     clock_hz: float | None
     mxu_dim: int | None = None
-    narrow_dtypes: tuple[
-        str, ...
-    ] = ()  # that matrix units multiply at `narrow_speedup` x `flops_per_s`
+    # That matrix units multiply at `narrow_speedup` x `flops_per_s`.
+    narrow_dtypes: tuple[str, ...] = ()
     narrow_speedup: float = 1.0
     efficiency: PeakEfficiency = TPU_EFFICIENCY.value
     facts: CompilerFacts = field(default_factory=compiler_facts)
@@ -132,11 +132,8 @@ class Rates:
                 factor = self.measured.factor(flops, moved.hbm_bytes)
         flops_s = flops / self.flops_per_s
         compute = TimeEstimate(value_s=flops_s / frac, low_s=flops_s / fast, high_s=flops_s / slow)
-        hbm = self.hbm(moved)
-        seconds = longest(compute, hbm, self._vmem(moved)) * factor
-        return OpTime(
-            seconds=seconds + exactly(launch_s), basis=TimeBasis.ROOFLINE, hbm=self.hbm_busy(moved)
-        )
+        seconds = longest(compute, self.hbm(moved), self._vmem(moved)) * factor + exactly(launch_s)
+        return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm=self.hbm_busy(moved))
 
     def elementwise(self, cycles: float, moved: ArrayTraffic) -> OpTime:
         """Time of an op without products for which the compiler estimates `cycles`."""
@@ -149,9 +146,12 @@ class Rates:
 
     def vector_product(self, n_products: float, moved: ArrayTraffic) -> OpTime:
         """Time of a product of one row with `n_products` weights on the vector units, by its bundles."""
-        assert self.clock_hz is not None
-        body_s = n_products * self.facts.vector_product_cycles.value / self.clock_hz
-        return self._on_vector_units(_scaled(body_s, MODEL_INTERVAL.value), moved)
+        work = self.loop_s(n_products * self.facts.vector_product_cycles.value)
+        return self._on_vector_units(work, moved)
+
+    def loop_s(self, cycles: float) -> TimeEstimate:
+        """Time of a loop by the cycles of its bundles."""
+        return _scaled(cycles / (self.clock_hz or 1e9), MODEL_INTERVAL.value)
 
     def _on_vector_units(self, work: TimeEstimate, moved: ArrayTraffic) -> OpTime:
         """Time of an op that first starts and reads, works while the rest moves, and writes its last results."""
@@ -183,9 +183,8 @@ class Rates:
         bound = self.roofline(moved=moved)
         if self.clock_hz is None:
             return bound
-        body = _scaled(cycles / self.clock_hz, MODEL_INTERVAL.value)
-        basis, seconds = TimeBasis.KERNEL_MODEL, longest(body, bound.seconds)
-        return OpTime(seconds=seconds, basis=basis, hbm=bound.hbm)
+        seconds = longest(self.loop_s(cycles), bound.seconds)
+        return OpTime(seconds=seconds, basis=TimeBasis.KERNEL_MODEL, hbm=bound.hbm)
 
     def is_small(self, time: OpTime, moved: ArrayTraffic) -> bool:
         """Whether an op without products takes more than twice its bytes' time, and a few us at most."""
@@ -286,14 +285,8 @@ class MeasuredRates:
         if not n_bytes or flops / n_bytes < ELEMENTWISE_INTENSITY or not self.factors:
             return 1.0
         intensity = flops / n_bytes
-        after = bisect_left([at for at, _ in self.factors], intensity)
-        if after == 0:
-            return self.factors[0][1]
-        if after == len(self.factors):
-            return self.factors[-1][1]
-        (low, first), (high, second) = self.factors[after - 1 : after + 1]
-        share = log(intensity / low) / log(high / low)
-        return first + share * (second - first)
+        at, factors = zip(*self.factors, strict=True)
+        return float(np.interp(log(intensity), np.log(at), factors))
 
 
 def measured_rates(profile: ChipProfile) -> MeasuredRates | None:
@@ -311,21 +304,6 @@ def measured_rates(profile: ChipProfile) -> MeasuredRates | None:
 
 
 LANES = 128  # of a tile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gather:
-    """A gather of `n_rows` rows, each of `width` elements side by side, from HBM or VMEM."""
-
-    n_rows: int
-    width: int
-    is_in_hbm: bool
-
-    def cycles(self, facts: CompilerFacts) -> float:
-        """Cycles of the whole gather."""
-        if self.width < LANES:
-            return self.n_rows * self.width * facts.gathered_element_cycles.value
-        return self.n_rows * row_cycles(self.width, facts, is_in_hbm=self.is_in_hbm)
 
 
 def row_cycles(width: int, facts: CompilerFacts, *, is_in_hbm: bool) -> float:

@@ -75,30 +75,24 @@ def _mean_times(
 ) -> tuple[float, float | None] | None:
     """Duration and exposed seconds of one execution; None without an estimate."""
     names = [name for name in source_ops_of(operations) if name in simulated.collectives]
-    if not names or any(simulated.collectives[name].estimate is None for name in names):
+    estimates = [simulated.collectives[name].estimate for name in names]
+    if not estimates or estimates[0] is None or None in estimates:
         return None
     tally = simulated.machine.tally
-    dur_s = sum(tally.get(("dur", (LINK_LANE, name)), 0.0) for name in names)
-    exposed_s = sum(tally.get(("exposed", (LINK_LANE, name)), 0.0) for name in names)
+    dur_s, exposed_s = (
+        sum(tally.get((quantity, (LINK_LANE, name)), 0.0) for name in names)
+        for quantity in ("dur", "exposed")
+    )
     n = operations[0].count if len(names) > 1 else tally.get(("n", (LINK_LANE, names[0])), 0.0)
     if dur_s and n:
         return dur_s / n, exposed_s / n
-    return _skipped_branch_times(operations, names, simulated)
-
-
-def _skipped_branch_times(
-    operations: Sequence[Operation], names: Sequence[str], simulated: SimulatedStep
-) -> tuple[float, float | None] | None:
-    """Times of a collective in a branch that the simulation skipped; None for several instructions."""
-    estimate = simulated.collectives[names[0]].estimate
-    if estimate is None or len(names) > 1:
+    if len(names) > 1:
         return None
-    seconds = estimate.seconds.value_s
+    seconds = estimates[0].seconds.value_s  # in a branch that the simulation skipped
     return seconds, None if operations[0].is_async else seconds
 
 
 def _starts(spans: Iterable[Span]) -> list[float]:
-    """Start of each execution of an instruction, in order."""
     starts: list[float] = []
     for span in spans:
         if len(starts) < MAX_STARTS:

@@ -48,7 +48,6 @@ def folded_schedules(
 
 
 def _operations(schedule: ScheduleSimulator) -> Iterator[_Operation]:
-    """The work and the collectives of the entry computation that name one layer."""
     assert schedule.module.entry is not None
     spans = schedule.simulate().spans
     core_s = {span.task.name: span.dur_s for span in spans if span.task.lane == CORE_LANE}
@@ -143,8 +142,6 @@ def deep_rows(
 
 
 class _Shallow:
-    """The rows of a shallow program, and the repetitions of its schedule."""
-
     def __init__(
         self, rows: Iterable[Collective], step: SimulatedStep, layers: ShallowLayers
     ) -> None:
@@ -189,5 +186,4 @@ class _Shallow:
 
 
 def _key(row: Collective, layer: int | None) -> tuple[Any, ...]:
-    """What a collective has in common in both programs."""
     return layer, row.part, row.kind, row.axis, row.groups, row.dtype, row.shape, row.payload_bytes

@@ -228,8 +228,6 @@ class ScheduleSimulator:
 
 
 class _Simulation:
-    """One execution of a schedule on a machine."""
-
     def __init__(self, schedule: ScheduleSimulator, folds: Sequence[FoldedSchedule] = ()) -> None:
         self.schedule = schedule
         self._marks: dict[str, Mark | None] = dict.fromkeys(fold.after for fold in folds)
@@ -261,7 +259,6 @@ class _Simulation:
             self._repeat_fold(instruction.name)
 
     def _repeat_fold(self, name: str) -> None:
-        """Repeats the fold that ends with this instruction, or marks the one that begins behind it."""
         if (fold := self._folds.get(name)) and (mark := self._marks[fold.after]):
             self.machine.repeat_since(mark, fold.times - 1)
         if name in self._marks:
@@ -270,7 +267,6 @@ class _Simulation:
     def _work(
         self, computation: Computation, instruction: Instruction, depth: int, *, is_collective: bool
     ) -> None:
-        """Runs the instruction on the core, or the computations that it calls."""
         opcode = instruction.opcode
         if opcode == "while":
             self._loop(computation, instruction, depth)
@@ -309,7 +305,6 @@ class _Simulation:
             self.machine.wait(collective)
 
     def _issue(self, collective: ScheduledCollective) -> None:
-        """Starts a collective; a synchronous one is awaited, one without an estimate takes no time."""
         first = collective.operations[0]
         issued = self._issued(collective)
         if not first.is_async:

@@ -130,7 +130,6 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
 
 
 def _sparse_core_notes(flow: Dataflow) -> Iterator[str]:
-    """A note on gathers and scatters that libtpu offloads to SparseCores."""
     module = flow.module
     n = sum(
         any(i.opcode in {"gather", "scatter"} for _, i in flow.inner(called))
@@ -186,12 +185,10 @@ def _step_time(
 
 
 def _tallied(tally: Mapping[Key, float], quantity: str) -> dict[Any, float]:
-    """The entries of one quantity of the tally, by their own key."""
     return {key[1]: float(value) for key, value in tally.items() if key[0] == quantity}
 
 
 def _durations(simulated: SimulatedStep) -> Iterator[tuple[str, float]]:
-    """Name and seconds of each collective."""
     for key, seconds in _tallied(simulated.machine.tally, "dur").items():
         if key[0] == LINK_LANE:
             yield str(key[1]), seconds
@@ -205,7 +202,6 @@ def _wire_bytes(simulated: SimulatedStep, name: str) -> float:
 
 
 def _part_costs(simulated: SimulatedStep) -> Iterator[PartCost]:
-    """Compute, traffic and stalls of each instruction; the core reads what copies bring from VMEM."""
     tally = simulated.machine.tally
     counts, exposed = _tallied(tally, "n"), _tallied(tally, "exposed")
     for key, seconds in _tallied(tally, "compute").items():
@@ -228,7 +224,6 @@ def _part_costs(simulated: SimulatedStep) -> Iterator[PartCost]:
 
 
 def _activity_times(simulated: SimulatedStep, axes: Mapping[str, str]) -> Iterator[ActivityTime]:
-    """What the core does, instruction by instruction."""
     tally = simulated.machine.tally
     counts = _tallied(tally, "n")
     for key, seconds in _tallied(tally, "compute").items():
@@ -269,7 +264,6 @@ def _unestimated_work(simulated: SimulatedStep) -> Iterator[UnestimatedWork]:
 
 
 def _step_estimate(simulated: SimulatedStep) -> TimeEstimate:
-    """The simulated step with its interval; without one if a collective or kernel has none."""
     step_s, spread, tally = simulated.machine.now_s, SPREAD.value, simulated.machine.tally
     kernels, collectives = list[_Timed](), list[_Timed]()
     for key, seconds in _tallied(tally, "compute").items():
@@ -353,13 +347,11 @@ def _weighted_sum(times: Sequence[StepTime], weight: float) -> StepTime:
 
 
 def _parts(costs: Iterable[PartCost], weight: float = 1.0) -> tuple[PartCost, ...]:
-    """The costs of each part, the costliest first."""
     parts = _summed(costs, ("part",), weight)
     return tuple(sorted(parts, key=lambda cost: -(cost.compute_s + cost.exposed_s)))
 
 
 def _activities(times: Iterable[ActivityTime], weight: float = 1.0) -> tuple[ActivityTime, ...]:
-    """The seconds and the work of each activity, the longest first."""
     return tuple(
         sorted(_summed(times, ("activity", "axis"), weight), key=lambda time: -time.seconds)
     )
@@ -368,7 +360,6 @@ def _activities(times: Iterable[ActivityTime], weight: float = 1.0) -> tuple[Act
 def _unestimated(
     works: Iterable[UnestimatedWork], weight: float = 1.0
 ) -> tuple[UnestimatedWork, ...]:
-    """The work without a compiler estimate by opcode, the longest first."""
     summed = _summed(works, ("opcode", "is_known"), weight)
     counted = (replace(work, count=round(work.count)) for work in summed)
     return tuple(sorted(counted, key=lambda work: -work.seconds.value_s))

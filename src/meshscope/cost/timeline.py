@@ -33,8 +33,6 @@ def write_timeline(folder: Path, steps: Iterable[TimedStep]) -> None:
 
 
 class _StepSpans:
-    """The spans of a step, with what the module says about their instructions."""
-
     def __init__(self, step: TimedStep) -> None:
         self.step = step
         devices = step.module_collectives.devices
@@ -66,7 +64,6 @@ class _StepSpans:
         return span.task.lane, op_name or span.task.name, stage
 
     def _scope(self, span: Span) -> Scope:
-        """The scope of a collective as in its row, or of compute."""
         name, collectives = span.task.name, self.step.simulated.collectives
         if span.task.lane != LINK_LANE:
             return scope_of(self.op_names.get(name))

@@ -13,7 +13,7 @@ from meshscope.plans.chunks import (
 )
 from meshscope.plans.experiment import Experiment, experiment_of_record
 from meshscope.plans.memory import Memory
-from meshscope.plans.workload import MAX_BATCH, MAX_CONTEXT, Workload
+from meshscope.plans.workload import MAX_BATCH, MAX_CONTEXT
 from meshscope.prediction.memory import predicted_memory
 from meshscope.store.run import RunRecord
 
@@ -103,26 +103,16 @@ def _context_step(experiment: Experiment) -> int:
 
 
 def _resized(experiment: Experiment, **sizes: int) -> Experiment:
-    """The experiment with another batch or prompt, and the longest chunk that it may then have.
+    """The experiment with another batch or prompt, and the chunk that it chose, or the longest of the default rule.
 
     Memory then grows with either size: chunks that divide a batch evenly would make it jump.
     """
-    workload = replace(experiment.workload, **sizes)
-    return replace(
-        experiment, workload=replace(workload, prefill_chunk=_chunk(experiment, workload))
-    )
-
-
-def _chunk(experiment: Experiment, workload: Workload) -> int | None:
-    """The chunk as the experiment chose it, or the longest of the default rule."""
-    model, plan, chunk = experiment.model, experiment.plan, experiment.workload.prefill_chunk
-    by_rule = experiment.with_auto_chunk()
-    reason = why_auto_is_whole(plan, experiment.program, experiment.engine)
-    if by_rule.workload.prefill_chunk != chunk or reason is not None:
-        return chunk
-    if why_no_position_chunks(model, plan) is not None:
-        return max(DEFAULT_CHUNK, workload.prompt)
-    return DEFAULT_CHUNK
+    workload, chunk = replace(experiment.workload, **sizes), experiment.workload.prefill_chunk
+    reason = why_auto_is_whole(experiment.plan, experiment.program, experiment.engine)
+    if experiment.with_auto_chunk().workload.prefill_chunk == chunk and reason is None:
+        is_whole = why_no_position_chunks(experiment.model, experiment.plan) is not None
+        chunk = max(DEFAULT_CHUNK, workload.prompt) if is_whole else DEFAULT_CHUNK
+    return replace(experiment, workload=replace(workload, prefill_chunk=chunk))
 
 
 def _fits(experiment: Experiment) -> bool:

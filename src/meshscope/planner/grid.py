@@ -240,8 +240,6 @@ def grid_of(space: SearchSpace, plans: PlanSpace, progress: SearchProgress | Non
 
 
 class _Chunks:
-    """The chunks of prefill to try, by what they depend on."""
-
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
         self._known: dict[tuple[int, bool, int, int], tuple[int, ...]] = {}
@@ -258,7 +256,6 @@ class _Chunks:
     def _chunk(
         self, plan: Plan, workload: Workload, rule: int | ChunkRule, limit: int
     ) -> int | None:
-        """The chunk of a rule; None if the plan does not support it."""
         model, parts = self._space.model, (self._space.program, Engine.MESHSCOPE)
         is_second_of_cp = plan.cp > 1 and limit != CHUNK_LIMITS[0]
         if rule is ChunkRule.OFF or (rule is ChunkRule.AUTO and is_second_of_cp):
@@ -338,7 +335,6 @@ class _Group:
         return True
 
     def _fits(self, plan: Plan, n_local: IntArray) -> NDArray[np.bool_]:
-        """[weight dtype, cache dtype, batch] whether the HBM has room for weights and cache."""
         space, hbm_bytes = self.space, self.space.topology.chip.device_hbm_bytes
         weights = [device_weight_bytes(space.model, plan, dtype) for dtype in space.weight_dtypes]
         one = replace(space.workload, batch=plan.data_size)  # a sequence of each rank
@@ -355,7 +351,6 @@ class _Group:
         batch: IntArray,
         form_of: Callable[[int, int, int, int], PlanForm],
     ) -> IntArray:
-        """[n] the number of the form of each candidate, by three kinds that the form depends on."""
         first, number = _distinct(*kinds)
         before = len(self.forms)
         self.forms += [
@@ -364,7 +359,6 @@ class _Group:
         return before + number
 
     def _add_steps(self, *step: IntArray) -> IntArray:
-        """[n] the number of the step of each candidate."""
         first, number = _distinct(*step)
         self.steps.append(np.stack(step)[:, first])
         self.n_steps += len(first)
@@ -405,8 +399,6 @@ def _distinct(*columns: IntArray) -> tuple[IntArray, IntArray]:
 
 
 class _PlanForms:
-    """The closed forms of one plan, which share costs and collectives wherever those are equal."""
-
     def __init__(self, space: SearchSpace, plan: Plan) -> None:
         self._space, self._plan = space, plan
         self._bases: dict[tuple[Phase, int, int], PlanForm] = {}

@@ -227,7 +227,6 @@ def _maxtext_axes(experiment: Experiment) -> _Flags:
 
 
 def _left_out(experiment: Experiment, *known: str) -> Iterator[str]:
-    """The axes that a server has no flag for."""
     plan = experiment.plan
     if plan.sp:
         yield "sp: no flag splits the residual stream of every model over tp"

@@ -547,7 +547,6 @@ class GridRanking:
 
 
 def _row_of(experiment: Experiment) -> tuple[Plan, int, str, str]:
-    """What the rows of a table of choices differ in."""
     workload = experiment.workload
     return (experiment.plan, workload.batch, workload.weight_dtype, workload.cache_dtype)
 
@@ -555,7 +554,6 @@ def _row_of(experiment: Experiment) -> tuple[Plan, int, str, str]:
 def _comparison(
     winner: Choice, runner_up: Choice, same: Experiment | None, profile: ChipProfile | None
 ) -> WonBy:
-    """Why the winner is better than the runner-up, at the winner's batch and precision."""
     name, batch = runner_up.experiment.plan, winner.experiment.workload.batch
     if same is None:
         sentence = f"'{name}' does not take batch {batch} at this precision in its memory"
@@ -588,7 +586,6 @@ def _comparison(
 def _request_costs(
     experiment: Experiment, times: tuple[StepTime, ...], profile: ChipProfile | None
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds and sent bytes of a device by cause in a request: prefill and all decode steps."""
     seconds, sent_bytes = defaultdict[str, float](float), defaultdict[str, float](float)
     for time in times:
         is_decode = time.phase is Phase.DECODE
@@ -598,9 +595,10 @@ def _request_costs(
         form = plan_form(experiment, time.phase, profile=profile)
         steps = steps_of([form], [experiment.workload])
         for m, collective in enumerate(form.collectives):
-            is_of_experts = collective.part in {Part.MOE_DISPATCH, Part.MOE_COMBINE}
-            is_exchange = is_of_experts and collective.axis != "tp"
-            cause = EXCHANGE if is_exchange else f"communication over {collective.axis}"
+            axis = collective.planned.axis
+            is_of_experts = collective.planned.part in {Part.MOE_DISPATCH, Part.MOE_COMBINE}
+            is_exchange = is_of_experts and axis != "tp"
+            cause = EXCHANGE if is_exchange else f"communication over {axis}"
             seconds[cause] += n * float(steps.exposed_s[0, m])
             sent_bytes[cause] += n * wire_bytes(form, steps, 0, m)
     return dict(seconds), dict(sent_bytes)

@@ -4,7 +4,7 @@ The plans of a fit are those of serving: tp, dp and ep, without pipelines, fsdp 
 of all plans.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -27,8 +27,8 @@ from meshscope.planner.capacity import (
 from meshscope.planner.grid import SearchProgress
 from meshscope.planner.objective import Goal, Objective
 from meshscope.planner.search import PlanSearch, search
-from meshscope.planner.space import SearchSpace
-from meshscope.plans.chunks import ChunkRule, divisors
+from meshscope.planner.space import SearchSpace, all_plans
+from meshscope.plans.chunks import ChunkRule
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import Plan
@@ -175,9 +175,9 @@ def _experiments(
     batch: int | None,
     chunk: int | ChunkRule,
 ) -> list[Experiment]:
-    """The experiments of all plans that fill the slice; with `batch` None, each with its smallest batch."""
     experiments, reasons = list[Experiment](), list[str]()
-    for plan in _plans(model, topology.n_devices):
+    every = all_plans(topology.n_devices, has_experts=model.moe is not None)
+    for plan in (p for p in every if p.pp == p.cp == p.fsdp == 1 and not p.sp):
         n_tokens = chunk if isinstance(chunk, int) else None
         sizes = replace(workload, batch=batch or plan.data_size, prefill_chunk=n_tokens)
         try:
@@ -195,14 +195,6 @@ def _experiments(
         head = f"no plan of tp, dp and ep fills the slice{at_batch}: "
         raise SpecError(f"{head if len(set(reasons)) > 1 else ''}{reason}")
     return experiments
-
-
-def _plans(model: Model, n_devices: int) -> Iterator[Plan]:
-    """The plans of tp and dp in all sizes, with experts over none, either or both."""
-    for tp in divisors(n_devices):
-        dp = n_devices // tp
-        for ep in dict.fromkeys((1, tp, dp, n_devices)) if model.moe is not None else (1,):
-            yield Plan(tp=tp, dp=dp, ep=ep)
 
 
 def _room(experiment: Experiment) -> float:
@@ -359,7 +351,6 @@ def is_reachable(space: SearchSpace, objective: Objective) -> bool:
 
 
 def _rank(result: PlanSearch) -> float:
-    """What the goal minimizes, of the winner."""
     winner, n_chips = result.winner, result.space.topology.n_chips
     assert winner is not None
     return result.objective.cost(winner.e2e_s, winner.tokens_per_s_per_chip * n_chips)

@@ -172,7 +172,6 @@ def follow_ups(runs: Sequence[RunRecord]) -> tuple[tuple[int, Suggestion], ...]:
 
 
 def _changeable(run: RunRecord) -> Experiment | None:
-    """The experiment of a run, if it is known and can be predicted."""
     try:
         experiment = experiment_of_record(run.manifest.experiment)
     except MeshscopeError:  # an imported run does not know all of its experiment
@@ -260,7 +259,6 @@ def _purposes(base: Estimate, changed: Estimate) -> tuple[Purpose, ...]:
 
 
 def _changes(experiment: Experiment) -> Iterator[_Change]:
-    """The experiments that differ in one option, without those that are impossible."""
     workload = experiment.workload
     plans = [plan for plan in dict.fromkeys(_plans(experiment)) if plan != experiment.plan]
     chunk, sizes = workload.prefill_chunk, list[dict[str, Any]]()
@@ -292,7 +290,6 @@ def _plans(experiment: Experiment) -> Iterator[Plan]:
 
 
 def _checked(experiment: Experiment, plan: Plan | None, **sizes: str | int) -> _Change | None:
-    """The changed experiment, with its default chunk if the plan changes; None if it is impossible."""
     workload = replace(experiment.workload, **sizes)  # type: ignore[arg-type]  fields of a workload
     if plan is not None:
         workload = replace(workload, prefill_chunk=None)
@@ -339,7 +336,6 @@ def _suggestion(run: RunRecord, base: Estimate, change: _Change, changed: Estima
 
 
 def _command(run: RunRecord, change: _Change) -> str:
-    """The command of the run with the changed options, and without its output folder."""
     words = list(run.manifest.command)
     if len(words) < 2 or words[1] not in COMMANDS:
         return ""

@@ -8,7 +8,7 @@ from meshscope.analysis.roofline import why_sentences
 from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import REQUEST_PHASES, Phase, Source
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.planner.objective import Goal, Objective
+from meshscope.planner.objective import Objective
 from meshscope.planner.search import Choice
 from meshscope.store.run import RunRecord
 
@@ -71,18 +71,13 @@ def corrected_order(
     choices: Iterable[VerifiedChoice], objective: Objective
 ) -> tuple[VerifiedChoice, ...]:
     """The choices by their compiled figures: those that fit and meet the limits first, failures last."""
-    return tuple(sorted(choices, key=lambda verified: _rank(verified, objective)))
 
+    def rank(verified: VerifiedChoice) -> tuple[bool, bool, bool, float]:
+        ttft_s, tpot_s = verified.ttft_s, verified.tpot_s
+        if ttft_s is None or tpot_s is None:
+            return (True, True, True, 0.0)
+        rate = verified.tokens_per_s_per_chip or 0.0
+        cost = objective.cost(verified.e2e_s or 0.0, rate)
+        return (False, verified.fits is False, not objective.meets(ttft_s, tpot_s), cost)
 
-def _rank(verified: VerifiedChoice, objective: Objective) -> tuple[bool, bool, bool, float]:
-    ttft_s, tpot_s = verified.ttft_s, verified.tpot_s
-    if ttft_s is None or tpot_s is None:
-        return (True, True, True, 0.0)
-    limits = ((ttft_s, objective.ttft_s), (tpot_s, objective.tpot_s))
-    exceeds = any(limit is not None and seconds > limit for seconds, limit in limits)
-    match objective.goal:
-        case Goal.THROUGHPUT:
-            cost = -(verified.tokens_per_s_per_chip or 0.0)
-        case Goal.LATENCY:
-            cost = verified.e2e_s or 0.0
-    return (False, verified.fits is False, exceeds, cost)
+    return tuple(sorted(choices, key=rank))

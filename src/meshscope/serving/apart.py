@@ -98,7 +98,6 @@ class ApartServer:
         return max(self._busy_s.values(), default=0.0)
 
     def _hand_off(self, source: int, sequence: ServedSequence, now_s: float) -> None:
-        """Queues a prefilled sequence at the next decode engine."""
         target = self.decode[self._n_handed % len(self.decode)]
         self._n_handed += 1
         self.n_held[sequence.number] = sequence.n_blocks

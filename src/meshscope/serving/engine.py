@@ -182,7 +182,6 @@ class BatchingEngine:
         self.fetched = [one for one in self.fetched if one[0] > self.now_s]
 
     def _n_new_blocks(self, n_steps: int) -> int:
-        """Blocks that the running sequences need for this many positions each."""
         blocks = self.pool.blocks
         return sum(max(blocks.of(s.n_present + n_steps) - s.n_blocks, 0) for s in self.running)
 
@@ -191,7 +190,6 @@ class BatchingEngine:
         sequence.n_blocks = 0
 
     def _can_admit(self, n_reserved: int) -> bool:
-        """Whether the first waiting sequence has room beside the blocks that running ones need."""
         if not self.waiting or self.n_admitted >= self.pool.policy.max_sequences:
             return False
         return self._n_whole(self.waiting[0], 0) + n_reserved <= self.n_free
@@ -211,7 +209,6 @@ class BatchingEngine:
         return sum(max(self._n_whole(s, s.n_present) - s.n_blocks, 0) for s in admitted)
 
     def _chunks(self) -> list[tuple[ServedSequence, int]]:
-        """The prompt tokens of this step, by sequence; admits waiting ones while there is room."""
         budget = self.pool.policy.max_step_tokens
         if self.pool.policy.has_mixed_steps:
             budget -= len(self.running)
@@ -288,7 +285,6 @@ class BatchingEngine:
 
     @property
     def _mean_context(self) -> float:
-        """Positions that a running sequence attends to in the next step, on average."""
         if not self.running:
             return 0.0
         return sum(s.n_present for s in self.running) / len(self.running) + 1

@@ -92,7 +92,6 @@ def random_load(  # noqa: PLR0913  the figures of a load
 def _arrival_s(
     rng: np.random.Generator, n: int, rate_per_s: float | None, shape: float
 ) -> NDArray[np.float64]:
-    """[n] times after gaps of a gamma distribution, or all at once without a rate."""
     if rate_per_s is None:
         return np.zeros(n)
     return np.cumsum(rng.gamma(shape, 1 / (shape * rate_per_s), n))
@@ -173,7 +172,6 @@ _REMEDY = "Give an Azure or a BurstGPT trace (CSV), or a Mooncake trace (JSON li
 
 
 def _lines(text: str, path: Path) -> Iterator[tuple[str, Any, _Format]]:
-    """Place and content of each request: cells by column, or the text of a line of JSON."""
     if text.lstrip().startswith("{"):
         lines = enumerate(text.splitlines(), start=1)
         yield from ((f"{path}:{n}", line, _MOONCAKE) for n, line in lines if line.strip())

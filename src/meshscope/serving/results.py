@@ -117,7 +117,6 @@ def request_figures(
 
 
 def _span_s(requests: ServedRequests, end_s: float) -> float:
-    """Seconds from the first arrival to the end."""
     return max(end_s - float(requests.arrival_s[0]), 1e-12)
 
 

@@ -236,7 +236,6 @@ def _served_apart(
     transfer: CacheTransfer,
     max_concurrency: int | None = None,
 ) -> ApartServer:
-    """The server after all requests."""
     sides = zip((prefill, decode), transfer.networks, strict=True)
     networks = [networks_of_engines(pool.n_engines, of_rank) for pool, of_rank in sides]
     server = ApartServer(

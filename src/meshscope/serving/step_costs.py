@@ -75,7 +75,6 @@ class TabulatedCosts:
 
 
 def _between(points: FloatArray, table: FloatArray, value: float) -> FloatArray:
-    """The row of the table at `value`, between its points; the nearest outside them."""
     value = min(max(value, points[0]), points[-1])
     above = min(int(np.searchsorted(points, value)), len(points) - 1)
     below = max(above - 1, 0)
@@ -135,7 +134,6 @@ def tabulated_costs(
 
 
 def _grid(first: float, last: float) -> FloatArray:
-    """Whole numbers from first to last, POINTS_PER_OCTAVE for each factor of two."""
     n = int(np.ceil(np.log2(last / first) * POINTS_PER_OCTAVE)) + 1 if last > first else 1
     points = np.unique(np.round(first * 2 ** (np.arange(n) / POINTS_PER_OCTAVE)))
     return np.append(points[points < last], last)
@@ -205,7 +203,6 @@ def sequence_bytes(experiment: Experiment) -> tuple[float, float]:
 
 
 def _resized(experiment: Experiment, *, n_sequences: int = 1, **lengths: int) -> Experiment:
-    """The experiment with so many sequences on each data-parallel rank, and whole prompts."""
     batch = n_sequences * experiment.plan.data_size
     workload = replace(experiment.workload, batch=batch, prefill_chunk=None, **lengths)
     return replace(experiment, workload=workload)

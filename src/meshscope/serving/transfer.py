@@ -70,13 +70,15 @@ def cache_transfer(
         )
     constants = constants or constants_of(decode.topology.chip)
     fixed_bytes, token_bytes = sequence_bytes(decode)
-    n_receivers = len(_rank_devices(decode))
+    # The devices that hold the cache of a sequence of the first rank.
+    sides = [(one, one.mesh.groups("pp", "cp", "tp")[0]) for one in (prefill, decode)]
+    n_receivers = len(sides[1][1])
     return CacheTransfer(
         path=path,
         fixed_bytes=fixed_bytes * n_receivers,
         token_bytes=token_bytes * n_receivers,
-        sides=tuple(_side(one, path, constants) for one in (prefill, decode)),
-        networks=tuple(_networks(one, path, constants) for one in (prefill, decode)),
+        sides=tuple((len(d), _lines(one.topology, d, path, constants)) for one, d in sides),
+        networks=tuple(_networks(one, path, constants) for one, _ in sides),
     )
 
 
@@ -91,14 +93,6 @@ def networks_of_engines(
         for of_rank in of_instance
         for instance in range(n_instances)
     )
-
-
-def _side(
-    experiment: Experiment, path: TransferPath, constants: LinkConstants
-) -> tuple[int, tuple[CollectiveLine, ...]]:
-    """The devices of a rank, and the lines between two instances like this one."""
-    devices = _rank_devices(experiment)
-    return len(devices), _lines(experiment.topology, devices, path, constants)
 
 
 def _lines(
@@ -138,13 +132,7 @@ def _networks(
     return tuple(networks * plan.pp)
 
 
-def _rank_devices(experiment: Experiment) -> tuple[int, ...]:
-    """The devices that hold the cache of a sequence of the first rank."""
-    return experiment.mesh.groups("pp", "cp", "tp")[0]
-
-
 def _joined_slice(topology: Topology) -> Topology:
-    """A slice of two such instances side by side along the shortest dimension."""
     if topology.chip.kind is not ChipKind.TPU or topology.n_slices > 1:
         raise SpecError(
             f"instances of {topology.name} are not parts of a slice. Use --transfer dcn."
@@ -162,20 +150,15 @@ def _joined_slice(topology: Topology) -> Topology:
 
 def _neighbors(topology: Topology, joined: Topology, devices: tuple[int, ...]) -> Groups:
     """Each device with the one at its place in the second half of the joined slice."""
-    ids = {place: number for number, place in enumerate(_places(joined))}
-    offset = tuple(a if a != b else 0 for a, b in zip(topology.grid, joined.grid, strict=True))
     places = _places(topology)
-
-    def shifted(place: tuple[int, ...]) -> tuple[int, ...]:
-        *at, core = place
-        moved = (x + (offset[dim] if dim < len(offset) else 0) for dim, x in enumerate(at))
-        return (*moved, core)
-
-    return tuple((ids[places[d]], ids[shifted(places[d])]) for d in devices)
+    ids = {place: number for number, place in enumerate(_places(joined))}
+    offset = [a if a != b else 0 for a, b in zip(topology.grid, joined.grid, strict=True)]
+    offset += [0] * (4 - len(offset))  # places have x, y, z and the core
+    moved = {d: tuple(map(sum, zip(places[d], offset, strict=True))) for d in devices}
+    return tuple((ids[places[d]], ids[moved[d]]) for d in devices)
 
 
 def _places(topology: Topology) -> list[tuple[int, ...]]:
-    """x, y, z and core of each device."""
     placement = fabric_of(topology).placement
     pairs = zip(placement.coordinates.tolist(), placement.core.tolist(), strict=True)
     return [(*at, core) for at, core in pairs]
