@@ -8,7 +8,7 @@ import meshscope
 from meshscope.api.options import request_of
 from meshscope.api.request import ExperimentRequest
 from meshscope.cost.expert_load import device_load, exchange_load
-from meshscope.cost.simulator import CollectiveEstimator
+from meshscope.cost.simulator import scheduled_collective
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology
@@ -95,10 +95,10 @@ def test_the_compiled_exchange_with_experts_takes_longer_and_others_do_not() -> 
     compiled = module_collectives(
         parse_hlo(HLO, "step"), mesh=Mesh(axes=(("dp", 8),)), crosses_slices=lambda _: None
     )
-    even, skewed = (
-        CollectiveEstimator(parse_topology("v6e-8"), exchange_load=load) for load in (1.0, 3.0)
-    )
     exchange, other = [(operation,) for operation in compiled.scheduled]
     for operations, factor in ((exchange, 3), (other, 1)):
-        one, longer = (estimator.estimate(operations) for estimator in (even, skewed))
+        one, longer = (
+            scheduled_collective(operations, parse_topology("v6e-8"), exchange_load=load)
+            for load in (1.0, 3.0)
+        )
         assert longer.seconds.value_s == pytest.approx(factor * one.seconds.value_s)

@@ -75,7 +75,7 @@ def _mean_times(
 ) -> tuple[float, float | None] | None:
     """Duration and exposed seconds of one execution; None without an estimate."""
     names = [name for name in source_ops_of(operations) if name in simulated.collectives]
-    estimates = [simulated.collectives[name].estimate for name in names]
+    estimates = [simulated.collectives[name].seconds for name in names]
     if not estimates or estimates[0] is None or None in estimates:
         return None
     tally = simulated.machine.tally
@@ -88,7 +88,7 @@ def _mean_times(
         return dur_s / n, exposed_s / n
     if len(names) > 1:
         return None
-    seconds = estimates[0].seconds.value_s  # in a branch that the simulation skipped
+    seconds = estimates[0].value_s  # in a branch that the simulation skipped
     return seconds, None if operations[0].is_async else seconds
 
 

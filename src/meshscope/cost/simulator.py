@@ -10,7 +10,7 @@ Left out: the HBM traffic of collectives, power shared by links and cores, and t
 """
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -48,60 +48,58 @@ _MAX_USES = 5  # from a copy over its done, the joining of slices and bitcasts t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveEstimate:
-    """Time of a collective, and the links that it occupies; `is_extrapolated` is outside the measured range."""
+class ScheduledCollective:
+    """The arrays that one scheduled instruction communicates; `seconds` is None if bytes or devices are unknown.
 
-    seconds: TimeEstimate
-    resources: tuple[Hashable, ...]
-    is_extrapolated: bool
-
-
-class CollectiveEstimator:
-    """Estimates collectives on a topology with fitted or calibrated link constants.
-
-    All-to-alls with experts take `exchange_load` times as long as under balanced routing.
+    `links` are those that it occupies; a time outside the measured range `is_extrapolated`.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        constants: LinkConstants | None = None,
-        *,
-        exchange_load: float = 1.0,
-    ) -> None:
-        self.topology = topology
-        self.constants = constants or constants_of(topology.chip)
-        self.exchange_load = exchange_load
+    operations: tuple[Operation, ...]
+    seconds: TimeEstimate | None = None
+    links: tuple[Hashable, ...] = ()
+    is_extrapolated: bool = False
 
-    def estimate(self, operations: tuple[Operation, ...]) -> CollectiveEstimate | None:
-        """The estimate of one scheduled instruction with all its arrays; None if bytes are unknown.
+    @property
+    def name(self) -> str:
+        """The scheduled instruction's name."""
+        return self.operations[0].scheduled_op.instruction.name
 
-        The opcode decides: a reduce-scatter that the compiler implements as an all-reduce costs an
-        all-reduce. Combined arrays count as one payload.
-        """
-        first = operations[0]
-        sizes = [operation.payload_bytes for operation in operations]
-        known = [size for size in sizes if size is not None]
-        if len(known) < len(sizes) or not first.groups:
-            return None
-        kind = KIND_OF_OPCODE.get(first.opcode, first.kind)
-        time = collective_time(
-            kind,
-            groups=first.groups,
-            payload_bytes=sum(known),
-            topology=self.topology,
-            algorithm=first.algorithm,
-            constants=self.constants,
-        )
-        is_exchange = kind is Kind.ALL_TO_ALL and part_of(first.site.instruction) in _EXCHANGE_PARTS
-        load = self.exchange_load if is_exchange else 1.0
-        low_s, high_s = (None if s is None else s * load for s in (time.low_s, time.high_s))
-        seconds = TimeEstimate(value_s=time.seconds * load, low_s=low_s, high_s=high_s)
-        return CollectiveEstimate(
-            seconds=seconds,
-            resources=_occupied_links(self.topology, kind, first.groups),
-            is_extrapolated=time.is_extrapolated,
-        )
+
+def scheduled_collective(
+    operations: tuple[Operation, ...],
+    topology: Topology,
+    constants: LinkConstants | None = None,
+    *,
+    exchange_load: float = 1.0,
+) -> ScheduledCollective:
+    """One scheduled instruction with all its arrays, by fitted or calibrated link constants.
+
+    The opcode decides: a reduce-scatter that the compiler implements as an all-reduce costs an
+    all-reduce. Combined arrays count as one payload. All-to-alls with experts take `exchange_load` times as long
+    as under balanced routing.
+    """
+    first = operations[0]
+    sizes = [operation.payload_bytes for operation in operations]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes) or not first.groups:
+        return ScheduledCollective(operations=operations)
+    kind = KIND_OF_OPCODE.get(first.opcode, first.kind)
+    time = collective_time(
+        kind,
+        groups=first.groups,
+        payload_bytes=sum(known),
+        topology=topology,
+        algorithm=first.algorithm,
+        constants=constants or constants_of(topology.chip),
+    )
+    is_exchange = kind is Kind.ALL_TO_ALL and part_of(first.site.instruction) in _EXCHANGE_PARTS
+    seconds = TimeEstimate(value_s=time.seconds, low_s=time.low_s, high_s=time.high_s)
+    return ScheduledCollective(
+        operations=operations,
+        seconds=seconds * (exchange_load if is_exchange else 1.0),
+        links=_occupied_links(topology, kind, first.groups),
+        is_extrapolated=time.is_extrapolated,
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -126,19 +124,6 @@ def _occupied_links(topology: Topology, kind: Kind, groups: Groups) -> tuple[Has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduledCollective:
-    """The arrays that one scheduled instruction communicates, with their estimate if bytes are known."""
-
-    operations: tuple[Operation, ...]
-    estimate: CollectiveEstimate | None
-
-    @property
-    def name(self) -> str:
-        """The scheduled instruction's name."""
-        return self.operations[0].scheduled_op.instruction.name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedSchedule:
     """A stretch of the entry computation that is executed `times` times.
 
@@ -158,8 +143,12 @@ class SimulatedStep:
     collectives: Mapping[str, ScheduledCollective]
     op_costs: Mapping[str, OpCost]
     copied_bytes: Mapping[str, int]
-    unestimated: tuple[str, ...]  # collectives without an estimate
     notes: tuple[str, ...]
+
+    @property
+    def unestimated(self) -> list[str]:
+        """The collectives without an estimate."""
+        return [name for name, one in self.collectives.items() if one.seconds is None]
 
     @property
     def spans(self) -> list[Span]:
@@ -175,7 +164,7 @@ class ScheduleSimulator:
         module: HloModule,
         module_collectives: ModuleCollectives,
         op_costs: OpCostModel,
-        estimator: CollectiveEstimator,
+        collective_of: Callable[[tuple[Operation, ...]], ScheduledCollective],
     ) -> None:
         self.module = module
         self.op_costs = op_costs
@@ -190,10 +179,9 @@ class ScheduleSimulator:
             sites = by_site.setdefault(id(operation.site.instruction), {})
             sites.setdefault(id(operation.site), []).append(operation)
         for sites in by_site.values():
-            operations = tuple(next(iter(sites.values())))
-            estimate = estimator.estimate(operations)
-            collective = ScheduledCollective(operations=operations, estimate=estimate)
-            first, scheduled = operations[0], operations[0].scheduled_op
+            collective = collective_of(tuple(next(iter(sites.values()))))
+            first = collective.operations[0]
+            scheduled = first.scheduled_op
             self.collectives.setdefault(collective.name, collective)
             self.issued.setdefault(id(scheduled.instruction), []).append(collective)
             has_done = scheduled.result is not None
@@ -216,13 +204,11 @@ class ScheduleSimulator:
         assert self.module.entry is not None
         run = _Simulation(self, folds)
         run.execute(self.module.entry, depth=0)
-        unestimated = [c.name for c in self.collectives.values() if c.estimate is None]
         return SimulatedStep(
             machine=run.machine,
             collectives=self.collectives,
             op_costs=run.op_costs,
             copied_bytes=run.copied_bytes,
-            unestimated=tuple(unestimated),
             notes=tuple(dict.fromkeys(run.notes)),
         )
 
@@ -318,14 +304,10 @@ class _Simulation:
             self._await(collective.name)
 
     def _issued(self, collective: ScheduledCollective) -> InFlight:
-        estimate = collective.estimate
-        task = Task(
-            name=collective.name,
-            lane=LINK_LANE,
-            seconds=estimate.seconds.value_s if estimate else 0.0,
-            key=(LINK_LANE, collective.name),
-        )
-        return self.machine.issue(task, estimate.resources if estimate else ())
+        seconds, key = collective.seconds, (LINK_LANE, collective.name)
+        seconds_s = 0.0 if seconds is None else seconds.value_s
+        task = Task(name=collective.name, lane=LINK_LANE, seconds=seconds_s, key=key)
+        return self.machine.issue(task, collective.links)
 
     def _await(self, name: str) -> None:
         if (issued := self._in_flight.pop(name, None)) is not None:

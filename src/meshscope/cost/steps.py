@@ -18,7 +18,7 @@ from meshscope.cost.op_cost import OpCostModel
 from meshscope.cost.rates import rates_of
 from meshscope.cost.row_times import timed_rows
 from meshscope.cost.shallow import folded_schedules
-from meshscope.cost.simulator import BUBBLE, CollectiveEstimator, ScheduleSimulator, SimulatedStep
+from meshscope.cost.simulator import BUBBLE, ScheduleSimulator, SimulatedStep, scheduled_collective
 from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import (
@@ -108,9 +108,13 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
     rates = rates_of(topology.chip, chip_profile)
     op_costs = OpCostModel(module_collectives.flow, rates, cycle_profile, experts, lengths)
     constants = None if chip_profile is None else chip_profile.constants
-    exchange_load = 1.0 if experts is None else experts.exchange
-    estimator = CollectiveEstimator(topology, constants, exchange_load=exchange_load)
-    schedule = ScheduleSimulator(module, module_collectives, op_costs, estimator)
+    collective_of = partial(
+        scheduled_collective,
+        topology=topology,
+        constants=constants,
+        exchange_load=1.0 if experts is None else experts.exchange,
+    )
+    schedule = ScheduleSimulator(module, module_collectives, op_costs, collective_of)
     folds = () if layers is None else folded_schedules(schedule, layers.folds)
     simulated = schedule.simulate(folds)
     devices, axes = module_collectives.devices, dict[str, str]()
@@ -155,12 +159,11 @@ def _step_time(
     for key, value in core.items():
         by_basis[str(key[3])] += value
     by_basis[TimeBasis.INTERCONNECT_MODEL] += sum(exposed.values())
-    estimates = [c.estimate for c in simulated.collectives.values()]
     notes = list(simulated.notes)
-    if simulated.unestimated:
-        names = ", ".join(simulated.unestimated[:4])
+    if unestimated := simulated.unestimated:
+        names = ", ".join(unestimated[:4])
         notes.append(
-            f"{len(simulated.unestimated)} collectives with unknown bytes or devices are not in the "
+            f"{len(unestimated)} collectives with unknown bytes or devices are not in the "
             f"times ({names})"
         )
     if step.low_s is None:
@@ -179,7 +182,7 @@ def _step_time(
         parts=_parts(_part_costs(simulated)),
         activities=_activities(_activity_times(simulated, axes)),
         unestimated=_unestimated(_unestimated_work(simulated)),
-        is_extrapolated=any(e is not None and e.is_extrapolated for e in estimates),
+        is_extrapolated=any(c.is_extrapolated for c in simulated.collectives.values()),
         notes=tuple(notes),
     )
 
@@ -271,9 +274,9 @@ def _step_estimate(simulated: SimulatedStep) -> TimeEstimate:
         if not cost.is_estimated and cost.time.seconds.value_s > 0:
             kernels.append((seconds, cost.time.seconds))
     for key, seconds in _tallied(tally, "exposed").items():
-        estimate = simulated.collectives[str(key[1])].estimate
-        if estimate is not None and estimate.seconds.value_s > 0:
-            collectives.append((seconds, estimate.seconds))
+        estimate = simulated.collectives[str(key[1])].seconds
+        if estimate is not None and estimate.value_s > 0:
+            collectives.append((seconds, estimate))
     groups = (kernels, collectives)
     if any(time.low_s is None or time.high_s is None for group in groups for _, time in group):
         return TimeEstimate(value_s=step_s, low_s=None, high_s=None)
