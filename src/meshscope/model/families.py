@@ -173,25 +173,39 @@ SIDE_NORM_TENSORS = {
 }
 
 
-def _read_rows() -> tuple[dict[Family, FamilyTraits], dict[str, Family]]:
-    """The rows of `families.toml`, and the model types with the layers of another family."""
-    text = Path(__file__).with_name("families.toml").read_text(encoding="utf-8")
-    document = tomllib.loads(text)
-    base = document["base"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertKeys:
+    """A row of `families.toml` for experts: config keys with defaults, and `fixed` fields that no key says."""
 
-    def row(values: Mapping[str, Any]) -> dict[str, Any]:
-        fields = {key: value for key, value in values.items() if key != "like"}
-        return (row(base[values["like"]]) if "like" in values else {}) | fields
-
-    traits = {
-        Family(name): from_plain(FamilyTraits, row(values), name)
-        for name, values in document["families"].items()
-    }
-    same = document["same_architecture"].items()
-    return traits, {name: Family(family) for family, names in same for name in names}
+    n_experts: tuple[str, ...] = ("num_local_experts",)
+    n_active: str = "num_experts_per_tok"
+    ffn: str = "moe_intermediate_size"
+    shared: str | None = None
+    normalized: bool | None = None
+    scale: float | None = None
+    limit: float | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-TRAITS, SAME_ARCHITECTURE = _read_rows()
+_ROWS = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
+
+
+def _row(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a row with those of the one that it is like."""
+    inherited = _row(_ROWS["base"][values["like"]]) if "like" in values else {}
+    return inherited | {key: value for key, value in values.items() if key != "like"}
+
+
+TRAITS = {
+    Family(name): from_plain(FamilyTraits, _row(values), name)
+    for name, values in _ROWS["families"].items()
+}
+EXPERT_KEYS = {
+    name: from_plain(ExpertKeys, values, name) for name, values in _ROWS["experts"].items()
+}
+SAME_ARCHITECTURE = {
+    name: Family(family) for family, names in _ROWS["same_architecture"].items() for name in names
+}
 # Families with an indexer, and those that mix layers of linear attention with layers of full attention.
 SPARSE_FAMILIES = frozenset(family for family, row in TRAITS.items() if row.has_indexer)
 HYBRID_FAMILIES = frozenset(

@@ -137,6 +137,13 @@ class ConfigReader:
             )
         return values
 
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """An object, empty if absent."""
+        value = self.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise SpecError(f"{self.source}: '{key}' must be an object, got {value!r}.")
+        return value
+
     def text(self, key: str, default: str | None = None) -> str:
         """A string."""
         value = self._value(key, default)

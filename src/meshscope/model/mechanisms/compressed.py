@@ -247,21 +247,28 @@ MLP_KINDS = {"hash_moe": MlpKind.HASH_MOE, "moe": MlpKind.MOE}
 
 def compressed_attention(reader: ConfigReader, _: Family) -> CompressedAttention:
     """The attention parameters of all layers; a layer's kind selects the parts it uses."""
-    if reader.integer("num_key_value_heads", 1) != 1:
+    n_kv_heads = reader.integer("num_key_value_heads", 1)
+    if n_kv_heads != 1:
         raise SpecError(
-            f"{reader.source}: num_key_value_heads={reader.integer('num_key_value_heads')} must be 1: "
+            f"{reader.source}: num_key_value_heads={n_kv_heads} must be 1: "
             "all heads of deepseek_v4 share one key. Correct the config."
         )
-    head_dim = reader.integer("head_dim")
+    head_dim, share = reader.integer("head_dim"), reader.optional_number("partial_rotary_factor")
+    if share is None:
+        width = reader.optional_integer("qk_rope_head_dim")
+        share = ROTATED_SHARE if width is None else width / head_dim
+    rates = reader.over(reader.mapping("compress_rates"))  # older configs have keys of their own
+    sparse = rates.integer("compressed_sparse_attention", 4)
+    heavy = rates.integer("heavily_compressed_attention", 128)
     rope, compressed_rope = _ropes(reader)
     return CompressedAttention(
         n_heads=reader.integer("num_attention_heads"),
         q_rank=reader.integer("q_lora_rank"),
         head_dim=head_dim,
-        rope_dim=_rope_dim(reader, head_dim),
+        rope_dim=int(head_dim * share),
         window=reader.integer("sliding_window", 128),
-        sparse_rate=_rate(reader, "compressed_sparse_attention", "compress_rate_csa", 4),
-        heavy_rate=_rate(reader, "heavily_compressed_attention", "compress_rate_hca", 128),
+        sparse_rate=reader.integer("compress_rate_csa", sparse),
+        heavy_rate=reader.integer("compress_rate_hca", heavy),
         n_groups=reader.integer("o_groups", 8),
         group_rank=reader.integer("o_lora_rank", 1024),
         rope=rope,
@@ -315,45 +322,23 @@ def _first(reader: ConfigReader, key: str, n_layers: int) -> ConfigReader:
     return reader.over({**reader.config, key: values[:n_layers]})
 
 
-def _rate(reader: ConfigReader, kind: str, older_key: str, default: int) -> int:
-    """Positions per entry, from the separate key of older configs or from `compress_rates`."""
-    rates = _mapping(reader, "compress_rates")
-    return reader.integer(older_key, reader.over(rates).integer(kind, default))
-
-
-def _rope_dim(reader: ConfigReader, head_dim: int) -> int:
-    share = reader.optional_number("partial_rotary_factor")
-    if share is None:
-        width = reader.optional_integer("qk_rope_head_dim")
-        share = ROTATED_SHARE if width is None else width / head_dim
-    return int(head_dim * share)
-
-
 def _ropes(reader: ConfigReader) -> tuple[Rope, Rope]:
     """Rotary embeddings of window-only layers and of compressed layers.
 
     The config nests them under `main` and `compress`, or is flat. In a flat config, scaling applies
     to compressed layers only, and their YaRN does not scale cosine and sine.
     """
-    nested = _mapping(reader, "rope_parameters")
-    if isinstance(nested.get("main"), Mapping) and isinstance(nested.get("compress"), Mapping):
-        main, compressed = (_rope_of(reader, nested[key]) for key in ("main", "compress"))
-        return main, compressed
-    scaling = {**_mapping(reader, "rope_scaling"), **nested}
-    scaling["rope_theta"] = reader.number("compress_rope_theta", COMPRESSED_THETA)
-    compressed = _rope_of(reader, scaling)
+    nested = reader.mapping("rope_parameters")
+
+    def rope_of(parameters: Mapping[str, Any]) -> Rope:
+        whole = {**reader.config, "rope_scaling": None, "rope_parameters": parameters}
+        return replace(read_rope(reader.over(whole)), is_interleaved=True)
+
+    main, compress = nested.get("main"), nested.get("compress")
+    if isinstance(main, Mapping) and isinstance(compress, Mapping):
+        return rope_of(main), rope_of(compress)
+    theta = reader.number("compress_rope_theta", COMPRESSED_THETA)
+    compressed = rope_of({**reader.mapping("rope_scaling"), **nested, "rope_theta": theta})
     if compressed.rope_type is RopeType.YARN and compressed.attention_factor is None:
         compressed = replace(compressed, attention_factor=1.0)
-    return _rope_of(reader, {}), compressed
-
-
-def _rope_of(reader: ConfigReader, parameters: Mapping[str, Any]) -> Rope:
-    whole = {**reader.config, "rope_scaling": None, "rope_parameters": parameters}
-    return replace(read_rope(reader.over(whole)), is_interleaved=True)
-
-
-def _mapping(reader: ConfigReader, key: str) -> Mapping[str, Any]:
-    value = reader.get(key) or {}
-    if not isinstance(value, Mapping):
-        raise SpecError(f"{reader.source}: '{key}' must be an object, got {value!r}.")
-    return value
+    return rope_of({}), compressed

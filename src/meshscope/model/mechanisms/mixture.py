@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.model.arrays import LAYER_BASE, ColumnSlice, Dim, Weight, WeightBuilder, letters
-from meshscope.model.families import Family, FamilyTraits, MlpRule
+from meshscope.model.families import EXPERT_KEYS, Family, FamilyTraits, MlpRule
 from meshscope.model.layers import MlpKind
 from meshscope.model.reader import ConfigReader
 
@@ -175,109 +175,38 @@ def read_mixture(
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ExpertKeys:
-    """Keys of a config for experts, and the fields that no key says.
-
-    `shared` is the width of the shared experts: that of one routed expert if it is `ffn`. `normalized` is the default of
-    `norm_topk_prob`, `scale` that of `routed_scaling_factor` and `limit` that of `swiglu_limit`, if these are read.
-    """
-
-    n_experts: tuple[str, ...] = ("num_local_experts",)
-    n_active: str = "num_experts_per_tok"
-    ffn: str = "moe_intermediate_size"
-    shared: str | None = None
-    normalized: bool | None = None
-    scale: float | None = None
-    limit: float | None = None
-    fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-_NORMALIZED: dict[str, Any] = {"scoring": Scoring.SOFTMAX, "is_normalized": True}
-_MIXTRAL = _ExpertKeys(ffn="intermediate_size", fixed=_NORMALIZED)
-_DEEPSEEK = _ExpertKeys(n_experts=("n_routed_experts",), shared="ffn")
-# Sources: Qwen3NextSparseMoeBlock, Qwen3_5MoeSparseMoeBlock, Llama4TextMoe, Gemma4TextRouter and Gemma4TextExperts,
-# DeepseekV2TopkRouter and DeepseekV3TopkRouter of transformers. Qwen3.5 always normalizes. Qwen3's number of experts
-# has another name before transformers 5. The shared expert of DeepSeek-V4 is as wide as one routed expert, whatever
-# the config counts.
-_EXPERT_KEYS = {
-    "mixtral": _MIXTRAL,
-    "gpt_oss": replace(
-        _MIXTRAL,
-        limit=7.0,
-        fixed=_NORMALIZED | {"has_bias": True, "activation": Activation.CLAMPED_SWIGLU},
-    ),
-    "qwen3_moe": _ExpertKeys(
-        n_experts=("num_local_experts", "num_experts"), normalized=False, fixed=_NORMALIZED
-    ),
-    "qwen3_next": _ExpertKeys(
-        n_experts=("num_experts",),
-        shared="shared_expert_intermediate_size",
-        normalized=True,
-        fixed=_NORMALIZED | {"has_shared_gate": True},
-    ),
-    "gemma4": _ExpertKeys(
-        n_experts=("num_experts",),
-        n_active="top_k_experts",
-        fixed=_NORMALIZED | {"has_scales": True, "activation": Activation.GEGLU},
-    ),
-    "llama4": _ExpertKeys(
-        ffn="intermediate_size",
-        shared="ffn",
-        fixed={"scoring": Scoring.SIGMOID, "is_normalized": False, "scales_inputs": True},
-    ),
-    "deepseek_v2": replace(_DEEPSEEK, fixed={"is_normalized": False}),
-    "deepseek_v3": replace(
-        _DEEPSEEK,
-        normalized=True,
-        fixed={"group_score": GroupScore.TOP2_SUM, "has_correction_bias": True},
-    ),
-    "deepseek_v4": replace(
-        _DEEPSEEK,
-        scale=1.5,
-        limit=10.0,
-        fixed=_NORMALIZED | {"has_correction_bias": True, "activation": Activation.LIMITED_SWIGLU},
-    ),
-}
-_EXPERT_KEYS["qwen3_5"] = replace(_EXPERT_KEYS["qwen3_next"], normalized=None)
-
-
 def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
     """The experts of a config; keys and routing depend on the family."""
     name = family.traits.experts
     assert name is not None
-    keys = _EXPERT_KEYS[name]
-    of_family = {"llama4": _llama4_routing, "deepseek_v4": _deepseek_v4_routing}
-    read = dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek_routing) | of_family
-    fields = dict(keys.fixed) | (read[name](reader, family) if name in read else {})
+    keys = EXPERT_KEYS[name]
+    enums = {"scoring": Scoring, "activation": Activation, "group_score": GroupScore}
+    fields: dict[str, Any] = {
+        key: enums[key](v) if key in enums else v for key, v in keys.fixed.items()
+    }
+    read = {"deepseek_v4": _deepseek_v4_routing}
+    read |= dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek_routing)
+    if name in read:
+        fields |= read[name](reader, family)
     ffn = reader.integer(keys.ffn)
     present = (key for key in keys.n_experts if reader.get(key) is not None)
     if keys.normalized is not None:
-        is_normalized = reader.boolean("norm_topk_prob", default=keys.normalized)
-        fields["is_normalized"] = is_normalized
+        fields["is_normalized"] = reader.boolean("norm_topk_prob", default=keys.normalized)
     if keys.scale is not None:
         fields["scale"] = reader.number("routed_scaling_factor", keys.scale)
     if keys.limit is not None:
         fields["activation_limit"] = reader.number("swiglu_limit", keys.limit)
-    if keys.shared is not None and "shared_ffn" not in fields:
+    if keys.shared is not None:
         fields["shared_ffn"] = ffn if keys.shared == "ffn" else reader.integer(keys.shared)
-    n_active = 1 if name == "llama4" else None
-    return MixtureOfExperts(
-        n_experts=reader.integer(next(present, keys.n_experts[-1])),
-        n_active=reader.integer(keys.n_active, n_active),
-        ffn=ffn,
-        **fields,
-    )
-
-
-def _llama4_routing(reader: ConfigReader, _: Family) -> dict[str, Any]:
-    n_active = reader.integer("num_experts_per_tok", 1)
-    if n_active != 1:
+    has_one = fields.get("scales_inputs") is True
+    n_active = reader.integer(keys.n_active, 1 if has_one else None)
+    if has_one and n_active != 1:
         raise SpecError(
-            f"{reader.source}: num_experts_per_tok={n_active} is not supported for llama4_text, whose scores "
+            f"{reader.source}: num_experts_per_tok={n_active} is not supported for {family}, whose scores "
             "scale the inputs of experts. Supported: 1."
         )
-    return {}
+    n_experts = reader.integer(next(present, keys.n_experts[-1]))
+    return MixtureOfExperts(n_experts=n_experts, n_active=n_active, ffn=ffn, **fields)
 
 
 def _deepseek_routing(reader: ConfigReader, family: Family) -> dict[str, Any]:
