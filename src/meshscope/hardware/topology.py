@@ -1,8 +1,9 @@
 """Slices of accelerators: chip, grid and number of slices, parsed from common names."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 from math import isqrt, prod
 from typing import Any
 
@@ -90,20 +91,26 @@ def parse_topology(text: str, *, is_imported: bool = False) -> Topology:
 
 
 def _check(text: str, topology: Topology) -> None:
-    chip, grid = topology.chip, topology.grid
+    """Raise SpecError for a slice of another number of dimensions, larger than a pod, or of parts of hosts."""
+    chip, grid, n_dims = topology.chip, topology.grid, topology.chip.n_grid_dims
     if topology.n_devices > MAX_DEVICES:
         raise SpecError(
             f"topology '{text}' has {topology.n_devices} devices. Use at most {MAX_DEVICES}."
         )
-    if len(grid) != chip.n_grid_dims:
-        example = {1: f"{chip.name}:8", 2: f"{chip.name}:2x4", 3: f"{chip.name}:2x2x1"}[
-            chip.n_grid_dims
-        ]
+    if len(grid) != n_dims:
+        example = {1: "8", 2: "2x4", 3: "2x2x1"}[n_dims]
         raise SpecError(
-            f"topology '{text}' has {len(grid)} dimensions; a {chip.name} grid has {chip.n_grid_dims}. "
-            f"Write it like '{example}'."
+            f"topology '{text}' has {len(grid)} dimensions; a {chip.name} grid has {n_dims}. "
+            f"Write it like '{chip.name}:{example}'."
         )
-    _check_pod(text, topology)
+    n_chips, n_pod = prod(grid), chip.pod_chips
+    side = None if n_pod is None else isqrt(n_pod) if n_dims == 2 else n_pod
+    if n_pod is not None and side is not None and (n_chips > n_pod or max(grid) > side):
+        sides = f", {side}x{side}" if n_dims == 2 else ""
+        remedy = "Use a smaller slice."
+        if n_dims == 2 and n_chips > n_pod:
+            remedy = f"Use several slices, like '{n_chips // n_pod}x{chip.name}:16x16'."
+        raise SpecError(f"topology '{text}': a {chip.name} pod has {n_pod} chips{sides}. {remedy}")
     for size, host in zip(grid, topology.host_bounds, strict=False):
         if chip.kind is ChipKind.TPU and size % host:
             raise SpecError(
@@ -112,48 +119,25 @@ def _check(text: str, topology: Topology) -> None:
             )
 
 
-def _check_pod(text: str, topology: Topology) -> None:
-    """Raise SpecError for a slice that is larger than a pod."""
-    chip, grid = topology.chip, topology.grid
-    if chip.pod_chips is None:
-        return
-    n_chips = prod(grid)
-    largest_side = isqrt(chip.pod_chips) if chip.n_grid_dims == 2 else chip.pod_chips
-    if n_chips <= chip.pod_chips and max(grid) <= largest_side:
-        return
-    several = f" Use several slices, like '{n_chips // chip.pod_chips}x{chip.name}:16x16'."
-    raise SpecError(
-        f"topology '{text}': a {chip.name} pod has {chip.pod_chips} chips"
-        + (f", {largest_side}x{largest_side}." if chip.n_grid_dims == 2 else ".")
-        + (
-            several
-            if chip.n_grid_dims == 2 and n_chips > chip.pod_chips
-            else " Use a smaller slice."
-        )
-    )
-
-
-def _grid_of_cloud_name(text: str, chip: Chip, count: int) -> tuple[int, ...]:
+def _grid_of_cloud_name(text: str, chip: Chip, n_chips: int) -> tuple[int, ...]:
     """The default chip grid of a cloud name: the powers of two closest to a square or cube."""
-    n_chips = count
     if chip.name_counts_cores:
-        if count % 2:
+        if n_chips % 2:
             raise SpecError(
                 f"topology '{text}': {chip.name} names count cores, two per chip. Use an even number."
             )
-        n_chips = count // 2
+        n_chips //= 2
     if n_chips & (n_chips - 1):
         raise SpecError(
             f"topology '{text}': {n_chips} chips have no default grid. "
             f"Write the grid, like '{chip.name}:{'x'.join(['4'] * chip.n_grid_dims)}'."
         )
-    n_doublings = n_chips.bit_length() - 1
-    if chip.n_grid_dims == 2:  # 8 chips are 2x4, 16 are 4x4
-        return (1 << n_doublings // 2, 1 << (n_doublings + 1) // 2)
-    if n_doublings <= 2:  # up to one host: 1x1x1, 1x2x1, 2x2x1
-        return (1 << n_doublings // 2, 1 << (n_doublings + 1) // 2, 1)
-    # 8 chips are 2x2x2, 16 are 2x2x4, 32 are 2x4x4, 64 are 4x4x4
-    return (1 << n_doublings // 3, 1 << (n_doublings + 1) // 3, 1 << (n_doublings + 2) // 3)
+    # In 2D, 8 chips are 2x4, 16 are 4x4. In 3D, up to one host 1x1x1, 1x2x1, 2x2x1; then 8 chips are 2x2x2, 16 are
+    # 2x2x4, 32 are 2x4x4, 64 are 4x4x4.
+    n_doublings, n_dims = n_chips.bit_length() - 1, chip.n_grid_dims
+    n_split = 2 if n_doublings <= 2 else n_dims
+    sides = tuple(1 << (n_doublings + i) // n_split for i in range(n_split))
+    return sides + (1,) * (n_dims - n_split)
 
 
 def cloud_name(chip: Chip, n_chips: int) -> str:
@@ -163,7 +147,11 @@ def cloud_name(chip: Chip, n_chips: int) -> str:
 
 def standard_slices(chip: Chip) -> tuple[Topology, ...]:
     """The slices of a chip by size: powers of two, from a host to the largest in a pod."""
-    return tuple(parse_topology(cloud_name(chip, n)) for n in _sizes(chip))
+    sizes = takewhile(
+        lambda n: n <= (chip.pod_chips or 0), (chip.chips_per_host << i for i in count())
+    )
+    singles = [1] * chip.is_rented_singly
+    return tuple(parse_topology(cloud_name(chip, n)) for n in (*singles, *sizes))
 
 
 def every_slice() -> tuple[Topology, ...]:
@@ -171,16 +159,6 @@ def every_slice() -> tuple[Topology, ...]:
     tpus = (chip for chip in CHIPS.values() if chip.kind is ChipKind.TPU)
     slices = (topology for chip in tpus for topology in standard_slices(chip))
     return tuple(sorted(slices, key=lambda topology: topology.n_chips))
-
-
-def _sizes(chip: Chip) -> Iterator[int]:
-    """Chips of the standard slices."""
-    if chip.is_rented_singly:
-        yield 1
-    n_chips = chip.chips_per_host
-    while chip.pod_chips is not None and n_chips <= chip.pod_chips:
-        yield n_chips
-        n_chips *= 2
 
 
 def slice_of_devices(devices: Sequence[Any]) -> Topology:
@@ -192,21 +170,15 @@ def slice_of_devices(devices: Sequence[Any]) -> Topology:
         names = [n for n, c in CHIPS.items() if c.kind is ChipKind.GPU and n in kind]
         if names:
             return parse_topology(f"{names[0]}:{len(devices)}")
-    chip = tpu_of_kind(kind)
-    if chip is not None and (grid := _grid(devices, chip.n_grid_dims)) is not None:
-        topology = parse_topology(f"{chip.name}:{'x'.join(map(str, grid))}")
+    chip, coords = tpu_of_kind(kind), [getattr(device, "coords", None) for device in devices]
+    if chip is not None and None not in coords:
+        # Chips along each dimension.
+        ends = [sorted(c[dim] for c in coords if c) for dim in range(chip.n_grid_dims)]
+        grid = "x".join(str(of_dim[-1] - of_dim[0] + 1) for of_dim in ends)
+        topology = parse_topology(f"{chip.name}:{grid}")
         if topology.n_devices == len(devices):
             return topology
     raise SpecError(
         f"the slice of {len(devices)} devices of kind '{devices[0].device_kind}' is unknown. "
         "Give topology=, such as 'v6e-8'."
     )
-
-
-def _grid(devices: Sequence[Any], n_dims: int) -> list[int] | None:
-    """Chips along each dimension; None if the devices have no coordinates."""
-    coords = [getattr(device, "coords", None) for device in devices]
-    known = [c for c in coords if c is not None]
-    if len(known) < len(coords):
-        return None
-    return [max(c[dim] for c in known) - min(c[dim] for c in known) + 1 for dim in range(n_dims)]

@@ -74,14 +74,6 @@ class PhaseProgram:
     start: int = 0
 
 
-def phase_programs(phase: Phase, chunks: PrefillChunks) -> tuple[PhaseProgram, ...]:
-    """The programs of a phase: one, or one for each chunk of a prompt; the last has its name."""
-    starts = chunks.starts if phase is Phase.PREFILL else (0,)
-    names = (*(f"{phase}_at{start}" for start in starts[:-1]), phase.value)
-    parts = zip(names, starts, strict=True)
-    return tuple(PhaseProgram(name=name, phase=phase, start=start) for name, start in parts)
-
-
 def prefill_chunks(chunk: int | None, *, n_sequences: int, prompt: int) -> PrefillChunks:
     """The chunks of `n_sequences` prompts on a device; a checked `chunk` divides them evenly."""
     n_tokens = n_sequences * prompt if chunk is None else chunk

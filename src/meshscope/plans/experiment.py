@@ -19,7 +19,6 @@ from meshscope.plans.chunks import (
     PhaseProgram,
     PrefillChunks,
     check_chunks,
-    phase_programs,
     prefill_chunks,
     with_auto_chunk,
 )
@@ -90,18 +89,11 @@ class Experiment:
 
     @property
     def is_scanned(self) -> bool:
-        """Whether the layers are compiled as a loop."""
-        if not self.program.frontend.is_own:
-            return False  # a trace has no loops, and engines write none
-        match self.program.loop:
-            case Loop.SCAN:
-                return True
-            case Loop.UNROLL:
-                return False
-            case Loop.AUTO:
-                is_gpu = self.topology.chip.kind is ChipKind.GPU
-                limit = MAX_UNROLLED_LAYERS_GPU if is_gpu else MAX_UNROLLED_LAYERS
-                return self.model.n_layers > limit
+        """Whether the layers are compiled as a loop; a trace has no loops, and engines write none."""
+        loop, is_gpu = self.program.loop, self.topology.chip.kind is ChipKind.GPU
+        limit = MAX_UNROLLED_LAYERS_GPU if is_gpu else MAX_UNROLLED_LAYERS
+        is_deep = loop is Loop.AUTO and self.model.n_layers > limit
+        return self.program.frontend.is_own and (loop is Loop.SCAN or is_deep)
 
     @property
     def shallow_layers(self) -> ShallowLayers | None:
@@ -198,11 +190,9 @@ class Experiment:
     @property
     def prefill_chunks(self) -> PrefillChunks:
         """The chunks of a device's prefill; in a pipeline, one chunk of several micro-batches."""
-        workload = self.workload
-        n_sequences = workload.batch // self.plan.data_size
-        return prefill_chunks(
-            workload.prefill_chunk, n_sequences=n_sequences, prompt=workload.prompt
-        )
+        chunk, prompt = self.workload.prefill_chunk, self.workload.prompt
+        n_sequences = self.workload.batch // self.plan.data_size
+        return prefill_chunks(chunk, n_sequences=n_sequences, prompt=prompt)
 
     @property
     def has_cut_prompts(self) -> bool:
@@ -210,8 +200,11 @@ class Experiment:
         return self.prefill_chunks.is_cut
 
     def programs(self, phase: Phase) -> tuple[PhaseProgram, ...]:
-        """The programs of a phase: one, or one for each chunk of a prompt."""
-        return phase_programs(phase, self.prefill_chunks)
+        """The programs of a phase: one, or one for each chunk of a prompt; the last has its name."""
+        starts = self.prefill_chunks.starts if phase is Phase.PREFILL else (0,)
+        names = (*(f"{phase}_at{start}" for start in starts[:-1]), phase.value)
+        parts = zip(names, starts, strict=True)
+        return tuple(PhaseProgram(name=name, phase=phase, start=start) for name, start in parts)
 
     def n_chunks(self, phase: Phase) -> int:
         """Executions of programs in one step: the chunks of prefill; 1 in decode."""
@@ -225,9 +218,8 @@ class Experiment:
 
     def n_positions(self, phase: Phase) -> int:
         """New positions of a sequence in one chunk of prefill, or in a decode step."""
-        if phase is Phase.PREFILL:
-            return self.prefill_chunks.n_positions
-        return self.workload.decode_tokens
+        is_prefill = phase is Phase.PREFILL
+        return self.prefill_chunks.n_positions if is_prefill else self.workload.decode_tokens
 
     def n_rows(self, phase: Phase) -> int:
         """Rows of a device's residual stream: sequences in a chunk of prefill, single tokens in decode."""
