@@ -29,7 +29,7 @@ from meshscope.readers.traces.chrome import read_chrome
 from meshscope.readers.traces.kineto import read_kineto
 from meshscope.readers.traces.merge import merged
 from meshscope.readers.traces.nsys import read_nsys
-from meshscope.readers.traces.served import read_served
+from meshscope.readers.traces.servers import read_served
 from meshscope.readers.traces.sniff import format_of
 from meshscope.readers.traces.trace import Trace, TraceFormat
 from meshscope.readers.traces.xplane import read_xplane, trace_of_profile

@@ -32,7 +32,7 @@ from meshscope.readers.profile.executions import (
 )
 from meshscope.readers.profile.steps import ops_in_steps, steps_of
 from meshscope.readers.profile.xplane import Profile, read_profile
-from meshscope.readers.traces.annotations import phase_of
+from meshscope.readers.traces.servers import phase_of
 
 PS = 1e-12
 

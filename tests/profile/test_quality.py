@@ -75,9 +75,9 @@ def test_each_fault_is_reported(
     tmp_path: Path, planes: list[Plane], options: dict[str, object], messages: list[str]
 ) -> None:
     errors = ("buffer overflow",) if "buffer overflow" in messages[0] else ()
-    found = faults(write(tmp_path / "h.xplane.pb", *planes, errors=errors), **options)
-    assert len(found) == len(messages)
-    for finding, message in zip(found, messages, strict=True):
+    findings = faults(write(tmp_path / "h.xplane.pb", *planes, errors=errors), **options)
+    assert len(findings) == len(messages)
+    for finding, message in zip(findings, messages, strict=True):
         assert message in finding
 
 
@@ -89,8 +89,8 @@ def test_an_op_of_some_devices_is_expected_only_there(
 ) -> None:
     """Only device 3 ran, so nothing is expected of the others."""
     recorded = write(tmp_path / "h.xplane.pb", tpu(Event(REDUCE, 0, 9)))
-    found = faults(recorded, expected_by_device=dict.fromkeys(EXPECTED, due))
-    assert ["was recorded 1 times" in fault for fault in found] == [True] * is_lost
+    findings = faults(recorded, expected_by_device=dict.fromkeys(EXPECTED, due))
+    assert ["was recorded 1 times" in fault for fault in findings] == [True] * is_lost
 
 
 def test_a_device_with_fewer_runs_than_another_is_reported(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_a_device_with_fewer_runs_than_another_is_reported(tmp_path: Path) -> No
         lines = [Line("XLA Modules", runs), Line("XLA Ops", ops), Line("Steps", [Event("0", 0, 9)])]
         return Plane(f"/device:TPU:{ordinal}", lines, kind_stats=kind)
 
-    (found,) = faults(write(tmp_path / "h.xplane.pb", chip(0, 5), chip(1, 3)))
-    assert found.startswith("Device 1 recorded 3 runs of 'jit_f', another device 5")
+    (findings,) = faults(write(tmp_path / "h.xplane.pb", chip(0, 5), chip(1, 3)))
+    assert findings.startswith("Device 1 recorded 3 runs of 'jit_f', another device 5")
 
 
 @pytest.mark.parametrize(
@@ -122,5 +122,5 @@ def test_a_compilation_between_ops_is_reported_and_an_earlier_one_is_not(
 def test_hosts_on_a_guessed_clock_are_reported(tmp_path: Path) -> None:
     for name in ("h0", "h1"):
         write(tmp_path / f"{name}.xplane.pb", tpu(Event(FUSION, 0, 9)))
-    (found,) = faults(tmp_path)
-    assert "host 'h1' is aligned by: start of the profile" in found
+    (findings,) = faults(tmp_path)
+    assert "host 'h1' is aligned by: start of the profile" in findings

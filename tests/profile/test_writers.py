@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from made_profiles import FUSION, GOLDEN, REDUCE, Event, Line, Plane, tpu, v6e_host, write
 
-from meshscope.readers.profile.timeline import profile_timeline
 from meshscope.readers.profile.wire import Message
-from meshscope.readers.profile.xplane import Profile, read_profile
+from meshscope.readers.profile.xplane import Profile, profile_timeline, read_profile
 from meshscope.reports.export.chrome import write_chrome
 from meshscope.reports.export.perfetto import write_perfetto
 

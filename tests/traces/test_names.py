@@ -12,17 +12,17 @@ import pytest
 
 from meshscope.errors import TraceError
 from meshscope.events.enums import Kind
-from meshscope.readers.traces.annotations import (
+from meshscope.readers.traces.collectives import (
+    is_named_like_communication,
+    kernel_collective,
+    kind_of,
+)
+from meshscope.readers.traces.servers import (
     StepKind,
     StepMark,
     distinct_steps,
     kind_of_tokens,
     read_annotation,
-)
-from meshscope.readers.traces.collectives import (
-    is_named_like_communication,
-    kernel_collective,
-    kind_of,
 )
 from meshscope.readers.traces.sniff import check_kind, format_of
 from meshscope.readers.traces.trace import TraceFormat

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from meshscope.errors import TraceError
-from meshscope.readers.traces.served import read_served
+from meshscope.readers.traces.servers import read_served
 
 VLLM = {
     "completed": 200, "request_throughput": 12.65, "output_throughput": 1619.2,

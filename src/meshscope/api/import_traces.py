@@ -28,7 +28,7 @@ from meshscope.plans.workload import Workload
 from meshscope.prediction import predict
 from meshscope.readers.traces.attribution import TraceRows, attributed
 from meshscope.readers.traces.merge import MergedTrace, merged
-from meshscope.readers.traces.served import read_served
+from meshscope.readers.traces.servers import read_served
 from meshscope.readers.traces.sniff import format_of, trace_folder
 from meshscope.readers.traces.trace import TraceFormat
 from meshscope.reports.export.card import WorkloadCard, is_card, read_card

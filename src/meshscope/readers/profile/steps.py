@@ -15,14 +15,14 @@ from meshscope.readers.profile.nesting import innermost
 from meshscope.readers.profile.ops import PS, Ops, in_schema, module_runs, stat_of
 from meshscope.readers.profile.plane import Plane
 from meshscope.readers.profile.xplane import Profile
-from meshscope.readers.traces.annotations import StepMark, distinct_steps, phase_of, read_annotation
+from meshscope.readers.traces.servers import StepMark, distinct_steps, phase_of, read_annotation
 from meshscope.readers.traces.trace import steps_table
 
 MARKS_SCHEMA: dict[str, Any] = {
     "host": pl.UInt16,
     "plane": pl.UInt16,
     "on_device": pl.Boolean,  # applies to the ops of this plane only
-    "line": pl.UInt32,  # of annotations of servers, whose calls on several threads are several steps
+    "line": pl.UInt32,  # calls of servers on several threads are several steps
     "name": pl.String,
     "phase": pl.String,
     "step": pl.Int64,

@@ -21,7 +21,6 @@ import polars as pl
 from meshscope.errors import TraceError
 from meshscope.hardware.chips import ChipKind
 from meshscope.readers.profile.nesting import Ints, innermost
-from meshscope.readers.traces.annotations import StepMark, distinct_steps, read_annotation
 from meshscope.readers.traces.collectives import (
     dtype_of,
     is_nccl,
@@ -31,6 +30,7 @@ from meshscope.readers.traces.collectives import (
     short_name,
 )
 from meshscope.readers.traces.json_stream import FAULTS, JsonTrace
+from meshscope.readers.traces.servers import StepMark, distinct_steps, read_annotation
 from meshscope.readers.traces.trace import (
     MAX_NS,
     MAX_OPS,

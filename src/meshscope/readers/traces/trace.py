@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from meshscope.hardware.chips import ChipKind
 from meshscope.readers.profile.nesting import Ints, innermost
-from meshscope.readers.traces.annotations import (
+from meshscope.readers.traces.servers import (
     StepAnnotation,
     StepMark,
     phase_of,

@@ -13,8 +13,7 @@ from typing import Any
 import polars as pl
 
 from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track, printable
-from meshscope.readers.profile.timeline import profile_timeline
-from meshscope.readers.profile.xplane import Profile
+from meshscope.readers.profile.xplane import Profile, profile_timeline
 from meshscope.reports.export.chrome import write_chrome
 from meshscope.reports.export.protobuf import double, fixed64, number, span, varint
 
