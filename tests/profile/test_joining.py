@@ -1,7 +1,6 @@
 """Executions, steps and the join with HLO."""
 
 import json
-from fractions import Fraction
 from pathlib import Path
 
 import polars as pl
@@ -142,13 +141,6 @@ def test_the_join_fills_the_event_table(tmp_path: Path) -> None:
         "hlo_name": "ar.1", "source_line": "model.py:7", "module": "jit_decode", "run_id": 7,
         "step": 1, "host": 0, "line": 1, "is_paired": True, "is_joined": True,
     }  # fmt: skip
-
-
-def test_a_frame_joins_like_a_mapping(tmp_path: Path) -> None:
-    ops = ops_in_steps(read(tmp_path, tpu(Event(REDUCE, 10, 500))))
-    facts = {"layer": 4, "wire_bytes": Fraction(7, 1).__float__()}
-    frame = pl.DataFrame([{"module": "jit_decode", "hlo_name": "ar.1", **facts}])
-    assert join_hlo(ops, frame).equals(join_hlo(ops, {("jit_decode", "ar.1"): facts}))
 
 
 def test_the_phase_of_the_hlo_takes_precedence_over_that_of_the_profile(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_a_tpu_op_has_the_facts_of_its_event_and_metadata(tmp_path: Path) -> Non
         "start_s": pytest.approx(10e-12), "dur_s": pytest.approx(500e-12), "role": "leaf",
         "module": "jit_decode", "program_id": 12345678901234567890, "hlo_name": "ar.1",
         "opcode": "all-reduce", "kind": "all_reduce", "category": "all-reduce", "starts": None,
-        "op_name": "jit(f)/decode/mlp/psum", "source_line": "model.py:7", "dtype": "f32", "shape": [4], "payload_bytes": 16,
+        "source_line": "model.py:7", "dtype": "f32", "shape": [4], "payload_bytes": 16,
         "groups": [[0, 1]], "text": "",
     }  # fmt: skip
 

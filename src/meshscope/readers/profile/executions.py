@@ -21,7 +21,7 @@ from meshscope.events.schema import POLARS_SCHEMA
 from meshscope.readers.profile.nesting import CoveredTime
 from meshscope.readers.profile.ops import CONTAINERS, ROLES, Ops, in_schema
 
-Instructions = Mapping[tuple[str, str], Mapping[str, Any]] | pl.DataFrame
+Instructions = Mapping[tuple[str, str], Mapping[str, Any]]  # facts by module and name
 
 KEYS = ("module", "hlo_name")
 # Facts of an instruction that are not columns of the event table.
@@ -45,7 +45,10 @@ def with_hlo(ops: Ops, instructions: Instructions) -> Ops:
 
     Ops that the HLO calls `while`, `call` or `conditional` become containers.
     """
-    facts = _facts_frame(instructions)
+    return _with_facts(ops, _facts_frame(instructions))
+
+
+def _with_facts(ops: Ops, facts: pl.DataFrame) -> Ops:
     shared = [n for n in facts.columns if n in ops.instructions.columns and n not in KEYS]
     joined = _joined(ops.instructions, facts.select(*KEYS, *shared))
     merged = joined.select(ops.instructions.columns)
@@ -70,7 +73,7 @@ def join_hlo(ops: Ops, instructions: Instructions) -> pl.DataFrame:
             f"profile and HLO are of different programs: the profile ran {_some(measured)}, the HLO "
             f"is of {_some(given)}. Pass the HLO of the run that was profiled."
         )
-    runs = executions(with_hlo(ops, facts))
+    runs = executions(_with_facts(ops, facts))
     other = facts.select(
         *KEYS,
         *(n for n in facts.columns if n not in runs.columns or n == "phase"),
@@ -107,17 +110,12 @@ def join_hlo(ops: Ops, instructions: Instructions) -> pl.DataFrame:
 def _facts_frame(instructions: Instructions) -> pl.DataFrame:
     """One row per (module, hlo_name), with columns of the event table and EXTRA_FACTS."""
     schema = {**POLARS_SCHEMA, **EXTRA_FACTS, "module": pl.String}
-    if isinstance(instructions, pl.DataFrame):
-        frame = instructions
-    else:
-        records = [
-            {"module": module, "hlo_name": name, **facts}
-            for (module, name), facts in instructions.items()
-        ]
-        names = {name for record in records for name in record} | set(KEYS)
-        frame = pl.DataFrame(records, schema={n: t for n, t in schema.items() if n in names})
-    known = frame.select(pl.col(n).cast(schema[n]) for n in frame.columns if n in schema)
-    return known.unique(list(KEYS), keep="first", maintain_order=True)
+    records = [
+        {"module": module, "hlo_name": name, **facts}
+        for (module, name), facts in instructions.items()
+    ]
+    names = {name for record in records for name in record} | set(KEYS)
+    return pl.DataFrame(records, schema={n: t for n, t in schema.items() if n in names})
 
 
 def _joined(rows: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
@@ -251,11 +249,10 @@ PS_PER_S = 1e12
 def participants(rows: pl.DataFrame) -> pl.DataFrame:
     """The measured collectives, with the waiting time of each device; `rows` as of `join_hlo`.
 
-    Added columns: `group` (device ids; null if groups are unknown, then all devices that ran it
-    take part), `occurrence` (how often the device ran it before), `n_participants` (recorded),
-    `wire_s` (duration on the fastest participant), `wait_s` (the rest of the device's duration;
-    null if no other participant was recorded or the device is unknown), `late_s` (start after the
-    first participant).
+    `group` has device ids; null if groups are unknown, then all devices that ran it take part.
+    `occurrence` is how often the device ran it before, `wire_s` the duration on the fastest
+    participant, `wait_s` the rest of the device's duration; null if no other participant was
+    recorded or the device is unknown.
     """
     runs = rows.filter(pl.col("kind").is_not_null()).sort("start_s", maintain_order=True)
     is_pairs = pl.col("kind").is_in([Kind.PERMUTE.value, Kind.SEND.value, Kind.RECV.value])
@@ -282,23 +279,21 @@ def participants(rows: pl.DataFrame) -> pl.DataFrame:
     is_alone = (n_participants == 1) & (pl.col("group_size") > 1).fill_null(value=False)
     is_known = ~is_alone & pl.col("device").is_not_null()
     return keyed.with_columns(
-        n_participants.alias("n_participants"),
         wire_s.alias("wire_s"),
         pl.when(is_known).then(pl.col("dur_s") - wire_s).alias("wait_s"),
-        (pl.col("start_s") - pl.col("start_s").min().over(collective)).alias("late_s"),
     ).drop("group_key")
 
 
-def loads(rows: pl.DataFrame, *, window_s: tuple[float, float] | None = None) -> pl.DataFrame:
-    """Busy, collective, waiting and idle time of each device in the window.
+def loads(rows: pl.DataFrame) -> pl.DataFrame:
+    """Busy, collective, waiting and idle time of each device, from the first start to the last end on any.
 
-    The window is in s and defaults to the first start to the last end on any device. `busy_s` is
-    the time in which at least one op runs, `collective_s` the time in which a collective runs,
-    `wait_s` the waiting part of collectives. Background transfers and SparseCores do not count.
+    Times are in s. `busy_s` is the time in which at least one op runs, `collective_s` the time in
+    which a collective runs, `wait_s` the waiting part of collectives. Background transfers and
+    SparseCores do not count.
     """
     end_s = pl.col("start_s") + pl.col("dur_s")
-    first_s, last_s = rows.select(pl.col("start_s").min(), end_s.max().alias("end_s")).row(0)
-    begin_s, end_s = window_s or (first_s or 0.0, last_s or 0.0)
+    window = rows.select(pl.col("start_s").min(), end_s.max().alias("end_s")).fill_null(0.0)
+    begin_s, end_s = window.row(0)
     is_known = pl.col("wait_s").is_not_null().any()
     wait_s = pl.when(is_known).then(pl.col("wait_s").sum())
     waits = participants(rows).group_by("device").agg(wait_s)

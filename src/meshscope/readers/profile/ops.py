@@ -50,7 +50,6 @@ INSTRUCTIONS_SCHEMA: dict[str, Any] = {
     "kind": pl.String,  # of collectives
     "category": pl.String,  # by the profiler: "loop fusion", "all-reduce", ...
     "starts": pl.String,  # for -start and -done: the name of the -start
-    "op_name": pl.String,  # scope path of the program
     "source_line": pl.String,
     "dtype": pl.String,
     "shape": pl.List(pl.Int64),
@@ -268,7 +267,6 @@ def _tpu_ops(plane: Plane) -> Ops:
         ).alias("module"),
         programs,
         stat_of(kinds, "hlo_category", pl.String).alias("category"),
-        stat_of(kinds, "tf_op", pl.String).str.strip_suffix(":").alias("op_name"),
         stat_of(kinds, "source", pl.String).alias("source_line"),
         text="name",
     )
@@ -373,7 +371,6 @@ def _different_ops(plane: Plane, events: pl.DataFrame) -> tuple[pl.Series, pl.Da
         stat_of(events, "hlo_module", pl.String).alias("module"),
         stat_of(events, "program_id", pl.UInt64),
         stat_of(events, "hlo_op", pl.String),
-        stat_of(events, "tf_op", pl.String).alias("op_name"),
         stat_of(events, "source", pl.String).alias("source_line"),
         "text",
     )

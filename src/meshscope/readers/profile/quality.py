@@ -164,13 +164,13 @@ def _of_clocks(profile: Profile, ops: Ops) -> Iterator[str]:
             f"{n_unknown} ops have no device number (as with TorchXLA on CPU): load and waiting "
             "per device are not known."
         )
-    for name, clock in profile.hosts.slice(1).select("name", "clock").iter_rows():
-        if not clock.startswith(("ends of", "Unix time of the one machine")):
+    for host in profile.hosts[1:]:
+        if not host.clock.startswith(("ends of", "Unix time of the one machine")):
             yield (
-                f"The clock of host '{name}' is aligned by: {clock}. Lateness across hosts is "
+                f"The clock of host '{host.name}' is aligned by: {host.clock}. Lateness across hosts is "
                 "not known to better than milliseconds."
             )
-    for host, _, plane, _ in profile.planes():
+    for number, _, plane, _ in profile.planes():
         if n_bad := int((plane.events["dur_ps"] < 0).sum()):
-            host_name = profile.spaces[host].host
+            host_name = profile.spaces[number].host
             yield f"{n_bad} events of '{plane.name}' on host '{host_name}' end before they start."

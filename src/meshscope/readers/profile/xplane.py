@@ -17,6 +17,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -97,10 +98,9 @@ METADATA_PLANE = "/host:metadata"
 _HLO_PROTO = 6  # the value of a stat that is bytes
 
 
-def read_programs(path: Path, *, n_devices: int = 1) -> tuple[dict[str, str], list[str]]:
+def read_programs(path: Path) -> tuple[dict[str, str], list[str]]:
     """HLO text of the programs by `module(program id)`, and a finding for each damaged one.
 
-    `n_devices` applies to programs that do not say for how many devices they are.
     TraceError if the file cannot be read.
     """
     texts: dict[str, str] = {}
@@ -108,7 +108,7 @@ def read_programs(path: Path, *, n_devices: int = 1) -> tuple[dict[str, str], li
     try:
         for name, content in _protos(read_bytes(path, ())):
             try:
-                texts[name] = hlo_text(Message(content), n_devices=n_devices)
+                texts[name] = hlo_text(Message(content))
             except WireError as error:
                 findings.append(f"the HLO of program '{name[:200]}' is damaged: {error.reason}")
     except WireError as error:
@@ -130,28 +130,27 @@ SUFFIXES = (".xplane.pb", ".xplane.pb.gz")
 CPU_IDS_A_PROCESS = 2048  # JAX: the id of a CPU device is 2048 x process + number (xla/pjrt/cpu)
 MIN_SHARED = 3  # shared collectives needed to set the clock by their ends
 
-HOSTS_SCHEMA: dict[str, type[pl.DataType]] = {
-    "name": pl.String,
-    "offset_s": pl.Float64,  # added to the times of the host
-    "clock": pl.String,  # how the offset was determined
-    "n_devices": pl.Int32,
-    "numbering": pl.String,  # how device numbers became positions
-}
+
+class ProfiledHost(NamedTuple):
+    """A host of a profile: `offset_s` was added to its times, as `clock` says why."""
+
+    name: str
+    offset_s: float
+    clock: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A profile of all hosts: `hosts` by HOSTS_SCHEMA, `spaces` in its order, `ops` on one clock."""
+    """A profile of all hosts, `spaces` in their order, and `ops` on one clock."""
 
-    hosts: pl.DataFrame
+    hosts: tuple[ProfiledHost, ...]
     spaces: tuple[XSpace, ...]
     ops: Ops
 
     def planes(self) -> Iterator[tuple[int, int, Plane, float]]:
         """Host, index on the host, plane, and the time of its origin in s on the clock of `ops`."""
-        for host, (space, offset_s) in enumerate(
-            zip(self.spaces, self.hosts["offset_s"].to_list(), strict=True)
-        ):
+        for host, space in enumerate(self.spaces):
+            offset_s = self.hosts[host].offset_s
             zero = zero_ns(space)
             for index, plane in enumerate(space.planes):
                 yield host, index, plane, (plane.origin_ns - zero) * 1e-9 + offset_s
@@ -179,29 +178,20 @@ def profile_of(
     """The profile of these hosts; `positions` and errors as for `read_profile`."""
     parts = [ops_of(space, host=index) for index, space in enumerate(spaces)]
     devices = [part.events["device"].drop_nulls().unique().sort().to_list() for part in parts]
-    numbering = "given"
-    if positions is None:
-        positions, numbering = _positions(devices)
+    positions = _positions(devices) if positions is None else positions
     ops = merged([_numbered(part, host, positions) for host, part in enumerate(parts)])
     offsets = _by_collectives(ops, _by_stamps(spaces))
     names = [space.host for space in spaces]
-    hosts = pl.DataFrame(
-        {
-            "name": [  # processes of one machine get numbers
-                name if names.count(name) == 1 else f"{name}#{names[:index].count(name)}"
-                for index, name in enumerate(names)
-            ],
-            "offset_s": [offset_s for offset_s, _ in offsets],
-            "clock": [method for _, method in offsets],
-            "n_devices": [len(on_host) for on_host in devices],
-            "numbering": [numbering] * len(spaces),
-        },
-        schema=HOSTS_SCHEMA,
-    )
-    shifts = hosts["offset_s"].gather(ops.events["host"].cast(pl.UInt32))
-    events = ops.events.with_columns(pl.col("start_s") + shifts)
-    on_one_clock = Ops(events=events, instructions=ops.instructions)
-    return Profile(hosts=hosts, spaces=tuple(spaces), ops=on_one_clock)
+    hosts = [  # processes of one machine get numbers
+        ProfiledHost(
+            name if names.count(name) == 1 else f"{name}#{names[:at].count(name)}", *offsets[at]
+        )
+        for at, name in enumerate(names)
+    ]
+    shifts = pl.Series([offset_s for offset_s, _ in offsets], dtype=pl.Float64)
+    start_s = pl.col("start_s") + shifts.gather(ops.events["host"].cast(pl.UInt32))
+    ops = Ops(events=ops.events.with_columns(start_s), instructions=ops.instructions)
+    return Profile(hosts=tuple(hosts), spaces=tuple(spaces), ops=ops)
 
 
 def profile_files(path: Path) -> list[Path]:
@@ -221,16 +211,15 @@ def profile_files(path: Path) -> list[Path]:
     )
 
 
-def _positions(devices: Sequence[Sequence[int]]) -> tuple[dict[tuple[int, int], int], str]:
-    """Positions by (host, device number), and the method in words."""
+def _positions(devices: Sequence[Sequence[int]]) -> dict[tuple[int, int], int]:
+    """Positions by (host, device number)."""
     keys = [(host, device) for host, on_host in enumerate(devices) for device in on_host]
     numbers = sorted(device for _, device in keys)
-    if len(set(numbers)) < len(numbers):
+    if len(set(numbers)) < len(numbers):  # hosts in the order of the files
         firsts = np.cumsum([0, *(max(on_host, default=-1) + 1 for on_host in devices)]).tolist()
-        return {key: firsts[key[0]] + key[1] for key in keys}, "hosts in the order of the files"
-    if max(numbers, default=0) < CPU_IDS_A_PROCESS:
-        return {key: key[1] for key in keys}, "as recorded"
-    return {key: numbers.index(key[1]) for key in keys}, "ids of CPU devices, compacted"
+        return {key: firsts[key[0]] + key[1] for key in keys}
+    is_kept = max(numbers, default=0) < CPU_IDS_A_PROCESS
+    return {key: key[1] if is_kept else numbers.index(key[1]) for key in keys}
 
 
 def _numbered(part: Ops, host: int, positions: Mapping[tuple[int, int], int]) -> Ops:
@@ -329,11 +318,9 @@ def profile_timeline(profile: Profile) -> Timeline:
 
 def _tracks(profile: Profile) -> Iterator[Track]:
     planes: list[tuple[str, int, Plane]] = []  # the process, and its origin in ps
-    for (name, offset_s), space in zip(
-        profile.hosts.select("name", "offset_s").iter_rows(), profile.spaces, strict=True
-    ):
-        prefix = f"{name} " if len(profile.spaces) > 1 else ""
-        zero, offset_ps = zero_ns(space), round(offset_s * 1e12)
+    for host, space in zip(profile.hosts, profile.spaces, strict=True):
+        prefix = f"{host.name} " if len(profile.spaces) > 1 else ""
+        zero, offset_ps = zero_ns(space), round(host.offset_s * 1e12)
         planes += [
             (printable(prefix + plane.name), (plane.origin_ns - zero) * 1000 + offset_ps, plane)
             for plane in space.planes

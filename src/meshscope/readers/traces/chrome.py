@@ -65,7 +65,6 @@ class _Kind(NamedTuple):
     name: str
     hlo_category: str | None = None
     program_id: str | None = None
-    tf_op: str | None = None
     source: str | None = None
 
 
@@ -137,7 +136,7 @@ def _kind(event: ChromeEvent, args: ChromeArgs) -> _Kind:
     if args.hlo_category is None and args.tf_op is None:
         return _Kind(name)
     program = None if args.program_id is None else str(args.program_id)
-    return _Kind(name, args.hlo_category, program, args.tf_op, args.source)
+    return _Kind(name, args.hlo_category, program, args.source)
 
 
 def _exact_ps(ns: Ints, ps: Sequence[Scalar]) -> Ints:

@@ -65,6 +65,14 @@ def merged(traces: Sequence[Trace]) -> MergedTrace:
     zero = min(n + off for n, off in zip(firsts, offsets, strict=True) if isinstance(n, int))
     events, ops, steps = _tables(numbered, [offset - zero for offset in offsets])
     n_devices = _n_devices(numbered, events, ops)
+    pause_ns = events["start_ns"].sort().diff().max()
+    jumps = (
+        (
+            f"a pause of {pause_ns / 3.6e12:,.1f} hours between ops: the clock jumped, or captures differ",
+        )
+        if isinstance(pause_ns, int) and pause_ns > JUMP_NS
+        else ()
+    )
     empty = pl.DataFrame()
     return MergedTrace(
         files=tuple(replace(t, events=empty, ops=empty, steps=empty) for t in numbered),
@@ -78,7 +86,7 @@ def merged(traces: Sequence[Trace]) -> MergedTrace:
             *_repeated(numbered, offsets),
             *_missing(events, ops, n_devices),
             *skews,
-            *_jumps(events),
+            *jumps,
         ),
         programs={name: text for t in numbered for name, text in t.programs.items()},
     )
@@ -260,12 +268,6 @@ def _repeated(traces: Sequence[Trace], offsets: Sequence[int]) -> Iterator[str]:
                 f"'{path}' and '{later}' both trace rank {device} at the same time: its ops count twice. "
                 "Give one of them"
             )
-
-
-def _jumps(events: pl.DataFrame) -> Iterator[str]:
-    longest = events["start_ns"].sort().diff().max()
-    if isinstance(longest, int) and longest > JUMP_NS:
-        yield f"a pause of {longest / 3.6e12:,.1f} hours between ops: the clock jumped, or captures differ"
 
 
 def _clock_offsets(traces: Sequence[Trace]) -> tuple[list[int], list[str]]:

@@ -52,7 +52,7 @@ _TRANSFER_STATS = (
     *("payload_size_bytes", "duration_us"),
 )
 STATS = (
-    *("hlo_op", "hlo_module", "program_id", "run_id", "device_ordinal", "step_num", "tf_op"),
+    *("hlo_op", "hlo_module", "program_id", "run_id", "device_ordinal", "step_num"),
     *("source", "graph_key", *_TRANSFER_STATS),
 )
 STREAM = 1_000_000  # of the transfers between slices
@@ -121,6 +121,10 @@ def trace_of_profile(
         if (match := _DEVICE.match(plane.name))
     }
     largest = ops.instructions["groups"].drop_nulls().explode().explode().max()
+    planes = [plane for _, _, plane, _ in profile.planes()]
+    chips = (plane.stats.get("device_type_string") for plane in planes)  # such as `TPU v6 Lite`
+    shown = [f"'{p.name}' ({len(p.events):,} events)" for p in planes[:MAX_NAMED]]
+    shown += ["..."] if planes[MAX_NAMED:] else []
     return Trace(
         path=profile.spaces[0].path,
         format=kind,
@@ -128,10 +132,10 @@ def trace_of_profile(
         ops=pl.concat([_op_rows(ops.instructions), _transfer_rows(transfers)]),
         steps=steps,
         n_events=n_events,
-        contents=_planes(profile),
+        contents=f"planes {', '.join(shown)}" if planes else "no planes",
         world_size=max(n_devices, largest + 1 if isinstance(largest, int) else 0),
         n_local=len(named_devices),
-        device_name=_device_name(profile),
+        device_name=next((chip for chip in chips if isinstance(chip, str) and chip), None),
         chip_kind=ChipKind(next(iter(named_devices.values()), "cpu")),
         origin_unix_ns=start_unix_ns(profile.spaces[0]),
         programs=programs,
@@ -387,19 +391,6 @@ def _transfer_findings(transfers: pl.DataFrame, *, is_counted: bool) -> Iterator
             else "the sends and receives of the devices count, and the timeline shows both"
         )
         yield f"{recorded}: {how}"
-
-
-def _planes(profile: Profile) -> str:
-    """The planes with events: `planes '/host:CPU' (12 events)`."""
-    planes = [f"'{p.name}' ({len(p.events):,} events)" for _, _, p, _ in profile.planes()]
-    shown = ", ".join([*planes[:MAX_NAMED], *(["..."] if planes[MAX_NAMED:] else [])])
-    return f"planes {shown}" if planes else "no planes"
-
-
-def _device_name(profile: Profile) -> str | None:
-    """The chip, as the profiler calls it: `TPU v6 Lite`."""
-    names = (plane.stats.get("device_type_string") for _, _, plane, _ in profile.planes())
-    return next((name for name in names if isinstance(name, str) and name), None)
 
 
 def _several_programs(ops: Ops) -> Iterator[str]:
