@@ -26,6 +26,14 @@ def rows_of(paths: list[Path], plan: str | None = None) -> TraceRows:
     return attributed(merged([read_kineto(path) for path in paths]), mesh)
 
 
+def written(folder: Path, *events: made.Event, name: str = "t.json", **document: int) -> Path:
+    return made.write(folder / name, made.document(events, **document))
+
+
+def read(folder: Path, *events: made.Event, plan: str | None = None, **document: int) -> TraceRows:
+    return rows_of([written(folder, *events, **document)], plan)
+
+
 def two_ranks(folder: Path, *, skew: float = 0.0) -> list[Path]:
     """Steps of prefill, decode, decode and both on two ranks."""
     paths = []
@@ -46,10 +54,10 @@ def two_ranks(folder: Path, *, skew: float = 0.0) -> list[Path]:
 
 
 def test_steps_of_vllm_become_phases(tmp_path: Path) -> None:
-    read = rows_of(two_ranks(tmp_path), "tp=2")
+    rows = rows_of(two_ranks(tmp_path), "tp=2")
     counts = [
         (r.phase, r.kind, r.axis, r.count, r.n_steps, r.payload_bytes)
-        for r in read.rows
+        for r in rows.rows
         if "nccl" in (r.opcode or "")
     ]
     reduce = Kind.ALL_REDUCE
@@ -58,42 +66,41 @@ def test_steps_of_vllm_become_phases(tmp_path: Path) -> None:
         (Phase.DECODE, reduce, "tp", 1, 2, 64 * 4096 * 2),
         (None, reduce, "tp", 1, 1, 4096 * 2),
     ]
-    assert {(s.label, s.n_steps, s.prefill_tokens, s.decode_tokens) for s in read.steps} == {
+    assert {(s.label, s.n_steps, s.prefill_tokens, s.decode_tokens) for s in rows.steps} == {
         (StepLabel.PREFILL, 1, 2048, 52),
         (StepLabel.DECODE, 2, 0, 64),
         (StepLabel.MIXED, 1, 512, 500),
     }
-    assert "steps that mix prefill and decode" in (read.rows[-1].axis_reason or "")
+    assert "steps that mix prefill and decode" in (rows.rows[-1].axis_reason or "")
 
 
 def test_custom_all_reduce_counts_with_unknown_bytes(tmp_path: Path) -> None:
-    read = rows_of(two_ranks(tmp_path), "tp=2")
-    custom = [row for row in read.rows if row.opcode == "vllm::cross_device_reduce_1stage"]
+    rows = rows_of(two_ranks(tmp_path), "tp=2")
+    custom = [row for row in rows.rows if row.opcode == "vllm::cross_device_reduce_1stage"]
     assert [(r.phase, r.axis, r.dtype, r.count, r.payload_bytes, r.wire_bytes) for r in custom] == [
         (phase, "tp", "bf16", 1, None, None) for phase in (Phase.PREFILL, Phase.DECODE, None)
     ]
-    assert any("the bytes of 8 'vllm::cross_device_reduce_1stage'" in f for f in read.findings)
+    assert any("the bytes of 8 'vllm::cross_device_reduce_1stage'" in f for f in rows.findings)
 
 
 def test_exposed_time_excludes_compute(tmp_path: Path) -> None:
     """The GEMM runs from 0 to 30 us; the all-reduce of rank 0 from 20 to 40, of rank 1 from 15 to 40."""
-    read = rows_of(two_ranks(tmp_path), "tp=2")
-    nccl = next(row for row in read.rows if "nccl" in (row.opcode or ""))
+    rows = rows_of(two_ranks(tmp_path), "tp=2")
+    nccl = next(row for row in rows.rows if "nccl" in (row.opcode or ""))
     assert nccl.dur_s == pytest.approx((20 + 25) / 2 * 1e-6)
     assert nccl.exposed_s == pytest.approx(10e-6)
-    load = {(load.device, load.label): load for load in read.loads}[1, StepLabel.PREFILL]
+    load = {(load.device, load.label): load for load in rows.loads}[1, StepLabel.PREFILL]
     assert (load.window_s, load.busy_s, load.idle_s) == pytest.approx((51e-6, 46e-6, 5e-6))
 
 
 def test_fastest_participant_shows_the_transfer(tmp_path: Path) -> None:
     paths = [
-        made.write(
-            tmp_path / f"{rank}.json",
-            made.document(
-                [made.collective(made.NCCL, 100.0 - 30 * rank, 20.0 + 30 * rank, [0, 1], 8)],
-                rank=rank,
-                world_size=2,
-            ),
+        written(
+            tmp_path,
+            made.collective(made.NCCL, 100.0 - 30 * rank, 20.0 + 30 * rank, [0, 1], 8),
+            name=f"{rank}.json",
+            rank=rank,
+            world_size=2,
         )
         for rank in range(2)
     ]
@@ -106,26 +113,25 @@ def skewed(folder: Path, durations_us: list[float], *, world_size: int = 4) -> l
     event = {"n_out": 4_194_304, "kind": "_allgather_base"}
     name = "ncclDevKernel_AllGather_RING_LL(x)"
     return [
-        made.write(
-            folder / f"{rank}.json",
-            made.document(
-                [made.collective(name, 1e5 - dur, dur, range(world_size), 1_048_576, **event)],
-                rank=rank,
-                world_size=world_size,
-            ),
+        written(
+            folder,
+            made.collective(name, 1e5 - dur, dur, range(world_size), 1_048_576, **event),
+            name=f"{rank}.json",
+            rank=rank,
+            world_size=world_size,
         )
         for rank, dur in enumerate(durations_us)
     ]
 
 
 def test_waiting_that_dominates_is_said_with_the_late_rank(tmp_path: Path) -> None:
-    read = rows_of(skewed(tmp_path, [30_418, 4_140, 36, 3_840]))
-    (waiting,) = read.waiting
+    rows = rows_of(skewed(tmp_path, [30_418, 4_140, 36, 3_840]))
+    (waiting,) = rows.waiting
     assert waiting == (
         "99.6% of the time in collectives is waiting for the rank that comes last: 100% of it for "
         "rank 2. A transfer takes 36 us on average"
     )
-    (transfer,) = read.transfers
+    (transfer,) = rows.transfers
     assert transfer.wire_s == pytest.approx(36e-6)
     # vLLM's order of dp and pp: rank 2 is the second device of the mesh
     late = rows_of(
@@ -139,10 +145,10 @@ def test_short_waiting_and_incomplete_groups_are_no_warning(
     tmp_path: Path, durations_us: list[float]
 ) -> None:
     """The fastest of three of four ranks may itself wait for the fourth."""
-    read = rows_of(skewed(tmp_path, durations_us))
-    assert read.waiting == ()
-    assert len(read.transfers) == (len(durations_us) == 4)
-    assert (read.times[0].wire_s is None) is (len(durations_us) < 4)
+    rows = rows_of(skewed(tmp_path, durations_us))
+    assert rows.waiting == ()
+    assert len(rows.transfers) == (len(durations_us) == 4)
+    assert (rows.times[0].wire_s is None) is (len(durations_us) < 4)
 
 
 def test_clock_of_another_host_is_set_by_shared_collectives(tmp_path: Path) -> None:
@@ -163,8 +169,7 @@ def test_axes_of_equal_size_are_told_apart_by_ranks(tmp_path: Path) -> None:
         made.collective(made.NCCL, 30.0, 5.0, [0, 1, 2, 3], 100),
         made.collective(made.NCCL, 40.0, 5.0, [0, 3], 100),
     ]
-    path = made.write(tmp_path / "t.json", made.document(events, world_size=4))
-    rows = rows_of([path], GRID).rows
+    rows = read(tmp_path, *events, plan=GRID, world_size=4).rows
     assert [row.axis for row in rows] == ["tp", "dp", "dp+tp", None]
     assert rows[0].groups == ((0, 1), (2, 3))
     assert (rows[3].axis_reason or "").startswith("its 2 devices are no axis of the plan")
@@ -177,23 +182,19 @@ def test_ranks_of_vllm_count_replicas_outside_of_the_pipeline(tmp_path: Path) ->
         made.collective(made.NCCL, 20.0, 5.0, [0, 4], 100),
         made.collective(made.NCCL, 30.0, 5.0, [0, 2], 100, kind="send"),
     ]
-    path = made.write(tmp_path / "t.json", made.document(events, world_size=8))
-    rows = rows_of([path], "pp=2,dp=2,tp=2").rows
+    rows = read(tmp_path, *events, plan="pp=2,dp=2,tp=2", world_size=8).rows
     assert [row.axis for row in rows] == ["pp+tp", "dp", "pp"]
 
 
 def test_an_assumed_order_of_ranks_is_said(tmp_path: Path) -> None:
-    events = [made.collective(made.NCCL, 10.0, 5.0, [0, 2], 100)]
-    path = made.write(tmp_path / "t.json", made.document(events, world_size=8))
-    read = rows_of([path], "pp=2,dp=2,tp=2")
-    assert [row.axis for row in read.rows] == ["dp"]
-    assert read.findings[0].startswith("ranks are taken to count pp, dp, tp")
+    event = made.collective(made.NCCL, 10.0, 5.0, [0, 2], 100)
+    rows = read(tmp_path, event, plan="pp=2,dp=2,tp=2", world_size=8)
+    assert [row.axis for row in rows.rows] == ["dp"]
+    assert rows.findings[0].startswith("ranks are taken to count pp, dp, tp")
 
 
 def test_axis_of_unknown_ranks_is_said_to_be_unknown(tmp_path: Path) -> None:
-    path = made.write(
-        tmp_path / "t.json", made.document([made.kernel(made.CUSTOM, 1.0, 2.0)], world_size=4)
-    )
+    path = written(tmp_path, made.kernel(made.CUSTOM, 1.0, 2.0), world_size=4)
     (row,) = rows_of([path], GRID).rows
     assert row.axis is None
     assert (row.axis_reason or "").startswith("2 devices may be dp or tp")
@@ -212,15 +213,14 @@ def test_descriptions_name_axes_without_a_plan(tmp_path: Path) -> None:
         made.collective(made.NCCL, 10.0 * i, 5.0, [0, 1], 100, group=name)
         for i, name in enumerate(names)
     ]
-    path = made.write(tmp_path / "t.json", made.document(events, world_size=2))
-    assert [row.axis for row in rows_of([path]).rows] == list(names.values())
+    rows = read(tmp_path, *events, world_size=2).rows
+    assert [row.axis for row in rows] == list(names.values())
 
 
 def test_a_rank_beyond_the_plan_is_refused(tmp_path: Path) -> None:
     event = made.collective(made.NCCL, 1.0, 2.0, [0, 7], 100)
-    path = made.write(tmp_path / "t.json", made.document([event], world_size=8))
     with pytest.raises(SpecError, match=r"rank 7.*Give the plan and the topology of all ranks"):
-        rows_of([path], "tp=4")
+        read(tmp_path, event, plan="tp=4", world_size=8)
 
 
 def test_payload_follows_the_size_rule_of_nccl_tests(tmp_path: Path) -> None:
@@ -229,8 +229,8 @@ def test_payload_follows_the_size_rule_of_nccl_tests(tmp_path: Path) -> None:
         made.collective("ncclDevKernel_ReduceScatter_Sum_f16_RING_LL(x)", 3.0, 1.0, [0, 1, 2, 3], 400, n_out=100, kind="_reduce_scatter_base", dtype="Half"),
         made.collective("ncclDevKernel_SendRecv(x)", 5.0, 1.0, [0, 1, 2, 3], 400, kind="all_to_allv", dtype="Float8_e4m3fn"),
     ]  # fmt: skip
-    path = made.write(tmp_path / "t.json", made.document(events, world_size=4))
-    facts = [(r.kind, r.dtype, r.payload_bytes, r.wire_bytes) for r in rows_of([path], "tp=4").rows]
+    rows = read(tmp_path, *events, plan="tp=4", world_size=4).rows
+    facts = [(r.kind, r.dtype, r.payload_bytes, r.wire_bytes) for r in rows]
     assert facts == [
         (Kind.ALL_GATHER, "bf16", 800, 600),
         (Kind.REDUCE_SCATTER, "f16", 800, 600),
@@ -246,8 +246,8 @@ def test_old_kernels_take_the_facts_of_the_range_that_launched_them(tmp_path: Pa
         made.kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", 40.0, 9.0, correlation=77),
         made.kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", 60.0, 9.0, correlation=78),
     ]  # fmt: skip
-    path = made.write(tmp_path / "t.json", made.document(events, world_size=4))
-    facts = [(r.kind, r.dtype, r.payload_bytes) for r in rows_of([path], "ep=4,dp=4").rows]
+    rows = read(tmp_path, *events, plan="ep=4,dp=4", world_size=4).rows
+    facts = [(r.kind, r.dtype, r.payload_bytes) for r in rows]
     assert facts == [(Kind.ALL_TO_ALL, "bf16", 512), (Kind.PERMUTE, None, None)]
 
 
@@ -259,8 +259,7 @@ def test_missing_ranks_are_reported(tmp_path: Path) -> None:
 def test_files_without_rank_get_that_of_their_name(tmp_path: Path) -> None:
     content = made.document([made.kernel(made.GEMM, 1.0, 2.0)])
     del content["distributedInfo"]
-    trace = read_kineto(made.write(tmp_path / "1717-TP-3.trace.json.gz", content))
-    trace = merged([trace])
+    trace = merged([read_kineto(made.write(tmp_path / "1717-TP-3.trace.json.gz", content))])
     assert trace.events["device"].to_list() == [3]
     assert any("rank 3 is that of the file name" in finding for finding in trace.findings)
 
@@ -268,12 +267,12 @@ def test_files_without_rank_get_that_of_their_name(tmp_path: Path) -> None:
 def test_the_file_name_of_a_stage_of_sglang_is_its_phase(tmp_path: Path) -> None:
     events = [made.collective(made.NCCL, 10.0 * i, 5.0, [0, 1], 100) for i in range(6)]
     paths = [
-        made.write(tmp_path / f"17-TP-0-{stage}.trace.json.gz", made.document(events, world_size=2))
+        written(tmp_path, *events, name=f"17-TP-0-{stage}.trace.json.gz", world_size=2)
         for stage in ("EXTEND", "DECODE")
     ]
     for path, phase in zip(paths, (Phase.PREFILL, Phase.DECODE), strict=True):
-        read = rows_of([path], "tp=2")
-        assert [(row.phase, row.count, row.n_steps) for row in read.rows] == [(phase, 6, 1)]
+        rows = rows_of([path], "tp=2").rows
+        assert [(row.phase, row.count, row.n_steps) for row in rows] == [(phase, 6, 1)]
     assert any(
         "the file name says what its steps process" in f for f in read_kineto(paths[0]).findings
     )
@@ -305,11 +304,11 @@ def test_nested_annotations_of_a_step_are_one_step(tmp_path: Path) -> None:
             made.launch(1200.0 + 100 * i, i + 1),
             made.kernel(made.CUSTOM, 1430.0 + 100 * i, 40.0, correlation=i + 1),
         ]
-    read = rows_of([made.write(tmp_path / "t.json", made.document(events, world_size=2))])
-    (step,) = read.steps
+    rows = read(tmp_path, *events, world_size=2)
+    (step,) = rows.steps
     assert (step.label, step.n_steps, step.decode_tokens) == (StepLabel.DECODE, 1, 32)
     assert step.mean_s == pytest.approx(700e-6)
-    assert [(row.count, row.n_steps) for row in read.rows] == [(4, 1)]
+    assert [(row.count, row.n_steps) for row in rows.rows] == [(4, 1)]
 
 
 def test_the_number_of_a_gpu_is_no_rank(tmp_path: Path) -> None:
@@ -383,27 +382,19 @@ def test_categories_of_old_traces_are_read(tmp_path: Path) -> None:
     content = {"schemaVersion": 1, "traceEvents": events}
     trace = read_kineto(made.write(tmp_path / "t.json", content))
     assert trace.events["stream"].to_list() == [7, 7, 7]
-    read = attributed(merged([trace]), None)
-    assert {(step.label, step.n_steps) for step in read.steps} == {
-        (StepLabel.STEP, 1),
-        (StepLabel.OUTSIDE, 1),
-    }
-    (row,) = read.rows
+    rows = attributed(merged([trace]), None)
+    labels = {(step.label, step.n_steps) for step in rows.steps}
+    assert labels == {(StepLabel.STEP, 1), (StepLabel.OUTSIDE, 1)}
+    (row,) = rows.rows
     assert (row.kind, row.count, row.n_steps) == (Kind.ALL_REDUCE, 1, 1)
     assert row.exposed_s == pytest.approx(10e-6)
 
 
 def test_kernels_named_like_communication_are_remarked(tmp_path: Path) -> None:
-    names = [
-        "moe_token_dispatch_kernel",
-        "moe_token_dispatch_kernel",
-        "myAllReduceKernel",
-        made.GEMM,
-    ]
-    events = [made.kernel(name, 10.0 * i, 1.0) for i, name in enumerate(names)]
-    read = rows_of([made.write(tmp_path / "t.json", made.document(events))])
-    assert read.rows == ()
-    (finding,) = read.findings
+    names = [*["moe_token_dispatch_kernel"] * 2, "myAllReduceKernel", made.GEMM]
+    rows = read(tmp_path, *(made.kernel(name, 10.0 * i, 1.0) for i, name in enumerate(names)))
+    assert rows.rows == ()
+    (finding,) = rows.findings
     assert finding == (
         "3 kernels named like communication count as compute: 'moe_token_dispatch_kernel', "
         "'myAllReduceKernel'"
@@ -413,25 +404,25 @@ def test_kernels_named_like_communication_are_remarked(tmp_path: Path) -> None:
 def test_categories_that_are_not_read_are_counted(tmp_path: Path) -> None:
     others = [{**made.kernel("x", i, 1.0), "cat": cat} for i, cat in enumerate(("hpu_op", "hpu_op", "mtia_insight"))]  # fmt: skip
     host = [{**made.kernel("x", 1.0, 1.0), "cat": cat} for cat in ("cpu_op", "overhead", "Trace")]
-    content = made.document([made.kernel(made.GEMM, 1.0, 2.0), *others, *host])
-    (finding,) = read_kineto(made.write(tmp_path / "t.json", content)).findings
+    path = written(tmp_path, made.kernel(made.GEMM, 1.0, 2.0), *others, *host)
+    (finding,) = read_kineto(path).findings
     assert finding == (
         "events of categories that meshscope does not read: 2 of 'hpu_op', 1 of 'mtia_insight'"
     )
 
 
 def test_a_rank_without_collectives_waits_for_nobody(tmp_path: Path) -> None:
-    content = made.document([made.kernel(made.GEMM, 1.0, 2.0)], rank=1, world_size=2)
-    trace = merged([read_kineto(made.write(tmp_path / "t.json", content))])
+    path = written(tmp_path, made.kernel(made.GEMM, 1.0, 2.0), rank=1, world_size=2)
+    trace = merged([read_kineto(path)])
     assert trace.findings == ("1 of 2 ranks have a trace (1)",)
 
 
 def test_steps_on_the_timeline_of_the_device_count_if_no_launch_is_recorded(tmp_path: Path) -> None:
     mark = made.annotation("step[DECODE bs=8]", 100.0, 50.0)
     mark["cat"] = "gpu_user_annotation"
-    events = [mark, made.kernel(made.GEMM, 110.0, 5.0), made.kernel(made.GEMM, 500.0, 5.0)]
-    read = rows_of([made.write(tmp_path / "t.json", made.document(events))])
-    labels = {(step.label, step.n_steps, step.decode_tokens) for step in read.steps}
+    kernels = (made.kernel(made.GEMM, at, 5.0) for at in (110.0, 500.0))
+    steps = read(tmp_path, mark, *kernels).steps
+    labels = {(step.label, step.n_steps, step.decode_tokens) for step in steps}
     assert labels == {(StepLabel.DECODE, 1, 8), (StepLabel.OUTSIDE, 1, None)}
 
 
@@ -442,13 +433,9 @@ def test_stages_of_a_pipeline_have_rows_of_their_own(tmp_path: Path) -> None:
         group = [2 * stage, 2 * stage + 1]
         events = [made.collective(made.NCCL, 10.0 * i, 5.0, group, 100) for i in range(1 + stage)]
         if stage == 0:
-            sent = made.collective(
-                "ncclDevKernel_SendRecv(x)", 90.0, 5.0, [rank, rank + 2], 50, kind="send"
-            )
-            events.append(sent)
-        paths.append(
-            made.write(tmp_path / f"r{rank}.json", made.document(events, rank=rank, world_size=4))
-        )
+            name, pair = "ncclDevKernel_SendRecv(x)", [rank, rank + 2]
+            events.append(made.collective(name, 90.0, 5.0, pair, 50, kind="send"))
+        paths.append(written(tmp_path, *events, name=f"r{rank}.json", rank=rank, world_size=4))
     rows = rows_of(paths, "pp=2,tp=2").rows
     facts = sorted((row.stage, row.kind.value, row.axis, row.count) for row in rows)
     assert facts == [(0, "all_reduce", "tp", 1), (0, "send", "pp", 1), (1, "all_reduce", "tp", 2)]
@@ -457,9 +444,7 @@ def test_stages_of_a_pipeline_have_rows_of_their_own(tmp_path: Path) -> None:
 def test_sizes_that_cannot_be_true_are_unknown(tmp_path: Path) -> None:
     event = made.collective(made.NCCL, 1.0, 2.0, [0, 1], 10**20)
     event["args"]["Group size"] = -7
-    (row,) = rows_of(
-        [made.write(tmp_path / "t.json", made.document([event], world_size=2))], "tp=2"
-    ).rows
+    (row,) = read(tmp_path, event, plan="tp=2", world_size=2).rows
     assert (row.payload_bytes, row.group_size, row.axis) == (None, 2, "tp")
 
 
@@ -473,11 +458,11 @@ def test_two_files_of_one_rank_at_the_same_time_are_named(tmp_path: Path) -> Non
     copy = tmp_path / "copy.json.gz"
     copy.write_bytes(first.read_bytes())
     says = "both trace rank 0 at the same time: its ops count twice"
-    read = merged([read_kineto(path) for path in (first, other, copy)])
-    assert [says in finding for finding in read.findings] == [True]
-    later = made.write(tmp_path / "later.json", made.document([made.kernel("gemm", 9e6, 5.0)]))
-    read = merged([read_kineto(path) for path in (first, other, later)])
-    assert not any("count twice" in finding for finding in read.findings)
+    trace = merged([read_kineto(path) for path in (first, other, copy)])
+    assert [says in finding for finding in trace.findings] == [True]
+    later = written(tmp_path, made.kernel("gemm", 9e6, 5.0), name="later.json")
+    trace = merged([read_kineto(path) for path in (first, other, later)])
+    assert not any("count twice" in finding for finding in trace.findings)
 
 
 @pytest.mark.parametrize(
@@ -487,9 +472,7 @@ def test_two_files_of_one_rank_at_the_same_time_are_named(tmp_path: Path) -> Non
 def test_a_rank_beyond_the_world_is_refused(
     tmp_path: Path, rank: int, ranks: list[int], world_size: int, highest: int
 ) -> None:
-    events = [made.collective("all_reduce", 1.0, 2.0, ranks, 1024)]
-    path = made.write(tmp_path / "t.json", made.document(events, rank=rank, world_size=world_size))
-    with pytest.raises(
-        TraceError, match=rf"rank {highest} is not below the world size {world_size}\. Give"
-    ):
-        rows_of([path])
+    event = made.collective("all_reduce", 1.0, 2.0, ranks, 1024)
+    message = rf"rank {highest} is not below the world size {world_size}\. Give"
+    with pytest.raises(TraceError, match=message):
+        read(tmp_path, event, rank=rank, world_size=world_size)
