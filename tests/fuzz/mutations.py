@@ -6,6 +6,8 @@ import random
 import zlib
 from collections.abc import Callable, Sequence
 
+from meshscope.reports.export.protobuf import varint
+
 Mutation = Callable[[random.Random, bytes], bytes]
 
 MAX_BYTES = 1 << 20  # mutations may double a file again and again
@@ -64,14 +66,6 @@ BYTEWISE: tuple[Mutation, ...] = (
 )
 
 
-def _varint(value: int) -> bytes:
-    groups = bytearray()
-    while value > 0x7F:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*groups, value])
-
-
 def protobuf_field(rng: random.Random, data: bytes, depth: int = 0) -> bytes:
     """Changes a field of a protobuf message or of one inside it; lengths stay right."""
     fields = _fields(data)
@@ -106,8 +100,8 @@ def _change_field(rng: random.Random, fields: list[tuple[int, int | bytes]], ind
 
 def _field(tag: int, value: int | bytes) -> bytes:
     if isinstance(value, bytes):
-        return _varint(tag & ~7 | 2) + _varint(len(value)) + value
-    return _varint(tag & ~7) + _varint(value)
+        return varint(tag & ~7 | 2) + varint(len(value)) + value
+    return varint(tag & ~7) + varint(value)
 
 
 def _fields(data: bytes) -> list[tuple[int, int | bytes]]:
@@ -187,14 +181,8 @@ def json_value(rng: random.Random, data: bytes) -> bytes:
 
 
 def _collect(value: object, holders: list[tuple[object, object]]) -> None:
-    keys = (
-        list(value)
-        if isinstance(value, dict)
-        else range(len(value))
-        if isinstance(value, list)
-        else ()
-    )
-    for key in keys:
+    keys = range(len(value)) if isinstance(value, list) else ()
+    for key in list(value) if isinstance(value, dict) else keys:
         holders.append((value, key))
         _collect(value[key], holders)  # type: ignore[index]
 

@@ -40,7 +40,7 @@ TESTS = Path(__file__).parents[1]
 MESH = Mesh(axes=(("dp", 2), ("tp", 4)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Reader:
     """Reads a damaged file at a path; a MeshscopeError is an answer, any other error a bug."""
 
@@ -183,18 +183,9 @@ def _chrome_seeds() -> Sequence[bytes]:
         {"ph": "M", "pid": 3, "name": "process_name", "args": {"name": "/device:TPU:0"}},
         {"ph": "M", "pid": 3, "tid": 3, "name": "thread_name", "args": {"name": "XLA Ops"}},
     ]
-    ops = [
-        {
-            "ph": "X",
-            "pid": 3,
-            "tid": 3,
-            "ts": at,
-            "dur": 1.5,
-            "name": "ar.1",
-            "args": {"long_name": line, "hlo_category": "all-reduce", "run_id": "1"},
-        }
-        for at in (1.0, 3.0, 9.0)
-    ]
+    args = {"long_name": line, "hlo_category": "all-reduce", "run_id": "1"}
+    op = {"ph": "X", "pid": 3, "tid": 3, "dur": 1.5, "name": "ar.1", "args": args}
+    ops = [{**op, "ts": at} for at in (1.0, 3.0, 9.0)]
     return [json.dumps({"displayTimeUnit": "ns", "traceEvents": [*names, *ops]}).encode()]
 
 
@@ -295,78 +286,42 @@ def _read_run(name: str, path: Path) -> None:
     run.text()
 
 
+def _read_kineto(path: Path) -> None:
+    _rows(read_kineto(path))
+
+
+def _packed(seeds: Callable[[], Sequence[bytes]]) -> Callable[[], Sequence[bytes]]:
+    return lambda: [gzip.compress(seed, 1) for seed in seeds()]
+
+
+def _served_seeds() -> Sequence[bytes]:
+    return [json.dumps({"mean_ttft_ms": 5.0, "ttfts": [0.1, 0.2], "num_prompts": 2}).encode()]
+
+
+def _of_run(name: str) -> Sequence[bytes]:
+    return [_run_folder()[name]]
+
+
 READERS = (
-    Reader(name="hlo", ending=".txt", seeds=_hlo_seeds, read=_read_hlo, structural=(text_line,)),
+    Reader("hlo", ".txt", _hlo_seeds, _read_hlo, (text_line,)),
     Reader(
-        name="hlo-gzip",
-        ending=".txt.gz",
-        seeds=lambda: [gzip.compress(seed, 1) for seed in _hlo_seeds()[1:]],
-        read=_read_hlo,
-        structural=(gzipped(text_line),),
+        "hlo-gzip", ".txt.gz", _packed(lambda: _hlo_seeds()[1:]), _read_hlo, (gzipped(text_line),)
+    ),
+    Reader("xplane", ".xplane.pb", _xplane_seeds, _read_xplane, (protobuf_field,)),
+    Reader("kineto", ".json", _kineto_seeds, _read_kineto, (json_value,)),
+    Reader("kineto-gzip", ".json.gz", _packed(_kineto_seeds), _read_kineto, (gzipped(json_value),)),
+    Reader("chrome", ".json", _chrome_seeds, _read_chrome, (json_value,)),
+    Reader("nsys", ".sqlite", _nsys_seeds, lambda path: _rows(read_nsys(path)), (_sql,)),
+    Reader("served", ".json", _served_seeds, read_served, (json_value,)),
+    Reader("card", ".yaml", lambda: [CARD], read_card, (text_line,)),
+    Reader(
+        *("manifest", ".json", partial(_of_run, "manifest.json")),
+        partial(_read_run, "manifest.json"),
+        (json_value,),
     ),
     Reader(
-        name="xplane",
-        ending=".xplane.pb",
-        seeds=_xplane_seeds,
-        read=_read_xplane,
-        structural=(protobuf_field,),
+        *("events", ".parquet", partial(_of_run, "events.parquet")),
+        partial(_read_run, "events.parquet"),
     ),
-    Reader(
-        name="kineto",
-        ending=".json",
-        seeds=_kineto_seeds,
-        read=lambda path: _rows(read_kineto(path)),
-        structural=(json_value,),
-    ),
-    Reader(
-        name="kineto-gzip",
-        ending=".json.gz",
-        seeds=lambda: [gzip.compress(seed, 1) for seed in _kineto_seeds()],
-        read=lambda path: _rows(read_kineto(path)),
-        structural=(gzipped(json_value),),
-    ),
-    Reader(
-        name="chrome",
-        ending=".json",
-        seeds=_chrome_seeds,
-        read=_read_chrome,
-        structural=(json_value,),
-    ),
-    Reader(
-        name="nsys",
-        ending=".sqlite",
-        seeds=_nsys_seeds,
-        read=lambda path: _rows(read_nsys(path)),
-        structural=(_sql,),
-    ),
-    Reader(
-        name="served",
-        ending=".json",
-        seeds=lambda: [
-            json.dumps({"mean_ttft_ms": 5.0, "ttfts": [0.1, 0.2], "num_prompts": 2}).encode()
-        ],
-        read=read_served,
-        structural=(json_value,),
-    ),
-    Reader(
-        name="card",
-        ending=".yaml",
-        seeds=lambda: [CARD],
-        read=read_card,
-        structural=(text_line,),
-    ),
-    Reader(
-        name="manifest",
-        ending=".json",
-        seeds=lambda: [_run_folder()["manifest.json"]],
-        read=partial(_read_run, "manifest.json"),
-        structural=(json_value,),
-    ),
-    Reader(
-        name="events",
-        ending=".parquet",
-        seeds=lambda: [_run_folder()["events.parquet"]],
-        read=partial(_read_run, "events.parquet"),
-    ),
-    Reader(name="format", ending="", seeds=_any_seeds, read=format_of),
+    Reader("format", "", _any_seeds, format_of),
 )

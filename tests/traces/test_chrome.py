@@ -36,15 +36,8 @@ def op(pid: int, text: str, start_us: float, dur_us: float, category: str) -> Ev
         "device_offset_ps": str(round(start_us * 1e6)), "device_duration_ps": str(round(dur_us * 1e6)),
     }  # fmt: skip
     name = text.partition(" ")[0].lstrip("%")
-    return {
-        "ph": "X",
-        "pid": pid,
-        "tid": OPS,
-        "name": name,
-        "ts": start_us,
-        "dur": dur_us,
-        "args": args,
-    }
+    times = {"ts": start_us, "dur": dur_us}
+    return {"ph": "X", "pid": pid, "tid": OPS, "name": name, **times, "args": args}
 
 
 def tpu_trace(n_chips: int = 4) -> dict[str, Any]:
@@ -57,17 +50,9 @@ def tpu_trace(n_chips: int = 4) -> dict[str, Any]:
             meta(pid, MODULES, "XLA Modules"),
             meta(pid, OPS, "XLA Ops"),
         ]
-        module = {
-            "ph": "X",
-            "pid": pid,
-            "tid": MODULES,
-            "name": "jit_decode(7)",
-            "ts": 10.0,
-            "dur": 90.0,
-            "args": {"run_id": "5"},
-        }
+        module = op(pid, "jit_decode(7)", 10.0, 90.0, "")
         events += [
-            module,
+            {**module, "tid": MODULES, "args": {"run_id": "5"}},
             op(pid, START, 10.0, 1.0, "all-gather-start"),
             op(pid, FUSION, 11.0, 20.0, "loop fusion"),
             op(pid, DONE, 31.0, 9.0, "all-gather-done"),
