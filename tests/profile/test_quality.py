@@ -89,7 +89,7 @@ def test_an_op_of_some_devices_is_expected_only_there(
 ) -> None:
     """Only device 3 ran, so nothing is expected of the others."""
     recorded = write(tmp_path / "h.xplane.pb", tpu(Event(REDUCE, 0, 9)))
-    findings = faults(recorded, expected_by_device=dict.fromkeys(EXPECTED, due))
+    findings = faults(recorded, expected=dict.fromkeys(EXPECTED, due))
     assert ["was recorded 1 times" in fault for fault in findings] == [True] * is_lost
 
 

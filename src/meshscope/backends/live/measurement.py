@@ -110,8 +110,7 @@ def measured_of(
     faults = capture_faults(
         profile,
         with_hlo(ops, facts),
-        expected={key: n for key, n in expected.items() if key not in by_device},
-        expected_by_device=by_device,
+        expected={**expected, **by_device},
     )
     steps = {program.phase: n_steps[program.phase] for program in programs}
     recorded = _recorded(rows)

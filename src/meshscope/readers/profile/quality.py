@@ -3,7 +3,7 @@
 Reports show these findings before any measured number. Nothing is repaired or guessed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import polars as pl
 
@@ -11,6 +11,8 @@ from meshscope.readers.profile.executions import executions
 from meshscope.readers.profile.ops import PS, Ops
 from meshscope.readers.profile.steps import steps_of
 from meshscope.readers.profile.xplane import Profile
+
+Expected = Mapping[tuple[str, str], int | Mapping[int, int]]
 
 # Names of compilation events in JAX, PJRT clients and their backends.
 COMPILING = r"^backend_compile|Client::Compile|Compiler::Compile|Compiler::RunBackend"
@@ -20,24 +22,23 @@ def capture_faults(
     profile: Profile,
     ops: Ops,
     *,
-    expected: Mapping[tuple[str, str], int] | None = None,
-    expected_by_device: Mapping[tuple[str, str], Mapping[int, int]] | None = None,
+    expected: Expected | None = None,
     runs: pl.DataFrame | None = None,
 ) -> list[str]:
     """The faults of a profile; empty if its numbers can be trusted.
 
     `ops` are the ops of the profile with the facts of the HLO. `runs` are their executions, if the
     caller has them: at least those of asynchronous ops. `expected` has the executions of
-    each (module, instruction) in one run of its module on one device; `expected_by_device` has
-    them by device, for instructions that only some devices execute.
+    each (module, instruction) in one run of its module on one device, or on each device that
+    executes it.
     """
     runs = executions(ops) if runs is None else runs
     return [
         *_of_recording(profile, ops),
         *_truncated_planes(ops),
         *_unpaired(runs),
-        *_lost(runs, expected or {}, expected_by_device or {}),
-        *_unknown(runs, {*(expected or {}), *(expected_by_device or {})}),
+        *_lost(runs, expected or {}),
+        *_unknown(runs, {module for module, _ in expected or {}}),
         *_compilations(profile, ops),
         *_of_clocks(profile, ops),
     ]
@@ -90,11 +91,7 @@ def _unpaired(runs: pl.DataFrame) -> Iterator[str]:
         )
 
 
-def _lost(
-    runs: pl.DataFrame,
-    expected: Mapping[tuple[str, str], int],
-    expected_by_device: Mapping[tuple[str, str], Mapping[int, int]],
-) -> Iterator[str]:
+def _lost(runs: pl.DataFrame, expected: Expected) -> Iterator[str]:
     """Instructions that executed more or less often than their program says."""
     # GPU profiles have no run ids, so nothing can be expected of them.
     keys = runs.filter(pl.col("run_id").is_not_null()).select("module", "device", "run_id").unique()
@@ -103,13 +100,12 @@ def _lost(
         n_runs.setdefault(module, {})[device] = n
     counted = runs.group_by("module", "hlo_name").len().iter_rows()
     n_executions = {(module, name): n for module, name, n in counted}
-    for key in {**expected, **expected_by_device}:
+    for key, n_each in expected.items():
         of_module = n_runs.get(key[0])
         if of_module is None:
             continue
-        every = dict.fromkeys(of_module, expected.get(key, 0))
-        due = expected_by_device.get(key, every).items()
-        n_expected = sum(n * of_module.get(device, 0) for device, n in due)
+        due = dict.fromkeys(of_module, n_each) if isinstance(n_each, int) else n_each
+        n_expected = sum(n * of_module.get(device, 0) for device, n in due.items())
         n_recorded = n_executions.get(key, 0)
         if n_recorded != n_expected:
             yield (
@@ -118,9 +114,8 @@ def _lost(
             )
 
 
-def _unknown(runs: pl.DataFrame, expected: Iterable[tuple[str, str]]) -> Iterator[str]:
+def _unknown(runs: pl.DataFrame, modules: set[str]) -> Iterator[str]:
     """Ops of programs without HLO, if other programs have it."""
-    modules = {module for module, _ in expected}
     is_known = pl.col("module").is_in(list(modules)).fill_null(value=False)
     unknown = runs.filter(~is_known)["module"]
     if modules and len(unknown):

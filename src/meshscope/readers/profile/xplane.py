@@ -35,7 +35,7 @@ from meshscope.readers.profile.plane import (
     plane_of,
     read_bytes,
 )
-from meshscope.readers.profile.wire import Message, WireError
+from meshscope.readers.profile.wire import Message, Spans, WireError
 
 MAX_PLANES = 10_000
 SAMPLE_BYTES = 1 << 20  # enough of a damaged file to see what changed it
@@ -52,18 +52,11 @@ def read_xspace(path: Path, *, stats: Collection[str] | None = None) -> XSpace:
     file = read_bytes(path, stats)
     try:
         message = Message(file.data)
-        spans = message.spans(_PLANE)
-        check_limit(path, "planes", len(spans), MAX_PLANES)
-        if not len(spans):
-            raise WireError("the file has no plane")  # noqa: TRY301  handled like other damage
         hosts = message.texts(_HOST)
         return XSpace(
             path=path,
             host=hosts[0] if len(hosts) == 1 else host_of(path),
-            planes=tuple(
-                plane_of(file, int(start), int(end))
-                for start, end in zip(*spans.chunk(), strict=True)
-            ),
+            planes=_planes(path, file, message.spans(_PLANE)),
             errors=tuple(message.texts(_ERROR)),
             warnings=tuple(message.texts(_WARNING)),
         )
@@ -73,6 +66,14 @@ def read_xspace(path: Path, *, stats: Collection[str] | None = None) -> XSpace:
             f"{path}: damaged or truncated at byte {position:,} of {len(file.data):,}: {error.reason}. "
             f"{_remedy(bytes(file.data[:SAMPLE_BYTES]))}"
         ) from error
+
+
+def _planes(path: Path, file: ProfileBytes, spans: Spans) -> tuple[Plane, ...]:
+    check_limit(path, "planes", len(spans), MAX_PLANES)
+    if not len(spans):
+        raise WireError("the file has no plane")
+    bounds = zip(*spans.chunk(), strict=True)
+    return tuple(plane_of(file, int(start), int(end)) for start, end in bounds)
 
 
 def _remedy(start: bytes) -> str:
