@@ -11,7 +11,7 @@ from meshscope.errors import MeshscopeError, MissingToolError, PlanError, SpecEr
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
-from meshscope.programs.engines.maxtext_models import MODELS, maxtext_model, sizes_of
+from meshscope.programs.engines.engine_config import MAXTEXT_MODELS, maxtext_model, sizes_of
 from meshscope.programs.frontends import check_can_compile
 
 
@@ -81,10 +81,10 @@ def test_a_program_of_prefill_takes_one_prompt() -> None:
 
 
 def test_every_model_of_the_list_is_in_the_catalog_and_has_sizes() -> None:
-    for name in MODELS:
+    for name in MAXTEXT_MODELS:
         ids = [name, f"{name}-v0.1"] if name.startswith("mistralai/") else [name]
         model = read_model(ids[-1])
-        assert maxtext_model(model) == MODELS[name]
+        assert maxtext_model(model) == MAXTEXT_MODELS[name]
         assert {"emb_dim", "num_query_heads", "vocab_size"} <= set(sizes_of(model))
 
 

@@ -38,7 +38,7 @@ def test_every_engine_has_an_adapter_whose_module_exists() -> None:
     assert set(FRONTENDS) == set(Frontend)
     assert served == {r.product for r in known_releases(ENGINES)}
     for frontend in served:
-        assert (folder / f"{FRONTENDS[frontend].builder.module}.py").is_file()
+        assert (folder / f"{FRONTENDS[frontend].module}.py").is_file()
 
 
 @pytest.mark.parametrize(

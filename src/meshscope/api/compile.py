@@ -36,7 +36,7 @@ from meshscope.errors import SpecError
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Cycles, Engine
-from meshscope.programs.environments import Compiler, chosen_compiler, installed_release
+from meshscope.programs.environments import Release, chosen_compiler, installed_release
 from meshscope.programs.frontends import check_can_compile
 from meshscope.store.folder import new_folder
 from meshscope.store.run import SPECULATION, RunRecord
@@ -159,7 +159,7 @@ class _Compiling:
     command: Sequence[str]
     cycles: Cycles
     profile: ChipProfile | None
-    compiler: Compiler | None
+    compiler: Release | None
 
     def record(self, experiment: Experiment, folder: Path, report: ReportedProgress) -> RunRecord:
         """The prediction with the compiled programs, whose HLO and timeline are written to the folder."""
@@ -187,7 +187,7 @@ class _Compiling:
 
 
 def compilable_experiment(
-    request: ExperimentRequest, compiler: Compiler | None = None
+    request: ExperimentRequest, compiler: Release | None = None
 ) -> Experiment:
     """The experiment; SpecError if no compiler can take it, or not this one."""
     if request.engine is not Engine.MESHSCOPE:

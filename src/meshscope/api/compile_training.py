@@ -20,8 +20,8 @@ from meshscope.events.enums import Phase, Source
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
+from meshscope.programs.engines.engine_config import MAXTEXT_AXES, maxtext_model
 from meshscope.programs.engines.limits import check_slice
-from meshscope.programs.engines.maxtext_models import AXES, maxtext_model
 from meshscope.programs.environments import installed_release
 from meshscope.programs.frontends import program_file
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
@@ -71,7 +71,7 @@ def check_can_compile_training(experiment: Experiment) -> None:
     used += ["sp"] if plan.sp else []
     if used:
         raise PlanError(
-            f"plan '{plan}': --training takes {', '.join(AXES)}, not {used[0]}. Use fsdp={plan.n_devices}."
+            f"plan '{plan}': --training takes {', '.join(MAXTEXT_AXES)}, not {used[0]}. Use fsdp={plan.n_devices}."
         )
     installed_release(program.frontend, program.engine_version)
 

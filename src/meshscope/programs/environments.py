@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -115,7 +116,9 @@ class Release:
 
     @property
     def python(self) -> str:
-        """The interpreter of its environment."""
+        """The interpreter of its environment, or of this process for a compiler that it has."""
+        if self.group == COMPILERS and self.is_own:
+            return sys.executable
         return str(self.folder / "bin" / "python")
 
     @property
@@ -134,11 +137,9 @@ class Release:
         except PackageNotFoundError:
             return False
 
-    def check(self) -> None:
+    def check(self, folder: Path | None = None) -> None:
         """MissingToolError unless the environment's interpreter runs and has the pinned packages."""
-        self._check_in(self.folder)
-
-    def _check_in(self, folder: Path) -> None:
+        folder = folder or self.folder
         remedy = f"Remove and install it again: meshscope {self.group} remove {self.arguments}"
         try:
             versions = installed_versions(str(folder / "bin" / "python"), list(self.pins))
@@ -168,8 +169,14 @@ class Release:
             return self.folder
         if python is not None:
             self._check_python(python)
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self._check_room()
+        parent = self.folder.parent
+        parent.mkdir(parents=True, exist_ok=True)
+        free, needed = shutil.disk_usage(parent).free, int(self.n_bytes * FREE_FACTOR)
+        if free < needed:
+            raise MissingToolError(
+                f"{parent} has {format_bytes(free)} free; {self.label} needs {format_bytes(needed)} "
+                "while it installs. Free some space, or set XDG_CACHE_HOME to a larger disk."
+            )
         is_new = sys.version_info[:2] >= self.least_python
         maker = python or (sys.executable if is_new else f">={self._least}")
         with _renamed_when_whole(self.folder) as folder, tempfile.TemporaryDirectory() as scratch:
@@ -188,9 +195,11 @@ class Release:
                 report(f"installing {self.package} without its other dependencies")
                 copied = None if source is None else _copied_checkout(source, Path(scratch) / "p")
                 self._install_in(folder, settings, "--no-deps", copied or self.package)
-            record = {"name": self.name, "n_bytes": _size(folder)}
+            sizes = (path.lstat() for path in folder.rglob("*") if not path.is_symlink())
+            n_bytes = sum(one.st_size for one in sizes if stat.S_ISREG(one.st_mode))
+            record = {"name": self.name, "n_bytes": n_bytes}
             (folder / RECORD).write_text(json.dumps(record), encoding="utf-8")
-            self._check_in(folder)
+            self.check(folder)
         return self.folder
 
     def remove(self) -> Path:
@@ -229,12 +238,9 @@ class Release:
     @property
     def _alternative(self) -> str:
         """The option that installs an engine's newest release for this Python; empty without one."""
-        python = sys.version_info[:2]
-        others = [r for r in releases_of(self.product) if r.least_python <= python]
-        has_versions = self.group == ENGINES
-        return (
-            f", or install --engine-version {others[-1].version}" if others and has_versions else ""
-        )
+        python, releases = sys.version_info[:2], known_releases(ENGINES)
+        others = [r for r in releases if r.product == self.product and r.least_python <= python]
+        return f", or install --engine-version {others[-1].version}" if others else ""
 
     def _install_in(self, folder: Path, settings: Mapping[str, str], *arguments: str) -> None:
         python = str(folder / "bin" / "python")
@@ -259,15 +265,6 @@ class Release:
             raise MissingToolError(
                 f"--python {python} is {'.'.join(map(str, version))}; {self.label} needs {self._least} "
                 "or newer. Give another one."
-            )
-
-    def _check_room(self) -> None:
-        parent = self.folder.parent
-        free, needed = shutil.disk_usage(parent).free, int(self.n_bytes * FREE_FACTOR)
-        if free < needed:
-            raise MissingToolError(
-                f"{parent} has {format_bytes(free)} free; {self.label} needs {format_bytes(needed)} "
-                "while it installs. Free some space, or set XDG_CACHE_HOME to a larger disk."
             )
 
 
@@ -341,30 +338,21 @@ def compiler_release(name: str) -> Release:
     return known[name]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiler:
-    """The interpreter of a compiler release, and whether it is that of this process."""
-
-    release: Release
-    python: str
-    is_own: bool
-
-
-def compiler_of(name: str) -> Compiler:
+def compiler_of(name: str) -> Release:
     """The compiler with this name, of this process or of its environment.
 
     SpecError for an unknown name, MissingToolError if it is not installed or broken.
     """
     release = compiler_release(name)
     if release.is_own:
-        return Compiler(release=release, python=sys.executable, is_own=True)
+        return release
     if release.installed_bytes is None:
         raise MissingToolError(
             f"--compiler {name} is not installed ({format_bytes(release.n_bytes)}). "
             f"Install it: meshscope compilers install {name}"
         )
     release.check()
-    return Compiler(release=release, python=release.python, is_own=False)
+    return release
 
 
 _default = ContextVar[str | None]("_default", default=None)
@@ -380,7 +368,7 @@ def default_compiler(name: str | None) -> Generator[None]:
         _default.reset(token)
 
 
-def chosen_compiler(name: str | None) -> Compiler | None:
+def chosen_compiler(name: str | None) -> Release | None:
     """The compiler with this name, or the default of the block; None for this process's compiler."""
     chosen = _default.get() if name is None else name
     return None if chosen is None else compiler_of(chosen)
@@ -555,11 +543,6 @@ def _renamed_when_whole(home: Path) -> Generator[Path]:
     finally:
         if folder.exists():
             shutil.rmtree(folder)
-
-
-def _size(folder: Path) -> int:
-    """Bytes of all files, without those that links point to."""
-    return sum(p.lstat().st_size for p in folder.rglob("*") if not p.is_symlink() and p.is_file())
 
 
 def _copied_checkout(source: Path, folder: Path) -> str:

@@ -8,12 +8,11 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from meshscope.programs.engines.engine_config import engine_variables_of
 from meshscope.programs.engines.limits import check_engine
 from meshscope.programs.engines.stubs import install_stubs
 from meshscope.programs.environments import (
-    Compiler,
+    Release,
     check_torchxla,
     installed_release,
     lone_variables,
@@ -56,20 +55,15 @@ def program_file(phase: str, name: str = "") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProgram:
-    """A jitted function of the engine and its abstract arguments.
-
-    It is traced under `mesh`, or under none, as the engine calls it.
-    """
+    """A jitted function of the engine and its abstract arguments, traced within a context."""
 
     function: Any
     arguments: tuple[Any, ...]
-    mesh: Any | None
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def lower(self) -> Any:
         """Lowers the function to StableHLO."""
-        import jax  # noqa: PLC0415  the engine's, in its environment
-
-        with nullcontext() if self.mesh is None else jax.set_mesh(self.mesh):
+        with self.context():
             return self.function.lower(*self.arguments)
 
 
@@ -85,13 +79,6 @@ class StepPrograms:
     resident_bytes: int | None = None
 
 
-def local_bytes(arrays: Iterable[Any]) -> int:
-    """Bytes of abstract arrays on one device."""
-    return sum(
-        prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize for array in arrays
-    )
-
-
 Build = Callable[[Experiment, Phase, list[Any]], Any]
 
 
@@ -104,7 +91,7 @@ class FrontendAdapter:
     what the front end reads on import, imports it, and returns a function from an experiment, a phase
     and devices to `StepPrograms`; it takes the chunk of a prompt. A run records the versions of
     `packages` beside those of JAX and the compiler. `implies_scopes`: the scopes of instructions follow
-    from their names, as the front end enters none.
+    from their names, as the front end enters none. `module` builds the programs of an engine.
     """
 
     check: Callable[[Experiment], None]
@@ -112,6 +99,7 @@ class FrontendAdapter:
     builder: Callable[[Experiment, int], Build]
     packages: tuple[str, ...] = ()
     implies_scopes: bool = False
+    module: str | None = None
 
 
 def frontend_of(experiment: Experiment) -> FrontendAdapter:
@@ -119,13 +107,13 @@ def frontend_of(experiment: Experiment) -> FrontendAdapter:
     return FRONTENDS[experiment.program.frontend]
 
 
-def check_can_compile(experiment: Experiment, compiler: Compiler | None = None) -> None:
+def check_can_compile(experiment: Experiment, compiler: Release | None = None) -> None:
     """Raises an error if the experiment cannot be compiled here, or not by another compiler."""
     check_program_format(experiment)
     if compiler is None:
         frontend_of(experiment).check(experiment)
         return
-    name, topology = compiler.release.name, experiment.topology
+    name, topology = compiler.name, experiment.topology
     if not experiment.program.frontend.is_own:
         raise SpecError(
             f"--compiler {name} compiles programs of --frontend jax, and this is one of "
@@ -163,8 +151,7 @@ def _check_jax(experiment: Experiment) -> None:
             check_tpu_compiler()
 
 
-def _build_jax(experiment: Experiment, chunk: int) -> Build:
-    del experiment
+def _build_jax(_experiment: Experiment, chunk: int) -> Build:
     from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
 
     return _single(partial(build_program, chunk=chunk))
@@ -188,8 +175,7 @@ def _check_torchxla(experiment: Experiment) -> None:
     check_traceable(experiment)
 
 
-def _build_torchxla(experiment: Experiment, chunk: int) -> Build:
-    del chunk
+def _build_torchxla(experiment: Experiment, _chunk: int) -> Build:
     chip_flags = compiler_facts(experiment.topology.chip.name).torch_xla_flags.value
     flags = f"{os.environ['LIBTPU_INIT_ARGS']} {TORCH_XLA_FLAGS} {chip_flags}".rstrip()
     os.environ["LIBTPU_INIT_ARGS"] = flags
@@ -209,24 +195,36 @@ def _engine_interpreter(program: Program, scratch: Path) -> tuple[str, dict[str,
     return release.python, lone_variables(scratch)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _EngineBuilder:
-    """Builds the programs of an engine by `build_step` of `module`, which imports the engine.
+def _engine(  # noqa: PLR0913  what an engine needs
+    module: str,
+    package: str,
+    *,
+    missing: str,
+    replaced: tuple[str, ...] = (),
+    variables: Callable[[Experiment], Mapping[str, str]] = lambda _: {},
+    implies_scopes: bool = False,
+) -> FrontendAdapter:
+    """An engine, whose programs `build_step` of `module` builds, which imports it.
 
     `variables` are environment variables. The packages named in `missing`, which the engine imports and its
     lowered programs do not use, become stubs, as do the engine's own modules in `replaced`.
     """
 
-    module: str
-    missing: str
-    replaced: tuple[str, ...] = ()
-    variables: Callable[[Experiment], Mapping[str, str]] = lambda _: {}
+    def build(
+        experiment: Experiment, _chunk: int
+    ) -> Build:  # the chunks of a prompt run one program
+        os.environ.update(variables(experiment))
+        install_stubs(tuple(missing.split()), replaced=replaced)
+        return import_module(f"meshscope.programs.engines.{module}").build_step
 
-    def __call__(self, experiment: Experiment, chunk: int) -> Build:
-        del chunk  # the chunks of a prompt run one program
-        os.environ.update(self.variables(experiment))
-        install_stubs(tuple(self.missing.split()), replaced=self.replaced)
-        return import_module(f"meshscope.programs.engines.{self.module}").build_step
+    return FrontendAdapter(
+        check=_check_engine,
+        interpreter=_engine_interpreter,
+        builder=build,
+        packages=(package, "flax"),
+        implies_scopes=implies_scopes,
+        module=module,
+    )
 
 
 FRONTENDS: Mapping[Frontend, FrontendAdapter] = {
@@ -241,51 +239,38 @@ FRONTENDS: Mapping[Frontend, FrontendAdapter] = {
         builder=_build_torchxla,
         packages=("torch", "torch_xla", "transformers"),
     ),
-    Frontend.VLLM_TPU: FrontendAdapter(
-        check=_check_engine,
-        interpreter=_engine_interpreter,
-        # Read in releases 0.12 to 0.32. The replaced modules are for vllm's own torch models, whose
-        # classes derive from those of torch and vllm.
-        builder=_EngineBuilder(
-            module="tpu_inference",
-            missing=(
-                "vllm torch torchax torchvision transformers safetensors huggingface_hub "
-                "runai_model_streamer pathwaysutils tpu_info numba jaxtyping einops filelock regex tqdm "
-                "requests"
-            ),
-            replaced=("tpu_inference.models.vllm", "tpu_inference.layers.vllm.quantization"),
-            variables=engine_variables_of,
+    # Read in releases 0.12 to 0.32. The replaced modules are for vllm's own torch models, whose classes
+    # derive from those of torch and vllm.
+    Frontend.VLLM_TPU: _engine(
+        "tpu_inference",
+        "tpu-inference",
+        missing=(
+            "vllm torch torchax torchvision transformers safetensors huggingface_hub "
+            "runai_model_streamer pathwaysutils tpu_info numba jaxtyping einops filelock regex tqdm requests"
         ),
-        packages=("tpu-inference", "flax"),
+        replaced=("tpu_inference.models.vllm", "tpu_inference.layers.vllm.quantization"),
+        variables=engine_variables_of,
     ),
-    Frontend.SGLANG_JAX: FrontendAdapter(
-        check=_check_engine,
-        interpreter=_engine_interpreter,
-        builder=_EngineBuilder(
-            module="sglang_jax",
-            missing=(
-                "transformers huggingface_hub safetensors modelscope tokenizers torch fastapi starlette "
-                "uvicorn zmq orjson psutil pydantic requests tqdm jinja2 llguidance pybase64 pathwaysutils "
-                "prometheus_client aiohttp yaml PIL partial_json_parser openai tiktoken pandas httpx "
-                "uvloop setproctitle msgpack"
-            ),
+    Frontend.SGLANG_JAX: _engine(
+        "sglang_jax",
+        "sglang-jax",
+        missing=(
+            "transformers huggingface_hub safetensors modelscope tokenizers torch fastapi starlette uvicorn "
+            "zmq orjson psutil pydantic requests tqdm jinja2 llguidance pybase64 pathwaysutils "
+            "prometheus_client aiohttp yaml PIL partial_json_parser openai tiktoken pandas httpx uvloop "
+            "setproctitle msgpack"
         ),
-        packages=("sglang-jax", "flax"),
     ),
-    Frontend.MAXTEXT: FrontendAdapter(
-        check=_check_engine,
-        interpreter=_engine_interpreter,
-        # Tokenizers, checkpoints of other formats, images, and training of other kinds (0.2.5).
-        builder=_EngineBuilder(
-            module="maxtext_step",
-            missing=(
-                "PIL drjax huggingface_hub jaxtyping jinja2 pathwaysutils sentencepiece sympy tiktoken "
-                "tokenizers transformers"
-            ),
-            replaced=("maxtext.checkpoint_conversion", "maxtext.common.checkpointing"),
-            variables=lambda _: {"DECOUPLE_GCLOUD": "TRUE"},  # no clients of Google Cloud
+    # Tokenizers, checkpoints of other formats, images, and training of other kinds (0.2.5).
+    Frontend.MAXTEXT: _engine(
+        "maxtext",
+        "maxtext",
+        missing=(
+            "PIL drjax huggingface_hub jaxtyping jinja2 pathwaysutils sentencepiece sympy tiktoken "
+            "tokenizers transformers"
         ),
-        packages=("maxtext", "flax"),
+        replaced=("maxtext.checkpoint_conversion", "maxtext.common.checkpointing"),
+        variables=lambda _: {"DECOUPLE_GCLOUD": "TRUE"},  # no clients of Google Cloud
         implies_scopes=True,
     ),
 }

@@ -35,7 +35,7 @@ from meshscope.model.layers import ShallowLayers
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory, compiled_memory
 from meshscope.plans.program import Cycles
-from meshscope.programs.environments import Compiler, lone_variables
+from meshscope.programs.environments import Release, lone_variables
 from meshscope.programs.frontends import check_can_compile, frontend_of, program_file
 from meshscope.store.folder import scratch_folder
 from meshscope.workers import Worker, WorkerTask
@@ -86,7 +86,7 @@ class _Program:
     phase: Phase
     folder: Path
     chunk: int = -1
-    compiler: Compiler | None = None
+    compiler: Release | None = None
 
     @property
     def text(self) -> Path:
@@ -106,7 +106,7 @@ def compile_experiment(  # noqa: PLR0913  a program, its compiler and its hardwa
     progress: Progress,
     cycles: Cycles = Cycles.ESTIMATED,
     chip_profile: ChipProfile | None = None,
-    compiler: Compiler | None = None,
+    compiler: Release | None = None,
 ) -> CompileResult:
     """Compiles every phase, writes `PHASE.hlo.txt.gz` and `PHASE.json` to `hlo_dir`, and reads them.
 
@@ -301,7 +301,7 @@ def _task(target: _Program) -> WorkerTask:
     experiment = target.experiment
     compiler = f"the {experiment.topology.chip.kind.upper()} compiler"
     if target.compiler is not None:
-        compiler = target.compiler.release.name
+        compiler = target.compiler.name
     if experiment.program.engine_version is not None:
         compiler = f"{experiment.program.frontend} {experiment.program.engine_version}"
     program = (

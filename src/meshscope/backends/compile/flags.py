@@ -23,7 +23,7 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.measured import Flag, FlagEffect
 from meshscope.hardware.topology import Topology
-from meshscope.programs.environments import Compiler
+from meshscope.programs.environments import Release
 from meshscope.readers.hlo.parse import canonical_hash
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def flag_effects(
     topology: Topology,
     *,
     listener: Listener,
-    compiler: Compiler | None = None,
+    compiler: Release | None = None,
 ) -> tuple[FlagEffect, ...]:
     """The effect of every flag on every program, in order; `compiler` is another than that of this process."""
     jobs = [(phase, program, flag) for phase, program in programs for flag in flags]

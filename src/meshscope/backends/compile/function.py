@@ -29,7 +29,7 @@ from meshscope.events.enums import Phase
 from meshscope.hardware.topology import Topology
 from meshscope.plans.memory import Memory, TempBasis
 from meshscope.plans.mesh import Mesh
-from meshscope.programs.environments import Compiler, lone_variables
+from meshscope.programs.environments import Release, lone_variables
 from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives, rows_of
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
@@ -73,7 +73,7 @@ class FunctionCompiler:
     `compiler` is another than that of this process.
     """
 
-    def __init__(self, compiler: Compiler | None = None) -> None:
+    def __init__(self, compiler: Release | None = None) -> None:
         self.compiler = compiler
         self._is_other = compiler is not None and not compiler.is_own
         self._resources = ExitStack()
@@ -101,7 +101,7 @@ class FunctionCompiler:
             "options": compile_options(program),
             "text": str(folder / HLO_NAME),
         }
-        name = "the TPU compiler" if self.compiler is None else self.compiler.release.label
+        name = "the TPU compiler" if self.compiler is None else self.compiler.label
         task = WorkerTask(
             process=name,
             activity=f"compiling {program.name} for {topology.name}",
@@ -134,7 +134,7 @@ class FunctionCompiler:
 _compilers: dict[tuple[str, ...], FunctionCompiler] = {}
 
 
-def function_compiler(compiler: Compiler | None = None) -> FunctionCompiler:
+def function_compiler(compiler: Release | None = None) -> FunctionCompiler:
     """The worker of this process, started on first use and after a crash or a change of flags."""
     python = "" if compiler is None else compiler.python
     key = (python, *(os.environ.get(name, "") for name in FLAGS))
@@ -174,7 +174,7 @@ def compile_function(
     topology: Topology,
     *,
     is_cached: bool = True,
-    compiler: Compiler | None = None,
+    compiler: Release | None = None,
     worker: FunctionCompiler | None = None,
 ) -> CompiledFunction:
     """The compiled program, from the cache if the same one was compiled before.
@@ -227,12 +227,10 @@ def cache_folder() -> Path:
 
 
 def program_key(
-    program: "FunctionProgram", topology: Topology, compiler: Compiler | None = None
+    program: "FunctionProgram", topology: Topology, compiler: Release | None = None
 ) -> str:
     """A hash of everything that determines the compiled text: program, slice, flags and versions."""
-    versions = (
-        {name: version(name) for name in PACKAGES} if compiler is None else compiler.release.pins
-    )
+    versions = {name: version(name) for name in PACKAGES} if compiler is None else compiler.pins
     facts = {
         "topology": topology.name,
         "options": compile_options(program),

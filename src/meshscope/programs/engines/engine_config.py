@@ -1,11 +1,14 @@
-"""The configuration of an engine for an experiment: Hugging Face's keys of the model, and vLLM's."""
+"""The configuration of an engine for an experiment: Hugging Face's keys of the model, vLLM's, MaxText's."""
 
+import re
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.model.families import TRAITS, MlpRule
 from meshscope.model.mechanisms.attention import Mechanism
+from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.mechanisms.latent import latent_of
 from meshscope.model.model import Model
 from meshscope.model.quantization import FP8_BLOCKS
@@ -26,13 +29,18 @@ QUANTIZATION: dict[str, dict[str, Any]] = {
 CACHE_DTYPES = {"bf16": "auto", "f8e4m3fn": "fp8", "f8e5m2": "fp8_e5m2"}  # as vLLM names them
 
 
+def unknown_family(model: Model, engine: str) -> SpecError:
+    """The error of a model whose config meshscope does not write for engines."""
+    return SpecError(
+        f"{model.name}: {engine} gets no config of the family {model.family} from meshscope. Use "
+        f"--frontend jax, or a model of {', '.join(ARCHITECTURES)}."
+    )
+
+
 def architecture_config(model: Model) -> dict[str, Any]:
     """The model's config with the keys of transformers 4 and 5; SpecError for an unknown family."""
     if model.family not in ARCHITECTURES:
-        raise SpecError(
-            f"{model.name}: serving engines get no config of the family {model.family} from meshscope. "
-            f"Use --frontend jax, or a model of {', '.join(ARCHITECTURES)}."
-        )
+        raise unknown_family(model, "a serving engine")
     config = hugging_face_config(model)
     rope = config["rope_parameters"]
     scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
@@ -50,11 +58,9 @@ def architecture_config(model: Model) -> dict[str, Any]:
 
 def engine_variables_of(experiment: Experiment) -> dict[str, str]:
     """Environment variables that the engine's documentation asks for."""
-    variables: dict[str, str] = {}
-    if experiment.model.attention.mechanism is Mechanism.LATENT:
-        variables["NEW_MODEL_DESIGN"] = (
-            "1"  # its meshes with axes for the attention's data and experts
-        )
+    is_latent = experiment.model.attention.mechanism is Mechanism.LATENT
+    # its meshes with axes for the attention's data and experts
+    variables = {"NEW_MODEL_DESIGN": "1"} if is_latent else {}
     if experiment.workload.weight_dtype == "s8":
         variables |= {"REQUANTIZE_WEIGHT_DTYPE": "int8", "MOE_REQUANTIZE_WEIGHT_DTYPE": "int8"}
     return variables
@@ -67,6 +73,9 @@ def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
     data-parallel rank.
     """
     plan, workload, model = experiment.plan, experiment.workload, experiment.model
+    # Attention is data-parallel over the devices that share the experts, which have an axis of their own.
+    has_expert_axis = plan.ep > 1 and plan.ep == plan.dp
+    strategy = {"enable_dp_attention": True, "expert_parallelism": plan.ep}
     hugging_face = SimpleNamespace(**architecture_config(model))
     quantization = QUANTIZATION.get(workload.weight_dtype)
     if quantization is not None:
@@ -94,44 +103,25 @@ def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
             get_sliding_window=lambda: None,
         ),
         cache_config=SimpleNamespace(cache_dtype=CACHE_DTYPES[workload.cache_dtype]),
-        parallel_config=_parallel_config(experiment),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=plan.tp,
+            data_parallel_size=1 if has_expert_axis else plan.dp,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+            pipeline_parallel_size=1,
+            enable_expert_parallel=plan.ep > 1,
+        ),
         scheduler_config=SimpleNamespace(
             max_num_seqs=workload.batch // plan.data_size,
             max_num_batched_tokens=experiment.prefill_chunks.n_tokens,
         ),
-        additional_config=_additional_config(experiment),
+        additional_config={"sharding": {"sharding_strategy": strategy}} if has_expert_axis else {},
         load_config=SimpleNamespace(load_format="auto"),
         aux_output_config=SimpleNamespace(enable_return_routed_experts=False),
         speculative_config=None,
         lora_config=None,
         quant_config=None,
     )
-
-
-def _parallel_config(experiment: Experiment) -> SimpleNamespace:
-    """The sizes of vLLM; experts over dp have an axis of their own instead (`_additional_config`)."""
-    plan = experiment.plan
-    return SimpleNamespace(
-        tensor_parallel_size=plan.tp,
-        data_parallel_size=1 if _has_expert_axis(experiment) else plan.dp,
-        decode_context_parallel_size=1,
-        prefill_context_parallel_size=1,
-        pipeline_parallel_size=1,
-        enable_expert_parallel=plan.ep > 1,
-    )
-
-
-def _has_expert_axis(experiment: Experiment) -> bool:
-    """Whether attention is data-parallel over the devices that share the experts."""
-    return experiment.plan.ep > 1 and experiment.plan.ep == experiment.plan.dp
-
-
-def _additional_config(experiment: Experiment) -> dict[str, Any]:
-    """The engine's own options of sharding: data-parallel attention with experts over its devices."""
-    if not _has_expert_axis(experiment):
-        return {}
-    strategy = {"enable_dp_attention": True, "expert_parallelism": experiment.plan.ep}
-    return {"sharding": {"sharding_strategy": strategy}}
 
 
 # The page size of releases that leave it to vLLM: vllm/v1/attention/backends/pallas.py of vLLM 0.12.
@@ -158,3 +148,81 @@ class PallasAttentionBackend:
         n_each = SCALAR_MEMORY_BYTES // 2 // config.scheduler_config.max_num_seqs // 4
         smallest = -(config.model_config.max_model_len // -n_each)
         return 1 << (smallest - 1).bit_length()
+
+
+# Ids on the Hugging Face Hub and the files of `maxtext/configs/models` (0.2.5). The architectures of a
+# base model and its tuned versions are the same.
+MAXTEXT_MODELS: Mapping[str, str] = {
+    "meta-llama/Llama-2-7B": "llama2-7b",
+    "meta-llama/Llama-2-13B": "llama2-13b",
+    "meta-llama/Llama-2-70B": "llama2-70b",
+    "meta-llama/Meta-Llama-3-8B": "llama3-8b",
+    "meta-llama/Meta-Llama-3-70B": "llama3-70b",
+    "meta-llama/Llama-3.1-8B": "llama3.1-8b",
+    "meta-llama/Llama-3.1-70B": "llama3.1-70b",
+    "meta-llama/Llama-3.1-405B": "llama3.1-405b",
+    "meta-llama/Llama-3.3-70B": "llama3.3-70b",
+    "Qwen/Qwen2.5-1.5B": "qwen2.5-1.5b",
+    "Qwen/Qwen2.5-7B": "qwen2.5-7b",
+    "Qwen/Qwen2.5-14B": "qwen2.5-14b",
+    "Qwen/Qwen3-0.6B": "qwen3-0.6b",
+    "Qwen/Qwen3-1.7B": "qwen3-1.7b",
+    "Qwen/Qwen3-4B": "qwen3-4b",
+    "Qwen/Qwen3-8B": "qwen3-8b",
+    "Qwen/Qwen3-14B": "qwen3-14b",
+    "Qwen/Qwen3-32B": "qwen3-32b",
+    "Qwen/Qwen3-30B-A3B": "qwen3-30b-a3b",
+    "Qwen/Qwen3-235B-A22B": "qwen3-235b-a22b",
+    "mistralai/Mixtral-8x7B": "mixtral-8x7b",
+    "mistralai/Mixtral-8x22B": "mixtral-8x22b",
+    "deepseek-ai/DeepSeek-V2-Lite": "deepseek2-16b",
+}
+_TUNED = re.compile(r"(-v0\.1)?(-Instruct|-Base|-Chat|-chat|-it)?(-v0\.1|-2507)?$")
+# MaxText's axes by those of a plan. An axis of experts holds the batch of everything else, too.
+MAXTEXT_AXES: Mapping[str, str] = {"tp": "tensor", "fsdp": "fsdp", "dp": "data"}
+
+
+def maxtext_model(model: Model) -> str:
+    """MaxText's name of the model; SpecError if it has none."""
+    names = {name.lower(): value for name, value in MAXTEXT_MODELS.items()}
+    name = _TUNED.sub("", model.name).lower()
+    if name not in names:
+        raise SpecError(
+            f"{model.name}: MaxText has no configuration of this model that meshscope knows. Use "
+            f"--frontend jax, or one of {', '.join(MAXTEXT_MODELS)}."
+        )
+    return names[name]
+
+
+def sizes_of(model: Model) -> dict[str, int]:
+    """The model's sizes by MaxText's names, for a comparison with its configuration."""
+    sizes = {
+        "emb_dim": model.hidden,
+        "num_decoder_layers": model.n_layers,
+        "vocab_size": model.vocab,
+    }
+    if model.attention.mechanism is Mechanism.GROUPED:
+        attention = grouped_of(model.attention)
+        sizes |= {
+            "num_query_heads": attention.n_heads,
+            "num_kv_heads": attention.n_kv_heads,
+            "head_dim": attention.head_dim,
+        }
+    if model.attention.mechanism is Mechanism.LATENT:
+        latent = latent_of(model.attention)
+        sizes |= {
+            "num_query_heads": latent.n_heads,
+            "kv_lora_rank": latent.kv_rank,
+            "qk_nope_head_dim": latent.nope_dim,
+            "qk_rope_head_dim": latent.rope_dim,
+            "v_head_dim": latent.value_dim,
+        }
+    if model.ffn is not None:
+        sizes["mlp_dim"] = model.ffn
+    if (moe := model.moe) is not None:
+        sizes |= {
+            "num_experts": moe.n_experts,
+            "num_experts_per_tok": moe.n_active,
+            "moe_mlp_dim": moe.ffn,
+        }
+    return sizes

@@ -1,7 +1,6 @@
-"""What the model code of each serving engine takes: every refusal, in one table by engine."""
+"""What the model code of each serving engine takes: every refusal, by engine."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from meshscope.errors import MeshscopeError, PlanError, SpecError
 from meshscope.hardware.chips import ChipKind
@@ -9,32 +8,26 @@ from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
-from meshscope.programs.engines.engine_config import ARCHITECTURES, CACHE_DTYPES, QUANTIZATION
-from meshscope.programs.engines.maxtext_models import AXES as MAXTEXT_AXES
-from meshscope.programs.engines.maxtext_models import maxtext_model
+from meshscope.programs.engines.engine_config import (
+    ARCHITECTURES,
+    CACHE_DTYPES,
+    MAXTEXT_AXES,
+    QUANTIZATION,
+    maxtext_model,
+    unknown_family,
+)
 from meshscope.units import format_dtype
 
 BF16 = "bf16"
 WITHOUT_LINEAR_METHODS = ("0.12.0",)  # releases of tpu-inference
 TENSOR_PARALLEL_ONLY = ("0.0.2",)  # releases of SGLang-JAX
 
-Refusals = Callable[[Experiment, str], Iterator[MeshscopeError]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The axes of plans that an engine takes, how others are refused, and its further rules."""
-
-    axes: tuple[str, ...]
-    axes_rule: str
-    refusals: Refusals
-
 
 def check_engine(experiment: Experiment) -> None:
     """Raises the first refusal of the experiment by its engine, if there is one."""
     check_slice(experiment)
     option = f"--frontend {experiment.program.frontend}"
-    for error in LIMITS[experiment.program.frontend].refusals(experiment, option):
+    for error in REFUSALS[experiment.program.frontend](experiment, option):
         raise error
 
 
@@ -50,21 +43,42 @@ def check_slice(experiment: Experiment) -> None:
 
 def _vllm(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
     model, version = experiment.model, experiment.program.engine_version
+    plan, workload = experiment.plan, experiment.workload
+    dtype = workload.weight_dtype
+    is_quantized, weights = dtype in QUANTIZATION, f"--weight-dtype {format_dtype(dtype)}"
     if model.family not in ARCHITECTURES:
-        yield SpecError(
-            f"{model.name}: {option} gets no config of the family {model.family} "
-            f"from meshscope. Use --frontend jax, or a model of {', '.join(ARCHITECTURES)}."
-        )
-    yield from _axes(experiment, option)
+        yield unknown_family(model, option)
+    yield from _other_axes(experiment, f"{option} takes tp, dp, ep, sp", ("tp", "dp", "ep", "sp"))
     yield from _vllm_layout(experiment, option)
-    yield from _vllm_dtypes(experiment, option)
-    dtype = experiment.workload.weight_dtype
-    is_quantized = dtype in QUANTIZATION
-    if version in WITHOUT_LINEAR_METHODS and (is_quantized or experiment.plan.sp):
-        value = f"--weight-dtype {format_dtype(dtype)}" if is_quantized else "sp"
+    if workload.activation_dtype != BF16:
         yield SpecError(
-            f"{value}: the JAX models of {option} {version} have bf16 weights and whole tokens only. Use "
-            "--engine-version 0.24.0 or newer."
+            f"{option} computes activations in bf16, not {workload.activation_dtype}. Omit the dtype, or "
+            "use --frontend jax."
+        )
+    if dtype != BF16 and not is_quantized:
+        known = ", ".join(map(format_dtype, (BF16, *QUANTIZATION)))
+        yield SpecError(
+            f"{weights}: {option} has weights in {known}. Use one of these, or --frontend jax."
+        )
+    if model.attention.mechanism is Mechanism.LATENT and not is_quantized:
+        yield SpecError(
+            f"{weights}: the engine's loader splits latent projections of fp8 checkpoints only. Omit the "
+            f"dtype, which {model.name} stores in fp8."
+        )
+    if is_quantized and model.family.traits.experts == "gpt_oss":
+        yield SpecError(
+            f"{weights}: {option} compiles {model.name} with bf16 weights. "
+            "Use --dtype bf16, or --frontend jax."
+        )
+    if workload.cache_dtype not in CACHE_DTYPES:
+        yield SpecError(
+            f"{option} has no cache of {format_dtype(workload.cache_dtype)}. "
+            f"Use {' or '.join(map(format_dtype, CACHE_DTYPES))}."
+        )
+    if version in WITHOUT_LINEAR_METHODS and (is_quantized or plan.sp):
+        yield SpecError(
+            f"{weights if is_quantized else 'sp'}: the JAX models of {option} {version} have bf16 weights and "
+            "whole tokens only. Use --engine-version 0.24.0 or newer."
         )
 
 
@@ -87,41 +101,9 @@ def _vllm_layout(experiment: Experiment, option: str) -> Iterator[MeshscopeError
         case _ if model.moe is not None:
             rule, needed = "splits each expert over tp", f"tp={n}"
         case _:
-            return
+            rule, needed = "", str(plan)
     if str(plan) != needed and n > 1:
         yield PlanError(f"plan '{plan}': {option} {rule}. Use {needed} for {model.name}.")
-
-
-def _vllm_dtypes(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
-    workload, model = experiment.workload, experiment.model
-    known = (BF16, *QUANTIZATION)
-    weights = format_dtype(workload.weight_dtype)
-    if workload.activation_dtype != BF16:
-        yield SpecError(
-            f"{option} computes activations in bf16, not {workload.activation_dtype}. Omit the dtype, or "
-            "use --frontend jax."
-        )
-    if workload.weight_dtype not in known:
-        yield SpecError(
-            f"--weight-dtype {weights}: {option} has weights in {', '.join(map(format_dtype, known))}. "
-            "Use one of these, or --frontend jax."
-        )
-    is_quantized = workload.weight_dtype in QUANTIZATION
-    if model.attention.mechanism is Mechanism.LATENT and not is_quantized:
-        yield SpecError(
-            f"--weight-dtype {weights}: the engine's loader splits latent projections of "
-            f"fp8 checkpoints only. Omit the dtype, which {model.name} stores in fp8."
-        )
-    if is_quantized and model.family.traits.experts == "gpt_oss":
-        yield SpecError(
-            f"--weight-dtype {weights}: {option} compiles {model.name} with bf16 weights. "
-            "Use --dtype bf16, or --frontend jax."
-        )
-    if workload.cache_dtype not in CACHE_DTYPES:
-        yield SpecError(
-            f"{option} has no cache of {format_dtype(workload.cache_dtype)}. "
-            f"Use {' or '.join(map(format_dtype, CACHE_DTYPES))}."
-        )
 
 
 def _sglang(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
@@ -133,7 +115,7 @@ def _sglang(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
             f"{experiment.model.name}: {option} builds caches of whole keys and values only. Use "
             "--frontend jax."
         )
-    yield from _axes(experiment, option)
+    yield from _other_axes(experiment, f"{option} takes tp, dp, ep", ("tp", "dp", "ep"))
     version = experiment.program.engine_version
     if max(plan.dp, plan.ep) > 1 and version in TENSOR_PARALLEL_ONLY:
         yield PlanError(
@@ -145,7 +127,12 @@ def _sglang(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
 
 def _maxtext(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
     maxtext_model(experiment.model)
-    yield from _axes(experiment, option)
+    plan = experiment.plan
+    for axis in _axes(experiment, ("tp",)):
+        yield PlanError(
+            f"plan '{plan}': {option} maps tp to MaxText's axis {MAXTEXT_AXES['tp']}, and its engine prefills "
+            f"one prompt on all devices; {axis} is not supported. Use tp={plan.n_devices}, or --frontend jax."
+        )
     yield from _bf16_only(experiment, option)
     workload = experiment.workload
     if experiment.prefill_chunks.n_tokens != workload.prompt:
@@ -155,14 +142,20 @@ def _maxtext(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
         )
 
 
-def _axes(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
-    plan, limits = experiment.plan, LIMITS[experiment.program.frontend]
+def _axes(experiment: Experiment, known: tuple[str, ...]) -> Iterator[str]:
+    """The axes of the plan that are not known."""
+    plan = experiment.plan
     sizes = {"pp": plan.pp, "fsdp": plan.fsdp, "cp": plan.cp, "dp": plan.dp, "ep": plan.ep}
-    used = [axis for axis, size in sizes.items() if size > 1] + ["sp"] * plan.sp
-    for axis in used:
-        if axis not in limits.axes:
-            rule = limits.axes_rule.format(axis=axis, n=plan.n_devices)
-            yield PlanError(f"plan '{plan}': {option} {rule}")
+    for axis in [axis for axis, size in sizes.items() if size > 1] + ["sp"] * plan.sp:
+        if axis not in known:
+            yield axis
+
+
+def _other_axes(
+    experiment: Experiment, rule: str, known: tuple[str, ...]
+) -> Iterator[MeshscopeError]:
+    for axis in _axes(experiment, known):
+        yield PlanError(f"plan '{experiment.plan}': {rule}, not {axis}. Use --frontend jax for it.")
 
 
 def _bf16_only(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
@@ -179,21 +172,8 @@ def _bf16_only(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
             )
 
 
-LIMITS: Mapping[Frontend, Limits] = {
-    Frontend.VLLM_TPU: Limits(
-        axes=("tp", "dp", "ep", "sp"),
-        axes_rule="takes tp, dp, ep, sp, not {axis}. Use --frontend jax for it.",
-        refusals=_vllm,
-    ),
-    Frontend.SGLANG_JAX: Limits(
-        axes=("tp", "dp", "ep"),
-        axes_rule="takes tp, dp, ep, not {axis}. Use --frontend jax for it.",
-        refusals=_sglang,
-    ),
-    Frontend.MAXTEXT: Limits(
-        axes=("tp",),
-        axes_rule=f"maps tp to MaxText's axis {MAXTEXT_AXES['tp']}, and its engine prefills one prompt on "
-        "all devices; {axis} is not supported. Use tp={n}, or --frontend jax.",
-        refusals=_maxtext,
-    ),
+REFUSALS: Mapping[Frontend, Callable[[Experiment, str], Iterator[MeshscopeError]]] = {
+    Frontend.VLLM_TPU: _vllm,
+    Frontend.SGLANG_JAX: _sglang,
+    Frontend.MAXTEXT: _maxtext,
 }

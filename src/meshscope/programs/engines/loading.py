@@ -1,4 +1,4 @@
-"""What tpu-inference does with weights after loading them, on abstract arrays.
+"""What becomes of tpu-inference's modules after loading: weights processed, tokens split around projections.
 
 The engine's own code splits, fuses, pads, quantizes and shards the weights of a checkpoint. It does so
 on arrays of the host and of devices; here the same functions run while JAX traces them, and only the
@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from importlib import import_module
+from math import prod
 from typing import Any
 
 import jax
@@ -17,6 +18,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from tpu_inference import utils
+from tpu_inference.layers.common.sharding import ShardingAxisName
 
 PROJECTIONS = ("kernel_gating_EDF", "kernel_up_proj_EDF", "kernel_down_proj_EFD")
 _SHARDING_KEYS = ("out_sharding", "sharding_names", "sharding")  # by release of flax
@@ -32,28 +35,13 @@ _MODULES = (
 )
 
 
-class Placements:
-    """The shardings that the engine asks for, by array."""
-
-    def __init__(self) -> None:
-        self._specs: dict[int, tuple[Any, Any]] = {}  # with the array, which keeps its id
-
-    def put(self, array: Any, sharding: Any, *_: Any, **__: Any) -> Any:
-        """Stands for the engine's functions that place an array."""
-        spec = _spec(sharding)
-        for leaf in jax.tree.leaves(array):
-            self._specs[id(leaf)] = (leaf, spec)
-        return array
-
-    def spec_of(self, array: Any) -> Any | None:
-        """The sharding of an array; None if the engine did not place it."""
-        placed = self._specs.get(id(array))
-        return None if placed is None else placed[1]
+# An array, which keeps its id, and the sharding that the engine asks for, by this id.
+Placements = dict[int, tuple[Any, P]]
 
 
 def process_loaded(model: Any, mesh: Any) -> None:
     """Processes the weights of all modules; for use under `nnx.eval_shape`."""
-    placements = Placements()
+    placements: Placements = {}
     jax.sharding.get_mesh = lambda: mesh  # JAX has none while it traces
     with _tracing(placements, mesh):
         for _, module in list(nnx.iter_modules(model)):
@@ -69,7 +57,10 @@ def process_loaded(model: Any, mesh: Any) -> None:
     for _, module in nnx.iter_modules(model):
         for parameter in vars(module).values():
             if isinstance(parameter, nnx.Variable):
-                _set_sharding(parameter, placements.spec_of(parameter.get_value()))
+                array = parameter.get_value()
+                _, spec = placements.get(id(array), (array, None))
+                for key in _SHARDING_KEYS if spec is not None else ():
+                    parameter.set_metadata(key, tuple(spec or ()))
 
 
 def _process_linear(layer: Any) -> None:
@@ -94,33 +85,27 @@ def _split_latent(projection: Any) -> None:
     """Splits `kv_b_proj` into those of keys and values, as its loader does when all of it is there."""
     names = [n for n, value in vars(projection).items() if isinstance(value, nnx.Variable)]
     for name in names:
-        getattr(projection, name).set_metadata("weight_loader", _keep)
+        # loads nothing: the parameter is abstract
+        getattr(projection, name).set_metadata("weight_loader", lambda *_, **__: None)
     projection.load_weights([(name, None) for name in names])
-
-
-def _keep(parameter: Any, weight: Any) -> None:
-    """Loads nothing: the parameter is abstract."""
-    del parameter, weight
-
-
-def _spec(sharding: Any) -> Any:
-    if isinstance(sharding, NamedSharding):
-        return sharding.spec
-    return sharding if isinstance(sharding, P) else P(*(sharding or ()))
-
-
-def _set_sharding(parameter: Any, spec: Any) -> None:
-    if spec is not None:
-        for key in _SHARDING_KEYS:
-            parameter.set_metadata(key, tuple(spec))
 
 
 @contextmanager
 def _tracing(placements: Placements, mesh: Any) -> Generator[None]:
     """Replaces the engine's functions that touch devices while the block runs."""
+
+    def put(array: Any, sharding: Any, *_: Any, **__: Any) -> Any:
+        if isinstance(sharding, NamedSharding):
+            spec = sharding.spec
+        else:
+            spec = sharding if isinstance(sharding, P) else P(*(sharding or ()))
+        for leaf in jax.tree.leaves(array):
+            placements[id(leaf)] = (leaf, spec)
+        return array
+
     stand_ins: dict[str, Any] = {
-        "general_device_put": placements.put,
-        "shard_put": lambda x, shardings=(), *_, **__: placements.put(x, shardings),
+        "general_device_put": put,
+        "shard_put": lambda x, shardings=(), *_, **__: put(x, shardings),
         "cpu_mesh": lambda: mesh,
         "cpu_mesh_context": nullcontext,
     }
@@ -133,7 +118,7 @@ def _tracing(placements: Placements, mesh: Any) -> Generator[None]:
         if hasattr(module, "process_quantized_moe_weights"):
             process = module.process_quantized_moe_weights
             replaced.append((module, "process_quantized_moe_weights", process))
-            module.process_quantized_moe_weights = _placing(process, placements)
+            module.process_quantized_moe_weights = _placing(process, put)
     try:
         yield
     finally:
@@ -141,7 +126,7 @@ def _tracing(placements: Placements, mesh: Any) -> Generator[None]:
             setattr(module, name, value)
 
 
-def _placing(process: Callable[..., Any], placements: Placements) -> Callable[..., Any]:
+def _placing(process: Callable[..., Any], put: Callable[..., Any]) -> Callable[..., Any]:
     """The function with the shardings that it gives its results inside a jitted function."""
     weights_module = import_module("tpu_inference.layers.common.process_weights.moe_weights")
 
@@ -153,7 +138,7 @@ def _placing(process: Callable[..., Any], placements: Placements) -> Callable[..
         for field in fields(made):
             array = getattr(made, field.name)
             if array is not None:
-                placements.put(array, getattr(shardings, field.name))
+                put(array, getattr(shardings, field.name))
         return made
 
     return placed
@@ -166,3 +151,62 @@ def _modules() -> Iterator[Any]:
         except ModuleNotFoundError as error:
             if error.name is None or not name.startswith(error.name):
                 raise
+
+
+def split_tokens(model: Any, mesh: Any) -> None:
+    """Splits the tokens around every sharded projection of the layers, as the engine's torch models do.
+
+    Its JAX models have no such option. Its torch models pass `enable_sp` to every linear layer, which then
+    asks for two shardings (tpu_inference/layers/vllm/quantization/configs.py): tokens split over the mesh
+    before a column-parallel projection, and behind a row-parallel one. The product between them is the
+    engine's own function for linear layers of torch models.
+    """
+    quantization = "tpu_inference.layers.common.quantization"  # not in 0.12
+    method = import_module(f"{quantization}.unquantized").UnquantizedLinearMethod
+    config = import_module(f"{quantization}.configs").QuantLinearConfig
+    modules: list[Any] = [module for _, module in nnx.iter_modules(model)]
+    for module in modules:
+        if isinstance(vars(module).get("quant_method"), method):
+            module.quant_method = _SequenceParallelMethod(
+                module, mesh, method=method, config=config
+            )
+
+
+class _SequenceParallelMethod:
+    """Applies one projection with its tokens split over the tensor axis before it or behind it."""
+
+    def __init__(self, layer: Any, mesh: Any, *, method: Any, config: Any) -> None:
+        inputs, outputs = layer.einsum_str.replace(" ", "").split("->")
+        _, weight = inputs.split(",")
+        self.n_summed = sum(letter not in outputs for letter in weight)
+        metadata = layer.weight.get_metadata()
+        spec = tuple(next((metadata[key] for key in _SHARDING_KEYS if metadata.get(key)), ()))
+        axis = ShardingAxisName.MLP_TENSOR
+        self.is_row = any(name is not None for name in spec[: self.n_summed])
+        self.is_column = any(name is not None for name in spec[self.n_summed :])
+        self.mesh = mesh
+        self.tokens = NamedSharding(mesh, P(axis, None))
+        made = config(
+            enable_sp=True,
+            output_sizes=[prod(layer.weight.shape[self.n_summed :])],
+            weight_sharding=P(axis, None)
+            if self.is_row
+            else P(None, axis if self.is_column else None),
+        )
+        made.mesh = mesh
+        self.method = method(made)
+
+    def apply_jax(self, layer: Any, x: jax.Array) -> jax.Array:
+        """The product; few tokens stay whole, as in the engine."""
+        n_tokens = x.shape[0]
+        is_split = n_tokens // self.mesh.shape["model"] >= utils.TPU_SECOND_LAST_MINOR
+        x = x.reshape(n_tokens, -1)
+        weight = layer.weight[...]
+        free = weight.shape[self.n_summed :]
+        if is_split and self.is_column:
+            x = jax.lax.with_sharding_constraint(x, self.tokens)
+        bias = None if layer.bias is None else layer.bias[...].reshape(-1)
+        out = self.method._apply_fused(x, weight.reshape(x.shape[1], -1), bias)  # noqa: SLF001  the engine has no public one
+        if is_split and self.is_row:
+            out = jax.lax.with_sharding_constraint(out, self.tokens)
+        return out.reshape(n_tokens, *free)

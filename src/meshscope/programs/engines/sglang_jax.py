@@ -7,7 +7,6 @@ around them: it makes a batch of the size of a bucket, and puts arrays on no dev
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -32,9 +31,9 @@ from sgl_jax.srt.utils import common_utils, mesh_utils
 from meshscope.events.enums import Part, Phase
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
+from meshscope.programs.engines.abstract import abstract_model, engine_step, known_options
 from meshscope.programs.engines.engine_config import architecture_config
-from meshscope.programs.engines.scopes import with_scopes
-from meshscope.programs.frontends import MODEL, SAMPLE, EngineProgram, StepPrograms, local_bytes
+from meshscope.programs.frontends import MODEL, SAMPLE, StepPrograms
 
 PAGE_SIZE = 128  # tokens; of the engine's own benchmarks (test/srt/nightly), where the default is 1
 MOE_BACKEND = "epmoe"  # the default of its servers
@@ -56,21 +55,10 @@ def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> Step
         module.device_array = _abstract
     mesh = _mesh(experiment, devices)
     with jax.set_mesh(mesh):
-        builder = _StepBuilder(experiment=experiment, phase=phase, mesh=mesh)
-        programs = {
-            name: EngineProgram(
-                function=function,
-                arguments=tuple(arguments),
-                mesh=mesh if name == MODEL else None,  # the engine samples without one
-            )
-            for name, (function, *arguments) in builder.functions().items()
-        }
-    leaves, _, pools, _ = programs[MODEL].arguments
-    return StepPrograms(
-        programs=programs,
-        devices=list(mesh.devices.flat),
-        resident_bytes=local_bytes(jax.tree.leaves((leaves, pools))),
-    )
+        functions = _StepBuilder(experiment=experiment, phase=phase, mesh=mesh).functions()
+    _, leaves, _, pools, _ = functions[MODEL]
+    # the engine samples without a mesh
+    return engine_step(functions, mesh, (leaves, pools), without_mesh=(SAMPLE,))
 
 
 def _mesh(experiment: Experiment, devices: list[Any]) -> Any:
@@ -104,7 +92,14 @@ class _StepBuilder:
         config = self._config()
         merged, leaves = self._abstract_model(config)
         batch = self._batch()
-        backend = self._attention_backend(config)
+        backend = flashattention_backend.FlashAttention(
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+            page_size=PAGE_SIZE,
+            mesh=self.mesh,
+        )
+        backend.forward_metadata = nnx.data(backend.get_forward_metadata(self._batch()))
         runner = SimpleNamespace(
             mesh=self.mesh,
             attn_backend=backend,
@@ -143,14 +138,10 @@ class _StepBuilder:
         kind, _ = ModelRegistry.resolve_model_cls(config.architectures)
 
         def made() -> Any:
-            rngs = _known(kind.__init__, rngs=nnx.Rngs(0))
+            rngs = known_options(kind.__init__, rngs=nnx.Rngs(0))
             return kind(config, dtype=jnp.bfloat16, mesh=self.mesh, **rngs)
 
-        model = nnx.eval_shape(made)
-        graph, state = nnx.split(model)
-        leaves, treedef = jax.tree.flatten(state)
-        leaves = [self._leaf(leaf) for leaf in leaves]
-        return lambda leaves: with_scopes(nnx.merge(graph, treedef.unflatten(leaves))), leaves
+        return abstract_model(nnx.eval_shape(made), self._placed)
 
     def _leaf(self, leaf: Any) -> Any:
         """An array with its sharding over the mesh, or over that of experts with the same devices."""
@@ -162,17 +153,6 @@ class _StepBuilder:
             devices = self.mesh.devices.reshape(mesh.axis_sizes)
             mesh = Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
-
-    def _attention_backend(self, config: Any) -> Any:
-        backend = flashattention_backend.FlashAttention(
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            page_size=PAGE_SIZE,
-            mesh=self.mesh,
-        )
-        backend.forward_metadata = nnx.data(backend.get_forward_metadata(self._batch()))
-        return backend
 
     def _pools(self, config: Any) -> Any:
         """The paged caches of all layers."""
@@ -187,7 +167,7 @@ class _StepBuilder:
             head_dim=-(-config.head_dim // LANES) * LANES,
             layer_num=config.num_hidden_layers,
             mesh=self.mesh,
-            **_known(kind.__init__, dp_size=self.experiment.plan.dp),
+            **known_options(kind.__init__, dp_size=self.experiment.plan.dp),
         )
         memory_pool.jax = jax
         if (pools := getattr(memory_pool, "MemoryPools", None)) is None:
@@ -231,9 +211,10 @@ class _StepBuilder:
     def _sampler(self, output: Any, batch: Any, n_vocab: int) -> tuple[Any, ...]:
         """Greedy sampling with its log probabilities, under the scope of the part."""
         read = sampling_batch_info.SamplingMetadata.from_model_worker_batch
-        metadata = read(batch, mesh=self.mesh, **_known(read, vocab_size=n_vocab))
-        options = _known(Sampler.__call__, use_sort_for_toppk_minp=False)
-        inputs = _known(Sampler.__call__, positions=self._integers(batch.positions))
+        metadata = read(batch, mesh=self.mesh, **known_options(read, vocab_size=n_vocab))
+        options = known_options(Sampler.__call__, use_sort_for_toppk_minp=False)
+        positions = _abstract(batch.positions, NamedSharding(self.mesh, P()))
+        inputs = known_options(Sampler.__call__, positions=positions)
         leaves, treedef = jax.tree.flatten(metadata)
         is_array = [isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves]
         arrays = [leaf for leaf, is_one in zip(leaves, is_array, strict=True) if is_one]
@@ -243,25 +224,21 @@ class _StepBuilder:
             every = [
                 next(rest) if one else leaf for leaf, one in zip(leaves, is_array, strict=True)
             ]
-            sampler = Sampler(nnx.Rngs(0), **_known(Sampler.__init__, mesh=self.mesh))
+            sampler = Sampler(nnx.Rngs(0), **known_options(Sampler.__init__, mesh=self.mesh))
             with jax.named_scope(self.phase.value), jax.named_scope(Part.SAMPLE.value):
                 return sampler(output, treedef.unflatten(every), **inputs, **options)
 
         return jax.jit(greedy), self._placed(output), arrays, inputs
 
-    def _integers(self, values: Any) -> Any:
-        """An abstract array of the host's integers, on every device."""
-        return _abstract(values, NamedSharding(self.mesh, P()))
-
-    def _placed(self, output: Any) -> Any:
-        """The model's output with its sharding over the mesh."""
-        return jax.tree.map(self._leaf, output)
+    def _placed(self, tree: Any) -> Any:
+        """The model's state or output with its sharding over the mesh."""
+        return jax.tree.map(self._leaf, tree)
 
     @property
     def _temperature_shape(self) -> tuple[int, ...]:
         """One a request: a list in 0.0.2, a column in releases that know the size of the vocabulary."""
         read = sampling_batch_info.SamplingMetadata.from_model_worker_batch
-        return (self._n_requests, *(1 for _ in _known(read, vocab_size=0)))
+        return (self._n_requests, *(1 for _ in known_options(read, vocab_size=0)))
 
     @property
     def _n_requests(self) -> int:
@@ -287,12 +264,6 @@ class _StepBuilder:
         """Tokens of the cache: whole pages for the context of every sequence."""
         workload = self.experiment.workload
         return workload.batch * -(-workload.context // PAGE_SIZE) * PAGE_SIZE
-
-
-def _known(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
-    """Those of the options that the function has in this release."""
-    known = inspect.signature(function).parameters
-    return {name: value for name, value in options.items() if name in known}
 
 
 class _WithoutAllocation:

@@ -32,22 +32,14 @@ from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.mechanisms.latent import latent_of
 from meshscope.plans.experiment import Experiment
+from meshscope.programs.engines.abstract import abstract_model, engine_step, known_options
 from meshscope.programs.engines.engine_config import (
     QUANTIZATION,
     PallasAttentionBackend,
     vllm_config,
 )
-from meshscope.programs.engines.loading import process_loaded
-from meshscope.programs.engines.scopes import with_scopes
-from meshscope.programs.frontends import (
-    LOGITS,
-    MODEL,
-    SAMPLE,
-    SELECT,
-    EngineProgram,
-    StepPrograms,
-    local_bytes,
-)
+from meshscope.programs.engines.loading import process_loaded, split_tokens
+from meshscope.programs.frontends import LOGITS, MODEL, SAMPLE, SELECT, StepPrograms
 
 DTYPES: dict[str, Any] = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
 LANES = 128
@@ -59,17 +51,9 @@ def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> Step
     jax_parallel_state.init_pp_distributed_environment("", 0, 1, devices[0], need_pp=False)
     runner = _runner(experiment, devices)
     with jax.set_mesh(runner.mesh):
-        builder = _StepBuilder(experiment=experiment, phase=phase, runner=runner)
-        programs = {
-            name: EngineProgram(function=function, arguments=tuple(arguments), mesh=runner.mesh)
-            for name, (function, *arguments) in builder.functions().items()
-        }
-    leaves, caches, *_ = programs[MODEL].arguments
-    return StepPrograms(
-        programs=programs,
-        devices=list(runner.mesh.devices.flat),
-        resident_bytes=local_bytes((*leaves, *caches)),
-    )
+        functions = _StepBuilder(experiment=experiment, phase=phase, runner=runner).functions()
+    _, leaves, caches, *_ = functions[MODEL]
+    return engine_step(functions, runner.mesh, (leaves, caches))
 
 
 def _runner(experiment: Experiment, devices: list[Any]) -> Any:
@@ -126,21 +110,21 @@ class _StepBuilder:
 
         rows = self._sharding(ShardingAxisName.ATTN_DATA, None)
         vocabulary = self._sharding(ShardingAxisName.MLP_DATA, ShardingAxisName.MLP_TENSOR)
-        caches = self._caches()
+        caches, width = self._caches(), self.experiment.model.hidden
         model = jax.jit(
             step,
             out_shardings=([cache.sharding for cache in caches], rows, None),
             donate_argnums=1,
             compiler_options=_compiler_options("get_step_fn_compiler_options"),
         )
-        hidden = self._array((self._n_tokens, self._hidden), self.runner.dtype, rows)
-        selected = self._array((self._n_requests, self._hidden), self.runner.dtype, rows)
+        hidden = _array((self._n_tokens, width), self.runner.dtype, rows)
+        selected = _array((self._n_requests, width), self.runner.dtype, rows)
         scores = jax.eval_shape(logits, leaves, selected)
         return {
             MODEL: (model, leaves, caches, *self._inputs()),
             SELECT: (self._selection(), hidden, self._integers(self._n_requests)),
             LOGITS: (jax.jit(logits, out_shardings=vocabulary), leaves, selected),
-            SAMPLE: self._sampler(self._array(scores.shape, scores.dtype, vocabulary)),
+            SAMPLE: self._sampler(_array(scores.shape, scores.dtype, vocabulary)),
         }
 
     def _abstract_model(self) -> tuple[Callable[[Any], Any], Any]:
@@ -158,23 +142,22 @@ class _StepBuilder:
             if self._is_processed:
                 process_loaded(model, mesh)
             if self.experiment.plan.sp:
-                from meshscope.programs.engines.sequence_parallel import split_tokens  # noqa: PLC0415  not in 0.12
-
                 split_tokens(model, mesh)
             return model
 
-        options = {"graph_updates": False}
-        known = inspect.signature(nnx.eval_shape).parameters
-        model = nnx.eval_shape(loaded, **{n: v for n, v in options.items() if n in known})
-        graph, state = nnx.split(model)
-        state = jax.tree.map(self._leaf, state, nnx.get_partition_spec(state), is_leaf=_is_array)
-        leaves, treedef = jax.tree.flatten(state)
-        return lambda leaves: with_scopes(nnx.merge(graph, treedef.unflatten(leaves))), leaves
+        def leaf(array: Any, spec: Any) -> Any:
+            """A weight with its sharding; without one, or for a scalar, it is replicated."""
+            is_fit = isinstance(spec, P) and len(spec) <= array.ndim
+            return _array(array.shape, array.dtype, self._sharding(*(spec if is_fit else ())))
 
-    def _leaf(self, array: Any, spec: Any) -> Any:
-        """A weight with its sharding; without one, or for a scalar, it is replicated."""
-        is_fit = isinstance(spec, P) and len(spec) <= array.ndim
-        return self._array(array.shape, array.dtype, self._sharding(*(spec if is_fit else ())))
+        def placed(state: Any) -> Any:
+            specs = nnx.get_partition_spec(state)
+            return jax.tree.map(
+                leaf, state, specs, is_leaf=lambda value: isinstance(value, jax.ShapeDtypeStruct)
+            )
+
+        options = known_options(nnx.eval_shape, graph_updates=False)
+        return abstract_model(nnx.eval_shape(loaded, **options), placed)
 
     def _caches(self) -> list[Any]:
         """The paged caches of all layers, with the engine's shape and sharding."""
@@ -182,7 +165,8 @@ class _StepBuilder:
         is_latent = model.attention.mechanism is Mechanism.LATENT
         n_heads, head_dim = self._cache_heads
         n_pages = self.experiment.workload.batch * runner.max_num_blocks_per_req
-        dtype = self._cache_dtype()
+        name = runner.cache_config.cache_dtype
+        dtype = runner.dtype if name == "auto" else utils.get_jax_dtype_from_str_dtype(name)
         size = (n_pages, runner.block_size, n_heads, head_dim)
         shardings: list[Any] = []
 
@@ -196,7 +180,7 @@ class _StepBuilder:
                 *size, runner.mesh, ["layer"], dtype, **({"use_mla": True} if is_latent else {})
             )
         )
-        return [self._array(cache.shape, cache.dtype, shardings[-1])] * model.n_layers
+        return [_array(cache.shape, cache.dtype, shardings[-1])] * model.n_layers
 
     @property
     def _cache_heads(self) -> tuple[int, int]:
@@ -204,16 +188,10 @@ class _StepBuilder:
         attention = self.experiment.model.attention
         if attention.mechanism is Mechanism.LATENT:
             latent = latent_of(attention)
-            return 1, _aligned(latent.kv_rank) + _aligned(latent.rope_dim)
+            return 1, sum(-(n // -LANES) * LANES for n in (latent.kv_rank, latent.rope_dim))
         heads = grouped_of(attention)
         n_heads = utils.get_padded_num_heads(heads.n_kv_heads, self.runner.mesh.shape["model"])
         return n_heads, utils.get_padded_head_dim(heads.head_dim)
-
-    def _cache_dtype(self) -> Any:
-        name = self.runner.cache_config.cache_dtype
-        if name == "auto":
-            return self.runner.dtype
-        return utils.get_jax_dtype_from_str_dtype(name)
 
     def _inputs(self) -> tuple[Any, Any]:
         """Token ids and attention metadata; the latter has other fields in each release."""
@@ -234,7 +212,7 @@ class _StepBuilder:
     def _selection(self) -> Any:
         """The selection of each sequence's last row; its signature differs among the releases."""
         select = type(self.runner)._select_from_array_fn  # noqa: SLF001  the engine has no public one
-        if "mesh" in inspect.signature(select).parameters:
+        if known_options(select, mesh=None):
             return jax.jit(lambda array, rows: select(array, rows, self.runner.mesh))
         return jax.jit(lambda array, rows: select(self.runner, array, rows))
 
@@ -260,10 +238,6 @@ class _StepBuilder:
         return has_experts or experiment.workload.weight_dtype in QUANTIZATION
 
     @property
-    def _hidden(self) -> int:
-        return self.experiment.model.hidden
-
-    @property
     def _n_tokens(self) -> int:
         """The token bucket of a step, over all data-parallel ranks."""
         experiment = self.experiment
@@ -281,21 +255,13 @@ class _StepBuilder:
     def _sharding(self, *spec: Any) -> NamedSharding:
         return NamedSharding(self.runner.mesh, P(*spec))
 
-    def _array(self, shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
     def _integers(self, size: int) -> Any:
         """A list over data-parallel ranks."""
-        return self._array((size,), jnp.int32, self._sharding(ShardingAxisName.ATTN_DATA))
+        return _array((size,), jnp.int32, self._sharding(ShardingAxisName.ATTN_DATA))
 
 
-def _aligned(size: int) -> int:
-    """The size rounded up to a whole number of lanes."""
-    return -(size // -LANES) * LANES
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, jax.ShapeDtypeStruct)
+def _array(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
 def _compiler_options(name: str) -> dict[str, str] | None:

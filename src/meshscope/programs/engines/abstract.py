@@ -1,4 +1,4 @@
-"""Adds the scopes of phase, layer and part around the modules of an engine's model.
+"""An engine's model on abstract weights, with the scopes of phase, layer and part around its modules.
 
 No file of the engine changes: the classes' `__call__` enters the scope that belongs to the module's
 path in the model, such as `model.layers.3.self_attn`.
@@ -8,13 +8,16 @@ path in the model, such as `model.layers.3.self_attn`.
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from math import prod
 from typing import Any
 
 import jax
 from flax import nnx
 
 from meshscope.events.enums import Part
+from meshscope.programs.frontends import EngineProgram, StepPrograms
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)$")
 # The first pattern that the end of a module's path matches gives the part.
@@ -40,27 +43,61 @@ _scope_of_module: dict[int, str] = {}
 _wrapped: set[type] = set()
 
 
-def scope_of_path(path: str, *, has_experts: bool) -> str | None:
-    """The scope of the module at this path; None if it has none.
+def engine_step(
+    functions: Mapping[str, tuple[Any, ...]],
+    mesh: Any,
+    resident: Any,
+    *,
+    without_mesh: tuple[str, ...] = (),
+) -> StepPrograms:
+    """The programs of a step: jitted functions, each followed by its abstract arguments.
+
+    They are traced under `mesh` unless they enter it themselves. `resident` are the weights and caches.
+    """
+    devices = list(mesh.devices.flat)
+    programs = {
+        name: EngineProgram(
+            function=function,
+            arguments=tuple(arguments),
+            context=nullcontext if name in without_mesh else lambda: jax.set_mesh(mesh),
+        )
+        for name, (function, *arguments) in functions.items()
+    }
+    n_bytes = sum(
+        prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+        for array in jax.tree.leaves(resident)
+    )
+    return StepPrograms(programs=programs, devices=devices, resident_bytes=n_bytes)
+
+
+def abstract_model(
+    model: Any, placed: Callable[[Any], Any]
+) -> tuple[Callable[[Any], Any], list[Any]]:
+    """A function that merges leaves into the model with scopes, and the leaves that `placed` gives the state."""
+    graph, state = nnx.split(model)
+    leaves, treedef = jax.tree.flatten(placed(state))
+    return lambda leaves: _with_scopes(nnx.merge(graph, treedef.unflatten(leaves))), leaves
+
+
+def known_options(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    """Those of the options that the function has in this release."""
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in options.items() if name in known}
+
+
+def _with_scopes(model: Any) -> Any:
+    """The model, whose modules enter their scopes when they are called.
 
     A module with experts has no scope of its own: its router and its experts are parts.
     """
-    if match := _LAYER.search(path):
-        return f"layer{match[1]}"
-    if has_experts:
-        return None
-    return next((part.value for pattern, part in PARTS if re.search(pattern, path)), None)
-
-
-def with_scopes(model: Any) -> Any:
-    """The model, whose modules enter their scopes when they are called."""
     iterate = getattr(nnx, "iter_modules", None)  # a method in flax 0.11
     nodes = model.iter_modules() if iterate is None else iterate(model)
-    modules = [(".".join(map(str, path)), module) for path, module in nodes]
-    paths = [path for path, _ in modules]
-    for path, module in modules:
-        has_experts = f"{path}.experts" in paths
-        scope = scope_of_path(path, has_experts=has_experts)
+    modules = {".".join(map(str, path)): module for path, module in nodes}
+    for path, module in modules.items():
+        parts = (part.value for pattern, part in PARTS if re.search(pattern, path))
+        scope = None if f"{path}.experts" in modules else next(parts, None)
+        if match := _LAYER.search(path):
+            scope = f"layer{match[1]}"
         if type(module).__name__ == EXPERTS:
             scope = Part.MOE_EXPERTS.value
         if scope is not None:
@@ -83,14 +120,10 @@ def _wrap(kind: type) -> None:
 
 
 def _scoped(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, within the scope of its instance."""
-
     @functools.wraps(method)
     def scoped(self: Any, *arguments: Any, **options: Any) -> Any:
         scope = _scope_of_module.get(id(self))
-        if scope is None:
-            return method(self, *arguments, **options)
-        with jax.named_scope(scope):
+        with nullcontext() if scope is None else jax.named_scope(scope):
             return method(self, *arguments, **options)
 
     return scoped

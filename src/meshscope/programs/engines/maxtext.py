@@ -1,4 +1,4 @@
-"""The programs of MaxText's inference engine (`MaxEngine`): prefill of one prompt, and a step of decoding.
+"""The programs of MaxText: prefill of one prompt, a step of decoding (`MaxEngine`), and a training step.
 
 MaxText's own code builds the model, its caches and their shardings from its own configuration files.
 Weights, caches and random states are abstract here. It was read in release 0.2.5.
@@ -8,7 +8,6 @@ Weights, caches and random states are abstract here. It was read in release 0.2.
 import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ import jax.numpy as jnp
 import maxtext
 from flax import nnx, struct
 from flax.core.spmd import logical_axis_rules
-from jax.sharding import NamedSharding, PartitionSpec
-from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, ShardMode
 from maxtext.configs import pyconfig
 from maxtext.inference.maxengine import maxengine
 from maxtext.utils import maxtext_utils, sharding
@@ -27,8 +26,9 @@ from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
-from meshscope.programs.engines.maxtext_models import AXES, maxtext_model, sizes_of
-from meshscope.programs.frontends import MODEL, EngineProgram, StepPrograms, local_bytes
+from meshscope.programs.engines.abstract import engine_step
+from meshscope.programs.engines.engine_config import MAXTEXT_AXES, maxtext_model, sizes_of
+from meshscope.programs.frontends import MODEL, EngineProgram, StepPrograms
 
 
 @struct.dataclass
@@ -43,32 +43,18 @@ class ResultTokens:
     samples_per_slot: int = struct.field(pytree_node=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaxTextProgram(EngineProgram):
-    """A function of MaxText, which enters its mesh itself."""
-
-    def lower(self) -> Any:
-        """Lowers the function to StableHLO."""
-        return self.function.lower(*self.arguments)
-
-
 def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> StepPrograms:
     """The program of one step: the model, the logits and the sampler are one in MaxText.
 
     The phase `step` is a training step.
     """
     if phase is Phase.STEP:
-        from meshscope.programs.engines.maxtext_training import build_training  # noqa: PLC0415  imports the optimizer
-
         return build_training(experiment, devices)
     config = configuration(experiment, devices, **inference_settings(experiment))
     builder = _StepBuilder(experiment=experiment, config=config, devices=devices)
-    program = builder.prefill() if phase is Phase.PREFILL else builder.decode()
-    return StepPrograms(
-        programs={MODEL: program},
-        devices=list(builder.engine.mesh.devices.flat),
-        resident_bytes=local_bytes(jax.tree.leaves((builder.params, builder.cache))),
-    )
+    function = builder.prefill() if phase is Phase.PREFILL else builder.decode()
+    resident = (builder.params, builder.cache)
+    return engine_step({MODEL: function}, builder.engine.mesh, resident, without_mesh=(MODEL,))
 
 
 class _StepBuilder:
@@ -93,7 +79,7 @@ class _StepBuilder:
         cache = nnx.to_pure_dict(engine._nnx_cache_state_template(MODEL_MODE_AUTOREGRESSIVE))  # noqa: SLF001  the engine has no public one
         self.cache = jax.tree.map(_placed, cache, engine.kv_cache_shardings)
 
-    def prefill(self) -> MaxTextProgram:
+    def prefill(self) -> tuple[Any, ...]:
         """Prefill of one prompt, which samples the first token."""
         prefill = self._unwrapped("_prefill_jit")
 
@@ -105,13 +91,9 @@ class _StepBuilder:
 
         n_tokens = self._experiment.workload.prompt
         tokens, length = self._replicated((n_tokens,)), self._replicated(())
-        return MaxTextProgram(
-            function=jax.jit(step),
-            arguments=(self.params, self._rest, tokens, length, self._key),
-            mesh=self.engine.mesh,
-        )
+        return jax.jit(step), self.params, self._rest, tokens, length, self._key
 
-    def decode(self) -> MaxTextProgram:
+    def decode(self) -> tuple[Any, ...]:
         """One token for every sequence of the batch."""
         generate = self._unwrapped("_generate_jit")
 
@@ -129,11 +111,7 @@ class _StepBuilder:
             "tokens": self._replicated(column),
             "token_logp": self._replicated(column, jnp.float32),
         }
-        return MaxTextProgram(
-            function=jax.jit(step, donate_argnums=2),
-            arguments=(self.params, self._rest, state, self._key),
-            mesh=self.engine.mesh,
-        )
+        return jax.jit(step, donate_argnums=2), self.params, self._rest, state, self._key
 
     def _unwrapped(self, name: str) -> Callable[..., Any]:
         """A jitted method, to be jitted with random states among its arguments."""
@@ -171,7 +149,7 @@ def configuration(
     jax.devices = lambda *_, **__: devices  # MaxText counts them for the batch and the mesh
     jax.device_count = lambda *_, **__: len(devices)
     plan, workload = experiment.plan, experiment.workload
-    axes = {f"ici_{name}_parallelism": getattr(plan, axis) for axis, name in AXES.items()}
+    axes = {f"ici_{name}_parallelism": getattr(plan, axis) for axis, name in MAXTEXT_AXES.items()}
     settings = {
         "model_name": maxtext_model(experiment.model),
         "override_model_config": True,  # the number of layers
@@ -197,7 +175,13 @@ def configuration(
     with _own_flags():
         config = pyconfig.initialize(["meshscope", str(CONFIGS / base), *texts])
     jax.config.update("jax_use_shardy_partitioner", config.shardy)
-    _check_sizes(experiment, config)
+    model = experiment.model
+    for name, size in sizes_of(model).items():
+        if (configured := getattr(config, name)) != size:
+            raise SpecError(
+                f"{model.name}: MaxText's {config.model_name} has {name}={configured} instead of {size}. Use "
+                "--frontend jax, or a model of MaxText's sizes."
+            )
     return config
 
 
@@ -225,11 +209,53 @@ def _own_flags() -> Generator[None]:
         os.environ["XLA_FLAGS"] = flags
 
 
-def _check_sizes(experiment: Experiment, config: Any) -> None:
-    model = experiment.model
-    for name, size in sizes_of(model).items():
-        if (configured := getattr(config, name)) != size:
-            raise SpecError(
-                f"{model.name}: MaxText's {config.model_name} has {name}={configured} instead of {size}. Use "
-                "--frontend jax, or a model of MaxText's sizes."
-            )
+def build_training(experiment: Experiment, devices: list[Any]) -> StepPrograms:
+    """A training step as MaxText's `train_compile` lowers it: forward, backward and optimizer in one program.
+
+    It has the shardings, remat policy, optimizer and scanned layers of `train_compile`.
+    """
+    from maxtext.trainers.pre_train import train, train_compile  # noqa: PLC0415  imports the optimizer
+
+    workload = experiment.workload
+    config = configuration(
+        experiment,
+        devices,
+        base="base.yml",
+        scan_layers=True,
+        weight_dtype="float32",
+        max_prefill_predict_length=min(workload.prompt, 64),
+        max_target_length=workload.prompt,
+    )
+    is_explicit = config.shard_mode == ShardMode.EXPLICIT
+    kind = AxisType.Explicit if is_explicit else AxisType.Auto
+    mesh = Mesh(
+        maxtext_utils.create_device_mesh(config, devices),
+        config.mesh_axes,
+        axis_types=(kind,) * len(config.mesh_axes),
+    )
+    arguments, _, state, _, graph = train_compile.get_shaped_inputs(mesh, config)
+    params, state = sharding.maybe_update_params_sharding_with_opt(config, state)
+    function, placed, returned, static, donated = maxtext_utils.get_functional_train_with_signature(
+        train.train_step,
+        sharding.get_input_data_sharding(config, mesh),
+        sharding.build_zero1_input_state_mesh_shardings(config, state, params),
+        graph,
+        config,
+        params,
+    )
+    step = jax.jit(
+        function,
+        in_shardings=placed,
+        out_shardings=returned,
+        static_argnums=static,
+        donate_argnums=donated,
+    )
+
+    @contextmanager
+    def rules() -> Generator[None]:
+        """The step reads the rules of its configuration while it is traced."""
+        with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
+            yield
+
+    program = EngineProgram(function=step, arguments=tuple(arguments), context=rules)
+    return StepPrograms(programs={MODEL: program}, devices=list(mesh.devices.flat))
