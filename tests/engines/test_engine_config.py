@@ -1,12 +1,11 @@
 """The configuration of the engine follows from the experiment."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from meshscope.api.request import CompileRequest
-from meshscope.errors import PlanError, SpecError
+from meshscope.errors import SpecError
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
@@ -17,7 +16,6 @@ from meshscope.programs.engines.engine_config import (
     vllm_config,
 )
 from meshscope.programs.environments import ENGINES, known_releases, releases_of
-from meshscope.programs.frontends import check_can_compile
 
 
 def experiment(model: str, plan: str, **options: object) -> Experiment:
@@ -132,57 +130,3 @@ def test_releases_are_sorted_from_old_to_new(engine: Frontend) -> None:
 
     assert versions == sorted(versions)
     assert list(releases_of(engine)[: len(released)]) == released, "checkouts are newer"
-
-
-@pytest.mark.parametrize(
-    ("plan", "options", "message"),
-    [
-        ("pp=2,tp=4", {}, "takes tp, dp, ep, sp, not pp"),
-        ("dp=2,tp=4,sp", {"batch": 2}, "takes sp with tp alone"),
-        ("tp=8", {"weight_dtype": "f8e5m2"}, "has weights in bf16, fp8"),
-        ("tp=8", {"dtype": "f16"}, "computes activations in bf16, not f16"),
-        ("tp=8", {"cache_dtype": "f16"}, "has no cache of f16"),
-    ],
-)
-def test_what_the_front_end_does_not_compile_is_refused(
-    plan: str, options: dict[str, str], message: str
-) -> None:
-    with pytest.raises((PlanError, SpecError), match=message):
-        check_can_compile(experiment("Qwen/Qwen3-32B", plan, **options))
-
-
-@pytest.mark.parametrize(
-    ("model", "plan", "options", "message"),
-    [
-        ("Qwen/Qwen3-30B-A3B", "tp=8,ep=8", {}, r"splits each expert over tp\. Use tp=8 for"),
-        ("Qwen/Qwen3-30B-A3B", "dp=2,tp=4", {}, r"splits each expert over tp\. Use tp=8 for"),
-        ("openai/gpt-oss-20b", "tp=8", {}, "Use tp=8,ep=8 for openai/gpt-oss-20b"),
-        ("openai/gpt-oss-20b", "tp=8,ep=8", {"weight_dtype": "s8"}, "with bf16 weights"),
-        ("deepseek-ai/DeepSeek-V3", "tp=8", {}, r"data-parallel .* Use dp=8,ep=8 for"),
-        ("deepseek-ai/DeepSeek-V3", "dp=8,ep=8", {}, "of fp8 checkpoints only"),
-    ],
-)
-def test_mixtures_take_the_plans_of_the_engine(
-    model: str, plan: str, options: dict[str, str], message: str
-) -> None:
-    made = experiment(model, plan, **({"batch": 8, "dtype": "bf16"} | options))
-
-    with pytest.raises((PlanError, SpecError), match=message):
-        check_can_compile(made)
-
-
-@pytest.mark.parametrize(
-    ("plan", "options", "value"),
-    [
-        ("tp=8", {"weight_dtype": "f8e4m3fn"}, "--weight-dtype fp8"),
-        ("tp=8,sp", {}, "sp"),
-    ],
-)
-def test_an_old_release_that_would_ignore_an_option_is_refused(
-    plan: str, options: dict[str, str], value: str
-) -> None:
-    made = experiment("Qwen/Qwen3-32B", plan, **options)
-    made = replace(made, program=replace(made.program, engine_version="0.12.0"))
-
-    with pytest.raises(SpecError, match=f"^{value}: .* Use --engine-version 0.24.0 or newer"):
-        check_can_compile(made)

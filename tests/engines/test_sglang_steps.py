@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -12,9 +13,10 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "engines"
-sys.path.insert(0, str(GOLDEN))
+sys.path[:0] = [str(GOLDEN), str(Path(__file__).parents[2] / "docs")]
 
 from engine_steps import CASES, SGLANG, hlo_text, replayed  # noqa: E402  a script beside the golden files
+from engine_tables import SGLANG_MAIN, served_errors  # noqa: E402  the tables of docs/evidence/engines.md
 
 Replay = Callable[[str], meshscope.Run]
 STEPS = [name for name, case in CASES.items() if case.frontend == SGLANG and case.layers == 2]
@@ -112,3 +114,10 @@ def place(row: Collective) -> tuple[object, ...]:
 
 def without_scopes(match: re.Match[str]) -> str:
     return SCOPES.sub("", match[0])
+
+
+def test_steps_of_sglang_jax_are_within_fifteen_percent() -> None:
+    """Prefill and decode of Qwen3-8B on one v6e and on four."""
+    errors = [abs(error) for error in served_errors(SGLANG_MAIN)]
+    assert median(errors) < 0.10
+    assert max(errors) < 0.15

@@ -3,7 +3,6 @@
 Every second size is held out to estimate the error.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log
@@ -28,6 +27,7 @@ from meshscope.interconnect.samples import LineFit, TimedCollective, fit_line, s
 from meshscope.interconnect.strategies import geometry_of
 
 Points = Sequence[TimedCollective]
+Key = tuple[Kind, int]  # kind and group size
 
 MIN_POINTS = 6  # per kind and group size; with fewer, all kinds share one line
 SMALL_BYTES = 1 << 16  # latency dominates the time of smaller payloads
@@ -50,22 +50,45 @@ def fit_constants(points: Points, topology: Topology, *, source: str) -> Fitted:
     if not points:
         raise SpecError("there are no points to fit. Measure, or give points of this chip.")
     base = _base(topology)
-    counts = Counter((point.kind, point.group_size) for point in points)
-    if min(counts.values()) < MIN_POINTS:
+    by_key: dict[Key, list[TimedCollective]] = {}
+    for point in points:
+        by_key.setdefault((point.kind, point.group_size), []).append(point)
+    if min(map(len, by_key.values())) < MIN_POINTS:
         return _fitted_together(points, topology, base, source)
-    lines: dict[tuple[Kind, int], LineFit] = {}
-    errors: dict[tuple[Kind, int], list[tuple[bool, float]]] = {}
-    for key in dict.fromkeys((point.kind, point.group_size) for point in points):
-        of_key = sorted(
-            (point for point in points if (point.kind, point.group_size) == key),
-            key=lambda point: point.payload_bytes,
+    lines: dict[Key, LineFit] = {}
+    errors: dict[Key, list[tuple[bool, float]]] = {}
+    for key, of_key in by_key.items():
+        ordered = sorted(of_key, key=lambda point: point.payload_bytes)
+        lines[key], errors[key] = _fit_with_holdout(ordered, topology, base)
+    # The fastest line sets the memory bandwidth; the efficiency of the others is relative to it.
+    rate = max(1 / line.inverse_bandwidth for line in lines.values())
+    has_peak = base.memory_bytes_per_s is not None
+    peak = rate if has_peak else 1.0
+    by_kind = tuple(
+        KindRates(
+            kind=kind,
+            group_size=group_size,
+            rates=RateConstants(
+                latency_s=line.latency_s, efficiency=1 / line.inverse_bandwidth / peak
+            ),
         )
-        lines[key], errors[key] = _fit_with_holdout(of_key, topology, base)
-    constants = _constants(base, lines, points, source)
-    return Fitted(
-        constants=replace(constants, spreads=_spreads(errors, lines, points, topology, base)),
-        fits=tuple(_fitted_kind(key, line, errors[key]) for key, line in lines.items()),
+        for (kind, group_size), line in lines.items()
     )
+    constants = replace(
+        base,
+        memory_bytes_per_s=peak if has_peak else None,
+        hop_s=0.0,  # the latency of each group size includes its hops
+        rates=RateConstants(
+            latency_s=median(fitted.rates.latency_s for fitted in by_kind),
+            efficiency=median(fitted.rates.efficiency for fitted in by_kind),
+        ),
+        by_kind=by_kind,
+        measured=_ranges(points),
+        source=source,
+        spreads=_spreads(errors, lines, by_key, topology, base),
+    )
+    fits = tuple(_fitted_kind(key, line, errors[key]) for key, line in lines.items())
+    return Fitted(constants=constants, fits=fits)
 
 
 def unfitted(topology: Topology, *, source: str) -> Fitted:
@@ -86,14 +109,16 @@ def _fitted_together(
             f"{len(points)} points, all below {SMALL_BYTES} B, cannot fit a bandwidth. "
             "Add larger payloads."
         )
-    timed = list(zip(points, work, strict=True))
     has_peak = topology.chip.kind is not ChipKind.CPU  # the work of CPUs is bytes, not seconds
-    small = [
-        point.seconds - (max(s, _hops_s(point, topology, base)) if has_peak else 0.0)
-        for point, s in timed
-        if _is_small(point)
-    ]
-    large = [(s, point.seconds) for point, s in timed if not _is_small(point)]
+    small: list[float] = []
+    large: list[tuple[float, float]] = []
+    for point, s in zip(points, work, strict=True):
+        if not _is_small(point):
+            large.append((s, point.seconds))
+            continue
+        geometry = geometry_of(topology, point.groups)
+        hops_s = (line.hops_s for line in collective_lines(point.kind, geometry, base))
+        small.append(point.seconds - (max(s, min(hops_s, default=0.0)) if has_peak else 0.0))
     latency_s = median(small) if small else constants_of(topology.chip).rates.latency_s
     if not small:
         source = f"{source}; latency of the published constants"
@@ -152,12 +177,6 @@ def _work(point: TimedCollective, topology: Topology, base: LinkConstants) -> fl
     return point.payload_bytes * min((line.s_per_byte for line in lines), default=0.0)
 
 
-def _hops_s(point: TimedCollective, topology: Topology, base: LinkConstants) -> float:
-    """Seconds of the sequential hops."""
-    lines = collective_lines(point.kind, geometry_of(topology, point.groups), base)
-    return min((line.hops_s for line in lines), default=0.0)
-
-
 def _fit_with_holdout(
     points: Points, topology: Topology, base: LinkConstants
 ) -> tuple[LineFit, list[tuple[bool, float]]]:
@@ -177,61 +196,27 @@ def _fit_with_holdout(
     return line, errors
 
 
-def _constants(
-    base: LinkConstants, lines: dict[tuple[Kind, int], LineFit], points: Points, source: str
-) -> LinkConstants:
-    # The fastest line sets the memory bandwidth; the efficiency of the others is relative to it.
-    rate = max(1 / line.inverse_bandwidth for line in lines.values())
-    peak = rate if base.memory_bytes_per_s is not None else 1.0
-    by_kind = tuple(
-        KindRates(
-            kind=kind,
-            group_size=group_size,
-            rates=RateConstants(
-                latency_s=line.latency_s, efficiency=1 / line.inverse_bandwidth / peak
-            ),
-        )
-        for (kind, group_size), line in lines.items()
-    )
-    return replace(
-        base,
-        memory_bytes_per_s=None if base.memory_bytes_per_s is None else peak,
-        hop_s=0.0,  # the latency of each group size includes its hops
-        rates=RateConstants(
-            latency_s=median(fitted.rates.latency_s for fitted in by_kind),
-            efficiency=median(fitted.rates.efficiency for fitted in by_kind),
-        ),
-        by_kind=by_kind,
-        measured=_ranges(points),
-        source=source,
-    )
-
-
 def _ranges(points: Points) -> tuple[MeasuredRange, ...]:
     """The payloads measured for each kind and group size."""
-    ranges: list[MeasuredRange] = []
-    for kind, group_size in dict.fromkeys((point.kind, point.group_size) for point in points):
-        payloads = [
-            point.payload_bytes
-            for point in points
-            if (point.kind, point.group_size) == (kind, group_size)
-        ]
-        ranges.append(
-            MeasuredRange(
-                kind=kind,
-                min_payload_bytes=min(payloads),
-                max_payload_bytes=max(payloads),
-                min_group_size=group_size,
-                max_group_size=group_size,
-            )
+    payloads: dict[Key, list[int]] = {}
+    for point in points:
+        payloads.setdefault((point.kind, point.group_size), []).append(point.payload_bytes)
+    return tuple(
+        MeasuredRange(
+            kind=kind,
+            min_payload_bytes=min(sizes),
+            max_payload_bytes=max(sizes),
+            min_group_size=group_size,
+            max_group_size=group_size,
         )
-    return tuple(ranges)
+        for (kind, group_size), sizes in payloads.items()
+    )
 
 
 def _spreads(
-    errors: dict[tuple[Kind, int], list[tuple[bool, float]]],
-    lines: dict[tuple[Kind, int], LineFit],
-    points: Points,
+    errors: dict[Key, list[tuple[bool, float]]],
+    lines: dict[Key, LineFit],
+    by_key: dict[Key, list[TimedCollective]],
     topology: Topology,
     base: LinkConstants,
 ) -> Spreads | None:
@@ -247,8 +232,7 @@ def _spreads(
             inverse_bandwidth = median(line.inverse_bandwidth for line in others)
             out_of_sample += [
                 log((latency_s + inverse_bandwidth * _work(point, topology, base)) / point.seconds)
-                for point in points
-                if (point.kind, point.group_size) == key
+                for point in by_key[key]
             ]
     if not held_out or not out_of_sample:
         return None

@@ -150,10 +150,8 @@ def _plan_of_work(request: CalibrationRequest) -> Iterator[Work]:
 def _point(request: CalibrationRequest, mesh: Any, piece: Work, pace: Pace) -> dict[str, Any]:
     kind, axis, target_bytes = piece
     payload_bytes = payload_of(kind, target_bytes, mesh.shape[axis])
-    progress = (
-        f"{kind} over {axis}, {format_bytes(payload_bytes)}, {pace.n_begun} of {len(pace.work)}"
-    )
-    report_progress(progress, pace.left_s)
+    which = f"{pace.n_begun} of {len(pace.work)}"
+    report_progress(f"{kind} over {axis}, {format_bytes(payload_bytes)}, {which}", pace.left_s)
     repeats_s = timed_collective(mesh, kind, axis, payload_bytes, repeats=request.repeats)
     return {
         "kind": kind,
@@ -300,11 +298,12 @@ def timed_matrices(mesh: Mesh, n: int, dtype: str, *, repeats: int) -> float:
 
 def timed_memory(mesh: Mesh, array_bytes: int, *, repeats: int) -> float:
     """Seconds to read and write an array of this size on all devices at once."""
+    n_elements = array_bytes // ELEMENT_BYTES
 
     def body(x: Any) -> Any:
         return lax.optimization_barrier(x + jnp.float32(1))
 
-    return min(_timed(mesh, body, array_bytes // ELEMENT_BYTES, repeats=repeats))
+    return min(_timed(mesh, body, n_elements, repeats=repeats))
 
 
 # The weights of one program together, several times the 50 to 60 MB of an H200's L2 cache, so that
@@ -316,26 +315,8 @@ N_LAUNCHES = 256
 LAUNCH_ELEMENTS = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TimedProgram:
-    """A compiled program, its arguments, and the number of timed operations in one run."""
-
-    step: Any
-    arguments: tuple[Any, ...]
-    n_operations: int
-
-
 def timed_product(device: Any, shape: ProductShape, *, repeats: int) -> float:
     """Seconds of one product: the least of `repeats` measurements."""
-    return _least_s(_products(device, shape), repeats=repeats)
-
-
-def timed_launch(device: Any, *, repeats: int) -> float:
-    """Seconds from one small kernel to the next inside a program."""
-    return _least_s(_launches(device), repeats=repeats)
-
-
-def _products(device: Any, shape: ProductShape) -> _TimedProgram:
     activation, weight = JAX_DTYPES[shape.dtype], JAX_DTYPES[shape.weight_dtype]
     n_bytes = shape.depth * shape.columns * weight.dtype.itemsize
     n_products = max(1, min(MAX_PRODUCTS, WEIGHT_BYTES // n_bytes))
@@ -358,10 +339,11 @@ def _products(device: Any, shape: ProductShape) -> _TimedProgram:
             outs.append(out)
         return outs
 
-    return _compiled(step, (x, weights), n_products)
+    return _least_s(step, (x, weights), repeats=repeats) / n_products
 
 
-def _launches(device: Any) -> _TimedProgram:
+def timed_launch(device: Any, *, repeats: int) -> float:
+    """Seconds from one small kernel to the next inside a program."""
     start = jax.device_put(jnp.arange(LAUNCH_ELEMENTS, dtype=jnp.float32), device)
 
     def step(x: Any) -> Any:
@@ -369,24 +351,19 @@ def _launches(device: Any) -> _TimedProgram:
             x = lax.optimization_barrier(jnp.roll(x, 1) + 1)
         return x
 
-    return _compiled(step, (start,), N_LAUNCHES)
+    return _least_s(step, (start,), repeats=repeats) / N_LAUNCHES
 
 
-def _compiled(step: Any, arguments: tuple[Any, ...], n_operations: int) -> _TimedProgram:
-    compiled = jax.jit(step).lower(*arguments).compile()
-    return _TimedProgram(step=compiled, arguments=arguments, n_operations=n_operations)
-
-
-def _least_s(program: _TimedProgram, *, repeats: int) -> float:
-    """The least time of one operation; programs are queued, so none waits for the host."""
+def _least_s(step: Any, arguments: tuple[Any, ...], *, repeats: int) -> float:
+    """The least time of one run; programs are queued, so none waits for the host."""
+    program = jax.jit(step).lower(*arguments).compile()
 
     def wall_s(n_runs: int) -> float:
         before = time.perf_counter()
-        out = [program.step(*program.arguments) for _ in range(n_runs)]
+        out = [program(*arguments) for _ in range(n_runs)]
         jax.block_until_ready(out[-1])
         return time.perf_counter() - before
 
     wall_s(1)
     n_runs = max(1, round(MIN_TOGETHER_S / max(wall_s(2) / 2, 1e-7)))
-    walls_s = [wall_s(n_runs) for _ in range(repeats)]
-    return min(walls_s) / n_runs / program.n_operations
+    return min(wall_s(n_runs) for _ in range(repeats)) / n_runs

@@ -252,7 +252,12 @@ def _run_workers(
         for number, program in enumerate(programs):
             folder = scratch / str(number)
             folder.mkdir()
-            python, environment = _interpreter(program, folder)
+            compiler = program.compiler
+            if compiler is not None and not compiler.is_own:
+                python, environment = compiler.python, lone_variables(folder)
+            else:
+                adapter = frontend_of(program.experiment)
+                python, environment = adapter.interpreter(program.experiment.program, folder)
             if profile_of is not None and program in profile_of:
                 profile_of[program].mkdir()
                 environment = profiling_environment(environment, profile_of[program])
@@ -288,13 +293,6 @@ def _compiling(running: Iterable[_Program], phase: Phase) -> str:
         for e in experiments
     ]
     return f"compiling {' and '.join(labels)}" if labels else "compiled"
-
-
-def _interpreter(target: _Program, scratch: Path) -> tuple[str, dict[str, str]]:
-    """The Python that has the program's front end, and the environment variables of its worker."""
-    if target.compiler is not None and not target.compiler.is_own:
-        return target.compiler.python, lone_variables(scratch)
-    return frontend_of(target.experiment).interpreter(target.experiment.program, scratch)
 
 
 def _task(target: _Program) -> WorkerTask:

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -142,14 +141,10 @@ def function_compiler(compiler: Release | None = None) -> FunctionCompiler:
     if worker is None or not worker.is_alive:
         if worker is not None:
             worker.close()
-        _close_at_exit()
+        if not _compilers:
+            atexit.register(close_compilers)
         worker = _compilers[key] = FunctionCompiler(compiler)
     return worker
-
-
-@cache
-def _close_at_exit() -> None:
-    atexit.register(close_compilers)
 
 
 def close_compilers() -> None:

@@ -4,13 +4,12 @@ Tensors are read one at a time from mapped files.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshscope.errors import MissingToolError, SpecError
 from meshscope.files import read_json
-from meshscope.model.arrays import Weight
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.weights import reshaped, tensors_of
 from meshscope.units import counted
@@ -46,84 +45,80 @@ class Checkpoint:
 
     def read(self, name: str) -> Any:
         """The tensor as a NumPy array, in its stored dtype."""
-        fused = self._fused(name)
-        file = self._file(name if fused is None else fused[0])
-        try:
-            if fused is not None:
-                tensor = self._open(file).get_slice(self._stored[fused[0]])
-                return _of_expert(tensor, *fused[1:])
-            return self._open(file).get_tensor(self._stored[name])
-        except Exception as error:  # safetensors raises undocumented types
-            raise self._unreadable(file, name, error) from error
+
+        def values(file: Any, stored: str, index: int | None, role: str) -> Any:
+            if index is None:
+                return file.get_tensor(stored)
+            tensor = file.get_slice(stored)
+            if role == "down":
+                return tensor[index]
+            half = (
+                tensor.get_shape()[1] // 2
+            )  # the gate is the first half of the rows, up the second
+            return tensor[index, :half] if role == "gate" else tensor[index, half:]
+
+        return self._of_tensor(name, values)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of the tensor, from the header of its file."""
-        fused = self._fused(name)
-        stored = name if fused is None else fused[0]
-        file = self._file(stored)
-        try:
-            shape = tuple(self._open(file).get_slice(self._stored[stored]).get_shape())
-        except Exception as error:  # safetensors raises undocumented types
-            raise self._unreadable(file, name, error) from error
-        if fused is None:
-            return shape
-        return shape[1:] if fused[2] == "down" else (shape[1] // 2, *shape[2:])
+
+        def shape(file: Any, stored: str, index: int | None, role: str) -> tuple[int, ...]:
+            whole = tuple(file.get_slice(stored).get_shape())
+            if index is None:
+                return whole
+            return whole[1:] if role == "down" else (whole[1] // 2, *whole[2:])
+
+        return self._of_tensor(name, shape)
 
     def check(self, experiment: Experiment) -> None:
         """SpecError if tensors of the model are missing or misshapen; reads only headers."""
         model = experiment.model
         tensors = list(tensors_of(model, experiment.plan))
-        missing = [f"'{n}'" for n, _ in tensors if n not in self._files and not self._fused(n)]
+        missing = [f"'{n}'" for n, _ in tensors if self._place(n)[0] not in self._files]
         if missing:
             raise SpecError(
                 f"checkpoint '{self._folder}' lacks tensors of {model.name}: {_some(missing, ', ')}. "
                 "It belongs to another config or is incomplete."
             )
-        misshapen = [fault for name, weight in tensors for fault in self._faults(name, weight)]
+        misshapen: list[str] = []
+        for name, weight in tensors:
+            try:
+                reshaped(weight, self.shape(name), name)
+            except SpecError as error:
+                misshapen.append(str(error))
         if misshapen:
             raise SpecError(f"checkpoint '{self._folder}': {_some(misshapen, ' ')}")
 
-    def _faults(self, name: str, weight: Weight) -> Iterator[str]:
-        try:
-            reshaped(weight, self.shape(name), name)
-        except SpecError as error:
-            yield str(error)
-
-    def _fused(self, name: str) -> tuple[str, int, str] | None:
-        """The tensor of all experts that holds this one, its index and its role; None if it has its own."""
+    def _place(self, name: str) -> tuple[str, int | None, str]:
+        """The tensor that holds this one, and if it holds all experts, the index and role of this one."""
         match = OF_EXPERT.fullmatch(name)
         if match is None or name in self._files:
-            return None
-        stored = "down_proj" if match["role"] == "down" else "gate_up_proj"
-        whole = f"{match['experts']}.{stored}"
-        return (whole, int(match["index"]), match["role"]) if whole in self._files else None
+            return name, None, ""
+        whole = f"{match['experts']}.{'down' if match['role'] == 'down' else 'gate_up'}_proj"
+        return (
+            (whole, int(match["index"]), match["role"])
+            if whole in self._files
+            else (name, None, "")
+        )
 
-    def _file(self, name: str) -> str:
-        if name not in self._files:
+    def _of_tensor(self, name: str, read: Callable[[Any, str, int | None, str], Any]) -> Any:
+        """What is read in the file of a tensor."""
+        stored, index, role = self._place(name)
+        if stored not in self._files:
             raise SpecError(
                 f"checkpoint '{self._folder}' has no tensor '{name}'. It belongs to another config or "
                 "is incomplete."
             )
-        return self._files[name]
-
-    def _open(self, file: str) -> Any:
-        if file not in self._opened:
-            self._opened[file] = _opened(self._folder / file)
-        return self._opened[file]
-
-    def _unreadable(self, file: str, name: str, error: Exception) -> SpecError:
-        return SpecError(
-            f"checkpoint '{self._folder / file}' has no readable tensor '{name}' ({error}). "
-            "Copy the file again."
-        )
-
-
-def _of_expert(tensor: Any, index: int, role: str) -> Any:
-    """The matrix [out, in] of an expert; the gate is the first half of the rows, up the second."""
-    if role == "down":
-        return tensor[index]
-    half = tensor.get_shape()[1] // 2
-    return tensor[index, :half] if role == "gate" else tensor[index, half:]
+        file = self._files[stored]
+        try:
+            if file not in self._opened:
+                self._opened[file] = _opened(self._folder / file)
+            return read(self._opened[file], self._stored[stored], index, role)
+        except Exception as error:  # safetensors raises undocumented types
+            raise SpecError(
+                f"checkpoint '{self._folder / file}' has no readable tensor '{name}' ({error}). "
+                "Copy the file again."
+            ) from error
 
 
 def _text_name(name: str) -> str:

@@ -116,10 +116,23 @@ class Session:
         report(stage_words("placing weights"))
         before = time.perf_counter()
         first, *_, last = (*programs.values(), *programs.values())
+        workload, data_size = experiment.workload, experiment.plan.data_size
+        n_tokens = workload.decode_tokens
+        # the first token of each decode step; the last step ends within the cache
+        starts = [
+            min(workload.prompt + step * n_tokens, workload.context - n_tokens)
+            for step in range(workload.n_decode_steps)
+        ]
         weights = jax.block_until_ready(make_weights(first))
         seconds["weights"] = time.perf_counter() - before
         _, tokens, cache, position = first.arguments
         has_prefill = first.phase is Phase.PREFILL
+        # what the first step of a part of decode follows: these tokens and, of a draft, random hidden states
+        first_result: Any = prompt
+        if not has_prefill and isinstance(first.arguments[1], dict):
+            shape = first.arguments[1]["hidden"].shape
+            hidden = np.random.default_rng(0).standard_normal(shape, np.float32)
+            first_result = {"tokens": prompt, "hidden": hidden}
         return cls(
             experiment=experiment,
             compiled=compiled,
@@ -132,12 +145,16 @@ class Session:
                 )
                 for run in (chunk_runs(experiment, prompt) if has_prefill else ())
             ],
-            positions=[on_devices(np.int32(at), position.sharding) for at in _starts(experiment)],
+            positions=[on_devices(np.int32(at), position.sharding) for at in starts],
             new_cache=_zeros_maker(cache),
             as_input=_input_maker(last.arguments[1]),
-            as_batch=_token_merger(experiment),
+            as_batch=(
+                (lambda parts: parts[0])
+                if experiment.prefill_chunks.n_sequence_chunks == 1
+                else jax.jit(partial(merged_tokens, data_size=data_size))
+            ),
             as_cache=_cache_mover(experiment, compiled),
-            first_result=None if has_prefill else _first_result(tokens, prompt),
+            first_result=None if has_prefill else first_result,
             seconds=seconds,
         )
 
@@ -232,20 +249,12 @@ def host_tokens(outputs: list[Any]) -> list[list[int]]:
 
 def _zeros_maker(abstract: Any) -> Any:
     """A compiled function that makes zeros with these shapes and shardings."""
-    leaves, structure = jax.tree.flatten(abstract)
 
     def new_cache() -> Any:
-        return jax.tree.unflatten(structure, [jnp.zeros(a.shape, a.dtype) for a in leaves])
+        return jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), abstract)
 
-    shardings = jax.tree.unflatten(structure, [leaf.sharding for leaf in leaves])
+    shardings = jax.tree.map(lambda array: array.sharding, abstract)
     return jax.jit(new_cache, out_shardings=shardings).lower().compile()
-
-
-def _token_merger(experiment: Experiment) -> Callable[[list[Any]], Any]:
-    """Puts the next tokens of groups of sequences in the order of the batch."""
-    if experiment.prefill_chunks.n_sequence_chunks == 1:
-        return lambda parts: parts[0]
-    return jax.jit(partial(merged_tokens, data_size=experiment.plan.data_size))
 
 
 def _cache_mover(experiment: Experiment, compiled: dict[str, Any]) -> Callable[[Any], Any]:
@@ -253,28 +262,12 @@ def _cache_mover(experiment: Experiment, compiled: dict[str, Any]) -> Callable[[
 
     The first decode step of a request includes the conversion.
     """
-    if Phase.DECODE not in experiment.phases:
-        return _same
-    target = compiled[Phase.DECODE.value].input_formats[0][2]
-    if experiment.is_part_of_decode:
-        return lambda cache: jax.device_put(cache, target, donate=True)
-    if compiled[Phase.PREFILL.value].output_formats[2] == target:
-        return _same
-
-    return lambda cache: jax.device_put(cache, target, donate=True)
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _starts(experiment: Experiment) -> list[int]:
-    """The position of the first token of each decode step; the last step ends within the cache."""
-    workload = experiment.workload
-    n_tokens = workload.decode_tokens
-    last = workload.context - n_tokens
-    steps = range(workload.n_decode_steps)
-    return [min(workload.prompt + step * n_tokens, last) for step in steps]
+    if Phase.DECODE in experiment.phases:
+        target = compiled[Phase.DECODE.value].input_formats[0][2]
+        is_part = experiment.is_part_of_decode
+        if is_part or compiled[Phase.PREFILL.value].output_formats[2] != target:
+            return lambda cache: jax.device_put(cache, target, donate=True)
+    return lambda cache: cache
 
 
 def _input_maker(arguments: Any) -> Callable[[Any], Any]:
@@ -286,14 +279,6 @@ def _input_maker(arguments: Any) -> Callable[[Any], Any]:
         )
 
     return jax.jit(as_input, out_shardings=jax.tree.map(lambda like: like.sharding, arguments))
-
-
-def _first_result(arguments: Any, tokens: np.ndarray) -> Any:
-    """What the first step of a part of decode follows: these tokens and, of a draft, random hidden states."""
-    if not isinstance(arguments, dict):
-        return tokens
-    random, shape = np.random.default_rng(0), arguments["hidden"].shape
-    return {"tokens": tokens, "hidden": random.standard_normal(shape, np.float32)}
 
 
 PLATFORM = {ChipKind.TPU: "tpu", ChipKind.GPU: "gpu", ChipKind.CPU: "cpu"}

@@ -97,11 +97,9 @@ class _Logger(logging.Logger):
     def warning_once(self, message: str, *args: Any, **_: Any) -> None:
         self.warning(message, *args)
 
-    def info_once(self, *_: Any, **__: Any) -> None:
-        return
+    def debug_once(self, *_: Any, **__: Any) -> None: ...
 
-    def debug_once(self, *_: Any, **__: Any) -> None:
-        return
+    info_once = debug_once
 
 
 def _logger(name: str) -> logging.Logger:
@@ -111,7 +109,7 @@ def _logger(name: str) -> logging.Logger:
     return logger
 
 
-def _ceil_divided(a: int, b: int) -> int:
+def _cdiv(a: int, b: int) -> int:
     return -(a // -b)
 
 
@@ -121,13 +119,8 @@ def _all_layers(n_layers: int, rank: int, n_ranks: int) -> tuple[int, int]:
     return 0, n_layers
 
 
-def _next_power_of_2(n: int) -> int:
+def _power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
-
-
-def _same(array: Any) -> Any:
-    """Torch's view of an array that JAX owns, or the reverse, where both are JAX's."""
-    return array
 
 
 class _Activations(dict[str, Any]):
@@ -141,16 +134,16 @@ class _Activations(dict[str, Any]):
 
 # What the model code and the runner's buckets use of these packages, with the packages' own results.
 VALUES: dict[str, Any] = {
-    "torchax.interop.jax_view": _same,
-    "torchax.interop.torch_view": _same,
+    "torchax.interop.jax_view": lambda array: array,  # both views are JAX's
+    "torchax.interop.torch_view": lambda array: array,
     "transformers.modeling_flax_utils.ACT2FN": _Activations(),
     "vllm.logger.init_logger": _logger,
     "vllm.logger._VllmLogger": _Logger,
     "vllm.envs.VLLM_TPU_BUCKET_PADDING_GAP": 0,
-    "vllm.utils.cdiv": _ceil_divided,
-    "vllm.utils.math_utils.cdiv": _ceil_divided,
-    "vllm.utils.next_power_of_2": _next_power_of_2,
-    "vllm.utils.math_utils.next_power_of_2": _next_power_of_2,
+    "vllm.utils.cdiv": _cdiv,
+    "vllm.utils.math_utils.cdiv": _cdiv,
+    "vllm.utils.next_power_of_2": _power_of_2,
+    "vllm.utils.math_utils.next_power_of_2": _power_of_2,
     "vllm.distributed.utils.get_pp_indices": _all_layers,
     "vllm.distributed.get_pp_indices": _all_layers,
 }
