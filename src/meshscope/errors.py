@@ -1,7 +1,6 @@
 """Errors a user can cause. Each message states the value, the rule and the remedy."""
 
 import difflib
-import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +9,7 @@ from contextvars import ContextVar
 from dataclasses import FrozenInstanceError, is_dataclass
 from enum import EnumType
 from functools import wraps
+from itertools import takewhile
 from operator import index
 from types import NoneType, UnionType
 from typing import Any, ParamSpec, TypeVar, get_args
@@ -174,17 +174,28 @@ def with_keywords(
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """A sentence that suggests known names.
 
-    Those that continue `name` come first, then those with the longest common start, then similar ones.
-
-    If there are none, it is `otherwise`, or else lists all known names.
+    Those that continue `name` come first, then those with the longest common start (at least five characters and
+    half of `name`), then similar ones. If there are none, it is `otherwise`, or else lists all known names.
     """
     names = sorted(known)
     lowered = {n.lower(): n for n in names}
     text = name.lower()
     short = text.rsplit("/", 1)[-1]
     by_prefix = [n for n in lowered if short and n.rsplit("/", 1)[-1].startswith(short)]
+    shared = {
+        n: sum(
+            1
+            for _ in takewhile(
+                lambda pair: pair[0] == pair[1], zip(short, n.rsplit("/", 1)[-1], strict=False)
+            )
+        )
+        for n in lowered
+    }
+    least = max(MIN_COMMON_START, -(-len(short) // 2))
+    by_start = [n for n in lowered if shared[n] >= least]
+    by_start.sort(key=lambda n: (-shared[n], len(n)))
     similar = difflib.get_close_matches(text, lowered, n=3, cutoff=0.5)
-    close = list(dict.fromkeys([*by_prefix, *_by_common_start(short, lowered), *similar]))[:3]
+    close = list(dict.fromkeys([*by_prefix, *by_start, *similar]))[:3]
     if close:
         return did_you_mean(lowered[name] for name in close)
     return "Known: " + ", ".join(names) + "." if otherwise is None else otherwise
@@ -193,18 +204,3 @@ def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
 def did_you_mean(names: Iterable[str]) -> str:
     """A question that names these."""
     return "Did you mean " + " or ".join(f"'{name}'" for name in names) + "?"
-
-
-def _by_common_start(name: str, known: Iterable[str]) -> list[str]:
-    """The names that share at least five characters and half of `name` with its start, the most first."""
-    shared = {one: _n_common(name, one.rsplit("/", 1)[-1]) for one in known}
-    least = max(MIN_COMMON_START, -(-len(name) // 2))
-    return sorted(
-        (one for one in shared if shared[one] >= least), key=lambda x: (-shared[x], len(x))
-    )
-
-
-def _n_common(one: str, other: str) -> int:
-    """Characters at the start that both have."""
-    pairs = zip(one, other, strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

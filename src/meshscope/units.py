@@ -4,6 +4,7 @@ Internally everything is SI: seconds, bytes, 1 GB = 1e9 bytes.
 """
 
 from fractions import Fraction
+from math import prod
 
 from meshscope.errors import SpecError, nearest
 
@@ -138,10 +139,7 @@ def format_words(name: str) -> str:
 
 def array_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of a dense array; 4-bit dtypes pack two elements per byte."""
-    elements = 1
-    for size in shape:
-        elements *= size
-    return -(-elements * DTYPE_BITS[dtype] // 8)
+    return -(-prod(shape) * DTYPE_BITS[dtype] // 8)
 
 
 def counted(count: int, noun: str) -> str:
