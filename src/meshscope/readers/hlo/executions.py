@@ -8,6 +8,7 @@ The first fusion passes it to a custom call `AsyncCollectiveStart`, the last one
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshscope.errors import ParseError
 from meshscope.readers.hlo.loops import trip_count
@@ -51,12 +52,11 @@ class CallSite:
     caveats: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Callee:
-    """A called computation: its context, executions per execution of the caller, and caveats."""
+class _Entered(NamedTuple):
+    """A called computation, its executions per run of the module, and the caveats of that count."""
 
     context: CallContext
-    count: int
+    n_runs: int
     caveats: tuple[str, ...]
 
 
@@ -107,33 +107,24 @@ def _computations_reaching(module: HloModule, is_wanted: Predicate) -> frozenset
     return frozenset(reaching)
 
 
-def _roots(module: HloModule, relevant: frozenset[str]) -> list[_Callee]:
+def _roots(module: HloModule, relevant: frozenset[str]) -> Iterator[_Entered]:
     """The entry; in a truncated text, every relevant computation without a caller."""
     if module.cut_off_at is None:
         assert module.entry is not None
-        return [_Callee(context=CallContext(computation=module.entry), count=1, caveats=())]
-    called = {
-        name
-        for computation in module.computations.values()
-        for instruction in computation.instructions
-        for name in _callees_of(instruction)
-    }
-    cut = f"the text is cut off at line {module.cut_off_at}"
-    return [
-        _Callee(
-            context=CallContext(computation=module.computations[name]),
-            count=1,
-            caveats=(f"{cut}: how often '{name}' runs is unknown",),
-        )
-        for name in module.computations
-        if name in relevant and name not in called
-    ]
+        yield _Entered(CallContext(computation=module.entry), 1, ())
+        return
+    instructions = (i for c in module.computations.values() for i in c.instructions)
+    called = {name for instruction in instructions for name in _callees_of(instruction)}
+    for name, computation in module.computations.items():
+        if name in relevant and name not in called:
+            cut = f"the text is cut off at line {module.cut_off_at}: how often '{name}' runs is unknown"
+            yield _Entered(CallContext(computation=computation), 1, (cut,))
 
 
 def _walk(
-    module: HloModule, entered: _Callee, relevant: frozenset[str], is_wanted: Predicate
+    module: HloModule, entered: _Entered, relevant: frozenset[str], is_wanted: Predicate
 ) -> Iterator[CallSite]:
-    context = entered.context
+    context, count, caveats = entered
     if context.computation.name not in relevant:
         return
     if len(context.callers) > MAX_DEPTH:
@@ -142,47 +133,27 @@ def _walk(
             f"'{context.computation.name}'. Does a computation call itself? The text is damaged."
         )
     for instruction in context.computation.instructions:
-        site = CallSite(
-            instruction=instruction,
-            context=context,
-            count=entered.count,
-            caveats=entered.caveats,
-        )
+        site = CallSite(instruction=instruction, context=context, count=count, caveats=caveats)
         if is_wanted(instruction):
             yield site
-        for callee in _entered(module, site, relevant):
-            yield from _walk(module, callee, relevant, is_wanted)
-
-
-def _entered(module: HloModule, site: CallSite, relevant: frozenset[str]) -> Iterator[_Callee]:
-    """The relevant computations that a site runs, counted over all its executions."""
-    if not runs_called_computations(site.instruction):
-        return
-    for key, names in site.instruction.called.items():
-        for name in names:
+        if not runs_called_computations(instruction):
+            continue
+        for key, name in ((key, n) for key, names in instruction.called.items() for n in names):
             if name in relevant:
-                count, caveats = _executions(module, site, key)
-                computation = module.computation(name, site.instruction)
-                yield _Callee(
-                    context=CallContext(
-                        computation=computation, callers=(*site.context.callers, site)
-                    ),
-                    count=site.count * count,
-                    caveats=site.caveats + caveats,
+                n_runs, unknown = 1, ()
+                if instruction.opcode == "while":
+                    loop = trip_count(module, instruction, context.computation)
+                    # The last check of the condition ends the loop.
+                    n_runs = 1 if loop.count is None else loop.count + (key == "condition")
+                    unknown = () if loop.reason is None else (loop.reason,)
+                elif instruction.opcode == "conditional":
+                    unknown = (f"{BRANCH_CAVEAT} '{instruction.name}', counted as taken",)
+                callee = CallContext(
+                    computation=module.computation(name, instruction),
+                    callers=(*context.callers, site),
                 )
-
-
-def _executions(module: HloModule, site: CallSite, key: str) -> tuple[int, tuple[str, ...]]:
-    """How often one execution of a caller runs the computation under `key`, and the caveats."""
-    caller = site.instruction
-    if caller.opcode == "while":
-        loop = trip_count(module, caller, site.context.computation)
-        if loop.count is None:
-            return 1, (loop.reason,) if loop.reason else ()
-        return loop.count + (key == "condition"), ()  # the last check ends the loop
-    if caller.opcode == "conditional":
-        return 1, (f"{BRANCH_CAVEAT} '{caller.name}', counted as taken",)
-    return 1, ()
+                inner = _Entered(callee, count * n_runs, caveats + unknown)
+                yield from _walk(module, inner, relevant, is_wanted)
 
 
 AsyncChain = tuple[str, int | None]  # chain_id and channel_id
@@ -218,7 +189,14 @@ def async_chain_of(instruction: Instruction) -> AsyncChain | None:
 
 def async_chain_ends(module: HloModule) -> dict[AsyncChain, Instruction]:
     """The last fusion of every chain, which holds the result of the collective."""
-    chain_in = {c.name: chain for c in module.computations.values() for chain in _ended_in(c)}
+    chain_in: dict[str, AsyncChain] = {}
+    for computation in module.computations.values():
+        for call in computation.instructions:
+            if call.opcode == "custom-call" and call.custom_call_target == "AsyncCollectiveDone":
+                for producer in computation.producers(call):
+                    if (chain := async_chain_of(producer)) is not None:
+                        chain_in[computation.name] = chain
+                break
     return {
         chain_in[name]: instruction
         for computation in (module.computations.values() if chain_in else ())
@@ -227,11 +205,3 @@ def async_chain_ends(module: HloModule) -> dict[AsyncChain, Instruction]:
         for name in instruction.called.get("calls", ())
         if name in chain_in
     }
-
-
-def _ended_in(computation: Computation) -> list[AsyncChain]:
-    for call in computation.instructions:
-        if call.opcode == "custom-call" and call.custom_call_target == "AsyncCollectiveDone":
-            chains = (async_chain_of(producer) for producer in computation.producers(call))
-            return [chain for chain in chains if chain is not None]
-    return []

@@ -1,11 +1,13 @@
 """Replica groups and source-target pairs of HLO text, expanded to device IDs and mapped to the mesh."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise, product
+from itertools import pairwise
 from math import prod
+
+import numpy as np
 
 from meshscope.errors import ParseError
 from meshscope.events.collective import SUBSETS, Groups
@@ -24,15 +26,6 @@ _MESH = re.compile(
 _MESH_AXIS = re.compile(r"'?([^'=,\s]+)'?=(\d+)")
 _AXIS_REF = re.compile(r"'?([^'=,:\s]+)'?(?::\((\d+)\)(\d+))?")
 _DEVICE_ORDER = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AxisRef:
-    """A mesh axis, or its sub-axis of `size` devices with `pre_size` groups of devices outside it."""
-
-    name: str
-    pre_size: int | None
-    size: int | None
 
 
 def parse_groups(text: str, *, n_devices: int, where: str) -> Groups:
@@ -108,80 +101,62 @@ def _listed(text: str) -> Groups:
     return tuple(_ints(group) for group in re.findall(r"\{([\d,\s]+)\}", text))
 
 
+def _ints(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number.strip())
+
+
 def _iota(match: re.Match[str], n_devices: int) -> Groups:
     """Expands `[n_groups,size]<=[dims]T(perm)`: IDs 0.. in `dims`, transposed, cut into groups."""
-    n_groups, size = _pair(match[1])
-    if n_groups * size > n_devices:
-        raise ValueError(f"{n_groups * size} ids, the module has {n_devices} devices")
-    ids = _transposed(tuple(range(n_groups * size)), _ints(match[2]), _ints(match[3] or ""))
-    return _cut(ids, size)
+    shape = _ints(match[1])
+    if len(shape) != 2 or not all(shape):
+        raise ValueError(f"expected [n_groups,size], got [{match[1]}]")
+    if prod(shape) > n_devices:
+        raise ValueError(f"{prod(shape)} ids, the module has {n_devices} devices")
+    ids = _transposed(range(prod(shape)), _ints(match[2]), _ints(match[3] or ""))
+    return _cut(ids, shape[1])
 
 
 def _mesh(match: re.Match[str], n_devices: int) -> Groups:
-    """Expands `mesh[axes], device_ids=(order) {refs}`: the devices grouped along the axes of refs."""
-    axes = [(name, int(size)) for name, size in _MESH_AXIS.findall(match[1])]
-    n_in_mesh = prod(size for _, size in axes)
-    if n_in_mesh != n_devices:
-        raise ValueError(f"the mesh has {n_in_mesh} devices, the module {n_devices}")
-    ids = _device_order(match[2], n_devices)
-    refs = [_axis_ref(ref, dict(axes)) for ref in match[3].split(",") if ref.strip()]
-    dims, grouped = _split_axes(axes, refs)
-    ungrouped = [dim for dim in range(len(dims)) if dim not in grouped]
-    return _cut(_transposed(ids, dims, (*ungrouped, *grouped)), prod(dims[dim] for dim in grouped))
+    """Expands `mesh[axes], device_ids=(order) {refs}`: the devices grouped along the axes of refs.
 
-
-def _axis_ref(text: str, sizes: dict[str, int]) -> _AxisRef:
-    match = _AXIS_REF.fullmatch(text.strip())
-    if match is None or match[1] not in sizes:
-        raise ValueError(f"no axis {text.strip()!r}")
-    if match[2] is None:
-        return _AxisRef(name=match[1], pre_size=None, size=None)
-    pre_size, size = int(match[2]), int(match[3])
-    if not pre_size or not size or sizes[match[1]] % (pre_size * size):
-        raise ValueError(f"sub-axis {text.strip()!r} does not divide its axis")
-    return _AxisRef(name=match[1], pre_size=pre_size, size=size)
-
-
-def _split_axes(
-    axes: list[tuple[str, int]], refs: list[_AxisRef]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The mesh dims with sub-axes split off, and the indices of the grouped dims in ref order."""
-    dims: list[int] = []
-    dim_of: dict[_AxisRef, int] = {}
-    for name, size in axes:
-        axis_refs = sorted((r for r in refs if r.name == name), key=lambda ref: ref.pre_size or 1)
-        for ref, (low, high) in _cuts(axis_refs, size):
-            if ref is not None:
-                dim_of[ref] = len(dims)
-            dims.append(high // low)
-    return tuple(dims), tuple(dim_of[ref] for ref in refs)
-
-
-def _cuts(refs: list[_AxisRef], axis_size: int) -> list[tuple[_AxisRef | None, tuple[int, int]]]:
-    """The consecutive factors (low, high) of an axis, each with the ref that covers it, if any."""
-    spans = {
-        (ref.pre_size or 1, (ref.pre_size or 1) * (ref.size or axis_size)): ref for ref in refs
-    }
-    bounds = sorted({1, axis_size, *(bound for span in spans for bound in span)})
-    cuts = list(pairwise(bounds)) or [(1, 1)]
-    if (
-        any(high % low for low, high in cuts)
-        or not set(spans) <= set(cuts)
-        or len(spans) < len(refs)
-    ):
+    A ref is an axis, or `axis:(pre_size)size`: its sub-axis of `size` devices, with `pre_size` outside it.
+    """
+    axes = {name: int(size) for name, size in _MESH_AXIS.findall(match[1])}
+    if prod(axes.values()) != n_devices:
+        raise ValueError(f"the mesh has {prod(axes.values())} devices, the module {n_devices}")
+    refs: list[tuple[str, int, int]] = []  # (axis, low, high): its factors between these products
+    for text in (piece.strip() for piece in match[3].split(",") if piece.strip()):
+        ref = _AXIS_REF.fullmatch(text)
+        if ref is None or ref[1] not in axes:
+            raise ValueError(f"no axis {text!r}")
+        low, size = int(ref[2] or 1), int(ref[3] or axes[ref[1]])
+        if not low or not size or axes[ref[1]] % (low * size):
+            raise ValueError(f"sub-axis {text!r} does not divide its axis")
+        refs.append((ref[1], low, low * size))
+    dims: dict[tuple[str, int, int], int] = {}
+    for name, size in axes.items():
+        bounds = sorted({1, size, *(bound for ref in refs if ref[0] == name for bound in ref[1:])})
+        for low, high in pairwise(bounds) if size > 1 else [(1, 1)]:
+            if high % low:
+                raise ValueError("sub-axes overlap")
+            dims[name, low, high] = high // low
+    if not set(refs) <= set(dims) or len(set(refs)) < len(refs):
         raise ValueError("sub-axes overlap")
-    return [(spans.get(cut), cut) for cut in cuts]
+    order = [dim for dim in dims if dim not in refs] + refs
+    permutation = [list(dims).index(dim) for dim in order]
+    ids = _transposed(_device_order(match[2], n_devices), [*dims.values()], permutation)
+    return _cut(ids, prod(dims[ref] for ref in refs))
 
 
-def _device_order(text: str | None, n_devices: int) -> tuple[int, ...]:
+def _device_order(text: str | None, n_devices: int) -> Sequence[int]:
     """The `device_ids` of a mesh: a list, or an iota that may be transposed."""
     if text is None:
-        return tuple(range(n_devices))
+        return range(n_devices)
+    ids: Sequence[int] = ()
     if match := _DEVICE_ORDER.fullmatch(text.strip()):
         dims = _ints(match[2] or match[1])
-        if prod(dims) != n_devices:
-            raise ValueError("device_ids do not number the devices of the mesh")
-        ids = _transposed(tuple(range(prod(dims))), dims, _ints(match[3] or ""))
+        if prod(dims) == n_devices:
+            ids = _transposed(range(n_devices), dims, _ints(match[3] or ""))
     else:
         ids = _ints(text)
     if sorted(ids) != list(range(n_devices)):
@@ -189,33 +164,16 @@ def _device_order(text: str | None, n_devices: int) -> tuple[int, ...]:
     return ids
 
 
-def _transposed(
-    ids: tuple[int, ...], dims: tuple[int, ...], permutation: tuple[int, ...]
-) -> tuple[int, ...]:
+def _cut(ids: Sequence[int], size: int) -> Groups:
+    return tuple(tuple(ids[i : i + size]) for i in range(0, len(ids), size))
+
+
+def _transposed(ids: Sequence[int], dims: Sequence[int], permutation: Sequence[int]) -> list[int]:
     """Row-major `ids` of an array of shape `dims`, in row-major order of the permuted dims."""
-    permutation = permutation or tuple(range(len(dims)))
+    permutation = permutation or range(len(dims))
     if prod(dims) != len(ids) or sorted(permutation) != list(range(len(dims))):
         raise ValueError(f"{len(ids)} ids do not fill {list(dims)} permuted by {list(permutation)}")
-    strides = [prod(dims[dim + 1 :]) for dim in permutation]
-    offsets = [
-        [i * stride for i in range(dims[d])] for d, stride in zip(permutation, strides, strict=True)
-    ]
-    return tuple(ids[sum(position)] for position in product(*offsets))
-
-
-def _cut(ids: tuple[int, ...], size: int) -> Groups:
-    return tuple(ids[i : i + size] for i in range(0, len(ids), size))
-
-
-def _ints(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(",") if number.strip())
-
-
-def _pair(text: str) -> tuple[int, int]:
-    numbers = _ints(text)
-    if len(numbers) != 2 or not all(numbers):
-        raise ValueError(f"expected [n_groups,size], got [{text}]")
-    return numbers[0], numbers[1]
+    return np.array(ids).reshape(tuple(dims)).transpose(tuple(permutation)).ravel().tolist()
 
 
 # Collectives whose groups are those of replicas also with a channel.
@@ -271,8 +229,9 @@ class Devices:
         if "use_global_device_ids=true" in instruction.attributes:
             return groups
         has_channel = bool(instruction.channel_id)
-        opcode = instruction.opcode.removesuffix("-start")
-        of_replicas = not has_channel or opcode in _ACROSS_REPLICAS
+        of_replicas = (
+            not has_channel or instruction.opcode.removesuffix("-start") in _ACROSS_REPLICAS
+        )
         n_ids = n_replicas if of_replicas else n_partitions
         if is_all and (n_replicas > 1 or has_channel):
             groups = (tuple(range(n_ids)),)
@@ -281,11 +240,13 @@ class Devices:
         if not of_replicas:
             replicas = range(0, self.n_per_slice, n_partitions)
             return tuple(tuple(r + p for p in group) for r in replicas for group in groups)
-        devices = [[r * n_partitions + p for p in range(n_partitions)] for r in range(n_replicas)]
+        partitions = range(n_partitions)
         if has_channel:
-            return tuple(tuple(d for r in group for d in devices[r]) for group in groups)
+            return tuple(
+                tuple(r * n_partitions + p for r in group for p in partitions) for group in groups
+            )
         return tuple(
-            tuple(devices[r][p] for r in group) for p in range(n_partitions) for group in groups
+            tuple(r * n_partitions + p for r in group) for p in partitions for group in groups
         )
 
     def on_all_slices(self, groups: Groups) -> Groups:
@@ -308,8 +269,11 @@ class Devices:
             return around, f"groups of {len(groups[0])} devices {SUBSETS} {around}"
         shown = ",".join("{" + ",".join(map(str, group)) + "}" for group in groups[:4])
         more = ",..." if len(groups) > 4 else ""
-        mesh = ",".join(f"{name}={size}" for name, size in self.mesh.axes)
-        return None, f"groups {{{shown}{more}}} match no axis of the mesh ({mesh})"
+        return None, f"groups {{{shown}{more}}} match no axis of the mesh ({_sizes(self.mesh)})"
+
+
+def _sizes(mesh: Mesh) -> str:
+    return ",".join(f"{name}={size}" for name, size in mesh.axes)
 
 
 def devices_of(module: HloModule, mesh: Mesh, crosses_slices: CrossesSlices) -> Devices:
@@ -324,8 +288,7 @@ def devices_of(module: HloModule, mesh: Mesh, crosses_slices: CrossesSlices) -> 
     is_slice = mesh.n_devices % n == 0 and bool(crosses_slices(((0, n),)))
     if n > 1 and is_slice and not crosses_slices((tuple(range(n)),)):
         return Devices(module=module, mesh=mesh, n_slices=mesh.n_devices // n)
-    sizes = ",".join(f"{name}={size}" for name, size in mesh.axes)
     raise ParseError(
-        f"{module.origin}:1: the module is compiled for {counted(n, 'device')}, but the mesh ({sizes}) has "
+        f"{module.origin}:1: the module is compiled for {counted(n, 'device')}, but the mesh ({_sizes(mesh)}) has "
         f"{mesh.n_devices}. Give the plan or mesh, and the slice, for which it was compiled."
     )

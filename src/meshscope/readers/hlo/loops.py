@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from meshscope.plans.dispatch import ROUNDS_SCOPE
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
@@ -36,14 +37,13 @@ class Linear:
     offset: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LoopTuple:
-    """The loop's tuple as a whole."""
+class _Whole(Enum):
+    LOOP_TUPLE = auto()
 
 
-_Value = Linear | _LoopTuple | None  # None: neither is known from the text
-_Scope = Mapping[int, Callable[[int], _Value]]  # parameter number -> its value, given a depth
-_LOOP: _Scope = {0: lambda _: _LoopTuple()}
+_Value = Linear | _Whole | None  # None: neither is known from the text
+_Bindings = Mapping[int, Callable[[int], _Value]]  # parameter number -> its value, given a depth
+_LOOP: _Bindings = {0: lambda _: _Whole.LOOP_TUPLE}
 
 
 def trip_count(module: HloModule, loop: Instruction, computation: Computation) -> TripCount:
@@ -52,61 +52,64 @@ def trip_count(module: HloModule, loop: Instruction, computation: Computation) -
     is_round_of_balanced_routing = f"/{ROUNDS_SCOPE}/" in (loop.op_name or "")
     if known or is_round_of_balanced_routing:
         return TripCount(count=int(known[1]) if known else 1)
+    count = _counted(module, loop, computation)
+    if isinstance(count, int):
+        return TripCount(count=count)
+    reason = f"the trip count of loop '{loop.name}' is unknown: {count}"
+    return TripCount(count=None, reason=reason)
+
+
+def _counted(module: HloModule, loop: Instruction, computation: Computation) -> int | str:
+    """The trips of a loop that steps a counter to a bound, or why they are unknown."""
     called = loop.called
     if "condition" not in called or "body" not in called:
-        return _unknown(loop, "it names no condition or no body")
+        return "it names no condition or no body"
     condition = module.computation(called["condition"][0], loop)
     body = module.computation(called["body"][0], loop)
     evaluator = _Evaluator(module)
-    comparisons = evaluator.comparisons(condition)
-    if comparisons is None:
-        return _unknown(loop, "its condition compares no counter with a bound")
-    for counter, direction, bound in comparisons:
-        step = evaluator.next_element(body, counter.element)
+    comparison = evaluator.comparison(condition, _LOOP)
+    if comparison is None:
+        return "its condition compares no counter with a bound"
+    left, direction, right = comparison
+    start = computation.producer(loop)
+
+    def initial(element: int) -> int | None:
+        """The constant with which an element enters the loop."""
+        value = None if start is None else evaluator.element(computation, start, element, {})
+        return value.offset if isinstance(value, Linear) and value.element is None else None
+
+    for counter, relation, bound in (left, direction, right), (right, _MIRRORED[direction], left):
+        if counter.element is None:
+            continue
+        step = evaluator.element(body, body.root, counter.element, _LOOP)
         if isinstance(step, Linear) and step.element == counter.element and step.offset:
-            start = evaluator.initial(computation, loop, counter.element)
-            limit = _limit(evaluator, computation, loop, body, bound)
-            if start is None or limit is None:
-                return _unknown(loop, "its start or its bound is not a constant")
-            count = _count(start + counter.offset, limit, step.offset, direction)
-            return TripCount(count=count) if count is not None else _unknown(loop, "it never ends")
-    return _unknown(loop, "its body does not step a counter by a constant")
+            first, limit = initial(counter.element), bound.offset
+            if bound.element is not None:  # a loop-invariant element with a constant start
+                value, after = initial(bound.element), replace(bound, offset=0)
+                is_fixed = evaluator.element(body, body.root, bound.element, _LOOP) == after
+                limit = value + bound.offset if value is not None and is_fixed else None
+            if first is None or limit is None:
+                return "its start or its bound is not a constant"
+            n = _n_trips(first + counter.offset, limit, step.offset, relation)
+            return "it never ends" if n is None else n
+    if left.element is None and right.element is None:
+        return "its condition compares no counter with a bound"
+    return "its body does not step a counter by a constant"
 
 
-def _limit(
-    evaluator: "_Evaluator",
-    computation: Computation,
-    loop: Instruction,
-    body: Computation,
-    bound: Linear,
-) -> int | None:
-    """The bound as a number: a constant, or a loop-invariant element with a constant start."""
-    if bound.element is None:
-        return bound.offset
-    initial = evaluator.initial(computation, loop, bound.element)
-    is_invariant = evaluator.next_element(body, bound.element) == replace(bound, offset=0)
-    return initial + bound.offset if initial is not None and is_invariant else None
-
-
-def _unknown(loop: Instruction, why: str) -> TripCount:
-    return TripCount(count=None, reason=f"the trip count of loop '{loop.name}' is unknown: {why}")
-
-
-def _count(start: int, bound: int, step: int, direction: str) -> int | None:
+def _n_trips(start: int, bound: int, step: int, direction: str) -> int | None:
     """Iterations of `for (i = start; i DIRECTION bound; i += step)`; None if it does not end."""
     distance = bound - start
     match direction:
         case "LT":
             return max(0, -(-distance // step)) if step > 0 else (0 if distance <= 0 else None)
         case "LE":
-            return _count(start, bound + 1, step, "LT")
+            return _n_trips(start, bound + 1, step, "LT")
         case "GT" | "GE":
-            return _count(-start, -bound, -step, "LT" if direction == "GT" else "LE")
-        case "NE":
-            n_steps, rest = divmod(distance, step) if step else (0, distance)
-            return n_steps if not rest and n_steps >= 0 else None
+            return _n_trips(-start, -bound, -step, "LT" if direction == "GT" else "LE")
         case _:
-            return None
+            n_steps, rest = divmod(distance, step)
+            return n_steps if not rest and n_steps >= 0 else None
 
 
 class _Evaluator:
@@ -116,65 +119,43 @@ class _Evaluator:
         self._module = module
         self._n_steps = 0
 
-    def comparisons(self, condition: Computation) -> list[tuple[Linear, str, Linear]] | None:
-        """The condition as (counter, direction, bound), for each side that may be the counter."""
-        comparison = self._root_comparison(condition, _LOOP, 0)
-        if comparison is None:
-            return None
-        left, direction, right = comparison
-        sides = [(left, direction, right), (right, _MIRRORED[direction], left)]
-        return [side for side in sides if side[0].element is not None]
-
-    def next_element(self, body: Computation, element: int | None) -> _Value:
-        """An element of the tuple that the body returns to the next iteration."""
-        return self._tuple_element(body, body.root, element, _LOOP)
-
-    def initial(
-        self, computation: Computation, loop: Instruction, element: int | None
-    ) -> int | None:
-        """The constant with which an element enters the loop; None if it is not constant."""
-        start = computation.producer(loop)
-        value = self._tuple_element(computation, start, element, {}) if start else None
-        return value.offset if isinstance(value, Linear) and value.element is None else None
-
-    def _tuple_element(
-        self, computation: Computation, source: Instruction, element: int | None, scope: _Scope
+    def element(
+        self, computation: Computation, source: Instruction, element: int, bindings: _Bindings
     ) -> _Value:
-        root = _skip_forwarding(computation, source)
-        if element is None or root.opcode != "tuple":
-            return None
-        value = computation.producer(root, element)
-        return self._value(computation, value, scope, 0) if value else None
+        """An element of a tuple, behind any copies."""
+        root = _computed(computation, source)
+        value = computation.producer(root, element) if root.opcode == "tuple" else None
+        return self._value(computation, value, bindings, 0) if value else None
 
-    def _root_comparison(
-        self, computation: Computation, scope: _Scope, depth: int
+    def comparison(
+        self, computation: Computation, bindings: _Bindings, depth: int = 0
     ) -> tuple[Linear, str, Linear] | None:
-        root = _skip_forwarding(computation, computation.root)
+        """The comparison at the root of a condition: (left, direction, right)."""
+        root = _computed(computation, computation.root)
         if root.opcode == "fusion" and depth < _MAX_DEPTH:
-            called, inner = self._enter(computation, root, scope)
-            return self._root_comparison(called, inner, depth + 1)
+            inner = self._bound(computation, root, bindings)
+            return self.comparison(self._module.fused(root), inner, depth + 1)
         direction = _DIRECTION.search(root.attributes)
         sides = computation.producers(root)
         if root.opcode != "compare" or direction is None or len(sides) != 2:
             return None
-        left, right = (self._value(computation, side, scope, depth) for side in sides)
+        left, right = (self._value(computation, side, bindings, depth) for side in sides)
         if direction[1] not in _MIRRORED or not isinstance(left, Linear):
             return None
         return (left, direction[1], right) if isinstance(right, Linear) else None
 
-    def _enter(
-        self, computation: Computation, fusion: Instruction, scope: _Scope
-    ) -> tuple[Computation, _Scope]:
-        """The fused computation, with its parameters bound to values of the calling computation."""
-        called = self._module.fused(fusion)
+    def _bound(
+        self, computation: Computation, fusion: Instruction, bindings: _Bindings
+    ) -> _Bindings:
+        """The parameters of a fused computation, bound to values of the calling computation."""
 
         def bound_to(operand: Instruction) -> Callable[[int], _Value]:
-            return lambda depth: self._value(computation, operand, scope, depth)
+            return lambda depth: self._value(computation, operand, bindings, depth)
 
-        return called, dict(enumerate(map(bound_to, computation.producers(fusion))))
+        return dict(enumerate(map(bound_to, computation.producers(fusion))))
 
     def _value(  # noqa: PLR0911  one return for each opcode
-        self, computation: Computation, instruction: Instruction, scope: _Scope, depth: int
+        self, computation: Computation, instruction: Instruction, bindings: _Bindings, depth: int
     ) -> _Value:
         """An instruction as a constant, or as an element of the loop's tuple plus a constant."""
         self._n_steps += 1
@@ -182,41 +163,37 @@ class _Evaluator:
             return None
         inputs = computation.producers(instruction)
         match instruction.opcode:
-            case "constant":
-                return _constant(instruction.operand_text)
+            case "constant" if re.fullmatch(r"\s*[+-]?\d+\s*", instruction.operand_text):
+                return Linear(element=None, offset=int(instruction.operand_text))
             case "parameter":
-                bound = scope.get(instruction.parameter_number)
+                bound = bindings.get(instruction.parameter_number)
                 return bound(depth + 1) if bound else None
             case "add" | "subtract" if len(inputs) == 2:
-                left, right = (self._value(computation, i, scope, depth + 1) for i in inputs)
+                left, right = (self._value(computation, i, bindings, depth + 1) for i in inputs)
                 return _sum(left, right, -1 if instruction.opcode == "subtract" else 1)
             case "fusion":
-                called, inner = self._enter(computation, instruction, scope)
+                called, inner = (
+                    self._module.fused(instruction),
+                    self._bound(computation, instruction, bindings),
+                )
                 return self._value(called, called.root, inner, depth + 1)
             case "get-tuple-element" if inputs:
                 index = _INDEX.search(instruction.attributes)
-                whole = self._value(computation, inputs[0], scope, depth + 1)
-                if index is None or not isinstance(whole, _LoopTuple):
+                whole = self._value(computation, inputs[0], bindings, depth + 1)
+                if index is None or whole is not _Whole.LOOP_TUPLE:
                     return None
                 return Linear(element=int(index[1]), offset=0)
             case opcode if opcode in _FORWARDING and inputs:
-                return self._value(computation, inputs[0], scope, depth + 1)
+                return self._value(computation, inputs[0], bindings, depth + 1)
             case _:
                 return None
 
 
-def _skip_forwarding(computation: Computation, instruction: Instruction) -> Instruction:
+def _computed(computation: Computation, instruction: Instruction) -> Instruction:
     """The instruction that computes the value, behind any copies."""
     while instruction.opcode in _FORWARDING and (source := computation.producer(instruction)):
         instruction = source
     return instruction
-
-
-def _constant(text: str) -> Linear | None:
-    try:
-        return Linear(element=None, offset=int(text))
-    except ValueError:
-        return None
 
 
 def _sum(left: _Value, right: _Value, sign: int) -> Linear | None:
