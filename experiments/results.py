@@ -4,6 +4,7 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from schedule import schedule_of
 from meshscope.events.collective import Collective
 from meshscope.plans.memory import compiled_memory
 from meshscope.readers.hlo.attribution import scope_of
-from meshscope.readers.hlo.collectives import phase_collectives
+from meshscope.readers.hlo.collectives import program_collectives
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.units import format_shape
 
@@ -65,7 +66,9 @@ def _results(case: Case) -> dict[str, list[dict[str, Any]]]:
         return {CASES: [conditions_of(case) | refused], COLLECTIVES: [], WINDOWS: []}
     report = json.loads(case.report.read_text(encoding="utf-8"))
     module = read_hlo(case.hlo)
-    rows = phase_collectives(case.experiment, case.phase, module)
+    rows = program_collectives(case.experiment, case.phase, module)
+    n_chunks = case.experiment.n_chunks(case.phase)
+    rows = [replace(row, count=row.count * n_chunks) for row in rows]
     schedule = schedule_of(module)
     memory = compiled_memory(case.experiment, [report["memory"]])
     of_case = conditions_of(case) | {

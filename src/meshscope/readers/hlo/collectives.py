@@ -17,7 +17,6 @@ from meshscope.readers.hlo.communication import is_collective, kernel_of, other_
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.executions import (
     BRANCH_CAVEAT,
-    CallSite,
     call_sites,
     first_of_each_chain,
 )
@@ -93,8 +92,16 @@ def module_collectives(
     """Reads the collectives of a module on a mesh."""
     devices = devices_of(module, mesh, crosses_slices)
     flow = Dataflow(module)
-    sites = first_of_each_chain(call_sites(module, is_collective))
-    scheduled = [o for site in sites for o in _operations(flow, site, devices)]
+    scheduled: list[Operation] = []
+    for site in first_of_each_chain(call_sites(module, is_collective)):
+        if is_megascale(site.instruction):
+            scheduled.append(transfer_of(flow, site, devices))
+        elif site.instruction.opcode in {"send", "recv"}:
+            scheduled += peer_transfer_of(flow, site, devices)
+        elif site.instruction.opcode == "custom-call":
+            scheduled.append(kernel_of(flow, site, devices))
+        else:
+            scheduled += operations_of(flow, site, devices)
     merged = merge_slice_levels(flow, merge_collective_matmuls(flow, scheduled), devices)
     return ModuleCollectives(
         flow=flow,
@@ -102,16 +109,6 @@ def module_collectives(
         scheduled=tuple(scheduled),
         merged=tuple(_pool_partial_loops(merged)),
     )
-
-
-def _operations(flow: Dataflow, site: CallSite, devices: Devices) -> list[Operation]:
-    if is_megascale(site.instruction):
-        return [transfer_of(flow, site, devices)]
-    if site.instruction.opcode in {"send", "recv"}:
-        return peer_transfer_of(flow, site, devices)
-    if site.instruction.opcode == "custom-call":
-        return [kernel_of(flow, site, devices)]
-    return list(operations_of(flow, site, devices))
 
 
 def _pool_partial_loops(operations: list[Operation]) -> list[Operation]:
@@ -144,61 +141,48 @@ _SAME = (
 def _rows(
     operation: Operation, devices: Devices, default_phase: Phase | None
 ) -> Iterator[Collective]:
-    scope = operation.scope
+    scope, mesh = operation.scope, devices.mesh
     if scope.phase is None:
         scope = replace(scope, phase=default_phase)
     axis, no_axis = devices.axis_of(operation.groups, is_pairs=operation.is_pairs)
     if operation.group_size == 1 and operation.wire_bytes == 0:
         axis, no_axis = None, "no device sends to another"
     if scope.phase in REQUEST_PHASES:  # else pp is a name that the user chose
-        scope = with_stage_send(scope, operation.kind, axis, devices.mesh)
-    layers, count, caveat = _layers(operation.count, scope)
-    caveats = operation.caveats
-    if scope.stages is not None:
-        caveats = without_stage_branch_caveat(caveats)
-    no_scope = _missing_scope(operation.op_name, scope)
-    reasons = [r for r in (no_axis, no_scope, caveat, *caveats) if r is not None]
+        scope = with_stage_send(scope, operation.kind, axis, mesh)
+    reasons = [no_axis]
+    if scope.missing is not None:
+        name = operation.op_name
+        reasons.append(f"op_name {name!r} names no {scope.missing}" if name else "no op_name")
+    layers, (count, rest) = list(scope.layers or [None]), divmod(operation.count, scope.n_times)
+    count *= scope.n_microbatches
+    if rest:
+        expected = [f"{scope.n_ticks} ticks of a pipeline"] if scope.n_ticks > 1 else []
+        if scope.layers is not None:
+            expected.insert(0, f"layers {scope.layers[0]} to {scope.layers[-1]}")
+        layers, count = [None], operation.count
+        reasons.append(
+            f"the scope says {' and '.join(expected)}, but the operation runs {count} times"
+        )
+    branches = [c for c in operation.caveats if c.startswith(BRANCH_CAVEAT)]
+    taken = branches[:1] if scope.stages is not None else ()  # the stage always takes the outermost
+    reasons += [caveat for caveat in operation.caveats if caveat not in taken]
+    reason = "; ".join(reason for reason in reasons if reason is not None) or None
     facts = picked(operation, *_SAME)
-    for placement in stage_placements(scope, operation.groups, layers, devices.mesh):
+    for stage, layer, groups in _places(scope, operation.groups, layers, mesh):
         yield Collective(
             source=Source.COMPILED,
             phase=scope.phase,
-            stage=placement.stage,
-            layer=placement.layer,
+            stage=stage,
+            layer=layer,
             part=scope.part,
             axis=axis,
-            axis_reason="; ".join(reasons) or None,
-            groups=placement.groups,
+            axis_reason=reason,
+            groups=groups,
             count=count,
             hlo_name=operation.scheduled_op.instruction.name,
             **facts,
             source_line=devices.module.source_line(operation.site.instruction),
         )
-
-
-def _missing_scope(op_name: str | None, scope: Scope) -> str | None:
-    if scope.missing is None:
-        return None
-    return f"op_name {op_name!r} names no {scope.missing}" if op_name else "no op_name"
-
-
-def _layers(count: int, scope: Scope) -> tuple[list[int | None], int, str | None]:
-    """The layers of an operation, its executions in each, and a caveat if they do not match."""
-    per_layer, rest = divmod(count, scope.n_times)
-    if not rest:
-        return list(scope.layers or [None]), per_layer * scope.n_microbatches, None
-    expected = [f"{scope.n_ticks} ticks of a pipeline"] if scope.n_ticks > 1 else []
-    if scope.layers is not None:
-        expected.insert(0, f"layers {scope.layers[0]} to {scope.layers[-1]}")
-    caveat = f"the scope says {' and '.join(expected)}, but the operation runs {count} times"
-    return [None], count, caveat
-
-
-def phase_collectives(experiment: Experiment, phase: Phase, module: HloModule) -> list[Collective]:
-    """The rows of a phase, with the counts of all chunks of prefill."""
-    rows = program_collectives(experiment, phase, module)
-    n_chunks = experiment.n_chunks(phase)
-    return [replace(row, count=row.count * n_chunks) for row in rows] if n_chunks > 1 else rows
 
 
 def program_collectives(
@@ -219,31 +203,20 @@ def n_steps_of(experiment: Experiment) -> dict[Phase, int]:
     return {Phase.PREFILL: 1, Phase.DECODE: experiment.workload.n_decode_steps}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagePlacement:
-    """One stage and layer that execute an operation, with the groups in that stage."""
-
-    stage: int | None
-    layer: int | None
-    groups: Groups
-
-
-def stage_placements(
+def _places(
     scope: Scope, groups: Groups, layers: Sequence[int | None], mesh: Mesh
-) -> Iterator[StagePlacement]:
-    """One placement for every stage and layer; `layers` are those of the first stage.
+) -> Iterator[tuple[int | None, int | None, Groups]]:
+    """(stage, layer, groups in that stage) of every stage and layer; `layers` are those of the first stage.
 
     The pairs of a send between stages belong to the sending stage.
     """
     if scope.stages is None or scope.stages[-1] >= mesh.size("pp"):
-        for layer in layers:
-            yield StagePlacement(stage=None, layer=layer, groups=groups)
+        yield from ((None, layer, groups) for layer in layers)
         return
     for number, stage in enumerate(scope.stages):
-        stage_groups = mesh.groups_of_stage(groups, stage)
-        for first_layer in layers:
-            layer = None if first_layer is None else first_layer + number * scope.stage_layers
-            yield StagePlacement(stage=stage, layer=layer, groups=stage_groups)
+        stage_groups, first = mesh.groups_of_stage(groups, stage), number * scope.stage_layers
+        for layer in layers:
+            yield stage, None if layer is None else layer + first, stage_groups
 
 
 def with_stage_send(scope: Scope, kind: Kind, axis: str | None, mesh: Mesh) -> Scope:
@@ -254,9 +227,3 @@ def with_stage_send(scope: Scope, kind: Kind, axis: str | None, mesh: Mesh) -> S
     if scope.part is not None or kind is not Kind.PERMUTE or axis != "pp":
         return scope
     return Scope(phase=scope.phase, layers=None, part=Part.STAGE, stages=range(mesh.size("pp") - 1))
-
-
-def without_stage_branch_caveat(caveats: Sequence[str]) -> tuple[str, ...]:
-    """The caveats without the one about the outermost branch, which the stage always takes."""
-    stage_branch = next((c for c in caveats if c.startswith(BRANCH_CAVEAT)), None)
-    return tuple(caveat for caveat in caveats if caveat != stage_branch)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from importlib.resources import files
-from itertools import combinations
+from itertools import chain, combinations
 from math import prod
 
 from meshscope.events.collective import Effect, Groups, OtherOperation
@@ -24,7 +24,7 @@ from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.executions import CallSite, call_sites
 from meshscope.readers.hlo.groups import Devices
-from meshscope.readers.hlo.module import ArrayShape, Computation, HloModule, Instruction
+from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.hlo.operations import Operation
 from meshscope.readers.hlo.provenance import explicit_op_name, is_asynchronous
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE, scheduled_op_of
@@ -68,8 +68,10 @@ def fused_experts(computation: Computation, kernel: Instruction) -> FusedExperts
     if match is None or not arrays or arrays[0].dtype not in DTYPE_BITS:
         return None
     tokens, hidden = arrays[0], prod(arrays[0].dims[1:])
-    buffers = [array for array in arrays[1:] if _is_buffer(array, hidden)]
-    weights = [array for array in arrays[1:] if array not in buffers and _is_weight(array, hidden)]
+    # Rows of the residual stream fill the last two dims of the buffer for results.
+    buffers = [a for a in arrays[1:] if len(a.dims) == 4 and prod(a.dims[2:]) == hidden]
+    others = [array for array in arrays[1:] if array not in buffers]
+    weights = [a for a in others if len(a.dims) in {3, 4} and hidden in a.dims[1:]]
     n_experts = max((array.dims[0] for array in buffers), default=0)
     if not weights or not n_experts or n_experts % weights[0].dims[0]:
         return None
@@ -86,15 +88,6 @@ def fused_experts(computation: Computation, kernel: Instruction) -> FusedExperts
     )
 
 
-def _is_buffer(array: ArrayShape, hidden: int) -> bool:
-    """Whether rows of the residual stream fill the last two dims, as in the buffer for results."""
-    return len(array.dims) == 4 and prod(array.dims[2:]) == hidden
-
-
-def _is_weight(array: ArrayShape, hidden: int) -> bool:
-    return len(array.dims) in {3, 4} and hidden in array.dims[1:]
-
-
 _REMOTE_BYTES = re.compile(r'"remote_bytes_transferred\\?":\s*\\?"?(\d+)')
 _NUMBER = re.compile(r"(\.\d+)+$")
 _COMMUNICATES = re.compile(r'"has_communication\\?":\s*true')
@@ -104,9 +97,8 @@ def is_communicating_kernel(instruction: Instruction) -> bool:
     """Whether a custom call declares communication between chips."""
     if instruction.opcode != "custom-call":
         return False
-    return (
-        bool(_remote_bytes(instruction)) or _COMMUNICATES.search(instruction.attributes) is not None
-    )
+    has_flag = _COMMUNICATES.search(instruction.attributes) is not None
+    return has_flag or bool(_remote_bytes(instruction))
 
 
 def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
@@ -115,64 +107,48 @@ def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
     A Pallas kernel copies to chips of its choice (`make_async_remote_copy`), which the text does
     not show. A fused mixture of experts is the exchange of rows that its shapes imply.
     """
-    sizes = fused_experts(site.context.computation, site.instruction)
-    if sizes is not None and sizes.n_ranks > 1:
-        return _exchange_of(flow, site, devices, sizes)
-    n_bytes = _remote_bytes(site.instruction)
+    kernel, op_name = site.instruction, explicit_op_name(site)
+    n_bytes = _remote_bytes(kernel)
     caveats = (*site.caveats, "the kernel chooses its target chips at run time")
     if n_bytes is None:
         caveats += ("the kernel does not declare how many bytes it sends",)
-    return replace(
-        _operation(flow, site, n_bytes),
-        group_size=devices.mesh.n_devices,
-        wire_bytes=None if n_bytes is None else Fraction(n_bytes),
-        caveats=caveats,
-    )
-
-
-def _operation(flow: Dataflow, site: CallSite, n_bytes: int | None) -> Operation:
-    """What any kernel that communicates is: without groups, and of one device."""
-    op_name = explicit_op_name(site)
-    return Operation(
+    operation = Operation(
         site=site,
         scheduled_op=scheduled_op_of(flow, site),
         kind=Kind.PERMUTE,
         opcode="custom-call",
         groups=(),
-        group_size=1,
+        group_size=devices.mesh.n_devices,
         is_pairs=True,
         dtype=None,
         shape=None,
         payload_bytes=n_bytes,
-        wire_bytes=None,
-        hlo_shape=site.instruction.shape,
+        wire_bytes=None if n_bytes is None else Fraction(n_bytes),
+        hlo_shape=kernel.shape,
         op_name=op_name,
         scope=scope_of(op_name),
         is_async=is_asynchronous(site),
-        algorithm=f"kernel {_name(site.instruction)}",
+        algorithm=f"kernel {_NUMBER.sub('', kernel.name)}",
         inserted_by="program",
         count=site.count,
-        caveats=site.caveats,
+        caveats=caveats,
     )
-
-
-def _exchange_of(
-    flow: Dataflow, site: CallSite, devices: Devices, sizes: FusedExperts
-) -> Operation:
-    """The all-to-all of rows to experts and back, under balanced routing."""
-    groups = _groups_of_size(devices.mesh, sizes.n_ranks)
-    n_ranks, n_bytes = sizes.n_ranks, sizes.exchanged_bytes
+    sizes = fused_experts(site.context.computation, kernel)
+    if sizes is None or sizes.n_ranks == 1:
+        return operation
+    n_ranks, n_bytes = sizes.n_ranks, sizes.exchanged_bytes  # under balanced routing
+    groups = _groups_of_size(devices.mesh, n_ranks)
     unknown = () if groups else (f"no axis of the mesh has the {n_ranks} devices of the experts",)
-    kernel = _operation(flow, site, n_bytes)
     return replace(
-        kernel,
+        operation,
         kind=Kind.ALL_TO_ALL,
         groups=groups,
         group_size=n_ranks,
         is_pairs=False,
         dtype=sizes.dtype,
+        payload_bytes=n_bytes,
         wire_bytes=n_bytes * wire_factor(Kind.ALL_TO_ALL, n_ranks),
-        algorithm=f"{kernel.algorithm}, balanced routing",
+        algorithm=f"{operation.algorithm}, balanced routing",
         caveats=(*site.caveats, *unknown),
     )
 
@@ -180,17 +156,9 @@ def _exchange_of(
 def _groups_of_size(mesh: Mesh, size: int) -> Groups:
     """The groups of the only axis or axes of this size; () if there are none or several."""
     names = [name for name, n in mesh.axes if n > 1]
-    fitting = [
-        axes
-        for n_axes in range(1, len(names) + 1)
-        for axes in combinations(names, n_axes)
-        if prod(mesh.size(name) for name in axes) == size
-    ]
+    choices = chain.from_iterable(combinations(names, n) for n in range(1, len(names) + 1))
+    fitting = [axes for axes in choices if prod(mesh.size(name) for name in axes) == size]
     return mesh.groups(*fitting[0]) if len(fitting) == 1 else ()
-
-
-def _name(kernel: Instruction) -> str:
-    return _NUMBER.sub("", kernel.name)
 
 
 def _remote_bytes(instruction: Instruction) -> int | None:
@@ -240,17 +208,16 @@ def other_operations(module: HloModule, phase: Phase | None) -> tuple[OtherOpera
     counts: Counter[tuple[str, str | None, Effect]] = Counter()
     for site in call_sites(module, lambda i: _effect(module, i) is not None):
         instruction = site.instruction
-        effect = _effect(module, instruction)
-        assert effect is not None
-        opcode = _ASYNC_SUFFIX.sub("", instruction.opcode)
-        counts[opcode, instruction.custom_call_target, effect] += site.count
+        if (effect := _effect(module, instruction)) is not None:
+            opcode = _ASYNC_SUFFIX.sub("", instruction.opcode)
+            counts[opcode, instruction.custom_call_target, effect] += site.count
     return tuple(
         OtherOperation(phase=phase, opcode=opcode, target=target, effect=effect, count=count)
         for (opcode, target, effect), count in counts.items()
     )
 
 
-def _effect(module: HloModule, instruction: Instruction) -> Effect | None:
+def _effect(module: HloModule, instruction: Instruction) -> Effect | None:  # noqa: PLR0911  one per case
     """What an instruction does beyond its device, if it is no collective; None for nothing."""
     opcode = _ASYNC_SUFFIX.sub("", instruction.opcode)
     known = local_operations()
@@ -263,17 +230,12 @@ def _effect(module: HloModule, instruction: Instruction) -> Effect | None:
     if opcode in {"infeed", "outfeed"} or is_host_transfer(instruction):
         return Effect.HOST
     if opcode == "custom-call":
-        return _effect_of_call(module, instruction)
+        target, attributes = instruction.custom_call_target or "", instruction.attributes
+        if target in known.host_custom_calls or target.startswith(known.host_custom_call_prefixes):
+            return Effect.HOST
+        if target in known.custom_calls or target.startswith(known.custom_call_prefixes):
+            return None
+        states_all = target == _TPU_KERNEL and _KERNEL_CONFIG.search(attributes) is not None
+        if states_all and not _COLLECTIVE_ID.search(attributes):
+            return None
     return Effect.UNKNOWN if module.n_devices > 1 else None
-
-
-def _effect_of_call(module: HloModule, call: Instruction) -> Effect | None:
-    known, target = local_operations(), call.custom_call_target or ""
-    if target in known.host_custom_calls or target.startswith(known.host_custom_call_prefixes):
-        return Effect.HOST
-    if target in known.custom_calls or target.startswith(known.custom_call_prefixes):
-        return None
-    states_local = target == _TPU_KERNEL and _KERNEL_CONFIG.search(call.attributes) is not None
-    if module.n_devices == 1 or (states_local and not _COLLECTIVE_ID.search(call.attributes)):
-        return None
-    return Effect.UNKNOWN

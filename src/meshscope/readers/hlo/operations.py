@@ -1,9 +1,4 @@
-"""The kind, payload, wire bytes, groups and scope of a collective instruction.
-
-Routing decides at run time how many rows a device sends from one buffer and receives into the
-other. Averaged over devices both numbers are equal, so the smaller buffer bounds the traffic. The
-compiler splits each row into two halves of whole lanes and pads it accordingly.
-"""
+"""The kind, payload, wire bytes, groups and scope of a collective instruction."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -48,54 +43,6 @@ from meshscope.readers.hlo.shapes import (
 )
 
 _MAX_MOVES = 8  # copies, pads and slices between the program's array and the collective
-
-
-def ragged_payload(flow: Dataflow, element: Element) -> tuple[ArrayShape, ArrayShape]:
-    """The payload [rows, width] of the program, and the padded payload of the collective."""
-    operand = operand_of(flow, element.site, 0)
-    buffers = [element.array, *(operand[1].arrays[:1] if operand else ())]
-    smaller = min(buffers, key=lambda array: array.dims[:1])
-    rows, padded = smaller.dims[0], prod(smaller.dims[1:])
-    carried = replace(smaller, dims=(rows, padded))
-    width = _width_before(flow, operand, padded) or _width_after(flow, element, padded) or padded
-    return replace(carried, dims=(rows, width)), carried
-
-
-def _width_before(
-    flow: Dataflow, operand: tuple[CallContext, Instruction] | None, padded: int
-) -> int | None:
-    """The width of the array before a pad to the collective's width."""
-    if operand is None:
-        return None
-    context, instruction = operand
-    for _ in range(_MAX_MOVES):
-        inner = context.computation.producer(instruction)
-        if inner is None or not (instruction.opcode == "pad" or flow.is_movement(instruction)):
-            return None
-        if instruction.opcode == "pad" and _is_narrower(inner, padded):
-            return inner.arrays[0].dims[1]
-        instruction = inner
-    return None
-
-
-def _width_after(flow: Dataflow, element: Element, padded: int) -> int | None:
-    """The width of a slice of the result."""
-    results = [element.result] if element.result is not None else []
-    for _ in range(_MAX_MOVES):
-        users = [
-            u for i in results for u in flow.users(element.scheduled_op.context.computation, i)
-        ]
-        for user in users:
-            if flow.consists_of(user, MOVEMENT | {"slice"}) and _is_narrower(user, padded):
-                return user.arrays[0].dims[1]
-        results = [user for user in users if flow.is_movement(user)]
-    return None
-
-
-def _is_narrower(instruction: Instruction, padded: int) -> bool:
-    """Whether the instruction yields one array with rows narrower than `padded`."""
-    arrays = instruction.arrays
-    return len(arrays) == 1 and len(arrays[0].dims) == 2 and arrays[0].dims[1] < padded
 
 
 _INDEX = re.compile(r"\bindex=(\d+)")
@@ -144,7 +91,18 @@ def operations_of(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[
     opcode = site.instruction.opcode
     elements = list(_elements(flow, site, devices))
     if opcode.startswith("all-to-all") and len(elements) > 1:
-        yield _all_to_all_of_tuple(flow, elements)
+        # It sends one array of its tuple to each device; the whole shape is unknown.
+        element = replace(elements[0], is_combined=False)
+        semantics = semantics_of(flow, element)
+        yield operation(
+            flow,
+            element,
+            semantics,
+            payload=None,
+            payload_bytes=total_bytes(part.array for part in elements),
+            hlo_shape=site.instruction.shape,
+            op_name=attributed_op_name(flow, element, semantics.kind),
+        )
         return
     for element in elements:
         semantics = semantics_of(flow, element)
@@ -152,8 +110,9 @@ def operations_of(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[
         payload, is_reshaped = _payload(flow, element, semantics.kind, op_name)
         carried = payload
         if opcode.startswith("ragged"):
-            payload, carried = ragged_payload(flow, element)
+            payload, carried = _ragged_payload(flow, element)
             is_reshaped = payload.dims != element.array.dims
+        shape = site.instruction.shape if element.is_combined else str(element.array)
         yield operation(
             flow,
             element,
@@ -161,28 +120,55 @@ def operations_of(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[
             payload=payload,
             payload_bytes=payload.n_bytes,
             carried_bytes=carried.n_bytes,
-            hlo_shape=_hlo_shape(element) if is_reshaped else None,
+            hlo_shape=shape if is_reshaped else None,
             op_name=op_name,
-            caveats=site.caveats,
         )
 
 
-def _all_to_all_of_tuple(flow: Dataflow, parts: list[Element]) -> Operation:
-    """An all-to-all that sends one array of its tuple to each device; the whole shape is unknown."""
-    element = replace(parts[0], is_combined=False)
-    semantics = semantics_of(flow, element)
-    sizes = [part.array.n_bytes for part in parts]
+def total_bytes(arrays: Iterable[ArrayShape]) -> int | None:
+    """Bytes of all arrays; None if one is unknown."""
+    sizes = [array.n_bytes for array in arrays]
     known = [size for size in sizes if size is not None]
-    return operation(
-        flow,
-        element,
-        semantics,
-        payload=None,
-        payload_bytes=sum(known) if len(known) == len(sizes) else None,
-        hlo_shape=element.site.instruction.shape,
-        op_name=attributed_op_name(flow, element, semantics.kind),
-        caveats=element.site.caveats,
-    )
+    return sum(known) if len(known) == len(sizes) else None
+
+
+def _ragged_payload(flow: Dataflow, element: Element) -> tuple[ArrayShape, ArrayShape]:
+    """The payload [rows, width] of the program, and the padded payload of the collective.
+
+    Routing decides at run time how many rows a device sends from one buffer and receives into the
+    other. Averaged over devices both numbers are equal, so the smaller buffer bounds the traffic. The
+    compiler splits each row into two halves of whole lanes and pads it accordingly.
+    """
+    operand = operand_of(flow, element.site, 0)
+    buffers = [element.array, *(operand[1].arrays[:1] if operand else ())]
+    smaller = min(buffers, key=lambda array: array.dims[:1])
+    carried = replace(smaller, dims=(smaller.dims[0], prod(smaller.dims[1:])))
+    for narrow in _unpadded(flow, element, operand):
+        dims = narrow.arrays[0].dims if len(narrow.arrays) == 1 else ()
+        if len(dims) == 2 and dims[1] < carried.dims[1]:
+            return replace(carried, dims=(carried.dims[0], dims[1])), carried
+    return carried, carried
+
+
+def _unpadded(
+    flow: Dataflow, element: Element, operand: tuple[CallContext, Instruction] | None
+) -> Iterator[Instruction]:
+    """What was padded before the collective, then slices of its result."""
+    if operand is not None:
+        context, instruction = operand
+        for _ in range(_MAX_MOVES):
+            inner = context.computation.producer(instruction)
+            if inner is None or not (instruction.opcode == "pad" or flow.is_movement(instruction)):
+                break
+            if instruction.opcode == "pad":
+                yield inner
+            instruction = inner
+    results = [element.result] if element.result is not None else []
+    computation = element.scheduled_op.context.computation
+    for _ in range(_MAX_MOVES):
+        users = [user for result in results for user in flow.users(computation, result)]
+        yield from (user for user in users if flow.consists_of(user, MOVEMENT | {"slice"}))
+        results = [user for user in users if flow.is_movement(user)]
 
 
 def operation(  # noqa: PLR0913  facts beyond the element
@@ -194,7 +180,6 @@ def operation(  # noqa: PLR0913  facts beyond the element
     payload_bytes: int | None,
     hlo_shape: str | None,
     op_name: str | None,
-    caveats: tuple[str, ...],
     carried_bytes: int | None = None,
     algorithm: str | None = None,
     is_async: bool = False,
@@ -226,7 +211,7 @@ def operation(  # noqa: PLR0913  facts beyond the element
         algorithm=algorithm or algorithm_of(site),
         inserted_by=inserted_by(flow, element),
         count=site.count,
-        caveats=caveats,
+        caveats=site.caveats,
         kept_frac=Fraction(max(kept), prod(element.array.dims)) if kept else None,
     )
 
@@ -241,11 +226,13 @@ def _elements(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[Elem
             f"{site.instruction.shape!r}, which lacks the arrays of {site.instruction.opcode}. "
             "Please report this line."
         )
-    is_combined = len(arrays) > 1
+    whole, reads = scheduled_op.result, dict[int, Instruction]()
+    if whole is not None and len(arrays) > 1:
+        for user in flow.users(scheduled_op.context.computation, whole):
+            match = _INDEX.search(user.attributes)
+            if user.opcode == "get-tuple-element" and match:
+                reads.setdefault(int(match[1]), user)
     for index, array in enumerate(arrays):
-        result = scheduled_op.result
-        if result is not None and is_combined:
-            result = _tuple_element(flow, scheduled_op, result, index)
         yield Element(
             site=site,
             scheduled_op=scheduled_op,
@@ -253,56 +240,30 @@ def _elements(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[Elem
             is_pairs=is_pairs,
             index=index,
             array=array,
-            result=result,
-            is_combined=is_combined,
+            result=whole if len(arrays) == 1 else reads.get(index),
+            is_combined=len(arrays) > 1,
         )
-
-
-def _tuple_element(
-    flow: Dataflow, scheduled_op: ScheduledOp, whole: Instruction, index: int
-) -> Instruction | None:
-    """The get-tuple-element that reads one array of a tuple."""
-    for user in flow.users(scheduled_op.context.computation, whole):
-        match = _INDEX.search(user.attributes)
-        if user.opcode == "get-tuple-element" and match and int(match[1]) == index:
-            return user
-    return None
 
 
 def _payload(
     flow: Dataflow, element: Element, kind: Kind, op_name: str | None
 ) -> tuple[ArrayShape, bool]:
     """The whole array in the program's shape, and whether that differs from the instruction's."""
-    instruction, scope = element.site.instruction, scope_of(op_name)
-    whole = element.array
+    instruction, whole, n = element.site.instruction, element.array, element.group_size
     if instruction.opcode.startswith(("reduce-scatter", ALL_REDUCE_SCATTER)):
-        whole = shape = reduce_scatter_input(whole, instruction.dimensions, element.group_size)
+        whole = shape = reduce_scatter_input(whole, instruction.dimensions, n)
     else:
-        is_split = _is_split_gather(element)
-        context = element.scheduled_op.context
-        name = original_op_name(flow, element)
+        # An all-gather may add a separate device dim that the program does not have.
+        dims = instruction.dimensions if instruction.opcode.startswith("all-gather") else ()
+        is_split = bool(dims) and whole.dims[dims[0] : dims[0] + 1] == (n,)
+        name, context = original_op_name(flow, element), element.scheduled_op.context
         shape = shape_in_program(
             flow, context, element.result, whole, op_name=name, is_split=is_split
         )
     operand = operand_of(flow, element.site, element.index)
-    if operand is None:
-        return shape, shape != whole or element.is_combined
-    if kind is Kind.REDUCE_SCATTER and explicit_op_name(element.site) is None:
-        source = shape_of_source(flow, *operand, shape)
-        shape = shape if equal_up_to_unit_dims(source, shape) else source
-    shape = without_layer_dim(flow, *operand, shape, scope=scope)
+    if operand is not None:
+        if kind is Kind.REDUCE_SCATTER and explicit_op_name(element.site) is None:
+            source = shape_of_source(flow, *operand, shape)
+            shape = shape if equal_up_to_unit_dims(source, shape) else source
+        shape = without_layer_dim(flow, *operand, shape, scope=scope_of(op_name))
     return shape, shape != whole or element.is_combined
-
-
-def _hlo_shape(element: Element) -> str:
-    """The shape in the text, with all arrays if the collective is combined."""
-    return element.site.instruction.shape if element.is_combined else str(element.array)
-
-
-def _is_split_gather(element: Element) -> bool:
-    """Whether an all-gather added a separate device dim that the program does not have."""
-    instruction = element.site.instruction
-    if not instruction.opcode.startswith("all-gather") or not instruction.dimensions:
-        return False
-    dim = instruction.dimensions[0]
-    return element.array.dims[dim : dim + 1] == (element.group_size,)

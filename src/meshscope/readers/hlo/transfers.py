@@ -10,8 +10,8 @@ from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.executions import CallSite
 from meshscope.readers.hlo.groups import Devices
-from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
-from meshscope.readers.hlo.operations import Operation, operation
+from meshscope.readers.hlo.module import ArrayShape, Instruction
+from meshscope.readers.hlo.operations import Operation, operation, total_bytes
 from meshscope.readers.hlo.provenance import attributed_op_name
 from meshscope.readers.hlo.semantics import Element, ScheduledOp, Semantics, operand_of
 from meshscope.readers.hlo.shapes import (
@@ -53,14 +53,14 @@ def is_host_transfer(instruction: Instruction) -> bool:
     return _is_transfer(instruction) and any(mark in instruction.attributes for mark in _TO_HOST)
 
 
-def is_peer_transfer(instruction: Instruction) -> bool:
-    """Whether the instruction is a send to other devices or a recv from them."""
-    return _is_transfer(instruction) and not is_host_transfer(instruction)
-
-
 def _is_transfer(instruction: Instruction) -> bool:
     """Whether the instruction is a send or recv outside of the megascale runtime."""
     return instruction.opcode in {"send", "recv"} and "xla_megascale" not in instruction.attributes
+
+
+def is_peer_transfer(instruction: Instruction) -> bool:
+    """Whether the instruction is a send to other devices or a recv from them."""
+    return _is_transfer(instruction) and not is_host_transfer(instruction)
 
 
 def peer_transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> list[Operation]:
@@ -69,7 +69,7 @@ def peer_transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> list[O
     XLA's pipelines of GPUs and `jax.lax.psend` and `precv` state the pairs; a program of one stage alone has
     only its sends or its recvs, perhaps without the other device.
     """
-    instruction = site.instruction
+    instruction, computation = site.instruction, site.context.computation
     partner = _partner(flow, instruction)
     if instruction.opcode == "recv" and partner is not None:
         return []
@@ -80,13 +80,17 @@ def peer_transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> list[O
             "Give the text as the compiler wrote it."
         )
     text = _pairs_text(instruction)
+    dones = [  # the recv-done that follows, else its own done
+        user
+        for begin in (partner, instruction)
+        if begin is not None and computation.get(begin.name) is begin
+        for user in flow.users(computation, begin)
+        if user.opcode.endswith("-done") and user.line > instruction.line
+    ]
+    result = dones[0] if dones else None
     element = Element(
         site=site,
-        scheduled_op=ScheduledOp(
-            context=site.context,
-            instruction=instruction,
-            result=_end(flow, site.context.computation, instruction, partner),
-        ),
+        scheduled_op=ScheduledOp(context=site.context, instruction=instruction, result=result),
         groups=() if text is None else devices.pairs(instruction, text),
         is_pairs=True,
         index=0,
@@ -95,9 +99,7 @@ def peer_transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> list[O
         is_combined=len(arrays) > 1,
     )
     kind = Kind.PERMUTE if partner is not None else Kind(instruction.opcode)
-    sizes = [array.n_bytes for array in arrays]
-    known = [size for size in sizes if size is not None]
-    n_bytes = sum(known) if len(known) == len(sizes) else None
+    n_bytes = total_bytes(arrays)
     transfer = operation(
         flow,
         element,
@@ -106,7 +108,6 @@ def peer_transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> list[O
         payload_bytes=n_bytes,
         hlo_shape=None if len(arrays) == 1 else instruction.shape,
         op_name=attributed_op_name(flow, element, kind),
-        caveats=site.caveats,
         is_async=True,
     )
     sent = None if n_bytes is None else n_bytes * wire_factor(kind, 2)
@@ -115,33 +116,14 @@ def peer_transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> list[O
 
 def _partner(flow: Dataflow, transfer: Instruction) -> Instruction | None:
     """The recv of a send or the send of a recv, in order, with the same array and pairs, or channel; None if there is none."""
-    alike = [i for i in flow.sends_and_recvs if is_peer_transfer(i) and _are_one(i, transfer)]
-    others = [i for i in alike if i.opcode != transfer.opcode]
-    place = [i for i in alike if i.opcode == transfer.opcode].index(transfer)
-    return others[min(place, len(others) - 1)] if others else None
-
-
-def _are_one(one: Instruction, other: Instruction) -> bool:
-    """Whether two sends or recvs may be of one transfer."""
-    pairs, other_pairs = _pairs_text(one), _pairs_text(other)
-    is_same = pairs == other_pairs
-    if pairs is None or other_pairs is None:
-        is_same = one.channel_id == other.channel_id
-    return is_same and one.arrays[:1] == other.arrays[:1]
-
-
-def _end(
-    flow: Dataflow, computation: Computation, start: Instruction, partner: Instruction | None
-) -> Instruction | None:
-    """The recv-done that follows the start in its computation, else its own done."""
-    dones = [
-        user
-        for begin in (partner, start)
-        if begin is not None and computation.get(begin.name) is begin
-        for user in flow.users(computation, begin)
-        if user.opcode.endswith("-done") and user.line > start.line
-    ]
-    return next(iter(dones), None)
+    pairs, alike, others = _pairs_text(transfer), list[Instruction](), list[Instruction]()
+    for one in filter(is_peer_transfer, flow.sends_and_recvs):
+        of_one = _pairs_text(one)
+        is_unknown = pairs is None or of_one is None
+        is_same = one.channel_id == transfer.channel_id if is_unknown else pairs == of_one
+        if is_same and one.arrays[:1] == transfer.arrays[:1]:
+            (alike if one.opcode == transfer.opcode else others).append(one)
+    return others[min(alike.index(transfer), len(others) - 1)] if others else None
 
 
 def _pairs_text(transfer: Instruction) -> str | None:
@@ -154,16 +136,29 @@ def _pairs_text(transfer: Instruction) -> str | None:
 
 def transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
     """The collective that a send starts and the recv with the same rendezvous ends."""
-    send, recv = site.instruction, _recv(site)
+    send, computation = site.instruction, site.context.computation
+    rendezvous = _RENDEZVOUS.search(send.attributes)
+    recvs = (i for i in computation.instructions if i.opcode == "recv" and rendezvous)
+    ends = ((i, _RENDEZVOUS.search(i.attributes)) for i in recvs)
+    recv = next((i for i, end in ends if end and rendezvous and end[1] == rendezvous[1]), None)
     if not send.arrays or (recv is not None and not recv.arrays):
         raise ParseError(
             f"{devices.module.where(send)}: '{send.name}' or its recv has no array. "
             "Give the text as the compiler wrote it."
         )
-    kind = _kind(devices, send)
+    match = _TYPE.search(send.attributes)
+    if match is None or match[1] not in _KIND_OF_TRANSFER:
+        raise ParseError(
+            f"{devices.module.where(send)}: transfer type {match[1] if match else ''!r} of '{send.name}' is unknown "
+            f"(known: {', '.join(_KIND_OF_TRANSFER)}). Please report this line."
+        )
+    kind = _KIND_OF_TRANSFER[match[1]]
     groups, is_pairs = _groups(devices, send)
     whole = send if kind in {Kind.REDUCE_SCATTER, Kind.PERMUTE} or recv is None else recv
-    result = _received(flow, site, recv) if recv is not None else None
+    dones = () if recv is None else flow.users(computation, recv)
+    done = next((i for i in dones if i.opcode == "recv-done"), None)
+    received = () if done is None else flow.users(computation, done)
+    result = next((i for i in received if i.opcode == "get-tuple-element"), None)
     element = Element(
         site=site,
         scheduled_op=ScheduledOp(context=site.context, instruction=send, result=result),
@@ -185,7 +180,6 @@ def transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
         carried_bytes=element.array.n_bytes if kind is Kind.ALL_REDUCE else None,
         hlo_shape=str(element.array) if payload != element.array else None,
         op_name=op_name,
-        caveats=site.caveats,
         algorithm=ALGORITHM,
         is_async=True,
     )
@@ -193,84 +187,44 @@ def transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
 
 def _payload(flow: Dataflow, element: Element, kind: Kind, op_name: str | None) -> ArrayShape:
     """The array in the program's shape, without the dim of stacked layers."""
-    send = element.site.instruction
+    operand = operand_of(flow, element.site, element.index)
+    payload = element.array
     if kind is Kind.ALL_GATHER:
-        payload = merge_device_dim(send.arrays[0], element.array)
-    elif kind is Kind.REDUCE_SCATTER:
-        payload = element.array
-    elif kind is Kind.ALL_REDUCE and (padded := _before_padding(flow, element)) is not None:
-        payload = padded
-    else:
+        payload = merge_device_dim(element.site.instruction.arrays[0], payload)
+    elif kind is not Kind.REDUCE_SCATTER:
         context = element.scheduled_op.context
         payload = shape_in_program(
-            flow, context, element.result, element.array, op_name=op_name, is_split=True
+            flow, context, element.result, payload, op_name=op_name, is_split=True
         )
-    scope, operand = scope_of(op_name), operand_of(flow, element.site, element.index)
     if operand is None:
         return payload
-    if kind is Kind.ALL_REDUCE and payload.dims[-2:] == TILE:
-        payload = untiled_shape(flow, *operand, payload)
-    return without_layer_dim(flow, *operand, payload, scope=scope)
-
-
-def _before_padding(flow: Dataflow, element: Element) -> ArrayShape | None:
-    """The array of an all-reduce before libtpu padded it to whole lanes; None if it did not."""
-    operand = operand_of(flow, element.site, element.index)
-    if operand is None:
-        return None
-    pad = flow.skip_moves(*operand)
-    source = operand[0].computation.producer(pad)
-    if pad.custom_call_target != "ZeroCrop" or source is None or len(source.arrays) != 1:
-        return None
-    return source.arrays[0]
-
-
-def _kind(devices: Devices, send: Instruction) -> Kind:
-    match = _TYPE.search(send.attributes)
-    if match is None or match[1] not in _KIND_OF_TRANSFER:
-        raise ParseError(
-            f"{devices.module.where(send)}: transfer type {match[1] if match else ''!r} of '{send.name}' is unknown "
-            f"(known: {', '.join(_KIND_OF_TRANSFER)}). Please report this line."
-        )
-    return _KIND_OF_TRANSFER[match[1]]
-
-
-def _recv(site: CallSite) -> Instruction | None:
-    rendezvous = _RENDEZVOUS.search(site.instruction.attributes)
-    for instruction in site.context.computation.instructions:
-        if instruction.opcode == "recv" and rendezvous:
-            other = _RENDEZVOUS.search(instruction.attributes)
-            if other and other[1] == rendezvous[1]:
-                return instruction
-    return None
-
-
-def _received(flow: Dataflow, site: CallSite, recv: Instruction) -> Instruction | None:
-    """The element of the recv-done that holds the received array."""
-    computation = site.context.computation
-    for done in flow.users(computation, recv):
-        if done.opcode == "recv-done":
-            elements = flow.users(computation, done)
-            return next((i for i in elements if i.opcode == "get-tuple-element"), None)
-    return None
+    if kind is Kind.ALL_REDUCE:
+        pad = flow.skip_moves(*operand)
+        source = operand[0].computation.producer(pad)
+        if pad.custom_call_target == "ZeroCrop" and source and len(source.arrays) == 1:
+            payload = source.arrays[0]  # before libtpu padded it to whole lanes
+        if payload.dims[-2:] == TILE:
+            payload = untiled_shape(flow, *operand, payload)
+    return without_layer_dim(flow, *operand, payload, scope=scope_of(op_name))
 
 
 def _groups(devices: Devices, send: Instruction) -> tuple[Groups, bool]:
     """The device IDs of `_xla_megascale_target`, and whether they are (source, target) pairs."""
     match = _TARGET.search(send.attributes)
-    text = match[1] if match else ""
+    text, n = match[1] if match else "", devices.n_per_slice
     if product := _SLICES_BY_DEVICES.fullmatch(text):
         slices = [int(number) - 1 for number in product[1].split(",")]
         ranges = [piece.partition(":") for piece in product[2].split(",")]
         groups = tuple(
-            tuple(index * devices.n_per_slice + device for index in slices)
-            for device in range(devices.n_per_slice)
+            tuple(index * n + device for index in slices)
+            for device in range(n)
             if any(int(low) <= device <= int(high or low) for low, _, high in ranges)
         )
     else:
+        numbers = (map(int, re.findall(r"\d+", g)) for g in re.findall(r"\{([\d,>-]+)\}", text))
         groups = tuple(
-            tuple(_device(devices, number) for number in re.findall(r"\d+", group))
-            for group in re.findall(r"\{([\d,>-]+)\}", text)
+            tuple((one // _SLICE_UNIT - 1) * n + one % _SLICE_UNIT for one in group)
+            for group in numbers
         )
     all_devices = range(devices.mesh.n_devices)
     if not groups or any(device not in all_devices for group in groups for device in group):
@@ -279,8 +233,3 @@ def _groups(devices: Devices, send: Instruction) -> tuple[Groups, bool]:
             'Expected "{1,2}x{0:3}" or groups like {{100000,200000}}; please report this line.'
         )
     return groups, "->" in text
-
-
-def _device(devices: Devices, number: str) -> int:
-    slice_number, device = divmod(int(number), _SLICE_UNIT)
-    return (slice_number - 1) * devices.n_per_slice + device
