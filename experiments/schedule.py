@@ -11,8 +11,13 @@ from dataclasses import dataclass
 
 from meshscope.readers.hlo.communication import is_communicating_kernel
 from meshscope.readers.hlo.dataflow import Dataflow
-from meshscope.readers.hlo.executions import CallContext, CallSite, call_sites, first_of_each_chain
-from meshscope.readers.hlo.loops import trip_count
+from meshscope.readers.hlo.executions import (
+    CallContext,
+    CallSite,
+    call_sites,
+    first_of_each_chain,
+    trip_count,
+)
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.hlo.provenance import explicit_op_name, is_asynchronous
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE, scheduled_op_of

@@ -2,7 +2,7 @@
 
 import itertools
 
-from meshscope.readers.hlo.loops import TripCount, trip_count
+from meshscope.readers.hlo.executions import TripCount, trip_count
 from meshscope.readers.hlo.parse import parse_hlo
 
 LOOP = """\

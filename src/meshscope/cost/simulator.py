@@ -35,7 +35,7 @@ from meshscope.hardware.topology import Topology
 from meshscope.interconnect import LinkConstants, collective_time, constants_of, link_loads
 from meshscope.readers.hlo.attribution import Scope, scope_of
 from meshscope.readers.hlo.collectives import ModuleCollectives
-from meshscope.readers.hlo.loops import trip_count
+from meshscope.readers.hlo.executions import trip_count
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.hlo.operations import Operation
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE

@@ -1,24 +1,29 @@
-"""Collective matmuls: an all-gather or reduce-scatter implemented as a ring of permutes.
+"""Collectives that several instructions implement: windowed einsums, and levels over slices and chips.
 
 Around a large dot, XLA's SPMD partitioner sends shards (or partial sums) around a ring while it
 multiplies: a windowed einsum. The ring is a loop named `windowed_dot_general_body_ag` or `_rs`,
 often bidirectional, with one more permute before or after the loop; small rings are unrolled
-(xla/service/spmd/dot_handler.cc). This module replaces the permutes of each ring by the one
-collective that they implement.
+(xla/service/spmd/dot_handler.cc).
+
+libtpu implements a collective over an axis that spans slices hierarchically. An all-reduce becomes a
+reduce-scatter within each slice, an all-reduce of the shards across slices, and an all-gather within each
+slice. An all-gather or reduce-scatter becomes one within slices and one across.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.readers.hlo.attribution import same_name
-from meshscope.readers.hlo.dataflow import Dataflow
+from meshscope.readers.hlo.dataflow import MOVEMENT, Dataflow
 from meshscope.readers.hlo.executions import CallContext, CallSite
-from meshscope.readers.hlo.groups import connected_groups
-from meshscope.readers.hlo.module import Computation, Instruction
+from meshscope.readers.hlo.groups import Devices, connected_groups
+from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 from meshscope.readers.hlo.operations import Operation, source_ops_of
+from meshscope.readers.hlo.semantics import operand_of
+from meshscope.readers.hlo.shapes import shape_in_program
 from meshscope.units import format_shape
 
 ALGORITHM = "windowed einsum"
@@ -28,63 +33,51 @@ _FORWARDED = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RingKey:
-    """The properties that all permutes of a ring share."""
-
-    callers: tuple[str, ...]  # names of the callers around the collective matmul
-    op_name: str | None
-    stack_frame_id: int
-    payload: tuple[str | None, tuple[int, ...] | None]
-    ring: Groups
+_RingKey = tuple[tuple[str, ...], str | None, int, str | None, tuple[int, ...] | None, Groups]
 
 
 def merge_collective_matmuls(flow: Dataflow, operations: list[Operation]) -> list[Operation]:
     """Replaces the permutes of each ring by one collective, at the position of the first permute."""
     candidates: dict[_RingKey, list[Operation]] = {}
-    for operation in operations:
-        is_ring = operation.kind is Kind.PERMUTE and operation.groups
-        if is_ring and operation.inserted_by != "program":
-            candidates.setdefault(_ring_key(operation), []).append(operation)
+    for o in operations:
+        if o.kind is Kind.PERMUTE and o.groups and o.inserted_by != "program":
+            callers = o.site.context.callers[: _depth(o)]  # around the collective matmul
+            names, frame = (
+                tuple(c.instruction.name for c in callers),
+                o.site.instruction.stack_frame_id,
+            )
+            key = (names, o.op_name, frame, o.dtype, o.shape, connected_groups(o.groups))
+            candidates.setdefault(key, []).append(o)
     merged: dict[int, Operation] = {}
     hidden: set[int] = set()
-    for key, permutes in candidates.items():
+    for (*_, groups), permutes in candidates.items():
         for ring in _rings(flow, permutes):
-            if (collective := _collective(flow, key, ring)) is not None:
+            if (collective := _collective(flow, groups, ring)) is not None:
                 merged[id(ring[0])] = collective
                 hidden |= {id(permute) for permute in ring}
-    return [
-        merged.get(id(operation), operation)
-        for operation in operations
-        if id(operation) in merged or id(operation) not in hidden
-    ]
+    return with_merged(operations, merged, hidden)
 
 
-def _ring_key(operation: Operation) -> _RingKey:
-    callers = operation.site.context.callers[: _depth(operation)]
-    return _RingKey(
-        callers=tuple(caller.instruction.name for caller in callers),
-        op_name=operation.op_name,
-        stack_frame_id=operation.site.instruction.stack_frame_id,
-        payload=(operation.dtype, operation.shape),
-        ring=connected_groups(operation.groups),
-    )
+def with_merged(
+    operations: list[Operation], merged: dict[int, Operation], hidden: set[int]
+) -> list[Operation]:
+    """The operations, of which those with these ids are replaced by others, or hidden in them."""
+    return [merged.get(id(o), o) for o in operations if id(o) in merged or id(o) not in hidden]
 
 
 def _depth(operation: Operation) -> int:
     """The number of callers around the collective matmul, without its own loops and branches."""
     callers = operation.site.context.callers
     depth = len(callers)
-    while depth and _is_part_of_matmul(callers[depth - 1].instruction, operation):
+    while depth:
+        caller = callers[depth - 1].instruction
+        called = (name for names in caller.called.values() for name in names)
+        is_its = any("windowed_dot_general" in name for name in called)
+        is_its = is_its or same_name(caller.op_name, operation.site.instruction.op_name)
+        if caller.opcode not in {"while", "conditional"} or not is_its:
+            break
         depth -= 1
     return depth
-
-
-def _is_part_of_matmul(caller: Instruction, operation: Operation) -> bool:
-    is_named = any("windowed_dot_general" in n for names in caller.called.values() for n in names)
-    return caller.opcode in {"while", "conditional"} and (
-        is_named or same_name(caller.op_name, operation.site.instruction.op_name)
-    )
 
 
 def _loop(operation: Operation) -> CallSite | None:
@@ -112,24 +105,21 @@ def _share_ring(flow: Dataflow, one: Operation, other: Operation) -> bool:
         return loops[0].instruction is loops[1].instruction
     if not loops[0] and not loops[1] and _source(flow, one) is _source(flow, other):
         return True  # both directions start from the same shard
-    ends = [
+    first, second = (
         loop.instruction if loop else o.scheduled_op.instruction
         for loop, o in zip(loops, (one, other), strict=True)
-    ]
-    context = one.site.context if not loops[0] else loops[0].context
-    return _reaches(flow, context, ends[0], ends[1], one.op_name) or _reaches(
-        flow, context, ends[1], ends[0], one.op_name
     )
+    context = one.site.context if not loops[0] else loops[0].context
+    ways = ((first, second), (second, first))
+    return any(_reaches(flow, context, start, end, one.op_name) for start, end in ways)
 
 
 def _source(flow: Dataflow, permute: Operation) -> Instruction | None:
     """The instruction that computes the sent data, or forwards it from the last iteration."""
     context = permute.site.context
     operand = context.computation.producer(permute.site.instruction)
-    if operand is None:
-        return None
-    source = flow.skip_moves(context, operand)
-    if source.opcode == "get-tuple-element":
+    source = None if operand is None else flow.skip_moves(context, operand)
+    if source is not None and source.opcode == "get-tuple-element":
         whole = context.computation.producer(source)
         return whole if whole is not None and whole.opcode == "fusion" else source
     return source
@@ -151,21 +141,35 @@ def _reaches(
     return False
 
 
-def _collective(flow: Dataflow, key: _RingKey, ring: list[Operation]) -> Operation | None:
-    """The collective that a ring implements; None if the permutes are not a full ring."""
-    first, group_size = ring[0], len(key.ring[0])
-    n_runs = _full_ring_runs(key, ring)
-    if n_runs is None:
+def _collective(flow: Dataflow, groups: Groups, ring: list[Operation]) -> Operation | None:
+    """The collective that a ring implements; None if the permutes are not a full ring.
+
+    A ring of n devices sends n-1 times; in a loop or in both directions up to two times more.
+    """
+    first, group_size, loops = ring[0], len(groups[0]), [_loop(permute) for permute in ring]
+    loop = next(filter(None, loops), None)
+    # How often the collective matmul runs.
+    n_runs = min(at.count if at else o.count for at, o in zip(loops, ring, strict=True))
+    if not n_runs or len({len(group) for group in groups}) > 1:
         return None
-    kind = Kind.REDUCE_SCATTER if any(_sends_sums(flow, p) for p in ring) else Kind.ALL_GATHER
-    loop = next(filter(None, map(_loop, ring)), None)
+    n_sends, rest = divmod(sum(permute.count for permute in ring), n_runs)
+    is_one = n_sends > 1 or loop is not None or is_product(first.op_name)
+    if rest or not group_size - 1 <= n_sends <= group_size + 1 or not is_one:
+        return None
+    kind = Kind.ALL_GATHER  # of shards, unless a permute sends partial sums
+    for permute, at in zip(ring, loops, strict=True):
+        source = _source(flow, permute)
+        if source is None or source.opcode in _FORWARDED:
+            continue
+        if at or same_name(source.op_name, permute.op_name):
+            kind = Kind.REDUCE_SCATTER
     sent_bytes = sum((p.count * (p.wire_bytes or 0) for p in ring), Fraction(0))
     scheduled_op = first.scheduled_op
     return replace(
         first,
         scheduled_op=replace(scheduled_op, instruction=loop.instruction) if loop else scheduled_op,
         kind=kind,
-        groups=key.ring,
+        groups=groups,
         group_size=group_size,
         is_pairs=False,
         shape=_whole_shape(flow, ring, kind, group_size),
@@ -179,23 +183,6 @@ def _collective(flow: Dataflow, key: _RingKey, ring: list[Operation]) -> Operati
         caveats=loop.caveats if loop else first.caveats,
         source_ops=source_ops_of(ring),
     )
-
-
-def _full_ring_runs(key: _RingKey, ring: list[Operation]) -> int | None:
-    """How often the ring runs; None if its permutes do not make a full ring.
-
-    A ring of n devices sends n-1 times; in a loop or in both directions up to two times more.
-    """
-    group_size = len(key.ring[0])
-    n_runs = min(_runs(permute) for permute in ring)
-    if not n_runs:
-        return None
-    n_sends, rest = divmod(sum(permute.count for permute in ring), n_runs)
-    has_equal_groups = len({len(group) for group in key.ring}) == 1
-    if rest or not group_size - 1 <= n_sends <= group_size + 1 or not has_equal_groups:
-        return None
-    is_in_loop = any(_loop(permute) for permute in ring)
-    return n_runs if n_sends > 1 or is_in_loop or is_product(ring[0].op_name) else None
 
 
 def _whole_shape(
@@ -253,12 +240,6 @@ def _sliced_length(
     return changed[0][0] if is_equal_part and changed[0][0] > 1 else None
 
 
-def _runs(permute: Operation) -> int:
-    """How often the collective matmul around a permute runs."""
-    loop = _loop(permute)
-    return loop.count if loop else permute.count
-
-
 def is_product(op_name: str | None) -> bool:
     """Whether this is the name of a matrix product, which the partitioner gives to what it inserts for one."""
     return op_name is not None and op_name.rsplit("/", 1)[-1].startswith(
@@ -266,9 +247,127 @@ def is_product(op_name: str | None) -> bool:
     )
 
 
-def _sends_sums(flow: Dataflow, permute: Operation) -> bool:
-    """Whether the sent data is a partial sum of the matmul, not a forwarded shard."""
-    source = _source(flow, permute)
-    if source is None or source.opcode in _FORWARDED:
-        return False
-    return _loop(permute) is not None or same_name(source.op_name, permute.op_name)
+SLICES_ALGORITHM = "hierarchical over ICI and DCN"
+
+_LEVELS: dict[tuple[Kind, ...], Kind] = {
+    (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.ALL_GATHER): Kind.ALL_REDUCE,
+    (Kind.ALL_GATHER, Kind.ALL_GATHER): Kind.ALL_GATHER,
+    (Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER): Kind.REDUCE_SCATTER,
+}
+
+_Consumers = dict[int, list[Operation]]  # by id of the instruction whose result they take
+# Shards are sliced and padded between levels; a custom call `ZeroCrop` pads, too.
+_SLICING = frozenset({"dynamic-slice", "slice", "pad", "constant"} | MOVEMENT)
+_MAX_SLICES = 8  # in a row
+
+
+def merge_slice_levels(
+    flow: Dataflow, operations: list[Operation], devices: Devices
+) -> list[Operation]:
+    """Replaces the levels of each collective by one operation, at the position of the first level."""
+    if devices.n_slices == 1:
+        return operations
+    # The operations that take the result of an instruction, moved, sliced or padded.
+    consumers: _Consumers = {}
+    for operation in operations:
+        operand = operand_of(flow, operation.site, 0)
+        for source in _sources(flow, *operand) if operand else ():
+            consumers.setdefault(id(source), []).append(operation)
+    merged: dict[int, Operation] = {}
+    hidden: set[int] = set()
+    for first in operations:
+        for kinds, kind in _LEVELS.items():
+            levels = _levels(flow, consumers, first, kinds)
+            if id(first) in hidden or levels is None:
+                continue
+            # One collective, not several that the program issues in a row.
+            groups = [frozenset(map(frozenset, level.groups)) for level in levels]
+            axes = [devices.mesh.axis_of_groups(level.groups) for level in levels]
+            is_one = None in axes and devices.mesh.axis_of_groups(_joined(levels)) is not None
+            if kind is Kind.ALL_REDUCE:
+                is_one = groups[0] == groups[2] != groups[1]
+            if is_one:
+                merged[id(first)] = _merged(flow, kind, levels)
+                hidden |= {id(level) for level in levels}
+    return with_merged(operations, merged, hidden)
+
+
+def _sources(flow: Dataflow, context: CallContext, operand: Instruction) -> list[Instruction]:
+    """The source of an operand, then the sources behind slices and pads."""
+    sources = [flow.skip_moves(context, operand)]
+    for source in sources:  # grows during iteration
+        is_slice = source.custom_call_target == "ZeroCrop" or flow.consists_of(source, _SLICING)
+        if len(sources) < _MAX_SLICES and is_slice:
+            producers = context.computation.producers(source)
+            sources += [flow.skip_moves(context, i) for i in producers[:1]]
+    return sources
+
+
+def _levels(
+    flow: Dataflow, consumers: _Consumers, first: Operation, kinds: tuple[Kind, ...]
+) -> list[Operation] | None:
+    """`first` and the operations that take its result in turn, if they have these kinds."""
+    if first.kind is not kinds[0]:
+        return None
+    levels = [first]
+    for kind in kinds[1:]:
+        last = levels[-1]
+        if last.scheduled_op.result is None:
+            return None
+        result = flow.skip_moves(last.scheduled_op.context, last.scheduled_op.result)
+        following = [
+            consumer
+            for consumer in consumers.get(id(result), [])
+            if consumer.kind is kind and consumer.count == last.count and consumer is not last
+        ]
+        if len(following) != 1:
+            return None
+        levels.append(following[0])
+    return levels
+
+
+def _joined(levels: Iterable[Operation]) -> Groups:
+    """The groups of devices that the levels connect together."""
+    return connected_groups(
+        tuple((group[0], device) for level in levels for group in level.groups for device in group)
+    )
+
+
+def _shape(flow: Dataflow, levels: list[Operation]) -> tuple[int, ...] | None:
+    """The result of an all-gather of several levels, in the shape of the program."""
+    last = levels[-1]
+    if last.dtype is None or last.shape is None or last.hlo_shape is not None:
+        return last.shape  # unknown, or already the program's shape
+    n_slices = next(o.group_size for o in levels if o.site.instruction.opcode == "send")
+    dims = last.shape
+    for dim, size in enumerate(dims[:-1]):
+        if size == n_slices:  # a separate slice dim, before the gathered one
+            return (*dims[:dim], size * dims[dim + 1], *dims[dim + 2 :])
+    array = ArrayShape(dtype=last.dtype, dims=dims)
+    result, context = last.scheduled_op.result, last.scheduled_op.context
+    return shape_in_program(flow, context, result, array, op_name=last.op_name, is_split=True).dims
+
+
+def _merged(flow: Dataflow, kind: Kind, levels: list[Operation]) -> Operation:
+    first, last = levels[0], levels[-1]
+    groups = _joined(levels)
+    named = next((level for level in levels if level.scope.missing is None), first)
+    known_bytes = [level.wire_bytes for level in levels if level.wire_bytes is not None]
+    return replace(
+        named,
+        site=first.site,
+        scheduled_op=first.scheduled_op,
+        kind=kind,
+        opcode=" + ".join(level.opcode for level in levels),
+        groups=groups,
+        group_size=len(groups[0]),
+        is_pairs=False,
+        shape=_shape(flow, levels) if kind is Kind.ALL_GATHER else first.shape,
+        payload_bytes=last.payload_bytes if kind is Kind.ALL_GATHER else first.payload_bytes,
+        wire_bytes=sum(known_bytes) if len(known_bytes) == len(levels) else None,
+        hlo_shape=first.hlo_shape,
+        is_async=any(level.is_async for level in levels),
+        algorithm=SLICES_ALGORITHM,
+        caveats=tuple(dict.fromkeys(caveat for level in levels for caveat in level.caveats)),
+        source_ops=source_ops_of(levels),
+    )

@@ -12,7 +12,7 @@ from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase, Source
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.attribution import Scope, plain_name
-from meshscope.readers.hlo.collective_matmul import merge_collective_matmuls
+from meshscope.readers.hlo.collective_matmul import merge_collective_matmuls, merge_slice_levels
 from meshscope.readers.hlo.communication import is_collective, kernel_of, other_operations
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.executions import (
@@ -22,7 +22,6 @@ from meshscope.readers.hlo.executions import (
 )
 from meshscope.readers.hlo.groups import CrossesSlices, Devices, devices_of
 from meshscope.readers.hlo.module import HloModule
-from meshscope.readers.hlo.multislice import merge_slice_levels
 from meshscope.readers.hlo.operations import Operation, operations_of, source_ops_of
 from meshscope.readers.hlo.transfers import is_megascale, peer_transfer_of, transfer_of
 from meshscope.serialize import picked

@@ -2,7 +2,8 @@
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from meshscope.events.collective import REMATERIALIZATION
 from meshscope.events.enums import Kind, Part
@@ -11,6 +12,8 @@ from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.executions import CallSite, starts_async_chain
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.hlo.semantics import Element, operand_of, wrappers
+
+T = TypeVar("T")
 
 # JAX primitives (jax/_src/lax/parallel.py, all versions) and torch_xla ops for explicit collectives.
 _PROGRAM_PRIMITIVES = frozenset(
@@ -49,15 +52,39 @@ def attributed_op_name(flow: Dataflow, element: Element, kind: Kind) -> str | No
     original = original_op_name(flow, element)
     if not element.is_combined and scope_of(original) != NO_SCOPE:
         return original
-    before, after = _name_before(flow, element), _name_after(flow, element)
+    before, after = _name_before(flow, element), None
+    if element.result is not None:
+        computation = element.scheduled_op.context.computation
+        found = _nearest([element.result], lambda i: flow.users(computation, i))
+        after = next((user.op_name for user in found if scope_of(user.op_name) != NO_SCOPE), None)
     # The sampler uses the logits, but the output head gathers them.
     is_for_sampler = scope_of(after).part is Part.SAMPLE
-    if kind in _GATHERS and not element.is_combined and not is_for_sampler:
-        return after or before or original
+    is_gather = kind in _GATHERS and not element.is_combined and not is_for_sampler
     # An all-to-all of expert outputs belongs to the combine step after the experts.
-    if kind is Kind.ALL_TO_ALL and scope_of(before).part is Part.MOE_EXPERTS:
-        return after or before or original
-    return before or after or original
+    is_combine = kind is Kind.ALL_TO_ALL and scope_of(before).part is Part.MOE_EXPERTS
+    names = (after, before) if is_gather or is_combine else (before, after)
+    return names[0] or names[1] or original
+
+
+def _nearest(start: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:
+    """What follows, breadth first, from at most _MAX_NEIGHBORS of them."""
+    queue = deque(start)
+    for _ in range(_MAX_NEIGHBORS):
+        if not queue:
+            return
+        found = list(following(queue.popleft()))
+        yield from found
+        queue += found
+
+
+def _name_before(flow: Dataflow, element: Element) -> str | None:
+    if (operand := operand_of(flow, element.site, element.index)) is None:
+        return None
+    # A fusion has the name of its costliest instruction, which may not be its root.
+    _, computed = flow.origin(*operand)
+    producers = (one for _, one in _nearest([operand], lambda place: flow.inputs(*place)))
+    names = (one.op_name for one in (computed, operand[1], *producers))
+    return next((name for name in names if scope_of(name) != NO_SCOPE), None)
 
 
 def original_op_name(flow: Dataflow, element: Element) -> str | None:
@@ -72,19 +99,11 @@ def original_op_name(flow: Dataflow, element: Element) -> str | None:
         return reducer_name
     if element.result is None:
         return explicit
-    computation, queue = element.scheduled_op.context.computation, deque([element.result])
-    for _ in range(_MAX_NEIGHBORS):
-        if not queue:
-            break
-        moved = flow.moving_users(computation, queue.popleft())
-        for name in (mover.op_name for mover in moved):
-            if scope_of(name) != NO_SCOPE:
-                return (
-                    name
-                    if _is_of_program(name) or name == _name_before(flow, element)
-                    else explicit
-                )
-        queue += moved
+    computation = element.scheduled_op.context.computation
+    for moved in _nearest([element.result], lambda i: flow.moving_users(computation, i)):
+        if scope_of(name := moved.op_name) != NO_SCOPE:
+            is_its = _is_of_program(name) or name == _name_before(flow, element)
+            return name if is_its else explicit
     return explicit
 
 
@@ -107,40 +126,6 @@ def explicit_op_name(site: CallSite) -> str | None:
     return next((name for name in names if name is not None), None)
 
 
-def _name_before(flow: Dataflow, element: Element) -> str | None:
-    if (operand := operand_of(flow, element.site, element.index)) is None:
-        return None
-    # A fusion has the name of its costliest instruction, which may not be its root.
-    _, computed = flow.origin(*operand)
-    if scope_of(computed.op_name) != NO_SCOPE:
-        return computed.op_name
-    queue = deque([operand])
-    for _ in range(_MAX_NEIGHBORS):
-        if not queue:
-            return None
-        context, instruction = queue.popleft()
-        if scope_of(instruction.op_name) != NO_SCOPE:
-            return instruction.op_name
-        queue += flow.inputs(context, instruction)
-    return None
-
-
-def _name_after(flow: Dataflow, element: Element) -> str | None:
-    if element.result is None:
-        return None
-    computation = element.scheduled_op.context.computation
-    queue = deque([element.result])
-    for _ in range(_MAX_NEIGHBORS):
-        if not queue:
-            return None
-        users = flow.users(computation, queue.popleft())
-        for user in users:
-            if scope_of(user.op_name) != NO_SCOPE:
-                return user.op_name
-        queue += users
-    return None
-
-
 def inserted_by(flow: Dataflow, element: Element) -> str | None:
     """Who inserted the collective; None if unknown.
 
@@ -160,7 +145,6 @@ def inserted_by(flow: Dataflow, element: Element) -> str | None:
 
 
 def _is_of_program(op_name: str | None) -> bool:
-    """Whether the op_name ends with an explicit collective, or the start or done of one."""
     primitive = leaf(op_name) or ""
     return primitive.removesuffix("_start").removesuffix("_done") in _PROGRAM_PRIMITIVES
 

@@ -1,13 +1,11 @@
 """What a partitioner-inserted collective moves: its operand, where that comes from, and along which dim."""
 
 import re
-from collections.abc import Sequence
 from fractions import Fraction
-from itertools import combinations
+from itertools import chain, combinations
 from math import prod
 
 from meshscope.events.collective import Resharding
-from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collective_matmul import is_product
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.dataflow import Dataflow
@@ -27,17 +25,22 @@ def reshardings(collectives: ModuleCollectives) -> dict[str, Resharding]:
 
 
 def _resharding(collectives: ModuleCollectives, operation: Operation) -> Resharding:
-    argument, opcode = _source(collectives.flow, operation)
-    mesh, kept_frac = collectives.devices.mesh, operation.kept_frac
-    names = _names_of_others(mesh, operation)
-    part = Fraction(1, prod(mesh.size(name) for name in names))
-    is_returned = (
-        operation.kind == "all_reduce"
-        and part < 1
-        and _is_argument_in_parts(collectives.flow, operation, part)
-        and _is_returned(collectives.flow, operation)
-    )
+    flow, mesh, kept_frac = collectives.flow, collectives.devices.mesh, operation.kept_frac
+    argument, opcode = _source(flow, operation)
+    own = (mesh.axis_of_groups(operation.groups) or "").split("+")
+    others = [name for name, size in mesh.axes if size > 1 and name not in own]
+    part = Fraction(1, prod(mesh.size(name) for name in others))
+    is_returned = False
+    if operation.kind == "all_reduce" and part < 1:
+        # Devices have a part of an argument like it, as of a weight whose gradient it is.
+        dims, entry = operation.shape or (), flow.module.entry
+        parts = {(*dims[:i], size * part, *dims[i + 1 :]) for i, size in enumerate(dims)}
+        arguments = () if entry is None else entry.parameters.values()
+        is_part = any(array.dims in parts for one in arguments for array in one.arrays)
+        is_returned = is_part and _is_returned(flow, operation)
     kept_frac = part if is_returned else kept_frac
+    choices = chain.from_iterable(combinations(others, n) for n in range(1, len(others) + 1))
+    fitting = [a for a in choices if Fraction(1, prod(map(mesh.size, a))) == kept_frac]
     match = _DIMENSIONS.search(operation.site.instruction.attributes)
     is_shape_kept = operation.hlo_shape is None
     return Resharding(
@@ -48,23 +51,9 @@ def _resharding(collectives: ModuleCollectives, operation: Operation) -> Reshard
         is_of_product=is_product(operation.op_name),
         is_unmerged=operation.kind == "reduce_scatter" and operation.opcode == "all-reduce",
         dropped_frac=None if kept_frac is None else 1 - kept_frac,
-        dropped_over=None if kept_frac is None else _axes_of(mesh, names, kept_frac),
+        dropped_over="+".join(fitting[0]) if len(fitting) == 1 else None,
         is_returned=is_returned,
     )
-
-
-def _names_of_others(mesh: Mesh, operation: Operation) -> list[str]:
-    """The axes of the mesh beside those of the collective."""
-    axes = (mesh.axis_of_groups(operation.groups) or "").split("+")
-    return [name for name, size in mesh.axes if size > 1 and name not in axes]
-
-
-def _is_argument_in_parts(flow: Dataflow, operation: Operation, part: Fraction) -> bool:
-    """Whether devices have such a part of an argument with the dims of the collective, as of a weight its gradient is of."""
-    entry, dims = flow.module.entry, operation.shape or ()
-    parts = {(*dims[:i], size * part, *dims[i + 1 :]) for i, size in enumerate(dims)}
-    arguments = () if entry is None else entry.parameters.values()
-    return any(array.dims in parts for argument in arguments for array in argument.arrays)
 
 
 def _is_returned(flow: Dataflow, operation: Operation) -> bool:
@@ -79,17 +68,6 @@ def _is_returned(flow: Dataflow, operation: Operation) -> bool:
             return False
         result = users[0]
     return False
-
-
-def _axes_of(mesh: Mesh, names: Sequence[str], kept_frac: Fraction) -> str | None:
-    """The only axes among these that cut an array to this fraction; None if others do, too."""
-    fitting = [
-        "+".join(axes)
-        for n_axes in range(1, len(names) + 1)
-        for axes in combinations(names, n_axes)
-        if Fraction(1, prod(mesh.size(name) for name in axes)) == kept_frac
-    ]
-    return fitting[0] if len(fitting) == 1 else None
 
 
 def _source(flow: Dataflow, operation: Operation) -> tuple[str | None, str | None]:

@@ -1,6 +1,5 @@
 """The kind of a collective by its effect, whatever opcode the compiler chose for it."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
@@ -33,6 +32,7 @@ ALL_REDUCE_SCATTER = "all-reduce-scatter"
 
 _PARTITION = frozenset({"partition-id", "replica-id"})
 _ZERO = frozenset({"0", "-0", "false"})
+_PASSED_ON = frozenset({"broadcast", "parameter", "bitcast", "copy", "convert"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +79,17 @@ class Semantics:
 def semantics_of(flow: Dataflow, element: Element) -> Semantics:
     """The effect of a collective, by the producers of its operand and the users of its result."""
     opcode = element.site.instruction.opcode.removesuffix("-start")
-    kind = KIND_OF_OPCODE[opcode]
+    kind = effect = KIND_OF_OPCODE[opcode]
     if kind is Kind.ALL_REDUCE and element.group_size > 1:
+        n, sizes = prod(element.array.dims), kept_sizes(flow, element)
         if _sums_disjoint_shards(flow, element):
-            return Semantics(kind=Kind.ALL_GATHER, opcode=opcode, executed_as=kind)
-        if _keeps_local_shard(flow, element):
+            effect = Kind.ALL_GATHER
+        # Every user slices the device's shard out of the result.
+        elif sizes and all(size * element.group_size == n for size in sizes):
+            effect = Kind.REDUCE_SCATTER
             if any("AllReduceScatter" in caller.attributes for caller in wrappers(element.site)):
                 kind, opcode = Kind.REDUCE_SCATTER, ALL_REDUCE_SCATTER
-            return Semantics(kind=Kind.REDUCE_SCATTER, opcode=opcode, executed_as=kind)
-    return Semantics(kind=kind, opcode=opcode, executed_as=kind)
+    return Semantics(kind=effect, opcode=opcode, executed_as=kind)
 
 
 def scheduled_op_of(flow: Dataflow, site: CallSite) -> ScheduledOp:
@@ -154,14 +156,8 @@ def _sums_disjoint_shards(flow: Dataflow, element: Element) -> bool:
         return False
     base, part, *offsets = inputs
     is_shard = _size(part) * element.group_size == prod(element.array.dims)
-    return is_shard and _is_zero(flow, context, base) and _is_device_offset(flow, context, offsets)
-
-
-def _keeps_local_shard(flow: Dataflow, element: Element) -> bool:
-    """Whether every user slices the device's shard out of the result: a reduce-scatter."""
-    sizes = kept_sizes(flow, element)
-    n = prod(element.array.dims)
-    return bool(sizes) and all(size * element.group_size == n for size in sizes)
+    is_by_device = any(flow.depends_on(context, offset, _PARTITION) for offset in offsets)
+    return is_shard and _is_zero(flow, context, base) and is_by_device
 
 
 def kept_sizes(flow: Dataflow, element: Element) -> frozenset[int]:
@@ -177,42 +173,33 @@ def kept_sizes(flow: Dataflow, element: Element) -> frozenset[int]:
 
 
 def _sliced(flow: Dataflow, context: CallContext, used: Instruction) -> frozenset[int]:
-    taken = [_taken(flow, context, user, used) for user in flow.users(context.computation, used)]
-    return frozenset[int]().union(*taken) if all(taken) else frozenset()
-
-
-def _taken(
-    flow: Dataflow, context: CallContext, user: Instruction, used: Instruction
-) -> frozenset[int]:
-    if user.opcode == "dynamic-slice":
-        inputs = context.computation.producers(user)
-        is_by_device = inputs[:1] == (used,) and _is_device_offset(flow, context, inputs[1:])
-        return frozenset({_size(user)} if is_by_device else ())
-    if flow.keeps_values(user):
-        return _sliced(flow, context, user)
-    if (prefetched := flow.joined_slices(context.computation, user)) is not None:
-        return _sliced(flow, context, prefetched)
-    if user.opcode != "fusion":
-        return frozenset()
-    inner = flow.inside(context, user)
-    parameter = inner.computation.parameters.get(user.operands.index(used.name))
-    return frozenset() if parameter is None else _sliced(flow, inner, parameter)
-
-
-def _is_device_offset(flow: Dataflow, context: CallContext, offsets: Iterable[Instruction]) -> bool:
-    """Whether the offsets depend on the ID of the device."""
-    return any(flow.depends_on(context, offset, _PARTITION) for offset in offsets)
+    sizes: set[int] = set()
+    for user in flow.users(context.computation, used):
+        taken = frozenset[int]()
+        if user.opcode == "dynamic-slice":
+            source, *offsets = context.computation.producers(user)
+            if source is used and any(flow.depends_on(context, o, _PARTITION) for o in offsets):
+                taken = frozenset({_size(user)})
+        elif flow.keeps_values(user):
+            taken = _sliced(flow, context, user)
+        elif (prefetched := flow.joined_slices(context.computation, user)) is not None:
+            taken = _sliced(flow, context, prefetched)
+        elif user.opcode == "fusion":
+            inner = flow.inside(context, user)
+            parameter = inner.computation.parameters.get(user.operands.index(used.name))
+            taken = frozenset() if parameter is None else _sliced(flow, inner, parameter)
+        if not taken:  # it takes the result whole
+            return frozenset()
+        sizes |= taken
+    return frozenset(sizes)
 
 
 def _is_zero(flow: Dataflow, context: CallContext, base: Instruction) -> bool:
     for _ in range(8):  # a broadcast constant, possibly passed into fusions
         if base.opcode == "constant":
             return base.operand_text in _ZERO
-        inputs = flow.inputs(context, base)
-        if (
-            base.opcode not in {"broadcast", "parameter", "bitcast", "copy", "convert"}
-            or not inputs
-        ):
+        inputs = flow.inputs(context, base) if base.opcode in _PASSED_ON else ()
+        if not inputs:
             return False
         context, base = inputs[0]
     return False

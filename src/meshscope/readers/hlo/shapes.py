@@ -1,6 +1,6 @@
 """The arrays of a collective: in its instruction, and in the source program."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from meshscope.readers.hlo.attribution import Scope, same_name
@@ -71,8 +71,38 @@ def shape_in_program(  # noqa: PLR0913  the array and its position in the datafl
     """
     if result is None:
         return array
-    path = _Path(flow=flow, computation=context.computation, op_name=op_name, is_split=is_split)
-    shape = path.end(result, array, n_left=_MAX_MOVES)
+
+    def after(moved: Instruction, before: ArrayShape) -> ArrayShape | None:
+        """The shape after a move; None if another operation begins or elements are lost."""
+        name, arrays = moved.op_name, moved.arrays
+        is_other = name is not None and not same_name(name, op_name)
+        if not arrays or is_other or arrays[0].dtype != before.dtype:
+            return None
+        if prod(arrays[0].dims) != prod(before.dims):
+            return None
+        is_merged = is_split and _long_dims(arrays[0]) != _long_dims(before)
+        return arrays[0] if name is not None or is_merged else before
+
+    def end(instruction: Instruction, shape: ArrayShape, n_left: int) -> ArrayShape:
+        """The last shape of the array, which has `shape` at this instruction.
+
+        If the result has several users (one copy is kept, another used), a path that reshapes wins.
+        If paths disagree, the shape before they split wins. Paths that differ only in unit dims
+        agree on the shortest shape.
+        """
+        users = flow.moving_users(context.computation, instruction) if n_left else ()
+        moves = [(moved, after(moved, shape)) for moved in users]
+        ends = {end(moved, to, n_left - 1) for moved, to in moves if to is not None} - {shape}
+        shortest, *others = sorted(ends, key=lambda one: len(one.dims)) or [shape]
+        if others and equal_up_to_unit_dims(shape, shortest):
+            return shape
+        do_agree = all(
+            equal_up_to_unit_dims(one, shortest) and len(one.dims) > len(shortest.dims)
+            for one in others
+        )
+        return shortest if do_agree else shape
+
+    shape = end(result, array, _MAX_MOVES)
     if len(shape.dims) == 1 or (is_split and shape == array):
         shape = _unflattened(flow, context.computation, result, shape)
     if shape.dims[-1:] == (1,) and array.dims[-1:] != (1,):  # a layout for the dot that follows
@@ -97,11 +127,8 @@ def _unflattened(
         for shape in moved.arrays[:1]:
             dims = _long_dims(shape)
             is_same = len(dims) > 1 and prod(dims) == prod(flat.dims) and shape.dims != flat.dims
-            if (
-                shape.dtype == flat.dtype
-                and is_same
-                and dims in (merged if len(flat.dims) > 1 else [dims])
-            ):
+            is_wanted = len(flat.dims) == 1 or dims in merged
+            if shape.dtype == flat.dtype and is_same and is_wanted:
                 return replace(shape, dims=dims)
     return flat
 
@@ -134,51 +161,7 @@ def untiled_shape(
     return tiles if whole is tiles else replace(whole, dims=_long_dims(whole))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Path:
-    """Follows a collective's result through instructions that only move it."""
-
-    flow: Dataflow
-    computation: Computation
-    op_name: str | None
-    is_split: bool
-
-    def end(self, instruction: Instruction, shape: ArrayShape, *, n_left: int) -> ArrayShape:
-        """The last shape of the array, which has `shape` at this instruction.
-
-        If the result has several users (one copy is kept, another used), a path that reshapes wins.
-        If paths disagree, the shape before they split wins. Paths that differ only in unit dims
-        agree on the shortest shape.
-        """
-        ends = {
-            self.end(moved, after, n_left=n_left - 1)
-            for moved in self.flow.moving_users(self.computation, instruction)
-            if n_left and (after := self._after(moved, shape)) is not None
-        }
-        shortest, *others = sorted(ends - {shape}, key=lambda end: len(end.dims)) or [shape]
-        if others and equal_up_to_unit_dims(shape, shortest):
-            return shape
-        do_agree = all(
-            equal_up_to_unit_dims(end, shortest) and len(end.dims) > len(shortest.dims)
-            for end in others
-        )
-        return shortest if do_agree else shape
-
-    def _after(self, moved: Instruction, before: ArrayShape) -> ArrayShape | None:
-        """The shape after a move; None if another operation begins or elements are lost."""
-        name, arrays = moved.op_name, moved.arrays
-        if not arrays:
-            return None
-        shape = arrays[0]
-        is_other = name is not None and not same_name(name, self.op_name)
-        if is_other or shape.dtype != before.dtype or prod(shape.dims) != prod(before.dims):
-            return None
-        is_merged = self.is_split and _long_dims(shape) != _long_dims(before)
-        return shape if name is not None or is_merged else before
-
-
 def _long_dims(array: ArrayShape) -> tuple[int, ...]:
-    """The dims without unit dims, which any move may add or drop."""
     return tuple(size for size in array.dims if size != 1)
 
 
@@ -187,26 +170,19 @@ def without_layer_dim(
 ) -> ArrayShape:
     """The array without the leading unit dim that remains of the layer dim.
 
-    Weights are stacked over layers in loops over layers and in pipeline stages.
+    Weights are stacked over layers in loops over layers and in pipeline stages; a pipeline stage may
+    have a stack of one layer.
     """
     is_stage = scope.stages is not None and scope.layers is not None
-    is_one = array.dims[:1] == (1,) and (scope.n_layers > 1 or is_stage)
-    if is_one and _is_layer_of_stack(flow, context, operand, scope.n_layers, is_stage=is_stage):
-        return replace(array, dims=array.dims[1:])
-    return array
-
-
-def _is_layer_of_stack(
-    flow: Dataflow, context: CallContext, operand: Instruction, n_layers: int, *, is_stage: bool
-) -> bool:
-    """Whether an array is one layer of a stack; a pipeline stage may have a stack of one layer."""
+    if array.dims[:1] != (1,) or not (scope.n_layers > 1 or is_stage):
+        return array
+    without = replace(array, dims=array.dims[1:])
     context, source = flow.origin(context, operand)
     if is_stage and source.opcode in {"parameter", "get-tuple-element"}:
-        return True
+        return without
     stack = context.computation.producer(source)
     if source.opcode not in {"dynamic-slice", "slice"} or stack is None:
-        return False
-    slice_dim, stack_dim = (
-        [n for array in i.arrays for n in array.dims[:1]] for i in (source, stack)
-    )
-    return slice_dim == [1] and len(stack_dim) == 1 and stack_dim[0] >= max(n_layers, 2)
+        return array
+    one, all_ = ([n for a in i.arrays for n in a.dims[:1]] for i in (source, stack))
+    is_layer = one == [1] and len(all_) == 1 and all_[0] >= max(scope.n_layers, 2)
+    return without if is_layer else array
