@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Runs the command line; Ctrl-C exits with 130, also while its modules are imported."""
     try:
-        from meshscope.cli.main import main as run  # noqa: PLC0415
+        from meshscope.cli import main as run  # noqa: PLC0415
 
         run()
     except KeyboardInterrupt:

@@ -17,6 +17,7 @@ T = TypeVar("T")
 STORED = "stored_as"  # metadata of a field whose stored key is not its name
 
 _SCALARS = (str, int, float, bool, NoneType)
+_WORDS = {str: "text", int: "a whole number", bool: "true or false", NoneType: "null"}
 
 
 class FormatError(ValueError):
@@ -30,7 +31,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, _SCALARS):
         return value
     if is_dataclass(value):
-        return {_key(field): to_plain(getattr(value, field.name)) for field in fields(value)}
+        return {_key(one): to_plain(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, Mapping):
         return {to_plain(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, Sequence):
@@ -52,84 +53,55 @@ def from_plain(kind: type[T], value: Any, path: str = "") -> T:
 
 
 def _convert(kind: Any, value: Any, path: str) -> Any:
-    origin = get_origin(kind)
+    origin, kinds = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
     if origin in (Union, UnionType):
-        return _convert(_member(get_args(kind), value, path), value, path)
+        return _convert(_member(kinds, value, path), value, path)
     if is_dataclass(kind):
-        return _record(kind, value, path)
-    if origin is not None:
-        return _container(origin, get_args(kind), value, path)
-    return _scalar(kind, value, path)
-
-
-def _container(origin: Any, kinds: tuple[Any, ...], value: Any, path: str) -> Any:
-    if origin is tuple:
-        return _tuple(kinds, value, path)
+        return _record(kind, _of(Mapping, value, "an object", path), path)
+    if origin is None:
+        return _scalar(kind, value, path)
     if issubclass(origin, Mapping):
-        return _mapping(kinds, value, path)
-    return [_convert(kinds[0], item, f"{path}[{i}]") for i, item in _items(value, path)]
+        items = _of(Mapping, value, "an object", path).items()
+        places = [(key, item, _at(path, key)) for key, item in items]
+        return {_convert(kinds[0], k, at): _convert(kinds[1], item, at) for k, item, at in places}
+    items = _of(list | tuple, value, "a list", path)
+    if origin is not tuple or kinds[-1] is Ellipsis:
+        kinds = kinds[:1] * len(items)
+    if len(kinds) != len(items):
+        raise _wrong(path, f"a list of {len(kinds)} values", value)
+    pairs = enumerate(zip(kinds, items, strict=True))
+    converted = [_convert(one, item, f"{path}[{i}]") for i, (one, item) in pairs]
+    return tuple(converted) if origin is tuple else converted
 
 
 def _scalar(kind: Any, value: Any, path: str) -> Any:
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        try:
+    if issubclass(kind, Enum):
+        try:  # an enum may take older values
             return kind(value if isinstance(value, str | int) else None)
         except ValueError:
             members = ", ".join(repr(member.value) for member in kind)
             raise _wrong(path, f"one of {members}", value) from None
-    if kind is float:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
+    if kind is float:  # a whole number stays one
+        if type(value) not in {int, float} or not math.isfinite(value):
             raise _wrong(path, "a finite number", value)
-        return value
-    if type(value) is not kind:
-        names = {str: "text", int: "a whole number", bool: "true or false", NoneType: "null"}
-        raise _wrong(path, names.get(kind, kind.__name__), value)
+    elif type(value) is not kind:
+        raise _wrong(path, _WORDS.get(kind) or kind.__name__, value)
     return value
 
 
-def _record(kind: Any, value: Any, path: str) -> Any:
+def _record(kind: Any, value: Mapping[str, Any], path: str) -> Any:
     """A dataclass from an object; its own checks may refuse the values."""
-    if not isinstance(value, Mapping):
-        raise _wrong(path, "an object", value)
-    hints, known = _hints(kind), {_key(field): field for field in fields(kind)}
-    unknown = next((key for key in value if key not in known), None)
-    if unknown is not None:
-        raise FormatError(f"{_at(path, str(unknown))}: unknown key")
-    missing = next((n for n, f in known.items() if _is_required(f) and n not in value), None)
-    if missing is not None:
-        raise FormatError(f"{_at(path, missing)}: missing key")
-    names = {key: known[key].name for key in value}
-    return kind(**{n: _convert(hints[n], value[k], _at(path, k)) for k, n in names.items()})
-
-
-def _tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
-    items = _items(value, path)
-    if kinds[-1] is Ellipsis:
-        kinds = kinds[:1] * len(items)
-    if len(kinds) != len(items):
-        raise _wrong(path, f"a list of {len(kinds)} values", value)
-    return tuple(_convert(kinds[i], item, f"{path}[{i}]") for i, item in items)
-
-
-def _mapping(kinds: tuple[Any, ...], value: Any, path: str) -> dict[Any, Any]:
-    if not isinstance(value, Mapping):
-        raise _wrong(path, "an object", value)
-    return {
-        _convert(kinds[0], key, _at(path, str(key))): _convert(kinds[1], item, _at(path, str(key)))
-        for key, item in value.items()
-    }
-
-
-def _items(value: Any, path: str) -> list[tuple[int, Any]]:
-    if not isinstance(value, list | tuple):
-        raise _wrong(path, "a list", value)
-    return list(enumerate(value))
+    keys = _keys(kind)
+    for key in value:
+        if key not in keys:
+            raise FormatError(f"{_at(path, key)}: unknown key")
+    for key, (_, _, is_required) in keys.items():
+        if is_required and key not in value:
+            raise FormatError(f"{_at(path, key)}: missing key")
+    named = ((keys[key], key, item) for key, item in value.items())
+    return kind(**{name: _convert(hint, v, _at(path, key)) for (name, hint, _), key, v in named})
 
 
 def _member(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
@@ -148,28 +120,39 @@ def _member(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
     return exact
 
 
-def _likeness(kind: Any, keys: Any) -> tuple[bool, int]:
+def _likeness(kind: Any, given: Any) -> tuple[bool, int]:
     """Whether the keys make this dataclass, and how many of them are its fields."""
-    names = {_key(field) for field in fields(kind)}
-    required = {_key(field) for field in fields(kind) if _is_required(field)}
-    return required <= keys <= names, len(names & keys)
-
-
-def _key(field: "Field[Any]") -> str:
-    return field.metadata.get(STORED, field.name)
-
-
-def _is_required(field: "Field[Any]") -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
+    keys = _keys(kind)
+    required = {key for key, (_, _, is_required) in keys.items() if is_required}
+    return required <= given <= keys.keys(), len(keys.keys() & given)
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _keys(kind: Any) -> dict[str, tuple[str, Any, bool]]:
+    """Name, type and whether it is required of each field, by its stored key."""
+    hints = get_type_hints(kind)
+    return {
+        _key(one): (
+            one.name,
+            hints[one.name],
+            one.default is MISSING and one.default_factory is MISSING,
+        )
+        for one in fields(kind)
+    }
 
 
-def _at(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
+def _key(one: "Field[Any]") -> str:
+    return one.metadata.get(STORED, one.name)
+
+
+def _at(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _of(kind: Any, value: Any, words: str, path: str) -> Any:
+    if not isinstance(value, kind):
+        raise _wrong(path, words, value)
+    return value
 
 
 def _wrong(path: str, expected: str, value: Any) -> FormatError:

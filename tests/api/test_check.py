@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import meshscope
-from meshscope.testing.communication import Communication
+from meshscope.api.communication import Communication
 
 EXPERTS = "Qwen/Qwen3-30B-A3B"
 PROGRAM = """\

@@ -117,7 +117,7 @@ def test_the_files_have_conditions_and_times_but_no_paths(folder_of, tmp_path, c
 
 
 def run_command(path, *words, capsys, monkeypatch, home) -> tuple[int, str, str]:
-    from meshscope.cli.main import main  # noqa: PLC0415
+    from meshscope.cli import main  # noqa: PLC0415
 
     monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "argv", ["meshscope", "contribute", str(path), *words])
@@ -165,7 +165,7 @@ def test_points_that_cannot_be_are_left_out(folder_of) -> None:
     changed = replace(record, rows=(*record.rows_of(Source.PREDICTED), faster, overlapped))
     contribution = contribution_of(folder_of(changed))
     assert contribution.run.points == ()
-    assert len(contribution.capture.left_out) == 2
+    assert len(contribution.left_out) == 2
     assert contribution.refit is None
     assert "too few" in (contribution.no_refit or "")
 

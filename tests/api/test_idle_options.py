@@ -47,7 +47,7 @@ def test_an_option_without_effect_is_refused(
     assert message.endswith(". Drop it.")
 
 
-@pytest.mark.parametrize("rule", sorted({rule.option for rule in RULES}))
+@pytest.mark.parametrize("rule", sorted({option for rule in RULES for option in rule.options}))
 def test_every_option_of_the_rules_is_an_option(rule: str) -> None:
     assert rule in ExperimentRequest.__slots__
 

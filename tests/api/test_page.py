@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from meshscope.cli.main import main
+from meshscope.cli import main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from meshscope.cli.main import main
+from meshscope.cli import main
 
 
 class Outcome(NamedTuple):

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from meshscope.cli.app import typer_command
-from meshscope.cli.main import COMMANDS, GROUPS, SETTINGS
+from meshscope.cli import COMMANDS, GROUPS, SETTINGS, typer_command
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from meshscope.cli.app import typer_command
-from meshscope.cli.main import COMMANDS, SETTINGS
+from meshscope.cli import COMMANDS, SETTINGS, typer_command
 
 TESTS = Path(__file__).parents[1]
 QWEN = ("Qwen/Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8", "--layers", "2")
@@ -191,13 +190,13 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "export": ("cli", "reports"),
     "calibrate": ("calibrate", "cli"),
     "contribute": ("api", "calibrate", "cli"),
-    "tpu create": ("cloud", "cli"),
-    "tpu status": ("cloud",),
-    "tpu install": ("cloud",),
-    "tpu sweep": ("cloud",),
-    "tpu ssh": ("cloud",),
-    "tpu delete": ("cloud",),
-    "tpu manifest": ("cloud", "cli"),
+    "tpu create": ("sweep", "cli"),
+    "tpu status": ("sweep",),
+    "tpu install": ("sweep",),
+    "tpu sweep": ("sweep",),
+    "tpu ssh": ("sweep",),
+    "tpu delete": ("sweep",),
+    "tpu manifest": ("sweep", "cli"),
     "engines install": ("engines",),
     "engines remove": ("engines",),
     "compilers install": ("compile", "engines", "cli"),

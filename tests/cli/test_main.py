@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshscope import __version__
-from meshscope.cli.main import COMMANDS, GROUPS
+from meshscope.cli import COMMANDS, GROUPS
 
 PREDICT = ("predict", "Qwen/Qwen3-32B", "--topology", "v6e-8", "--plan", "tp=8")
 
@@ -119,7 +119,7 @@ def compile_experiment(experiment, hlo_dir, *, progress, **_):
     progress("prefill", "compiling")
     time.sleep(60)
 command.compile_experiment = compile_experiment
-from meshscope.cli.main import main
+from meshscope.cli import main
 main()
 """
 
@@ -155,7 +155,7 @@ def test_predict_loads_no_table_library_and_no_framework(tmp_path: Path) -> None
     """
     program = """
 import sys
-from meshscope.cli.main import main
+from meshscope.cli import main
 try:
     main()
 finally:
@@ -191,9 +191,7 @@ runpy.run_module("meshscope", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize(
-    "module", ["meshscope.cli.main", "typer", "meshscope.api.predict", "numpy"]
-)
+@pytest.mark.parametrize("module", ["meshscope.cli", "typer", "meshscope.api.predict", "numpy"])
 def test_an_interruption_of_the_start_is_no_traceback(tmp_path: Path, module: str) -> None:
     program = [sys.executable, "-c", INTERRUPTED.format(module=module), *PREDICT]
     done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=tmp_path)

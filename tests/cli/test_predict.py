@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.cli.main import COMMANDS
+from meshscope.cli import COMMANDS
 from meshscope.store.read import read_run
 
 ASK = (

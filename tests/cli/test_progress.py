@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshscope.api import console
-from meshscope.api.console import WorkProgress, format_left
-from meshscope.api.progress import ReportedProgress
+from meshscope.api.console import ReportedProgress, WorkProgress, time_left_text
 from meshscope.errors import RunFailedError
 from meshscope.workers import Worker, WorkerTask
 
@@ -75,7 +74,7 @@ def test_a_terminal_counts_down_and_owns_up(monkeypatch: pytest.MonkeyPatch) -> 
     ("seconds", "words"), [(0.4, "0 s"), (99, "99 s"), (720, "12 min"), (12_600, "3.5 h")]
 )
 def test_time_left_is_rough(seconds: float, words: str) -> None:
-    assert format_left(seconds) == words
+    assert time_left_text(seconds) == f"about {words} left"
 
 
 TASK = WorkerTask(

@@ -204,7 +204,7 @@ def test_ctrl_c_while_tables_are_read_is_no_traceback(sql, monkeypatch) -> None:
 )
 @pytest.mark.usefixtures("sql")
 def test_ctrl_c_ends_a_query(query: str) -> None:
-    program = "import meshscope.api.sql as s; q = s.answer; s.answer = lambda *a: print('on', flush=True) or q(*a); from meshscope.cli.main import main; main()"
+    program = "import meshscope.api.sql as s; q = s.answer; s.answer = lambda *a: print('on', flush=True) or q(*a); from meshscope.cli import main; main()"
     command = [sys.executable, "-c", program, "sql", str(Path("one").resolve()), query]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None

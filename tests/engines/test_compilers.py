@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshscope
-from meshscope.api.environments import install_compiler, list_compilers, remove_compiler
+from meshscope.api.environments import list_compilers
 from meshscope.backends.compile.function import close_compilers
 from meshscope.errors import MissingToolError, SpecError
 from meshscope.programs.environments import (
@@ -31,6 +31,14 @@ from meshscope.programs.environments import (
 
 NAME = "jax-0.9.2"
 PINS = compiler_release(NAME).pins
+
+
+def install_compiler(name: str, *, python: str) -> Path:
+    return compiler_release(name).install(python=python, report=lambda _: None)
+
+
+def remove_compiler(name: str) -> Path:
+    return compiler_release(name).remove()
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,11 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from meshscope.api.environments import install_engine, list_engines, remove_engine
+from meshscope.api.environments import list_engines
 from meshscope.errors import MissingToolError, SpecError
 from meshscope.programs.environments import (
     ENGINES,
@@ -19,6 +20,17 @@ from meshscope.programs.environments import (
 
 ENGINE, VERSION, SGLANG = "vllm-tpu", "0.32.0", "sglang-jax"
 PINS = release_of(ENGINE, VERSION).pins
+
+
+def install_engine(
+    engine: str, *, engine_version: str | None = None, source: Path | None = None, **how: Any
+) -> Path:
+    release = release_of(engine, engine_version, is_checkout=source is not None)
+    return release.install(source=source, **({"report": lambda _: None} | how))
+
+
+def remove_engine(engine: str, *, engine_version: str | None = None) -> Path:
+    return release_of(engine, engine_version).remove()
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 import meshscope
 from meshscope.api.check import command
-from meshscope.cli.app import typer_command
+from meshscope.cli import typer_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.tpu]
 

@@ -4,11 +4,6 @@ from pathlib import Path
 
 import pytest
 
-import meshscope.api.compile
-import meshscope.backends.compile.function
-import meshscope.programs.jax.function
-import meshscope.testing.communication  # noqa: F401
-
 pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.slow, pytest.mark.tpu]
 

@@ -241,7 +241,7 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path: Path, n_bytes: 
     limited = (
         "import resource\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({n_bytes}, {n_bytes}))\n"
-        "from meshscope.cli.main import main\n"
+        "from meshscope.cli import main\n"
         "main()\n"
     )
     done = subprocess.run(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from meshscope.errors import SpecError
-from meshscope.sweep.expansion import MAX_EXPERIMENTS, entries_of
+from meshscope.sweep.file import MAX_EXPERIMENTS, entries_of
 
 KNOWN = ("model", "topology", "plan", "batch", "partitioner")
 

@@ -10,10 +10,8 @@ from meshscope.errors import RunError
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.sweep import folder as folder_module
 from meshscope.sweep import queue
-from meshscope.sweep.folder import SweepFolder, locked_folder
-from meshscope.sweep.local_queue import LocalQueue
-from meshscope.sweep.planned import PlannedRun, RunCommand, run_name
-from meshscope.sweep.work import Outcome, make_runs, time_left_s
+from meshscope.sweep.folder import PlannedRun, RunCommand, SweepFolder, locked_folder, run_name
+from meshscope.sweep.queue import LocalQueue, Outcome, make_runs, time_left_s
 
 
 def planned(name: str, command: RunCommand = RunCommand.PREDICT) -> PlannedRun:
@@ -159,9 +157,9 @@ def test_a_run_of_something_else_is_not_done(tmp_path: Path) -> None:
 
 def test_failures_are_kept_and_forgotten(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
-    folder.keep_failure(planned("a"), "why")
-    folder.keep_failure(planned("b"), "how")
-    folder.forget_failure(planned("a"))
+    folder.set_failure(planned("a"), "why")
+    folder.set_failure(planned("b"), "how")
+    folder.set_failure(planned("a"), None)
     assert SweepFolder(tmp_path).failures == {"b": "how"}
     assert json.loads((tmp_path / "failures.json").read_text())["tool"] == "meshscope"
 

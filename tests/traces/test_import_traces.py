@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import meshscope
-from meshscope.cli.main import main
+from meshscope.cli import main
 from meshscope.events.enums import Kind, Phase, Source
 
 from . import made_kineto as made

@@ -3,9 +3,15 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshscope.api.console import WorkProgress, new_console, note, print_all, print_json
-from meshscope.api.options import JsonOption, option, optional_path, request, takes
-from meshscope.api.progress import ReportedProgress
+from meshscope.api.console import (
+    ReportedProgress,
+    WorkProgress,
+    new_console,
+    note,
+    print_all,
+    print_json,
+)
+from meshscope.api.options import JsonOutput, option, optional_path, request, takes
 from meshscope.api.request import PROGRESS, TOPOLOGY
 from meshscope.backends.calibrate.calibrate import (
     USUAL_MAX_BYTES,
@@ -16,7 +22,7 @@ from meshscope.backends.calibrate.calibrate import (
 )
 from meshscope.errors import read_only
 from meshscope.hardware.chips import ChipKind
-from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.profile import (
     ChipProfile,
     check_place,
@@ -24,7 +30,7 @@ from meshscope.interconnect.profile import (
     save_profile,
 )
 from meshscope.interconnect.samples import read_points
-from meshscope.plans.plan import Plan, parse_plan
+from meshscope.plans.plan import parse_plan
 from meshscope.reports.calibration import profile_text
 from meshscope.serialize import to_plain
 from meshscope.units import counted
@@ -71,8 +77,7 @@ class CalibrateRequest:
     progress: Progress | None = option(PROGRESS, default=None)
 
 
-@takes(CalibrateRequest)
-def calibrate(asked: CalibrateRequest) -> Calibration:
+def calibrate_request(asked: CalibrateRequest) -> Calibration:
     """Measures collectives, matrices and memory on live devices, or reads points, and saves a profile.
 
     Returns:
@@ -81,48 +86,40 @@ def calibrate(asked: CalibrateRequest) -> Calibration:
     Raises:
         MeshscopeError: The devices are missing, the file cannot be read, or no line can be fitted.
     """
-    return calibrated(asked)
-
-
-def calibrated(asked: CalibrateRequest) -> Calibration:
-    """The saved profile that the request asks for."""
-    slice_ = parse_topology(asked.topology)
-    path = asked.out or profile_folder() / f"{slice_.chip.name}.json"
+    topology = parse_topology(asked.topology)
+    chip, notes = topology.chip, ()
+    path = asked.out or profile_folder() / f"{chip.name}.json"
     check_place(path, force=asked.force)
-    filled = parse_plan(asked.plan).filled(slice_.n_devices)
+    plan = parse_plan(asked.plan).filled(topology.n_devices)
     if asked.points is not None:
-        profile, notes = _published(asked.points, slice_, filled)
+        read = read_points(asked.points, topology, plan.mesh)
+        profile = published_profile(read, topology, source=f"points of {asked.points.name}")
+        summary = (
+            f"{asked.points}: {counted(len(read.points), 'point')} of {chip.name}; left out: "
+            f"{counted(len(read.skipped), 'row')}, of other chips: {read.n_of_other_chips}"
+        )
+        notes = (*read.skipped, summary)
+        if len(read.points) == 1:
+            notes += ("one point fixes one constant; the error of the fit is unknown",)
     else:
-        is_cpu = slice_.chip.kind is ChipKind.CPU
-        usual_bytes = USUAL_MAX_BYTES_CPU if is_cpu else USUAL_MAX_BYTES
+        usual_bytes = USUAL_MAX_BYTES_CPU if chip.kind is ChipKind.CPU else USUAL_MAX_BYTES
         request = CalibrationRequest(
-            topology=slice_,
-            plan=filled,
+            topology=topology,
+            plan=plan,
             max_bytes=usual_bytes if asked.max_bytes is None else asked.max_bytes,
             budget_s=asked.budget,
             repeats=asked.repeats,
         )
-        file = path.with_suffix(".points.csv")
-        report = ReportedProgress(asked.progress)
-        profile, notes = measured_profile(request, points_file=file, progress=report), ()
+        file, report = path.with_suffix(".points.csv"), ReportedProgress(asked.progress)
+        profile = measured_profile(request, points_file=file, progress=report)
     save_profile(profile, path, force=asked.force)
     return Calibration(path=path, profile=profile, notes=notes)
 
 
-def _published(points: Path, topology: Topology, plan: Plan) -> tuple[ChipProfile, tuple[str, ...]]:
-    read = read_points(points, topology, plan.mesh)
-    summary = (
-        f"{points}: {counted(len(read.points), 'point')} of {topology.chip.name}; left out: {counted(len(read.skipped), 'row')}"
-        f", of other chips: {read.n_of_other_chips}"
-    )
-    profile = published_profile(read, topology, source=f"points of {points.name}")
-    notes = (*read.skipped, summary)
-    if len(read.points) == 1:
-        notes += ("one point fixes one constant; the error of the fit is unknown",)
-    return profile, notes
+calibrate = takes("calibrate", CalibrateRequest, calibrate_request)
 
 
-def command(asked: CalibrateRequest, *, as_json: JsonOption = False) -> None:
+def command(asked: CalibrateRequest, output: JsonOutput) -> None:
     """Measure this machine's chip and write a profile.
 
     Measures collectives, matrix products and memory on the devices that JAX lists; cpu:8 makes virtual
@@ -130,11 +127,10 @@ def command(asked: CalibrateRequest, *, as_json: JsonOption = False) -> None:
     follow the formulas of nccl-tests.
     """
     with WorkProgress() as progress:
-        calibration = calibrated(replace(asked, progress=progress))
-    for line in calibration.notes:
+        calibration = calibrate_request(replace(asked, progress=progress))
+    for line in (*calibration.notes, f"wrote {calibration.path}"):
         note(line)
-    note(f"wrote {calibration.path}")
-    if as_json:
+    if output.as_json:
         print_json({"profile": str(calibration.path), **to_plain(calibration.profile)})
-        return
-    print_all(new_console(), profile_text(calibration.profile))
+    else:
+        print_all(new_console(), profile_text(calibration.profile))

@@ -1,9 +1,7 @@
 """`meshscope models` and `meshscope topologies`: the models, chips and slices that are known."""
 
-from typing import Annotated
-
 from meshscope.api.console import new_console, print_all, print_json
-from meshscope.api.options import JsonOption, Option
+from meshscope.api.options import JsonOutput, option, request
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import ChipKind, chip_of
 from meshscope.hardware.topology import every_slice, standard_slices
@@ -23,16 +21,19 @@ MODELS_NOTE = (
 )
 
 
-def models(
-    search: Annotated[
-        str, Option(help="Part of an id or of a family's name.", metavar="SEARCH", is_argument=True)
-    ] = "",
-    *,
-    as_json: JsonOption = False,
-) -> None:
+@request
+class ModelsRequest:
+    """The options of `models`."""
+
+    search: str = option(
+        "Part of an id or of a family's name.", default="", metavar="SEARCH", kw_only=False
+    )
+
+
+def models(asked: ModelsRequest, output: JsonOutput) -> None:
     """List or search the models of the catalog."""
-    documents = model_documents(search)
-    if as_json:
+    documents = model_documents(asked.search)
+    if output.as_json:
         print_json(documents)
         return
     print_all(new_console(), [model_table(documents), "", MODELS_NOTE])
@@ -44,23 +45,26 @@ FORMS_NOTE = "Also chip grids (v6e:2x4), several slices (2xv6e:4x4) and CPU devi
 SLICE_NOTE = "Wraps: dimensions that close into a ring."
 
 
-def topologies(
-    chip: Annotated[
-        str | None, Option(help="A TPU, to list its slices.", metavar="CHIP", is_argument=True)
-    ] = None,
-    *,
-    as_json: JsonOption = False,
-) -> None:
+@request
+class TopologiesRequest:
+    """The options of `topologies`."""
+
+    chip: str | None = option(
+        "A TPU, to list its slices.", default=None, metavar="CHIP", kw_only=False
+    )
+
+
+def topologies(asked: TopologiesRequest, output: JsonOutput) -> None:
     """List chips and slices: HBM, peaks and links.
 
     With --json, one object per standard slice.
     """
-    tpu = None if chip is None else chip_of(chip)
+    tpu = None if asked.chip is None else chip_of(asked.chip)
     if tpu is not None and tpu.kind is not ChipKind.TPU:
         raise SpecError(
             f"{tpu.name} has no standard slices; give a number of devices, like {tpu.name}:8."
         )
-    if as_json:
+    if output.as_json:
         slices = every_slice() if tpu is None else standard_slices(tpu)
         print_json([slice_document(topology) for topology in slices])
         return

@@ -3,20 +3,19 @@
 import importlib.util
 import sys
 import traceback
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any
+from typing import Any
 
 from meshscope.analysis.budget import Check, checks_of
 from meshscope.api.budget_file import BudgetedProgram, read_budget_file
 from meshscope.api.compile import compile as compile_
 from meshscope.api.console import echo, print_json
-from meshscope.api.options import Option
+from meshscope.api.options import option, option_of, request
 from meshscope.api.predict import predict
+from meshscope.api.request import CompileRequest
 from meshscope.api.run import Run
 from meshscope.api.runs import open as open_runs
 from meshscope.errors import MeshscopeError, RunError, SpecError, nearest, public, read_only
@@ -99,22 +98,19 @@ def _run_of(program: BudgetedProgram, folder: Path) -> Run:
     if program.entry is not None:
         return _entry_run(program.entry, folder)
     if program.run is not None:
-        return _single(open_runs(folder / program.run), program.run)
+        runs = open_runs(folder / program.run)
+        if len(runs) != 1:
+            raise RunError(f"'{program.run}' matches {len(runs)} runs. Name one.")
+        return runs[0]
     assert program.model is not None
     options: dict[str, Any] = dict(program.options)
-    missing = [name for name in ("topology", "plan") if name not in options]
-    if missing:
-        raise SpecError(f"'{program.model}' has no {missing[0]}. Give one.")
+    for name in ("topology", "plan"):
+        if name not in options:
+            raise SpecError(f"'{program.model}' has no {name}. Give one.")
     if program.is_predicted:
         return predict(program.model, **options)
     with scratch_folder() as scratch:
         return compile_(program.model, **options, out=scratch / "run")
-
-
-def _single(runs: Sequence[Run], path: str) -> Run:
-    if len(runs) != 1:
-        raise RunError(f"'{path}' matches {len(runs)} runs. Name one.")
-    return runs[0]
 
 
 def _entry_run(entry: str, folder: Path) -> Run:
@@ -123,39 +119,26 @@ def _entry_run(entry: str, folder: Path) -> Run:
     file = folder / path
     if not separator or not file.is_file():
         raise SpecError(f"entry '{entry}' names no file. Use file.py:function.")
-    with _importable(file.parent):
-        module = _module(file, entry)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise SpecError(f"entry '{entry}': {file} is not a Python file. Use file.py:function.")
+    module, home = importlib.util.module_from_spec(spec), str(file.parent.resolve())
+    sys.path.insert(0, home)  # modules beside the file can be imported, as if it were a script
+    try:
+        _called(partial(spec.loader.exec_module, module), entry)
         function = getattr(module, name, None)
         if not callable(function):
             names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
             raise SpecError(f"{file} has no function '{name}'. {nearest(name, names)}")
         with replacing_runs():
             run = _called(function, entry)
+    finally:
+        sys.path.remove(home)
     if not isinstance(run, Run):
         raise SpecError(
             f"entry '{entry}' returns {type(run).__name__}. Return the run of meshscope.compile(...)."
         )
     return run
-
-
-@contextmanager
-def _importable(folder: Path) -> Generator[None]:
-    """Modules beside the entry file can be imported, as if the file were a script."""
-    sys.path.insert(0, str(folder.resolve()))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder.resolve()))
-
-
-def _module(file: Path, entry: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise SpecError(f"entry '{entry}': {file} is not a Python file. Use file.py:function.")
-    module = importlib.util.module_from_spec(spec)
-    loader = spec.loader
-    _called(lambda: loader.exec_module(module), entry)
-    return module
 
 
 def _called(function: Any, entry: str) -> Any:
@@ -181,41 +164,35 @@ class CheckFormat(StrEnum):
     GITHUB = "github"
 
 
-def command(
-    budget: Annotated[
-        Path, Option(help="Budget file in TOML.", metavar="BUDGET", is_argument=True)
-    ],
-    *,
-    as_format: Annotated[
-        CheckFormat,
-        Option(help="text, json, sarif, or github for annotations.", flags=("--format",)),
-    ] = CheckFormat.TEXT,
-    compiler: Annotated[
-        str | None,
-        Option(
-            help="Another version of JAX and libtpu, from meshscope compilers list.", metavar="NAME"
-        ),
-    ] = None,
-) -> None:
+@request
+class CheckRequest:
+    """The options of `check`."""
+
+    budget: Path = option("Budget file in TOML.", metavar="BUDGET", kw_only=False)
+    as_format: CheckFormat = option(
+        "text, json, sarif, or github for annotations.",
+        default=CheckFormat.TEXT,
+        flags=("--format",),
+    )
+    compiler: str | None = option(option_of(CompileRequest, "compiler"), default=None)
+
+
+def command(asked: CheckRequest) -> None:
     """Check programs against a budget for CI.
 
     Compiles every program of the file, from the cache if it is unchanged, and compares its communication, time and
     memory with the limits. Exits with 1 if a limit is violated.
     """
-    result = check(budget, compiler=compiler)
+    result = check(asked.budget, compiler=asked.compiler)
     programs = [ProgramChecks(name=p.program.name, checks=p.checks) for p in result.programs]
-    match as_format:
+    match asked.as_format:
         case CheckFormat.TEXT:
-            lines = check_lines(result.path, programs)
+            echo(*check_lines(result.path, programs))
         case CheckFormat.GITHUB:
-            lines = github_lines(result.path, programs)
+            echo(*github_lines(result.path, programs))
         case CheckFormat.JSON:
             print_json(check_document(result.path, programs))
-            lines = iter(())
         case CheckFormat.SARIF:
             print_json(sarif_document(result.path, programs))
-            lines = iter(())
-    for line in lines:
-        echo(line)
     if not result.is_kept:
         raise SystemExit(1)

@@ -1,21 +1,32 @@
-"""`meshscope.compare`: predicted with compiled in one run, or two runs with each other."""
+"""`meshscope.compare`: predicted with compiled in one run, or two runs; and why collectives were inserted."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
-from meshscope.analysis.comparison import Side, compare_sides, source_side, with_axes_of
+from meshscope.analysis.comparison import (
+    Side,
+    compare_sides,
+    compare_sources,
+    source_side,
+    with_axes_of,
+)
 from meshscope.analysis.explanation import explain
+from meshscope.analysis.insertion import Insertion, insertions
 from meshscope.analysis.join import Comparison
 from meshscope.api.console import new_console, print_all, print_json, rendered
-from meshscope.api.options import JsonOption, Option
+from meshscope.api.options import JsonOutput, option, request
 from meshscope.api.run import Run
 from meshscope.errors import RunError, SpecError, public, read_only
 from meshscope.events.enums import Source
 from meshscope.files import path_of
+from meshscope.readers.hlo.collectives import module_collectives
+from meshscope.readers.hlo.parse import read_hlo
+from meshscope.readers.hlo.resharding import reshardings
+from meshscope.reports.collectives import insertion_lines
 from meshscope.reports.document import (
     comparison_document,
     other_operations_document,
@@ -24,6 +35,7 @@ from meshscope.reports.document import (
 from meshscope.reports.explanation import explanation_document
 from meshscope.reports.text import comparison_text
 from meshscope.store.run import RunRecord
+from meshscope.store.write import HLO
 
 if TYPE_CHECKING:
     from meshscope.api.runs import RunSet
@@ -50,7 +62,15 @@ class RunComparison:
 
     def as_dict(self) -> Mapping[str, Any]:
         """The document that `compare --json` prints."""
-        left, right = _named(self.left), _named(self.right)
+        left, right = (
+            {
+                "name": side.name,
+                "run": str(side.run.path),
+                "source": side.source.value,
+                "other_operations": other_operations_document(side.run),
+            }
+            for side in (self.left, self.right)
+        )
         document = comparison_document(self.comparison, left=left, right=right)
         if self.left.run is self.right.run:
             return {**document, **own_verdicts_document(self.left.run)}
@@ -91,7 +111,30 @@ def compare(
         RunError: A run cannot be read, or `run` has only one source and there is no other run.
     """
     record = _record(run)
-    left, right = _own_sides(record) if other is None else _two_sides(record, _record(other))
+    if other is not None:
+        left, right = record, _record(other)
+        if (
+            left.manifest.experiment.plan is None
+        ):  # axes that only their names distinguish have one name
+            left = with_axes_of(left, right)
+        else:
+            right = with_axes_of(right, left)
+        sides = (
+            Side(name="A", run=left, source=left.manifest.source),
+            Side(name="B", run=right, source=right.manifest.source),
+        )
+    else:
+        source = record.manifest.source
+        weaker = [
+            one for one in record.sources if one is not source
+        ]  # a trace with HLO is compiled, too
+        if source is Source.PREDICTED or not weaker:
+            raise RunError(
+                f"run '{record.path}' has only the source {source}, so there is nothing to compare it with. "
+                "Give a second run."
+            )
+        sides = source_side(record, weaker[0]), source_side(record, source)
+    left, right = sides
     return RunComparison(left=left, right=right, comparison=compare_sides(left, right))
 
 
@@ -109,58 +152,65 @@ def _record(run: Union[Run, "RunSet", str, Path]) -> RunRecord:
     return run[0].record
 
 
-def _own_sides(run: RunRecord) -> tuple[Side, Side]:
-    source = run.manifest.source
-    weaker = [one for one in run.sources if one is not source]  # a trace with HLO is compiled, too
-    if source is Source.PREDICTED or not weaker:
+@read_only
+class Explained(tuple[Insertion, ...]):
+    """The collectives that the partitioner inserted, shown as `show --inserted` does."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """The sum, then each collective with its cost, its shardings and what avoids it."""
+        return "\n".join(insertion_lines(self))
+
+
+def explained(run: RunRecord, hlo: Path | None = None) -> Explained:
+    """The collectives that the partitioner inserted; RunError without HLO text.
+
+    First those that the plan of the run lacks, then the costliest. `hlo` is the text of a run without a folder.
+    """
+    topology = run.manifest.experiment.topology
+    mesh = run.manifest.experiment.device_mesh
+    texts = [] if hlo is None else [hlo]
+    if run.path is not None:
+        texts = sorted((run.path / HLO).glob("*.txt*"))
+    if topology is None or not mesh.axes or not texts:
         raise RunError(
-            f"run '{run.path}' has only the source {source}, so there is nothing to compare it with. "
-            "Give a second run."
+            f"{run.path or 'the run'} has no compiled program. Compile one, into a folder if it is to be explained later."
         )
-    return source_side(run, weaker[0]), source_side(run, source)
+    rows = run.rows_of(Source.COMPILED)
+    comparison = compare_sources(run, Source.COMPILED)
+    every: list[Insertion] = []
+    for text in texts:
+        collectives = module_collectives(
+            read_hlo(text, is_partial=True), mesh=mesh, crosses_slices=topology.crosses_slices
+        )
+        phase = text.name.split(".")[0]
+        of_phase = [row for row in rows if len(texts) == 1 or row.phase in {None, phase}]
+        every += insertions(of_phase, reshardings(collectives), comparison)
+    return Explained(sorted(every, key=lambda one: bool(one.is_planned)))
 
 
-def _two_sides(left: RunRecord, right: RunRecord) -> tuple[Side, Side]:
-    """The strongest source of each run; axes that only their names distinguish have one name."""
-    if left.manifest.experiment.plan is None:
-        left = with_axes_of(left, right)
-    else:
-        right = with_axes_of(right, left)
-    return (
-        Side(name="A", run=left, source=left.manifest.source),
-        Side(name="B", run=right, source=right.manifest.source),
+@request
+class CompareRequest:
+    """The options of `compare`."""
+
+    run: Path = option("Folder of a run.", metavar="RUN", kw_only=False)
+    other: Path | None = option(
+        "Another run; without it, the prediction of the first.",
+        default=None,
+        metavar="[RUN]",
+        kw_only=False,
     )
 
 
-def _named(side: Side) -> dict[str, Any]:
-    return {
-        "name": side.name,
-        "run": str(side.run.path),
-        "source": side.source.value,
-        "other_operations": other_operations_document(side.run),
-    }
-
-
-def command(
-    run: Annotated[Path, Option(help="Folder of a run.", metavar="RUN", is_argument=True)],
-    other: Annotated[
-        Path | None,
-        Option(
-            help="Another run; without it, the prediction of the first.",
-            metavar="[RUN]",
-            is_argument=True,
-        ),
-    ] = None,
-    *,
-    as_json: JsonOption = False,
-) -> None:
+def command(asked: CompareRequest, output: JsonOutput) -> None:
     """Compare predicted with compiled, or two runs with each other.
 
     Lists extra, missing and changed collectives with their bytes, layers and source lines; for two
     runs also explains the difference in bytes and time.
     """
-    result = compare(run, other)
-    if as_json:
+    result = compare(asked.run, asked.other)
+    if output.as_json:
         print_json(result.as_dict())
         return
     console = new_console()

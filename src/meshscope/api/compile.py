@@ -1,23 +1,24 @@
 """`meshscope.compile`: the TPU or GPU compiler, without the hardware."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from inspect import Parameter, Signature
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from inspect import BoundArguments, Parameter, Signature
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, overload
 
 from meshscope.api.compile_function import FunctionRequest, compile_user_function
 from meshscope.api.compile_training import compile_training_request
-from meshscope.api.console import WorkProgress, print_run
+from meshscope.api.console import ReportedProgress, WorkProgress, print_run
 from meshscope.api.idle_options import idle_option
 from meshscope.api.options import RunOutput, documented, hints_of, parameters_of, request_of
-from meshscope.api.progress import ReportedProgress, compile_progress, report_tracing_python
+from meshscope.api.predict import speculative_parts
 from meshscope.api.records import (
     checkpoint_notes,
     chip_profile,
     noting_own_program,
     predicted_record,
     record_with_outcome,
+    run_progress,
     write_record,
 )
 from meshscope.api.request import (
@@ -27,13 +28,9 @@ from meshscope.api.request import (
     run_folder,
 )
 from meshscope.api.run import Run
-from meshscope.api.speculate import speculative_parts
-from meshscope.backends.compile.compile import (
-    compile_experiment,
-)
+from meshscope.backends.compile.compile import compile_experiment
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import SpecError
-from meshscope.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Cycles, Engine
 from meshscope.programs.environments import Release, chosen_compiler, installed_release
@@ -57,7 +54,7 @@ class _Compile(Protocol[P]):
     ) -> Run: ...
 
 
-def _compiled(model: Model, *arguments: Any, **options: Any) -> Run:
+def _compiled(bound: BoundArguments) -> Run:
     """Compiles a model's prefill and decode, or a JAX function, for a slice without the hardware.
 
     Needs the extra `tpu`, or `cuda` for models on GPU slices. Takes seconds to minutes.
@@ -81,6 +78,8 @@ def _compiled(model: Model, *arguments: Any, **options: Any) -> Run:
         MeshscopeError: The request is impossible, the function does not trace, the compiler fails or is
             missing, or the folder exists.
     """
+    options = dict(bound.arguments)
+    model, arguments = options.pop("model"), options.pop("arguments", ())
     if callable(model):
         _check_only(FunctionRequest, options, f"a model, and {model!r} is a function")
         return compile_user_function(model, arguments, request_of(FunctionRequest, options))
@@ -102,7 +101,7 @@ def _check_only(kind: Any, options: Mapping[str, Any], what: str) -> None:
 
 
 def _signature() -> Signature:
-    """Those of both requests, with the function and its arguments, which exclude a plan."""
+    """The options of both requests, with the function and its arguments, which exclude a plan."""
     model = Parameter("model", Parameter.POSITIONAL_OR_KEYWORD, annotation=Model)
     arguments = Parameter("arguments", Parameter.VAR_POSITIONAL, annotation=Any)
     both = {one.name: one for kind in _REQUESTS for one in parameters_of(kind)}
@@ -111,23 +110,21 @@ def _signature() -> Signature:
     return Signature([model, arguments, *both.values()], return_annotation=Run)
 
 
-_REQUESTS = (FunctionRequest, CompileRequest)
-_SIGNATURE = _signature()
-
-
 def _typed_by(_kind: Callable[P, Any], function: Any) -> _Compile[P]:
     return function
 
 
+_REQUESTS = (FunctionRequest, CompileRequest)
+_SIGNATURE = _signature()
 compile = _typed_by(CompileRequest, documented(_compiled, _SIGNATURE, *_REQUESTS, name="compile"))  # noqa: A001
 
 
 def compile_request(request: CompileRequest) -> Run:
     """The compiled run that the request asks for."""
     compiler = chosen_compiler(request.compiler)
-    if request.training and request.speculate is not None:
-        raise idle_option("speculate", request.speculate, "a training step drafts no tokens")
     if request.training:
+        if request.speculate is not None:
+            raise idle_option("speculate", request.speculate, "a training step drafts no tokens")
         experiment = _with_engine_version(request.experiment(), request)
         return compile_training_request(request, experiment)
     experiment = compilable_experiment(request, compiler)
@@ -135,55 +132,40 @@ def compile_request(request: CompileRequest) -> Run:
     profile = chip_profile(request.profile, experiment.topology.chip)
     command = command_line("compile", request)
     parts = speculative_parts(experiment, request.speculate, has_program=True)
-    report = compile_progress(request.progress, experiment, path)
-    report_tracing_python(report, experiment)
-    compiling = _Compiling(
-        command=command, cycles=request.cycles, profile=profile, compiler=compiler
-    )
-    with new_folder(path, force=request.force) as partial:
-        record = compiling.record(experiment, partial, report)
-        if parts is not None:
-            home = partial / SPECULATION
-            record = parts.added_to(
-                record,
-                lambda name, part: compiling.record(part, home / name, report.of_part(name)),
-            )
-        write_record(record, partial)
-    return Run(record=record.placed(path), warnings=checkpoint_notes(request, experiment))
+    report = run_progress(request.progress, experiment, path.parent)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Compiling:
-    """How the programs of a request are compiled and timed."""
-
-    command: Sequence[str]
-    cycles: Cycles
-    profile: ChipProfile | None
-    compiler: Release | None
-
-    def record(self, experiment: Experiment, folder: Path, report: ReportedProgress) -> RunRecord:
+    def record_of(part: Experiment, folder: Path, progress: ReportedProgress) -> RunRecord:
         """The prediction with the compiled programs, whose HLO and timeline are written to the folder."""
-        predicted = predicted_record(experiment, self.command, self.profile)
-        if experiment.program.frontend.is_own:
-            predicted = noting_own_program(predicted, experiment, self.profile)
+        predicted = predicted_record(part, command, profile)
+        if part.program.frontend.is_own:
+            predicted = noting_own_program(predicted, part, profile)
         (folder / HLO).mkdir(parents=True)
         result = compile_experiment(
-            experiment,
+            part,
             folder / HLO,
-            progress=report,
-            cycles=self.cycles,
-            chip_profile=self.profile,
-            compiler=self.compiler,
+            progress=progress,
+            cycles=request.cycles,
+            chip_profile=profile,
+            compiler=compiler,
         )
         write_timeline(folder, result.steps)
-        layers = result.timed_layers
         return record_with_outcome(
             predicted,
             result,
             times=result.times,
-            timed_layers=layers,
+            timed_layers=result.timed_layers,
             others=[other for step in result.steps for other in step.others],
         )
+
+    with new_folder(path, force=request.force) as partial:
+        record = record_of(experiment, partial, report)
+        if parts is not None:
+            home = partial / SPECULATION
+            record = parts.added_to(
+                record, lambda name, part: record_of(part, home / name, report.of_part(name))
+            )
+        write_record(record, partial)
+    return Run(record=record.placed(path), warnings=checkpoint_notes(request, experiment))
 
 
 def compilable_experiment(
@@ -224,4 +206,4 @@ def command(request: CompileRequest, output: RunOutput) -> None:
     """
     with WorkProgress() as progress:
         run = compile_request(replace(request, progress=progress))
-    print_run(run, as_json=output.as_json, is_full=output.full)
+    print_run(run, output)

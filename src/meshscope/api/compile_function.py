@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from meshscope.api.options import option, optional_path, request
 from meshscope.api.records import new_manifest, write_record
 from meshscope.api.run import Run
 from meshscope.backends.compile.function import (
-    CompiledFunction,
     FunctionResult,
     compile_function,
     read_function,
@@ -27,6 +25,7 @@ from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
 from meshscope.programs.environments import chosen_compiler
 from meshscope.programs.frontends import check_tpu_compiler
+from meshscope.serialize import picked
 from meshscope.store.folder import new_folder
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
@@ -71,7 +70,9 @@ def compile_user_function(
     program = lowered_function(function, arguments, request)
     compiled = compile_function(program, topology, is_cached=request.cache, compiler=compiler)
     result = read_function(compiled, mesh=program.mesh, topology=topology, phase=request.phase)
-    record = _record(function, topology, program, compiled, result)
+    experiment = function_record(function, program, topology, result.step.time.phase)
+    command = ("meshscope.compile", experiment.function or program.name, topology.name)
+    record = step_record(experiment, command, result, picked(compiled, "versions", "seconds"))
     if request.out is None:
         return Run(record=record, hlo=compiled.text)
     with new_folder(request.out, force=request.force) as partial:
@@ -79,7 +80,7 @@ def compile_user_function(
         shutil.copyfile(compiled.text, partial / HLO / compiled.text.name)
         write_timeline(partial, [result.step])
         write_record(record, partial)
-    return Run(record=replace(record, path=request.out))
+    return Run(record=record.placed(request.out))
 
 
 def lowered_function(
@@ -134,23 +135,47 @@ def axis_sizes(text: str) -> dict[str, int]:
     return sizes
 
 
-def _record(
-    function: Callable[..., Any],
-    topology: Topology,
-    program: "FunctionProgram",
-    compiled: CompiledFunction,
+def function_record(
+    function: Callable[..., Any], program: "FunctionProgram", topology: Topology, phase: Phase
+) -> ExperimentRecord:
+    """What a function, its mesh and its slice say about an experiment."""
+    from meshscope.programs.jax.function import defined_at  # noqa: PLC0415  imports JAX
+
+    place = defined_at(function) or program.name
+    return named_experiment(program.name, place, dict(program.mesh), topology, phase)
+
+
+def named_experiment(
+    name: str, function: str, mesh: Mapping[str, int], topology: Topology, phase: Phase
+) -> ExperimentRecord:
+    """The experiment of a program of which only this is known."""
+    return ExperimentRecord(
+        model=NamedModel(name=name),
+        function=function,
+        mesh=mesh,
+        topology=topology,
+        n_devices=prod(mesh.values()),
+        n_chips=topology.n_chips,
+        phase=phase,
+    )
+
+
+def step_record(
+    experiment: ExperimentRecord,
+    command: Sequence[str],
     result: FunctionResult,
+    report: Mapping[str, Any],
 ) -> RunRecord:
+    """The run of one compiled step, which nothing predicts; the worker reports versions, seconds and flags."""
     phase = result.step.time.phase
-    experiment = function_record(function, program, topology, phase)
-    place = experiment.function or program.name
     manifest = new_manifest(
         Source.COMPILED,
         experiment,
-        ("meshscope.compile", place, topology.name),
+        command,
         phases=[phase],
-        versions=compiled.versions,
-        seconds={f"{phase}.{name}": seconds for name, seconds in compiled.seconds.items()},
+        versions=report["versions"],
+        seconds={f"{phase}.{name}": step_s for name, step_s in report["seconds"].items()},
+        flags=report.get("flags"),
         others=result.step.others,
     )
     return RunRecord(
@@ -159,21 +184,4 @@ def _record(
         rows=result.rows,
         memory={Source.COMPILED: result.memory},
         times=(result.step.time,),
-    )
-
-
-def function_record(
-    function: Callable[..., Any], program: "FunctionProgram", topology: Topology, phase: Phase
-) -> ExperimentRecord:
-    """What a function, its mesh and its slice say about an experiment."""
-    from meshscope.programs.jax.function import defined_at  # noqa: PLC0415  imports JAX
-
-    return ExperimentRecord(
-        model=NamedModel(name=program.name),
-        function=defined_at(function) or program.name,
-        mesh=dict(program.mesh),
-        topology=topology,
-        n_devices=prod(size for _, size in program.mesh),
-        n_chips=topology.n_chips,
-        phase=phase,
     )

@@ -1,14 +1,14 @@
 """Compiles a training step of MaxText for a slice."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from meshscope.api.compile_function import named_experiment, step_record
+from meshscope.api.console import ReportedProgress
 from meshscope.api.idle_options import idle_option
 from meshscope.api.options import changed_options
-from meshscope.api.progress import ReportedProgress
-from meshscope.api.records import chip_profile, new_manifest, write_record
+from meshscope.api.records import chip_profile, write_record
 from meshscope.api.request import CompileRequest, command_line, run_folder
 from meshscope.api.run import Run
 from meshscope.backends.compile.compile import compile_step_program
@@ -16,10 +16,9 @@ from meshscope.backends.compile.function import FunctionResult, function_memory
 from meshscope.cost.steps import timed_step
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import PlanError, SpecError
-from meshscope.events.enums import Phase, Source
+from meshscope.events.enums import Phase
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
 from meshscope.programs.engines.engine_config import MAXTEXT_AXES, maxtext_model
 from meshscope.programs.engines.limits import check_slice
 from meshscope.programs.environments import installed_release
@@ -28,7 +27,6 @@ from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scopes import with_scopes
 from meshscope.store.folder import new_folder
-from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
 
 # Options that a training step does not have.
@@ -51,10 +49,22 @@ def compile_training_request(request: CompileRequest, experiment: Experiment) ->
         compiled = compile_step_program(experiment, partial / HLO, progress=report)
         report(Phase.STEP, "reading")
         result = read_training(experiment, partial / HLO, compiled, chip_profile=profile)
-        record = _record(request, experiment, result, compiled)
+        model, workload = experiment.model, experiment.workload
+        name = (
+            f"training step of {model.name} ({model.n_layers} layers), {workload.batch} sequences of "
+            f"{workload.prompt} tokens"
+        )
+        record = step_record(
+            named_experiment(
+                name, _FUNCTION, dict(experiment.plan.mesh.axes), experiment.topology, Phase.STEP
+            ),
+            command_line("compile", request),
+            result,
+            compiled,
+        )
         write_timeline(partial, [result.step])
         write_record(record, partial)
-    return Run(record=replace(record, path=path))
+    return Run(record=record.placed(path))
 
 
 def check_can_compile_training(experiment: Experiment) -> None:
@@ -85,16 +95,11 @@ def read_training(
 ) -> FunctionResult:
     """The rows, memory and time of a compiled step; rows have parts and no layers."""
     module = with_scopes(read_hlo(hlo_dir / program_file(Phase.STEP)))
-    collectives = module_collectives(
-        module,
-        mesh=replace(experiment.plan.mesh, order=tuple(report["order"])),
-        crosses_slices=experiment.crosses_slices,
-    )
+    crosses_slices = experiment.crosses_slices
+    mesh = replace(experiment.plan.mesh, order=tuple(report["order"]))
+    collectives = module_collectives(module, mesh=mesh, crosses_slices=crosses_slices)
     rows = rows_of(
-        collectives,
-        n_steps_of={},
-        crosses_slices=experiment.crosses_slices,
-        default_phase=Phase.STEP,
+        collectives, n_steps_of={}, crosses_slices=crosses_slices, default_phase=Phase.STEP
     )
     step = timed_step(
         module,
@@ -107,43 +112,4 @@ def read_training(
         rows=tuple(step.rows(rows)),
         memory=function_memory(report["memory"], experiment.topology),
         step=step,
-    )
-
-
-def _record(
-    request: CompileRequest,
-    experiment: Experiment,
-    result: FunctionResult,
-    report: Mapping[str, Any],
-) -> RunRecord:
-    model, workload = experiment.model, experiment.workload
-    name = (
-        f"training step of {model.name} ({model.n_layers} layers), {workload.batch} sequences of "
-        f"{workload.prompt} tokens"
-    )
-    description = ExperimentRecord(
-        model=NamedModel(name=name),
-        function=_FUNCTION,
-        mesh=dict(experiment.plan.mesh.axes),
-        topology=experiment.topology,
-        n_devices=experiment.topology.n_devices,
-        n_chips=experiment.topology.n_chips,
-        phase=Phase.STEP,
-    )
-    manifest = new_manifest(
-        Source.COMPILED,
-        description,
-        command_line("compile", request),
-        phases=[Phase.STEP],
-        versions=report["versions"],
-        seconds={f"{Phase.STEP}.{step}": s for step, s in report["seconds"].items()},
-        flags=report["flags"],
-        others=result.step.others,
-    )
-    return RunRecord(
-        path=None,
-        manifest=manifest,
-        rows=result.rows,
-        memory={Source.COMPILED: result.memory},
-        times=(result.step.time,),
     )

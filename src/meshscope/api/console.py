@@ -14,7 +14,9 @@ from rich.progress import Progress as Bars
 from rich.progress import ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from meshscope.api.options import RunOutput
 from meshscope.reports.text import full_text, run_text
+from meshscope.workers import Progress
 
 if TYPE_CHECKING:
     from meshscope.api.run import Run
@@ -22,15 +24,15 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 80  # columns of a table in a file or a pipe, unless COLUMNS is set
 
 
-def print_run(run: "Run", *, as_json: bool, is_full: bool) -> None:
+def print_run(run: "Run", output: RunOutput) -> None:
     """Prints the answer and the tables of the run, or its document; warnings go to standard error."""
     for warning in run.warnings:
         note(warning)
-    if as_json:
+    if output.as_json:
         print_json(run.as_dict())
         return
     console = new_console()
-    print_all(console, (full_text if is_full else run_text)(run.record, console))
+    print_all(console, (full_text if output.full else run_text)(run.record, console))
 
 
 def new_console() -> Console:
@@ -111,15 +113,13 @@ class TimeLeftColumn(ProgressColumn):
 
 
 def time_left_text(seconds: float) -> str:
-    """`about 12 s left`."""
-    return "longer than expected" if seconds < 0 else f"about {format_left(seconds)} left"
-
-
-def format_left(seconds: float) -> str:
-    """A rough time: `40 s`, `12 min`, `3.5 h`."""
+    """`about 12 s left`, `about 3.5 h left`."""
+    if seconds < 0:
+        return "longer than expected"
     if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+        return f"about {seconds:.0f} s left"
+    left = f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    return f"about {left} left"
 
 
 DONE = "done"
@@ -147,9 +147,41 @@ class WorkProgress(Display):
             self.bars.update(self._tasks[part], ends_s=time.monotonic() + left_s)
 
 
-def echo(text: object) -> None:
-    """Writes a line on standard output."""
-    sys.stdout.write(f"{text}\n")
+class ReportedProgress:
+    """Passes reports on to the caller's callback, with the time left if it is known.
+
+    `expected_s` are the seconds that each part is expected to take, known from the run `earlier`.
+    """
+
+    def __init__(
+        self,
+        callback: Progress | None,
+        expected_s: Mapping[str, float] | None = None,
+        *,
+        earlier: str = "",
+    ) -> None:
+        self._callback, self._expected_s = callback, dict(expected_s or {})
+        self._earlier = f", as {earlier} took" if earlier else ""
+
+    def __call__(self, part: str, step: str, left_s: float | None = None) -> None:
+        """Reports a step of one part of the work."""
+        if left_s is None and part in self._expected_s:
+            left_s = self._expected_s.pop(part)
+            step = f"{step}{self._earlier}"
+        if self._callback is not None:
+            self._callback(str(part), step, left_s)
+
+    def of_part(self, name: str) -> "ReportedProgress":
+        """Reports of a part of a run, such as `verify decode`."""
+        callback = self._callback
+        if callback is None:
+            return self
+        return ReportedProgress(lambda part, step, left: callback(f"{name} {part}", step, left))
+
+
+def echo(*lines: object) -> None:
+    """Writes lines on standard output."""
+    sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def rendered(view: Callable[[Console], Iterable[RenderableType]], width: int) -> str:

@@ -1,50 +1,32 @@
 """`meshscope contribute`: what a run measured on a TPU would change, and the files of a pull request."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
 
 from meshscope.analysis.capture import FOLDER, Capture, ContributedRun, capture_of, contributed_text
 from meshscope.api.console import note, print_json
-from meshscope.api.options import JsonOption, Option
+from meshscope.api.options import JsonOutput, option, request
 from meshscope.backends.calibrate.fit import fit_constants
 from meshscope.errors import MeshscopeError, RunError, SpecError
+from meshscope.events.enums import Kind
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect import LinkConstants, collective_time, constants_of
+from meshscope.interconnect.lines import ModeledTime
 from meshscope.interconnect.samples import TimedCollective
 from meshscope.reports.export.files import check_new, new_file
 from meshscope.reports.plain import short
 from meshscope.reports.words import counted
-from meshscope.serialize import to_plain
+from meshscope.serialize import picked, to_plain
 from meshscope.store.folder import safe_name
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_seconds
 
 MIN_POINTS = 4  # of which every second one is held out
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PointError:
-    """A measured collective beside the modeled time of the present constants, with its interval."""
-
-    timed: TimedCollective
-    modeled_s: float
-    low_s: float | None
-    high_s: float | None
-
-    @property
-    def is_within(self) -> bool:
-        """Whether the measured time is in the interval."""
-        return (
-            self.low_s is not None
-            and self.high_s is not None
-            and self.low_s <= self.timed.seconds <= self.high_s
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,39 +45,39 @@ class Refit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModeledCollective:
+    """A measured collective as the present constants model it."""
+
+    axis: str
+    kind: Kind
+    payload_bytes: int
+    measured_s: float
+    modeled_s: float
+    low_s: float | None
+    high_s: float | None
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the measured time is in the modeled interval."""
+        if self.low_s is None or self.high_s is None:
+            return False
+        return self.low_s <= self.measured_s <= self.high_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """A measured run as a contribution; `refit` is None if its points are too few, for `no_refit`."""
+    """A measured run as a contribution, with the fields of `--json`.
+
+    `constants` are the present ones of the chip. `refit` is None if the points are too few, for `no_refit`.
+    """
 
     run: ContributedRun
-    capture: Capture
-    before: LinkConstants
-    errors: tuple[PointError, ...]
+    findings: tuple[str, ...]
+    left_out: Mapping[str, int]
+    collectives: tuple[ModeledCollective, ...]
+    constants: Mapping[str, float]
     refit: Refit | None
     no_refit: str | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The document of `--json`."""
-        rates = self.before.rates
-        return {
-            "run": to_plain(self.run),
-            "findings": list(self.run.findings),
-            "left_out": dict(self.capture.left_out),
-            "collectives": [
-                {
-                    "axis": e.timed.axis,
-                    "kind": e.timed.kind.value,
-                    "payload_bytes": e.timed.payload_bytes,
-                    "measured_s": e.timed.seconds,
-                    "modeled_s": e.modeled_s,
-                    "low_s": e.low_s,
-                    "high_s": e.high_s,
-                }
-                for e in self.errors
-            ],
-            "constants": {"latency_s": rates.latency_s, "efficiency": rates.efficiency},
-            "refit": None if self.refit is None else to_plain(self.refit),
-            "no_refit": self.no_refit,
-        }
 
 
 def contribution_of(path: Path, *, accept_findings: bool = False) -> Contribution:
@@ -118,33 +100,37 @@ def contribution_of(path: Path, *, accept_findings: bool = False) -> Contributio
         raise RunError(
             f"'{path}' holds no usable time: {reasons}. Measure with 'meshscope run', which times steps."
         )
-    run = _contributed(record, capture)
-    return _judged(run, capture)
-
-
-def write_contribution(
-    contribution: Contribution, text: str, out: Path, *, force: bool
-) -> tuple[Path, Path]:
-    """Writes the data into `tools/contributed` below `out`, and `text` as the pull request's description."""
-    name = contribution.run.name
-    data, description = out / FOLDER / f"{name}.json", out / f"contribution-{name}.md"
-    for path in (data, description):
-        check_new(path, force=force)
-    data.parent.mkdir(parents=True, exist_ok=True)
-    for path, content in (
-        (data, contributed_text(contribution.run)),
-        (description, text),
-    ):
-        with new_file(path, force=force) as partial:
-            partial.write_text(content, encoding="utf-8")
-    return data, description
+    run, refit, no_refit = _contributed(record, capture), None, None
+    try:
+        refit = _refit(run.timed, run.slice)
+    except MeshscopeError as error:
+        no_refit = str(error)
+    collectives: list[ModeledCollective] = []
+    for timed in run.timed:
+        time = _modeled(timed, run.slice)
+        collectives.append(
+            ModeledCollective(
+                **picked(timed, "axis", "kind", "payload_bytes"),
+                measured_s=timed.seconds,
+                modeled_s=time.seconds,
+                **picked(time, "low_s", "high_s"),
+            )
+        )
+    return Contribution(
+        run=run,
+        findings=run.findings,
+        left_out=dict(capture.left_out),
+        collectives=tuple(collectives),
+        constants=picked(constants_of(run.slice.chip).rates, "latency_s", "efficiency"),
+        refit=refit,
+        no_refit=no_refit,
+    )
 
 
 def _contributed(record: RunRecord, capture: Capture) -> ContributedRun:
     """The conditions and times of the run, without paths or the words of its command."""
     manifest, experiment = record.manifest, record.manifest.experiment
-    workload, program = experiment.workload, experiment.program
-    model = experiment.model_name
+    workload, program, model = experiment.workload, experiment.program, experiment.model_name
     parts = (model or "program", capture.topology.name, str(experiment.plan), manifest.created[:10])
     try:
         return ContributedRun(
@@ -158,36 +144,22 @@ def _contributed(record: RunRecord, capture: Capture) -> ContributedRun:
             frontend=None if program is None else program.frontend.value,
             created=manifest.created,
             versions=dict(manifest.versions),
-            points=capture.points,
-            steps=capture.steps,
-            findings=capture.findings,
+            **picked(capture, "points", "steps", "findings"),
         )
     except SpecError as error:
         raise RunError(f"'{record.path}': {error} Remeasure the run.") from error
 
 
-def _judged(run: ContributedRun, capture: Capture) -> Contribution:
-    topology, timed = run.slice, run.timed
-    refit, no_refit = None, None
-    try:
-        refit = _refit(timed, topology)
-    except MeshscopeError as error:
-        no_refit = str(error)
-    return Contribution(
-        run=run,
-        capture=capture,
-        before=constants_of(topology.chip),
-        errors=tuple(_error(one, topology) for one in timed),
-        refit=refit,
-        no_refit=no_refit,
+def _modeled(
+    timed: TimedCollective, topology: Topology, constants: LinkConstants | None = None
+) -> ModeledTime:
+    return collective_time(
+        timed.kind,
+        groups=timed.groups,
+        payload_bytes=timed.payload_bytes,
+        topology=topology,
+        constants=constants,
     )
-
-
-def _error(timed: TimedCollective, topology: Topology) -> PointError:
-    time = collective_time(
-        timed.kind, groups=timed.groups, payload_bytes=timed.payload_bytes, topology=topology
-    )
-    return PointError(timed=timed, modeled_s=time.seconds, low_s=time.low_s, high_s=time.high_s)
 
 
 def _refit(timed: Sequence[TimedCollective], topology: Topology) -> Refit:
@@ -201,35 +173,17 @@ def _refit(timed: Sequence[TimedCollective], topology: Topology) -> Refit:
     # The largest is fitted: without a large payload there is no bandwidth.
     fitted, held_out = ordered[-1::-2], ordered[-2::-2]
     after = fit_constants(fitted, topology, source="contributed").constants
+    before_frac, after_frac = (
+        exp(median(abs(log(_modeled(p, topology, of).seconds / p.seconds)) for p in held_out)) - 1
+        for of in (None, after)
+    )
     return Refit(
-        latency_s=after.rates.latency_s,
-        efficiency=after.rates.efficiency,
+        **picked(after.rates, "latency_s", "efficiency"),
         n_fitted=len(fitted),
         n_held_out=len(held_out),
-        error_before_frac=_median_error(held_out, topology, None),
-        error_after_frac=_median_error(held_out, topology, after),
+        error_before_frac=before_frac,
+        error_after_frac=after_frac,
     )
-
-
-def _median_error(
-    points: Sequence[TimedCollective], topology: Topology, constants: LinkConstants | None
-) -> float:
-    errors = [
-        abs(
-            log(
-                collective_time(
-                    point.kind,
-                    groups=point.groups,
-                    payload_bytes=point.payload_bytes,
-                    topology=topology,
-                    constants=constants,
-                ).seconds
-                / point.seconds
-            )
-        )
-        for point in points
-    ]
-    return exp(median(errors)) - 1
 
 
 def contribution_text(contribution: Contribution) -> str:
@@ -238,129 +192,104 @@ def contribution_text(contribution: Contribution) -> str:
 
 
 def _text_lines(contribution: Contribution) -> Iterator[str]:
-    run = contribution.run
+    run, refit = contribution.run, contribution.refit
+    collectives = contribution.collectives
     model = "a program" if run.model is None else short(run.model)
-    yield f"# Measured: {model} on {run.topology}, {run.plan}"
-    yield ""
-    yield from _answer(contribution)
-    yield from _conditions(contribution)
-    if contribution.errors:
-        yield from ("", "## Collectives", "")
-        yield from _table(
-            ("collective", "axis", "payload", "measured", "modeled", "error", "in the interval"),
-            [
-                (
-                    e.timed.kind.value,
-                    e.timed.axis,
-                    format_bytes(e.timed.payload_bytes),
-                    format_seconds(e.timed.seconds),
-                    format_seconds(e.modeled_s),
-                    f"{e.modeled_s / e.timed.seconds - 1:+.0%}",
-                    "yes" if e.is_within else "no",
-                )
-                for e in contribution.errors
-            ],
+    yield from (f"# Measured: {model} on {run.topology}, {run.plan}", "")
+    added = f"{counted(len(collectives), 'collective')} and {counted(len(run.steps), 'step')}"
+    yield f"- adds {added} of {run.slice.chip.name} to the accuracy page"
+    if collectives:
+        n_within = sum(one.is_within for one in collectives)
+        yield f"- {n_within} of {len(collectives)} collectives are in the modeled interval"
+    if refit is None:
+        yield f"- constants: no fit from this run alone; {contribution.no_refit}"
+    else:
+        latency, after = (
+            format_seconds(s) for s in (contribution.constants["latency_s"], refit.latency_s)
         )
+        efficiency = f"{contribution.constants['efficiency']:.0%} to {refit.efficiency:.0%}"
+        yield f"- constants of this run alone: latency {latency} to {after}, efficiency {efficiency}"
+        yield (
+            f"- median error of {refit.n_held_out} collectives held out of that fit: "
+            f"{refit.error_before_frac:.0%} to {refit.error_after_frac:.0%}"
+        )
+        yield "- `make constants accuracy` fits all contributed and published points together"
+    workload = f"batch {run.batch}, prompt {run.prompt}, output {run.output}"
+    versions = ", ".join(f"{short(name)} {short(v)}" for name, v in sorted(run.versions.items()))
+    yield from ("", "## Capture", "")
+    yield f"- {'unknown workload' if run.batch is None else workload}; {run.frontend or 'unknown'} program"
+    yield f"- {versions or 'unknown versions'}"
+    yield from (f"- accepted fault: {short(finding, 300)}" for finding in run.findings)
+    yield from (f"- left out: {n} x {reason}" for reason, n in contribution.left_out.items())
+    if collectives:
+        yield from ("", "## Collectives", "")
+        head = "collective, axis, payload, measured, modeled, error, in the interval"
+        rows = [
+            (
+                *(one.kind.value, one.axis, format_bytes(one.payload_bytes)),
+                *(format_seconds(one.measured_s), format_seconds(one.modeled_s)),
+                *(f"{one.modeled_s / one.measured_s - 1:+.0%}", "yes" if one.is_within else "no"),
+            )
+            for one in collectives
+        ]
+        yield from _table(head.split(", "), rows)
     if run.steps:
         yield from ("", "## Steps", "")
-        yield from _table(
-            ("phase", "steps", "measured", "predicted", "range"),
-            [
-                (
-                    step.phase.value,
-                    str(step.n_steps),
-                    format_seconds(step.seconds),
-                    _seconds(step.predicted_s),
-                    f"{_seconds(step.predicted_low_s)} to {_seconds(step.predicted_high_s)}",
-                )
-                for step in run.steps
-            ],
-        )
-
-
-def _answer(contribution: Contribution) -> Iterator[str]:
-    errors = contribution.errors
-    chip = contribution.run.slice.chip.name
-    n_within = sum(error.is_within for error in errors)
-    collectives = counted(len(errors), "collective")
-    steps = counted(len(contribution.run.steps), "step")
-    yield f"- adds {collectives} and {steps} of {chip} to the accuracy page"
-    if errors:
-        yield f"- {n_within} of {len(errors)} collectives are in the modeled interval"
-    if contribution.refit is None:
-        yield f"- constants: no fit from this run alone; {contribution.no_refit}"
-        return
-    yield from _refit_lines(contribution, contribution.refit)
-
-
-def _refit_lines(contribution: Contribution, refit: Refit) -> Iterator[str]:
-    rates = contribution.before.rates
-    yield (
-        f"- constants of this run alone: latency {format_seconds(rates.latency_s)} to "
-        f"{format_seconds(refit.latency_s)}, efficiency {rates.efficiency:.0%} to {refit.efficiency:.0%}"
-    )
-    yield (
-        f"- median error of {refit.n_held_out} collectives held out of that fit: "
-        f"{refit.error_before_frac:.0%} to {refit.error_after_frac:.0%}"
-    )
-    yield "- `make constants accuracy` fits all contributed and published points together"
-
-
-def _conditions(contribution: Contribution) -> Iterator[str]:
-    run = contribution.run
-    workload = f"batch {run.batch}, prompt {run.prompt}, output {run.output}"
-    versions = ", ".join(
-        f"{short(name)} {short(text)}" for name, text in sorted(run.versions.items())
-    )
-    yield from ("", "## Capture", "")
-    yield f"- {workload if run.batch is not None else 'unknown workload'}; {run.frontend or 'unknown'} program"
-    yield f"- {versions or 'unknown versions'}"
-    for finding in run.findings:
-        yield f"- accepted fault: {short(finding, 300)}"
-    for reason, n in contribution.capture.left_out:
-        yield f"- left out: {n} x {reason}"
-
-
-def _seconds(value: float | None) -> str:
-    return "unknown" if value is None else format_seconds(value)
+        rows = []
+        for step in run.steps:
+            predicted, low, high = (
+                "unknown" if value is None else format_seconds(value)
+                for value in (step.predicted_s, step.predicted_low_s, step.predicted_high_s)
+            )
+            measured = format_seconds(step.seconds)
+            rows.append((step.phase, str(step.n_steps), measured, predicted, f"{low} to {high}"))
+        yield from _table(("phase", "steps", "measured", "predicted", "range"), rows)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """A Markdown table with aligned columns."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for cells in (head, ["-" * width for width in widths], *rows):
         padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
         yield f"| {' | '.join(padded)} |"
 
 
-def command(
-    run: Annotated[
-        Path, Option(help="Folder of a run measured on a TPU.", metavar="RUN", is_argument=True)
-    ],
-    *,
-    out: Annotated[
-        Path | None,
-        Option(
-            help="Clone of meshscope, or any folder; without it, nothing is written.", metavar="DIR"
-        ),
-    ] = None,
-    accept_findings: Annotated[
-        bool, Option(help="Contribute despite faults of the capture.")
-    ] = False,
-    force: Annotated[bool, Option(help="Replace earlier files.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+@request
+class ContributeRequest:
+    """The options of `contribute`."""
+
+    run: Path = option("Folder of a run measured on a TPU.", metavar="RUN", kw_only=False)
+    out: Path | None = option(
+        "Clone of meshscope, or any folder; without it, nothing is written.",
+        default=None,
+        metavar="DIR",
+    )
+    accept_findings: bool = option("Contribute despite faults of the capture.", default=False)
+    force: bool = option("Replace earlier files.", default=False)
+
+
+def command(asked: ContributeRequest, output: JsonOutput) -> None:
     """Check a run measured on a TPU, and write its accuracy entry.
 
     Refuses captures with faults. Prints the measured collectives and steps beside the modeled ones, and the
     constants of the chip before and after a fit. Files hold times, versions and conditions, not the command.
     """
-    contribution = contribution_of(run, accept_findings=accept_findings)
-    text = contribution_text(contribution)
-    if out is not None:
-        for path in write_contribution(contribution, text, out, force=force):
+    contribution = contribution_of(asked.run, accept_findings=asked.accept_findings)
+    text, name = contribution_text(contribution), contribution.run.name
+    if asked.out is not None:
+        files = {
+            asked.out / FOLDER / f"{name}.json": contributed_text(contribution.run),
+            asked.out / f"contribution-{name}.md": text,
+        }
+        for path in files:
+            check_new(path, force=asked.force)
+        for path, content in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with new_file(path, force=asked.force) as partial:
+                partial.write_text(content, encoding="utf-8")
+        for path in files:
             note(f"wrote {path}")
-    if as_json:
-        print_json(contribution.as_dict())
-        return
-    sys.stdout.write(text)
+    if output.as_json:
+        print_json(to_plain(contribution))
+    else:
+        sys.stdout.write(text)

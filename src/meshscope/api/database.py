@@ -5,9 +5,8 @@ All views have a column `run`, the name of the run's folder.
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import polars as pl
@@ -36,16 +35,28 @@ _LOCKDOWN = (
     "SET lock_configuration = true",
 )
 
+# Columns of `runs` beside the name and the path, by the fields of the manifest.
+_COLUMNS = {
+    "source": "source",
+    "model": "experiment.model_name",
+    "plan": "experiment.plan",
+    "topology": "experiment.topology.name",
+    "chip": "experiment.chip.name",
+    **{name: f"experiment.{name}" for name in ("n_chips", "n_devices", "n_layers")},
+    **{name: f"experiment.workload.{name}" for name in ("batch", "prompt", "output")},
+    "engine": "experiment.engine",
+    "frontend": "experiment.program.frontend",
+    "partitioner": "experiment.program.partitioner",
+    "created": "created",
+}
+_NUMBERS = ("n_chips", "n_devices", "n_layers", "batch", "prompt", "output")
 _RUNS_SCHEMA: dict[str, Any] = {
-    **dict.fromkeys(("run", "path", "source", "model", "plan", "topology", "chip"), pl.String),
-    **dict.fromkeys(("n_chips", "n_devices", "n_layers"), pl.Int64),
-    **dict.fromkeys(("batch", "prompt", "output"), pl.Int64),
-    **dict.fromkeys(("engine", "frontend", "partitioner", "created", "versions"), pl.String),
+    name: pl.Int64 if name in _NUMBERS else pl.String
+    for name in ("run", "path", *_COLUMNS, "versions")
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(NamedTuple):
     """A view: its name and its contents."""
 
     name: str
@@ -53,22 +64,22 @@ class View:
 
 
 VIEWS: tuple[View, ...] = (
-    View(name="events", meaning="every row of the event table, of every run"),
-    View(name="collectives", meaning="the rows of `events` with a kind"),
+    View("events", "every row of the event table, of every run"),
+    View("collectives", "the rows of `events` with a kind"),
     View(
-        name="runs",
-        meaning="a row for each run: source, model, plan, topology, chip, n_chips, n_devices, n_layers, "
+        "runs",
+        "a row for each run: source, model, plan, topology, chip, n_chips, n_devices, n_layers, "
         "batch, prompt, output, engine, frontend, partitioner, created, versions",
     ),
     View(
-        name="summary",
-        meaning="a row for each run that ranks it: ttft_s, tpot_s, decode_tokens_per_s and "
+        "summary",
+        "a row for each run that ranks it: ttft_s, tpot_s, decode_tokens_per_s and "
         "request_tokens_per_s, total_bytes and fits of its strongest source, and its totals; the columns "
         "of a sweep's summary.parquet",
     ),
     View(
-        name="timeline",
-        meaning="a row for each execution of a step, compute and copies among them, with the columns of "
+        "timeline",
+        "a row for each execution of a step, compute and copies among them, with the columns of "
         "`events` and `step`, of runs whose time was modeled from a schedule or measured, and of imported "
         "traces, with `stream` and `step_class`; modeled compute has its `activity`",
     ),
@@ -86,7 +97,8 @@ def run_folders(pattern: str | Path) -> list[Path]:
         return [path]
     entries = sorted(path.iterdir()) if path.is_dir() else sorted(_glob(str(pattern)))
     runs = [folder for folder in entries if is_run(folder) and not folder.name.startswith(".")]
-    if not runs and path.is_dir() and not any(map(_is_hidden, entries)):
+    is_hidden = any(entry.name.startswith(".") for entry in entries)
+    if not runs and path.is_dir() and not is_hidden:
         read_manifest(path)  # raises the error that fits the folder
     if not runs:
         raise RunError(
@@ -97,10 +109,6 @@ def run_folders(pattern: str | Path) -> list[Path]:
             f"'{pattern}' matches {len(runs):,} runs; at most {MAX_RUNS:,} can be read together. Narrow it."
         )
     return runs
-
-
-def _is_hidden(path: Path) -> bool:
-    return path.name.startswith(".")
 
 
 def _glob(pattern: str) -> Iterator[Path]:
@@ -115,40 +123,20 @@ def _glob(pattern: str) -> Iterator[Path]:
 
 def runs_table(folders: Sequence[Path]) -> pl.DataFrame:
     """A row for each run, from its manifest."""
-    rows = [_run_row(name, folder) for name, folder in named(folders)]
+    rows: list[dict[str, Any]] = []
+    for name, folder in named(folders):
+        manifest = read_manifest(folder)
+        row = {column: _known(manifest, field) for column, field in _COLUMNS.items()}
+        versions = ", ".join(f"{k} {v}" for k, v in manifest.versions.items())
+        rows.append({"run": name, "path": str(folder), **row, "versions": versions})
     return pl.DataFrame(rows, schema=_RUNS_SCHEMA)
 
 
-def summary_view(folders: Sequence[Path]) -> pl.DataFrame:
-    """The figures of each run: those of summary.parquet."""
-    return summary_frame([summary_row(name, read_run(folder)) for name, folder in named(folders)])
-
-
-def _run_row(name: str, folder: Path) -> dict[str, Any]:
-    manifest = read_manifest(folder)
-    experiment = manifest.experiment
-    workload, program = experiment.workload, experiment.program
-    topology, chip = experiment.topology, experiment.chip
-    return {
-        "run": name,
-        "path": str(folder),
-        "source": manifest.source.value,
-        "model": experiment.model_name,
-        "plan": None if experiment.plan is None else str(experiment.plan),
-        "topology": None if topology is None else topology.name,
-        "chip": None if chip is None else chip.name,
-        "n_chips": experiment.n_chips,
-        "n_devices": experiment.n_devices,
-        "n_layers": experiment.n_layers,
-        "batch": None if workload is None else workload.batch,
-        "prompt": None if workload is None else workload.prompt,
-        "output": None if workload is None else workload.output,
-        "engine": None if experiment.engine is None else experiment.engine.value,
-        "frontend": None if program is None else program.frontend.value,
-        "partitioner": None if program is None else program.partitioner.value,
-        "created": manifest.created,
-        "versions": ", ".join(f"{k} {v}" for k, v in manifest.versions.items()),
-    }
+def _known(value: Any, field: str) -> str | int | None:
+    """A field of a field, such as `experiment.workload.batch`; None if a part of the path is None."""
+    for name in field.split("."):
+        value = None if value is None else getattr(value, name)
+    return value if value is None or isinstance(value, int) else str(value)
 
 
 def named(folders: Sequence[Path]) -> list[tuple[str, Path]]:
@@ -181,20 +169,18 @@ def _with_run(table: pl.DataFrame, name: str) -> pl.DataFrame:
     return table.with_columns(pl.lit(name, pl.String).alias("run"))
 
 
-def _without_traces(folders: Sequence[Path]) -> list[Path]:
-    return [folder for folder in folders if not has_executions(folder)]
-
-
 @contextmanager
 def database(folders: Sequence[Path]) -> Generator[duckdb.DuckDBPyConnection]:
     """A connection that reads the views of these runs and nothing else; SpecError for SQL errors."""
     names = {folder: name for name, folder in named(folders)}
     traces = {names[folder]: folder for folder in folders if has_executions(folder)}
+    summary = [summary_row(name, read_run(folder)) for folder, name in names.items()]
+    modeled = [folder for folder in folders if names[folder] not in traces]
     tables = {
         "events": events_table(folders),
         "runs": runs_table(folders),
-        "summary": summary_view(folders),
-        _MODELED if traces else "timeline": timeline_table(_without_traces(folders)),
+        "summary": summary_frame(summary),
+        _MODELED if traces else "timeline": timeline_table(modeled),
     }
     try:
         with duckdb.connect(":memory:") as connection:

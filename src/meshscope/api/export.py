@@ -4,16 +4,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, assert_never
+from typing import Any, assert_never
 
 from meshscope.analysis.timeline import has_executions
 from meshscope.api.console import note, print_json
-from meshscope.api.options import JsonOption, Option
-from meshscope.api.plot_tools import plot_tools
-from meshscope.errors import SpecError
+from meshscope.api.options import JsonOutput, option, request
+from meshscope.errors import MissingToolError, SpecError
 from meshscope.events.timeline import Timeline
 from meshscope.files import path_of
+from meshscope.reports.charts.serving import series_chart, serving_charts
 from meshscope.reports.export.card import card_text
 from meshscope.reports.export.ccl_bench import write_ccl_bench
 from meshscope.reports.export.chakra import write_chakra
@@ -21,7 +22,11 @@ from meshscope.reports.export.chrome import write_chrome
 from meshscope.reports.export.files import MARK, new_directory, new_file, write_csv, write_parquet
 from meshscope.reports.export.perfetto import write_perfetto
 from meshscope.reports.export.run_timeline import RunTimeline, run_timeline, timeline_of, title_of
+from meshscope.reports.export.serving_timeline import serving_timeline
 from meshscope.reports.export.trace_tracks import trace_tracks
+from meshscope.reports.html.serving_page import serving_html
+from meshscope.reports.serving import serving_title
+from meshscope.serving.simulation import ServingOutcome
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 
@@ -70,18 +75,6 @@ def export(
     Raises:
         MeshscopeError: A run cannot be read, or `out` holds something else.
     """
-    _check_number(runs, to, out)
-    records = [read_run(path_of(run)) for run in runs]
-    is_dots = not runs[0].name.strip(".")
-    place = Path(os.path.abspath(runs[0])) if is_dots else runs[0]  # noqa: PTH100  it may be a link
-    path = out or place.with_name(place.resolve().name + ENDINGS[to])
-    if len(records) == 1:
-        return Export(path=path, note=_write(records[0], to, path, force=force))
-    return Export(path=path, note=write_plot_folder(records, path, force=force))
-
-
-def _check_number(runs: Sequence[Path], to: ExportFormat, out: Path | None) -> None:
-    """SpecError for several runs in a format that holds one, or without a folder."""
     if len(runs) > 1 and to is not ExportFormat.PLOTS:
         raise SpecError(
             f"--to {to} takes one run, not {len(runs)}. Export them one by one; plots and report take several."
@@ -92,6 +85,13 @@ def _check_number(runs: Sequence[Path], to: ExportFormat, out: Path | None) -> N
         )
     if len(runs) > 1 and out is None:
         raise SpecError(f"plots of {len(runs)} runs need a folder. Give one with --out DIR.")
+    records = [read_run(path_of(run)) for run in runs]
+    is_dots = not runs[0].name.strip(".")
+    place = Path(os.path.abspath(runs[0])) if is_dots else runs[0]  # noqa: PTH100  it may be a link
+    path = out or place.with_name(place.resolve().name + ENDINGS[to])
+    if len(records) == 1:
+        return Export(path=path, note=_write(records[0], to, path, force=force))
+    return Export(path=path, note=write_plot_folder(records, path, force=force))
 
 
 def _write(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str | None:
@@ -100,9 +100,19 @@ def _write(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str 
         case ExportFormat.PLOTS:
             return write_plot_folder([run], path, force=force)
         case ExportFormat.CCL_BENCH | ExportFormat.CHAKRA:
-            return _write_folder(run, to, path, force=force)
+            timeline = run_timeline(run)
+            with new_directory(path, force=force) as partial:
+                if to is ExportFormat.CHAKRA:
+                    write_chakra(timeline, partial)
+                else:
+                    write_ccl_bench(run, timeline, partial)
+                _mark(partial, to)
+            return _note(timeline, has_all_devices=to is ExportFormat.CHAKRA)
         case ExportFormat.PERFETTO | ExportFormat.CHROME:
-            return _write_timeline(run, to, path, force=force)
+            timeline, note = _timeline(run)
+            with new_file(path, force=force) as partial:
+                _write_timeline(timeline, partial, path, is_perfetto=to is ExportFormat.PERFETTO)
+            return note
         case ExportFormat.CSV | ExportFormat.PARQUET | ExportFormat.CARD:
             with new_file(path, force=force) as partial:
                 if to is ExportFormat.CSV:
@@ -116,14 +126,11 @@ def _write(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str 
             assert_never(to)
 
 
-def _write_timeline(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str | None:
-    timeline, note = _timeline(run)
-    with new_file(path, force=force) as partial:
-        if to is ExportFormat.PERFETTO:
-            write_perfetto(timeline, partial)
-        else:
-            write_chrome(timeline, partial, is_gzipped=path.suffix == ".gz")
-    return note
+def _write_timeline(timeline: Timeline, partial: Path, path: Path, *, is_perfetto: bool) -> None:
+    if is_perfetto:
+        write_perfetto(timeline, partial)
+    else:
+        write_chrome(timeline, partial, is_gzipped=path.suffix == ".gz")
 
 
 def _timeline(run: RunRecord) -> tuple[Timeline, str | None]:
@@ -137,10 +144,20 @@ def _timeline(run: RunRecord) -> tuple[Timeline, str | None]:
     return timeline_of(timeline), _note(timeline)
 
 
+def pictures() -> Any:
+    """The module that draws plots; MissingToolError without vl-convert."""
+    try:
+        return import_module("meshscope.reports.charts.pictures")
+    except ImportError as error:
+        raise MissingToolError(
+            "plots need vl-convert-python, which is not installed. "
+            "Install the extra in your clone: pip install -e '.[plots]'."
+        ) from error
+
+
 def write_plot_folder(runs: Sequence[RunRecord], path: Path, *, force: bool) -> str:
     """Writes a folder of PNG and SVG files; returns which plots are missing, and why."""
-    with plot_tools():
-        from meshscope.reports.charts.pictures import write_pictures  # noqa: PLC0415  only plots need it
+    write_pictures = pictures().write_pictures
     with new_directory(path, force=force) as partial:
         n_drawn, missing = write_pictures(list(runs), partial)
         _mark(partial, ExportFormat.PLOTS)
@@ -153,17 +170,6 @@ def _mark(folder: Path, to: ExportFormat) -> None:
     (folder / MARK).write_text(f'{{"tool": "meshscope", "to": "{to}"}}\n')
 
 
-def _write_folder(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str | None:
-    timeline = run_timeline(run)
-    with new_directory(path, force=force) as partial:
-        if to is ExportFormat.CHAKRA:
-            write_chakra(timeline, partial)
-        else:
-            write_ccl_bench(run, timeline, partial)
-        _mark(partial, to)
-    return _note(timeline, has_all_devices=to is ExportFormat.CHAKRA)
-
-
 def _note(timeline: RunTimeline, *, has_all_devices: bool = False) -> str | None:
     notes = [] if timeline.is_time else ["the order of the schedule, not time"]
     if len(timeline.devices) < timeline.n_devices and not has_all_devices:
@@ -171,36 +177,49 @@ def _note(timeline: RunTimeline, *, has_all_devices: bool = False) -> str | None
     return "; ".join(notes) or None
 
 
-def command(
-    runs: Annotated[
-        list[Path],
-        Option(
-            help="The folder of a run; for plots, of several.", metavar="RUN...", is_argument=True
-        ),
-    ],
-    *,
-    to: Annotated[ExportFormat, Option(help="The format; plots need the extra plots.")],
-    out: Annotated[
-        Path | None,
-        Option(
-            help="A file, or a folder for ccl-bench, chakra and plots.",
-            metavar="PATH",
-            shown="beside the run, by its name",
-        ),
-    ] = None,
-    force: Annotated[bool, Option(help="Replace an earlier export.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+def save_serving(outcome: ServingOutcome, path: Path, *, force: bool = False) -> None:
+    """Writes a simulated server: a page, a plot, or a trace of its engines and requests, by the ending of the path."""
+    with new_file(path, force=force) as partial:
+        if path.suffix == ".html":
+            partial.write_text(serving_html(outcome), encoding="utf-8")
+        elif path.suffix in {".png", ".svg"}:
+            charts = list(map(series_chart, serving_charts(outcome)))
+            to = path.suffix.removeprefix(".")
+            pictures().write_stacked(charts, serving_title(outcome), partial, to=to)
+        else:
+            timeline = serving_timeline(outcome, serving_title(outcome))
+            is_perfetto = path.suffix == ENDINGS[ExportFormat.PERFETTO]
+            _write_timeline(timeline, partial, path, is_perfetto=is_perfetto)
+
+
+@request
+class ExportRequest:
+    """The options of `export`."""
+
+    runs: list[Path] = option(
+        "The folder of a run; for plots, of several.", metavar="RUN...", kw_only=False
+    )
+    to: ExportFormat = option("The format; plots need the extra plots.")
+    out: Path | None = option(
+        "A file, or a folder for ccl-bench, chakra and plots.",
+        default=None,
+        metavar="PATH",
+        shown="beside the run, by its name",
+    )
+    force: bool = option("Replace an earlier export.", default=False)
+
+
+def command(asked: ExportRequest, output: JsonOutput) -> None:
     """Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots.
 
     Timelines: perfetto, chrome. Tables: csv, parquet. Execution traces: chakra. CCL-Bench: its workload card
     (card), or card, trace and metrics (ccl-bench). Timelines show one step of each phase on every device, by time if times are known, else in schedule order.
     Plots show several runs side by side.
     """  # fmt: skip
-    written = export(runs, to, out=out, force=force)
-    if as_json:
+    runs = asked.runs
+    written = export(runs, asked.to, out=asked.out, force=asked.force)
+    if output.as_json:
         names = {"run": str(runs[0])} if len(runs) == 1 else {"runs": list(map(str, runs))}
-        document = {**names, "to": to.value, "path": str(written.path), "note": written.note}
-        print_json(document)
+        print_json({**names, "to": asked.to.value, "path": str(written.path), "note": written.note})
         return
     note(f"wrote {written.path}{f' ({written.note})' if written.note else ''}")

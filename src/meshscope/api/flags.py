@@ -8,7 +8,7 @@ from typing import Any
 from meshscope.api.compile import compilable_experiment
 from meshscope.api.compile_function import FunctionRequest, described_devices, lowered_function
 from meshscope.api.console import WorkProgress, echo, print_json
-from meshscope.api.options import JsonOption, option, option_of, request, request_of
+from meshscope.api.options import JsonOutput, option, option_of, request, request_of
 from meshscope.api.request import PLAN, TOPOLOGY, CompileRequest
 from meshscope.backends.compile.flags import flag_effects
 from meshscope.errors import SpecError, public, read_only
@@ -144,7 +144,7 @@ class FlagsRequest:
     compiler: str | None = option(option_of(CompileRequest, "compiler"), default=None)
 
 
-def command(asked: FlagsRequest, *, as_json: JsonOption = False) -> None:
+def command(asked: FlagsRequest, output: JsonOutput) -> None:
     """Find the compiler flags that change a program.
 
     Compiles prefill and decode once for each flag, on all cores. An unchanged program is recognized by its text.
@@ -153,8 +153,7 @@ def command(asked: FlagsRequest, *, as_json: JsonOption = False) -> None:
     options = picked(asked, "topology", "plan", "layers", "batch", "prompt", "compiler")
     with WorkProgress() as progress:
         sweep = flags(asked.model, flags=given, progress=progress, **options)
-    if as_json:
+    if output.as_json:
         print_json(flag_document(sweep.program, sweep.topology, sweep.effects))
-        return
-    for line in flag_lines(sweep.program, sweep.topology, sweep.effects):
-        echo(line)
+    else:
+        echo(*flag_lines(sweep.program, sweep.topology, sweep.effects))

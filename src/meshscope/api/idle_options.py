@@ -1,8 +1,7 @@
 """Options that change nothing of what was asked for: one table of rules, and their refusal."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshscope.cost.expert_load import device_load, exchange_load
 from meshscope.errors import SpecError
@@ -11,21 +10,12 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Engine, Loop, Partitioner
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleRule:
-    """An option, when it changes nothing, and why, as the end of a sentence."""
+class IdleRule(NamedTuple):
+    """Options, when they change nothing, and why, as the end of a sentence."""
 
-    option: str
+    options: tuple[str, ...]
     is_idle: Callable[[Experiment], bool]
     reason: str
-
-
-def _has_no_experts(experiment: Experiment) -> bool:
-    return experiment.model.moe is None
-
-
-def _is_vllm(experiment: Experiment) -> bool:
-    return experiment.engine is Engine.VLLM
 
 
 def _exchanges_nothing(experiment: Experiment) -> bool:
@@ -40,60 +30,59 @@ def _is_gathered(experiment: Experiment) -> bool:
     return is_auto and experiment.dispatch_form is DispatchForm.GATHERED
 
 
-def _feels_skew(experiment: Experiment) -> bool:
-    """Whether the most loaded device takes longer than under balanced routing, in any phase."""
+def _ignores_skew(experiment: Experiment) -> bool:
+    """Whether the most loaded device takes as long as under balanced routing, in every phase."""
     loads = (device_load, exchange_load)
-    return any(load(experiment, phase) > 1 for phase in experiment.phases for load in loads)
+    return all(load(experiment, phase) <= 1 for phase in experiment.phases for load in loads)
 
 
-_NO_EXPERTS = "{model} has no experts"
-_NO_EXCHANGE = "plan '{plan}' exchanges no rows of experts: it has no ep over dp or fsdp"
-_VLLM = "--engine vllm predicts the collectives of vLLM, not of a program of meshscope"
-
-_ENGINE = "--frontend {frontend} compiles the engine's own program"
+_DISPATCH = ("dispatch", "capacity_factor")
 
 RULES: tuple[IdleRule, ...] = (
     IdleRule(
-        option="context",
-        is_idle=lambda experiment: experiment.plan.cp == 1,
-        reason="plan '{plan}' has no cp, which splits the sequence",
+        ("context",),
+        lambda experiment: experiment.plan.cp == 1,
+        "plan '{plan}' has no cp, which splits the sequence",
     ),
     IdleRule(
-        option="context",
-        is_idle=lambda experiment: experiment.plan.cp > 1 and experiment.has_cut_prompts,
-        reason="the chunks of a prompt gather queries over cp, not keys",
-    ),
-    IdleRule(option="capacity_factor", is_idle=_has_no_experts, reason=_NO_EXPERTS),
-    IdleRule(option="dispatch", is_idle=_has_no_experts, reason=_NO_EXPERTS),
-    IdleRule(option="routing_skew", is_idle=_has_no_experts, reason=_NO_EXPERTS),
-    IdleRule(option="capacity_factor", is_idle=_exchanges_nothing, reason=_NO_EXCHANGE),
-    IdleRule(option="dispatch", is_idle=_exchanges_nothing, reason=_NO_EXCHANGE),
-    IdleRule(
-        option="capacity_factor",
-        is_idle=_is_gathered,
-        reason="--dispatch gathered has no slots that tokens could exceed",
+        ("context",),
+        lambda experiment: experiment.plan.cp > 1 and experiment.has_cut_prompts,
+        "the chunks of a prompt gather queries over cp, not keys",
     ),
     IdleRule(
-        option="routing_skew",
-        is_idle=lambda experiment: experiment.plan.ep == 1,
-        reason="plan '{plan}' has no ep, so that every device has a part of every expert",
+        (*_DISPATCH, "routing_skew"),
+        lambda experiment: experiment.model.moe is None,
+        "{model} has no experts",
     ),
     IdleRule(
-        option="routing_skew",
-        is_idle=lambda experiment: not _feels_skew(experiment),
-        reason="every device exchanges and computes a fixed number of rows, whatever the routing",
+        _DISPATCH,
+        _exchanges_nothing,
+        "plan '{plan}' exchanges no rows of experts: it has no ep over dp or fsdp",
     ),
-    *(
-        IdleRule(option=option, is_idle=_is_vllm, reason=_VLLM)
-        for option in ("partitioner", "frontend", "dispatch", "capacity_factor")
+    IdleRule(
+        ("capacity_factor",),
+        _is_gathered,
+        "--dispatch gathered has no slots that tokens could exceed",
     ),
-    *(
-        IdleRule(
-            option=option,
-            is_idle=lambda experiment: experiment.program.frontend.is_served,
-            reason=_ENGINE,
-        )
-        for option in ("partitioner", "loop", "context", "kernels", "dispatch", "capacity_factor")
+    IdleRule(
+        ("routing_skew",),
+        lambda experiment: experiment.plan.ep == 1,
+        "plan '{plan}' has no ep, so that every device has a part of every expert",
+    ),
+    IdleRule(
+        ("routing_skew",),
+        _ignores_skew,
+        "every device exchanges and computes a fixed number of rows, whatever the routing",
+    ),
+    IdleRule(
+        ("partitioner", "frontend", *_DISPATCH),
+        lambda experiment: experiment.engine is Engine.VLLM,
+        "--engine vllm predicts the collectives of vLLM, not of a program of meshscope",
+    ),
+    IdleRule(
+        ("partitioner", "loop", "context", "kernels", *_DISPATCH),
+        lambda experiment: experiment.program.frontend.is_served,
+        "--frontend {frontend} compiles the engine's own program",
     ),
 )
 
@@ -101,13 +90,14 @@ RULES: tuple[IdleRule, ...] = (
 def check_no_idle_options(options: Mapping[str, Any], experiment: Experiment) -> None:
     """SpecError for the first of the given options that changes nothing in the experiment."""
     for rule in RULES:
-        if rule.option in options and rule.is_idle(experiment):
+        given = next((name for name in rule.options if name in options), None)
+        if given is not None and rule.is_idle(experiment):
             reason = rule.reason.format(
                 model=experiment.model.name,
                 plan=experiment.plan,
                 frontend=experiment.program.frontend,
             )
-            raise idle_option(rule.option, options[rule.option], reason)
+            raise idle_option(given, options[given], reason)
 
 
 def check_prediction_options(loop: Loop) -> None:

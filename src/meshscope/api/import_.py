@@ -1,57 +1,75 @@
-"""`meshscope.import_`: HLO text and traces of other tools become a run."""
+"""`meshscope.import_`: HLO text and traces of other tools become a run, or each file a run of its own."""
 
 import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from meshscope.api.import_traces import are_traces, import_traces
+from meshscope.api.console import ReportedProgress, WorkProgress, note, print_run
+from meshscope.api.import_traces import are_traces, import_traces, layout_of
 from meshscope.api.options import (
+    RunOutput,
     changed_options,
     option,
     option_words,
     optional_choice,
     optional_path,
+    refuse,
     request,
     takes,
     texts,
 )
-from meshscope.api.progress import ReportedProgress
-from meshscope.api.records import new_manifest, write_record
+from meshscope.api.records import chip_profile, new_manifest, write_record
 from meshscope.api.request import FORCE, OUT, PLAN, PROGRESS, TOPOLOGY
 from meshscope.api.run import Run
+from meshscope.api.sweep import (
+    ADDRESS,
+    QUEUE,
+    SweepOptions,
+    SweepPlan,
+    SweepProgress,
+    listed,
+    print_results,
+    run_sweep,
+)
 from meshscope.backends.compile.import_hlo import (
     ImportedProgram,
     ImportedPrograms,
     compile_graph,
     read_imported,
 )
+from meshscope.backends.compile.read import Reading, read_chunks
+from meshscope.cost.predicted import predicted_times, timed_predictions
 from meshscope.cost.timeline import write_timeline
-from meshscope.errors import PlanError, SpecError
+from meshscope.errors import PlanError, RunError, SpecError, UsageError
+from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
+from meshscope.events.step_time import StepTime
 from meshscope.files import path_of
-from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.hardware.topology import Topology
+from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.config import read_model
-from meshscope.model.model import Model
+from meshscope.plans.experiment import experiment_of_record
 from meshscope.plans.experiment_record import ExperimentRecord
-from meshscope.plans.mesh import Mesh, parse_mesh
-from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import DEFAULT_FRONTEND, Frontend
 from meshscope.plans.workload import parse_lengths
 from meshscope.readers.hlo.attribution import MAX_LAYERS
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.readers.hlo.scope_rules import RULES, EngineRules, read_rules
+from meshscope.readers.hlo.scope_rules import RULES, read_rules
 from meshscope.readers.traces.sniff import check_kind, format_of
 from meshscope.reports.plain import plain
-from meshscope.store.folder import default_folder, new_folder, safe_name, scratch_folder
-from meshscope.store.run import Manifest, RunRecord
+from meshscope.store.folder import RUNS, default_folder, new_folder, safe_name, scratch_folder
+from meshscope.store.run import RunRecord, SpeculativeRuns
 from meshscope.store.write import HLO
-from meshscope.units import counted
+from meshscope.sweep.folder import PlannedRun, RunCommand, run_name
+from meshscope.sweep.queue import Queue
 from meshscope.workers import Progress
 
+IMPORTS = RUNS / "imports"
+OF_ONE = ("layers", "lengths")  # options of a single dump
 _ENDINGS = re.compile(r"(\.(gz|txt|hlo|pb|hlo_module))+$")
 
 
@@ -123,28 +141,7 @@ class ImportRequest:
         return ("meshscope", "import", *self.paths, *words)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Import:
-    """A checked request; `paths` without the phases that the caller stated for them."""
-
-    asked: ImportRequest
-    paths: tuple[Path, ...]
-    phases: tuple[Phase | None, ...]
-    topology: Topology
-    mesh: Mesh
-    plan: Plan | None
-    rules: tuple[EngineRules, ...]
-    model: Model | None
-
-    @property
-    def n_layers(self) -> int | None:
-        """Layers of the whole model, if they are known."""
-        layers = self.asked.layers
-        return layers if layers or self.model is None else self.model.n_layers
-
-
-@takes(ImportRequest)
-def import_(request: ImportRequest) -> Run:
+def import_request(request: ImportRequest) -> Run:
     """Reads optimized HLO text or traces of another tool, and saves a run.
 
     Collectives get phase, layer and part from the names in the text: op_names, functions, arguments. A
@@ -162,168 +159,159 @@ def import_(request: ImportRequest) -> Run:
     Raises:
         MeshscopeError: A file cannot be read or does not fit the plan, or the folder exists.
     """
-    return import_request(request)
-
-
-def import_request(request: ImportRequest) -> Run:
-    """The run of the files of the request."""
-    stated = tuple(map(_stated, request.paths))
-    files = tuple(path for _, path in stated)
-    if not files:
-        raise SpecError("there is no file to import. Give the path of HLO text.")
-    frontend = _checked_frontend(request)
-    if frontend is None:
-        for path in files:
-            check_kind(path)
-        if are_traces(files):
-            return import_traces(request, files)
+    phases, files = _files(request)
+    if request.frontend is None and are_traces(files):
+        return import_traces(request, files)
     if request.topology is None or request.card is not None:
-        for path in () if frontend else files:  # a file that is no HLO text needs another answer
+        for path in (
+            () if request.frontend else files
+        ):  # a file that is no HLO text needs another answer
             if format_of(path) is None:
                 read_hlo(path, is_partial=request.partial)
         raise SpecError("HLO text needs --topology, and --plan or --mesh; --card is for traces.")
-    slice_ = parse_topology(request.topology, is_imported=True)
-    filled, devices = _layout(slice_, request)
-    _check_layers(request.layers)
-    importing = _Import(
-        asked=request,
-        paths=files,
-        phases=tuple(step for step, _ in stated),
-        topology=slice_,
-        mesh=devices,
-        plan=filled,
-        rules=() if request.rules is None else (read_rules(request.rules),),
-        model=None if request.model is None else read_model(request.model),
-    )
-    with scratch_folder() as scratch:
-        texts, versions = list(files), dict[str, str]()
-        if frontend is not None:
-            report = ReportedProgress(request.progress)
-            texts, versions = _compiled(files, slice_, scratch, report)
-        return _imported_run(importing, texts, versions)
-
-
-def _checked_frontend(request: ImportRequest) -> Frontend | None:
-    """The front end whose graphs are compiled; SpecError for one whose programs are text."""
-    frontend = request.frontend
-    if frontend is DEFAULT_FRONTEND:
-        raise SpecError("--frontend jax: `compiled.as_text()` is text; leave the option out.")
-    if frontend is not None and not frontend.is_traced:
-        traced = next(known.value for known in Frontend if known.is_traced)
-        raise SpecError(f"frontend: '{frontend}' is not {traced}. Leave the option out.")
-    return frontend
-
-
-def _stated(path: str | Path) -> tuple[Phase | None, Path]:
-    """Phase and path of `decode=model.txt`; no phase for any other path."""
-    name, separator, rest = str(path).partition("=")
-    if separator and name in set(Phase) and not Path(path).exists():
-        return Phase(name), path_of(rest)
-    return None, path_of(path)
-
-
-def _layout(topology: Topology, request: ImportRequest) -> tuple[Plan | None, Mesh]:
-    """The plan, if there is one, and the mesh that lays out the devices of the slice."""
-    plan, mesh, device_order = request.plan, request.mesh, request.device_order
-    if (plan is None) == (mesh is None):
+    layout = layout_of(request)
+    if layout.topology is None or layout.mesh is None:
         raise PlanError(
             "the devices of the dump need one layout. Give either --plan, such as tp=8, or --mesh with "
             "axes of your own, such as data=8,model=8."
         )
-    if plan is not None:
-        if device_order is not None:
-            raise PlanError("--device-order belongs to --mesh. Give --mesh instead of --plan.")
-        filled = parse_plan(plan).filled(topology.n_devices)
-        return filled, filled.mesh
-    layout = parse_mesh(mesh or "", order=device_order)
-    if layout.n_devices != topology.n_devices:
-        sizes = " x ".join(map(str, layout.sizes))
-        raise PlanError(
-            f"mesh '{mesh}' has {sizes} = {counted(layout.n_devices, 'device')}, but {topology.name} has "
-            f"{topology.n_devices}. Change the mesh or the slice."
+    model = None if request.model is None else read_model(request.model)
+    with scratch_folder() as scratch:
+        texts, versions = files, dict[str, str]()
+        if request.frontend is not None:
+            report = ReportedProgress(request.progress)
+            texts, versions = _compiled(files, layout.topology, scratch, report)
+        named = _by_kept_name(texts)
+        experiment = replace(
+            layout.record(request.paths, model),
+            extended_layers=request.layers or (None if model is None else model.n_layers),
+            lengths=request.lengths,
+            program_phases=dict(zip(named, phases, strict=True)) if any(phases) else None,
+            phase=request.phase,
         )
-    return None, layout
-
-
-def _check_layers(n_layers: int | None) -> None:
-    if n_layers is not None and not 1 <= n_layers < MAX_LAYERS:
-        raise SpecError(
-            f"--layers {n_layers}: expected 1 to {MAX_LAYERS - 1}. Give all layers of the model."
+        modules = [read_hlo(text, is_partial=request.partial) for text in texts]
+        read = read_programs(experiment, dict(zip(named, modules, strict=True)), request.rules)
+        stated = {row.phase for row in (*read.rows, *read.others)} | {request.phase, *phases}
+        manifest = new_manifest(
+            Source.COMPILED,
+            experiment,
+            request.command,
+            phases=[phase for phase in Phase if phase in stated],
+            versions=versions,
+            others=read.others,
         )
+        record = RunRecord(
+            path=None, manifest=manifest, rows=tuple(read.rows), memory={}, times=read.times
+        )
+        path = request.out or default_folder(
+            _ENDINGS.sub("", texts[0].name), layout.topology.name, layout.name
+        )
+        with new_folder(path, force=request.force) as partial:
+            (partial / HLO).mkdir()
+            for name, text in named.items():
+                shutil.copyfile(text, partial / HLO / name)
+            if request.rules is not None:
+                shutil.copyfile(request.rules, partial / RULES)
+            if read.steps:
+                write_timeline(partial, read.steps)
+            write_record(record, partial)
+        return Run(record=record.placed(path), warnings=tuple(_cut_warnings(texts, modules)))
 
 
-def _imported_run(request: _Import, texts: Sequence[Path], versions: Mapping[str, str]) -> Run:
-    asked = request.asked
-    names = _kept_names(texts)
-    modules = [read_hlo(text, is_partial=asked.partial) for text in texts]
-    programs = [
-        ImportedProgram(module=module, phase=phase, default_phase=asked.phase)
-        for module, phase in zip(modules, request.phases, strict=True)
-    ]
-    read = read_imported(
-        programs,
-        topology=request.topology,
-        mesh=request.mesh,
-        rules=request.rules,
-        n_layers=request.n_layers,
-        lengths={} if asked.lengths is None else parse_lengths(asked.lengths),
+import_ = takes("import_", ImportRequest, import_request)
+
+
+def _files(request: ImportRequest) -> tuple[list[Phase | None], list[Path]]:
+    """The files, and the phases that the user states, as in `decode=model.txt`; SpecError for impossible options."""
+    phases: list[Phase | None] = []
+    files: list[Path] = []
+    for path in request.paths:
+        name, separator, rest = path.partition("=")
+        is_stated = bool(separator) and name in set(Phase) and not Path(path).exists()
+        phases.append(Phase(name) if is_stated else None)
+        files.append(path_of(rest if is_stated else path))
+    frontend, layers = request.frontend, request.layers
+    traced = next(known.value for known in Frontend if known.is_traced)
+    refuse(
+        (not files, "there is no file to import. Give the path of HLO text."),
+        (
+            frontend is DEFAULT_FRONTEND,
+            "--frontend jax: `compiled.as_text()` is text; leave the option out.",
+        ),
+        (
+            frontend is not None and not frontend.is_traced,
+            f"frontend: '{frontend}' is not {traced}. Leave the option out.",
+        ),
+        (
+            layers is not None and not 1 <= layers < MAX_LAYERS,
+            f"--layers {layers}: expected 1 to {MAX_LAYERS - 1}. Give all layers of the model.",
+        ),
     )
-    record = RunRecord(
-        path=None,
-        manifest=_manifest(request, names, read, versions),
-        rows=tuple(read.rows),
-        memory={},
-        times=read.times,
-    )
-    path = asked.out or _default_folder(request, texts[0])
-    with new_folder(path, force=asked.force) as partial:
-        (partial / HLO).mkdir()
-        for text, name in zip(texts, names, strict=True):
-            shutil.copyfile(text, partial / HLO / name)
-        if asked.rules is not None:
-            shutil.copyfile(asked.rules, partial / RULES)
-        if read.steps:
-            write_timeline(partial, read.steps)
-        write_record(record, partial)
-    return Run(record=replace(record, path=path), warnings=tuple(_cut_warnings(texts, modules)))
+    for path in files if frontend is None else ():
+        check_kind(path)
+    return phases, files
 
 
-def _manifest(
-    request: _Import, names: Sequence[str], read: ImportedPrograms, versions: Mapping[str, str]
-) -> Manifest:
-    asked = request.asked
-    present = {row.phase for row in (*read.rows, *read.others)} | {asked.phase, *request.phases}
-    stated = dict(zip(names, request.phases, strict=True))
-    experiment = ExperimentRecord(
-        imported=tuple(asked.paths),
-        model=request.model,
-        plan=request.plan,
-        mesh=dict(request.mesh.axes),
-        device_order=request.mesh.order,
-        extended_layers=request.n_layers,
-        lengths=asked.lengths,
-        program_phases=stated if any(stated.values()) else None,
-        topology=request.topology,
-        n_devices=request.topology.n_devices,
-        n_chips=request.topology.n_chips,
-        phase=asked.phase,
+def read_programs(
+    experiment: ExperimentRecord,
+    modules: Mapping[str, HloModule],
+    rules: Path | None,
+    profile: ChipProfile | None = None,
+) -> ImportedPrograms:
+    """The rows and times of an imported run by the modules in its folder, in the order of a step."""
+    assert experiment.topology is not None
+    phases = experiment.program_phases or {}
+    return read_imported(
+        [
+            ImportedProgram(module=module, phase=phases.get(name), default_phase=experiment.phase)
+            for name, module in modules.items()
+        ],
+        topology=experiment.topology,
+        mesh=experiment.device_mesh,
+        rules=() if rules is None else (read_rules(rules),),
+        n_layers=experiment.extended_layers,
+        lengths={} if experiment.lengths is None else parse_lengths(experiment.lengths),
+        chip_profile=profile,
     )
-    phases = [phase for phase in Phase if phase in present]
-    return new_manifest(
-        Source.COMPILED,
+
+
+def repriced(run: RunRecord, profile_path: Path) -> RunRecord:
+    """The run with predicted and compiled times by this profile; HLO text without times stays without."""
+    if run.manifest.experiment.imported is not None:
+        return _repriced_import(run, profile_path)
+    experiment = experiment_of_record(run.manifest.experiment)
+    profile = chip_profile(profile_path, experiment.topology.chip)
+    rows: list[Collective] = timed_predictions(run.rows_of(Source.PREDICTED), experiment, profile)
+    times: list[StepTime] = list(predicted_times(experiment, profile))
+    if run.path is not None and run.times_of(Source.COMPILED):
+        reading = Reading(layers=run.manifest.timed_layers, chip_profile=profile)
+        for phase in experiment.phases:
+            read = read_chunks(experiment, phase, run.path / HLO, reading)
+            rows += read.rows
+            times.append(read.time)
+    else:
+        rows += run.rows_of(Source.COMPILED)
+    parts = None
+    if run.speculative is not None:
+        by_name = run.speculative.by_name.items()
+        parts = SpeculativeRuns(**{name: repriced(part, profile_path) for name, part in by_name})
+    rows += run.rows_of(Source.MEASURED)
+    return replace(run, rows=tuple(rows), times=tuple(times), speculative=parts)
+
+
+def _repriced_import(run: RunRecord, profile_path: Path) -> RunRecord:
+    experiment = run.manifest.experiment
+    if run.path is None or experiment.topology is None or not experiment.mesh:
+        raise RunError("the imported run has no folder, slice or mesh. Import it again.")
+    folder, rules = run.path / HLO, run.path / RULES
+    names = experiment.program_phases or sorted(path.name for path in folder.iterdir())
+    read = read_programs(
         experiment,
-        asked.command,
-        phases=phases,
-        versions=versions,
-        others=read.others,
+        {name: read_hlo(folder / name, is_partial=True) for name in names},
+        rules if rules.exists() else None,
+        chip_profile(profile_path, experiment.topology.chip),
     )
-
-
-def _default_folder(request: _Import, text: Path) -> Path:
-    axes = (f"{name}{size}" for name, size in request.mesh.axes)
-    layout = "-".join(axes) if request.plan is None else str(request.plan).replace("=", "")
-    name = _ENDINGS.sub("", text.name)
-    return default_folder(name, request.topology.name, layout)
+    return replace(run, rows=tuple(read.rows), times=read.times)
 
 
 def _compiled(
@@ -333,7 +321,7 @@ def _compiled(
     texts: list[Path] = []
     versions: Mapping[str, str] = {}
     began_s = time.monotonic()
-    for name, proto in zip(_kept_names(protos), protos, strict=True):
+    for name, proto in _by_kept_name(protos).items():
         text = scratch / f"{name.removesuffix('.pb')}.hlo.txt.gz"
         n_done, n_left = len(texts), len(protos) - len(texts)
         left_s = n_left * (time.monotonic() - began_s) / n_done if n_done else None
@@ -345,13 +333,14 @@ def _compiled(
     return texts, versions
 
 
-def _kept_names(paths: Sequence[Path]) -> list[str]:
-    """Safe names of the files in the run; SpecError for two files of one name."""
-    names = [safe_name(path.name) for path in paths]
-    for name in names:
-        if names.count(name) > 1:
+def _by_kept_name(paths: Iterable[Path]) -> dict[str, Path]:
+    """The files by their safe names in the run; SpecError for two files of one name."""
+    named: dict[str, Path] = {}
+    for path in paths:
+        if (name := safe_name(path.name)) in named:
             raise SpecError(f"two files are named '{name}'. Rename one, or import them one by one.")
-    return names
+        named[name] = path
+    return named
 
 
 def _cut_warnings(texts: Sequence[Path], modules: Sequence[HloModule]) -> Iterable[str]:
@@ -363,3 +352,78 @@ def _cut_warnings(texts: Sequence[Path], modules: Sequence[HloModule]) -> Iterab
                 f"{text}:{module.cut_off_at}: the text is cut off after {len(last.instructions):,} "
                 f"instructions of '{last.name}'. The run lacks what followed.{entry}"
             )
+
+
+def plan_imports(request: ImportRequest) -> SweepPlan:
+    """A run for each path, with the options of the request; SpecError for a path that does not exist.
+
+    A path that is given twice is imported once.
+    """
+    names = list(dict.fromkeys(request.paths))
+    missing = [f"  {name}" for name in names if not Path(name).exists()]
+    if missing:
+        raise SpecError(
+            f"{len(missing)} of {len(names)} paths do not exist; nothing was started. With --each, a path "
+            f"is a file or a folder.\n{listed(missing)}"
+        )
+    options = {
+        name: value if value is True else str(value)
+        for name, value in changed_options(request).items()
+        if name != "paths" and name not in OF_ONE
+    }
+    runs: dict[str, PlannedRun] = {}
+    for name in names:
+        words = (name, *option_words(options, argument=""))
+        planned = PlannedRun(
+            name=run_name(Path(name).name, RunCommand.IMPORT, words),
+            command=RunCommand.IMPORT,
+            words=words,
+            experiment=ExperimentRecord(imported=(name,)),
+            options={"file": name, **options},
+        )
+        runs[planned.name] = planned
+    n_repeated = len(request.paths) - len(runs)
+    return SweepPlan(file=None, runs=tuple(runs.values()), n_repeated=n_repeated)
+
+
+@request
+class EachRequest:
+    """How many imports are made."""
+
+    each: bool = option(
+        "One run per path, made on all cores; --out is their folder.", default=False
+    )
+    jobs: int | None = option(
+        "With --each: paths in parallel.", default=None, metavar="N", least=1, shown="all cores"
+    )
+    queue: Queue = option(QUEUE, default=Queue.LOCAL)
+    address: str | None = option(ADDRESS, default=None)
+    retry_failed: bool = option("With --each: retry paths that failed before.", default=False)
+
+
+def command(request: ImportRequest, many: EachRequest, output: RunOutput) -> None:
+    """Read HLO text or traces from other tools.
+
+    The plan or mesh lays out the devices; no model is needed. Names in HLO text give each collective its layer and
+    part. Saves a run. A scheduled TPU program that is one whole phase gets modeled times, too. Traces of the PyTorch
+    profiler (vLLM, SGLang), of nsys and of the TPU profiler are recognized by their content; docs/traces.md lists them.
+    """
+    if many.each:
+        options = SweepOptions(
+            force=request.force,
+            retry_failed=many.retry_failed,
+            n_jobs=many.jobs,
+            queue=many.queue,
+            address=many.address,
+        )
+        plan = plan_imports(request)
+        result = run_sweep(plan, request.out or IMPORTS, options, note=note, show=SweepProgress)
+        print_results(result, output)
+        result.check()
+        return
+    is_elsewhere = many.address is not None or many.queue is not Queue.LOCAL
+    if many.jobs or many.retry_failed or is_elsewhere:
+        raise UsageError("--jobs, --queue, --address and --retry-failed need --each")
+    with WorkProgress() as progress:
+        run = import_request(replace(request, progress=progress))
+    print_run(run, output)

@@ -1,17 +1,19 @@
 """Imports traces that other tools recorded: measured rows, times and the quality of the capture."""
 
 import gzip
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from meshscope.api.options import flag_of
+from meshscope.api.options import flag_of, refuse
 from meshscope.api.records import new_manifest, write_record
 from meshscope.api.run import Run
 from meshscope.backends.trace_files import read_traces
 from meshscope.errors import MeshscopeError, PlanError, SpecError, TraceError
-from meshscope.events.collective import Collective, Groups
+from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured, ServedBenchmark, StepClass, TraceFacts
 from meshscope.events.timeline import DISTINCT_OPS, EXECUTIONS
@@ -35,6 +37,7 @@ from meshscope.reports.export.card import WorkloadCard, is_card, read_card
 from meshscope.store.folder import default_folder, new_folder, safe_name
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO, write_table
+from meshscope.units import counted
 
 if TYPE_CHECKING:
     from meshscope.api.import_ import ImportRequest
@@ -44,18 +47,77 @@ Files = list[tuple[Path, TraceFormat]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """What the caller or the card says about the run; None is unknown."""
+class Layout:
+    """How the devices are laid out; None is unknown. `mesh` is that of the plan, or one with other axes."""
 
     plan: Plan | None
-    mesh: Mesh | None  # that of the plan, or one with other axes
+    mesh: Mesh | None
     topology: Topology | None
-    model: Model | None
-    findings: tuple[str, ...] = ()
 
-    def crosses_slices(self, groups: Groups) -> bool | None:
-        """Whether a group spans slices; None on a single slice, or if the slices are unknown."""
-        return None if self.topology is None else self.topology.crosses_slices(groups)
+    @property
+    def axes(self) -> str:
+        """`data=2,model=4`; empty without a mesh."""
+        axes = () if self.mesh is None else self.mesh.axes
+        return ",".join(f"{name}={size}" for name, size in axes)
+
+    @property
+    def name(self) -> str:
+        """The plan or the axes in the name of a folder."""
+        return (self.axes if self.plan is None else str(self.plan)).replace("=", "")
+
+    def record(self, imported: Iterable[object], model: Model | None) -> ExperimentRecord:
+        """What is known about the experiment of files that are imported."""
+        topology = self.topology
+        return ExperimentRecord(
+            imported=tuple(map(str, imported)),
+            model=model,
+            plan=self.plan,
+            mesh={} if self.mesh is None else dict(self.mesh.axes),
+            device_order=None if self.mesh is None else self.mesh.order,
+            topology=topology,
+            n_devices=None if topology is None else topology.n_devices,
+            n_chips=None if topology is None else topology.n_chips,
+        )
+
+
+def layout_of(request: "ImportRequest", card: WorkloadCard | None = None) -> Layout:
+    """The layout that the options name, which take precedence over the card; PlanError for two."""
+    remedy = "--mesh, too" if request.plan is None else "--mesh instead of --plan"
+    refuse(
+        (
+            request.plan is not None and request.mesh is not None,
+            "--plan and --mesh both lay out the devices. Give one of them.",
+        ),
+        (
+            request.device_order is not None and request.mesh is None,
+            f"--device-order belongs to --mesh. Give {remedy}.",
+        ),
+        kind=PlanError,
+    )
+    mesh, topology, plan = None, None if card is None else card.topology, None
+    if request.topology is not None:
+        topology = parse_topology(request.topology, is_imported=True)
+    if request.mesh is not None:
+        mesh = parse_mesh(request.mesh, order=request.device_order)
+    elif request.plan is not None:
+        plan = parse_plan(request.plan)
+    elif card is not None:
+        plan = card.plan
+    if plan is not None:
+        if topology is None:
+            raise SpecError(
+                f"--plan {plan} alone does not lay out the devices. Also give --topology."
+            )
+        plan = plan.filled(topology.n_devices)
+        mesh = plan.mesh
+    layout = Layout(plan=plan, mesh=mesh, topology=topology)
+    if mesh is not None and topology is not None and mesh.n_devices != topology.n_devices:
+        sizes = " x ".join(map(str, mesh.sizes))
+        raise PlanError(
+            f"mesh '{layout.axes}' has {sizes} = {counted(mesh.n_devices, 'device')}, but {topology.name} has "
+            f"{topology.n_devices}. Change the mesh or the slice."
+        )
+    return layout
 
 
 def are_traces(paths: Sequence[Path]) -> bool:
@@ -70,51 +132,54 @@ def import_traces(request: "ImportRequest", paths: Sequence[Path]) -> Run:
             raise SpecError(f"{flag_of(name)} is for HLO text, and these are traces. Leave it out.")
     files, cards, findings = _listed(paths)
     card_path = request.card or next(filter(is_card, cards), None)
-    read = None if card_path is None else read_card(card_path)
-    devices = _mesh(request.mesh, request.device_order, plan=request.plan)
-    layout = _layout(read, request, devices)
+    card = None if card_path is None else read_card(card_path)
+    layout = layout_of(request, card)
+    model = None
+    if request.model is not None:
+        model = read_model(request.model)
+    elif card is not None and card.model_name is not None:
+        with suppress(MeshscopeError):  # a model that is not known here
+            model = read_model(card.model_name)
     benchmarks = [read_served(path) for path, kind in files if kind is _BENCHMARK]
     trace = merged(read_traces(files))
+    topology = layout.topology
     warnings = _checked(layout, trace)
-    rows = attributed(trace, layout.mesh, crosses_slices=layout.crosses_slices)
-    predicted, notes = _predicted(layout, rows)
-    measured = _measured(trace, rows, benchmarks, warnings, (*findings, *layout.findings, *notes))
+    crosses_slices = None if topology is None else topology.crosses_slices
+    rows = attributed(trace, layout.mesh, crosses_slices=crosses_slices or (lambda _: None))
+    predicted, notes = (), list[str]()
+    if model is not None and layout.plan is not None and topology is not None:
+        predicted, notes = predicted_steps(
+            rows.steps, model=model, plan=layout.plan, topology=topology
+        )
+    findings = [*findings, *(() if card is None else card.findings), *notes]
+    experiment = layout.record(paths, model)
+    if topology is None:
+        experiment = replace(experiment, n_devices=trace.n_devices)
     record = RunRecord(
         path=None,
         manifest=new_manifest(
-            Source.MEASURED,
-            _experiment(paths, layout, trace),
-            request.command,
-            phases=tuple(rows.n_profiled_steps),
+            Source.MEASURED, experiment, request.command, phases=tuple(rows.n_profiled_steps)
         ),
         rows=(*predicted, *rows.rows),
         memory={},
-        measured=measured,
+        measured=_measured(trace, rows, benchmarks, (*warnings, *rows.waiting), findings),
     )
-    path = request.out or _default_folder(paths[0], layout)
+    name = paths[0].resolve().name.split(".")[0]
+    path = request.out or default_folder(
+        name, "" if topology is None else topology.name, layout.name
+    )
     with new_folder(path, force=request.force) as partial:
-        _write_programs(trace.programs, partial)
-        _write_timeline(rows, partial)
+        if trace.programs:
+            (partial / HLO).mkdir()
+        for name, text in trace.programs.items():  # the HLO of the trace, which `import` reads, too
+            with gzip.open(partial / HLO / f"{safe_name(name)}.hlo.txt.gz", "wt", 1) as file:
+                file.write(text)
+        if not rows.executions.is_empty():
+            (partial / EXECUTIONS).parent.mkdir()
+            write_table(rows.executions, partial / EXECUTIONS)
+            write_table(rows.distinct_ops, partial / DISTINCT_OPS)
         write_record(record, partial)
-    return Run(record=replace(record, path=path))
-
-
-def _write_timeline(rows: TraceRows, folder: Path) -> None:
-    """Keeps every execution, unless the trace has none."""
-    if rows.executions.is_empty():
-        return
-    (folder / EXECUTIONS).parent.mkdir()
-    write_table(rows.executions, folder / EXECUTIONS)
-    write_table(rows.distinct_ops, folder / DISTINCT_OPS)
-
-
-def _write_programs(programs: Mapping[str, str], folder: Path) -> None:
-    """Keeps the HLO of the trace, which `import` reads, too."""
-    if programs:
-        (folder / HLO).mkdir()
-    for name, text in programs.items():
-        with gzip.open(folder / HLO / f"{safe_name(name)}.hlo.txt.gz", "wt", 1) as file:
-            file.write(text)
+    return Run(record=record.placed(path))
 
 
 _BENCHMARK = TraceFormat.SERVING_BENCHMARK
@@ -145,62 +210,7 @@ def _listed(paths: Iterable[Path]) -> tuple[Files, list[Path], list[str]]:
     return files, cards, findings
 
 
-def _layout(card: WorkloadCard | None, request: "ImportRequest", mesh: Mesh | None) -> _Layout:
-    """Options take precedence over the card."""
-    topology, plan, model = request.topology, request.plan, request.model
-    slice_ = None if topology is None else parse_topology(topology, is_imported=True)
-    findings = () if card is None else card.findings
-    if card is not None:
-        slice_ = slice_ or card.topology
-    laid_out = None if plan is None else parse_plan(plan)
-    if laid_out is None and mesh is None and card is not None:
-        laid_out = card.plan
-    if laid_out is not None and slice_ is None:
-        raise SpecError(
-            f"--plan {laid_out} alone does not lay out the devices. Also give --topology."
-        )
-    if mesh is not None and slice_ is not None and mesh.n_devices != slice_.n_devices:
-        raise PlanError(
-            f"the mesh {_axes(mesh)} has {mesh.n_devices} devices, but {slice_.name} has {slice_.n_devices}. "
-            "Change the mesh or the slice."
-        )
-    filled = None if laid_out is None or slice_ is None else laid_out.filled(slice_.n_devices)
-    return _Layout(
-        plan=filled,
-        mesh=mesh if filled is None else filled.mesh,
-        topology=slice_,
-        model=read_model(model) if model is not None else _model_of(card),
-        findings=findings,
-    )
-
-
-def _mesh(mesh: str | None, device_order: str | None, *, plan: str | None) -> Mesh | None:
-    """The axes of --mesh; PlanError for a plan beside it, or an order of devices without it."""
-    if mesh is None:
-        if device_order is not None:
-            raise PlanError("--device-order belongs to --mesh. Give --mesh, too.")
-        return None
-    if plan is not None:
-        raise PlanError("--plan and --mesh both lay out the devices. Give one of them.")
-    return parse_mesh(mesh, order=device_order)
-
-
-def _axes(mesh: Mesh) -> str:
-    """`data=2,model=4`."""
-    return ",".join(f"{name}={size}" for name, size in mesh.axes)
-
-
-def _model_of(card: WorkloadCard | None) -> Model | None:
-    """The model that a card names; None if it is not known here."""
-    if card is None or card.model_name is None:
-        return None
-    try:
-        return read_model(card.model_name)
-    except MeshscopeError:
-        return None
-
-
-def _checked(layout: _Layout, trace: MergedTrace) -> list[str]:
+def _checked(layout: Layout, trace: MergedTrace) -> list[str]:
     """Where the trace disagrees with the slice and the plan; SpecError if it cannot be of them."""
     topology, mesh = layout.topology, layout.mesh
     warnings: list[str] = []
@@ -212,7 +222,7 @@ def _checked(layout: _Layout, trace: MergedTrace) -> list[str]:
         warnings += _other_chip(topology, trace)
     if mesh is None:
         return warnings
-    named = f"the mesh {_axes(mesh)}" if layout.plan is None else f"plan '{layout.plan}'"
+    named = f"the mesh {layout.axes}" if layout.plan is None else f"plan '{layout.plan}'"
     if mesh.n_devices < trace.n_devices:
         raise SpecError(
             f"the trace is of {trace.n_devices} devices, and {named} lays out "
@@ -246,29 +256,6 @@ def _other_chip(topology: Topology, trace: MergedTrace) -> Iterator[str]:
         )
 
 
-def _predicted(layout: _Layout, rows: TraceRows) -> tuple[Sequence[Any], Sequence[str]]:
-    if layout.model is None or layout.plan is None or layout.topology is None:
-        return (), ()
-    return predicted_steps(
-        rows.steps, model=layout.model, plan=layout.plan, topology=layout.topology
-    )
-
-
-def _experiment(paths: Sequence[Path], layout: _Layout, trace: MergedTrace) -> ExperimentRecord:
-    topology, plan = layout.topology, layout.plan
-    mesh: Mapping[str, int] = {} if layout.mesh is None else dict(layout.mesh.axes)
-    return ExperimentRecord(
-        imported=tuple(map(str, paths)),
-        model=layout.model,
-        plan=plan,
-        mesh=mesh,
-        device_order=None if layout.mesh is None else layout.mesh.order,
-        topology=topology,
-        n_devices=trace.n_devices if topology is None else topology.n_devices,
-        n_chips=None if topology is None else topology.n_chips,
-    )
-
-
 def _measured(
     trace: MergedTrace,
     read: TraceRows,
@@ -283,7 +270,7 @@ def _measured(
         n_profiled_steps=read.n_profiled_steps,
         loads=read.loads,
         times=read.times,
-        findings=(*warnings, *read.waiting, *trace.findings, *read.findings, *findings),
+        findings=(*warnings, *trace.findings, *read.findings, *findings),
         trace=TraceFacts(
             formats=tuple(dict.fromkeys(file.format.value for file in trace.files)),
             n_files=len(trace.files),
@@ -300,13 +287,6 @@ def _measured(
     )
 
 
-def _default_folder(path: Path, layout: _Layout) -> Path:
-    axes = "" if layout.mesh is None else _axes(layout.mesh)
-    plan = (axes if layout.plan is None else str(layout.plan)).replace("=", "")
-    name = path.resolve().name.split(".")[0]
-    return default_folder(name, "" if layout.topology is None else layout.topology.name, plan)
-
-
 ASSUMED_DTYPE = "bf16"
 
 
@@ -317,9 +297,9 @@ def predicted_steps(
     rows: list[Collective] = []
     findings: list[str] = []
     for step in steps:
-        phase = Phase(step.label.value) if step.label.value in set(Phase) else None
-        if phase is None:
+        if step.label.value not in set(Phase):
             continue
+        phase = Phase(step.label.value)
         tokens = sum(n or 0.0 for n in (step.prefill_tokens, step.decode_tokens))
         if not tokens:
             findings.append(f"{phase} steps: no prediction, as the trace does not say their tokens")
@@ -351,17 +331,15 @@ def _step_experiment(
         activation_dtype=ASSUMED_DTYPE,
         cache_dtype=ASSUMED_DTYPE,
     )
-    for engine in (Engine.VLLM, Engine.MESHSCOPE):
-        try:
-            return experiment_of(
-                model=model,
-                plan=plan,
-                topology=topology,
-                workload=workload,
-                program=Program(),
-                engine=engine,
-            )
-        except MeshscopeError:
-            if engine is Engine.MESHSCOPE:
-                raise
-    raise AssertionError
+    asked = partial(
+        experiment_of,
+        model=model,
+        plan=plan,
+        topology=topology,
+        workload=workload,
+        program=Program(),
+    )
+    try:
+        return asked(engine=Engine.VLLM)
+    except MeshscopeError:
+        return asked(engine=Engine.MESHSCOPE)

@@ -1,23 +1,26 @@
 """`meshscope.run`: live devices, timed and profiled."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshscope.api.console import WorkProgress, note, print_run
 from meshscope.api.options import RunOutput, takes
-from meshscope.api.progress import ReportedProgress, report_tracing_python
-from meshscope.api.records import chip_profile, predicted_record, record_with_outcome, write_record
+from meshscope.api.predict import SpeculativeParts, speculative_parts
+from meshscope.api.records import (
+    chip_profile,
+    predicted_record,
+    record_with_outcome,
+    run_progress,
+    write_record,
+)
 from meshscope.api.request import AUTO, LiveRequest, command_line, run_folder
 from meshscope.api.run import Run
-from meshscope.api.speculate import SpeculativeParts, speculative_parts
 from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
 from meshscope.backends.live.run import RunOptions, run_experiment, run_process
 from meshscope.backends.live.worker import TRACE
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Engine
@@ -28,8 +31,7 @@ from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.run import DRAFT, SPECULATION, RunRecord
 
 
-@takes(LiveRequest)
-def run(request: LiveRequest) -> Run:
+def run_request(request: LiveRequest) -> Run:
     """Runs a model on the devices that JAX lists, times and profiles it, and saves a run.
 
     `cpu:8` makes eight virtual devices of this machine's CPU.
@@ -49,69 +51,41 @@ def run(request: LiveRequest) -> Run:
         MeshscopeError: The request is impossible, the devices fail or are missing, or the folder
             exists.
     """
-    return run_request(request)
-
-
-def run_request(request: LiveRequest) -> Run:
-    """The measured run that the request asks for; the prediction in processes other than 0."""
     prepared = prepared_run(request)
-    experiment, options, parts = prepared.experiment, prepared.options, prepared.parts
+    experiment, parts = prepared.experiment, prepared.parts
     path = run_folder(request, experiment)
     profile = chip_profile(request.profile, experiment.topology.chip)
     command = command_line("run", request)
-    report = ReportedProgress(request.progress)
-    report_tracing_python(report, experiment)
-    running = _Running(command=command, profile=profile, text=prepared.text)
-    if options.process_id:
-        _join(prepared, report)
+    report = run_progress(request.progress, experiment)
+    if prepared.options.process_id:  # process 0 has all results
+        for name, part in (("", experiment), *(() if parts is None else parts.by_name.items())):
+            with scratch_folder() as scratch:
+                progress = report.of_part(name) if name else report
+                run_process(part, scratch, prepared.part_options(name), progress=progress)
         return Run(record=predicted_record(experiment, command, profile))
+
+    def record_of(part: Experiment, folder: Path, name: str = "") -> RunRecord:
+        """The prediction with what ran on the devices, whose HLO and profile are written to the folder."""
+        progress = report.of_part(name) if name else report
+        result = run_experiment(part, folder, prepared.part_options(name), progress=progress)
+        write_profile_traces(result.profile, folder / TRACE)
+        measured = result.measured
+        if prepared.text is not None and not part.is_part_of_decode:
+            texts = dict.fromkeys(map(prepared.text.decoded, result.tokens))
+            measured = replace(measured, texts=tuple(texts))
+        predicted = predicted_record(part, command, profile)
+        return record_with_outcome(predicted, result, measured=measured)
+
     with new_folder(path, force=request.force) as partial:
-        record = running.record(experiment, partial, options, report)
+        record = record_of(experiment, partial)
         if parts is not None:
-            record = parts.added_to(
-                record,
-                lambda name, part: running.record(
-                    part,
-                    partial / SPECULATION / name,
-                    prepared.part_options(name),
-                    report.of_part(name),
-                ),
-            )
+            home = partial / SPECULATION
+            record = parts.added_to(record, lambda name, part: record_of(part, home / name, name))
         write_record(record, partial)
     return Run(record=record.placed(path))
 
 
-def _join(prepared: "PreparedRun", report: ReportedProgress) -> None:
-    """Runs as another process than the first, which has all results."""
-    with scratch_folder() as scratch:
-        run_process(prepared.experiment, scratch, prepared.options, progress=report)
-    for name, part in ({} if prepared.parts is None else prepared.parts.by_name).items():
-        with scratch_folder() as scratch:
-            run_process(part, scratch, prepared.part_options(name), progress=report.of_part(name))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Running:
-    """How the programs of a request are recorded; `text` decodes the output of the request."""
-
-    command: Sequence[str]
-    profile: ChipProfile | None
-    text: CheckpointText | None
-
-    def record(
-        self,
-        experiment: Experiment,
-        folder: Path,
-        options: RunOptions,
-        progress: ReportedProgress,
-    ) -> RunRecord:
-        """The prediction with what ran on the devices, whose HLO and profile are written to the folder."""
-        result = run_experiment(experiment, folder, options, progress=progress)
-        write_profile_traces(result.profile, folder / TRACE)
-        text = None if experiment.is_part_of_decode else self.text
-        measured = replace(result.measured, texts=_generated_texts(text, result.tokens))
-        predicted = predicted_record(experiment, self.command, self.profile)
-        return record_with_outcome(predicted, result, measured=measured)
+run = takes("run", LiveRequest, run_request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +99,22 @@ class PreparedRun:
 
     def part_options(self, name: str) -> RunOptions:
         """The options of a part, whose steps follow no prompt; no checkpoint has the weights of the draft."""
+        if not name:
+            return self.options
         checkpoint = None if name == DRAFT else self.options.checkpoint
         return replace(self.options, prompt_tokens=None, checkpoint=checkpoint)
+
+
+# Options of the request that workers need.
+_PASSED = (
+    "repeats",
+    "warmup",
+    "profiled_steps",
+    "seed",
+    "coordinator",
+    "process_id",
+    "n_processes",
+)
 
 
 def prepared_run(request: LiveRequest) -> PreparedRun:
@@ -135,72 +123,43 @@ def prepared_run(request: LiveRequest) -> PreparedRun:
         raise SpecError(
             f"--engine {request.engine} has no program to run. Use predict --engine {request.engine}."
         )
-    request = replace(request, dtype=request.dtype or _default_dtype(request.topology))
-    text, tokens = _prompt(request)
-    if tokens is not None:
+    # f32 on a CPU, where XLA computes 16-bit numbers slowly and sends them as float32
+    is_cpu = parse_topology(request.topology).chip.kind is ChipKind.CPU
+    request = replace(request, dtype=request.dtype or ("f32" if is_cpu else AUTO))
+    text, tokens, checkpoint = None, None, request.checkpoint
+    if request.prompt_text is not None:
+        if checkpoint is None:
+            raise SpecError("--prompt-text needs a tokenizer. Give --checkpoint DIR, too.")
+        text = CheckpointText(checkpoint)
+        tokens = text.encoded(request.prompt_text)
         request = replace(request, prompt=len(tokens))
     experiment = request.experiment()
-    if request.checkpoint is not None:
-        _check_checkpoint(experiment, request.checkpoint)
+    if checkpoint is not None:
+        _check_checkpoint(experiment, checkpoint)
     if experiment.program.frontend.is_own:
         check_can_run()
     return PreparedRun(
         experiment=experiment,
         parts=speculative_parts(experiment, request.speculate, has_program=True),
-        options=_run_options(request, tokens),
+        options=RunOptions(
+            **picked(request, *_PASSED),
+            prompt_tokens=tokens,
+            checkpoint=None if checkpoint is None else str(checkpoint.resolve()),
+        ),
         text=text,
     )
 
 
-def _run_options(request: LiveRequest, tokens: tuple[int, ...] | None) -> RunOptions:
-    same = (
-        "repeats",
-        "warmup",
-        "profiled_steps",
-        "seed",
-        "coordinator",
-        "process_id",
-        "n_processes",
-    )
-    checkpoint = None if request.checkpoint is None else str(request.checkpoint.resolve())
-    return RunOptions(**picked(request, *same), prompt_tokens=tokens, checkpoint=checkpoint)
-
-
-def _default_dtype(topology: str) -> str:
-    """f32 on a CPU, where XLA computes 16-bit numbers slowly and sends them as float32."""
-    return "f32" if parse_topology(topology).chip.kind is ChipKind.CPU else AUTO
-
-
-def _prompt(request: LiveRequest) -> tuple[CheckpointText | None, tuple[int, ...] | None]:
-    """The checkpoint's tokenizer and the tokens of the prompt; None without a text."""
-    if request.prompt_text is None:
-        return None, None
-    if request.checkpoint is None:
-        raise SpecError("--prompt-text needs a tokenizer. Give --checkpoint DIR, too.")
-    text = CheckpointText(request.checkpoint)
-    return text, text.encoded(request.prompt_text)
-
-
 def _check_checkpoint(experiment: Experiment, folder: Path) -> None:
     """SpecError if the checkpoint belongs to another model or lacks tensors."""
-    model = read_model(str(folder))
-    model = model.first(min(experiment.model.n_layers, model.n_layers))
-    if (
-        replace(model, name=experiment.model.name, source=experiment.model.source)
-        != experiment.model
-    ):
+    asked, model = experiment.model, read_model(str(folder))
+    model = model.first(min(asked.n_layers, model.n_layers))
+    if replace(model, name=asked.name, source=asked.source) != asked:
         raise SpecError(
-            f"checkpoint '{folder}' belongs to another model than {experiment.model.name}. "
+            f"checkpoint '{folder}' belongs to another model than {asked.name}. "
             f"Also give the folder as MODEL: meshscope run {folder} --checkpoint {folder}."
         )
     Checkpoint(folder).check(experiment)
-
-
-def _generated_texts(text: CheckpointText | None, tokens: list[list[int]]) -> tuple[str, ...]:
-    """The generated texts, each different one once."""
-    if text is None:
-        return ()
-    return tuple(dict.fromkeys(text.decoded(sequence) for sequence in tokens))
 
 
 def command(request: LiveRequest, output: RunOutput) -> None:
@@ -216,4 +175,4 @@ def command(request: LiveRequest, output: RunOutput) -> None:
     if request.process_id:
         note(f"process {request.process_id} is done; process 0 writes the run")
         return
-    print_run(run, as_json=output.as_json, is_full=output.full)
+    print_run(run, output)

@@ -7,26 +7,9 @@ from enum import StrEnum
 from functools import cache, partial, wraps
 from pathlib import Path
 from types import NoneType
-from typing import (
-    Annotated,
-    Any,
-    ParamSpec,
-    TypeVar,
-    cast,
-    dataclass_transform,
-    get_args,
-    get_type_hints,
-)
+from typing import Any, ParamSpec, TypeVar, cast, dataclass_transform, get_args, get_type_hints
 
-from meshscope.errors import (
-    NUMBERS,
-    SpecError,
-    kinds_of,
-    nearest,
-    number_of,
-    public,
-    with_keywords,
-)
+from meshscope.errors import NUMBERS, SpecError, kinds_of, number_of, public, with_keywords
 from meshscope.files import path_of
 
 P = ParamSpec("P")
@@ -85,6 +68,9 @@ def option_of(kind: Any, name: str) -> Option:
     return kind.__dataclass_fields__[name].metadata["option"]
 
 
+# What type checkers of Python users accept follows from the parameter of a converter.
+
+
 def text(value: str | Path) -> str:
     """The name of a model or file as text."""
     given: Any = value
@@ -108,24 +94,24 @@ def optional_path(value: str | Path | None) -> Path | None:
 
 def choice(kind: type[E]) -> Callable[[E | str], E]:
     """Converts to a member of an enum."""
-    return cast("Callable[[E | str], E]", lambda value: _member(kind, value))
+
+    def member(value: E | str) -> E:
+        if value not in set(kind):
+            raise ValueError(f"'{value}' is not one of {', '.join(kind)}.")
+        return kind(value)
+
+    return member
 
 
 def optional_choice(kind: type[E]) -> Callable[[E | str | None], E | None]:
-    """Converts to a member of an enum, or leaves None."""
-    return cast("Callable[[E | str | None], E | None]", lambda value: _member(kind, value))
+    """Converts to a member of an enum; None, which `request_of` leaves as it is, is taken, too."""
+    return cast("Callable[[E | str | None], E | None]", choice(kind))
 
 
 def texts(value: str | Path | Iterable[str | Path]) -> list[str]:
     """One path or several, as the caller named them."""
     given = [value] if isinstance(value, str | Path) else list(value)
     return [one if isinstance(one, str) else str(path_of(one)) for one in given]
-
-
-def _member(kind: type[E], value: Any) -> E:
-    if value not in set(kind):
-        raise ValueError(f"'{value}' is not one of {', '.join(kind)}.")
-    return kind(value)
 
 
 def request_of(kind: Callable[..., R], values: Mapping[str, Any]) -> R:
@@ -171,10 +157,14 @@ def _conversion(one: "Field[Any]", kind: Any) -> Callable[[Any], Any]:
         return converter
     if kind in NUMBERS:
         return partial(number_of, one.name, kind=kind)
-    if inspect.isclass(kind) and issubclass(kind, StrEnum):
+    if _is_a(kind, StrEnum):
         return choice(kind)
     converters: dict[Any, Callable[[Any], Any]] = {Path: path_of, str: text}
     return converters.get(kind, lambda value: value)
+
+
+def _is_a(kind: Any, *kinds: type) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, kinds)
 
 
 def changed_options(options: Any) -> dict[str, Any]:
@@ -202,55 +192,54 @@ def option_words(options: Mapping[str, Any], argument: str = "model") -> Iterabl
             yield from (flag, str(value))
 
 
+def refuse(*rules: tuple[object, str], kind: type[Exception] = SpecError) -> None:
+    """Raises an error with the message of the first rule that holds."""
+    for is_wrong, message in rules:
+        if is_wrong:
+            raise kind(message)
+
+
 def flag_of(name: str) -> str:
     """The option of the command line with this name."""
     return f"--{name.replace('_', '-')}"
 
 
-def known_option(name: str, names: list[str], where: str) -> None:
-    """SpecError with the nearest names unless `name` is an option of `where`."""
-    if name not in names:
-        raise SpecError(f"'{name}' is not an option of {where}. {nearest(name, names)}")
+def takes(name: str, kind: Callable[P, R], work: Callable[[R], T]) -> Callable[P, T]:
+    """The public function for `work`, whose parameters are the options of the request."""
+    returns = inspect.signature(work).return_annotation
+    signature = inspect.Signature(parameters_of(kind), return_annotation=returns)
 
+    @wraps(work)
+    def called(bound: inspect.BoundArguments) -> T:
+        return work(request_of(kind, bound.arguments))
 
-def takes(kind: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, T]]:
-    """A function for Python users whose parameters are the options of a request."""
-
-    def decorate(work: Callable[[R], T]) -> Callable[P, T]:
-        @wraps(work)
-        def called(*args: P.args, **options: P.kwargs) -> T:
-            bound = signature.bind(*args, **options)
-            return work(request_of(kind, bound.arguments))
-
-        returns = inspect.signature(work).return_annotation
-        signature = inspect.Signature(parameters_of(kind), return_annotation=returns)
-        return documented(called, signature, kind, name=work.__name__)
-
-    return decorate
+    return cast("Callable[P, T]", documented(called, signature, kind, name=name))
 
 
 def documented(
-    work: Callable[P, T], signature: inspect.Signature, *kinds: Any, name: str
-) -> Callable[P, T]:
+    work: Callable[[inspect.BoundArguments], T],
+    signature: inspect.Signature,
+    *kinds: Any,
+    name: str,
+) -> Callable[..., T]:
     """The public function with this signature, and with the options of the requests in its docstring."""
 
     @wraps(work)
-    def called(*args: P.args, **options: P.kwargs) -> T:
+    def called(*args: Any, **options: Any) -> T:
         try:
-            signature.bind(*args, **options)
+            bound = signature.bind(*args, **options)
         except TypeError as error:
             raise TypeError(f"{name}() {error}") from None
-        return work(*args, **options)
+        return work(bound)
 
     names = {word: one for kind in kinds for word, one in other_names(kind).items()}
     helped = {one.name: help_of(kind, one.name) for kind in kinds for one in fields(kind)}
-    lines = [f"    {name}: {helped[name]}" for name in signature.parameters if name in helped]
+    lines = [f"    {one}: {helped[one]}" for one in signature.parameters if one in helped]
     head, mark, tail = inspect.cleandoc(work.__doc__ or "").partition("Returns:")
     called.__doc__ = "\n".join([head, "Args:", *lines, "", mark + tail])
     called.__name__ = called.__qualname__ = name
     called.__signature__ = signature  # type: ignore[attr-defined]
-    annotated = {one.name: one.annotation for one in signature.parameters.values()}
-    called.__annotations__ = annotated
+    called.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
     return public(called, names)
 
 
@@ -272,18 +261,17 @@ def parameters_of(kind: Any) -> list[inspect.Parameter]:
 
 def _accepted(hint: Any, converter: Any) -> Any:
     """What Python users may give for a field of this type."""
-    also = {text: Path, text_or_number: int, texts: str | Path | Iterable[str | Path]}.get(
-        converter
-    )
-    if also is not None:
-        return also if converter is texts else hint | also
-    kind = kinds_of(hint)[0]
-    return hint | str if inspect.isclass(kind) and issubclass(kind, StrEnum | Path) else hint
+    if converter is texts:
+        return str | Path | Iterable[str | Path]
+    if converter in {text, text_or_number}:
+        return hint | (Path if converter is text else int)
+    return hint | str if _is_a(kinds_of(hint)[0], StrEnum, Path) else hint
 
 
-def declared_fields(kind: Any) -> "list[Field[Any]]":
-    """The fields of a request in the order of the help."""
-    return sorted(fields(kind), key=lambda one: one.metadata["option"].is_last)
+def declared_fields(*kinds: Any) -> "list[Field[Any]]":
+    """The fields of requests in the order of the help."""
+    every = (one for kind in kinds for one in fields(kind))
+    return sorted(every, key=lambda one: one.metadata["option"].is_last)
 
 
 def other_names(kind: Any) -> dict[str, str]:
@@ -303,8 +291,13 @@ def help_of(kind: Any, name: str) -> str:
 
 JSON = Option(help="Print one JSON document on stdout.", flags=("--json",), is_last=True)
 FULL = Option(help="All conditions and tables below the answer.", is_last=True)
-JsonOption = Annotated[bool, JSON]
-FullOption = Annotated[bool, FULL]
+
+
+@request
+class JsonOutput:
+    """Whether a command prints one document."""
+
+    as_json: bool = option(JSON, default=False)
 
 
 @request

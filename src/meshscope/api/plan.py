@@ -1,6 +1,5 @@
 """`meshscope.plan`: the best plan of a model on a slice, by prediction."""
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,23 +7,22 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from meshscope.api.console import WorkProgress, new_console, note, print_all, print_json
+from meshscope.api.console import WorkProgress, echo, new_console, note, print_all, print_json
 from meshscope.api.options import (
     JSON,
     choice,
     option,
     optional_path,
+    refuse,
     request,
     takes,
     text,
     text_or_number,
 )
-from meshscope.api.plot_tools import plot_tools
 from meshscope.api.request import AUTO, DTYPE, LAYERS, MODEL, PROFILE, PROGRESS
-from meshscope.api.sweep import ADDRESS, QUEUE
+from meshscope.api.sweep import ADDRESS, QUEUE, SweepOptions
 from meshscope.errors import RunError, SpecError, UsageError, public, read_only
 from meshscope.files import path_of
-from meshscope.hardware.topology import Topology
 from meshscope.interconnect.profile import load_profile
 from meshscope.model.config import read_model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE
@@ -139,10 +137,6 @@ class PlanRequest:
     profile: Path | None = option(PROFILE, default=None, converter=optional_path)
     progress: Progress | None = option(PROGRESS, default=None)
 
-    def slices(self) -> tuple[Topology, ...]:
-        """The slices to choose from; one if the topology names one."""
-        return parse_slices(self.topology)
-
     def slice_prices(self) -> dict[str, float] | None:
         """The prices per chip hour."""
         return None if self.prices is None else parse_prices(self.prices)
@@ -151,21 +145,17 @@ class PlanRequest:
         """What the search varies on the first slice; a MeshscopeError for an impossible option."""
         model = read_model(self.model)
         wide = UNQUANTIZED_DTYPE if self.dtype == AUTO else dtype_name(self.dtype)
+        weights = self.weight_dtype or f"{self.dtype},{QUANTIZED}"
+        caches = self.cache_dtype or f"{wide},{QUANTIZED}"
         return SearchSpace(
             model=model if self.layers is None else first_layers(model, self.layers),
-            topology=self.slices()[0],
+            topology=parse_slices(self.topology)[0],
             workload=Workload(
                 batch=1, prompt=self.prompt, output=self.output, activation_dtype=wide
             ),
             batches=parse_batches(self.batch),
-            weight_dtypes=_dtypes(
-                "--weight-dtype",
-                self.weight_dtype or f"{self.dtype},{QUANTIZED}",
-                partial(weight_dtype_of, model),
-            ),
-            cache_dtypes=_dtypes(
-                "--cache-dtype", self.cache_dtype or f"{wide},{QUANTIZED}", dtype_name
-            ),
+            weight_dtypes=_dtypes("--weight-dtype", weights, partial(weight_dtype_of, model)),
+            cache_dtypes=_dtypes("--cache-dtype", caches, dtype_name),
             chunks=tuple(dict.fromkeys(map(chunk_option, self.prefill_chunk.split(",")))),
             profile=None if self.profile is None else load_profile(self.profile),
             n_first_layers=None if self.layers == model.n_layers else self.layers,
@@ -220,10 +210,10 @@ class PlanResult:
                 "there is no Pareto front to draw: no plan meets the objective. "
                 "Relax --slo, or drop --plot."
             )
-        with plot_tools():
-            from meshscope.reports.charts.pictures import write_picture  # noqa: PLC0415  only plots need it
+        from meshscope.api.export import pictures  # noqa: PLC0415  only plots need it
         from meshscope.reports.charts.points import front_chart  # noqa: PLC0415  only plots need it
 
+        write_picture = pictures().write_picture
         space = self.search.space
         title = f"{space.model.name} on {space.topology.name}"
         chart = replace(front_chart(self.search, self.front), title=title)
@@ -255,8 +245,7 @@ class PlanResult:
         return "\n".join(self.lines())
 
 
-@takes(PlanRequest)
-def plan(request: PlanRequest) -> PlanResult:
+def plan_request(request: PlanRequest) -> PlanResult:
     """Finds the best plan of a model on a slice by predicting every legal one.
 
     With several slices, picks the cheapest that meets the limits; with prices and without limits, the one
@@ -272,17 +261,11 @@ def plan(request: PlanRequest) -> PlanResult:
     Raises:
         MeshscopeError: An option or the model is impossible, or the chip has no published figures.
     """
-    result = plan_request(request)
+    result = searched(request)
     return verified_result(request, result) if request.verify else result
 
 
-def check_files(report: Path | None, plot: Path | None, *, force: bool) -> None:
-    """RunError for a file that exists, unless `force` replaces it, and for a plot that is no picture."""
-    for path in (report, plot):
-        if path is not None:
-            check_new(path, force=force)
-    if plot is not None:
-        _check_picture(plot)
+plan = takes("plan", PlanRequest, plan_request)
 
 
 def _check_picture(path: Path) -> None:
@@ -292,7 +275,6 @@ def _check_picture(path: Path) -> None:
 
 def verified_result(request: PlanRequest, result: PlanResult) -> PlanResult:
     """The result with its best plans compiled."""
-    from meshscope.api.sweep import SweepOptions  # noqa: PLC0415  only a verification needs it
     from meshscope.api.verify import verified_choices  # noqa: PLC0415  it loads the backends
 
     space = result.search.space
@@ -309,20 +291,21 @@ def verified_result(request: PlanRequest, result: PlanResult) -> PlanResult:
     return replace(result, verified=verified)
 
 
-def plan_request(request: PlanRequest) -> PlanResult:
+def searched(request: PlanRequest) -> PlanResult:
     """The result of the request, without compiled plans."""
     objective = objective_of(request.slo, request.goal)
-    slices, prices, space = request.slices(), request.slice_prices(), request.space()
-    if len(slices) == 1 and prices is None:
-        is_large = n_combinations(space, plans_of(space)) >= LARGE
-        if is_large and not is_reachable(space, objective):
-            raise unreachable([space], objective)
-        shown = SearchProgress(request.progress)
-        result = search(space, objective, shown)
-        shown.done()
-        return PlanResult(search=result)
-    result = search_slices(space, slices, objective, prices, request.progress)
-    return PlanResult(search=result.shown, slices=result)
+    slices, prices = parse_slices(request.topology), request.slice_prices()
+    space = request.space()
+    if len(slices) > 1 or prices is not None:
+        result = search_slices(space, slices, objective, prices, request.progress)
+        return PlanResult(search=result.shown, slices=result)
+    is_large = n_combinations(space, plans_of(space)) >= LARGE
+    if is_large and not is_reachable(space, objective):
+        raise unreachable([space], objective)
+    shown = SearchProgress(request.progress)
+    result = search(space, objective, shown)
+    shown.done()
+    return PlanResult(search=result)
 
 
 def fit_request(request: PlanRequest) -> SliceFits:
@@ -346,7 +329,8 @@ def fit_request(request: PlanRequest) -> SliceFits:
         replace(space.workload, weight_dtype=weights, cache_dtype=cache)
         for weights, cache in product(*tried)
     ]
-    answers = slice_fits(space.model, request.slices(), workloads, batch=batch, chunk=chunk)
+    slices = parse_slices(request.topology)
+    answers = slice_fits(space.model, slices, workloads, batch=batch, chunk=chunk)
     if not answers.fits:
         reasons = dict.fromkeys(answers.refused.values())
         raise SpecError(f"--topology {request.topology}: {' '.join(reasons)}")
@@ -399,9 +383,13 @@ def command(request: PlanRequest, output: PlanOutput) -> None:
     if output.fit:
         _print_fits(request, as_json=output.as_json)
         return
-    check_files(output.report, output.plot, force=output.force)
+    for path in (output.report, output.plot):
+        if path is not None:
+            check_new(path, force=output.force)
+    if output.plot is not None:
+        _check_picture(output.plot)
     with WorkProgress() as progress:
-        result = plan_request(replace(request, progress=progress))
+        result = searched(replace(request, progress=progress))
     if request.verify:
         with WorkProgress() as progress:
             result = verified_result(replace(request, progress=progress), result)
@@ -411,9 +399,8 @@ def command(request: PlanRequest, output: PlanOutput) -> None:
         note(f"wrote {result.plot(output.plot, force=output.force)}")
     if output.as_json:
         print_json(result.as_dict())
-        return
-    lines = result.lines(n_rows=output.top, has_launch=output.launch)
-    sys.stdout.writelines(f"{line}\n" for line in lines)
+    else:
+        echo(*result.lines(n_rows=output.top, has_launch=output.launch))
 
 
 def _check_options(request: PlanRequest, output: PlanOutput) -> None:
@@ -423,35 +410,34 @@ def _check_options(request: PlanRequest, output: PlanOutput) -> None:
         *(output.launch, output.top != DEFAULT_ROWS, output.report, output.plot),
     )
     is_elsewhere = request.address is not None or request.queue is not Queue.LOCAL
-    for is_wrong, message in (
+    is_verified, has_file = bool(request.verify), output.report or output.plot
+    refuse(
         (output.fit and any(timed), f"--fit predicts no times: omit {TIMED_OPTIONS}"),
         (
-            output.force and not (output.report or output.plot),
+            output.force and not has_file,
             "--force replaces the FILE of --report or --plot: add one",
         ),
         (
-            request.out is not None and not request.verify,
+            request.out is not None and not is_verified,
             "--out is the folder of the runs that --verify compiles: add it",
         ),
         (
-            not request.verify and is_elsewhere,
+            is_elsewhere and not is_verified,
             "--queue and --address are those of --verify: add it",
         ),
-    ):
-        if is_wrong:
-            raise UsageError(message)
+        kind=UsageError,
+    )
 
 
 def _print_fits(request: PlanRequest, *, as_json: bool) -> None:
     """The slices with what they have room for."""
     answers, prices = fit_request(request), request.slice_prices()
     if as_json:
-        documents = [slice_fit_document(fit, prices) for fit in answers.fits]
         refused = [
             {"slice": name, "fits": None, "reason": r} for name, r in answers.refused.items()
         ]
-        print_json([*documents, *refused])
+        print_json([*(slice_fit_document(fit, prices) for fit in answers.fits), *refused])
         return
-    model = request.space().model
+    notes = fit_notes(request.space().model, answers, request.batch)
     table = slice_fits_table(answers.fits, request.batch, prices)
-    print_all(new_console(), [table, "", *fit_notes(model, answers, request.batch)])
+    print_all(new_console(), [table, "", *notes])

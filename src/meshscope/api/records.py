@@ -3,56 +3,49 @@
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 from meshscope import __version__
+from meshscope.api.console import ReportedProgress
 from meshscope.api.request import ExperimentRequest
 from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.predicted import predicted_times, timed_predictions
 from meshscope.errors import SpecError
-from meshscope.events.collective import Collective, OtherOperation
+from meshscope.events.collective import OtherOperation
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
-from meshscope.events.step_time import StepTime, TimeEstimate
+from meshscope.events.step_time import StepTime
 from meshscope.hardware.chips import Chip
 from meshscope.interconnect.profile import ChipProfile, load_profile
 from meshscope.model.catalog import BY_NAME
-from meshscope.model.layers import ShallowLayers
 from meshscope.model.quantization import activation_dtype_of, quantization_of
 from meshscope.plans.checks import cut_weight
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.experiment_record import ExperimentRecord
-from meshscope.plans.memory import Memory
 from meshscope.prediction import predict
 from meshscope.prediction.memory import predicted_memory
+from meshscope.reports.plain import plain
+from meshscope.serialize import picked
 from meshscope.store.folder import new_folder
+from meshscope.store.history import earlier_compile
 from meshscope.store.run import SPECULATION, Manifest, RunRecord
 from meshscope.units import DTYPE_BITS, format_dtype, format_seconds
+from meshscope.workers import Progress
+
+if TYPE_CHECKING:
+    from meshscope.backends.compile.compile import CompileResult
+    from meshscope.backends.live.run import RunResult
 
 # Environment variables that change the compiled program.
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION")
 
 
 OTHER_PROGRAM_FRAC = 0.1  # the difference from which the time of another program is noted
-
-
-class BackendResult(Protocol):
-    """Results of the compiler or of live devices."""
-
-    @property
-    def rows(self) -> Sequence[Collective]: ...  # noqa: D102  compiled and measured
-    @property
-    def memory(self) -> Memory: ...  # noqa: D102  by the compiler's account
-    @property
-    def versions(self) -> Mapping[str, str]: ...  # noqa: D102
-    @property
-    def seconds(self) -> Mapping[str, float]: ...  # noqa: D102
-    @property
-    def flags(self) -> Mapping[str, str]: ...  # noqa: D102
 
 
 def predicted_record(
@@ -77,48 +70,39 @@ def noting_own_program(
 
     The closed form follows published steps, whose programs spend more on the routing of experts.
     """
-    compiled_ones = predicted_times(experiment, profile, program=ModeledProgram.OWN)
-    times = (
-        _noting(time, compiled.step)
-        for time, compiled in zip(predicted.times, compiled_ones, strict=True)
-    )
+    own = predicted_times(experiment, profile, program=ModeledProgram.OWN)
+    times: list[StepTime] = []
+    for time, own_time in zip(predicted.times, own, strict=True):
+        own_s = own_time.step.value_s
+        note = (
+            f"{format_seconds(own_s)} for the compiled program by the same model: its small operations "
+            "work on arrays in VMEM, those of published programs do not"
+        )
+        is_noted = abs(own_s / time.step.value_s - 1) >= OTHER_PROGRAM_FRAC
+        times.append(replace(time, notes=(*time.notes, note)) if is_noted else time)
     return replace(predicted, times=tuple(times))
 
 
-def _noting(time: StepTime, of_compiled: TimeEstimate) -> StepTime:
-    if abs(of_compiled.value_s / time.step.value_s - 1) < OTHER_PROGRAM_FRAC:
-        return time
-    note = (
-        f"{format_seconds(of_compiled.value_s)} for the compiled program by the same model: its small operations "
-        "work on arrays in VMEM, those of published programs do not"
-    )
-    return replace(time, notes=(*time.notes, note))
-
-
-def record_with_outcome(  # noqa: PLR0913  a prediction and all that came of it
+def record_with_outcome(
     predicted: RunRecord,
-    outcome: BackendResult,
+    outcome: "CompileResult | RunResult",
     *,
     measured: Measured | None = None,
     times: Iterable[StepTime] = (),
-    timed_layers: ShallowLayers | None = None,
-    others: Iterable[OtherOperation] = (),
+    **compiled: Any,
 ) -> RunRecord:
     """The prediction with the results beside it; `times` are those of the compiled steps.
 
-    `timed_layers` are those of the unrolled programs behind the times, and `others` the operations of the
-    compiled programs without rows.
+    `compiled` are fields of the manifest: `timed_layers`, the layers of the unrolled programs behind the
+    times, and `others`, the operations of the compiled programs without rows.
     """
     manifest = new_manifest(
         Source.COMPILED if measured is None else Source.MEASURED,
         predicted.manifest.experiment,
         predicted.manifest.command,
         phases=predicted.manifest.phases,
-        versions=outcome.versions,
-        seconds=outcome.seconds,
-        flags=outcome.flags,
-        timed_layers=timed_layers,
-        others=others,
+        **picked(outcome, "versions", "seconds", "flags"),
+        **compiled,
     )
     return RunRecord(
         path=None,
@@ -137,28 +121,42 @@ def new_manifest(  # noqa: PLR0913  the fields of a manifest
     *,
     phases: Iterable[Phase],
     versions: Mapping[str, str] | None = None,
-    seconds: Mapping[str, float] | None = None,
     flags: Mapping[str, str] | None = None,
-    timed_layers: ShallowLayers | None = None,
     others: Iterable[OtherOperation] = (),
+    **known: Any,
 ) -> Manifest:
     """The manifest of a run made now by this process; `versions` and `flags` are the compiler's."""
+    own = {"meshscope": __version__, "python": platform.python_version()}
     return Manifest(
         source=source,
         experiment=experiment,
         phases=tuple(phases),
         command=tuple(command),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={
-            "meshscope": __version__,
-            "python": platform.python_version(),
-            **(versions or {}),
-        },
+        versions={**own, **(versions or {})},
         flags={name: os.environ[name] for name in FLAGS if name in os.environ} | dict(flags or {}),
-        seconds=seconds or {},
-        timed_layers=timed_layers,
         other_operations=tuple(others),
+        **known,
     )
+
+
+def run_progress(
+    callback: Progress | None, experiment: Experiment, folder: Path | None = None
+) -> ReportedProgress:
+    """Progress of a command, with the Python that traces with torch_xla, if it is not the running one.
+
+    It has expected times, if a run in `folder` compiled the same model.
+    """
+    from meshscope.programs.environments import TORCHXLA_VARIABLE, torchxla_python  # noqa: PLC0415  slow
+
+    report = ReportedProgress(callback)
+    earlier = None if folder is None else earlier_compile(experiment.record, folder)
+    if earlier is not None:
+        expected_s = {phase.value: seconds for phase, seconds in earlier.phase_s.items()}
+        report = ReportedProgress(callback, expected_s, earlier=plain(earlier.name))
+    if experiment.program.frontend.is_traced and (python := torchxla_python()) != sys.executable:
+        report("torch_xla", f"traces in processes of {python} ({TORCHXLA_VARIABLE})")
+    return report
 
 
 def chip_profile(path: Path | None, chip: Chip | None) -> ChipProfile | None:
@@ -203,50 +201,51 @@ def write_record(record: RunRecord, partial: Path) -> None:
 
 
 def checkpoint_notes(request: ExperimentRequest, experiment: Experiment) -> tuple[str, ...]:
-    """Sentences on weights that are not in a common 16-bit format, and on a cache of 8 bits."""
-    return (*_format_note(request, experiment), *_cache_note(request, experiment))
+    """Sentences on weights that are not in a common 16-bit format, and on a cache of 8 bits.
+
+    There is none on what an option names.
+    """
+    model, workload = experiment.model, experiment.workload
+    notes: list[str] = []
+    if model.stored_as is not None and request.weight_dtype is None:
+        note = _format_note(request, experiment)
+        if note is not None:
+            notes.append(f"{model.name}: the checkpoint stores weights as {model.stored_as}{note}")
+    if model.stored_cache is not None and request.cache_dtype is None:
+        notes.append(
+            f"{model.name}: the checkpoint has scales for a KV cache in {model.stored_cache}; "
+            f"{format_dtype(workload.cache_dtype)} is assumed. Use --cache-dtype {model.stored_cache} to count "
+            "such a cache"
+        )
+    return tuple(notes)
 
 
-def _format_note(request: ExperimentRequest, experiment: Experiment) -> tuple[str, ...]:
-    """Nothing if an option names the weight dtype."""
+def _format_note(request: ExperimentRequest, experiment: Experiment) -> str | None:
+    """What follows from the format of the checkpoint; None if it is what one expects."""
     model, assumed = experiment.model, experiment.workload.weight_dtype
-    if model.stored_as is None or request.weight_dtype is not None:
-        return ()
-    stored = f"{model.name}: the checkpoint stores weights as {model.stored_as}"
-    option = f"--weight-dtype {format_dtype(assumed)}"
-    if model.stored_dtype is None:
+    stored, name = model.stored_dtype, format_dtype(assumed)
+    option = f"(--weight-dtype {name})"
+    if stored is None:
         near = model.nearest_dtype
-        taken = f"{format_dtype(assumed)} is assumed. Name a format, such as --weight-dtype int4"
-        if near is not None:
-            taken = f"{format_dtype(assumed)} is assumed. The nearest is --weight-dtype {format_dtype(near)}"
+        taken = f"{name} is assumed. Name a format, such as --weight-dtype int4"
         if near == assumed:
-            taken = f"the nearest is assumed ({option})"
-        return (f"{stored}, which no --weight-dtype equals; {taken}",)
-    if model.stored_dtype == assumed:
+            taken = f"the nearest is assumed {option}"
+        elif near is not None:
+            taken = f"{name} is assumed. The nearest is --weight-dtype {format_dtype(near)}"
+        return f", which no --weight-dtype equals; {taken}"
+    if stored == assumed:
         is_plain = not request.has_default_weights or quantization_of(assumed) is None
         other = "Use --dtype bf16 for bf16 weights"
-        if model.stored_as.endswith(BY_NAME):
+        if model.stored_as is not None and model.stored_as.endswith(BY_NAME):
             other = "Give its config.json for what it leaves out"
-        return () if is_plain else (f"{stored} ({option}). {other}",)
-    if DTYPE_BITS[model.stored_dtype] == DTYPE_BITS[assumed]:
-        is_wide = activation_dtype_of(model.stored_dtype) is not None
-        return (f"{stored}; here activations have 16 bits ({option})",) if is_wide else ()
+        return None if is_plain else f" {option}. {other}"
+    if DTYPE_BITS[stored] == DTYPE_BITS[assumed]:
+        is_wide = activation_dtype_of(stored) is not None
+        return f"; here activations have 16 bits {option}" if is_wide else None
     is_default = request.has_program and request.has_default_weights
     if is_default and model.default_weight_dtype != assumed:
-        cut = cut_weight(model, experiment.plan, model.stored_dtype)
+        cut = cut_weight(model, experiment.plan, stored)
         lack = "which the program lacks" if cut is None else f"but the plan splits groups of {cut}"
-        return (f"{stored}, {lack}; {format_dtype(assumed)} is assumed",)
-    option = f"--weight-dtype {format_dtype(model.stored_dtype)}"
-    return (
-        f"{stored}; {format_dtype(assumed)} is assumed. Use {option} to count the checkpoint's bytes",
-    )
-
-
-def _cache_note(request: ExperimentRequest, experiment: Experiment) -> tuple[str, ...]:
-    """Nothing if an option names the dtype of the cache."""
-    model, assumed = experiment.model, experiment.workload.cache_dtype
-    if model.stored_cache is None or request.cache_dtype is not None:
-        return ()
-    stored = f"{model.name}: the checkpoint has scales for a KV cache in {model.stored_cache}"
-    option = f"--cache-dtype {model.stored_cache}"
-    return (f"{stored}; {format_dtype(assumed)} is assumed. Use {option} to count such a cache",)
+        return f", {lack}; {name} is assumed"
+    use = f"Use --weight-dtype {format_dtype(stored)} to count the checkpoint's bytes"
+    return f"; {name} is assumed. {use}"

@@ -2,13 +2,11 @@
 
 import webbrowser
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from meshscope.api.console import note, print_json
 from meshscope.api.database import run_folders
-from meshscope.api.options import JsonOption, Option
+from meshscope.api.options import JsonOutput, option, request
 from meshscope.errors import RunError
 from meshscope.reports.export.files import new_file
 from meshscope.reports.html.page import page_html
@@ -18,25 +16,6 @@ from meshscope.units import format_bytes
 
 REPORT = "report.html"
 MAX_RUNS = 200  # on one page
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundRuns:
-    """Folders of runs, and files beside them that are no runs."""
-
-    folders: tuple[Path, ...]
-    skipped: tuple[Path, ...]
-
-
-def runs_at(paths: Sequence[Path]) -> FoundRuns:
-    """The runs at these paths: runs, folders of runs such as a sweep, or patterns.
-
-    A file among several paths is skipped: a shell expands `sweep/*` to the summary, too. RunError if a
-    path has no run.
-    """
-    skipped = tuple(path for path in paths if len(paths) > 1 and path.is_file())
-    folders = (folder for path in paths if path not in skipped for folder in run_folders(path))
-    return FoundRuns(folders=tuple(folders), skipped=skipped)
 
 
 def write_report(runs: Sequence[RunRecord], out: Path | None, *, force: bool) -> Path:
@@ -73,43 +52,43 @@ def report_path(runs: Sequence[Path | None], out: Path | None) -> Path:
     return folder / REPORT
 
 
-def command(
-    runs: Annotated[
-        list[Path],
-        Option(
-            help="Folders of runs, folders of sweeps, or patterns such as 'runs/*'.",
-            metavar="RUN...",
-            is_argument=True,
-        ),
-    ],
-    *,
-    out: Annotated[
-        Path | None,
-        Option(
-            help="The HTML file.",
-            metavar="FILE",
-            shown="report.html in the run, or in the folder of the runs",
-        ),
-    ] = None,
-    force: Annotated[bool, Option(help="Replace an earlier report.")] = False,
-    is_opened: Annotated[bool, Option(help="Open it in the browser.", flags=("--open",))] = False,
-    as_json: JsonOption = False,
-) -> None:
+@request
+class ReportRequest:
+    """The options of `report`."""
+
+    runs: list[Path] = option(
+        "Folders of runs, folders of sweeps, or patterns such as 'runs/*'.",
+        metavar="RUN...",
+        kw_only=False,
+    )
+    out: Path | None = option(
+        "The HTML file.",
+        default=None,
+        metavar="FILE",
+        shown="report.html in the run, or in the folder of the runs",
+    )
+    force: bool = option("Replace an earlier report.", default=False)
+    is_opened: bool = option("Open it in the browser.", default=False, flags=("--open",))
+
+
+def command(asked: ReportRequest, output: JsonOutput) -> None:
     """Write a report for the browser, one HTML file.
 
     The file needs no network. It opens with the time of a request, what binds it, whether it fits, and
     what to try next. Several runs are ranked by the time of the request and compared with a baseline.
     """
-    reported = runs_at(runs)
-    for path in reported.skipped:
+    # A file among several paths is skipped: a shell expands `sweep/*` to the summary, too.
+    skipped = [path for path in asked.runs if len(asked.runs) > 1 and path.is_file()]
+    given = (path for path in asked.runs if path not in skipped)
+    folders = [folder for path in given for folder in run_folders(path)]
+    for path in skipped:
         note(f"skipped {path}: not a run")
-    path = report_path(reported.folders, out)
-    write_report([read_run(run) for run in reported.folders], path, force=force)
+    path = report_path(folders, asked.out)
+    write_report([read_run(run) for run in folders], path, force=asked.force)
     size = path.stat().st_size
-    if as_json:
-        document = {"runs": list(map(str, reported.folders)), "path": str(path), "file_bytes": size}
-        print_json(document)
+    if output.as_json:
+        print_json({"runs": list(map(str, folders)), "path": str(path), "file_bytes": size})
     else:
         note(f"wrote {path} ({format_bytes(size)})")
-    if is_opened:
+    if asked.is_opened:
         webbrowser.open(path.resolve().as_uri())

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from meshscope.api.idle_options import check_no_idle_options
 from meshscope.api.options import (
@@ -20,7 +20,7 @@ from meshscope.api.options import (
 )
 from meshscope.cost.predicted import with_default_chunk
 from meshscope.errors import SpecError
-from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect.placement import parse_device_order
 from meshscope.model.config import read_model
 from meshscope.model.model import Model
@@ -180,41 +180,31 @@ class ExperimentRequest:
         model = read_model(self.model)
         topology = parse_topology(self.topology)
         plan = parse_plan(self.plan)
+        filled = plan.filled(topology.n_devices)
         wide = dtype_name(UNQUANTIZED_DTYPE if self.dtype == AUTO else self.dtype)
+        cache = self.cache_dtype or AUTO
         experiment = experiment_of(
             model=model,
             plan=plan,
             topology=topology,
             workload=Workload(
-                batch=self.batch,
-                prompt=self.prompt,
-                output=self.output,
-                weight_dtype=self._weight_dtype(model, plan.filled(topology.n_devices)),
+                **picked(self, "batch", "prompt", "output", "routing_skew"),
+                weight_dtype=self._weight_dtype(model, filled),
                 activation_dtype=wide,
-                cache_dtype=self._cache_dtype(wide),
-                routing_skew=self.routing_skew,
+                cache_dtype=wide if cache == AUTO else dtype_name(cache),
                 prefill_chunk=None if isinstance(chunk, ChunkRule) else chunk,
             ),
             program=Program(**picked(self, *_PROGRAM_OPTIONS)),
             engine=self.engine,
             n_layers=self.layers,
-            device_order=self._device_order(plan, topology),
+            device_order=None
+            if self.device_order is None
+            else parse_device_order(self.device_order, filled.mesh, topology),
         )
         check_no_idle_options(changed_options(self), experiment)
         if self.frontend.is_traced:
             check_traceable(experiment)
         return with_default_chunk(experiment) if chunk is ChunkRule.AUTO else experiment
-
-    def _device_order(self, plan: Plan, topology: Topology) -> tuple[int, ...] | None:
-        if self.device_order is None:
-            return None
-        return parse_device_order(self.device_order, plan.filled(topology.n_devices).mesh, topology)
-
-    def _cache_dtype(self, wide: str) -> str:
-        """The dtype of the KV cache, by default that of activations."""
-        if self.cache_dtype is None or self.cache_dtype == AUTO:
-            return wide
-        return dtype_name(self.cache_dtype)
 
     @property
     def has_default_weights(self) -> bool:
@@ -256,11 +246,6 @@ PROGRESS = Option(
     is_for_python=True,
     is_last=True,
 )
-
-
-TopologyOption = Annotated[str, TOPOLOGY]
-PlanOption = Annotated[str, PLAN]
-ProfileOption = Annotated[Path | None, PROFILE]
 
 
 @request
@@ -347,14 +332,6 @@ def command_line(command: str, asked: ExperimentRequest) -> tuple[str, ...]:
     return ("meshscope", command, *option_words(options))
 
 
-def _chunk_word(experiment: Experiment) -> str:
-    """The prefill chunk in the name of a folder; empty for the default."""
-    workload = experiment.workload
-    if with_default_chunk(experiment).workload == workload:
-        return ""
-    return "unchunked" if workload.prefill_chunk is None else f"chunk{workload.prefill_chunk}"
-
-
 # Options in the name of a folder if they are not the defaults, and how their values are written.
 _NAME_WORDS: dict[str, str] = {
     "layers": "{}layers",
@@ -376,14 +353,16 @@ def run_folder(asked: ExperimentRequest, experiment: Experiment) -> Path:
     """`--out`, or `runs/<model>-<slice>-<plan>` with the options that are not defaults."""
     if asked.out is not None:
         return asked.out
-    program = experiment.program
-    changed = changed_options(asked)
-    workload = [form.format(changed[n]) for n, form in _NAME_WORDS.items() if n in changed]
+    program, workload, changed = experiment.program, experiment.workload, changed_options(asked)
+    chunk = f"chunk{workload.prefill_chunk}" if workload.prefill_chunk else "unchunked"
+    order = re.sub(r"[:=]", "", asked.device_order or "")
+    if len(order) > MAX_ORDER_WORD:
+        order = f"devices{hashlib.sha256(order.encode()).hexdigest()[:8]}"
     return default_folder(
         experiment.model.name.rsplit("/", 1)[-1],
         experiment.topology.name,
         str(experiment.plan).replace("=", ""),
-        *workload,
+        *(form.format(changed[n]) for n, form in _NAME_WORDS.items() if n in changed),
         "" if program.frontend.is_own else program.frontend,
         program.engine_version or "",
         "auto" if program.partitioner is Partitioner.AUTO else "",
@@ -392,16 +371,6 @@ def run_folder(asked: ExperimentRequest, experiment: Experiment) -> Path:
         "plain" if program.kernels is Kernels.OFF else "",
         "" if program.dispatch is DispatchForm.AUTO else program.dispatch.value,
         "" if program.microbatches is None else f"microbatches{program.microbatches}",
-        _chunk_word(experiment),
-        _order_word(asked.device_order),
+        "" if with_default_chunk(experiment).workload == workload else chunk,
+        order,
     )
-
-
-def _order_word(device_order: str | None) -> str:
-    """The order of devices in the name of a folder; a digest of a long one."""
-    if device_order is None:
-        return ""
-    word = re.sub(r"[:=]", "", device_order)
-    if len(word) > MAX_ORDER_WORD:
-        word = f"devices{hashlib.sha256(word.encode()).hexdigest()[:8]}"
-    return word

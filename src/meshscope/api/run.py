@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from meshscope.analysis.insertion import Insertion
     from meshscope.api.compare import RunComparison
-    from meshscope.api.metrics import Metrics
+    from meshscope.api.runs import Metrics
     from meshscope.planner.capacity import Capacity
 
 
@@ -140,7 +140,7 @@ class Run:
     @property
     def metrics(self) -> "Metrics":
         """Every metric of docs/metrics.md by name, as a polars table."""
-        from meshscope.api.metrics import metrics_of_runs  # noqa: PLC0415  polars is slow to import
+        from meshscope.api.runs import metrics_of_runs  # noqa: PLC0415  polars is slow to import
 
         return metrics_of_runs({self.name: self.record})
 
@@ -157,7 +157,7 @@ class Run:
 
     def explain(self) -> "tuple[Insertion, ...]":
         """Why the partitioner inserted each collective, what it costs and what avoids it."""
-        from meshscope.api.explain import explained  # noqa: PLC0415
+        from meshscope.api.compare import explained  # noqa: PLC0415
 
         return explained(self.record, self.hlo)
 
@@ -205,17 +205,11 @@ class Run:
     def __repr__(self) -> str:
         """One line: source, model, plan, slice, times, folder."""
         experiment, time = self.experiment, self.time
-        names = (experiment.model_name, experiment.layout, _topology_name(experiment))
+        topology = None if experiment.topology is None else experiment.topology.name
+        names = (experiment.model_name, experiment.layout, topology)
         known = ", ".join(str(name)[:60] for name in names if name is not None)
-        figures = [
-            f"{label} {format_seconds(seconds)}"
-            for label, seconds in (
-                ("TTFT", time.ttft_s),
-                ("TPOT", time.tpot_s),
-                ("step", time.step_s),
-            )
-            if seconds is not None
-        ]
+        labels = {"TTFT": time.ttft_s, "TPOT": time.tpot_s, "step": time.step_s}
+        figures = [f"{n} {format_seconds(s)}" for n, s in labels.items() if s is not None]
         where = "in memory" if self.path is None else f"in {self.path}"
         return f"<Run {self.source}: {', '.join([plain(known), *figures])}; {where}>"
 
@@ -239,7 +233,3 @@ class SpeculativeDecoding:
     def step(self) -> SpeculativeStep:
         """The step by the strongest source that has its times."""
         return list(self.steps.values())[-1]
-
-
-def _topology_name(experiment: ExperimentRecord) -> str | None:
-    return None if experiment.topology is None else experiment.topology.name

@@ -1,23 +1,26 @@
 """`meshscope.serve_sim`: continuous batching under load, simulated with predicted step times."""
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshscope.api.console import note, print_json
+from meshscope.api.console import echo, note, print_json
+from meshscope.api.idle_options import idle_option
 from meshscope.api.options import (
     JSON,
+    changed_options,
     choice,
+    flag_of,
     hints_of,
     option,
     optional_choice,
     optional_path,
+    refuse,
     request,
     takes,
     text,
@@ -35,7 +38,6 @@ from meshscope.api.request import (
     WEIGHT_DTYPE,
     ExperimentRequest,
 )
-from meshscope.api.serving_files import ENDINGS, check_place, save_serving
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, public, read_only
 from meshscope.files import path_of
@@ -44,8 +46,9 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.objective import objective_of
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
+from meshscope.reports.export.files import check_new
 from meshscope.reports.serving import left_out_note, serving_document, serving_lines
-from meshscope.serialize import to_plain
+from meshscope.serialize import picked, to_plain
 from meshscope.serving.engine import EnginePolicy, EnginePool, check_longest
 from meshscope.serving.load import Arrivals, Load, random_load, read_bench, recorded_load
 from meshscope.serving.results import ServiceLimits
@@ -63,6 +66,7 @@ from meshscope.serving.transfer import TransferPath, cache_transfer
 DEFAULT_REQUESTS = 1000
 MAX_INSTANCES = 256
 _RATIO = re.compile(r"([0-9]+):([0-9]+)")
+ENDINGS = (".html", ".png", ".svg", ".perfetto-trace", ".json", ".json.gz")
 
 
 class Lengths(StrEnum):
@@ -191,15 +195,18 @@ class ServingRun:
 
         RunError if the file exists, unless `force` replaces it; SpecError for another ending.
         """
-        save_serving(self.outcome, path_of(path), force=force)
+        from meshscope.api.export import save_serving  # noqa: PLC0415  it loads all exports
+
+        target = path_of(path)
+        _check_place(target, force=force)
+        save_serving(self.outcome, target, force=force)
 
     def __repr__(self) -> str:
         """The text of the command."""
         return "\n".join(self.lines())
 
 
-@takes(ServeRequest)
-def serve_sim(request: ServeRequest) -> ServingRun:
+def serve_sim_request(request: ServeRequest) -> ServingRun:
     """Simulates a server of this plan under load: continuous batching with predicted step times.
 
     Example:
@@ -213,194 +220,172 @@ def serve_sim(request: ServeRequest) -> ServingRun:
         MeshscopeError: An option, the model or the plan is impossible, or the chip has no published
             figures.
     """
-    return simulated(request)
-
-
-def simulated(request: ServeRequest) -> ServingRun:
-    """The simulation that the request asks for."""
     _check_options(request)
     wanted = objective_of(request.slo)
     objective = ServiceLimits(ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s)
     bench = None if request.calibrate_host is None else read_bench(request.calibrate_host)
     load, n_empty = _load(request)
-    places = _places(request)
+    ratio, limit = request.ratio, request.max_concurrency
+    n_decode = request.instances if ratio is None else ratio[1]
+    places = [_place(request, request.topology, request.plan, n_decode)]
+    if ratio is not None:
+        topology = request.prefill_topology or request.topology
+        places.append(_place(request, topology, request.prefill_plan or request.plan, ratio[0]))
     load, left_out = _fitting(load, places)
     longest = int((load.n_prompt + load.n_output).max())
     if bench is not None:
         longest = max(longest, bench.prompt + bench.output)
-    main, *others = (_placed(request, place, max_context=longest) for place in places)
-    others = [_without_outputs(one) for one in others]
-    host_fit = None
+    main = _placed(request, places[0], longest, reserved_frac=request.reserve_output)
+    prefill, host_fit, transfer = None, None, None
     if bench is not None:
         host_fit = fitted_host(bench, main.pool)
         policy = replace(main.pool.policy, host_s=host_fit.host_s)
         main = replace(main, pool=replace(main.pool, policy=policy))
-    transfer = None
-    if others:
-        experiments = (others[0].experiment, main.experiment)
-        constants = (
-            None if (profile := _profile(request, main.experiment)) is None else profile.constants
+    if ratio is None:
+        simulation = simulated_load(load, main.pool, objective, max_concurrency=limit)
+    else:
+        # Instances that only prefill need no room for outputs.
+        prefill = _placed(request, places[1], longest, reserved_frac=0.0)
+        transfer = cache_transfer(
+            prefill.experiment,
+            main.experiment,
+            request.transfer or TransferPath.DCN,
+            None if places[0].profile is None else places[0].profile.constants,
         )
-        transfer = cache_transfer(*experiments, request.transfer or TransferPath.DCN, constants)
         simulation = simulated_apart(
             load,
-            prefill=others[0].pool,
+            prefill=prefill.pool,
             decode=main.pool,
             transfer=transfer,
             objective=objective,
-            max_concurrency=request.max_concurrency,
+            max_concurrency=limit,
         )
-    else:
-        limit = request.max_concurrency
-        simulation = simulated_load(load, main.pool, objective, max_concurrency=limit)
-    return ServingRun(
-        request=request,
-        outcome=ServingOutcome(
-            main=main,
-            prefill=others[0] if others else None,
-            transfer=transfer,
-            load=_load_text(request, load),
-            objective=objective,
-            left_out=replace(left_out, n_empty=n_empty),
-            host_fit=host_fit,
-            simulation=simulation,
-        ),
+    flight = "" if limit is None else f", at most {limit:,} in flight"
+    sizes = f", prompt {request.prompt}, output {request.output} ({request.lengths})"
+    is_random = request.arrivals in set(Arrivals)
+    arrivals = "at once" if is_random and request.rate is None else request.arrivals
+    outcome = ServingOutcome(
+        main=main,
+        prefill=prefill,
+        transfer=transfer,
+        load=f"{load.n_requests:,} requests, {arrivals}{flight}{sizes if is_random else ''}",
+        objective=objective,
+        left_out=replace(left_out, n_empty=n_empty),
+        host_fit=host_fit,
+        simulation=simulation,
     )
+    return ServingRun(request=request, outcome=outcome)
+
+
+serve_sim = takes("serve_sim", ServeRequest, serve_sim_request)
+
+
+def _check_place(path: Path, *, force: bool) -> None:
+    """SpecError for an unknown ending, RunError if the file exists and `force` is not set."""
+    if not path.name.endswith(ENDINGS):
+        raise SpecError(f"--out '{path}': the ending says what to write. Use {', '.join(ENDINGS)}.")
+    check_new(path, force=force)
 
 
 def _check_options(request: ServeRequest) -> None:
     """SpecError for values out of range, and for options without effect."""
-    if not 0 < request.memory_frac <= 1:
-        raise SpecError(f"--memory-frac {request.memory_frac} is not in (0, 1]. Use 0.9.")
-    if request.calibrate_host is not None and request.host_overhead:
-        raise SpecError("--calibrate-host fits what --host-overhead sets. Give one of them.")
-    if not 1 <= request.instances <= MAX_INSTANCES:
-        raise SpecError(
-            f"--instances {request.instances} is not in 1 to {MAX_INSTANCES}. Change it."
-        )
-    if request.max_concurrency is not None and request.max_concurrency < 1:
-        raise SpecError(f"--max-concurrency {request.max_concurrency} is too small. Use 1 or more.")
+    instances, limit = request.instances, request.max_concurrency
+    refuse(
+        (
+            not 0 < request.memory_frac <= 1,
+            f"--memory-frac {request.memory_frac} is not in (0, 1]. Use 0.9.",
+        ),
+        (
+            request.calibrate_host is not None and request.host_overhead,
+            "--calibrate-host fits what --host-overhead sets. Give one of them.",
+        ),
+        (
+            not 1 <= instances <= MAX_INSTANCES,
+            f"--instances {instances} is not in 1 to {MAX_INSTANCES}. Change it.",
+        ),
+        (
+            limit is not None and limit < 1,
+            f"--max-concurrency {limit} is too small. Use 1 or more.",
+        ),
+    )
     if request.apart is None:
-        _check_together(request)
-    else:
-        _check_apart(request)
-
-
-def _check_together(request: ServeRequest) -> None:
-    for name in ("prefill_topology", "prefill_plan", "transfer"):
-        if (value := getattr(request, name)) is not None:
-            raise SpecError(
-                f"--{name.replace('_', '-')} {value} needs instances that only prefill. Add --apart 1:1."
-            )
-
-
-def _check_apart(request: ServeRequest) -> None:
-    if request.instances != 1:
+        for name in ("prefill_topology", "prefill_plan", "transfer"):
+            if (value := getattr(request, name)) is not None:
+                raise SpecError(
+                    f"{flag_of(name)} {value} needs instances that only prefill. Add --apart 1:1."
+                )
+    elif instances != 1:
         raise SpecError("--apart gives the numbers of instances. Omit --instances.")
-    if request.calibrate_host is not None:
+    elif request.calibrate_host is not None:
         raise SpecError(
             "--calibrate-host fits a server that prefills and decodes on the same instances. Fit it "
             "without --apart, and pass the result as --host-overhead."
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """An instance: its experiment, the number of such instances, and the cache of each engine."""
+class _Place(NamedTuple):
+    """An instance: its experiment and profile, the number of such instances, and the cache of each engine."""
 
     experiment: Experiment
+    profile: ChipProfile | None
     n_instances: int
     blocks: CacheBlocks
 
 
-def _places(request: ServeRequest) -> list[_Place]:
-    """The instances that decode, and those that only prefill if there are any."""
-    ratio = request.ratio
-    n_decode = request.instances if ratio is None else ratio[1]
-    places = [_place(request, request.topology, request.plan, n_decode)]
-    if ratio is not None:
-        topology = request.prefill_topology or request.topology
-        places.append(_place(request, topology, request.prefill_plan or request.plan, ratio[0]))
-    return places
-
-
 def _place(request: ServeRequest, topology: str, plan: str, n_instances: int) -> _Place:
-    experiment = _experiment(request, topology, plan)
-    if not has_figures(experiment.topology.chip, _profile(request, experiment)):
-        raise SpecError(
-            f"{experiment.topology.chip.name} has no published figures for times. Give --profile FILE, "
-            "as 'meshscope calibrate' writes it."
-        )
-    blocks = cache_blocks(experiment, memory_frac=request.memory_frac)
-    return _Place(experiment=experiment, n_instances=n_instances, blocks=blocks)
-
-
-def _profile(request: ServeRequest, experiment: Experiment) -> ChipProfile | None:
-    return chip_profile(request.profile, experiment.topology.chip)
-
-
-def _placed(request: ServeRequest, place: _Place, *, max_context: int) -> PlacedPool:
-    """The engines of the instances: one for each data-parallel rank and stage of a pipeline."""
-    policy = EnginePolicy(
-        max_sequences=request.max_sequences,
-        max_step_tokens=request.max_step_tokens,
-        prefix_hit_frac=request.prefix_hit,
-        host_s=request.host_overhead,
-        reserved_frac=request.reserve_output,
-        has_mixed_steps=not request.separate_steps,
-    )
-    costs = tabulated_costs(
-        place.experiment,
-        max_sequences=policy.max_sequences,
-        max_step_tokens=policy.max_step_tokens,
-        max_context=max_context,
-        profile=_profile(request, place.experiment),
-    )
-    plan = place.experiment.plan
-    return PlacedPool(
-        experiment=place.experiment,
-        n_instances=place.n_instances,
-        pool=EnginePool(
-            n_engines=place.n_instances * plan.data_size * plan.pp,
-            costs=costs,
-            blocks=place.blocks,
-            policy=policy,
-        ),
-    )
-
-
-def _without_outputs(placed: PlacedPool) -> PlacedPool:
-    """Instances that only prefill, which need no room for outputs."""
-    policy = replace(placed.pool.policy, reserved_frac=0.0)
-    return replace(placed, pool=replace(placed.pool, policy=policy))
-
-
-def _experiment(request: ServeRequest, topology: str, plan: str) -> Experiment:
-    """The plan with one sequence on each data-parallel rank, and a prompt that its axes split."""
+    """One sequence on each data-parallel rank, and a prompt that the axes of the plan split."""
     parsed = parse_plan(plan).filled(parse_topology(topology).n_devices)
     n_shards = parsed.cp * (parsed.tp if parsed.sp else 1)
-    return ExperimentRequest(
-        model=request.model,
+    experiment = ExperimentRequest(
         topology=topology,
         plan=plan,
         batch=parsed.data_size,
         prompt=-(-request.prompt // n_shards) * n_shards,
-        output=request.output,
-        dtype=request.dtype,
-        weight_dtype=request.weight_dtype,
-        cache_dtype=request.cache_dtype,
-        layers=request.layers,
+        **picked(request, "model", "output", "dtype", "weight_dtype", "cache_dtype", "layers"),
     ).experiment()
+    chip = experiment.topology.chip
+    profile = chip_profile(request.profile, chip)
+    if not has_figures(chip, profile):
+        raise SpecError(
+            f"{chip.name} has no published figures for times. Give --profile FILE, as 'meshscope calibrate' "
+            "writes it."
+        )
+    blocks = cache_blocks(experiment, memory_frac=request.memory_frac)
+    return _Place(experiment, profile, n_instances, blocks)
+
+
+def _placed(
+    request: ServeRequest, place: _Place, max_context: int, *, reserved_frac: float
+) -> PlacedPool:
+    """The engines of the instances: one for each data-parallel rank and stage of a pipeline."""
+    sizes = picked(request, "max_sequences", "max_step_tokens")
+    policy = EnginePolicy(
+        **sizes,
+        prefix_hit_frac=request.prefix_hit,
+        host_s=request.host_overhead,
+        reserved_frac=reserved_frac,
+        has_mixed_steps=not request.separate_steps,
+    )
+    experiment, plan = place.experiment, place.experiment.plan
+    costs = tabulated_costs(experiment, **sizes, max_context=max_context, profile=place.profile)
+    pool = EnginePool(
+        n_engines=place.n_instances * plan.data_size * plan.pp,
+        costs=costs,
+        blocks=place.blocks,
+        policy=policy,
+    )
+    return PlacedPool(experiment=experiment, n_instances=place.n_instances, pool=pool)
 
 
 def _load(request: ServeRequest) -> tuple[Load, int]:
     """The requests, and the number of those in a trace that have no tokens."""
+    n_requests = DEFAULT_REQUESTS if request.requests is None else request.requests
     if request.arrivals not in set(Arrivals):
-        n_requests = DEFAULT_REQUESTS if request.requests is None else request.requests
-        _check_recorded(request)
-        return recorded_load(
-            path_of(request.arrivals), rate_per_s=request.rate, n_requests=n_requests
-        )
+        for name in ("lengths", "seed"):  # options of random loads
+            if name in (changed := changed_options(request)):
+                raise idle_option(name, changed[name], f"'{request.arrivals}' is a trace")
+        file = path_of(request.arrivals)
+        return recorded_load(file, rate_per_s=request.rate, n_requests=n_requests)
     if request.rate is None and request.max_concurrency is None:
         raise SpecError(
             "--rate is missing. Give requests per second, such as --rate 4, or --max-concurrency."
@@ -413,33 +398,11 @@ def _load(request: ServeRequest) -> tuple[Load, int]:
     load = random_load(
         Arrivals(request.arrivals),
         rate_per_s=request.rate,
-        n_requests=DEFAULT_REQUESTS if request.requests is None else request.requests,
-        prompt=request.prompt,
-        output=request.output,
+        n_requests=n_requests,
+        **picked(request, "prompt", "output", "seed"),
         is_geometric=request.lengths is Lengths.GEOMETRIC,
-        seed=request.seed,
     )
     return load, 0
-
-
-def _check_recorded(request: ServeRequest) -> None:
-    """SpecError for options of random loads."""
-    for name in ("lengths", "seed"):
-        default = ServeRequest.__dataclass_fields__[name].default
-        if getattr(request, name) != default:
-            raise SpecError(
-                f"--{name} {getattr(request, name)} changes nothing: '{request.arrivals}' is a trace. "
-                "Drop it."
-            )
-
-
-def _load_text(request: ServeRequest, load: Load) -> str:
-    limit = request.max_concurrency
-    flight = "" if limit is None else f", at most {limit:,} in flight"
-    sizes = f", prompt {request.prompt}, output {request.output} ({request.lengths})"
-    is_random = request.arrivals in set(Arrivals)
-    arrivals = "at once" if is_random and request.rate is None else request.arrivals
-    return f"{load.n_requests:,} requests, {arrivals}{flight}{sizes if is_random else ''}"
 
 
 def _fitting(load: Load, places: Sequence[_Place]) -> tuple[Load, LeftOut]:
@@ -485,8 +448,8 @@ def command(request: ServeRequest, output: ServeOutput) -> None:
     closed form. docs/serving.md describes the model and what it leaves out.
     """
     if output.out is not None:
-        check_place(output.out, force=output.force)
-    run = simulated(request)
+        _check_place(output.out, force=output.force)
+    run = serve_sim_request(request)
     if warning := left_out_note(run.outcome):
         note(warning)
     if output.out is not None:
@@ -494,5 +457,5 @@ def command(request: ServeRequest, output: ServeOutput) -> None:
         note(f"wrote {output.out}")
     if output.as_json:
         print_json(run.as_dict())
-        return
-    sys.stdout.writelines(f"{line}\n" for line in run.lines(full=output.full))
+    else:
+        echo(*run.lines(full=output.full))

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from meshscope.api.console import new_console, note, print_all, print_json
 from meshscope.api.database import answer, database, run_folders
-from meshscope.api.options import JsonOption, Option
+from meshscope.api.options import JsonOutput, option, request
 from meshscope.errors import UsageError
 from meshscope.reports.plain import plain
 from meshscope.reports.tables import MAX_WIDTH, add_column, fits_console, new_table
@@ -29,33 +29,29 @@ MAX_COUNTED = 100_000  # rows beyond those in a table that are fetched to count 
 GRACE_S = 2.0  # for an interrupted query to end
 
 
-def command(  # noqa: PLR0913  the options of the command
-    run: Annotated[
-        str,
-        Option(
-            help="A run, a folder of runs, or a pattern: 'runs/*'.", metavar="RUN", is_argument=True
-        ),
-    ],
-    query: Annotated[
-        str, Option(help='Such as "select * from collectives".', metavar="QUERY", is_argument=True)
-    ],
-    *,
-    as_json: JsonOption = False,
-    as_csv: Annotated[bool, Option(help="Print comma-separated values.", flags=("--csv",))] = False,
-    is_wide: Annotated[
-        bool, Option(help="Print a table even if it is wider than the terminal.", flags=("--wide",))
-    ] = False,
-    n_rows: Annotated[
-        int | None,
-        Option(
-            help="Rows to print as text.",
-            metavar="N",
-            least=1,
-            shown=f"{MAX_ROWS}, or {MAX_RECORDS} where rows do not fit the width",
-            flags=("--rows",),
-        ),
-    ] = None,
-) -> None:
+@request
+class SqlRequest:
+    """The options of `sql`."""
+
+    run: str = option(
+        "A run, a folder of runs, or a pattern: 'runs/*'.", metavar="RUN", kw_only=False
+    )
+    query: str = option('Such as "select * from collectives".', metavar="QUERY", kw_only=False)
+    as_csv: bool = option("Print comma-separated values.", default=False, flags=("--csv",))
+    is_wide: bool = option(
+        "Print a table even if it is wider than the terminal.", default=False, flags=("--wide",)
+    )
+    n_rows: int | None = option(
+        "Rows to print as text.",
+        default=None,
+        metavar="N",
+        least=1,
+        shown=f"{MAX_ROWS}, or {MAX_RECORDS} where rows do not fit the width",
+        flags=("--rows",),
+    )
+
+
+def command(asked: SqlRequest, output: JsonOutput) -> None:
     """Query the tables of one run or several with SQL.
 
     Views: `events` has all rows, `collectives` those with a kind, `timeline` single executions of runs
@@ -63,16 +59,19 @@ def command(  # noqa: PLR0913  the options of the command
     column `run` joins them. `describe events` lists columns; docs/data.md has examples. Rows that do not
     fit the width are printed one value per line.
     """
-    if as_json and as_csv:
+    if output.as_json and asked.as_csv:
         raise UsageError("give one of --json and --csv")
-    is_whole = as_json or as_csv
-    names, rows = _query(run, query, None if is_whole else (n_rows or MAX_ROWS) + MAX_COUNTED)
-    if as_json:
+    is_whole = output.as_json or asked.as_csv
+    most = None if is_whole else (asked.n_rows or MAX_ROWS) + MAX_COUNTED
+    with database(run_folders(asked.run)) as connection, _ended_by_signal():
+        names, rows = answer(connection, asked.query, most)
+    if output.as_json:
         print_json([dict(zip(names, map(_json_value, row), strict=True)) for row in rows])
-    elif as_csv:
-        csv.writer(sys.stdout, lineterminator="\n").writerows([names, *map(_csv_row, rows)])
+    elif asked.as_csv:
+        cells = ([_cell(value, "") for value in row] for row in rows)
+        csv.writer(sys.stdout, lineterminator="\n").writerows([names, *cells])
     else:
-        _print_text(names, rows, n_rows, is_wide=is_wide)
+        _print_text(names, rows, asked.n_rows, is_wide=asked.is_wide)
 
 
 def _print_text(
@@ -98,15 +97,8 @@ def _records(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[Re
         yield Text(f"row {number}", "bold")
         grid = Table.grid(padding=(0, 2, 0, 0))
         for name, value in zip(names, row, strict=True):
-            text = "null" if value is None else _plain_lines(_cell(value))
-            grid.add_row(Text(plain(name)), Text(text, overflow="fold"))
+            grid.add_row(Text(plain(name)), Text(_plain_lines(value), overflow="fold"))
         yield grid
-
-
-def _query(runs: str, query: str, most: int | None) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Column names and rows of the result, at most so many."""
-    with database(run_folders(runs)) as connection, _ended_by_signal():
-        return answer(connection, query, most)
 
 
 @contextmanager
@@ -148,14 +140,10 @@ def _json_value(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _csv_row(row: Sequence[Any]) -> list[str]:
-    return ["" if value is None else _cell(value) for value in row]
-
-
-def _cell(value: Any) -> str:
+def _cell(value: Any, null: str) -> str:
     if isinstance(value, list | tuple | dict):
         return json.dumps(_json_value(value), separators=(",", ":"))
-    return str(value)
+    return null if value is None else str(value)
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
@@ -164,10 +152,10 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
         is_figure = any(isinstance(row[i], int | float) for row in rows)
         add_column(table, name, is_figure=is_figure)
     for row in rows:
-        table.add_row(*(Text("null" if v is None else _plain_lines(_cell(v))) for v in row))
+        table.add_row(*(Text(_plain_lines(value)) for value in row))
     return table
 
 
-def _plain_lines(text: str) -> str:
+def _plain_lines(value: Any) -> str:
     """Printable text that keeps its line breaks, for query plans."""
-    return "\n".join(plain(line) for line in text.split("\n"))
+    return "\n".join(plain(line) for line in _cell(value, "null").split("\n"))

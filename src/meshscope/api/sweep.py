@@ -1,47 +1,70 @@
-"""Runs the experiments of a sweep file, each as a run of its own, and resumes an interrupted sweep."""
+"""`meshscope sweep`: the experiments of a file, each a run of its own; an interrupted sweep is resumed."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from rich.console import RenderableType
+from rich.progress import BarColumn, SpinnerColumn, TaskID, TimeElapsedColumn
+from rich.text import Text
+
+from meshscope.api.console import (
+    Display,
+    new_console,
+    note,
+    print_all,
+    print_json,
+    text_column,
+    time_left_text,
+)
 from meshscope.api.idle_options import check_prediction_options
 from meshscope.api.options import (
     NO_CONDITIONS,
+    JsonOutput,
     Option,
+    RunOutput,
     changed_options,
-    known_option,
     option,
     option_words,
     request,
     request_of,
 )
-from meshscope.api.request import (
-    CompileRequest,
-    ExperimentRequest,
-    LiveRequest,
-    run_folder,
-)
+from meshscope.api.request import CompileRequest, ExperimentRequest, LiveRequest, run_folder
 from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
 from meshscope.plans.experiment import Experiment
-from meshscope.reports.sweep import Row, summary_frame, summary_row
+from meshscope.reports.plain import plain
+from meshscope.reports.sweep import Row, basis_lines, summary_frame, summary_row, summary_table
+from meshscope.reports.tables import new_table, rich_table
 from meshscope.store.folder import RUNS, safe_name
 from meshscope.store.read import read_run
 from meshscope.store.write import write_table
-from meshscope.sweep.document import read_document
-from meshscope.sweep.expansion import COMMAND, SweepEntry, entries_of
-from meshscope.sweep.folder import SUMMARY, SweepFolder, check_is_sweep, locked_folder
-from meshscope.sweep.local_queue import LocalQueue
-from meshscope.sweep.planned import PlannedRun, RunCommand, run_name
-from meshscope.sweep.queue import CommandQueue, Queue
+from meshscope.sweep.file import COMMAND, SweepEntry, entries_of, read_document
+from meshscope.sweep.folder import (
+    SUMMARY,
+    PlannedRun,
+    RunCommand,
+    SweepFolder,
+    check_is_sweep,
+    locked_folder,
+    run_name,
+)
+from meshscope.sweep.machine import TpuQueue, TpuSlice
+from meshscope.sweep.queue import (
+    LocalQueue,
+    Outcome,
+    Queue,
+    SweepListener,
+    make_runs,
+    time_left_s,
+)
 from meshscope.sweep.ray_queue import RayQueue
-from meshscope.sweep.tpu_queue import TpuQueue, TpuSlice
-from meshscope.sweep.work import SweepListener, make_runs
 
 MAX_LISTED = 20  # faults or failures in one message; the others are counted
+MAX_MESSAGE = 60  # characters of a command's last line, behind its bar
 
 # Options that the sweep sets itself, or that make no sense in one.
 NOT_IN_A_SWEEP = NO_CONDITIONS | {"coordinator", "process_id", "n_processes"}
@@ -72,11 +95,16 @@ ADDRESS = Option(
     metavar="HOST:PORT",
     shown="a running one, else one on this machine",
 )
-
-
 RETRY = Option(help="Retry experiments that failed before.")
 REPLACE = Option(help="Replace damaged runs and runs of other experiments.")
 FOLDER = Option(help="Folder of the runs.", metavar="DIR", shown="runs/<FILE>")
+
+
+@request
+class SweepFile:
+    """The experiments of a sweep."""
+
+    file: Path = option("Experiments, in YAML.", metavar="FILE", kw_only=False)
 
 
 @request
@@ -104,6 +132,14 @@ class SweepOptions:
         """SpecError for an address without a cluster."""
         if self.address is not None and self.queue is Queue.LOCAL:
             raise SpecError("--address has no effect with --queue local. Use --queue ray.")
+
+    def queue_of(self, folder: SweepFolder) -> LocalQueue | RayQueue | TpuQueue:
+        """The queue that makes the runs of a folder."""
+        if self.tpu is not None:
+            return TpuQueue(folder, self.tpu, force=self.force)
+        if self.queue is Queue.LOCAL:
+            return LocalQueue(folder, force=self.force)
+        return RayQueue(folder, force=self.force, address=self.address)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,13 +181,38 @@ class SweepResult:
                 "Retry them with --retry-failed.\n"
                 f"{listed([f'  {one.planned}: {one.failure}' for one in failed])}"
             )
+        self.check_complete()
+
+    def check_complete(self) -> None:
+        """RunError if the sweep was interrupted."""
         if self.count(SweepState.TO_DO):
             raise RunError("Interrupted. Rerun the command to resume.")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The document of `--json`."""
+        return {
+            "sweep": str(self.folder),
+            "experiments": [
+                {
+                    "state": one.state.value,
+                    "command": one.planned.command.value,
+                    "options": dict(one.planned.options),
+                    "run": str(self.folder / one.planned.name)
+                    if one.state is SweepState.DONE
+                    else None,
+                    "failure": one.failure,
+                    "summary": one.summary,
+                }
+                for one in self.experiments
+            ],
+        }
 
 
 def plan_sweep(file: Path) -> SweepPlan:
     """The runs that the file asks for; SpecError with every fault of its experiments."""
-    entries = entries_of(read_document(file), known=option_names())
+    names = (field.name for kind in REQUESTS.values() for field in fields(kind))
+    known = [name for name in dict.fromkeys(names) if name not in NOT_IN_A_SWEEP]
+    entries = entries_of(read_document(file), known=known)
     runs: dict[str, PlannedRun] = {}
     faults: list[str] = []
     for entry in entries:
@@ -169,12 +230,55 @@ def plan_sweep(file: Path) -> SweepPlan:
     return SweepPlan(file=file, runs=tuple(runs.values()), n_repeated=len(entries) - len(runs))
 
 
+def planned_run(entry: SweepEntry) -> PlannedRun:
+    """The checked run of an entry; MeshscopeError if it is impossible."""
+    command = str(entry.values.get(COMMAND, RunCommand.PREDICT.value))
+    if command not in set(REQUESTS):
+        raise SpecError(f"command '{command}' makes no run. {nearest(command, REQUESTS)}")
+    command = RunCommand(command)
+    kind = REQUESTS[command]
+    known = {f.name: f for f in fields(kind) if f.name not in NOT_IN_A_SWEEP}
+    values = {n: v for n, v in entry.values.items() if n != COMMAND and v is not None}
+    for name in values:
+        if name not in known:
+            raise SpecError(f"'{name}' is not an option of {command}. {nearest(name, known)}")
+    missing = [n for n, f in known.items() if f.default is MISSING and n not in values]
+    if missing:
+        raise SpecError(f"{command} needs {' and '.join(missing)}.")
+    request = request_of(kind, values)
+    experiment = _checked_experiment(command, request)
+    return planned_of(command, request, experiment, run_folder(request, experiment).name)
+
+
+def planned_of(
+    command: RunCommand, request: ExperimentRequest, experiment: Experiment, readable: str
+) -> PlannedRun:
+    """The run of a checked request, with a readable name for its folder."""
+    options = changed_options(request)
+    words = tuple(option_words(options))
+    return PlannedRun(
+        name=run_name(readable, command, words),
+        command=command,
+        words=words,
+        experiment=experiment.record,
+        options={n: str(v) if isinstance(v, Path) else v for n, v in options.items()},
+    )
+
+
+def _checked_experiment(command: RunCommand, request: ExperimentRequest) -> Experiment:
+    """The experiment after the checks of its command, whose module is imported only if it is used."""
+    if command is RunCommand.COMPILE:
+        return import_module("meshscope.api.compile").compilable_experiment(request)
+    if command is RunCommand.RUN:
+        return import_module("meshscope.api.live").prepared_run(request).experiment
+    check_prediction_options(request.loop)
+    return request.experiment()
+
+
 def check_queue(plan: SweepPlan, options: SweepOptions) -> None:
     """SpecError if the queue cannot make a run of the plan."""
-    if options.queue is Queue.LOCAL:
-        return
     live = next((one for one in plan.runs if one.command is RunCommand.RUN), None)
-    if live is not None:
+    if live is not None and options.queue is Queue.RAY:
         raise SpecError(
             f"--queue ray: '{live}' measures the devices of this machine. "
             "Move it to a sweep with --queue local."
@@ -191,7 +295,7 @@ def sweep_states(plan: SweepPlan, path: Path, options: SweepOptions) -> SweepRes
     check_is_sweep(path)
     folder = SweepFolder(path)
     _check_places(folder, plan.runs, options)
-    return _result(folder, plan.runs, {})
+    return SweepResult(folder=path, experiments=tuple(_experiments(folder, plan.runs)))
 
 
 def run_sweep(
@@ -205,69 +309,32 @@ def run_sweep(
     """Makes the runs that the folder lacks, and its summary; a failure does not stop the others."""
     with locked_folder(path) as folder:
         _check_places(folder, plan.runs, options)
-        experiments = [_stored(one) for one in plan.runs]
+        commands = [["meshscope", one.command.value, *one.words] for one in plan.runs]
+        experiments = [
+            {"run": one.name, "command": command}
+            for one, command in zip(plan.runs, commands, strict=True)
+        ]
         file = None if plan.file is None else str(plan.file)
         folder.write_mark({"file": file, "experiments": experiments})
-        _make(folder, plan.runs, options, note=note, show=show)
-        rows = _summary_rows(folder, plan.runs)
-        _write_summary(folder, rows.values())
-        return _result(folder, plan.runs, rows)
-
-
-def option_names() -> list[str]:
-    """The options that an experiment of a sweep may have, over all commands."""
-    names = (field.name for kind in REQUESTS.values() for field in fields(kind))
-    return [name for name in dict.fromkeys(names) if name not in NOT_IN_A_SWEEP]
-
-
-def planned_run(entry: SweepEntry) -> PlannedRun:
-    """The checked run of an entry; MeshscopeError if it is impossible."""
-    command = _command(entry)
-    request = _request(command, entry)
-    if command is RunCommand.PREDICT:
-        check_prediction_options(request.loop)
-    experiment = _checked_experiment(command, request)
-    options = changed_options(request)
-    words = tuple(option_words(options))
-    return PlannedRun(
-        name=run_name(run_folder(request, experiment).name, command, words),
-        command=command,
-        words=words,
-        experiment=experiment.record,
-        options={n: str(v) if isinstance(v, Path) else v for n, v in options.items()},
-    )
-
-
-def _command(entry: SweepEntry) -> RunCommand:
-    name = entry.values.get(COMMAND, RunCommand.PREDICT.value)
-    if name not in set(REQUESTS):
-        raise SpecError(f"command '{name}' makes no run. {nearest(str(name), REQUESTS)}")
-    return RunCommand(str(name))
-
-
-def _request(command: RunCommand, entry: SweepEntry) -> ExperimentRequest:
-    kind = REQUESTS[command]
-    known = {f.name: f for f in fields(kind) if f.name not in NOT_IN_A_SWEEP}
-    values = {n: v for n, v in entry.values.items() if n != COMMAND and v is not None}
-    for name in values:
-        known_option(name, list(known), command)
-    missing = [n for n, f in known.items() if f.default is MISSING and n not in values]
-    if missing:
-        raise SpecError(f"{command} needs {' and '.join(missing)}.")
-    return request_of(kind, values)
-
-
-def _checked_experiment(command: RunCommand, request: ExperimentRequest) -> Experiment:
-    """The experiment after the checks of its command, whose module is imported only if it is used."""
-    match command:
-        case RunCommand.PREDICT:
-            return request.experiment()
-        case RunCommand.COMPILE:
-            return import_module("meshscope.api.compile").compilable_experiment(request)
-        case RunCommand.RUN:
-            return import_module("meshscope.api.live").prepared_run(request).experiment
-        case RunCommand.IMPORT:
-            raise AssertionError("a sweep file asks for no imports")
+        for one in plan.runs:
+            if options.retry_failed or _state(folder, one) is SweepState.DONE:
+                folder.set_failure(one, None)
+        states = [_state(folder, one) for one in plan.runs]
+        pairs = zip(plan.runs, states, strict=True)
+        left = [one for one, state in pairs if state is SweepState.TO_DO]
+        if len(left) < len(plan.runs):
+            n_done, n_failed = (states.count(s) for s in (SweepState.DONE, SweepState.FAILED))
+            note(f"{len(plan.runs)} experiments: {n_done} done before, {n_failed} failed before")
+        if left:
+            queue = options.queue_of(folder)
+            n_jobs = options.n_jobs or queue.n_jobs(left)
+            with show(left, n_jobs) as listener:
+                make_runs(left, folder, queue, n_jobs=n_jobs, listener=listener)
+        result = tuple(_experiments(folder, plan.runs, has_summary=True))
+        partial = folder.path / f".{SUMMARY}.partial"
+        write_table(summary_frame(_rows(result)), partial)
+        partial.replace(folder.path / SUMMARY)
+        return SweepResult(folder=path, experiments=result)
 
 
 def _check_places(folder: SweepFolder, runs: Sequence[PlannedRun], options: SweepOptions) -> None:
@@ -295,80 +362,121 @@ def _state(folder: SweepFolder, planned: PlannedRun) -> SweepState:
     return SweepState.FAILED if planned.name in folder.failures else SweepState.TO_DO
 
 
-def _make(
-    folder: SweepFolder,
-    runs: Sequence[PlannedRun],
-    options: SweepOptions,
-    *,
-    note: Callable[[str], None],
-    show: ShowProgress,
-) -> None:
-    """Makes the runs that are left to do."""
-    for planned in runs:
-        if options.retry_failed or _state(folder, planned) is SweepState.DONE:
-            folder.forget_failure(planned)
-    states = [_state(folder, planned) for planned in runs]
-    pairs = zip(runs, states, strict=True)
-    left = [planned for planned, state in pairs if state is SweepState.TO_DO]
-    if len(left) < len(runs):
-        n_done, n_failed = (states.count(s) for s in (SweepState.DONE, SweepState.FAILED))
-        note(f"{len(runs)} experiments: {n_done} done before, {n_failed} failed before")
-    if left:
-        queue = _queue(folder, options)
-        n_jobs = options.n_jobs or queue.n_jobs(left)
-        with show(left, n_jobs) as listener:
-            make_runs(left, folder, queue, n_jobs=n_jobs, listener=listener)
-
-
-def _queue(folder: SweepFolder, options: SweepOptions) -> CommandQueue:
-    if options.tpu is not None:
-        return TpuQueue(folder, options.tpu, force=options.force)
-    match options.queue:
-        case Queue.LOCAL:
-            return LocalQueue(folder, force=options.force)
-        case Queue.RAY:
-            return RayQueue(folder, force=options.force, address=options.address)
-
-
-def _stored(planned: PlannedRun) -> dict[str, Any]:
-    """An experiment in sweep.json."""
-    command = ["meshscope", planned.command.value, *planned.words]
-    return {"run": planned.name, "command": command}
-
-
-def _summary_rows(folder: SweepFolder, runs: Sequence[PlannedRun]) -> dict[str, Row]:
-    """The figures of the runs that are done, by name."""
-    return {
-        planned.name: summary_row(planned.name, read_run(folder.path / planned.name))
-        for planned in runs
-        if _state(folder, planned) is SweepState.DONE
-    }
-
-
-def _write_summary(folder: SweepFolder, rows: Iterable[Row]) -> None:
-    partial = folder.path / f".{SUMMARY}.partial"
-    write_table(summary_frame(list(rows)), partial)
-    partial.replace(folder.path / SUMMARY)
-
-
-def _result(
-    folder: SweepFolder, runs: Sequence[PlannedRun], rows: Mapping[str, Row]
-) -> SweepResult:
-    return SweepResult(folder=folder.path, experiments=tuple(_experiments(folder, runs, rows)))
-
-
 def _experiments(
-    folder: SweepFolder, runs: Sequence[PlannedRun], rows: Mapping[str, Row]
+    folder: SweepFolder, runs: Sequence[PlannedRun], *, has_summary: bool = False
 ) -> Iterator[SweepExperiment]:
-    failures = folder.failures
-    for planned in runs:
-        state = _state(folder, planned)
-        failure = failures.get(planned.name) if state is SweepState.FAILED else None
-        row = rows.get(planned.name)
-        yield SweepExperiment(planned=planned, state=state, failure=failure, summary=row)
+    for one in runs:
+        state, row = _state(folder, one), None
+        if state is SweepState.DONE and has_summary:
+            row = summary_row(one.name, read_run(folder.path / one.name))
+        failure = folder.failures[one.name] if state is SweepState.FAILED else None
+        yield SweepExperiment(planned=one, state=state, failure=failure, summary=row)
+
+
+def _rows(experiments: Sequence[SweepExperiment]) -> list[Row]:
+    return [one.summary for one in experiments if one.summary is not None]
 
 
 def listed(lines: Sequence[str]) -> str:
     """The lines, at most so many, and the number of the others."""
     more = [f"  and {len(lines) - MAX_LISTED} more"] if len(lines) > MAX_LISTED else []
     return "\n".join([*lines[:MAX_LISTED], *more])
+
+
+class SweepProgress(Display):
+    """On a terminal a bar for the sweep and a row for each run; elsewhere a line for each finished run."""
+
+    def __init__(self, planned: Iterable[PlannedRun], n_jobs: int) -> None:
+        super().__init__(SpinnerColumn(), text_column(), BarColumn(20), TimeElapsedColumn())
+        self._waiting = {one.name: one.command for one in planned}
+        self._n_all, self._n_jobs, self._n_failed = len(self._waiting), n_jobs, 0
+        self._durations: list[tuple[RunCommand, float]] = []
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        """Starts the display with the bar of the sweep."""
+        super().__enter__()
+        if self.bars is not None:
+            self._tasks[""] = self.bars.add_task(self._summary(), total=self._n_all)
+        return self
+
+    def started(self, planned: PlannedRun) -> None:
+        """A run starts."""
+        if self.bars is not None:
+            self._tasks[planned.name] = self.bars.add_task(f"  {planned}", total=None)
+
+    def reported(self, planned: PlannedRun, message: str) -> None:
+        """The last line that the command wrote."""
+        if self.bars is not None and message:
+            description = f"  {planned}: {plain(message)[:MAX_MESSAGE]}"
+            self.bars.update(self._tasks[planned.name], description=description)
+
+    def ended(self, planned: PlannedRun, outcome: Outcome, seconds: float) -> None:
+        """A run ended, after `seconds`."""
+        del self._waiting[planned.name]
+        self._n_failed += outcome is Outcome.FAILED
+        if outcome is Outcome.DONE:
+            self._durations.append((planned.command, seconds))
+        if self.bars is None:
+            self.write(f"{planned}: {outcome} in {seconds:.1f} s; {self._summary()}")
+            return
+        self.bars.remove_task(self._tasks.pop(planned.name))
+        n_ended = self._n_all - len(self._waiting)
+        self.bars.update(self._tasks[""], completed=n_ended, description=self._summary())
+
+    def _summary(self) -> str:
+        n_ended = self._n_all - len(self._waiting)
+        failed = f", {self._n_failed} failed" if self._n_failed else ""
+        left_s = time_left_s(self._durations, list(self._waiting.values()), n_jobs=self._n_jobs)
+        left = f", {time_left_text(left_s)}" if left_s else ""
+        return f"{n_ended} of {self._n_all}{failed}{left}"
+
+
+@request
+class SweepPlace:
+    """Where the runs are stored, and whether they are made."""
+
+    out: Path | None = option(FOLDER, default=None)
+    dry_run: bool = option("Check all experiments and list their states.", default=False)
+
+
+def command(asked: SweepFile, options: SweepOptions, place: SweepPlace, output: JsonOutput) -> None:
+    """Run many experiments, and resume after interruptions.
+
+    All experiments are checked before the first starts. Complete runs are not repeated;
+    failures are reported at the end and do not stop the other runs.
+    """
+    plan = plan_sweep(asked.file)
+    if plan.n_repeated:
+        n_listed = len(plan.runs) + plan.n_repeated
+        note(
+            f"{plan.n_repeated} of {n_listed} experiments are repeated in the file; each runs once"
+        )
+    path = sweep_folder(asked.file, place.out)
+    check_queue(plan, options)
+    if place.dry_run:
+        result = sweep_states(plan, path, options)
+        table = new_table("", "experiment", n_words=2)
+        for one in result.experiments:
+            table.add_row(one.state.value, plain(str(one.planned)))
+        _print(result, table, output)
+        return
+    result = run_sweep(plan, path, options, note=note, show=SweepProgress)
+    print_results(result, output)
+    result.check()
+
+
+def print_results(result: SweepResult, output: JsonOutput | RunOutput) -> None:
+    """The runs of a sweep with their figures, as a table or as one document."""
+    options = [one.planned.options for one in result.experiments if one.summary is not None]
+    _print(result, rich_table(summary_table(_rows(result.experiments), options)), output)
+
+
+def _print(result: SweepResult, table: RenderableType, output: JsonOutput | RunOutput) -> None:
+    if output.as_json:
+        print_json(result.as_dict())
+        return
+    counts = [f"{result.count(s)} {s}" for s in SweepState if result.count(s)]
+    summary = f"{len(result.experiments)} experiments: {', '.join(counts)}; in {result.folder}"
+    rows = _rows(result.experiments)
+    print_all(new_console(), [table, Text(""), *basis_lines(rows), Text(summary)])

@@ -5,24 +5,15 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from meshscope.api.compile import compilable_experiment
-from meshscope.api.options import changed_options, option_words
 from meshscope.api.request import AUTO, CompileRequest
-from meshscope.api.sweep import (
-    SweepExperiment,
-    SweepOptions,
-    SweepPlan,
-    SweepState,
-    run_sweep,
-)
-from meshscope.errors import RunError
+from meshscope.api.sweep import SweepOptions, SweepPlan, planned_of, run_sweep
 from meshscope.interconnect.placement import order_text
-from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.quantization import UNQUANTIZED_DTYPE
 from meshscope.planner.search import Choice, PlanSearch
 from meshscope.planner.verified import VerifiedChoice, corrected_order, verified_choice
 from meshscope.store.read import read_run
-from meshscope.sweep.planned import PlannedRun, RunCommand, run_name
-from meshscope.sweep.work import Outcome
+from meshscope.sweep.folder import PlannedRun, RunCommand
+from meshscope.sweep.queue import Outcome
 from meshscope.workers import Progress
 
 
@@ -61,50 +52,32 @@ def verified_choices(  # noqa: PLR0913  a search, and how to compile its choices
 ) -> tuple[VerifiedChoice, ...]:
     """The best choice of each of the best plans, compiled into folders below `out`, the best first."""
     choices = search.best[:n_choices]
-    plan = SweepPlan(
-        file=None,
-        runs=tuple(_planned(choice, _request(choice, model, layers)) for choice in choices),
-        n_repeated=0,
-    )
+    runs = tuple(_planned(choice, model, layers) for choice in choices)
 
     def show(left: Sequence[PlannedRun], n_jobs: int) -> nullcontext[CompileProgress]:
         del left, n_jobs
         return nullcontext(CompileProgress(progress))
 
+    plan = SweepPlan(file=None, runs=runs, n_repeated=0)
     result = run_sweep(plan, out, options, note=lambda _: None, show=show)
-    if result.count(SweepState.TO_DO):
-        raise RunError("Interrupted. Rerun the command to resume.")
-    pairs = zip(choices, result.experiments, strict=True)
-    profile = search.space.profile
-    return corrected_order((_verified(c, one, out, profile) for c, one in pairs), search.objective)
+    result.check_complete()
+    verified: list[VerifiedChoice] = []
+    for choice, one in zip(choices, result.experiments, strict=True):
+        folder = out / one.planned.name
+        if one.failure is not None:  # a plan that the compiler refuses is a result
+            failed = VerifiedChoice(choice=choice, folder=str(folder), failure=one.failure)
+            verified.append(failed)
+            continue
+        profile = search.space.profile
+        verified.append(verified_choice(choice, read_run(folder), str(folder), profile))
+    return corrected_order(verified, search.objective)
 
 
-def _verified(
-    choice: Choice, experiment: SweepExperiment, out: Path, profile: ChipProfile | None
-) -> VerifiedChoice:
-    folder = out / experiment.planned.name
-    if experiment.failure is not None:  # a plan that the compiler refuses is a result
-        return VerifiedChoice(choice=choice, folder=str(folder), failure=experiment.failure)
-    return verified_choice(choice, read_run(folder), str(folder), profile)
-
-
-def _planned(choice: Choice, request: CompileRequest) -> PlannedRun:
+def _planned(choice: Choice, model: str, layers: int | None) -> PlannedRun:
     """The compilation of the choice; SpecError if no compiler can take it."""
-    changed = changed_options(request)
-    words = tuple(option_words(changed))
-    return PlannedRun(
-        name=run_name(_name(choice), RunCommand.COMPILE, words),
-        command=RunCommand.COMPILE,
-        words=words,
-        experiment=compilable_experiment(request).record,
-        options=changed,
-    )
-
-
-def _request(choice: Choice, model: str, layers: int | None) -> CompileRequest:
     experiment, workload = choice.experiment, choice.experiment.workload
-    wide = workload.activation_dtype
-    return CompileRequest(
+    wide, chunk = workload.activation_dtype, workload.prefill_chunk
+    request = CompileRequest(
         model=model,
         topology=experiment.topology.name,
         plan=str(experiment.plan),
@@ -116,12 +89,9 @@ def _request(choice: Choice, model: str, layers: int | None) -> CompileRequest:
         cache_dtype=workload.cache_dtype,
         layers=layers,
         device_order=order_text(experiment.mesh, experiment.topology),
-        prefill_chunk=str(workload.prefill_chunk or "off"),
+        prefill_chunk=str(chunk or "off"),
     )
-
-
-def _name(choice: Choice) -> str:
-    workload = choice.experiment.workload
-    plan = str(choice.experiment.plan).replace("=", "").replace(",", "-")
-    chunk = f"chunk{workload.prefill_chunk}" if workload.prefill_chunk else "whole"
-    return f"{plan}-b{workload.batch}-{workload.weight_dtype}-{workload.cache_dtype}-{chunk}"
+    plan = str(experiment.plan).replace("=", "").replace(",", "-")
+    dtypes = f"{workload.weight_dtype}-{workload.cache_dtype}"
+    name = f"{plan}-b{workload.batch}-{dtypes}-{f'chunk{chunk}' if chunk else 'whole'}"
+    return planned_of(RunCommand.COMPILE, request, compilable_experiment(request), name)

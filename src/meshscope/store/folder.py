@@ -5,6 +5,7 @@ Temporary folders are removed by a later process if SIGKILL keeps their own from
 
 import atexit
 import errno
+import fcntl
 import json
 import os
 import re
@@ -19,11 +20,6 @@ from pathlib import Path
 
 from meshscope.errors import RunError
 from meshscope.files import MAX_STORED_BYTES, read_json
-
-try:
-    import fcntl
-except ImportError:  # not on this platform: leftovers of dead processes remain
-    fcntl = None
 
 RUNS = Path("runs")
 MAX_NAME = 120  # leaves room for the suffix of a partial folder below the 255 bytes of file systems
@@ -154,9 +150,6 @@ def _removed_at_end(partial: Path) -> Generator[None]:
 @contextmanager
 def _uninterrupted() -> Generator[None]:
     """Blocks SIGINT and SIGTERM while the block runs: users often press Ctrl-C twice."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -167,9 +160,6 @@ def _uninterrupted() -> Generator[None]:
 @contextmanager
 def locked(folder: Path) -> Generator[None]:
     """Locks the folder while the block runs; the system releases the lock when the process dies."""
-    if fcntl is None:
-        yield
-        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -180,8 +170,9 @@ def locked(folder: Path) -> Generator[None]:
 
 def is_abandoned(folder: Path, process: int) -> bool:
     """Whether no process has locked the folder, and its creator is not about to."""
-    if fcntl is None or (_is_alive(process) and _age_s(folder) < SETTLED_S):
-        return False
+    with suppress(OSError):
+        if _is_alive(process) and time.time() - folder.stat().st_mtime < SETTLED_S:
+            return False
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
     except OSError:
@@ -203,23 +194,11 @@ def _is_alive(process: int) -> bool:
         return False
     except (PermissionError, OverflowError):
         return True
-    return not _is_zombie(process)
-
-
-def _is_zombie(process: int) -> bool:
-    """Whether the state in Linux's /proc is Z; False on other systems."""
-    try:
+    try:  # the state in Linux's /proc
         status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return False
-    return status.rpartition(")")[2].split()[:1] == ["Z"]
-
-
-def _age_s(folder: Path) -> float:
-    try:
-        return time.time() - folder.stat().st_mtime
-    except OSError:
-        return 0.0
+        return True
+    return status.rpartition(")")[2].split()[:1] != ["Z"]
 
 
 def remove_leftovers(parent: Path) -> None:
@@ -254,15 +233,10 @@ def remove_abandoned(parent: Path) -> None:
     """Removes this user's scratch folders whose processes are dead."""
     for folder in parent.glob("meshscope-*"):
         match = _SCRATCH.fullmatch(folder.name)
-        if match is not None and _is_own(folder) and is_abandoned(folder, int(match["process"])):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_own(folder: Path) -> bool:
-    try:
-        return folder.lstat().st_uid == os.getuid()
-    except OSError:
-        return False
+        with suppress(OSError):  # another process removed it
+            is_own = match is not None and folder.lstat().st_uid == os.getuid()
+            if match is not None and is_own and is_abandoned(folder, int(match["process"])):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def default_folder(*parts: str) -> Path:

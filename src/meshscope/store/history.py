@@ -1,6 +1,8 @@
 """Compile times of earlier runs in a folder, read from their manifests."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,46 +34,37 @@ def earlier_compile(experiment: ExperimentRecord, folder: Path) -> EarlierCompil
     Of several equally similar runs the newest counts. A run copied from a faster or slower machine
     is not recognized as such.
     """
-    candidates = [
-        (
-            sum(getattr(experiment, n) == getattr(manifest.experiment, n) for n in _ALIKE),
-            -age,
-            name,
-            manifest.seconds,
-        )
-        for age, (name, manifest) in enumerate(_compiled(folder))
-        if all(getattr(experiment, n) == getattr(manifest.experiment, n) for n in _SAME)
+
+    def n_equal(other: ExperimentRecord, names: tuple[str, ...]) -> int:
+        return sum(getattr(experiment, name) == getattr(other, name) for name in names)
+
+    same = [
+        (n_equal(manifest.experiment, _ALIKE), name, manifest.seconds)
+        for name, manifest in _compiled(folder)
+        if n_equal(manifest.experiment, _SAME) == len(_SAME)
     ]
-    if not candidates:
+    if not same:
         return None
-    _, _, name, seconds = max(candidates, key=lambda candidate: candidate[:2])
+    _, name, seconds = max(same, key=lambda one: one[0])  # the first of equal ones
     return EarlierCompile(name=name, phase_s=_by_phase(seconds))
 
 
 def _compiled(folder: Path) -> Iterator[tuple[str, Manifest]]:
-    """Names and manifests of compiled runs with compile times, newest first; others are skipped."""
-    manifests = sorted(folder.glob(f"*/{MANIFEST}"), key=_changed_s, reverse=True)
-    for path in manifests[:MAX_RUNS]:
-        manifest = _read(path)
-        if manifest is not None and manifest.source is Source.COMPILED and manifest.seconds:
-            yield path.parent.name, manifest
+    """Names and manifests of compiled runs with compile times, newest first.
 
-
-def _changed_s(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # removed meanwhile
-        return 0.0
-
-
-def _read(path: Path) -> Manifest | None:
-    """The manifest; None if it is damaged, because only a time estimate depends on it."""
-    try:
-        document = read_json(path, MAX_STORED_BYTES)
-        is_run = isinstance(document, dict) and document.get("tool") == TOOL
-        return manifest_from_dict(document) if is_run else None
-    except (OSError, ValueError, MeshscopeError):
-        return None
+    Others are skipped, also damaged and removed ones, because only a time estimate depends on them.
+    """
+    ages: dict[Path, float] = {}
+    for path in folder.glob(f"*/{MANIFEST}"):
+        with suppress(OSError):
+            ages[path] = -path.stat().st_mtime
+    for path in sorted(ages, key=lambda path: ages[path])[:MAX_RUNS]:
+        with suppress(OSError, ValueError, MeshscopeError):
+            document = read_json(path, MAX_STORED_BYTES)
+            if isinstance(document, dict) and document.get("tool") == TOOL:
+                manifest = manifest_from_dict(document)
+                if manifest.source is Source.COMPILED and manifest.seconds:
+                    yield path.parent.name, manifest
 
 
 def _by_phase(seconds: Mapping[str, float]) -> dict[Phase, float]:
@@ -79,13 +72,12 @@ def _by_phase(seconds: Mapping[str, float]) -> dict[Phase, float]:
 
     The programs of a phase compile concurrently, so the slowest counts.
     """
-    programs: dict[str, float] = {}
+    programs: defaultdict[str, float] = defaultdict(float)
     for name, step_s in seconds.items():
-        program = name.rpartition(".")[0]
-        programs[program] = programs.get(program, 0.0) + step_s
-    by_phase: dict[Phase, float] = {}
+        programs[name.rpartition(".")[0]] += step_s
+    by_phase: defaultdict[Phase, float] = defaultdict(float)
     for program, program_s in programs.items():
         phase = program.partition(".")[0]
         if phase in set(Phase):
-            by_phase[Phase(phase)] = max(program_s, by_phase.get(Phase(phase), 0.0))
-    return by_phase
+            by_phase[Phase(phase)] = max(program_s, by_phase[Phase(phase)])
+    return dict(by_phase)

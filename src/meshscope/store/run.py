@@ -15,7 +15,7 @@ from meshscope.plans.experiment_record import ExperimentRecord, record_from_dict
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import with_parallelism
 from meshscope.plans.speculation import Speculation
-from meshscope.serialize import from_plain, picked, to_plain
+from meshscope.serialize import FormatError, from_plain, picked, to_plain
 
 MAX_NAME = 120  # characters of a name in the short form of a run
 _FOLDER_KEYS = (
@@ -27,14 +27,13 @@ _FOLDER_KEYS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """How a run was made: enough to make it again."""
+class ManifestFacts:
+    """How a run was made, but for its experiment."""
 
     source: Source  # the strongest that the run has: measured, compiled, predicted
-    experiment: ExperimentRecord
     phases: tuple[Phase, ...]  # of the request; without decode if it makes one token
-    command: tuple[str, ...]
     created: str  # ISO 8601, UTC
+    command: tuple[str, ...]
     versions: Mapping[str, str]
     flags: Mapping[str, str]  # environment variables that change the compiled program
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -43,6 +42,13 @@ class Manifest:
     speculation: Speculation | None = None  # what --speculate asks for; its parts are runs
     # of the compiled programs: what may communicate, and host transfers
     other_operations: tuple[OtherOperation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest(ManifestFacts):
+    """How a run was made: enough to make it again."""
+
+    experiment: ExperimentRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,44 +127,20 @@ class RunRecord:
         return tuple(row for row in self.rows if row.source is source)
 
 
-# Fields of a manifest that are stored without a change.
-_AS_THEY_ARE = (
-    *("source", "phases", "created", "command", "versions", "flags", "seconds", "timed_layers"),
-    *("speculation", "other_operations"),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StoredManifest:
-    """The keys of manifest.json in their order."""
-
-    source: Source
-    phases: tuple[Phase, ...]
-    created: str
-    command: tuple[str, ...]
-    versions: Mapping[str, str]
-    flags: Mapping[str, str]
-    seconds: Mapping[str, float]
-    experiment: dict[str, Any]
-    timed_layers: ShallowLayers | None = None
-    speculation: Speculation | None = None
-    other_operations: tuple[OtherOperation, ...] = ()
-
-
 def manifest_as_dict(manifest: Manifest) -> dict[str, Any]:
     """Plain values, by the keys of manifest.json."""
-    experiment = manifest.experiment.as_dict()
-    stored = to_plain(_StoredManifest(**picked(manifest, *_AS_THEY_ARE), experiment=experiment))
-    if manifest.speculation is None:
-        del stored["speculation"]
-    if not manifest.other_operations:
-        del stored["other_operations"]
-    return stored
+    stored = to_plain(picked(manifest, *ManifestFacts.__slots__))
+    for name in ("speculation", "other_operations"):
+        if not stored[name]:
+            del stored[name]
+    return {**stored, "experiment": manifest.experiment.as_dict()}
 
 
 def manifest_from_dict(document: Mapping[str, Any]) -> Manifest:
     """The manifest that `manifest_as_dict` wrote; FormatError or MeshscopeError for anything else."""
     keys = {key: value for key, value in document.items() if key not in _FOLDER_KEYS}
-    stored = from_plain(_StoredManifest, keys)
-    experiment = record_from_dict(stored.experiment)
-    return Manifest(**picked(stored, *_AS_THEY_ARE), experiment=experiment)
+    if "experiment" not in keys:
+        raise FormatError("experiment: missing key")
+    experiment = from_plain(dict[str, Any], keys.pop("experiment"), "experiment")
+    facts = picked(from_plain(ManifestFacts, keys), *ManifestFacts.__slots__)
+    return Manifest(**facts, experiment=record_from_dict(experiment))

@@ -28,10 +28,10 @@ def write_run(folder: Path, run: RunRecord, *, metrics: Mapping[str, Any]) -> No
         figures["measured"] = to_plain(run.measured)
     if run.times:
         figures["times"] = to_plain(run.times)
-    _write_json(folder / METRICS, {**figures, **metrics})
+    write_json(folder / METRICS, {**figures, **metrics})
     head = {"tool": TOOL, "schema": SCHEMA_VERSION}
     manifest = {**head, **manifest_as_dict(run.manifest), "files": _hashes(folder)}
-    _write_json(folder / MANIFEST, {**manifest, DIGEST: manifest_digest(manifest)})
+    write_json(folder / MANIFEST, {**manifest, DIGEST: manifest_digest(manifest)})
 
 
 def write_table(frame: pl.DataFrame, path: Path) -> None:
@@ -44,7 +44,7 @@ def write_table(frame: pl.DataFrame, path: Path) -> None:
     path.write_bytes(content.getbuffer())
 
 
-def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Writes the file in one step: a truncated manifest would not identify the folder as a run."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")

@@ -1,28 +1,27 @@
-"""The folder of a sweep: its runs and failures, used by one sweep at a time.
+"""The runs of a sweep and their folder, which one sweep uses at a time.
 
 A complete run is done. `failures.json` stores failures, so that a resumed sweep does not retry them.
 The folder holds no other state.
 """
 
-import json
+import fcntl
+import hashlib
 import os
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from meshscope.errors import RunError
-from meshscope.store.folder import TOOL, remove_leftovers
+from meshscope.events.enums import Source
+from meshscope.plans.experiment_record import ExperimentRecord
+from meshscope.store.folder import MAX_NAME, TOOL, remove_leftovers, safe_name
 from meshscope.store.read import read_manifest, read_object
-from meshscope.store.run import Manifest
-from meshscope.sweep.planned import PlannedRun
-
-try:
-    import fcntl
-except ImportError:  # not on this platform: two sweeps of one folder are not detected
-    fcntl = None
+from meshscope.store.write import write_json
 
 MARK = "sweep.json"
 _START_AGAIN = "Remove it and start again."
@@ -33,32 +32,75 @@ SCHEMA = 1
 WAIT_FOR_LOCK_S = 15.0  # for the children of a killed sweep to end
 
 
+class RunCommand(StrEnum):
+    """The commands that make a run."""
+
+    PREDICT = "predict"
+    COMPILE = "compile"
+    RUN = "run"
+    IMPORT = "import"
+
+
+# The strongest source of a command's runs; files that are imported decide theirs.
+_SOURCES = {
+    RunCommand.PREDICT: Source.PREDICTED,
+    RunCommand.COMPILE: Source.COMPILED,
+    RunCommand.RUN: Source.MEASURED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """A run that `meshscope COMMAND WORDS` makes.
+
+    `name` is the name of its folder, `experiment` the one of its manifest, `options` the options that
+    differ from their defaults.
+    """
+
+    name: str
+    command: RunCommand
+    words: tuple[str, ...]
+    experiment: ExperimentRecord
+    options: Mapping[str, str | int | float | bool]
+
+    def __str__(self) -> str:
+        """The command and its options on one line."""
+        short = ("model", "topology", "plan")
+        texts = (str(v) if name in short else f"{name}={v}" for name, v in self.options.items())
+        return " ".join([self.command.value, *texts])
+
+
+def run_name(readable: str, command: RunCommand, words: tuple[str, ...]) -> str:
+    """A readable folder name that is unique to the command and its options."""
+    digest = hashlib.sha256("\0".join([command.value, *words]).encode()).hexdigest()[:8]
+    end = f"-{command}-{digest}"
+    return safe_name(readable)[: MAX_NAME - len(end)] + end
+
+
 class SweepFolder:
-    """The runs and failures in a folder; `lock` is held by this process and by its children."""
+    """The runs in a folder, and the message of each failed one by its name.
+
+    `lock` is held by this process and by its children.
+    """
 
     def __init__(self, path: Path, *, lock: int | None = None) -> None:
-        self.path = path
-        self.lock = lock
-        self._failures = _read_failures(path / FAILURES)
+        self.path, self.lock = path, lock
+        self.failures: dict[str, str] = {}
+        if (path / FAILURES).is_file():
+            failures = read_object(path / FAILURES, _START_AGAIN).get("failures")
+            if not isinstance(failures, dict):
+                raise RunError(
+                    f"'{path / FAILURES}' has no list of failures. Remove it; failed runs are retried."
+                )
+            self.failures = {str(name): str(message) for name, message in failures.items()}
 
-    @property
-    def failures(self) -> Mapping[str, str]:
-        """The message of each failed run, by name."""
-        return dict(self._failures)
-
-    def keep_failure(self, planned: PlannedRun, message: str) -> None:
-        """Stores the message of a failed run."""
-        self._failures[planned.name] = message
-        self._write_failures()
-
-    def forget_failure(self, planned: PlannedRun) -> None:
-        """Removes a failure, so that the run is retried."""
-        if self._failures.pop(planned.name, None) is not None:
-            self._write_failures()
-
-    def log(self, planned: PlannedRun) -> Path:
-        """The log of the command that makes the run; removed when the command has ended."""
-        return self.path / f".{planned.name}.log"
+    def set_failure(self, planned: PlannedRun, message: str | None) -> None:
+        """Stores the message of a failed run; None removes it, so that the run is retried."""
+        if self.failures.pop(planned.name, None) == message:
+            return
+        if message is not None:
+            self.failures[planned.name] = message
+        write_json(self.path / FAILURES, {"tool": TOOL, "failures": self.failures})
 
     def is_done(self, planned: PlannedRun) -> bool:
         """Whether the run is complete; RunError if its folder holds something else."""
@@ -66,11 +108,17 @@ class SweepFolder:
         if not os.path.lexists(path):
             return False
         manifest = read_manifest(path)
-        difference = _difference(manifest, planned)
-        if difference is not None:
+        stored, wanted = manifest.experiment.as_dict(), planned.experiment.as_dict()
+        if planned.experiment.imported is not None:  # the files say the rest
+            wanted = {"imported": wanted["imported"]}
+        # Keys that an older run lacks are skipped.
+        other = next((k for k in wanted if stored.get(k) not in (None, {}, wanted[k])), None)
+        if _SOURCES.get(planned.command) not in {None, manifest.source}:
+            other = "source"
+        if other is not None:
             raise RunError(
-                f"'{path}' holds a run of another {difference} made with the same options. Use "
-                "--force to replace it, or another --out to keep both."
+                f"'{path}' holds a run of another {other} made with the same options. Use --force to "
+                "replace it, or another --out to keep both."
             )
         return True
 
@@ -78,9 +126,6 @@ class SweepFolder:
         """Writes sweep.json, which marks the folder and lists the experiments."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(self.path / MARK, {"tool": TOOL, "sweep": SCHEMA, "started": now, **document})
-
-    def _write_failures(self) -> None:
-        write_json(self.path / FAILURES, {"tool": TOOL, "failures": self._failures})
 
 
 @contextmanager
@@ -126,18 +171,7 @@ def check_is_sweep(path: Path) -> None:
     )
 
 
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes the file whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump(document, file, indent=1, allow_nan=False)
-        file.write("\n")
-    partial.replace(path)
-
-
 def _wait_for_lock(lock: int, path: Path) -> None:
-    if fcntl is None:
-        return
     last = time.monotonic() + WAIT_FOR_LOCK_S
     while True:
         try:
@@ -150,22 +184,3 @@ def _wait_for_lock(lock: int, path: Path) -> None:
             time.sleep(0.1)
         else:
             return
-
-
-def _difference(manifest: Manifest, planned: PlannedRun) -> str | None:
-    """The first key in which the run is not the planned one; keys that an older run lacks are skipped."""
-    if planned.command.source not in {None, manifest.source}:
-        return "source"
-    stored, wanted = manifest.experiment.as_dict(), planned.experiment.as_dict()
-    if planned.experiment.imported is not None:  # the files say the rest
-        wanted = {"imported": wanted["imported"]}
-    return next((k for k in wanted if stored.get(k) not in (None, {}, wanted[k])), None)
-
-
-def _read_failures(path: Path) -> dict[str, str]:
-    if not path.is_file():
-        return {}
-    failures = read_object(path, _START_AGAIN).get("failures")
-    if not isinstance(failures, dict):
-        raise RunError(f"'{path}' has no list of failures. Remove it; failed runs are retried.")
-    return {str(name): str(message) for name, message in failures.items()}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from meshscope.testing.communication import Communication
+    from meshscope.api.communication import Communication
 
 SNAPSHOTS = "__meshscope__"  # folder of the snapshots, beside the test file
 
@@ -42,8 +42,8 @@ def meshscope_compile(request: pytest.FixtureRequest) -> "Callable[..., Communic
     n_calls = 0
 
     def compile_(function: Any, *arguments: Any, **options: Any) -> "Communication":
+        from meshscope.api.communication import Communication  # noqa: PLC0415
         from meshscope.api.compile import compile as compile_function  # noqa: PLC0415  slow to import
-        from meshscope.testing.communication import Communication  # noqa: PLC0415
 
         nonlocal n_calls
         n_calls += 1

@@ -9,7 +9,7 @@ from xml.dom.minidom import parse
 import pytest
 
 from meshscope.api.export import write_plot_folder
-from meshscope.cli.main import main
+from meshscope.cli import main
 from meshscope.errors import MissingToolError
 from meshscope.reports.charts.cost import waterfall_chart
 from meshscope.reports.charts.spec import Chart

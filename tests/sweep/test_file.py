@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from meshscope.errors import ParseError
-from meshscope.sweep.document import MAX_BYTES, MAX_DEPTH, read_document
+from meshscope.sweep.file import MAX_BYTES, MAX_DEPTH, read_document
 
 
 def read(folder: Path, text: str) -> dict:

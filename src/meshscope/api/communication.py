@@ -3,12 +3,13 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshscope.analysis.budget import Bound, Budget, Check, Filter, Limit, Quantity, checks_of
+from meshscope.analysis.budget import LIMITS, Budget, Filter, checks_of
 from meshscope.api.run import Run
 from meshscope.errors import SpecError, nearest
 from meshscope.events.collective import Collective
@@ -53,51 +54,42 @@ class Communication:
         With counts, the limits on collectives are of these kinds together; without, of all. `axis` selects
         the collectives that cross an axis, and `phase` those of a phase.
         """
-        kinds = [_known(Kind, name, "kind of collective") for name in counts]
-        limits = {
-            Quantity.COUNT: max_count,
-            Quantity.PAYLOAD_BYTES: max_payload_bytes,
-            Quantity.WIRE_BYTES: max_wire_bytes,
-            Quantity.EXPOSED_S: max_exposed_s,
+        of_collectives = {
+            "max_count": max_count,
+            "max_payload_bytes": max_payload_bytes,
+            "max_wire_bytes": max_wire_bytes,
+            "max_exposed_s": max_exposed_s,
         }
-        of_step = {Quantity.STEP_S: max_step_s, Quantity.MEMORY_BYTES: max_memory_bytes}
-        of_phase = None if phase is None else _known(Phase, phase, "phase")
-        filters = [Filter(kind=kind, axis=axis, phase=of_phase) for kind in kinds]
-        budgets = [
-            Budget(of=chosen, limits=(_limit(Quantity.COUNT, Bound.EQUAL, n),))
-            for chosen, n in zip(filters, counts.values(), strict=True)
-        ]
-        bounds = tuple(_limit(q, Bound.MAX, n) for q, n in limits.items() if n is not None)
-        budgets += [
-            Budget(of=chosen, limits=bounds)
-            for chosen in filters or [Filter(axis=axis, phase=of_phase)]
-        ]
-        whole = [_limit(q, Bound.MAX, n) for q, n in of_step.items() if n is not None]
-        whole += [] if min_flops is None else [_limit(Quantity.FLOPS, Bound.MIN, min_flops)]
-        budgets.append(Budget(of=Filter(phase=of_phase), limits=tuple(whole)))
-        self._assert(budgets)
+        of_step = {
+            "max_step_s": max_step_s,
+            "max_memory_bytes": max_memory_bytes,
+            "min_flops": min_flops,
+        }
+        any_kind = _filter(axis=axis, phase=phase)
+        filters = [replace(any_kind, kind=_known(Kind, n, "kind of collective")) for n in counts]
+        self._assert(
+            [
+                *(
+                    _budget(chosen, count=n)
+                    for chosen, n in zip(filters, counts.values(), strict=True)
+                ),
+                *(_budget(chosen, **of_collectives) for chosen in filters or [any_kind]),
+                _budget(Filter(phase=any_kind.phase), **of_step),
+            ]
+        )
 
     def none(
         self, kind: str | None = None, *, axis: str | None = None, phase: str | None = None
     ) -> None:
         """Asserts that no collective is like this; one over an unknown axis may be."""
-        chosen = Filter(
-            kind=None if kind is None else _known(Kind, kind, "kind of collective"),
-            axis=axis,
-            phase=None if phase is None else _known(Phase, phase, "phase"),
-        )
-        self._assert([Budget(of=chosen, limits=(_limit(Quantity.COUNT, Bound.EQUAL, 0),))])
+        self._assert([_budget(_filter(kind, axis=axis, phase=phase), count=0)])
 
     def _assert(self, budgets: Sequence[Budget]) -> None:
         __tracebackhide__ = True
         broken = [check for check in checks_of(self.run.record, budgets) if not check.is_kept]
+        lines = ([sentence(one), *(f"  {row}" for row in row_lines(one.rows))] for one in broken)
         if broken:
-            raise AssertionError("\n".join(self._message(broken)))
-
-    def _message(self, broken: Sequence[Check]) -> Iterator[str]:
-        for check in broken:
-            yield sentence(check)
-            yield from (f"  {line}" for line in row_lines(check.rows))
+            raise AssertionError("\n".join(chain.from_iterable(lines)))
 
     def matches_snapshot(self) -> None:
         """Asserts that the collectives are those of the snapshot; `--meshscope-update` rewrites it."""
@@ -105,7 +97,11 @@ class Communication:
         rows = self.run.record.rows_of(self.run.source)
         if self.is_updated:
             self.snapshot.parent.mkdir(parents=True, exist_ok=True)
-            self.snapshot.write_text(_snapshot_text(rows), encoding="utf-8")
+            # One collective a line, so that a version control system shows what changed.
+            lines = ",\n".join(f"  {json.dumps(_entry(row))}" for row in rows)
+            body = f"\n{lines}\n" if lines else ""
+            text = f'{{"version": {SNAPSHOT_VERSION}, "collectives": [{body}]}}\n'
+            self.snapshot.write_text(text, encoding="utf-8")
             return
         lines = list(_differences(_stored(self.snapshot), [_entry(row) for row in rows], rows))
         if lines:
@@ -121,8 +117,20 @@ def _known(kind: type[E], name: str, what: str) -> E:
     return kind(name)
 
 
-def _limit(quantity: Quantity, bound: Bound, value: float) -> Limit:
-    return Limit(quantity=quantity, bound=bound, value=value)
+def _filter(
+    kind: str | None = None, *, axis: str | None = None, phase: str | None = None
+) -> Filter:
+    return Filter(
+        kind=None if kind is None else _known(Kind, kind, "kind of collective"),
+        axis=axis,
+        phase=None if phase is None else _known(Phase, phase, "phase"),
+    )
+
+
+def _budget(chosen: Filter, **limits: float | None) -> Budget:
+    """The limits that are given, by their keys in a budget file."""
+    given = {name: value for name, value in limits.items() if value is not None}
+    return Budget(of=chosen, limits=tuple(replace(LIMITS[n], value=v) for n, v in given.items()))
 
 
 def _entry(row: Collective) -> dict[str, Any]:
@@ -134,13 +142,6 @@ def _entry(row: Collective) -> dict[str, Any]:
         "count": row.count,
         "line": None if row.source_line is None else short_source_line(row.source_line),
     }
-
-
-def _snapshot_text(rows: Sequence[Collective]) -> str:
-    """One collective a line, so that a version control system shows what changed."""
-    lines = ",\n".join(f"  {json.dumps(_entry(row))}" for row in rows)
-    body = f"\n{lines}\n" if lines else ""
-    return f'{{"version": {SNAPSHOT_VERSION}, "collectives": [{body}]}}\n'
 
 
 def _stored(path: Path) -> list[dict[str, Any]]:
@@ -170,28 +171,19 @@ def _differences(
     rows: Sequence[Collective],
 ) -> Iterator[str]:
     """`+` for a collective that is new, `-` for one that is gone, with counts where they changed."""
-    before, after = _counts(stored), _counts(present)
+    before, after = Counter[tuple[Any, ...]](), Counter[tuple[Any, ...]]()
+    for counts, entries in ((before, stored), (after, present)):
+        for entry in entries:
+            counts[_key(entry)] += entry["count"]
     row_of = {_key(entry): row for entry, row in zip(present, rows, strict=True)}
     for key, row in row_of.items():
         if n := after[key] - before[key]:
             was = f" (was {before[key]} x)" if before[key] else ""
             yield f"  {'+' if n > 0 else '-'} {row_line(row)}{was}"
-    entry_of = {_key(entry): entry for entry in stored}
-    for key, entry in entry_of.items():
+    for key, entry in {_key(entry): entry for entry in stored}.items():
         if key not in row_of:
-            yield f"  - {_entry_line(entry)}"
-
-
-def _counts(entries: Sequence[Mapping[str, Any]]) -> Counter[tuple[Any, ...]]:
-    counts: Counter[tuple[Any, ...]] = Counter()
-    for entry in entries:
-        counts[_key(entry)] += entry["count"]
-    return counts
-
-
-def _entry_line(entry: Mapping[str, Any]) -> str:
-    shape = "[?]" if entry["shape"] is None else f"[{','.join(map(str, entry['shape']))}]"
-    return (
-        f"{entry['phase']}: {entry['count']} x {entry['kind']} {entry['dtype']}{shape} over "
-        f"{entry['axis']} at {entry['line']}"
-    )
+            shape = "?" if entry["shape"] is None else ",".join(map(str, entry["shape"]))
+            yield (
+                f"  - {entry['phase']}: {entry['count']} x {entry['kind']} {entry['dtype']}[{shape}] over "
+                f"{entry['axis']} at {entry['line']}"
+            )

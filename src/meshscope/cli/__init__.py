@@ -1,1 +1,0 @@
-"""The command line: parses options, calls the API, renders the result."""

@@ -1,0 +1,334 @@
+"""A TPU slice of Google Cloud, from its queued resource to its deletion, and the sweeps that it executes."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+from meshscope.errors import MeshscopeError, MissingToolError, RunError, SpecError
+from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.store.folder import new_folder
+from meshscope.store.read import read_run
+from meshscope.sweep.cloud import Quota, accelerator_type, check_quota, cloud_names
+from meshscope.sweep.folder import PlannedRun, SweepFolder
+from meshscope.sweep.queue import LOG_BYTES, CommandQueue, EndedCommand
+
+NOT_FOUND = "NOT_FOUND"
+MAX_WORDS = 2_000  # of a message
+POLL_S = 30.0
+WAIT_S = 6 * 3600.0  # for a slice to become available
+N_SLICES = 10  # tried for one run before it fails
+INSTALL, RUN = "install_on_worker.sh", "run_on_worker.sh"
+QUEUED = ("compute", "tpus", "queued-resources")
+VM = ("compute", "tpus", "tpu-vm")
+ALL = "all"
+
+GcloudEnd = subprocess.CompletedProcess[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gcloud:
+    """Runs `gcloud` commands in a project, None for the one that gcloud is set to.
+
+    With `show`, nothing runs: it receives each command as a line of shell.
+    """
+
+    project: str | None = None
+    show: Callable[[str], None] | None = None
+    running: set[subprocess.Popen[bytes]] = field(
+        default_factory=set[subprocess.Popen[bytes]], compare=False, repr=False
+    )
+
+    def run(self, words: Sequence[str]) -> GcloudEnd:
+        """Runs `gcloud WORDS`, or shows it and succeeds; MissingToolError without gcloud."""
+        command = ["gcloud", *words, *([f"--project={self.project}"] if self.project else [])]
+        if self.show is not None:
+            self.show(shlex.join(command))
+            return GcloudEnd(command, 0, "", "")
+        # Files, not pipes: an ssh that outlives its gcloud would keep a pipe open.
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as log:
+            try:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=log
+                )
+            except FileNotFoundError as error:
+                raise MissingToolError(
+                    "gcloud is not installed. Install the Google Cloud CLI, then run 'gcloud auth login'."
+                ) from error
+            self.running.add(process)
+            try:
+                returncode = process.wait()
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
+            finally:
+                self.running.discard(process)
+            texts: list[str] = []
+            for file in (out, log):
+                file.seek(0)
+                texts.append(file.read().decode(errors="replace"))
+        return GcloudEnd(command, returncode, *texts)
+
+    def succeed(self, words: Sequence[str]) -> str:
+        """Runs a command that must succeed, and returns its output; RunError with its message if it fails."""
+        end = self.run(words)
+        if end.returncode:
+            raise RunError(f"'gcloud {shlex.join(words[:4])} ...' failed: {last_words(end.stderr)}")
+        return end.stdout
+
+    def document(self, words: Sequence[str]) -> Any:
+        """The JSON that a command prints; None if what it asks for does not exist, or in a dry run."""
+        end = self.run([*words, "--format=json"])
+        if self.show is not None or (end.returncode and NOT_FOUND in end.stderr):
+            return None
+        reason = f"failed: {last_words(end.stderr)}"
+        if not end.returncode:
+            try:
+                return json.loads(end.stdout)
+            except (ValueError, RecursionError) as error:
+                reason = f"printed no JSON: {error}."
+        raise RunError(f"'gcloud {shlex.join(words[:4])} ...' {reason}")
+
+
+def last_words(log: str) -> str:
+    """The last lines of a log, without blank ones; `no message` if it is empty."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return " ".join(lines[-3:])[-MAX_WORDS:] or "no message"
+
+
+class MachineState(StrEnum):
+    """The state of a queued resource; MISSING if there is none."""
+
+    MISSING = "missing"
+    CREATING = "CREATING"
+    ACCEPTED = "ACCEPTED"
+    WAITING = "WAITING_FOR_RESOURCES"
+    PROVISIONING = "PROVISIONING"
+    ACTIVE = "ACTIVE"
+    SUSPENDING = "SUSPENDING"
+    SUSPENDED = "SUSPENDED"
+    DELETING = "DELETING"
+    FAILED = "FAILED"
+    UNKNOWN = "STATE_UNSPECIFIED"
+
+
+# A resource in one of these states never becomes active.
+ENDED = (MachineState.SUSPENDING, MachineState.SUSPENDED, MachineState.FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceRequest:
+    """A slice to ask for; `quota` None accepts whatever it costs, `runtime` None the usual software version."""
+
+    topology: Topology
+    is_spot: bool
+    quota: tuple[Quota, ...] | None
+    runtime: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TpuMachine:
+    """The VMs of a slice in a zone; its queued resource and its node have one name."""
+
+    name: str
+    zone: str
+    gcloud: Gcloud
+    note: Callable[[str], None] = field(default=lambda _: None)
+    sleep: Callable[[float], None] = time.sleep
+
+    def state(self) -> MachineState:
+        """The state of the queued resource."""
+        document = self.gcloud.document([*QUEUED, "describe", self.name, self._zone])
+        if document is None:
+            return MachineState.MISSING
+        name = document.get("state", {}).get("state") if isinstance(document, dict) else None
+        return MachineState(name) if name in set(MachineState) else MachineState.UNKNOWN
+
+    def create(self, request: SliceRequest) -> None:
+        """Requests the slice; SpecError if the quota does not cover it."""
+        topology, is_spot = request.topology, request.is_spot
+        kind = accelerator_type(topology)
+        if request.quota is not None:
+            n_used = self._n_chips_in_use(topology.chip.name, is_spot=is_spot)
+            check_quota(request.quota, topology, self.zone, is_spot=is_spot, n_used=n_used)
+        self.gcloud.succeed(
+            [
+                *(*QUEUED, "create", self.name, f"--node-id={self.name}", self._zone),
+                f"--accelerator-type={kind}",
+                f"--runtime-version={request.runtime or cloud_names(topology).runtime}",
+                *(["--spot"] if is_spot else []),
+                "--quiet",
+            ]
+        )
+
+    def delete(self) -> None:
+        """Deletes the slice and its queued resource, and waits until they are gone."""
+        self.gcloud.succeed([*QUEUED, "delete", self.name, self._zone, "--force", "--quiet"])
+
+    def wait_until_active(self, wait_s: float = WAIT_S) -> None:
+        """Waits for the slice; RunError if it cannot become active, or does not in time."""
+        if self.gcloud.show is not None:
+            return
+        last, waited_s = None, 0.0
+        while (state := self.state()) is not MachineState.ACTIVE:
+            if state in (*ENDED, MachineState.MISSING, MachineState.DELETING):
+                raise RunError(
+                    f"the slice '{self.name}' is {state}. Delete it with 'meshscope tpu delete', then try again."
+                )
+            if waited_s >= wait_s:
+                raise RunError(
+                    f"the slice '{self.name}' is still {state} after {waited_s / 3600:.1f} hours. Its request stays "
+                    "queued: rerun the command to wait on, or delete it with 'meshscope tpu delete'."
+                )
+            if state is not last:
+                self.note(f"{self.name}: {state}")
+            last, waited_s = state, waited_s + POLL_S
+            self.sleep(POLL_S)
+
+    def ensure_active(self, request: SliceRequest) -> bool:
+        """Waits for the slice, and creates it first if there is none or it ended; whether it is new."""
+        state = self.state()
+        if state in (*ENDED, MachineState.DELETING):
+            self.note(f"{self.name}: {state}; deleting it and asking for another")
+            self.delete()
+            state = MachineState.MISSING
+        if state is MachineState.MISSING:
+            self.create(request)
+        self.wait_until_active()
+        return state is not MachineState.ACTIVE
+
+    def install(self, wheel: Path, *, jax_version: str) -> None:
+        """Installs meshscope from a wheel, and JAX for TPU, on every worker."""
+        if not wheel.is_file():
+            raise SpecError(
+                f"the wheel '{wheel}' does not exist. Make one in your clone: pip wheel --no-deps -w dist ."
+            )
+        for name in (INSTALL, RUN):
+            with as_file(files("meshscope.sweep") / name) as script:
+                self._copy_to_all(script)
+        self._copy_to_all(wheel)
+        end = self.ssh(shlex.join(["bash", INSTALL, wheel.name, jax_version]))
+        if end.returncode:
+            raise RunError(f"installing on '{self.name}' failed: {last_words(end.stderr)}")
+
+    def ssh(self, command: str, *, worker: str = ALL) -> GcloudEnd:
+        """Runs a shell command on a worker or on all."""
+        return self.gcloud.run(
+            [*VM, "ssh", self.name, self._zone, f"--worker={worker}", f"--command={command}"]
+        )
+
+    def run(self, planned: PlannedRun) -> GcloudEnd:
+        """Runs the command on all workers, as one run of several processes."""
+        words = [RUN, planned.name, planned.command.value, *planned.words]
+        return self.ssh(shlex.join(["bash", *words]))
+
+    def fetch(self, name: str, parent: Path) -> None:
+        """Copies the run folder `name` from the first worker into `parent`."""
+        source = f"{self.name}:meshscope/runs/{name}"
+        self.gcloud.succeed(
+            [*VM, "scp", "--recurse", source, str(parent), self._zone, "--worker=0"]
+        )
+
+    def _copy_to_all(self, path: Path) -> None:
+        self.gcloud.succeed([*VM, "scp", str(path), f"{self.name}:", self._zone, f"--worker={ALL}"])
+
+    def _n_chips_in_use(self, chip: str, *, is_spot: bool) -> int:
+        """Chips of this kind that the project's queued resources in the zone have or wait for."""
+        names = [
+            node.get("node", {}).get("acceleratorType", "").replace("v5litepod-", "v5e-")
+            for one in self.gcloud.document([*QUEUED, "list", self._zone]) or []
+            if ("spot" in one) is is_spot and one.get("state", {}).get("state") not in ENDED
+            for node in one.get("tpu", {}).get("nodeSpec", [])
+        ]
+        return sum(parse_topology(name).n_chips for name in names if name.startswith(f"{chip}-"))
+
+    @property
+    def _zone(self) -> str:
+        return f"--zone={self.zone}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TpuSlice:
+    """A machine, the slice to ask for if there is none, and what to install on it."""
+
+    machine: TpuMachine
+    request: SliceRequest
+    wheel: Path
+    jax_version: str
+
+    def ready(self) -> None:
+        """Waits for the slice, and installs meshscope on it if it is new."""
+        if self.machine.ensure_active(self.request):
+            self.machine.note(f"{self.machine.name}: installing")
+            self.machine.install(self.wheel, jax_version=self.jax_version)
+
+
+class TpuQueue(CommandQueue):
+    """Runs one command at a time on a slice; each run is copied out as soon as it is complete.
+
+    A slice that was preempted is replaced by another one, and the command starts again there.
+    """
+
+    def __init__(self, folder: SweepFolder, tpu: TpuSlice, *, force: bool) -> None:
+        super().__init__(folder, force=force)
+        self._tpu = replace(tpu, machine=replace(tpu.machine, sleep=self._sleep))
+        tpu.ready()
+
+    def n_jobs(self, planned: Sequence[PlannedRun]) -> int:
+        """One: a live run has the slice to itself."""
+        return min(1, len(planned))
+
+    def made(self, planned: PlannedRun) -> EndedCommand:
+        """Runs the command on all workers of the slice, and copies its run."""
+        try:
+            end = self._tried(planned)
+        except (MeshscopeError, OSError) as error:
+            return EndedCommand(returncode=1, failure=str(error))
+        return EndedCommand(returncode=end.returncode, log=end.stderr[-LOG_BYTES:])
+
+    def end_commands(self, *, kill: bool) -> None:
+        """Ends gcloud; the slice stays, and its next command replaces the run there."""
+        for process in tuple(self._tpu.machine.gcloud.running):
+            (process.kill if kill else process.terminate)()
+
+    def _tried(self, planned: PlannedRun) -> GcloudEnd:
+        """Runs the command until a slice lives long enough; RunError if none does."""
+        machine = self._tpu.machine
+        for _ in range(N_SLICES):
+            self._tpu.ready()
+            end = machine.run(planned)
+            self._sleep(0.0)
+            try:
+                if not end.returncode:
+                    self._fetch(planned)
+                    return end
+            except RunError:
+                if machine.state() is MachineState.ACTIVE:
+                    raise
+            if machine.state() is MachineState.ACTIVE:
+                return end
+            machine.note(f"{machine.name}: lost while it made '{planned}'")
+        raise RunError(f"{N_SLICES} slices were lost while they made it. Try another zone or time.")
+
+    def _sleep(self, seconds: float) -> None:
+        """Waits; RunError if the sweep ends."""
+        if self.is_ending.wait(seconds):
+            raise RunError("the sweep was interrupted.")
+
+    def _fetch(self, planned: PlannedRun) -> None:
+        """Copies the run from the slice into the folder, whole or not at all."""
+        with tempfile.TemporaryDirectory(prefix="meshscope-tpu-") as scratch:
+            self._tpu.machine.fetch(planned.name, Path(scratch))
+            fetched = Path(scratch, planned.name)
+            read_run(fetched)  # raises if it is damaged
+            with new_folder(self.folder.path / planned.name, force=self.force) as partial:
+                shutil.copytree(fetched, partial, symlinks=True, dirs_exist_ok=True)
