@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshscope.api.console import ReportedProgress, WorkProgress, note, print_run
-from meshscope.api.import_traces import are_traces, import_traces, layout_of
+from meshscope.api.import_traces import ONE_LAYOUT, are_traces, import_traces, layout_of
 from meshscope.api.options import (
     RunOutput,
     changed_options,
@@ -171,10 +171,7 @@ def import_request(request: ImportRequest) -> Run:
         raise SpecError("HLO text needs --topology, and --plan or --mesh; --card is for traces.")
     layout = layout_of(request)
     if layout.topology is None or layout.mesh is None:
-        raise PlanError(
-            "the devices of the dump need one layout. Give either --plan, such as tp=8, or --mesh with "
-            "axes of your own, such as data=8,model=8."
-        )
+        raise PlanError(ONE_LAYOUT)
     model = None if request.model is None else read_model(request.model)
     with scratch_folder() as scratch:
         texts, versions = files, dict[str, str]()

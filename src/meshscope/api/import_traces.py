@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 
 
 Files = list[tuple[Path, TraceFormat]]
+ONE_LAYOUT = (
+    "the devices need one layout. Give either --plan, such as tp=8, or --mesh with axes of your own, such as "
+    "data=8,model=8."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +90,7 @@ def layout_of(request: "ImportRequest", card: WorkloadCard | None = None) -> Lay
     refuse(
         (
             request.plan is not None and request.mesh is not None,
-            "--plan and --mesh both lay out the devices. Give one of them.",
+            ONE_LAYOUT,
         ),
         (
             request.device_order is not None and request.mesh is None,
