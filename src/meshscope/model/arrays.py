@@ -280,15 +280,8 @@ class WeightBuilder:
     ) -> Weight:
         """A norm's scale or a bias."""
         dims, sizes = zip(*(self.dims[letter] for letter in shape), strict=True)
-        checkpoint = self.base + tensor
-        return Weight(
-            name=name,
-            dims=dims,
-            shape=sizes,
-            checkpoint=checkpoint,
-            columns=columns,
-            is_vector=True,
-        )
+        weight = Weight(name=name, dims=dims, shape=sizes, checkpoint=self.base + tensor)
+        return replace(weight, columns=columns, is_vector=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,7 +134,6 @@ _MECHANISMS = {
 
 
 def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
-    """The kind of each layer."""
     n_layers = reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
     match family.traits.layers:
         case LayerRule.ENTRIES:
@@ -222,7 +221,6 @@ def _refuse_others(reader: ConfigReader, family: Family) -> None:
 def _with_quantization(
     config: Mapping[str, Any], beside: Mapping[str, Any], origin: str
 ) -> Mapping[str, Any]:
-    """The config with the quantization of ModelOpt's file."""
     quantization = beside.get("quantization")
     if not isinstance(quantization, dict):
         raise SpecError(

@@ -109,9 +109,7 @@ class FamilyTraits:
     has_gate: bool = False
     has_sinks: bool = False
     has_window: bool = False
-    window: int | None = (
-        None  # unless the config has `sliding_window`; null there is full attention
-    )
+    window: int | None = None  # unless `sliding_window` is there; null means full attention
     window_is_off: bool = False  # a window only if `use_sliding_window` is true
     # The residual stream and the MLP.
     is_gemma: bool = False
@@ -191,7 +189,6 @@ _ROWS = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encodi
 
 
 def _row(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a row with those of the one that it is like."""
     inherited = _row(_ROWS["base"][values["like"]]) if "like" in values else {}
     return inherited | {key: value for key, value in values.items() if key != "like"}
 
@@ -208,6 +205,4 @@ SAME_ARCHITECTURE = {
 }
 # Families with an indexer, and those that mix layers of linear attention with layers of full attention.
 SPARSE_FAMILIES = frozenset(family for family, row in TRAITS.items() if row.has_indexer)
-HYBRID_FAMILIES = frozenset(
-    family for family, row in TRAITS.items() if row.layers is LayerRule.HYBRID
-)
+HYBRID_FAMILIES = frozenset(f for f, row in TRAITS.items() if row.layers is LayerRule.HYBRID)

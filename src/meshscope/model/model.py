@@ -160,7 +160,6 @@ class Model:
         return replace(self, layers=self.layers[:n_layers])
 
     def _check_caches(self) -> None:
-        """Each shared cache is that of a layer before the first one that shares."""
         kinds = list(self.layers)
         n_before = next((i for i, layer in enumerate(kinds) if layer.shares_cache), len(kinds))
         for layer in kinds[n_before:]:

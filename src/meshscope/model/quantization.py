@@ -105,10 +105,7 @@ _LAYERS_ONLY = {
     MXFP4: _MXFP4,
     NVFP4: _NVFP4,
 }
-_OF_LAYERS = {
-    **{name: replace(_PER_CHANNEL, values_dtype=name) for name in ("s8", "f8e4m3fn")},
-    **_LAYERS_ONLY,
-}
+_OF_CHANNELS = {name: replace(_PER_CHANNEL, values_dtype=name) for name in ("s8", "f8e4m3fn")}
 # Only some matrices: experts in Kimi K2.5 (int4) and gpt-oss (mxfp4); MLPs in Llama-3.1-405B-Instruct-FP8 (arXiv
 # 2407.21783, section 6.2, which also leaves out the first and the last layer); everything outside linear attention
 # in recipes of llm-compressor for Qwen3-Next and Qwen3.5.
@@ -118,12 +115,12 @@ _QUANTIZATIONS = {
     **_LAYERS_ONLY,
     **{
         f"{name}_{coverage}": replace(quantization, coverage=coverage)
-        for name, quantization in _OF_LAYERS.items()
+        for name, quantization in (_OF_CHANNELS | _LAYERS_ONLY).items()
         for coverage in PARTIAL_COVERAGES
     },
     **{
-        f"{name}_{Coverage.LAYERS}": replace(_OF_LAYERS[name], coverage=Coverage.LAYERS)
-        for name in ("s8", "f8e4m3fn")
+        f"{name}_{Coverage.LAYERS}": replace(quantization, coverage=Coverage.LAYERS)
+        for name, quantization in _OF_CHANNELS.items()
     },
     FP8_MXFP4: replace(_FP8_BLOCKS, experts=replace(_MXFP4, coverage=Coverage.EXPERTS)),
     FP8_NVFP4: replace(_FP8_BLOCKS, experts=replace(_NVFP4, coverage=Coverage.EXPERTS)),
@@ -180,10 +177,8 @@ def ragged_dtype_of(dtype: str) -> str:
 def is_four_bit(dtype: str) -> bool:
     """Whether matrices stored in `dtype`, or those of experts, are in a format of 4 bits."""
     quantization = experts_quantization(dtype)
-    return quantization is not None and "s4" in {
-        quantization.values_dtype,
-        quantization.codes_dtype,
-    }
+    values = () if quantization is None else (quantization.values_dtype, quantization.codes_dtype)
+    return "s4" in values
 
 
 def has_program(dtype: str) -> bool:

@@ -83,11 +83,9 @@ def module_names(family: Family, layers: Sequence[Layer]) -> Modules:
     modules: dict[MatrixGroup, list[str]] = {}
     for index, layer in enumerate(layers):
         is_linear = layer.attention is AttentionKind.LINEAR
-        group, names = (
-            (MatrixGroup.LINEAR, linear) if is_linear else (MatrixGroup.ATTENTION, attention)
-        )
+        group = MatrixGroup.LINEAR if is_linear else MatrixGroup.ATTENTION
         mlps = dense * layer.has_mlp + shared * layer.has_experts
-        of_layer = {group: names, MatrixGroup.MLPS: mlps}
+        of_layer = {group: linear if is_linear else attention, MatrixGroup.MLPS: mlps}
         of_layer[MatrixGroup.EXPERTS] = experts * layer.has_experts
         for of_group, short in of_layer.items():
             modules.setdefault(of_group, []).extend(f"layers.{index}.{name}" for name in short)
@@ -183,7 +181,6 @@ class QuantizationRecipe:
 
 
 def _of(value: object) -> Mapping[str, Any]:
-    """A part of the config, empty if it is not an object."""
     return value if isinstance(value, Mapping) else {}
 
 

@@ -139,7 +139,6 @@ def _is_empty(value: object) -> bool:
 
 
 def _are_kinds(value: object, family: Family, kinds: list[AttentionKind]) -> bool:
-    """Whether names of layers are those of the kinds that were read."""
     if not isinstance(value, list) or len(value) != len(kinds):
         return False
     if family.traits.has_indexer:

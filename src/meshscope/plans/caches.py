@@ -50,11 +50,8 @@ def cache_slots(plan: Plan, workload: Workload) -> int:
 @lru_cache(maxsize=CACHED_RINGS)
 def ring_pairs(groups: Groups) -> Groups:
     """(source, target) pairs of one ring step: each device sends to the next one in its group."""
-    return tuple(
-        (source, target)
-        for group in groups
-        for source, target in zip(group, (*group[1:], group[0]), strict=True)
-    )
+    rings = (zip(group, (*group[1:], group[0]), strict=True) for group in groups)
+    return tuple(pair for ring in rings for pair in ring)
 
 
 def ring_sends(cp: int, n_local: int, window: int | None) -> int:

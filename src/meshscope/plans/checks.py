@@ -197,7 +197,6 @@ def check_model(plan: Plan, model: Model) -> None:
 
 
 def _check_divides(plan: Plan, model: Model, split: list[tuple[str, str, int | None]]) -> None:
-    """Raise PlanError unless each axis divides the size of this name."""
     for axis, name, size in split:
         if size is not None and size % getattr(plan, axis):
             article = "an" if axis[0] in "ef" else "a"
@@ -225,7 +224,6 @@ def check_weights(plan: Plan, model: Model) -> None:
 
 
 def _format_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
-    """Formats that the layers do not define, loads that no routing gives, and 8-bit activations without a program."""
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     program, dtype = experiment.program, workload.weight_dtype
     moe, skew, quantization = model.moe, workload.routing_skew, quantization_of(dtype)
@@ -339,7 +337,6 @@ def check_program_format(experiment: "Experiment") -> None:
 
 
 def _pipeline_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
-    """Pipelines that are not supported, and micro-batches that do not divide the batch."""
     plan, program = experiment.plan, experiment.program
     n, has_pipeline = program.microbatches, plan.pp > 1 and experiment.engine is Engine.MESHSCOPE
     if n is not None and not has_pipeline:
@@ -361,7 +358,6 @@ def _pipeline_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
 
 
 def _dispatch_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
-    """Dispatch forms and rings that partitioner, target or plan do not support."""
     plan, topology, program = experiment.plan, experiment.topology, experiment.program
     model, form, chip = experiment.model, program.dispatch, topology.chip
     forms = (DispatchForm.AUTO, *DISPATCH_FORMS[program.partitioner])
@@ -375,10 +371,7 @@ def _dispatch_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
             "--dispatch ragged: XLA has no ragged all-to-all on CPU. Use --dispatch capacity, which "
             "drops no tokens unless --capacity-factor is set."
         )
-    is_fused, n_devices = (
-        form is DispatchForm.FUSED and model.moe is not None,
-        plan.data_size * plan.tp,
-    )
+    n_devices, is_fused = plan.data_size * plan.tp, form is DispatchForm.FUSED and model.moe
     if is_fused and compiler_facts(chip.name).fused_expert_cycles.value is None:
         yield SpecError(
             f"--dispatch fused: the time of the kernel on {chip.name} is not known. Use another chip or form."

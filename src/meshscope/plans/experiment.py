@@ -108,11 +108,8 @@ class Experiment:
     def unrolled(self, layers: ShallowLayers) -> "Experiment":
         """The experiment with these layers of the model, unrolled."""
         kinds = tuple(self.model.layers[layer] for layer in layers.layers)
-        return replace(
-            self,
-            model=replace(self.model, layers=kinds),
-            program=replace(self.program, loop=Loop.UNROLL),
-        )
+        program = replace(self.program, loop=Loop.UNROLL)
+        return replace(self, model=replace(self.model, layers=kinds), program=program)
 
     @property
     def dispatch_form(self) -> DispatchForm:
@@ -286,7 +283,6 @@ class Experiment:
 
     @property
     def _dispatch_record(self) -> DispatchRecord | None:
-        """The dispatch of one layer per phase, balanced and under the routing skew."""
         is_auto = self.program.partitioner is Partitioner.AUTO
         if self.program.frontend.is_own and is_auto and self.model.moe is not None:
             return CompilerDispatch(form=self.dispatch_form, by="compiler")

@@ -212,11 +212,8 @@ def _cudnn_reasons(model: Model, plan: Plan, workload: Workload) -> Iterator[str
 
 
 def _decode_reasons(model: Model, plan: Plan, workload: Workload) -> Iterator[str]:
-    attention, window, n_tokens = (
-        model.attention,
-        _chunk_of_attention(model),
-        workload.decode_tokens,
-    )
+    window, n_tokens = _chunk_of_attention(model), workload.decode_tokens
+    attention, n_slots = model.attention, cache_slots(plan, workload)
     if window is not None and window % DECODE_BLOCKS[0] and plan.cp == 1:
         yield f"chunks of {window} positions are no multiple of {DECODE_BLOCKS[0]}"
     if attention.mechanism is Mechanism.COMPRESSED:
@@ -230,7 +227,6 @@ def _decode_reasons(model: Model, plan: Plan, workload: Workload) -> Iterator[st
             yield f"an indexer chooses other positions for each of {n_tokens} tokens"
         if n_queries > MAX_DECODE_QUERIES:
             yield f"{n_queries} queries of a head exceed the {MAX_DECODE_QUERIES} that VMEM has room for"
-    n_slots = cache_slots(plan, workload)
     if n_slots < DECODE_BLOCKS[-1]:
         share = "the cache" if plan.cp == 1 else f"the share of the cache under cp={plan.cp}"
         yield f"{share} has fewer than {DECODE_BLOCKS[-1]} positions ({n_slots})"

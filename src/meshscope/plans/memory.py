@@ -116,10 +116,8 @@ def compiled_memory(experiment: Experiment, analyses: Iterable[Mapping[str, int]
     Without any, everything except weights and cache is None.
     """
     workload, plan, model = experiment.workload, experiment.plan, experiment.model
-    every = list(analyses)
-    totals = [
-        a["argument_bytes"] + a["output_bytes"] + a["temp_bytes"] - a["alias_bytes"] for a in every
-    ]
+    every, parts = list(analyses), ("argument_bytes", "output_bytes", "temp_bytes")
+    totals = (sum(one[part] for part in parts) - one["alias_bytes"] for one in every)
     total_bytes = max(totals, default=None)
     hbm_bytes = experiment.topology.chip.device_hbm_bytes
     temp_bytes = max((a["temp_bytes"] for a in every), default=None)

@@ -92,11 +92,8 @@ class Mesh:
         names = [name for name, size in self.axes if size > 1]
         for n_axes in range(1, max(2, len(names))):
             for subset in combinations(names, n_axes):
-                owner = {
-                    device: number
-                    for number, group in enumerate(_groups(self.axes, subset))
-                    for device in group
-                }
+                numbered = enumerate(_groups(self.axes, subset))
+                owner = {device: number for number, group in numbered for device in group}
                 if all(len({owner.get(device) for device in group}) == 1 for group in positions):
                     return "+".join(subset)
         return None

@@ -140,7 +140,6 @@ class Plan:
 
 @cache
 def _mesh_of(*sizes: int) -> Mesh:
-    """The mesh with these sizes of MESH_AXES."""
     axes = tuple((axis, size) for axis, size in zip(MESH_AXES, sizes, strict=True) if size != 1)
     return Mesh(axes=axes or (("tp", 1),))
 
@@ -174,7 +173,6 @@ def parse_plan(text: str) -> Plan:
 
 
 def _value(text: str, axis: str, name: str, number: str | None) -> int | bool:
-    """The size of an axis, or whether a flag is set."""
     flags = {None: True, "1": True, "true": True, "0": False, "false": False}
     if axis == "sp" and number in flags:
         return flags[number]

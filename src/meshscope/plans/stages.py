@@ -67,11 +67,8 @@ def stage_slots(layers: Sequence[Layer], kind: Layer, n_stages: int) -> tuple[in
         for indices in stage_layers(len(layers), n_stages)
     ]
     n_each = max(map(len, layers_of_stage))
-    return tuple(
-        index
-        for indices in layers_of_stage
-        for index in [*indices, *[None] * (n_each - len(indices))]
-    )
+    padded = ([*indices, *[None] * (n_each - len(indices))] for indices in layers_of_stage)
+    return tuple(index for indices in padded for index in indices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,10 +144,8 @@ def stacked_layers(
 @lru_cache(maxsize=CACHED_STAGES)
 def stored_layers(model: Model, n_stages: int) -> Mapping[Layer, int]:
     """How many layers of each kind one device allocates, including unused slots."""
-    return {
-        kind: len(stage_slots(model.layers, kind, n_stages)) // n_stages
-        for kind in dict.fromkeys(model.layers)
-    }
+    kinds = dict.fromkeys(model.layers)
+    return {kind: len(stage_slots(model.layers, kind, n_stages)) // n_stages for kind in kinds}
 
 
 def default_microbatches(local_batch: int, n_stages: int) -> int:

@@ -64,7 +64,6 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
 
 
 def _norm(model: Model, name: str, tensor: str, *, base: str = LAYER_BASE, size: int = 0) -> Weight:
-    """A scale of the residual stream."""
     builder = WeightBuilder(base, letters(Dim.NORM, d=size or model.hidden))
     return builder.vector(name, "d", tensor)
 

@@ -67,7 +67,6 @@ class Workload:
         self._check_roles()
 
     def _check_roles(self) -> None:
-        """Raise SpecError for a dtype that weights, activations or the cache cannot have."""
         if (
             self.activation_dtype not in ACTIVATION_DTYPES
             and self.activation_dtype in WEIGHT_DTYPES

@@ -152,9 +152,7 @@ class TempParts:
     mlp: float  # the two intermediates of a dense MLP
     experts: float  # rows of experts before and after their exchange, and their intermediates
     gathered: float  # the largest matrix that fsdp gathers
-    layer: (
-        float  # the weights, without experts, of a layer that unrolled programs fetch ahead to VMEM
-    )
+    layer: float  # the weights, without experts, of a layer that unrolled programs fetch ahead
     stacked: float  # weights of all layers whose stack scanned programs copy into another layout
     converted: float  # weights of 8 bits in the dtype of their matrix product
     branches: float  # copies of the cache in the branches of a pipeline's stages

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from operator import itemgetter
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
@@ -78,10 +79,8 @@ def pipeline_stages(  # noqa: PLR0913  what a step consists of
         """The groups of a stage: in mesh order they follow one another, as pp is outermost."""
         key = (id(groups), stage)
         if key not in stage_groups:
-            first, end = (
-                bisect_left(groups, at, key=lambda group: group[0] // n_each)
-                for at in (stage, stage + 1)
-            )
+            first = bisect_left(groups, stage * n_each, key=itemgetter(0))
+            end = bisect_left(groups, (stage + 1) * n_each, key=itemgetter(0))
             stage_groups[key] = groups[first:end]
         return stage_groups[key]
 

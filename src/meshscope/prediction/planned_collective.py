@@ -102,9 +102,8 @@ def repeated(stage: PlannedStage, n_times: int) -> PlannedStage:
 
     def times(collectives: tuple[PlannedCollective, ...]) -> tuple[PlannedCollective, ...]:
         if id(collectives) not in shared:
-            shared[id(collectives)] = tuple(
-                replace(planned, count=planned.count * n_times) for planned in collectives
-            )
+            more = (replace(one, count=one.count * n_times) for one in collectives)
+            shared[id(collectives)] = tuple(more)
         return shared[id(collectives)]
 
     layers = tuple((index, times(collectives)) for index, collectives in stage.layers)

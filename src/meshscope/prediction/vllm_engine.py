@@ -85,7 +85,6 @@ def vllm_stages(experiment: Experiment, step: PlannedStep) -> tuple[PlannedStage
 
 
 def _check_plan(model: Model, plan: Plan) -> None:
-    """Raise PlanError if vLLM's assertions would fail."""
     if model.moe is not None or model.attention.mechanism is not Mechanism.GROUPED:
         raise PlanError(
             f"--engine vllm supports only dense models with grouped-query attention, the ones measured "

@@ -231,11 +231,8 @@ class Attention(LayerAttention):
 
     def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
         """A merge of partial softmaxes in decode, the queries of chunks, or the keys of whole prompts."""
-        n, n_heads, (width, value_width) = (
-            step.n_sequences,
-            self.n_heads // step.tp,
-            self.head_widths,
-        )
+        n, n_heads = step.n_sequences, self.n_heads // step.tp
+        width, value_width = self.head_widths
         if step.is_prefill and not step.is_cut:
             yield from self.shared_prompt(kind, step)
         elif (

@@ -237,11 +237,7 @@ KINDS = {
     "compressed_sparse_attention": AttentionKind.COMPRESSED_SPARSE,
     "heavily_compressed_attention": AttentionKind.HEAVILY_COMPRESSED,
 }
-KIND_OF_RATIO = {
-    0: AttentionKind.SLIDING,
-    4: AttentionKind.COMPRESSED_SPARSE,
-    128: AttentionKind.HEAVILY_COMPRESSED,
-}
+KIND_OF_RATIO = dict(zip((0, 4, 128), KINDS.values(), strict=True))
 MLP_KINDS = {"hash_moe": MlpKind.HASH_MOE, "moe": MlpKind.MOE}
 
 
@@ -289,10 +285,8 @@ def compressed_layers(reader: ConfigReader, n_layers: int) -> tuple[Layer, ...]:
         "mlp_layer_types", n_layers, MLP_KINDS, default
     )
     attention = _attention_kinds(reader, n_layers)
-    return tuple(
-        Layer(attention=kind, mlp=MLP_KINDS[name])
-        for kind, name in zip(attention, mlp, strict=True)
-    )
+    kinds = zip(attention, mlp, strict=True)
+    return tuple(Layer(attention=kind, mlp=MLP_KINDS[name]) for kind, name in kinds)
 
 
 def _attention_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:

@@ -174,10 +174,7 @@ class GroupedAttention(Attention):
             tensors = dict.fromkeys("qkv", "qkv_proj")
             bounds = {"q": (0, n), "k": (n, n + k), "v": (n + k, n + 2 * k)}
             whole = ColumnSlice(whole=n + 2 * k, start=0, stop=n, dim=-2)
-            columns = {
-                name: replace(whole, start=start, stop=stop)
-                for name, (start, stop) in bounds.items()
-            }
+            columns = {name: replace(whole, start=a, stop=b) for name, (a, b) in bounds.items()}
         heads = {"q": "N", "k": "K", "v": "K"}
         for name, of in heads.items():
             if name != "v" or not self.has_shared_values:
@@ -284,10 +281,8 @@ def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
     row, n_heads = family.traits, reader.integer("num_attention_heads")
     has_bias = reader.boolean("attention_bias", default=row.has_bias)
     default_dim = row.head_dim or reader.integer("hidden_size") // n_heads
-    head_dim, rope = (
-        reader.integer("head_dim", default_dim),
-        read_rope(_with_rope(reader, row.variant), FULL),
-    )
+    head_dim = reader.integer("head_dim", default_dim)
+    rope = read_rope(_with_rope(reader, row.variant), FULL)
     check_factors(rope, head_dim, reader.source)
     key = row.qk_norm
     attention = GroupedAttention(

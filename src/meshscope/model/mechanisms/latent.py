@@ -202,10 +202,8 @@ def indexer_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
     """Which layers have an indexer, and which take the choice of an earlier layer; as GlmMoeDsaConfig."""
     key = next((key for key in INDEXER_PATTERNS if reader.get(key) is not None), None)
     if key is None:
-        every, first = (
-            reader.integer("index_topk_freq", 1),
-            reader.count("index_skip_topk_offset", 2),
-        )
+        every = reader.integer("index_topk_freq", 1)
+        first = reader.count("index_skip_topk_offset", 2)
         return [
             AttentionKind.SHARED if max(index - first + 1, 0) % every else AttentionKind.FULL
             for index in range(n_layers)

@@ -33,9 +33,7 @@ class Activation(StrEnum):
 
     SWIGLU = "swiglu"
     GEGLU = "geglu"  # Gemma: GELU by its tanh approximation
-    LIMITED_SWIGLU = (
-        "limited_swiglu"  # DeepSeek-V4: clamps both projections, also in shared experts
-    )
+    LIMITED_SWIGLU = "limited_swiglu"  # DeepSeek-V4: clamps projections, also in shared experts
     CLAMPED_SWIGLU = "clamped_swiglu"  # gpt-oss: clamps, scales by 1.702, adds one to the up factor
 
 
@@ -63,9 +61,7 @@ class MixtureOfExperts:
     has_shared_gate: bool = False  # a sigmoid scales the output of the shared experts
     # Gemma 4: router and experts each have scales for the normed input, and each expert a scale of its score.
     has_scales: bool = False
-    scales_inputs: bool = (
-        False  # the score of the one chosen expert scales its input, not its output
-    )
+    scales_inputs: bool = False  # the score of the chosen expert scales its input, not its output
     activation: Activation = Activation.SWIGLU
     activation_limit: float | None = None
 
@@ -111,10 +107,8 @@ class MixtureOfExperts:
         dims |= letters(Dim.EXPERT_HIDDEN, D=hidden) | letters(Dim.EXPERT_FFN, F=f)
         builder, columns, is_transposed = WeightBuilder(LAYER_BASE, dims), None, True
         if fused is not None:
-            builder, is_transposed = (
-                replace(builder, base=LAYER_BASE + fused.base),
-                fused.is_transposed,
-            )
+            builder = replace(builder, base=LAYER_BASE + fused.base)
+            is_transposed = fused.is_transposed
             tensors = {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
         for number, name in enumerate(("gate", "up")):
             if fused is not None:
