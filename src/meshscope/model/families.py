@@ -92,6 +92,7 @@ class FamilyTraits:
     engine_class: str | None = None  # as vLLM and SGLang name it in `architectures`
     is_plain: bool = False  # its layers have nothing that no key of its config names
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    rope: Mapping[str, Any] = field(default_factory=dict[str, Any])  # defaults of positions
     ignored_keys: tuple[str, ...] = ()  # read only for some models, or repeated by layers
     # Layers.
     layers: LayerRule = LayerRule.FULL

@@ -237,7 +237,7 @@ KINDS = {
     "compressed_sparse_attention": AttentionKind.COMPRESSED_SPARSE,
     "heavily_compressed_attention": AttentionKind.HEAVILY_COMPRESSED,
 }
-KIND_OF_RATIO = dict(zip((0, 4, 128), KINDS.values(), strict=True))
+KIND_OF_RATIO: dict[int, AttentionKind] = dict(zip((0, 4, 128), KINDS.values(), strict=True))
 MLP_KINDS = {"hash_moe": MlpKind.HASH_MOE, "moe": MlpKind.MOE}
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from meshscope.errors import SpecError
 from meshscope.model.arrays import CacheArray, ColumnSlice, Dim, Weight, WeightBuilder, letters
-from meshscope.model.families import Family, FamilyTraits, LayerRule
+from meshscope.model.families import TRAITS, Family, FamilyTraits, LayerRule
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import (
     HEAD_PASSES,
@@ -256,24 +256,9 @@ HYBRID_KINDS = {LINEAR: AttentionKind.LINEAR, FULL: AttentionKind.FULL}
 LLAMA4_CHUNK = 8192  # of Llama4TextConfig, as the values below
 LLAMA4_TEMPERATURE = Temperature(floor=8192, strength=0.1)
 LLAMA4_NOPE_INTERVAL = 4
-MINISTRAL3_ROPE = {
-    "type": "yarn",
-    "rope_theta": 1_000_000.0,
-    "factor": 16.0,
-    "original_max_position_embeddings": 16384,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale_all_dim": 1.0,
-    "mscale": 1.0,
-}
 MINISTRAL3_BETA = 0.1  # of Ministral3Config
 GEMMA3_LOCAL_THETA = 10_000.0  # of Gemma3TextConfig.default_theta
-GEMMA3_THETA = 1_000_000.0
 GEMMA4_FULL_HEAD_DIM = 512  # of Gemma4TextConfig, as the parameters below
-GEMMA4_ROPE = {
-    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
-    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
-}
 
 
 def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
@@ -282,7 +267,7 @@ def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
     has_bias = reader.boolean("attention_bias", default=row.has_bias)
     default_dim = row.head_dim or reader.integer("hidden_size") // n_heads
     head_dim = reader.integer("head_dim", default_dim)
-    rope = read_rope(_with_rope(reader, row.variant), FULL)
+    rope = read_rope(_with_rope(reader, row), FULL)
     check_factors(rope, head_dim, reader.source)
     key = row.qk_norm
     attention = GroupedAttention(
@@ -335,7 +320,7 @@ def _gemma4(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
     return replace(
         attention,
         scale=1.0,
-        sliding_rope=read_rope(_with_rope(reader, "gemma4"), SLIDING),
+        sliding_rope=read_rope(_with_rope(reader, TRAITS[Family.GEMMA4]), SLIDING),
         has_value_norm=True,
         full_heads=FullHeads(n_kv_heads=n_kv_heads, head_dim=head_dim, has_shared_values=is_shared),
     )
@@ -376,19 +361,10 @@ _VARIANTS = {
 }
 
 
-def _with_rope(reader: ConfigReader, variant: str | None) -> ConfigReader:
+def _with_rope(reader: ConfigReader, row: FamilyTraits) -> ConfigReader:
     """The config with the default positions of layers that attend to all positions."""
-    config = dict(reader.config)
-    match variant:
-        case "gemma3":
-            return reader.over({"rope_theta": GEMMA3_THETA, **config})
-        case "gemma4":
-            parameters = config.get("rope_parameters") or GEMMA4_ROPE
-            return reader.over({**config, "rope_parameters": parameters})
-        case "ministral3":
-            return reader.over({"rope_parameters": MINISTRAL3_ROPE, **config})
-        case _:
-            return reader
+    stated = {key: value for key, value in reader.config.items() if value or key not in row.rope}
+    return reader.over({**row.rope, **stated})
 
 
 def _window(reader: ConfigReader, row: FamilyTraits) -> int | None:
