@@ -19,7 +19,7 @@ from typing import Any
 
 from meshscope.errors import did_you_mean
 
-_ENTRY_KEYS = {"like", "sizes", "source", "variants", "lengths"}  # the others are of the config
+_ENTRY_KEYS = {"like", "sizes", "source", "variants"}  # of an entry alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,23 +51,16 @@ def catalog() -> Mapping[str, CatalogEntry]:
         sizes = dict(zip(document["sizes"], stored[name].get("sizes", ()), strict=False))
         return (config(stored[name]["like"]) if "like" in stored[name] else {}) | sizes | values
 
-    def lengths(name: str) -> Mapping[str, int]:
-        entry = stored[name]
-        inherited = lengths(entry["like"]) if "like" in entry else {}
-        return entry.get("lengths", inherited)
-
     def entry_of(name: str, entry: Mapping[str, Any]) -> CatalogEntry:
         values = config(name)
+        variants = (f"{name}{one}" if one[0] == "-" else one for one in entry.get("variants", ()))
         return CatalogEntry(
             name=name,
             text_part_of=values.pop("text_part_of", None),
+            lengths=values.pop("lengths", {}),
             config=values,
-            lengths=lengths(name),
             source=entry.get("source", "{aiconfigurator}").format_map(sources),
-            variants=tuple(
-                f"{name}{variant}" if variant.startswith("-") else variant
-                for variant in entry.get("variants", ())
-            ),
+            variants=tuple(variants),
         )
 
     return {name: entry_of(name, entry) for name, entry in document["models"].items()}

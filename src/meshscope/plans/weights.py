@@ -31,11 +31,6 @@ def padded_vocab(model: Model, plan: Plan) -> int:
     return -(-model.vocab // plan.tp) * plan.tp
 
 
-def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
-    """The weights of one layer in program order."""
-    return (*attention_weights(model, plan, layer), *mlp_weights(model, layer))
-
-
 @lru_cache(maxsize=CACHED_WEIGHTS)
 def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     """Embedding, final norm and, unless tied, the output head; both matrices are [vocab, hidden].
@@ -91,8 +86,8 @@ def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, .
     return (*streams, norm, *weights, *after)
 
 
-def mlp_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
-    """The weights of a layer's feed-forward block, including the norms around it."""
+def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
+    """The weights of one layer in program order: attention, then its feed-forward block with the norms around it."""
     blocks = dense_weights(model, layer) if layer.has_mlp else ()
     if layer.has_experts:
         router = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
@@ -102,6 +97,7 @@ def mlp_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
         blocks = (*blocks, *(norms if is_beside else shared_weights(model)))
     streams = () if model.hyper is None else model.hyper.weights(model.hidden, "mlp", "ffn")
     return (
+        *attention_weights(model, plan, layer),
         *streams,
         _norm(model, "mlp_norm", model.family.traits.mlp_norm),
         *blocks,
