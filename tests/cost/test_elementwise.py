@@ -17,122 +17,59 @@ class MeasuredOp(NamedTuple):
     """An instruction in compiled HLO, the compiler's estimate, and its measured time."""
 
     chip: str
-    result: str
-    operands: tuple[str, ...]
     opcode: str
+    result: str
+    operand: str
     cycles: int
     measured_us: float
 
 
 # Measured: openxla/xprof, a v6e profile (whose HLO has these estimates) and the op table of a MaxText step
 # on v5p (estimates of libtpu 0.0.42.1 for the same arrays).
-MEASURED = {
-    "v6e broadcast": MeasuredOp(
-        "v6e",
-        "f32[5,1024,1024,256]{3,2,1,0:T(8,128)}",
-        ("f32[]{:T(128)}",),
-        "broadcast",
-        27_402_272,
-        4443.8,
-    ),
-    "v6e add": MeasuredOp(
-        "v6e",
-        "f32[5,1024,1024,256]{3,2,1,0:T(8,128)}",
-        ("f32[5,1024,1024,256]{3,2,1,0:T(8,128)}",),
-        "negate",
-        14_180_608,
-        7917.5,
-    ),
-    "v5p broadcast": MeasuredOp(
-        "v5p",
-        "f32[16,512,7168]{2,0,1:T(8,128)}",
-        ("f32[]{:T(128)}",),
-        "broadcast",
-        648_725,
-        110.6,
-    ),
-    "v5p convert": MeasuredOp(
-        "v5p",
-        "bf16[32000,512]{1,0:T(8,128)(2,1)}",
-        ("f32[32000,512]{1,0:T(8,128)}",),
-        "convert",
-        256_375,
-        45.7,
-    ),
-    "v5p transpose of bf16": MeasuredOp(
-        "v5p",
-        "bf16[16,2048,128]{1,2,0:T(8,128)(2,1)}",
-        ("bf16[16,2048,128]{2,1,0:T(8,128)(2,1)}",),
-        "copy",
-        53_904,
-        8.8,
-    ),
-    "v5p transpose of f32": MeasuredOp(
-        "v5p",
-        "f32[16,2048,128]{1,0,2:T(8,128)}",
-        ("f32[16,2048,128]{2,1,0:T(8,128)}",),
-        "copy",
-        53_904,
-        14.3,
-    ),
-    "v5p rows to tiles of one": MeasuredOp(
-        "v5p",
-        "f32[1,512,7168]{2,0,1:T(1,128)}",
-        ("f32[1,512,7168]{2,1,0:T(8,128)}",),
-        "copy",
-        139_434,
-        24.0,
-    ),
-    "v5p few rows to tiles of one": MeasuredOp(
-        "v5p",
-        "f32[2,8,1,2048]{3,2,1,0:T(1,128)}",
-        ("f32[2,8,1,2048]{3,1,2,0:T(8,128)}",),
-        "copy",
-        3155,
-        1.38,
-    ),
-    "v5p small rsqrt": MeasuredOp(
-        "v5p", "f32[1,2048]{1,0:T(1,128)}", ("f32[1,2048]{1,0:T(1,128)}",), "rsqrt", 2180, 1.12
-    ),
-    "v5p small broadcast": MeasuredOp(
-        "v5p",
-        "f32[16,8,2048]{2,1,0:T(8,128)}",
-        ("f32[16,2048]{1,0:T(8,128)}",),
-        "broadcast",
-        3056,
-        1.78,
-    ),
-    "v5p small fill": MeasuredOp(
-        "v5p", "f32[16,2048]{1,0:T(8,128)}", ("f32[]{:T(128)}",), "broadcast", 1930, 0.62
-    ),
-}
+TABLE = """\
+v6e  broadcast  f32[5,1024,1024,256]{3,2,1,0:T(8,128)}  f32[]{:T(128)}  27402272  4443.8
+v6e  negate  f32[5,1024,1024,256]{3,2,1,0:T(8,128)}  f32[5,1024,1024,256]{3,2,1,0:T(8,128)}  14180608  7917.5
+v5p  broadcast  f32[16,512,7168]{2,0,1:T(8,128)}  f32[]{:T(128)}  648725  110.6
+v5p  convert  bf16[32000,512]{1,0:T(8,128)(2,1)}  f32[32000,512]{1,0:T(8,128)}  256375  45.7
+v5p  copy  bf16[16,2048,128]{1,2,0:T(8,128)(2,1)}  bf16[16,2048,128]{2,1,0:T(8,128)(2,1)}  53904  8.8
+v5p  copy  f32[16,2048,128]{1,0,2:T(8,128)}  f32[16,2048,128]{2,1,0:T(8,128)}  53904  14.3
+v5p  copy  f32[1,512,7168]{2,0,1:T(1,128)}  f32[1,512,7168]{2,1,0:T(8,128)}  139434  24.0
+v5p  copy  f32[2,8,1,2048]{3,2,1,0:T(1,128)}  f32[2,8,1,2048]{3,1,2,0:T(8,128)}  3155  1.38
+v5p  rsqrt  f32[1,2048]{1,0:T(1,128)}  f32[1,2048]{1,0:T(1,128)}  2180  1.12
+v5p  broadcast  f32[16,8,2048]{2,1,0:T(8,128)}  f32[16,2048]{1,0:T(8,128)}  3056  1.78
+v5p  broadcast  f32[16,2048]{1,0:T(8,128)}  f32[]{:T(128)}  1930  0.62
+"""
+MEASURED = [
+    MeasuredOp(*row[:4], cycles=int(row[4]), measured_us=float(row[5]))
+    for row in map(str.split, TABLE.splitlines())
+]
 
 
 def _op_cost(op: MeasuredOp) -> OpCost:
-    names = [f"x{i}" for i in range(len(op.operands))]
-    parameters = "\n".join(
-        f"  %{name} = {shape} parameter({i})"
-        for i, (name, shape) in enumerate(zip(names, op.operands, strict=True))
-    )
     text = f"""\
 HloModule m, is_scheduled=true
 
 ENTRY %main () -> {op.result} {{
-{parameters}
-  ROOT %y = {op.result} {op.opcode}({", ".join("%" + name for name in names)}), dimensions={{}}, \
+  %x = {op.operand} parameter(0)
+  ROOT %y = {op.result} {op.opcode}(%x), dimensions={{}}, \
 backend_config={{"window_config":{{"estimated_cycles":"{op.cycles}"}}}}
 }}
 """
+    return _root_cost(text, op.chip)
+
+
+def _root_cost(text: str, chip: str) -> OpCost:
     module = parse_hlo(text, "test.hlo")
     assert module.entry is not None
     collectives = module_collectives(module, mesh=parse_plan("tp=1").mesh, crosses_slices=False)
-    model = OpCostModel(collectives.flow, rates_of(chip_of(op.chip)))
-    cost = model.cost(module.entry, module.entry.root)
+    cost = OpCostModel(collectives.flow, rates_of(chip_of(chip))).cost(
+        module.entry, module.entry.root
+    )
     assert cost is not None
     return cost
 
 
-@pytest.mark.parametrize("op", MEASURED.values(), ids=list(MEASURED))
+@pytest.mark.parametrize("op", MEASURED, ids=lambda op: f"{op.chip} {op.opcode} {op.result}")
 def test_op_takes_its_measured_time(op: MeasuredOp):
     """The rates of single ops vary by a fifth, hence the tolerance."""
     time = _op_cost(op).time
@@ -140,7 +77,7 @@ def test_op_takes_its_measured_time(op: MeasuredOp):
     assert time.seconds.lower_s <= op.measured_us * 1e-6 <= time.seconds.upper_s
 
 
-@pytest.mark.parametrize("op", MEASURED.values(), ids=list(MEASURED))
+@pytest.mark.parametrize("op", MEASURED, ids=lambda op: f"{op.chip} {op.opcode} {op.result}")
 def test_time_is_at_most_the_compiler_estimate(op: MeasuredOp):
     cycles = op.cycles // 10
     cost = _op_cost(op._replace(cycles=cycles))
@@ -150,7 +87,7 @@ def test_time_is_at_most_the_compiler_estimate(op: MeasuredOp):
 
 def test_op_in_vmem_takes_its_work_without_the_latency_of_the_hbm():
     shape = "f32[8,1024]{1,0:T(8,128)S(1)}"
-    small = _op_cost(MeasuredOp("v5e", shape, (shape,), "negate", 1830, 0.0))
+    small = _op_cost(MeasuredOp("v5e", "negate", shape, shape, 1830, 0.0))
     assert 0.15e-6 < small.time.seconds.value_s < 0.25e-6
     assert small.time.hbm.value_s == 0
 
@@ -158,7 +95,7 @@ def test_op_in_vmem_takes_its_work_without_the_latency_of_the_hbm():
 def test_vector_work_bounds_an_op_in_vmem():
     """A norm of 2 MB in VMEM, estimated at 14.6 us, of which 0.3 are vector work."""
     shape = "bf16[128,8192]{1,0:T(8,128)(2,1)S(1)}"
-    cost = _op_cost(MeasuredOp("v5e", shape, (shape,), "multiply", 21_872, 0.0))
+    cost = _op_cost(MeasuredOp("v5e", "multiply", shape, shape, 21_872, 0.0))
     assert cost.time.seconds.value_s == pytest.approx(14.6e-6 * 0.3, rel=0.1)
 
 
@@ -190,14 +127,7 @@ ENTRY %main (w: bf16[3584,4096], x: bf16[3584]) -> bf16[4096] {{
 backend_config={{"window_config":{{"estimated_cycles":"95430"}}}}
 }}
 """
-    module = parse_hlo(text, "test.hlo")
-    assert module.entry is not None
-    collectives = module_collectives(module, mesh=parse_plan("tp=1").mesh, crosses_slices=False)
-    cost = OpCostModel(collectives.flow, rates_of(chip_of("v6e"))).cost(
-        module.entry, module.entry.root
-    )
-    assert cost is not None
-    return cost
+    return _root_cost(text, "v6e")
 
 
 def test_a_product_of_one_row_takes_the_bundles_of_its_loop():

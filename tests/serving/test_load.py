@@ -51,46 +51,34 @@ def test_lengths_are_fixed_or_geometric() -> None:
     assert spread.n_output.min() == 1
 
 
-def test_the_trace_of_azure(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text(AZURE)
-    load, n_empty = recorded_load(path, rate_per_s=None, n_requests=None)
-    assert n_empty == 0
-    assert load.arrival_s == pytest.approx([0.0, 4.314579, 4.541877], abs=1e-6)
-    assert load.n_prompt.tolist() == [374, 396, 879]
-    assert load.n_output.tolist() == [44, 109, 55]
+SESSIONS = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
+7,a,1.5,GPT-4,12,3,15,"log, of a session"
+9,b,,GPT-4,20,5,25,Conversation log
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "n_empty", "rows"),
+    [
+        (AZURE, 0, [(0.0, 374, 44), (4.314579, 396, 109), (4.541877, 879, 55)]),
+        # Times in seconds from the start; a request that failed has no response tokens.
+        (BURST_GPT, 1, [(0.0, 472, 18), (40.0, 1087, 230), (113.0, 417, 276)]),
+        (SESSIONS, 0, [(0.0, 12, 3), (2.0, 20, 5)]),
+        (MOONCAKE, 0, [(0.0, 6755, 500), (3.0, 7319, 490)]),
+    ],
+    ids=["azure", "burst_gpt", "burst_gpt with sessions", "mooncake"],
+)
+def test_a_recorded_trace_is_read(
+    tmp_path: Path, text: str, n_empty: int, rows: list[tuple[float, int, int]]
+) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    load, n_left_out = recorded_load(path, rate_per_s=None, n_requests=None)
+    assert n_left_out == n_empty
+    columns = zip(load.arrival_s, load.n_prompt, load.n_output, strict=True)
+    assert [tuple(row) for row in columns] == [pytest.approx(row, abs=1e-6) for row in rows]
     faster, _ = recorded_load(path, rate_per_s=2 * load.rate_per_s, n_requests=None)
     assert faster.arrival_s == pytest.approx(load.arrival_s / 2)
-
-
-def test_the_trace_of_burst_gpt(tmp_path: Path) -> None:
-    """Times in seconds from the start; a request that failed has no response tokens."""
-    path = tmp_path / "BurstGPT_1.csv"
-    path.write_text(BURST_GPT)
-    load, n_empty = recorded_load(path, rate_per_s=None, n_requests=None)
-    assert n_empty == 1
-    assert load.arrival_s.tolist() == [0.0, 40.0, 113.0]
-    assert load.n_prompt.tolist() == [472, 1087, 417]
-    assert load.n_output.tolist() == [18, 230, 276]
-
-
-def test_the_trace_of_burst_gpt_with_sessions(tmp_path: Path) -> None:
-    path = tmp_path / "BurstGPT_3.csv"
-    path.write_text(
-        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-        '7,a,1.5,GPT-4,12,3,15,"log, of a session"\n9,b,,GPT-4,20,5,25,Conversation log\n'
-    )
-    load, _ = recorded_load(path, rate_per_s=None, n_requests=None)
-    assert load.n_prompt.tolist() == [12, 20]
-
-
-def test_the_trace_of_mooncake(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text(MOONCAKE)
-    load, n_empty = recorded_load(path, rate_per_s=None, n_requests=None)
-    assert n_empty == 0
-    assert load.arrival_s.tolist() == [0.0, 3.0]
-    assert load.n_prompt.tolist() == [6755, 7319]
     assert recorded_load(path, rate_per_s=None, n_requests=1)[0].n_requests == 1
 
 
@@ -161,38 +149,20 @@ def test_impossible_loads_are_refused(rate_per_s: float, n_requests: int, remedy
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "line"),
+    ("text", "message"),
     [
-        (
-            "a.csv",
-            "Timestamp,Request tokens,Response tokens\n1,5,5\n3,5,5\n2.5,5,5\n",
-            "a.csv:4: arrives 500 ms before",
-        ),
-        (
-            "a.csv",
-            (
-                "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,5,5\n"
-                "2023-11-16 18:15:45.6805900,5,5\n"
-            ),
-            "a.csv:3: arrives 1 s before",
-        ),
-        (
-            "a.jsonl",
-            (
-                '{"timestamp": 9, "input_length": 1, "output_length": 1}\n\n'
-                '{"timestamp": 7, "input_length": 1, "output_length": 1}\n'
-            ),
-            "a.jsonl:3: arrives 2 ms before",
-        ),
+        (BURST_GPT + "117.5,GPT-4,5,5,10,log\n", ":6: arrives 500 ms before"),
+        (AZURE + "2023-11-16 18:15:50.2224670,5,5\n", ":5: arrives 1 s before"),
+        (MOONCAKE + '\n{"timestamp": 2998, "input_length": 1, "output_length": 1}\n', ":4: arrives 2 ms before"),
     ],
     ids=["burst_gpt", "azure", "mooncake"],
-)
+)  # fmt: skip
 def test_arrivals_that_go_backwards_are_refused_with_their_line(
-    tmp_path: Path, name: str, text: str, line: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
-    path = tmp_path / name
+    path = tmp_path / "trace"
     path.write_text(text)
-    with pytest.raises(ParseError, match=f"{line}.*Sort the trace by time"):
+    with pytest.raises(ParseError, match=f"{message}.*Sort the trace by time"):
         recorded_load(path, rate_per_s=None, n_requests=None)
 
 
