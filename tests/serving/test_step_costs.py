@@ -13,7 +13,7 @@ from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
 from meshscope.serving.step_costs import (
     BLOCK_TOKENS,
-    TabulatedCosts,
+    StepCosts,
     cache_blocks,
     past_of,
     tabulated_costs,
@@ -32,7 +32,7 @@ def experiment(plan: str = "tp=8", topology: str = "v6e-8", model: str = MODEL) 
     )
 
 
-def costs(plan: str = "tp=8") -> TabulatedCosts:
+def costs(plan: str = "tp=8") -> StepCosts:
     return tabulated_costs(
         experiment(plan), max_sequences=64, max_step_tokens=2048, max_context=4096
     )

@@ -1,5 +1,6 @@
 """The largest batch and context that fit in the memory of a slice, and the tokens that its cache holds."""
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import lcm
@@ -127,15 +128,8 @@ def needed_bytes(memory: Memory) -> int:
 
 
 def _largest(is_possible: Callable[[int], bool], limit: int) -> int:
-    """The largest number up to `limit` for which all smaller ones are possible, too; by bisection."""
-    low, high = 0, 1
-    while high <= limit and is_possible(high):
-        low, high = high, high * 2
-    high = min(high, limit + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if is_possible(middle) else (low, middle)
-    return low
+    """The largest number up to `limit` for which all smaller ones are possible, too."""
+    return bisect_left(range(1, limit + 1), x=True, key=lambda n: not is_possible(n))
 
 
 def _cache_tokens(experiment: Experiment, memory: Memory) -> int:

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from meshscope.cost.predicted import with_default_chunk
@@ -38,6 +38,7 @@ class Launch:
     not_expressed: tuple[str, ...]
 
 
+_PLACEMENT = "the placement on the torus: no flag orders the devices of the mesh"
 _Flags = Iterator[LaunchFlag | str]  # a string is something that the server cannot express
 
 
@@ -102,26 +103,38 @@ def _flag(source: str, *words: str | int) -> LaunchFlag:
     return LaunchFlag(words=tuple(map(str, words)), source=source)
 
 
+def _options(source: str, options: Mapping[str, str | int | None]) -> Iterator[LaunchFlag]:
+    """The flags that have a value."""
+    return (_flag(source, name, value) for name, value in options.items() if value is not None)
+
+
 def _own_flags(experiment: Experiment) -> _Flags:
-    workload = experiment.workload
-    yield _flag(OWN, "--topology", experiment.topology.name)
-    yield _flag(OWN, "--plan", str(experiment.plan))
-    if (order := order_text(experiment.mesh, experiment.topology)) is not None:
-        yield _flag(OWN, "--device-order", order)
-    for name in ("batch", "prompt", "output"):
-        yield _flag(OWN, f"--{name}", getattr(workload, name))
-    if workload.activation_dtype != "bf16":
-        yield _flag(OWN, "--dtype", workload.activation_dtype)
-    if workload.weight_dtype != experiment.model.default_weight_dtype:
-        dtype = workload.weight_dtype
-        # The common name, unless the option takes it as the name of the checkpoint's own format.
-        name = format_dtype(dtype)
-        is_common = weight_dtype_of(experiment.model, name) == dtype
-        yield _flag(OWN, "--weight-dtype", name if is_common else dtype)
-    if workload.cache_dtype != workload.activation_dtype:
-        yield _flag(OWN, "--cache-dtype", format_dtype(workload.cache_dtype))
-    if with_default_chunk(experiment).workload != workload:
-        yield _flag(OWN, "--prefill-chunk", workload.prefill_chunk or "off")
+    workload, model = experiment.workload, experiment.model
+    activations, weights, cache = (
+        None if dtype == default else dtype
+        for dtype, default in (
+            (workload.activation_dtype, "bf16"),
+            (workload.weight_dtype, model.default_weight_dtype),
+            (workload.cache_dtype, workload.activation_dtype),
+        )
+    )
+    # The common name, unless the option takes it as the name of the checkpoint's own format.
+    if weights is not None and weight_dtype_of(model, format_dtype(weights)) == weights:
+        weights = format_dtype(weights)
+    is_default_chunk = with_default_chunk(experiment).workload == workload
+    options = {
+        "--topology": experiment.topology.name,
+        "--plan": str(experiment.plan),
+        "--device-order": order_text(experiment.mesh, experiment.topology),
+        "--batch": workload.batch,
+        "--prompt": workload.prompt,
+        "--output": workload.output,
+        "--dtype": activations,
+        "--weight-dtype": weights,
+        "--cache-dtype": None if cache is None else format_dtype(cache),
+        "--prefill-chunk": None if is_default_chunk else workload.prefill_chunk or "off",
+    }
+    return _options(OWN, options)
 
 
 def _vllm_flags(experiment: Experiment) -> _Flags:
@@ -162,18 +175,17 @@ def _sglang_flags(experiment: Experiment) -> _Flags:
     """Flags of SGLang-JAX, whose --tp-size counts all devices: the mesh is (dp, tp-size / dp)."""
     plan, workload = experiment.plan, experiment.workload
     yield _flag(f"{SGLANG}, managers/scheduler.py", "--tp-size", plan.data_size * plan.tp)
-    if plan.data_size > 1:
-        yield _flag(SGLANG, "--dp-size", plan.data_size)
-    if plan.ep > 1:
-        yield _flag(SGLANG, "--ep-size", plan.ep)
-    yield _flag(SGLANG, "--max-running-requests", workload.batch)
-    yield _flag(SGLANG, "--context-length", workload.context)
-    yield _flag(SGLANG, "--chunked-prefill-size", workload.prefill_chunk or -1)
     built_in = {"s8": "int8.yaml", "f8e4m3fn": "fp8.yaml"}
-    if config := built_in.get(workload.weight_dtype):
-        yield _flag(SGLANG, "--quantization-config-path", config)
-    if workload.cache_dtype in _FP8:
-        yield _flag(SGLANG, "--kv-cache-dtype", _FP8[workload.cache_dtype])
+    options = {
+        "--dp-size": plan.data_size if plan.data_size > 1 else None,
+        "--ep-size": plan.ep if plan.ep > 1 else None,
+        "--max-running-requests": workload.batch,
+        "--context-length": workload.context,
+        "--chunked-prefill-size": workload.prefill_chunk or -1,
+        "--quantization-config-path": built_in.get(workload.weight_dtype),
+        "--kv-cache-dtype": _FP8.get(workload.cache_dtype),
+    }
+    yield from _options(SGLANG, options)
     yield from _left_out(experiment)
     if workload.weight_dtype not in {*built_in, *_as_loaded(experiment)}:
         yield _weights(experiment, "a file for --quantization-config-path")
@@ -184,7 +196,8 @@ def _sglang_flags(experiment: Experiment) -> _Flags:
 def _maxtext_flags(experiment: Experiment) -> _Flags:
     workload = experiment.workload
     yield from _maxtext_axes(experiment)
-    yield from _placement(experiment)
+    if experiment.device_order is not None:
+        yield _PLACEMENT
     yield _flag(MAXTEXT, f"per_device_batch_size={workload.batch / experiment.plan.n_devices:g}")
     yield _flag(MAXTEXT, f"max_prefill_predict_length={workload.prompt}")
     yield _flag(MAXTEXT, f"max_target_length={workload.context}")
@@ -228,20 +241,14 @@ def _maxtext_axes(experiment: Experiment) -> _Flags:
 
 def _left_out(experiment: Experiment, *known: str) -> Iterator[str]:
     plan = experiment.plan
-    if plan.sp:
-        yield "sp: no flag splits the residual stream of every model over tp"
-    if plan.cp > 1:
-        yield f"cp={plan.cp}: no axis of its own splits the sequence"
-    if plan.pp > 1 and "pp" not in known:
-        yield f"pp={plan.pp}: no pipeline"
-    if plan.fsdp > 1:
-        yield f"fsdp={plan.fsdp}: dp replicates the weights instead"
-    yield from _placement(experiment)
-
-
-def _placement(experiment: Experiment) -> Iterator[str]:
-    if experiment.device_order is not None:
-        yield "the placement on the torus: no flag orders the devices of the mesh"
+    axes = {
+        "sp: no flag splits the residual stream of every model over tp": plan.sp,
+        f"cp={plan.cp}: no axis of its own splits the sequence": plan.cp > 1,
+        f"pp={plan.pp}: no pipeline": plan.pp > 1 and "pp" not in known,
+        f"fsdp={plan.fsdp}: dp replicates the weights instead": plan.fsdp > 1,
+        _PLACEMENT: experiment.device_order is not None,
+    }
+    return (text for text, is_left_out in axes.items() if is_left_out)
 
 
 def _as_loaded(experiment: Experiment) -> set[str]:

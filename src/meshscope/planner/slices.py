@@ -250,24 +250,14 @@ class SliceSearch:
 
     def price(self, result: PlanSearch) -> float:
         """The price of a slice per hour; its number of chips without prices."""
-        return _price(result.space.topology, self.prices)
+        return price_per_hour(result.space.topology, self.prices) or 0.0
 
     def price_per_million(self, result: PlanSearch) -> float | None:
         """The price of a million output tokens of the best choice, one batch of requests after the other."""
-        return None if self.prices is None else _price_per_million(result, self.prices)
-
-
-def _price(topology: Topology, prices: Mapping[str, float] | None) -> float:
-    price = price_per_hour(topology, prices)
-    assert price is not None  # slices without a price are left out
-    return price
-
-
-def _price_per_million(result: PlanSearch, prices: Mapping[str, float] | None) -> float | None:
-    if result.winner is None:
-        return None
-    n_per_hour = result.winner.tokens_per_s_per_chip * result.space.topology.n_chips * 3600
-    return 1e6 * _price(result.space.topology, prices) / n_per_hour
+        if self.prices is None or result.winner is None:
+            return None
+        n_per_hour = result.winner.tokens_per_s_per_chip * result.space.topology.n_chips * 3600
+        return 1e6 * self.price(result) / n_per_hour
 
 
 def search_slices(
@@ -284,23 +274,21 @@ def search_slices(
     progress of a long search.
     """
     every = tuple(slices)
-    priced = [t for t in every if price_per_hour(t, prices) is not None]
+    priced = {t: price for t in every if (price := price_per_hour(t, prices)) is not None}
     unpriced = tuple(dict.fromkeys(t.chip.name for t in every if t not in priced))
     if not priced:
         raise SpecError(
             f"--prices has no price of {', '.join(unpriced)}, which --topology names. "
             f"Add {unpriced[0]}=PRICE per chip hour."
         )
-    spaces = {
-        t: replace(space, topology=t) for t in sorted(priced, key=lambda t: _price(t, prices))
-    }
+    spaces = {t: replace(space, topology=t) for t in sorted(priced, key=priced.__getitem__)}
     ordered = tuple(t for t, one in spaces.items() if is_reachable(one, objective))
     if not ordered:
         raise unreachable(tuple(spaces.values()), objective)
     progress, searches = SearchProgress(callback, n_slices=len(ordered)), list[PlanSearch]()
     best: PlanSearch | None = None
     takes_first = objective.has_limits or prices is None  # the cheapest that meets the objective
-    for _, group in groupby(ordered, key=lambda topology: _price(topology, prices)):
+    for _, group in groupby(ordered, key=priced.__getitem__):
         results = [search(spaces[topology], objective, progress) for topology in group]
         searches += results
         if takes_first:
@@ -308,16 +296,8 @@ def search_slices(
             is_long = sum(result.n_combinations for result in searches) >= MAX_UNMET
             if best is not None or is_long:
                 break
-    if not takes_first:
-        able = [result for result in searches if result.winner is not None]
-        is_throughput = objective.goal is Goal.THROUGHPUT
-        best = min(
-            able,
-            key=lambda r: (_price_per_million(r, prices) or 0.0) if is_throughput else _rank(r),
-            default=None,
-        )
     progress.done()
-    return SliceSearch(
+    result = SliceSearch(
         searches=tuple(searches),
         best=best,
         n_skipped=len(ordered) - len(searches),
@@ -325,6 +305,15 @@ def search_slices(
         unpriced=unpriced,
         prices=prices,
     )
+    if takes_first:
+        return result
+    is_throughput = objective.goal is Goal.THROUGHPUT
+    best = min(
+        (one for one in searches if one.winner is not None),
+        key=lambda one: (result.price_per_million(one) or 0.0) if is_throughput else _rank(one),
+        default=None,
+    )
+    return replace(result, best=best)
 
 
 def unreachable(spaces: Sequence[SearchSpace], objective: Objective) -> SpecError:

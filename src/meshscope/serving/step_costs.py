@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,21 +24,9 @@ BLOCK_TOKENS = 16
 _LENGTHS = (1 << 16, 1 << 17)
 
 
-class StepCosts(Protocol):
-    """Seconds of the steps of one engine."""
-
-    def decode_s(self, n_sequences: int, contexts: FloatArray) -> FloatArray:
-        """[n] decode steps of `n_sequences` whose mean context is `contexts` [n]."""
-        ...
-
-    def mixed_s(self, n_sequences: int, context: float, n_tokens: int, past: float) -> float:
-        """A step that also prefills `n_tokens`, whose attention is that of a prompt behind `past`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TabulatedCosts:
-    """Step costs interpolated between points of the closed form.
+class StepCosts:
+    """Seconds of the steps of one engine, interpolated between points of the closed form.
 
     `decode_table_s` [sequences, contexts]; `prefill_table_s` [tokens, contexts], the time of a chunk of
     a prompt behind a context.
@@ -90,7 +77,7 @@ def tabulated_costs(
     max_step_tokens: int,
     max_context: int,
     profile: ChipProfile | None = None,
-) -> TabulatedCosts:
+) -> StepCosts:
     """The step costs of a batch of the plan: of a data-parallel rank, and of one stage of a pipeline.
 
     A step passes through all stages of a pipeline. With sp, steps of at least tp sequences are padded to
@@ -124,7 +111,7 @@ def tabulated_costs(
     one, prefill = np.ones(len(chunk)), np.zeros(len(chunk), dtype=np.int64)
     after = steps_s(prefill, one, (n_past + 1) * chunk, chunk)
     before = np.where(n_past, steps_s(prefill, one, np.maximum(n_past, 1) * chunk, chunk), 0)
-    return TabulatedCosts(
+    return StepCosts(
         n_sequences=sequences,
         contexts=contexts,
         decode_table_s=decode.reshape(len(sequences), len(contexts)),
