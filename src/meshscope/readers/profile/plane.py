@@ -6,6 +6,7 @@ integer type that fits, texts become enumerations. Of bytes only the length is k
 two stats of one name, the last one counts.
 """
 
+import gzip
 import mmap
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -87,14 +88,11 @@ def _bytes_of(path: Path) -> Data:
         if head != GZIP_MAGIC:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         file.seek(0)
-        unpacked, stream = bytearray(), zlib.decompressobj(wbits=31)
-        while not stream.eof and (rest := file.read(1 << 20)):
-            while rest and not stream.eof:
-                unpacked += stream.decompress(rest, 1 << 24)
-                rest = stream.unconsumed_tail
-                check_limit(path, "bytes, unpacked", len(unpacked), MAX_BYTES)
-        if not stream.eof:
-            raise EOFError("the gzip stream ends early")
+        try:
+            unpacked = gzip.GzipFile(fileobj=file).read(MAX_BYTES + 1)
+        except EOFError as error:
+            raise EOFError("the gzip stream ends early") from error
+        check_limit(path, "bytes, unpacked", len(unpacked), MAX_BYTES)
         return unpacked
 
 

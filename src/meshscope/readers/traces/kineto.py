@@ -446,16 +446,13 @@ def _facts_of_range(name: str, args: KinetoArgs | None) -> OpKey:
     n_in = dtype = None
     shapes, types = (None, None) if args is None else (_decoded(args.shapes), _decoded(args.types))
     if isinstance(shapes, list) and isinstance(types, list) and len(set(map(str, types))) == 1:
-        sizes = [_n_elements(shape) for shape in shapes]
-        n_in = None if None in sizes else sum(filter(None, sizes)) or None
+        is_known = all(
+            isinstance(shape, list) and shape and all(isinstance(size, int) for size in shape)
+            for shape in shapes
+        )
+        n_in = sum(map(prod, shapes)) or None if is_known else None
         dtype = str(types[0])
     return OpKey("", "", collective=name.partition(":")[2], n_in=n_in, dtype=dtype)
-
-
-def _n_elements(shape: object) -> int | None:
-    if not isinstance(shape, list) or not shape:
-        return None
-    return prod(shape) if all(isinstance(size, int) for size in shape) else None
 
 
 def _launches_of(correlation: Ints, launches: Mapping[str, Ints]) -> tuple[Ints, Ints]:

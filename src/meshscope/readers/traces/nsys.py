@@ -63,7 +63,10 @@ def _trace(path: Path, database: sqlite3.Connection) -> Trace:
             f"{path}: this is a database of rocprofv3 (rocpd). Record with the PyTorch profiler, or with "
             "jax.profiler.trace: meshscope reads their traces on ROCm."
         )
-    columns = {name: _columns_of(database, name) for name in names}
+    columns = {
+        name: {row[0] for row in database.execute("select name from pragma_table_info(?)", (name,))}
+        for name in names
+    }
     missing = next((name for name in (KERNELS, STRINGS) if name not in columns), None)
     if missing is not None:
         raise TraceError(
@@ -119,11 +122,6 @@ def _first(database: sqlite3.Connection, query: str) -> Any:
     """The first value of the answer; None without an answer."""
     row = database.execute(query).fetchone()
     return row[0] if row else None
-
-
-def _columns_of(database: sqlite3.Connection, table: str) -> set[str]:
-    quoted = table.replace('"', '""')
-    return {row[1] for row in database.execute(f'pragma table_info("{quoted}")')}
 
 
 _OPS: dict[str, Any] = {
