@@ -97,7 +97,7 @@ def trace_of_profile(
     label = pl.format("{}({})", pl.col("module"), pl.col("program_id"))
     named = profile.ops.instructions.with_columns(pl.coalesce(label, "module").alias("module"))
     ran = named["module"].drop_nulls().unique(maintain_order=True).to_list()
-    programs = {name: texts[name] for name in ran if name in (texts or {})} if texts else {}
+    programs = {name: text for name in ran if (text := (texts or {}).get(name))}
     facts, n_devices, unread = _facts_of(programs)
     ops = Ops(events=profile.ops.events, instructions=named)
     ops = with_hlo(ops, facts) if facts else ops
