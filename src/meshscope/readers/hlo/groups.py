@@ -72,11 +72,6 @@ def groups_without_module(text: str) -> Groups | None:
         return None
 
 
-def is_complete(text: str) -> bool:
-    """Whether the text of groups or pairs has one of the known forms, not truncated."""
-    return any(form.fullmatch(text) for form in (_LIST, _IOTA, _MESH))
-
-
 def connected_groups(pairs: Groups) -> Groups:
     """The sets of devices that (source, target) pairs connect, as sorted groups."""
     group_of: dict[int, set[int]] = {}
