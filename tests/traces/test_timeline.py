@@ -135,19 +135,23 @@ def long_trace(folder: Path, *, n_steps: int = STEPS) -> list[Path]:
     return paths
 
 
+def limited(run: Run, monkeypatch: pytest.MonkeyPatch, max_rows: int) -> tuple[Any, pl.DataFrame]:
+    """What metrics get of a run, and its timeline, if that has at most `max_rows`."""
+    read = timeline.last_executions
+    monkeypatch.setattr(timeline, "last_executions", lambda folder: read(folder, max_rows=max_rows))
+    inputs = metric_inputs(run.record)
+    assert inputs.timeline is not None
+    return inputs, inputs.timeline
+
+
 def test_a_long_trace_shows_its_last_whole_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = meshscope.import_(long_trace(tmp_path), out=tmp_path / "run")
     assert metric_inputs(run.record).sampled == ()
-    read = timeline.last_executions
-    monkeypatch.setattr(
-        "meshscope.analysis.timeline.last_executions", lambda folder: read(folder, max_rows=13)
-    )
-    inputs = metric_inputs(run.record)
-    assert inputs.timeline is not None
-    assert sorted(set(inputs.timeline["step"])) == [STEPS - 2, STEPS - 1]
-    assert inputs.timeline["n_steps"].unique().to_list() == [STEPS]
+    inputs, shown = limited(run, monkeypatch, 13)
+    assert sorted(set(shown["step"])) == [STEPS - 2, STEPS - 1]
+    assert shown["n_steps"].unique().to_list() == [STEPS]
     assert inputs.sampled == (f"the last 2 of {STEPS} decode steps",)
     page = run.report(tmp_path / "report.html").read_text()
     assert f"the last 2 of {STEPS} decode steps" in page
@@ -160,13 +164,8 @@ def test_a_trace_without_steps_shows_its_beginning(
 ) -> None:
     path = made.write(tmp_path / "rank0.json", made.document(random_kernels(1), world_size=2))
     run = meshscope.import_([path], out=tmp_path / "run")
-    read = timeline.last_executions
-    monkeypatch.setattr(
-        "meshscope.analysis.timeline.last_executions", lambda folder: read(folder, max_rows=50)
-    )
-    inputs = metric_inputs(run.record)
-    assert inputs.timeline is not None
-    assert len(inputs.timeline) == 50
+    inputs, shown = limited(run, monkeypatch, 50)
+    assert len(shown) == 50
     assert run.record.measured is not None
     assert run.record.measured.trace is not None
     assert inputs.sampled == (f"the first 50 of {run.record.measured.trace.n_ops} ops",)
@@ -174,14 +173,9 @@ def test_a_trace_without_steps_shows_its_beginning(
 
 def test_a_long_step_shows_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = meshscope.import_(long_trace(tmp_path, n_steps=1), out=tmp_path / "run")
-    read = timeline.last_executions
     monkeypatch.setattr(timeline, "MAX_ROWS", 4)
-    monkeypatch.setattr(
-        "meshscope.analysis.timeline.last_executions", lambda folder: read(folder, max_rows=4)
-    )
-    inputs = metric_inputs(run.record)
-    assert inputs.timeline is not None
-    assert len(inputs.timeline) == 4
+    inputs, shown = limited(run, monkeypatch, 4)
+    assert len(shown) == 4
     assert inputs.sampled == ("the first 4 ops of the last decode step",)
 
 
