@@ -66,9 +66,9 @@ def phase_dispatch(dispatch: Dispatch, *, row_bytes: int, skew: float) -> PhaseD
     """The facts of a dispatch, with the bytes of rows that are `row_bytes` each."""
     received = (dispatch.received_rows(1.0), dispatch.received_rows(skew), dispatch.n_most_rows)
     balanced, skewed, worst = (float(n_rows * row_bytes) for n_rows in received)
+    names = ("form", "axes", "n_ranks", "n_tokens", "n_rows", "n_buffer_rows")
     return PhaseDispatch(
-        **picked(dispatch, "form", "axes", "n_ranks", "n_tokens", "n_rows", "n_buffer_rows"),
-        **picked(dispatch, "n_slots", "n_expert_slots"),
+        **picked(dispatch, *names, "n_slots", "n_expert_slots"),
         n_worst_dropped_rows=dispatch.n_worst_dropped,
         received_bytes=ReceivedBytes(balanced=balanced, skewed=skewed, worst=worst),
     )
@@ -174,18 +174,16 @@ class ExperimentRecord:
         stored: dict[str, Any] = {f.name: to_plain(getattr(self, f.name)) for f in fields(self)}
         stored["model"] = None if self.model is None else model_as_dict(self.model)
         stored["plan"] = None if self.plan is None else str(self.plan)
+        stored["topology"] = None if self.topology is None else self.topology.name
         if self.workload is not None and self.workload.decode_tokens == 1:
             del stored["workload"]["decode_tokens"]
-        stored["topology"] = None if self.topology is None else self.topology.name
         if isinstance(self.dispatch, ProgramDispatch):
             stored["dispatch"] = {k: v for k, v in stored["dispatch"].items() if v is not None}
-        if self.imported is not None:
-            return {name: stored[name] for name in _IMPORTED if stored[name] is not None}
-        if self.function is not None:
-            return {name: stored[name] for name in _FUNCTION if stored[name] is not None}
-        if self.device_order is None:
-            del stored["device_order"]
-        return {name: value for name, value in stored.items() if name not in _IMPORT_ONLY}
+        if self.imported is not None or self.function is not None:
+            names = _IMPORTED if self.imported is not None else _FUNCTION
+            return {name: stored[name] for name in names if stored[name] is not None}
+        left_out = (*_IMPORT_ONLY, *["device_order"] * (self.device_order is None))
+        return {name: value for name, value in stored.items() if name not in left_out}
 
 
 _OF_IMPORTS = ("program_phases", "extended_layers", "lengths")
@@ -232,14 +230,13 @@ def model_from_dict(values: Mapping[str, Any]) -> Model | NamedModel:
     if "family" not in stored:
         return from_plain(NamedModel, stored, path)
     stored.pop("n_layers", None)
-    names = from_plain(list[str], stored.get("layers"), f"{path}.layers")
     layers: list[dict[str, Any]] = []
-    for name in names:
-        kind = name.removesuffix(SHARED_CACHE)
-        attention, separator, mlp = kind.partition("/")
+    for name in from_plain(list[str], stored.get("layers"), f"{path}.layers"):
+        attention, separator, mlp = name.removesuffix(SHARED_CACHE).partition("/")
         if not separator:
             raise FormatError(
                 f"{path}.layers: expected a kind such as 'full/moe', got {name[:40]!r}"
             )
-        layers.append({"attention": attention, "mlp": mlp, "shares_cache": kind != name})
+        shares_cache = name.endswith(SHARED_CACHE)
+        layers.append({"attention": attention, "mlp": mlp, "shares_cache": shares_cache})
     return from_plain(Model, stored | {"layers": layers}, path)

@@ -97,7 +97,7 @@ class LinearAttention(LayerAttention):
         dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, c=self.conv_width)
         dims |= letters(Dim.HEADS, **heads) | letters(Dim.HEAD_DIM, k=k, v=group * v, g=group, h=v)
         builder = WeightBuilder(LAYER_BASE + LINEAR_BASE, dims)
-        tensors = self._fused_tensors() if is_fused else self._split_tensors()
+        tensors = self._tensors(is_fused=is_fused)
         for name, letter in zip(("wq", "wk", "wv", "wz", "wb", "wa"), "kkvvgg", strict=True):
             tensor, columns = tensors[name]
             inputs = () if letter == "g" else (0,)
@@ -113,17 +113,16 @@ class LinearAttention(LayerAttention):
         yield builder.vector("state_norm", "h", "norm.weight")
         yield builder.matrix("wo", "VhD", "out_proj.weight", inputs=(0, 1))
 
-    def _fused_tensors(self) -> Mapping[str, tuple[str, ColumnSlice | None]]:
-        """Tensors with queries, keys, values and gates of a key head together, and its rates b and decays a."""
-        k, width, group = self.key_dim, self.group * self.value_dim, self.group
-        sizes = {"in_proj_qkvz": {"wq": k, "wk": k, "wv": width, "wz": width}}
-        return _columns(sizes | {"in_proj_ba": {"wb": group, "wa": group}})
+    def _tensors(self, *, is_fused: bool) -> Mapping[str, tuple[str, ColumnSlice | None]]:
+        """Tensors with queries, keys, values and gates of a key head together, and its rates b and decays a.
 
-    def _split_tensors(self) -> Mapping[str, tuple[str, ColumnSlice | None]]:
-        """A tensor with all queries, then all keys, then all values; the others have their own (Qwen3.5)."""
-        n_keys, n_values = self.n_key_heads * self.key_dim, self.n_value_heads * self.value_dim
-        sizes = {"wq": n_keys, "wk": n_keys, "wv": n_values}
-        joined = _columns({"in_proj_qkv": sizes}, is_flat=True)
+        Qwen3.5 has a tensor with all queries, then all keys, then all values; the others have their own.
+        """
+        k, v, group, n = self.key_dim, self.group * self.value_dim, self.group, self.n_key_heads
+        if is_fused:
+            sizes = {"in_proj_qkvz": {"wq": k, "wk": k, "wv": v, "wz": v}}
+            return _columns(sizes | {"in_proj_ba": {"wb": group, "wa": group}})
+        joined = _columns({"in_proj_qkv": {"wq": n * k, "wk": n * k, "wv": n * v}}, is_flat=True)
         return {**joined, **{f"w{name}": (f"in_proj_{name}.weight", None) for name in "zba"}}
 
     def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
