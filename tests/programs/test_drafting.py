@@ -3,24 +3,17 @@
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
-from tiny_models import TOLERANCE, golden
+from tiny_models import TOLERANCE, golden, tiny_experiment
 
 from meshscope.events.enums import Phase
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import model_from_config
 from meshscope.model.mechanisms.streams import DraftHead
 from meshscope.model.model import Model
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.plan import parse_plan
-from meshscope.plans.program import Program
-from meshscope.plans.workload import Workload
-
-jax = pytest.importorskip("jax", reason="the programs need JAX")
-
-from meshscope.programs.jax.build import build_program  # noqa: E402
-from meshscope.programs.jax.values import empty_cache, placed_weights  # noqa: E402
+from meshscope.programs.jax.build import build_program
+from meshscope.programs.jax.values import empty_cache, placed_weights
 
 PROMPT, N_STEPS = 8, 3
 
@@ -63,18 +56,6 @@ def head_of(case: Case) -> tuple[Model, dict[str, np.ndarray]]:
     return replace(model, layers=model.layers[-1:], draft_head=head), named
 
 
-def tiny_experiment(model: Model, plan: str) -> Experiment:
-    f32 = {f"{name}_dtype": "f32" for name in ("weight", "activation", "cache")}
-    parsed = parse_plan(plan)
-    return experiment_of(
-        model=model,
-        plan=parsed,
-        topology=parse_topology(f"cpu:{parsed.n_devices}"),
-        workload=Workload(batch=golden.BATCH, prompt=PROMPT, output=8, **f32),
-        program=Program(),
-    )
-
-
 def joined(
     model: Model, weights: dict[str, np.ndarray], tokens: np.ndarray, hidden: np.ndarray
 ) -> np.ndarray:
@@ -92,10 +73,10 @@ def joined(
 def test_a_head_drafts_like_a_layer_on_the_joined_inputs(case: Case) -> None:
     """Its tokens and hidden states are the inputs of its next step."""
     model, weights = head_of(case)
-    plain = tiny_experiment(replace(model, draft_head=None), "tp=1")
+    plain = tiny_experiment(replace(model, draft_head=None), "tp=1", prompt=PROMPT, output=8)
     layer = build_program(plain, Phase.DECODE, jax.devices()[:1])
     arrays: dict[str, Any] = placed_weights(plain, layer, weights.__getitem__)
-    drafting = tiny_experiment(model, case.plan)
+    drafting = tiny_experiment(model, case.plan, prompt=PROMPT, output=8)
     head = build_program(drafting, Phase.DECODE, jax.devices()[: drafting.plan.n_devices])
     placed = placed_weights(drafting, head, weights.__getitem__)
     cache, head_cache = empty_cache(layer), empty_cache(head)

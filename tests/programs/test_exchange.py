@@ -117,22 +117,19 @@ def _by_exchanging(
     from meshscope.programs.jax.collectives import (  # noqa: PLC0415
         ShardLayout,
         ShardMapCollectives,
-        TokenSplit,
     )
     from meshscope.programs.jax.exchange import exchange_mixture  # noqa: PLC0415  imports JAX
     from meshscope.programs.jax.experts import Experts  # noqa: PLC0415
     from meshscope.programs.jax.state import LayerWeights  # noqa: PLC0415
 
     plan = Plan(dp=N_DEVICES, ep=N_DEVICES)
-    collectives = ShardMapCollectives(
-        plan=plan, layout=ShardLayout(plan=plan, token_split=TokenSplit.NONE, phase=Phase.PREFILL)
-    )
+    collectives = ShardMapCollectives(plan=plan, layout=ShardLayout(plan=plan, phase=Phase.PREFILL))
     specs = {name: _whole(name, array) for name, array in weights.items()}
 
     def on_device(tokens, chosen, shares, arrays):
         held = LayerWeights(arrays=arrays, specs=specs, collectives=collectives, dtype=np.float32)
         experts = Experts(moe=MOE, weights=held)
-        return exchange_mixture(tokens[0], chosen[0], shares[0], experts, dispatch)[None]
+        return exchange_mixture(tokens[0], chosen[0], shares[0], experts, dispatch)[0][None]
 
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:N_DEVICES]), ("dp",))
     split = jax.sharding.PartitionSpec("dp")
@@ -212,7 +209,9 @@ def test_rows_are_ordered_by_expert_and_back(seed: int, n_experts: int, *, is_ra
 
     runs = received_runs(*(a.astype(np.int32) for a in (counts, sizes, bases)), n_rows=n_rows)
 
-    assert runs.rows_of_experts.tolist() == [int((expert_of == e).sum()) for e in range(n_experts)]
+    assert runs.sizes.sum(axis=0).tolist() == [
+        int((expert_of == e).sum()) for e in range(n_experts)
+    ]
     assert runs.sources[:n_used].tolist() == order[:n_used].tolist()
     used = np.flatnonzero(expert_of < n_experts)
     assert np.asarray(runs.places)[used].tolist() == np.argsort(order)[used].tolist()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -12,11 +12,15 @@ import pytest
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
 import jax.numpy as jnp  # noqa: E402  after the check for JAX
-from tiny_models import TOLERANCE, generated_logits, golden  # noqa: E402
+from tiny_models import (  # noqa: E402
+    TOLERANCE,
+    generated_logits,
+    golden,
+    interpret_kernels,
+    tiny_experiment,
+)
 
 from meshscope.events.enums import Phase  # noqa: E402
-from meshscope.hardware.chips import CHIPS  # noqa: E402
-from meshscope.hardware.topology import parse_topology  # noqa: E402
 from meshscope.model import quantization  # noqa: E402
 from meshscope.model.arrays import Weight  # noqa: E402
 from meshscope.model.config import model_from_config  # noqa: E402
@@ -28,19 +32,14 @@ from meshscope.model.quantization import (  # noqa: E402
     MXFP4_EXPERTS,
     Quantization,
 )
-from meshscope.plans.experiment import Experiment, experiment_of  # noqa: E402
+from meshscope.plans.experiment import Experiment  # noqa: E402
 from meshscope.plans.kernel_choice import (  # noqa: E402
     Kernel,
     KernelChoice,
-    KernelChoices,
-    kernel_choices,
 )
-from meshscope.plans.plan import parse_plan  # noqa: E402
 from meshscope.plans.program import Loop, Program  # noqa: E402
 from meshscope.plans.weights import expert_weights  # noqa: E402
-from meshscope.plans.workload import Workload  # noqa: E402
 from meshscope.programs.jax import build, values  # noqa: E402
-from meshscope.programs.jax.grouped_matmul import GroupedKernel  # noqa: E402
 from meshscope.programs.jax.matrix import decoded, encoded, shared_exponents, wide_scales  # noqa: E402
 
 
@@ -101,13 +100,8 @@ def test_experts_of_4_bits_give_the_logits_of_dequantized_weights(
 ) -> None:
     """Groups of 8 inputs; on v6e, the interpreted kernel reads the codes and the scales."""
     _shrink_groups(monkeypatch)
-    monkeypatch.setattr(build, "GroupedKernel", partial(GroupedKernel, is_interpreted=True))
     monkeypatch.setattr("meshscope.programs.jax.matrix.MAX_BLOCK_ROWS", 4)
-
-    def on_chip(*args: Any, **settings: Any) -> KernelChoices:
-        return kernel_choices(*args, **{**settings, "chip": CHIPS[case.chip]})
-
-    monkeypatch.setattr("meshscope.plans.experiment.kernel_choices", on_chip)
+    interpret_kernels(monkeypatch, case.chip)
     weights, prompt, _ = golden.read_golden(case.config)
     experiment = _experiment(case, case.dtype)
     has_kernel = experiment.kernels.experts == KernelChoice(kernel=Kernel.GROUPED)
@@ -139,21 +133,7 @@ def _shrink_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _experiment(case: Case, dtype: str) -> Experiment:
-    plan = parse_plan(case.plan)
-    return experiment_of(
-        model=model_from_config(golden.CONFIGS[case.config], name="tiny", source="test"),
-        plan=plan,
-        topology=parse_topology(f"cpu:{plan.n_devices}"),
-        workload=Workload(
-            batch=golden.BATCH,
-            prompt=golden.PROMPT,
-            output=1 + golden.N_DECODE,
-            weight_dtype=dtype,
-            activation_dtype="f32",
-            cache_dtype="f32",
-        ),
-        program=Program(loop=case.loop),
-    )
+    return tiny_experiment(case.config, case.plan, Program(loop=case.loop), weight_dtype=dtype)
 
 
 def _dequantized(weight: Weight, arrays: dict[str, np.ndarray], dtype: str) -> np.ndarray:
@@ -174,9 +154,10 @@ def _dequantized(weight: Weight, arrays: dict[str, np.ndarray], dtype: str) -> n
     if format_of.square_block is None:
         last = max(weight.inputs)
         return value * scale.repeat(value.shape[last] // scale.shape[last], axis=last)
-    return value * values._of_elements(
-        weight, scale.reshape(-1, *scale.shape[-2:]), format_of.square_block
-    )
+    _, *sizes = (prod(weight.shape[i] for i in group) for group in weight.matrix_dims)
+    block = format_of.square_block
+    whole = scale.reshape(-1, *scale.shape[-2:]).repeat(block, 1).repeat(block, 2)
+    return value * whole[:, : sizes[0], : sizes[1]].reshape(weight.shape)
 
 
 CODES = np.arange(16, dtype=np.uint8)

@@ -1,34 +1,32 @@
 """Tiny random models give the logits of `transformers` in prefill and 16 decode steps, for every plan."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
-from tiny_models import TOLERANCE, generated_logits, golden
+from tiny_models import (
+    TOLERANCE,
+    check_logits,
+    golden,
+    interpret_kernels,
+    tiny_experiment,
+)
 
 from meshscope.events.enums import REQUEST_PHASES
-from meshscope.hardware.chips import CHIPS
-from meshscope.hardware.topology import parse_topology
 from meshscope.model import quantization
 from meshscope.model.config import model_from_config
 from meshscope.model.quantization import FP8_BLOCKS, MXFP4, quantization_of
 from meshscope.plans.caches import ContextForm
 from meshscope.plans.dispatch import DispatchForm
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.kernel_choice import (
-    Kernel,
-    KernelChoice,
-    KernelChoices,
-    kernel_choices,
-)
-from meshscope.plans.plan import Plan, parse_plan
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.kernel_choice import Kernel, KernelChoice
+from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Partitioner, Program
-from meshscope.plans.workload import Workload
-
-jax = pytest.importorskip("jax", reason="the programs need JAX")
-
+from meshscope.programs.jax import build
+from meshscope.programs.jax.build import build_program
+from meshscope.programs.jax.values import empty_cache, placed_weights
 
 PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
 EXPERT_PLANS = (
@@ -273,32 +271,15 @@ CHUNKED = [
 @pytest.mark.parametrize("case", [_marked(case) for case in CASES + PIPELINES] + CHUNKED)
 def test_logits_equal_those_of_transformers(case: Case) -> None:
     """The same weights and greedy tokens give logits equal within float32 rounding."""
-    weights, prompt, expected = golden.read_golden(case.config)
-    plan = parse_plan(case.plan)
-    f32 = {f"{name}_dtype": "f32" for name in ("weight", "activation", "cache")}
-    experiment = experiment_of(
-        model=model_from_config(golden.CONFIGS[case.config], name="tiny", source="test"),
-        plan=plan,
-        topology=parse_topology(f"cpu:{plan.n_devices}"),
-        workload=Workload(
-            batch=golden.BATCH,
-            prompt=golden.PROMPT,
-            output=1 + golden.N_DECODE,
-            prefill_chunk=case.chunk,
-            **f32,
-        ),
-        program=Program(
-            partitioner=case.partitioner,
-            loop=case.loop,
-            dispatch=case.dispatch,
-            context=case.context,
-            microbatches=case.microbatches,
-        ),
+    program = Program(
+        partitioner=case.partitioner,
+        loop=case.loop,
+        dispatch=case.dispatch,
+        context=case.context,
+        microbatches=case.microbatches,
     )
-
-    got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
-
-    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    experiment = tiny_experiment(case.config, case.plan, program, prefill_chunk=case.chunk)
+    check_logits(experiment, case.config)
 
 
 QUANTIZED = [
@@ -321,32 +302,15 @@ SMALL_BLOCKS = {"block8": FP8_BLOCKS, "s4_group8": "s4_group32", "mxfp4_group8":
 def quantized_experiment(case: Case) -> Experiment:
     """A tiny model with 8-bit weights on virtual CPU devices."""
     name, dtype = golden.QUANTIZED[case.config]
-    plan = parse_plan(case.plan)
-    return experiment_of(
-        model=model_from_config(golden.CONFIGS[name], name="tiny", source="test"),
-        plan=plan,
-        topology=parse_topology(f"cpu:{plan.n_devices}"),
-        workload=Workload(
-            batch=golden.BATCH,
-            prompt=golden.PROMPT,
-            output=1 + golden.N_DECODE,
-            weight_dtype=SMALL_BLOCKS.get(dtype, dtype),
-            activation_dtype="f32",
-            cache_dtype="f32",
-        ),
-        program=Program(partitioner=case.partitioner, loop=case.loop, context=case.context),
-    )
+    program = Program(partitioner=case.partitioner, loop=case.loop, context=case.context)
+    dtype = SMALL_BLOCKS.get(dtype, dtype)
+    return tiny_experiment(name, case.plan, program, weight_dtype=dtype)
 
 
 @pytest.mark.parametrize("case", QUANTIZED, ids=lambda case: "-".join(map(str, case)))
 def test_8_bit_weights_give_the_logits_of_dequantized_ones(case: Case) -> None:
     """`transformers` with matrices dequantized in float32, and norms and routers in bfloat16."""
-    weights, prompt, expected = golden.read_golden(case.config)
-    experiment = quantized_experiment(case)
-
-    got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
-
-    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    check_logits(quantized_experiment(case), case.config)
 
 
 FOUR_BIT_CASES = [
@@ -372,12 +336,7 @@ def test_4_bit_weights_give_the_logits_of_dequantized_ones(
         formats[name] = replace(formats[name], block=golden.BLOCK)
     monkeypatch.setattr("meshscope.model.quantization._QUANTIZATIONS", formats)
     monkeypatch.setattr("meshscope.programs.jax.matrix.MAX_BLOCK_ROWS", most_rows)
-    weights, prompt, expected = golden.read_golden(case.config)
-    experiment = quantized_experiment(case)
-
-    got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
-
-    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    check_logits(quantized_experiment(case), case.config)
 
 
 GROUPED_CASES = [
@@ -392,22 +351,12 @@ def test_logits_with_the_grouped_kernel_equal_those_of_transformers(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel of int8 experts on tpu7x, interpreted; scanned layers read their part of the stack."""
-    from meshscope.programs.jax import build  # noqa: PLC0415  imports JAX
-    from meshscope.programs.jax.grouped_matmul import GroupedKernel  # noqa: PLC0415
-
-    def on_tpu7x(*args: Any, **settings: Any) -> KernelChoices:
-        return kernel_choices(*args, **{**settings, "chip": CHIPS["tpu7x"]})
-
-    monkeypatch.setattr("meshscope.plans.experiment.kernel_choices", on_tpu7x)
-    monkeypatch.setattr(build, "GroupedKernel", partial(GroupedKernel, is_interpreted=True))
-    weights, prompt, expected = golden.read_golden(case.config)
+    interpret_kernels(monkeypatch, "tpu7x")
     experiment = quantized_experiment(case)
     assert experiment.kernels.experts is not None
     assert experiment.kernels.experts.kernel is Kernel.GROUPED
 
-    got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
-
-    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    check_logits(experiment, case.config)
 
 
 BLOCK_CASES = [
@@ -424,28 +373,18 @@ def test_scales_of_blocks_give_the_logits_of_dequantized_weights(
     case: Case, chip: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of 8 x 8; on v6e, an interpreted kernel applies the scales of experts."""
-    from meshscope.programs.jax import build  # noqa: PLC0415  imports JAX
-    from meshscope.programs.jax.grouped_matmul import GroupedKernel  # noqa: PLC0415
-
-    def on_chip(*args: Any, **settings: Any) -> KernelChoices:
-        return kernel_choices(*args, **{**settings, "chip": CHIPS[chip]})
-
     blocks = quantization_of(FP8_BLOCKS)
     assert blocks is not None
     small = {FP8_BLOCKS: replace(blocks, block=golden.BLOCK)}
     monkeypatch.setattr("meshscope.model.quantization._QUANTIZATIONS", small)
-    monkeypatch.setattr("meshscope.plans.experiment.kernel_choices", on_chip)
-    monkeypatch.setattr(build, "GroupedKernel", partial(GroupedKernel, is_interpreted=True))
+    interpret_kernels(monkeypatch, chip)
     for module in ("mixture", "latent"):  # a prefill has more rows
         monkeypatch.setattr(f"meshscope.programs.jax.{module}.MAX_BLOCK_ROWS", 4)
-    weights, prompt, expected = golden.read_golden(case.config)
     experiment = quantized_experiment(case)
     has_kernel = experiment.kernels.experts == KernelChoice(kernel=Kernel.GROUPED)
     assert has_kernel == (chip == "v6e")
 
-    got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
-
-    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    check_logits(experiment, case.config)
 
 
 # Narrow heads share one cache array of keys and values; without joining, each has its own.
@@ -481,52 +420,28 @@ def test_logits_with_the_decode_kernel_equal_those_of_transformers(
     case: Case, monkeypatch: pytest.MonkeyPatch, *, has_joined_heads: bool
 ) -> None:
     """The kernel of TPUs, interpreted, in a cache that is longer than the request."""
-    from meshscope.programs.jax import build  # noqa: PLC0415  imports JAX
-    from meshscope.programs.jax.decode_attention import DecodeKernel  # noqa: PLC0415
-
-    def on_tpu(*args: Any, **settings: Any) -> KernelChoices:
-        return kernel_choices(*args, **{**settings, "chip": CHIPS["v6e"]})
-
-    monkeypatch.setattr("meshscope.plans.experiment.kernel_choices", on_tpu)
-    monkeypatch.setattr(build, "DecodeKernel", partial(DecodeKernel, is_interpreted=True))
+    interpret_kernels(monkeypatch, "v6e")
     if not has_joined_heads:
         monkeypatch.setattr(build, "joined_narrow_heads", lambda arrays: arrays)
-    weights, prompt, expected = golden.read_golden(case.config)
-    plan = parse_plan(case.plan)
-    f32 = {f"{name}_dtype": "f32" for name in ("weight", "activation", "cache")}
     model = model_from_config(golden.CONFIGS[case.config], name="tiny", source="test")
-    experiment = experiment_of(
-        model=replace(model, max_position=None),
-        plan=plan,
-        topology=parse_topology(f"cpu:{plan.n_devices}"),
-        workload=Workload(batch=golden.BATCH, prompt=golden.PROMPT, output=150 * plan.cp, **f32),
-        program=Program(partitioner=case.partitioner, loop=case.loop),
+    program = Program(partitioner=case.partitioner, loop=case.loop)
+    output = 150 * parse_plan(case.plan).cp
+    experiment = tiny_experiment(
+        replace(model, max_position=None), case.plan, program, output=output
     )
     assert experiment.kernels.decode_attention.kernel is Kernel.FLASH_DECODE
 
-    got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
-
-    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    check_logits(experiment, case.config)
 
 
 @pytest.mark.parametrize("n_prompt", [3, 21])
 def test_prefill_may_end_inside_a_window(n_prompt: int) -> None:
     """DeepSeek-V4: before the first entry (4 positions), and inside windows of 4 and 8 positions."""
-    from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
-    from meshscope.programs.jax.values import empty_cache, placed_weights  # noqa: PLC0415
-
     weights, prompt, expected = golden.read_golden("deepseek_v4")
     tokens = np.concatenate([prompt, expected.argmax(axis=-1).T], axis=1).astype(np.int32)
-    f32 = {f"{name}_dtype": "f32" for name in ("weight", "activation", "cache")}
-    n_positions = golden.PROMPT + golden.N_DECODE + 1
-    experiment = experiment_of(
-        model=model_from_config(golden.CONFIGS["deepseek_v4"], name="tiny", source="test"),
-        plan=Plan(),
-        topology=parse_topology("cpu:1"),
-        workload=Workload(
-            batch=golden.BATCH, prompt=n_prompt, output=n_positions - n_prompt, **f32
-        ),
-        program=Program(loop=Loop.SCAN),
+    output = golden.PROMPT + golden.N_DECODE + 1 - n_prompt
+    experiment = tiny_experiment(
+        "deepseek_v4", "tp=1", Program(loop=Loop.SCAN), prompt=n_prompt, output=output
     )
     prefill, decode = (
         build_program(experiment, phase, jax.devices()[:1]) for phase in REQUEST_PHASES
@@ -535,6 +450,7 @@ def test_prefill_may_end_inside_a_window(n_prompt: int) -> None:
 
     _, logits, cache = prefill.step(arrays, tokens[:, :n_prompt], empty_cache(prefill), np.int32(0))
     got = {n_prompt - 1: np.asarray(logits)}
+    n_positions = n_prompt + output
     for position in range(n_prompt, n_positions - 1):
         token = tokens[:, position : position + 1]
         _, logits, cache = decode.step(arrays, token, cache, np.int32(position))

@@ -7,10 +7,9 @@ import pytest
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Phase
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.arrays import SCALE_SUFFIX
 from meshscope.model.config import model_from_config
-from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Partitioner, Program
 from meshscope.plans.weights import expert_weights
@@ -18,7 +17,7 @@ from meshscope.plans.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
-from tiny_models import golden  # noqa: E402  after the check for JAX
+from tiny_models import golden, tiny_experiment  # noqa: E402  after the check for JAX
 
 # Float32 sums in another order differ by 1e-6. Where that moves a value to the next number of 8 bits, the logits of the
 # sequence differ from then on; unrounded activations would change those of all sequences.
@@ -159,7 +158,7 @@ def test_8_bit_activations_give_the_logits_of_rounded_ones(
     """`transformers` with matrices dequantized, and the inputs of each product rounded for each device."""
     weights, prompt, expected = golden.read_golden(name)
     config, dtype, _ = golden.NARROW[name]
-    experiment = _tiny(config, plan, f"{dtype}_w8a8", Program(loop=loop))
+    experiment = tiny_experiment(config, plan, Program(loop=loop), weight_dtype=f"{dtype}_w8a8")
 
     tokens = np.concatenate([prompt, expected.argmax(axis=-1).T], axis=1).astype(np.int32)
 
@@ -188,24 +187,7 @@ def _logits(
         yield np.asarray(decode.logits(out))
 
 
-def _tiny(config: str, plan: str, weight_dtype: str, program: Program) -> Experiment:
-    parsed = parse_plan(plan)
-    return experiment_of(
-        model=model_from_config(golden.CONFIGS[config], name="tiny", source="test"),
-        plan=parsed,
-        topology=parse_topology(f"cpu:{parsed.n_devices}"),
-        workload=Workload(
-            batch=golden.BATCH,
-            prompt=golden.PROMPT,
-            output=1 + golden.N_DECODE,
-            weight_dtype=weight_dtype,
-            activation_dtype="f32",
-            cache_dtype="f32",
-        ),
-        program=program,
-    )
-
-
 def test_the_auto_partitioner_is_refused() -> None:
+    program = Program(partitioner=Partitioner.AUTO)
     with pytest.raises(SpecError, match=r"Use --partitioner manual\."):
-        _tiny("qwen3", "tp=2", "s8_w8a8", Program(partitioner=Partitioner.AUTO))
+        tiny_experiment("qwen3", "tp=2", program, weight_dtype="s8_w8a8")

@@ -1,26 +1,19 @@
 """A decode step of several tokens gives the logits of `transformers` at each of their positions."""
 
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
-from tiny_models import TOLERANCE, golden, prefilled
+from tiny_models import TOLERANCE, golden, interpret_kernels, prefilled, tiny_experiment
 
 from meshscope.events.enums import Phase
-from meshscope.hardware.chips import CHIPS
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import model_from_config
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.kernel_choice import Kernel, KernelChoices, kernel_choices
-from meshscope.plans.plan import parse_plan
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.kernel_choice import Kernel
 from meshscope.plans.program import Loop, Partitioner, Program
-from meshscope.plans.workload import Workload
-
-jax = pytest.importorskip("jax", reason="the programs need JAX")
-
-from meshscope.programs.jax.build import build_program  # noqa: E402
+from meshscope.programs.jax.build import build_program
 
 N_TOKENS = 4
 STARTS = (0, 1, 5, 9)  # the first step is fed one token that is right, the others all
@@ -78,24 +71,12 @@ PARAMETERS = [pytest.param(case, id="-".join(map(str, case[:3]))) for case in CA
 ]
 
 
-def tiny_experiment(case: Case, output: int = 1 + golden.N_DECODE) -> Experiment:
-    """The experiment of the golden logits in float32, on virtual CPU devices."""
-    plan = parse_plan(case.plan)
-    f32 = {f"{name}_dtype": "f32" for name in ("weight", "activation", "cache")}
+def experiment_of_case(case: Case, **workload: int) -> Experiment:
+    """The experiment of the golden logits, whose context no limit of the model shortens."""
     model = model_from_config(golden.CONFIGS[case.config], name="tiny", source="test")
-    return experiment_of(
-        model=replace(model, max_position=None),
-        plan=plan,
-        topology=parse_topology(f"cpu:{plan.n_devices}"),
-        workload=Workload(
-            batch=golden.BATCH,
-            prompt=golden.PROMPT,
-            output=output,
-            prefill_chunk=case.chunk,
-            **f32,
-        ),
-        program=Program(loop=case.loop, partitioner=case.partitioner),
-    )
+    program = Program(loop=case.loop, partitioner=case.partitioner)
+    long = replace(model, max_position=None)
+    return tiny_experiment(long, case.plan, program, prefill_chunk=case.chunk, **workload)
 
 
 def verified_logits(experiment: Experiment, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -125,7 +106,7 @@ def verified_logits(experiment: Experiment, name: str) -> tuple[np.ndarray, np.n
 @pytest.mark.parametrize("case", PARAMETERS)
 def test_verified_logits_equal_those_of_transformers(case: Case) -> None:
     """One step of four tokens equals four steps of one, behind a step whose drafts were wrong."""
-    got, expected = verified_logits(tiny_experiment(case), case.config)
+    got, expected = verified_logits(experiment_of_case(case), case.config)
 
     np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
@@ -143,15 +124,8 @@ def test_the_decode_kernel_reads_the_cache_once_for_all_tokens(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel of TPUs, interpreted, in a cache that is longer than the request."""
-    from meshscope.programs.jax import build  # noqa: PLC0415  imports JAX
-    from meshscope.programs.jax.decode_attention import DecodeKernel  # noqa: PLC0415
-
-    def on_tpu(*args: Any, **settings: Any) -> KernelChoices:
-        return kernel_choices(*args, **{**settings, "chip": CHIPS["v6e"]})
-
-    monkeypatch.setattr("meshscope.plans.experiment.kernel_choices", on_tpu)
-    monkeypatch.setattr(build, "DecodeKernel", partial(DecodeKernel, is_interpreted=True))
-    experiment = tiny_experiment(case, output=150)
+    interpret_kernels(monkeypatch, "v6e")
+    experiment = experiment_of_case(case, output=150)
     assert experiment.kernels.decode_attention.kernel is Kernel.FLASH_DECODE
 
     got, expected = verified_logits(experiment, case.config)

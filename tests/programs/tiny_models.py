@@ -2,16 +2,29 @@
 
 import importlib.util
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import pytest
 
 from meshscope.backends.live.session import chunk_runs, merged_tokens
 from meshscope.events.enums import Phase
-from meshscope.plans.experiment import Experiment
+from meshscope.hardware.chips import CHIPS
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import model_from_config
+from meshscope.model.model import Model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.kernel_choice import KernelChoices, kernel_choices
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Program
+from meshscope.plans.workload import Workload
+from meshscope.programs.jax import build
 from meshscope.programs.jax.build import BuiltProgram, build_program
+from meshscope.programs.jax.decode_attention import DecodeKernel
+from meshscope.programs.jax.grouped_matmul import GroupedKernel
 from meshscope.programs.jax.values import empty_cache, placed_weights
 
 
@@ -29,6 +42,42 @@ golden = _golden()
 
 # The order of float32 sums differs by mesh; logits are of order 1.
 TOLERANCE = 2e-5
+DTYPES = ("weight_dtype", "activation_dtype", "cache_dtype")
+
+
+def tiny_experiment(
+    model: str | Model, plan: str, program: Program | None = None, **workload: Any
+) -> Experiment:
+    """The experiment of the golden logits on virtual CPU devices, in float32 unless `workload` says otherwise."""
+    parsed, f32 = parse_plan(plan), dict.fromkeys(DTYPES, "f32")
+    if isinstance(model, str):
+        model = model_from_config(golden.CONFIGS[model], name="tiny", source="test")
+    default = {"batch": golden.BATCH, "prompt": golden.PROMPT, "output": 1 + golden.N_DECODE}
+    return experiment_of(
+        model=model,
+        plan=parsed,
+        topology=parse_topology(f"cpu:{parsed.n_devices}"),
+        workload=Workload(**{**f32, **default, **workload}),
+        program=program,
+    )
+
+
+def check_logits(experiment: Experiment, name: str) -> None:
+    """The logits of prefill and of greedy decode steps are the golden ones of this name."""
+    weights, prompt, expected = golden.read_golden(name)
+    got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
+    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def interpret_kernels(monkeypatch: pytest.MonkeyPatch, chip: str) -> None:
+    """Experiments choose the kernels of this chip, which are interpreted."""
+
+    def of_chip(*args: Any, **settings: Any) -> KernelChoices:
+        return kernel_choices(*args, **{**settings, "chip": CHIPS[chip]})
+
+    monkeypatch.setattr("meshscope.plans.experiment.kernel_choices", of_chip)
+    for kernel in (DecodeKernel, GroupedKernel):
+        monkeypatch.setattr(build, kernel.__name__, partial(kernel, is_interpreted=True))
 
 
 class Prefilled(NamedTuple):

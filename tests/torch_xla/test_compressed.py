@@ -11,13 +11,12 @@ pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment
 import transformers  # noqa: E402  after the skip
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as theirs  # noqa: E402
 
-from meshscope.events.enums import Phase  # noqa: E402
 from meshscope.model.config import model_from_config  # noqa: E402
 from meshscope.model.mechanisms.compressed import CompressedAttention  # noqa: E402
 from meshscope.plans.caches import layer_cache  # noqa: E402
 from meshscope.plans.plan import parse_plan  # noqa: E402
 from meshscope.programs.torchxla.caching import States  # noqa: E402
-from meshscope.programs.torchxla.compressed import CompressionStep, EntryAttention  # noqa: E402
+from meshscope.programs.torchxla.compressed import EntryAttention  # noqa: E402
 
 BATCH, N_POSITIONS = 2, 20
 CONFIG: dict[str, Any] = {
@@ -44,7 +43,9 @@ CONFIG: dict[str, Any] = {
     "moe_intermediate_size": 16,
 }
 UNSHARDED: Any = SimpleNamespace(
-    annotate=lambda x, _: x, layouts=SimpleNamespace(data=(), axes=lambda *_: ())
+    annotate=lambda x, _: x,
+    by_heads=lambda x: x,
+    layouts=SimpleNamespace(data=(), axes=lambda *_: ()),
 )
 
 
@@ -70,7 +71,8 @@ def test_steps_equal_those_of_transformers(layer: int, n_prompt: int) -> None:
     fixed = SimpleNamespace(layers=dict.fromkeys(range(3), States(arrays)))
 
     expected = _outputs(expected_of, grown, x, n_prompt, rotary)
-    ours = EntryAttention(expected_of, described.layers[layer].attention, described.attention)
+    kind, decoder = described.layers[layer].attention, SimpleNamespace(rotary_emb=rotary)
+    ours = EntryAttention(expected_of, kind, described.attention, UNSHARDED, decoder)
     got = _outputs(ours, fixed, x, n_prompt, rotary)
 
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=2e-5)
@@ -80,8 +82,7 @@ def _outputs(attention: Any, cache: Any, x: Any, n_prompt: int, rotary: Any) -> 
     """[B, T, D]: the outputs of a prompt and of one step for each position behind it."""
     outputs: list[Any] = []
     for start, end in [(0, n_prompt), *((at, at + 1) for at in range(n_prompt, N_POSITIONS))]:
-        phase = Phase.DECODE if start else Phase.PREFILL
-        attention.step = CompressionStep(phase=phase, tensors=UNSHARDED, rotary=rotary)
+        UNSHARDED.is_decode = bool(start)
         places = torch.arange(start, end)
         angles = {
             name: rotary(x, position_ids=places[None], layer_type=name)

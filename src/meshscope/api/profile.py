@@ -82,7 +82,7 @@ def profile(  # noqa: PLR0913  a function, its arguments, and how long to run it
         raise SpecError(f"phase: '{phase}' is not one of {', '.join(Phase)}.")
     check_can_run()
     from meshscope.programs.jax.function import function_name  # noqa: PLC0415  JAX
-    from meshscope.programs.jax.live_function import live_function, run_profiled, timed_steps  # noqa: PLC0415
+    from meshscope.programs.jax.live_function import live_function, run_profiled  # noqa: PLC0415
 
     live = live_function(
         function,
@@ -93,9 +93,9 @@ def profile(  # noqa: PLR0913  a function, its arguments, and how long to run it
         seed=seed,
     )
     slice_ = _slice(live, topology)
-    for _ in timed_steps(live, warmup):
-        pass
-    step_s = tuple(timed_steps(live, steps))
+    for _ in range(warmup):
+        live.execute()
+    step_s = tuple(live.execute() for _ in range(steps))
     with scratch_folder() as scratch:
         folder = scratch / "run"
         text = folder / HLO / program_file(Phase.STEP)

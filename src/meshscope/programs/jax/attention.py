@@ -65,7 +65,16 @@ class PrefillKernel:
             if self.kernel is Kernel.CUDNN:
                 assert sinks is None
                 assert scores.softcap is None
-                return cudnn_attention(q, k, v, scale=scores.scale, window=scores.window)
+                window = None if scores.window is None else (scores.window - 1, 0)
+                return (
+                    jax.nn.dot_product_attention(  # flash attention, which JAX lowers for CUDA only
+                        *(q, k, v),
+                        scale=scores.scale,
+                        is_causal=True,
+                        local_window_size=window,
+                        implementation="cudnn",
+                    )
+                )
             offset = k.shape[1] - q.shape[1]
             of_heads, shape = _in_blocks(q, k, v, scores.scale)
             seen = Band(shape, window=scores.window, offset=offset, n_keys=k.shape[1])
@@ -155,19 +164,6 @@ class Band(masks.LocalMask):
         return super().__getitem__(idx)
 
 
-def cudnn_attention(q: Array, k: Array, v: Array, *, scale: float, window: int | None) -> Array:
-    """Flash attention [B, S, N, V] by cuDNN on one device; JAX lowers it only for CUDA devices."""
-    return jax.nn.dot_product_attention(
-        q,
-        k,
-        v,
-        scale=scale,
-        is_causal=True,
-        local_window_size=None if window is None else (window - 1, 0),
-        implementation="cudnn",
-    )
-
-
 def _in_blocks(
     q: Array, k: Array, v: Array, scale: float
 ) -> tuple[tuple[Array, ...], tuple[int, int]]:
@@ -207,6 +203,7 @@ def dot_product_attention(q: Array, k: Array, v: Array, mask: Array, of: Attenti
     return out.reshape(*out.shape[:2], -1, out.shape[-1])
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialAttention:
     """Unnormalized attention to a subset of the positions, in float32.
@@ -219,11 +216,6 @@ class PartialAttention:
     numerator: Array
     total: Array
     largest: Array
-
-    @property
-    def arrays(self) -> tuple[Array, Array, Array]:
-        """Numerator, total and largest."""
-        return self.numerator, self.total, self.largest
 
     @classmethod
     def of_normalized(cls, out: Array, logarithms: Array) -> "PartialAttention":

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
-from meshscope.model.arrays import CacheArray, Weight, stored_arrays
+from meshscope.model.arrays import Weight, stored_arrays
 from meshscope.model.layers import Layer, repeats_of, unrolled
 from meshscope.model.quantization import activation_dtype_of, experts_quantization
 from meshscope.plans.caches import cache_slots, joined_narrow_heads, layer_cache
@@ -35,9 +35,10 @@ from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.decoder import Decoder
 from meshscope.programs.jax.grouped_matmul import GroupedKernel
-from meshscope.programs.jax.mixture import AutoMixture, ManualMixture, Mixture
+from meshscope.programs.jax.mixture import Mixture
 from meshscope.programs.jax.pipeline import PipelineProgram
-from meshscope.programs.jax.residual import SINGLE_STREAM, HyperStreams, Residual
+from meshscope.programs.jax.residual import residual_of
+from meshscope.programs.jax.state import LayerWeights
 
 JAX_DTYPES: dict[str, Any] = {
     "bf16": jnp.bfloat16,
@@ -100,38 +101,53 @@ def build_program(
     program = experiment.programs(phase)[chunk]
     mesh = device_mesh(experiment, devices)
     layout = layout_of(experiment.plan, experiment.workload, phase)
-    is_pipeline = experiment.plan.pp > 1
-    specs = ArgumentSpecs(
-        experiment=experiment, layout=layout, is_stacked=experiment.is_scanned or is_pipeline
-    )
-    decoder = _decoder(experiment, phase, layout, mesh)
-    step = _pipeline(experiment, decoder, layout).step if is_pipeline else decoder.step
+    arrays = ProgramArrays(experiment=experiment, layout=layout, mesh=mesh)
+    decoder = _decoder(experiment, layout, mesh)
+    run, is_pipeline = decoder.step, experiment.plan.pp > 1
+    if is_pipeline:
+        run = PipelineProgram(
+            decoder=decoder,
+            layout=layout,
+            n_stages=experiment.plan.pp,
+            runs=stage_runs(experiment.model.layers, experiment.plan.pp),
+            n_microbatches=experiment.n_microbatches(phase),
+            is_scanned=experiment.is_scanned,
+        ).step
     if experiment.n_chunks(phase) > 1:
-        step = _chunk_step(decoder, program.start)
+        run = _chunk_step(decoder, program.start)
+    arguments, out_specs = arrays.arguments(), arrays.out_specs()
     if experiment.program.partitioner is Partitioner.MANUAL:
-        step = jax.shard_map(
-            step, mesh=mesh, in_specs=specs.inputs, out_specs=specs.outputs, check_vma=False
-        )
-    # The HLO names a program after its function.
-    named = _named(step, program.name)
-    in_shardings, out_shardings = (
-        jax.tree.map(lambda s: NamedSharding(mesh, s), tree, is_leaf=_is_spec)
-        for tree in (specs.inputs, specs.outputs)
-    )
-    _, tokens, cache, position = in_shardings
-    if _has_auto_cache_layout(experiment, phase):
+        in_specs = jax.tree.map(lambda array: array.sharding.spec, arguments)
+        run = jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+    def step(weights: Any, tokens: Any, cache: Any, position: Any) -> Any:
+        return run(weights, tokens, cache, position)
+
+    step.__name__ = step.__qualname__ = program.name  # the HLO names a program after its function
+    in_shardings = jax.tree.map(_placement, arguments)
+    out_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), out_specs)
+    if phase is Phase.DECODE and experiment.topology.chip.kind is not ChipKind.CPU:
+        # Serving engines let the compiler choose the memory layout of the cache in decode. With the default one, a
+        # step on a TPU transposes the whole cache at its beginning and end, and so does one of several sequences
+        # on a GPU.
+        weights, tokens, cache, position = in_shardings
         cache = jax.tree.map(lambda sharding: Format(MemoryLayout.AUTO, sharding), cache)
+        in_shardings = (weights, tokens, cache, position)
         out_shardings = (*out_shardings[:2], cache)
-    in_shardings = (_weight_formats(specs, mesh), tokens, cache, position)
     return BuiltProgram(
         phase=phase,
         step=jax.jit(
-            named, donate_argnums=(2,), in_shardings=in_shardings, out_shardings=out_shardings
+            step, donate_argnums=(2,), in_shardings=in_shardings, out_shardings=out_shardings
         ),
-        arguments=_abstract(specs, mesh, phase),
-        is_stacked=specs.is_stacked,
+        arguments=arguments,
+        is_stacked=arrays.is_stacked,
         is_pipeline=is_pipeline,
     )
+
+
+def _placement(array: jax.ShapeDtypeStruct) -> Any:
+    """The sharding of an array, with its memory layout if it has one of its own."""
+    return array.sharding if array.format.layout is None else array.format
 
 
 def _chunk_step(decoder: Decoder, start: int) -> Any:
@@ -145,77 +161,51 @@ def _chunk_step(decoder: Decoder, start: int) -> Any:
     return step
 
 
-def _weight_formats(specs: "ArgumentSpecs", mesh: Mesh) -> Any:
-    """Shardings of the weights, with a memory layout for those that are read row by row.
-
-    If the last dimension of a matrix does not fill tiles, a TPU by default stores another one
-    contiguously, and every step would transpose the matrix.
-    """
-
-    def placed(spec: P, shape: tuple[int, ...], is_row_major: bool) -> Any:  # noqa: FBT001
-        sharding = NamedSharding(mesh, spec)
-        return (
-            Format(MemoryLayout(tuple(range(len(shape)))), sharding) if is_row_major else sharding
-        )
-
-    return jax.tree.map(
-        placed, specs.weights, specs.weight_shapes, specs.row_major_weights, is_leaf=_is_spec
-    )
-
-
-def _has_auto_cache_layout(experiment: Experiment, phase: Phase) -> bool:
-    """Whether the compiler chooses the memory layout of the cache.
-
-    Serving engines let it choose in decode. With the default layout, a decode step on a TPU transposes
-    the whole cache at its beginning and end, and so does a step of several sequences on a GPU.
-    """
-    return phase is Phase.DECODE and experiment.topology.chip.kind is not ChipKind.CPU
-
-
-def _pipeline(experiment: Experiment, decoder: Decoder, layout: ShardLayout) -> PipelineProgram:
-    n_stages = experiment.plan.pp
-    return PipelineProgram(
-        decoder=decoder,
-        layout=layout,
-        n_stages=n_stages,
-        runs=stage_runs(experiment.model.layers, n_stages),
-        n_microbatches=experiment.n_microbatches(decoder.phase),
-        is_scanned=experiment.is_scanned,
-    )
-
-
-def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Mesh) -> Decoder:
+def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder:
     model, plan = experiment.model.for_context(experiment.workload.context), experiment.plan
+    phase, weight_dtype = layout.phase, experiment.workload.weight_dtype
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
     collectives = (
         ShardMapCollectives(plan=plan, layout=layout)
         if is_manual
         else GspmdCollectives(layout=layout, mesh=mesh)
     )
-    mixture: Mixture | None = None
+    mixture, grouped_kernel, kernel_dtypes = None, _grouped_kernel(experiment), ()
+    if experiment.kernels.has_expert_kernel:
+        kernel_dtypes = compiler_facts(experiment.topology.chip.name).ragged_dot_dtypes.value
+        if grouped_kernel is not None:
+            of_experts = (w for w in expert_weights(experiment.model) if w.inputs)
+            kernel_dtypes = {w.stored_dtype(weight_dtype) for w in of_experts}
     if model.moe is not None:
-        arguments: dict[str, Any] = {
-            "moe": model.moe,
-            "plan": plan,
-            "layout": layout,
-            "collectives": collectives,
-            "form": experiment.dispatch_form,
-            "capacity_factor": experiment.capacity_factor,
-            "has_kernel": experiment.kernels.has_expert_kernel,
-        }
-        mixture = (
-            ManualMixture(**arguments, grouped_kernel=_grouped_kernel(experiment))
-            if is_manual
-            else AutoMixture(**arguments, mesh=mesh)
+        mixture = Mixture(
+            moe=model.moe,
+            plan=plan,
+            layout=layout,
+            collectives=collectives,
+            form=experiment.dispatch_form,
+            capacity_factor=experiment.capacity_factor,
+            has_kernel=experiment.kernels.has_expert_kernel,
+            grouped_kernel=grouped_kernel if is_manual else None,
         )
-    repeats = repeats_of if experiment.is_scanned else unrolled
-    residual: Residual = SINGLE_STREAM
-    if model.hyper is not None:
-        residual = HyperStreams(hyper=model.hyper, norm_eps=model.norm_eps)
+    narrow = activation_dtype_of(weight_dtype)
+    specs = {
+        layer.name: layer_weights(experiment.model, plan, layer) for layer in set(model.layers)
+    }
+    specs[""] = outer_weights(experiment.model, plan)
     return Decoder(
         model=model,
         phase=phase,
         collectives=collectives,
+        weights=LayerWeights(
+            arrays={},
+            specs={},
+            collectives=collectives,
+            dtype=JAX_DTYPES[experiment.workload.activation_dtype],
+            stored_as=weight_dtype,
+            min_rows=GPU_MIN_ROWS if experiment.topology.chip.kind is ChipKind.GPU else 1,
+            kernel_dtypes=tuple(JAX_DTYPES[name] for name in kernel_dtypes),
+            narrow_dtype=None if narrow is None else JAX_DTYPES[narrow],
+        ),
         mixture=mixture,
         context=Context(
             size=plan.cp,
@@ -224,32 +214,12 @@ def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Me
             n_prompt=experiment.workload.prompt,
             n_chunk=experiment.n_positions(Phase.PREFILL) if experiment.has_cut_prompts else None,
         ),
-        residual=residual,
-        specs=_weight_specs(experiment),
-        repeats=repeats(model.layers),
+        residual=residual_of(model),
+        specs={kind: {w.name: w for w in weights} for kind, weights in specs.items()},
+        repeats=(repeats_of if experiment.is_scanned else unrolled)(model.layers),
         n_stages=plan.pp,
-        activation_dtype=JAX_DTYPES[experiment.workload.activation_dtype],
         attention_kernel=_attention_kernel(experiment, layout, None if is_manual else mesh),
-        min_rows=GPU_MIN_ROWS if experiment.topology.chip.kind is ChipKind.GPU else 1,
-        kernel_dtypes=_kernel_dtypes(experiment),
-        weight_dtype=experiment.workload.weight_dtype,
-        narrow_dtype=_narrow_dtype(experiment),
     )
-
-
-def _narrow_dtype(experiment: Experiment) -> Any:
-    dtype = activation_dtype_of(experiment.workload.weight_dtype)
-    return None if dtype is None else JAX_DTYPES[dtype]
-
-
-def _kernel_dtypes(experiment: Experiment) -> tuple[Any, ...]:
-    if not experiment.kernels.has_expert_kernel:
-        return ()
-    names = compiler_facts(experiment.topology.chip.name).ragged_dot_dtypes.value
-    if _grouped_kernel(experiment) is not None:
-        dtype = experiment.workload.weight_dtype
-        names = {w.stored_dtype(dtype) for w in expert_weights(experiment.model) if w.inputs}
-    return tuple(JAX_DTYPES[name] for name in names)
 
 
 def _grouped_kernel(experiment: Experiment) -> GroupedKernel | None:
@@ -277,29 +247,9 @@ def _attention_kernel(
     return None if kernel is None else PrefillKernel(layout=layout, kernel=kernel, mesh=mesh)
 
 
-def _named(function: Any, name: str) -> Any:
-    def step(weights: Any, tokens: Any, cache: Any, position: Any) -> Any:
-        return function(weights, tokens, cache, position)
-
-    step.__name__ = step.__qualname__ = name
-    return step
-
-
-def _is_spec(value: Any) -> bool:
-    return isinstance(value, P)
-
-
-def _weight_specs(experiment: Experiment) -> dict[str, dict[str, Weight]]:
-    """The weight declarations by kind of layer and name; "" is for weights outside the layers."""
-    model, plan = experiment.model, experiment.plan
-    by_kind = {layer.name: layer_weights(model, plan, layer) for layer in set(model.layers)}
-    by_kind[""] = outer_weights(model, plan)
-    return {kind: {w.name: w for w in weights} for kind, weights in by_kind.items()}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArgumentSpecs:
-    """Shapes, dtypes and partition specs of the arguments and results of a step.
+class ProgramArrays:
+    """Shapes, dtypes and shardings of the arguments and results of a step.
 
     Layers are a list, or stacked by kind: a mapping from the kind to arrays with a leading layer
     dim, in which the layers of each pipeline stage are contiguous (see `stage_slots`).
@@ -307,7 +257,40 @@ class ArgumentSpecs:
 
     experiment: Experiment
     layout: ShardLayout
-    is_stacked: bool
+    mesh: Mesh
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether layers are stacked by kind, as in every pipeline."""
+        return self.experiment.is_scanned or self.experiment.plan.pp > 1
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Weights, tokens, cache and position; a draft has hidden states beside the tokens."""
+        experiment, layout = self.experiment, self.layout
+        model, plan = experiment.model, experiment.plan
+        weights = self._weights(outer_weights(model, plan), ())
+        weights["layers"] = self._by_layer(
+            lambda layer, lead: self._weights(layer_weights(model, plan, layer), lead)
+        )
+        n_sequences = experiment.n_sequences(layout.phase) * plan.data_size
+        shape = (n_sequences, experiment.n_positions(layout.phase))
+        tokens: Any = self._array(shape, jnp.int32, layout.tokens_spec)
+        if model.draft_head is not None:
+            dtype = JAX_DTYPES[experiment.workload.activation_dtype]
+            shape = (n_sequences, 1, model.hidden)
+            tokens = {"tokens": tokens, "hidden": self._array(shape, dtype, layout.gathered_spec)}
+        return weights, tokens, self._by_layer(self._cache), self._array((), jnp.int32, P())
+
+    def out_specs(self) -> tuple[Any, ...]:
+        """Partition specs of next tokens, logits and cache; a draft has hidden states beside the tokens."""
+        layout = self.layout
+        tokens: Any = P(layout.data)
+        if self.experiment.model.draft_head is not None:
+            tokens = {"tokens": tokens, "hidden": layout.rows_spec}
+        # The stages of a pipeline have logits each, [P, B, V].
+        logits = P("pp", *layout.rows_spec) if layout.axis("pp") else layout.rows_spec
+        cache = jax.tree.map(lambda array: array.sharding.spec, self._by_layer(self._cache))
+        return tokens, logits, cache
 
     def _by_layer(self, of_layer: Callable[[Layer, tuple[int, ...]], Any]) -> Any:
         """`of_layer(layer, leading dims)` for each layer, or for each kind."""
@@ -320,122 +303,39 @@ class ArgumentSpecs:
             for layer in dict.fromkeys(layers)
         }
 
-    def _of_weights(self, value: Callable[[Weight, tuple[int, ...]], Any]) -> dict[str, Any]:
-        """`value(weight, leading dims)` of all weights and their scales, as the pytree of weights."""
-        model, plan = self.experiment.model, self.experiment.plan
+    def _array(self, shape: tuple[int, ...], dtype: Any, spec: P, **layout: Any) -> Any:
+        sharding = NamedSharding(self.mesh, spec)
+        placed = Format(MemoryLayout(**layout), sharding) if layout else sharding
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=placed)
 
-        def of(weights: Iterable[Weight], lead: tuple[int, ...]) -> dict[str, Any]:
-            stored = stored_arrays(weights, self.experiment.workload.weight_dtype)
-            return {weight.name: value(weight, lead) for weight in stored}
+    def _weights(self, weights: Iterable[Weight], lead: tuple[int, ...]) -> dict[str, Any]:
+        """All weights and their scales.
 
-        layers = self._by_layer(lambda layer, lead: of(layer_weights(model, plan, layer), lead))
-        return of(outer_weights(model, plan), ()) | {"layers": layers}
+        If the last dimension of a matrix does not fill tiles, a TPU by default stores another one contiguously.
+        Weights that are read row by row have a layout, as every step would else transpose the matrix.
+        """
+        default, arrays = self.experiment.workload.weight_dtype, dict[str, Any]()
+        for weight in stored_arrays(weights, default):
+            shape, dtype = lead + weight.shape, JAX_DTYPES[weight.stored_dtype(default)]
+            spec = self.layout.spec(weight.dims, is_stacked=bool(lead))
+            order = {"major_to_minor": tuple(range(len(shape)))} if weight.is_row_major else {}
+            arrays[weight.name] = self._array(shape, dtype, spec, **order)
+        return arrays
 
-    def _of_caches(self, value: Callable[[CacheArray, tuple[int, ...]], Any]) -> Any:
-        """`value(array, leading dims)` of all cache arrays, as the pytree of the cache."""
-        model, plan = self.experiment.model, self.experiment.plan
-        n_tokens = self.experiment.workload.decode_tokens
-
-        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, Any]:
-            arrays = layer_cache(model, plan, layer, n_tokens=n_tokens)
-            if self.experiment.kernels.decode_attention.kernel is not None:
-                arrays = joined_narrow_heads(arrays)
-            return {array.name: value(array, lead) for array in arrays}
-
-        return self._by_layer(of_layer)
-
-    @property
-    def weights(self) -> dict[str, Any]:
-        """Partition specs of the weights."""
-        return self._of_weights(
-            lambda weight, lead: self.layout.weight_spec(weight, is_stacked=bool(lead))
-        )
-
-    @property
-    def weight_shapes(self) -> dict[str, Any]:
-        """Global shapes of the weights."""
-        return self._of_weights(lambda weight, lead: lead + weight.shape)
-
-    @property
-    def weight_dtypes(self) -> dict[str, Any]:
-        """XLA's names of the weights' dtypes."""
-        default = self.experiment.workload.weight_dtype
-        return self._of_weights(lambda weight, _: weight.stored_dtype(default))
-
-    @property
-    def row_major_weights(self) -> dict[str, Any]:
-        """Whether rows are contiguous in the memory layout of the weights."""
-        return self._of_weights(lambda weight, _: weight.is_row_major)
-
-    @property
-    def cache(self) -> Any:
-        """Partition specs of the cache."""
-        return self._of_caches(
-            lambda array, lead: self.layout.cache_spec(array, is_stacked=bool(lead))
-        )
-
-    @property
-    def cache_shapes(self) -> Any:
-        """Global shapes of the cache."""
-        plan, workload = self.experiment.plan, self.experiment.workload
-        n_slots = cache_slots(plan, workload)
-
-        def shape(array: CacheArray, lead: tuple[int, ...]) -> tuple[int, ...]:
+    def _cache(self, layer: Layer, lead: tuple[int, ...]) -> dict[str, Any]:
+        """The cache arrays of a layer, [B, ..., T, H]."""
+        experiment, layout = self.experiment, self.layout
+        plan, workload = experiment.plan, experiment.workload
+        arrays = layer_cache(experiment.model, plan, layer, n_tokens=workload.decode_tokens)
+        if experiment.kernels.decode_attention.kernel is not None:
+            arrays = joined_narrow_heads(arrays)
+        n_slots, cache = cache_slots(plan, workload), dict[str, Any]()
+        for array in arrays:
             *heads, width = array.shape
-            return (*lead, workload.batch, *heads, plan.cp * array.n_slots(n_slots), width)
-
-        return self._of_caches(shape)
-
-    @property
-    def cache_dtypes(self) -> Any:
-        """XLA's names of the dtypes of the cache."""
-        default = self.experiment.workload.cache_dtype
-        return self._of_caches(lambda array, _: array.dtype or default)
-
-    @property
-    def inputs(self) -> tuple[Any, ...]:
-        """Partition specs of (weights, tokens, cache, position); a draft has hidden states beside the tokens."""
-        tokens: Any = self.layout.tokens_spec
-        if self.experiment.model.draft_head is not None:
-            tokens = {"tokens": tokens, "hidden": self.layout.gathered_spec}
-        return (self.weights, tokens, self.cache, P())
-
-    @property
-    def outputs(self) -> tuple[Any, ...]:
-        """Partition specs of (next tokens, logits, cache)."""
-        tokens: Any = self.layout.next_tokens_spec
-        if self.experiment.model.draft_head is not None:
-            tokens = {"tokens": tokens, "hidden": self.layout.rows_spec}
-        return (tokens, self.layout.out_logits_spec, self.cache)
-
-
-def _abstract(specs: ArgumentSpecs, mesh: Mesh, phase: Phase) -> tuple[Any, ...]:
-    experiment = specs.experiment
-
-    def array(shape: tuple[int, ...], spec: Any, dtype: Any) -> jax.ShapeDtypeStruct:
-        sharding = NamedSharding(mesh, spec) if _is_spec(spec) else spec
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-    def arrays(shapes: Any, tree: Any, dtypes: Any) -> Any:
-        return jax.tree.map(
-            lambda spec, shape, dtype: array(shape, spec, JAX_DTYPES[dtype]),
-            tree,
-            shapes,
-            dtypes,
-            is_leaf=_is_spec,
-        )
-
-    n_sequences = experiment.n_sequences(phase) * experiment.plan.data_size
-    tokens: Any = array(
-        (n_sequences, experiment.n_positions(phase)), specs.layout.tokens_spec, jnp.int32
-    )
-    if experiment.model.draft_head is not None:
-        shape = (n_sequences, 1, experiment.model.hidden)
-        dtype = JAX_DTYPES[experiment.workload.activation_dtype]
-        tokens = {"tokens": tokens, "hidden": array(shape, specs.layout.gathered_spec, dtype)}
-    return (
-        arrays(specs.weight_shapes, _weight_formats(specs, mesh), specs.weight_dtypes),
-        tokens,
-        arrays(specs.cache_shapes, specs.cache, specs.cache_dtypes),
-        array((), P(), jnp.int32),
-    )
+            shape = (*lead, workload.batch, *heads, plan.cp * array.n_slots(n_slots), width)
+            dims = (layout.data, *array.dims[:-1], layout.context, array.dims[-1])
+            spec = layout.spec(dims, is_stacked=bool(lead))
+            cache[array.name] = self._array(
+                shape, JAX_DTYPES[array.dtype or workload.cache_dtype], spec
+            )
+        return cache

@@ -5,8 +5,8 @@ Shapes: B batch, S positions of this step, D residual width, V vocabulary; lower
 one device (b, s, v).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import jax
@@ -16,35 +16,23 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshscope.events.enums import Phase
-from meshscope.model.arrays import CacheArray, Dim, Weight, mesh_axes_of
+from meshscope.model.arrays import Dim, Weight, mesh_axes_of
 from meshscope.plans.plan import Plan
 from meshscope.plans.workload import Workload
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.numerics import Array
 
 
-class TokenSplit(StrEnum):
-    """The dim of the residual stream that sp splits over tp."""
-
-    NONE = "none"
-    SEQUENCE = "sequence"
-    BATCH = "batch"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
-    """The partition specs of one phase; they omit axes of size 1, which the mesh does not have."""
+    """The partition specs of one phase; they omit axes of size 1, which the mesh does not have.
+
+    `split_dim` is the dim of the residual stream [B, S, D] that sp splits over tp; None without sp.
+    """
 
     plan: Plan
-    token_split: TokenSplit
     phase: Phase
-
-    @property
-    def split_dim(self) -> int | None:
-        """The dim of [B, S, D] that sp splits over tp; None without sp."""
-        return {TokenSplit.NONE: None, TokenSplit.BATCH: 0, TokenSplit.SEQUENCE: 1}[
-            self.token_split
-        ]
+    split_dim: int | None = None
 
     def axis(self, name: str) -> str | None:
         """`name` if the mesh has this axis, else None."""
@@ -64,7 +52,7 @@ class ShardLayout:
     def sequence_axes(self) -> tuple[str, ...]:
         """The mesh axes that split the positions of [B, S, D] between the blocks, outermost first."""
         is_split = self.context is not None and self.phase is Phase.PREFILL
-        return ("cp",) * is_split + ("tp",) * (self.token_split is TokenSplit.SEQUENCE)
+        return ("cp",) * is_split + ("tp",) * (self.split_dim == 1)
 
     @property
     def gathered_spec(self) -> P:
@@ -74,13 +62,11 @@ class ShardLayout:
     @property
     def residual_spec(self) -> P:
         """[B, S, D] between attention and MLP."""
-        match self.token_split:
-            case TokenSplit.NONE:
-                return self.gathered_spec
-            case TokenSplit.SEQUENCE:
-                return P(self.data, "tp", None)
-            case TokenSplit.BATCH:
-                return P((self.data, "tp") if self.data else "tp", None, None)
+        if self.split_dim is None:
+            return self.gathered_spec
+        if self.split_dim == 1:
+            return P(self.data, "tp", None)
+        return P((self.data, "tp") if self.data else "tp", None, None)
 
     @property
     def rows_spec(self) -> P:
@@ -88,40 +74,19 @@ class ShardLayout:
         return P(self.data, None)
 
     @property
-    def out_logits_spec(self) -> P:
-        """[B, V] of logits as they leave the program; [P, B, V] from the stages of a pipeline."""
-        return P("pp", *self.rows_spec) if self.axis("pp") else self.rows_spec
-
-    @property
-    def logits_spec(self) -> P:
-        """[B, V] of logits before they are gathered."""
-        return P(self.data, self.axis("tp"))
-
-    @property
     def tokens_spec(self) -> P:
         """[B, S] of token ids, [B, S, D] of hidden states."""
         return P(self.data, self.context if self.phase is Phase.PREFILL else None)
-
-    @property
-    def next_tokens_spec(self) -> P:
-        """[B] of sampled token ids."""
-        return P(self.data)
 
     def split(self, dim: Dim) -> str | tuple[str, ...] | None:
         """The partition spec entry of a logical dim."""
         axes = tuple(axis for axis in mesh_axes_of(dim, self.plan) if self.axis(axis))
         return axes if len(axes) > 1 else next(iter(axes), None)
 
-    def cache_spec(self, array: CacheArray, *, is_stacked: bool) -> P:
-        """[B, ..., T, H] of a cache array; if stacked, with a leading layer dim that pp splits."""
-        *heads, width = map(self.split, array.dims)
-        dims = (self.data, *heads, self.context, width)
-        return P(self.axis("pp"), *dims) if is_stacked else P(*dims)
-
-    def weight_spec(self, weight: Weight, *, is_stacked: bool) -> P:
-        """One weight; if stacked, with a leading layer dim that pp splits."""
-        dims = map(self.split, weight.dims)
-        return P(self.axis("pp"), *dims) if is_stacked else P(*dims)
+    def spec(self, dims: Iterable[Dim | str | None], *, is_stacked: bool) -> P:
+        """An array with logical dims or mesh axes; if stacked, with a leading layer dim that pp splits."""
+        entries = [self.split(dim) if isinstance(dim, Dim) else dim for dim in dims]
+        return P(self.axis("pp"), *entries) if is_stacked else P(*entries)
 
 
 def layout_of(plan: Plan, workload: Workload, phase: Phase) -> ShardLayout:
@@ -130,15 +95,12 @@ def layout_of(plan: Plan, workload: Workload, phase: Phase) -> ShardLayout:
     If tp does not divide the decode batch, sp has no effect in decode, as in serving engines, which
     apply sequence parallelism only to divisible token counts.
     """
-    if not plan.sp:
-        split = TokenSplit.NONE
-    elif phase is Phase.PREFILL:
-        split = TokenSplit.SEQUENCE
-    elif workload.batch * workload.decode_tokens // plan.data_size % plan.tp == 0:
-        split = TokenSplit.BATCH
-    else:
-        split = TokenSplit.NONE
-    return ShardLayout(plan=plan, token_split=split, phase=phase)
+    split_dim = None
+    if plan.sp and phase is Phase.PREFILL:
+        split_dim = 1
+    elif plan.sp and workload.batch * workload.decode_tokens // plan.data_size % plan.tp == 0:
+        split_dim = 0
+    return ShardLayout(plan=plan, phase=phase, split_dim=split_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +118,8 @@ class ShardMapCollectives:
         return lax.all_gather(value, "fsdp", axis=dim, tiled=True)
 
     def gathers(self, spec: Weight) -> bool:
-        """Whether `weight` issues a collective."""
+        """Whether `weight` issues a collective; else a layer uses the local array unchanged."""
         return self.plan.fsdp > 1 and spec.fsdp_dim(self.plan) is not None
-
-    def uses_local_array(self, spec: Weight) -> bool:
-        """Whether a layer uses the local array of the weight unchanged."""
-        return not self.gathers(spec)
 
     def embed(self, table: Matrix, tokens: Array) -> Array:
         """[B, S] -> [B, S, D]: looks up local rows, with zeros for other tokens, and reduces over tp."""
@@ -197,7 +155,7 @@ class ShardMapCollectives:
 
     def last_token(self, x: Array) -> Array:
         """[B, S, D] -> [B, D]: an all-gather of a split batch, or a masked all-reduce of a split sequence."""
-        if self.layout.token_split is TokenSplit.BATCH:
+        if self.layout.split_dim == 0:
             return lax.all_gather(x, "tp", axis=0, tiled=True)[:, -1]
         axes = self.layout.sequence_axes
         if not axes:
@@ -217,20 +175,16 @@ class GspmdCollectives:
     layout: ShardLayout
     mesh: Mesh
 
-    def _annotated(self, x: Array, spec: P) -> Array:
+    def annotated(self, x: Array, spec: P) -> Array:
+        """`x` with this sharding."""
         return lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
     def weight(self, value: Array, spec: Weight) -> Array:  # noqa: ARG002  the compiler decides when to gather
         """The weight unchanged."""
         return value
 
-    def gathers(self, spec: Weight) -> bool:  # noqa: ARG002  the same for all
-        """False: the compiler inserts all collectives."""
-        return False
-
-    def uses_local_array(self, spec: Weight) -> bool:  # noqa: ARG002  the same for all
-        """False: arrays are global, and the compiler decides."""
-        return False
+    def gathers(self, spec: Weight) -> None:
+        """None: arrays are global, and the compiler decides."""
 
     def embed(self, table: Matrix, tokens: Array) -> Array:
         """A lookup whose result is sharded like the residual stream."""
@@ -238,26 +192,28 @@ class GspmdCollectives:
 
     def gather_activations(self, x: Array) -> Array:
         """Unsharded along the dim that sp splits."""
-        return self._annotated(x, self.layout.gathered_spec)
+        return self.annotated(x, self.layout.gathered_spec)
 
     def split_activations(self, x: Array) -> Array:
         """Sharded like the residual stream."""
-        return self._annotated(x, self.layout.residual_spec)
+        return self.annotated(x, self.layout.residual_spec)
 
     def reduce_output(self, x: Array) -> Array:
         """Sharded like the residual stream."""
-        return self._annotated(x, self.layout.residual_spec)
+        return self.annotated(x, self.layout.residual_spec)
 
     def last_token(self, x: Array) -> Array:
         """The last position, replicated over tp."""
-        return self._annotated(x[:, -1], self.layout.rows_spec)
+        return self.annotated(x[:, -1], self.layout.rows_spec)
 
     def logits(self, x: Array) -> Array:
         """Computed on the devices of the head's shards, then replicated.
 
         Without the first annotation, the compiler gathers the head: a thousand times the bytes.
         """
-        return self._annotated(self._annotated(x, self.layout.logits_spec), self.layout.rows_spec)
+        return self.annotated(
+            self.annotated(x, P(self.layout.data, self.layout.axis("tp"))), self.layout.rows_spec
+        )
 
 
 MeshCollectives = ShardMapCollectives | GspmdCollectives

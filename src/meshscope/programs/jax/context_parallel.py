@@ -19,20 +19,23 @@ Shapes: B batch, S query positions, T key positions, N query heads, K key and va
 a value; n devices of cp.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Phase
+from meshscope.model.layers import Layer
+from meshscope.model.model import Model
 from meshscope.plans.caches import ContextForm, ring_sends
 from meshscope.plans.kernel_choice import splash_block
 from meshscope.programs.jax.attention import AttentionInputs, PartialAttention, PrefillKernel
-from meshscope.programs.jax.decode_attention import CacheShare
+from meshscope.programs.jax.decode_attention import CacheShare, DecodeKernel
 from meshscope.programs.jax.numerics import MASKED, Array
 from meshscope.programs.jax.state import LayerCache
 
@@ -60,9 +63,14 @@ class Context:
         return self.size > 1
 
     @property
+    def is_decode(self) -> bool:
+        """Whether this is a decode step."""
+        return self.phase is Phase.DECODE
+
+    @property
     def splits_step(self) -> bool:
         """Whether each device has different tokens of the step."""
-        return self.is_split and self.phase is Phase.PREFILL
+        return self.is_split and not self.is_decode
 
     @property
     def rank(self) -> Array | int:
@@ -72,12 +80,12 @@ class Context:
     def positions(self, first: Array | int, n_local: int) -> Array:
         """The positions [S] of the local tokens in a step that starts at `first`."""
         if self.splits_step:
-            first = first + lax.axis_index(AXIS) * n_local
+            first = first + self.rank * n_local
         return first + jnp.arange(n_local)
 
     def query_positions(self, local: Array) -> Array:
         """The positions of the queries that a device computes: all of a chunk if prompts are cut, else its own."""
-        if self.n_chunk is None or self.phase is Phase.DECODE:
+        if self.n_chunk is None or self.is_decode:
             return local
         return self.n_cached + jnp.arange(self.n_chunk)
 
@@ -92,39 +100,41 @@ class Context:
         block = splash_block(n_positions) or 1
         return range((self.n_cached - n_before) // block * block, self.n_cached + n_positions)
 
-    def slot(self, positions: Array) -> Array | int:
-        """The first cache slot of these tokens."""
+    def place(self, positions: Array) -> tuple[Array | int, Array | None]:
+        """The first cache slot of these tokens, and whether it is in the local cache; None if in all."""
         if not self.is_split:
-            return positions[0]
-        if self.phase is Phase.PREFILL:
-            return self.n_cached // self.size
-        return self.n_prompt // self.size + (positions[0] - self.n_prompt) // self.size
+            return positions[0], None
+        if not self.is_decode:
+            return self.n_cached // self.size, None
+        number = positions[0] - self.n_prompt
+        return self.n_prompt // self.size + number // self.size, number % self.size == self.rank
 
-    def is_local(self, positions: Array) -> Array | None:
-        """Whether these tokens go to the local cache; None if they do on all devices."""
-        if not self.is_split or self.phase is Phase.PREFILL:
-            return None
-        return (positions[0] - self.n_prompt) % self.size == lax.axis_index(AXIS)
+    def layer_cache(
+        self, arrays: Mapping[str, Array], positions: Array, **fields: Any
+    ) -> LayerCache:
+        """The cache of a layer, in which new entries go to the slots of these tokens."""
+        start, is_local = self.place(positions)
+        return LayerCache(arrays=arrays, start=start, is_local=is_local, **fields)
 
     def written(self, cache: LayerCache, new: Mapping[str, Array], positions: Array) -> LayerCache:
         """The cache with the entries [B, ..., S, H] of the step; decode may write several to different devices."""
         n_new = positions.shape[0]
-        is_spread = self.is_split and self.phase is Phase.DECODE and n_new > 1
+        is_spread = self.is_split and self.is_decode and n_new > 1
         for name, array in new.items():
             if not is_spread:
                 cache = cache.written(name, array)
                 continue
             for at in range(n_new):
-                one, here = lax.slice_in_dim(array, at, at + 1, axis=-2), positions[at:]
-                place = {"at": self.slot(here), "is_local": self.is_local(here)}
-                cache = cache.written(name, one, **place)
+                one = lax.slice_in_dim(array, at, at + 1, axis=-2)
+                slot, is_local = self.place(positions[at:])
+                cache = cache.written(name, one, at=slot, is_local=is_local)
         return cache
 
     def stored(self, cache: LayerCache, positions: Array, *, n_rows: int) -> dict[str, Array]:
         """The entries [B, ..., S, H] of the step as this device's cache has them; in decode, those of other devices are unset."""
         slots, starts = range(positions.shape[0]), [0]
-        if self.phase is Phase.DECODE:
-            slots, starts = range(1), [self.slot(positions[at:]) for at in slots]
+        if self.is_decode:
+            slots, starts = range(1), [self.place(positions[at:])[0] for at in slots]
 
         def entries(name: str, array: Array) -> Array:
             parts = [
@@ -134,18 +144,32 @@ class Context:
 
         return {name: entries(name, array) for name, array in cache.arrays.items()}
 
+    def attended(
+        self, cache: LayerCache, name: str, new: Array, window: int | None = None
+    ) -> Array | None:
+        """The slots [B, ..., T, H] of an array that the step attends to; None if they are those of the step.
+
+        `new` [B, S, ...] are those of the step.
+        """
+        if self.is_decode:
+            return cache.read(name, new.dtype)
+        if not self.n_cached:
+            return None
+        slots = self.chunk_slots(new.shape[1], window)
+        return cache.part(name, new.dtype, n_rows=new.shape[0], slots=slots)
+
     def cache_positions(self, n_slots: int) -> Array:
         """The position [T] of each slot in the local cache."""
         slots = jnp.arange(n_slots)
         if not self.is_split:
             return slots
-        rank, n_block = lax.axis_index(AXIS), self.n_prompt // self.size
+        rank, n_block = self.rank, self.n_prompt // self.size
         generated = self.n_prompt + (slots - n_block) * self.size + rank
         n_local = (self.n_chunk or self.n_prompt) // self.size  # of a chunk
         before = slots // n_local * n_local * self.size  # the chunks before that of a slot
         return jnp.where(slots < n_block, before + rank * n_local + slots % n_local, generated)
 
-    def share(self, position: Array, window: int | None, *, is_chunked: bool) -> CacheShare:
+    def _share(self, position: Array, window: int | None, *, is_chunked: bool) -> CacheShare:
         """The local slots that a query at this position of decode attends to.
 
         Slots are in the order of their positions, so that those of a window or a chunk are the last ones.
@@ -170,18 +194,22 @@ class Context:
         return jnp.arange(self.n_prompt)
 
     def top_k_mask(self, scores: Array, n_best: int) -> Array:
-        """The mask [B, S, T] of the `n_best` positions with the highest scores [B, S, T].
+        """The mask [B, S, T] of the `n_best` positions with the highest scores [B, S, T]; ties go to the first.
 
         In decode, cp splits the positions: each device proposes its local top `n_best`, and all
-        choose the same ones from the gathered proposals.
+        choose the same ones from the gathered proposals. Otherwise, the lowest of the best decides, as a
+        scatter of the indices of `top_k` would work element by element.
         """
         values, places = lax.top_k(scores, min(n_best, scores.shape[-1]))
         if not self.is_split or self.splits_step:
-            return _at_least(scores, values[..., -1:], values.shape[-1])
+            least, n_best = values[..., -1:], values.shape[-1]
+            is_above, is_equal = scores > least, scores == least
+            n_left = n_best - is_above.sum(axis=-1, keepdims=True)
+            return is_above | (is_equal & (jnp.cumsum(is_equal, axis=-1) <= n_left))
         proposed = lax.all_gather(values, AXIS, axis=2, tiled=True)
         top_indices = lax.top_k(proposed, min(n_best, proposed.shape[-1]))[1]
         is_chosen = _marked(proposed.shape, top_indices, values=True)
-        start = lax.axis_index(AXIS) * values.shape[-1]
+        start = self.rank * values.shape[-1]
         local = lax.dynamic_slice_in_dim(is_chosen, start, values.shape[-1], axis=2)
         return _marked(scores.shape, places, values=local)
 
@@ -209,39 +237,63 @@ class Context:
             return number, None
         return number // self.size, number % self.size == self.rank
 
+    def decode(  # noqa: PLR0913  the arrays of attention
+        self,
+        kernel: DecodeKernel,
+        q: Array,
+        new: Mapping[str, Array],
+        cache: LayerCache,
+        positions: Array,
+        *,
+        columns: slice = slice(None),
+        project: Callable[[Array], Array] = lambda x: x,
+        window: int | None = None,
+        is_chunked: bool = False,
+        sinks: Array | None = None,
+        **settings: Any,
+    ) -> tuple[Array, LayerCache]:
+        """By the kernel: attention [B, S, N, V] of the positions to the cache, and the cache with them.
+
+        `columns` of the output are kept. If cp splits the cache, the devices' attention to their slots, each
+        after `project`, is merged.
+        """
+        settings["window"] = window
+        if not self.is_split:
+            settings |= {"is_chunked": is_chunked, "sinks": sinks}
+            out, _, cache = kernel(q, new, cache, positions, **settings)
+            return out[..., columns], cache
+        share = self._share(positions[0], window, is_chunked=is_chunked)
+        out, logs, cache = kernel(q, new, cache, positions, share=share, **settings)
+        part = PartialAttention.of_normalized(out[..., columns], logs)
+        return self._merged(part, project).with_sinks(sinks).normalized(q.dtype), cache
+
     def attend(self, inputs: AttentionInputs, local: Sequence[Array], positions: Array) -> Array:
         """Attention [B, S, N, H] to the positions of all devices.
 
         `local` are this device's arrays and `positions` their positions: those of the step in
         prefill, those of the cache in decode.
         """
-        if self.phase is Phase.DECODE:
-            part = inputs.part(local, positions)
-            merged = self.merged(part, inputs.project).with_sinks(inputs.scores.sinks)
-            return merged.normalized(inputs.q.dtype)
+        if self.is_decode:
+            merged = self._merged(inputs.part(local, positions), inputs.project)
+            return merged.with_sinks(inputs.scores.sinks).normalized(inputs.q.dtype)
         if self.n_chunk is not None:
             return self._by_queries(inputs, local, positions)
         if self.form is ContextForm.RING:
             return self._ring(inputs, local, positions)
         gathered = [self.gathered(x) for x in local]
-        if inputs.kernel is not None:
-            return inputs.project(self._by_rank(inputs, inputs.kernel, gathered)).astype(
-                inputs.q.dtype
-            )
-        return self._finish(inputs, inputs.part(gathered, self.prompt_positions))
-
-    def _by_rank(
-        self, inputs: AttentionInputs, kernel: PrefillKernel, gathered: Sequence[Array]
-    ) -> Array:
-        """Attention to the blocks up to this device's: a branch for each device, as masks are static."""
+        kernel = inputs.kernel
+        if kernel is None:
+            return _finished(inputs, inputs.part(gathered, self.prompt_positions))
         k, v = inputs.keys(*gathered)
-        n_local = inputs.q.shape[1]
 
         def attend(n_keys: int) -> Array:
             return kernel(inputs.q, k[:, :n_keys], v[:, :n_keys], inputs.scores)
 
+        # The blocks up to this device's: a branch for each device, as masks are static.
+        n_local = inputs.q.shape[1]
         branches = [partial(attend, (rank + 1) * n_local) for rank in range(self.size)]
-        return lax.switch(self.rank, branches)
+        out = lax.switch(self.rank, branches)
+        return inputs.project(out).astype(inputs.q.dtype)
 
     def _by_queries(
         self, inputs: AttentionInputs, local: Sequence[Array], positions: Array
@@ -260,7 +312,7 @@ class Context:
         outs = self._to_owners(part.normalized(inputs.q.dtype))
         logarithms = self._to_owners(part.largest + jnp.log(part.total))
         parts = map(PartialAttention.of_normalized, outs, logarithms)
-        return self._finish(inputs, reduce(PartialAttention.merged, parts))
+        return _finished(inputs, reduce(PartialAttention.merged, parts))
 
     def _by_kernel(
         self, every: AttentionInputs, local: Sequence[Array], *, n_local: int
@@ -269,9 +321,9 @@ class Context:
 
         The queries before the block do not attend to it: a branch for each device, as shapes are static.
         """
-        n_before = local[0].shape[1] - n_local
+        n_before, window = local[0].shape[1] - n_local, every.scores.window
 
-        def attend(rank: int) -> tuple[Array, ...]:
+        def attend(rank: int) -> PartialAttention:
             first = rank * n_local
             behind = replace(every, q=every.q[:, first:])
             part = behind.block([x[:, n_before:] for x in local], 0)
@@ -281,29 +333,20 @@ class Context:
                 total=jnp.pad(part.total, missing, constant_values=1),
                 largest=jnp.pad(part.largest, missing, constant_values=MASKED),
             )
-            for start, offset in self._blocks_of_window(every.scores.window, n_local, rank):
+            if window is None:
+                return part
+            for start in range(self.n_cached // self.size - n_local, -1, -n_local):
+                offset = self.n_cached - start * self.size - rank * n_local
+                if offset - n_local >= window - 1:  # this block and those before it are outside
+                    break
                 block = [x[:, start : start + n_local] for x in local]
                 part = part.merged(every.block(block, offset))
-            return part.arrays
+            return part
 
-        branches = [partial(attend, rank) for rank in range(self.size)]
-        numerator, total, largest = lax.switch(self.rank, branches)
-        part = PartialAttention(numerator=numerator, total=total, largest=largest)
-        if every.scores.window is not None or n_before == 0:
+        part = lax.switch(self.rank, [partial(attend, rank) for rank in range(self.size)])
+        if window is not None or n_before == 0:
             return part
         return part.merged(every.block([x[:, :n_before] for x in local], n_before))
-
-    def _blocks_of_window(
-        self, window: int | None, n_local: int, rank: int
-    ) -> Iterator[tuple[int, int]]:
-        """The blocks of earlier chunks in the window of a chunk: first slot, and positions before the queries."""
-        if window is None:
-            return
-        for start in range(self.n_cached // self.size - n_local, -1, -n_local):
-            offset = self.n_cached - start * self.size - rank * n_local
-            if offset - n_local >= window - 1:
-                return
-            yield start, offset
 
     def _to_owners(self, x: Array) -> Array:
         """[B, T, ...] for all queries -> [n, B, S, ...] for the local ones, from each device."""
@@ -313,7 +356,7 @@ class Context:
 
     def _ring(self, inputs: AttentionInputs, local: Sequence[Array], positions: Array) -> Array:
         """Attends to each block while the permute of the next one runs."""
-        rank, n_local = lax.axis_index(AXIS), positions.shape[0]
+        rank, n_local = self.rank, positions.shape[0]
         pairs = [(source, (source + 1) % self.size) for source in range(self.size)]
         window = None if inputs.kernel is None else inputs.scores.window
         n_sends = ring_sends(self.size, n_local, window)
@@ -329,37 +372,28 @@ class Context:
             merged = part if merged is None else merged.merged(part)
             local = received
         assert merged is not None
-        return self._finish(inputs, merged)
+        return _finished(inputs, merged)
 
     def _earlier_block(
         self, inputs: AttentionInputs, local: Sequence[Array], step: int
     ) -> PartialAttention:
         """By the kernel: attention to the block of a step of the ring, unless it is a later one."""
-        n_local = inputs.q.shape[1]
-        offset = step * n_local
-        if step == 0:
-            return inputs.block(local, offset)
 
-        def attend() -> tuple[Array, ...]:
-            return inputs.block(local, offset).arrays
+        def attend() -> PartialAttention:
+            return inputs.block(local, step * inputs.q.shape[1])
 
-        def skip() -> tuple[Array, ...]:
-            numerator, total, largest = jax.eval_shape(attend)
-            return (
-                jnp.zeros(numerator.shape, numerator.dtype),
-                jnp.ones(total.shape, total.dtype),
-                jnp.full(largest.shape, MASKED, largest.dtype),
+        def skip() -> PartialAttention:
+            of = jax.eval_shape(attend)
+            return PartialAttention(
+                numerator=jnp.zeros(of.numerator.shape, of.numerator.dtype),
+                total=jnp.ones(of.total.shape, of.total.dtype),
+                largest=jnp.full(of.largest.shape, MASKED, of.largest.dtype),
             )
 
-        numerator, total, largest = lax.cond(self.rank >= step, attend, skip)
-        return PartialAttention(numerator=numerator, total=total, largest=largest)
+        return attend() if step == 0 else lax.cond(self.rank >= step, attend, skip)
 
-    def _finish(self, inputs: AttentionInputs, merged: PartialAttention) -> Array:
-        shared = merged.with_sinks(inputs.scores.sinks).normalized(inputs.q.dtype)
-        return inputs.project(shared).astype(shared.dtype)
-
-    def merged(
-        self, part: PartialAttention, project: Callable[[Array], Array] = lambda x: x
+    def _merged(
+        self, part: PartialAttention, project: Callable[[Array], Array]
     ) -> PartialAttention:
         """The attention of all devices of cp to their positions, after `project`, as values are narrower.
 
@@ -369,8 +403,7 @@ class Context:
         part = part.rescaled(lax.pmax(part.largest, AXIS))
         narrow = project(part.numerator)
         numerator = narrow.reshape(*narrow.shape[:2], -1)
-        both = jnp.concatenate([numerator, part.total], axis=-1)
-        both = lax.psum(both, AXIS)
+        both = lax.psum(jnp.concatenate([numerator, part.total], axis=-1), AXIS)
         n_heads = part.total.shape[-1]
         return PartialAttention(
             numerator=both[..., :-n_heads].reshape(narrow.shape),
@@ -379,15 +412,33 @@ class Context:
         )
 
 
-def _at_least(scores: Array, least: Array, n_best: int) -> Array:
-    """The mask [B, S, T] of the `n_best` scores, of which `least` [B, S, 1] is the lowest.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerStep:
+    """What the attention of a layer is besides its input, weights and cache.
 
-    Ties go to the first, as in `top_k`. A scatter of the indices of `top_k` would work element by
-    element.
+    `positions` [S] are those of the local tokens, and `kernel` is that of the phase.
     """
-    is_above, is_equal = scores > least, scores == least
-    n_left = n_best - is_above.sum(axis=-1, keepdims=True)
-    return is_above | (is_equal & (jnp.cumsum(is_equal, axis=-1) <= n_left))
+
+    model: Model
+    layer: Layer
+    context: Context
+    positions: Array
+    kernel: PrefillKernel | DecodeKernel | None = None
+
+    @property
+    def decode_kernel(self) -> DecodeKernel | None:
+        """The kernel of a decode step."""
+        return self.kernel if isinstance(self.kernel, DecodeKernel) else None
+
+    @property
+    def prefill_kernel(self) -> PrefillKernel | None:
+        """The kernel of prefill."""
+        return self.kernel if isinstance(self.kernel, PrefillKernel) else None
+
+
+def _finished(inputs: AttentionInputs, merged: PartialAttention) -> Array:
+    shared = merged.with_sinks(inputs.scores.sinks).normalized(inputs.q.dtype)
+    return inputs.project(shared).astype(shared.dtype)
 
 
 def _marked(shape: tuple[int, ...], places: Array, *, values: Array | bool) -> Array:

@@ -7,7 +7,7 @@ Shapes: B batch, S positions of this step, D residual width, V vocabulary.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ from meshscope.plans.stages import shared_slot
 from meshscope.programs.jax.attention import PrefillKernel
 from meshscope.programs.jax.collectives import MeshCollectives, scope
 from meshscope.programs.jax.compressed import compressed_attention
-from meshscope.programs.jax.context_parallel import Context
+from meshscope.programs.jax.context_parallel import Context, LayerStep
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.grouped import grouped_attention
 from meshscope.programs.jax.latent import latent_attention, seen_positions
@@ -43,9 +43,17 @@ ATTENTION = {
     Mechanism.COMPRESSED: compressed_attention,
 }
 
-Carry = tuple[
-    Array, Any, Array | None
-]  # the residual stream, the cache, and the positions that an indexer chose
+# The residual stream, the cache, and the positions that an indexer chose.
+Carry = tuple[Array, Any, Array | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """Positions [S] and token ids [B, S] of a step, and embeddings [B, S, L, E] of each layer, if the model has them."""
+
+    positions: Array
+    tokens: Array
+    of_layers: Array | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,25 +62,21 @@ class Decoder:
 
     `repeats` groups the layers into loops; `specs` has the weight declarations by kind of layer, and
     under "" those outside the layers. `first_row` is the first sequence of a chunk or microbatch in the
-    cache, and `n_stages` the number of pipeline stages.
+    cache, and `n_stages` the number of pipeline stages. `weights` have how arrays are stored and read, but no arrays.
     """
 
     model: Model
     phase: Phase
     collectives: MeshCollectives
+    weights: LayerWeights
     mixture: Mixture | None
     context: Context
     residual: Residual
     specs: Mapping[str, Mapping[str, Weight]]
     repeats: tuple[Repeat, ...]
-    activation_dtype: Any
-    weight_dtype: str
     n_stages: int = 1
     first_row: Array | int = 0
     attention_kernel: PrefillKernel | DecodeKernel | None = None
-    min_rows: int = 1
-    kernel_dtypes: tuple[Any, ...] = ()
-    narrow_dtype: Any = None
 
     def step(
         self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array | int
@@ -94,15 +98,14 @@ class Decoder:
                 table = outer.matrix("embed")
                 x = self.embedded(table, rows)
                 x = x if hidden is None else self._joined(x, hidden, outer)
-                inputs = self.layer_inputs(outer, x, rows)
+                of_layers = self.layer_inputs(outer, x, rows)
             positions = self.context.positions(position, tokens.shape[1])
-            x = self.residual.expand(x)
-            chosen = self.none_chosen(cache, positions, rows)
-            carry = (x, cache, chosen)
-            x, cache, _ = self.layers(carry, weights["layers"], positions, rows, inputs)
+            inputs = StepInputs(positions=positions, tokens=rows, of_layers=of_layers)
+            carry = (self.residual.expand(x), cache, self.none_chosen(cache, positions, rows))
+            x, cache, _ = self.layers(carry, weights["layers"], inputs)
             with scope(Part.LM_HEAD):
-                is_tied = self.model.has_tied_embeddings
                 x = self.last_hidden(outer, x)
+                is_tied = self.model.has_tied_embeddings
                 logits = self.logits(outer, x, table if is_tied else None)
             with scope(Part.SAMPLE):
                 next_tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -145,22 +148,7 @@ class Decoder:
 
     def outer(self, weights: Mapping[str, Any]) -> LayerWeights:
         """The weights outside the layers."""
-        return self._weights(weights, "")
-
-    def _weights(
-        self, arrays: Mapping[str, Array], kind: str, index: Array | int | None = None
-    ) -> LayerWeights:
-        return LayerWeights(
-            arrays=arrays,
-            specs=self.specs[kind],
-            collectives=self.collectives,
-            dtype=self.activation_dtype,
-            index=index,
-            min_rows=self.min_rows,
-            kernel_dtypes=self.kernel_dtypes,
-            stored_as=self.weight_dtype,
-            narrow_dtype=self.narrow_dtype,
-        )
+        return replace(self.weights, arrays=weights, specs=self.specs[""])
 
     def last_hidden(self, outer: LayerWeights, x: Array) -> Array:
         """The residual stream of the last position, [B, S, D] -> [B, D], on all devices of tp and cp."""
@@ -183,18 +171,11 @@ class Decoder:
         name = f"{block}_post_norm"
         return self._norm(x, w(name)) if name in w else x
 
-    def layers(
-        self,
-        carry: Carry,
-        layers: Any,
-        positions: Array,
-        tokens: Array,
-        inputs: Array | None = None,
-    ) -> Carry:
-        """Runs all layers, repeated ones in loops; `inputs` [B, S, L, E] are embeddings for each layer."""
+    def layers(self, carry: Carry, layers: Any, inputs: StepInputs) -> Carry:
+        """Runs all layers, repeated ones in loops; `layers` are their weights."""
         n_before: dict[str, int] = {}
         for repeat in self.repeats:
-            carry = self._repeat(carry, layers, positions, tokens, inputs, repeat, n_before)
+            carry = self._repeat(carry, layers, inputs, repeat, n_before)
             for layer in repeat.body:
                 n_before[layer.name] = n_before.get(layer.name, 0) + repeat.times
         return carry
@@ -207,17 +188,15 @@ class Decoder:
         mask = seen_positions(positions, entry["latent"], self.context)[1]
         return jnp.zeros((tokens.size // positions.shape[0], *mask.shape), dtype=bool)
 
-    def _repeat(  # noqa: PLR0913, PLR0917  the state of the loop
+    def _repeat(
         self,
         start: Carry,
         layers: Any,
-        positions: Array,
-        tokens: Array,
-        inputs: Array | None,
+        inputs: StepInputs,
         repeat: Repeat,
         n_before: Mapping[str, int],
     ) -> Carry:
-        names = [layer.name for layer in repeat.body]
+        names, is_stacked = [layer.name for layer in repeat.body], isinstance(layers, Mapping)
 
         def body(carry: Carry, time: Array | int) -> tuple[Carry, None]:
             x, cache, chosen = carry
@@ -225,26 +204,25 @@ class Decoder:
                 name = layer.name
                 of_kind = n_before.get(name, 0) + time * names.count(name)
                 of_kind = of_kind + names[:position].count(name)
-                at = of_kind if isinstance(layers, Mapping) else repeat.first + position
-                key = name if isinstance(layers, Mapping) else at
-                index = at if isinstance(layers, Mapping) else None
+                key, index = (name, of_kind) if is_stacked else (repeat.first + position, None)
                 with scope(layers_scope(repeat.layers_at(position))):
-                    w = self._weights(layers[key], name, index)
+                    w = replace(
+                        self.weights, arrays=layers[key], specs=self.specs[name], index=index
+                    )
                     if layer.shares_cache:
-                        key, index = self._shared_cache(layer, is_stacked=index is not None)
-                    layer_cache = LayerCache(
-                        arrays=cache[key],
-                        start=self.context.slot(positions),
+                        key, index = self._shared_cache(layer, is_stacked=is_stacked)
+                    layer_cache = self.context.layer_cache(
+                        cache[key],
+                        inputs.positions,
                         index=index,
-                        is_local=self.context.is_local(positions),
                         first_row=self.first_row,
                         chosen=chosen,
                     )
-                    x, layer_cache = self._layer(x, w, layer_cache, positions, tokens, layer)
-                    if inputs is not None:
-                        first = repeat.first - self.repeats[0].first
-                        number = first + position + time * len(repeat.body)
-                        x = self._with_inputs(x, w, inputs, number)
+                    x, layer_cache = self._layer(x, w, layer_cache, inputs, layer)
+                    if inputs.of_layers is not None:
+                        number = repeat.first - self.repeats[0].first + position
+                        number = number + time * len(repeat.body)
+                        x = self._with_inputs(x, w, inputs.of_layers, number)
                     if "layer_scale" in w:
                         with scope(_last_part(layer)):
                             x = x * w("layer_scale").astype(x.dtype)
@@ -255,33 +233,53 @@ class Decoder:
             return body(start, 0)[0]
         return lax.scan(body, start, jnp.arange(repeat.times))[0]
 
-    def _layer(  # noqa: PLR0913, PLR0917  the inputs of a layer
-        self,
-        x: Array,
-        w: LayerWeights,
-        cache: LayerCache,
-        positions: Array,
-        tokens: Array,
-        layer: Layer,
+    def _layer(
+        self, x: Array, w: LayerWeights, cache: LayerCache, inputs: StepInputs, layer: Layer
     ) -> tuple[Array, LayerCache]:
+        step = LayerStep(
+            model=self.model,
+            layer=layer,
+            context=self.context,
+            positions=inputs.positions,
+            kernel=self.attention_kernel,
+        )
         with scope(Part.ATTN):
             h, add = self.residual.read(x, w, "attn")
             h = self.collectives.gather_activations(self._norm(h, w("attn_norm")))
-            h, cache = self._attention(h, w, cache, positions, layer)
+            h, cache = ATTENTION[self.model.attention_of(layer).mechanism](h, w, cache, step)
             x = add(self._after(w.biased(self.collectives.reduce_output(h), "bo"), w, "attn"))
         with scope(Part.MLP if layer.has_mlp else Part.MOE_ROUTER):
             h, add = self.residual.read(x, w, "mlp")
-        out = self._mlp_block(h, w) if layer.has_mlp else None
+        out = None
+        if layer.has_mlp:
+            with scope(Part.MLP):
+                inner = self.collectives.gather_activations(self._norm(h, w("mlp_norm")))
+                out = self.collectives.reduce_output(_mlp(inner, w, self.model.activation))
+                out = w.biased(out, "b_down")
         if layer.has_experts:
             if out is not None:  # else XLA may merge the reductions of both
                 out, h = lax.optimization_barrier((out, h))
-            of_experts = self._experts_block(h, w, tokens)
+            of_experts = self._experts(h, w, inputs.tokens)
             with scope(Part.MOE_COMBINE):
-                out = of_experts if out is None else self._both(out, of_experts, w)
+                if out is None:
+                    out = of_experts
+                else:
+                    dense = self._norm(out, w("dense_post_norm"))
+                    out = dense + self._norm(of_experts, w("experts_post_norm"))
         assert out is not None
         with scope(_last_part(layer)):
             x = add(self._after(out, w, "mlp"))
         return x, cache
+
+    def _experts(self, x: Array, w: LayerWeights, tokens: Array) -> Array:
+        """The norm and the mixture of experts; with `has_scales`, router and experts each scale what it normed."""
+        assert self.mixture is not None
+        with scope(Part.MOE_ROUTER):
+            if self.mixture.moe.has_scales:
+                h = unscaled_rms_norm(x, self.model.norm_eps)
+            else:
+                h = self._norm(x, w("mlp_norm"))
+        return self.mixture(h, w, tokens)
 
     def _shared_cache(self, layer: Layer, *, is_stacked: bool) -> tuple[Any, int | None]:
         """The entry of the cache that a layer shares, and the index of its layer if entries are stacked."""
@@ -297,41 +295,6 @@ class Decoder:
             gate = jax.nn.gelu(w.dot(x, "layer_input_gate"), approximate=True)
             out = w.dot(gate * of_layer.astype(x.dtype), "layer_input_out")
             return x + self._norm(out, w("layer_input_norm"))
-
-    def _mlp_block(self, x: Array, w: LayerWeights) -> Array:
-        with scope(Part.MLP):
-            h = self.collectives.gather_activations(self._norm(x, w("mlp_norm")))
-            out = self.collectives.reduce_output(_mlp(h, w, self.model.activation))
-            return w.biased(out, "b_down")
-
-    def _experts_block(self, x: Array, w: LayerWeights, tokens: Array) -> Array:
-        """The norm and the mixture of experts; with `has_scales`, router and experts each scale what it normed."""
-        assert self.mixture is not None
-        assert self.model.moe is not None
-        with scope(Part.MOE_ROUTER):
-            if self.model.moe.has_scales:
-                h = unscaled_rms_norm(x, self.model.norm_eps)
-            else:
-                h = self._norm(x, w("mlp_norm"))
-        return self.mixture(h, w, tokens)
-
-    def _both(self, dense: Array, experts: Array, w: LayerWeights) -> Array:
-        dense = self._norm(dense, w("dense_post_norm"))
-        return dense + self._norm(experts, w("experts_post_norm"))
-
-    def _attention(
-        self, x: Array, w: LayerWeights, cache: LayerCache, positions: Array, layer: Layer
-    ) -> tuple[Array, LayerCache]:
-        return ATTENTION[self.model.attention_of(layer).mechanism](
-            x,
-            w,
-            cache,
-            positions,
-            model=self.model,
-            layer=layer,
-            context=self.context,
-            kernel=self.attention_kernel,
-        )
 
 
 def _last_part(layer: Layer) -> Part:

@@ -35,39 +35,33 @@ from meshscope.programs.jax.numerics import Array
 LANES = 128
 
 
-def exchange_mixture(
-    x: Array,
-    expert_ids: Array,
-    shares: Array,
-    experts: Experts,
-    dispatch: Dispatch,
-) -> Array:
-    """The summed outputs [T, D] of each token's experts on all devices.
-
-    Expert IDs of E and above mean no expert: the output of such a token is arbitrary.
-    """
-    return overlapped_exchange(x, expert_ids, shares, experts, dispatch, meanwhile=None)[0]
-
-
-def overlapped_exchange(  # noqa: PLR0913  tokens, their routing, the experts, and concurrent work
+def exchange_mixture(  # noqa: PLR0913  tokens, their routing, the experts, and concurrent work
     x: Array,
     expert_ids: Array,
     shares: Array,
     experts: Experts,
     dispatch: Dispatch,
     *,
-    meanwhile: Callable[[], Array] | None,
+    meanwhile: Callable[[], Array] | None = None,
 ) -> tuple[Array, Array | None]:
-    """As `exchange_mixture`, with the result of the local work `meanwhile`.
+    """The summed outputs [T, D] of each token's experts on all devices, and the result of the local work `meanwhile`.
 
-    A barrier keeps that work before the experts, where it can hide the dispatch. With rounds, it
-    precedes the exchange.
+    Expert IDs of E and above mean no expert: the output of such a token is arbitrary. A barrier keeps the local
+    work before the experts, where it can hide the dispatch. With rounds, it precedes the exchange.
     """
     with scope(Part.MOE_DISPATCH):
         flat = expert_ids.reshape(-1)
         order = jnp.argsort(flat, stable=True)
         rows = by_lanes(x)[order // dispatch.n_active]  # [R, D]
-        table = _table(count_values(flat, experts.moe.n_experts), dispatch)
+        # All-gathers the row counts [E] of all devices. The barrier keeps XLA from gathering them in the shape of
+        # one of their uses.
+        counts = count_values(flat, experts.moe.n_experts)
+        gathered = lax.optimization_barrier(lax.all_gather(counts, dispatch.axes, axis=0))
+        table = _Table(
+            dispatch=dispatch,
+            rank=lax.axis_index(dispatch.axes),
+            counts=gathered.reshape(dispatch.n_ranks, dispatch.n_ranks, dispatch.n_local_experts),
+        )
 
     def one_round(
         index: Array | int, back: Array, meanwhile: Callable[[], Array] | None
@@ -138,8 +132,10 @@ class _Table:
 
     def round(self, index: Array | int) -> "_RaggedRound | _SlotRound":
         """The round of this index."""
-        form = _RaggedRound if self.dispatch.n_slots is None else _SlotRound
-        return form(table=self, index=index)
+        n_slots = self.dispatch.n_slots
+        if n_slots is None:
+            return _RaggedRound(table=self, index=index)
+        return _SlotRound(table=self, n_slots=n_slots, first=index * n_slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +147,7 @@ class _RaggedRound:
 
     @property
     def _slices(self) -> tuple[Array, Array, Array]:
-        """Rows to skip, rows to send, and place in the buffer, each [from, to, expert]."""
+        """Rows to skip, rows to send, and places in the buffer, each [from, to, expert]."""
         counts, room = self.table.counts, self.table.dispatch.n_buffer_rows
         n_ranks, _, n_local = counts.shape
         by_device = counts.transpose(1, 2, 0).reshape(n_ranks, -1)  # to, expert and from
@@ -168,57 +164,41 @@ class _RaggedRound:
 
     def dispatch_rows(self, rows: Array) -> Array:
         """Sends rows to the devices of their experts: [R, D] -> [B, D] in the order of experts."""
-        rank, starts = self.table.rank, self.table.starts
+        rank, n_rows = self.table.rank, self.table.dispatch.n_buffer_rows
         skipped, sizes, places = self._slices
-        return self._exchange(
-            rows,
-            lax.empty((self.table.dispatch.n_buffer_rows, *rows.shape[1:]), rows.dtype),
-            input_offsets=(starts + skipped)[rank],
-            send_sizes=sizes[rank],
-            output_offsets=places[rank],
-            recv_sizes=sizes[:, rank],
-        )
+        firsts = self.table.starts + skipped
+        buffer = lax.empty((n_rows, *rows.shape[1:]), rows.dtype)
+        return self._exchange(rows, buffer, firsts[rank], sizes[rank], places[rank], sizes[:, rank])
 
     def combine(self, out: Array, back: Array) -> Array:
         """Writes expert outputs [B, D] into `back` [R, D] on the devices of their tokens."""
-        rank, starts = self.table.rank, self.table.starts
+        rank = self.table.rank
         skipped, sizes, places = self._slices
-        return self._exchange(
-            out,
-            back,
-            input_offsets=places[:, rank],
-            send_sizes=sizes[:, rank],
-            output_offsets=(starts + skipped)[:, rank],
-            recv_sizes=sizes[rank],
-        )
+        firsts = self.table.starts + skipped
+        of_rank = (places[:, rank], sizes[:, rank], firsts[:, rank], sizes[rank])
+        return self._exchange(out, back, *of_rank)
 
-    def _exchange(self, rows: Array, buffer: Array, **slices: Array) -> Array:
-        """A ragged all-to-all with a slice for each device and expert [n, e]."""
-        numbers = {name: s.astype(jnp.int32).reshape(-1) for name, s in slices.items()}
-        return lax.ragged_all_to_all(rows, buffer, **numbers, axis_name=self.table.dispatch.axes)
+    def _exchange(self, rows: Array, buffer: Array, *slices: Array) -> Array:
+        """A ragged all-to-all with a slice for each device and expert [n, e].
+
+        `slices` are input offsets, sizes to send, output offsets and sizes to receive.
+        """
+        numbers = (s.astype(jnp.int32).reshape(-1) for s in slices)
+        return lax.ragged_all_to_all(rows, buffer, *numbers, axis_name=self.table.dispatch.axes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SlotRound:
-    """The round that sends rows from `index` * C on between each pair of devices."""
+    """The round that sends `n_slots` C rows from the `first` one on between each pair of devices."""
 
     table: _Table
-    index: Array | int
-
-    @property
-    def _n_slots(self) -> int:
-        n_slots = self.table.dispatch.n_slots
-        assert n_slots is not None
-        return n_slots
-
-    @property
-    def _first(self) -> Array | int:
-        return self.index * self._n_slots
+    n_slots: int
+    first: Array | int
 
     @property
     def _sizes(self) -> Array:
         """Rows of this round [from, to]."""
-        return jnp.clip(self.table.counts.sum(axis=2) - self._first, 0, self._n_slots)
+        return jnp.clip(self.table.counts.sum(axis=2) - self.first, 0, self.n_slots)
 
     @property
     def _runs(self) -> "ExpertRuns":
@@ -226,32 +206,30 @@ class _SlotRound:
         return received_runs(
             self.table.counts[:, rank],
             self._sizes[:, rank],
-            jnp.arange(dispatch.n_ranks, dtype=jnp.int32) * self._n_slots,
+            jnp.arange(dispatch.n_ranks, dtype=jnp.int32) * self.n_slots,
             n_rows=dispatch.n_buffer_rows,
-            n_skipped=self._first,
+            n_skipped=self.first,
         )
 
     @property
     def _starts(self) -> Array:
         """The index of this device's first row for each device in this round [to]."""
-        return self.table.starts[self.table.rank, :, 0] + self._first
+        return self.table.starts[self.table.rank, :, 0] + self.first
 
     @property
     def rows_of_experts(self) -> Array:
         """As `_RaggedRound`."""
-        return self._runs.rows_of_experts
+        return self._runs.sizes.sum(axis=0)
 
     def dispatch_rows(self, rows: Array) -> Array:
         """As `_RaggedRound`."""
-        slots = jnp.arange(self._n_slots)[None, :]
-        place = self._starts[:, None] + slots  # [n, C]
-        taken = rows[jnp.minimum(place, rows.shape[0] - 1)]
-        received = self._all_to_all(taken)
+        place = self._starts[:, None] + jnp.arange(self.n_slots)[None, :]  # [n, C]
+        received = self._all_to_all(rows[jnp.minimum(place, rows.shape[0] - 1)])
         return received.reshape(-1, *rows.shape[1:])[self._runs.sources]
 
     def combine(self, out: Array, back: Array) -> Array:
         """As `_RaggedRound`."""
-        n_slots, rank = self._n_slots, self.table.rank
+        n_slots, rank = self.n_slots, self.table.rank
         slots = out[self._runs.places].reshape(-1, n_slots, *out.shape[1:])
         returned = self._all_to_all(slots).reshape(out.shape)
         place = jnp.arange(back.shape[0])
@@ -268,19 +246,6 @@ class _SlotRound:
         return lax.all_to_all(flat, axes, split_axis=0, concat_axis=0, tiled=True).reshape(x.shape)
 
 
-def _table(counts: Array, dispatch: Dispatch) -> _Table:
-    """All-gathers the row counts [E] of all devices.
-
-    The barrier keeps XLA from gathering them in the shape of one of their uses.
-    """
-    gathered = lax.optimization_barrier(lax.all_gather(counts, dispatch.axes, axis=0, tiled=False))
-    return _Table(
-        dispatch=dispatch,
-        rank=lax.axis_index(dispatch.axes),
-        counts=gathered.reshape(dispatch.n_ranks, dispatch.n_ranks, dispatch.n_local_experts),
-    )
-
-
 def _before(sizes: Array) -> Array:
     return jnp.cumsum(sizes, axis=-1) - sizes
 
@@ -295,11 +260,6 @@ class ExpertRuns:
     sizes: Array
     starts: Array
     n_rows: int
-
-    @property
-    def rows_of_experts(self) -> Array:
-        """The number of rows of each expert [e]."""
-        return self.sizes.sum(axis=0)
 
     @property
     def sources(self) -> Array:

@@ -149,21 +149,25 @@ class Experts:
         multiplies all rows by every expert. XLA's kernel multiplies 8-bit rows by stored weights of their dtype;
         otherwise, both are converted.
         """
-        if self.grouped_kernel is not None:
-            weights, first = self.weights.stacked(name) or (self.weights.kernel_operand(name), 0)
-            scale, rows = self.weights.kernel_scale(name), x.astype(self.weights.dtype)
-            return self.grouped_kernel(rows, weights, group_sizes, scale=scale, first=first)
-        stacked = self.weights.stacked(name) if self.has_kernel else None
-        if stacked is None or stacked[0].shape[0] > MAX_STACKED_EXPERTS:
-            weights = self.weights.kernel_operand(name)
-        else:
-            weights, first = stacked
-            stack_group_sizes = jnp.zeros(weights.shape[0], group_sizes.dtype)
-            group_sizes = lax.dynamic_update_slice(stack_group_sizes, group_sizes, (first,))
-        is_narrow = x.dtype == self.weights.narrow_dtype == weights.dtype
-        rows = x if is_narrow else x.astype(self.weights.dtype)
+        w, kernel = self.weights, self.grouped_kernel
+        if kernel is not None:
+            matrices, first = w.kernel_operand(name)
+            scale = w.scale(name, of_stack=first is not None)
+            return kernel(
+                x.astype(w.dtype),
+                matrices,
+                group_sizes,
+                scale=scale,
+                first=0 if first is None else first,
+            )
+        matrices, first = w.kernel_operand(name, MAX_STACKED_EXPERTS if self.has_kernel else 0)
+        if first is not None:
+            of_stack = jnp.zeros(matrices.shape[0], group_sizes.dtype)
+            group_sizes = lax.dynamic_update_slice(of_stack, group_sizes, (first,))
+        is_narrow = x.dtype == w.narrow_dtype == matrices.dtype
+        rows = x if is_narrow else x.astype(w.dtype)
         total = total_dtype(rows.dtype) if is_narrow else rows.dtype
-        return lax.ragged_dot(rows, weights, group_sizes, preferred_element_type=total)
+        return lax.ragged_dot(rows, matrices, group_sizes, preferred_element_type=total)
 
 
 def _is_of_expert(n_rows: int, group_sizes: Array) -> Array:

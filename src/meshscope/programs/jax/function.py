@@ -11,13 +11,13 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
@@ -98,9 +98,16 @@ def lower_function(  # noqa: PLR0913  a function, its arguments and its target
     `mesh` is a JAX mesh, axis sizes by name, or None for that of the shardings.
     """
     context = mesh_of(mesh, devices)
-    arguments, keywords = jax.tree.map(
-        lambda leaf: _placed(leaf, context), (tuple(arguments), dict(keywords))
-    )
+
+    def placed(leaf: Any) -> Any:
+        sharding = leaf._sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None  # noqa: SLF001
+        if context is None or not isinstance(sharding, NamedSharding):
+            return leaf
+        if not _are_alike(sharding.mesh, context):
+            return leaf
+        return leaf.update(sharding=NamedSharding(context, sharding.spec))
+
+    arguments, keywords = jax.tree.map(placed, (tuple(arguments), dict(keywords)))
     with target_devices(devices, platform), in_mesh(context):
         check_divisible(function, arguments, keywords, name=name, mesh=context)
         lowered = lowered_call(call_of(function, arguments, keywords), name=name, platform=platform)
@@ -125,15 +132,6 @@ def _are_alike(mesh: Any, other: Any) -> bool:
     return (one.shape_tuple, one.axis_types) == (two.shape_tuple, two.axis_types)
 
 
-def _placed(leaf: Any, context: Any) -> Any:
-    sharding = getattr(leaf, "_sharding", None) if isinstance(leaf, jax.ShapeDtypeStruct) else None
-    if context is None or not isinstance(sharding, NamedSharding):
-        return leaf
-    if not _are_alike(sharding.mesh, context):
-        return leaf
-    return leaf.update(sharding=NamedSharding(context, sharding.spec))
-
-
 @contextmanager
 def _any_device_kind() -> Generator[None]:
     """In the block, a mesh that the function names is the context's if only the kind of the devices differs.
@@ -141,17 +139,14 @@ def _any_device_kind() -> Generator[None]:
     `shard_map` refuses it, as the context has the devices of the slice, and an `AbstractMesh` or a mesh of CPU devices
     has others or none.
     """
-    checks = getattr(shard_map, "_shmap_checks", None)
-    if checks is None:
-        yield
-        return
+    checks: Any = getattr(shard_map, "_shmap_checks", None)
 
     def checked(mesh: Any, *rest: Any) -> Any:
         context = get_abstract_mesh()
         is_own = mesh is not None and not context.empty and _are_alike(mesh, context)
         return checks(None if is_own else mesh, *rest)
 
-    with mock.patch.object(shard_map, "_shmap_checks", checked):
+    with ExitStack() if checks is None else mock.patch.object(shard_map, "_shmap_checks", checked):
         yield
 
 
@@ -181,14 +176,12 @@ def mesh_of(mesh: Any, devices: Sequence[Any]) -> Any:
     return jax.sharding.Mesh(array, tuple(sizes), axis_types=axis_types)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionCall:
-    """A jitted function and what to call it with; `is_whole` unless constants were taken out."""
+class FunctionCall(NamedTuple):
+    """A jitted function and what to call it with."""
 
     jitted: Any
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
-    is_whole: bool = True
 
 
 def call_of(
@@ -196,12 +189,12 @@ def call_of(
 ) -> FunctionCall:
     """The function with its own `jit` if it has one; leaves that are no arrays become constants."""
     if hasattr(function, "trace"):
-        return FunctionCall(jitted=function, arguments=tuple(arguments), keywords=keywords)
+        return FunctionCall(function, tuple(arguments), keywords)
     plain = getattr(function, "__wrapped__", function) if hasattr(function, "lower") else function
     leaves, tree = jax.tree.flatten((tuple(arguments), dict(keywords)))
-    if all(isinstance(leaf, _DYNAMIC) for leaf in leaves):
-        return FunctionCall(jitted=jax.jit(plain), arguments=tuple(arguments), keywords=keywords)
     dynamic = [leaf for leaf in leaves if isinstance(leaf, _DYNAMIC)]
+    if len(dynamic) == len(leaves):
+        return FunctionCall(jax.jit(plain), tuple(arguments), keywords)
 
     def of_arrays(arrays: list[Any]) -> Any:
         given = iter(arrays)
@@ -211,9 +204,7 @@ def call_of(
         return [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, _DYNAMIC)]
 
     of_arrays.__name__ = function_name(function)
-    return FunctionCall(
-        jitted=jax.jit(of_arrays), arguments=(dynamic,), keywords={}, is_whole=False
-    )
+    return FunctionCall(jax.jit(of_arrays), (dynamic,), {})
 
 
 def check_divisible(
@@ -229,13 +220,7 @@ def check_divisible(
     for path, leaf in leaves:
         spec, sizes = _spec_of(leaf, mesh)
         for dim, (size, axes) in enumerate(zip(getattr(leaf, "shape", ()), spec, strict=False)):
-            names = (
-                ()
-                if not isinstance(axes, str | tuple)
-                else (axes,)
-                if isinstance(axes, str)
-                else axes
-            )
+            names = (axes,) if isinstance(axes, str) else axes if isinstance(axes, tuple) else ()
             if unknown := [axis for axis in names if axis not in sizes]:
                 raise SpecError(
                     f"{name}: {_argument(function, path)} is split over '{unknown[0]}', which is no axis "
@@ -265,16 +250,14 @@ def _spec_of(leaf: Any, mesh: Any) -> tuple[Sequence[Any], Mapping[str, int]]:
 def _argument(function: Callable[..., Any], path: tuple[Any, ...]) -> str:
     """The argument `w1` or `params['w1']` as the function names it."""
     _, first, *rest = path
-    name = getattr(first, "key", None) or _positional(function, first.idx)
+    name = getattr(first, "key", None)
+    if name is None:
+        try:
+            names = list(inspect.signature(function).parameters)
+        except (TypeError, ValueError):
+            names = []
+        name = names[first.idx] if first.idx < len(names) else str(first.idx)
     return f"argument {name}{jax.tree_util.keystr(tuple(rest))}"
-
-
-def _positional(function: Callable[..., Any], number: int) -> str:
-    try:
-        names = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        names = []
-    return names[number] if number < len(names) else str(number)
 
 
 @cache  # JAX keeps what is registered until the process ends
@@ -287,24 +270,20 @@ def _exclude_libraries() -> None:
 
 
 def failure_text(what: str, error: Exception) -> str:
-    """What went wrong, with the user's own frames, the innermost last."""
+    """What went wrong, with the user's own frames, the innermost last.
+
+    The first paragraph of the message, without JAX's pointer to its documentation. If it quotes a traceback, such as
+    that of a callback, the text around it.
+    """
     every = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in every if is_user_filename(frame.filename)]
     lines = [f"  {f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-MAX_FRAMES:]]
-    message = _short(str(error))
-    head = f"{what}: {type(error).__name__}: {message}"
-    return "\n".join([head, *lines])
-
-
-def _short(message: str) -> str:
-    """The first paragraph of a message, without JAX's pointer to its documentation.
-
-    Of a message that quotes a traceback, such as that of a callback, the text around it.
-    """
+    message = str(error)
     head, quoted, rest = message.partition("Traceback (most recent call last)")
     if quoted:
         message = f"{head.strip()} {rest.strip().splitlines()[-1]}"
-    return message.strip().split("\n\n", 1)[0].split("\nSee https", 1)[0][:1000]
+    message = message.strip().split("\n\n", 1)[0].split("\nSee https", 1)[0][:1000]
+    return "\n".join([f"{what}: {type(error).__name__}: {message}", *lines])
 
 
 def function_program(lowered: Any, name: str, context: Any = None) -> FunctionProgram:
@@ -323,7 +302,7 @@ def function_program(lowered: Any, name: str, context: Any = None) -> FunctionPr
         stablehlo=mlir.module_to_bytecode(module),
         digest=program_digest(module),
         n_devices=n_devices,
-        mesh=_axes(_meshes(context, shardings, module), n_devices),
+        mesh=_axes(context, shardings, module, n_devices),
         is_tupled=arguments["tuple_args"],
         is_shardy=use_shardy_partitioner.value,
         propagates_to_parameters=tuple(to_inputs),
@@ -332,25 +311,17 @@ def function_program(lowered: Any, name: str, context: Any = None) -> FunctionPr
     )
 
 
-def _meshes(
-    context: Any, shardings: Iterable[Any], module: Any
-) -> Iterator[tuple[tuple[str, int], ...]]:
-    if context is not None:
-        yield tuple(context.shape.items())
-    for sharding in shardings:
-        if isinstance(sharding, NamedSharding):
-            yield tuple(sharding.mesh.shape.items())
+def _axes(
+    context: Any, shardings: Iterable[Any], module: Any, n_devices: int
+) -> tuple[tuple[str, int], ...]:
+    """The mesh of all devices with the most axes; one axis `device` if the program names none."""
+    meshes = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
+    every = [tuple(mesh.shape.items()) for mesh in (context, *meshes) if mesh is not None]
     for op in module.body.operations:
         if op.operation.name == "sdy.mesh":
             axes = str(op.operation.attributes["mesh"])
-            yield tuple((axis, int(size)) for axis, size in _SDY_AXIS.findall(axes))
-
-
-def _axes(
-    meshes: Iterable[tuple[tuple[str, int], ...]], n_devices: int
-) -> tuple[tuple[str, int], ...]:
-    """The mesh of all devices with the most axes; one axis `device` if the program names none."""
-    whole = [axes for axes in meshes if prod(size for _, size in axes) == n_devices]
+            every.append(tuple((axis, int(size)) for axis, size in _SDY_AXIS.findall(axes)))
+    whole = [axes for axes in every if prod(size for _, size in axes) == n_devices]
     named = [tuple(axis for axis in axes if axis[1] > 1) for axes in whole]
     return max(named, key=len, default=()) or (("device", n_devices),)
 
@@ -385,15 +356,15 @@ def _pallas_target(device: Any) -> Generator[None]:
     answers = {"get_device_kind": device.device_kind, "get_num_device_cores": device.num_cores}
     # Not every version of JAX has both functions.
     known = {n: mock.Mock(return_value=v) for n, v in answers.items() if hasattr(tpu_info, n)}
+
+    def forget() -> None:
+        for value in list(vars(tpu_info).values()):
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+
     with mock.patch.multiple(tpu_info, **known) if known else ExitStack():
-        _forget()
+        forget()
         try:
             yield
         finally:
-            _forget()
-
-
-def _forget() -> None:
-    for value in list(vars(tpu_info).values()):
-        if hasattr(value, "cache_clear"):
-            value.cache_clear()
+            forget()

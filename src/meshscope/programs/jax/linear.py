@@ -28,9 +28,7 @@ Shapes: B batch, S positions of this step, D residual width, N key heads, V valu
 H width of a value, C positions of a chunk, W positions of the convolution; n devices of cp.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -38,11 +36,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshscope.events.enums import Phase
-from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.linear import LINEAR_CHUNK, linear_of
-from meshscope.model.model import Model
-from meshscope.programs.jax.context_parallel import Context
+from meshscope.programs.jax.context_parallel import Context, LayerStep
 from meshscope.programs.jax.grouped import heads
 from meshscope.programs.jax.numerics import Array, by_row, by_sequence, unscaled_rms_norm
 from meshscope.programs.jax.state import LayerCache, LayerWeights
@@ -50,26 +45,22 @@ from meshscope.programs.jax.state import LayerCache, LayerWeights
 L2_EPS = 1e-6  # of transformers' l2norm
 
 
-def linear_attention(  # noqa: PLR0913  the inputs of a layer's attention
-    x: Array,
-    w: LayerWeights,
-    cache: LayerCache,
-    positions: Array,
-    *,
-    model: Model,
-    layer: Layer,
-    context: Context,
-    kernel: object = None,  # noqa: ARG001  attention to positions only
+def linear_attention(
+    x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep
 ) -> tuple[Array, LayerCache]:
     """Linear attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new state."""
-    linear = linear_of(model.attention_of(layer))
-    has_past = context.phase is Phase.DECODE or context.n_cached > 0
-    span = _Span.of(positions, context)
+    linear = linear_of(step.model.attention_of(step.layer))
+    context, positions = step.context, step.positions
+    if context.is_decode:
+        first, last = positions[0], positions[-1]
+    else:
+        n_step = positions.shape[0] * (context.size if context.splits_step else 1)
+        first, last = context.n_cached, context.n_cached + n_step - 1
     inputs = {name: by_sequence(heads(x, w, name), positions) for name in "qkv"}
     n_rows, n_positions = inputs["q"].shape[:2]
     inputs["v"] = inputs["v"].reshape(n_rows, n_positions, -1, linear.value_dim)
     n_before = linear.conv_width - 1
-    before, cache = _inputs_before(inputs, cache, context, span, n_before=n_before)
+    before, cache = _inputs_before(inputs, cache, context, (first, last), n_before=n_before)
     q, k, v = (_convolved(y, before[name], w(f"conv_{name}")) for name, y in inputs.items())
     q, k = (jnp.repeat(_l2_normed(y), linear.group, axis=2) for y in (q, k))
     q = q * linear.key_dim**-0.5
@@ -79,72 +70,32 @@ def linear_attention(  # noqa: PLR0913  the inputs of a layer's attention
     log_decay = -jnp.exp(_wide(w("decay_log"))) * steps
     rule = (q, k, _wide(v), log_decay, rate)
     state = jnp.zeros((n_rows, v.shape[2], linear.key_dim, linear.value_dim), jnp.float32)
-    states = _States(cache=cache, n_slots=linear.key_dim)
-    if has_past:
-        state = states.after(span.first - 1, n_rows)
-    if context.phase is Phase.DECODE:
-        out, states = _each_token(rule, state, states, span.first)
+    # The state after position p is in place p % number of the cache.
+    slots, n_states = range(linear.key_dim), cache.n_slots("state") // linear.key_dim
+
+    def at(position: Array | int) -> Array | int:
+        return 0 if n_states == 1 else position % n_states * linear.key_dim
+
+    if context.is_decode or context.n_cached:
+        state = cache.part("state", jnp.float32, n_rows=n_rows, slots=slots, at=at(first - 1))
+    if context.is_decode:
+        outputs: list[Array] = []
+        for token in range(n_positions):
+            out, state = delta_step(*(y[:, token : token + 1] for y in rule), state)
+            cache = cache.written("state", state, at=at(first + token))
+            outputs.append(out)
+        out = jnp.concatenate(outputs, axis=1)
     else:
-        out, state = _rule(context, n_positions)(*rule, state)
-        states = states.with_one(state, span.last)
-    out = unscaled_rms_norm(by_row(out, x).astype(x.dtype), model.norm_eps)
+        if context.splits_step:
+            out, state = split_delta_rule(*rule, state, context=context)
+        else:
+            form = delta_step if n_positions == 1 else chunked_delta_rule
+            out, state = form(*rule, state)
+        cache = cache.written("state", state, at=at(last))
+    out = unscaled_rms_norm(by_row(out, x).astype(x.dtype), step.model.norm_eps)
     out = out * w("state_norm").astype(x.dtype)
     gate = jax.nn.silu(_wide(heads(x, w, "z")).reshape(out.shape))
-    out = (out * gate).astype(x.dtype)
-    return w.einsum("bsnh,nhd->bsd", out, "wo"), states.cache
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    first: Array | int
-    last: Array | int
-
-    @classmethod
-    def of(cls, positions: Array, context: Context) -> "_Span":
-        if context.phase is Phase.DECODE:
-            return cls(positions[0], positions[-1])
-        n_positions = positions.shape[0] * (context.size if context.splits_step else 1)
-        return cls(context.n_cached, context.n_cached + n_positions - 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _States:
-    """The states in the cache of a layer: `n_slots` slots each, that after position p in place p % number."""
-
-    cache: LayerCache
-    n_slots: int
-
-    def _at(self, position: Array | int) -> Array | int:
-        number = self.cache.n_slots("state") // self.n_slots
-        return 0 if number == 1 else position % number * self.n_slots
-
-    def after(self, position: Array | int, n_rows: int) -> Array:
-        """The state [B, V, K, H] after a position."""
-        slots, at = range(self.n_slots), self._at(position)
-        return self.cache.part("state", jnp.float32, n_rows=n_rows, slots=slots, at=at)
-
-    def with_one(self, state: Array, position: Array | int) -> "_States":
-        """The states with that after this position."""
-        return replace(self, cache=self.cache.written("state", state, at=self._at(position)))
-
-
-def _rule(context: Context, n_positions: int) -> Callable[..., tuple[Array, Array]]:
-    if context.splits_step:
-        return partial(split_delta_rule, context=context)
-    return delta_step if n_positions == 1 else chunked_delta_rule
-
-
-def _each_token(
-    inputs: Sequence[Array], state: Array, states: _States, first: Array | int
-) -> tuple[Array, _States]:
-    """The outputs of the rule for the tokens [B, S, ...] of a decode step, and the states after each."""
-    outputs: list[Array] = []
-    for token in range(inputs[0].shape[1]):
-        q, k, v, log_decay, rate = (y[:, token : token + 1] for y in inputs)
-        out, state = delta_step(q, k, v, log_decay, rate, state)
-        states = states.with_one(state, first + token)
-        outputs.append(out)
-    return jnp.concatenate(outputs, axis=1), states
+    return w.einsum("bsnh,nhd->bsd", (out * gate).astype(x.dtype), "wo"), cache
 
 
 def _wide(x: Array) -> Array:
@@ -155,59 +106,39 @@ def _inputs_before(
     inputs: Mapping[str, Array],
     cache: LayerCache,
     context: Context,
-    span: _Span,
+    span: tuple[Array | int, Array | int],
     *,
     n_before: int,
 ) -> tuple[dict[str, Array], LayerCache]:
     """The `n_before` (W-1) inputs of each convolution before those of this device, and the cache with the last ones.
 
-    `inputs` are [B, S, heads, width]. Under cp, those before a block are in the blocks before it. Of the cached
-    ones before a prompt's end, a step reads only the last `n_before`.
+    `inputs` are [B, S, heads, width], at the positions `span` of the step. Under cp, those before a block are in the
+    blocks before it. Of the cached ones before a prompt's end, a step reads only the last `n_before`. If there are more,
+    that of position p is in slot p % number.
     """
-    tails = _tails(inputs, n_before, context) if context.splits_step else inputs
-    before: dict[str, Array] = {}
-    for name, tail in tails.items():
-        ring = _Ring(cache=cache, name=f"conv_{name}", n_before=n_before)
-        first = jnp.zeros((tail.shape[0], n_before, *tail.shape[2:]), tail.dtype)
-        if context.phase is Phase.DECODE or context.n_cached > 0:
-            first = ring.before(span.first, tail.dtype, n_rows=tail.shape[0])
-        every = jnp.concatenate([first, tail], axis=1)
-        before[name] = first
+    (first, last), before = span, dict[str, Array]()
+    for part, tail in (
+        _tails(inputs, n_before, context) if context.splits_step else inputs
+    ).items():
+        name, n_rows = f"conv_{part}", tail.shape[0]
+        n_slots = cache.n_slots(name)
+        old = jnp.zeros((n_rows, n_before, *tail.shape[2:]), tail.dtype)
+        if context.is_decode or context.n_cached:
+            old = cache.part(name, tail.dtype, n_rows=n_rows, slots=range(n_slots))
+            if n_slots > n_before:
+                old = jnp.roll(old, (n_before - first) % n_slots, axis=2)[:, :, :n_before]
+            old = old.swapaxes(1, 2)
+        every = jnp.concatenate([old, tail], axis=1)
+        before[part] = old
         if context.splits_step:
             start = context.rank * (tail.shape[1] // context.size)
-            before[name] = lax.dynamic_slice_in_dim(every, start, n_before, axis=1)
-        cache = ring.with_last(every, span.last)
+            before[part] = lax.dynamic_slice_in_dim(every, start, n_before, axis=1)
+        missing = max(0, n_slots - every.shape[1])
+        kept = jnp.pad(every, ((0, 0), (missing, 0), (0, 0), (0, 0)))[:, -n_slots:].swapaxes(1, 2)
+        if n_slots > n_before:
+            kept = jnp.roll(kept, (last + 1) % n_slots, axis=2)
+        cache = cache.written(name, kept, at=0)
     return before, cache
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ring:
-    """The last inputs of a convolution in the cache of a layer, of which a step reads `n_before`.
-
-    If there are more, that of position p is in slot p % number.
-    """
-
-    cache: LayerCache
-    name: str
-    n_before: int
-
-    def before(self, position: Array | int, dtype: Any, *, n_rows: int) -> Array:
-        """The inputs [B, n_before, heads, width] before a position."""
-        number = self.cache.n_slots(self.name)
-        inputs = self.cache.part(self.name, dtype, n_rows=n_rows, slots=range(number))
-        if number > self.n_before:
-            inputs = jnp.roll(inputs, (self.n_before - position) % number, axis=2)
-            inputs = inputs[:, :, : self.n_before]
-        return inputs.swapaxes(1, 2)
-
-    def with_last(self, every: Array, position: Array | int) -> LayerCache:
-        """The cache with the last of the inputs [B, P, heads, width] that end at this position."""
-        number = self.cache.n_slots(self.name)
-        missing = max(0, number - every.shape[1])
-        last = jnp.pad(every, ((0, 0), (missing, 0), (0, 0), (0, 0)))[:, -number:].swapaxes(1, 2)
-        if number > self.n_before:
-            last = jnp.roll(last, (position + 1) % number, axis=2)
-        return self.cache.written(self.name, last, at=0)
 
 
 def _tails(inputs: Mapping[str, Array], n_last: int, context: Context) -> dict[str, Array]:
@@ -218,8 +149,7 @@ def _tails(inputs: Mapping[str, Array], n_last: int, context: Context) -> dict[s
     tails = {name: x[:, -n_last:] for name, x in inputs.items()}
     flat = [tail.reshape(*tail.shape[:2], -1) for tail in tails.values()]
     ends = np.cumsum([x.shape[-1] for x in flat])[:-1]
-    gathered = context.gathered(jnp.concatenate(flat, axis=-1))
-    parts = jnp.split(gathered, ends, axis=-1)
+    parts = jnp.split(context.gathered(jnp.concatenate(flat, axis=-1)), ends, axis=-1)
     return {
         name: part.reshape(*part.shape[:2], *tail.shape[2:])
         for (name, tail), part in zip(tails.items(), parts, strict=True)
@@ -240,14 +170,13 @@ def _l2_normed(x: Array) -> Array:
     return wide * lax.rsqrt((wide * wide).sum(axis=-1, keepdims=True) + L2_EPS)
 
 
-def delta_step(  # noqa: PLR0913, PLR0917  as the rule over a prompt
-    q: Array, k: Array, v: Array, log_decay: Array, rate: Array, state: Array
-) -> tuple[Array, Array]:
-    """One position, [B, 1, V, K], [B, 1, V, H], [B, 1, V] and the state [B, V, K, H], all float32.
+def delta_step(*arrays: Array) -> tuple[Array, Array]:
+    """One position: queries and keys [B, 1, V, K], values [B, 1, V, H], logarithms of decays and rates [B, 1, V].
 
-    Returns the output [B, 1, V, H] and the new state.
+    The last array is the state [B, V, K, H]; all are float32. Returns the output [B, 1, V, H] and the new state.
     """
-    q, k, v, log_decay, rate = (y[:, 0] for y in (q, k, v, log_decay, rate))
+    *inputs, state = arrays
+    q, k, v, log_decay, rate = (y[:, 0] for y in inputs)
     state = state * jnp.exp(log_decay)[..., None, None]
     predicted = (state * k[..., None]).sum(axis=-2)
     correction = (v - predicted) * rate[..., None]
@@ -255,88 +184,58 @@ def delta_step(  # noqa: PLR0913, PLR0917  as the rule over a prompt
     return (state * q[..., None]).sum(axis=-2)[:, None], state
 
 
-def chunked_delta_rule(  # noqa: PLR0913, PLR0917  three projections, two gates and the state
-    q: Array,
-    k: Array,
-    v: Array,
-    log_decay: Array,
-    rate: Array,
-    state: Array,
-    *,
-    chunk: int = LINEAR_CHUNK,
-) -> tuple[Array, Array]:
+def chunked_delta_rule(*arrays: Array, chunk: int = LINEAR_CHUNK) -> tuple[Array, Array]:
     """As `delta_step` for S positions; `chunk` is a power of two."""
-    n_positions = q.shape[1]
-    missing = -n_positions % chunk
-    arrays = [_chunks(y, chunk, missing) for y in (q, k, v, log_decay, rate)]
-
-    def body(state: Array, part: Any) -> tuple[Array, Array]:
-        q, k, v, log_decay, rate = part
-        return _chunk(q, k, v, log_decay, rate, state)
-
+    *inputs, state = arrays
+    n_positions = inputs[0].shape[1]
+    parts = [_chunks(y, chunk) for y in inputs]
     if n_positions <= chunk:
-        state, out = body(state, [y[0] for y in arrays])
+        state, out = _chunk(state, [y[0] for y in parts])
         out = out[None]
     else:
-        state, out = lax.scan(body, state, arrays)
+        state, out = lax.scan(_chunk, state, parts)
     out = jnp.moveaxis(out, 0, 1).swapaxes(2, 3)  # [B, chunks, C, V, H]
     out = out.reshape(out.shape[0], -1, *out.shape[3:])
     return out[:, :n_positions], state
 
 
-def split_delta_rule(  # noqa: PLR0913, PLR0917  as the rule over a prompt
-    q: Array,
-    k: Array,
-    v: Array,
-    log_decay: Array,
-    rate: Array,
-    state: Array,
-    *,
-    context: Context,
-    chunk: int = LINEAR_CHUNK,
+def split_delta_rule(
+    *arrays: Array, context: Context, chunk: int = LINEAR_CHUNK
 ) -> tuple[Array, Array]:
-    """As `chunked_delta_rule` for this device's block of a prompt that cp splits, after the same `state` on all.
+    """As `chunked_delta_rule` for this device's block of a prompt that cp splits, after the same state on all.
 
-    The new state is that after all blocks.
+    The new state is that after all blocks. Products of whole states are in float32: each maps the state, not
+    a correction to it.
     """
-    n_values = v.shape[-1]
+    *inputs, state = arrays
+    k, n_values = inputs[1], inputs[2].shape[-1]
     identity = jnp.broadcast_to(jnp.eye(k.shape[-1]), (*state.shape[:-1], k.shape[-1]))
     start = jnp.concatenate([jnp.zeros_like(state), identity], axis=-1)
-    out, block = chunked_delta_rule(q, k, v, log_decay, rate, start, chunk=chunk)
+    out, block = chunked_delta_rule(*inputs, start, chunk=chunk)
     blocks = context.gathered(block)  # [B, n*V, K, H+K]
     blocks = blocks.reshape(block.shape[0], context.size, *block.shape[1:])
-    before, after = _passed_on(state, blocks, context.rank)
-    read = jnp.einsum("bsvk,bvkh->bsvh", out[..., n_values:], before)
-    return out[..., :n_values] + read, after
-
-
-def _passed_on(state: Array, blocks: Array, rank: Array | int) -> tuple[Array, Array]:
-    """The states [B, V, K, H] before the block of this rank and after all; a block is [B, V, K, H+K].
-
-    Products are in float32: each maps the whole state, not a correction to it.
-    """
-    before, n_values = state, state.shape[-1]
-    for number in range(blocks.shape[1]):
+    before, rank = state, context.rank
+    for number in range(context.size):
         before = jnp.where(rank == number, state, before)
         added, kept = blocks[:, number, ..., :n_values], blocks[:, number, ..., n_values:]
         state = added + jnp.matmul(kept, state, precision=lax.Precision.HIGHEST)
-    return before, state
+    read = jnp.einsum("bsvk,bvkh->bsvh", out[..., n_values:], before)
+    return out[..., :n_values] + read, state
 
 
-def _chunks(x: Array, chunk: int, missing: int) -> Array:
+def _chunks(x: Array, chunk: int) -> Array:
     """[B, S, V, ...] -> [chunks, B, V, C, ...], zero-padded: zeros neither decay nor change the state."""
-    x = jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2)))
+    x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % chunk), *((0, 0),) * (x.ndim - 2)))
     x = x.reshape(x.shape[0], -1, chunk, *x.shape[2:])
     return jnp.moveaxis(x, 1, 0).swapaxes(2, 3)
 
 
-def _chunk(  # noqa: PLR0913, PLR0917  as the rule
-    q: Array, k: Array, v: Array, log_decay: Array, rate: Array, state: Array
-) -> tuple[Array, Array]:
+def _chunk(state: Array, inputs: Any) -> tuple[Array, Array]:
     """The new state and the outputs [B, V, C, H] of one chunk.
 
     A state may be wider than values: the columns beyond them decay and are corrected, but learn no values.
     """
+    q, k, v, log_decay, rate = inputs
     size = q.shape[2]
     total = jnp.cumsum(log_decay, axis=-1)
     is_before = jnp.tril(jnp.ones((size, size), bool))

@@ -2,7 +2,7 @@
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -79,7 +79,7 @@ def live_function(  # noqa: PLR0913  a function, its arguments and its mesh
 
     SpecError if it does not trace or needs other devices, RunFailedError if JAX cannot compile it.
     """
-    sizes = _sizes(mesh)
+    sizes = mesh.shape if hasattr(mesh, "shape") else mesh
     devices = local_devices(None if sizes is None else prod(sizes.values()))
     context = _concrete(mesh_of(mesh, devices), jax.local_devices())
     with in_mesh(context):
@@ -122,10 +122,6 @@ def run_profiled(live: LiveFunction, folder: Path, n_steps: int, label: str) -> 
         jax.profiler.stop_trace()
 
 
-def _sizes(mesh: Any) -> Mapping[str, int] | None:
-    return None if mesh is None else mesh.shape if hasattr(mesh, "shape") else mesh
-
-
 def _concrete(mesh: Any, devices: Sequence[Any]) -> Any:
     if mesh is None or (isinstance(mesh, Mesh) and set(mesh.devices.flat) <= set(devices)):
         return mesh
@@ -137,19 +133,24 @@ def _values(
     arguments: Sequence[Any], keywords: Mapping[str, Any], mesh: Any, seed: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     leaves, tree = jax.tree.flatten((tuple(arguments), dict(keywords)))
-    keys = iter(jax.random.split(jax.random.key(seed), max(len(leaves), 1)))
+    keys = jax.random.split(jax.random.key(seed), max(len(leaves), 1))
     filled = [
-        _random(leaf, next(keys), mesh) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
-        for leaf in leaves
+        _random(leaf, key, mesh) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+        for leaf, key in zip(leaves, keys, strict=False)
     ]
     return jax.tree.unflatten(tree, filled)
 
 
 def _random(shape: jax.ShapeDtypeStruct, key: Any, mesh: Any) -> Any:
     """Random data: small normal floats, integers below 128, booleans and keys."""
+    sharding, dtype = shape.sharding, shape.dtype
+    if isinstance(sharding, PartitionSpec):
+        sharding = None if mesh is None else NamedSharding(mesh, sharding)
+    elif isinstance(sharding, NamedSharding):
+        mesh = _concrete(sharding.mesh, jax.local_devices())
+        sharding = NamedSharding(mesh, sharding.spec)
 
     def made(key: Any) -> Any:
-        dtype = shape.dtype
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             return jax.random.split(key, shape.shape)
         if jnp.issubdtype(dtype, jnp.bool_):
@@ -159,57 +160,38 @@ def _random(shape: jax.ShapeDtypeStruct, key: Any, mesh: Any) -> Any:
             return jax.random.randint(key, shape.shape, 0, most + 1, jnp.int32).astype(dtype)
         return (RANDOM_SCALE * jax.random.normal(key, shape.shape)).astype(dtype)
 
-    return jax.jit(made, out_shardings=_sharding(shape.sharding, mesh))(key)
-
-
-def _sharding(sharding: Any, mesh: Any) -> Any:
-    if isinstance(sharding, PartitionSpec):
-        return None if mesh is None else NamedSharding(mesh, sharding)
-    if isinstance(sharding, NamedSharding):
-        return NamedSharding(_concrete(sharding.mesh, jax.local_devices()), sharding.spec)
-    return sharding
+    return jax.jit(made, out_shardings=sharding)(key)
 
 
 def _step(call: Any, compiled: Any, inner: Any, mesh: Any, name: str) -> Callable[[], float]:
     """Runs the program once on the arguments in place; donated ones are copied first, untimed."""
-    given = (tuple(call.arguments), dict(call.keywords))
+    leaves, tree = jax.tree.flatten((tuple(call.arguments), dict(call.keywords)))
     # Static arguments are no arguments of the compiled program: then JAX's own cache serves the call.
-    is_same = compiled is inner and jax.tree.structure(given) == inner.in_tree
+    is_same = compiled is inner and tree == inner.in_tree
     run = compiled if is_same or compiled is not inner else call.jitted
-    donated = [False] * len(jax.tree.leaves(given))
+    infos = jax.tree.leaves(inner.args_info, is_leaf=lambda value: hasattr(value, "donated"))
+    donated = [False] * len(leaves)
     if is_same:
-        donated = [info.donated for info in jax.tree.leaves(inner.args_info, is_leaf=_is_info)]
-        given = _placed(given, inner)
-    elif any(info.donated for info in jax.tree.leaves(inner.args_info, is_leaf=_is_info)):
-        donated = [isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(given)]
+        donated = [info.donated for info in infos]
+        shardings = jax.tree.leaves(inner.input_shardings, is_leaf=lambda one: one is None)
+        leaves = [
+            leaf if sharding is None else jax.device_put(leaf, sharding)
+            for leaf, sharding in zip(leaves, shardings, strict=True)
+        ]
+    elif any(info.donated for info in infos):
+        donated = [isinstance(leaf, jax.Array) for leaf in leaves]
 
     def execute() -> float:
-        leaves, tree = jax.tree.flatten(given)
         pairs = zip(leaves, donated, strict=True)
         copies = [jnp.copy(leaf) if is_donated else leaf for leaf, is_donated in pairs]
         positional, named = jax.tree.unflatten(tree, jax.block_until_ready(copies))
         with in_mesh(mesh):
             before = time.perf_counter()
-            jax.block_until_ready(
-                _or_failed(f"{name} does not run here", lambda: run(*positional, **named))
-            )
+            result = _or_failed(f"{name} does not run here", lambda: run(*positional, **named))
+            jax.block_until_ready(result)
             return time.perf_counter() - before
 
     return execute
-
-
-def _is_info(value: Any) -> bool:
-    return hasattr(value, "donated")
-
-
-def _placed(given: Any, compiled: Any) -> Any:
-    leaves, tree = jax.tree.flatten(given)
-    shardings = jax.tree.leaves(compiled.input_shardings, is_leaf=lambda one: one is None)
-    placed = [
-        leaf if sharding is None else jax.device_put(leaf, sharding)
-        for leaf, sharding in zip(leaves, shardings, strict=True)
-    ]
-    return jax.tree.unflatten(tree, placed)
 
 
 def _devices(mesh: Any, shardings: Sequence[Any], n_devices: int) -> tuple[Any, ...]:
@@ -230,9 +212,3 @@ def _or_failed(what: str, action: Callable[[], Any]) -> Any:
         return action()
     except Exception as error:  # noqa: BLE001  the user's function may raise anything
         raise RunFailedError(failure_text(what, error)) from None
-
-
-def timed_steps(live: LiveFunction, n_steps: int) -> Iterator[float]:
-    """Seconds of each of these steps, one after the other."""
-    for _ in range(n_steps):
-        yield live.execute()

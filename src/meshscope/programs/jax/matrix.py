@@ -103,31 +103,29 @@ class Matrix:
 
         Scales multiply the product, or `x` if the product sums over output channels.
         """
-        if self.block is not None and self.scale is not None:
-            return self._einsum_of_blocks(subscripts, x)
-        if self.has_groups:
-            return self._einsum_of_groups(subscripts, x)
-        if self.scale is None:
-            return _product(subscripts, x, self.values.astype(self.dtype))
-        operands, of_product = subscripts.split("->")
-        of_x, of_matrix = operands.split(",")
-        channels = [of_matrix[i] for i in self.outputs]
-        if set(channels) <= set(of_product):
-            if self.narrow_dtype is not None:
-                return self._narrow_einsum(subscripts, x, channels)
-            values = self.values.astype(self.dtype)
-            return self._scaled(_product(subscripts, x, values), of_product, channels)
+        if self._has_parts:
+            return self._einsum_of_parts(subscripts, x)
         values = self.values.astype(self.dtype)
-        return jnp.einsum(subscripts, self._scaled(x, of_x, channels), values)
+        if self.scale is None:
+            return _product(subscripts, x, values)
+        of_x, of_matrix, of_product = _letters(subscripts)
+        channels = [of_matrix[i] for i in self.outputs]
+        if not set(channels) <= set(of_product):
+            return jnp.einsum(subscripts, self._scaled(x, of_x, channels), values)
+        if self.narrow_dtype is not None:
+            return self._narrow_einsum(subscripts, x, channels)
+        return self._scaled(_product(subscripts, x, values), of_product, channels)
+
+    @property
+    def _has_parts(self) -> bool:
+        """Whether groups or blocks of inputs have scales."""
+        return self.scale is not None and (self.block is not None or self.has_groups)
 
     def dot(self, x: Array) -> Array:
         """`x @ matrix`, of two dims."""
-        if self.has_groups or (self.block is not None and self.scale is not None):
+        if self._has_parts or (self.narrow_dtype is not None and self.scale is not None):
             rows = "abcdefgh"[: x.ndim - 1]
             return self.einsum(f"{rows}x,xy->{rows}y", x)
-        if self.narrow_dtype is not None and self.scale is not None:
-            rows = "abcdefgh"[: x.ndim - 1]
-            return self._narrow_einsum(f"{rows}x,xy->{rows}y", x, ["y"])
         product = x @ self.values.astype(self.dtype)
         return product if self.scale is None else _times(product, self.scale)
 
@@ -138,8 +136,7 @@ class Matrix:
         for each of them, so that scales need no collective.
         """
         assert self.scale is not None
-        operands, of_product = subscripts.split("->")
-        of_x = operands.split(",")[0]
+        of_x, _, of_product = _letters(subscripts)
         summed = tuple(i for i, letter in enumerate(of_x) if letter not in of_product)
         rounded, factors = narrowed(x, summed, self.narrow_dtype)
         total = total_dtype(self.narrow_dtype)
@@ -157,64 +154,46 @@ class Matrix:
 
     def whole(self) -> Array:
         """The matrix in `dtype`, multiplied by its scales."""
-        values = self._converted(self.values)
-        if self.scale is None:
+        values, scale = self._converted(self.values), self.scale
+        if scale is None:
             return values
         if self.block is not None:
-            return _times(values, self._factors(self.scale))
+            by_output = self._by_output(scale)
+            n_inputs = values.size // prod(scale.shape[:-2]) // by_output.shape[-1]
+            by_input = jnp.repeat(by_output, self.block, axis=-2)[..., :n_inputs, :]
+            return _times(values, by_input.reshape(values.shape))
         if self.has_groups:
             last = max(set(range(values.ndim)) - set(self.outputs))
-            n_inputs = values.shape[last] // self.scale.shape[last]
-            return _times(values, wide_scales(self.scale).repeat(n_inputs, axis=last))
-        return _times(values, lax.broadcast_in_dim(self.scale, values.shape, self.outputs))
+            n_inputs = values.shape[last] // scale.shape[last]
+            return _times(values, wide_scales(scale).repeat(n_inputs, axis=last))
+        return _times(values, lax.broadcast_in_dim(scale, values.shape, self.outputs))
 
     def _converted(self, values: Array) -> Array:
         return (decoded(values) if self.has_codes else values).astype(self.dtype)
 
-    def _grouped_inputs(self) -> tuple[int, int]:
-        """The inputs, which are the leading dims, and the groups that share a scale."""
-        assert self.scale is not None
-        n_dims = self.outputs[0]
-        return prod(self.values.shape[:n_dims]), prod(self.scale.shape[:n_dims])
-
-    def _einsum_of_groups(self, subscripts: str, x: Array) -> Array:
-        """As the product of blocks, but each output has its own scale for a group of inputs.
-
-        XLA fuses the conversion of 4-bit values and the sum over groups into one pass that reads the values as
-        they are stored (v5e and v6e, libtpu 0.0.42.1).
-        """
-        assert self.scale is not None
-        operands, of_product = subscripts.split("->")
-        of_x, of_matrix = operands.split(",")
-        shape, n_dims = self.values.shape, self.outputs[0]
-        summed, outputs = of_matrix[:n_dims], of_matrix[n_dims:]
-        n_inputs, n_groups = self._grouped_inputs()
-        is_sum = n_dims > 0 and of_x.endswith(summed) and not set(summed) & set(of_product)
-        if not is_sum or x.size > MAX_BLOCK_ROWS * n_inputs:
-            return jnp.einsum(subscripts, x, self.whole())
-        products = self._products(x, n_inputs // n_groups, of_x, outputs, of_product)
-        factors = wide_scales(self.scale).reshape(n_groups, *shape[n_dims:])
-        return _summed_groups(products, factors, outputs, of_product).astype(x.dtype)
-
-    def _einsum_of_blocks(self, subscripts: str, x: Array) -> Array:
-        """`jnp.einsum(subscripts, x, matrix)`: the scaled sums of blocks for few rows, else of the whole matrix.
+    def _einsum_of_parts(self, subscripts: str, x: Array) -> Array:
+        """`jnp.einsum(subscripts, x, matrix)`: the scaled sums of blocks or groups for few rows, else of the whole matrix.
 
         XLA does not fuse the factors of blocks into an operand, but into the sum over products of blocks,
-        which a TPU computes only slowly for the rows of a prefill.
+        which a TPU computes only slowly for the rows of a prefill. It fuses the conversion of 4-bit values and the
+        sum over groups into one pass that reads the values as they are stored (v5e and v6e, libtpu 0.0.42.1).
         """
-        assert self.block is not None
         assert self.scale is not None
-        operands, of_product = subscripts.split("->")
-        of_x, of_matrix = operands.split(",")
-        shape, n_dims = self.values.shape, self.outputs[0]
+        of_x, of_matrix, of_product = _letters(subscripts)
+        shape, n_dims = self.values.shape, self.outputs[0]  # inputs are the leading dims
         summed, outputs = of_matrix[:n_dims], of_matrix[n_dims:]
         n_inputs = prod(shape[:n_dims])
+        size = self.block or n_inputs // prod(self.scale.shape[:n_dims])
         is_sum = n_dims > 0 and of_x.endswith(summed) and not set(summed) & set(of_product)
-        if not is_sum or n_inputs % self.block or x.size > MAX_BLOCK_ROWS * n_inputs:
+        if not is_sum or n_inputs % size or x.size > MAX_BLOCK_ROWS * n_inputs:
             return jnp.einsum(subscripts, x, self.whole())
-        products = self._products(x, self.block, of_x, outputs, of_product)
-        factors = self._by_output(self.scale).reshape(-1, *shape[n_dims:])
-        return _summed_groups(products, factors, outputs, of_product).astype(x.dtype)
+        factors = wide_scales(self.scale) if self.block is None else self._by_output(self.scale)
+        products = self._products(
+            x, size, of_x, outputs, of_product
+        )  # of groups [groups, *product]
+        at = [0, *(1 + of_product.index(letter) for letter in outputs)]
+        factors = factors.reshape(-1, *shape[n_dims:])
+        return (products * lax.broadcast_in_dim(factors, products.shape, at)).sum(0).astype(x.dtype)
 
     def _products(self, x: Array, n: int, of_x: str, outputs: str, of_product: str) -> Array:
         """The products over each `n` inputs [inputs / n, *product] in float32.
@@ -244,17 +223,17 @@ class Matrix:
         n_outputs = prod(self.values.shape[i] for i in self.outputs[n_experts:])
         return jnp.repeat(scale, self.block, axis=-1)[..., :n_outputs]
 
-    def _factors(self, scale: Array) -> Array:
-        assert self.block is not None
-        by_output = self._by_output(scale)
-        n_inputs = self.values.size // prod(scale.shape[:-2]) // by_output.shape[-1]
-        by_input = jnp.repeat(by_output, self.block, axis=-2)[..., :n_inputs, :]
-        return by_input.reshape(self.values.shape)
-
     def _scaled(self, x: Array, letters: str, channels: list[str]) -> Array:
         assert self.scale is not None
         at = [letters.index(letter) for letter in channels]
         return _times(x, lax.broadcast_in_dim(self.scale, x.shape, at))
+
+
+def _letters(subscripts: str) -> tuple[str, str, str]:
+    """The letters of both operands and of the product."""
+    operands, of_product = subscripts.split("->")
+    of_x, of_matrix = operands.split(",")
+    return of_x, of_matrix, of_product
 
 
 def _gathered(table: Array, index: Array) -> Array:
@@ -274,18 +253,11 @@ def _product(subscripts: str, x: Array, matrix: Array) -> Array:
     The vector units of a TPU multiply a single row. For outputs [8, 128] they take 25,200 bundles, and for
     1,024 outputs 4,900 (v6e, 4,096 inputs, libtpu 0.0.42.1); the stored matrix is the same.
     """
-    operands, of_product = subscripts.split("->")
-    of_x, of_matrix = operands.split(",")
+    of_x, of_matrix, of_product = _letters(subscripts)
     is_row = x.size == x.shape[-1] and of_product == of_x[:-1] + of_matrix[1:]
     if not is_row or matrix.ndim < 3:
         return jnp.einsum(subscripts, x, matrix)
     return (x @ matrix.reshape(len(matrix), -1)).reshape(*x.shape[:-1], *matrix.shape[1:])
-
-
-def _summed_groups(products: Array, factors: Array, outputs: str, of_product: str) -> Array:
-    """The sum of the products of groups [groups, *product], times their factors [groups, *outputs]."""
-    at = [0, *(1 + of_product.index(letter) for letter in outputs)]
-    return (products * lax.broadcast_in_dim(factors, products.shape, at)).sum(0)
 
 
 def total_dtype(dtype: Any) -> Any:

@@ -15,7 +15,6 @@ from math import prod
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshscope.events.enums import Part
@@ -29,8 +28,14 @@ from meshscope.plans.dispatch import (
     routed_tokens,
 )
 from meshscope.plans.plan import Plan
-from meshscope.programs.jax.collectives import MeshCollectives, ShardLayout, scope
-from meshscope.programs.jax.exchange import exchange_mixture, overlapped_exchange
+from meshscope.programs.jax.collectives import (
+    GspmdCollectives,
+    MeshCollectives,
+    ShardLayout,
+    ShardMapCollectives,
+    scope,
+)
+from meshscope.programs.jax.exchange import exchange_mixture
 from meshscope.programs.jax.experts import (
     Experts,
     combine_rows,
@@ -58,27 +63,27 @@ def shared_experts(
 
 
 def shared_inner(x: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:
-    """The gate and up projections of the shared experts, with their activation."""
+    """The gate and up projections of the shared experts, with their activation.
+
+    One product, if their matrices are converted, which many tokens pass once.
+    """
+    names, is_limited = (
+        ("shared_w_gate", "shared_w_up"),
+        moe.activation is Activation.LIMITED_SWIGLU,
+    )
     with scope(Part.MOE_SHARED):
-        gate, up = _gate_and_up(x, w)
-        is_limited = moe.activation is Activation.LIMITED_SWIGLU
+        if w.block(names[0]) is None or prod(x.shape[:-1]) <= MAX_BLOCK_ROWS:
+            gate, up = (w.dot(x, name) for name in names)
+        else:
+            both = jnp.stack([w.matrix(name).whole() for name in names], axis=1)
+            out = jnp.einsum("bsd,dif->bsif", x, both)
+            gate, up = out[:, :, 0], out[:, :, 1]
         return gated(gate, up, moe) if is_limited else jax.nn.silu(gate) * up
 
 
-def _gate_and_up(x: Array, w: LayerWeights) -> tuple[Array, Array]:
-    """Both projections: as one product if their matrices are converted, which many tokens pass once."""
-    names = ("shared_w_gate", "shared_w_up")
-    n_tokens = prod(x.shape[:-1])
-    if w.block(names[0]) is None or n_tokens <= MAX_BLOCK_ROWS:
-        return w.dot(x, names[0]), w.dot(x, names[1])
-    both = jnp.stack([w.matrix(name).whole() for name in names], axis=1)
-    out = jnp.einsum("bsd,dif->bsif", x, both)
-    return out[:, :, 0], out[:, :, 1]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ManualMixture:
-    """Explicit collectives on local arrays."""
+class Mixture:
+    """A mixture on local arrays with explicit collectives, or on global arrays in the forms that public programs use."""
 
     moe: MixtureOfExperts
     plan: Plan
@@ -92,41 +97,38 @@ class ManualMixture:
     def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
         """The output for a normed input, both sharded like the residual stream.
 
-        `ids` [B, S] are the tokens of the step, replicated over tp.
+        `ids` [B, S] are the tokens of the step, replicated over tp. Unless tp is in the exchange, all its devices
+        have the same tokens, and reduce their outputs over tp once.
         """
-        if "tp" in exchange_axes(self.plan):
+        is_manual = isinstance(self.collectives, ShardMapCollectives)
+        if is_manual and "tp" in exchange_axes(self.plan):
             return self._over_tokens(x, w, ids)
-        return self._over_tp(x, w, ids)
-
-    def _over_tp(self, x: Array, w: LayerWeights, ids: Array) -> Array:
-        """All tp devices have the same tokens, and reduce their outputs over tp once."""
         with scope(Part.MOE_DISPATCH):
             x = self.collectives.gather_activations(x)
-        tokens = x.reshape(-1, x.shape[-1])
+        tokens, inner = x.reshape(-1, x.shape[-1]), None
         with scope(Part.MOE_ROUTER):
             expert_ids, shares = routing(tokens, w, self.moe, ids.reshape(-1))
             tokens, shares = scaled_inputs(tokens, shares, w, self.moe)
-        dispatch, inner = self._dispatch(tokens.shape[0]), None
-        if dispatch is not None:
+        routed = (tokens, expert_ids, shares)
+        if not is_manual:
+            out = (self._gathered if self.form is DispatchForm.GATHERED else self._one_hot)(
+                *routed, w
+            )
+        elif (dispatch := self._dispatch(tokens.shape[0])) is not None:
             # Two dots of the shared experts can hide the dispatch, the third the combine.
-            meanwhile = (
-                partial(shared_inner, x, w, self.moe) if self.moe.shared_ffn is not None else None
-            )
-            experts = self._experts(w)
-            out, inner = overlapped_exchange(
-                tokens, expert_ids, shares, experts, dispatch, meanwhile=meanwhile
-            )
+            has_shared = self.moe.shared_ffn is not None
+            meanwhile = partial(shared_inner, x, w, self.moe) if has_shared else None
+            out, inner = exchange_mixture(*routed, self._experts(w), dispatch, meanwhile=meanwhile)
         else:
             n_local = self.moe.n_experts // self.plan.ep
             first = lax.axis_index("tp") * n_local if self.plan.expert_axes else 0
             with scope(Part.MOE_EXPERTS):
-                experts = self._experts(w)
-                out = local_mixture(
-                    tokens, expert_ids, shares, experts, first=first, n_local=n_local
-                )
+                out = local_mixture(*routed, self._experts(w), first=first, n_local=n_local)
         with scope(Part.MOE_COMBINE):
             out = out.reshape(x.shape)
-            if x.shape[1] == 1:  # else XLA may compile the reduction after it as one of [B, D]
+            if (
+                is_manual and x.shape[1] == 1
+            ):  # else XLA may compile the reduction after it as one of [B, D]
                 out = lax.optimization_barrier(out)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
@@ -142,19 +144,22 @@ class ManualMixture:
         tokens = x.reshape(-1, x.shape[-1])
         n_tokens = tokens.shape[0] if is_split else routed_tokens(self.plan, tokens.shape[0])
         with scope(Part.MOE_ROUTER):
-            local = tokens if is_split else _share(tokens, n_tokens)
-            local_ids = self._split(ids) if is_split else _share(ids.reshape(-1), n_tokens)
-            expert_ids, shares = routing(local, w, self.moe, local_ids.reshape(-1))
+            if is_split:
+                local, local_ids = tokens, self.collectives.split_activations(ids).reshape(-1)
+            else:
+                local, local_ids = _share(tokens, n_tokens), _share(ids.reshape(-1), n_tokens)
+            expert_ids, shares = routing(local, w, self.moe, local_ids)
             local, shares = scaled_inputs(local, shares, w, self.moe)
-            if not is_split:
-                expert_ids = self._without_padding(expert_ids, tokens.shape[0])
+            if not is_split:  # the padding tokens of the last device have no expert
+                place = lax.axis_index("tp") * n_tokens + jnp.arange(n_tokens)
+                is_token = (place < tokens.shape[0])[:, None]
+                expert_ids = jnp.where(is_token, expert_ids, self.moe.n_experts)
         dispatch = self._dispatch(n_tokens)
         assert dispatch is not None
-        out = exchange_mixture(local, expert_ids, shares, self._experts(w), dispatch)
-        if not is_split:
-            with scope(Part.MOE_COMBINE):
-                out = lax.all_gather(out, "tp", axis=0, tiled=True)[: tokens.shape[0]]
+        out, _ = exchange_mixture(local, expert_ids, shares, self._experts(w), dispatch)
         with scope(Part.MOE_COMBINE):
+            if not is_split:
+                out = lax.all_gather(out, "tp", axis=0, tiled=True)[: tokens.shape[0]]
             out = out.reshape(x.shape)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
@@ -166,26 +171,13 @@ class ManualMixture:
 
     def _experts(self, w: LayerWeights) -> Experts:
         is_partial = self.plan.tp > 1 and "tp" not in self.plan.expert_axes
-        share = (lax.axis_index("tp") == 0).astype(w.dtype) if is_partial else 1.0
         return Experts(
             moe=self.moe,
             weights=w,
-            bias_share=share,
+            bias_share=(lax.axis_index("tp") == 0).astype(w.dtype) if is_partial else 1.0,
             has_kernel=self.has_kernel,
             grouped_kernel=self.grouped_kernel,
         )
-
-    def _split(self, ids: Array) -> Array:
-        """The local part of the IDs [B, S], split over tp as sp splits the residual stream."""
-        dim = self.layout.split_dim
-        assert dim is not None
-        n_local = ids.shape[dim] // self.plan.tp
-        return lax.dynamic_slice_in_dim(ids, lax.axis_index("tp") * n_local, n_local, axis=dim)
-
-    def _without_padding(self, expert_ids: Array, n_tokens: int) -> Array:
-        """The expert IDs, with no expert for the padding tokens of the last device."""
-        place = lax.axis_index("tp") * expert_ids.shape[0] + jnp.arange(expert_ids.shape[0])
-        return jnp.where((place < n_tokens)[:, None], expert_ids, self.moe.n_experts)
 
     def _dispatch(self, n_tokens: int) -> Dispatch | None:
         return dispatch_of(
@@ -196,47 +188,9 @@ class ManualMixture:
             capacity_factor=self.capacity_factor,
         )
 
-
-def _share(tokens: Array, n_tokens: int) -> Array:
-    """The local share [n_tokens, ...] of the tokens over tp, zero-padded."""
-    missing = -tokens.shape[0] % n_tokens
-    padded = jnp.pad(tokens, ((0, missing), *((0, 0),) * (tokens.ndim - 1)))
-    return lax.dynamic_slice_in_dim(padded, lax.axis_index("tp") * n_tokens, n_tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AutoMixture:
-    """Sharding annotations on global arrays, in the forms that public programs use."""
-
-    moe: MixtureOfExperts
-    plan: Plan
-    layout: ShardLayout
-    collectives: MeshCollectives
-    mesh: Mesh
-    form: DispatchForm
-    capacity_factor: float | None
-    has_kernel: bool = False
-
-    def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
-        """As `ManualMixture`."""
-        with scope(Part.MOE_DISPATCH):
-            x = self.collectives.gather_activations(x)
-        tokens = x.reshape(-1, x.shape[-1])
-        with scope(Part.MOE_ROUTER):
-            expert_ids, shares = routing(tokens, w, self.moe, ids.reshape(-1))
-            tokens, shares = scaled_inputs(tokens, shares, w, self.moe)
-        by_form = self._gathered if self.form is DispatchForm.GATHERED else self._one_hot
-        out = by_form(tokens, expert_ids, shares, w).reshape(x.shape)
-        if self.moe.shared_ffn is not None:
-            with scope(Part.MOE_SHARED):
-                shared = shared_experts(x, w, self.moe)
-            with scope(Part.MOE_COMBINE):
-                out = out + shared
-        with scope(Part.MOE_COMBINE):
-            return self.collectives.reduce_output(out)
-
     def _annotated(self, x: Array, *dims: object) -> Array:
-        return lax.with_sharding_constraint(x, NamedSharding(self.mesh, P(*dims)))
+        assert isinstance(self.collectives, GspmdCollectives)
+        return self.collectives.annotated(x, P(*dims))
 
     def _one_hot(self, tokens: Array, expert_ids: Array, shares: Array, w: LayerWeights) -> Array:
         """Dispatch and combine as dots with a mask [G, T, E, C] (GShard, arXiv 2006.16668).
@@ -245,11 +199,20 @@ class AutoMixture:
         annotated only by expert are computed from gathered tokens; rows annotated by group and then
         by expert (`one_hot_pinned`) are exchanged.
         """
+
+        def product(x: Array, letter: str) -> Array:  # of each expert with its slots [E, G, C, D]
+            out = w.einsum("egcx,exy->egcy", x, f"experts_w_{letter}")
+            bias = f"experts_b_{letter}"
+            return out + w(bias)[:, None, None, :] if bias in w else out
+
         n_groups, n_experts, data = self.plan.data_size, self.moe.n_experts, self.layout.data
         by_expert = self.layout.split(Dim.EXPERT)
         tokens = self._annotated(tokens.reshape(n_groups, -1, tokens.shape[-1]), data, None, None)
         expert_ids = expert_ids.reshape(n_groups, -1, self.moe.n_active)
-        n_slots = self._slots(tokens.shape[1])
+        n_slots = tokens.shape[1]
+        if self.capacity_factor is not None:
+            mean = n_slots * self.moe.n_active / n_experts
+            n_slots = min(n_slots, max(1, round(mean * self.capacity_factor)))
         with scope(Part.MOE_DISPATCH):
             hot = jax.nn.one_hot(expert_ids, n_experts, dtype=jnp.int32)  # [G, T, K, E]
             flat = hot.reshape(n_groups, -1, n_experts)
@@ -262,7 +225,8 @@ class AutoMixture:
                 rows = self._annotated(rows, None, data, None, None)
             rows = self._annotated(rows, by_expert, None, None, None)
         with scope(Part.MOE_EXPERTS):
-            out = self._experts_of_slots(rows, w)
+            inner = gated(product(rows, "gate"), product(rows, "up"), self.moe)
+            out = product(inner, "down")
         with scope(Part.MOE_COMBINE):
             weighted = kept * shares.reshape(expert_ids.shape)[..., None].astype(tokens.dtype)
             combine = jnp.einsum("gtke,gtkc->gtec", weighted, place)
@@ -271,23 +235,6 @@ class AutoMixture:
                 out = self._annotated(out, None, data, None, None)
             out = jnp.einsum("gtec,egcd->gtd", combine, out)
             return self._annotated(out, data, None, None).reshape(-1, out.shape[-1])
-
-    def _experts_of_slots(self, rows: Array, w: LayerWeights) -> Array:
-        """Applies each expert to its slots, [E, G, C, D] -> [E, G, C, D]."""
-
-        def product(x: Array, letter: str) -> Array:
-            out = w.einsum("egcx,exy->egcy", x, f"experts_w_{letter}")
-            bias = f"experts_b_{letter}"
-            return out + w(bias)[:, None, None, :] if bias in w else out
-
-        return product(gated(product(rows, "gate"), product(rows, "up"), self.moe), "down")
-
-    def _slots(self, n_tokens: int) -> int:
-        """Slots of an expert for one group: one per token, or the capacity factor times the mean."""
-        if self.capacity_factor is None:
-            return n_tokens
-        mean = n_tokens * self.moe.n_active / self.moe.n_experts
-        return min(n_tokens, max(1, round(mean * self.capacity_factor)))
 
     def _gathered(self, tokens: Array, expert_ids: Array, shares: Array, w: LayerWeights) -> Array:
         """Gathers rows by index, sorted by expert, for a grouped matmul without padding."""
@@ -302,4 +249,8 @@ class AutoMixture:
             return combine_rows(out, order, shares)
 
 
-Mixture = ManualMixture | AutoMixture
+def _share(tokens: Array, n_tokens: int) -> Array:
+    """The local share [n_tokens, ...] of the tokens over tp, zero-padded."""
+    missing = -tokens.shape[0] % n_tokens
+    padded = jnp.pad(tokens, ((0, missing), *((0, 0),) * (tokens.ndim - 1)))
+    return lax.dynamic_slice_in_dim(padded, lax.axis_index("tp") * n_tokens, n_tokens)

@@ -33,13 +33,12 @@ from meshscope.plans.stages import (
     stage_sends,
 )
 from meshscope.programs.jax.collectives import ShardLayout, scope
-from meshscope.programs.jax.decoder import Decoder
+from meshscope.programs.jax.decoder import Decoder, StepInputs
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.state import LayerCache
 
-StageValues = dict[
-    str, Any
-]  # "inputs" [b, S, L, E] of layers, "chosen" [b, S, T], "caches" by kind and name
+# "inputs" [b, S, L, E] of layers, "chosen" [b, S, T], "caches" by kind and name.
+StageValues = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +46,7 @@ class StageExchange:
     """Reads and writes what the stages of a decoder send; `positions` are those of the step."""
 
     decoder: Decoder
+    stage: Array
     sends: StageSends
     positions: Array
     n_sequences: int
@@ -65,12 +65,18 @@ class StageExchange:
         return values
 
     def whole(self, values: StageValues) -> StageValues:
-        """Received values, with zeros for the embeddings of the first stage's layers."""
+        """Received values, with zeros for the embeddings of the first stage's layers, which do not travel."""
         if "inputs" not in values:
             return values
         n_first = self.decoder.model.n_layers - self.sends.n_inputs
         before = ((0, 0), (0, 0), (n_first, 0), (0, 0))
         return {**values, "inputs": jnp.pad(values["inputs"], before)}
+
+    def cut(self, values: StageValues) -> StageValues:
+        """The inverse of `whole`."""
+        if "inputs" not in values:
+            return values
+        return {**values, "inputs": values["inputs"][:, :, -self.sends.n_inputs :]}
 
     def received(self, cache: Any, values: StageValues, run: StageRun, first_row: Array) -> Any:
         """The cache with the entries that layers of these stages, or of later ones, share."""
@@ -91,21 +97,6 @@ class StageExchange:
             values = {**values, "caches": self._entries(cache, first_row)}
         return values
 
-    def cut(self, values: StageValues) -> StageValues:
-        """The arrays that travel: without the embeddings of the first stage's layers."""
-        if "inputs" not in values:
-            return values
-        return {**values, "inputs": values["inputs"][:, :, -self.sends.n_inputs :]}
-
-    @staticmethod
-    def inputs_of(values: StageValues, run: StageRun, stage: Array) -> Array | None:
-        """The embeddings [b, S, layers, E] of the layers of this stage."""
-        if "inputs" not in values:
-            return None
-        n_layers = len(run.kinds)
-        first = run.first_layer + (stage - run.stages[0]) * n_layers
-        return lax.dynamic_slice_in_dim(values["inputs"], first, n_layers, axis=2)
-
     def _entries(self, cache: Any, first_row: Array | int) -> Mapping[str, Mapping[str, Array]]:
         stored, n = self.decoder.context.stored, self.n_sequences
         return {
@@ -114,13 +105,9 @@ class StageExchange:
         }
 
     def _layer_cache(self, cache: Any, kind: Layer, first_row: Array | int) -> LayerCache:
-        context, positions = self.decoder.context, self.positions
-        return LayerCache(
-            arrays=cache[kind.name],
-            start=context.slot(positions),
-            index=shared_slot(self.decoder.model, kind, self.decoder.n_stages),
-            is_local=context.is_local(positions),
-            first_row=first_row,
+        index = shared_slot(self.decoder.model, kind, self.decoder.n_stages)
+        return self.decoder.context.layer_cache(
+            cache[kind.name], self.positions, index=index, first_row=first_row
         )
 
 
@@ -146,25 +133,29 @@ class PipelineProgram:
         As `Decoder.step` on local arrays. Weights and cache are stacked by kind of layer and cover
         the layers of the local stage.
         """
-        with scope(self.decoder.phase.value):
+        decoder, n_parts = self.decoder, self.n_microbatches
+        with scope(decoder.phase.value):
             stage = lax.axis_index("pp")
-            ticks = jnp.arange(n_ticks(self.n_microbatches, self.n_stages))
-            rows = self.decoder.rows(tokens)
-            parts = rows.reshape(self.n_microbatches, -1, rows.shape[1])
-            positions = self.decoder.context.positions(position, tokens.shape[1])
-
+            ticks = jnp.arange(n_ticks(n_parts, self.n_stages))
+            rows = decoder.rows(tokens)
+            parts = rows.reshape(n_parts, -1, rows.shape[1])
+            positions = decoder.context.positions(position, tokens.shape[1])
             exchange = StageExchange(
-                decoder=self.decoder,
-                sends=stage_sends(self.decoder.model, self.n_stages),
+                decoder=decoder,
+                stage=stage,
+                sends=stage_sends(decoder.model, self.n_stages),
                 positions=positions,
                 n_sequences=parts[0].size // positions.shape[0],
             )
 
             def tick(carry: _Carry, time: Array) -> tuple[_Carry, None]:
-                return self._tick(carry, time - stage, stage, weights, parts, exchange), None
+                return self._tick(carry, time - stage, weights, parts, exchange), None
 
-            x = jnp.zeros(self._residual(parts), self.decoder.activation_dtype)
-            lasts = jnp.zeros((self.n_microbatches * x.shape[0], 1, *x.shape[2:]), x.dtype)
+            shape = [*parts.shape[1:], *decoder.residual.stream_dims, decoder.model.hidden]
+            if self.layout.split_dim is not None:
+                shape[self.layout.split_dim] //= self.layout.plan.tp
+            x = jnp.zeros(tuple(shape), decoder.weights.dtype)
+            lasts = jnp.zeros((n_parts * x.shape[0], 1, *x.shape[2:]), x.dtype)
             start = (x, exchange.empty(x, cache, parts[0]), cache, lasts)
             (_, _, cache, lasts), _ = lax.scan(tick, start, ticks)
             logits = self._logits(weights, lasts, stage, rows.shape[0])
@@ -174,18 +165,10 @@ class PipelineProgram:
                 next_tokens = lax.psum(jnp.where(is_last, next_tokens, 0), "pp")
         return next_tokens, logits[None], cache
 
-    def _residual(self, parts: Array) -> tuple[int, ...]:
-        """The local shape [m, S, D] of the residual stream."""
-        shape = [*parts.shape[1:], *self.decoder.residual.stream_dims, self.decoder.model.hidden]
-        if self.layout.split_dim is not None:
-            shape[self.layout.split_dim] //= self.layout.plan.tp
-        return tuple(shape)
-
-    def _tick(  # noqa: PLR0913, PLR0917  the state of the loop
+    def _tick(
         self,
         carry: _Carry,
         index: Array,
-        stage: Array,
         weights: Mapping[str, Any],
         parts: Array,
         exchange: StageExchange,
@@ -195,36 +178,37 @@ class PipelineProgram:
         The last stage is idle only before its first microbatch, which overwrites the last positions
         that idle ticks write.
         """
-        x, values, cache, lasts = carry
+        (x, values, cache, lasts), stage = carry, exchange.stage
         is_busy = (index >= 0) & (index < self.n_microbatches)
         index = jnp.clip(index, 0, self.n_microbatches - 1)
 
         def embedded(_: Array, values: StageValues) -> tuple[Array, StageValues]:
-            x, inputs = self._embedded(weights, parts[index])
+            with scope(Part.EMBED):
+                outer = self.decoder.outer(weights)
+                rows = self.decoder.embedded(outer.matrix("embed"), parts[index])
+                inputs = self.decoder.layer_inputs(outer, rows, parts[index])
+            x = self.decoder.residual.expand(rows)
             return x, values if inputs is None else {**values, "inputs": inputs}
 
         def received(x: Array, values: StageValues) -> tuple[Array, StageValues]:
             return x, exchange.whole(values)
 
+        def idle(x: Array, values: StageValues, cache: Any) -> tuple[Array, StageValues, Any]:
+            return x, values, cache
+
         with scope(stages_scope(range(1))), scope(self._microbatch_scope):
             x, values = lax.cond(is_busy & (stage == 0), embedded, received, x, values)
         first_row = index * exchange.n_sequences
-        branches = [
-            _idle,
-            *(
-                self._branch(run, weights, exchange, parts[index], stage, first_row)
-                for run in self.runs
-            ),
-        ]
+        given = (weights, exchange, parts[index], first_row)
+        branches = [idle, *(self._branch(run, *given) for run in self.runs)]
         run_of = [number for number, run in enumerate(self.runs) for _ in run.stages]
         branch = jnp.where(is_busy, 1 + jnp.array(run_of)[stage], 0)
         x, values, cache = lax.switch(branch, branches, x, values, cache)
         lasts = lax.dynamic_update_slice_in_dim(lasts, x[:, -1:], index * x.shape[0], axis=0)
         with scope(stages_scope(range(self.n_stages - 1))), scope(Part.STAGE):
             pairs = [(sender, sender + 1) for sender in range(self.n_stages - 1)]
-            x, values = jax.tree.map(
-                lambda array: lax.ppermute(array, "pp", pairs), (x, exchange.cut(values))
-            )
+            sent = (x, exchange.cut(values))
+            x, values = jax.tree.map(lambda array: lax.ppermute(array, "pp", pairs), sent)
         return x, values, cache, lasts
 
     @property
@@ -232,24 +216,15 @@ class PipelineProgram:
         """The scope that names the numbers of microbatches and ticks to the readers."""
         return f"microbatches{self.n_microbatches}of{n_ticks(self.n_microbatches, self.n_stages)}"
 
-    def _embedded(self, weights: Mapping[str, Any], tokens: Array) -> tuple[Array, Array | None]:
-        """The embeddings of tokens [m, S]: [m, S, D], and those of each layer if the model has them."""
-        with scope(Part.EMBED):
-            outer = self.decoder.outer(weights)
-            rows = self.decoder.embedded(outer.matrix("embed"), tokens)
-            inputs = self.decoder.layer_inputs(outer, rows, tokens)
-        return self.decoder.residual.expand(rows), inputs
-
-    def _branch(  # noqa: PLR0913, PLR0917  the state of a tick
+    def _branch(
         self,
         run: StageRun,
         weights: Mapping[str, Any],
         exchange: StageExchange,
         tokens: Array,
-        stage: Array,
         first_row: Array,
     ) -> _Branch:
-        repeats = repeats_of if self.is_scanned else unrolled
+        repeats, n_layers = repeats_of if self.is_scanned else unrolled, len(run.kinds)
         decoder = replace(
             self.decoder,
             repeats=repeats(run.kinds, first=run.first_layer),
@@ -257,18 +232,19 @@ class PipelineProgram:
         )
 
         def branch(x: Array, values: StageValues, cache: Any) -> tuple[Array, StageValues, Any]:
-            positions = exchange.positions
-            with (
-                scope(stages_scope(run.stages, n_layers=len(run.kinds))),
-                scope(self._microbatch_scope),
-            ):
+            stages = stages_scope(run.stages, n_layers=n_layers)
+            with scope(stages), scope(self._microbatch_scope):
                 cache = exchange.received(cache, values, run, first_row)
-                chosen = values.get("chosen")
+                chosen, of_layers = values.get("chosen"), None
                 if chosen is None:
-                    chosen = decoder.none_chosen(cache, positions, tokens)
-                inputs = exchange.inputs_of(values, run, stage)
-                carry = (x, cache, chosen)
-                carry = decoder.layers(carry, weights["layers"], positions, tokens, inputs)
+                    chosen = decoder.none_chosen(cache, exchange.positions, tokens)
+                if "inputs" in values:
+                    first = run.first_layer + (exchange.stage - run.stages[0]) * n_layers
+                    of_layers = lax.dynamic_slice_in_dim(values["inputs"], first, n_layers, axis=2)
+                inputs = StepInputs(
+                    positions=exchange.positions, tokens=tokens, of_layers=of_layers
+                )
+                carry = decoder.layers((x, cache, chosen), weights["layers"], inputs)
                 x, cache, chosen = carry
                 return x, exchange.sent(cache, values, chosen, first_row), cache
 
@@ -303,7 +279,3 @@ def stages_scope(stages: range, *, n_layers: int | None = None) -> str:
         return f"stage{stages[0]}"
     by = "" if n_layers is None else f"by{n_layers}"
     return f"stages{stages[0]}-{stages[-1]}{by}"
-
-
-def _idle(x: Array, values: StageValues, cache: Any) -> tuple[Array, StageValues, Any]:
-    return x, values, cache

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from meshscope.model.mechanisms.streams import HyperConnections
+from meshscope.model.model import Model
 from meshscope.programs.jax.numerics import Array, unscaled_rms_norm
 from meshscope.programs.jax.state import LayerWeights
 
@@ -41,9 +42,6 @@ class SingleStream:
     def collapse(self, x: Array, outer: LayerWeights) -> Array:  # noqa: ARG002  nothing is learned
         """The input of the output head [B, S, D]; only the last position counts."""
         return x
-
-
-SINGLE_STREAM = SingleStream()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +110,13 @@ class HyperStreams:
 
 
 Residual = SingleStream | HyperStreams
+
+
+def residual_of(model: Model) -> Residual:
+    """The residual stream of a model."""
+    if model.hyper is None:
+        return SingleStream()
+    return HyperStreams(hyper=model.hyper, norm_eps=model.norm_eps)
 
 
 def _keep_shape(x: Array) -> Array:

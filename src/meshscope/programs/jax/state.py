@@ -1,5 +1,6 @@
 """The weights and the cache of one layer."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,14 +47,16 @@ class LayerWeights:
 
     def matrix(self, name: str) -> Matrix:
         """The whole weight as it is stored, gathered over fsdp, for products that convert it."""
+        spec = self.specs[name]
+        quantization = spec.quantization(self.stored_as)
         return Matrix(
             values=self._gathered(name),
             scale=self.scale(name),
-            outputs=self.specs[name].outputs,
+            outputs=spec.outputs,
             dtype=self.dtype,
             block=self.block(name),
-            has_codes=self._has_codes(name),
-            narrow_dtype=None if self.specs[name].is_absorbed else self.narrow_dtype,
+            has_codes=quantization is not None and quantization.codes_dtype is not None,
+            narrow_dtype=None if spec.is_absorbed else self.narrow_dtype,
         )
 
     def block(self, name: str) -> int | None:
@@ -61,13 +64,17 @@ class LayerWeights:
         quantization = self.specs[name].quantization(self.stored_as)
         return None if quantization is None else quantization.square_block
 
-    def _has_codes(self, name: str) -> bool:
-        quantization = self.specs[name].quantization(self.stored_as)
-        return quantization is not None and quantization.codes_dtype is not None
+    def scale(self, name: str, *, of_stack: bool = False) -> Array | None:
+        """The scales of the weight as they are stored; None if it has none.
 
-    def scale(self, name: str) -> Array | None:
-        """The scales of the weight as they are stored; None if it has none."""
-        return self._of_layer(name + SCALE_SUFFIX) if name + SCALE_SUFFIX in self.arrays else None
+        Those `of_stack` go with the weights of all layers, if they are those of groups of inputs.
+        """
+        if name + SCALE_SUFFIX not in self.arrays:
+            return None
+        quantization = self.specs[name].quantization(self.stored_as)
+        if of_stack and quantization is not None and quantization.has_groups:
+            return _joined(self.arrays[name + SCALE_SUFFIX])
+        return self._of_layer(name + SCALE_SUFFIX)
 
     def einsum(self, subscripts: str, x: Array, name: str) -> Array:
         """`jnp.einsum(subscripts, x, weight)`."""
@@ -79,8 +86,7 @@ class LayerWeights:
 
     def _gathered(self, name: str) -> Array:
         array, spec = self._of_layer(name), self.specs[name]
-        is_outside_loops = isinstance(self.index, int)
-        if is_outside_loops and self.collectives.gathers(spec):
+        if isinstance(self.index, int) and self.collectives.gathers(spec):  # outside loops
             array = lax.optimization_barrier(array)  # else XLA gathers [1, ...]
         return self.collectives.weight(array, spec)
 
@@ -90,36 +96,26 @@ class LayerWeights:
             return array
         return lax.dynamic_index_in_dim(array, self.index, axis=0, keepdims=False)
 
-    def stacked(self, name: str) -> tuple[Array, Array | int] | None:
-        """The stacked weight of all layers [layers * n, ...] and the start of this layer's n entries.
+    def kernel_operand(
+        self, name: str, most: int = sys.maxsize
+    ) -> tuple[Array, Array | int | None]:
+        """What a kernel reads of a weight: the stack of all layers [layers * n, ...] and the start of this one's.
 
-        Kernels that read a part of the stack in place avoid the copy of a slice. None without a stack,
-        or if the weight is gathered or converted before use.
+        Kernels that read a part of the stack in place avoid the copy of a slice. A stack of more than `most`
+        entries, or one that is gathered or converted before use, is cut: then the weight itself and None,
+        without its scales. Scales of groups or blocks of inputs, which cannot scale sums, are applied to a
+        converted weight.
         """
-        array, spec = self.arrays[name], self.specs[name]
-        is_converted = array.dtype not in self.kernel_dtypes
-        if self.index is None or is_converted or not self.collectives.uses_local_array(spec):
-            return None
-        return _joined(array), self.index * array.shape[1]
-
-    def kernel_scale(self, name: str) -> Array | None:
-        """The scales that go with the weights of `stacked`, else with those of `kernel_operand`."""
-        quantization = self.specs[name].quantization(self.stored_as)
-        has_groups = quantization is not None and quantization.has_groups
-        if not has_groups or self.stacked(name) is None:
-            return self.scale(name)
-        return _joined(self.arrays[name + SCALE_SUFFIX])
-
-    def kernel_operand(self, name: str) -> Array:
-        """The weight without its scales, converted only if kernels do not read its stored dtype.
-
-        Scales of groups or blocks of inputs, which cannot scale sums, are applied to a converted weight.
-        """
-        values, scale = self._gathered(name), self.scale(name)
-        if values.dtype in self.kernel_dtypes:
-            return values
+        array, is_read = self.arrays[name], self.arrays[name].dtype in self.kernel_dtypes
+        has_stack = is_read and self.collectives.gathers(self.specs[name]) is False
+        if self.index is not None and has_stack and array.shape[0] * array.shape[1] <= most:
+            return _joined(array), self.index * array.shape[1]
+        values = self._gathered(name)
+        if is_read:
+            return values, None
+        scale = self.scale(name)
         is_whole = scale is not None and scale.ndim == values.ndim
-        return self.matrix(name).whole() if is_whole else values.astype(self.dtype)
+        return self.matrix(name).whole() if is_whole else values.astype(self.dtype), None
 
     def at_least(self, x: Array) -> Array:
         """[B, S, D], zero-padded along S to `min_rows` rows if the step has a single row."""
@@ -165,16 +161,19 @@ class LayerCache:
         """
         array = self.arrays[name]
         new = new.astype(array.dtype)
-        first = at
-        if first is None:
-            first, is_local = self.start, self.is_local
-        offsets: list[Array | int] = [self.first_row, *[0] * (new.ndim - 3), first, 0]
-        if self.index is not None:
-            new, offsets = new[None], [self.index, *offsets]
+        if at is None:
+            at, is_local = self.start, self.is_local
+        offsets = self._offsets(new.ndim, at)
+        new = new if self.index is None else new[None]
         if is_local is not None:
             new = jnp.where(is_local, new, lax.dynamic_slice(array, offsets, new.shape))
         updated = lax.dynamic_update_slice(array, new, offsets)
         return replace(self, arrays={**self.arrays, name: updated})
+
+    def _offsets(self, n_dims: int, slot: Array | int) -> list[Array | int]:
+        """The first index of a part of an array, which has `n_dims` without the dim of layers."""
+        of_layer = [] if self.index is None else [self.index]
+        return [*of_layer, self.first_row, *[0] * (n_dims - 3), slot, 0]
 
     def read(self, name: str, dtype: Any) -> Array:
         """All slots [B, ..., T, H], written or not."""
@@ -187,29 +186,15 @@ class LayerCache:
         self, name: str, dtype: Any, *, n_rows: int, slots: range, at: Array | int = 0
     ) -> Array:
         """These slots [B, ..., T, H], counted from `at`, of the `n_rows` sequences from `first_row` on."""
-        array = self.arrays[name]
-        n_lead = 0 if self.index is None else 1
-        inner = array.shape[n_lead + 1 : -2]
-        sizes = (n_rows, *inner, len(slots), array.shape[-1])
-        first = at + slots.start
-        offsets: list[Array | int] = [self.first_row, *[0] * len(inner), first, 0]
-        if self.index is not None:
-            sizes, offsets = (1, *sizes), [self.index, *offsets]
-        part = lax.dynamic_slice(array, offsets, sizes)
+        array, n_lead = self.arrays[name], 0 if self.index is None else 1
+        sizes = (n_rows, *array.shape[n_lead + 1 : -2], len(slots), array.shape[-1])
+        offsets = self._offsets(len(sizes), at + slots.start)
+        part = lax.dynamic_slice(array, offsets, (1,) * n_lead + sizes)
         return (part if self.index is None else part[0]).astype(dtype)
 
     def n_slots(self, name: str) -> int:
         """The slots of an array."""
         return self.arrays[name].shape[-2]
-
-    def has_heads(self, name: str) -> bool:
-        """Whether the array has a dim of heads."""
-        return self.arrays[name].ndim - (self.index is not None) == 4
-
-    @property
-    def layer(self) -> Array | int:
-        """The index of the layer in the arrays of `stacks`."""
-        return 0 if self.index is None else self.index
 
     def stacks(self, names: Sequence[str]) -> list[Array]:
         """The whole arrays [layers, B, K, T, H], for kernels that read one layer in place."""

@@ -1,6 +1,6 @@
 """Fills the arrays of a program on its devices, from a checkpoint or at random."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from math import prod
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshscope.model.arrays import SCALE_SUFFIX, ColumnSlice, Dim, Weight
+from meshscope.model.arrays import SCALE_SUFFIX, Dim, Weight
 from meshscope.model.layers import Layer
 from meshscope.model.quantization import values_dtype
 from meshscope.plans.experiment import Experiment
@@ -36,12 +36,14 @@ def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) 
     vocabulary is padded with zeros; a tensor of several weights is sliced. If each expert has its own
     tensor, `tensor` is their stack.
     """
-    name = weight.checkpoint.format(layer=layer, expert="*")
+    name, columns = weight.checkpoint.format(layer=layer, expert="*"), weight.columns
     shape = reshaped(weight, tensor.shape, name)
-    value = np.swapaxes(tensor, -1, -2) if weight.is_transposed else tensor
-    value = _selected(value.reshape(shape), weight.columns)
-    if weight.columns is not None and weight.columns.is_flat:
-        return value.reshape(weight.shape)
+    value = (np.swapaxes(tensor, -1, -2) if weight.is_transposed else tensor).reshape(shape)
+    if columns is not None:
+        selection = slice(columns.start, columns.stop, columns.step)
+        value = value[(..., selection, *(slice(None),) * (-1 - columns.dim))]
+        if columns.is_flat:
+            return value.reshape(weight.shape)
     for at, dim in enumerate(weight.dims):
         if dim is Dim.KV_HEADS:
             value = np.repeat(value, weight.shape[at] // value.shape[at], axis=at)
@@ -52,16 +54,11 @@ def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) 
     return value
 
 
-def _selected(value: np.ndarray, columns: ColumnSlice | None) -> np.ndarray:
-    if columns is None:
-        return value
-    selection = slice(columns.start, columns.stop, columns.step)
-    after = (slice(None),) * (-1 - columns.dim)
-    return value[(..., selection, *after)]
-
-
 def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: ReadTensor) -> Any:
-    """Reads the weights of a program tensor by tensor and places them on its devices."""
+    """Reads the weights of a program tensor by tensor and places them on its devices.
+
+    Stacked ones are placed layer by layer and stacked on the devices, so the host has one tensor at a time.
+    """
     model, plan = experiment.model, experiment.plan
     abstract = program.arguments[0]
 
@@ -69,48 +66,56 @@ def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: R
         array = value.astype(like.dtype)
         return jax.make_array_from_callback(array.shape, like.format, lambda index: array[index])
 
-    def read(weight: Weight, layer: int | None) -> np.ndarray:
-        return stored_weight(weight, _tensor(weight, layer, read_tensor), layer)
+    def arrays(weights: Iterable[Weight], likes: Any, layer: int | None = None) -> dict[str, Any]:
+        return {
+            name: placed(value, likes[name])
+            for weight in weights
+            for name, value in stored_values(weight, _read(weight, layer, read_tensor), dtype)
+        }
 
-    stored = partial(stored_values, dtype=experiment.workload.weight_dtype)
-    weights: dict[str, Any] = {
-        name: placed(value, abstract[name])
-        for w in outer_weights(model, plan)
-        for name, value in stored(w, read(w, None))
-    }
-    if not program.is_stacked:
+    def stacked(layer: Layer, likes: Any) -> dict[str, Any]:
+        whole: dict[str, Any] = {}
+        for weight in layer_weights(model, plan, layer):
+            parts: dict[str, list[Any]] = {}
+            for index in stage_slots(model.layers, layer, plan.pp):
+                value = (
+                    np.zeros(weight.shape) if index is None else _read(weight, index, read_tensor)
+                )
+                for name, array in stored_values(weight, value, dtype):
+                    parts.setdefault(name, []).append(placed(array, _one_layer(likes[name])))
+            for name, of_layers in parts.items():
+                whole[name] = jax.jit(jnp.stack, out_shardings=likes[name].format)(of_layers)
+        return whole
+
+    dtype = experiment.workload.weight_dtype
+    weights = arrays(outer_weights(model, plan), abstract)
+    if program.is_stacked:
+        layers = dict.fromkeys(model.layers)
+        weights["layers"] = {
+            layer.name: stacked(layer, abstract["layers"][layer.name]) for layer in layers
+        }
+    else:
         weights["layers"] = [
-            {
-                name: placed(value, like[name])
-                for w in layer_weights(model, plan, layer)
-                for name, value in stored(w, read(w, index))
-            }
-            for index, (layer, like) in enumerate(
+            arrays(layer_weights(model, plan, layer), likes, index)
+            for index, (layer, likes) in enumerate(
                 zip(model.layers, abstract["layers"], strict=True)
             )
         ]
-        return weights
-
-    def stacked(weight: Weight, layer: Layer) -> Iterator[tuple[str, Any]]:
-        """Places layer by layer and stacks on the devices, so the host has one tensor at a time."""
-        likes = abstract["layers"][layer.name]
-        parts: dict[str, list[Any]] = {}
-        for index in stage_slots(model.layers, layer, plan.pp):
-            value = np.zeros(weight.shape) if index is None else read(weight, index)
-            for name, array in stored(weight, value):
-                parts.setdefault(name, []).append(placed(array, _one_layer(likes[name])))
-        for name, arrays in parts.items():
-            yield name, jax.jit(_stack, out_shardings=likes[name].format)(arrays)
-
-    weights["layers"] = {
-        layer.name: {
-            name: array
-            for weight in layer_weights(model, plan, layer)
-            for name, array in stacked(weight, layer)
-        }
-        for layer in dict.fromkeys(model.layers)
-    }
     return weights
+
+
+def _read(weight: Weight, layer: int | None, read_tensor: ReadTensor) -> np.ndarray:
+    name = weight.checkpoint.format(layer=layer, expert="{expert}")
+    if "{expert}" not in name:
+        return stored_weight(weight, read_tensor(name), layer)
+    experts = range(weight.shape[weight.dims.index(Dim.EXPERT)])
+    tensors = [read_tensor(name.format(expert=expert)) for expert in experts]
+    return stored_weight(weight, np.stack(tensors), layer)
+
+
+def _one_layer(like: Any) -> Any:
+    sharding = NamedSharding(like.sharding.mesh, PartitionSpec(*like.sharding.spec[1:]))
+    return jax.ShapeDtypeStruct(like.shape[1:], like.dtype, sharding=sharding)
 
 
 def stored_values(
@@ -125,8 +130,7 @@ def stored_values(
     if scale is None:
         yield weight.name, value
         return
-    wide = value.astype(np.float32)
-    quantization = weight.quantization(dtype)
+    wide, quantization = value.astype(np.float32), weight.quantization(dtype)
     if quantization is not None and quantization.codes_dtype is not None:
         exponents = shared_exponents(_group_maxima(weight, np.abs(wide), scale))
         yield weight.name, encoded(wide, _of_group(weight, exponents))
@@ -135,29 +139,33 @@ def stored_values(
     stored = JAX_DTYPES[values_dtype(dtype)]
     is_integer = jnp.issubdtype(stored, jnp.integer)
     largest = float((jnp.iinfo if is_integer else jnp.finfo)(stored).max)
-    block = None if quantization is None else quantization.square_block
+
+    def rounded(scales: np.ndarray) -> np.ndarray:
+        return scales.astype(JAX_DTYPES[scale.dtype or dtype]).astype(np.float32)
+
     if quantization is not None and quantization.has_groups:
-        scales = _rounded(_group_maxima(weight, np.abs(wide), scale) / largest, scale)
+        scales = rounded(_group_maxima(weight, np.abs(wide), scale) / largest)
         factors = _of_group(weight, scales)
-    elif block is None:
+    elif quantization is None or quantization.square_block is None:
         magnitudes = np.abs(wide).max(axis=weight.inputs, keepdims=True)
-        factors = scales = _rounded(magnitudes / largest, scale)
+        factors = scales = rounded(magnitudes / largest)
     else:
-        scales = _block_maxima(weight, np.abs(wide), block) / largest
-        factors = _of_elements(weight, scales, block)
+        block = quantization.square_block
+        sizes = [prod(weight.shape[i] for i in group) for group in weight.matrix_dims]
+        padding = [(0, 0), *((0, -size % block) for size in sizes[1:])]
+        padded = np.pad(np.abs(wide).reshape(sizes), padding)
+        # [*experts, input blocks, block, output blocks, block]
+        blocks = padded.reshape(sizes[0], -1, block, padded.shape[2] // block, block)
+        scales = blocks.max(axis=(2, 4)) / largest
+        factors = scales.repeat(block, 1).repeat(block, 2)[:, : sizes[1], : sizes[2]]
+        factors = factors.reshape(weight.shape)
     factors = np.where(factors == 0, 1, factors)
     yield weight.name, np.rint(wide / factors) if is_integer else wide / factors
     yield scale.name, np.where(scales == 0, 1, scales).reshape(scale.shape)
 
 
-def _rounded(scales: np.ndarray, scale: Weight) -> np.ndarray:
-    assert scale.dtype is not None
-    return scales.astype(JAX_DTYPES[scale.dtype]).astype(np.float32)
-
-
 def _group_maxima(weight: Weight, values: np.ndarray, scale: Weight) -> np.ndarray:
-    last = max(weight.inputs)
-    shape = list(scale.shape)
+    last, shape = max(weight.inputs), list(scale.shape)
     shape.insert(last + 1, -1)
     return values.reshape(shape).max(axis=last + 1)
 
@@ -165,38 +173,6 @@ def _group_maxima(weight: Weight, values: np.ndarray, scale: Weight) -> np.ndarr
 def _of_group(weight: Weight, scales: np.ndarray) -> np.ndarray:
     last = max(weight.inputs)
     return scales.repeat(weight.shape[last] // scales.shape[last], axis=last)
-
-
-def _block_maxima(weight: Weight, values: np.ndarray, block: int) -> np.ndarray:
-    """The largest value of each block, [*experts, input blocks, output blocks]."""
-    sizes = [prod(weight.shape[i] for i in group) for group in weight.matrix_dims]
-    padding = [(0, 0), *((0, -size % block) for size in sizes[1:])]
-    padded = np.pad(values.reshape(sizes), padding)
-    blocks = padded.reshape(sizes[0], -1, block, padded.shape[2] // block, block)
-    return blocks.max(axis=(2, 4))
-
-
-def _of_elements(weight: Weight, scales: np.ndarray, block: int) -> np.ndarray:
-    _, n_inputs, n_outputs = (prod(weight.shape[i] for i in group) for group in weight.matrix_dims)
-    factors = scales.repeat(block, 1).repeat(block, 2)[:, :n_inputs, :n_outputs]
-    return factors.reshape(weight.shape)
-
-
-def _one_layer(like: Any) -> Any:
-    sharding = NamedSharding(like.sharding.mesh, PartitionSpec(*like.sharding.spec[1:]))
-    return jax.ShapeDtypeStruct(like.shape[1:], like.dtype, sharding=sharding)
-
-
-def _stack(values: list[Any]) -> Any:
-    return jnp.stack(values)
-
-
-def _tensor(weight: Weight, layer: int | None, read_tensor: ReadTensor) -> np.ndarray:
-    if "{expert}" not in weight.checkpoint:
-        return read_tensor(weight.checkpoint.format(layer=layer))
-    n_experts = weight.shape[weight.dims.index(Dim.EXPERT)]
-    names = (weight.checkpoint.format(layer=layer, expert=index) for index in range(n_experts))
-    return np.stack([read_tensor(name) for name in names])
 
 
 def empty_cache(program: BuiltProgram) -> Any:
@@ -217,36 +193,32 @@ def random_weights(program: BuiltProgram, *, seed: int, n_experts: int | None = 
     makers: dict[Any, Any] = {}
     values: list[Any] = []
     for index, (path, like) in enumerate(leaves):
-        make = _maker(str(path[-1]), n_experts)
-        key = (make, like.shape, like.dtype, like.format)
+        name = str(path[-1])
+        key = (_role(name), like.shape, like.dtype, like.format)
         if key not in makers:
-            bound = partial(make, shape=like.shape, dtype=like.dtype)
+            bound = partial(
+                _made, name=key[0], shape=like.shape, dtype=like.dtype, n_experts=n_experts
+            )
             makers[key] = jax.jit(bound, out_shardings=like.format)
         values.append(makers[key](np.uint32(seed * len(leaves) + index)))
     return jax.tree.unflatten(structure, values)
 
 
-def _maker(name: str, n_experts: int | None) -> Any:
-    if "norm" in name:
-        return _ones
-    if SCALE_SUFFIX in name:
-        return _scales
-    return partial(_random_experts, n_experts=n_experts) if TABLE in name else _hashed
+def _role(name: str) -> str:
+    """What an array is, by its name: a norm, scales, a table of experts or other weights."""
+    return next((role for role in ("norm", SCALE_SUFFIX, TABLE) if role in name), "")
 
 
-def _ones(_seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
-    return jnp.ones(shape, dtype)
-
-
-def _scales(_seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
-    if dtype == jnp.uint8:
-        return jnp.full(shape, RANDOM_EXPONENT, dtype)
-    largest = RANDOM_LARGEST if dtype == jnp.float32 else LARGEST_INT4
-    return jnp.full(shape, RANDOM_SCALE / largest, dtype)
-
-
-def _hashed(seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Uniform values in +-RANDOM_SCALE, or +-RANDOM_LARGEST or its int4 equal if they are quantized."""
+def _made(seed: Any, *, name: str, shape: tuple[int, ...], dtype: Any, n_experts: Any) -> Any:
+    """Random values in +-RANDOM_SCALE, or +-RANDOM_LARGEST or its int4 equal if they are quantized, by their role."""
+    if name == TABLE:
+        return _random_experts(seed, shape=shape, dtype=dtype, n_experts=n_experts)
+    if name == "norm":
+        return jnp.ones(shape, dtype)
+    if name == SCALE_SUFFIX:
+        largest = RANDOM_LARGEST if dtype == jnp.float32 else LARGEST_INT4
+        exponents = dtype == jnp.uint8
+        return jnp.full(shape, RANDOM_EXPONENT if exponents else RANDOM_SCALE / largest, dtype)
     largest = RANDOM_LARGEST if jnp.dtype(dtype).itemsize == 1 else RANDOM_SCALE
     largest = LARGEST_INT4 if dtype == jnp.int4 else largest
     unit = (_bits(seed, shape) >> 8).astype(jnp.float32)

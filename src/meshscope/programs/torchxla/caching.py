@@ -12,12 +12,10 @@ import torch_xla
 import transformers
 from transformers.cache_utils import StaticLayer
 
-from meshscope.events.enums import Phase
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.mechanisms.latent import latent_of
-from meshscope.model.model import Model
 from meshscope.plans.caches import cache_slots, layer_cache
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.stages import stacked_layers
@@ -25,6 +23,8 @@ from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors
 
 INDEX_KEYS = "index_keys"
+ARRAYS = ("keys", "values")
+STAGES = ("pp",)
 
 
 @dataclass
@@ -34,91 +34,77 @@ class States:
     arrays: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """Shape of a layer's cache per position: heads, and the width of each of the two arrays."""
-
-    n_heads: int
-    widths: tuple[int, int]
-    spec: Spec
-
-
-def kept(experiment: Experiment, tensors: Tensors, layer: Layer) -> Kept:
-    """The cache of a layer: keys and values, or the two parts of a latent."""
-    layouts, attention = tensors.layouts, experiment.model.attention
-    context = layouts.axes("cp")
-    if attention.mechanism is Mechanism.GROUPED:
-        of_layer = grouped_of(attention).with_heads_of(layer.attention)
-        heads = layouts.split_heads(of_layer.n_kv_heads)
-        spec: Spec = (layouts.data, heads, context, ())
-        return Kept(n_heads=of_layer.n_kv_heads, widths=of_layer.head_widths, spec=spec)
-    latent = latent_of(attention)
-    spec = (layouts.data, (), context, ())
-    return Kept(n_heads=1, widths=(latent.kv_rank, latent.rope_dim), spec=spec)
-
-
-def n_cache_slots(experiment: Experiment) -> int:
-    """Cache slots T over all cp devices."""
-    return cache_slots(experiment.plan, experiment.workload) * experiment.plan.cp
-
-
 @dataclass(frozen=True, slots=True)
 class Caches:
     """Builds the cache of one phase."""
 
-    experiment: Experiment
-    phase: Phase
     tensors: Tensors
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment of the program."""
+        return self.tensors.experiment
 
     def arguments(self, position: Any) -> Any:
         """A cache filled up to `position`, whose arrays are program arguments."""
         described, plan = self.experiment.model, self.experiment.plan
         layers = [layer for layer in described.layers if not layer.shares_cache]
         if plan.pp == 1:
-            cached = [self._layer(index, layer, position) for index, layer in enumerate(layers)]
+            cached = [self._layer(index, layer, position, ()) for index, layer in enumerate(layers)]
             return transformers.Cache(layers=cached)
         stacks = stacked_layers(described.layers, plan.pp)
-        first_of = [_first(stacks[index]) for index in range(len(layers))]
-        stacked = {i: self._layer(i, layers[i], position) for i in sorted({*first_of})}
-        return transformers.Cache(layers=[stacked[first] for first in first_of])
+        firsts = [next(x for x in stacks[i] if x is not None) for i in range(len(layers))]
+        stacked = {
+            first: self._layer(first, layers[first], position, stacks[first])
+            for first in sorted({*firsts})
+        }
+        return transformers.Cache(layers=[stacked[first] for first in firsts])
 
-    def _layer(self, index: int, layer: Layer, position: Any) -> Any:
-        """The arrays of one layer: keys and values [B, K, T, H], or those that the plan declares."""
-        experiment = self.experiment
-        if _has_states(experiment.model, layer):
+    @property
+    def n_slots(self) -> int:
+        """Cache slots T over all cp devices."""
+        return cache_slots(self.experiment.plan, self.experiment.workload) * self.experiment.plan.cp
+
+    def _layer(self, index: int, layer: Layer, position: Any, stack: tuple[int | None, ...]) -> Any:
+        """The arrays of one layer: keys and values [B, K, T, H] or two parts of a latent, or those that the plan declares."""
+        experiment, layouts = self.experiment, self.tensors.layouts
+        plan, attention, workload = experiment.plan, experiment.model.attention, experiment.workload
+        if experiment.model.attention_of(layer).mechanism in {
+            Mechanism.COMPRESSED,
+            Mechanism.LINEAR,
+        }:
             return self._states(index, layer)
-        cached: Any = self._empty(index, layer, position)
-        plan, what = experiment.plan, kept(experiment, self.tensors, layer)
-        n_slots = n_cache_slots(experiment)
-        layers = stacked_layers(experiment.model.layers, plan.pp)[index] if plan.pp > 1 else ()
-        batch, dtype = experiment.workload.batch, TORCH_DTYPES[experiment.workload.cache_dtype]
-        for name, width in zip(ARRAYS, what.widths, strict=True):
-            shape, full = (batch, what.n_heads, n_slots, width), argument_name(index, name)
-            array = self.tensors.argument(full, shape, dtype, what.spec, layers=layers)
+        if attention.mechanism is Mechanism.GROUPED:
+            of_layer = grouped_of(attention).with_heads_of(layer.attention)
+            n_heads, widths = of_layer.n_kv_heads, of_layer.head_widths
+            heads = layouts.split_heads(n_heads)
+        else:
+            latent = latent_of(attention)
+            n_heads, widths, heads = 1, (latent.kv_rank, latent.rope_dim), ()
+        spec: Spec = (layouts.data, heads, layouts.axes("cp"), ())
+        if plan.pp > 1:
+            cached: Any = StageLayer(self, spec)
+        elif plan.cp > 1:
+            cached = ContextLayer(self, spec)
+        elif (index_keys := self._index_keys(index, layer)) is not None:
+            cached = IndexedLayer(self.n_slots, position, index_keys)
+        else:
+            # Windows are in the mask: a layer with one would keep fewer slots and move them in each step.
+            cached = StaticLayer(max_cache_len=self.n_slots)
+        dtype = TORCH_DTYPES[workload.cache_dtype]
+        for name, width in zip(ARRAYS, widths, strict=True):
+            shape, full = (workload.batch, n_heads, self.n_slots, width), argument_name(index, name)
+            array = self.tensors.argument(full, shape, dtype, spec, layers=stack)
             if isinstance(cached, StageLayer):
                 cached.arrays[name] = array
             else:
                 setattr(cached, name, array)
         cached.dtype, cached.device = dtype, position.device
-        cached.batch_size, cached.num_heads = batch, what.n_heads
-        cached.k_head_dim, cached.v_head_dim = what.widths
+        cached.batch_size, cached.num_heads = workload.batch, n_heads
+        cached.k_head_dim, cached.v_head_dim = widths
         cached.cumulative_length = position.clone()  # each layer advances its counter
         cached.is_initialized = True
         return cached
-
-    def _empty(self, index: int, layer: Layer, position: Any) -> StaticLayer:
-        n_slots, plan = n_cache_slots(self.experiment), self.experiment.plan
-        if plan.pp > 1:
-            spec = kept(self.experiment, self.tensors, layer).spec
-            is_prompt = self.phase is Phase.PREFILL
-            return StageLayer(n_slots, spec, self.experiment, is_prompt=is_prompt)
-        if plan.cp > 1:
-            return ContextLayer(self, n_slots, layer)
-        index_keys = self._index_keys(index, layer)
-        if index_keys is not None:
-            return IndexedLayer(n_slots, position, index_keys)
-        # Windows are in the mask: a layer with one would keep fewer slots and move them in each step.
-        return StaticLayer(max_cache_len=n_slots)
 
     def _index_keys(self, index: int, layer: Layer) -> Any:
         """The keys [B, T, H] of the indexer; None for a layer that has none or takes the choice of an earlier one."""
@@ -128,7 +114,7 @@ class Caches:
         is_latent = attention.mechanism is Mechanism.LATENT
         if choice is None or not is_latent or layer.attention is AttentionKind.SHARED:
             return None
-        shape = (workload.batch, n_cache_slots(experiment), choice[0].head_dim)
+        shape = (workload.batch, self.n_slots, choice[0].head_dim)
         name, dtype = argument_name(index, INDEX_KEYS), TORCH_DTYPES[workload.cache_dtype]
         return self.tensors.argument(name, shape, dtype, (layouts.data, (), ()))
 
@@ -138,20 +124,12 @@ class Caches:
         workload, arrays = experiment.workload, dict[str, Any]()
         for array in layer_cache(experiment.model, experiment.plan, layer):
             *heads, width = array.shape
-            shape = (workload.batch, *heads, array.n_slots(n_cache_slots(experiment)), width)
+            shape = (workload.batch, *heads, array.n_slots(self.n_slots), width)
             of_heads = (layouts.split(dim) for dim in array.dims[:-1])
             spec: Spec = (layouts.data, *of_heads, (), ())
             name, dtype = argument_name(index, array.name), array.dtype or workload.cache_dtype
             arrays[array.name] = self.tensors.argument(name, shape, TORCH_DTYPES[dtype], spec)
         return States(arrays)
-
-
-def _first(layers: tuple[int | None, ...]) -> int:
-    return next(layer for layer in layers if layer is not None)
-
-
-def _has_states(model: Model, layer: Layer) -> bool:
-    return model.attention_of(layer).mechanism in {Mechanism.COMPRESSED, Mechanism.LINEAR}
 
 
 class ContextLayer(StaticLayer):
@@ -160,32 +138,23 @@ class ContextLayer(StaticLayer):
     The slots of a device are contiguous: T is [cp, slots per device].
     """
 
-    def __init__(self, caches: Caches, n_slots: int, layer: Layer) -> None:
-        super().__init__(max_cache_len=n_slots)
-        self.caches = caches
-        self.layer = layer
+    def __init__(self, caches: Caches, spec: Spec) -> None:
+        super().__init__(max_cache_len=caches.n_slots)
+        self.caches, self.spec = caches, spec
 
     def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Prefill attends to the given keys and values, decode to the whole cache."""
         given = (key_states, value_states)
         self.cumulative_length.add_(key_states.shape[2])
-        self.keys, self.values = (
-            self._written(array, x)
-            for array, x in zip((self.keys, self.values), given, strict=True)
-        )
-        return given if self.caches.phase is Phase.PREFILL else (self.keys, self.values)
-
-    def _written(self, array: Any, x: Any) -> Any:
-        """The array [B, K, T, H] with those of this step, x [B, K, S, H]."""
-        if self.caches.phase is Phase.PREFILL:
-            return self._with_blocks(array, x)
-        return torch.where(self._is_here(), x.to(array.dtype), array)
+        is_prompt = not self.caches.tensors.is_decode
+        write = self._with_blocks if is_prompt else self._with_token
+        self.keys, self.values = map(write, (self.keys, self.values), given)
+        return given if is_prompt else (self.keys, self.values)
 
     def _with_blocks(self, array: Any, x: Any) -> Any:
-        """Write each device's block of x [B, K, S, H] into its first slots."""
+        """The array [B, K, T, H] with each device's block of x [B, K, S, H] in its first slots."""
         tensors, size = self.caches.tensors, self.caches.experiment.plan.cp
-        spec = kept(self.caches.experiment, tensors, self.layer).spec
-        shares: Spec = (*spec[:3], (), ())
+        shares: Spec = (*self.spec[:3], (), ())
         held, new = (
             tensors.annotate(a.reshape(*a.shape[:2], size, -1, a.shape[3]), shares)
             for a in (array, x)
@@ -193,8 +162,8 @@ class ContextLayer(StaticLayer):
         both = torch.cat([new, held[:, :, :, new.shape[3] :]], dim=3)
         return tensors.annotate(both, shares).reshape(array.shape)
 
-    def _is_here(self) -> Any:
-        """[1, 1, T, 1]: whether a slot belongs to the token of this step.
+    def _with_token(self, array: Any, x: Any) -> Any:
+        """The array with x [B, K, 1, H] in the slot of the token of this step.
 
         An indexed copy would be equivalent, but the partitioner gathers the cache for it.
         """
@@ -205,7 +174,8 @@ class ContextLayer(StaticLayer):
         n_each = cache_slots(experiment.plan, experiment.workload)
         slot = owner * n_each + n_prompt // size + turn
         slots = torch.arange(self.max_cache_len, device=position.device)
-        return (slots == slot)[None, None, :, None]
+        is_here = (slots == slot)[None, None, :, None]
+        return torch.where(is_here, x.to(array.dtype), array)
 
 
 def argument_name(index: int, array: str) -> str:
@@ -231,10 +201,6 @@ def new_arrays(cache: Any, tensors: Tensors) -> dict[str, Any]:
     return arrays
 
 
-ARRAYS = ("keys", "values")
-STAGES = ("pp",)
-
-
 class StageLayer(StaticLayer):
     """Keys and values [P, B, K, T, H], of which a device has [b, ...] in the manual region of the pipeline.
 
@@ -243,17 +209,15 @@ class StageLayer(StaticLayer):
     """
 
     local: dict[str, Any]
-    rows: Any
+    rows: Any  # the sequences [m] of the device's batch that the layer runs for
     new: tuple[Any, ...]
     seen: tuple[Any, ...]
 
-    def __init__(
-        self, n_slots: int, spec: Spec, experiment: Experiment, *, is_prompt: bool
-    ) -> None:
-        super().__init__(max_cache_len=n_slots)
+    def __init__(self, caches: Caches, spec: Spec) -> None:
+        super().__init__(max_cache_len=caches.n_slots)
         self.arrays: dict[str, Any] = {}
-        self.spec = spec
-        self.experiment, self.is_prompt = experiment, is_prompt
+        self.spec, self.experiment = spec, caches.experiment
+        self.is_prompt = not caches.tensors.is_decode
 
     def enter(self, tensors: Tensors) -> None:
         """Enter the manual region with this device's shard of the arrays and the position of this step."""
@@ -270,10 +234,6 @@ class StageLayer(StaticLayer):
             name: tensors.left(array[None], (STAGES, *self.spec))
             for name, array in self.local.items()
         }
-
-    def start(self, rows: Any) -> None:
-        """Start a layer for the sequences `rows` [m] of the device's batch."""
-        self.rows = rows
 
     def get_seq_length(self) -> Any:
         """The position of the first token of this step on this device."""
@@ -296,18 +256,14 @@ class StageLayer(StaticLayer):
         new = x.to(held.dtype)
         if self.rank is None:
             places = places + self.cumulative_length
-        elif not self.is_prompt:
-            places, is_here = self._slot()
+        elif not self.is_prompt:  # one device of cp writes the token of a decode step
+            size, n_prompt = self.experiment.plan.cp, self.experiment.workload.prompt
+            number = (self.cumulative_length - n_prompt).reshape(1)
+            places, is_here = n_prompt // size + number // size, number % size == self.rank
             new = torch.where(is_here, new, now.index_select(2, places))
         now = now.index_copy(2, places, new)
         self.local[name] = held.index_copy(0, self.rows, now)
         return x if self.rank is not None and self.is_prompt else now
-
-    def _slot(self) -> tuple[Any, Any]:
-        """The slot [1] of the token of a decode step, and whether this device of cp writes it."""
-        size, n_prompt = self.experiment.plan.cp, self.experiment.workload.prompt
-        number = (self.cumulative_length - n_prompt).reshape(1)
-        return n_prompt // size + number // size, number % size == self.rank
 
 
 class IndexedLayer(StaticLayer):

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import apply_rotary_pos_emb
 
-from meshscope.events.enums import Phase
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import Indexer
 from meshscope.model.mechanisms.compressed import CompressedAttention
@@ -35,7 +34,7 @@ from meshscope.programs.torchxla.context import (
     is_seen,
     partial_softmax,
 )
-from meshscope.programs.torchxla.tensors import Tensors
+from meshscope.programs.torchxla.tensors import Replacement, Tensors
 
 Keys = tuple[Any, Any]  # keys [B, T, H], which are also the values, and their mask [.., S, T]
 
@@ -45,67 +44,56 @@ class Slots:
     """Reads and writes arrays [B, T, width] of a layer at the positions [S] of one step."""
 
     states: States
-    phase: Phase
+    is_decode: bool
     positions: Any
 
     def read(self, name: str, dtype: Any) -> Any:
         """The whole array."""
         return self.states.arrays[name].to(dtype)
 
-    def write(self, name: str, new: Any, slots: Any) -> None:
-        """Write `new` [B, n, width] to the slots [n]."""
+    def write(self, name: str, new: Any, slots: Any = None) -> None:
+        """Write `new` [B, n, width] to the slots [n], or to the first ones."""
         array = self.states.arrays[name]
-        self.states.arrays[name] = array.index_copy(1, slots, new.to(array.dtype))
-
-    def write_first(self, name: str, new: Any) -> None:
-        """Write `new` [B, n, width] to the first slots."""
-        array = self.states.arrays[name]
-        parts = [new.to(array.dtype), array[:, new.shape[1] :]]
-        self.states.arrays[name] = torch.cat(parts, dim=1)
+        new = new.to(array.dtype)
+        if slots is None:
+            whole = torch.cat([new, array[:, new.shape[1] :]], dim=1)
+        else:
+            whole = array.index_copy(1, slots, new)
+        self.states.arrays[name] = whole
 
     def write_latest(self, name: str, new: Any) -> None:
         """Write the latest of `new` [B, S, width] to a ring buffer."""
         n_slots, n_new = self.states.arrays[name].shape[1], new.shape[1]
-        if self.phase is Phase.DECODE:
+        if self.is_decode:
             self.write(name, new, self.positions % n_slots)
             return
         if n_new > n_slots:  # a prompt starts at position 0
             new = torch.roll(new[:, -n_slots:], n_new % n_slots, dims=1)
-        self.write_first(name, new)
-
-    def latest(self, name: str, dtype: Any) -> tuple[Any, Any]:
-        """A ring buffer [B, T, width] in decode, and the positions [T] in it, negative if there is none."""
-        array = self.read(name, dtype)
-        slots = torch.arange(array.shape[1], device=array.device)
-        return array, self.positions - (self.positions - slots) % array.shape[1]
+        self.write(name, new)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionStep:
-    """What the attention of all layers shares in one phase; `rotary` is the model's rotary embedding."""
-
-    phase: Phase
-    tensors: Tensors
-    rotary: Any
-
-
-class EntryAttention(torch.nn.Module):
+class EntryAttention(Replacement):
     """The attention of one layer of DeepSeek-V4, which replaces the module of transformers."""
 
-    def __init__(self, replaced: Any, kind: AttentionKind, of: CompressedAttention) -> None:
-        super().__init__()
-        self.q_a_proj, self.q_a_norm = replaced.q_a_proj, replaced.q_a_norm
-        self.q_b_proj, self.q_b_norm = replaced.q_b_proj, replaced.q_b_norm
-        self.kv_proj, self.kv_norm = replaced.kv_proj, replaced.kv_norm
-        self.o_a_proj, self.o_b_proj = replaced.o_a_proj, replaced.o_b_proj
-        self.sinks = replaced.sinks
-        self.compressor = replaced.compressor
+    def __init__(
+        self,
+        replaced: Any,
+        kind: AttentionKind,
+        of: CompressedAttention,
+        tensors: Tensors,
+        decoder: Any,
+    ) -> None:
+        super().__init__(
+            replaced, "q_a_proj", "q_a_norm", "q_b_proj", "q_b_norm", "kv_proj", "kv_norm"
+        )
+        self.keep(replaced, "o_a_proj", "o_b_proj", "sinks", "compressor")
         self.layer_idx, self.kind, self.of = replaced.layer_idx, kind, of
         if self.compressor is not None:
             del self.compressor.rotary_emb
             if kind is AttentionKind.COMPRESSED_SPARSE:
                 del self.compressor.indexer.rotary_emb
-        self.step: CompressionStep | None = None
+        self.tensors = tensors
+        self._around = (decoder,)  # in a tuple, as it is no module of this one
 
     def forward(
         self,
@@ -116,43 +104,32 @@ class EntryAttention(torch.nn.Module):
         **_: Any,
     ) -> tuple[Any, None]:
         """[B, S, D] -> [B, S, D], and the arrays of the cache's layer replaced."""
-        assert self.step is not None
         x, positions = hidden_states, position_ids[0]
         is_plain = self.kind is AttentionKind.SLIDING
         cos, sin = position_embeddings["main" if is_plain else "compress"]
         states = past_key_values.layers[self.layer_idx]
-        cache = Slots(states=states, phase=self.step.phase, positions=positions)
+        cache = Slots(states=states, is_decode=self.tensors.is_decode, positions=positions)
         q_latent = self.q_a_norm(self.q_a_proj(x))
         q = self.q_b_proj(q_latent).reshape(*x.shape[:2], -1, self.of.head_dim)
-        q = self._by_heads(apply_rotary_pos_emb(self.q_b_norm(q), cos, sin, unsqueeze_dim=2))
+        q = self.tensors.by_heads(apply_rotary_pos_emb(self.q_b_norm(q), cos, sin, unsqueeze_dim=2))
         parts = [self._window(x, cache, (cos, sin))]
         if not is_plain:
             parts += self._entries(x, q_latent, cache, (cos, sin))
         out = self._attended(q, parts)
         # Values turn like keys; this turns them back.
-        out = self._by_heads(apply_rotary_pos_emb(out, cos, -sin, unsqueeze_dim=2))
+        out = self.tensors.by_heads(apply_rotary_pos_emb(out, cos, -sin, unsqueeze_dim=2))
         weight = self.o_a_proj.weight.reshape(self.of.n_groups, self.of.group_rank, -1)
-        out = self._by_heads(out.reshape(*x.shape[:2], self.of.n_groups, -1))
-        out = self._by_heads(torch.einsum("bsgi,gri->bsgr", out, weight))
+        out = self.tensors.by_heads(out.reshape(*x.shape[:2], self.of.n_groups, -1))
+        out = self.tensors.by_heads(torch.einsum("bsgi,gri->bsgr", out, weight))
         return self.o_b_proj(out.reshape(*x.shape[:2], -1)), None
 
-    @property
-    def _tensors(self) -> Tensors:
-        assert self.step is not None
-        return self.step.tensors
-
-    def _by_heads(self, x: Any) -> Any:
-        """An array [B, S, heads or groups, width]."""
-        layouts = self._tensors.layouts
-        return self._tensors.annotate(x, (layouts.data, (), layouts.axes("tp"), ()))
-
     def _whole(self, x: Any) -> Any:
-        layouts = self._tensors.layouts
-        return self._tensors.annotate(x, (layouts.data, *((),) * (x.dim() - 1)))
+        layouts = self.tensors.layouts
+        return self.tensors.annotate(x, (layouts.data, *((),) * (x.dim() - 1)))
 
     def _attended(self, q: Any, parts: list[Keys]) -> Any:
         """Attention of q [B, S, N, H] to the parts, with the sinks of heads."""
-        annotate, layouts = self._tensors.annotate, self._tensors.layouts
+        annotate, layouts = self.tensors.annotate, self.tensors.layouts
         heads = layouts.axes("tp")
         scores = Scores(scale=self.of.head_dim**-0.5, softcap=None, window=None)
         grouped = annotate(q.transpose(1, 2)[:, None], (layouts.data, (), heads, (), ()))
@@ -162,15 +139,17 @@ class EntryAttention(torch.nn.Module):
         ]
         sinks = annotate(self.sinks[None], ((), heads))
         out = reduce(PartialSoftmax.merged, partials).normalized(sinks)
-        return self._by_heads(out[:, 0].transpose(1, 2).to(q.dtype))
+        return self.tensors.by_heads(out[:, 0].transpose(1, 2).to(q.dtype))
 
     def _window(self, x: Any, cache: Slots, angles: tuple[Any, Any]) -> Keys:
         kv = self.kv_norm(self.kv_proj(x))
         kv = apply_rotary_pos_emb(kv[:, None], *angles)[:, 0]
         places = cache.positions
         cache.write_latest("window", kv)
-        if cache.phase is Phase.DECODE:
-            kv, places = cache.latest("window", x.dtype)
+        if cache.is_decode:
+            kv, now = cache.read("window", x.dtype), cache.positions
+            # Negative where there is no position yet.
+            places = now - (now - torch.arange(kv.shape[1], device=x.device)) % kv.shape[1]
         return kv, is_seen(cache.positions, places, self.of.window) & (places >= 0)
 
     def _entries(self, x: Any, q_latent: Any, cache: Slots, angles: tuple[Any, Any]) -> list[Keys]:
@@ -207,7 +186,7 @@ class EntryAttention(torch.nn.Module):
         kv, gate = of.kv_proj(x), of.gate_proj(x)
         for part, new in (("kv", kv), ("gate", gate)):
             cache.write_latest(f"{name}_{part}", new)
-        if cache.phase is Phase.DECODE:
+        if cache.is_decode:
             kv, gate = (self._last_windows(f"{name}_{part}", x, cache) for part in ("kv", "gate"))
             ages = torch.arange(kv.shape[1] - 1, -1, -1, device=x.device)
             windows = cache.positions // self._rate - ages
@@ -216,7 +195,7 @@ class EntryAttention(torch.nn.Module):
             return cache.read(name, x.dtype)
         kv, gate = (_windows(y, self._rate) for y in (kv, gate))
         entries = self._pooled(of, kv, gate, torch.arange(kv.shape[1], device=x.device))
-        cache.write_first(name, entries)
+        cache.write(name, entries)
         return entries
 
     def _last_windows(self, name: str, x: Any, cache: Slots) -> Any:
@@ -229,7 +208,6 @@ class EntryAttention(torch.nn.Module):
 
     def _pooled(self, of: Any, kv: Any, gate: Any, windows: Any) -> Any:
         """Entries [B, E, H] of windows [B, E, M, C] with numbers [E]: weighted sums, normed and turned."""
-        assert self.step is not None
         width = of.kv_norm.weight.shape[0]
         gate = gate + of.position_bias
         if kv.shape[-1] > width:  # the first channels belong to the entry after this one
@@ -244,7 +222,9 @@ class EntryAttention(torch.nn.Module):
             )
         shares = torch.softmax(gate.float(), dim=2).to(kv.dtype)
         entries = of.kv_norm((kv * shares).sum(dim=2))
-        cos, sin = self.step.rotary(entries, (windows * self._rate)[None], layer_type="compress")
+        cos, sin = self._around[0].rotary_emb(
+            entries, (windows * self._rate)[None], layer_type="compress"
+        )
         return apply_rotary_pos_emb(entries[:, None], cos, sin)[:, 0]
 
 
@@ -254,17 +234,16 @@ def _windows(x: Any, rate: int) -> Any:
     return x[:, : n_windows * rate].reshape(x.shape[0], n_windows, rate, x.shape[-1])
 
 
-class ChosenPositions(torch.nn.Module):
+class ChosenPositions(Replacement):
     """The indexer of transformers' DeepSeek-V3.2 and GLM-5, which returns a mask instead of indices."""
 
-    def __init__(self, replaced: Any, attention: LatentAttention) -> None:
-        super().__init__()
-        self.wq_b, self.wk, self.k_norm = replaced.wq_b, replaced.wk, KeyNorm(replaced.k_norm)
-        self.weights_proj, self.layer_idx = replaced.weights_proj, replaced.layer_idx
+    def __init__(self, replaced: Any, attention: LatentAttention, tensors: Tensors) -> None:
+        super().__init__(replaced, "wq_b", "wk", "weights_proj", "layer_idx")
+        self.k_norm = KeyNorm(replaced.k_norm)
         assert attention.indexer is not None
         self.of: Indexer = attention.indexer
         self.rope_dim = attention.rope_dim
-        self.tensors: Tensors | None = None
+        self.tensors = tensors
 
     def forward(  # noqa: PLR0913, PLR0917  the interface of transformers
         self,
@@ -276,7 +255,6 @@ class ChosenPositions(torch.nn.Module):
         past_key_values: Any,
     ) -> Any:
         """The mask [B, S, T] of the best positions that `attention_mask` [1, S, T] does not hide."""
-        assert self.tensors is not None
         cos, sin = (x[:, :, None, : self.rope_dim // 2] for x in position_embeddings)
         q = self.wq_b(q_resid).reshape(*q_resid.shape[:2], self.of.n_heads, -1)
         q = self._turned(q, cos, sin)
@@ -298,15 +276,14 @@ class ChosenPositions(torch.nn.Module):
         return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1)
 
 
-class KeyNorm(torch.nn.Module):
+class KeyNorm(Replacement):
     """A layer norm of elementary operations.
 
     torch_xla traces that of torch as a batch norm, which XLA expands into operations without a sharding.
     """
 
     def __init__(self, replaced: torch.nn.LayerNorm) -> None:
-        super().__init__()
-        self.weight, self.bias, self.eps = replaced.weight, replaced.bias, replaced.eps
+        super().__init__(replaced, "weight", "bias", "eps")
 
     def forward(self, x: Any) -> Any:
         """[..., H] -> [..., H]."""

@@ -5,7 +5,7 @@ from typing import Any, assert_never
 from meshscope.errors import PlanError, SpecError
 from meshscope.model.families import HYBRID_FAMILIES, SPARSE_FAMILIES, Family
 from meshscope.model.layers import AttentionKind, MlpKind
-from meshscope.model.mechanisms.attention import Mechanism
+from meshscope.model.mechanisms.attention import Indexer, Mechanism
 from meshscope.model.mechanisms.compressed import compressed_of
 from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.mechanisms.latent import latent_of
@@ -46,12 +46,25 @@ LAYER_TYPES = {
 INDEXER_TYPES = {AttentionKind.FULL: "full", AttentionKind.SHARED: "shared"}
 
 
+# Names of the numbers of experts and of those of a token, and of the width of an expert.
+LOCAL_EXPERTS = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
+EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+ROUTED_EXPERTS = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+EXPERT_NAMES = {
+    **dict.fromkeys((Family.MIXTRAL, Family.LLAMA4, Family.GPT_OSS), LOCAL_EXPERTS),
+    **dict.fromkeys((Family.QWEN3_MOE, Family.QWEN3_NEXT, Family.QWEN3_5_MOE), EXPERTS),
+    Family.GEMMA4: ("num_experts", "top_k_experts", "moe_intermediate_size"),
+}
+
+
 def hugging_face_config(model: Model) -> dict[str, Any]:
     """The config with the key names of transformers 5, including `model_type`.
 
     A model truncated to fewer layers keeps the kinds of its layers, so lists are explicit.
     SpecError if this front end does not support a part of the model.
     """
+    sizes = {"max_position_embeddings": model.max_position, "intermediate_size": model.ffn}
+    attention = {Mechanism.LATENT: _latent, Mechanism.COMPRESSED: _compressed}
     return {
         "model_type": model.family.value,
         "hidden_size": model.hidden,
@@ -63,94 +76,94 @@ def hugging_face_config(model: Model) -> dict[str, Any]:
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
-        **({} if model.max_position is None else {"max_position_embeddings": model.max_position}),
-        **({} if model.ffn is None else {"intermediate_size": model.ffn}),
-        **_attention(model),
-        **_experts(model),
+        **_known(sizes),
+        **attention.get(model.attention.mechanism, _grouped)(model),
+        **(_no_experts(model) if model.moe is None else _experts(model, model.moe)),
     }
 
 
-def _attention(model: Model) -> dict[str, Any]:
-    match model.attention.mechanism:
-        case Mechanism.LATENT:
-            return _latent(model)
-        case Mechanism.COMPRESSED:
-            return _compressed(model)
-        case _:
-            return _grouped(model) | _linear(model)
+def _known(keys: dict[str, Any]) -> dict[str, Any]:
+    """The keys that have a value."""
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def _layer_types(model: Model) -> list[str]:
+    return [LAYER_TYPES[layer.attention] for layer in model.layers]
 
 
 def _grouped(model: Model) -> dict[str, Any]:
-    attention = grouped_of(model.attention)
+    attention, family = grouped_of(model.attention), model.family
+    ropes: dict[str, Any] = _rope(attention.rope)
+    if attention.sliding_rope is not None:
+        of_kinds = {
+            kind: attention.rope_of(kind) for kind in (AttentionKind.FULL, AttentionKind.SLIDING)
+        }
+        ropes = {LAYER_TYPES[kind]: _rope(rope) for kind, rope in of_kinds.items() if rope}
+    if family is Family.MINISTRAL3 and attention.temperature is not None:
+        ropes["llama_4_scaling_beta"] = attention.temperature.strength
     config: dict[str, Any] = {
         "num_attention_heads": attention.n_heads,
         "num_key_value_heads": attention.n_kv_heads,
         "head_dim": attention.head_dim,
-        "rope_parameters": _rope(attention.rope),
+        "rope_parameters": ropes,
     }
-    if model.family in HAS_ATTENTION_BIAS:
+    if family in HAS_ATTENTION_BIAS:
         config["attention_bias"] = attention.has_qkv_bias
-    if model.family in WINDOWED:
+    if family in WINDOWED | {Family.PHI3, Family.MIXTRAL}:
         config["sliding_window"] = attention.window
-        config["layer_types"] = [LAYER_TYPES[layer.attention] for layer in model.layers]
+    if family in WINDOWED or attention.linear is not None:
+        config["layer_types"] = _layer_types(model)
+    if (linear := attention.linear) is not None:
+        config |= {
+            "linear_num_key_heads": linear.n_key_heads,
+            "linear_num_value_heads": linear.n_value_heads,
+            "linear_key_head_dim": linear.key_dim,
+            "linear_value_head_dim": linear.value_dim,
+            "linear_conv_kernel_dim": linear.conv_width,
+        }
+    return config | _of_family(model)
+
+
+def _of_family(model: Model) -> dict[str, Any]:
+    attention = grouped_of(model.attention)
     match model.family:
         case Family.GEMMA2 | Family.GEMMA3:
-            config |= _gemma(model)
+            return {
+                "hidden_activation": "gelu_pytorch_tanh",
+                "query_pre_attn_scalar": round(attention.score_scale**-2),
+                "attn_logit_softcapping": attention.softcap,
+                "final_logit_softcapping": model.logit_softcap,
+            }
         case Family.GEMMA4:
-            config |= _gemma4(model)
+            full, inputs = attention.with_heads_of(AttentionKind.FULL), model.layer_inputs
+            return {
+                "hidden_activation": "gelu_pytorch_tanh",
+                "final_logit_softcapping": model.logit_softcap,
+                "global_head_dim": full.head_dim,
+                "num_global_key_value_heads": full.n_kv_heads,
+                "attention_k_eq_v": full.has_shared_values,
+                "hidden_size_per_layer_input": 0 if inputs is None else inputs.width,
+                "vocab_size_per_layer_input": model.vocab,
+                "num_kv_shared_layers": sum(layer.shares_cache for layer in model.layers),
+                "use_double_wide_mlp": model.has_wide_mlps,
+            }
         case Family.LLAMA4:
-            config |= _llama4(model)
-        case Family.MINISTRAL3 if attention.temperature is not None:
-            config["rope_parameters"]["llama_4_scaling_beta"] = attention.temperature.strength
+            return _llama4(model)
         case Family.GLM4_MOE:
-            config["use_qk_norm"] = attention.has_qk_norm
+            return {"use_qk_norm": attention.has_qk_norm}
         case Family.LLAMA:
-            config["mlp_bias"] = model.has_mlp_bias
-        case Family.PHI3 | Family.MIXTRAL:
-            config["sliding_window"] = attention.window
+            return {"mlp_bias": model.has_mlp_bias}
         case _:
-            pass
-    return config
-
-
-def _gemma(model: Model) -> dict[str, Any]:
-    attention = grouped_of(model.attention)
-    config: dict[str, Any] = {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": round(attention.score_scale**-2),
-        "attn_logit_softcapping": attention.softcap,
-        "final_logit_softcapping": model.logit_softcap,
-    }
-    if attention.sliding_rope is not None:
-        config["rope_parameters"] = _ropes(model)
-    return config
-
-
-def _gemma4(model: Model) -> dict[str, Any]:
-    attention = grouped_of(model.attention)
-    full, inputs = attention.with_heads_of(AttentionKind.FULL), model.layer_inputs
-    return {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "final_logit_softcapping": model.logit_softcap,
-        "global_head_dim": full.head_dim,
-        "num_global_key_value_heads": full.n_kv_heads,
-        "attention_k_eq_v": full.has_shared_values,
-        "hidden_size_per_layer_input": 0 if inputs is None else inputs.width,
-        "vocab_size_per_layer_input": model.vocab,
-        "num_kv_shared_layers": sum(layer.shares_cache for layer in model.layers),
-        "use_double_wide_mlp": model.has_wide_mlps,
-        "rope_parameters": _ropes(model),
-    }
+            return {}
 
 
 def _llama4(model: Model) -> dict[str, Any]:
     """Chunks in layers that turn queries and keys, and a temperature of queries in the others."""
     attention = grouped_of(model.attention)
-    kinds = [layer.attention for layer in model.layers]
     temperature = attention.temperature
     config: dict[str, Any] = {
-        "layer_types": [LAYER_TYPES[kind] for kind in kinds],
-        "no_rope_layers": [int(kind is AttentionKind.CHUNKED) for kind in kinds],
+        "layer_types": _layer_types(model),
+        "no_rope_layers": [int(x.attention is AttentionKind.CHUNKED) for x in model.layers],
         "attention_chunk_size": attention.window,
         "use_qk_norm": attention.has_l2_norm,
         "attn_temperature_tuning": temperature is not None,
@@ -158,28 +171,7 @@ def _llama4(model: Model) -> dict[str, Any]:
     }
     if temperature is not None:
         config |= {"floor_scale": temperature.floor, "attn_scale": temperature.strength}
-    return config if model.ffn is None else config | {"intermediate_size_mlp": model.ffn}
-
-
-def _linear(model: Model) -> dict[str, Any]:
-    linear = grouped_of(model.attention).linear
-    if linear is None:
-        return {}
-    return {
-        "layer_types": [LAYER_TYPES[layer.attention] for layer in model.layers],
-        "linear_num_key_heads": linear.n_key_heads,
-        "linear_num_value_heads": linear.n_value_heads,
-        "linear_key_head_dim": linear.key_dim,
-        "linear_value_head_dim": linear.value_dim,
-        "linear_conv_kernel_dim": linear.conv_width,
-    }
-
-
-def _ropes(model: Model) -> dict[str, Any]:
-    attention = grouped_of(model.attention)
-    kinds = (AttentionKind.FULL, AttentionKind.SLIDING)
-    ropes = {kind: attention.rope_of(kind) for kind in kinds}
-    return {LAYER_TYPES[kind]: _rope(rope) for kind, rope in ropes.items() if rope is not None}
+    return config | _known({"intermediate_size_mlp": model.ffn})
 
 
 def _latent(model: Model) -> dict[str, Any]:
@@ -197,17 +189,19 @@ def _latent(model: Model) -> dict[str, Any]:
     }
     if model.family is Family.DEEPSEEK_V3:
         config["rope_interleave"] = attention.rope.is_interleaved
-    indexer = attention.indexer
-    if indexer is not None:
-        config |= {
-            "index_n_heads": indexer.n_heads,
-            "index_head_dim": indexer.head_dim,
-            "index_topk": indexer.top_k,
-        }
+    if attention.indexer is not None:
+        config |= _indexer(attention.indexer)
     if model.family is Family.GLM_MOE_DSA:
-        kinds = [layer.attention for layer in model.layers]
-        config["indexer_types"] = [INDEXER_TYPES[kind] for kind in kinds]
+        config["indexer_types"] = [INDEXER_TYPES[layer.attention] for layer in model.layers]
     return config
+
+
+def _indexer(indexer: Indexer) -> dict[str, Any]:
+    return {
+        "index_n_heads": indexer.n_heads,
+        "index_head_dim": indexer.head_dim,
+        "index_topk": indexer.top_k,
+    }
 
 
 def _compressed(model: Model) -> dict[str, Any]:
@@ -217,7 +211,7 @@ def _compressed(model: Model) -> dict[str, Any]:
             f"{model.name}: --frontend torchxla scales the angles of layers with entries only, but the config "
             f"has {attention.rope.rope_type} in others. Use --frontend jax."
         )
-    hyper, indexer = model.hyper, attention.indexer
+    hyper = model.hyper
     assert hyper is not None
     return {
         "num_attention_heads": attention.n_heads,
@@ -235,10 +229,8 @@ def _compressed(model: Model) -> dict[str, Any]:
         },
         "o_groups": attention.n_groups,
         "o_lora_rank": attention.group_rank,
-        "index_n_heads": indexer.n_heads,
-        "index_head_dim": indexer.head_dim,
-        "index_topk": indexer.top_k,
-        "layer_types": [LAYER_TYPES[layer.attention] for layer in model.layers],
+        **_indexer(attention.indexer),
+        "layer_types": _layer_types(model),
         "mlp_layer_types": [layer.mlp.value for layer in model.layers],
         "hc_mult": hyper.n_streams,
         "hc_sinkhorn_iters": hyper.n_iterations,
@@ -264,19 +256,18 @@ def _rope(rope: Rope) -> dict[str, Any]:
                 "original_max_position_embeddings": rope.original_max_position,
             }
         case RopeType.YARN:
-            optional = {
-                "mscale": rope.mscale,
-                "mscale_all_dim": rope.mscale_all_dim,
-                "attention_factor": rope.attention_factor,
-            }
-            parameters |= {
-                "factor": rope.factor,
-                "beta_fast": rope.beta_fast,
-                "beta_slow": rope.beta_slow,
-                "original_max_position_embeddings": rope.original_max_position,
-                **({} if rope.is_truncated else {"truncate": False}),
-                **{name: value for name, value in optional.items() if value is not None},
-            }
+            parameters |= _known(
+                {
+                    "factor": rope.factor,
+                    "beta_fast": rope.beta_fast,
+                    "beta_slow": rope.beta_slow,
+                    "original_max_position_embeddings": rope.original_max_position,
+                    "truncate": None if rope.is_truncated else False,
+                    "mscale": rope.mscale,
+                    "mscale_all_dim": rope.mscale_all_dim,
+                    "attention_factor": rope.attention_factor,
+                }
+            )
         case RopeType.LONGROPE:
             raise SpecError(
                 "angles scaled by longrope are not supported by --frontend torchxla. Use --frontend jax."
@@ -286,54 +277,30 @@ def _rope(rope: Rope) -> dict[str, Any]:
     return parameters
 
 
-def _experts(model: Model) -> dict[str, Any]:
-    moe = model.moe
-    if moe is None:
-        return _no_experts(model)
-    match model.family:
+def _experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
+    sizes, family = (moe.n_experts, moe.n_active, moe.ffn), model.family
+    names = EXPERT_NAMES.get(family, ROUTED_EXPERTS)
+    config: dict[str, Any] = dict(zip(names, sizes, strict=True))
+    match family:
         case Family.MIXTRAL | Family.LLAMA4 | Family.GPT_OSS:
-            limit = moe.activation_limit
-            return {
-                "intermediate_size": moe.ffn,
-                "num_local_experts": moe.n_experts,
-                "num_experts_per_tok": moe.n_active,
-                **({} if limit is None else {"swiglu_limit": limit}),
-            }
+            return config | _known({"swiglu_limit": moe.activation_limit})
         case Family.QWEN3_MOE | Family.QWEN3_NEXT | Family.QWEN3_5_MOE:
-            return _qwen_experts(model, moe)
+            config |= _known({"shared_expert_intermediate_size": moe.shared_ffn})
+            if family is Family.QWEN3_5_MOE:
+                return config
+            dense = [i for i, layer in enumerate(model.layers) if layer.mlp is MlpKind.DENSE]
+            return config | {"norm_topk_prob": moe.is_normalized, "mlp_only_layers": dense}
         case Family.GEMMA4:
-            return {
-                "enable_moe_block": True,
-                "num_experts": moe.n_experts,
-                "top_k_experts": moe.n_active,
-                "moe_intermediate_size": moe.ffn,
-            }
+            return config | {"enable_moe_block": True}
         case Family.DEEPSEEK_V4:
-            return {
-                "n_routed_experts": moe.n_experts,
-                "num_experts_per_tok": moe.n_active,
+            return config | {
                 "n_shared_experts": 1,
-                "moe_intermediate_size": moe.ffn,
                 "routed_scaling_factor": moe.scale,
                 "scoring_func": moe.scoring.value,
                 "swiglu_limit": moe.activation_limit,
             }
         case _:
-            return _deepseek_experts(model, moe)
-
-
-def _qwen_experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
-    config: dict[str, Any] = {
-        "num_experts": moe.n_experts,
-        "num_experts_per_tok": moe.n_active,
-        "moe_intermediate_size": moe.ffn,
-    }
-    if moe.shared_ffn is not None:
-        config["shared_expert_intermediate_size"] = moe.shared_ffn
-    if model.family is Family.QWEN3_5_MOE:
-        return config
-    dense = [i for i, layer in enumerate(model.layers) if layer.mlp is MlpKind.DENSE]
-    return config | {"norm_topk_prob": moe.is_normalized, "mlp_only_layers": dense}
+            return config | _deepseek_experts(model, moe)
 
 
 def _no_experts(model: Model) -> dict[str, Any]:
@@ -355,47 +322,30 @@ def _deepseek_experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
         )
     assert moe.shared_ffn is not None
     config: dict[str, Any] = {
-        "n_routed_experts": moe.n_experts,
-        "num_experts_per_tok": moe.n_active,
         "n_shared_experts": moe.shared_ffn // moe.ffn,
-        "moe_intermediate_size": moe.ffn,
         "routed_scaling_factor": moe.scale,
         "first_k_dense_replace": n_dense,
     }
+    groups = {"n_group": moe.n_groups, "topk_group": moe.n_active_groups}
     if model.family in {Family.DEEPSEEK_V3, Family.GLM4_MOE} | SPARSE_FAMILIES:
-        return config | {
-            "n_group": moe.n_groups,
-            "topk_group": moe.n_active_groups,
-            "norm_topk_prob": moe.is_normalized,
-        }
+        return config | groups | {"norm_topk_prob": moe.is_normalized}
     assert moe.group_score is GroupScore.MAX
-    is_limited = moe.n_groups > 1
-    limits = {"n_group": moe.n_groups, "topk_group": moe.n_active_groups} if is_limited else {}
-    return config | {"topk_method": "group_limited_greedy" if is_limited else "greedy"} | limits
+    if moe.n_groups == 1:
+        return config | {"topk_method": "greedy"}
+    return config | groups | {"topk_method": "group_limited_greedy"}
 
 
 def check_traceable(experiment: Experiment) -> None:
     """SpecError or PlanError for parts of the model and plans that this front end has no program for."""
     hugging_face_config(experiment.model)
-    _check_heads(experiment)
-    _check_attention(experiment)
-
-
-def _check_heads(experiment: Experiment) -> None:
-    """PlanError if two kinds of layers have fewer KV heads than tp has devices."""
-    plan = experiment.plan
-    fewer = sorted(n for n in kv_heads(experiment.model) if n < plan.tp)
+    model, plan = experiment.model, experiment.plan
+    fewer = sorted(n for n in kv_heads(model) if n < plan.tp)
     if len(fewer) > 1:
         raise PlanError(
-            f"plan '{plan}': layers of {experiment.model.name} have {' or '.join(map(str, fewer))} KV heads, fewer "
+            f"plan '{plan}': layers of {model.name} have {' or '.join(map(str, fewer))} KV heads, fewer "
             f"than tp={plan.tp}, and --frontend torchxla replicates one number of KV heads only. Use "
             f"tp={fewer[-1]} or less, or --frontend jax."
         )
-
-
-def _check_attention(experiment: Experiment) -> None:
-    """PlanError for attention that has no program with pp or cp here, or none with --partitioner auto."""
-    model, plan = experiment.model, experiment.plan
     if model.has_linear_attention:
         kind, scatters = "linear", False
     elif model.attention.mechanism is Mechanism.COMPRESSED:

@@ -25,11 +25,9 @@ import torch
 import torch_xla
 import transformers
 
-from meshscope.events.enums import Phase
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.grouped import grouped_of
-from meshscope.model.model import Model
 from meshscope.plans.caches import ContextForm, cache_slots, ring_pairs
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.torchxla.layouts import Spec
@@ -165,15 +163,13 @@ class Held:
 class ContextAttention:
     """Attention of one phase with the sequence split over cp."""
 
-    experiment: Experiment
-    phase: Phase
     tensors: Tensors
 
     def __call__(self, query: Any, held: Held, scores: Scores) -> Any:
         """[B, N, S, H] and arrays of T positions -> [B, S, N, H]; in prefill S and T are split, in decode T is."""
         layouts, local = self.tensors.layouts, self.tensors.local
         heads, context = layouts.axes("tp"), layouts.axes("cp")
-        of_queries = context if self.phase is Phase.PREFILL else ()
+        of_queries = () if self.tensors.is_decode else context
         q = local(query, (layouts.data, heads, of_queries, ()))
         of_arrays: Spec = (layouts.data, held.of_heads, context, ())
         arrays = tuple(local(array, of_arrays) for array in held.arrays)
@@ -181,18 +177,18 @@ class ContextAttention:
         if scores.sinks is not None:
             of_copies = tuple(axis for axis in heads if axis not in held.of_heads)
             scores = replace(scores, sinks=local(scores.sinks, (held.of_heads, of_copies)))
-        way = self._merged if self.phase is Phase.DECODE else self._of_blocks
+        way = self._merged if self.tensors.is_decode else self._of_blocks
         out = way(q, replace(held, arrays=arrays), rank, scores)  # [B, K, G, S, H]
         out = out.to(q.dtype).reshape(*q.shape[:3], -1).transpose(1, 2)
         return self.tensors.whole(out, (layouts.data, of_queries, heads, ()))
 
     def _of_blocks(self, q: Any, held: Held, rank: Any, scores: Scores) -> Any:
         """Attention of a block of queries over the keys of all blocks."""
-        groups, size = self.tensors.groups("cp"), self.experiment.plan.cp
+        groups, size = self.tensors.groups("cp"), self.tensors.experiment.plan.cp
         n_local = q.shape[2]
         places = torch.arange(n_local, device=torch_xla.device())
         query_positions = rank * n_local + places
-        if self.experiment.context_form is ContextForm.ALLGATHER:
+        if self.tensors.experiment.context_form is ContextForm.ALLGATHER:
             arrays = [all_gather(x, 2, groups) for x in held.arrays]
             every = torch.arange(size * n_local, device=torch_xla.device())
             part = _partly(q, held.expanded(*arrays), (query_positions, every), scores)
@@ -210,7 +206,12 @@ class ContextAttention:
     def _merged(self, q: Any, held: Held, rank: Any, scores: Scores) -> Any:
         """Attention of one token over all devices' positions: an all-reduce max and an all-reduce sum."""
         groups = self.tensors.groups("cp")
-        at = _cached_positions(self.experiment, rank)
+        size, n_prompt = self.tensors.experiment.plan.cp, self.tensors.experiment.workload.prompt
+        n_block = n_prompt // size
+        n_slots = n_block + -(-self.tensors.experiment.workload.output // size)
+        slots = torch.arange(n_slots, device=torch_xla.device())
+        generated = n_prompt + (slots - n_block) * size + rank
+        at = torch.where(slots < n_block, rank * n_block + slots, generated)  # of each slot
         position = self.tensors.entered(self.tensors.position, ())
         part = _partly(q, held.expanded(*held.arrays), (position.reshape(1), at), scores)
         part = part.scaled(all_reduce(part.largest, groups, "max"))
@@ -223,16 +224,6 @@ class ContextAttention:
             largest=part.largest,
         )
         return whole.normalized(scores.sinks)
-
-
-def _cached_positions(experiment: Experiment, rank: Any) -> Any:
-    """[T]: the position of each cache slot on the device with cp rank `rank` [1]."""
-    size, n_prompt = experiment.plan.cp, experiment.workload.prompt
-    n_block = n_prompt // size
-    n_slots = n_block + -(-experiment.workload.output // size)
-    slots = torch.arange(n_slots, device=torch_xla.device())
-    generated = n_prompt + (slots - n_block) * size + rank
-    return torch.where(slots < n_block, rank * n_block + slots, generated)
 
 
 def keep_latents(model: Any) -> None:
@@ -256,11 +247,14 @@ def held_latents(module: Any, latent: Any, rope: Any, tensors: Tensors) -> Held:
     return Held(arrays=(torch.cat([latent, rope], dim=-1),), of_heads=(), expanded=expanded)
 
 
-def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -> str:
+def register_attention(tensors: Tensors) -> str:
     """Register the attention with transformers; returns its name."""
-    layouts = tensors.layouts
+    layouts, experiment = tensors.layouts, tensors.experiment
+    attention = experiment.model.attention
     is_split = experiment.plan.cp > 1
-    of_context = ContextAttention(experiment=experiment, phase=phase, tensors=tensors)
+    is_grouped = attention.mechanism is Mechanism.GROUPED
+    softcap = grouped_of(attention).softcap if is_grouped else None
+    of_context = ContextAttention(tensors=tensors)
     heads = layouts.axes("tp")
 
     def attended(  # noqa: PLR0913, PLR0917  the interface of transformers
@@ -277,7 +271,12 @@ def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -
     ) -> tuple[Any, None]:
         del dropout  # of training
         kind = experiment.model.layers[module.layer_idx].attention
-        scores = scores_of(experiment.model, kind, scaling)
+        scores = Scores(
+            scale=scaling,
+            softcap=softcap,
+            window=attention.window_of(kind),
+            is_chunked=kind is AttentionKind.CHUNKED,
+        )
         of_keys = layouts.split_heads(key.shape[1])
         of_copies = tuple(axis for axis in heads if axis not in of_keys)
         if s_aux is not None:
@@ -288,7 +287,7 @@ def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -
             attention_mask = torch.where(indices[:, None], attention_mask, lowest)
         if is_split:
             held = Held(arrays=(key, value), of_heads=of_keys)
-            if experiment.model.attention.mechanism is Mechanism.LATENT:
+            if attention.mechanism is Mechanism.LATENT:
                 held = held_latents(module, key, value, tensors)
             return of_context(query, held, scores), None
         batch, n_heads, n_queries, width = query.shape
@@ -301,16 +300,6 @@ def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -
 
     transformers.AttentionInterface.register(NAME, attended)
     return NAME
-
-
-def scores_of(model: Model, kind: AttentionKind, scale: float) -> Scores:
-    """The scores of layers of this kind."""
-    attention = model.attention
-    is_grouped = attention.mechanism is Mechanism.GROUPED
-    softcap = grouped_of(attention).softcap if is_grouped else None
-    is_chunked = kind is AttentionKind.CHUNKED
-    window = attention.window_of(kind)
-    return Scores(scale=scale, softcap=softcap, window=window, is_chunked=is_chunked)
 
 
 def plain_attention(q: Any, k: Any, v: Any, mask: Any, of: Scores) -> Any:

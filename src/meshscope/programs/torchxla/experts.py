@@ -18,95 +18,56 @@ import torch
 import torch_xla
 import transformers.integrations.moe as registry
 
-from meshscope.events.enums import Part, Phase
+from meshscope.events.enums import Part
 from meshscope.model.arrays import Dim
 from meshscope.model.layers import Layer, MlpKind
 from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts
 from meshscope.plans.dispatch import exchange_axes, slots_of_expert
-from meshscope.plans.experiment import Experiment
-from meshscope.programs.torchxla.layouts import Layouts, Spec, residual_specs
+from meshscope.plans.plan import Plan
+from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.tensors import (
     Tensors,
     all_gather,
     all_reduce,
     all_to_all,
     gathered,
+    on_output,
     scope,
 )
 
 NAME = "meshscope_experts"
 
 
-def register_experts(experiment: Experiment, phase: Phase, tensors: Tensors) -> str:
+def register_experts(tensors: Tensors) -> str:
     """Register the plan's dispatch with transformers; returns its name."""
-    moe = experiment.model.moe
-    assert moe is not None
-    is_exchanged = bool(exchange_axes(experiment.plan))
-    dispatch = (
-        _Exchange(experiment=experiment, phase=phase, tensors=tensors) if is_exchanged else None
-    )
-
-    axes = token_axes(experiment, phase, tensors.layouts)
-
-    def mixed(module: Any, x: Any, chosen: Any, shares: Any) -> Any:
-        if dispatch is None:
-            return _everywhere(module, x, chosen, shares, tensors, moe, of_tokens=axes)
-        return dispatch(module, x, chosen, shares)
-
-    registry.ALL_EXPERTS_FUNCTIONS.register(NAME, mixed)
+    mixture = _Mixture(tensors)
+    is_exchanged = bool(exchange_axes(tensors.experiment.plan))
+    dispatch = mixture.exchanged if is_exchanged else mixture.everywhere
+    registry.ALL_EXPERTS_FUNCTIONS.register(NAME, dispatch)
     return NAME
 
 
-def _everywhere(  # noqa: PLR0913, PLR0917  tokens, their routing, the experts
-    module: Any,
-    x: Any,
-    chosen: Any,
-    shares: Any,
-    tensors: Tensors,
-    moe: MixtureOfExperts,
-    *,
-    of_tokens: tuple[str, ...],
-) -> Any:
-    """[T, D] -> [T, D]: all experts process all tokens, and the partitioner reduces their outputs."""
-    layouts = tensors.layouts
-    of_experts, of_ffn = layouts.split(Dim.EXPERT), layouts.split(Dim.EXPERT_FFN)
-    with scope(Part.MOE_EXPERTS.value):
-        gates, downs = _stacked(module, "gate_up_proj"), gathered(module.down_proj)
-        inner = torch.einsum("td,ehfd->ethf", x, gates)
-        if moe.has_bias:
-            inner = inner + _stacked_bias(module)[:, None]
-        inner = _gated(module, inner[:, :, 0], inner[:, :, 1], moe)
-        # [E, T, F] is sharded like the weights.
-        tensors.annotate(inner, (of_experts, of_tokens, of_ffn))
-    with scope(Part.MOE_COMBINE.value):
-        hot = (chosen[..., None] == _own_experts(module, tensors)).to(x.dtype)
-        share_of = (hot * shares.to(x.dtype)[..., None]).sum(dim=1)  # [T, E]
-        # Weighting first lets one product sum over experts and their width, so the partitioner
-        # reduces [T, D] instead of [E, T, D].
-        inner = inner * share_of.t()[..., None]
-        out = torch.einsum("etf,edf->td", inner, downs)
-        if moe.has_bias:
-            out = out + torch.einsum("te,ed->td", share_of, module.down_proj_bias)
-        return tensors.annotate(out, (of_tokens, ()))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    """The experts' weights: [E, 2, F, D] and [E, D, F]; biases [E, 2, F] and [E, D], or None."""
+
+    gates: Any
+    downs: Any
+    gate_bias: Any
+    down_bias: Any
 
 
-def _own_experts(module: Any, tensors: Tensors) -> Any:
-    """Indices of the experts: all [E], or the local ones [e] in a manual region."""
-    axes = tensors.layouts.split(Dim.EXPERT) if tensors.is_inside else ()
-    numbers = torch.arange(module.num_experts, device=torch_xla.device())
-    return tensors.entered(numbers, (axes,)) if axes else numbers
-
-
-def _stacked(module: Any, name: str) -> Any:
-    """The fused gate and up weights as [E, 2, F, D]."""
-    weight = gathered(getattr(module, name))  # Llama 4's module is not called
-    return weight.reshape(weight.shape[0], 2, -1, weight.shape[2])
-
-
-def _stacked_bias(module: Any) -> Any:
-    """The biases of gate and up as [E, 2, F]."""
-    bias = module.gate_up_proj_bias
-    return bias.reshape(bias.shape[0], 2, -1)
+def _weights(module: Any, moe: MixtureOfExperts) -> _Weights:
+    gates, gate_bias, down_bias = gathered(module.gate_up_proj), None, None
+    if moe.has_bias:
+        gate_bias, down_bias = module.gate_up_proj_bias, module.down_proj_bias
+        gate_bias = gate_bias.reshape(gate_bias.shape[0], 2, -1)
+    return _Weights(
+        gates=gates.reshape(gates.shape[0], 2, -1, gates.shape[2]),
+        downs=gathered(module.down_proj),
+        gate_bias=gate_bias,
+        down_bias=down_bias,
+    )
 
 
 def _gated(module: Any, gate: Any, up: Any, moe: MixtureOfExperts) -> Any:
@@ -118,46 +79,68 @@ def _gated(module: Any, gate: Any, up: Any, moe: MixtureOfExperts) -> Any:
     return module.act_fn(gate) * up
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Weights:
-    """The experts' weights on one device: [e, 2, F, D] and [e, D, F]; biases [e, 2, F] and [e, D], or None."""
+@dataclass(frozen=True, slots=True)
+class _Mixture:
+    """The experts of one phase, with all tokens on all their devices or exchanged in a manual region over all devices."""
 
-    gates: Any
-    downs: Any
-    gate_bias: Any
-    down_bias: Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Exchange:
-    """The exchange of rows in a manual region over all devices."""
-
-    experiment: Experiment
-    phase: Phase
     tensors: Tensors
 
-    def __call__(self, module: Any, x: Any, chosen: Any, shares: Any) -> Any:
+    @property
+    def _plan(self) -> Plan:
+        return self.tensors.experiment.plan
+
+    @property
+    def _moe(self) -> MixtureOfExperts:
+        assert self.tensors.experiment.model.moe is not None
+        return self.tensors.experiment.model.moe
+
+    def everywhere(self, module: Any, x: Any, chosen: Any, shares: Any) -> Any:
+        """[T, D] -> [T, D]: all experts process all tokens, and the partitioner reduces their outputs."""
+        tensors, layouts = self.tensors, self.tensors.layouts
+        of_tokens = token_axes(self.tensors)
+        of_experts, of_ffn = layouts.split(Dim.EXPERT), layouts.split(Dim.EXPERT_FFN)
+        with scope(Part.MOE_EXPERTS.value):
+            weights = _weights(module, self._moe)
+            inner = torch.einsum("td,ehfd->ethf", x, weights.gates)
+            if weights.gate_bias is not None:
+                inner = inner + weights.gate_bias[:, None]
+            inner = _gated(module, inner[:, :, 0], inner[:, :, 1], self._moe)
+            # [E, T, F] is sharded like the weights.
+            tensors.annotate(inner, (of_experts, of_tokens, of_ffn))
+        with scope(Part.MOE_COMBINE.value):
+            # The experts: all [E], or the local ones [e] in a manual region.
+            own = torch.arange(module.num_experts, device=torch_xla.device())
+            own = tensors.entered(own, (of_experts,)) if tensors.is_inside and of_experts else own
+            hot = (chosen[..., None] == own).to(x.dtype)
+            share_of = (hot * shares.to(x.dtype)[..., None]).sum(dim=1)  # [T, E]
+            # Weighting first lets one product sum over experts and their width, so the partitioner
+            # reduces [T, D] instead of [E, T, D].
+            inner = inner * share_of.t()[..., None]
+            out = torch.einsum("etf,edf->td", inner, weights.downs)
+            if weights.down_bias is not None:
+                out = out + torch.einsum("te,ed->td", share_of, weights.down_bias)
+            return tensors.annotate(out, (of_tokens, ()))
+
+    def exchanged(self, module: Any, x: Any, chosen: Any, shares: Any) -> Any:
         """[T, D] -> [T, D]; tokens are split over the axes of the exchange and the data axis."""
         if self.tensors.is_inside:  # in a pipeline stage all tensors are local
             return self._of_stage(module, x, chosen, shares)
         n_tokens = x.shape[0]
         layouts, entered = self.tensors.layouts, self.tensors.entered
-        axes = token_axes(self.experiment, self.phase, layouts)
-        for tensor in (
-            x,
-            chosen,
-            shares,
-        ):  # keeps the region's sharding from propagating to attention
+        axes = token_axes(self.tensors)
+        for tensor in (x, chosen, shares):  # else the region's sharding propagates to attention
             self.tensors.annotate(tensor, (axes, ()))
-        missing = -n_tokens % self._n_token_parts
+        has_tp = "tp" in exchange_axes(self._plan)
+        of_tokens = (*axes, *(layouts.axes("tp") if has_tp else ()))
+        missing = -n_tokens % layouts.n_parts(of_tokens)
         x, shares = _padded(x, missing), _padded(shares, missing)
         chosen = _padded(chosen, missing, module.num_experts)  # no expert
-        tokens: Spec = (self._token_axes, ())
+        tokens: Spec = (of_tokens, ())
         with scope(Part.MOE_DISPATCH.value):
             x, shares = entered(x, tokens), entered(shares, tokens)
             chosen = entered(chosen, tokens)
         with scope(Part.MOE_EXPERTS.value):
-            weights = self._entered(self._stored(module))
+            weights = self._entered(_weights(module, self._moe))
         out = self._local(module, x, chosen, shares, weights)
         with scope(Part.MOE_COMBINE.value):
             out = self.tensors.left(out, tokens)
@@ -169,10 +152,10 @@ class _Exchange:
 
         With sp they are those of its residual stream, and no others are here.
         """
-        plan = self.experiment.plan
+        plan = self._plan
         with scope(Part.MOE_EXPERTS.value):
-            weights = self._stored(module)
-        has_part = residual_specs(self.experiment, self.phase, self.tensors.layouts).is_split
+            weights = _weights(module, self._moe)
+        has_part = self.tensors.streams.is_split
         if has_part or "tp" not in exchange_axes(plan):
             return self._local(module, x, chosen, shares, weights)
         n_tokens, rank = x.shape[0], self.tensors.rank("tp")
@@ -187,16 +170,6 @@ class _Exchange:
         out = self._local(module, x, chosen, shares, weights)
         with scope(Part.MOE_COMBINE.value):
             return all_gather(out, 0, self.tensors.groups("tp"))[:n_tokens]
-
-    def _stored(self, module: Any) -> _Weights:
-        assert self.experiment.model.moe is not None
-        has_bias = self.experiment.model.moe.has_bias
-        return _Weights(
-            gates=_stacked(module, "gate_up_proj"),
-            downs=gathered(module.down_proj),
-            gate_bias=_stacked_bias(module) if has_bias else None,
-            down_bias=module.down_proj_bias if has_bias else None,
-        )
 
     def _entered(self, weights: _Weights) -> _Weights:
         """This device's share, with the bias that follows the sum over tp on the first device only."""
@@ -219,34 +192,17 @@ class _Exchange:
     @property
     def _is_partial(self) -> bool:
         """Whether tp splits each expert, so that its devices add up their outputs."""
-        plan = self.experiment.plan
+        plan = self._plan
         return plan.tp > 1 and "tp" not in plan.expert_axes
-
-    @property
-    def _token_axes(self) -> tuple[str, ...]:
-        """The axes that split the tokens: those of mixtures, and tp if the exchange includes it."""
-        layouts = self.tensors.layouts
-        of_mixture = token_axes(self.experiment, self.phase, layouts)
-        has_tp = "tp" in exchange_axes(self.experiment.plan)
-        return (*of_mixture, *(layouts.axes("tp") if has_tp else ()))
-
-    @property
-    def _n_token_parts(self) -> int:
-        n_parts = 1
-        for axis in self._token_axes:
-            n_parts *= self.tensors.layouts.mesh.size(axis)
-        return n_parts
 
     def _local(self, module: Any, x: Any, chosen: Any, shares: Any, weights: _Weights) -> Any:
         """[t, D] -> [t, D] on one device."""
-        plan, device = self.experiment.plan, torch_xla.device()
+        plan, device = self._plan, torch_xla.device()
         n_tokens, n_active = chosen.shape
         n_experts = module.num_experts
         groups = self.tensors.groups(*exchange_axes(plan))
-        moe = self.experiment.model.moe
-        assert moe is not None
-        n_ranks = len(groups[0])
-        n_slots = slots_of_expert(moe, n_tokens, self.experiment.capacity_factor)
+        moe, n_ranks = self._moe, len(groups[0])
+        n_slots = slots_of_expert(moe, n_tokens, self.tensors.experiment.capacity_factor)
         with scope(Part.MOE_DISPATCH.value):
             flat = chosen.reshape(-1)
             hot = torch.nn.functional.one_hot(flat, n_experts + 1)[:, :n_experts]
@@ -291,31 +247,32 @@ def _padded(x: Any, n_more: int, value: float = 0) -> Any:
     return torch.cat([x, more])
 
 
-def token_axes(experiment: Experiment, phase: Phase, layouts: Layouts) -> tuple[str, ...]:
+def token_axes(tensors: Tensors) -> tuple[str, ...]:
     """The mesh axes that split the tokens of mixtures, outermost first."""
+    experiment, layouts = tensors.experiment, tensors.layouts
     # Experts beside an MLP read the residual stream themselves, in its order.
     is_beside = any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in experiment.model.layers)
-    has_blocks = phase is Phase.PREFILL and not is_beside
+    has_blocks = not tensors.is_decode and not is_beside
     return (*layouts.data, *layouts.axes("cp")) if has_blocks else layouts.data
 
 
-def order_tokens(
-    block: Any, layer: Layer, experiment: Experiment, phase: Phase, tensors: Tensors
-) -> None:
+def order_tokens(block: Any, layer: Layer, tensors: Tensors) -> None:
     """Reorder the inputs and the output of a layer's block by hooks if it is a mixture whose tokens cp splits."""
-    axes = token_axes(experiment, phase, tensors.layouts)
+    axes, experiment = token_axes(tensors), tensors.experiment
     plan = experiment.plan
     is_together = (
         plan.pp > 1 or axes == tensors.layouts.data
     )  # stages have the tokens of a device only
     if is_together or not layer.has_experts:
         return
-    n_sequences = experiment.workload.batch
     order = _Order(
-        tensors=tensors, n_sequences=n_sequences, n_groups=plan.data_size, n_blocks=plan.cp
+        tensors=tensors,
+        n_sequences=experiment.workload.batch,
+        n_groups=plan.data_size,
+        n_blocks=plan.cp,
     )
     block.register_forward_pre_hook(order.before)
-    block.register_forward_hook(order.behind)
+    on_output(block, order.apart, Part.MOE_COMBINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,19 +285,11 @@ class _Order:
     n_blocks: int
 
     def before(self, _module: Any, given: Any) -> Any:
-        """The inputs of the mixture, reordered."""
+        """The inputs [B, S, ...] of the mixture, reordered to [d * c, b * s, ...]."""
         with scope(Part.MOE_ROUTER.value):
             return tuple(self._together(x) for x in given)
 
-    def behind(self, _module: Any, _given: Any, output: Any) -> Any:
-        """The output of the mixture, as the residual stream has it."""
-        with scope(Part.MOE_COMBINE.value):
-            if isinstance(output, tuple):
-                return (self._apart(output[0]), *output[1:])
-            return self._apart(output)
-
     def _together(self, x: Any) -> Any:
-        """[B, S, ...] -> [d * c, b * s, ...]."""
         layouts, rest = self.tensors.layouts, ((),) * (x.dim() - 2)
         data, context = layouts.data, layouts.axes("cp")
         sizes = (self.n_groups, x.shape[0] // self.n_groups, self.n_blocks, -1)
@@ -349,8 +298,8 @@ class _Order:
         x = x.reshape(self.n_groups * self.n_blocks, -1, *x.shape[4:])
         return self.tensors.annotate(x, ((*data, *context), (), *rest))
 
-    def _apart(self, x: Any) -> Any:
-        """[d * c, b * s, D] -> [B, S, D]."""
+    def apart(self, x: Any) -> Any:
+        """The output [d * c, b * s, D] of the mixture as the residual stream [B, S, D] has it."""
         layouts = self.tensors.layouts
         data, context = layouts.data, layouts.axes("cp")
         n_tokens, n_sequences = x.shape[0] * x.shape[1], self.n_sequences

@@ -9,7 +9,7 @@ split over both.
 differently: all experts of a layer in one array, with gate and up stacked, also in those that `replaced.py` changes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -67,20 +67,14 @@ class Layouts:
         order = [*used, *(name for name in self.mesh.names if name not in used)]
         ids = np.arange(self.mesh.n_devices).reshape(self.mesh.sizes)
         ids = ids.transpose([self.mesh.names.index(name) for name in order]).reshape(-1)
-        tiles = [prod(self.mesh.size(axis) for axis in axes) for axes in spec]
-        n_copies = self.mesh.n_devices // prod(tiles)
-        last = ""
-        if n_copies > 1:
-            tiles.append(n_copies)
-            last = " last_tile_dim_replicate"
+        tiles, last = [self.n_parts(axes) for axes in spec], ""
+        if (n_copies := self.mesh.n_devices // prod(tiles)) > 1:
+            tiles, last = [*tiles, n_copies], " last_tile_dim_replicate"
         return f"{{devices=[{','.join(map(str, tiles))}]{','.join(map(str, ids))}{last}}}"
 
-    def local_shape(self, shape: tuple[int, ...], spec: Spec) -> tuple[int, ...]:
-        """Shape of one device's shard in elements; the last shard of an uneven split is smaller."""
-        return tuple(
-            -(-size // prod(self.mesh.size(axis) for axis in axes))
-            for size, axes in zip(shape, spec, strict=True)
-        )
+    def n_parts(self, axes: Iterable[str]) -> int:
+        """The number of parts into which these mesh axes split a dimension."""
+        return prod(self.mesh.size(axis) for axis in axes)
 
 
 def layouts_of(model: Model, plan: Plan) -> Layouts:
@@ -88,15 +82,10 @@ def layouts_of(model: Model, plan: Plan) -> Layouts:
     n_kv_heads = min((n for n in kv_heads(model) if n < plan.tp), default=plan.tp)
     if n_kv_heads == plan.tp:
         return Layouts(plan=plan, mesh=plan.mesh, has_kv_axis=False)
-    sizes = {"tp.kv": n_kv_heads, "tp.rep": plan.tp // n_kv_heads}
-    axes = tuple(
-        part
-        for name, size in plan.mesh.axes
-        for part in (
-            [(n, sizes[n]) for n in KV_AXES if sizes[n] > 1] if name == "tp" else [(name, size)]
-        )
-    )
-    return Layouts(plan=plan, mesh=Mesh(axes=axes), has_kv_axis=True)
+    sizes = dict(zip(KV_AXES, (n_kv_heads, plan.tp // n_kv_heads), strict=True))
+    parts = {"tp": [(name, size) for name, size in sizes.items() if size > 1]}
+    axes = (part for axis in plan.mesh.axes for part in parts.get(axis[0], [axis]))
+    return Layouts(plan=plan, mesh=Mesh(axes=tuple(axes)), has_kv_axis=True)
 
 
 def kv_heads(model: Model) -> frozenset[int]:
@@ -200,12 +189,9 @@ class Rule:
             return (axes[0], (), *axes[1:])
         if len(shape) == len(self.dims) and not self.is_transposed:
             return tuple(axes)
-        n_in = self._n_dims_in(shape[1])
+        # The leading dimensions that form the input of a matrix [out, in].
+        n_in = next(n for n in range(1, len(axes)) if prod(self.sizes[:n]) == shape[1])
         return (_outermost(axes[n_in:]), _outermost(axes[:n_in]))
-
-    def _n_dims_in(self, n_in: int) -> int:
-        """Number of leading dimensions that form the input of a matrix [out, in]."""
-        return next(n for n in range(1, len(self.sizes)) if prod(self.sizes[:n]) == n_in)
 
 
 def _outermost(axes: list[tuple[str, ...]]) -> tuple[str, ...]:
@@ -217,29 +203,32 @@ def _outermost(axes: list[tuple[str, ...]]) -> tuple[str, ...]:
 def rules_of(model: Model, plan: Plan) -> Mapping[str, Rule]:
     """The rule of every parameter, by its name in the transformers model."""
     rules: dict[str, Rule] = {}
+
+    def add(name: str, weight: Weight, n_kv_heads: int = 0) -> None:
+        rules[name] = Rule(
+            dims=weight.dims,
+            sizes=weight.shape,
+            is_transposed=weight.is_transposed,
+            n_kv_heads=n_kv_heads,
+        )
+
     for weight in outer_weights(model, plan):
-        rules[module_name(weight.checkpoint, model.family)] = _rule(weight)
+        add(module_name(weight.checkpoint, model.family), weight)
     fused = model.family.traits.fused_experts
     for index, layer in enumerate(model.layers):
-        n_kv_heads = model.attention.kv_heads(layer.attention)
-        for weight in layer_weights(model, plan, layer):
-            name = weight.checkpoint
-            if "{expert}" in name:
+        weights = layer_weights(model, plan, layer)
+        for weight in weights:
+            if "{expert}" in weight.checkpoint:
                 continue
-            name = module_name(name.format(layer=index), model.family)
-            rules[_name_of_part(name, weight)] = _rule(weight, n_kv_heads)
+            name = module_name(weight.checkpoint.format(layer=index), model.family)
+            if weight.columns is not None and not name.endswith(WHOLE):
+                # A part of a tensor: `qkv_proj.q.weight` of `qkv_proj.weight` (see `replaced.py`).
+                part = weight.name.removeprefix("w").removeprefix("_")
+                name = f"{name.removesuffix('weight')}{part}.weight"
+            add(name, weight, model.attention.kv_heads(layer.attention))
         base = f"model.layers.{index}.{'mlp.experts.' if fused is None else fused.base}"
-        rules |= _expert_rules(layer_weights(model, plan, layer), base)
+        rules |= _expert_rules(weights, base)
     return rules
-
-
-def _rule(weight: Weight, n_kv_heads: int = 0) -> Rule:
-    return Rule(
-        dims=weight.dims,
-        sizes=weight.shape,
-        is_transposed=weight.is_transposed,
-        n_kv_heads=n_kv_heads,
-    )
 
 
 def _expert_rules(weights: tuple[Weight, ...], base: str) -> dict[str, Rule]:
@@ -275,11 +264,3 @@ def module_name(name: str, family: Family) -> str:
     parts = name.split(".")
     names = LAYER_NAMES if "layers" in parts else {"head": "lm_head"}
     return ".".join(names.get(part, part) for part in parts)
-
-
-def _name_of_part(checkpoint: str, weight: Weight) -> str:
-    """The parameter of a part of a tensor: `qkv_proj.q.weight` of `qkv_proj.weight` (see `replaced.py`)."""
-    if weight.columns is None or checkpoint.endswith(WHOLE):
-        return checkpoint
-    part = weight.name.removeprefix("w").removeprefix("_")
-    return f"{checkpoint.removesuffix('weight')}{part}.weight"

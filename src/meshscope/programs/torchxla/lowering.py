@@ -4,6 +4,14 @@ torch_xla emits an HLO proto; JAX's compiler client takes StableHLO. The rewrite
 the plan, aliases results with the arguments they replace, turns cross-replica collectives into
 cross-partition ones (an SPMD program has one replica), and replaces the token with which torch_xla
 orders collectives by a constant.
+
+torch_xla marks the boundaries of a manual region, not the operations inside. Values used on both sides
+would propagate shardings across the boundary, and the partitioner would take a whole tensor for a
+shard. So all operations inside are marked as manual, and constants are copied into the region.
+
+A trace has no branches: it computes the results of all, and a custom call marks the choice among them, which becomes
+a `stablehlo.case`. Operations that only one branch uses move into that branch. Another custom call marks results of
+collectives of all devices, which stay outside branches.
 """
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
@@ -20,14 +28,18 @@ from jax._src.lib.mlir import ir
 
 from meshscope.errors import ParseError
 from meshscope.programs.jax.stablehlo import CompiledStableHlo
-from meshscope.programs.torchxla.regions import mark_regions, outline_branches
 
 _PARAMETER = re.compile(r"^\s+(?:ROOT )?%\S+ = \S+ parameter\((?P<number>\d+)\)")
-_OP_NAME = re.compile(r'op_name="([^"]*)"')
 ORDER = "order"  # name of the zero argument with which torch_xla orders collectives
 _OF_GROUPS = ("all_reduce", "all_gather", "reduce_scatter")
 _OF_DEVICES = ("all_to_all", "collective_permute")
 _PARTITIONS = 1  # channel type between devices of one program (xla_data.proto, ChannelType)
+SHARDING = "mhlo.sharding"
+BEGINS, ENDS = "SPMDFullToShardShape", "SPMDShardToFullShape"
+CHOICE, OF_ALL = "meshscope.choice", "meshscope.of_all"
+# The partitioner looks for annotations and boundaries of regions outside branches.
+_OUTSIDE = {BEGINS, ENDS, "Sharding", CHOICE, OF_ALL}
+_UNREADABLE = "Save one with torch_xla._XLAC._get_xla_tensors_hlo_proto([tensors])."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,31 +63,22 @@ def parameters_of(
 ) -> tuple[str | None, ...]:
     """Parameter names by number, from the scopes in which they were created."""
     text = hlo_text(proto, origin)
+    named = re.compile(rf'op_name="(?:[^"]*/)?{re.escape(prefix)}([^"/]*?)(?:\.\d+)?["/]')
     names: dict[int, str | None] = {}
     for line in text[text.index("\nENTRY ") :].splitlines():
         if match := _PARAMETER.match(line):
-            op_name = _OP_NAME.search(line)
-            names[int(match["number"])] = _named(op_name[1] if op_name else "", prefix)
+            name = named.search(line)
+            names[int(match["number"])] = None if name is None else name[1]
     return tuple(names[number] for number in range(len(names)))
-
-
-def _named(op_name: str, prefix: str) -> str | None:
-    """The part of an op_name component after the prefix, without the uniquifying suffix."""
-    for component in op_name.split("/"):
-        if component.startswith(prefix):
-            return re.sub(r"\.\d+$", "", component.removeprefix(prefix))
-    return None
 
 
 def hlo_text(proto: bytes, origin: str) -> str:
     """The text of an HLO proto; ParseError if invalid."""
     try:
-        module = xc.hlo.HloModule.from_serialized_hlo_module_proto(proto)
-        return module.to_string()
+        return xc.hlo.HloModule.from_serialized_hlo_module_proto(proto).to_string()
     except (RuntimeError, ValueError, xc.XlaRuntimeError) as error:
         raise ParseError(
-            f"{origin}: not an HLO proto ({str(error)[:200]}). Save one with "
-            "torch_xla._XLAC._get_xla_tensors_hlo_proto([tensors])."
+            f"{origin}: not an HLO proto ({str(error)[:200]}). {_UNREADABLE}"
         ) from error
 
 
@@ -90,13 +93,10 @@ class Lowered:
 
     def compile(self) -> CompiledStableHlo:
         """Compile with the client of the devices."""
-        options = _options(self.devices)
-        client = self.devices[0].client
+        devices = xc.DeviceList(tuple(self.devices))
         with self.context:
-            executable = client.compile(
-                self.module,
-                executable_devices=xc.DeviceList(tuple(self.devices)),
-                compile_options=options,
+            executable = self.devices[0].client.compile(
+                self.module, executable_devices=devices, compile_options=_options(self.devices)
             )
         return CompiledStableHlo(executable=executable)
 
@@ -111,11 +111,10 @@ class Lowered:
 
     def load(self) -> Any:
         """Compile and load the program on attached devices."""
-        options = _options(self.devices)
+        devices = xc.DeviceList(tuple(self.devices))
         with self.context:
-            return self.devices[0].client.compile_and_load(
-                self.module, xc.DeviceList(tuple(self.devices)), options
-            )
+            client = self.devices[0].client
+            return client.compile_and_load(self.module, devices, _options(self.devices))
 
 
 def lowered(traced: Traced, devices: list[Any], *, name: str) -> Lowered:
@@ -124,13 +123,16 @@ def lowered(traced: Traced, devices: list[Any], *, name: str) -> Lowered:
         bytecode = _jax.mlir.hlo_to_stablehlo(traced.proto)
     except (RuntimeError, ValueError) as error:
         raise ParseError(
-            f"the graph is not an HLO proto that this XLA can read ({str(error)[:200]}). Save one with "
-            "torch_xla._XLAC._get_xla_tensors_hlo_proto([tensors])."
+            f"the graph is not an HLO proto that this XLA can read ({str(error)[:200]}). {_UNREADABLE}"
         ) from error
     context = jax_mlir.make_ir_context()
     with context, ir.Location.unknown():
         module = ir.Module.parse(bytecode)
-        main = next(op for op in module.body if _symbol(op) == "main")
+        main = next(
+            op
+            for op in module.body
+            if str(op.operation.name) == "func.func" and str(op.name) == '"main"'
+        )
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         n_channels = _with_channels(module)
         if traced.parameters:
@@ -141,17 +143,10 @@ def lowered(traced: Traced, devices: list[Any], *, name: str) -> Lowered:
     return Lowered(module=module, context=context, devices=devices, n_channels=n_channels)
 
 
-def _symbol(op: Any) -> str | None:
-    attributes = op.attributes
-    return ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else None
-
-
 def _operations(op: Any) -> Iterator[Any]:
-    for region in op.regions:
-        for block in region:
-            for inner in block:
-                yield inner.operation
-                yield from _operations(inner.operation)
+    for inner in (inner for region in op.regions for block in region for inner in block):
+        yield inner.operation
+        yield from _operations(inner.operation)
 
 
 def _with_channels(module: Any) -> int:
@@ -175,14 +170,14 @@ def _with_layouts(main: Any, traced: Traced) -> None:
     arguments: list[dict[str, Any]] = [{} for _ in traced.parameters]
     for name, text in traced.shardings.items():
         if name in number_of:  # unused arguments are removed by the trace
-            arguments[number_of[name]]["mhlo.sharding"] = ir.StringAttr.get(text)
+            arguments[number_of[name]][SHARDING] = ir.StringAttr.get(text)
     for result, name in traced.aliases.items():
         if name in number_of:
             index = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), result)
             arguments[number_of[name]]["tf.aliasing_output"] = index
     main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in arguments])
     results: list[dict[str, Any]] = [
-        {} if text is None else {"mhlo.sharding": ir.StringAttr.get(text)}
+        {} if text is None else {SHARDING: ir.StringAttr.get(text)}
         for text in traced.result_shardings
     ]
     if results:
@@ -208,6 +203,162 @@ def _without_tokens(main: Any, traced: Traced) -> None:
             "stablehlo.constant", results=[kind], attributes={"value": zero}, ip=place
         )
         argument.replace_all_uses_with(constant.results[0])
+
+
+def mark_regions(main: Any) -> None:
+    """Mark every operation inside manual regions of the function."""
+    local: set[Any] = set()  # values that are one device's shard
+    fixed: set[Any] = set()  # values computed from constants only
+    copies: dict[Any, Any] = {}
+    for op in [op.operation for op in main.regions[0].blocks[0]]:
+        target = _call_target(op)
+        if op.name == "func.return" or target == ENDS:
+            continue
+        if target == BEGINS:
+            local.update(op.results)
+        elif any(operand in local for operand in op.operands):
+            for number, operand in enumerate(op.operands):
+                if operand in fixed and operand not in local:
+                    op.operands[number] = _copied(operand, copies)
+                elif operand not in local:
+                    if operand not in copies:  # a whole tensor is the same on every device
+                        is_argument = isinstance(operand.owner, ir.Block)
+                        place = (
+                            ir.InsertionPoint.at_block_begin(op.block)
+                            if is_argument
+                            else ir.InsertionPoint.after(operand.owner.operation)
+                        )
+                        copies[operand] = _entered(operand, place)
+                    op.operands[number] = copies[operand]
+            _mark(op)
+            local.update(op.results)
+        elif all(operand in fixed for operand in op.operands):
+            fixed.update(op.results)
+
+
+def _call_target(op: Any) -> str | None:
+    """The target of a custom call; None for other operations."""
+    if op.name != "stablehlo.custom_call":
+        return None
+    return ir.StringAttr(op.attributes["call_target_name"]).value
+
+
+def _copied(value: Any, copies: dict[Any, Any]) -> Any:
+    """A copy, inside the region, of a value computed from constants.
+
+    The constants enter like tensors, because XLA merges equal constants whether marked or not.
+    """
+    for maker in _makers(value):
+        if maker.results[0] in copies:
+            continue
+        behind = ir.InsertionPoint.after(maker)
+        if not len(maker.operands):
+            copies[maker.results[0]] = _entered(maker.results[0], behind)
+            continue
+        copy = maker.clone(behind).operation
+        for number, operand in enumerate(copy.operands):
+            copy.operands[number] = copies[operand]
+        _mark(copy)
+        copies.update(zip(maker.results, copy.results, strict=True))
+    return copies[value]
+
+
+def _entered(value: Any, place: Any) -> Any:
+    """A replicated tensor, inside the region."""
+    for target, sharding in (("Sharding", "{replicated}"), (BEGINS, "{manual}")):
+        attributes: dict[str, Any] = {
+            "call_target_name": ir.StringAttr.get(target),
+            SHARDING: ir.StringAttr.get(sharding),
+        }
+        op = ir.Operation.create(
+            "stablehlo.custom_call", [value.type], [value], attributes, ip=place
+        )
+        value, place = op.results[0], ir.InsertionPoint.after(op)
+    return value
+
+
+def _makers(value: Any) -> Iterator[Any]:
+    """The operations that compute a value, operands before users."""
+    maker = value.owner.operation
+    for operand in maker.operands:
+        yield from _makers(operand)
+    yield maker
+
+
+def _mark(op: Any) -> None:
+    if SHARDING not in op.attributes:
+        op.attributes[SHARDING] = ir.StringAttr.get(_manual(len(op.results)))
+
+
+def _manual(n_results: int) -> str:
+    """The sharding of an operation in a manual region."""
+    one = "{manual}"
+    return one if n_results == 1 else "{" + ", ".join([one] * n_results) + "}"
+
+
+def outline_branches(main: Any) -> None:
+    """Replace every choice of the function by a conditional."""
+    block = main.regions[0].blocks[0]
+    for op in reversed([op.operation for op in block]):
+        # Operations without effect, such as ordering tokens, would count as users outside branches.
+        if op.name != "func.return" and not any(len(list(result.uses)) for result in op.results):
+            op.erase()
+    choices = [op.operation for op in block if _call_target(op.operation) == CHOICE]
+    for choice in reversed(choices):  # a choice depends on earlier ones
+        operations = [op.operation for op in block]
+        _outline(choice, operations[: operations.index(choice)])
+    for mark in [op.operation for op in block if _call_target(op.operation) == OF_ALL]:
+        _replace(mark, mark.operands)
+
+
+def _replace(call: Any, results: Any) -> None:
+    """Replace a call that returns a tuple by the results of other operations."""
+    for part in [use.owner.operation for use in call.results[0].uses]:
+        index = ir.IntegerAttr(part.attributes["index"]).value
+        part.results[0].replace_all_uses_with(results[index])
+        part.erase()
+    call.erase()
+
+
+def _outline(choice: Any, before: list[Any]) -> None:
+    """Replace a choice with the operands [branch, results of branch 0, results of branch 1, ...]."""
+    kind = ir.TupleType(choice.results[0].type)
+    kinds = [kind.get_type(number) for number in range(kind.num_types)]
+    number, *results = choice.operands
+    case = ir.Operation.create(
+        "stablehlo.case",
+        results=kinds,
+        operands=[number],
+        attributes={SHARDING: ir.StringAttr.get(_manual(len(kinds)))},
+        regions=len(results) // len(kinds),
+        loc=choice.location,
+        ip=ir.InsertionPoint(choice),
+    )
+    branch_of: dict[Any, int] = {}  # of the operations whose results only this branch uses
+
+    def branch(use: Any) -> int | None:
+        owner = use.owner.operation
+        if owner != choice:
+            return branch_of.get(owner)
+        return (use.operand_number - 1) // len(kinds) if use.operand_number else None
+
+    for op in reversed(before):
+        users = {branch(use) for result in op.results for use in result.uses}
+        if (
+            _call_target(op) not in _OUTSIDE
+            and len(users) == 1
+            and (user := users.pop()) is not None
+        ):
+            branch_of[op] = user
+    ends: list[Any] = []
+    for region in case.regions:
+        of_branch, results = results[: len(kinds)], results[len(kinds) :]
+        place = ir.InsertionPoint(region.blocks.append())
+        ends.append(ir.Operation.create("stablehlo.return", operands=of_branch, ip=place))
+    for op in before:
+        if op in branch_of:
+            op.move_before(ends[branch_of[op]])
+    _replace(choice, case.results)
 
 
 def _options(devices: list[Any]) -> Any:

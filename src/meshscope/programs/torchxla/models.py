@@ -26,16 +26,17 @@ EMBEDDINGS = ("embed_tokens", "embed_tokens_per_layer")
 MAX_NAMED = 4  # parameters listed in an error message
 
 
-def meta_model(experiment: Experiment, *, attention: str) -> Any:
+def meta_model(tensors: Tensors, *, attention: str) -> Any:
     """Build the model of the experiment with transformers on torch's meta device.
 
     Rotary embeddings have computed values, so they are built with memory.
     """
+    experiment = tensors.experiment
     transformers.logging.set_verbosity_error()
     config = transformers.AutoConfig.for_model(**hugging_face_config(experiment.model))
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-        replace_modules(model, experiment.model)
+        replace_modules(model, tensors)
     model = model.to(TORCH_DTYPES[experiment.workload.weight_dtype])
     if experiment.program.partitioner is Partitioner.MANUAL:
         # torch_xla's patch: a matmul that does not flatten all tokens into one dimension.
@@ -45,40 +46,34 @@ def meta_model(experiment: Experiment, *, attention: str) -> Any:
         config=config
     )  # float32, as loaded models
     if experiment.model.shares_caches:
-        model.model._maybe_slice_kv_shared_inputs = _all_positions  # noqa: SLF001
+        # All positions, where transformers may keep the last one, for layers that share caches.
+        model.model._maybe_slice_kv_shared_inputs = lambda *inputs, **_: inputs[:4]  # noqa: SLF001
     return model.eval()
 
 
-def _all_positions(x: Any, of_layers: Any, angles: Any, masks: Any, *_: Any, **__: Any) -> Any:
-    """The inputs of layers that share caches: all positions, where transformers may keep the last one."""
-    return x, of_layers, angles, masks
-
-
-def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict[str, Any]:
+def with_arguments(model: Any, tensors: Tensors) -> dict[str, Any]:
     """Replace every parameter and buffer by a program argument; returns the known values.
 
     SpecError if the plan has no rule for a parameter.
     """
+    experiment = tensors.experiment
     rules = rules_of(experiment.model, experiment.plan)
-    named = dict(model.named_parameters(remove_duplicate=True))
-    _check_rules(experiment, named, rules)
+    _check_rules(experiment, dict(model.named_parameters(remove_duplicate=True)), rules)
     shared: dict[int | str, Any] = {}
     values: dict[str, Any] = {}
     for path, module in model.named_modules():
-        for name, parameter in _own_parameters(module).items():
+        for name, parameter in list(module._parameters.items()):  # noqa: SLF001
+            if parameter is None:
+                continue
             full, layers = stacked_name(f"{path}.{name}", experiment)
             key = full if layers else id(parameter)
             if key not in shared:
-                make = _stacked_argument if layers else _argument
-                shared[key] = make(tensors, full, parameter, rules[full], layers)
-                if layers and _is_added_to_sums(full, rules, tensors):
-                    shared[key] = _of_first(shared[key], tensors)
+                shared[key] = _argument(tensors, full, parameter, rules, layers)
             del module._parameters[name]  # noqa: SLF001
             module.__dict__[name] = shared[key]
             if callable(shared[key]):  # a shard, all-gathered when the module is called
-                tensors.shares.append(
-                    (module, name, shared[key], rules[full].dims[0] is Dim.EXPERT)
-                )
+                is_of_experts = rules[full].dims[0] is Dim.EXPERT
+                tensors.shares.append((module, name, shared[key], is_of_experts))
         for name, buffer in list(module._buffers.items()):  # noqa: SLF001
             if buffer is None:
                 continue
@@ -86,14 +81,27 @@ def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict
             if not buffer.is_meta:
                 values[full] = buffer.detach().float().numpy()
             if full not in shared:
-                replicated = ((),) * buffer.dim()
-                array = tensors.argument(
-                    full, buffer.shape, buffer.dtype, replicated, layers=layers
-                )
-                entered = tensors.entered(array, (("pp",), *replicated))[0] if layers else array
+                spec = ((),) * buffer.dim()
+                array = tensors.argument(full, buffer.shape, buffer.dtype, spec, layers=layers)
+                entered = tensors.entered(array, (("pp",), *spec))[0] if layers else array
                 shared[full] = entered
             module._buffers[name] = shared[full]  # noqa: SLF001
-    return values | _scales(model, experiment, tensors)
+    return values | _scales(model, tensors)
+
+
+def _scales(model: Any, tensors: Tensors) -> dict[str, Any]:
+    """Values of scales that are not in the model's memory: of Gemma's embedding and of complex numbers."""
+    values: dict[str, Any] = {}
+    for name in EMBEDDINGS:
+        scale = getattr(getattr(model.model, name, None), "scalar_embed_scale", None)
+        if scale is not None:
+            values[f"model.{name}.embed_scale"] = np.float32(scale)
+    if tensors.experiment.model.family.traits.has_complex_rope:
+        # An argument, as torch_xla does not trace the scale as a constant.
+        name, rotary = "model.rotary_emb.attention_scaling", model.model.rotary_emb
+        values[name] = np.float32(rotary.attention_scaling)
+        rotary.attention_scaling = tensors.argument(name, (), torch.float32, ())
+    return values
 
 
 def stacked_name(name: str, experiment: Experiment) -> tuple[str, tuple[int | None, ...]]:
@@ -104,18 +112,6 @@ def stacked_name(name: str, experiment: Experiment) -> tuple[str, tuple[int | No
     layers = stacked_layers(experiment.model.layers, experiment.plan.pp)[int(match["layer"])]
     first = next(layer for layer in layers if layer is not None)
     return f"{match['before']}{first}{match['behind']}", layers
-
-
-def _scales(model: Any, experiment: Experiment, tensors: Tensors) -> dict[str, Any]:
-    """Values of scales that are not in the model's memory: of Gemma's embedding and of complex numbers."""
-    values: dict[str, Any] = {}
-    for name in EMBEDDINGS:
-        scale = getattr(getattr(model.model, name, None), "scalar_embed_scale", None)
-        if scale is not None:
-            values[f"model.{name}.embed_scale"] = np.float32(scale)
-    if experiment.model.family.traits.has_complex_rope:
-        values |= _complex_scaling(model.model.rotary_emb, tensors)
-    return values
 
 
 def norms_before_blocks(layer: Any) -> tuple[Any, Any]:
@@ -134,69 +130,48 @@ def feed_forward(layer: Any) -> Any:
     return layer.feed_forward if hasattr(layer, "feed_forward") else layer.mlp
 
 
-def _own_parameters(module: Any) -> dict[str, Any]:
-    return {n: p for n, p in module._parameters.items() if p is not None}  # noqa: SLF001
-
-
-def _complex_scaling(rotary: Any, tensors: Tensors) -> dict[str, Any]:
-    """Pass the scale of complex numbers as an argument: torch_xla does not trace it as a constant."""
-    name = "model.rotary_emb.attention_scaling"
-    value = np.float32(rotary.attention_scaling)
-    rotary.attention_scaling = tensors.argument(name, (), torch.float32, ())
-    return {name: value}
-
-
 def _argument(
-    tensors: Tensors, name: str, parameter: Any, rule: Rule, layers: tuple[int | None, ...]
+    tensors: Tensors,
+    name: str,
+    parameter: Any,
+    rules: Mapping[str, Rule],
+    layers: tuple[int | None, ...],
 ) -> Any:
-    assert not layers
-    shape = tuple(parameter.shape)
-    stored = rule.stored_shape(shape)
-    spec = rule.spec(shape, tensors.layouts)
-    tensor = tensors.argument(name, stored, parameter.dtype, spec)
-    return tensor if stored == shape else tensor.reshape(shape)
-
-
-def _stacked_argument(
-    tensors: Tensors, name: str, parameter: Any, rule: Rule, layers: tuple[int | None, ...]
-) -> Any:
-    """The local shard of a stage's weight, or a function that all-gathers it if fsdp splits it."""
-    shape = tuple(parameter.shape)
-    stored = rule.stored_shape(shape)
-    spec = rule.spec(shape, tensors.layouts)
+    """The argument of a parameter; of a stage, the local shard, or a function that all-gathers it if fsdp splits it."""
+    shape, rule = tuple(parameter.shape), rules[name]
+    spec, stored = rule.spec(shape, tensors.layouts), rule.stored_shape(shape)
     tensor = tensors.argument(name, stored, parameter.dtype, spec, layers=layers)
+    if not layers:
+        return tensor if stored == shape else tensor.reshape(shape)
     local = tensors.entered(tensor, (("pp",), *spec))[0]
     n_of_experts = int(rule.dims[0] is Dim.EXPERT)  # the expert dimension stays sharded by ep
     dims = [dim for dim, axes in enumerate(spec) if "fsdp" in axes and dim >= n_of_experts]
+
+    is_added = _is_added_to_sums(name, rules, tensors)
+    is_first: Any = tensors.rank("tp") == 0 if is_added else None
 
     def whole() -> Any:
         x = local
         for dim in dims:
             assert spec[dim] == ("fsdp",)
             x = all_gather(x, dim, tensors.groups("fsdp"))
-        return x if rule.n_stacked == 1 else x.reshape(x.shape[0], -1, *x.shape[3:])
+        x = x if rule.n_stacked == 1 else x.reshape(x.shape[0], -1, *x.shape[3:])
+        # A bias of a product that tp splits is added on the first device of tp only.
+        return torch.where(is_first, x, torch.zeros_like(x)) if is_added else x
 
     return whole if dims else whole()
 
 
 def _is_added_to_sums(name: str, rules: Mapping[str, Rule], tensors: Tensors) -> bool:
     """Whether this is a bias of a product that tp splits, whose parts the pipeline sums."""
+
+    def has_tp(rule: Rule) -> bool:
+        return any("tp" in mesh_axes_of(dim, tensors.layouts.plan) for dim in rule.dims)
+
     if not name.endswith("bias"):
         return False
     weight = rules.get(name.removesuffix("bias") + "weight", rules.get(name.removesuffix("_bias")))
-    return weight is not None and _has_tp(weight, tensors) and not _has_tp(rules[name], tensors)
-
-
-def _has_tp(rule: Rule, tensors: Tensors) -> bool:
-    return any("tp" in mesh_axes_of(dim, tensors.layouts.plan) for dim in rule.dims)
-
-
-def _of_first(bias: Any, tensors: Tensors) -> Any:
-    """The bias on the first device of tp, zeros on the others."""
-    first = tensors.rank("tp") == 0
-    if not callable(bias):
-        return torch.where(first, bias, torch.zeros_like(bias))
-    return lambda: _of_first(bias(), tensors)
+    return weight is not None and has_tp(weight) and not has_tp(rules[name])
 
 
 def _check_rules(experiment: Experiment, named: dict[str, Any], rules: Any) -> None:

@@ -21,18 +21,10 @@ from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
 from meshscope.programs.torchxla.caching import Caches, new_arrays
-from meshscope.programs.torchxla.compressed import ChosenPositions, CompressionStep, EntryAttention
 from meshscope.programs.torchxla.configs import LAYER_TYPES, MASKED_BY_KIND
 from meshscope.programs.torchxla.context import keep_latents, mask_of, register_attention
 from meshscope.programs.torchxla.experts import order_tokens, register_experts
-from meshscope.programs.torchxla.layouts import (
-    Layouts,
-    ResidualSpecs,
-    Spec,
-    layouts_of,
-    residual_specs,
-)
-from meshscope.programs.torchxla.linear import DeltaAttention, Placing
+from meshscope.programs.torchxla.layouts import Layouts, Spec
 from meshscope.programs.torchxla.lowering import Lowered, Traced, lowered, parameters_of
 from meshscope.programs.torchxla.models import (
     EMBEDDINGS,
@@ -42,9 +34,15 @@ from meshscope.programs.torchxla.models import (
     norms_before_blocks,
     with_arguments,
 )
-from meshscope.programs.torchxla.replaced import MixedLayer
 from meshscope.programs.torchxla.stages import add_pipeline, drop_layers
-from meshscope.programs.torchxla.tensors import ARGUMENT, Argument, Tensors, scope
+from meshscope.programs.torchxla.tensors import (
+    ARGUMENT,
+    Argument,
+    Tensors,
+    on_output,
+    scope,
+    share_stream,
+)
 
 TOKENS, POSITION = "tokens", "position"
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)(?:\.(.+))?")
@@ -56,6 +54,25 @@ _OUTER = {
     "model.hc_head": Part.LM_HEAD,
     "model.norm": Part.LM_HEAD,
     "lm_head": Part.LM_HEAD,
+}
+# Modules of layers whose part does not depend on the kind of layer.
+_INNER = {
+    **dict.fromkeys(("input_layernorm", "self_attn", "linear_attn", "attn_hc"), Part.ATTN),
+    **dict.fromkeys(
+        ("ffn_hc", "pre_feedforward_layernorm_2", "router", "mlp.router"), Part.MOE_ROUTER
+    ),
+    **dict.fromkeys(
+        (
+            "post_feedforward_layernorm_1",
+            "per_layer_input_gate",
+            "per_layer_projection",
+            "post_per_layer_input_norm",
+        ),
+        Part.MLP,
+    ),
+    "post_feedforward_layernorm_2": Part.MOE_COMBINE,
+    "feed_forward.shared_expert": Part.MOE_SHARED,
+    "mlp.shared_experts": Part.MOE_SHARED,
 }
 
 
@@ -85,25 +102,24 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
     xr.use_spmd()
     _add_operators()
     torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)  # noqa: SLF001  trace numbers as constants
-    tensors = Tensors(layouts_of(experiment.model, experiment.plan))
+    tensors = Tensors(experiment, phase)
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
-    attention = register_attention(experiment, phase, tensors) if is_manual else "eager"
-    model = meta_model(experiment, attention=attention)
+    attention = register_attention(tensors) if is_manual else "eager"
+    model = meta_model(tensors, attention=attention)
     if experiment.model.moe is not None:
-        model.config._experts_implementation = register_experts(experiment, phase, tensors)  # noqa: SLF001
+        model.config._experts_implementation = register_experts(tensors)  # noqa: SLF001
     if experiment.plan.cp > 1 and experiment.model.attention.mechanism is Mechanism.LATENT:
         keep_latents(model)
     is_pipeline = experiment.plan.pp > 1
     if is_pipeline:
         drop_layers(model, experiment)
-    constants = with_arguments(model, experiment, tensors)
-    add_layouts(model, experiment, phase, tensors)
+    constants = with_arguments(model, tensors)
+    add_layouts(model, tensors)
     add_scopes(model, experiment)
     if is_pipeline:
-        add_pipeline(model, experiment, phase, tensors)
+        add_pipeline(model, tensors)
     with torch.no_grad(), scope(phase.value):
-        step = _Step(experiment=experiment, phase=phase, tensors=tensors)
-        next_tokens, logits, cache = step.traced(model)
+        next_tokens, logits, cache = _traced(model, tensors)
     outputs = [next_tokens, logits, *cache.values()]
     proto = torch_xla._XLAC._get_xla_tensors_hlo_proto(outputs)  # noqa: SLF001
     tensors.position = None  # objects registered with transformers outlive the trace
@@ -129,49 +145,37 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    experiment: Experiment
-    phase: Phase
-    tensors: Tensors
+def _traced(model: Any, tensors: Tensors) -> tuple[Any, Any, dict[str, Any]]:
+    """Next tokens [B], logits [B, 1, V] and the cache by name."""
+    workload, streams = tensors.experiment.workload, tensors.streams
+    n_tokens = 1 if tensors.is_decode else workload.prompt
+    tokens = tensors.argument(TOKENS, (workload.batch, n_tokens), torch.int64, streams.tokens)
+    position = tensors.argument(POSITION, (), torch.int64, ())
+    tensors.position = position
+    positions = position + torch.arange(n_tokens, device=torch_xla.device())
+    cache = Caches(tensors).arguments(position)
+    logits = model(
+        input_ids=tokens,
+        position_ids=positions[None],
+        attention_mask=_masks(tensors.experiment, positions),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits
+    with scope(Part.SAMPLE.value):
+        next_tokens = logits[:, -1].argmax(dim=-1)
+        tensors.annotate(next_tokens, streams.entered[:1])
+    return next_tokens, logits, new_arrays(cache, tensors)
 
-    @property
-    def streams(self) -> ResidualSpecs:
-        """Specs of tokens, residual stream and logits."""
-        return residual_specs(self.experiment, self.phase, self.tensors.layouts)
 
-    def traced(self, model: Any) -> tuple[Any, Any, dict[str, Any]]:
-        """Next tokens [B], logits [B, 1, V] and the cache by name."""
-        workload = self.experiment.workload
-        n_tokens = workload.prompt if self.phase is Phase.PREFILL else 1
-        tokens = self.tensors.argument(
-            TOKENS, (workload.batch, n_tokens), torch.int64, self.streams.tokens
-        )
-        position = self.tensors.argument(POSITION, (), torch.int64, ())
-        self.tensors.position = position
-        positions = position + torch.arange(n_tokens, device=torch_xla.device())
-        cache = Caches(self.experiment, self.phase, self.tensors).arguments(position)
-        logits = model(
-            input_ids=tokens,
-            position_ids=positions[None],
-            attention_mask=self._masks(positions),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits
-        with scope(Part.SAMPLE.value):
-            next_tokens = logits[:, -1].argmax(dim=-1)
-            self.tensors.annotate(next_tokens, self.streams.entered[:1])
-        return next_tokens, logits, new_arrays(cache, self.tensors)
-
-    def _masks(self, positions: Any) -> Any:
-        """The mask of every layer, or of each kind by name if the model has several."""
-        model = self.experiment.model
-        if model.attention.mechanism is Mechanism.COMPRESSED:
-            return {"none": None}  # its modules compare positions themselves
-        kinds = dict.fromkeys(layer.attention for layer in model.layers)
-        masks = {LAYER_TYPES[kind]: mask_of(self.experiment, positions, kind) for kind in kinds}
-        return masks if model.family in MASKED_BY_KIND else next(iter(masks.values()))
+def _masks(experiment: Experiment, positions: Any) -> Any:
+    """The mask of every layer, or of each kind by name if the model has several."""
+    model = experiment.model
+    if model.attention.mechanism is Mechanism.COMPRESSED:
+        return {"none": None}  # its modules compare positions themselves
+    kinds = dict.fromkeys(layer.attention for layer in model.layers)
+    masks = {LAYER_TYPES[kind]: mask_of(experiment, positions, kind) for kind in kinds}
+    return masks if model.family in MASKED_BY_KIND else next(iter(masks.values()))
 
 
 @cache
@@ -180,15 +184,14 @@ def _add_operators() -> torch.library.Library:
 
     Without them torch_xla falls back to the host, which fails for tensors without memory.
     """
+
+    def polar(magnitude: Any, angle: Any) -> Any:  # for the rotary embedding of DeepSeek-V2
+        parts = torch.stack([magnitude * torch.cos(angle), magnitude * torch.sin(angle)], dim=-1)
+        return torch.view_as_complex_copy(parts)  # below functionalization
+
     library = torch.library.Library("aten", "IMPL")
-    library.impl("polar", _polar, "XLA")
+    library.impl("polar", polar, "XLA")
     return library
-
-
-def _polar(magnitude: Any, angle: Any) -> Any:
-    """Complex numbers from magnitude and angle, for the rotary embedding of DeepSeek-V2."""
-    parts = torch.stack([magnitude * torch.cos(angle), magnitude * torch.sin(angle)], dim=-1)
-    return torch.view_as_complex_copy(parts)  # below functionalization
 
 
 def scope_of_module(name: str, experiment: Experiment) -> str | None:
@@ -203,31 +206,16 @@ def scope_of_module(name: str, experiment: Experiment) -> str | None:
         return None if experiment.plan.pp > 1 else f"layer{layer}"
     kind = experiment.model.layers[layer]
     before_mlp = Part.MLP if kind.has_mlp else Part.MOE_ROUTER
-    of_inner = {
-        "input_layernorm": Part.ATTN,
-        "self_attn": Part.ATTN,
-        "attn_hc": Part.ATTN,
-        "ffn_hc": Part.MOE_ROUTER,
-        "linear_attn": Part.ATTN,
+    of_kind = {
         "post_attention_layernorm": Part.ATTN if experiment.model.has_post_norms else before_mlp,
         "pre_feedforward_layernorm": before_mlp,
         "post_feedforward_layernorm": Part.MOE_COMBINE if kind.has_experts else Part.MLP,
-        "post_feedforward_layernorm_1": Part.MLP,
-        "pre_feedforward_layernorm_2": Part.MOE_ROUTER,
-        "post_feedforward_layernorm_2": Part.MOE_COMBINE,
-        "per_layer_input_gate": Part.MLP,
-        "per_layer_projection": Part.MLP,
-        "post_per_layer_input_norm": Part.MLP,
-        "router": Part.MOE_ROUTER,
         "mlp": Part.MLP if kind.has_mlp else None,
         "feed_forward": Part.MLP if kind.has_mlp else None,
-        "feed_forward.shared_expert": Part.MOE_SHARED,
-        "mlp.gate": Part.MOE_ROUTER,
-        "mlp.router": Part.MOE_ROUTER,
-        "mlp.shared_experts": Part.MOE_SHARED,
+        "mlp.gate": None if kind.has_mlp else Part.MOE_ROUTER,
     }
-    part = of_inner.get(inner)
-    return None if part is None or (inner == "mlp.gate" and kind.has_mlp) else part.value
+    part = of_kind.get(inner, _INNER.get(inner))
+    return None if part is None else part.value
 
 
 def add_scopes(model: Any, experiment: Experiment) -> None:
@@ -259,79 +247,51 @@ def _brackets(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
     return before, behind
 
 
-def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tensors) -> None:
+def add_layouts(model: Any, tensors: Tensors) -> None:
     """Add hooks that shard the residual stream and the logits; call before `add_scopes`."""
-    streams = residual_specs(experiment, phase, tensors.layouts)
+    streams, experiment = tensors.streams, tensors.experiment
     for name in EMBEDDINGS:
         if hasattr(model.model, name):
             _lay_out(getattr(model.model, name), tensors, streams.residual)
     for layer, kind in zip(model.model.layers, experiment.model.layers, strict=True):
         if isinstance(layer, torch.nn.Identity):  # a stage that runs the branch of another
             continue
-        step = CompressionStep(phase=phase, tensors=tensors, rotary=model.model.rotary_emb)
-        _connect(attention_of(layer), step)
-        if isinstance(layer, MixedLayer):
-            layer.tensors, layer.residual = tensors, streams.residual
-        order_tokens(feed_forward(layer), kind, experiment, phase, tensors)
-        _lay_out_layer(layer, kind, tensors, streams)
+        order_tokens(feed_forward(layer), kind, tensors)
+        _lay_out_layer(layer, kind, tensors)
     if streams.is_split and experiment.plan.pp == 1:  # a pipeline returns only the last positions
         _lay_out(model.model.norm, tensors, streams.residual)
     _lay_out(model.lm_head, tensors, streams.logits, streams.rows)
 
 
-def _connect(attention: Any, step: CompressionStep) -> None:
-    if isinstance(attention, DeltaAttention):
-        attention.placing = Placing(phase=step.phase, tensors=step.tensors)
-    if isinstance(attention, EntryAttention):
-        attention.step = step
-    indexer = getattr(attention, "indexer", None)
-    if isinstance(indexer, ChosenPositions):
-        indexer.tensors = step.tensors
-
-
-def _lay_out_layer(layer: Any, kind: Layer, tensors: Tensors, streams: ResidualSpecs) -> None:
+def _lay_out_layer(layer: Any, kind: Layer, tensors: Tensors) -> None:
     """Shard the outputs of a layer's blocks, and gather their inputs if the residual stream is split."""
+    streams = tensors.streams
     for block in (attention_of(layer), feed_forward(layer)):
         _lay_out(block, tensors, streams.residual)
     if not streams.is_split:
         return
     for norm in norms_before_blocks(layer):
         _lay_out(norm, tensors, streams.residual, streams.entered)
-    if kind.mlp is MlpKind.DENSE_AND_MOE:
-        _gather_for_experts(layer, tensors, streams)
+    if kind.mlp is not MlpKind.DENSE_AND_MOE:
+        return
 
-
-def _gather_for_experts(layer: Any, tensors: Tensors, streams: ResidualSpecs) -> None:
-    """Gather the residual stream for experts beside an MLP, which read it before any norm, and split their sum."""
-    taken: list[Any] = []
-
-    def of_stream(_module: Any, inputs: tuple[Any, ...]) -> None:
-        with scope(Part.MOE_DISPATCH.value):
-            whole = inputs[0].clone()
-            for spec in (streams.residual, streams.entered):
-                tensors.annotate(whole, spec)
-            taken[:] = [whole.reshape(-1, whole.shape[-1])]
-
-    def gathered(_module: Any, _inputs: tuple[Any, ...]) -> Any:
-        return taken[0]
+    def whole(x: Any) -> Any:
+        return _annotated(x.clone(), tensors, streams.residual, streams.entered)
 
     def split(_module: Any, inputs: tuple[Any, ...]) -> None:
         with scope(Part.MOE_COMBINE.value):
             tensors.annotate(inputs[0], streams.residual)
 
-    layer.pre_feedforward_layernorm.register_forward_pre_hook(of_stream)
-    for reader in (layer.router, layer.pre_feedforward_layernorm_2):
-        reader.register_forward_pre_hook(gathered)
+    share_stream(layer, whole)
     layer.post_feedforward_layernorm_2.register_forward_pre_hook(split)
 
 
 def _lay_out(module: Any, tensors: Tensors, *specs: Spec) -> None:
     """Annotate the output of a module with one spec after another; the compiler reshards it."""
+    on_output(module, lambda x: _annotated(x, tensors, *specs))
 
-    def behind(_module: Any, _inputs: Any, output: Any) -> Any:
-        x = output[0] if isinstance(output, tuple) else output
-        for spec in specs:
-            tensors.annotate(x, spec)
-        return output
 
-    module.register_forward_hook(behind)
+def _annotated(x: Any, tensors: Tensors, *specs: Spec) -> Any:
+    for spec in specs:
+        tensors.annotate(x, spec)
+    return x

@@ -24,13 +24,11 @@ from meshscope.model.mechanisms.compressed import compressed_of
 from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.mechanisms.latent import latent_of
 from meshscope.model.mechanisms.streams import HyperConnections
-from meshscope.model.model import Model
 from meshscope.plans.plan import Plan
 from meshscope.programs.torchxla.compressed import ChosenPositions, EntryAttention
 from meshscope.programs.torchxla.experts import NAME
-from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.linear import DeltaAttention
-from meshscope.programs.torchxla.tensors import Tensors, scope
+from meshscope.programs.torchxla.tensors import Replacement, Tensors, scope
 
 
 class Joined(torch.nn.Module):
@@ -62,13 +60,11 @@ class QueriesAndGates(torch.nn.Module):
         return torch.cat(parts, dim=-1).reshape(*x.shape[:-1], -1)
 
 
-class GatedExpert(torch.nn.Module):
+class GatedExpert(Replacement):
     """An MLP whose output a gate, a layer of the mixture around it, scales for each token."""
 
     def __init__(self, expert: Any, mixture: Any) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj = expert.gate_proj, expert.up_proj
-        self.down_proj, self.act_fn = expert.down_proj, expert.act_fn
+        super().__init__(expert, "gate_proj", "up_proj", "down_proj", "act_fn")
         self._around = (mixture,)  # in a tuple, as it is no module of this one
 
     def forward(self, x: Any) -> Any:
@@ -78,16 +74,14 @@ class GatedExpert(torch.nn.Module):
         return self.down_proj(inner * torch.sigmoid(mixture.shared_expert_gate(x)))
 
 
-class GatedExperts(torch.nn.Module):
+class GatedExperts(Replacement):
     """The mixture of Qwen3-Next and Qwen3.5, whose gate scales the shared expert within it.
 
     transformers scales the expert's output, which tp would have to reduce on its own before it is scaled.
     """
 
     def __init__(self, mixture: Any) -> None:
-        super().__init__()
-        self.gate, self.experts = mixture.gate, mixture.experts
-        self.shared_expert_gate = mixture.shared_expert_gate
+        super().__init__(mixture, "gate", "experts", "shared_expert_gate")
         self.shared_expert = GatedExpert(mixture.shared_expert, self)
 
     def forward(self, x: Any) -> Any:
@@ -131,55 +125,74 @@ class OneExpert(torch.nn.Module):
             return out.reshape(x.shape) + shared, None
 
 
-def replace_modules(model: Any, described: Model) -> None:
+def replace_modules(model: Any, tensors: Tensors) -> None:
     """Replace modules of the model by those of this file."""
+    described = tensors.experiment.model
+    family = described.family
+    replace = next((way for families, way in REPLACED.items() if family in families), None)
     for layer, kind in zip(model.model.layers, described.layers, strict=True):
-        match described.family:
-            case Family.GPT_OSS:
-                _store_experts(layer.mlp.experts)
-            case Family.LLAMA4 if kind.has_experts:
-                layer.feed_forward = OneExpert(layer.feed_forward)
-            case Family.PHI3:
-                _separate_joined(layer, described)
-            case Family.DEEPSEEK_V4:
-                _replace_compressed(layer, kind, described)
-            case family if family in SPARSE_FAMILIES:
-                _replace_indexer(layer.self_attn, described)
-            case family if family in HYBRID_FAMILIES:
-                _replace_attention(layer, described)
-                if kind.has_experts:
-                    layer.mlp = GatedExperts(layer.mlp)
-            case _:
-                pass
-    if described.hyper is not None:
-        _mix_streams(model.model, described.hyper)
+        if replace is not None:
+            replace(layer, kind, tensors, model.model)
+    hyper = described.hyper
+    if hyper is not None:  # mix the residual streams without merging batch and positions
+        layers = (MixedLayer(layer, hyper, tensors) for layer in model.model.layers)
+        model.model.layers = torch.nn.ModuleList(layers)
+        model.model.hc_head = Collapse(model.model.hc_head, hyper)
 
 
-def _mix_streams(decoder: Any, hyper: HyperConnections) -> None:
-    """Let the layers of a decoder mix their residual streams without merging batch and positions."""
-    decoder.layers = torch.nn.ModuleList(MixedLayer(layer, hyper) for layer in decoder.layers)
-    decoder.hc_head = Collapse(decoder.hc_head, hyper)
+def _of_llama4(layer: Any, kind: Layer, *_: Any) -> None:
+    if kind.has_experts:
+        layer.feed_forward = OneExpert(layer.feed_forward)
 
 
-def _replace_indexer(attention: Any, described: Model) -> None:
-    """Let the indexer of a layer, if it has one, return a mask."""
-    if attention.indexer is not None:
-        attention.indexer = ChosenPositions(attention.indexer, latent_of(described.attention))
-
-
-def _replace_compressed(layer: Any, kind: Layer, described: Model) -> None:
-    attention = compressed_of(described.attention)
-    layer.self_attn = EntryAttention(layer.self_attn, kind.attention, attention)
-
-
-def _separate_joined(layer: Any, described: Model) -> None:
-    """Separate queries, keys and values, and gate and up projections, of a layer of Phi-3."""
+def _of_phi3(layer: Any, _: Layer, tensors: Tensors, __: Any) -> None:
+    """Separate queries, keys and values, and gate and up projections."""
+    described = tensors.experiment.model
     attention, ffn = grouped_of(described.attention), described.ffn
     assert ffn is not None
     heads = {"q": attention.n_heads, "k": attention.n_kv_heads, "v": attention.n_kv_heads}
     sizes = {name: n_heads * attention.head_dim for name, n_heads in heads.items()}
     layer.self_attn.qkv_proj = Joined(described.hidden, sizes)
     layer.mlp.gate_up_proj = Joined(described.hidden, {"gate": ffn, "up": ffn})
+
+
+def _of_deepseek_v4(layer: Any, kind: Layer, tensors: Tensors, decoder: Any) -> None:
+    of = compressed_of(tensors.experiment.model.attention)
+    layer.self_attn = EntryAttention(layer.self_attn, kind.attention, of, tensors, decoder)
+
+
+def _with_indexer(layer: Any, _: Layer, tensors: Tensors, __: Any) -> None:
+    """Let the indexer, if the layer has one, return a mask."""
+    attention = layer.self_attn
+    if attention.indexer is not None:
+        of = latent_of(tensors.experiment.model.attention)
+        attention.indexer = ChosenPositions(attention.indexer, of, tensors)
+
+
+def _hybrid(layer: Any, kind: Layer, tensors: Tensors, _: Any) -> None:
+    """Separate the projections of linear attention or of queries and gates."""
+    described = tensors.experiment.model
+    attention, n_inputs = grouped_of(described.attention), described.hidden
+    assert attention.linear is not None
+    if hasattr(layer, "linear_attn"):
+        of = (layer.linear_attn, n_inputs, attention.linear)
+        layer.linear_attn = DeltaAttention(*of, tensors)
+    else:
+        heads = (attention.n_heads, attention.head_dim)
+        layer.self_attn.q_proj = QueriesAndGates(n_inputs, *heads)
+    if kind.has_experts:
+        layer.mlp = GatedExperts(layer.mlp)
+
+
+# How the layers of families are replaced.
+REPLACED: dict[frozenset[Family], Callable[[Any, Layer, Tensors, Any], None]] = {
+    frozenset({Family.GPT_OSS}): lambda layer, *_: _store_experts(layer.mlp.experts),
+    frozenset({Family.LLAMA4}): _of_llama4,
+    frozenset({Family.PHI3}): _of_phi3,
+    frozenset({Family.DEEPSEEK_V4}): _of_deepseek_v4,
+    frozenset(SPARSE_FAMILIES): _with_indexer,
+    frozenset(HYBRID_FAMILIES): _hybrid,
+}
 
 
 def with_local_heads(attention: Any, plan: Plan) -> None:
@@ -191,29 +204,15 @@ def with_local_heads(attention: Any, plan: Plan) -> None:
         attention.num_key_value_heads = max(1, of_all.num_key_value_heads // plan.tp)
 
 
-def _replace_attention(layer: Any, described: Model) -> None:
-    """Separate the projections of a layer with linear attention or with gates."""
-    attention = grouped_of(described.attention)
-    assert attention.linear is not None
-    if hasattr(layer, "linear_attn"):
-        of = attention.linear
-        layer.linear_attn = DeltaAttention(layer.linear_attn, described.hidden, of)
-    else:
-        heads = (attention.n_heads, attention.head_dim)
-        layer.self_attn.q_proj = QueriesAndGates(described.hidden, *heads)
-
-
-class MixedLayer(torch.nn.Module):
+class MixedLayer(Replacement):
     """A layer of DeepSeek-V4, which replaces that of transformers."""
 
-    def __init__(self, replaced: Any, hyper: HyperConnections) -> None:
-        super().__init__()
-        self.self_attn, self.mlp = replaced.self_attn, replaced.mlp
-        self.input_layernorm = replaced.input_layernorm
-        self.post_attention_layernorm = replaced.post_attention_layernorm
+    def __init__(self, replaced: Any, hyper: HyperConnections, tensors: Tensors) -> None:
+        super().__init__(
+            replaced, "self_attn", "mlp", "input_layernorm", "post_attention_layernorm"
+        )
         self.attn_hc, self.ffn_hc = (Mixing(x, hyper) for x in (replaced.attn_hc, replaced.ffn_hc))
-        self.tensors: Tensors | None = None
-        self.residual: Spec = ()
+        self.tensors = tensors
 
     def forward(self, hidden_states: Any, input_ids: Any = None, **given: Any) -> Any:
         """[B, S, N, D] -> [B, S, N, D]."""
@@ -234,30 +233,24 @@ class MixedLayer(torch.nn.Module):
         with scope(part.value):
             mixed = torch.einsum("bsnm,bsnd->bsmd", mixture.to(x.dtype), x)
             x = shares.to(x.dtype)[..., None] * out[:, :, None] + mixed
-            assert self.tensors is not None
-            return self.tensors.annotate(x, (*self.residual[:2], (), ()))
+            return self.tensors.annotate(x, (*self.tensors.streams.residual[:2], (), ()))
 
 
-class Mixing(torch.nn.Module):
+class Mixing(Replacement):
     """The coefficients of the streams around one block (mHC, arXiv 2512.24880)."""
 
     def __init__(self, replaced: Any, hyper: HyperConnections) -> None:
-        super().__init__()
-        self.fn, self.base, self.scale = replaced.fn, replaced.base, replaced.scale
-        self.input_norm, self.hyper = replaced.input_norm, hyper
+        super().__init__(replaced, "fn", "base", "scale", "input_norm")
+        self.hyper = hyper
 
     def forward(self, streams: Any) -> tuple[Any, Any, Any]:
         """The block's input [B, S, D], the shares of its output [B, S, N], and the mixture [B, S, N, N]."""
         n, eps = self.hyper.n_streams, self.hyper.eps
         sizes = [n, n, n * n]
+        projected = _projected(streams, self.fn, self.input_norm).split(sizes, dim=-1)
+        scales, bases = self.scale.unbind(0), self.base.split(sizes)
         into, out_of, mixed = (
-            coefficients * scale + base
-            for coefficients, scale, base in zip(
-                _projected(streams, self.fn, self.input_norm).split(sizes, dim=-1),
-                self.scale.unbind(0),
-                self.base.split(sizes),
-                strict=True,
-            )
+            x * scale + base for x, scale, base in zip(projected, scales, bases, strict=True)
         )
         mixture = torch.softmax(mixed.reshape(*mixed.shape[:2], n, n), dim=-1) + eps
         mixture = mixture / (mixture.sum(dim=-2, keepdim=True) + eps)
@@ -268,17 +261,12 @@ class Mixing(torch.nn.Module):
         return inputs, 2 * torch.sigmoid(out_of), mixture
 
 
-class Collapse(torch.nn.Module):
+class Collapse(Replacement):
     """The weighted sum of the streams before the last norm."""
 
     def __init__(self, replaced: Any, hyper: HyperConnections) -> None:
-        super().__init__()
-        self.hc_fn, self.hc_base, self.hc_scale = (
-            replaced.hc_fn,
-            replaced.hc_base,
-            replaced.hc_scale,
-        )
-        self.input_norm, self.hyper = replaced.input_norm, hyper
+        super().__init__(replaced, "hc_fn", "hc_base", "hc_scale", "input_norm")
+        self.hyper = hyper
 
     def forward(self, streams: Any) -> Any:
         """[B, S, N, D] -> [B, S, D]."""

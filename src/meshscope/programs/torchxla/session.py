@@ -78,13 +78,6 @@ class LiveProgram:
         xs.mark_sharding(tensor, self.mesh, partition(argument.spec))
         return tensor
 
-    def zeros(self, name: str) -> Any:
-        """An argument filled with zeros on the devices."""
-        argument = self.program.arguments[name]
-        dtype = TORCH_DTYPES[argument.dtype]
-        tensor = torch.zeros(argument.shape, dtype=dtype, device=torch_xla.device())
-        return self._laid_out(tensor, argument.spec)
-
     def __call__(
         self, weights: Mapping[str, Any], tokens: Any, cache: Mapping[str, Any], position: Any
     ) -> tuple[Any, Any, dict[str, Any]]:
@@ -93,7 +86,7 @@ class LiveProgram:
         `tokens` is [B, S], or the next tokens [B] of the previous step.
         """
         if tokens.dim() == 1:
-            tokens = self._laid_out(tokens[:, None], self.program.arguments[TOKENS].spec)
+            tokens = self.laid_out(tokens[:, None], self.program.arguments[TOKENS].spec)
         given = {**weights, **cache, TOKENS: tokens, POSITION: position}
         phase = self.program.phase.value
         arguments = [given[name] for name in self.program.traced.parameters if name is not None]
@@ -102,22 +95,23 @@ class LiveProgram:
         call = _XLAC._xla_user_computation  # noqa: SLF001
         results = call(f"xla::{phase}", arguments, self.computation)
         for result, spec in zip(results, self.program.result_specs, strict=True):
-            self._laid_out(result, spec)
+            self.laid_out(result, spec)
         _XLAC._set_current_graph_name(phase)  # noqa: SLF001  module name in HLO and profile
-        under_way(results, is_waited_for=True)  # shards are not accessible before
+        wait_for(results)  # shards are not accessible before
         _XLAC._set_current_graph_name(OTHERS)  # noqa: SLF001
         next_tokens, logits, *kept = results
         return next_tokens, logits, dict(zip(self.program.cache, kept, strict=True))
 
-    def _laid_out(self, tensor: Any, spec: Spec) -> Any:
+    def laid_out(self, tensor: Any, spec: Spec) -> Any:
+        """The tensor, sharded by this spec."""
         sharding = self.mesh.get_op_sharding(partition(spec))
         _XLAC._xla_annotate_custom_sharding(tensor, sharding)  # noqa: SLF001
         return tensor
 
 
-def under_way(tensors: list[Any], *, is_waited_for: bool = False) -> None:
-    """Start the computation of exactly these tensors; wait for it if `is_waited_for`."""
-    _XLAC._xla_sync_multi(tensors, [], is_waited_for, True)  # noqa: SLF001
+def wait_for(tensors: list[Any]) -> None:
+    """Compute exactly these tensors, and wait for them."""
+    _XLAC._xla_sync_multi(tensors, [], True, True)  # noqa: SLF001
 
 
 def host_array(tensor: Any) -> np.ndarray:
@@ -201,7 +195,7 @@ class TorchSession:
             positions=[first.placed(POSITION, at) for at in starts],
             dumps=dumps,
         )
-        under_way([session.prompt, *session.positions], is_waited_for=True)
+        wait_for([session.prompt, *session.positions])
         session.seconds["weights"] = time.perf_counter() - before
         report("compiling")
         seconds, _ = session.request(n_decode_steps=1)
@@ -216,12 +210,10 @@ class TorchSession:
 
     def memory(self) -> dict[str, dict[str, int]]:
         """The compiler's memory analysis of each phase on one device, in bytes; {} if not dumped."""
-        analyses: dict[str, dict[str, int]] = {}
-        for phase in self.programs:
-            if not self._dumps_of(phase, "buffer-assignment.txt"):
-                return {}
-            analyses[phase.value] = _memory(self._dumped(phase, "buffer-assignment.txt"))
-        return analyses
+        ending = "buffer-assignment.txt"
+        if not all(self._dumps_of(phase, ending) for phase in self.programs):
+            return {}
+        return {phase.value: _memory(self._dumped(phase, ending)) for phase in self.programs}
 
     def costs(self) -> dict[str, dict[str, float]]:
         """Empty: torch_xla does not expose the compiler's cost analysis."""
@@ -229,34 +221,26 @@ class TorchSession:
 
     def request(self, *, n_decode_steps: int | None = None) -> tuple[dict[str, Any], list[Any]]:
         """Run one request, waiting for each step; returns seconds and the tokens [B] of each step."""
-        steps = self.positions[1:][:n_decode_steps]
         first = self.programs[Phase.PREFILL]
-        cache = {name: first.zeros(name) for name in first.program.cache}
-        under_way(list(cache.values()), is_waited_for=True)
-        prefill_s, (tokens, host_tokens), cache = self._step(
-            Phase.PREFILL, self.prompt, cache, self.positions[0], 0
-        )
-        generated, decode_s = [host_tokens], list[float]()
-        for number, position in enumerate(steps, start=1):
-            step_s, (tokens, host_tokens), cache = self._step(
-                Phase.DECODE, tokens, cache, position, number
-            )
-            decode_s.append(step_s)
-            generated.append(host_tokens)
-        return {"prefill_s": prefill_s, "decode_s": decode_s}, generated
-
-    def _step(
-        self, phase: Phase, tokens: Any, cache: Any, position: Any, number: int
-    ) -> tuple[float, tuple[Any, np.ndarray], Any]:
-        """Run one step, marked in the trace, and wait for it.
-
-        Returns its seconds, the next tokens [B] on devices and on the host, and the cache.
-        """
-        before = time.perf_counter()
-        with xp.StepTrace(phase.value, step_num=number):
-            tokens, _, cache = self.programs[phase](self.weights, tokens, cache, position)
-            host_tokens = host_array(tokens)  # torch_xla's waits return before the last events end
-        return time.perf_counter() - before, (tokens, host_tokens), cache
+        cache: dict[str, Any] = {}
+        for name in first.program.cache:
+            argument = first.program.arguments[name]
+            dtype = TORCH_DTYPES[argument.dtype]
+            zeros = torch.zeros(argument.shape, dtype=dtype, device=torch_xla.device())
+            cache[name] = first.laid_out(zeros, argument.spec)
+        wait_for(list(cache.values()))
+        seconds, generated, tokens = list[float](), list[Any](), self.prompt
+        for number, position in enumerate(self.positions):
+            if n_decode_steps is not None and number > n_decode_steps:
+                break
+            phase = Phase.DECODE if number else Phase.PREFILL
+            before = time.perf_counter()
+            with xp.StepTrace(phase.value, step_num=number):
+                tokens, _, cache = self.programs[phase](self.weights, tokens, cache, position)
+                # torch_xla's waits return before the last events end.
+                generated.append(host_array(tokens))
+            seconds.append(time.perf_counter() - before)
+        return {"prefill_s": seconds[0], "decode_s": seconds[1:]}, generated
 
     def profiled(self, directory: Path, *, n_decode_steps: int) -> dict[str, Any]:
         """Profile another request of at most `n_decode_steps` decode steps; returns its seconds."""
@@ -303,20 +287,17 @@ def _random_weights(live: LiveProgram, model: Model, *, seed: int) -> dict[str, 
     for number, (name, argument) in enumerate(program.arguments.items()):
         if name in given:
             continue
-        value = program.constants.get(name)
-        if value is None and name.endswith(TABLE):
+        shape = argument.shape
+        if name in program.constants:
+            value = program.constants[name]
+        elif name.endswith(TABLE):
             assert model.moe is not None
             generator = np.random.default_rng(seed + number)
-            value = generator.integers(model.moe.n_experts, size=argument.shape)
-        elif value is None:
-            value = _made(name, argument.shape, seed=seed + number)
+            value = generator.integers(model.moe.n_experts, size=shape)
+        elif "norm" in name or name.endswith("bias"):
+            value = torch.ones(shape) if "norm" in name else torch.zeros(shape)
+        else:
+            random = torch.Generator().manual_seed(seed + number)
+            value = DEVIATION * torch.randn(shape, generator=random)
         weights[name] = live.placed(name, value)
     return weights
-
-
-def _made(name: str, shape: tuple[int, ...], *, seed: int) -> Any:
-    if "norm" in name:
-        return torch.ones(shape)
-    if name.endswith("bias"):
-        return torch.zeros(shape)
-    return DEVIATION * torch.randn(shape, generator=torch.Generator().manual_seed(seed))

@@ -3,7 +3,7 @@
 A module replaces the layers. Weights and caches of the same layer of each stage are stacked, so that a device
 has those of its stage. Micro-batches follow GPipe (arXiv 1811.06965). As in the JAX program, a stage takes the
 branch with its layers, or none if it is idle: a trace has no branches, so it has the results of all of them,
-and `regions.py` makes a conditional of the choice. cp splits positions in the same region.
+and `lowering.py` makes a conditional of the choice. cp splits positions in the same region.
 
 Stages also send the keys and values of the step that layers of later stages share. A stage writes those that it
 receives to the cache of a layer that it does not have, as in the JAX program. All stages compute the embeddings of
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch_xla
 
-from meshscope.events.enums import Part, Phase
+from meshscope.events.enums import Part
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.plans.dispatch import exchange_axes
 from meshscope.plans.experiment import Experiment
@@ -40,7 +40,6 @@ from meshscope.programs.jax.pipeline import stages_scope
 from meshscope.programs.torchxla.caching import ARRAYS, STAGES, StageLayer
 from meshscope.programs.torchxla.configs import LAYER_TYPES
 from meshscope.programs.torchxla.context import mask_of
-from meshscope.programs.torchxla.layouts import residual_specs
 from meshscope.programs.torchxla.models import attention_of, feed_forward, norms_before_blocks
 from meshscope.programs.torchxla.replaced import with_local_heads
 from meshscope.programs.torchxla.tensors import (
@@ -49,70 +48,18 @@ from meshscope.programs.torchxla.tensors import (
     all_reduce,
     chosen,
     of_all,
+    on_output,
     permuted,
     reduce_scatter,
     scope,
+    share_stream,
 )
 
 ROTARY_BY_KIND = {"gemma3", "gemma4"}  # variants of families
 SHARED_EXPERTS = ("shared_expert", "shared_experts")
 RESIDUAL = "residual"
 
-
 Values = dict[str, Any]  # the residual stream, and keys and values [m, K, S, H] of kinds of layers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EarlierValues:
-    """Reads and writes what stages send; `caches` are those of layers, by index."""
-
-    experiment: Experiment
-    caches: Sequence[StageLayer]
-
-    @property
-    def kinds(self) -> tuple[Layer, ...]:
-        """The kinds of layers whose keys and values the stages send."""
-        return stage_sends(self.experiment.model, self.experiment.plan.pp).caches
-
-    def empty(self, n_sequences: int, n_positions: int) -> Values:
-        """Zeros for `n_sequences` m and `n_positions` S, which the first stage gets."""
-        values, device = Values(), torch_xla.device()
-        for kind in self.kinds:
-            for name in ARRAYS:
-                held = self._source(kind).local[name]
-                shape = (n_sequences, held.shape[1], n_positions, held.shape[3])
-                values[_name(kind, name)] = torch.zeros(shape, dtype=held.dtype, device=device)
-        return values
-
-    def shared(self, values: Values, run: StageRun, rows: Any) -> dict[str, tuple[Any, Any]]:
-        """The keys and values by kind that layers of these stages share with earlier stages; writes them to the cache."""
-        shared: dict[str, tuple[Any, Any]] = {}
-        for kind in caches_before(self.experiment.model, run.first_layer):
-            cache = self._source(kind)
-            cache.start(rows)
-            received = (values[_name(kind, name)] for name in ARRAYS)
-            shared[LAYER_TYPES[kind.attention]] = cache.update(*received)
-        return shared
-
-    def sent(self, values: Values, run: StageRun) -> Values:
-        """The values for the next stage, after the layers of this one."""
-        sent = dict(values)
-        for kind in self.kinds:
-            slot = shared_slot(self.experiment.model, kind, self.experiment.plan.pp)
-            if run.kinds.count(kind) > slot:
-                cache = self._source(kind)
-                for name, new in zip(ARRAYS, cache.new, strict=True):
-                    sent[_name(kind, name)] = new.to(cache.local[name].dtype)
-        return sent
-
-    def _source(self, kind: Layer) -> StageLayer:
-        """The cache of the last layer of a kind, which later layers share."""
-        layers = self.experiment.model.layers
-        return self.caches[len(layers) - 1 - layers[::-1].index(kind)]
-
-
-def _name(kind: Layer, array: str) -> str:
-    return f"{kind.name}.{array}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,25 +89,25 @@ class Inputs:
 
 
 class StagedModel(torch.nn.Module):
-    """Replaces all layers by those of the stages, of which a device runs one per tick; `layers` are by index."""
+    """Replaces all layers by those of the stages, of which a device runs one per tick; `layers` are by index.
+
+    `of_layers` are the embeddings [B, S, layers, width] of layers, if the model has them.
+    """
 
     def __init__(
         self,
         layers: dict[int, Any],
-        experiment: Experiment,
-        phase: Phase,
         tensors: Tensors,
         rotary: Any,
     ) -> None:
         super().__init__()
+        experiment, self.streams = tensors.experiment, tensors.streams
         self.stage_layers = torch.nn.ModuleDict({str(i): layer for i, layer in layers.items()})
-        self.experiment, self.phase, self.tensors = experiment, phase, tensors
-        self.rotary = rotary
+        self.experiment, self.tensors = experiment, tensors
+        self.rotary, self.of_layers = rotary, None
         self.runs = stage_runs(experiment.model.layers, experiment.plan.pp)
-        self.streams = residual_specs(experiment, phase, tensors.layouts)
-        self.of_layers: Any = (
-            None  # embeddings [B, S, layers, width] of layers, if the model has them
-        )
+        # The kinds of layers whose keys and values the stages send.
+        self.sent_kinds = stage_sends(experiment.model, experiment.plan.pp).caches
 
     def forward(self, hidden_states: Any, *_: Any, **given: Any) -> Any:
         """[B, S, D] -> [B, 1, D], the last stage's output at the last positions."""
@@ -207,17 +154,15 @@ class StagedModel(torch.nn.Module):
         """Arrays in the manual region, split in their first dimensions as `spec` says."""
         if isinstance(x, tuple):
             return tuple(self._entered(part, *spec) for part in x)
-        if isinstance(x, dict):
-            return {name: self._entered(part, *spec) for name, part in x.items()}
-        return (
-            None if x is None else self.tensors.entered(x, (*spec, *((),) * (x.dim() - len(spec))))
-        )
+        if x is None:
+            return None
+        return self.tensors.entered(x, (*spec, *((),) * (x.dim() - len(spec))))
 
     def _of_last(self, out: Any, stage: Any) -> Any:
         """Share the last stage's [b, 1, D] with all stages; one of its devices has it if a prompt is split."""
         tensors, plan = self.tensors, self.experiment.plan
         is_last, axes = stage == plan.pp - 1, ["pp"]
-        is_split, is_prefill = self.streams.is_split, self.phase is Phase.PREFILL
+        is_split, is_prefill = self.streams.is_split, not tensors.is_decode
         for axis, is_cut in (("cp", plan.cp > 1), ("tp", is_split)):
             if is_prefill and is_cut:
                 is_last = is_last & (tensors.rank(axis) == getattr(plan, axis) - 1)
@@ -228,18 +173,27 @@ class StagedModel(torch.nn.Module):
 
     def _ticks(self, x: Any, inputs: Inputs) -> Any:
         """[b, S, D] -> [b, 1, D], valid on the last stage."""
-        n_stages, n_parts = self.experiment.plan.pp, self.experiment.n_microbatches(self.phase)
-        exchange = EarlierValues(experiment=self.experiment, caches=inputs.caches)
+        n_stages, n_parts = (
+            self.experiment.plan.pp,
+            self.experiment.n_microbatches(self.tensors.phase),
+        )
         parts = x.reshape(n_parts, -1, *x.shape[1:])
         ticks = n_ticks(n_parts, n_stages)
+        n_sequences, n_positions = (
+            inputs.n_sequences // n_parts,
+            inputs.shared["position_ids"].shape[1],
+        )
         coming = {RESIDUAL: torch.zeros_like(parts[0])}
-        n_positions = inputs.shared["position_ids"].shape[1]
-        coming |= exchange.empty(inputs.n_sequences // n_parts, n_positions)
+        for kind in self.sent_kinds:
+            for name, held in self._source(kind, inputs).local.items():
+                shape = (n_sequences, held.shape[1], n_positions, held.shape[3])
+                zeros = torch.zeros(shape, dtype=held.dtype, device=torch_xla.device())
+                coming[f"{kind.name}.{name}"] = zeros
         lasts = list[Any]()
         for tick in range(ticks):
             is_first = inputs.stage == 0
             x = torch.where(is_first, parts[min(tick, n_parts - 1)], coming[RESIDUAL])
-            values = self._tick(coming | {RESIDUAL: x}, tick, n_parts, inputs, exchange)
+            values = self._tick(coming | {RESIDUAL: x}, tick, n_parts, inputs)
             if tick >= n_stages - 1:
                 lasts.append(values[RESIDUAL][:, -1:])
             if tick < ticks - 1:
@@ -248,13 +202,17 @@ class StagedModel(torch.nn.Module):
                 coming = dict(zip(values, sent, strict=True))
         return torch.cat(lasts)
 
-    def _tick(
-        self, values: Values, tick: int, n_parts: int, inputs: Inputs, exchange: EarlierValues
-    ) -> Values:
+    def _source(self, kind: Layer, inputs: Inputs) -> StageLayer:
+        """The cache of the last layer of a kind, which later layers share."""
+        layers = self.experiment.model.layers
+        return inputs.caches[len(layers) - 1 - layers[::-1].index(kind)]
+
+    def _tick(self, values: Values, tick: int, n_parts: int, inputs: Inputs) -> Values:
         """The layers of the stages that have a micro-batch in this tick, whose residual stream is [m, S, D]."""
         n_stages, stage, caches = self.experiment.plan.pp, inputs.stage, inputs.slots
         busy = range(max(0, tick - n_parts + 1), min(n_stages - 1, tick) + 1)
-        part = MicroBatch(number=(tick - stage).clamp(0, n_parts - 1), n_parts=n_parts)
+        # The rows of the stage's micro-batch among all of the device.
+        part, n_each = (tick - stage).clamp(0, n_parts - 1), inputs.n_sequences // n_parts
         before = [dict(cache.local) for cache in caches]
         number = torch.zeros_like(stage)
         # Outside a conditional, XLA gives activations a layout in which it has no reduce-scatter, and sends twice
@@ -266,7 +224,8 @@ class StagedModel(torch.nn.Module):
                 continue
             is_here = (stage >= stages[0]) & (stage <= stages[-1])
             number = torch.where(is_here, len(branches), number)
-            after = self._branch(run, stages, values, part, inputs, exchange)
+            rows = part * n_each + torch.arange(n_each, device=torch_xla.device())
+            after = self._branch(run, stages, values, rows, inputs)
             branches.append(_results(after, caches))
             for cache, held in zip(caches, before, strict=True):
                 cache.local = dict(held)
@@ -276,22 +235,24 @@ class StagedModel(torch.nn.Module):
             cache.local = {name: results.pop(0) for name in cache.local}
         return values
 
-    def _branch(  # noqa: PLR0913, PLR0917  the state of a tick
-        self,
-        run: StageRun,
-        stages: range,
-        values: Values,
-        part: "MicroBatch",
-        inputs: Inputs,
-        exchange: EarlierValues,
+    def _branch(
+        self, run: StageRun, stages: range, values: Values, rows: Any, inputs: Inputs
     ) -> Values:
-        """The layers of some stages of a run, for the sequences of a micro-batch."""
+        """The layers of some stages of a run, for the sequences `rows` [m] of a micro-batch."""
         n_layers, x = len(run.kinds), values[RESIDUAL]
         first = run.first_layer + n_layers * (stages[0] - run.stages[0])
-        rows = part.rows(inputs.n_sequences)
+        shared: dict[str, tuple[Any, Any]] = {}  # keys and values by kind of attention
         with scope(stages_scope(stages, n_layers=n_layers)):
-            of_layers = self._of_layers(run, part, inputs)
-            shared = exchange.shared(values, run, rows)
+            of_layers = inputs.of_layers  # [m, S, layers, width] of this stage
+            if of_layers is not None:
+                start = run.first_layer + (inputs.stage - run.stages[0]) * n_layers
+                numbers = start + torch.arange(n_layers, device=torch_xla.device())
+                of_layers = of_layers.index_select(0, rows).index_select(2, numbers)
+            for kind in caches_before(self.experiment.model, run.first_layer):
+                cache = self._source(kind, inputs)
+                cache.rows = rows
+                received = (values[f"{kind.name}.{name}"] for name in ARRAYS)
+                shared[LAYER_TYPES[kind.attention]] = cache.update(*received)
             for number, kind in enumerate(run.kinds):
                 index = run.first_layer + number
                 given = inputs.of_kinds[kind.attention] | inputs.shared
@@ -299,50 +260,30 @@ class StagedModel(torch.nn.Module):
                     given["shared_kv_states"] = shared
                 if of_layers is not None:
                     given["per_layer_input"] = of_layers[:, :, number]
-                layer = self.stage_layers[str(index)]
+                cache, layer = inputs.caches[index], self.stage_layers[str(index)]
                 with scope(f"layer{first + number}"):
-                    if kind.shares_cache:
-                        x = layer(x, **given)
-                        continue
-                    inputs.caches[index].start(rows)
+                    if not kind.shares_cache:
+                        cache.rows = rows
                     x = layer(x, **given)
-                    shared[LAYER_TYPES[kind.attention]] = inputs.caches[index].seen
-            return exchange.sent(values | {RESIDUAL: x}, run)
+                    if not kind.shares_cache:
+                        shared[LAYER_TYPES[kind.attention]] = cache.seen
+            return self._sent(values | {RESIDUAL: x}, run, inputs)
 
-    @staticmethod
-    def _of_layers(run: StageRun, part: "MicroBatch", inputs: Inputs) -> Any:
-        """The embeddings [m, S, layers, width] of the layers of this stage."""
-        if inputs.of_layers is None:
-            return None
-        n_layers = len(run.kinds)
-        first = run.first_layer + (inputs.stage - run.stages[0]) * n_layers
-        numbers = first + torch.arange(n_layers, device=torch_xla.device())
-        return part.of(inputs.of_layers).index_select(2, numbers)
+    def _sent(self, values: Values, run: StageRun, inputs: Inputs) -> Values:
+        """The values for the next stage, with the keys and values of layers of this one that later ones share."""
+        for kind in self.sent_kinds:
+            slot = shared_slot(self.experiment.model, kind, self.experiment.plan.pp)
+            if run.kinds.count(kind) > slot:
+                cache = self._source(kind, inputs)
+                for name, new in zip(ARRAYS, cache.new, strict=True):
+                    values[f"{kind.name}.{name}"] = new.to(cache.local[name].dtype)
+        return values
 
     def _send_to_next_stage(self, x: Any) -> Any:
-        n_stages = self.experiment.plan.pp
-        name = "stage0" if n_stages == 2 else f"stages0-{n_stages - 2}"
-        groups = self.tensors.groups("pp")
-        pairs = tuple(pair for group in groups for pair in pairwise(group))
-        with scope(name), scope(Part.STAGE.value):
+        stages = range(self.experiment.plan.pp - 1)
+        pairs = tuple(pair for group in self.tensors.groups("pp") for pair in pairwise(group))
+        with scope(stages_scope(stages)), scope(Part.STAGE.value):
             return permuted(x, pairs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch:
-    """One of the `n_parts` micro-batches of a device; the stage that computes it has its `number` [1]."""
-
-    number: Any
-    n_parts: int
-
-    def rows(self, n_rows: int) -> Any:
-        """The numbers [m] of its rows among `n_rows` of all micro-batches."""
-        n_each = n_rows // self.n_parts
-        return self.number * n_each + torch.arange(n_each, device=torch_xla.device())
-
-    def of(self, x: Any) -> Any:
-        """Its rows of x [b, ...]."""
-        return x.index_select(0, self.rows(x.shape[0]))
 
 
 def _results(values: Values, caches: Sequence[StageLayer]) -> list[Any]:
@@ -352,11 +293,8 @@ def _results(values: Values, caches: Sequence[StageLayer]) -> list[Any]:
 
 def _traced_layers(experiment: Experiment) -> list[int]:
     """The layers of the first stage of each run."""
-    return [
-        run.first_layer + number
-        for run in stage_runs(experiment.model.layers, experiment.plan.pp)
-        for number in range(len(run.kinds))
-    ]
+    runs = stage_runs(experiment.model.layers, experiment.plan.pp)
+    return [run.first_layer + number for run in runs for number in range(len(run.kinds))]
 
 
 def drop_layers(model: Any, experiment: Experiment) -> None:
@@ -365,38 +303,32 @@ def drop_layers(model: Any, experiment: Experiment) -> None:
         model.model.layers[index] = torch.nn.Identity()
 
 
-def add_pipeline(model: Any, experiment: Experiment, phase: Phase, tensors: Tensors) -> None:
+def add_pipeline(model: Any, tensors: Tensors) -> None:
     """Replace the layers by the pipeline, which keeps those of the first stage of each run."""
-    layers = {index: model.model.layers[index] for index in _traced_layers(experiment)}
+    decoder, experiment = model.model, tensors.experiment
+    layers = {index: decoder.layers[index] for index in _traced_layers(experiment)}
+    # sp splits the prompt, or the batch.
+    dim = int(not tensors.is_decode) if tensors.streams.is_split else None
     for index, layer in layers.items():
         with_local_heads(attention_of(layer), experiment.plan)
         if experiment.plan.tp > 1:
             mlp = experiment.model.layers[index].mlp
-            dim = _split_dim(experiment, phase, tensors)
             is_exchanged = "tp" in exchange_axes(experiment.plan) and mlp is not MlpKind.DENSE
             _add_collectives(layer, mlp, tensors, dim, is_exchanged=is_exchanged)
-    _gather_when_used(tensors)
-    pipeline = StagedModel(layers, experiment, phase, tensors, model.model.rotary_emb)
+    for module, name, whole, is_of_experts in tensors.shares:
+        # All-gathers of weights that fsdp splits, in the scope of their module when it is called; experts have none.
+        part = Part.MOE_EXPERTS if is_of_experts else None
+        module.register_forward_pre_hook(partial(_gather, name=name, whole=whole, part=part))
+    pipeline = StagedModel(layers, tensors, decoder.rotary_emb)
     if experiment.model.layer_inputs is not None:
-        _keep_embeddings(model.model, pipeline)
-    model.model.layers = torch.nn.ModuleList([pipeline])
+        project = decoder.project_per_layer_inputs
 
+        def kept(*given: Any) -> Any:  # transformers passes each layer its own embeddings
+            pipeline.of_layers = project(*given)
+            return pipeline.of_layers
 
-def _keep_embeddings(decoder: Any, pipeline: StagedModel) -> None:
-    """Give the pipeline the embeddings of all layers, of which transformers passes each layer its own."""
-    project = decoder.project_per_layer_inputs
-
-    def kept(*given: Any) -> Any:
-        pipeline.of_layers = project(*given)
-        return pipeline.of_layers
-
-    decoder.project_per_layer_inputs = kept
-
-
-def _split_dim(experiment: Experiment, phase: Phase, tensors: Tensors) -> int | None:
-    """The dimension of the residual stream that sp splits: the prompt, or the batch."""
-    is_split = residual_specs(experiment, phase, tensors.layouts).is_split
-    return (1 if phase is Phase.PREFILL else 0) if is_split else None
+        decoder.project_per_layer_inputs = kept
+    decoder.layers = torch.nn.ModuleList([pipeline])
 
 
 def _add_collectives(
@@ -420,8 +352,14 @@ def _add_collectives(
     ]
     if mlp is MlpKind.DENSE_AND_MOE:
         blocks.append((of_mlp, layer.mlp, None, None))
-        of_experts = (None, None) if is_exchanged else (gathered, summed)
-        _add_to_experts(layer, *of_experts)
+        # Before the hook that opens the norm's scope.
+        whole = share_stream(layer, (lambda x: x) if is_exchanged else gathered, is_first=True)
+        if not is_exchanged:
+
+            def of_experts(x: Any) -> Any:
+                return summed(x.reshape(whole[0].shape)).flatten(0, 1)
+
+            on_output(layer.experts, of_experts, Part.MOE_COMBINE, is_first=True)
     elif is_exchanged:
         _add_to_shared_experts(feed_forward(layer), gathered, summed)
     elif mlp is MlpKind.DENSE:
@@ -429,68 +367,22 @@ def _add_collectives(
     else:
         blocks.append((of_mlp, feed_forward(layer), Part.MOE_DISPATCH, Part.MOE_COMBINE))
     for norm, block, before, behind in blocks:
-        _add_behind(norm, gathered, before)
-        _add_behind(block, summed, behind)
+        on_output(norm, gathered, before, is_first=True)
+        on_output(block, summed, behind, is_first=True)
 
 
 def _add_to_shared_experts(
     mixture: Any, gathered: Callable[[Any], Any], summed: Callable[[Any], Any]
 ) -> None:
     """Gather the inputs of the shared experts of a mixture, if it has any, and sum their outputs."""
-    names = [name for name in SHARED_EXPERTS if hasattr(mixture, name)]
-    for expert in (getattr(mixture, name) for name in names):
 
-        def before(_module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            with scope(Part.MOE_SHARED.value):
-                return (gathered(inputs[0]), *inputs[1:])
+    def before(_module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        with scope(Part.MOE_SHARED.value):
+            return (gathered(inputs[0]), *inputs[1:])
 
+    for expert in (getattr(mixture, name) for name in SHARED_EXPERTS if hasattr(mixture, name)):
         expert.register_forward_pre_hook(before)
-        _add_behind(expert, summed, Part.MOE_SHARED)
-
-
-def _add_to_experts(
-    layer: Any, gather: Callable[[Any], Any] | None, summed: Callable[[Any], Any] | None
-) -> None:
-    """Gather the residual stream for experts beside an MLP, which read it before any norm, and sum their outputs."""
-    whole: list[Any] = []
-
-    def of_stream(_module: Any, inputs: tuple[Any, ...]) -> None:
-        with scope(Part.MOE_DISPATCH.value):
-            whole[:] = [inputs[0] if gather is None else gather(inputs[0])]
-
-    def gathered(_module: Any, _inputs: tuple[Any, ...]) -> Any:
-        return whole[0].flatten(0, 1)
-
-    # Before the hook that opens the norm's scope.
-    layer.pre_feedforward_layernorm.register_forward_pre_hook(of_stream, prepend=True)
-    for reader in (layer.router, layer.pre_feedforward_layernorm_2):
-        reader.register_forward_pre_hook(gathered)
-    if summed is None:
-        return
-    _add_behind(
-        layer.experts,
-        lambda x: summed(x.reshape(whole[0].shape)).flatten(0, 1),
-        Part.MOE_COMBINE,
-    )
-
-
-def _add_behind(block: Any, collective: Callable[[Any], Any], part: Part | None = None) -> None:
-    """Add a collective on a block's output, in the block's scope or in that of `part`."""
-
-    def behind(_module: Any, _inputs: Any, output: Any) -> Any:
-        with nullcontext() if part is None else scope(part.value):
-            if isinstance(output, tuple):
-                return (collective(output[0]), *output[1:])
-            return collective(output)
-
-    block.register_forward_hook(behind, prepend=True)
-
-
-def _gather_when_used(tensors: Tensors) -> None:
-    """All-gather weights that fsdp splits when their module is called, in its scope; experts have none."""
-    for module, name, whole, is_of_experts in tensors.shares:
-        part = Part.MOE_EXPERTS if is_of_experts else None
-        module.register_forward_pre_hook(partial(_gather, name=name, whole=whole, part=part))
+        on_output(expert, summed, Part.MOE_SHARED, is_first=True)
 
 
 def _gather(

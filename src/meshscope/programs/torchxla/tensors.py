@@ -6,7 +6,7 @@ collectives for replicas; `lowering.py` turns them into cross-partition collecti
 
 # pyright: reportMissingImports=false
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,10 @@ import torch_xla.distributed.spmd as xs
 from torch_xla.distributed.spmd.xla_sharding import unwrap_sharded_tensor
 
 from meshscope.events.collective import Groups
-from meshscope.programs.torchxla.layouts import Layouts, Spec
-from meshscope.programs.torchxla.lowering import ORDER
-from meshscope.programs.torchxla.regions import CHOICE, OF_ALL
+from meshscope.events.enums import Part, Phase
+from meshscope.plans.experiment import Experiment
+from meshscope.programs.torchxla.layouts import Spec, layouts_of, residual_specs
+from meshscope.programs.torchxla.lowering import CHOICE, OF_ALL, ORDER
 
 _XLAC = torch_xla._XLAC  # noqa: SLF001  placeholders and annotations have no public name
 
@@ -61,11 +62,17 @@ class Argument:
 
 
 class Tensors:
-    """Creates the arguments of one program and annotates its tensors with shardings."""
+    """Creates the arguments of the program of one phase of an experiment, and annotates its tensors with shardings.
 
-    def __init__(self, layouts: Layouts) -> None:
-        self.layouts = layouts
-        mesh = layouts.mesh
+    `streams` are the specs of the residual stream.
+    """
+
+    def __init__(self, experiment: Experiment, phase: Phase) -> None:
+        self.experiment, self.phase = experiment, phase
+        self.is_decode = phase is Phase.DECODE
+        self.layouts = layouts_of(experiment.model, experiment.plan)
+        self.streams = residual_specs(experiment, phase, self.layouts)
+        mesh = self.layouts.mesh
         self._mesh = xs.Mesh(np.arange(mesh.n_devices), mesh.sizes, mesh.names)
         self.arguments: dict[str, Argument] = {}
         self.is_inside = False  # in a manual region, where every tensor is a shard
@@ -99,8 +106,14 @@ class Tensors:
         """Annotate the tensor with a sharding; no effect in a manual region."""
         if self.is_inside:
             return tensor
-        _XLAC._xla_annotate_custom_sharding(tensor, self._op_sharding(spec))  # noqa: SLF001
+        sharding = self._mesh.get_op_sharding(partition(spec))
+        _XLAC._xla_annotate_custom_sharding(tensor, sharding)  # noqa: SLF001
         return tensor
+
+    def by_heads(self, x: Any) -> Any:
+        """An array [B, S, heads, ...], with heads split over tp."""
+        rest = ((),) * (x.dim() - 3)
+        return self.annotate(x, (self.layouts.data, (), self.layouts.axes("tp"), *rest))
 
     def entered(self, tensor: Any, spec: Spec) -> Any:
         """Enter a manual region: one device's shard of a tensor with this spec."""
@@ -117,10 +130,8 @@ class Tensors:
 
     def left(self, tensor: Any, spec: Spec) -> Any:
         """Leave a manual region: the whole tensor assembled from the shards."""
-        shape = tuple(
-            size * int(np.prod([self.layouts.mesh.size(axis) for axis in axes], initial=1))
-            for size, axes in zip(tensor.shape, spec, strict=True)
-        )
+        parts = map(self.layouts.n_parts, spec)
+        shape = tuple(size * n for size, n in zip(tensor.shape, parts, strict=True))
         whole = xs.disable_manual_sharding(tensor, partition(spec), shape, mesh=self._mesh)
         return unwrap_sharded_tensor(whole)
 
@@ -131,14 +142,11 @@ class Tensors:
         yield
         self.is_inside = False
 
-    def _op_sharding(self, spec: Spec) -> Any:
-        return self._mesh.get_op_sharding(partition(spec))
-
     def rank(self, *axes: str) -> Any:
         """[1]: the device's rank along these plan axes, in a manual region."""
         mesh_axes = self.layouts.axes(*axes)
-        size = int(np.prod([self.layouts.mesh.size(axis) for axis in mesh_axes], initial=1))
-        return self.entered(torch.arange(size, device=torch_xla.device()), (mesh_axes,))
+        ranks = torch.arange(self.layouts.n_parts(mesh_axes), device=torch_xla.device())
+        return self.entered(ranks, (mesh_axes,))
 
     def groups(self, *axes: str) -> Groups:
         """The device groups of these plan axes."""
@@ -157,6 +165,61 @@ def gathered(weight: Any) -> Any:
 
 def _lists(groups: Groups) -> list[list[int]]:
     return [list(group) for group in groups]
+
+
+class Replacement(torch.nn.Module):
+    """A module that takes over parts of the one that it replaces."""
+
+    def __init__(self, replaced: Any, *names: str) -> None:
+        super().__init__()
+        self.keep(replaced, *names)
+
+    def __getattr__(self, name: str) -> Any:
+        """A parameter or module, of any type."""
+        return super().__getattr__(name)
+
+    def keep(self, replaced: Any, *names: str) -> None:
+        """Take over these parts."""
+        for name in names:
+            setattr(self, name, getattr(replaced, name))
+
+
+def on_output(
+    module: Any, change: Callable[[Any], Any], part: Part | None = None, *, is_first: bool = False
+) -> None:
+    """Change the output of a module, or the first of several, in the scope of the module or of `part`.
+
+    `is_first` puts the change before those of other hooks.
+    """
+
+    def behind(_module: Any, _inputs: Any, output: Any) -> Any:
+        with nullcontext() if part is None else scope(part.value):
+            if isinstance(output, tuple):
+                return (change(output[0]), *output[1:])
+            return change(output)
+
+    module.register_forward_hook(behind, prepend=is_first)
+
+
+def share_stream(layer: Any, take: Callable[[Any], Any], *, is_first: bool = False) -> list[Any]:
+    """Give experts beside an MLP what `take` makes of the residual stream [B, S, D], which they read before any norm.
+
+    The list has it, and its tokens [B * S, D], once the layer runs.
+    """
+    taken: list[Any] = []
+
+    def before(_module: Any, inputs: tuple[Any, ...]) -> None:
+        with scope(Part.MOE_DISPATCH.value):
+            whole = take(inputs[0])
+            taken[:] = [whole, whole.flatten(0, 1)]
+
+    def given(_module: Any, _inputs: tuple[Any, ...]) -> Any:
+        return taken[1]
+
+    layer.pre_feedforward_layernorm.register_forward_pre_hook(before, prepend=is_first)
+    for reader in (layer.router, layer.pre_feedforward_layernorm_2):
+        reader.register_forward_pre_hook(given)
+    return taken
 
 
 def all_reduce(x: Any, groups: Groups, kind: str = "sum") -> Any:
@@ -199,7 +262,7 @@ def permuted(x: Any, pairs: Groups) -> Any:
 
 
 def chosen(branch: Any, *branches: Sequence[Any]) -> list[Any]:
-    """The results of the branch with this number [1], the only one that a device computes (`regions.py`)."""
+    """The results of the branch with this number [1], the only one that a device computes (`lowering.py`)."""
     flat = [result for results in branches for result in results]
     number = branch.reshape(()).to(torch.int32)
     return _marked(CHOICE, [number, *flat], like=branches[0])
