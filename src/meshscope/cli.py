@@ -22,7 +22,7 @@ from typer.core import TyperCommand
 from meshscope import __version__
 from meshscope.api.options import Option, declared_fields, flag_of, hints_of, request_of
 from meshscope.errors import IS_COMMAND_LINE, MeshscopeError, SpecError, UsageError
-from meshscope.reports.plain import plain
+from meshscope.reports.model import plain
 
 SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,

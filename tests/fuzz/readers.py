@@ -34,7 +34,7 @@ from meshscope.readers.traces.sniff import format_of
 from meshscope.readers.traces.trace import Trace, TraceFormat
 from meshscope.readers.traces.xplane import read_xplane, trace_of_profile
 from meshscope.reports.export.card import read_card
-from meshscope.reports.export.protobuf import number, span
+from meshscope.reports.export.perfetto import number, span
 
 TESTS = Path(__file__).parents[1]
 MESH = Mesh(axes=(("dp", 2), ("tp", 4)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from meshscope.reports.export.protobuf import double, number, span
+from meshscope.reports.export.perfetto import double, number, span
 
 FOLDER = Path(__file__).parent / "golden"
 GOLDEN = FOLDER / "cpu8.xplane.pb.gz"

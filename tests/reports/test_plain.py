@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from meshscope.reports.plain import plain, short
+from meshscope.reports.model import plain, short
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import meshscope
 from meshscope.api.serve import ServingRun
 from meshscope.errors import RunError, SpecError
-from meshscope.reports.charts.serving import serving_charts
+from meshscope.reports.html.serving_page import serving_charts
 from meshscope.serving.engine import BatchingEngine
 from meshscope.serving.results import MAX_SAMPLES
 

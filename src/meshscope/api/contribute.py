@@ -18,7 +18,7 @@ from meshscope.interconnect import LinkConstants, collective_time, constants_of
 from meshscope.interconnect.lines import ModeledTime
 from meshscope.interconnect.samples import TimedCollective
 from meshscope.reports.export.files import check_new, new_file
-from meshscope.reports.plain import short
+from meshscope.reports.model import short
 from meshscope.reports.words import counted
 from meshscope.serialize import picked, to_plain
 from meshscope.store.folder import safe_name

@@ -14,7 +14,6 @@ from meshscope.api.options import JsonOutput, option, request
 from meshscope.errors import MissingToolError, SpecError
 from meshscope.events.timeline import Timeline
 from meshscope.files import path_of
-from meshscope.reports.charts.serving import series_chart, serving_charts
 from meshscope.reports.export.card import card_text
 from meshscope.reports.export.ccl_bench import write_ccl_bench
 from meshscope.reports.export.chakra import write_chakra
@@ -24,7 +23,7 @@ from meshscope.reports.export.perfetto import write_perfetto
 from meshscope.reports.export.run_timeline import RunTimeline, run_timeline, timeline_of, title_of
 from meshscope.reports.export.serving_timeline import serving_timeline
 from meshscope.reports.export.trace_tracks import trace_tracks
-from meshscope.reports.html.serving_page import serving_html
+from meshscope.reports.html.serving_page import serving_charts, serving_html
 from meshscope.reports.serving import serving_title
 from meshscope.serving.simulation import ServingOutcome
 from meshscope.store.read import read_run
@@ -183,8 +182,7 @@ def save_serving(outcome: ServingOutcome, path: Path, *, force: bool = False) ->
         if path.suffix == ".html":
             partial.write_text(serving_html(outcome), encoding="utf-8")
         elif path.suffix in {".png", ".svg"}:
-            charts = list(map(series_chart, serving_charts(outcome)))
-            to = path.suffix.removeprefix(".")
+            charts, to = list(serving_charts(outcome)), path.suffix.removeprefix(".")
             pictures().write_stacked(charts, serving_title(outcome), partial, to=to)
         else:
             timeline = serving_timeline(outcome, serving_title(outcome))

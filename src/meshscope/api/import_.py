@@ -60,7 +60,7 @@ from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scope_rules import RULES, read_rules
 from meshscope.readers.traces.sniff import check_kind, format_of
-from meshscope.reports.plain import plain
+from meshscope.reports.model import plain
 from meshscope.store.folder import RUNS, default_folder, new_folder, safe_name, scratch_folder
 from meshscope.store.run import RunRecord, SpeculativeRuns
 from meshscope.store.write import HLO

@@ -29,7 +29,7 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.prediction import predict
 from meshscope.prediction.memory import predicted_memory
-from meshscope.reports.plain import plain
+from meshscope.reports.model import plain
 from meshscope.serialize import picked
 from meshscope.store.folder import new_folder
 from meshscope.store.history import earlier_compile

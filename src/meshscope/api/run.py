@@ -21,7 +21,7 @@ from meshscope.files import path_of
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.memory import Memory
 from meshscope.reports.document import run_document
-from meshscope.reports.plain import plain
+from meshscope.reports.model import plain
 from meshscope.reports.text import full_text, run_text
 from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds

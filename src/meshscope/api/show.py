@@ -11,8 +11,8 @@ from meshscope.reports.collectives import insertion_lines
 from meshscope.reports.document import run_document
 from meshscope.reports.metrics import metrics_document, metrics_text
 from meshscope.reports.ranking import ranking_document, ranking_lines
-from meshscope.reports.roofs import roofline_lines
 from meshscope.reports.text import full_text, run_text
+from meshscope.reports.times import roofline_lines
 from meshscope.store.folder import is_run
 from meshscope.store.read import read_run
 
@@ -60,7 +60,7 @@ def command(asked: ShowRequest, output: RunOutput) -> None:
     elif asked.inserted:
         echo(*insertion_lines(import_module("meshscope.api.compare").explained(record)))
     elif asked.roofline:
-        print_all(console, roofline_lines(record, record.manifest.experiment.chip))
+        print_all(console, roofline_lines(record))
     else:
         text = metrics_text if asked.metrics else full_text if output.full else run_text
         print_all(console, text(record, console))

@@ -20,7 +20,7 @@ from meshscope.api.console import new_console, note, print_all, print_json
 from meshscope.api.database import answer, database, run_folders
 from meshscope.api.options import JsonOutput, option, request
 from meshscope.errors import UsageError
-from meshscope.reports.plain import plain
+from meshscope.reports.model import plain
 from meshscope.reports.tables import MAX_WIDTH, add_column, fits_console, new_table
 
 MAX_ROWS = 100  # in a table, unless --rows names more

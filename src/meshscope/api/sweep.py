@@ -36,7 +36,7 @@ from meshscope.api.options import (
 from meshscope.api.request import CompileRequest, ExperimentRequest, LiveRequest, run_folder
 from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
 from meshscope.plans.experiment import Experiment
-from meshscope.reports.plain import plain
+from meshscope.reports.model import plain
 from meshscope.reports.sweep import Row, basis_lines, summary_frame, summary_row, summary_table
 from meshscope.reports.tables import new_table, rich_table
 from meshscope.store.folder import RUNS, safe_name

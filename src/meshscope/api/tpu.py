@@ -25,7 +25,7 @@ from meshscope.api.sweep import (
 )
 from meshscope.errors import SpecError, UsageError
 from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.reports.plain import plain
+from meshscope.reports.model import plain
 from meshscope.sweep.cloud import RUNS, manifest, read_quota
 from meshscope.sweep.folder import PlannedRun, RunCommand
 from meshscope.sweep.machine import Gcloud, MachineState, SliceRequest, TpuMachine, TpuSlice

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from meshscope.analysis.agreement import TimeAgreement, time_agreements
 from meshscope.analysis.comparison import compare_sources
 from meshscope.analysis.join import Agreement
-from meshscope.analysis.request import Throughput, request_times, throughput_of
+from meshscope.analysis.request import request_times, throughput_of
 from meshscope.analysis.roofline import BETWEEN_PARTS, why_sentences
 from meshscope.cost.predicted import has_figures
 from meshscope.events.enums import Phase, Source
@@ -25,6 +25,12 @@ from meshscope.reports.words import counted, signed_seconds, verdict_sentence
 from meshscope.store.run import RunRecord
 from meshscope.units import format_dtype, format_gib, format_seconds
 
+_RATES = {
+    "decode_tokens_per_s": Unit.TOKENS_PER_S,
+    "decode_tokens_per_s_per_chip": Unit.TOKENS_PER_S,
+    "output_tokens_per_s": Unit.TOKENS_PER_S,
+    "requests_per_s": Unit.REQUESTS_PER_S,
+}
 LARGE_FRAC = 0.5  # fraction of a step from which one part is named as its largest cost
 
 
@@ -55,22 +61,15 @@ class Fit:
     @property
     def amount(self) -> str:
         """`8.19 of 31.25 GiB`, `needs 8.19 GiB` where the limit is unknown."""
-        interval = ""
-        if self.state is FitState.CLOSE:
-            ends = (_gib_number(end) for end in (self.known.low, self.known.high))
-            interval = f" ({' to '.join(ends)})"
+        known, low, high = (
+            format_gib(n).removesuffix(" GiB")
+            for n in (self.known.value, self.known.low, self.known.high)
+        )
+        at_least = "at least " if self.is_lower_bound and not self.is_total else ""
         if self.hbm.value is None:
-            return f"needs {self._known_gib} GiB"
-        return f"{self._known_gib}{interval} of {self.hbm.text}"
-
-    @property
-    def _known_gib(self) -> str:
-        number = _gib_number(self.known.value)
-        return f"at least {number}" if self.is_lower_bound and not self.is_total else number
-
-
-def _gib_number(n_bytes: float | None) -> str:
-    return format_gib(n_bytes).removesuffix(" GiB")
+            return f"needs {at_least}{known} GiB"
+        interval = f" ({low} to {high})" if self.state is FitState.CLOSE else ""
+        return f"{at_least}{known}{interval} of {self.hbm.text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +131,15 @@ class Answer:
     @property
     def suggestion_sentences(self) -> tuple[str, ...]:
         """`try --plan tp=4,dp=2: TPOT -1.25 ms, decode tokens/s +30%`, one for each suggestion."""
-        source = self.strongest.source
+        source, sentences = self.strongest.source, list[str]()
         basis = "" if source is Source.PREDICTED else f"{Source.PREDICTED} "
-        return tuple(suggestion_sentence(s, basis=basis) for s in self.suggestions)
+        for one in self.suggestions:
+            changes = [f"TTFT {signed_seconds(-one.ttft_gain_s)}"]
+            if one.tpot_gain_s is not None and one.tokens_per_s_frac is not None:
+                changes.append(f"TPOT {signed_seconds(-one.tpot_gain_s)}")
+                changes.append(f"decode tokens/s {one.tokens_per_s_frac:+.0%}")
+            sentences.append(f"try {change_with_purpose(one)}: {basis}{', '.join(changes)}")
+        return tuple(sentences)
 
     @property
     def strongest(self) -> SourceAnswer:
@@ -158,7 +163,6 @@ def answer_of(run: RunRecord, *, has_suggestions: bool = True) -> Answer:
 
 
 def _notes(run: RunRecord) -> Iterator[str]:
-    """What is not counted of the model, what its config leaves open, why there are no times, and surprises."""
     model = run.manifest.experiment.architecture
     if model is not None:
         yield from model.notes
@@ -216,40 +220,19 @@ def source_answer(run: RunRecord, source: Source, capacity: Capacity | None = No
     request = request_times(run).get(source)
     rates = None if request is None else throughput_of(request, run)
     memory = run.memory.get(source)
-    times = {
-        name: time_figure(None if request is None else getattr(request, field))
-        for name, field in (
-            ("prefill", "ttft"),
-            ("decode", "decode_step"),
-            ("ttft", "ttft"),
-            ("tpot", "tpot"),
-            ("e2e", "e2e"),
-            ("step", "step"),
-        )
+    times = {"prefill": "ttft", "decode": "decode_step"} | {
+        n: n for n in ("ttft", "tpot", "e2e", "step")
     }
+    if source is not Source.PREDICTED:
+        capacity = None
     return SourceAnswer(
         source=source,
         phases=run.manifest.phases,
-        **times,
-        **_rates(rates),
+        **{n: time_figure(getattr(request, field, None)) for n, field in times.items()},
+        **{n: Figure(value=getattr(rates, n, None), unit=unit) for n, unit in _RATES.items()},
         basis=None if request is None else request.basis,
-        fit=None
-        if memory is None
-        else fit_of(memory, capacity if source is Source.PREDICTED else None),
+        fit=None if memory is None else fit_of(memory, capacity),
     )
-
-
-def _rates(rates: Throughput | None) -> dict[str, Figure]:
-    units = {
-        "decode_tokens_per_s": Unit.TOKENS_PER_S,
-        "decode_tokens_per_s_per_chip": Unit.TOKENS_PER_S,
-        "output_tokens_per_s": Unit.TOKENS_PER_S,
-        "requests_per_s": Unit.REQUESTS_PER_S,
-    }
-    return {
-        name: Figure(value=None if rates is None else getattr(rates, name), unit=unit)
-        for name, unit in units.items()
-    }
 
 
 def fit_of(memory: Memory, capacity: Capacity | None = None) -> Fit:
@@ -275,27 +258,24 @@ def fit_of(memory: Memory, capacity: Capacity | None = None) -> Fit:
 
 
 def agreements_of(run: RunRecord) -> tuple[SourceAgreement, ...]:
-    """The verdict on each pair of sources whose second is the strongest."""
-    return tuple(_agreements(run))
-
-
-def _agreements(run: RunRecord) -> Iterator[SourceAgreement]:
     """The prediction against every stronger source; a measured run also compiled against measured."""
-    strongest = run.manifest.source
+    strongest, verdicts = run.manifest.source, list[SourceAgreement]()
     for left in (Source.PREDICTED, Source.COMPILED):
-        if left is strongest or not {left, strongest} <= set(run.sources):
-            continue
-        comparison = compare_sources(run, left=left)
+        is_pair = left is not strongest and {left, strongest} <= set(run.sources)
+        comparison = compare_sources(run, left=left) if is_pair else None
         if comparison is not None:
             times = time_agreements(run, left, strongest)
-            yield SourceAgreement(
-                left=left,
-                right=strongest,
-                agreement=comparison.agreement,
-                collectives=verdict_sentence(comparison, left=left.value, right=strongest.value),
-                times=times,
-                time_sentences=tuple(_time_sentences(times, left, strongest)),
+            verdicts.append(
+                SourceAgreement(
+                    left=left,
+                    right=strongest,
+                    agreement=comparison.agreement,
+                    collectives=verdict_sentence(comparison, left=left, right=strongest),
+                    times=times,
+                    time_sentences=tuple(_time_sentences(times, left, strongest)),
+                )
             )
+    return tuple(verdicts)
 
 
 def _time_sentences(times: tuple[TimeAgreement, ...], left: Source, right: Source) -> Iterator[str]:
@@ -313,36 +293,20 @@ def _difference(time: TimeAgreement, left: Source, right: Source) -> str:
     ratio = f"{time.ratio:.1f} x" if time.ratio >= 0.1 else f"{time.ratio:.1%} of"
     than = "the prediction" if left is Source.PREDICTED else f"the {left} time"
     head = f"{right} {time.phase} takes {ratio} {than}"
-    largest = max(time.changes, key=lambda change: change.right_s, default=None)
-    if largest is not None and largest.right_s >= LARGE_FRAC * time.right.value_s:
-        share = share_text(largest.right_s, time.right.value_s)
-        return f"{head}: {share} are {_share_words(largest.share)}"
     if not time.changes:
         return head
+    largest = max(time.changes, key=lambda change: change.right_s)
+    if largest.right_s >= LARGE_FRAC * time.right.value_s:
+        part, whole = format_seconds(largest.right_s), format_seconds(time.right.value_s)
+        unit = whole[whole.rindex(" ") :]
+        return f"{head}: {part.removesuffix(unit)} of {whole} are {_share_words(largest.share)}"
     change = time.changes[0]
     return f"{head}: {signed_seconds(change.change_s)} in {_share_words(change.share)}"
 
 
-def share_text(part_s: float, whole_s: float) -> str:
-    """`500 of 524 ms`, or with both units if they differ."""
-    part, whole = format_seconds(part_s), format_seconds(whole_s)
-    unit = whole[whole.rindex(" ") :]
-    return f"{part.removesuffix(unit)} of {whole}"
-
-
 def _share_words(share: str) -> str:
-    if share == BETWEEN_PARTS:
-        return "copies and other work outside the parts of the model"
-    return share
-
-
-def suggestion_sentence(suggestion: Suggestion, *, basis: str = "") -> str:
-    """`try --weight-dtype int8 for a shorter request: TTFT -62 us, TPOT -1.25 ms, decode tokens/s +30%`."""
-    changes = [f"TTFT {signed_seconds(-suggestion.ttft_gain_s)}"]
-    if suggestion.tpot_gain_s is not None and suggestion.tokens_per_s_frac is not None:
-        changes.append(f"TPOT {signed_seconds(-suggestion.tpot_gain_s)}")
-        changes.append(f"decode tokens/s {suggestion.tokens_per_s_frac:+.0%}")
-    return f"try {change_with_purpose(suggestion)}: {basis}{', '.join(changes)}"
+    is_between = share == BETWEEN_PARTS
+    return "copies and other work outside the parts of the model" if is_between else share
 
 
 def change_with_purpose(suggestion: Suggestion) -> str:

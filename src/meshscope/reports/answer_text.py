@@ -12,9 +12,8 @@ from rich.text import Text
 from meshscope.analysis.join import Agreement
 from meshscope.events.enums import Phase
 from meshscope.reports.answer import Answer, Fit, FitState, SourceAgreement, SourceAnswer
-from meshscope.reports.model import EMPTY_LABEL, Figure
-from meshscope.reports.plain import short
-from meshscope.reports.tables import bullets
+from meshscope.reports.model import EMPTY_LABEL, Figure, short
+from meshscope.reports.tables import bullets, labeled
 from meshscope.units import format_rate
 
 NO_ROOM = "no batch"
@@ -107,40 +106,48 @@ def _shown_sources(answer: Answer) -> tuple[SourceAnswer, ...]:
 
 def answer_table(columns: Mapping[str, SourceAnswer], *, has_room: bool = True) -> Table:
     """One column of figures for each name: step times, throughput and memory."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    for _ in columns:
-        table.add_column(overflow="fold")
-    sources, is_single = columns.values(), len(columns) == 1
-    if not is_single:
-        table.add_row("", *(Text(short(name), style="dim") for name in columns))
-    phases = {phase for figures in sources for phase in figures.phases}
-    is_verification = all(figures.tpot.value is None for figures in sources) and any(
-        figures.decode.value is not None for figures in sources
+    sources = list(columns.values())
+    names = [] if len(columns) == 1 else [("", *(Text(short(n), style="dim") for n in columns))]
+    return labeled([*names, *_time_rows(sources), *_fit_rows(sources, has_room=has_room)])
+
+
+def _time_rows(sources: Sequence[SourceAnswer]) -> Iterator[tuple[str | Text, ...]]:
+    def row(label: str, name: str) -> tuple[str | Text, ...]:
+        return (label, *(_duration(getattr(one, name)) for one in sources))
+
+    phases = {phase for one in sources for phase in one.phases}
+    has_decode, has_tpot = (
+        any(getattr(one, name).value is not None for one in sources) for name in ("decode", "tpot")
     )
+    is_verification = has_decode and not has_tpot
     if is_verification:
-        table.add_row("decode step", *(_duration(figures.decode) for figures in sources))
+        yield row("decode step", "decode")
     elif phases != {Phase.STEP}:
-        table.add_row("TTFT, prefill", *(_duration(figures.ttft) for figures in sources))
+        yield row("TTFT, prefill", "ttft")
     if Phase.STEP in phases:
-        table.add_row("step", *(_duration(figures.step) for figures in sources))
+        yield row("step", "step")
     if Phase.DECODE in phases and not is_verification:
-        table.add_row("TPOT, decode", *(_duration(figures.tpot) for figures in sources))
+        yield row("TPOT, decode", "tpot")
         # Several columns have no room for the word in each.
+        is_single = len(sources) == 1
         label, unit = (
             ("throughput", "decode tokens/s") if is_single else ("decode rate", "tokens/s")
         )
-        table.add_row(label, *(_throughput(figures, unit) for figures in sources))
-    fits, room = [_fit(f.fit) for f in sources], [_room(f.fit) for f in sources]
-    if is_single and room[0]:
-        words = _room_words(next(f.fit for f in sources if f.fit is not None), room[0])
-        table.add_row("fits", fits[0].append(f", {words}", "default"))
-        return table
-    if any(figures.fit for figures in sources):
-        table.add_row("fits", *fits)
+        yield (label, *(_throughput(one, unit) for one in sources))
+
+
+def _fit_rows(
+    sources: Sequence[SourceAnswer], *, has_room: bool
+) -> Iterator[tuple[str | Text, ...]]:
+    fits, room = [_fit(one.fit) for one in sources], [_room(one.fit) for one in sources]
+    single = sources[0].fit if len(sources) == 1 else None
+    if single is not None and room[0]:
+        yield "fits", fits[0].append(f", {_room_words(single, room[0])}", "default")
+        return
+    if any(one.fit for one in sources):
+        yield ("fits", *fits)
     if has_room and any(room):
-        table.add_row("room for", *room)
-    return table
+        yield ("room for", *room)
 
 
 def _duration(figure: Figure) -> Text:
@@ -153,8 +160,7 @@ def _throughput(figures: SourceAnswer, unit: str) -> Text:
     """`1,462 decode tokens/s, 183 per chip`."""
     per_chip = figures.decode_tokens_per_s_per_chip.value
     tail = "" if per_chip is None else f", {format_rate(per_chip)} per chip"
-    rate = figures.decode_tokens_per_s
-    return Text(rate.text.replace("tokens/s", f"{unit}{tail}"))
+    return Text(figures.decode_tokens_per_s.text.replace("tokens/s", f"{unit}{tail}"))
 
 
 def _fit(fit: Fit | None) -> Text:
@@ -170,9 +176,7 @@ def _room(fit: Fit | None) -> str:
         return ""
     sizes = {"batch": fit.largest_batch, "context": fit.largest_context}
     room = " or ".join(f"{name} {size:,}" for name, size in sizes.items() if size)
-    if not room:
-        return NO_ROOM
-    return room if fit.is_total else f"at most {room}"
+    return NO_ROOM if not room else room if fit.is_total else f"at most {room}"
 
 
 def _room_words(fit: Fit, room: str) -> str:

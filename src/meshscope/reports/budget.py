@@ -9,7 +9,7 @@ from typing import Any
 from meshscope import __version__
 from meshscope.analysis.budget import Check, Quantity, Value
 from meshscope.events.collective import Collective
-from meshscope.reports.plain import plain, wrapped
+from meshscope.reports.model import plain, wrapped
 from meshscope.reports.words import array_text, short_source_line
 from meshscope.serialize import picked
 from meshscope.units import format_bytes, format_seconds
@@ -51,12 +51,7 @@ def sentence(check: Check) -> str:
     return f"{what}{quantity} {value}, {bound} {amount(quantity, check.limit.value)}"
 
 
-_ROW_QUANTITIES = (
-    Quantity.COUNT,
-    Quantity.PAYLOAD_BYTES,
-    Quantity.WIRE_BYTES,
-    Quantity.EXPOSED_S,
-)
+_ROW_QUANTITIES = Quantity.COUNT, Quantity.PAYLOAD_BYTES, Quantity.WIRE_BYTES, Quantity.EXPOSED_S
 
 
 def amount(quantity: Quantity, value: Value) -> str:
@@ -115,11 +110,8 @@ def _number(value: Value) -> float | int | None:
 
 def _row(row: Collective) -> dict[str, Any]:
     names = ("phase", "kind", "axis", "dtype", "shape", "count", "payload_bytes", "source_line")
-    return {
-        **picked(row, *names),
-        "wire_bytes": _number(row.wire_bytes),
-        "inserted_by": row.inserted_by,
-    }
+    wire_bytes = _number(row.wire_bytes)
+    return {**picked(row, *names), "wire_bytes": wire_bytes, "inserted_by": row.inserted_by}
 
 
 def github_lines(file: Path, programs: Sequence[ProgramChecks]) -> Iterator[str]:
@@ -131,7 +123,8 @@ def github_lines(file: Path, programs: Sequence[ProgramChecks]) -> Iterator[str]
                 lines = (f"{program.name}: {sentence(check)}", *row_lines(check.rows))
                 message = "%0A".join(_escaped(text) for text in lines)
                 title = _escaped(check.limit.name)
-                yield f"::error file={_property(path)},line={line},title={title}::{message}"
+                file_name = _escaped(path).replace(":", "%3A").replace(",", "%2C")
+                yield f"::error file={file_name},line={line},title={title}::{message}"
 
 
 def _place(file: Path, check: Check) -> tuple[str, int]:
@@ -147,48 +140,26 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(text: str) -> str:
-    return _escaped(text).replace(":", "%3A").replace(",", "%2C")
-
-
 def sarif_document(file: Path, programs: Sequence[ProgramChecks]) -> dict[str, Any]:
     """The limits that are not kept, in SARIF 2.1.0 (OASIS, 2020)."""
     broken = [(p, check) for p in programs for check in p.checks if not check.is_kept]
-    rules = sorted({check.limit.name for _, check in broken})
-    return {
-        "$schema": _SARIF,
-        "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {
-                    "driver": {
-                        "name": "meshscope",
-                        "version": __version__,
-                        "rules": [
-                            {"id": rule, "shortDescription": {"text": f"{rule} of a budget"}}
-                            for rule in rules
-                        ],
-                    }
-                },
-                "results": [_result(file, program.name, check) for program, check in broken],
-            }
-        ],
-    }
+    rules = [
+        {"id": rule, "shortDescription": {"text": f"{rule} of a budget"}}
+        for rule in sorted({check.limit.name for _, check in broken})
+    ]
+    driver = {"name": "meshscope", "version": __version__, "rules": rules}
+    results = [_result(file, program.name, check) for program, check in broken]
+    runs = [{"tool": {"driver": driver}, "results": results}]
+    return {"$schema": _SARIF, "version": "2.1.0", "runs": runs}
 
 
 def _result(file: Path, name: str, check: Check) -> dict[str, Any]:
     lines = (f"{name}: {sentence(check)}", *row_lines(check.rows))
     path, line = _place(file, check)
+    place = {"artifactLocation": {"uri": path}, "region": {"startLine": line}}
     return {
         "ruleId": check.limit.name,
         "level": "error",
         "message": {"text": "\n".join(lines)},
-        "locations": [
-            {
-                "physicalLocation": {
-                    "artifactLocation": {"uri": path},
-                    "region": {"startLine": line},
-                }
-            }
-        ],
+        "locations": [{"physicalLocation": place}],
     }

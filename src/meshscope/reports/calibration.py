@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from meshscope.interconnect.profile import ChipProfile, FittedKind
-from meshscope.reports.model import CellValue, Figure, Unit, ViewTable, view_columns
+from meshscope.reports.model import UNKNOWN_LABEL, CellValue, ViewTable, table
 from meshscope.reports.tables import rich_table
 from meshscope.reports.words import counted
 from meshscope.units import format_bytes, format_dtype, format_seconds
@@ -43,43 +43,34 @@ def _conditions(profile: ChipProfile) -> str:
 
 def _points(profile: ChipProfile) -> ViewTable:
     points = sorted(profile.points, key=lambda p: (p["kind"], p["axis"], p["payload_bytes"]))
-    keys = ("kind", "axis", "group_size", "payload_bytes", "seconds")
-    bandwidths = ("algbw_bytes_per_s", "busbw_bytes_per_s")
-    return ViewTable(
-        columns=view_columns(
-            ("collective", "axis"), ("devices", "payload_bytes", "time_s", *bandwidths)
-        ),
-        rows=tuple(tuple(point[key] for key in (*keys, *bandwidths)) for point in points),
+    keys = (
+        *("kind", "axis", "group_size", "payload_bytes", "seconds"),
+        *("algbw_bytes_per_s", "busbw_bytes_per_s"),
     )
+    names = ("collective", "axis", "devices#", "payload_bytes", "time_s", *keys[-2:])
+    return table(names, ([point[key] for key in keys] for point in points))
 
 
 def _fits(profile: ChipProfile) -> ViewTable:
     is_memory = profile.constants.memory_bytes_per_s is not None
     rate = "bytes moved_bytes_per_s" if is_memory else "of the peak_frac"
     errors = ("median error_frac", "largest error_frac")
-    return ViewTable(
-        columns=view_columns(("fit",), ("devices", "latency_s", rate, "points", *errors)),
-        rows=tuple(_fit_cells(fit) for fit in profile.fits),
-    )
+    names = ("fit", "devices#", "latency_s", rate, "points#", *errors)
+    return table(names, map(_fit_cells, profile.fits))
 
 
 def _fit_cells(fit: FittedKind) -> tuple[CellValue, ...]:
+    """The errors of a fit through a single point are unknown."""
+    is_single = fit.n_fitted + fit.n_holdout == 1
+    errors = fit.median_error_frac, fit.largest_error_frac
     return (
         fit.kind or "all kinds",
         fit.group_size if fit.kind else "",
         fit.latency_s,
         1 / fit.inverse_bandwidth,
         f"{fit.n_fitted}+{fit.n_holdout}",
-        *_errors(fit),
+        *([UNKNOWN_LABEL] * 2 if is_single else errors),
     )
-
-
-def _errors(fit: FittedKind) -> tuple[CellValue, CellValue]:
-    """The median and the largest error; unknown for a fit through a single point."""
-    if fit.n_fitted + fit.n_holdout == 1:
-        unknown = Figure(value=None, unit=Unit.FRACTION)
-        return unknown, unknown
-    return fit.median_error_frac, fit.largest_error_frac
 
 
 def _rates(profile: ChipProfile) -> str:

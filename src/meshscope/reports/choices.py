@@ -36,7 +36,6 @@ def _slice_range(chip: Chip) -> str:
 
 
 def _chip_cells(chip: Chip) -> tuple[str, ...]:
-    """HBM that programs may use, and peaks of one chip."""
     hbm_bytes = chip.device_hbm_bytes
     return (
         format_gib(None if hbm_bytes is None else hbm_bytes * chip.devices_per_chip),
@@ -140,7 +139,6 @@ def model_documents(search: str = "") -> list[dict[str, Any]]:
 
 
 def _place(document: dict[str, Any]) -> tuple[str, str, int]:
-    """The place of a model in a list: owner, family, size."""
     owner = document["id"].partition("/")[0].lower()
     return owner, document["family"], document["n_parameters"]
 

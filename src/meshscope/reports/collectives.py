@@ -18,14 +18,15 @@ from meshscope.reports.model import (
     EMPTY_LABEL,
     UNKNOWN_LABEL,
     CellValue,
-    Figure,
     Unit,
     ViewColumn,
     ViewTable,
-    figure_column,
-    view_columns,
+    column,
+    known,
+    plain,
+    short,
+    wrapped,
 )
-from meshscope.reports.plain import plain, short, wrapped
 from meshscope.reports.tables import add_column, cell_text, fits_console, new_table, rich_table
 from meshscope.reports.words import (
     array_text,
@@ -52,12 +53,8 @@ _INSERTERS = {
     "program": "written in the program",
     REMATERIALIZATION: "repeated by the compiler to save HBM (rematerialized)",
 }
-_STACKED = (
-    "array",
-    "layers",
-    "groups",
-    "wire_bytes",
-)  # columns that narrow layouts put below another
+# Columns that narrow layouts put below another.
+_STACKED = ("array", "layers", "groups", "wire_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,38 +71,31 @@ class TableLine:
 
 def lines_of_rows(rows: Iterable[Collective]) -> list[TableLine]:
     """The rows of one source, grouped over layers."""
+    groups = ((group.row, group.layers) for group in grouped(rows))
     return _merged(
-        TableLine(
-            row=group.row,
-            layers=group.layers,
-            counts=(group.row.count,),
-            remarks=_row_remarks(group.row),
-        )
-        for group in grouped(rows)
+        TableLine(row=row, layers=layers, counts=(row.count,), remarks=_row_remarks(row))
+        for row, layers in groups
     )
 
 
 def lines_of_matches(matches: Iterable[Match]) -> list[TableLine]:
     """The matches of a comparison, each a line with the counts of both sides and its verdict."""
-    return _merged(
-        TableLine(
-            row=_with_shape(match),
-            layers=match.layers,
-            counts=(match.count if match.left else None, match.count if match.right else None),
-            verdict=match.verdict,
-            remarks=(*_match_notes(match), *_row_remarks(match.shown)),
-            notes=(*_match_notes(match), *_opcode_notes(match)),
+    lines: list[TableLine] = []
+    for match in matches:
+        row, left, notes = match.shown, match.left, _match_notes(match)
+        opcode = None if match.verdict is Verdict.EQUAL else _opcode_remark(row)
+        is_shapeless = row.shape is None and left is not None
+        lines.append(
+            TableLine(
+                row=replace(row, shape=left.shape) if left and is_shapeless else row,
+                layers=match.layers,
+                counts=(match.count if left else None, match.count if match.right else None),
+                verdict=match.verdict,
+                remarks=(*notes, *_row_remarks(row)),
+                notes=notes if opcode is None else (*notes, short(opcode)),
+            )
         )
-        for match in matches
-    )
-
-
-def _with_shape(match: Match) -> Collective:
-    """The row to show; an unknown shape is taken from the left row."""
-    row, left = match.shown, match.left
-    if row.shape is None and left is not None:
-        return replace(row, shape=left.shape)
-    return row
+    return _merged(lines)
 
 
 def with_middle(lines: Iterable[TableLine], middle: Iterable[TableLine]) -> list[TableLine]:
@@ -129,43 +119,31 @@ def line_identity(row: Collective, layers: tuple[int, ...]) -> tuple[object, ...
 
 
 def _merged(lines: Iterable[TableLine]) -> list[TableLine]:
-    """Lines that look the same become one with the sum of their counts."""
+    """Lines that look the same become one with the sum of their counts; None if a line lacks a side."""
+    hidden = dict.fromkeys(("source_line", "hlo_shape", "inserted_by", "opcode"))
     members: dict[TableLine, list[TableLine]] = {}
     for line in lines:
-        members.setdefault(_without_hidden_fields(line), []).append(line)
-    return [replace(same[0], counts=_sum_counts(same)) for same in members.values()]
-
-
-def _without_hidden_fields(line: TableLine) -> TableLine:
-    """The line without its counts and without fields that the table does not show."""
-    row = replace(
-        without_place(line.row), source_line=None, hlo_shape=None, inserted_by=None, opcode=None
-    )
-    return replace(line, row=row, counts=())
-
-
-def _sum_counts(lines: Sequence[TableLine]) -> tuple[int | None, ...]:
-    """The count of each side; None if a line lacks that side."""
-    sides = zip(*(line.counts for line in lines), strict=True)
-    return tuple(
-        None if None in counts else sum(count for count in counts if count is not None)
-        for counts in sides
-    )
+        looks = replace(line, row=replace(without_place(line.row), **hidden), counts=())
+        members.setdefault(looks, []).append(line)
+    merged: list[TableLine] = []
+    for first, *others in members.values():
+        sides = zip(first.counts, *(line.counts for line in others), strict=True)
+        sums = (None if None in side else sum(filter(None, side)) for side in sides)
+        merged.append(replace(first, counts=tuple(sums)))
+    return merged
 
 
 def collectives_view(
     lines: Sequence[TableLine], *, sides: Sequence[str], remarks: Sequence[str]
 ) -> ViewTable:
     """The table without empty columns. `sides` names the counts; `remarks` has a text per line."""
-    columns = (
-        *view_columns(("collective", "array", "stage", "part", "layers", "axis", "groups")),
-        *(figure_column(side, key=f"count {side}") for side in sides),
-        *view_columns((), ("payload_bytes", "wire_bytes")),
-        *view_columns(("verdict", "remarks")),
-    )
-    rows = [_cells(line, remark) for line, remark in zip(lines, remarks, strict=True)]
-    table = ViewTable(columns=columns, rows=tuple(rows))
-    return table.only(lambda i: any(row[i] not in {"", None} for row in rows))
+    places = ("collective", "array", "stage", "part", "layers", "axis", "groups")
+    counts = (ViewColumn(key=f"count {side}", label=side, unit=Unit.NUMBER) for side in sides)
+    tail = ("payload_bytes", "wire_bytes", "verdict", "remarks")
+    columns = (*map(column, places), *counts, *map(column, tail))
+    rows = tuple(_cells(line, remark) for line, remark in zip(lines, remarks, strict=True))
+    view = ViewTable(columns=columns, rows=rows)
+    return view.only(lambda i: any(row[i] not in {"", None} for row in rows))
 
 
 def _cells(line: TableLine, remark: str) -> tuple[CellValue, ...]:
@@ -182,8 +160,8 @@ def _cells(line: TableLine, remark: str) -> tuple[CellValue, ...]:
         else row.axis or UNKNOWN_LABEL,
         group_text(row),
         *line.counts,
-        Figure(value=row.payload_bytes, unit=Unit.BYTES),
-        Figure(value=wire_bytes, unit=Unit.BYTES),
+        known(row.payload_bytes),
+        known(wire_bytes),
         "" if line.verdict is None else verdict_label(line.verdict),
         remark,
     )
@@ -197,35 +175,40 @@ def short_legend(sources: Sequence[str]) -> str:
     )
 
 
-def short_collectives_table(
-    lines: Sequence[TableLine], *, sides: Sequence[str], console: Console
+def collectives_table(
+    lines: Sequence[TableLine], *, sides: Sequence[str], console: Console, is_short: bool = False
 ) -> RenderableType:
-    """The table without payload, groups inside one slice, and remarks on equal lines."""
+    """The first layout that fits the console: remarks in line, as footnotes, or stacked columns.
+
+    The short table has one count, and no payload, groups inside one slice, or remarks on equal lines.
+    """
+    if not is_short:
+        in_line = ["; ".join(line.remarks) for line in lines]
+        wide = rich_table(collectives_view(lines, sides=sides, remarks=in_line))
+        if fits_console(wide, console):
+            return wide
     footnotes = Footnotes()
-    marks = [footnotes.marks(line.notes) for line in lines]
-    hidden = {"payload_bytes"}
-    if not any(line.row.crosses_slices for line in lines):
-        hidden.add("groups")
-    plain_lines = [replace(line, verdict=_difference(line)) for line in lines]
-    whole = collectives_view(plain_lines, sides=sides, remarks=marks)
-    view = _with_one_count(whole.only(lambda i: whole.columns[i].key not in hidden), lines)
+    marks = [footnotes.marks(line.notes if is_short else line.remarks) for line in lines]
+    if is_short:
+        differences = [None if line.verdict is Verdict.EQUAL else line.verdict for line in lines]
+        shown = [replace(line, verdict=v) for line, v in zip(lines, differences, strict=True)]
+        view = _shortened(collectives_view(shown, sides=sides, remarks=marks), lines)
+    else:
+        view = collectives_view(lines, sides=sides, remarks=marks)
     flat = rich_table(view)
     return Group(flat if fits_console(flat, console) else _stacked(view), *footnotes.lines())
 
 
-def _difference(line: TableLine) -> Verdict | None:
-    """The verdict of a line unless it is equal."""
-    return None if line.verdict is Verdict.EQUAL else line.verdict
-
-
-def _with_one_count(view: ViewTable, lines: Sequence[TableLine]) -> ViewTable:
+def _shortened(whole: ViewTable, lines: Sequence[TableLine]) -> ViewTable:
     """The table with one column for the counts of all sides, `64`, or `- -> 1` if they differ."""
-    counts = [i for i, column in enumerate(view.columns) if column.key.startswith("count ")]
+    hidden = {"payload_bytes", *([] if any(n.row.crosses_slices for n in lines) else ["groups"])}
+    view = whole.only(lambda i: whole.columns[i].key not in hidden)
+    counts = [i for i, one in enumerate(view.columns) if one.key.startswith("count ")]
     first, end = counts[0], counts[-1] + 1
     texts = [_count_text(line.counts) for line in lines]
     return replace(
         view,
-        columns=(*view.columns[:first], figure_column("count"), *view.columns[end:]),
+        columns=(*view.columns[:first], column("count#"), *view.columns[end:]),
         rows=tuple(
             (*row[:first], text, *row[end:]) for row, text in zip(view.rows, texts, strict=True)
         ),
@@ -236,21 +219,6 @@ def _count_text(counts: Sequence[int | None]) -> str:
     if len(set(counts)) == 1:
         counts = counts[:1]
     return _ARROW.join(EMPTY_LABEL if count is None else f"{count:,}" for count in counts)
-
-
-def collectives_table(
-    lines: Sequence[TableLine], *, sides: Sequence[str], console: Console
-) -> RenderableType:
-    """The first layout that fits the console: remarks in line, as footnotes, or stacked columns."""
-    in_line = ["; ".join(line.remarks) for line in lines]
-    wide = rich_table(collectives_view(lines, sides=sides, remarks=in_line))
-    if fits_console(wide, console):
-        return wide
-    footnotes = Footnotes()
-    marks = [footnotes.marks(line.remarks) for line in lines]
-    view = collectives_view(lines, sides=sides, remarks=marks)
-    flat = rich_table(view)
-    return Group(flat if fits_console(flat, console) else _stacked(view), *footnotes.lines())
 
 
 @dataclass(slots=True)
@@ -279,36 +247,27 @@ class Footnotes:
 
 
 def _stacked(view: ViewTable) -> Table:
-    """The table with pairs of columns on top of each other."""
-    stacks = _stacks(view.columns)
-    table = new_table()
-    for stack in stacks:
-        labels = "\n".join(view.columns[i].label for i in stack)
-        add_column(table, labels, is_figure=view.columns[stack[0]].is_figure)
-    for row in view.rows:
-        table.add_row(*(_stack_text(view.columns, row, stack) for stack in stacks))
-    return table
-
-
-def _stacks(columns: Sequence[ViewColumn]) -> list[list[int]]:
-    """Indices of the columns that share a place: the counts, and pairs such as part and layers."""
-    keys = [column.key for column in columns]
+    """The table with columns that share a place: the counts, and pairs such as part and layers."""
+    keys = [column.key for column in view.columns]
     counts = [i for i, key in enumerate(keys) if key.startswith("count ")]
     below = {keys.index(key) for key in _STACKED if key in keys} | set(counts[1:])
     if "verdict" in keys and "remarks" in keys:
         below.add(keys.index("remarks"))
-    starts = [i for i in range(len(columns)) if i not in below]
-    ends = [*starts[1:], len(columns)]
-    return [list(range(start, end)) for start, end in zip(starts, ends, strict=True)]
-
-
-def _stack_text(
-    columns: Sequence[ViewColumn], row: Sequence[CellValue], stack: Sequence[int]
-) -> Text:
-    first, *below = (cell_text(columns[i], row[i]) for i in stack)
-    for text in below:
-        text.style = "dim"
-    return Text("\n").join([first, *below])
+    starts = [i for i in range(len(keys)) if i not in below]
+    stacks = list(map(range, starts, [*starts[1:], len(keys)]))
+    stacked = new_table()
+    for stack in stacks:
+        labels = "\n".join(view.columns[i].label for i in stack)
+        add_column(stacked, labels, is_figure=view.columns[stack[0]].is_figure)
+    for row in view.rows:
+        cells: list[Text] = []
+        for stack in stacks:
+            first, *others = (cell_text(view.columns[i], row[i]) for i in stack)
+            for text in others:
+                text.style = "dim"
+            cells.append(Text("\n").join([first, *others]))
+        stacked.add_row(*cells)
+    return stacked
 
 
 def _row_remarks(row: Collective) -> tuple[str, ...]:
@@ -328,12 +287,6 @@ def _match_notes(match: Match) -> tuple[str, ...]:
     if match.verdict in {Verdict.CHANGED, Verdict.EXTRA}:
         notes.append(_origin(match.shown))
     return tuple(short(note) for note in notes if note)
-
-
-def _opcode_notes(match: Match) -> tuple[str, ...]:
-    """The unusual opcode of a collective that differs."""
-    remark = None if match.verdict is Verdict.EQUAL else _opcode_remark(match.shown)
-    return () if remark is None else (short(remark),)
 
 
 def _opcode_remark(row: Collective) -> str | None:
@@ -366,27 +319,25 @@ def insertion_lines(explained: Sequence[Insertion]) -> Iterator[str]:
 
     Collectives that the plan has are only counted.
     """
-    n = sum(one.row.count for one in explained)
+    beyond = [one for one in explained if not one.is_planned]
+    n, n_beyond = (sum(one.row.count for one in some) for some in (explained, beyond))
     if not n:
         yield "the partitioner inserted no collective"
         return
-    planned = [one for one in explained if one.is_planned]
-    explained = [one for one in explained if not one.is_planned]
-    if planned:
-        n_planned = sum(one.row.count for one in planned)
+    is_planned = len(beyond) < len(explained)
+    if is_planned:
         yield (
-            f"{n_planned} of the {counted(n, 'collective')} of the partitioner are those of the plan; "
+            f"{n - n_beyond} of the {counted(n, 'collective')} of the partitioner are those of the plan; "
             "compare lists them"
         )
-        n -= n_planned
-    if not n:
+    if not n_beyond:
         return
-    exposed = [one.exposed_s for one in explained]
+    exposed = [one.exposed_s for one in beyond]
     known = sum(s for s in exposed if s is not None)
     cost = "" if None in exposed else f", exposed {format_seconds(known)} per step"
-    beyond = " beyond the plan" if planned else ""
-    yield f"the partitioner inserted {counted(n, 'collective')}{beyond}{cost}"
-    for one in explained:
+    words = f"{counted(n_beyond, 'collective')}{' beyond the plan' if is_planned else ''}"
+    yield f"the partitioner inserted {words}{cost}"
+    for one in beyond:
         yield ""
         yield from wrapped(row_line(one.row))
         for line in _details(one):

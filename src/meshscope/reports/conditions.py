@@ -13,7 +13,8 @@ from meshscope.plans.chunks import DEFAULT_CHUNK, why_auto_is_whole
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.program import DEFAULT_FRONTEND, Engine, Partitioner
 from meshscope.plans.workload import Workload
-from meshscope.reports.plain import short
+from meshscope.reports.model import short
+from meshscope.reports.tables import labeled
 from meshscope.reports.words import counted
 from meshscope.store.run import RunRecord
 from meshscope.units import format_dtype
@@ -36,26 +37,22 @@ def placed_layout(experiment: ExperimentRecord) -> str | None:
     return f"{experiment.layout} on {order if is_placement else 'devices in another order'}"
 
 
-def label_columns(run: RunRecord) -> tuple[str, ...]:
+def _label_columns(run: RunRecord) -> tuple[str, ...]:
     """Model, plan, slice, and the program options that are not defaults; unknown ones are empty."""
     experiment = run.manifest.experiment
     model = (experiment.model_name or IMPORTED).rpartition("/")[2]
     slice_name = "" if experiment.topology is None else experiment.topology.name
-    return (model, placed_layout(experiment) or "", slice_name, *_options(run))
+    return (model, placed_layout(experiment) or "", slice_name, *_options(run).values())
 
 
 def program_options(run: RunRecord) -> list[str]:
     """`auto partitioner` and `torchxla frontend`, where they are not the defaults."""
-    options = zip(_options(run), _DEFAULTS, strict=True)
-    return [f"{option} {name}" for option, name in options if option]
+    return [f"{option} {name}" for name, option in _options(run).items() if option]
 
 
-def _options(run: RunRecord) -> list[str]:
-    program = run.manifest.experiment.program
-    values = {name: getattr(program, name, None) for name in _DEFAULTS}
-    return [
-        "" if value in {None, _DEFAULTS[name]} else str(value) for name, value in values.items()
-    ]
+def _options(run: RunRecord) -> dict[str, str]:
+    values = {n: getattr(run.manifest.experiment.program, n, None) for n in _DEFAULTS}
+    return {n: "" if v in {None, _DEFAULTS[n]} else str(v) for n, v in values.items()}
 
 
 def work_of(run: RunRecord) -> str | None:
@@ -80,7 +77,7 @@ def distinct_labels(runs: Sequence[RunRecord]) -> list[str]:
     Request, precision and depth are added where labels would be equal; labels that still are get numbers.
     """
     sources = list(_differing([(run.manifest.source.value,) for run in runs]))
-    names = list(_differing([label_columns(run) for run in runs])) or [
+    names = list(_differing([_label_columns(run) for run in runs])) or [
         tuple(placed_layout(run.manifest.experiment) or "" for run in runs)
     ]
     labels = _joined([*names, *sources])
@@ -105,7 +102,6 @@ def differing_work(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _differing(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """The columns with more than one value."""
     return (column for column in zip(*rows, strict=True) if len(set(column)) > 1)
 
 
@@ -131,13 +127,8 @@ MAX_VALUE = 4000  # characters of a condition, such as compiler flags
 
 def conditions(run: RunRecord, names: Container[str] | None = None) -> Table:
     """One line per condition, by default of all names."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for name, value in condition_lines(run):
-        if names is None or name in names:
-            table.add_row(name, Text(short(value, MAX_VALUE)))
-    return table
+    lines = [line for line in condition_lines(run) if names is None or line[0] in names]
+    return labeled((name, Text(short(value, MAX_VALUE))) for name, value in lines)
 
 
 def condition_lines(run: RunRecord) -> list[tuple[str, str]]:
@@ -171,25 +162,22 @@ def _model(experiment: ExperimentRecord) -> str:
 def _slice(experiment: ExperimentRecord) -> str:
     if experiment.topology is None:
         return ""
-    counts = ((experiment.n_chips, "chip"), (experiment.n_devices, "device"))
-    known = [counted(n, noun) for n, noun in counts if n is not None]
+    counts = {"chip": experiment.n_chips, "device": experiment.n_devices}
+    known = (counted(n, noun) for noun, n in counts.items() if n is not None)
     return ", ".join([experiment.topology.name, *known])
 
 
 def _plan(experiment: ExperimentRecord) -> str:
+    """The plan on its mesh, with the placement on the torus of its device order, else their ids."""
     if not experiment.mesh:
         return ""
     mesh = f"the mesh ({_pairs(experiment.mesh)})"
     if experiment.device_order is not None:
-        mesh += f" of devices {_order(experiment)}"
+        order = ",".join(map(str, experiment.device_order))
+        if experiment.topology is not None:
+            order = order_text(experiment.device_mesh, experiment.topology) or ""
+        mesh += f" of devices {order}"
     return mesh if experiment.plan is None else f"{experiment.plan} on {mesh}"
-
-
-def _order(experiment: ExperimentRecord) -> str:
-    """The placement on the torus if one has this order of devices, else the ids."""
-    if experiment.topology is not None:
-        return order_text(experiment.device_mesh, experiment.topology) or ""
-    return ",".join(map(str, experiment.device_order or ()))
 
 
 def _request(workload: Workload | None) -> str:
@@ -274,7 +262,6 @@ def _whole_prefill(experiment: ExperimentRecord, n_tokens: int) -> str:
 
 
 def _microbatches(experiment: ExperimentRecord) -> str:
-    """The number of micro-batches in prefill, if the plan has a pipeline."""
     n = experiment.microbatches.get(Phase.PREFILL)
     if experiment.mesh.get("pp", 1) == 1 or n is None:
         return ""

@@ -14,18 +14,10 @@ from fractions import Fraction
 from typing import Any
 
 from meshscope.analysis.agreement import TimeAgreement
-from meshscope.analysis.comparison import (
-    compare_all_sources,
-    n_promoted_collectives,
-)
-from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
-from meshscope.analysis.request import (
-    Throughput,
-    request_latency,
-    step_spreads,
-)
+from meshscope.analysis.comparison import compare_all_sources, n_promoted_collectives
+from meshscope.analysis.join import Comparison, Verdict, left_rows, right_rows
+from meshscope.analysis.request import Throughput, request_latency, step_spreads
 from meshscope.analysis.totals import (
-    Group,
     Total,
     grouped,
     request_total,
@@ -47,15 +39,12 @@ from meshscope.reports.answer import (
     fit_of,
     source_answer,
 )
-from meshscope.reports.roofs import floor_document, roofline_document
 from meshscope.reports.speculation import speculation_document
-from meshscope.reports.times import time_document
+from meshscope.reports.times import bounds_document, time_document
 from meshscope.reports.words import verdict_sentence
 from meshscope.serialize import picked, to_plain
 from meshscope.store.run import RunRecord
 
-# Columns of the event table that a collective of all devices has no value for.
-NULL_COLUMNS = ("device",)
 TIMES = ("prefill_s", "decode_step_s", "step_s", "ttft_s", "tpot_s", "e2e_s", "basis")
 UNKNOWN_PHASE = "unknown"
 
@@ -72,65 +61,56 @@ def figures_document(run: RunRecord) -> dict[str, Any]:
 
 
 def _document(run: RunRecord, answer: Answer) -> dict[str, Any]:
-    """The figures of a run: its strongest source, collectives grouped over layers."""
     source = run.manifest.source
     memory = run.memory.get(source)
     figures = next((one for one in answer.sources if one.source is source), None)
-    figures = figures or source_answer(run, source)
     rows = run.rows_of(source)
+    step, request = _totals(step_totals(rows), run), _totals(request_totals(rows), run)
+    no_memory = dict.fromkeys(f.name for f in fields(Memory))
     return {
         "run": None if run.path is None else str(run.path),
         "source": source.value,
         "experiment": run.manifest.experiment.as_dict(),
-        "collectives": [_group(group) for group in grouped(rows)],
-        "totals": _totals_of_step_and_request(run, rows),
-        "memory": _memory(memory),
+        "collectives": [{**_row(g.row), "layers": list(g.layers)} for g in grouped(rows)],
+        "totals": {phase: {**total, "request": request[phase]} for phase, total in step.items()},
+        "memory": no_memory if memory is None else asdict(memory),
         "time": time_document(run, source) or dict.fromkeys(TIMES),
         "unattributed": _unattributed(rows),
         "other_operations": other_operations_document(run),
         "verdict": _source_verdict(answer.agreements),
-        "throughput": throughput_document(figures),
+        "throughput": throughput_document(figures or source_answer(run, source)),
         "fit": fit_document(memory, answer.capacity),
         "capacity": None if answer.capacity is None else asdict(answer.capacity),
         "notes": list(answer.notes),
         "why": {phase.value: sentence for phase, sentence in answer.why.items()},
-        **floor_document(run, source, run.manifest.experiment.chip),
-        **roofline_document(run, source, run.manifest.experiment.chip),
+        **bounds_document(run, source),
         **_live(run),
         **speculation_document(run),
     }
 
 
 def _live(run: RunRecord) -> dict[str, Any]:
-    """Fields that only runs on live devices and imported traces have."""
-    if run.measured is not None and run.measured.trace is not None:
-        return {"measured": asdict(run.measured)}
+    measured = run.measured
+    if measured is not None and measured.trace is not None:
+        return {"measured": asdict(measured)}
     latency, steps = request_latency(run), step_spreads(run)
-    if run.measured is None or (latency is None and not steps):
+    if measured is None or (latency is None and not steps):
         return {}
     of_phases = {phase.value: asdict(spread) for phase, spread in steps.items()}
     return {
         "latency": of_phases if latency is None else asdict(latency),
-        "measured": asdict(run.measured),
+        "measured": asdict(measured),
         "n_promoted_to_f32": n_promoted_collectives(run),
     }
 
 
-def _totals_of_step_and_request(run: RunRecord, rows: Iterable[Collective]) -> dict[str, Any]:
-    """The totals of one step of each phase, and under `request` those of all its steps."""
-    rows = list(rows)
-    step, request = (_totals(totals(rows), run) for totals in (step_totals, request_totals))
-    return {phase: {**figures, "request": request[phase]} for phase, figures in step.items()}
-
-
 def metrics_document(run: RunRecord) -> dict[str, Any]:
     """Totals, unattributed collectives and the verdict, by source: the content of metrics.json."""
+    rows = {source.value: run.rows_of(source) for source in run.sources}
     return {
-        "step_totals": {s.value: _totals(step_totals(run.rows_of(s)), run) for s in run.sources},
-        "request_totals": {
-            s.value: _totals(request_totals(run.rows_of(s)), run) for s in run.sources
-        },
-        "unattributed": {s.value: _unattributed(run.rows_of(s)) for s in run.sources},
+        "step_totals": {name: _totals(step_totals(of), run) for name, of in rows.items()},
+        "request_totals": {name: _totals(request_totals(of), run) for name, of in rows.items()},
+        "unattributed": {name: _unattributed(of) for name, of in rows.items()},
         "verdict": _source_verdict(agreements_of(run)),
     }
 
@@ -154,9 +134,19 @@ def comparison_document(
         "right": dict(right),
         "verdict": comparison.agreement.value,
         "summary": verdict_sentence(comparison, left=left["name"], right=right["name"]),
-        "rows": [_match(match) for match in comparison.matches],
+        "rows": [
+            {
+                "verdict": match.verdict.value,
+                "note": match.note,
+                "layers": list(match.layers),
+                "count": match.count,
+                "left": None if match.left is None else _row(match.left),
+                "right": None if match.right is None else _row(match.right),
+            }
+            for match in comparison.matches
+        ],
         "differences": {
-            _phase_key(phase): _phase_differences(comparison, phase) for phase in comparison.phases
+            _phase_key(phase): _differences(comparison, phase) for phase in comparison.phases
         },
     }
 
@@ -175,50 +165,33 @@ def own_verdicts_document(run: RunRecord) -> dict[str, Any]:
 
 
 def _source_verdict(agreements: Sequence[SourceAgreement]) -> dict[str, Any] | None:
-    """The verdict on the prediction and the strongest source."""
     is_predicted = bool(agreements) and agreements[0].left is Source.PREDICTED
     return agreement_document(agreements[0]) if is_predicted else None
 
 
-def _phase_differences(comparison: Comparison, phase: Phase | None) -> dict[str, Any]:
-    matches = {v: comparison.with_verdict(v, phase) for v in Verdict if v is not Verdict.EQUAL}
-    return {verdict.value: _difference(same) for verdict, same in matches.items() if same}
-
-
-def _difference(matches: list[Match]) -> dict[str, Any]:
-    sides = {"left": left_rows(matches), "right": right_rows(matches)}
-    return {
-        "count": sum(match.count for match in matches),
-        "step": {side: _total(step_total(rows)) for side, rows in sides.items()},
-        "request": {side: _total(request_total(rows)) for side, rows in sides.items()},
-    }
+def _differences(comparison: Comparison, phase: Phase | None) -> dict[str, Any]:
+    differences: dict[str, Any] = {}
+    for verdict in Verdict:
+        matches = comparison.with_verdict(verdict, phase)
+        if matches and verdict is not Verdict.EQUAL:
+            sides = {"left": left_rows(matches), "right": right_rows(matches)}
+            differences[verdict.value] = {
+                "count": sum(match.count for match in matches),
+                "step": {side: _total(step_total(rows)) for side, rows in sides.items()},
+                "request": {side: _total(request_total(rows)) for side, rows in sides.items()},
+            }
+    return differences
 
 
 def _total(total: Total) -> dict[str, Any]:
     return picked(total, "count", "payload_bytes") | {"wire_bytes": _number(total.wire_bytes)}
 
 
-def _match(match: Match) -> dict[str, Any]:
-    return {
-        "verdict": match.verdict.value,
-        "note": match.note,
-        "layers": list(match.layers),
-        "count": match.count,
-        "left": None if match.left is None else _row(match.left),
-        "right": None if match.right is None else _row(match.right),
-    }
-
-
-def _group(group: Group) -> dict[str, Any]:
-    return {**_row(group.row), "layers": list(group.layers)}
-
-
 def _row(row: Collective) -> dict[str, Any]:
-    """A value for every column of the event table."""
-    values = {name: getattr(row, name) for name in Collective.__slots__}
-    values["n_groups"] = row.n_groups
-    values["wire_bytes"] = None if row.wire_bytes is None else _number(row.wire_bytes)
-    return {**values, **dict.fromkeys(NULL_COLUMNS)}
+    """A value for every column of the event table; a collective of all devices has no device."""
+    values = picked(row, *Collective.__slots__, "n_groups")
+    wire_bytes = None if row.wire_bytes is None else _number(row.wire_bytes)
+    return {**values, "wire_bytes": wire_bytes, "device": None}
 
 
 def _number(value: Fraction) -> float:
@@ -235,10 +208,6 @@ def _totals(totals: Mapping[Phase | None, Total], run: RunRecord) -> dict[str, A
 
 def _phase_key(phase: Phase | None) -> str:
     return UNKNOWN_PHASE if phase is None else phase.value
-
-
-def _memory(memory: Memory | None) -> dict[str, Any]:
-    return dict.fromkeys(f.name for f in fields(Memory)) if memory is None else asdict(memory)
 
 
 def _unattributed(rows: Iterable[Collective]) -> dict[str, Any]:
@@ -281,15 +250,14 @@ def agreement_document(agreement: SourceAgreement) -> dict[str, Any]:
 
 def times_document(times: Sequence[TimeAgreement]) -> list[dict[str, Any]]:
     """The two times of each phase with their intervals, and the change of each part and activity."""
+    changes = ("parts", "activities")
     return [
         {
             "phase": time.phase.value,
             "left": to_plain(time.left),
             "right": to_plain(time.right),
-            "ratio": time.ratio,
-            "is_within": time.is_within,
-            "parts": [asdict(change) for change in time.parts],
-            "activities": [asdict(change) for change in time.activities],
+            **picked(time, "ratio", "is_within"),
+            **{name: list(map(asdict, getattr(time, name))) for name in changes},
         }
         for time in times
     ]

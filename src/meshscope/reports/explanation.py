@@ -14,8 +14,7 @@ from meshscope.analysis.explanation import (
 )
 from meshscope.events.enums import Source
 from meshscope.reports.flags import compiler_document, compiler_sentences
-from meshscope.reports.model import joined
-from meshscope.reports.plain import short
+from meshscope.reports.model import joined, short
 from meshscope.reports.words import counted, phase_label, signed_bytes, signed_seconds
 from meshscope.serialize import to_plain
 from meshscope.units import NANOSECOND_S, format_bytes, format_seconds
@@ -74,7 +73,6 @@ def _difference_sentences(explanation: Explanation, left: str, right: str) -> It
 
 
 def _single_phase_sentence(change: PhaseChange, name: str, side: int) -> str:
-    """A phase that only one side has."""
     cost = change.costs[side]
     seconds = "" if cost is None else f", {format_seconds(cost.step_s)} (basis {cost.basis})"
     return (
@@ -286,7 +284,6 @@ def _place_document(place: PlaceChange) -> dict[str, Any]:
 
 
 def _time_document(change: PhaseChange) -> dict[str, Any] | None:
-    """The seconds of a step on both sides; null if one is unknown."""
     left, right = change.costs
     if left is None or right is None:
         return None

@@ -6,8 +6,7 @@ from typing import Any
 
 from meshscope.analysis.comparison import CompilerChange, Form, FormChange
 from meshscope.events.measured import FlagEffect
-from meshscope.reports.model import joined
-from meshscope.reports.plain import plain, short, wrapped
+from meshscope.reports.model import joined, plain, short, wrapped
 from meshscope.reports.words import phase_label, signed_bytes
 from meshscope.serialize import to_plain
 from meshscope.units import format_bytes, format_gib, format_seconds

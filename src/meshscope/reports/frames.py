@@ -12,8 +12,15 @@ import polars as pl
 
 from meshscope.analysis.intervals import SECONDS
 from meshscope.events.enums import Phase
-from meshscope.reports.model import Unit, ViewColumn, ViewTable, format_cell, label_of, unit_of
-from meshscope.reports.plain import plain
+from meshscope.reports.model import (
+    Unit,
+    ViewColumn,
+    ViewTable,
+    format_cell,
+    label_of,
+    plain,
+    unit_of,
+)
 from meshscope.reports.words import counted
 
 MEMORY_METRIC = "hbm"

@@ -23,12 +23,10 @@ from meshscope.reports.model import (
     Figure,
     Unit,
     ViewTable,
-    figure_column,
     joined,
-    text_column,
-    view_columns,
+    plain,
+    table,
 )
-from meshscope.reports.plain import plain
 from meshscope.reports.tables import rich_table
 from meshscope.reports.words import counted
 from meshscope.store.run import RunRecord
@@ -65,8 +63,18 @@ def live_lines(run: RunRecord) -> Iterator[RenderableType]:
         yield rich_table(_spreads_view("time of steps", of_phases))
     else:
         yield rich_table(latency_view(latency))
-        yield _rates_line(latency)
-    yield _setup_line(run)
+        rates = {
+            "request tokens/s": latency.output_tokens_per_s,
+            "prompt tokens/s in prefill": latency.prefill_tokens_per_s,
+            "decode tokens/s": latency.decode_tokens_per_s,
+        }
+        known = (f"{format_rate(rate)} {unit}" for unit, rate in rates.items() if rate is not None)
+        yield Text(f"throughput: {', '.join(known)}")
+    seconds = run.manifest.seconds
+    setup = {f"{phase} compile": seconds.get(f"{phase}.compile") for phase in Phase}
+    setup |= {name.replace("_", " "): seconds.get(name) for name in ("weights", "warm_up")}
+    durations = [f"{name} {format_seconds(s)}" for name, s in setup.items() if s is not None]
+    yield Text(f"setup, excluded above: {', '.join(durations)}")
     yield Text("")
     if measured.texts:
         yield Text("generated text", style="bold")
@@ -79,7 +87,13 @@ def device_lines(run: RunRecord) -> Iterator[RenderableType]:
     measured, step_s = run.measured, measured_step_s(run)
     if measured is None or not step_s:
         return
-    yield from _load_lines(measured)
+    loads = load_view(measured)
+    if loads.rows:
+        yield rich_table(loads)
+    for phase in measured.n_profiled_steps:
+        times = [time for time in measured.times if time.phase is phase]
+        if times:
+            yield Text(f"{phase}: {_slowest_collectives(times)}")
     yield from _roofline_lines(run, measured, step_s)
     yield Text("")
 
@@ -118,63 +132,20 @@ def latency_view(latency: Latency) -> ViewTable:
 
 
 def _spreads_view(title: str, spreads: Mapping[str, Spread | None]) -> ViewTable:
-    """One row for each duration that is known."""
-    return ViewTable(
-        columns=view_columns((title,), ("mean_s", "p50_s", "p90_s", "p99_s", "n")),
-        rows=tuple(
-            (name, s.mean_s, s.p50_s, s.p90_s, s.p99_s, s.n)
-            for name, s in spreads.items()
-            if s is not None
-        ),
-    )
-
-
-def _rates_line(latency: Latency) -> Text:
-    rates = [
-        f"{format_rate(latency.output_tokens_per_s)} request tokens/s",
-        f"{format_rate(latency.prefill_tokens_per_s)} prompt tokens/s in prefill",
-    ]
-    if latency.decode_tokens_per_s is not None:
-        rates.append(f"{format_rate(latency.decode_tokens_per_s)} decode tokens/s")
-    return Text(f"throughput: {', '.join(rates)}")
-
-
-def _setup_line(run: RunRecord) -> Text:
-    """What preparing the devices took, which no other figure includes."""
-    seconds = run.manifest.seconds
-    setup = {f"{phase} compile": seconds.get(f"{phase}.compile") for phase in Phase}
-    setup |= {name.replace("_", " "): seconds.get(name) for name in ("weights", "warm_up")}
-    durations = [f"{name} {format_seconds(s)}" for name, s in setup.items() if s is not None]
-    return Text(f"setup, excluded above: {', '.join(durations)}")
-
-
-def _load_lines(measured: Measured) -> Iterator[RenderableType]:
-    """The load of the devices in each phase, then the collectives that take most time."""
-    table = load_view(measured)
-    if table.rows:
-        yield rich_table(table)
-    for phase in measured.n_profiled_steps:
-        times = [time for time in measured.times if time.phase is phase]
-        if times:
-            yield Text(f"{phase}: {_slowest_collectives(times)}")
+    known = ((name, spread) for name, spread in spreads.items() if spread is not None)
+    rows = ((name, s.mean_s, s.p50_s, s.p90_s, s.p99_s, s.n) for name, s in known)
+    return table((title, "mean_s", "p50_s", "p90_s", "p99_s", "n#"), rows)
 
 
 def load_view(measured: Measured) -> ViewTable:
     """One row for each profiled phase: means over devices, with their range in brackets."""
-    labels = ("busy", "in\ncollectives", "of which\nwaiting", "idle", "busiest\ndevice")
     rows = (
         (phase.value, *_load_cells(loads, n_steps))
         for phase, n_steps in measured.n_profiled_steps.items()
         if (loads := [load for load in measured.loads if load.phase is phase])
     )
-    return ViewTable(
-        columns=(
-            text_column("profiled"),
-            figure_column("window\nper step", Unit.SECONDS),
-            *map(figure_column, labels),
-        ),
-        rows=tuple(rows),
-    )
+    shares = ("busy#", "in\ncollectives#", "of which\nwaiting#", "idle#", "busiest\ndevice#")
+    return table(("profiled", "window\nper step_s", *shares), rows)
 
 
 def _load_cells(loads: Sequence[DeviceLoad], n_steps: int) -> Iterator[CellValue]:
@@ -188,7 +159,6 @@ def _load_cells(loads: Sequence[DeviceLoad], n_steps: int) -> Iterator[CellValue
 
 
 def _shares(fracs: Sequence[float]) -> str:
-    """The mean, and the range in brackets if there are several."""
     mean = sum(fracs) / len(fracs)
     if len(fracs) == 1:
         return f"{mean:.0%}"
@@ -214,28 +184,31 @@ def _roofline_lines(
 
 def roofline_view(rooflines: Sequence[StepRoofline]) -> ViewTable:
     """One row for each measured phase: bytes and FLOPs, and the fraction of the peak rates."""
-    return ViewTable(
-        columns=(
-            text_column("one step of a device"),
-            figure_column("time", Unit.SECONDS),
-            *map(figure_column, ("bytes", "of HBM peak", "FLOPs", "of bf16 peak")),
-        ),
-        rows=tuple(
+    columns = (
+        "one step of a device",
+        "time_s",
+        "bytes#",
+        "of HBM peak#",
+        "FLOPs#",
+        "of bf16 peak#",
+    )
+    units = Unit.SECONDS, Unit.BYTES, Unit.FRACTION, Unit.FLOPS, Unit.FRACTION
+    return table(
+        columns,
+        (
             (
                 step.phase.value,
-                step.step_s,
-                Figure(value=step.accessed_bytes, unit=Unit.BYTES),
-                Figure(value=step.hbm_frac, unit=Unit.FRACTION),
-                Figure(value=step.flops, unit=Unit.FLOPS),
-                Figure(value=step.flops_frac, unit=Unit.FRACTION),
+                *(Figure(value=v, unit=u) for v, u in zip(values, units, strict=True)),
             )
             for step in rooflines
+            for values in [
+                (step.step_s, step.accessed_bytes, step.hbm_frac, step.flops, step.flops_frac)
+            ]
         ),
     )
 
 
 def _slowest_collectives(times: Sequence[CollectiveTime]) -> str:
-    """The collectives that take most of the time, split into wire time and waiting."""
     slowest = max(times, key=lambda time: time.dur_s * time.n_executions)
     axis = f"over {slowest.axis}" if slowest.axis else ""
     place = " ".join(filter(None, (slowest.part, slowest.kind, axis)))

@@ -1,7 +1,7 @@
 """The metrics of a run as tables for a terminal, and as the document of --json."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +25,8 @@ from meshscope.reports.model import (
     ViewColumn,
     ViewTable,
     format_cell,
+    short,
 )
-from meshscope.reports.plain import short
 from meshscope.reports.tables import add_column, fits_console, new_table, rich_table
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes
@@ -35,20 +35,8 @@ MAX_ROWS = 24  # per table on a terminal; --json prints all rows
 MAX_TEXT = 60  # characters of a text cell
 # Columns that a narrow terminal omits, by how their names begin.
 _SECONDARY = (
-    "request_",
-    "min_",
-    "max_",
-    "p90_",
-    "n_steps_seen",
-    "hidden_",
-    "collective_compute",
-    "low_",
-    "high_",
-    "bubble_",
-    "unestimated_",
-    "measured_dur",
-    "dur_busbw",
-    "algbw_",
+    *("request_", "min_", "max_", "p90_", "n_steps_seen", "hidden_", "collective_compute"),
+    *("low_", "high_", "bubble_", "unestimated_", "measured_dur", "dur_busbw", "algbw_"),
 )
 
 
@@ -60,17 +48,15 @@ def metrics_document(run: RunRecord) -> dict[str, Any]:
 
 
 def _document(unit: str, result: Result) -> dict[str, Any]:
+    """JSON has no form for NaN and infinities, which are null."""
     if isinstance(result, Unavailable):
         return {"unit": unit, "reason": result.reason}
-    return {"unit": unit, "rows": [_finite(row) for row in result.iter_rows(named=True)]}
 
+    def finite(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
 
-def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with NaN and infinities as null: JSON has no form for them."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in row.items()
-    }
+    rows = result.iter_rows(named=True)
+    return {"unit": unit, "rows": [{name: finite(v) for name, v in row.items()} for row in rows]}
 
 
 def metrics_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
@@ -83,7 +69,11 @@ def metrics_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
             unavailable.setdefault(result.reason, []).append(metric.title)
             continue
         yield Text.assemble((metric.title, "bold"), (f"  {metric.name}", "dim"))
-        frame = _of_strongest(result, run)
+        is_strongest = pl.lit(value=True)
+        if "source" in result.columns:
+            is_strongest = pl.col("source") == run.manifest.source.value
+        strongest = result.filter(is_strongest)
+        frame = strongest if len(strongest) else result
         grids = list(_grids(frame, console)) if metric.name == "traffic_matrix" else []
         yield from grids or _tables(metric.name, frame, console)
         yield Text("")
@@ -92,15 +82,7 @@ def metrics_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
         yield Text.assemble(head, (f"\n  {short(reason)}", "dim"))
 
 
-def _of_strongest(frame: pl.DataFrame, run: RunRecord) -> pl.DataFrame:
-    if "source" not in frame.columns:
-        return frame
-    strongest = frame.filter(pl.col("source") == run.manifest.source.value)
-    return strongest if len(strongest) else frame
-
-
 def _tables(name: str, frame: pl.DataFrame, console: Console) -> Iterator[RenderableType]:
-    """The metric's table, with constant columns on a line above it."""
     if frame.is_empty():
         yield Text("  none", style="dim")
         return
@@ -140,32 +122,20 @@ def _grid(matrix: pl.DataFrame, devices: Sequence[int]) -> Table:
 
 def _fitting(view: ViewTable, console: Console) -> Table:
     """The first layout that fits the console: flat, stacked header, fewer columns, one figure a line."""
-    layouts: tuple[Callable[[ViewTable], ViewTable], ...] = (
-        lambda table: table,
-        _with_stacked_header,
-        lambda table: _with_stacked_header(_without_secondary(table)),
-    )
-    for layout in layouts:
-        table = rich_table(layout(view), max_text=MAX_TEXT)
-        if fits_console(table, console):
-            return table
+    few = view.only(lambda i: not view.columns[i].key.startswith(_SECONDARY))
+    for one in (view, _with_stacked_header(view), _with_stacked_header(few)):
+        flat = rich_table(one, max_text=MAX_TEXT)
+        if fits_console(flat, console):
+            return flat
     return _list(view)
 
 
 def _with_stacked_header(view: ViewTable) -> ViewTable:
-    """One word of each column's label per line."""
-    return replace(
-        view,
-        columns=tuple(replace(c, label=c.label.replace(" ", "\n")) for c in view.columns),
-    )
-
-
-def _without_secondary(view: ViewTable) -> ViewTable:
-    return view.only(lambda i: not view.columns[i].key.startswith(_SECONDARY))
+    columns = (replace(column, label=column.label.replace(" ", "\n")) for column in view.columns)
+    return replace(view, columns=tuple(columns))
 
 
 def _list(view: ViewTable) -> Table:
-    """The text cells of a row on one line, then each figure on its own line."""
     table = new_table()
     add_column(table, "")
     add_column(table, "", is_figure=True)

@@ -2,10 +2,13 @@
 
 A table holds values, not text. Its columns carry units, and `format_cell` is the only place that
 turns a value into the text a reader sees. A null cell does not apply to its row (`-`); a `Figure`
-without a value could exist but is not known (`unknown`).
+without a value could exist but is not known (`unknown`). Strings from files and users are made
+safe to print.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import textwrap
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -35,12 +38,11 @@ class Unit(StrEnum):
 _SUFFIXES = {
     "_bytes_per_s": Unit.BYTES_PER_S,
     "_bytes": Unit.BYTES,
+    "_gib": Unit.MEMORY_BYTES,
     "_frac": Unit.FRACTION,
     "_s": Unit.SECONDS,
     "flops": Unit.FLOPS,
 }
-
-
 # Words of column names that labels spell out.
 _WORDS = {"dur": "duration", "flops": "FLOPs", "hbm": "HBM", "mbu": "MBU", "mfu": "MFU"}
 
@@ -154,20 +156,38 @@ def _format_number(value: float, unit: Unit) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
-def text_column(label: str, *, key: str = "") -> ViewColumn:
-    """A column of text."""
-    return ViewColumn(key=key or label, label=label)
+def column(name: str) -> ViewColumn:
+    """A column by a name that ends in its unit: `wire_bytes` -> `wire` in bytes; `count#` has plain figures.
+
+    A name without such an ending is that of a text.
+    """
+    if name.endswith("#"):
+        return ViewColumn(key=name[:-1], label=name[:-1], unit=Unit.NUMBER)
+    ending, unit = next(
+        (e for e in _SUFFIXES.items() if e[0][0] == "_" and name.endswith(e[0])), ("", Unit.TEXT)
+    )
+    return ViewColumn(key=name, label=name.removesuffix(ending), unit=unit)
 
 
-def figure_column(label: str, unit: Unit = Unit.NUMBER, *, key: str = "") -> ViewColumn:
-    """A column of figures in this unit."""
-    return ViewColumn(key=key or label, label=label, unit=unit)
+def table(
+    columns: Iterable[str],
+    rows: Iterable[Iterable[CellValue]],
+    *,
+    title: str = "",
+    notes: Iterable[str] = (),
+) -> ViewTable:
+    """A table of rows; `column` says what the names of the columns mean."""
+    return ViewTable(
+        title=title,
+        columns=tuple(map(column, columns)),
+        rows=tuple(map(tuple, rows)),
+        notes=tuple(notes),
+    )
 
 
-def view_columns(text: Iterable[str], figures: Iterable[str] = ()) -> tuple[ViewColumn, ...]:
-    """Text columns, then figure columns, whose names end in their unit: `load_bytes` -> `load`."""
-    columns = (figure_column(label_of(name), unit_of(name), key=name) for name in figures)
-    return (*map(text_column, text), *columns)
+def known(value: CellValue) -> CellValue:
+    """The value of a cell, `unknown` for None; None itself does not apply."""
+    return UNKNOWN_LABEL if value is None else value
 
 
 def unit_of(column: str) -> Unit:
@@ -185,3 +205,40 @@ def label_of(column: str) -> str:
 def joined(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
+
+
+MAX_NAME = 300  # characters of a name in a table; real names have about a hundred
+
+
+def short(text: object, limit: int = MAX_NAME) -> str:
+    """`plain`, cut after `limit` characters, with the full length."""
+    whole = str(text)
+    if len(whole) <= limit:
+        return plain(whole)
+    return f"{plain(whole[:limit])}... [{len(whole):,} characters]"
+
+
+def plain(text: object) -> str:
+    """The text with every control, format and unassigned character escaped."""
+    return "".join(map(_escape, str(text)))
+
+
+def _escape(character: str) -> str:
+    if character == " " or not unicodedata.category(character).startswith(("C", "Z")):
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
+
+WIDTH = 80
+
+
+def wrapped(text: str, *, indent: int = 0) -> Iterator[str]:
+    """The lines of a paragraph; words longer than a line stay whole."""
+    yield from textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

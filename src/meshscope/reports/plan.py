@@ -25,8 +25,7 @@ from meshscope.planner.suggestions import CONVERTS
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.reports.answer import fit_of
 from meshscope.reports.choices import short_dtype
-from meshscope.reports.model import joined
-from meshscope.reports.plain import wrapped
+from meshscope.reports.model import joined, wrapped
 from meshscope.reports.times import time_figure
 from meshscope.reports.words import counted, signed_seconds
 from meshscope.serialize import picked
@@ -60,7 +59,6 @@ def plan_lines(
 
 
 def _head(result: PlanSearch) -> Iterator[str]:
-    """The answer: the winner with its figures and reasons, or what comes closest."""
     space, winner = result.space, result.winner
     request = f"prompt {space.workload.prompt}, output {space.workload.output}"
     if space.n_first_layers is not None:
@@ -136,7 +134,6 @@ def limits_text(result: PlanSearch) -> str:
 
 
 def _nothing(result: PlanSearch) -> Iterator[str]:
-    """Why there is no winner, and what comes closest."""
     if result.closest is None:
         yield from wrapped(nothing_left_text(result))
         return
@@ -217,7 +214,6 @@ def choice_name(choice: Choice, *, has_chunk: bool = True) -> str:
 
 
 def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
-    """The Pareto front as a table within 80 columns."""
     yield f"{'plan':<25}{'batch':>7} {'weights,cache':<14} {'TTFT':>8} {'TPOT':>8} {'tok/s/chip':>11}"
     rows = [*result.front, *result.dominated][:n_rows]
     for at, choice in enumerate(rows):
@@ -236,7 +232,6 @@ def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
 
 
 def _others(result: PlanSearch) -> Iterator[str]:
-    """The best choice in the checkpoint's format and without quantization, and of each phase alone."""
     wide, winner, stored = result.unquantized, result.winner, result.own_format
     if winner is not None:
         yield from wrapped(conversion_text(result))
@@ -422,7 +417,6 @@ def verified_document(verified: VerifiedChoice) -> dict[str, Any]:
 
 
 def _miss_document(miss: TimeAgreement) -> dict[str, Any]:
-    """The step of a phase by prediction and compiler, and seconds by cause and by part of the model."""
     return {
         "phase": miss.phase.value,
         "predicted_s": miss.left.value_s,
@@ -436,7 +430,6 @@ def _miss_document(miss: TimeAgreement) -> dict[str, Any]:
 
 
 def _placement_document(placements: PlacementSearch) -> dict[str, Any]:
-    """The placements of the winner with their times, and the order of devices of a faster one."""
     best = placements.best
     return {
         "n_tried": len(placements.placed),

@@ -13,7 +13,7 @@ from meshscope.planner.capacity import capacity_of_run
 from meshscope.reports.answer import FitState, SourceAnswer, source_answer
 from meshscope.reports.conditions import differing_work, work_of
 from meshscope.reports.document import fit_document, throughput_document
-from meshscope.reports.model import UNKNOWN_LABEL, Figure, ViewTable, joined, view_columns
+from meshscope.reports.model import UNKNOWN_LABEL, Figure, ViewTable, joined, table
 from meshscope.reports.tables import rich_table
 from meshscope.reports.times import time_document
 from meshscope.store.run import RunRecord
@@ -185,10 +185,10 @@ def ranking_table(ranking: Ranking[RankedRun]) -> ViewTable:
     }
     has_works = ranking.work is None and any(works.values())
     words = ("run", *(("work",) if has_works else ()), *(("source",) if has_sources else ()))
-    figures = ("TTFT_s", "TPOT_s", "request_s", "decode tokens/s", "per chip", "fits")
-    return ViewTable(
-        columns=view_columns(words, figures),
-        rows=tuple(
+    figures = ("TTFT_s", "TPOT_s", "request_s", "decode tokens/s#", "per chip#", "fits#")
+    return table(
+        (*words, *figures),
+        (
             (
                 entry.name,
                 *((works[entry],) if has_works else ()),

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite, log
 from typing import Any
 
-from meshscope.reports.plain import wrapped
+from meshscope.reports.model import wrapped
 from meshscope.reports.words import counted
 from meshscope.serialize import to_plain
 from meshscope.serving.results import EngineRole, Percentiles, PoolFigures

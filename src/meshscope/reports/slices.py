@@ -11,8 +11,7 @@ from meshscope.planner.search import Choice, PlanSearch
 from meshscope.planner.slices import SliceFit, SliceFits, SliceSearch, price_per_hour, slice_name
 from meshscope.plans.memory import FitState
 from meshscope.reports.choices import short_dtype
-from meshscope.reports.model import joined
-from meshscope.reports.plain import wrapped
+from meshscope.reports.model import joined, wrapped
 from meshscope.reports.plan import choice_document, plan_document, plan_lines
 from meshscope.reports.tables import new_table
 from meshscope.reports.words import counted
@@ -142,7 +141,6 @@ def slice_notes(result: SliceSearch) -> Iterator[str]:
 
 
 def _search_row(result: SliceSearch, search: PlanSearch) -> str:
-    """The best plan of a slice, or the one that comes closest."""
     price, per_million = result.price(search), result.price_per_million(search)
     price_text = f"{price:,.0f}" if result.prices is None else f"{price:,.2f}"
     head = f"{slice_name(search.space.topology):<10}{price_text:>8}  "

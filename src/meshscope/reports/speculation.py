@@ -1,6 +1,6 @@
 """Speculative decoding of a run as text and as an entry of its JSON document."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rich.console import RenderableType
@@ -15,7 +15,8 @@ from meshscope.events.enums import Source
 from meshscope.events.step_time import TimeEstimate
 from meshscope.reports.answer import agreements_of
 from meshscope.reports.answer_text import collectives_lines
-from meshscope.reports.model import Unit, ViewTable, figure_column, text_column
+from meshscope.reports.model import ViewTable, table
+from meshscope.reports.tables import labeled
 from meshscope.reports.words import counted
 from meshscope.serialize import picked
 from meshscope.store.run import RunRecord
@@ -51,19 +52,13 @@ def speculation_table(run: RunRecord) -> ViewTable | None:
     steps = speculative_steps(run)
     if not steps:
         return None
-    speculation, seconds = steps[-1].speculation, Unit.SECONDS
+    speculation = steps[-1].speculation
     drafted = f"{speculation.n_drafted} drafted by {speculation.draft_model or speculation.method}"
-    times = ("TPOT", "TPOT without", "verification", "one draft")
-    return ViewTable(
-        title=f"{speculation.tokens_per_step:.2f} tokens per step: {drafted}, acceptance {speculation.acceptance:g}",
-        columns=(
-            text_column("source"),
-            *(figure_column(label, seconds) for label in times),
-            figure_column("wire of a verification", Unit.BYTES),
-            figure_column("wire of a draft", Unit.BYTES),
-            figure_column("memory of the draft", Unit.MEMORY_BYTES),
-        ),
-        rows=tuple(
+    times = ("TPOT_s", "TPOT without_s", "verification_s", "one draft_s")
+    wires = ("wire of a verification_bytes", "wire of a draft_bytes")
+    return table(
+        ("source", *times, *wires, "memory of the draft_gib"),
+        (
             (
                 step.source.value,
                 *(step.tpot_s, step.plain.value_s, step.verify.value_s, step.draft.value_s),
@@ -72,29 +67,23 @@ def speculation_table(run: RunRecord) -> ViewTable | None:
             )
             for step in steps
         ),
+        title=f"{speculation.tokens_per_step:.2f} tokens per step: {drafted}, acceptance {speculation.acceptance:g}",
     )
 
 
 def _table(steps: tuple[SpeculativeStep, ...]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    for _ in steps:
-        table.add_column(overflow="fold")
-    if len(steps) > 1:
-        table.add_row("", *(Text(step.source.value, style="dim") for step in steps))
-    table.add_row("TPOT, decode", *(Text(format_seconds(s.tpot_s), "bold") for s in steps))
-    table.add_row("without", *(f"{_time(s.plain)}, {s.gain:.2f} x as long" for s in steps))
-    table.add_row("verify", *(_time(step.verify) for step in steps))
-    table.add_row("", *(_sent(step.verify_rows) for step in steps))
-    table.add_row("draft", *(_drafts(step) for step in steps))
-    table.add_row("", *(f"each {_sent(step.draft_rows)}" for step in steps))
-    memory = (f"{format_gib(s.memory_bytes)} per device: {_FITS[s.fits]}" for s in steps)
-    table.add_row("draft memory", *memory)
-    return table
-
-
-def _drafts(step: SpeculativeStep) -> str:
-    return f"{step.speculation.n_drafted} x {_time(step.draft)}"
+    rows: dict[str, Callable[[SpeculativeStep], str]] = {
+        "without": lambda s: f"{_time(s.plain)}, {s.gain:.2f} x as long",
+        "verify": lambda s: f"{_time(s.verify)}\n{_sent(s.verify_rows)}",
+        "draft": lambda s: (
+            f"{s.speculation.n_drafted} x {_time(s.draft)}\neach {_sent(s.draft_rows)}"
+        ),
+        "draft memory": lambda s: f"{format_gib(s.memory_bytes)} per device: {_FITS[s.fits]}",
+    }
+    names = [("", *(Text(step.source.value, style="dim") for step in steps))]
+    times = ("TPOT, decode", *(Text(format_seconds(s.tpot_s), "bold") for s in steps))
+    cells = ((label, *map(text, steps)) for label, text in rows.items())
+    return labeled([*(names if len(steps) > 1 else []), times, *cells])
 
 
 def _time(time: TimeEstimate) -> str:

@@ -1,16 +1,16 @@
 """Totals and memory of a run as tables, and how tokens reach their experts."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from meshscope.analysis.totals import Total, Unattributed, request_totals, step_totals
-from meshscope.events.enums import Phase, Source
+from meshscope.events.enums import Source
 from meshscope.plans.experiment_record import (
     CompilerDispatch,
     DispatchRecord,
-    PhaseDispatch,
     ProgramDispatch,
 )
 from meshscope.plans.memory import Memory
@@ -19,17 +19,15 @@ from meshscope.reports.model import (
     Figure,
     Unit,
     ViewTable,
-    figure_column,
-    text_column,
-    view_columns,
+    known,
+    short,
+    table,
 )
-from meshscope.reports.plain import short
 from meshscope.reports.tables import rich_table
 from meshscope.reports.words import counted, phase_label
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_gib
 
-_ZERO = (0, 0, 0)
 _MEMORY_FIELDS = {
     "weights": "weights_bytes",
     "KV cache": "kv_cache_bytes",
@@ -53,33 +51,25 @@ def totals_table(run: RunRecord) -> ViewTable:
     figures = (
         f"{figure}\nper {span}{unit}"
         for span in ("step", "request")
-        for figure, unit in (("count", ""), ("payload", "_bytes"), ("wire", "_bytes"))
+        for figure, unit in (("count", "#"), ("payload", "_bytes"), ("wire", "_bytes"))
     )
-    return ViewTable(
-        title="Totals of one device",
-        columns=view_columns(("phase", "source"), figures),
-        rows=tuple(_total_rows(run)),
-    )
-
-
-def _total_rows(run: RunRecord) -> Iterator[tuple[CellValue, ...]]:
     totals = {
         source: (step_totals(rows), request_totals(rows))
         for source in run.sources
         for rows in [run.rows_of(source)]
     }
-    for phase in dict.fromkeys((*run.manifest.phases, *(row.phase for row in run.rows))):
-        for source, by_span in totals.items():
-            cells = [cell for by_phase in by_span for cell in _total_cells(by_phase, phase)]
-            yield (phase_label(phase), source.value, *cells)
+    phases = dict.fromkeys((*run.manifest.phases, *(row.phase for row in run.rows)))
+    rows = (
+        (phase_label(phase), source.value, *chain(*(_total_cells(t.get(phase)) for t in by_span)))
+        for phase in phases
+        for source, by_span in totals.items()
+    )
+    return table(("phase", "source", *figures), rows, title="Totals of one device")
 
 
-def _total_cells(
-    totals: Mapping[Phase | None, Total], phase: Phase | None
-) -> tuple[CellValue, ...]:
-    total = totals.get(phase)
+def _total_cells(total: Total | None) -> tuple[CellValue, ...]:
     if total is None:
-        return _ZERO
+        return (0, 0, 0)
     unsized = f"{total.count:,} (+{total.n_unsized} of unknown size)"
     count = unsized if total.n_unsized else total.count
     return count, total.payload_bytes, float(total.wire_bytes)
@@ -88,33 +78,36 @@ def _total_cells(
 def memory_table(memory: Mapping[Source, Memory]) -> ViewTable:
     """The memory of one device by source, and its HBM capacity."""
     estimates = list(memory.values())
-    fields = {
-        label: name
-        for label, name in _MEMORY_FIELDS.items()
-        if name == "temp_bytes" or any(getattr(m, name) is not None for m in estimates)
-    }
-    return ViewTable(
-        title="memory of one device",
-        columns=(
-            text_column(""),
-            *(figure_column(source.value, Unit.MEMORY_BYTES) for source in memory),
-        ),
-        rows=(
-            *((k, *(gib_cell(getattr(m, name)) for m in estimates)) for k, name in fields.items()),
-            *_padding(estimates),
-            ("total", *(_total_memory(m) for m in estimates)),
-            *_total_range(estimates),
-            ("HBM", *(gib_cell(m.hbm_bytes) for m in estimates)),
-            ("fits", *(m.fit.label for m in estimates)),
-        ),
-    )
-
-
-def _padding(estimates: Sequence[Memory]) -> Iterator[tuple[CellValue, ...]]:
-    """What the total has beside the rows above, if it shows; a compiled total has its outputs in it."""
-    others = [dict(memory_segments(memory)).get("other", 0.0) for memory in estimates]
+    parts = {label: [getattr(m, name) for m in estimates] for label, name in _MEMORY_FIELDS.items()}
+    rows: list[tuple[CellValue, ...]] = [
+        (label, *map(known, sizes))
+        for label, sizes in parts.items()
+        if label == "temporaries" or any(size is not None for size in sizes)
+    ]
+    # What the total has beside the parts, if it shows; a compiled total has its outputs in it.
+    others = [dict(memory_segments(m)).get("other", 0.0) for m in estimates]
     if max(others, default=0.0) >= LEAST_PADDING_BYTES:
-        yield ("padding, other", *(gib_cell(round(other)) for other in others))
+        rows.append(("padding, other", *map(round, others)))
+    rows.append(
+        (
+            "total",
+            *(
+                f"at least {format_gib(m.known_bytes)}" if m.total_bytes is None else m.total_bytes
+                for m in estimates
+            ),
+        )
+    )
+    bounds = [(m.total_low_bytes, m.total_high_bytes) for m in estimates]
+    if any(low is not None for low, _ in bounds):
+        gib = Unit.MEMORY_BYTES
+        ranges = (
+            None if low is None else Figure(value=low, unit=gib, low=low, high=high).range_text
+            for low, high in bounds
+        )
+        rows.append(("  range", *ranges))
+    rows.append(("HBM", *(known(m.hbm_bytes) for m in estimates)))
+    rows.append(("fits", *(m.fit.label for m in estimates)))
+    return table(("", *(f"{source}_gib" for source in memory)), rows, title="memory of one device")
 
 
 def memory_segments(memory: Memory) -> list[tuple[str, float]]:
@@ -124,48 +117,14 @@ def memory_segments(memory: Memory) -> list[tuple[str, float]]:
     return [(name, n) for name, n in (*known.items(), ("other", other)) if n]
 
 
-def gib_cell(n_bytes: int | None) -> Figure:
-    """Bytes of memory, in GiB; null is unknown."""
-    return Figure(value=n_bytes, unit=Unit.MEMORY_BYTES)
-
-
-def _total_memory(memory: Memory) -> CellValue:
-    if memory.total_bytes is not None:
-        return gib_cell(memory.total_bytes)
-    return f"at least {format_gib(memory.known_bytes)}"
-
-
-def _total_range(estimates: Iterable[Memory]) -> Iterator[tuple[CellValue, ...]]:
-    """The interval of the total of the sources that estimate it, if there are any."""
-    bounds = [(m.total_low_bytes, m.total_high_bytes) for m in estimates]
-    if any(low is not None for low, _ in bounds):
-        ranges = (
-            None
-            if low is None
-            else Figure(value=low, unit=Unit.MEMORY_BYTES, low=low, high=high).range_text
-            for low, high in bounds
-        )
-        yield ("  range", *ranges)
-
-
-def fits_cell(fits: bool | None) -> CellValue:  # noqa: FBT001  three values
-    """`yes`, `NO`, or unknown."""
-    if fits is None:
-        return Figure(value=None, unit=Unit.TEXT)
-    return "yes" if fits else "NO"
-
-
 def unattributed_lines(lost: Unattributed) -> list[Text]:
     """How many collectives could not be attributed, and why."""
     if not lost.count:
         return [Text("unattributed: none")]
     count = counted(lost.count, "collective")
     head = f"unattributed: {count}, {format_bytes(lost.payload_bytes)} payload"
-    return [Text(head, style="bold red"), *map(Text, _reasons(lost.reasons))]
-
-
-def _reasons(reasons: Iterable[tuple[str, int]]) -> list[str]:
-    return [f"  {count:,} x {short(reason)}" for reason, count in reasons]
+    reasons = (Text(f"  {n:,} x {short(reason)}") for reason, n in lost.reasons)
+    return [Text(head, style="bold red"), *reasons]
 
 
 def dispatch_lines(dispatch: DispatchRecord) -> Iterator[RenderableType]:
@@ -186,23 +145,17 @@ def dispatch_lines(dispatch: DispatchRecord) -> Iterator[RenderableType]:
 
 def dispatch_view(dispatch: ProgramDispatch) -> ViewTable:
     """One row for each phase."""
-    counts = ("rows\nfrom a device", "buffer\nrows", "dropped,\nworst case")
-    received = (
-        "received,\nbalanced",
-        f"received,\nskew {dispatch.routing_skew:g}",
-        "received,\nworst case",
-    )
-    return ViewTable(
-        columns=(
-            text_column("dispatch\nper layer"),
-            *map(figure_column, counts),
-            *(figure_column(label, Unit.BYTES) for label in received),
+    counts = ("rows\nfrom a device#", "buffer\nrows#", "dropped,\nworst case#")
+    skew = f"skew {dispatch.routing_skew:g}"
+    received = (f"received,\n{how}_bytes" for how in ("balanced", skew, "worst case"))
+    return table(
+        ("dispatch\nper layer", *counts, *received),
+        (
+            (
+                *(phase.value, facts.n_rows, facts.n_buffer_rows, facts.n_worst_dropped_rows),
+                *(sent.balanced, sent.skewed, sent.worst),
+            )
+            for phase, facts in dispatch.by_phase.items()
+            for sent in [facts.received_bytes]
         ),
-        rows=tuple(_row(phase, facts) for phase, facts in dispatch.by_phase.items()),
     )
-
-
-def _row(phase: Phase, facts: PhaseDispatch) -> tuple[CellValue, ...]:
-    counts = (facts.n_rows, facts.n_buffer_rows, facts.n_worst_dropped_rows)
-    received = facts.received_bytes
-    return (phase.value, *counts, received.balanced, received.skewed, received.worst)

@@ -8,9 +8,7 @@ from rich.text import Text
 
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.reports.document import figures_document
-from meshscope.reports.model import Figure, Unit, ViewTable, view_columns
-from meshscope.reports.plain import plain
-from meshscope.reports.summary import fits_cell
+from meshscope.reports.model import UNKNOWN_LABEL, ViewTable, known, plain, table
 from meshscope.store.run import RunRecord
 
 Row = dict[str, Any]
@@ -99,12 +97,11 @@ def summary_table(rows: Sequence[Row], options: Sequence[Mapping[str, Any]]) -> 
     """One line per run; counts are in summary.parquet. `options` are the options of each run, of which the differing ones are shown."""
     differing = _differing(options)
     has_time = any(row["ttft_s"] is not None for row in rows)
-    names = ("ttft_s", "tpot_s") if has_time else ()
-    labels = ("TTFT_s", "TPOT_s") if has_time else ()
-    totals = ("wire\nper request_bytes", "fits")
-    return ViewTable(
-        columns=view_columns(("model", "slice", "plan", *differing, "source"), (*totals, *labels)),
-        rows=tuple(
+    times = {"TTFT_s": "ttft_s", "TPOT_s": "tpot_s"} if has_time else {}
+    totals = ("wire\nper request_bytes", "fits#")
+    return table(
+        ("model", "slice", "plan", *differing, "source", *totals, *times),
+        (
             (
                 (row["model"] or "").rsplit("/", 1)[-1],
                 row["topology"],
@@ -112,8 +109,8 @@ def summary_table(rows: Sequence[Row], options: Sequence[Mapping[str, Any]]) -> 
                 *(str(of_run.get(name, "")) for name in differing),
                 row["source"],
                 row["request_wire_bytes"],
-                fits_cell(row["fits"]),
-                *(Figure(value=row[name], unit=Unit.SECONDS) for name in names),
+                {True: "yes", False: "NO", None: UNKNOWN_LABEL}[row["fits"]],
+                *(known(row[name]) for name in times.values()),
             )
             for row, of_run in zip(rows, options, strict=True)
         ),
@@ -129,7 +126,6 @@ def basis_lines(rows: Sequence[Row]) -> list[Text]:
 
 
 def _differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The options besides model, slice and plan that differ between runs."""
     shown = ("model", "topology", "plan")
     names = dict.fromkeys(name for of_run in options for name in of_run if name not in shown)
     return [name for name in names if len({of_run.get(name) for of_run in options}) > 1]

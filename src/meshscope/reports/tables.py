@@ -1,14 +1,21 @@
 """Renders tables for a terminal: a rule below the header, no frame, long cells wrapped and never cut."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from meshscope.reports.model import CellValue, ViewColumn, ViewTable, format_cell
-from meshscope.reports.plain import MAX_NAME, plain, short
+from meshscope.reports.model import (
+    MAX_NAME,
+    CellValue,
+    ViewColumn,
+    ViewTable,
+    format_cell,
+    plain,
+    short,
+)
 
 MAX_WIDTH = 10_000  # columns; wider than any terminal
 
@@ -71,6 +78,16 @@ def cell_text(
     text = short(format_cell(value, column.unit), max_text)
     styles = _STYLES.get(column.key) or _STYLES.get(row_label) or {}
     return Text(text, styles.get(text, ""))
+
+
+def labeled(rows: Iterable[Sequence[str | Text]]) -> Table:
+    """Rows of a dim label and cells, without lines."""
+    grid = Table.grid(padding=(0, 2))
+    for number, row in enumerate(rows):
+        for at in range(len(row) if number == 0 else 0):
+            grid.add_column(style="" if at else "dim", overflow="fold" if at else "ellipsis")
+        grid.add_row(*row)
+    return grid
 
 
 def bullets(texts: Iterable[str], style: str = "") -> Table:

@@ -1,8 +1,7 @@
 """Runs and comparisons as terminal output."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Protocol
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -10,8 +9,7 @@ from rich.text import Text
 from meshscope.analysis.comparison import Side, compare_sources
 from meshscope.analysis.explanation import explain
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
-from meshscope.analysis.totals import Total, request_total, step_total, unattributed
-from meshscope.events.collective import Collective
+from meshscope.analysis.totals import request_total, step_total, unattributed
 from meshscope.events.enums import Phase, Source
 from meshscope.planner.capacity import capacity_of_run
 from meshscope.reports.answer import answer_of, request_of, source_answer, title_of
@@ -22,15 +20,13 @@ from meshscope.reports.collectives import (
     collectives_table,
     lines_of_matches,
     lines_of_rows,
-    short_collectives_table,
     short_legend,
     with_middle,
 )
 from meshscope.reports.conditions import MAX_VALUE, condition_lines, conditions
 from meshscope.reports.explanation import sentences
 from meshscope.reports.live import device_lines, live_lines
-from meshscope.reports.model import EMPTY_LABEL, ViewTable, view_columns
-from meshscope.reports.plain import short
+from meshscope.reports.model import EMPTY_LABEL, ViewTable, short, table
 from meshscope.reports.speculation import speculation_lines
 from meshscope.reports.summary import dispatch_lines, memory_table, totals_table, unattributed_lines
 from meshscope.reports.tables import bullets, new_table, rich_table
@@ -54,13 +50,18 @@ def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     if is_trace(run):
         yield from _trace(run, is_full=False)
         return
+    comparison = compare_sources(run)
+    is_exact = comparison is None or comparison.is_exact
     yield from answer_lines(answer_of(run))
     yield Text("")
     yield from speculation_lines(run)
     yield from live_lines(run)
-    yield from _collectives(run, console, table=short_collectives_table, legend=_short_legend(run))
+    legend = "" if is_exact else short_legend([source.value for source in run.sources])
+    yield from _collectives(run, console, legend, is_short=True)
     yield from _dispatch(run, max_parts=1)
-    yield from _lost(run)
+    if (lost := unattributed(run.rows_of(run.manifest.source))).count:
+        yield from unattributed_lines(lost)
+        yield Text("")
     yield from caveat_lines(run, is_full=False)
     if run.path is not None:
         yield conditions(run, ("run",))
@@ -71,14 +72,6 @@ def _trace(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
     """The capture of an imported trace and what it shows; a trace has no request to time."""
     yield Text(f"{short(title_of(run))} ({run.manifest.source})", style="bold")
     yield from trace_text(run, is_full=is_full)
-
-
-def _short_legend(run: RunRecord) -> str:
-    """What the counts of several sources mean if they differ."""
-    comparison = compare_sources(run)
-    if comparison is None or comparison.is_exact:
-        return ""
-    return short_legend([source.value for source in run.sources])
 
 
 def full_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
@@ -93,7 +86,7 @@ def full_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     yield Text("")
     yield from live_lines(run)
     yield from device_lines(run)
-    yield from _collectives(run, console, table=collectives_table, legend=LEGEND)
+    yield from _collectives(run, console, LEGEND)
     yield rich_table(totals_table(run))
     yield Text("")
     yield from time_lines(run)
@@ -115,24 +108,8 @@ def _dispatch(run: RunRecord, max_parts: int | None = None) -> Iterator[Renderab
         yield Text("")
 
 
-def _lost(run: RunRecord) -> Iterator[RenderableType]:
-    """The collectives that could not be attributed, if there are any."""
-    lost = unattributed(run.rows_of(run.manifest.source))
-    if lost.count:
-        yield from unattributed_lines(lost)
-        yield Text("")
-
-
-class _TableOfLines(Protocol):
-    """Renders the lines of a phase; `sides` names their counts."""
-
-    def __call__(
-        self, lines: Sequence[TableLine], *, sides: Sequence[str], console: Console
-    ) -> RenderableType: ...
-
-
 def _collectives(
-    run: RunRecord, console: Console, *, table: _TableOfLines, legend: str
+    run: RunRecord, console: Console, legend: str, *, is_short: bool = False
 ) -> Iterator[RenderableType]:
     """The collectives of each phase, with the counts of all sources, and the legend."""
     comparison = compare_sources(run)
@@ -141,7 +118,11 @@ def _collectives(
         yield _heading(phase, run)
         others = [str(other) for other in run.open_operations if other.phase in {phase, None}]
         none = "no collectives" if not others else f"no collective is known: {', '.join(others)}"
-        yield table(lines, sides=sides, console=console) if lines else Text(short(none))
+        yield (
+            collectives_table(lines, sides=sides, console=console, is_short=is_short)
+            if lines
+            else Text(short(none))
+        )
         yield Text("")
     if legend:
         yield Text(legend, style="dim")
@@ -176,15 +157,12 @@ def phase_lines(
 def _heading(phase: Phase | None, run: RunRecord) -> Text:
     """`prefill: 130 collectives, 18.9 GB on the wire per step; 1 step per request`."""
     rows = [row for row in run.rows_of(run.manifest.source) if row.phase is phase]
-    words = phase_label(phase)
-    if not rows:
-        return Text(words, "bold")
-    total = step_total(rows)
-    figures = (
-        f": {counted(total.count, 'collective')}, {format_bytes(total.wire_bytes)} on the wire"
-    )
-    steps = f" per step; {counted(rows[0].n_steps, 'step')} per request"
-    return Text.assemble((words, "bold"), figures, steps)
+    figures = ""
+    if rows:
+        total = step_total(rows)
+        sent = f"{counted(total.count, 'collective')}, {format_bytes(total.wire_bytes)} on the wire"
+        figures = f": {sent} per step; {counted(rows[0].n_steps, 'step')} per request"
+    return Text.assemble((phase_label(phase), "bold"), figures)
 
 
 def comparison_text(
@@ -206,7 +184,6 @@ def comparison_text(
 
 
 def _two_answers(comparison: Comparison, left: Side, right: Side) -> Iterator[RenderableType]:
-    """The figures of both sides, the verdict on their collectives, and the reasons for differences."""
     sides = (left, right)
     for side in sides:
         title = f"{side.name}: {short(title_of(side.run))} ({side.source})"
@@ -224,7 +201,8 @@ def _two_answers(comparison: Comparison, left: Side, right: Side) -> Iterator[Re
         yield bullets(unread)
     explanation = explain(left, right)
     is_other_compiler = explanation.compiler is not None
-    is_same = comparison.is_exact and _has_same_times(left.run, right.run)
+    times = [(side.run.times, side.run.measured) for side in sides]
+    is_same = comparison.is_exact and times[0] == times[1]
     if is_other_compiler or not is_same:
         yield bullets(sentences(explanation))
 
@@ -232,7 +210,6 @@ def _two_answers(comparison: Comparison, left: Side, right: Side) -> Iterator[Re
 def _phase_differences(
     comparison: Comparison, left: Side, right: Side, phase: Phase | None, console: Console
 ) -> Iterator[RenderableType]:
-    """The collectives of a phase that differ, and the change in bytes."""
     matches = [match for match in comparison.matches if match.shown.phase is phase]
     different = [match for match in matches if match.verdict is not Verdict.EQUAL]
     n_equal = sum(match.count for match in matches if match.verdict is Verdict.EQUAL)
@@ -245,11 +222,6 @@ def _phase_differences(
         yield Text(f"{right.name} minus {left.name}")
         yield rich_table(_bytes_table(different))
     yield Text("")
-
-
-def _has_same_times(left: RunRecord, right: RunRecord) -> bool:
-    """Whether all modeled and measured times are equal."""
-    return (left.times, left.measured) == (right.times, right.measured)
 
 
 def _different_lines(
@@ -272,7 +244,6 @@ def _is_different(line: TableLine) -> bool:
 
 
 def _two_conditions(left: Side, right: Side) -> Iterator[RenderableType]:
-    """The conditions that differ."""
     left_values, right_values = _side_conditions(left), _side_conditions(right)
     table = new_table("conditions", left.name, right.name, n_words=3)
     for name in dict.fromkeys((*left_values, *right_values)):
@@ -289,25 +260,23 @@ def _side_conditions(side: Side) -> dict[str, str]:
 
 
 def _bytes_table(matches: Sequence[Match]) -> ViewTable:
-    """The change in payload and wire bytes by verdict, per step and per request."""
+    names = (
+        "verdict",
+        "count#",
+        *(f"{n} per {s}#" for s in ("step", "request") for n in ("payload", "wire")),
+    )
     rows: list[tuple[str | int, ...]] = []
     for verdict in Verdict:
-        of_verdict = [match for match in matches if match.verdict is verdict]
-        if of_verdict:
-            count = sum(match.count for match in of_verdict)
-            changes = (*_change(of_verdict, step_total), *_change(of_verdict, request_total))
-            rows.append((verdict_label(verdict), count, *changes))
-    spans = (f"{name} per {span}" for span in ("step", "request") for name in ("payload", "wire"))
-    return ViewTable(columns=view_columns(("verdict",), ("count", *spans)), rows=tuple(rows))
-
-
-def _change(
-    matches: Sequence[Match],
-    total: Callable[[Iterable[Collective]], Total],
-) -> tuple[str, str]:
-    """Payload and wire bytes of the right side minus the left side."""
-    left, right = total(left_rows(matches)), total(right_rows(matches))
-    return (
-        signed_bytes(right.payload_bytes - left.payload_bytes),
-        signed_bytes(right.wire_bytes - left.wire_bytes),
-    )
+        changed = [match for match in matches if match.verdict is verdict]
+        if changed:
+            totals = [
+                (total(left_rows(changed)), total(right_rows(changed)))
+                for total in (step_total, request_total)
+            ]
+            changes = (
+                signed_bytes(getattr(right, name) - getattr(left, name))
+                for left, right in totals
+                for name in ("payload_bytes", "wire_bytes")
+            )
+            rows.append((verdict_label(verdict), sum(m.count for m in changed), *changes))
+    return table(names, rows)

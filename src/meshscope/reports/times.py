@@ -1,6 +1,7 @@
-"""Step and request times with basis and interval, as text and as JSON."""
+"""Step and request times with basis and interval, and the bounds of the roofline, as text and as JSON."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import RenderableType
@@ -14,21 +15,27 @@ from meshscope.analysis.request import (
     request_times,
     throughput_of,
 )
+from meshscope.analysis.roofline import (
+    RESOURCES,
+    RooflineBound,
+    StepFloor,
+    roofline_bounds,
+    step_floor,
+    why_sentence,
+    why_sentences,
+)
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime, TimeEstimate
-from meshscope.hardware.chips import Chip
 from meshscope.reports.model import (
+    UNKNOWN_LABEL,
     CellValue,
     Figure,
     Unit,
-    ViewTable,
-    figure_column,
     joined,
-    text_column,
+    plain,
+    table,
 )
-from meshscope.reports.plain import plain
-from meshscope.reports.roofs import floor_lines, floor_rows
-from meshscope.reports.tables import rich_table
+from meshscope.reports.tables import bullets, rich_table
 from meshscope.serialize import to_plain
 from meshscope.store.run import RunRecord
 from meshscope.units import format_rate, format_seconds
@@ -36,6 +43,7 @@ from meshscope.units import format_rate, format_seconds
 MAX_UNESTIMATED = 4  # named opcodes without a compiler estimate
 MIN_SHARE = 0.0005  # fraction of a step below which a row is omitted
 LARGE_UNESTIMATED_FRAC = 0.05  # of a step; the short text omits smaller shares
+MAX_FACTOR = 100  # a larger lead over the next bound is written `>100`
 
 
 def time_document(run: RunRecord, source: Source) -> dict[str, Any] | None:
@@ -46,23 +54,26 @@ def time_document(run: RunRecord, source: Source) -> dict[str, Any] | None:
     request = request_times(run).get(source)
     if request is None:
         return None
-    seconds = {
-        "prefill_s": _seconds(request.ttft),
-        "decode_step_s": _seconds(request.decode_step),
-        "step_s": _seconds(request.step),
-        "ttft_s": _seconds(request.ttft),
-        "tpot_s": _seconds(request.tpot),
-        "e2e_s": _seconds(request.e2e),
-        "basis": request.basis,
+    estimates = {
+        "prefill_s": request.ttft,
+        "decode_step_s": request.decode_step,
+        "step_s": request.step,
+        "ttft_s": request.ttft,
+        "tpot_s": request.tpot,
+        "e2e_s": request.e2e,
     }
-    return seconds if source is Source.MEASURED else seconds | _modeled(run, source, request)
-
-
-def _modeled(run: RunRecord, source: Source, request: RequestTime) -> dict[str, Any]:
-    estimates = {"ttft_s": request.ttft, "tpot_s": request.tpot, "e2e_s": request.e2e}
-    estimates["step_s"] = request.step
+    seconds = {name: None if t is None else t.value_s for name, t in estimates.items()}
+    document = {**seconds, "basis": request.basis}
+    if source is Source.MEASURED:
+        return document
+    intervals = {
+        name: [t.low_s, t.high_s]
+        for name in ("ttft_s", "tpot_s", "e2e_s", "step_s")
+        if (t := estimates[name]) is not None
+    }
     return {
-        "intervals": {n: [t.low_s, t.high_s] for n, t in estimates.items() if t is not None},
+        **document,
+        "intervals": intervals,
         "is_extrapolated": request.is_extrapolated,
         "assumption": ASSUMPTION,
         "steps": {time.phase.value: _step(time) for time in run.times_of(source)},
@@ -75,26 +86,28 @@ def _step(time: StepTime) -> dict[str, Any]:
     return {**values, "basis": basis_of([time]), "unestimated_frac": time.unestimated_frac}
 
 
-def _seconds(time: TimeEstimate | None) -> float | None:
-    return None if time is None else time.value_s
-
-
-def time_figure(time: TimeEstimate | None, *, basis: str | None = None) -> Figure:
-    """A duration with its interval and basis."""
+def time_figure(time: TimeEstimate | None) -> Figure:
+    """A duration with its interval."""
     if time is None:
-        return Figure(value=None, unit=Unit.SECONDS, basis=basis)
-    return Figure(
-        value=time.value_s, unit=Unit.SECONDS, low=time.low_s, high=time.high_s, basis=basis
-    )
+        return Figure(value=None, unit=Unit.SECONDS)
+    return Figure(value=time.value_s, unit=Unit.SECONDS, low=time.low_s, high=time.high_s)
 
 
 def time_lines(run: RunRecord) -> Iterator[RenderableType]:
     """The modeled steps side by side, with their lower bounds and what they take beyond them."""
     times = _times(run)
-    if times:
-        experiment = run.manifest.experiment
-        yield rich_table(step_table(times, experiment.chip, experiment.weight_dtype))
-        yield from floor_lines(times, experiment.chip, experiment.weight_dtype)
+    if not times:
+        return
+    floors = _floors(run, times)
+    labels = (f"{time.phase}\n{time.source}_s" for time in times)
+    rows = (*_rows(times), *_floor_rows(floors))
+    yield rich_table(table(("time of one step", *labels), ((n, *cells) for n, cells in rows)))
+    experiment = run.manifest.experiment
+    for time, floor in zip(times, floors, strict=True):
+        if floor is not None:
+            n = len(floor.causes)
+            why = why_sentence(time, experiment.chip, experiment.weight_dtype, max_causes=n)
+            yield Text(f"{time.source} {why}")
 
 
 def caveat_lines(run: RunRecord, *, is_full: bool = True) -> Iterator[Text]:
@@ -123,19 +136,6 @@ def _times(run: RunRecord) -> list[StepTime]:
     return [t for phase in Phase for s in run.sources for t in run.times_of(s) if t.phase is phase]
 
 
-def step_table(
-    times: Sequence[StepTime], chip: Chip | None = None, weight_dtype: str | None = None
-) -> ViewTable:
-    """One column for each step: its time, its interval, the parts of the time, and its lower bounds."""
-    labels = [f"{time.phase}\n{time.source}" for time in times]
-    columns = (figure_column(label, Unit.SECONDS) for label in labels)
-    rows = (*_rows(times), *floor_rows(times, chip, weight_dtype))
-    return ViewTable(
-        columns=(text_column("time of one step"), *columns),
-        rows=tuple((label, *cells) for label, cells in rows),
-    )
-
-
 def _rows(times: Sequence[StepTime]) -> Iterator[tuple[str, list[CellValue]]]:
     yield "step", [time.step.value_s for time in times]
     yield "  range", [time_figure(time.step).range_text for time in times]
@@ -144,19 +144,15 @@ def _rows(times: Sequence[StepTime]) -> Iterator[tuple[str, list[CellValue]]]:
     for axis in axes:
         cells = [_share(time.exposed_by_axis_s.get(axis, 0.0), time) for time in times]
         yield f"exposed over {axis}", [*cells]
-    hidden = [_hidden_s(time) for time in times]
-    if any(hidden):
-        yield "  hidden behind compute", [*hidden]
+    hidden = [time.collective_s - time.exposed_s for time in times]
+    least = [MIN_SHARE * time.step.value_s for time in times]  # smaller times are rounding
+    shown = [s if s > least_s else 0.0 for s, least_s in zip(hidden, least, strict=True)]
+    if any(shown):
+        yield "  hidden behind compute", [*shown]
     if any(time.idle_s > MIN_SHARE * time.step.value_s for time in times):
         yield "idle", [_share(time.idle_s, time) for time in times]
     if any(time.bubble_s for time in times):
         yield "  waiting for other stages", [_share(t.bubble_s, t) for t in times]
-
-
-def _hidden_s(time: StepTime) -> float:
-    """Seconds of collectives hidden behind compute; 0 below MIN_SHARE, which is rounding."""
-    hidden_s = time.collective_s - time.exposed_s
-    return hidden_s if hidden_s > MIN_SHARE * time.step.value_s else 0.0
 
 
 def _share(seconds: float, time: StepTime) -> Figure:
@@ -196,3 +192,57 @@ def _unestimated_text(time: StepTime) -> str:
         f"{time.phase}: the compiler estimates no cycles for {time.unestimated_frac:.1%} of the "
         f"{time.source} step ({low:.1%} to {high:.1%}), timed by roofline: {', '.join(named)}"
     )
+
+
+def _floors(run: RunRecord, times: Sequence[StepTime]) -> list[StepFloor | None]:
+    chip, dtype = run.manifest.experiment.chip, run.manifest.experiment.weight_dtype
+    floors = [None if chip is None else step_floor(time, chip, dtype) for time in times]
+    return [None if floor is None or floor.floor_s <= 0 else floor for floor in floors]
+
+
+def _floor_rows(floors: Sequence[StepFloor | None]) -> Iterator[tuple[str, list[CellValue]]]:
+    if any(floors):
+        yield "HBM bytes / rate", [None if f is None else f.hbm_s for f in floors]
+        yield "FLOPs / peak", [None if f is None else f.compute_s for f in floors]
+        yield "wire bytes / link rate", [None if f is None else f.link_s for f in floors]
+
+
+def bounds_document(run: RunRecord, source: Source) -> dict[str, Any]:
+    """The floor of each phase of one source, and the bounds of its parts; empty if no step is modeled."""
+    chip, dtype = run.manifest.experiment.chip, run.manifest.experiment.weight_dtype
+    times = run.times_of(source)
+    floors = zip(times, _floors(run, times), strict=True)
+    of_phases = {time.phase.value: to_plain(floor) for time, floor in floors if floor is not None}
+    document: dict[str, Any] = {"floor": of_phases} if of_phases else {}
+    if chip is not None and times:
+        bounds = {t.phase.value: roofline_bounds(t, chip, dtype) for t in times}
+        document["roofline"] = {phase: list(map(asdict, of)) for phase, of in bounds.items()}
+    return document
+
+
+def roofline_lines(run: RunRecord) -> Iterator[RenderableType]:
+    """What binds each step in a sentence, then a table for each modeled step."""
+    chip, dtype = run.manifest.experiment.chip, run.manifest.experiment.weight_dtype
+    bounds = [] if chip is None else [(t, roofline_bounds(t, chip, dtype)) for t in run.times]
+    if chip is None or not any(rows for _, rows in bounds):
+        yield Text("no roofline: no step of this run is modeled", style="yellow")
+        return
+    yield bullets(why_sentences(run).values())
+    yield Text("")
+    seconds = ("compute\nbound_s", "HBM\nbound_s", "link\nbound_s", "modeled_s")
+    others = ("bound /\nmodeled#", "bound by#", "over the\nnext bound#")
+    for time, rows in bounds:
+        names = (f"{time.phase}, {time.source}", *seconds, *others)
+        yield rich_table(table(names, map(_bound_cells, rows)))
+        yield Text("")
+    peaks = "bounds of one device: FLOPs, HBM bytes and wire bytes at the peaks of "
+    yield Text(f"{peaks}{chip.name}: {chip.source}", style="dim")
+
+
+def _bound_cells(bound: RooflineBound) -> Iterator[CellValue]:
+    yield bound.part
+    yield from (bound.compute_s, bound.hbm_s, bound.interconnect_s, bound.taken_s)
+    yield UNKNOWN_LABEL if bound.roof_frac is None else f"{bound.roof_frac:.0%}"
+    yield RESOURCES[bound.binding]
+    factor = bound.factor
+    yield "" if factor is None else f"{factor:.1f}" if factor < MAX_FACTOR else f">{MAX_FACTOR}"

@@ -21,13 +21,12 @@ from meshscope.reports.model import (
     EMPTY_LABEL,
     UNKNOWN_LABEL,
     CellValue,
-    Figure,
-    Unit,
     ViewTable,
     joined,
-    view_columns,
+    known,
+    plain,
+    table,
 )
-from meshscope.reports.plain import plain
 from meshscope.reports.tables import bullets, rich_table
 from meshscope.reports.words import counted, group_text
 from meshscope.store.run import RunRecord
@@ -60,10 +59,10 @@ def trace_text(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
     else:
         yield Text("capture: nothing is missing", style="green")
     yield Text("")
-    for table in trace_tables(run, max_rows=None if is_full else MAX_ROWS):
-        yield Text(table.title, style="bold")
-        yield rich_table(table)
-        yield from (Text(note, style="dim") for note in table.notes)
+    for view in trace_tables(run, max_rows=None if is_full else MAX_ROWS):
+        yield Text(view.title, style="bold")
+        yield rich_table(view)
+        yield from (Text(note, style="dim") for note in view.notes)
         yield Text("")
     yield Text(COUNTED, style="dim")
     yield Text("")
@@ -117,13 +116,11 @@ def steps_view(measured: Measured, facts: TraceFacts) -> ViewTable:
     for step in facts.steps:
         loads = [load for load in measured.loads if load.label is step.label]
         window_s = sum(load.window_s for load in loads)
-        parts = [
+        parts = (
             sum(getattr(load, name) or 0.0 for load in loads)
             for name in ("busy_s", "collective_s", "exposed_s")
-        ]
-        shares = [
-            Figure(value=s / window_s if window_s else None, unit=Unit.FRACTION) for s in parts
-        ]
+        )
+        shares = [known(s / window_s if window_s else None) for s in parts]
         tokens = (step.prefill_tokens, step.decode_tokens)
         rows.append(
             (
@@ -132,49 +129,31 @@ def steps_view(measured: Measured, facts: TraceFacts) -> ViewTable:
                 step.mean_s,
                 step.p99_s,
                 *(EMPTY_LABEL if n is None else f"{n:,.0f}" for n in tokens),
-                *(shares if loads else [EMPTY_LABEL] * len(shares)),
+                *(shares if loads else [EMPTY_LABEL] * 3),
             )
         )
-    return ViewTable(
-        title="steps: device time from the first op to the end of the last",
-        columns=view_columns(
-            ("steps",),
-            (
-                *("n", "mean_s", "p99_s", "prefill\ntokens", "decode\ntokens"),
-                *("busy_frac", "in\ncollectives_frac", "exposed_frac"),
-            ),
-        ),
-        rows=tuple(rows),
+    names = (
+        *("steps", "n#", "mean_s", "p99_s", "prefill\ntokens#", "decode\ntokens#"),
+        *("busy_frac", "in\ncollectives_frac", "exposed_frac"),
     )
+    return table(names, rows, title="steps: device time from the first op to the end of the last")
 
 
 def programs_view(programs: Sequence[ProgramFacts]) -> ViewTable:
     """The programs whose HLO is in the trace: their collectives as compiled and as recorded."""
     modules = [p.name.partition("(")[0] for p in programs]
     names = modules if len(set(modules)) == len(modules) else [p.name for p in programs]
-    return ViewTable(
-        title="programs, by the HLO in the trace",
-        columns=view_columns(
-            ("program",),
+    names_of_columns = ("program", "runs#", "collectives\ncompiled#", "recorded\nas compiled#")
+    return table(
+        (*names_of_columns, "with another\ncount#", "not\nrecorded#"),
+        (
             (
-                "runs",
-                "collectives\ncompiled",
-                "recorded\nas compiled",
-                "with another\ncount",
-                "not\nrecorded",
-            ),
-        ),
-        rows=tuple(
-            (
-                plain(name),
-                p.n_runs,
-                p.n_collectives,
-                p.n_as_compiled,
-                p.n_collectives - p.n_as_compiled - p.n_missing,
-                p.n_missing,
+                *(plain(name), p.n_runs, p.n_collectives, p.n_as_compiled),
+                *(p.n_collectives - p.n_as_compiled - p.n_missing, p.n_missing),
             )
             for name, p in zip(names, programs, strict=True)
         ),
+        title="programs, by the HLO in the trace",
     )
 
 
@@ -201,13 +180,11 @@ def collectives_view(
     reasons = dict.fromkeys(axis_reason(row) for row in shown if row.axis is None)
     wire_s = {_transfer_key(time): time.wire_s for time in transfers}
     hidden = [f"{n_hidden} more with --full"] if n_hidden else []
-    return ViewTable(
+    names = ("collective", "axis", "groups", "count#", "payload_bytes", "time_s", "exposed_s")
+    return table(
+        (*names, "busbw_bytes_per_s"),
+        (_cells(row, counts[id(row)], wire_s.get(_transfer_key(row))) for row in shown),
         title=f"{label.value}: {counted(n, 'collective')}{a_step}, {sent}",
-        columns=view_columns(
-            ("collective", "axis", "groups"),
-            ("count", "payload_bytes", "time_s", "exposed_s", "busbw_bytes_per_s"),
-        ),
-        rows=tuple(_cells(row, counts[id(row)], wire_s.get(_transfer_key(row))) for row in shown),
         notes=(*hidden, *(f"axis unknown: {reason}" for reason in reasons if reason)),
     )
 
@@ -216,44 +193,33 @@ def predicted_view(
     label: StepLabel, measured: Sequence[Collective], predicted: Sequence[Collective]
 ) -> ViewTable:
     """The collectives of a mean step as the model predicts them, beside those of the trace."""
-    keys = dict.fromkeys((row.kind, row.axis) for row in (*predicted, *measured))
     rows: list[tuple[CellValue, ...]] = []
-    for kind, axis in keys:
+    for kind, axis in dict.fromkeys((row.kind, row.axis) for row in (*predicted, *measured)):
         sides = [
             [row for row in side if (row.kind, row.axis) == (kind, axis)]
             for side in (measured, predicted)
         ]
-        rows.append(
-            (
-                kind.value,
-                axis or UNKNOWN_LABEL,
-                *(sum(row.count for row in side) for side in sides),
-                *(_step_bytes(side) for side in sides),
-            )
-        )
-    return ViewTable(
+        counts = (sum(row.count for row in side) for side in sides)
+        rows.append((kind.value, axis or UNKNOWN_LABEL, *counts, *map(_step_bytes, sides)))
+    figures = (
+        f"{side}\n{what}"
+        for what in ("count#", "payload_bytes")
+        for side in ("measured", "predicted")
+    )
+    return table(
+        ("collective", "axis", *figures),
+        rows,
         title=f"{label.value}: measured beside predicted, a step of the mean tokens",
-        columns=view_columns(
-            ("collective", "axis"),
-            (
-                "measured\ncount",
-                "predicted\ncount",
-                "measured\npayload_bytes",
-                "predicted\npayload_bytes",
-            ),
-        ),
-        rows=tuple(rows),
         notes=("predicted: by formulas for the model and plan, bf16; not read from the trace",),
     )
 
 
 def _step_bytes(rows: Sequence[Collective]) -> CellValue:
-    """Payload of all operations of a step; unknown if that of one is, empty without operations."""
     if not rows:
         return EMPTY_LABEL
-    is_known = all(row.payload_bytes is not None for row in rows)
-    total = sum((row.payload_bytes or 0) * row.count for row in rows)
-    return Figure(value=total if is_known else None, unit=Unit.BYTES)
+    if any(row.payload_bytes is None for row in rows):
+        return UNKNOWN_LABEL
+    return sum((row.payload_bytes or 0) * row.count for row in rows)
 
 
 def axis_reason(row: Collective) -> str:
@@ -273,23 +239,20 @@ def _cells(row: Collective, count: float, wire_s: float | None) -> tuple[CellVal
         row.axis or UNKNOWN_LABEL,
         group_text(row),
         round(count) if count == round(count) else f"{count:,.1f}",
-        Figure(value=row.payload_bytes, unit=Unit.BYTES),
+        known(row.payload_bytes),
         row.dur_s,
         row.exposed_s,
-        Figure(value=float(sent) / sent_s if sent is not None and sent_s else None, unit=Unit.BYTES_PER_S),
-    )  # fmt: skip
+        known(float(sent) / sent_s if sent is not None and sent_s else None),
+    )
 
 
 def benchmark_view(benchmark: ServedBenchmark) -> ViewTable:
     """The latencies that the client of a serving benchmark measured."""
     requests = "" if benchmark.n_requests is None else f", {benchmark.n_requests:,} requests"
-    return ViewTable(
+    return table(
+        ("latency", "mean_s", "p50_s", "p90_s", "p99_s"),
+        ((t.name.upper(), t.mean_s, t.p50_s, t.p90_s, t.p99_s) for t in benchmark.times),
         title=f"serving benchmark {benchmark.path}{requests}",
-        columns=view_columns(("latency",), ("mean_s", "p50_s", "p90_s", "p99_s")),
-        rows=tuple(
-            (time.name.upper(), time.mean_s, time.p50_s, time.p90_s, time.p99_s)
-            for time in benchmark.times
-        ),
         notes=("measured by the client: queueing and the network included",),
     )
 

@@ -108,7 +108,7 @@ def test_every_chart_of_the_report_is_drawn_without_a_browser() -> None:
         assert bars == n_bars, (low, high)
     torus = Torus(
         phase="decode", sizes=(2, 1, 2), wraps=(True, False, False), n_slices=1,
-        chips=((0, 0, 0, 0, "0"), (0, 1, 0, 0, "1"), (0, 0, 0, 1, "2"), (0, 1, 0, 1, "3")),
+        chips={(0, (0, 0, 0)): "0", (0, (1, 0, 0)): "1", (0, (0, 0, 1)): "2", (0, (1, 0, 1)): "3"},
         links=(
             Link(slice_index=0, source=(0, 0, 0), target=(1, 0, 0), is_wrap=False, load_bytes=4.0, link_s=None),
             Link(slice_index=0, source=(1, 0, 0), target=(0, 0, 0), is_wrap=True, load_bytes=4.0, link_s=None),

@@ -1,6 +1,6 @@
 """Bars of the step time and its parts, and of a request by part of the model and by axis."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 
@@ -20,8 +20,10 @@ from meshscope.reports.charts.spec import (
     columnar,
     flattened,
     layered,
+    marks,
     name_of,
     number_text,
+    quantity,
     row_texts,
     stacked_bars,
 )
@@ -58,7 +60,24 @@ class CostBar(StepDuration):
 
 def cost_bars(inputs: MetricInputs) -> tuple[CostBar, ...]:
     """A bar for each phase and source with a step time, prefill first and weaker sources first."""
-    bars = [*_modeled_bars(inputs), *_measured_bars(inputs)]
+    bases = {(step.source, step.phase): step.basis for step in inputs.steps}
+    bars = [
+        CostBar(
+            source=time.source,
+            phase=time.phase,
+            step_s=time.step.value_s,
+            low_s=time.step.low_s,
+            high_s=time.step.high_s,
+            basis=bases.get((time.source, time.phase), UNKNOWN_LABEL),
+            segments=segments_of(time),
+        )
+        for time in inputs.times
+    ]
+    measured = inputs.measured
+    for step in inputs.steps if measured is not None else ():
+        if step.source is Source.MEASURED and measured is not None:
+            loads = [load for load in measured.loads if load.phase is step.phase]
+            bars.append(CostBar(**asdict(step), segments=_measured_segments(loads, step.step_s)))
     phases, sources = list(Phase), list(Source)
     return tuple(sorted(bars, key=lambda b: (phases.index(b.phase), sources.index(b.source))))
 
@@ -69,29 +88,6 @@ def segments_of(time: StepTime) -> tuple[tuple[str, float], ...]:
     copies_s = max(0.0, time.idle_s - time.bubble_s)
     segments = [(COMPUTE, time.compute_s), *exposed, (MEMORY, copies_s), (STAGES, time.bubble_s)]
     return tuple((label, seconds) for label, seconds in segments if seconds > 0)
-
-
-def _modeled_bars(inputs: MetricInputs) -> Iterator[CostBar]:
-    bases = {(step.source, step.phase): step.basis for step in inputs.steps}
-    for time in inputs.times:
-        yield CostBar(
-            source=time.source,
-            phase=time.phase,
-            step_s=time.step.value_s,
-            low_s=time.step.low_s,
-            high_s=time.step.high_s,
-            basis=bases.get((time.source, time.phase), UNKNOWN_LABEL),
-            segments=segments_of(time),
-        )
-
-
-def _measured_bars(inputs: MetricInputs) -> Iterator[CostBar]:
-    if inputs.measured is None:
-        return
-    for step in inputs.steps:
-        if step.source is Source.MEASURED:
-            loads = [load for load in inputs.measured.loads if load.phase is step.phase]
-            yield CostBar(**asdict(step), segments=_measured_segments(loads, step.step_s))
 
 
 def _measured_segments(loads: list[DeviceLoad], step_s: float) -> tuple[tuple[str, float], ...]:
@@ -117,15 +113,13 @@ def step_breakdowns(inputs: MetricInputs, bars: Mapping[Phase, CostBar]) -> dict
 
     They sum to the step. A measured step has no parts.
     """
-    return {phase: dict(_breakdown(inputs, bar)) for phase, bar in bars.items()}
-
-
-def _breakdown(inputs: MetricInputs, bar: CostBar) -> Iterator[tuple[str, float]]:
-    times = (t for t in inputs.times if (t.source, t.phase) == (bar.source, bar.phase))
-    parts = [part for time in times for part in time.parts if part.compute_s]
-    yield from ((part.part or BETWEEN_PARTS, part.compute_s) for part in parts)
-    rest = (segment for segment in bar.segments if not (parts and segment[0] == COMPUTE))
-    yield from rest if bar.segments else [(WHOLE, bar.step_s)]
+    times = {(t.source, t.phase): t for t in inputs.times if any(p.compute_s for p in t.parts)}
+    breakdowns: dict[Phase, Breakdown] = {}
+    for phase, bar in bars.items():
+        time = times.get((bar.source, phase)) if bar.segments else None
+        whole = dict(bar.segments) or {WHOLE: bar.step_s}
+        breakdowns[phase] = whole if time is None else time_breakdown(time)
+    return breakdowns
 
 
 def time_breakdown(time: StepTime) -> Breakdown:
@@ -138,11 +132,11 @@ def time_breakdown(time: StepTime) -> Breakdown:
 def request_breakdown(steps: Mapping[Phase, Breakdown], n_decode_steps: int) -> Breakdown:
     """The seconds of a request: one prefill step and all decode steps, named `prefill mlp` and so on."""
     counts = {Phase.PREFILL: 1, Phase.DECODE: n_decode_steps}
-    named = (
-        ((f"{phase} {name}", seconds * counts[phase]) for name, seconds in step.items())
+    return {
+        f"{phase} {name}": seconds * counts[phase]
         for phase, step in steps.items()
-    )
-    return dict(chain.from_iterable(named))
+        for name, seconds in step.items()
+    }
 
 
 def cost_chart(phase: Phase, bars: Iterable[tuple[str, CostBar]]) -> Chart | None:
@@ -150,10 +144,6 @@ def cost_chart(phase: Phase, bars: Iterable[tuple[str, CostBar]]) -> Chart | Non
     named = [(name_of(name), bar) for name, bar in bars if bar.phase is phase]
     if not named:
         return None
-    steps = [
-        Figure(value=bar.step_s, unit=Unit.SECONDS, low=bar.low_s, high=bar.high_s)
-        for _, bar in named
-    ]
     rows = [
         BarRow(
             name=name,
@@ -162,14 +152,14 @@ def cost_chart(phase: Phase, bars: Iterable[tuple[str, CostBar]]) -> Chart | Non
             low=bar.low_s,
             high=bar.high_s,
         )
-        for (name, bar), step in zip(named, steps, strict=True)
+        for name, bar in named
+        for step in [Figure(value=bar.step_s, unit=Unit.SECONDS, low=bar.low_s, high=bar.high_s)]
     ]
-    texts = (f"{row.name} {row.end_text}" for row in rows)
     return Chart(
         kind="bars",
         name=f"cost-{phase}",
         title=f"Time of one {phase} step",
-        description="; ".join(texts),
+        description="; ".join(f"{row.name} {row.end_text}" for row in rows),
         spec=stacked_bars(rows, Unit.SECONDS),
         note=WHISKER if any(bar.low_s is not None for _, bar in named) else "",
     )
@@ -223,21 +213,20 @@ def waterfall_chart(names: Sequence[str], spans: Mapping[str, Sequence[Breakdown
         _calculate("color", "datum.whole ? 'var(--gray)' : datum.d>0 ? 'var(--red)' : 'var(--green)'"),
     ]  # fmt: skip
     y: Layer = {"field": "order", "type": "ordinal", "axis": None, "scale": {"padding": 0}}
-    x: Layer = {"field": "from", "type": "quantitative", "axis": axis(Unit.SECONDS), "scale": {"zero": False, "nice": False}}  # fmt: skip
-    bar: Layer = {
-        "mark": {"type": "bar", "height": 16, "yOffset": 8},
-        "encoding": {
-            "y": y, "x": x, "x2": {"field": "to"}, "tooltip": TIP,
-            "color": {"field": "color", "type": "nominal", "scale": None},
-        },
-    }  # fmt: skip
+    encoding: Layer = {
+        "y": y,
+        "x": quantity("from", axis(Unit.SECONDS), zero=False, nice=False),
+        "x2": {"field": "to"},
+        "tooltip": TIP,
+        "color": {"field": "color", "type": "nominal", "scale": None},
+    }
     return Chart(
         kind="waterfall",
         title="What the difference is made of",
         description=f"{joined(sides)} by part of the model and axis",
         spec=layered(
-            bar,
-            *row_texts({}, {"field": "text"}, y=y, dy=-9),
+            marks("bar", encoding, height=16, yOffset=8),
+            *row_texts(None, {"field": "text"}, y=y, dy=-9),
             height={"step": 38},
             data={"values": [columnar(columns, rows)]},
             transform=transforms,
@@ -264,37 +253,25 @@ def scaling_chart(phase: Phase, points: Sequence[tuple[int, float, str]]) -> Cha
     fastest = {n: min(s for m, s, _ in points if m == n) for n, *_ in points}
     (first, first_s), *_ = fastest.items()
     named = [(n, s, name_of(name)) for n, s, name in points]
-    joining = [
+    joining: list[Layer] = [
         {"n": n, "s": s, "line": line, "order": i}
         for i, n in enumerate(fastest)
         for line, s in ((BEST, fastest[n]), (IDEAL, first_s * first / n))
     ]
-    x: Layer = {
-        "field": "n", "type": "quantitative", "scale": {"type": "log", "base": 2, "nice": False, "padding": 20},
-        "axis": axis(title="devices", values=list(fastest), grid=False),
-    }  # fmt: skip
-    y: Layer = {
-        "field": "s",
-        "type": "quantitative",
-        "axis": axis(Unit.SECONDS),
-        "scale": {"zero": True, "nice": True},
+    devices = axis(title="devices", values=list(fastest), grid=False)
+    at: Layer = {
+        "x": quantity("n", devices, type="log", base=2, nice=False, padding=20),
+        "y": quantity("s", axis(Unit.SECONDS), zero=True, nice=True),
     }
-    dash = {"field": "line", "type": "nominal", "scale": {"domain": [BEST, IDEAL], "range": [[1, 0], [4, 4]]}, "legend": {"title": None, "orient": "bottom"}}  # fmt: skip
-    lines: Layer = {
-        "data": {"values": joining},
-        "mark": {"type": "line", "stroke": "var(--soft)", "strokeWidth": 1.5},
-        "encoding": {"x": x, "y": y, "strokeDash": dash, "order": {"field": "order"}},
-    }
-    tips = [f"{name}, {n} devices\n{phase} step: {format_seconds(s)}" for n, s, name in named]
-    values = [
-        {"n": n, "s": s, "run": name, "tip": tip}
-        for (n, s, name), tip in zip(named, tips, strict=True)
-    ]
-    marks: Layer = {
-        "data": {"values": values},
-        "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
-        "encoding": {"x": x, "y": y, "color": color_by("run", [name for *_, name in named]), "tooltip": TIP},
-    }  # fmt: skip
+    dash: Layer = {"field": "line", "type": "nominal", "scale": {"domain": [BEST, IDEAL], "range": [[1, 0], [4, 4]]}, "legend": {"title": None, "orient": "bottom"}}  # fmt: skip
+    order: Layer = {"strokeDash": dash, "order": {"field": "order"}}
+    lines = marks("line", {**at, **order}, joining, stroke="var(--soft)", strokeWidth=1.5)
+    values: list[Layer] = [
+        {"n": n, "s": s, "run": name, "tip": f"{name}, {n} devices\n{phase} step: {format_seconds(s)}"}
+        for n, s, name in named
+    ]  # fmt: skip
+    color = {"color": color_by("run", [name for *_, name in named]), "tooltip": TIP}
+    dots = marks("point", {**at, **color}, values, filled=True, size=90, opacity=1)
     return Chart(
         kind="scaling",
         name=f"scaling-{phase}",
@@ -302,7 +279,7 @@ def scaling_chart(phase: Phase, points: Sequence[tuple[int, float, str]]) -> Cha
         description="; ".join(f"{name} on {n} devices {format_seconds(s)}" for n, s, name in named),
         spec=layered(
             lines,
-            marks,
+            dots,
             height=220,
             resolve={"scale": {"color": "independent", "strokeDash": "independent"}},
         ),

@@ -51,19 +51,17 @@ from meshscope.reports.charts.timeline import (
 from meshscope.reports.charts.traffic import (
     MAX_CHIPS,
     TrafficMatrix,
-    VolumeBar,
     matrices,
     matrix_chart,
     size_chart,
     size_counts,
     tori,
     torus_chart,
-    volume_bars,
     volume_chart,
+    volume_segments,
 )
 from meshscope.reports.conditions import distinct_labels
-from meshscope.reports.model import Unit
-from meshscope.reports.plain import plain
+from meshscope.reports.model import Unit, plain
 from meshscope.reports.summary import memory_segments
 from meshscope.store.run import RunRecord
 from meshscope.units import format_gib
@@ -150,26 +148,26 @@ class _ShownRun:
         unknown = "the devices, bytes or times of the collectives are unknown"
         return result.reason if isinstance(result, Unavailable) else unknown
 
-    def volume(self) -> tuple[VolumeBar, ...]:
-        """The bars of the bytes that a device sends; none if they are unknown."""
+    def volume(self) -> dict[str, list[tuple[str, float]]]:
+        """The bytes that a device sends in each phase; none if they are unknown."""
         volume = self.metrics["volume"]
-        return () if isinstance(volume, Unavailable) else volume_bars(volume, self.source)
+        return {} if isinstance(volume, Unavailable) else volume_segments(volume, self.source)
 
 
 def _of_one(run: _ShownRun) -> Iterator[Chart | Missing]:
-    """The charts of a run in the order of the report, one of each phase."""
     yield from _cost([(bar.source.value, bar) for bar in cost_bars(run.inputs)])
-    bars = run.volume()
-    if bars or not isinstance(run.metrics["volume"], Unavailable):
-        phases = dict.fromkeys(bar.phase for bar in bars)
-        rows = [(phase, [bar for bar in bars if bar.phase == phase]) for phase in phases]
-        yield volume_chart(rows, "volume")
-    else:
+    if isinstance(run.metrics["volume"], Unavailable):
         yield "volume", run.reason("volume")
+    else:
+        yield volume_chart(run.volume().items(), "volume")
     yield from _sizes(run)
     yield from _matrices(run)
     yield from _torus(run)
-    yield from _timelines(run)
+    timelines = step_timelines(run.run.path, run.inputs)
+    for timeline in timelines:
+        yield from filter(None, (step_chart(timeline), layer_chart(timeline)))
+    if not timelines:
+        yield "timeline", NO_TIMELINE
     phases_with_bursts = axis_bursts(run.inputs, run.source)
     yield from map(burst_chart, phases_with_bursts)
     if not phases_with_bursts:
@@ -180,7 +178,6 @@ def _of_one(run: _ShownRun) -> Iterator[Chart | Missing]:
 
 
 def _of_several(runs: Sequence[_ShownRun]) -> Iterator[Chart | Missing]:
-    """The charts that have one bar or point per run."""
     labels = distinct_labels([run.run for run in runs])
     named = list(zip(labels, runs, strict=True))
     costs = [(label, run, strongest_costs(cost_bars(run.inputs))) for label, run in named]
@@ -196,10 +193,10 @@ def _of_several(runs: Sequence[_ShownRun]) -> Iterator[Chart | Missing]:
             scalings.append(scaling_chart(phase, points))
     yield from scalings or [("scaling", NO_SCALING)]
     volumes = [(label, run.volume()) for label, run in named]
-    if not any(bars for _, bars in volumes):
+    if not any(by_phase for _, by_phase in volumes):
         yield "volume", NO_COLLECTIVES
-    for phase in dict.fromkeys(bar.phase for _, bars in volumes for bar in bars):
-        rows = [(label, [bar for bar in bars if bar.phase == phase]) for label, bars in volumes]
+    for phase in dict.fromkeys(phase for _, by_phase in volumes for phase in by_phase):
+        rows = [(label, by_phase.get(phase, [])) for label, by_phase in volumes]
         yield volume_chart(rows, f"volume-{phase}", f", {phase}")
     memories = [
         (label, run.run.memory.get(run.source) or run.run.memory.get(Source.COMPILED))
@@ -215,11 +212,14 @@ def _cost(named: Sequence[tuple[str, CostBar]]) -> Iterator[Chart | Missing]:
 
 def _sizes(run: _ShownRun) -> Iterator[Chart | Missing]:
     distribution = run.metrics["size_distribution"]
-    counts = () if isinstance(distribution, Unavailable) else size_counts(distribution, run.source)
-    for phase in dict.fromkeys(count.phase for count in counts):
-        chart = size_chart([count for count in counts if count.phase == phase])
+    if isinstance(distribution, Unavailable):
+        yield "sizes", distribution.reason
+        return
+    counts = size_counts(distribution, run.source)
+    for (phase,), of_phase in counts.group_by("phase", maintain_order=True):
+        chart = size_chart(of_phase)
         yield replace(chart, name=f"sizes-{phase}", title=f"Payload sizes in one {phase} step")
-    if not counts:
+    if counts.is_empty():
         yield "sizes", run.reason("size_distribution")
 
 
@@ -231,16 +231,6 @@ def _matrices(run: _ShownRun) -> Iterator[Chart | Missing]:
         yield replace(matrix_chart([matrix]), title=f"Traffic matrix of one {phase} step")
     if not by_phase:
         yield "matrix", run.reason("traffic_matrix")
-
-
-def _timelines(run: _ShownRun) -> Iterator[Chart | Missing]:
-    timelines = step_timelines(run.run.path, run.inputs)
-    for timeline in timelines:
-        yield step_chart(timeline)
-        if (layer := layer_chart(timeline)) is not None:
-            yield layer
-    if not timelines:
-        yield "timeline", NO_TIMELINE
 
 
 def _torus(run: _ShownRun) -> Iterator[Chart | Missing]:
@@ -258,7 +248,6 @@ def _torus(run: _ShownRun) -> Iterator[Chart | Missing]:
 
 
 def _memory(memories: Sequence[tuple[str, Memory]]) -> Chart | Missing:
-    """Memory of one device: a bar for each source or run, and the HBM if they share it."""
     if not memories:
         return "memory", NO_MEMORY
     rows = [

@@ -1,7 +1,7 @@
 """Points in a plane: the roofline of a device, and the Pareto front of a search."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from meshscope.analysis.roofline import Roofline
 from meshscope.events.enums import Phase, Source
@@ -17,8 +17,10 @@ from meshscope.reports.charts.spec import (
     color_by,
     layered,
     log_ticks,
+    marks,
     name_of,
     number_text,
+    quantity,
 )
 from meshscope.reports.charts.traffic import MAX_DESCRIBED
 from meshscope.reports.model import Unit, format_cell
@@ -29,25 +31,29 @@ ROOFLINE_NOTE = "Hollow marks are predicted. FLOPs and bytes come from the shape
 WINNER, ON_FRONT, OTHER_PLANS = "winner", "Pareto front", "best of another plan"
 CLOSEST, FASTEST = "closest", "least latency"
 TTFT, TPOT, RATE = "TTFT", "TPOT", "request tokens/s per chip"
-SHAPES = {"title": None, "orient": "bottom", "symbolFillColor": SOFT}
 MAX_PLANS = 8  # with a color of their own
 FRONT = "No choice is better than one of the front in TTFT, TPOT and request tokens/s per chip at once. Hollow: the best choice of other plans. Dashed: the limits."
 CLOSEST_NOTE = "The choice that comes closest to the limits, and those with the least TTFT and the least TPOT. Dashed: the limits."
 
 
-def _points(color: Layer, is_hollow: str, shape: Layer, **encoding: Layer) -> Layer:
+def _points(
+    at: Layer, color: Layer, is_hollow: str, shape: Layer, rows: list[Layer], *transforms: Layer
+) -> Layer:
     """Points in the color of a field, hollow where the expression is true."""
-    return {
-        "mark": {"type": "point", "size": 90, "strokeWidth": 2, "opacity": 1},
-        "encoding": {
-            **encoding,
-            "stroke": {**color, "legend": None},
-            "fill": color,
-            "fillOpacity": {"condition": {"test": is_hollow, "value": 0}, "value": 1},
-            "shape": shape,
-            "tooltip": TIP,
-        },
+    look: Layer = {
+        "stroke": {**color, "legend": None},
+        "fill": color,
+        "fillOpacity": {"condition": {"test": is_hollow, "value": 0}, "value": 1},
+        "shape": shape,
+        "tooltip": TIP,
     }
+    return marks("point", {**at, **look}, rows, *transforms, size=90, strokeWidth=2, opacity=1)
+
+
+def _shapes(field: str, shapes: Mapping[str, str]) -> Layer:
+    legend = {"title": None, "orient": "bottom", "symbolFillColor": SOFT}
+    scale = {"domain": list(shapes), "range": list(shapes.values())}
+    return {"field": field, "type": "nominal", "legend": legend, "scale": scale}
 
 
 def roofline_chart(roofline: Roofline) -> Chart:
@@ -70,34 +76,26 @@ def roofline_chart(roofline: Roofline) -> Chart:
         f"{p.part} in {p.phase} at {p.flops_per_s / peak:.0%} of peak FLOP/s"
         for p in roofline.points[:MAX_DESCRIBED]
     )
-    x: Layer = {
-        "field": "x", "type": "quantitative", "scale": {"type": "log", "domain": [low, high], "nice": False},
-        "axis": axis(Unit.NUMBER, "arithmetic intensity (FLOPs per byte of HBM traffic)", values=log_ticks((low, high))),
-    }  # fmt: skip
-    y: Layer = {
-        "field": "y", "type": "quantitative", "scale": {"type": "log", "domain": [min(ys) / 2, peak * 2], "nice": False},
-        "axis": axis(Unit.FLOPS, values=log_ticks(ys)),
-    }  # fmt: skip
-    tip = f"roofline: HBM {format_bytes(hbm)}/s, bf16 peak {_flops(peak)}\nridge point: {ridge:.3g} FLOPs/byte"
-    corners = [{"x": x_, "y": min(peak, x_ * hbm), "tip": tip} for x_ in (low, ridge, high)]
-    roof: Layer = {
-        "data": {"values": corners},
-        "mark": {"type": "line", "stroke": INK, "strokeWidth": 2, "clip": True},
-        "encoding": {"x": x, "y": y, "tooltip": TIP},
+    intensity = axis(Unit.NUMBER, "arithmetic intensity (FLOPs per byte of HBM traffic)", values=log_ticks((low, high)))  # fmt: skip
+    rate = axis(Unit.FLOPS, values=log_ticks(ys))
+    at: Layer = {
+        "x": quantity("x", intensity, type="log", domain=[low, high], nice=False),
+        "y": quantity("y", rate, type="log", domain=[min(ys) / 2, peak * 2], nice=False),
     }
+    tip = f"roofline: HBM {format_bytes(hbm)}/s, bf16 peak {_flops(peak)}\nridge point: {ridge:.3g} FLOPs/byte"
+    corners: list[Layer] = [
+        {"x": x, "y": min(peak, x * hbm), "tip": tip} for x in (low, ridge, high)
+    ]
+    roof = marks("line", {**at, "tooltip": TIP}, corners, stroke=INK, strokeWidth=2, clip=True)
     phases = [phase.value for phase in Phase if any(p.phase is phase for p in roofline.points)]
-    shape: Layer = {
-        "field": "phase", "type": "nominal", "legend": SHAPES,
-        "scale": {"domain": phases, "range": ["circle", "triangle-up", "square"][: len(phases)]},
-    }  # fmt: skip
+    shapes = _shapes("phase", dict(zip(phases, ("circle", "triangle-up", "square"), strict=False)))
     color = color_by("part", [value["part"] for value in values])
-    marks = _points(color, "datum.hollow", shape, x=x, y=y)
     return Chart(
         kind="roofline",
         name="roofline",
         title="Roofline of one device",
         description="; ".join(described),
-        spec=layered(roof, {**marks, "data": {"values": values}}, height=280),
+        spec=layered(roof, _points(at, color, "datum.hollow", shapes, values), height=280),
         note=ROOFLINE_NOTE,
         is_zoomed=True,
     )
@@ -133,42 +131,47 @@ def front_chart(
         if v is not None
     ]
 
-    ticks = {
-        name: log_ticks([*(v[name] for v in values), *(n["v"] for n in limits if n["measure"] == name)], is_fine=True)
-        for name in units
-    }  # fmt: skip
+    every = [*values, *({n["measure"]: n["v"]} for n in limits)]
+    ticks = {name: log_ticks((v[name] for v in every if name in v), is_fine=True) for name in units}
 
     def place(field: str, chosen: str) -> Layer:
-        label = f"{chosen}==='{RATE}' ? {number_text('datum.value', Unit.NUMBER, digits=3)} : {number_text('datum.value', Unit.SECONDS, digits=3)}"
-        return {
-            "field": field, "type": "quantitative", "axis": {"title": None, "labelExpr": label, "values": {"expr": f"{json.dumps(ticks)}[{chosen}]"}},
-            "scale": {"type": "log", "nice": False, "zero": False, "padding": 16},
+        number, seconds = (
+            number_text("datum.value", u, digits=3) for u in (Unit.NUMBER, Unit.SECONDS)
+        )
+        ends: Layer = {
+            "title": None, "labelExpr": f"{chosen}==='{RATE}' ? {number} : {seconds}",
+            "values": {"expr": f"{json.dumps(ticks)}[{chosen}]"},
         }  # fmt: skip
+        return quantity(field, ends, type="log", nice=False, zero=False, padding=16)
 
-    x, y = place("x", "across"), place("y", "up")
-    shape: Layer = {
-        "field": "group", "type": "nominal", "legend": SHAPES,
-        "scale": {"domain": [names[0], names[1], OTHER_PLANS][: 3 if others else 2], "range": ["diamond", "circle", "square"][: 3 if others else 2]},
-    }  # fmt: skip
-    color = color_by("plan", [value["plan"] for value in values])
-    marks = _points(color, f"datum.group==='{OTHER_PLANS}'", shape, x=x, y=y)
-    marks["encoding"]["size"] = {
-        "condition": {"test": f"datum.group==='{names[0]}'", "value": 200},
-        "value": 80,
+    at: dict[str, Layer] = {"x": place("x", "across"), "y": place("y", "up")}
+    chosen = {"x": "across", "y": "up"}
+    shapes = {
+        names[0]: "diamond",
+        names[1]: "circle",
+        **({OTHER_PLANS: "square"} if others else {}),
     }
-    lines = [
-        {
-            "data": {"values": limits},
-            "transform": [{"filter": f"datum.measure==={chosen}"}],
-            "mark": {"type": "rule", "stroke": SOFT, "strokeDash": [4, 4], "strokeWidth": 1.5},
-            "encoding": {field: {**scale, "field": "v"}, "tooltip": TIP},
-        }
-        for field, chosen, scale in (("x", "across", x), ("y", "up", y))
+    points = _points(
+        at,
+        color_by("plan", [value["plan"] for value in values]),
+        f"datum.group==='{OTHER_PLANS}'",
+        _shapes("group", shapes),
+        values[::-1],  # the best is drawn last, above the others
+        *({"calculate": f"datum[{name}]", "as": field} for field, name in chosen.items()),
+    )
+    is_best = {"test": f"datum.group==='{names[0]}'", "value": 200}
+    points["encoding"]["size"] = {"condition": is_best, "value": 80}
+    dashed = {"stroke": SOFT, "strokeDash": [4, 4], "strokeWidth": 1.5}
+    lines: list[Layer] = [
+        marks(
+            "rule",
+            {field: {**at[field], "field": "v"}, "tooltip": TIP},
+            limits,
+            {"filter": f"datum.measure==={name}"},
+            **dashed,
+        )
+        for field, name in chosen.items()
         if limits
-    ]
-    picked = [
-        {"calculate": f"datum[{chosen}]", "as": field}
-        for field, chosen in (("x", "across"), ("y", "up"))
     ]
     figures = (
         f"{choice_name(one)}: TTFT {format_seconds(one.ttft_s)}, TPOT {format_seconds(one.tpot_s)}, {one.tokens_per_s_per_chip:,.0f} {RATE}"
@@ -181,8 +184,7 @@ def front_chart(
         description="; ".join(figures),
         spec=layered(
             *lines,
-            # The best is drawn last, above the others.
-            {**marks, "data": {"values": values[::-1]}, "transform": picked},
+            points,
             height=300,
             title={"text": {"expr": "up+' over '+across"}, "fontSize": 12, "fontWeight": "normal", "color": SOFT},
             params=[

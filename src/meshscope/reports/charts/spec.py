@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import Any, ClassVar
 
-from meshscope.reports.model import Unit
-from meshscope.reports.plain import short
+from meshscope.reports.model import Unit, short
 from meshscope.units import format_bytes, format_seconds
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -102,22 +101,12 @@ def log_ticks(values: Iterable[float], *, is_fine: bool = False) -> list[float]:
 
 def colors_of(names: Iterable[str]) -> dict[str, str]:
     """A color for each name, in the order of the names."""
-    unique = list(dict.fromkeys(names))
-    used = {FIXED.get(name.removeprefix("exposed over ")) for name in unique}
+    unique = {name: name.removeprefix("exposed over ") for name in names}
+    used = {FIXED.get(axis) for axis in unique.values()}
     cycle = [color for color in CYCLE if color not in used] or CYCLE
-    axes = list(
-        dict.fromkeys(
-            n.removeprefix("exposed over ")
-            for n in unique
-            if n.removeprefix("exposed over ") not in FIXED
-        )
-    )
-
-    def color(name: str) -> str:
-        axis = name.removeprefix("exposed over ")
-        return FIXED.get(name) or FIXED.get(axis) or cycle[axes.index(axis) % len(cycle)]
-
-    return {name: f"var(--{color(name)})" for name in unique}
+    others = dict.fromkeys(axis for axis in unique.values() if axis not in FIXED)
+    colors = FIXED | {axis: cycle[i % len(cycle)] for i, axis in enumerate(others)}
+    return {name: f"var(--{FIXED.get(name) or colors[axis]})" for name, axis in unique.items()}
 
 
 def color_by(field: str, names: Iterable[str]) -> Layer:
@@ -150,10 +139,31 @@ def choice(name: str, label: str, options: Sequence[str], at: int = 0) -> Layer:
     return {"name": name, "value": options[at], **({"bind": bind} if len(options) > 1 else {})}
 
 
-def text_mark(text: Any, **look: Any) -> Layer:
+def quantity(field: str, axis: Layer | None = None, **scale: Any) -> Layer:
+    """A position by a number."""
+    scaled = {"scale": scale} if scale else {}
+    return {"field": field, "type": "quantitative", "axis": axis, **scaled}
+
+
+def marks(
+    kind: str,
+    encoding: Layer,
+    rows: Sequence[Layer] | None = None,
+    *transforms: Layer,
+    **look: Any,
+) -> Layer:
+    """A layer of marks, one for each of the rows, or of those of the whole chart."""
+    data = {} if rows is None else {"data": {"values": rows}}
+    transformed = {"transform": list(transforms)} if transforms else {}
+    return {**data, **transformed, "mark": {"type": kind, **look}, "encoding": encoding}
+
+
+def text_mark(
+    text: Layer, at: Layer, rows: Sequence[Layer] | None = None, *transforms: Layer, **look: Any
+) -> Layer:
     """A layer of text."""
-    mark = {"type": "text", "fill": INK, "baseline": "middle", "limit": 0, **look}
-    return {"mark": mark, "encoding": {"text": text}}
+    look = {"fill": INK, "baseline": "middle", "limit": 0, **look}
+    return marks("text", {"text": text, **at}, rows, *transforms, **look)
 
 
 def layered(
@@ -207,14 +217,13 @@ _PITCH, _BAR = 46, 20  # pixels of a row and of its bar
 _ROW: Layer = {"field": "row", "type": "ordinal", "axis": None, "scale": {"padding": 0}}
 
 
-def row_texts(data: Layer, value: Any, *, y: Layer = _ROW, dy: float = -12) -> Iterable[Layer]:
+def row_texts(
+    rows: Sequence[Layer] | None, value: Layer, *, y: Layer = _ROW, dy: float = -12
+) -> Iterable[Layer]:
     """The name of each row at the left above its bar, and the text of its value at the right."""
-    places = (({"field": "name"}, "left", 0), (value, "right", "width"))
-    for text, align, x in places:
-        layer = text_mark(text, align=align, dy=dy)
-        at = {"expr": "width"} if x == "width" else x
-        layer["encoding"] |= {"y": y, "x": {"value": at}}
-        yield {**data, **layer}
+    yield text_mark({"field": "name"}, {"y": y, "x": {"value": 0}}, rows, align="left", dy=dy)
+    at_end = {"y": y, "x": {"value": {"expr": "width"}}}
+    yield text_mark(value, at_end, rows, align="right", dy=dy)
 
 
 def stacked_bars(rows: Sequence[BarRow], unit: Unit, *, limit: float | None = None) -> Layer:
@@ -226,68 +235,38 @@ def stacked_bars(rows: Sequence[BarRow], unit: Unit, *, limit: float | None = No
     for number, row in enumerate(rows):
         at, total = 0.0, sum(value for _, value in row.segments)
         for name, value in row.segments:
-            share = (
-                f" ({100 * value / total:.{1 if value < 0.1 * total else 0}f}%)" if total else ""
-            )
-            tip = f"{row.name}\n{name_of(name)}: {text_of(value)}{share}"
-            segments.append(
-                {"row": number, "label": name_of(name), "a": at, "b": at + value, "tip": tip}
-            )
-            at += value
+            digits = 1 if value < 0.1 * total else 0
+            share = f" ({100 * value / total:.{digits}f}%)" if total else ""
+            label, end = name_of(name), at + value
+            tip = f"{row.name}\n{label}: {text_of(value)}{share}"
+            segments.append({"row": number, "label": label, "a": at, "b": end, "tip": tip})
+            at = end
     # The legend leaves out what is narrower than a line.
     seen = [one["label"] for one in segments if one["b"] - one["a"] >= 0.003 * most]
+    color = color_by("label", seen or [one["label"] for one in segments])
     heads = [{"row": i, "name": row.name, "end": row.end_text} for i, row in enumerate(rows)]
     whiskers = [
         {"row": i, "a": row.low, "b": row.high, "tip": f"{row.name}\ninterval: {text_of(row.low)} to {text_of(row.high)}"}
         for i, row in enumerate(rows)
         if row.low is not None and row.high is not None
     ]  # fmt: skip
-    ticks = axis(unit, orient="bottom", **(_gib_ticks(most) if unit is Unit.MEMORY_BYTES else {}))
-    x: Layer = {
-        "field": "a",
-        "type": "quantitative",
-        "axis": ticks,
-        "scale": {"domain": [0, most], "nice": False},
-    }
-    bars: Layer = {
-        "data": {"values": segments},
-        "mark": {"type": "bar", "height": _BAR, "yOffset": 9},
-        "encoding": {
-            "y": _ROW, "x": x, "x2": {"field": "b"}, "color": color_by("label", seen or [s["label"] for s in segments]),
-            "tooltip": TIP,
-        },
-    }  # fmt: skip
-    whisker: Layer = {
-        "data": {"values": whiskers},
-        "mark": {"type": "rule", "stroke": INK, "strokeWidth": 1.6, "yOffset": 9},
-        "encoding": {"y": _ROW, "x": x, "x2": {"field": "b"}, "tooltip": TIP},
-    }
-    ends = [
-        {
-            "data": {"values": whiskers},
-            "mark": {"type": "tick", "color": INK, "size": 9, "thickness": 1.6, "yOffset": 9},
-            "encoding": {"y": _ROW, "x": {**x, "field": field}},
-        }
-        for field in "ab"
-    ]
-    lines = []
+    ticks = _gib_ticks(most) if unit is Unit.MEMORY_BYTES else {}
+    x = quantity("a", axis(unit, orient="bottom", **ticks), domain=[0, most], nice=False)
+    at_row: Layer = {"y": _ROW, "x": x, "x2": {"field": "b"}, "tooltip": TIP}
+    layers = [marks("bar", {**at_row, "color": color}, segments, height=_BAR, yOffset=9)]
+    if whiskers:
+        look = {"strokeWidth": 1.6, "yOffset": 9}
+        layers.append(marks("rule", at_row, whiskers, stroke=INK, **look))
+        look = {"color": INK, "size": 9, "thickness": 1.6, "yOffset": 9}
+        ends = ({"y": _ROW, "x": {**x, "field": field}} for field in "ab")
+        layers += [marks("tick", end, whiskers, **look) for end in ends]
     if limit is not None:
-        dashed = {"type": "rule", "stroke": INK, "strokeDash": [5, 4]}
-        lines = [
-            {
-                "data": {"values": [{}]},
-                "mark": dashed,
-                "encoding": {"x": {"datum": limit, "type": "quantitative"}},
-            }
-        ]
-    texts = row_texts({"data": {"values": heads}}, {"field": "end"})
-    return layered(
-        bars, *([whisker, *ends] if whiskers else []), *lines, *texts, height={"step": _PITCH}
-    )
+        at_limit: Layer = {"x": {"datum": limit, "type": "quantitative"}}
+        layers.append(marks("rule", at_limit, [{}], stroke=INK, strokeDash=[5, 4]))
+    return layered(*layers, *row_texts(heads, {"field": "end"}), height={"step": _PITCH})
 
 
 def _gib_ticks(most: float) -> Layer:
-    """Ticks at powers of two of a GiB."""
     step = 2.0**30
     while most / step > 8:
         step *= 2

@@ -25,12 +25,13 @@ from meshscope.reports.charts.spec import (
     columnar,
     flattened,
     layered,
+    marks,
     name_of,
     number_text,
+    quantity,
     text_mark,
 )
-from meshscope.reports.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL, Unit
-from meshscope.reports.plain import short
+from meshscope.reports.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL, Unit, short
 from meshscope.reports.words import counted
 from meshscope.units import format_seconds
 
@@ -81,10 +82,10 @@ class StepTimeline:
         """The lanes from the top: the core, those of collectives, copies."""
         ranks = {"core": 0, COPY: 2}
         lanes = {s.lane for s in self.spans}
-        return sorted(lanes, key=lambda lane: (ranks.get(without_stage(lane), 1), lane))
+        return sorted(lanes, key=lambda lane: (ranks.get(_without_stage(lane), 1), lane))
 
 
-def without_stage(lane: str) -> str:
+def _without_stage(lane: str) -> str:
     """The lane's resource: `core` for the lane `core of stage 1`."""
     return lane.partition(_OF_STAGE)[0]
 
@@ -92,25 +93,21 @@ def without_stage(lane: str) -> str:
 def step_timelines(folder: Path | None, inputs: MetricInputs) -> tuple[StepTimeline, ...]:
     """One step of each phase, modeled and measured, if the run folder stores a timeline.
 
-    A measured step is the last profiled one on the first device.
+    A measured step is the last profiled one on the first device. A step of no phase is `mixed`, or the
+    whole `trace`.
     """
-    tables = [*_folded(folder), *_measured(inputs)]
-    return tuple(
-        _timeline(part, str(source), phase if isinstance(phase, str) else _step_class(part), inputs)
-        for table in tables
-        for (source, phase), part in table.group_by("source", "phase", maintain_order=True)
-    )
-
-
-def _step_class(rows: pl.DataFrame) -> str:
-    """What a step of no phase is: `mixed`, or the whole `trace`."""
-    classes = rows["step_class"] if "step_class" in rows.columns else rows["phase"]
-    return next((name for name in classes if name is not None), UNKNOWN_PHASE_LABEL)
-
-
-def _folded(folder: Path | None) -> Iterator[pl.DataFrame]:
+    tables = list(_measured(inputs))
     if folder is not None and (folder / TIMELINE).is_file():
-        yield read_folded(folder).filter(pl.col("start_s").is_not_null())
+        tables.insert(0, read_folded(folder).filter(pl.col("start_s").is_not_null()))
+    timelines: list[StepTimeline] = []
+    for table in tables:
+        for (source, phase), part in table.group_by("source", "phase", maintain_order=True):
+            classes = part["step_class"] if "step_class" in part.columns else part["phase"]
+            known = (name for name in (phase, *classes) if name is not None)
+            timelines.append(
+                _timeline(part, str(source), str(next(known, UNKNOWN_PHASE_LABEL)), inputs)
+            )
+    return tuple(timelines)
 
 
 def _measured(inputs: MetricInputs) -> Iterator[pl.DataFrame]:
@@ -258,12 +255,13 @@ def step_chart(timeline: StepTimeline) -> Chart:
     n, n_hidden = sum(s.n for s in timeline.spans), timeline.n_left_out
     hidden = f"The {n_hidden:,} shortest spans are not drawn." if n_hidden else ""
     heads = {StepLabel.TRACE.value: "The trace", Phase.STEP.value: "One step"}
+    head = heads.get(timeline.phase, f"One {timeline.phase} step")
     return Chart(
         kind="timeline",
         name=_file_name(timeline),
-        title=f"{heads.get(timeline.phase, f'One {timeline.phase} step')} ({timeline.source})",
+        title=f"{head} ({timeline.source})",
         description=f"{counted(n, 'span')} in {format_seconds(timeline.end_s)}. {hidden}".strip(),
-        spec=_timeline_spec(timeline, (0.0, timeline.end_s)),
+        spec=lanes_spec(timeline.spans, timeline.lanes, (0.0, timeline.end_s), end=timeline.end_s),
         note=hidden,
     )
 
@@ -272,13 +270,14 @@ def layer_chart(timeline: StepTimeline) -> Chart | None:
     """The step at one layer, or one repetition of the layers; None if it is unknown."""
     if timeline.layer is None:
         return None
-    name, start_s, end_s = timeline.layer
+    name, *ends = timeline.layer
+    start_s, end_s = ends
     return Chart(
         kind="timeline",
         name=f"{_file_name(timeline)}-layer",
         title=f"Detail of {timeline.phase} ({timeline.source}): {name}",
         description=f"From {format_seconds(start_s)} to {format_seconds(end_s)} of the step",
-        spec=_timeline_spec(timeline, (start_s, end_s)),
+        spec=lanes_spec(timeline.spans, timeline.lanes, (start_s, end_s), end=timeline.end_s),
         note=LOOP if "loop over layers" in name else "",
     )
 
@@ -294,30 +293,17 @@ def burst_chart(bursts: Bursts) -> Chart:
     hidden = f"Only the first {n:,} bursts are drawn; {n_hidden:,} follow." if n_hidden else ""
     order = "" if bursts.unit == "s" else "The x axis is the position in the schedule, not time."
     spans = [
-        TimeSpan(
-            lane=axis, label=f"{name_of(axis)}: {n_bytes:,.0f} B", start_s=begin, dur_s=end - begin
-        )
-        for axis, begin, end, n_bytes in bursts.bursts
-    ]
+        TimeSpan(lane=lane, label=f"{name_of(lane)}: {n_bytes:,.0f} B", start_s=begin, dur_s=end - begin)
+        for lane, begin, end, n_bytes in bursts.bursts
+    ]  # fmt: skip
+    unit = Unit.SECONDS if bursts.unit == "s" else Unit.NUMBER
     return Chart(
         kind="timeline",
         name=f"intervals-{bursts.phase}",
         title=f"Bursts of each axis in one {bursts.phase} step",
         description=f"{counted(n, 'burst')}. {hidden}".strip(),
-        spec=lanes_spec(
-            spans,
-            bursts.axes,
-            (0.0, bursts.end),
-            end=bursts.end,
-            unit=Unit.SECONDS if bursts.unit == "s" else Unit.NUMBER,
-        ),
+        spec=lanes_spec(spans, bursts.axes, (0.0, bursts.end), end=bursts.end, unit=unit),
         note=" ".join(filter(None, (hidden, order))),
-    )
-
-
-def _timeline_spec(timeline: StepTimeline, visible: tuple[float, float]) -> Layer:
-    return lanes_spec(
-        timeline.spans, timeline.lanes, visible, end=timeline.end_s, unit=Unit.SECONDS
     )
 
 
@@ -327,7 +313,7 @@ def lanes_spec(
     visible: tuple[float, float],
     *,
     end: float,
-    unit: Unit,
+    unit: Unit = Unit.SECONDS,
 ) -> Layer:
     """Spans on lanes, the first at the top, between the parameters `low` and `high`.
 
@@ -338,51 +324,40 @@ def lanes_spec(
     names = " ".join(["lane", "t", "d", "label", "color", *loops])
     rows = [
         (
-            lanes.index(span.lane),
-            _brief(span.start_s),
-            _brief(span.dur_s),
-            short(span.label, 160),
-            _color(span),
+            *(lanes.index(span.lane), _brief(span.start_s), _brief(span.dur_s)),
+            *(short(span.label, 160), _color(span)),
             *(v for n, period in span.repeats for v in (n, _brief(period))),
-            *(0 for _ in range(2 * (depth - len(span.repeats)))),
+            *[0] * (2 * (depth - len(span.repeats))),
         )
         for span in spans
     ]
-    last = 8 if depth else 6
-    length, start = (number_text(f"datum.{f}", unit, digits=last) for f in "dt")
-    y: Layer = {
-        "field": "lane",
-        "type": "ordinal",
-        "axis": None,
-        "scale": {"padding": 0, "domain": list(range(len(lanes)))},
-    }
-    x: Layer = {
-        "field": "t", "type": "quantitative", "axis": axis(unit),
-        "scale": {"domainMin": {"expr": "low"}, "domainMax": {"expr": "high"}, "nice": False, "zero": False},
+    length, start = (number_text(f"datum.{f}", unit, digits=8 if depth else 6) for f in "dt")
+    scale = {"padding": 0, "domain": list(range(len(lanes)))}
+    y: Layer = {"field": "lane", "type": "ordinal", "axis": None, "scale": scale}
+    range_ = {"domainMin": {"expr": "low"}, "domainMax": {"expr": "high"}, "nice": False}
+    # Parts come in the order of the model, in every chart; then axes and copies as they appear.
+    parts = [part.value for part in Part]
+    colors = sorted((row[4] for row in rows), key=lambda name: [*parts, name].index(name))
+    at: Layer = {
+        "y": y, "x": quantity("t", axis(unit), **range_, zero=False), "x2": {"field": "end"},
+        "tooltip": TIP, "color": color_by("color", colors),
     }  # fmt: skip
-    bars: Layer = {
-        "data": {"values": [columnar(names, rows)]},
-        "transform": [
-            flattened(names),
-            *(_thinned(*loops) if depth else ()),  # before they are unfolded, for speed
-            *(step for i in range(depth) for step in _unfolded(i, depth)),
-            {"filter": "datum.t+datum.d>=low && datum.t<=high"},
-            *_thinned(),
-            {"calculate": f"datum.t+max(datum.d,0.6*{_PIXEL})", "as": "end"},
-            {"calculate": f"datum.label+'\\n'+(datum.times>1 ? format(datum.times,',')+' loop iterations in '+{length}+'; zoom in to see them' : {length}+' from '+{start})", "as": "tip"},
-        ],
-        "mark": {"type": "rect", "height": 20, "yOffset": 8, "clip": True},
-        "encoding": {
-            "y": y, "x": x, "x2": {"field": "end"}, "tooltip": TIP,
-            "color": color_by("color", sorted((row[4] for row in rows), key=_legend_place)),
-        },
-    }  # fmt: skip
-    heads = text_mark({"field": "name"}, align="left", dy=-9)
-    heads["encoding"] |= {"y": y, "x": {"value": 0}}
-    heads["data"] = {"values": [{"lane": i, "name": name_of(n)} for i, n in enumerate(lanes)]}
-    params = [{"name": name, "value": v} for name, v in zip(("low", "high"), visible, strict=True)]
+    heads: list[Layer] = [{"lane": i, "name": name_of(name)} for i, name in enumerate(lanes)]
+    transforms = [
+        flattened(names),
+        *(_thinned(*loops) if depth else ()),  # before they are unfolded, for speed
+        *(step for i in range(depth) for step in _unfolded(i, depth)),
+        {"filter": "datum.t+datum.d>=low && datum.t<=high"},
+        *_thinned(),
+        {"calculate": f"datum.t+max(datum.d,0.6*{_PIXEL})", "as": "end"},
+        {"calculate": f"datum.label+'\\n'+(datum.times>1 ? format(datum.times,',')+' loop iterations in '+{length}+'; zoom in to see them' : {length}+' from '+{start})", "as": "tip"},
+    ]  # fmt: skip
+    params = {"low": visible[0], "high": visible[1], "last": end}
     return layered(
-        bars, heads, height={"step": 38}, params=[*params, {"name": "last", "value": end}]
+        marks("rect", at, [columnar(names, rows)], *transforms, height=20, yOffset=8, clip=True),
+        text_mark({"field": "name"}, {"y": y, "x": {"value": 0}}, heads, align="left", dy=-9),
+        height={"step": 38},
+        params=[{"name": name, "value": value} for name, value in params.items()],
     )
 
 
@@ -391,14 +366,10 @@ _PIXEL = "((high-low)/width)"
 
 def _thinned(*loops: str) -> Iterable[Layer]:
     """Of the spans of a lane and loop that start in the same pixel and are narrower, one is kept."""
-    yield {
-        "calculate": f"datum.d<{_PIXEL} ? floor(datum.t/{_PIXEL}) : -1-datum.t",
-        "as": "place",
-    }
-    yield {
-        "window": [{"op": "row_number", "as": "nth"}],
-        "groupby": ["lane", "place", *loops],
-    }
+    place = f"datum.d<{_PIXEL} ? floor(datum.t/{_PIXEL}) : -1-datum.t"
+    yield {"calculate": place, "as": "place"}
+    first = [{"op": "row_number", "as": "nth"}]
+    yield {"window": first, "groupby": ["lane", "place", *loops]}
     yield {"filter": "datum.nth===1"}
 
 
@@ -422,14 +393,8 @@ def _unfolded(at: int, depth: int) -> Iterable[Layer]:
 
 def _color(span: TimeSpan) -> str:
     """The name that decides the color: the part on the core lane, the axis of a collective."""
-    lane = without_stage(span.lane)
+    lane = _without_stage(span.lane)
     return name_of(span.label.partition(",")[0] if lane == "core" else lane)
-
-
-def _legend_place(name: str) -> int:
-    """Parts come in the order of the model, in every chart; then axes and copies as they appear."""
-    parts = list(Part)
-    return parts.index(Part(name)) if name in parts else len(parts)
 
 
 def _brief(value: float) -> float:

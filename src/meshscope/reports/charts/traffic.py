@@ -1,7 +1,8 @@
 """Traffic: the device-to-device matrix, the load of the torus links, the volume and the sizes of collectives."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import polars as pl
@@ -28,8 +29,10 @@ from meshscope.reports.charts.spec import (
     flattened,
     layered,
     log_ticks,
+    marks,
     name_of,
     number_text,
+    quantity,
     stacked_bars,
     text_mark,
 )
@@ -68,33 +71,28 @@ def matrices(inputs: MetricInputs, source: Source) -> tuple[TrafficMatrix, ...]:
     if n_devices is None:
         return ()
     table = traffic_matrix(inputs.events.filter(pl.col("source") == source.value))
-    return tuple(
-        _matrix(rows, phase=phase.value, axis=axis, n_devices=n_devices)
-        for phase in Phase
-        for axis, rows in _by_axis(table.filter(pl.col("phase") == phase.value)).items()
-    )
+    of_axes: list[TrafficMatrix] = []
+    for phase in Phase:
+        rows = table.filter(phase=phase.value)
+        by_axis = {
+            UNKNOWN_AXIS_LABEL if axis is None else str(axis): of_axis
+            for (axis,), of_axis in rows.group_by("axis", maintain_order=True)
+        }
+        every = {ALL_AXES: rows, **by_axis} if len(by_axis) > 1 else by_axis
+        of_axes += [_matrix(one, phase, name, n_devices) for name, one in every.items()]
+    return tuple(of_axes)
 
 
-def _by_axis(table: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    axes = {
-        UNKNOWN_AXIS_LABEL if axis is None else str(axis): rows
-        for (axis,), rows in table.group_by("axis", maintain_order=True)
-    }
-    return {ALL_AXES: table, **axes} if len(axes) > 1 else axes
-
-
-def _matrix(table: pl.DataFrame, *, phase: str, axis: str, n_devices: int) -> TrafficMatrix:
+def _matrix(table: pl.DataFrame, phase: Phase, axis: str, n_devices: int) -> TrafficMatrix:
     fold = -(-n_devices // MAX_SIDE)
-    folded = (
-        table.with_columns(pl.col("from_device") // fold, pl.col("to_device") // fold)
-        .group_by("from_device", "to_device", maintain_order=True)
-        .agg(pl.col("wire_bytes").sum())
-    )
-    cells = folded.select("from_device", "to_device", "wire_bytes").iter_rows()
-    return TrafficMatrix(phase=phase, axis=axis, n_devices=n_devices, fold=fold, cells=tuple(cells))
+    ends = [pl.col(name) // fold for name in ("from_device", "to_device")]
+    folded = table.group_by(*ends, maintain_order=True).agg(pl.col("wire_bytes").sum())
+    cells = tuple(folded.iter_rows())
+    return TrafficMatrix(phase=phase.value, axis=axis, n_devices=n_devices, fold=fold, cells=cells)
 
 
 Coordinates = tuple[int, int, int]
+Chip = tuple[int, Coordinates]  # slice and place in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +111,14 @@ class Link:
 class Torus:
     """The chips of a slice and the load of every link with traffic in a step of the phase.
 
-    `chips` are (slice, x, y, z, devices on the chip); `wraps` says which of x, y and z wrap around.
+    `chips` has the devices of each by (slice, coordinates); `wraps` says which of x, y and z wrap around.
     """
 
     phase: str
     sizes: Coordinates
     wraps: tuple[bool, bool, bool]
     n_slices: int
-    chips: tuple[tuple[int, int, int, int, str], ...]
+    chips: Mapping[Chip, str]
     links: tuple[Link, ...]
 
 
@@ -131,30 +129,31 @@ def tori(link_traffic: pl.DataFrame, topology: Topology, source: Source) -> tupl
         pl.col("load_bytes").sum(), pl.col("link_s").sum()
     )
     fabric = fabric_of(topology)
+    places, devices = fabric.placement, dict[Chip, list[int]]()
+    coordinates = zip(places.slice_index.tolist(), places.coordinates.tolist(), strict=True)
+    for device, (slice_index, (x, y, z)) in enumerate(coordinates):
+        devices.setdefault((slice_index, (x, y, z)), []).append(device)
+    has_peak = topology.chip.link_bytes_per_s is not None
     return tuple(
         Torus(
             phase=str(phase),
             sizes=fabric.sizes,
             wraps=fabric.wraps,
             n_slices=topology.n_slices,
-            chips=_chips(topology),
+            chips={chip: ",".join(map(str, ids)) for chip, ids in sorted(devices.items())},
             links=tuple(
-                _link(row, has_peak=topology.chip.link_bytes_per_s is not None)
+                Link(
+                    slice_index=row["slice_index"],
+                    source=_coordinates(row["from_chip"]),
+                    target=_coordinates(row["to_chip"]),
+                    is_wrap=row["is_wrap"],
+                    load_bytes=row["load_bytes"],
+                    link_s=row["link_s"] if has_peak else None,
+                )
                 for row in links.iter_rows(named=True)
             ),
         )
         for (phase,), links in sums.group_by("phase", maintain_order=True)
-    )
-
-
-def _link(row: dict[str, Any], *, has_peak: bool) -> Link:
-    return Link(
-        slice_index=row["slice_index"],
-        source=_coordinates(row["from_chip"]),
-        target=_coordinates(row["to_chip"]),
-        is_wrap=row["is_wrap"],
-        load_bytes=row["load_bytes"],
-        link_s=row["link_s"] if has_peak else None,
     )
 
 
@@ -163,61 +162,27 @@ def _coordinates(text: str) -> Coordinates:
     return x, y, z
 
 
-def _chips(topology: Topology) -> tuple[tuple[int, int, int, int, str], ...]:
-    placement = fabric_of(topology).placement
-    devices: dict[tuple[int, int, int, int], list[int]] = {}
-    for device, (slice_index, (x, y, z)) in enumerate(
-        zip(placement.slice_index.tolist(), placement.coordinates.tolist(), strict=True)
-    ):
-        devices.setdefault((slice_index, x, y, z), []).append(device)
-    return tuple((*place, ",".join(map(str, ids))) for place, ids in sorted(devices.items()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeBar:
-    """Wire bytes and operations of one kind over one axis, in all steps of a phase."""
-
-    phase: str
-    axis: str
-    kind: str
-    request_wire_bytes: float
-    request_count: int
-
-
-def volume_bars(volume: pl.DataFrame, source: Source) -> tuple[VolumeBar, ...]:
-    """The metric `volume` of one source, summed over the parts, without unknown sizes."""
+def volume_segments(volume: pl.DataFrame, source: Source) -> dict[str, list[tuple[str, float]]]:
+    """For each phase of the metric `volume`, the wire bytes of a request by kind and axis, without unknown sizes."""
     rows = volume.filter(pl.col("source") == source.value, pl.col("wire_bytes").is_not_null())
     sums = rows.group_by("phase", "axis", "kind", maintain_order=True).agg(
-        pl.col("request_wire_bytes").sum(), pl.col("request_count").sum()
+        pl.col("request_wire_bytes").sum()
     )
-    return tuple(VolumeBar(**row) for row in sums.with_columns(_LABELS).iter_rows(named=True))
+    segments: dict[str, list[tuple[str, float]]] = {}
+    for phase, over, kind, n_bytes in sums.with_columns(_LABELS).iter_rows():
+        segments.setdefault(phase, []).append((f"{kind} over {over}", n_bytes))
+    return segments
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeCount:
-    """The collectives of one kind, axis and payload size in one step of the phase."""
-
-    phase: str
-    axis: str
-    kind: str
-    payload_bytes: int
-    count: int
-
-
-def size_counts(distribution: pl.DataFrame, source: Source) -> tuple[SizeCount, ...]:
+def size_counts(distribution: pl.DataFrame, source: Source) -> pl.DataFrame:
     """The metric `size_distribution` of one source, without unknown sizes."""
-    rows = distribution.filter(
-        pl.col("source") == source.value, pl.col("payload_bytes").is_not_null()
-    ).with_columns(_LABELS)
-    return tuple(SizeCount(**row) for row in rows.drop("source").iter_rows(named=True))
+    is_known = pl.col("payload_bytes").is_not_null()
+    return distribution.filter(pl.col("source") == source.value, is_known).with_columns(_LABELS)
 
 
 def _loads(title: str) -> Layer:
-    """The opacity of marks by their bytes, on a scale from 0."""
     return {
-        "field": "load",
-        "type": "quantitative",
-        "scale": {"zero": True, "nice": False, "range": [0.12, 1]},
+        "field": "load", "type": "quantitative", "scale": {"zero": True, "nice": False, "range": [0.12, 1]},
         "legend": {
             "title": title, "orient": "bottom", "tickCount": 4, "symbolFillColor": HEAT, "symbolStrokeColor": HEAT,
             "symbolType": "square", "labelExpr": number_text("datum.value", Unit.BYTES, digits=3),
@@ -244,21 +209,21 @@ def matrix_chart(all_matrices: Sequence[TrafficMatrix]) -> Chart:
 
     def place(field: str, title: str, orient: str) -> Layer:
         every = max(1, -(-26 * n // side))
-        return {
-            "field": field, "type": "ordinal", "scale": {"domain": list(range(n)), "padding": 0},
-            "axis": {
-                "title": title, "orient": orient, "values": list(range(0, n, every)), "labelAngle": 0,
-                "labelExpr": f"datum.value*{fold}", "ticks": False, "domain": False, "labelOverlap": False,
-            },
-        }  # fmt: skip
+        labels = {
+            "values": list(range(0, n, every)),
+            "labelAngle": 0,
+            "labelExpr": f"datum.value*{fold}",
+        }
+        look = {"ticks": False, "domain": False, "labelOverlap": False}
+        scale = {"domain": list(range(n)), "padding": 0}
+        ends: Layer = {"title": title, "orient": orient, **labels, **look}
+        return {"field": field, "type": "ordinal", "scale": scale, "axis": ends}
 
-    cells: Layer = {
-        "mark": {"type": "rect", "fill": HEAT, "stroke": CARD, "strokeWidth": 1 if side > 8 * n else 0},
-        "encoding": {
-            "x": place("target", "to device", "top"), "y": place("source", "from device", "left"),
-            "opacity": _loads("bytes per step"), "tooltip": TIP,
-        },
+    at: Layer = {
+        "x": place("target", "to device", "top"), "y": place("source", "from device", "left"),
+        "opacity": _loads("bytes per step"), "tooltip": TIP,
     }  # fmt: skip
+    cells = marks("rect", at, fill=HEAT, stroke=CARD, strokeWidth=1 if side > 8 * n else 0)
     each = f" Each row is {fold} devices." if fold > 1 else ""
     tip = f"'device '+{devices('source')}+' to device '+{devices('target')}+'\\n'+{number_text('datum.load', Unit.BYTES, digits=3)}+' per step'"
     return Chart(
@@ -288,59 +253,32 @@ def matrix_chart(all_matrices: Sequence[TrafficMatrix]) -> Chart:
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Planes:
     """Places of the chips of a torus in pixels: its planes side by side, as many as fit in a row.
 
     The longer dimension of a plane runs from left to right.
     """
 
-    torus: Torus
-
-    @property
-    def is_tall(self) -> bool:
-        return self.torus.sizes[1] > self.torus.sizes[0]
-
-    @property
-    def sides(self) -> tuple[int, int]:
-        x, y, _ = self.torus.sizes
-        return (y, x) if self.is_tall else (x, y)
-
-    @property
-    def n(self) -> int:
-        return self.torus.sizes[2] * self.torus.n_slices
-
-    @property
-    def columns(self) -> int:
-        return max(1, min(self.n, int(1.3 * WIDTH / (self.sides[0] * 34 + 30))))
-
-    @property
-    def pitch(self) -> float:
-        return max(24.0, min(110.0, WIDTH / self.columns / (self.sides[0] + 0.4)))
-
-    @property
-    def plane(self) -> Point:
-        """Pixels of a plane with its margins and the line of its name."""
-        across, down = (side * self.pitch + 0.3 * self.pitch for side in self.sides)
-        return across, down + (16 if self.n > 1 else 0)
-
-    @property
-    def size(self) -> Point:
-        """Pixels of the drawing."""
-        width, height = self.plane
-        return width * self.columns, height * -(-self.n // self.columns)
+    def __init__(self, torus: Torus) -> None:
+        x, y, self.depth = torus.sizes
+        self.is_tall = y > x
+        across, self.down = (y, x) if self.is_tall else (x, y)
+        n = self.depth * torus.n_slices
+        self.columns = max(1, min(n, int(1.3 * WIDTH / (across * 34 + 30))))
+        self.pitch = max(24.0, min(110.0, WIDTH / self.columns / (across + 0.4)))
+        # Pixels of a plane with its margins and the line of its name, and of the drawing.
+        self.width = across * self.pitch + 0.3 * self.pitch
+        self.height = self.down * self.pitch + 0.3 * self.pitch + (16 if n > 1 else 0)
+        self.size = (self.width * self.columns, self.height * -(-n // self.columns))
 
     def at(self, slice_index: int, chip: Coordinates) -> Point:
         """The center of a chip."""
         x, y, z = chip
-        plane = slice_index * self.torus.sizes[2] + z
+        row, column = divmod(slice_index * self.depth + z, self.columns)
         across, down = (y, x) if self.is_tall else (x, y)
-        width, height = self.plane
         return (
-            round(plane % self.columns * width + (across + 0.65) * self.pitch, 1),
-            round(
-                (plane // self.columns + 1) * height - (self.sides[1] - down - 0.35) * self.pitch, 1
-            ),
+            round(column * self.width + (across + 0.65) * self.pitch, 1),
+            round((row + 1) * self.height - (self.down - down - 0.35) * self.pitch, 1),
         )
 
     def lines(self, link: Link) -> Iterator[tuple[Point, Point]]:
@@ -365,92 +303,77 @@ class _Planes:
             yield start, (start[0] + sign * dx * stub, start[1] + sign * dy * stub)
 
 
+def _link_rows(torus: Torus, planes: _Planes) -> Iterator[tuple[Any, ...]]:
+    for link in torus.links:
+        ends = (torus.chips[link.slice_index, chip] for chip in (link.source, link.target))
+        wrap = " (wraparound)" if link.is_wrap else ""
+        peak = (
+            "" if link.link_s is None else f", {format_seconds(link.link_s)} at peak link bandwidth"
+        )
+        tip = "link from device {} to device {}".format(*ends)
+        tip += f"{wrap}\n{format_bytes(link.load_bytes)} per step{peak}"
+        for start, end in planes.lines(link):
+            yield (*(round(v, 1) for v in (*start, *end)), link.load_bytes, tip)
+
+
+def _chip_rows(torus: Torus, planes: _Planes) -> Iterator[Layer]:
+    sent: dict[Chip, float] = {}
+    for link in torus.links:
+        chip = link.slice_index, link.source
+        sent[chip] = sent.get(chip, 0.0) + link.load_bytes
+    for chip, devices in torus.chips.items():
+        x, y = planes.at(*chip)
+        place = ",".join(map(str, chip[1])) + (f" of slice {chip[0]}" if torus.n_slices > 1 else "")
+        load = format_bytes(sent.get(chip, 0.0))
+        tip = f"device {devices}, chip {place}\nsends {load} per step over its links"
+        yield {"phase": torus.phase, "x": x, "y": y, "devices": devices, "tip": tip}
+
+
 def torus_chart(by_phase: Sequence[Torus], name: str) -> Chart:
     """The chips of the slice `name` and the load of both directions of every link, by phase."""
     first = by_phase[0]
-    planes = _Planes(torus=first)
-    chips = {(index, (x, y, z)): devices for index, x, y, z, devices in first.chips}
-    sent: dict[tuple[str, int, Coordinates], float] = {}
-    links: list[Layer] = []
-    names = "x y x2 y2 load tip"
-    for torus in by_phase:
-        rows: list[tuple[Any, ...]] = []
-        for link in torus.links:
-            key = (torus.phase, link.slice_index, link.source)
-            sent[key] = sent.get(key, 0.0) + link.load_bytes
-            source, target = (chips[link.slice_index, chip] for chip in (link.source, link.target))
-            wrap = " (wraparound)" if link.is_wrap else ""
-            peak = (
-                ""
-                if link.link_s is None
-                else f", {format_seconds(link.link_s)} at peak link bandwidth"
-            )
-            tip = f"link from device {source} to device {target}{wrap}\n{format_bytes(link.load_bytes)} per step{peak}"
-            rows += [
-                (*(round(v, 1) for v in (*start, *end)), link.load_bytes, tip)
-                for start, end in planes.lines(link)
-            ]
-        links.append(columnar(names, rows, phase=torus.phase))
+    planes, names = _Planes(first), "x y x2 y2 load tip"
+    links = [columnar(names, _link_rows(t, planes), phase=t.phase) for t in by_phase]
+    chips = [row for torus in by_phase for row in _chip_rows(torus, planes)]
     size = min(44.0, 0.46 * planes.pitch)
-    longest = max(len(devices) for devices in chips.values())
+    longest = max(map(len, first.chips.values()))
     font = min(14.0, 1.1 * size / max(1.6, 0.62 * longest))
-    squares = [
-        {
-            "phase": torus.phase, "x": x, "y": y, "devices": devices,
-            "tip": f"device {devices}, chip {','.join(map(str, chip))}{f' of slice {index}' if first.n_slices > 1 else ''}\n"
-            f"sends {format_bytes(sent.get((torus.phase, index, chip), 0.0))} per step over its links",
-        }
-        for torus in by_phase
-        for (index, chip), devices in chips.items()
-        for x, y in [planes.at(index, chip)]
+    shown: Layer = {"filter": "datum.phase===shown"}
+    at: Layer = {field: {**quantity(field), "scale": None} for field in "xy"}
+    with_tip = {**at, "tooltip": TIP}
+    ends: Layer = {
+        "x2": {"field": "x2"},
+        "y2": {"field": "y2"},
+        "opacity": _loads("bytes per step over one link"),
+    }
+    width = 2 + min(4.0, 0.05 * planes.pitch)
+    square = {"size": size**2, "fill": CARD, "stroke": SOFT, "opacity": 1}
+    layers = [
+        marks("rule", {**with_tip, **ends}, links, shown, flattened(names), stroke=HEAT, strokeWidth=width),
+        marks("square", with_tip, chips, shown, **square),
     ]  # fmt: skip
-    is_chosen = [{"filter": "datum.phase===shown"}]
-    at: Layer = {
-        field: {"field": field, "type": "quantitative", "scale": None, "axis": None}
-        for field in "xy"
-    }
-    lines: Layer = {
-        "data": {"values": links},
-        "transform": [*is_chosen, flattened(names)],
-        "mark": {"type": "rule", "stroke": HEAT, "strokeWidth": 2 + min(4.0, 0.05 * planes.pitch)},
-        "encoding": {**at, "x2": {"field": "x2"}, "y2": {"field": "y2"}, "opacity": _loads("bytes per step over one link"), "tooltip": TIP},
-    }  # fmt: skip
-    chip_marks: Layer = {
-        "data": {"values": squares},
-        "transform": is_chosen,
-        "mark": {"type": "square", "size": size**2, "fill": CARD, "stroke": SOFT, "opacity": 1},
-        "encoding": {**at, "tooltip": TIP},
-    }
-    labels = text_mark({"field": "devices"}, fontSize=font, fill=SOFT, align="center")
-    labels |= {"data": {"values": squares}, "transform": is_chosen}
-    labels["encoding"] |= {**at, "tooltip": TIP}
-    plane_names = [
-        {"x": x, "y": y - 0.5 * planes.pitch - 10, "text": ", ".join(text)}
-        for slice_index in range(first.n_slices)
-        for z in range(first.sizes[2])
-        for x, y in [planes.at(slice_index, (0, 0, z))]
-        if (text := [f"slice {slice_index}"] * (first.n_slices > 1) + [f"z = {z}"] * (first.sizes[2] > 1))
-    ]  # fmt: skip
-    heads = text_mark({"field": "text"}, fill=SOFT, align="left") | {
-        "data": {"values": plane_names}
-    }
-    heads["encoding"] |= at
-    width, height = planes.size
+    if font >= 6:
+        text = {"fontSize": font, "fill": SOFT, "align": "center"}
+        layers.append(text_mark({"field": "devices"}, with_tip, chips, shown, **text))
+    heads: list[Layer] = []
+    for index, z in product(range(first.n_slices), range(first.sizes[2])):
+        words = [f"slice {index}"] * (first.n_slices > 1) + [f"z = {z}"] * (first.sizes[2] > 1)
+        x, y = planes.at(index, (0, 0, z))
+        if words:
+            heads.append({"x": x, "y": y - 0.5 * planes.pitch - 10, "text": ", ".join(words)})
+    if heads:
+        layers.append(text_mark({"field": "text"}, at, heads, fill=SOFT, align="left"))
     rings = [letter for letter, is_ring in zip("xyz", first.wraps, strict=True) if is_ring]
     wrap = f" Wraparound links in {', '.join(rings)} are stubs at the edges of the grid." if rings else ""  # fmt: skip
-    has_names = font >= 6
     return Chart(
         kind="torus",
         name=f"torus-{first.phase}",
         title="Link loads",
         description=f"{name}; {len(first.links)} links carry traffic in one {first.phase} step",
         spec=layered(
-            lines,
-            chip_marks,
-            *([labels] if has_names else []),
-            *([heads] if plane_names else []),
-            width=round(width),
-            height=round(height),
+            *layers,
+            width=round(planes.size[0]),
+            height=round(planes.size[1]),
             is_fixed=True,
             params=[choice("shown", "show", [torus.phase for torus in by_phase])],
         ),
@@ -459,56 +382,52 @@ def torus_chart(by_phase: Sequence[Torus], name: str) -> Chart:
     )
 
 
-def size_chart(counts: Sequence[SizeCount]) -> Chart:
+def size_chart(counts: pl.DataFrame) -> Chart:
     """How often each payload size occurs in a step of the chosen phase."""
-    phases = sorted({size.phase for size in counts}, reverse=True)
-    described = [f"{c.count} {c.kind} of {c.payload_bytes:,} bytes in {c.phase}" for c in counts]
-    rows: list[Layer] = [
-        {
-            "phase": c.phase, "name": f"{c.kind} over {name_of(c.axis)}", "size": max(1, c.payload_bytes), "n": c.count,
-            "tip": f"{c.count:,} x {format_bytes(c.payload_bytes)}\n{c.kind} over {name_of(c.axis)}",
-        }
-        for c in counts
-    ]  # fmt: skip
-    sizes = [row["size"] for row in rows]
-    x: Layer = {
-        "field": "size", "type": "quantitative", "scale": {"type": "log", "nice": False, "padding": 24},
-        "axis": axis(Unit.BYTES, "payload per collective", values=log_ticks(sizes)),
-    }  # fmt: skip
-    y: Layer = {
-        "field": "n", "type": "quantitative", "scale": {"type": "log", "domain": [0.5, 2 * max(row["n"] for row in rows)], "nice": False},
-        "axis": axis(Unit.NUMBER, "count per step (log scale)", values=log_ticks(row["n"] for row in rows)),
-    }  # fmt: skip
+    columns = counts.select("phase", "kind", "axis", "payload_bytes", "count").iter_rows()
+    rows: list[Layer] = []
+    described: list[str] = []
+    for phase, kind, axis_name, n_bytes, n in columns:
+        name = f"{kind} over {name_of(axis_name)}"
+        tip = f"{n:,} x {format_bytes(n_bytes)}\n{name}"
+        rows.append({"phase": phase, "name": name, "size": max(1, n_bytes), "n": n, "tip": tip})
+        described.append(f"{n} {kind} of {n_bytes:,} bytes in {phase}")
+    size_ticks, n_ticks = (log_ticks(row[field] for row in rows) for field in ("size", "n"))
+    payload = axis(Unit.BYTES, "payload per collective", values=size_ticks)
+    number = axis(Unit.NUMBER, "count per step (log scale)", values=n_ticks)
+    most = 2 * max(row["n"] for row in rows)
+    at: Layer = {
+        "x": quantity("size", payload, type="log", nice=False, padding=24),
+        "y": quantity("n", number, type="log", domain=[0.5, most], nice=False),
+    }
     color = color_by("name", [row["name"] for row in rows])
+    stems: Layer = {**at, "y2": {"datum": 0.5}, "color": {**color, "legend": None}}
+    labels: Layer = {**at, "text": {"field": "n", "format": ","}}
     return Chart(
         kind="sizes",
         name="sizes",
         title="Payload sizes",
         description="; ".join(described[:MAX_DESCRIBED]),
         spec=layered(
-            {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": {"x": x, "y": y, "y2": {"datum": 0.5}, "color": {**color, "legend": None}}},
-            {"mark": {"type": "point", "filled": True, "opacity": 1, "size": 80}, "encoding": {"x": x, "y": y, "color": color, "tooltip": TIP}},
-            {"mark": {"type": "text", "dy": -11, "fill": INK}, "encoding": {"x": x, "y": y, "text": {"field": "n", "format": ","}}},
+            marks("rule", stems, strokeWidth=2),
+            marks("point", {**at, "color": color, "tooltip": TIP}, filled=True, opacity=1, size=80),
+            marks("text", labels, dy=-11, fill=INK),
             height=200,
             data={"values": rows},
             transform=[{"filter": "datum.phase===shown"}],
-            params=[choice("shown", "show", phases)],
+            params=[choice("shown", "show", sorted(set(counts["phase"]), reverse=True))],
         ),
-    )  # fmt: skip
+    )
 
 
 def volume_chart(
-    rows: Sequence[tuple[str, Sequence[VolumeBar]]], name: str, where: str = ""
+    rows: Iterable[tuple[str, Sequence[tuple[str, float]]]], name: str, where: str = ""
 ) -> Chart:
     """Bytes that one device sends per request: a bar per row, with a segment for each kind and axis."""
     bars = [
-        BarRow(
-            name=name_of(label),
-            segments=[(f"{bar.kind} over {bar.axis}", bar.request_wire_bytes) for bar in bars],
-            end_text=format_bytes(sum(bar.request_wire_bytes for bar in bars)),
-        )
-        for label, bars in rows
-    ]
+        BarRow(name=name_of(label), segments=segments, end_text=format_bytes(sum(n for _, n in segments)))
+        for label, segments in rows
+    ]  # fmt: skip
     return Chart(
         kind="bars",
         name=name,

@@ -1,6 +1,6 @@
-"""CCL-Bench's workload card: its JSON Schema, the card of a run, and the cards of others.
+"""CCL-Bench's workload card: the table of its fields, the card of a run, and the cards of others.
 
-Schema: workload_card_template.yaml of cornell-sysphotonics/ccl-bench@1d257f0. Every field of the template is required;
+Fields: workload_card_template.yaml of cornell-sysphotonics/ccl-bench@1d257f0. Every field of the template is required;
 unknown and inapplicable values are null, never 0. Other keys are allowed, because CCL-Bench displays them: facts without
 a field (program, slice, versions) are under the key `meshscope`. Texts contain no control characters.
 
@@ -8,11 +8,12 @@ A card of others may lack fields, hold text for numbers, or describe a plan that
 cannot have. What cannot be used is a finding, and the field stays unknown.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -21,175 +22,295 @@ from meshscope.errors import MeshscopeError, SpecError
 from meshscope.events.enums import Phase, Source
 from meshscope.events.timeline import printable
 from meshscope.files import read_file
-from meshscope.hardware.chips import Chip, ChipKind, chip_of
+from meshscope.hardware.chips import ChipKind, chip_of
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.model.model import Model
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.plan import ALIASES, AXES, Plan, parse_plan
+from meshscope.plans.workload import Workload
 from meshscope.store.run import RunRecord
-
-Schema = dict[str, Any]
-
-_TEXT: Schema = {"type": ["string", "null"]}
-_NAME: Schema = {"type": "string", "minLength": 1}
-_FLAG: Schema = {"type": ["boolean", "null"]}
-_COUNT: Schema = {"type": ["integer", "null"], "minimum": 0}
-_SIZE: Schema = {"type": "integer", "minimum": 1}
-_NUMBER: Schema = {"type": ["number", "null"], "minimum": 0}
-
-# Axes of a plan by their fields in the card.
-CARD_AXES = {
-    "dp_replicate": "dp",
-    "dp_shard": "fsdp",
-    "tp": "tp",
-    "pp": "pp",
-    "cp": "cp",
-    "ep": "ep",
-}
-
-
-def _object(properties: Schema) -> Schema:
-    return {"type": "object", "required": list(properties), "properties": properties}
-
-
-def _each(names: str, schema: Schema) -> Schema:
-    return dict.fromkeys(names.split(), schema)
-
-
-def _list(items: Schema, **limits: int) -> Schema:
-    return {"type": "array", "items": items, **limits}
-
-
-def _one_of(*values: Any, of: str = "string") -> Schema:
-    return {"type": of, "enum": list(values)}
-
-
-_MODEL = {
-    "phase": _one_of("training", "inference", "serving"),
-    "moe": _FLAG,
-    "granularity": _one_of("model_fwd_bwd_pass", "model_fwd", "layer", "kernel"),
-    **_each("model_family precision", _TEXT),
-    **_each("epochs iteration", _COUNT),
-    "model_arch": _object(
-        _each(
-            "num_params num_params_active num_params_embedding num_layers num_heads head_dim",
-            _COUNT,
-        )
-    ),
-}
-_HARDWARE = {
-    "network_topo": _object(
-        {"topology": _TEXT, "bandwidth_gbps": _list(_NUMBER, minItems=2, maxItems=2)}
-    ),
-    "xpu_spec": _object(
-        {
-            "type": _one_of("TPU", "GPU", "CPU"),
-            "model": _NAME,
-            **_each("total_count count_per_node", _SIZE),
-        }
-    ),
-    "driver_version": _TEXT,
-}
-_EXECUTOR = {
-    "framework": _object(_each("name compiler_tool_selection", _TEXT)),
-    "model_plan_parallelization": _object(
-        _each(f"{' '.join(CARD_AXES)} pp_mb", {**_SIZE, "type": ["integer", "null"]})
-    ),
-    "communication_library": _object({**_each("name version", _TEXT), "env": {"type": "object"}}),
-    "protocol_selection": _list({"type": "string"}),
-}
-_WORKLOAD = {
-    "model": _object(_MODEL),
-    "data": _object({**_each("batch_size seq_len output_len", _COUNT), "dataset": _TEXT}),
-    "hardware": _object(_HARDWARE),
-}
-CARD_SCHEMA: Schema = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "title": "CCL-Bench workload card",
-    **_object(
-        {
-            "version": _one_of(1, of="integer"),
-            "description": _NAME,
-            **_each("hf_url trace_url contributor contact", _TEXT),
-            "workload": _object(_WORKLOAD),
-            "Model-executor": _object(_EXECUTOR),
-            "metric_source": _object(
-                {
-                    "traces": _list(_one_of("json_tpu", "json", "nsys")),
-                    "metrics_specific_trace": _list({"type": "string"}),
-                }
-            ),
-        }
-    ),
-}
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
-}
-
-
-def faults_of(
-    value: Any, schema: Mapping[str, Any] = CARD_SCHEMA, at: str = "card"
-) -> Iterator[str]:
-    """The violations of the schema, each with its path."""
-    types = schema.get("type", [])
-    names = [types] if isinstance(types, str) else types
-    if names and not any(_is_of(value, name) for name in names):
-        yield f"{at}: {value!r} is not {' or '.join(names)}"
-        return
-    if "enum" in schema and value not in schema["enum"]:
-        yield f"{at}: {value!r} is none of {schema['enum']}"
-    if isinstance(value, int | float) and value < schema.get("minimum", value):
-        yield f"{at}: {value} is below {schema['minimum']}"
-    if isinstance(value, str | list):
-        yield from _length_faults(value, schema, at)
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from faults_of(item, schema.get("items", {}), f"{at}[{index}]")
-    if isinstance(value, dict):
-        yield from (
-            f"{at}: '{name}' is missing" for name in schema.get("required", ()) if name not in value
-        )
-        for name, of_property in schema.get("properties", {}).items():
-            if name in value:
-                yield from faults_of(value[name], of_property, f"{at}.{name}")
-
-
-def _length_faults(value: str | list[Any], schema: Mapping[str, Any], at: str) -> Iterator[str]:
-    least = schema.get("minLength" if isinstance(value, str) else "minItems", 0)
-    most = len(value) if isinstance(value, str) else schema.get("maxItems", len(value))
-    if not least <= len(value) <= most:
-        yield f"{at}: has length {len(value)}, not {least} to {most}"
-
-
-def _is_of(value: Any, name: str) -> bool:
-    is_bool = isinstance(value, bool)
-    return isinstance(value, _TYPES[name]) and (not is_bool or name == "boolean")
-
 
 CARD = "card.yaml"
 BITS_PER_BYTE = 8
+MAX_CARD_BYTES = 1 << 20
+MAX_FAULTS = 4
+
+# Axes of a plan by their fields in the card.
+CARD_AXES = {
+    "dp_replicate": "dp", "dp_shard": "fsdp", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep",
+}  # fmt: skip
 _PRECISIONS = {
-    "f32": "fp32",
-    "f16": "fp16",
-    "f8e4m3fn": "fp8_e4m3",
-    "f8e5m2": "fp8_e5m2",
-    "s8": "int8",
-    "s8_w8a8": "int8",
-    "f8e4m3fn_w8a8": "fp8_e4m3",
+    "f32": "fp32", "f16": "fp16", "f8e4m3fn": "fp8_e4m3", "f8e5m2": "fp8_e5m2", "s8": "int8",
+    "s8_w8a8": "int8", "f8e4m3fn_w8a8": "fp8_e4m3",
+}  # fmt: skip
+# The packages whose versions stand for the driver, the communication library, and the packages of
+# its version. On TPUs libtpu is both; CPU devices have no driver, and XLA itself moves their bytes.
+_SOFTWARE: dict[ChipKind, tuple[tuple[str, ...], str | None, tuple[str, ...]]] = {
+    ChipKind.TPU: (("libtpu",), "xla", ("libtpu", "jaxlib")),
+    ChipKind.GPU: ((), None, ()),
+    ChipKind.CPU: ((), "xla", ("jaxlib",)),
+}
+_HOW = {
+    Source.PREDICTED: "Predicted: no program was compiled or run",
+    Source.COMPILED: "Compiled by the TPU compiler: no program was run",
+    Source.MEASURED: "Measured on live devices",
 }
 
-# Packages whose versions stand for the driver and for the communication library. On TPUs libtpu is
-# both; CPU devices have no driver, and XLA itself moves their bytes.
-_DRIVERS = {ChipKind.TPU: ("libtpu",), ChipKind.GPU: (), ChipKind.CPU: ()}
-_LIBRARIES = {ChipKind.TPU: "xla", ChipKind.GPU: None, ChipKind.CPU: "xla"}
-_VERSIONED = {ChipKind.TPU: ("libtpu", "jaxlib"), ChipKind.GPU: (), ChipKind.CPU: ("jaxlib",)}
+
+class _Facts(NamedTuple):
+    """A run, and the kinds of traces next to its card, with `n_steps` steps in all."""
+
+    run: RunRecord
+    experiment: ExperimentRecord
+    topology: Topology
+    model: Model | None
+    workload: Workload | None
+    traces: tuple[str, ...]
+    n_steps: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of the template: its JSON types, the limits of its values, and its value for a run.
+
+    `least` is that of a number, or of the length of a text.
+    """
+
+    types: str
+    value: Callable[[_Facts], Any] = lambda _: None
+    least: int | None = None
+    among: tuple[Any, ...] = ()
+    items: "Field | None" = None
+    n_items: int | None = None
+
+
+Fields = Mapping[str, "Field | Fields"]
+
+
+def _description(facts: _Facts) -> str:
+    name = facts.experiment.model_name or "a program of unknown model"
+    plan, how = facts.experiment.layout, _HOW[facts.run.manifest.source]
+    return f"Inference of {name} with plan {plan} on {facts.topology.name}. {how}."
+
+
+def _hub_url(facts: _Facts) -> str | None:
+    """URL of the model on the Hugging Face Hub; None if its name is not `owner/name`."""
+    name = facts.experiment.model_name or ""
+    parts = [part.translate({ord(c): None for c in "-._"}) for part in name.split("/")]
+    is_hub_name = len(parts) == 2 and all(map(str.isalnum, parts))
+    return f"https://huggingface.co/{name}" if is_hub_name else None
+
+
+def _precision(facts: _Facts) -> str | None:
+    dtype = None if facts.workload is None else facts.workload.activation_dtype
+    return None if dtype is None else _PRECISIONS.get(dtype, dtype)
+
+
+def _parameters(facts: _Facts, at: int) -> int | None:
+    return None if facts.model is None else n_parameters(facts.model)[at]
+
+
+def _dataset(facts: _Facts) -> str | None:
+    """Input of the program; unknown for imported programs."""
+    if facts.experiment.imported is not None:
+        return None
+    if facts.run.measured is None:
+        return "none: shapes only, no program was run"
+    return "one prompt of text" if facts.run.measured.texts else "random tokens"
+
+
+def _network(facts: _Facts) -> str:
+    topology = facts.topology
+    match topology.chip.kind:
+        case ChipKind.TPU:
+            slices = f"{topology.n_slices} slices over DCN, each " if topology.n_slices > 1 else ""
+            return f"{slices}ICI torus {'x'.join(map(str, topology.grid))}"
+        case ChipKind.GPU:
+            return "NVLink"
+        case ChipKind.CPU:
+            return "memory of one host"
+
+
+def _bandwidth_gbps(facts: _Facts) -> list[float | None]:
+    """Scale-out bandwidth (between slices), which is not published, and that of all links of a chip."""
+    chip = facts.topology.chip
+    if chip.link_bytes_per_s is None:
+        return [None, None]
+    n_links = 2 * chip.n_grid_dims if chip.kind is ChipKind.TPU else 1
+    return [None, n_links * chip.link_bytes_per_s * BITS_PER_BYTE / 1e9]
+
+
+def _chip_name(facts: _Facts) -> str:
+    """The name of a chip in CCL-Bench: `tpu_v6e`."""
+    chip = facts.topology.chip
+    if chip.kind is not ChipKind.TPU:
+        return chip.name
+    return f"tpu_v{chip.name.removeprefix('tpu').removeprefix('v')}"
+
+
+def _chips_of_node(facts: _Facts) -> int:
+    """Chips of one host; all virtual CPU devices are on one host."""
+    topology = facts.topology
+    is_one_host = topology.chip.kind is ChipKind.CPU
+    return topology.n_chips if is_one_host else min(topology.chip.chips_per_host, topology.n_chips)
+
+
+def _version(facts: _Facts, *, is_driver: bool) -> str | None:
+    """Name and version of the first known package of the driver, or of the communication library."""
+    driver, _, library = _SOFTWARE[facts.topology.chip.kind]
+    versions = facts.run.manifest.versions
+    names = (name for name in (driver if is_driver else library) if name in versions)
+    return next((f"{name} {versions[name]}" for name in names), None)
+
+
+def _compiler(facts: _Facts) -> str | None:
+    is_tpu = facts.topology.chip.kind is ChipKind.TPU
+    return "xla" if is_tpu or facts.experiment.program is not None else None
+
+
+def _protocols(facts: _Facts) -> list[str]:
+    is_tpu = facts.topology.chip.kind is ChipKind.TPU
+    return ["ici", *(["dcn"] * (facts.topology.n_slices > 1))] if is_tpu else []
+
+
+def _axis(facts: _Facts, axis: str) -> int | None:
+    """Size of an axis of the plan; None for a mesh with axes of unknown meaning."""
+    plan, mesh = facts.experiment.plan, facts.experiment.mesh
+    if plan is not None:
+        return getattr(plan, axis)
+    meanings = {name: ALIASES.get(name, name) for name in mesh}
+    is_known = set(meanings.values()) <= set(AXES)
+    return prod(n for name, n in mesh.items() if meanings[name] == axis) if is_known else None
+
+
+def _microbatch(facts: _Facts) -> int | None:
+    """Sequences per device in one microbatch of prefill; 1 without a pipeline."""
+    plan, n = facts.experiment.plan, facts.experiment.microbatches.get(Phase.PREFILL)
+    if plan is None or plan.pp == 1 or n is None or facts.workload is None:
+        return 1 if plan is not None or _axis(facts, "pp") == 1 else None
+    return max(1, facts.workload.batch // (plan.dp * plan.fsdp) // n)
+
+
+def _of(path: str) -> Callable[[_Facts], Any]:
+    """The attribute of the facts at this path; None if one on the way is unknown."""
+
+    def value(facts: _Facts) -> Any:
+        fact: Any = facts
+        for name in path.split("."):
+            fact = None if fact is None else getattr(fact, name)
+        return fact
+
+    return value
+
+
+_TEXT, _COUNT = "string null", partial(Field, "integer null", least=0)
+FIELDS: Fields = {
+    "version": Field("integer", lambda _: 1, among=(1,)),
+    "description": Field("string", _description, least=1),
+    "hf_url": Field(_TEXT, _hub_url),
+    "trace_url": Field(_TEXT),
+    "contributor": Field(_TEXT),
+    "contact": Field(_TEXT),
+    "workload": {
+        "model": {
+            "phase": Field("string", lambda _: "inference", among=("training", "inference", "serving")),
+            "moe": Field("boolean null", lambda f: f.model and f.model.moe is not None),
+            "granularity": Field("string", lambda _: "model_fwd", among=("model_fwd_bwd_pass", "model_fwd", "layer", "kernel")),
+            "model_family": Field(_TEXT, lambda f: f.model and f.model.name.rsplit("/", 1)[-1].lower()),
+            "precision": Field(_TEXT, _precision),
+            "epochs": _COUNT(),
+            "iteration": _COUNT(_of("n_steps")),
+            "model_arch": {
+                "num_params": _COUNT(partial(_parameters, at=0)),
+                "num_params_active": _COUNT(partial(_parameters, at=1)),
+                "num_params_embedding": _COUNT(partial(_parameters, at=2)),
+                "num_layers": _COUNT(_of("model.n_layers")),
+                "num_heads": _COUNT(_of("model.attention.n_heads")),
+                "head_dim": _COUNT(lambda f: f.model and f.model.attention.head_widths[0]),
+            },
+        },
+        "data": {
+            "batch_size": _COUNT(_of("workload.batch")),
+            "seq_len": _COUNT(_of("workload.prompt")),
+            "output_len": _COUNT(_of("workload.output")),
+            "dataset": Field(_TEXT, _dataset),
+        },
+        "hardware": {
+            "network_topo": {
+                "topology": Field(_TEXT, _network),
+                "bandwidth_gbps": Field("array", _bandwidth_gbps, items=Field("number null", least=0), n_items=2),
+            },
+            "xpu_spec": {
+                "type": Field("string", lambda f: f.topology.chip.kind.value.upper(), among=("TPU", "GPU", "CPU")),
+                "model": Field("string", _chip_name, least=1),
+                "total_count": Field("integer", _of("topology.n_chips"), least=1),
+                "count_per_node": Field("integer", _chips_of_node, least=1),
+            },
+            "driver_version": Field(_TEXT, partial(_version, is_driver=True)),
+        },
+    },
+    "Model-executor": {
+        "framework": {
+            "name": Field(_TEXT, _of("experiment.program.frontend.value")),
+            "compiler_tool_selection": Field(_TEXT, _compiler),
+        },
+        "model_plan_parallelization": {
+            **{
+                name: Field("integer null", partial(_axis, axis=axis), least=1)
+                for name, axis in CARD_AXES.items()
+            },
+            "pp_mb": Field("integer null", _microbatch, least=1),
+        },
+        "communication_library": {
+            "name": Field(_TEXT, lambda f: _SOFTWARE[f.topology.chip.kind][1]),
+            "version": Field(_TEXT, partial(_version, is_driver=False)),
+            "env": Field("object", _of("run.manifest.flags")),
+        },
+        "protocol_selection": Field("array", _protocols, items=Field("string")),
+    },
+    "metric_source": {
+        "traces": Field("array", _of("traces"), items=Field("string", among=("json_tpu", "json", "nsys"))),
+        "metrics_specific_trace": Field("array", lambda _: [], items=Field("string")),
+    },
+}  # fmt: skip
+
+
+def faults_of(value: Any, field: "Field | Fields" = FIELDS, at: str = "card") -> Iterator[str]:
+    """The departures from the template, each with its path."""
+    names = field.types.split() if isinstance(field, Field) else ["object"]
+    if not any(_is_of(value, name) for name in names):
+        yield f"{at}: {value!r} is not {' or '.join(names)}"
+    elif isinstance(field, Field):
+        yield from _limit_faults(value, field, at)
+    else:
+        yield from (f"{at}: '{name}' is missing" for name in field if name not in value)
+        for name, inner in field.items():
+            if name in value:
+                yield from faults_of(value[name], inner, f"{at}.{name}")
+
+
+def _limit_faults(value: Any, field: Field, at: str) -> Iterator[str]:
+    if field.among and value not in field.among:
+        yield f"{at}: {value!r} is none of {list(field.among)}"
+    if isinstance(value, int | float) and value < (field.least or 0):
+        yield f"{at}: {value} is below {field.least}"
+    if isinstance(value, str) and len(value) < (field.least or 0):
+        yield f"{at}: has length 0, not {field.least} to 0"
+    if isinstance(value, list) and field.items is not None:
+        if len(value) != (n := len(value) if field.n_items is None else field.n_items):
+            yield f"{at}: has length {len(value)}, not {n} to {n}"
+        for index, item in enumerate(value):
+            yield from faults_of(item, field.items, f"{at}[{index}]")
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,), "array": (list,), "string": (str,), "integer": (int,),
+    "number": (int, float), "boolean": (bool,), "null": (type(None),),
+}  # fmt: skip
+
+
+def _is_of(value: Any, name: str) -> bool:
+    return isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
 
 
 def card_text(run: RunRecord, *, traces: tuple[str, ...] = (), n_steps: int | None = None) -> str:
@@ -203,212 +324,34 @@ def card_of(
 ) -> dict[str, Any]:
     """The card; `traces` are the kinds of traces next to it, with `n_steps` steps in all.
 
-    SpecError if a value of the run does not fit the schema.
+    SpecError if a value of the run does not fit the template.
     """
     experiment = run.manifest.experiment
-    topology, model = experiment.topology, experiment.architecture
-    if topology is None:
+    if experiment.topology is None:
         raise SpecError("the run does not make a workload card: its slice is not known.")
     if n_steps is None and run.measured is not None:
         n_steps = sum(run.measured.n_profiled_steps.values()) or None
-    card = {
-        "version": 1,
-        "description": _description(run, topology),
-        "hf_url": _hub_url(experiment.model_name),
-        "trace_url": None,
-        "contributor": None,
-        "contact": None,
-        "workload": {
-            "model": _model_fields(run, model, n_steps),
-            "data": _data(run),
-            "hardware": _hardware(run, topology),
-        },
-        "Model-executor": _executor(run, topology),
-        "metric_source": {"traces": list(traces), "metrics_specific_trace": []},
-        "meshscope": _extra_fields(run),
-    }
-    cleaned = _printable(card)
-    faults = list(faults_of(cleaned))
+    places = experiment.topology, experiment.architecture, experiment.workload
+    facts = _Facts(run, experiment, *places, traces, n_steps)
+    card = _printable({**_filled(FIELDS, facts), "meshscope": _extra_fields(run)})
+    faults = list(faults_of(card))
     if faults:
         raise SpecError(f"the run does not make a workload card: {'; '.join(faults)}.")
-    return cleaned
+    return card
 
 
-def _description(run: RunRecord, topology: Topology) -> str:
-    experiment = run.manifest.experiment
-    name = experiment.model_name or "a program of unknown model"
-    how = {
-        Source.PREDICTED: "Predicted: no program was compiled or run",
-        Source.COMPILED: "Compiled by the TPU compiler: no program was run",
-        Source.MEASURED: "Measured on live devices",
-    }[run.manifest.source]
-    return f"Inference of {name} with plan {experiment.layout} on {topology.name}. {how}."
-
-
-def _hub_url(name: str | None) -> str | None:
-    """URL of the model on the Hugging Face Hub; None if its name is not `owner/name`."""
-    parts = (name or "").split("/")
-    is_hub_name = len(parts) == 2 and all(
-        p and p.replace("-", "").replace(".", "").replace("_", "").isalnum() for p in parts
-    )
-    return f"https://huggingface.co/{name}" if is_hub_name else None
-
-
-def _model_fields(run: RunRecord, model: Model | None, n_steps: int | None) -> dict[str, Any]:
-    workload = run.manifest.experiment.workload
-    precision = None if workload is None else workload.activation_dtype
+def _filled(fields: Fields, facts: _Facts) -> dict[str, Any]:
     return {
-        "phase": "inference",
-        "moe": None if model is None else model.moe is not None,
-        "granularity": "model_fwd",
-        "model_family": None if model is None else model.name.rsplit("/", 1)[-1].lower(),
-        "precision": None if precision is None else _PRECISIONS.get(precision, precision),
-        "epochs": None,
-        "iteration": n_steps,
-        "model_arch": _arch(model),
+        name: field.value(facts) if isinstance(field, Field) else _filled(field, facts)
+        for name, field in fields.items()
     }
-
-
-def _arch(model: Model | None) -> dict[str, int | None]:
-    params = ("num_params", "num_params_active", "num_params_embedding")
-    if model is None:
-        return dict.fromkeys((*params, "num_layers", "num_heads", "head_dim"))
-    attention = model.attention
-    return {
-        **dict(zip(params, n_parameters(model), strict=True)),
-        "num_layers": model.n_layers,
-        "num_heads": attention.n_heads,
-        "head_dim": attention.head_widths[0],
-    }
-
-
-def _data(run: RunRecord) -> dict[str, Any]:
-    workload = run.manifest.experiment.workload
-    fields = {"batch_size": "batch", "seq_len": "prompt", "output_len": "output"}
-    sizes = {field: getattr(workload, name, None) for field, name in fields.items()}
-    return {**sizes, "dataset": _dataset(run)}
-
-
-def _dataset(run: RunRecord) -> str | None:
-    """Input of the program; unknown for imported programs."""
-    if run.manifest.experiment.imported is not None:
-        return None
-    if run.measured is None:
-        return "none: shapes only, no program was run"
-    return "one prompt of text" if run.measured.texts else "random tokens"
-
-
-def _hardware(run: RunRecord, topology: Topology) -> dict[str, Any]:
-    chip = topology.chip
-    return {
-        "network_topo": {
-            "topology": _network(topology),
-            # Scale-out bandwidth (between slices) is not published; scale-up is that of all links of
-            # a chip in one direction.
-            "bandwidth_gbps": [None, _scale_up_gbps(chip)],
-        },
-        "xpu_spec": {
-            "type": chip.kind.value.upper(),
-            "model": _chip_name(chip),
-            "total_count": topology.n_chips,
-            "count_per_node": _chips_of_node(topology),
-        },
-        "driver_version": _versioned(run, *_DRIVERS[chip.kind]),
-    }
-
-
-def _chips_of_node(topology: Topology) -> int:
-    """Chips of one host; all virtual CPU devices are on one host."""
-    if topology.chip.kind is ChipKind.CPU:
-        return topology.n_chips
-    return min(topology.chip.chips_per_host, topology.n_chips)
-
-
-def _chip_name(chip: Chip) -> str:
-    """The name of a chip in CCL-Bench: `tpu_v6e`."""
-    if chip.kind is not ChipKind.TPU:
-        return chip.name
-    return (
-        f"tpu_{chip.name}" if chip.name.startswith("v") else f"tpu_v{chip.name.removeprefix('tpu')}"
-    )
-
-
-def _network(topology: Topology) -> str:
-    grid = "x".join(map(str, topology.grid))
-    match topology.chip.kind:
-        case ChipKind.TPU:
-            slices = f"{topology.n_slices} slices over DCN, each " if topology.n_slices > 1 else ""
-            return f"{slices}ICI torus {grid}"
-        case ChipKind.GPU:
-            return "NVLink"
-        case ChipKind.CPU:
-            return "memory of one host"
-
-
-def _scale_up_gbps(chip: Chip) -> float | None:
-    """Gigabits per second that a chip sends over all its links."""
-    if chip.link_bytes_per_s is None:
-        return None
-    n_links = 2 * chip.n_grid_dims if chip.kind is ChipKind.TPU else 1
-    return n_links * chip.link_bytes_per_s * BITS_PER_BYTE / 1e9
-
-
-def _versioned(run: RunRecord, *names: str) -> str | None:
-    versions = run.manifest.versions
-    return next((f"{name} {versions[name]}" for name in names if name in versions), None)
-
-
-def _executor(run: RunRecord, topology: Topology) -> dict[str, Any]:
-    experiment = run.manifest.experiment
-    program = experiment.program
-    is_tpu = topology.chip.kind is ChipKind.TPU
-    over_dcn = ["dcn"] if topology.n_slices > 1 else []
-    protocols = ["ici", *over_dcn] if is_tpu else []
-    return {
-        "framework": {
-            "name": None if program is None else program.frontend.value,
-            "compiler_tool_selection": "xla" if is_tpu or program is not None else None,
-        },
-        "model_plan_parallelization": _parallelization(experiment),
-        "communication_library": {
-            "name": _LIBRARIES[topology.chip.kind],
-            "version": _versioned(run, *_VERSIONED[topology.chip.kind]),
-            "env": dict(run.manifest.flags),
-        },
-        "protocol_selection": protocols,
-    }
-
-
-def _parallelization(experiment: ExperimentRecord) -> dict[str, int | None]:
-    """Sizes of the template's axes; None for a mesh with axes of unknown meaning."""
-    plan = experiment.plan
-    if plan is not None:
-        sizes = {field: getattr(plan, axis) for field, axis in CARD_AXES.items()}
-        return {**sizes, "pp_mb": _microbatch(experiment, plan)}
-    meanings = {name: ALIASES.get(name, name) for name in experiment.mesh}
-    if not set(meanings.values()) <= set(AXES):
-        return dict.fromkeys((*CARD_AXES, "pp_mb"))
-    sizes = {
-        field: prod(n for name, n in experiment.mesh.items() if meanings[name] == axis)
-        for field, axis in CARD_AXES.items()
-    }
-    return {**sizes, "pp_mb": 1 if sizes["pp"] == 1 else None}
-
-
-def _microbatch(experiment: ExperimentRecord, plan: Plan) -> int:
-    """Sequences per device in one microbatch of prefill; 1 without a pipeline."""
-    n, workload = experiment.microbatches.get(Phase.PREFILL), experiment.workload
-    if plan.pp == 1 or n is None or workload is None:
-        return 1
-    return max(1, workload.batch // (plan.dp * plan.fsdp) // n)
 
 
 def _extra_fields(run: RunRecord) -> dict[str, Any]:
-    """Facts without a field in the template."""
-    experiment = run.manifest.experiment.as_dict()
+    experiment, manifest = run.manifest.experiment.as_dict(), run.manifest
     workload = experiment.get("workload") or {}
     return {
-        "source": run.manifest.source.value,
+        "source": manifest.source.value,
         "plan": experiment.get("plan"),
         "mesh": experiment.get("mesh"),
         "slice": experiment.get("topology"),
@@ -417,14 +360,13 @@ def _extra_fields(run: RunRecord) -> dict[str, Any]:
         "weight_dtype": workload.get("weight_dtype"),
         "cache_dtype": workload.get("cache_dtype"),
         "bandwidth_gbps": "scale-up: all links of a chip, one direction, published peak",
-        "created": run.manifest.created,
-        "command": list(run.manifest.command),
-        "versions": dict(run.manifest.versions),
+        "created": manifest.created,
+        "command": manifest.command,
+        "versions": manifest.versions,
     }
 
 
 def _printable(value: Any) -> Any:
-    """The value in plain types, with printable texts."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
@@ -432,10 +374,6 @@ def _printable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_printable(item) for item in value]
     return value
-
-
-MAX_CARD_BYTES = 1 << 20
-MAX_FAULTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,11 +392,10 @@ class WorkloadCard:
 def read_card(path: Path) -> WorkloadCard:
     """The card; SpecError if the file is not YAML of a card."""
     card = _document(path)
-    extra = _mapping(card, "meshscope")
     findings: list[str] = []
-    topology = _topology(card, extra, findings)
+    topology = _topology(card, findings)
     n_devices = _size(_at(card, "workload", "hardware", "xpu_spec", "total_count"))
-    plan = _plan(card, extra, topology, findings)
+    plan = _plan(card, topology, findings)
     faults = [fault.removeprefix("card.") for fault in faults_of(card)]
     if faults:
         more = f" and {len(faults) - MAX_FAULTS} more" if len(faults) > MAX_FAULTS else ""
@@ -470,7 +407,7 @@ def read_card(path: Path) -> WorkloadCard:
         path=path,
         plan=plan,
         topology=topology,
-        model_name=_model_name(card),
+        model_name=_model_name(card.get("hf_url")),
         n_devices=n_devices if topology is None else topology.n_devices,
         traces=tuple(map(str, traces)) if isinstance(traces, list) else (),
         findings=tuple(findings),
@@ -480,10 +417,9 @@ def read_card(path: Path) -> WorkloadCard:
 def is_card(path: Path) -> bool:
     """Whether a YAML file has the sections of a card."""
     try:
-        _document(path)
+        return bool(_document(path))
     except SpecError:
         return False
-    return True
 
 
 def _document(path: Path) -> Mapping[str, Any]:
@@ -500,17 +436,10 @@ def _document(path: Path) -> Mapping[str, Any]:
     return card
 
 
-def _mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    inner = values.get(key)
-    return inner if isinstance(inner, dict) else {}
-
-
-def _at(card: Mapping[str, Any], *keys: str) -> Any:
-    """The value under the keys; None if one is missing."""
-    *path, last = keys
-    for key in path:
-        card = _mapping(card, key)
-    return card.get(last)
+def _at(card: Any, *keys: str) -> Any:
+    for key in keys:
+        card = card.get(key) if isinstance(card, dict) else None
+    return card
 
 
 def _size(value: Any) -> int | None:
@@ -520,20 +449,15 @@ def _size(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else None
 
 
-def _plan(
-    card: Mapping[str, Any],
-    extra: Mapping[str, Any],
-    topology: Topology | None,
-    findings: list[str],
-) -> Plan | None:
+def _plan(card: Mapping[str, Any], topology: Topology | None, findings: list[str]) -> Plan | None:
     """The plan of the card; one that does not fill the slice is left out."""
-    sizes = _mapping(_mapping(card, "Model-executor"), "model_plan_parallelization")
-    known = {axis: n for key, axis in CARD_AXES.items() if (n := _size(sizes.get(key))) and n > 1}
-    text = extra.get("plan") if isinstance(extra.get("plan"), str) else None
-    if text is None and (sizes or known):
-        text = ",".join(f"{axis}={n}" for axis, n in known.items()) or "tp=1"
-    if text is None:
-        return None
+    text = _at(card, "meshscope", "plan")
+    if not isinstance(text, str):
+        sizes = _at(card, "Model-executor", "model_plan_parallelization")
+        if not isinstance(sizes, dict) or not sizes:
+            return None
+        known = ((axis, _size(sizes.get(key)) or 1) for key, axis in CARD_AXES.items())
+        text = ",".join(f"{axis}={n}" for axis, n in known if n > 1) or "tp=1"
     for attempt in _attempts(text):
         try:
             plan = parse_plan(attempt)
@@ -549,17 +473,14 @@ def _attempts(plan: str) -> Sequence[str]:
     return [plan] if without in {plan, ""} else [plan, without]
 
 
-def _topology(
-    card: Mapping[str, Any], extra: Mapping[str, Any], findings: list[str]
-) -> Topology | None:
+def _topology(card: Mapping[str, Any], findings: list[str]) -> Topology | None:
     """`v6e:2x4` or `2xh100:8`, from the chip, the number of chips, and chips of a node."""
-    name = extra.get("slice")
-    spec = _mapping(_mapping(_mapping(card, "workload"), "hardware"), "xpu_spec")
-    model, total = spec.get("model"), _size(spec.get("total_count"))
+    name, spec = _at(card, "meshscope", "slice"), _at(card, "workload", "hardware", "xpu_spec")
     if not isinstance(name, str):
+        model, total = _at(spec, "model"), _size(_at(spec, "total_count"))
         if not isinstance(model, str) or total is None:
             return None
-        name = _topology_name(model, total, _size(spec.get("count_per_node")))
+        name = _topology_name(model, total, _size(_at(spec, "count_per_node")))
     try:
         return parse_topology(name, is_imported=True)
     except MeshscopeError as error:
@@ -569,24 +490,20 @@ def _topology(
 
 def _topology_name(model: str, total: int, per_node: int | None) -> str:
     words = model.lower().replace("-", "_").split("_")
-    chip_name = next(
-        (w for w in words if w not in {"nvidia", "tpu", "google", "sxm", "80gb"}), model
-    )
-    chip_name = "tpu7x" if chip_name in {"v7x", "7x"} else chip_name
+    others = {"nvidia", "tpu", "google", "sxm", "80gb"}
+    chip_name = next((word for word in words if word not in others), model)
     try:
-        chip = chip_of(chip_name, is_imported=True)
+        chip = chip_of("tpu7x" if chip_name in {"v7x", "7x"} else chip_name, is_imported=True)
     except MeshscopeError:
         return f"{chip_name}:{total}"
     if chip.kind is ChipKind.TPU:
         return f"{chip.name}-{total * (2 if chip.name_counts_cores else 1)}"
     n_nodes = total // per_node if per_node and not total % per_node else 1
-    slices = f"{n_nodes}x" if n_nodes > 1 else ""
-    return f"{slices}{chip.name}:{total // n_nodes}"
+    return f"{f'{n_nodes}x' if n_nodes > 1 else ''}{chip.name}:{total // n_nodes}"
 
 
-def _model_name(card: Mapping[str, Any]) -> str | None:
+def _model_name(url: Any) -> str | None:
     """`meta-llama/Llama-3.1-8B`, from the URL of the Hub."""
-    url = card.get("hf_url")
     if not isinstance(url, str) or "huggingface.co/" not in url:
         return None
     words = url.partition("huggingface.co/")[2].strip("/").split("/")

@@ -14,9 +14,8 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -41,8 +40,7 @@ NOT_COMPUTED = "meshscope does not compute it"
 NO_DATA = "the run lacks the events or times that it needs"
 
 
-@dataclass(frozen=True, slots=True)
-class CclMetric:
+class CclMetric(NamedTuple):
     """A metric of CCL-Bench with meshscope's definition; `value` is None if it is not computed."""
 
     name: str
@@ -59,46 +57,34 @@ def ccl_metrics_document(run: RunRecord, *, n_steps: int | None) -> dict[str, An
         for name, result in metrics_of(metric_inputs(run)).items()
         if not isinstance(result, Unavailable)
     }
-    return {
-        "source": source,
-        "n_steps_in_trace": n_steps,
-        "metrics": {metric.name: _entry(metric, tables) for metric in CCL_METRICS},
-    }
+    entries: dict[str, Any] = {}
+    for metric in CCL_METRICS:
+        value = None if metric.value is None else metric.value(tables)
+        is_known = value is not None and math.isfinite(value)
+        ours = {"value": value if is_known else None, "definition": metric.definition}
+        if not is_known:
+            ours["reason"] = NOT_COMPUTED if metric.value is None else NO_DATA
+        entries[metric.name] = {"unit": metric.unit, "ours": ours}
+    return {"source": source, "n_steps_in_trace": n_steps, "metrics": entries}
 
 
-def _entry(metric: CclMetric, tables: Tables) -> dict[str, Any]:
-    value = None if metric.value is None else metric.value(tables)
-    is_known = value is not None and math.isfinite(value)
-    ours = {"value": value if is_known else None, "definition": metric.definition}
-    reason = NOT_COMPUTED if metric.value is None else NO_DATA
-    return {"unit": metric.unit, "ours": ours if is_known else {**ours, "reason": reason}}
+def _of_first(*names: str, value: pl.Expr, **rows: str) -> Value:
+    """The expression over these rows of the first metric that has some."""
+
+    def of_first(tables: Tables) -> float | None:
+        frames = (tables[name].filter(**rows) for name in names if name in tables)
+        return next((frame.select(value).item() for frame in frames if len(frame)), None)
+
+    return of_first
 
 
-def _prefill(tables: Tables, table: str) -> pl.DataFrame | None:
-    """The rows of a metric in prefill; None if there are none."""
-    rows = tables[table].filter(phase=Phase.PREFILL.value) if table in tables else None
-    return None if rows is None or rows.is_empty() else rows
-
-
-def _prefill_mean(table: str, column: str, *, scale: float = 1.0) -> Value:
-    def mean(tables: Tables) -> float | None:
-        rows = _prefill(tables, table)
-        return None if rows is None else rows.select(scale * pl.col(column).mean()).item()
-
-    return mean
+def _in_prefill(name: str, value: pl.Expr) -> Value:
+    return _of_first(name, value=value, phase=Phase.PREFILL.value)
 
 
 def _step_s(phase: Phase) -> Value:
     """Time of a step on the slowest device."""
-
-    def step_s(tables: Tables) -> float | None:
-        for table in ("mfu", "overlap"):
-            rows = tables[table].filter(phase=phase.value) if table in tables else pl.DataFrame()
-            if not rows.is_empty():
-                return rows.select(pl.col("step_s").max()).item()
-        return None
-
-    return step_s
+    return _of_first("mfu", "overlap", value=pl.col("step_s").max(), phase=phase.value)
 
 
 def _payload_gb(*kinds: Kind) -> Value:
@@ -118,29 +104,14 @@ def _payload_gb(*kinds: Kind) -> Value:
 
 def _bus_gb_per_s(kind: Kind) -> Value:
     """Bus bandwidth of the collective of this kind that moves the most bytes."""
-
-    def bus_gb_per_s(tables: Tables) -> float | None:
-        for table in ("bandwidth", "measured_bandwidth"):
-            rows = tables[table].filter(kind=kind.value) if table in tables else pl.DataFrame()
-            if not rows.is_empty():
-                payload = pl.col("payload_bytes") * pl.col("count")
-                return rows.sort(payload, descending=True)["busbw_bytes_per_s"][0] / 1e9
-        return None
-
-    return bus_gb_per_s
+    largest = pl.col("busbw_bytes_per_s").sort_by(
+        pl.col("payload_bytes") * pl.col("count"), descending=True
+    )
+    value = largest.first() / 1e9
+    return _of_first("bandwidth", "measured_bandwidth", value=value, kind=kind.value)
 
 
-def _imbalance(tables: Tables) -> float | None:
-    rows = _prefill(tables, "load_imbalance")
-    return None if rows is None or len(rows) > 1 else rows["imbalance_without_wait"][0]
-
-
-def _communication_percent(tables: Tables) -> float | None:
-    rows = _prefill(tables, "overlap")
-    share = pl.col("collective_s") / pl.col("step_s")
-    return None if rows is None else rows.select(100 * share.mean()).item()
-
-
+_COLLECTIVE_S = pl.col("collective_s")
 _DECODE_S, _PREFILL_S = _step_s(Phase.DECODE), _step_s(Phase.PREFILL)
 _BANDWIDTH = (
     "bus bandwidth (wire bytes over duration, nccl-tests) of the collective with most bytes"
@@ -155,7 +126,7 @@ CCL_METRICS: tuple[CclMetric, ...] = (
         "mfu",
         "%",
         "model FLOPs (PaLM, appendix B) of a prefill step over peak x chips x step",
-        _prefill_mean("mfu", "mfu_frac", scale=100),
+        _in_prefill("mfu", 100 * pl.col("mfu_frac").mean()),
     ),
     CclMetric("mean_sm_coverage", "%", "not defined for TPUs"),
     CclMetric("dominant_kernel_concentration", "%", "not computed: needs the kernels of a profile"),
@@ -166,13 +137,13 @@ CCL_METRICS: tuple[CclMetric, ...] = (
         "communication_fraction",
         "%",
         "share of a prefill step with a running collective, asynchronous ones included",
-        _communication_percent,
+        _in_prefill("overlap", 100 * (_COLLECTIVE_S / pl.col("step_s")).mean()),
     ),
     CclMetric(
         "total_communication_time",
         "s",
         "time of a prefill step with a running collective, mean over devices",
-        _prefill_mean("overlap", "collective_s"),
+        _in_prefill("overlap", _COLLECTIVE_S.mean()),
     ),
     *(
         CclMetric(f"bandwidth_utilization_{name}_group_6", "GB/s", _BANDWIDTH, _bus_gb_per_s(kind))
@@ -183,13 +154,15 @@ CCL_METRICS: tuple[CclMetric, ...] = (
         "compute_comm_overlap",
         "%",
         "share of the collective time of a device in which it computes",
-        _prefill_mean("overlap", "overlap_frac", scale=100),
+        _in_prefill("overlap", 100 * pl.col("overlap_frac").mean()),
     ),
     CclMetric(
         "load_imbalance_ratio",
         "1 is balanced",
         "busy time of the busiest device over the mean, without waiting, in prefill",
-        _imbalance,
+        _in_prefill(
+            "load_imbalance", pl.when(pl.len() == 1).then(pl.col("imbalance_without_wait").first())
+        ),
     ),
     CclMetric("straggler", "share of 1", "not computed: see `waiting` and `load_imbalance`"),
     CclMetric("scale_up_bw_utility", "%", "not computed"),
@@ -242,10 +215,12 @@ def write_ccl_bench(run: RunRecord, timeline: RunTimeline, folder: Path) -> None
 
 def _events(timeline: RunTimeline) -> Iterator[Event]:
     """Prefill, then decode steps back to back, on every device and as steps of the host."""
-    yield _name_event(HOST_PID, None, "/host:CPU")
-    for device in timeline.devices:
-        yield _name_event(device + 1, None, f"/device:TPU:{device}")
-        yield _name_event(device + 1, OPS_TID, "XLA Ops")
+    processes = {HOST_PID: "/host:CPU", **{d + 1: f"/device:TPU:{d}" for d in timeline.devices}}
+    for pid, name in processes.items():
+        yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
+        if pid != HOST_PID:
+            thread = {"ph": "M", "pid": pid, "tid": OPS_TID, "name": "thread_name"}
+            yield {**thread, "args": {"name": "XLA Ops"}}
     at_ns, n_before = 0, 0
     for step in timeline.steps:
         executions = [e for e in timeline.executions if e.phase == step.phase and not e.is_received]
@@ -262,16 +237,9 @@ def _events(timeline: RunTimeline) -> Iterator[Event]:
             n_before += max((e.collective_id for e in executions), default=0)
 
 
-def _name_event(pid: int, tid: int | None, name: str) -> Event:
-    thread = {} if tid is None else {"tid": tid}
-    kind = "process_name" if tid is None else "thread_name"
-    return {"ph": "M", "pid": pid, **thread, "name": kind, "args": {"name": name}}
-
-
 def _execution_events(
     timeline: RunTimeline, execution: Execution, shift_ns: int, occurrence: int
 ) -> Iterator[Event]:
-    """The execution on each device that takes part in it."""
     start_ns = execution.start_ns + shift_ns
     arguments = {
         "hlo_category": _category(execution),
@@ -290,10 +258,9 @@ def _execution_events(
 
 
 def _category(execution: Execution) -> str:
-    if execution.kind is Kind.PERMUTE:
-        return "collective-permute"
     if execution.kind is not None:
-        return execution.kind.value.replace("_", "-")
+        prefix = "collective-" if execution.kind is Kind.PERMUTE else ""
+        return prefix + execution.kind.value.replace("_", "-")
     if execution.lane.startswith(COPIES):
         return "data formatting"
     return CATEGORIES.get(execution.arguments.get("activity", ""), "non-fusion elementwise")
@@ -304,12 +271,8 @@ def _collective_arguments(execution: Execution, occurrence: int) -> dict[str, st
     payload_bytes = execution.arguments.get("payload_bytes")
     if execution.kind is None or payload_bytes is None:
         return {}
-    n = len(execution.groups[0])
-    accessed = str(round(payload_bytes * (1 + _smaller_side_frac(execution.kind, n))))
+    is_shared = execution.kind in {Kind.ALL_GATHER, Kind.REDUCE_SCATTER}
+    smaller_frac = 1 / len(execution.groups[0]) if is_shared else 1.0
+    accessed = str(round(payload_bytes * (1 + smaller_frac)))
     unique = {"all_reduce_unique_id": str(occurrence)} if execution.kind is Kind.ALL_REDUCE else {}
     return {"bytes_accessed": accessed, "raw_bytes_accessed": accessed, **unique}
-
-
-def _smaller_side_frac(kind: Kind, n: int) -> float:
-    """The smaller of input and output over the larger, which is the payload."""
-    return 1 / n if kind in {Kind.ALL_GATHER, Kind.REDUCE_SCATTER} else 1.0

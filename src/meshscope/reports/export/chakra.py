@@ -15,7 +15,7 @@ from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
-from meshscope.reports.export.protobuf import number, span, varint
+from meshscope.reports.export.perfetto import number, span, varint
 from meshscope.reports.export.run_timeline import Execution, RunTimeline
 
 SCHEMA = "0.0.4"
@@ -158,7 +158,6 @@ def _transfers(execution: Execution, device: int, size: int) -> Iterator[tuple[b
 
 
 def _context(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Axis and part, which other readers ignore."""
     return {name: arguments[name] for name in ("axis", "part") if name in arguments}
 
 

@@ -7,14 +7,14 @@ Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsK
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, cast
 
 import polars as pl
 
-from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track, printable
+from meshscope.events.timeline import ARGUMENT, Timeline, Track, printable
 
 N_AT_ONCE = 50_000  # slices converted to text together
 PS_PER_US, NS_PER_US = 1e6, 1000
@@ -54,18 +54,24 @@ def _blocks(timeline: Timeline, *, has_text_arguments: bool) -> Iterator[str]:
         yield _names(track, is_new_process=track.pid not in seen)
         seen.add(track.pid)
         if track.kinds is not source:
-            source, kinds = track.kinds, _encoded_kinds(track.kinds, is_text=has_text_arguments)
+            source = track.kinds
+            kinds = source.select(  # a text is escaped once, not once per slice
+                "kind",
+                _values(source["name"], is_text=has_text_arguments).alias("name"),
+                _arguments(source, is_text=has_text_arguments).alias("shared"),
+            )
         for first in range(0, len(track.slices), N_AT_ONCE):
             block = track.slices.slice(first, N_AT_ONCE)
             yield _slices(track, block, kinds, is_text=has_text_arguments)
             if "flows" in block.columns:
                 yield _flows(track, block)
     for counter in timeline.counters:
-        yield _samples(counter)
+        head, unit = {"ph": "C", "pid": 0, "name": counter.name}, counter.unit
+        samples = ({**head, "ts": at / NS_PER_US, "args": {unit: v}} for at, v in counter.samples)
+        yield ",\n".join(map(_json, samples))
 
 
 def _names(track: Track, *, is_new_process: bool) -> str:
-    """Metadata events that name and order the thread, and its process before the first thread."""
     process: dict[str, Any] = {"ph": "M", "pid": track.pid}
     thread = {**process, "tid": track.tid}
     process_events = [
@@ -77,15 +83,6 @@ def _names(track: Track, *, is_new_process: bool) -> str:
         thread | {"name": "thread_sort_index", "args": {"sort_index": track.tid}},
     ]
     return ",\n".join(map(_json, [*(process_events if is_new_process else []), *thread_events]))
-
-
-def _encoded_kinds(kinds: pl.DataFrame, *, is_text: bool) -> pl.DataFrame:
-    """kind, name and shared arguments as JSON; a text is escaped once, not once per slice."""
-    return kinds.select(
-        "kind",
-        _values(kinds["name"], is_text=is_text).alias("name"),
-        _arguments(kinds, is_text=is_text).alias("shared"),
-    )
 
 
 def _slices(track: Track, block: pl.DataFrame, kinds: pl.DataFrame, *, is_text: bool) -> str:
@@ -126,21 +123,6 @@ def _flows(track: Track, block: pl.DataFrame) -> str:
     return ",\n".join(flows.select(text).to_series())
 
 
-def _samples(counter: Counter) -> str:
-    return ",\n".join(
-        _json(
-            {
-                "ph": "C",
-                "pid": 0,
-                "name": counter.name,
-                "ts": at_ns / NS_PER_US,
-                "args": {counter.unit: value},
-            }
-        )
-        for at_ns, value in counter.samples
-    )
-
-
 def _arguments(frame: pl.DataFrame, *, is_text: bool) -> pl.Series:
     """`"key":value` of the arguments of each row that are not null; null if all are."""
     pieces = [
@@ -163,15 +145,12 @@ def _values(column: pl.Series, *, is_text: bool) -> pl.Series:
         numbers = column.cast(pl.String)
         return pl.select('"' + pl.lit(numbers) + '"').to_series() if is_text else numbers
     if isinstance(column.dtype, pl.List):
-        return pl.Series(_encoded_lists(column.to_list()), dtype=pl.String)
+        lists = (None if values is None else _json(values) for values in column.to_list())
+        return pl.Series(list(lists), dtype=pl.String)
     texts = column.cast(pl.String)
     unique = texts.unique().drop_nulls()
     escaped = [_json(printable(text)) for text in unique]
     return texts.replace_strict(unique, pl.Series(escaped, dtype=pl.String), default=None)
-
-
-def _encoded_lists(lists: Iterable[list[Any] | None]) -> list[str | None]:
-    return [None if values is None else _json(values) for values in lists]
 
 
 def _json(value: Any) -> str:

@@ -15,42 +15,27 @@ from meshscope.analysis.intervals import SECONDS, placed
 from meshscope.analysis.overlap import timed
 from meshscope.analysis.timeline import TIMELINE_SCHEMA, last_step
 from meshscope.events.enums import Kind, Part
-from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track, printable
+from meshscope.events.timeline import ARGUMENT, FLOWS, Counter, Timeline, Track, printable
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.lines import LinkLoad, link_loads
+from meshscope.interconnect.lines import link_loads
 from meshscope.plans.mesh import Mesh
 from meshscope.store.run import RunRecord
 
 MAX_DEVICES = 64
 MAX_SLICES = 1_000_000  # over all devices; a longer timeline shows fewer devices
-NS_PER_S = 1e9
+NS_PER_S, PS_PER_NS = 1e9, 1000
 NS_PER_OPERATION = 1000
 NS_BETWEEN_PHASES = 1000
 COPIES = "copies"
 LAYERS = "layers"  # lane of the slices that enclose what a layer executes
+MAX_GROUPS = 65_536  # of one collective; separates the ids of its flows
+_SLICES = [("kind", pl.UInt32), ("start_ps", pl.Int64), ("dur_ps", pl.Int64), ("flows", FLOWS)]
+Slice = tuple[int, int, int, list[dict[str, Any]] | None]
 
 ARGUMENTS = (
-    "kind",
-    "axis",
-    "parallelism",
-    "part",
-    "layer",
-    "stage",
-    "dtype",
-    "shape",
-    "payload_bytes",
-    "wire_bytes",
-    "opcode",
-    "group_size",
-    "n_groups",
-    "algorithm",
-    "inserted_by",
-    "hlo_name",
-    "source_line",
-    "time_basis",
-    "exposed_s",
-    "is_async",
-    "activity",
+    *("kind", "axis", "parallelism", "part", "layer", "stage", "dtype", "shape", "payload_bytes"),
+    *("wire_bytes", "opcode", "group_size", "n_groups", "algorithm", "inserted_by", "hlo_name"),
+    *("source_line", "time_basis", "exposed_s", "is_async", "activity"),
 )
 
 
@@ -328,24 +313,21 @@ def _arguments(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_lanes(executions: Iterable[Execution]) -> tuple[Execution, ...]:
     """Moves executions that overlap in a lane to further lanes of its name; sorts by start."""
-    ends: dict[Hashable, list[int]] = {}
+    ends: dict[Hashable, list[float]] = {}
     in_lanes: list[Execution] = []
     for execution in sorted(executions, key=lambda e: e.start_ns):
-        of_device = execution.device, execution.devices
-        lane_ends = ends.setdefault((of_device, execution.lane), [])
-        free = (i for i, end in enumerate(lane_ends) if end <= execution.start_ns)
-        at = next(free, len(lane_ends))
-        lane_ends[at : at + 1] = [execution.start_ns + execution.dur_ns]
+        lane_ends = ends.setdefault((execution.device, execution.devices, execution.lane), [])
+        at = free_lane(lane_ends, execution.start_ns, execution.start_ns + execution.dur_ns)
         lane = execution.lane if at == 0 else f"{execution.lane} ({at + 1})"
         in_lanes.append(replace(execution, lane=lane))
     return tuple(in_lanes)
 
 
-PS_PER_NS = 1000
-MAX_GROUPS = 65_536  # of one collective; separates the ids of its flows
-
-# The groups of a collective, and the devices of the pipeline stage that runs it.
-Place = tuple[tuple[tuple[int, ...], ...], frozenset[int] | None]
+def free_lane(ends: list[float], start: float, end: float) -> int:
+    """The first lane that is free at `start`, which is then taken until `end`; `ends` has the end of each."""
+    lane = next((i for i, taken in enumerate(ends) if taken <= start), len(ends))
+    ends[lane : lane + 1] = [end]
+    return lane
 
 
 def timeline_of(run: RunTimeline) -> Timeline:
@@ -360,14 +342,19 @@ def timeline_of(run: RunTimeline) -> Timeline:
 def _tracks(run: RunTimeline) -> Iterator[Track]:
     plan = f"{run.title} ({run.unit_label})"
     per_chip = 1 if run.topology is None else run.topology.chip.devices_per_chip
-    kinds = _kinds((*run.layers, *run.executions))
-    by_device = _slices(run).partition_by("device", as_dict=True, include_key=False)
+    shown = (*run.layers, *run.executions)
+    kinds, by_device = _kinds(shown), _slices(shown, run.devices)
+    names = pl.Series("name", [step.name for step in run.steps], dtype=pl.String)
+    steps = [(k, s.start_ns * PS_PER_NS, s.dur_ns * PS_PER_NS) for k, s in enumerate(run.steps)]
+    of_steps = (
+        names.to_frame().with_row_index("kind"),
+        pl.DataFrame(steps, _SLICES[:3], orient="row"),
+    )
     for device in run.devices:
         chip, of_device = f"chip {device // per_chip}", f"device {device}"
-        lanes = {"steps": (_step_kinds(run), _step_slices(run))}
-        slices = by_device.get((device,), pl.DataFrame(schema={"lane": pl.String}))
-        for in_lane in slices.partition_by("lane", maintain_order=True):
-            lanes[in_lane["lane"][0]] = (kinds, in_lane.drop("lane"))
+        lanes = {"steps": of_steps}
+        for lane, rows in by_device[device].items():
+            lanes[lane] = kinds, pl.DataFrame(rows, _SLICES, orient="row")
         for tid, (lane, (lane_kinds, lane_slices)) in enumerate(lanes.items(), start=1):
             yield Track(
                 pid=device + 1,
@@ -378,21 +365,6 @@ def _tracks(run: RunTimeline) -> Iterator[Track]:
                 kinds=lane_kinds,
                 slices=lane_slices,
             )
-
-
-def _step_kinds(run: RunTimeline) -> pl.DataFrame:
-    names = pl.Series("name", [step.name for step in run.steps], dtype=pl.String)
-    return names.to_frame().with_row_index("kind")
-
-
-def _step_slices(run: RunTimeline) -> pl.DataFrame:
-    return pl.DataFrame(
-        {
-            "kind": pl.Series(range(len(run.steps)), dtype=pl.UInt32),
-            "start_ps": pl.Series([s.start_ns * PS_PER_NS for s in run.steps], dtype=pl.Int64),
-            "dur_ps": pl.Series([s.dur_ns * PS_PER_NS for s in run.steps], dtype=pl.Int64),
-        }
-    )
 
 
 def _kinds(executions: Sequence[Execution]) -> pl.DataFrame:
@@ -407,80 +379,36 @@ def _kinds(executions: Sequence[Execution]) -> pl.DataFrame:
     return names.to_frame().with_columns(**columns).with_row_index("kind")
 
 
-def _slices(run: RunTimeline) -> pl.DataFrame:
-    """device, lane, kind, start_ps, dur_ps and flows of every execution on every shown device."""
-    shown = (*run.layers, *run.executions)
-    places = dict.fromkeys((e.groups, e.devices) for e in shown)
-    groups = {place: i for i, place in enumerate(places)}
-    executions = pl.DataFrame(
-        [
-            (
-                i,
-                e.lane,
-                e.device,
-                e.start_ns * PS_PER_NS,
-                e.dur_ns * PS_PER_NS,
-                groups[e.groups, e.devices],
-                e.collective_id,
-            )
-            for i, e in enumerate(shown)
-        ],
-        schema={
-            "kind": pl.UInt32,
-            "lane": pl.String,
-            "device": pl.Int64,
-            "start_ps": pl.Int64,
-            "dur_ps": pl.Int64,
-            "groups": pl.Int64,
-            "collective_id": pl.UInt64,
-        },
-        orient="row",
-    )
-    is_measured = pl.col("device").is_not_null()
-    everywhere = executions.filter(~is_measured).drop("device")
-    placed = pl.concat(
-        [
-            executions.filter(is_measured),
-            everywhere.join(_members(groups, run.devices), on="groups").select(executions.columns),
-        ]
-    ).sort("device", "kind")
-    flows = _flows(placed, _memberships(groups, run.devices))
-    with_flows = placed.join(flows, on=["kind", "device"], how="left", maintain_order="left")
-    return with_flows.drop("groups", "collective_id")
+def _slices(
+    executions: Sequence[Execution], devices: Sequence[int]
+) -> dict[int, dict[str, list[Slice]]]:
+    """The slices of each shown device by lane: the kind is the place of the execution."""
+    by_device: dict[int, dict[str, list[Slice]]] = {device: {} for device in devices}
+    places: dict[Hashable, list[tuple[int, list[tuple[int, str]]]]] = {}
+    for kind, execution in enumerate(executions):
+        place = execution.device, execution.devices, execution.groups
+        if place not in places:
+            places[place] = _flows(execution, devices)
+        times = kind, execution.start_ns * PS_PER_NS, execution.dur_ns * PS_PER_NS
+        first = 1 + execution.collective_id * MAX_GROUPS
+        for device, flows in places[place]:
+            ids = [{"id": first + index, "position": position} for index, position in flows]
+            of_lane = by_device[device].setdefault(execution.lane, [])
+            of_lane.append((*times, ids or None))
+    return by_device
 
 
-def _members(groups: dict[Place, int], devices: Sequence[int]) -> pl.DataFrame:
-    """The shown devices that take part in each list of groups, or all, if they are in its stage."""
-    rows = [
-        (ident, device)
-        for (of_collective, of_stage), ident in groups.items()
-        for members in [{device for group in of_collective for device in group}]
-        for device in devices
-        if (not of_collective or device in members) and (of_stage is None or device in of_stage)
-    ]
-    return pl.DataFrame(rows, schema={"groups": pl.Int64, "device": pl.Int64}, orient="row")
-
-
-def _memberships(groups: dict[Place, int], devices: Sequence[int]) -> pl.DataFrame:
-    """The groups of more than one device that each shown device is in, and its position there."""
-    rows: list[tuple[int, int, int, str]] = []
-    shown_devices = set(devices)
-    for (of_collective, _), ident in groups.items():
-        for index, group in enumerate(of_collective):
-            shown = [device for device in group if device in shown_devices]
-            if len(group) > 1 and shown:
-                ends = {shown[-1]: "f", shown[0]: "s"}
-                rows += [(ident, d, index, ends.get(d, "t")) for d in dict.fromkeys(shown)]
-    schema = {"groups": pl.Int64, "device": pl.Int64, "index": pl.UInt64, "position": pl.String}
-    return pl.DataFrame(rows, schema=schema, orient="row")
-
-
-def _flows(placed: pl.DataFrame, memberships: pl.DataFrame) -> pl.DataFrame:
-    """kind, device and `flows`, which join the slices of one group of a collective."""
-    ident = (1 + pl.col("collective_id") * MAX_GROUPS + pl.col("index")).cast(pl.UInt64)
-    joined = placed.join(memberships, on=["groups", "device"], maintain_order="left_right")
-    flow = pl.struct(ident.alias("id"), "position").alias("flows")
-    return joined.select("kind", "device", flow).group_by("kind", "device").agg("flows")
+def _flows(execution: Execution, devices: Sequence[int]) -> list[tuple[int, list[tuple[int, str]]]]:
+    """The shown devices that take part, each with its groups of several and its place among those shown."""
+    flows: dict[int, list[tuple[int, str]]] = {d: [] for d in devices if execution.is_on(d)}
+    all_shown = set(devices)
+    for index, group in enumerate(execution.groups):
+        shown = [device for device in group if device in all_shown] if len(group) > 1 else []
+        for device in dict.fromkeys(shown):
+            if device in flows:
+                position = "s" if device == shown[0] else "f" if device == shown[-1] else "t"
+                flows[device].append((index, position))
+    return list(flows.items())
 
 
 def link_counters(run: RunTimeline) -> tuple[Counter, ...]:
@@ -493,7 +421,9 @@ def link_counters(run: RunTimeline) -> tuple[Counter, ...]:
         return ()
     loads: dict[Any, list[tuple[str, float]]] = {}
     changes: dict[str, dict[int, float]] = {}
-    for execution in _first_of_each_collective(run):
+    sized = (e for e in run.executions if e.kind and e.arguments.get("payload_bytes"))
+    once = {e.collective_id: e for e in reversed([*sized])}  # several devices may have recorded it
+    for execution in reversed([*once.values()]):
         key = (execution.kind, execution.groups, execution.arguments["payload_bytes"])
         if key not in loads:
             loads[key] = _loads(execution, topology)
@@ -511,17 +441,8 @@ def link_counters(run: RunTimeline) -> tuple[Counter, ...]:
     )
 
 
-def _first_of_each_collective(run: RunTimeline) -> Iterator[Execution]:
-    """Collectives of known size; one that several devices recorded counts once."""
-    seen: set[int] = set()
-    for execution in run.executions:
-        is_sized = execution.kind is not None and execution.arguments.get("payload_bytes")
-        if is_sized and execution.collective_id not in seen:
-            seen.add(execution.collective_id)
-            yield execution
-
-
 def _loads(execution: Execution, topology: Topology) -> list[tuple[str, float]]:
+    """The links that a collective uses, by their ends, and its bytes on each."""
     assert execution.kind is not None
     loads = link_loads(
         execution.kind,
@@ -529,13 +450,12 @@ def _loads(execution: Execution, topology: Topology) -> list[tuple[str, float]]:
         payload_bytes=execution.arguments["payload_bytes"],
         topology=topology,
     )
-    return [(_link_name(load, topology), load.load_bytes) for load in loads]
-
-
-def _link_name(load: LinkLoad, topology: Topology) -> str:
-    source, target = (",".join(map(str, chip)) for chip in (load.source, load.target))
-    of_slice = f"slice {load.slice_index} " if topology.n_slices > 1 else ""
-    return f"{of_slice}link {source} to {target}"
+    named: list[tuple[str, float]] = []
+    for load in loads:
+        source, target = (",".join(map(str, chip)) for chip in (load.source, load.target))
+        of_slice = f"slice {load.slice_index} " if topology.n_slices > 1 else ""
+        named.append((f"{of_slice}link {source} to {target}", load.load_bytes))
+    return named
 
 
 def _samples(changes: dict[int, float]) -> Iterator[tuple[int, float]]:

@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 
 from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track
+from meshscope.reports.export.run_timeline import free_lane
 from meshscope.serving.engine import BatchingEngine
-from meshscope.serving.results import EngineRole
 from meshscope.serving.sequences import ServedRequests
 from meshscope.serving.simulation import ServingOutcome
 
@@ -31,48 +31,30 @@ COUNTERS = {
 def serving_timeline(outcome: ServingOutcome, title: str) -> Timeline:
     """The engines that were simulated, and the first MAX_REQUESTS requests."""
     simulation = outcome.simulation
-    engines = [
-        (_engine_name(role, number, len(of_role)), engine)
+    engines = {
+        f"{role} {number}" if len(of_role) > 1 else str(role): engine
         for role, of_role in simulation.engines.items()
         for number, engine in enumerate(of_role)
-    ]
+    }
+    lines = {f"line {n}": s for n, s in enumerate(_request_lines(simulation.requests), start=1)}
+    steps = {name: _steps(engine) for name, engine in engines.items()}
+    groups = (("engines", STEP_NAMES, steps), ("requests", REQUEST_NAMES, lines))
     return Timeline(
-        tracks=_tracks(title, engines, simulation.requests),
-        counters=tuple(counter for name, engine in engines for counter in _counters(name, engine)),
+        tracks=(
+            Track(
+                pid=pid,
+                process=f"{group}: {title}",
+                tid=tid,
+                thread=name,
+                parents=(title, group),
+                kinds=pl.DataFrame({"name": kinds}).with_row_index("kind"),
+                slices=slices,
+            )
+            for pid, (group, kinds, of_group) in enumerate(groups, start=1)
+            for tid, (name, slices) in enumerate(of_group.items(), start=1)
+        ),
+        counters=tuple(c for name, engine in engines.items() for c in _counters(name, engine)),
         metadata={"title": title},
-    )
-
-
-def _engine_name(role: EngineRole, number: int, n_engines: int) -> str:
-    return f"{role} {number}" if n_engines > 1 else str(role)
-
-
-def _tracks(
-    title: str, engines: list[tuple[str, BatchingEngine]], requests: ServedRequests
-) -> Iterator[Track]:
-    for tid, (name, engine) in enumerate(engines, start=1):
-        yield _track(title, 1, "engines", tid, name, STEP_NAMES, _steps(engine))
-    for tid, slices in enumerate(_request_lines(requests), start=1):
-        yield _track(title, 2, "requests", tid, f"line {tid}", REQUEST_NAMES, slices)
-
-
-def _track(  # noqa: PLR0913, PLR0917  the names of a track
-    title: str,
-    pid: int,
-    group: str,
-    tid: int,
-    name: str,
-    kinds: tuple[str, ...],
-    slices: pl.DataFrame,
-) -> Track:
-    return Track(
-        pid=pid,
-        process=f"{group}: {title}",
-        tid=tid,
-        thread=name,
-        parents=(title, group),
-        kinds=pl.DataFrame({"name": kinds}).with_row_index("kind"),
-        slices=slices,
     )
 
 
@@ -96,17 +78,13 @@ def _steps(engine: BatchingEngine) -> pl.DataFrame:
 
 
 def _request_lines(requests: ServedRequests) -> Iterator[pl.DataFrame]:
-    """The slices of each line."""
     ends_s: list[float] = []
     lines: list[list[tuple[int, float, float, int, int]]] = []
     for number in range(min(len(requests.arrival_s), MAX_REQUESTS)):
         times = (a[number] for a in (requests.arrival_s, requests.first_token_s, requests.finish_s))
         arrival_s, first_s, finish_s = map(float, times)
-        line = next((i for i, end_s in enumerate(ends_s) if end_s <= arrival_s), len(ends_s))
-        if line == len(ends_s):
-            ends_s.append(0.0)
-            lines.append([])
-        ends_s[line] = finish_s
+        line = free_lane(ends_s, arrival_s, finish_s)
+        lines += [[]] * (line == len(lines))
         n_output = int(requests.n_output[number])
         lines[line].append((0, arrival_s, first_s - arrival_s, number, n_output))
         if finish_s > first_s:

@@ -9,9 +9,9 @@ import polars as pl
 from meshscope.analysis.timeline import read_executions
 from meshscope.events.measured import StepLabel
 from meshscope.events.timeline import ARGUMENT, STEP_CLASSES, Timeline, Track, printable
+from meshscope.reports.export.run_timeline import PS_PER_NS, free_lane
 
 MAX_SLICES = 1_000_000
-PS_PER_NS = 1000
 _FACTS = (
     *("kind", "axis", "part", "layer", "dtype", "shape", "payload_bytes", "wire_bytes", "opcode"),
     *("group_size", "n_groups", "hlo_name"),
@@ -34,14 +34,11 @@ def trace_tracks(folder: Path, title: str) -> TraceTracks:
     rows, ops, n_executions = read_executions(folder, max_rows=MAX_SLICES)
     lanes = rows.join(_lanes(ops), on="op", how="left", maintain_order="left")
     flows = _flows(rows, ops)
-    return TraceTracks(
-        timeline=Timeline(
-            tracks=_tracks(lanes, _kinds(ops), flows, printable(title)),
-            metadata={"title": printable(title), "a length is": "time"},
-        ),
-        n_shown=len(rows),
-        n_executions=n_executions,
+    timeline = Timeline(
+        tracks=_tracks(lanes, _kinds(ops), flows, printable(title)),
+        metadata={"title": printable(title), "a length is": "time"},
     )
+    return TraceTracks(timeline=timeline, n_shown=len(rows), n_executions=n_executions)
 
 
 def _lanes(ops: pl.DataFrame) -> pl.DataFrame:
@@ -104,7 +101,6 @@ def _tracks(
 
 
 def _steps(rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The steps of a device, from their first op to the end of the last."""
     end_ns = pl.col("start_ns") + pl.col("dur_ns")
     is_step = pl.col("step_class") != STEP_CLASSES.index(StepLabel.OUTSIDE.value)
     spans = (
@@ -127,12 +123,9 @@ def _without_overlap(slices: pl.DataFrame) -> list[pl.DataFrame]:
     end_ps = slices["start_ps"] + slices["dur_ps"]
     if not (slices["start_ps"] < end_ps.cum_max().shift(1).fill_null(0)).any():
         return [slices]
-    ends: list[int] = []
-    lanes: list[int] = []
-    for start, end in zip(slices["start_ps"].to_list(), end_ps.to_list(), strict=True):
-        lane = next((i for i, last in enumerate(ends) if last <= start), len(ends))
-        ends[lane : lane + 1] = [end]
-        lanes.append(lane)
+    ends: list[float] = []
+    times = zip(slices["start_ps"].to_list(), end_ps.to_list(), strict=True)
+    lanes = [free_lane(ends, start, end) for start, end in times]
     return slices.with_columns(pl.Series("lane", lanes)).partition_by("lane", include_key=False)
 
 

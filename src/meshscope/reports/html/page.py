@@ -3,8 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import count
@@ -14,128 +13,14 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from meshscope import __version__
-from meshscope.analysis.join import Agreement
 from meshscope.reports.charts.spec import CONFIG, Chart
 from meshscope.reports.html.blocks import Block, flattened
-from meshscope.reports.html.bytes import roofline_blocks, size_blocks, traffic_blocks
-from meshscope.reports.html.collectives import (
-    collective_blocks,
-    condition_blocks,
-    inserted_blocks,
-    source_blocks,
-)
-from meshscope.reports.html.hero import hero_blocks
-from meshscope.reports.html.page_run import PageRun, page_runs
 from meshscope.reports.html.ranking import comparison_blocks, page_rankings
-from meshscope.reports.html.times import (
-    cost_blocks,
-    interval_blocks,
-    speculation_blocks,
-    timeline_blocks,
-)
-from meshscope.reports.plain import short
+from meshscope.reports.html.run import PageRun, page_runs, top_blocks
+from meshscope.reports.html.sections import sections
+from meshscope.reports.model import short
 from meshscope.reports.ranking import headline
 from meshscope.store.run import RunRecord
-
-COST = "One step of each phase on one device. Communication is exposed while the device computes nothing; communication hidden behind compute costs no time."
-SPECULATION = "A draft proposes tokens, and the model verifies them in one decode step. The verification and the draft have run folders of their own."
-COLLECTIVES = "Per step on one device; equal layers share a line. Payload is the full array of one operation, wire the bytes that one device sends for it."
-SOURCES = (
-    "Counts, arrays, groups and bytes must match exactly; times must agree within their intervals."
-)
-TIMELINE = "One device. Lanes: compute by part of the model, collectives by mesh axis, copies between memories. Drag to pan; zoom with the buttons, with + and -, or with Ctrl and the mouse wheel."
-TRAFFIC = "Bytes from device to device, and the same bytes on the links between chips, as routed by the interconnect model."
-INTERVALS = "When each mesh axis has traffic in a step, how long it is idle, and what repeats."
-ROOFLINE = (
-    "Achieved FLOP/s of each part of the model during compute, against the peaks of the chip."
-)
-SIZES = "How often each payload occurs in one step, and the bandwidth that it achieves."
-INSERTED = "Who inserted each collective, its opcode, and the algorithm that the compiler chose."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SectionKind:
-    """A section of every run: what makes its blocks, and whether it is open at first."""
-
-    name: str
-    title: str
-    lead: str
-    blocks: Callable[[PageRun], Iterator[Block]]
-    is_open: bool = False
-
-
-KINDS = (
-    _SectionKind(name="cost", title="Step time", lead=COST, blocks=cost_blocks, is_open=True),
-    _SectionKind(
-        name="speculation",
-        title="Speculative decoding",
-        lead=SPECULATION,
-        blocks=speculation_blocks,
-        is_open=True,
-    ),
-    _SectionKind(
-        name="timeline", title="Timeline", lead=TIMELINE, blocks=timeline_blocks, is_open=True
-    ),
-    _SectionKind(
-        name="collectives",
-        title="Collectives",
-        lead=COLLECTIVES,
-        blocks=collective_blocks,
-        is_open=True,
-    ),
-    _SectionKind(
-        name="sources", title="Agreement of sources and totals", lead=SOURCES, blocks=source_blocks
-    ),
-    _SectionKind(name="roofline", title="Roofline", lead=ROOFLINE, blocks=roofline_blocks),
-    _SectionKind(
-        name="traffic", title="Traffic between devices", lead=TRAFFIC, blocks=traffic_blocks
-    ),
-    _SectionKind(
-        name="intervals", title="Traffic intervals", lead=INTERVALS, blocks=interval_blocks
-    ),
-    _SectionKind(name="sizes", title="Payload sizes and bandwidth", lead=SIZES, blocks=size_blocks),
-    _SectionKind(
-        name="inserted", title="Compiler decisions", lead=INSERTED, blocks=inserted_blocks
-    ),
-    _SectionKind(
-        name="conditions", title="Conditions and versions", lead="", blocks=condition_blocks
-    ),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A section of the page."""
-
-    id: str
-    title: str
-    lead: str
-    blocks: tuple[Block, ...]
-    is_open: bool
-
-
-def _is_contradicted(run: PageRun) -> bool:
-    """Whether the sources of the run disagree on collectives or times."""
-    return any(
-        a.agreement is Agreement.DIFFERENT or a.is_time_within is False
-        for a in run.answer.agreements
-    )
-
-
-def sections(run: PageRun) -> tuple[Section, ...]:
-    """The sections of a run that have something to show."""
-    every = (
-        Section(
-            id=run.html_id(kind.name),
-            title=kind.title,
-            lead=kind.lead,
-            blocks=tuple(kind.blocks(run)),
-            is_open=kind.is_open or (kind.name == "sources" and _is_contradicted(run)),
-        )
-        for kind in KINDS
-    )
-    return tuple(section for section in every if section.blocks)
-
 
 MAX_PAGES = 24  # runs with a page of their own, the best ones
 MAX_TITLE = 200  # characters
@@ -146,45 +31,35 @@ SCRIPTS = ("vega.js", "page.js")
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RunPage:
-    """The part of a page about one run."""
-
-    id: str
-    name: str
-    title: str
-    request: str
-    hero: tuple[Block, ...]
-    sections: tuple[Section, ...]
-
-    @property
-    def blocks(self) -> Iterator[Block]:
-        """All blocks in the order of the page."""
-        yield from flattened(self.hero)
-        for section in self.sections:
-            yield from flattened(section.blocks)
-
-
 def page_html(runs: Sequence[RunRecord]) -> str:
     """The report of one run, or of several runs ranked and compared."""
-    shown_runs = page_runs(runs)
-    groups = page_rankings(shown_runs)
+    groups = page_rankings(list(page_runs(runs)))
     ordered = [run for ranking in groups for run in ranking.runs]
-    pages = [_run_page(run) for run in ordered[:MAX_PAGES]]
+    pages = list(map(_run_page, ordered[:MAX_PAGES]))
     if len(runs) == 1:
-        return _rendered(pages[0].title, lead=pages[0].request, pages=pages)
-    n_hidden = len(ordered) - len(pages)
+        return _rendered(pages[0]["title"], lead=pages[0]["request"], pages=pages)
     return _rendered(
         headline(groups),
-        comparison=tuple(comparison_blocks(groups)),
+        comparison=list(comparison_blocks(groups)),
         pages=pages,
-        n_hidden=n_hidden,
+        n_hidden=len(ordered) - len(pages),
     )
 
 
-def blocks_html(title: str, blocks: Sequence[Block], *, lead: str = "") -> str:
+def blocks_html(title: str, blocks: Iterable[Block], *, lead: str = "") -> str:
     """A page of these blocks, for results that are no runs."""
-    return _rendered(short(title, MAX_TITLE), lead=lead, comparison=blocks)
+    return _rendered(short(title, MAX_TITLE), lead=lead, comparison=list(blocks))
+
+
+def _run_page(run: PageRun) -> dict[str, Any]:
+    return {
+        "id": run.html_id("run"),
+        "name": run.name,
+        "title": short(run.answer.title, MAX_TITLE),
+        "request": short(run.answer.request, MAX_TITLE),
+        "top": list(top_blocks(run)),
+        "sections": list(sections(run)),
+    }
 
 
 def _rendered(
@@ -192,11 +67,13 @@ def _rendered(
     *,
     lead: str = "",
     comparison: Sequence[Block] = (),
-    pages: Sequence[_RunPage] = (),
+    pages: Sequence[dict[str, Any]] = (),
     n_hidden: int = 0,
 ) -> str:
-    """One HTML file."""
-    blocks = [*flattened(comparison), *(block for page in pages for block in page.blocks)]
+    parts = [comparison]
+    for page in pages:
+        parts += [page["top"], *(section["blocks"] for section in page["sections"])]
+    charts = [c for part in parts for c in flattened(part) if isinstance(c, Chart)]
     style, scripts = _text(STYLE), [_text(name) for name in SCRIPTS]
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -214,25 +91,14 @@ def _rendered(
         scripts=[Markup(script) for script in scripts],  # noqa: S704  our own files
         style_hash=_hash(style),
         script_hashes=list(map(_hash, scripts)),
-        data=Markup(_json(_document(blocks))),  # noqa: S704  escaped by _json
+        data=Markup(_data(charts)),  # noqa: S704  escaped by _data
         footer=f"Made by meshscope {__version__}. This file makes no network requests.",
     )
 
 
-def _run_page(run: PageRun) -> _RunPage:
-    return _RunPage(
-        id=run.html_id("run"),
-        name=run.name,
-        title=short(run.answer.title, MAX_TITLE),
-        request=short(run.answer.request, MAX_TITLE),
-        hero=tuple(hero_blocks(run)),
-        sections=sections(run),
-    )
-
-
-def _document(blocks: Iterable[Block]) -> dict[str, Any]:
-    """The data of all charts in the order of the page."""
-    return {
+def _data(charts: Sequence[Chart]) -> str:
+    """All charts in the order of the page, as JSON that is safe inside an HTML script element."""
+    document = {
         "config": CONFIG,
         "charts": [
             {
@@ -242,14 +108,9 @@ def _document(blocks: Iterable[Block]) -> dict[str, Any]:
                 "is_zoomed": c.is_zoomed,
                 "spec": c.spec,
             }
-            for c in blocks
-            if isinstance(c, Chart)
+            for c in charts
         ],
     }
-
-
-def _json(document: Any) -> str:
-    """JSON that is safe inside an HTML script element."""
     return json.dumps(document, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
 
 

@@ -3,33 +3,28 @@
 from collections.abc import Iterator, Sequence
 
 from meshscope.events.enums import REQUEST_PHASES, Phase
-from meshscope.events.step_time import StepTime, TimeEstimate
+from meshscope.events.step_time import TimeEstimate
 from meshscope.planner.grid import TOO_LARGE
-from meshscope.planner.launch import launches_of
+from meshscope.planner.launch import Launch, launches_of
 from meshscope.planner.search import Choice, PlanSearch, WonBy, interval_of
 from meshscope.planner.slices import SliceSearch, slice_name
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.reports.answer import fit_of
-from meshscope.reports.charts.cost import Breakdown, time_breakdown
+from meshscope.reports.charts.cost import time_breakdown
 from meshscope.reports.charts.points import front_chart
 from meshscope.reports.html.blocks import (
-    Advice,
-    Advices,
     Block,
-    DescriptionList,
-    FoldedBlocks,
-    PageTable,
-    Paragraph,
-    Tile,
-    Tiles,
+    advice,
+    descriptions,
     fold,
     page_table,
+    paragraph,
+    tiles,
 )
-from meshscope.reports.html.hero import fit_bar, sentence
 from meshscope.reports.html.page import blocks_html
-from meshscope.reports.html.times import waterfall_blocks
-from meshscope.reports.model import Figure, Unit, ViewTable, figure_column, text_column
-from meshscope.reports.plain import short
+from meshscope.reports.html.run import MAX_COMMAND, fit_bar, sentence
+from meshscope.reports.html.sections import waterfall_blocks
+from meshscope.reports.model import Figure, Unit, short, table
 from meshscope.reports.plan import (
     choice_name,
     conversion_text,
@@ -49,7 +44,8 @@ from meshscope.reports.times import time_figure
 from meshscope.units import format_dtype
 
 DROPPED = "combinations dropped"
-MAX_COMMAND = 2000  # characters
+_TIMES = ("TTFT_s", "TPOT_s", "request_s")
+_RATE = "request tokens/s per chip"
 
 
 def plan_html(
@@ -58,59 +54,73 @@ def plan_html(
     verified: Sequence[VerifiedChoice] = (),
 ) -> str:
     """The page as one HTML file; with several slices, that of the best."""
-    blocks = tuple(_blocks(search, slices, verified))
-    return blocks_html(_headline(search), blocks, lead=_request(search))
+    workload = search.space.workload
+    lead = f"Prompt {workload.prompt}, output {workload.output}; best for {goal_text(search)}"
+    return blocks_html(_headline(search), _blocks(search, slices, verified), lead=lead)
 
 
 def _headline(search: PlanSearch) -> str:
     model, slice_ = search.space.model.name, slice_name(search.space.topology)
     if search.winner is not None:
         return f"{search.winner.experiment.plan} serves {model} best on {slice_}"
-    if search.closest is None:
-        fits = TOO_LARGE not in search.n_refused
-        return (
-            f"No plan of {model} is left on {slice_}" if fits else f"{model} does not fit {slice_}"
-        )
-    return f"No plan of {model} on {slice_} meets {limits_text(search)}"
-
-
-def _request(search: PlanSearch) -> str:
-    workload = search.space.workload
-    return f"Prompt {workload.prompt}, output {workload.output}; best for {goal_text(search)}"
+    if search.closest is not None:
+        return f"No plan of {model} on {slice_} meets {limits_text(search)}"
+    is_too_large = TOO_LARGE in search.n_refused
+    return (
+        f"{model} does not fit {slice_}"
+        if is_too_large
+        else f"No plan of {model} is left on {slice_}"
+    )
 
 
 def _blocks(
     search: PlanSearch, slices: SliceSearch | None, verified: Sequence[VerifiedChoice]
 ) -> Iterator[Block]:
-    shown = search.winner or search.closest
-    if shown is None:
-        yield Paragraph(text=sentence(nothing_left_text(search)), class_name="banner bad")
+    best = search.winner or search.closest
+    if best is None:
+        yield paragraph(sentence(nothing_left_text(search)), "banner bad")
     if search.winner is None and search.closest is not None:
-        yield Paragraph(text=sentence(f"it takes {exceeded_text(search)}"), class_name="banner bad")
-        yield Paragraph(text=sentence(needed_text(search)), class_name="say")
-    if shown is not None:
-        yield Paragraph(text=choice_name(shown), class_name="heading")
-        yield Tiles(tiles=tuple(_tiles(search, shown)))
-        yield fit_bar(fit_of(shown.memory), shown.memory)
-    yield from _reasons(search)
-    yield from _chart(search)
+        yield paragraph(sentence(f"it takes {exceeded_text(search)}"), "banner bad")
+        yield paragraph(sentence(needed_text(search)), "say")
+    if best is not None:
+        yield paragraph(choice_name(best), "heading")
+        yield tiles(_tiles(search, best))
+        yield fit_bar(fit_of(best.memory), best.memory)
+    yield from descriptions((name, text and sentence(text)) for name, text in _reasons(search))
+    near = () if search.closest is None else (search.closest, *search.fastest)
+    shown = search.front or near
+    others = tuple(choice for choice in search.best if choice not in search.front)
+    if shown:
+        yield front_chart(search, shown, others)
     if search.won_by is not None:
         yield from _against(search.won_by, search)
     yield from _verified(verified)
     if slices is not None:
         yield _slices(slices)
-    yield from _apart(search)
+    yield from fold(
+        "Without quantization, and prefill and decode apart", descriptions(_apart(search))
+    )
     yield from _placements(search)
     yield _dropped(search)
-    yield from _tables(search)
+    if shown:
+        yield _choices("front", "Pareto front" if search.front else "Closest", shown)
+    if others:
+        of_others = _choices("plans", "Best choice of other plans", others)
+        yield from fold("The best choice of other plans", [of_others])
     if search.winner is not None:
-        yield from fold("How to start it", [_launch(search.winner, search.space.n_first_layers)])
-    for text in search_notes(search):
-        yield Paragraph(text=text)
+        launches = launches_of(search.winner.experiment, search.space.n_first_layers)
+        flags = (
+            (one.server, "", _missing(one), short(one.command, MAX_COMMAND)) for one in launches
+        )
+        yield from fold("How to start it", advice(flags, "Launch flags"))
+    yield from map(paragraph, search_notes(search))
 
 
-def _tiles(search: PlanSearch, choice: Choice) -> Iterator[Tile]:
-    """TTFT, TPOT and the rate of the choice; the winner's times with intervals."""
+def _missing(launch: Launch) -> str:
+    return "; ".join(f"not expressed: {item}" for item in launch.not_expressed)
+
+
+def _tiles(search: PlanSearch, choice: Choice) -> Iterator[tuple[str, str, str]]:
     for name, phase, seconds in (
         ("TTFT", Phase.PREFILL, choice.ttft_s),
         ("TPOT", Phase.DECODE, choice.tpot_s),
@@ -118,53 +128,21 @@ def _tiles(search: PlanSearch, choice: Choice) -> Iterator[Tile]:
         plain = TimeEstimate(value_s=seconds, low_s=None, high_s=None)
         figure = time_figure(interval_of(search.times, phase) or plain)
         note = "predicted" if figure.low is None else f"{figure.range_text}; predicted"
-        yield Tile(name=name, value=figure.text, note=note)
-    yield Tile(
-        name="Request tokens/s per chip",
-        value=f"{choice.tokens_per_s_per_chip:,.0f}",
-        note="of a batch over its prefill and all decode steps",
-    )
+        yield name, figure.text, note
+    rate = f"{choice.tokens_per_s_per_chip:,.0f}"
+    yield "Request tokens/s per chip", rate, "of a batch over its prefill and all decode steps"
 
 
-def _reasons(search: PlanSearch) -> Iterator[DescriptionList]:
-    pairs = [(phase.value, sentence(text)) for phase, text in search.why.items()]
+def _reasons(search: PlanSearch) -> Iterator[tuple[str, str]]:
     if search.equals:
-        pairs.insert(0, ("equal", sentence(equals_text(search))))
-    if search.winner is not None and (text := conversion_text(search)):
-        pairs.append(("format", sentence(text)))
+        yield "equal", equals_text(search)
+    yield from ((phase.value, text) for phase, text in search.why.items())
+    if search.winner is not None:
+        yield "format", conversion_text(search)
     if search.won_by is not None:
-        pairs.append((won_by_title(search), sentence(search.won_by.sentence)))
+        yield won_by_title(search), search.won_by.sentence
     if search.placements is not None:
-        pairs.append(("placement", sentence(placement_text(search.placements))))
-    if pairs:
-        yield DescriptionList(pairs=tuple(pairs))
-
-
-def _shown(search: PlanSearch) -> tuple[Choice, ...]:
-    """The Pareto front; without one, the choice that comes closest and the fastest ones."""
-    near = () if search.closest is None else (search.closest, *search.fastest)
-    return search.front or near
-
-
-def _others(search: PlanSearch) -> tuple[Choice, ...]:
-    """The best choice of each plan that has another best choice than one of the front."""
-    return tuple(choice for choice in search.best if choice not in search.front)
-
-
-def _chart(search: PlanSearch) -> Iterator[Block]:
-    shown = _shown(search)
-    if shown:
-        yield front_chart(search, shown, _others(search))
-
-
-def _tables(search: PlanSearch) -> Iterator[Block]:
-    """The choices of the chart with their figures."""
-    shown, others = _shown(search), _others(search)
-    if shown:
-        yield _choices_table("front", "Pareto front" if search.front else "Closest", shown)
-    if others:
-        table = _choices_table("plans", "Best choice of other plans", others)
-        yield from fold("The best choice of other plans", [table])
+        yield "placement", placement_text(search.placements)
 
 
 def _figures_text(choice: Choice) -> str:
@@ -175,36 +153,28 @@ def _figures_text(choice: Choice) -> str:
     return f"{choice_name(choice)}: TTFT {ttft}, TPOT {tpot}, {rate}"
 
 
-def _choices_table(id_: str, title: str, choices: Sequence[Choice]) -> PageTable:
-    view = ViewTable(
-        title=title,
-        columns=(
-            text_column("plan"),
-            figure_column("batch"),
-            *map(text_column, ("weights", "cache")),
-            figure_column("chunk"),
-            *(figure_column(name, Unit.SECONDS) for name in ("TTFT", "TPOT", "request")),
-            figure_column("request tokens/s per chip"),
-            figure_column("memory of a device", Unit.MEMORY_BYTES),
-            text_column("fits"),
-        ),
-        rows=tuple(
+def _choices(id_: str, title: str, choices: Sequence[Choice]) -> Block:
+    names = ("plan", "batch#", "weights", "cache", "chunk#", *_TIMES, f"{_RATE}#")
+    view = table(
+        (*names, "memory of a device_gib", "fits"),
+        (
             (
                 str(choice.experiment.plan),
-                choice.experiment.workload.batch,
-                format_dtype(choice.experiment.workload.weight_dtype),
-                format_dtype(choice.experiment.workload.cache_dtype),
-                choice.experiment.workload.prefill_chunk,
+                workload.batch,
+                format_dtype(workload.weight_dtype),
+                format_dtype(workload.cache_dtype),
+                workload.prefill_chunk,
                 *(choice.ttft_s, choice.tpot_s, choice.e2e_s),
                 choice.tokens_per_s_per_chip,
                 fit_of(choice.memory).known,
                 choice.memory.fit.value,
             )
             for choice in choices
+            for workload in [choice.experiment.workload]
         ),
+        title=title,
     )
-    classes = ["best" if id_ == "front" and not at else "" for at in range(len(choices))]
-    return page_table(id_, view, row_classes=classes)
+    return page_table(id_, view, row_classes=["best"] if id_ == "front" else [])
 
 
 def _against(won_by: WonBy, search: PlanSearch) -> Iterator[Block]:
@@ -212,7 +182,7 @@ def _against(won_by: WonBy, search: PlanSearch) -> Iterator[Block]:
     if len(won_by.times) < 2 or search.winner is None:
         return
     names = [str(c.experiment.plan) for c in (search.winner, won_by.runner_up)]
-    sides = [_breakdowns(times) for times in won_by.times]
+    sides = [{time.phase: time_breakdown(time) for time in times} for times in won_by.times]
     yield from waterfall_blocks(
         list(zip(names, sides, strict=True)),
         n_decode_steps=search.space.workload.n_decode_steps,
@@ -220,27 +190,14 @@ def _against(won_by: WonBy, search: PlanSearch) -> Iterator[Block]:
     )
 
 
-def _breakdowns(times: Sequence[StepTime]) -> dict[Phase, Breakdown]:
-    return {time.phase: time_breakdown(time) for time in times}
-
-
 def _verified(verified: Sequence[VerifiedChoice]) -> Iterator[Block]:
-    """The compiled choices, and what the prediction of each missed."""
     if not verified:
         return
-    view = ViewTable(
-        title="Compiled, best first",
-        columns=(
-            text_column("plan"),
-            *(
-                figure_column(f"{name}, {source}", Unit.SECONDS)
-                for name in ("TTFT", "TPOT")
-                for source in ("compiled", "predicted")
-            ),
-            figure_column("request tokens/s per chip"),
-            *map(text_column, ("fits", *(f"{phase}, missed" for phase in REQUEST_PHASES), "run")),
-        ),
-        rows=tuple(
+    times = (f"{n}, {source}_s" for n in ("TTFT", "TPOT") for source in ("compiled", "predicted"))
+    missed = (f"{phase}, missed" for phase in REQUEST_PHASES)
+    view = table(
+        ("plan", *times, f"{_RATE}#", "fits", *missed, "run"),
+        (
             (
                 choice_name(one.choice),
                 *(one.ttft_s, one.choice.ttft_s, one.tpot_s, one.choice.tpot_s),
@@ -251,34 +208,28 @@ def _verified(verified: Sequence[VerifiedChoice]) -> Iterator[Block]:
             )
             for one in verified
         ),
+        title="Compiled, best first",
     )
     yield page_table("verified", view)
 
 
 def _missed(verified: VerifiedChoice, phase: Phase) -> str | None:
-    """What the prediction of a step missed; None without compiled times."""
     sentences = (miss_sentence(miss) for miss in verified.misses if miss.phase is phase)
     return next(map(sentence, sentences), None)
 
 
-def _slices(slices: SliceSearch) -> PageTable:
-    """The slices that were tried."""
-    unit = "chips" if slices.prices is None else "price an hour"
-    meets = (text_column("meets the objective"),) if slices.has_limits else ()
-    prices = () if slices.prices is None else (figure_column("price per million output tokens"),)
-    view = ViewTable(
+def _slices(slices: SliceSearch) -> Block:
+    names = (
+        *("slice", "chips#" if slices.prices is None else "price an hour#"),
+        *(("meets the objective",) if slices.has_limits else ()),
+        *("best plan", "TTFT_s", "TPOT_s", f"{_RATE}#"),
+        *(() if slices.prices is None else ("price per million output tokens#",)),
+    )
+    view = table(
+        names,
+        (_slice_row(slices, search) for search in slices.searches),
         title="Slices",
-        columns=(
-            text_column("slice"),
-            figure_column(unit),
-            *meets,
-            text_column("best plan"),
-            *(figure_column(name, Unit.SECONDS) for name in ("TTFT", "TPOT")),
-            figure_column("request tokens/s per chip"),
-            *prices,
-        ),
-        rows=tuple(_slice_row(slices, search) for search in slices.searches),
-        notes=tuple(map("{}.".format, slice_notes(slices))),
+        notes=map("{}.".format, slice_notes(slices)),
     )
     best = ["best" if search is slices.best else "" for search in slices.searches]
     return page_table("slices", view, row_classes=best)
@@ -298,19 +249,14 @@ def _slice_row(slices: SliceSearch, search: PlanSearch) -> tuple[str | float | N
     )
 
 
-def _placements(search: PlanSearch) -> Iterator[FoldedBlocks]:
+def _placements(search: PlanSearch) -> Iterator[Block]:
     """The placements of the winner on the torus, the shortest request first."""
     if search.placements is None:
         return
     in_order = search.placements.in_order
-    view = ViewTable(
-        title="Placements of the axes on the torus",
-        columns=(
-            text_column("dimension: axes, the fastest last"),
-            *(figure_column(name, Unit.SECONDS) for name in ("TTFT", "TPOT", "request")),
-            figure_column("over mesh order"),
-        ),
-        rows=tuple(
+    view = table(
+        ("dimension: axes, the fastest last", *_TIMES, "over mesh order#"),
+        (
             (
                 "device ids in mesh order" if one.placement is None else str(one.placement),
                 *(one.ttft_s, one.tpot_s, one.e2e_s),
@@ -318,24 +264,20 @@ def _placements(search: PlanSearch) -> Iterator[FoldedBlocks]:
             )
             for one in (in_order, *search.placements.placed)
         ),
+        title="Placements of the axes on the torus",
     )
     yield from fold("Placement on the torus", [page_table("placements", view)])
 
 
-def _apart(search: PlanSearch) -> Iterator[FoldedBlocks]:
+def _apart(search: PlanSearch) -> Iterator[tuple[str, str]]:
     """Prefill and decode on slices of their own, and the best without quantization."""
-    named = [("own format", search.own_format), ("without quantization", search.unquantized)]
+    named = {"own format": search.own_format, "without quantization": search.unquantized}
     if search.apart is not None:
-        named += [("prefill apart", search.apart.prefill), ("decode apart", search.apart.decode)]
-    pairs = tuple((name, _figures_text(choice)) for name, choice in named if choice is not None)
-    if pairs:
-        yield from fold(
-            "Without quantization, and prefill and decode apart", [DescriptionList(pairs=pairs)]
-        )
+        named |= {"prefill apart": search.apart.prefill, "decode apart": search.apart.decode}
+    yield from ((name, _figures_text(one)) for name, one in named.items() if one is not None)
 
 
-def _dropped(search: PlanSearch) -> PageTable:
-    """What was counted, and what was left out at each step."""
+def _dropped(search: PlanSearch) -> Block:
     n_beyond = search.n_candidates - search.n_meeting
     rows = [
         ("plans counted", search.n_counted, "every size of every axis that fills the slice"),
@@ -351,24 +293,9 @@ def _dropped(search: PlanSearch) -> PageTable:
         ),
         ("Pareto front", len(search.front), "the table below"),
     ]
-    view = ViewTable(
+    view = table(
+        ("what", "number#", "why"),
+        (row for row in rows if row[1] or row[0] != DROPPED),
         title="What was searched, and what was dropped",
-        columns=(text_column("what"), figure_column("number"), text_column("why")),
-        rows=tuple(row for row in rows if row[1] or row[0] != DROPPED),
     )
     return page_table("dropped", view)
-
-
-def _launch(choice: Choice, n_layers: int | None) -> Advices:
-    return Advices(
-        title="Launch flags",
-        advices=tuple(
-            Advice(
-                change=launch.server,
-                gain="",
-                reason="; ".join(f"not expressed: {item}" for item in launch.not_expressed),
-                command=short(launch.command, MAX_COMMAND),
-            )
-            for launch in launches_of(choice.experiment, n_layers)
-        ),
-    )

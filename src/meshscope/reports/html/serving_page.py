@@ -1,23 +1,33 @@
-"""The page of a simulated server: its answer, the engines over time, and the conditions."""
+"""The charts and the page of a simulated server: its answer, the engines over time, and the conditions."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from meshscope.reports.charts.serving import series_chart, serving_charts
+from meshscope.reports.charts.spec import (
+    TIP,
+    Chart,
+    Layer,
+    axis,
+    color_by,
+    columnar,
+    flattened,
+    layered,
+    marks,
+    name_of,
+    quantity,
+)
 from meshscope.reports.html.blocks import (
     Block,
-    DescriptionList,
-    Paragraph,
-    Tile,
-    Tiles,
+    descriptions,
     fold,
     page_table,
+    paragraph,
+    tiles,
 )
 from meshscope.reports.html.page import blocks_html
-from meshscope.reports.model import ViewTable, view_columns
+from meshscope.reports.model import Unit, table
 from meshscope.reports.serving import (
     RATE,
     TIME_COLUMNS,
-    Fact,
     condition_facts,
     engine_facts,
     rate_facts,
@@ -25,6 +35,7 @@ from meshscope.reports.serving import (
     serving_title,
     time_rows,
 )
+from meshscope.serving.results import EngineRole, TimelineSample
 from meshscope.serving.simulation import ServingOutcome
 from meshscope.units import format_seconds
 
@@ -34,41 +45,99 @@ ABOUT = (
 )
 
 
+Value = Callable[[TimelineSample], float]
+
+# Title, unit, and the lines of an engine with their values.
+_CHARTS: tuple[tuple[str, str, dict[str, Value]], ...] = (
+    (
+        "Sequences in an engine",
+        "",
+        {"in the engine": lambda s: s.n_running, "waiting": lambda s: s.n_waiting},
+    ),
+    ("Cache in use", "%", {"cache": lambda s: 100 * s.cache_frac}),
+    (
+        "Tokens of a step",
+        "",
+        {"prompt": lambda s: s.n_prompt_tokens, "decoded": lambda s: s.n_decode_tokens},
+    ),
+)
+
+
+def serving_charts(outcome: ServingOutcome) -> Iterator[Chart]:
+    """The charts of a simulated server over time, one engine of each role; a value holds until the next."""
+    pools = outcome.result.pools
+    end_s = max((pool.timeline[-1].time_s for pool in pools if pool.timeline), default=0.0)
+    for title, unit, values in _CHARTS:
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for pool in pools:
+            for name, value in values.items():
+                points: list[tuple[float, float]] = []
+                for sample in pool.timeline:
+                    if not points or points[-1][1] != value(sample):
+                        points.append((sample.time_s, float(value(sample))))
+                if any(v for _, v in points):
+                    lines[name if pool.role is EngineRole.BOTH else f"{pool.role}: {name}"] = points
+        yield _series_chart(title, unit, end_s, lines)
+
+
+def _series_chart(
+    title: str, unit: str, end_s: float, lines: dict[str, list[tuple[float, float]]]
+) -> Chart:
+    """The lines of a chart, with marks at the highest value of each and at its last change."""
+    names = list(map(name_of, lines))
+    rows = [
+        columnar("t v", [*points, (end_s, points[-1][1])], name=name)
+        for name, points in zip(names, lines.values(), strict=True)
+    ]
+    dots: list[Layer] = [
+        {"name": name, "t": t, "v": v, "tip": f"{name}, {what}: {v:,.4g}{unit}\nat {format_seconds(t)}"}
+        for name, points in zip(names, lines.values(), strict=True)
+        for what, (t, v) in (("highest", max(points, key=lambda p: p[1])), ("last change", points[-1]))
+    ]  # fmt: skip
+    at: Layer = {
+        "x": quantity("t", axis(Unit.SECONDS), domain=[0, end_s or 1], nice=False),
+        "y": quantity("v", axis(title=unit or None)),
+    }
+    color = color_by("name", names)
+    dot: Layer = {**at, "color": {**color, "legend": None}, "tooltip": TIP}
+    highest = (f"{name} up to {max(v for _, v in of):,.4g}" for name, of in lines.items())
+    return Chart(
+        kind="series",
+        title=title,
+        description="; ".join(highest) or "nothing",
+        spec=layered(
+            marks("line", {**at, "color": color}, rows, flattened("t v"), interpolate="step-after", strokeWidth=2),
+            marks("point", dot, dots, filled=True, size=60, opacity=1),
+            height=180,
+        ),
+    )  # fmt: skip
+
+
 def serving_html(outcome: ServingOutcome) -> str:
     """The page as one HTML file."""
-    return blocks_html(serving_title(outcome), tuple(_blocks(outcome)))
+    return blocks_html(serving_title(outcome), _blocks(outcome))
 
 
 def _blocks(outcome: ServingOutcome) -> Iterator[Block]:
     result = outcome.result
     style = "note bad" if result.is_stable is False else "lead"
-    yield Paragraph(text=f"{rate_verdict(result)}.", class_name=style)
-    yield Tiles(tiles=tuple(_tiles(outcome)))
-    yield _facts(*(fact for fact in rate_facts(outcome) if fact[0] != RATE), *engine_facts(outcome))
-    view = ViewTable(
-        title="Times of requests",
-        columns=view_columns(("time",), [f"{name}_s" for name in TIME_COLUMNS]),
-        rows=tuple((label, *cells) for label, cells in time_rows(result)),
-    )
-    yield page_table("times", view)
-    yield Paragraph(text=ABOUT)
-    yield from map(series_chart, serving_charts(outcome))
-    yield from fold("Conditions", [_facts(*condition_facts(outcome))])
+    yield paragraph(f"{rate_verdict(result)}.", style)
+    yield tiles(_tiles(outcome))
+    rates = (fact for fact in rate_facts(outcome) if fact[0] != RATE)
+    yield from descriptions([*rates, *engine_facts(outcome)])
+    names = ("time", *(f"{name}_s" for name in TIME_COLUMNS))
+    rows = ((label, *cells) for label, cells in time_rows(result))
+    yield page_table("times", table(names, rows, title="Times of requests"))
+    yield paragraph(ABOUT)
+    yield from serving_charts(outcome)
+    yield from fold("Conditions", descriptions(condition_facts(outcome)))
 
 
-def _facts(*facts: Fact) -> DescriptionList:
-    return DescriptionList(pairs=tuple((label, text) for label, text in facts if text))
-
-
-def _tiles(outcome: ServingOutcome) -> Iterator[Tile]:
+def _tiles(outcome: ServingOutcome) -> Iterator[tuple[str, str, str]]:
     figures = outcome.result.figures
     for name, values in (("TTFT", figures.ttft), ("TPOT", figures.tpot), ("ITL", figures.itl)):
         if values is not None:
             note = f"p99 {format_seconds(values.p99_s)}"
-            yield Tile(name=f"{name}, median", value=format_seconds(values.p50_s), note=note)
-    per_chip = figures.output_tokens_per_s / outcome.n_chips
-    yield Tile(
-        name="request tokens/s",
-        value=f"{figures.output_tokens_per_s:,.0f}",
-        note=f"{per_chip:,.0f} per chip",
-    )
+            yield f"{name}, median", format_seconds(values.p50_s), note
+    rate, per_chip = figures.output_tokens_per_s, figures.output_tokens_per_s / outcome.n_chips
+    yield "request tokens/s", f"{rate:,.0f}", f"{per_chip:,.0f} per chip"

@@ -1,0 +1,313 @@
+"""A run on a page with its answer and metrics, and the top of its page: warnings, figures, fit, why, what to try."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import polars as pl
+
+from meshscope.analysis.catalog import (
+    METRICS,
+    MetricInputs,
+    Result,
+    Unavailable,
+    metric_inputs,
+    metrics_of,
+)
+from meshscope.analysis.comparison import runs_on_cpu
+from meshscope.analysis.join import Agreement
+from meshscope.analysis.totals import step_totals
+from meshscope.events.enums import Phase, Source
+from meshscope.planner.suggestions import Suggestion
+from meshscope.plans.memory import Memory, TempBasis
+from meshscope.reports.answer import (
+    Answer,
+    Fit,
+    FitState,
+    SourceAnswer,
+    answer_of,
+    change_with_purpose,
+)
+from meshscope.reports.charts.cost import CostBar, cost_bars, strongest_costs
+from meshscope.reports.conditions import distinct_labels
+from meshscope.reports.frames import metric_table, prefill_first
+from meshscope.reports.html.blocks import (
+    Block,
+    advice,
+    descriptions,
+    page_table,
+    paragraph,
+    tiles,
+)
+from meshscope.reports.live import SHARED_CORES
+from meshscope.reports.model import Figure, Unit, joined, short
+from meshscope.reports.summary import memory_segments
+from meshscope.reports.trace import capture_sentence, is_trace, trace_tables
+from meshscope.reports.words import counted, phase_label
+from meshscope.store.run import RunRecord
+from meshscope.units import format_bytes, format_seconds
+
+MAX_NAME, MAX_SENTENCE, MAX_COMMAND = 80, 400, 2000  # characters
+MIN_SEGMENT_BYTES = 2**30 / 200  # smaller parts of the memory are 0.00 GiB
+MIN_GAIN_FRAC = 0.01  # of a time; smaller changes of it are not named
+ESTIMATED = "Temporaries are estimated; the compiler knows them."
+# The start of the sentence about the memory, and its CSS class.
+FITS = {
+    FitState.YES: ("Fits", "good"),
+    FitState.NO: ("Does not fit", "bad"),
+    FitState.CLOSE: ("Close to the limit", ""),
+    FitState.UNKNOWN: ("Fit unknown", ""),
+}
+SEGMENT_CLASSES = {
+    "weights": "c-compute", "KV cache": "ax1", "arguments": "c-compute", "outputs": "ax1",
+    "temporaries": "c-stages", "other": "c-idle",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)  # no slots: metrics are computed on first use
+class PageRun:
+    """One run on the page; `number` counts from 1."""
+
+    number: int
+    name: str
+    run: RunRecord
+    answer: Answer
+    inputs: MetricInputs
+    costs: tuple[CostBar, ...]
+
+    @cached_property
+    def metrics(self) -> dict[str, Result]:
+        """Every metric by name."""
+        return metrics_of(self.inputs)
+
+    @property
+    def source(self) -> Source:
+        """The strongest source of the run."""
+        return self.run.manifest.source
+
+    @property
+    def timed(self) -> SourceAnswer:
+        """The answer of the strongest source with a time; of the strongest source if none has one."""
+        timed = [s for s in self.answer.sources if s.ttft.value or s.tpot.value]
+        return (timed or [self.answer.strongest])[-1]
+
+    @property
+    def fits(self) -> FitState:
+        """Whether the run fits, by its strongest source that knows."""
+        states = [s.fit.state for s in self.answer.sources if s.fit is not None]
+        known = (state for state in reversed(states) if state is not FitState.UNKNOWN)
+        return next(known, FitState.UNKNOWN)
+
+    @property
+    def strongest_costs(self) -> dict[Phase, CostBar]:
+        """For each phase the step of the strongest source that has one."""
+        return strongest_costs(self.costs)
+
+    @property
+    def n_decode_steps(self) -> int | None:
+        """Decode steps of the request; None if unknown."""
+        workload = self.run.manifest.experiment.workload
+        return None if workload is None else workload.n_decode_steps
+
+    def html_id(self, name: str) -> str:
+        """An id that is unique on the page."""
+        return f"{name}-{self.number}"
+
+    def of_strongest(self, name: str) -> pl.DataFrame | None:
+        """The rows of a metric for the strongest source that has some, prefill first; None if unavailable."""
+        result = self.metrics[name]
+        if isinstance(result, Unavailable):
+            return None
+        if "source" in result.columns:
+            sources = set(result["source"].unique())
+            strongest = next((s for s in reversed(Source) if s.value in sources), self.source)
+            result = result.filter(pl.col("source") == strongest.value)
+        return prefill_first(result)
+
+    def tables(self, name: str, title: str, *, is_defined: bool = False) -> list[Block]:
+        """A metric as one table; none if it is unavailable or has no rows.
+
+        `is_defined` adds the first paragraph of the metric's definition as a note.
+        """
+        result = self.of_strongest(name)
+        if result is None or result.is_empty():
+            return []
+        id_ = self.html_id(name.replace("_", "-"))
+        definition = next(metric.definition for metric in METRICS if metric.name == name)
+        note = definition.partition("\n\n")[0].replace("`", "") if is_defined else ""
+        return [page_table(id_, metric_table(name, result, title=title), note=note)]
+
+
+def page_runs(runs: Sequence[RunRecord]) -> Iterator[PageRun]:
+    """The runs with their names, answers and metrics."""
+    for number, (run, name) in enumerate(zip(runs, distinct_labels(runs), strict=True), start=1):
+        inputs = metric_inputs(run)
+        yield PageRun(
+            number=number,
+            name=short(name, MAX_NAME) or f"run {number}",
+            run=run,
+            answer=answer_of(run),
+            inputs=inputs,
+            costs=cost_bars(inputs),
+        )
+
+
+def top_blocks(run: PageRun) -> Iterator[Block]:
+    """Warnings, then the figures, the memory, the reasons and the suggestions.
+
+    For an imported trace, what the capture lacks comes first, then its tables.
+    """
+    if is_trace(run.run):
+        yield from _trace_blocks(run)
+        return
+    yield from (paragraph(text, style) for text, style in warnings(run))
+    if run.costs:
+        yield tiles(_figures(run))
+    else:
+        yield from (paragraph(text, "say") for text in _bytes_sentences(run))
+    known = [(s.fit, run.run.memory[s.source]) for s in run.answer.sources if s.fit is not None]
+    for fit, memory in known[-1:]:  # of the strongest source that knows one
+        rooms = () if fit.state is FitState.NO else (_room(other) for other, _ in known)
+        yield fit_bar(fit, memory, room=next(filter(None, rooms), ""))
+    for agreement in run.answer.agreements:
+        if agreement.agreement is Agreement.EQUAL and agreement.is_time_within is not False:
+            times = (f"times of {text}" for text in agreement.time_sentences)
+            yield paragraph(
+                sentence("; ".join([agreement.collectives, *times])), "verdict is-equal"
+            )
+    yield from descriptions((p.value, sentence(text)) for p, text in run.answer.why.items())
+    yield from suggestions(run, (("", suggestion) for suggestion in run.answer.suggestions))
+
+
+def _trace_blocks(run: PageRun) -> Iterator[Block]:
+    measured = run.run.measured
+    assert measured is not None
+    assert measured.trace is not None
+    yield paragraph(sentence(capture_sentence(measured.trace)), "lead")
+    for finding in measured.findings:
+        yield paragraph(sentence(finding), "banner")
+    for number, table in enumerate(trace_tables(run.run)):
+        title = f"{table.title[:1].upper()}{table.title[1:]}"
+        yield page_table(run.html_id(f"trace{number}"), replace(table, title=title))
+
+
+def warnings(run: PageRun) -> Iterator[tuple[str, str]]:
+    """(sentence, CSS class) of everything that a reader must know before the figures."""
+    fit = run.answer.strongest.fit
+    if fit is not None and fit.state is FitState.NO:
+        largest = (
+            f" The largest batch that fits: {fit.largest_batch:,}." if fit.largest_batch else ""
+        )
+        yield f"Does not fit: a device needs {fit.amount} of HBM.{largest}", "banner bad"
+    for note in run.answer.notes:
+        yield sentence(note), "banner"
+    for agreement in run.answer.agreements:
+        if agreement.agreement is not Agreement.EQUAL:
+            style = "banner" if agreement.agreement is Agreement.SAME_MEANING else "banner bad"
+            yield sentence(agreement.collectives), style
+        if agreement.is_time_within is False:
+            sentences = (text for text in agreement.time_sentences if "within" not in text)
+            yield " ".join(map(sentence, sentences)), "banner bad"
+    if run.costs and runs_on_cpu(run.run):
+        yield sentence(SHARED_CORES), "banner"
+
+
+def sentence(text: str) -> str:
+    """The text as a sentence: with a capital letter and a full stop."""
+    whole = short(text, MAX_SENTENCE)
+    return f"{whole[:1].upper()}{whole[1:].removesuffix('.')}."
+
+
+def _figures(run: PageRun) -> Iterator[tuple[str, str, str]]:
+    """TTFT, TPOT and decode tokens/s per chip, each with its interval and source."""
+    timed, latency = run.timed, run.inputs.latency
+    spreads = (None, None) if latency is None else (latency.ttft, latency.tpot)
+    figures = {"TTFT": timed.ttft, "TPOT": timed.tpot}
+    for (name, figure), spread in zip(figures.items(), spreads, strict=True):
+        note = f"{_interval(figure)}{timed.source}"
+        if spread is not None:
+            note = f"measured, mean of {spread.n}; p99 {format_seconds(spread.p99_s)}"
+        if figure.value is not None:
+            yield name, figure.text, note
+    step, rate = timed.decode, timed.decode_tokens_per_s_per_chip
+    if rate.value is not None:
+        ends = ""
+        if step.value and step.low and step.high:
+            low, high = (round(rate.value * step.value / end_s) for end_s in (step.high, step.low))
+            ends = _interval(Figure(value=rate.value, unit=Unit.NUMBER, low=low, high=high))
+        number = rate.text.removesuffix(" tokens/s")
+        yield "Decode tokens/s per chip", number, f"{ends}while all sequences decode"
+
+
+def _interval(figure: Figure) -> str:
+    return "" if figure.low is None or figure.high is None else f"{figure.range_text}; "
+
+
+def fit_bar(fit: Fit, memory: Memory, *, room: str = "") -> Block:
+    """The memory of one device beside its HBM, drawn without a script; `room` says how much more fits.
+
+    Segments are (name, start, width, CSS class), in hundredths of the whole.
+    """
+    parts = memory_segments(memory)
+    widest = max(sum(n for _, n in parts), memory.hbm_bytes or 0, 1)
+    (head, style), start, segments = FITS[fit.state], 0.0, list[tuple[str, float, float, str]]()
+    for name, n in parts:
+        if n >= MIN_SEGMENT_BYTES:
+            text = f"{name} {n / 2**30:.2f} GiB"
+            segments.append((text, 100 * start / widest, 100 * n / widest, SEGMENT_CLASSES[name]))
+            start += n
+    reason = "" if fit.reason is None else sentence(fit.reason)
+    if fit.reason is None and fit.known.basis == TempBasis.ESTIMATE:
+        reason = ESTIMATED
+    return {
+        "block": "fit",
+        "text": f"{head}: {fit.amount}{' of HBM' if memory.hbm_bytes else ''}",
+        "style": style,
+        "segments": segments,
+        "limit": None if memory.hbm_bytes is None else 100 * memory.hbm_bytes / widest,
+        "note": " ".join(filter(None, (reason, room))),
+    }
+
+
+def _room(fit: Fit) -> str:
+    """The largest batch, or the largest context, that fits; nothing if unknown."""
+    named = (("batch", fit.largest_batch), ("context", fit.largest_context))
+    sizes = [f"{name} {size:,}" for name, size in named if size]
+    return f"Room for {', or '.join(sizes)}." if sizes else ""
+
+
+def suggestions(run: PageRun, changes: Iterable[tuple[str, Suggestion]]) -> Iterator[Block]:
+    """The changes with the largest predicted gains over a run, to it or to others by name."""
+    yield from advice(
+        (
+            short(change_with_purpose(s) + (f", from {name}" if name else "")),
+            joined(list(_gains(run, s))),
+            sentence(s.reason) if s.reason else "",
+            short(s.command, MAX_COMMAND),
+        )
+        for name, s in changes
+    )
+
+
+def _gains(run: PageRun, suggestion: Suggestion) -> Iterator[str]:
+    """`request -1.2 s`, `TTFT -120 ms`, `TPOT +0.4 ms`, `decode tokens/s +31%`."""
+    for name, seconds, figure in (
+        ("request", suggestion.request_gain_s, run.timed.e2e),
+        ("TTFT", suggestion.ttft_gain_s, run.timed.ttft),
+        ("TPOT", suggestion.tpot_gain_s, run.timed.tpot),
+    ):
+        if seconds and figure.value and abs(seconds) >= MIN_GAIN_FRAC * figure.value:
+            yield f"{name} {'-' if seconds > 0 else '+'}{format_seconds(abs(seconds))}"
+    if abs(suggestion.tokens_per_s_frac or 0.0) >= MIN_GAIN_FRAC:
+        yield f"decode tokens/s {suggestion.tokens_per_s_frac:+.0%}"
+
+
+def _bytes_sentences(run: PageRun) -> Iterator[str]:
+    """The bytes that a device sends, for runs without times."""
+    totals = step_totals(run.run.rows_of(run.source))
+    if not totals and not run.run.open_operations:
+        yield "No communication: the run has no collectives."
+    for phase, total in totals.items():
+        sent, count = format_bytes(total.wire_bytes), counted(total.count, "collective")
+        yield f"Each device sends {sent} in {count} per {phase_label(phase)} step."
+    yield "The step time is unknown: nothing was measured or modeled."

@@ -1,0 +1,418 @@
+"""The sections of a run below the top of its page: what each shows, or nothing."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+
+from meshscope.analysis.catalog import METRICS, Unavailable
+from meshscope.analysis.comparison import compare_sources
+from meshscope.analysis.join import Agreement
+from meshscope.analysis.request import ASSUMPTION
+from meshscope.analysis.roofline import RESOURCES, roofline_bounds, roofline_of
+from meshscope.analysis.totals import grouped, unattributed
+from meshscope.analysis.volume import volume
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase, Source
+from meshscope.reports.charts.cost import (
+    Breakdown,
+    CostBar,
+    cost_chart,
+    request_breakdown,
+    step_breakdowns,
+    waterfall_chart,
+)
+from meshscope.reports.charts.points import roofline_chart
+from meshscope.reports.charts.spec import Chart
+from meshscope.reports.charts.timeline import (
+    axis_bursts,
+    burst_chart,
+    layer_chart,
+    step_chart,
+    step_timelines,
+)
+from meshscope.reports.charts.traffic import (
+    MAX_CHIPS,
+    Torus,
+    TrafficMatrix,
+    matrices,
+    matrix_chart,
+    size_chart,
+    size_counts,
+    tori,
+    torus_chart,
+)
+from meshscope.reports.collectives import Footnotes, TableLine, collectives_view, line_identity
+from meshscope.reports.conditions import condition_lines
+from meshscope.reports.frames import metric_table
+from meshscope.reports.html.blocks import (
+    Block,
+    basis_text,
+    columns,
+    descriptions,
+    fold,
+    page_table,
+    paragraph,
+)
+from meshscope.reports.html.run import PageRun
+from meshscope.reports.model import CellValue, column, joined, short, table
+from meshscope.reports.speculation import speculation_table
+from meshscope.reports.summary import memory_table, totals_table
+from meshscope.reports.text import phase_lines, phases_of
+from meshscope.reports.times import step_notes
+from meshscope.reports.trace import is_trace
+from meshscope.reports.words import counted, phase_label
+from meshscope.units import NANOSECOND_S, format_bytes
+
+AGREEMENT_CLASSES = {
+    Agreement.EQUAL: " is-equal",
+    Agreement.SAME_MEANING: "",
+    Agreement.DIFFERENT: " is-different",
+}
+MAX_FINDINGS = 8
+MAX_REMARK, MAX_CONDITION = 400, 600  # characters
+SMALL_FRAC = 0.001  # of the whole; smaller differences have no row
+N_BUSIEST = 5  # links per phase in the table
+MIN_SIZES = 4  # payload sizes of a phase from which they are drawn
+BOUNDS_NOTE = "Lower bounds of each part: its FLOPs, HBM bytes and wire bytes at peak rates. The largest bound is binding."
+
+Steps = Mapping[Phase, Breakdown]
+
+
+def _cost(run: PageRun) -> Iterator[Block]:
+    if run.costs:
+        yield from columns(step_charts([(bar.source.value, bar) for bar in run.costs]))
+        yield from fold("Basis, step time and cost of each part", _cost_tables(run))
+
+
+def _cost_tables(run: PageRun) -> Iterator[Block]:
+    """Where the times come from, what limits them, and the figures behind the bars."""
+    if run.inputs.times:
+        yield paragraph(f"Modeled times: {ASSUMPTION}.")
+    if run.timed.basis is not None:
+        order = "; largest share first" if "+" in run.timed.basis else ""
+        yield paragraph(f"Basis: {basis_text(run.timed.basis)}{order}.")
+    for steps, note in step_notes(run.inputs.times):
+        yield paragraph(f"{steps[0].upper()}{steps[1:]}: {short(note, 600)}.")
+    yield from run.tables("step_time", "Step time", is_defined=True)
+    yield from run.tables("part_costs", "Cost of each part of the model", is_defined=True)
+    if run.inputs.measured is not None:
+        yield from run.tables("latency", "Timed requests")
+        yield from run.tables("device_idle", "Load of devices")
+
+
+def step_charts(bars: Sequence[tuple[str, CostBar]]) -> Iterator[Chart]:
+    """The named bars of each phase."""
+    yield from filter(None, (cost_chart(phase, bars) for phase in Phase))
+
+
+def waterfall_blocks(
+    named: Sequence[tuple[str, Steps]], *, n_decode_steps: int | None, table_id: str
+) -> Iterator[Block]:
+    """The steps of the first name against those of the others; nothing without a phase that all have."""
+    names, steps = [name for name, _ in named], [of_side for _, of_side in named]
+    shared = [phase for phase in Phase if all(phase in of_side for of_side in steps)]
+    if len(named) < 2 or not shared:
+        return
+    spans = {f"{phase} step": [of_side[phase] for of_side in steps] for phase in shared}
+    has_same = all(len(of_side) == len(shared) for of_side in steps)
+    if n_decode_steps is not None and has_same and len(shared) > 1:
+        requests = [request_breakdown(of_side, n_decode_steps) for of_side in steps]
+        spans = {"request": requests, **spans}
+    yield waterfall_chart(names, spans)
+    span, breakdowns = next(iter(spans.items()))
+    yield from fold("Differences as a table", [_differences(names, span, breakdowns, table_id)])
+
+
+def _differences(
+    names: Sequence[str], span: str, breakdowns: Sequence[Breakdown], id_: str
+) -> Block:
+    """Seconds of the first side, and what the others take beyond it, by part and axis."""
+    first, *others = ({**breakdown, "total": sum(breakdown.values())} for breakdown in breakdowns)
+    parts = list(dict.fromkeys(part for breakdown in breakdowns for part in breakdown))
+    rows = [
+        (part, first.get(part, 0.0), *(_change_s(first, other, part) for other in others))
+        for part in (*parts, "total")
+    ]
+    least_s = SMALL_FRAC * first["total"]
+    view = table(
+        ("part or axis", f"{names[0]}_s", *(f"{name} minus {names[0]}_s" for name in names[1:])),
+        (row for row in rows if row[0] == "total" or max(map(abs, row[1:])) >= least_s),
+        title=f"Time of one {span} and its differences",
+    )
+    return page_table(id_, view)
+
+
+def _change_s(before: Breakdown, after: Breakdown, part: str) -> float:
+    """The change of a part; 0 within the rounding error of the sums, a nanosecond."""
+    change_s = after.get(part, 0.0) - before.get(part, 0.0)
+    return change_s if abs(change_s) >= NANOSECOND_S else 0.0
+
+
+def _speculation(run: PageRun) -> Iterator[Block]:
+    view = speculation_table(run.run)
+    if view is not None:
+        yield page_table(run.html_id("speculative-step"), view)
+
+
+def _timeline(run: PageRun) -> Iterator[Block]:
+    timelines = step_timelines(run.run.path, run.inputs)
+    steps = list(map(step_chart, timelines))
+    layers = list(filter(None, map(layer_chart, timelines)))
+    yield from layers or steps
+    if layers:
+        yield from fold("Whole steps", steps)
+    if run.inputs.sampled:
+        yield paragraph(f"The trace is long; shown here: {joined(run.inputs.sampled)}.")
+    if is_trace(run.run):
+        overlap = run.tables("overlap", "Mean step of each device", is_defined=True)
+        exposed = run.tables("exposed_by", "Exposed time of each axis", is_defined=True)
+        yield from fold("Overlap of communication and compute", [*overlap, *exposed])
+
+
+def _collectives(run: PageRun) -> Iterator[Block]:
+    comparison = compare_sources(run.run)
+    lines: list[TableLine] = []
+    sides: Sequence[str] = ()
+    for phase in phases_of(run.run):
+        sides, of_phase = phase_lines(run.run, phase, comparison)
+        lines += of_phase
+    if not lines:
+        return
+    footnotes = Footnotes()
+    marks = [footnotes.marks(short(text, MAX_REMARK) for text in line.remarks) for line in lines]
+    view = collectives_view(lines, sides=sides, remarks=marks)
+    durations = {
+        _size_identity(group.row, group.layers): (group.row.dur_s, group.row.exposed_s)
+        for group in grouped(run.run.rows_of(run.source))
+    }
+    times = [durations.get(_size_identity(line.row, line.layers), (None, None)) for line in lines]
+    kept = [i for i in range(2) if any(pair[i] is not None for pair in times)]
+    rows: list[tuple[CellValue, ...]] = [
+        (phase_label(line.row.phase), *row, *(pair[i] for i in kept))
+        for line, row, pair in zip(lines, view.rows, times, strict=True)
+    ]
+    seconds = (column(("duration_s", "exposed_s")[i]) for i in kept)
+    every = (column("phase"), *view.columns, *seconds)
+    timed = replace(view, title="Collectives", columns=every, rows=tuple(rows))
+    yield page_table(run.html_id("rows"), timed, footnotes=footnotes.texts)
+
+
+def _size_identity(row: Collective, layers: tuple[int, ...]) -> tuple[object, ...]:
+    """The identity of a line; traces of GPUs tell sizes without shapes."""
+    return (*line_identity(row, layers), row.payload_bytes)
+
+
+def _sources(run: PageRun) -> Iterator[Block]:
+    for agreement in run.answer.agreements:
+        head, *findings = agreement.collectives.split("; ")
+        style = AGREEMENT_CLASSES[agreement.agreement]
+        yield paragraph(f"{head[0].upper()}{head[1:]}.", f"verdict{style}")
+        yield from (paragraph(short(finding, MAX_REMARK)) for finding in findings)
+        style = " is-different" if agreement.is_time_within is False else " is-equal"
+        for sentence in agreement.time_sentences:
+            yield paragraph(f"Time: {short(sentence, MAX_REMARK)}.", f"verdict{style}")
+    yield from waterfall_blocks(
+        [
+            (source.value, step_breakdowns(run.inputs, of_source))
+            for source in run.run.sources
+            if (of_source := {bar.phase: bar for bar in run.costs if bar.source is source})
+        ],
+        n_decode_steps=run.n_decode_steps,
+        table_id=run.html_id("differences"),
+    )
+    if run.run.rows:
+        yield page_table(run.html_id("totals"), totals_table(run.run))
+    if run.run.memory:
+        view = replace(memory_table(run.run.memory), title="Memory of one device")
+        yield page_table(run.html_id("memory"), view)
+    if run.inputs.measured is not None:
+        for finding in run.inputs.measured.findings[:MAX_FINDINGS]:
+            yield paragraph(f"Profile: {short(finding, MAX_REMARK)}", "note warn")
+        yield from run.tables("waiting", "Waiting and transfer time, measured")
+
+
+def _roofline(run: PageRun) -> Iterator[Block]:
+    roofline = roofline_of(run.inputs)
+    if roofline is not None:
+        yield roofline_chart(roofline)
+    chip, dtype = run.run.manifest.experiment.chip, run.run.manifest.experiment.weight_dtype
+    rows = [
+        (
+            *(t.phase.value, t.source.value, b.part, RESOURCES[b.binding]),
+            *(b.compute_s, b.hbm_s, b.interconnect_s, b.taken_s, b.roof_frac),
+        )
+        for t in run.inputs.times
+        for b in (() if chip is None else roofline_bounds(t, chip, dtype))
+    ]
+    if rows:
+        bounds = ("compute bound_s", "HBM bound_s", "link bound_s", "modeled_s")
+        names = ("phase", "source", "part", "bound by", *bounds, "bound / modeled_frac")
+        view = table(names, rows, title="Binding resource")
+        yield page_table(run.html_id("bounds"), view, note=BOUNDS_NOTE)
+    yield from run.tables("mfu", "MFU", is_defined=True)
+    yield from run.tables("mbu", "MBU", is_defined=True)
+
+
+def _traffic(run: PageRun) -> Iterator[Block]:
+    """Bytes from device to device and over the links of the torus; equal ones in a sentence each."""
+    every = matrices(run.inputs, run.source)
+    if every and all(map(_is_regular, every)):
+        yield paragraph(" ".join(map(_regular_sentence, every)), "say")
+        yield from _torus(run)
+    else:
+        yield from columns([*([matrix_chart(every)] if every else []), *_torus(run)])
+    imbalance = run.of_strongest("traffic_imbalance")
+    if imbalance is not None and (imbalance["imbalance"] > 1).any():
+        yield from run.tables("traffic_imbalance", "Traffic imbalance")
+
+
+def _is_regular(matrix: TrafficMatrix) -> bool:
+    """Whether all devices send the same bytes to equally many others."""
+    n_sent = Counter(sender for sender, *_ in matrix.cells)
+    is_whole = len(n_sent) == matrix.n_devices and matrix.fold == 1
+    is_equal = len({n_bytes for *_, n_bytes in matrix.cells}) == 1
+    return is_whole and is_equal and len(set(n_sent.values())) == 1
+
+
+def _regular_sentence(matrix: TrafficMatrix) -> str:
+    sent = format_bytes(matrix.cells[0][2])
+    n_targets = len(matrix.cells) // matrix.n_devices
+    targets = f"each of {n_targets} devices" if n_targets > 1 else "the next device of its ring"
+    return f"In a {matrix.phase} step every device sends {sent} to {targets} (over {short(matrix.axis, 40)})."
+
+
+def _torus(run: PageRun) -> Iterator[Block]:
+    links, topology = run.of_strongest("link_traffic"), run.inputs.topology
+    if links is None or links.is_empty() or topology is None:
+        return
+    by_phase = tori(links, topology, Source(links["source"][0]))
+    are_even = all(len({link.load_bytes for link in torus.links}) == 1 for torus in by_phase)
+    if are_even:
+        loads = (
+            f"In a {torus.phase} step {counted(len(torus.links), 'link direction')} carry traffic, "
+            f"{format_bytes(torus.links[0].load_bytes)} each."
+            for torus in by_phase
+        )
+        yield paragraph(" ".join(loads), "say")
+    if topology.n_chips <= MAX_CHIPS:
+        yield torus_chart(by_phase, topology.name)
+    if not are_even:
+        names = ("phase", "from device", "to device", "load_bytes", "time at peak_s")
+        rows = (row for torus in by_phase for row in _busiest_rows(torus))
+        yield page_table(run.html_id("links"), table(names, rows, title="Busiest links"))
+
+
+def _busiest_rows(torus: Torus) -> Iterator[tuple[str | float | None, ...]]:
+    """The links with the most bytes in one step, summed over all axes; chips by their device ids."""
+    for link in sorted(torus.links, key=lambda link: -link.load_bytes)[:N_BUSIEST]:
+        ends = (torus.chips[link.slice_index, chip] for chip in (link.source, link.target))
+        yield (torus.phase, *ends, link.load_bytes, link.link_s)
+
+
+def _intervals(run: PageRun) -> Iterator[Block]:
+    """Bursts of each axis, the gaps between them, windows between axes, and the period.
+
+    Nothing if the plan has one axis: the timeline shows its traffic.
+    """
+    phases = axis_bursts(run.inputs, run.source)
+    if len({axis for bursts in phases for axis in bursts.axes}) >= 2:
+        yield from map(burst_chart, sorted(phases, key=lambda one: one.phase, reverse=True))
+        yield from run.tables("traffic_intervals", "Bursts and gaps", is_defined=True)
+        yield from run.tables("axis_windows", "Windows between axes")
+        yield from run.tables("period", "Period of a step")
+
+
+def _sizes(run: PageRun) -> Iterator[Block]:
+    sizes = run.of_strongest("size_distribution")
+    if sizes is not None and not sizes.is_empty():
+        counts = size_counts(sizes, Source(sizes["source"][0]))
+        if max(Counter(counts["phase"]).values(), default=0) >= MIN_SIZES:
+            yield size_chart(counts)
+            yield from run.tables("size_summary", "Summary of payload sizes")
+    yield from run.tables("bandwidth", "Achieved bandwidth", is_defined=True)
+
+
+def _inserted(run: PageRun) -> Iterator[Block]:
+    events = run.inputs.events.filter(pl.col("source") != Source.PREDICTED.value)
+    compiled = events.filter(pl.col("source") == Source.COMPILED.value)
+    fields = ("inserted_by", "kind", "opcode", "algorithm", "is_async")
+    by_inserter = volume(compiled if len(compiled) else events, fields)
+    if by_inserter.is_empty():
+        return
+    partitioner = by_inserter.filter(pl.col("inserted_by") == "partitioner")
+    count = counted(int(partitioner["count"].sum()), "collective")
+    sent = format_bytes(float(partitioner["wire_bytes"].sum()))
+    yield paragraph(
+        f"The partitioner inserted {count} per step over all phases, {sent} on the wire."
+        if len(partitioner)
+        else "The partitioner inserted no collectives: all of them are written in the program."
+    )
+    per_step = by_inserter.select(pl.exclude("source", "n_unsized", "^request_.*$"))
+    view = metric_table("volume", per_step, title="By inserter, opcode and algorithm")
+    yield page_table(run.html_id("inserters"), view)
+
+
+def _conditions(run: PageRun) -> Iterator[Block]:
+    manifest = run.run.manifest
+    facts = {"created": manifest.created, "command": " ".join(manifest.command)}
+    pairs = (*condition_lines(run.run), *facts.items())
+    yield from descriptions((name, short(value, MAX_CONDITION)) for name, value in pairs)
+    lost = unattributed(run.run.rows_of(run.source))
+    if lost.count:
+        reasons = "; ".join(f"{n} x {short(text, 200)}" for text, n in lost.reasons[:MAX_FINDINGS])
+        text = f"Unattributed: {counted(lost.count, 'collective')}. {reasons}"
+        yield paragraph(text, "note warn")
+    titles: dict[str, list[str]] = {}
+    for metric in METRICS:
+        result = run.metrics[metric.name]
+        if isinstance(result, Unavailable):
+            titles.setdefault(result.reason, []).append(metric.title)
+    for reason, names in titles.items():
+        yield paragraph(f"Unknown: {', '.join(names)}: {short(reason, 600)}.", "unknown")
+
+
+# Id, title, what makes the blocks, whether it is open at first, and the introduction.
+SECTIONS: tuple[tuple[str, str, Callable[[PageRun], Iterator[Block]], bool, str], ...] = (
+    ("cost", "Step time", _cost, True,
+     "One step of each phase on one device. Communication is exposed while the device computes nothing; communication hidden behind compute costs no time."),
+    ("speculation", "Speculative decoding", _speculation, True,
+     "A draft proposes tokens, and the model verifies them in one decode step. The verification and the draft have run folders of their own."),
+    ("timeline", "Timeline", _timeline, True,
+     "One device. Lanes: compute by part of the model, collectives by mesh axis, copies between memories. Drag to pan; zoom with the buttons, with + and -, or with Ctrl and the mouse wheel."),
+    ("collectives", "Collectives", _collectives, True,
+     "Per step on one device; equal layers share a line. Payload is the full array of one operation, wire the bytes that one device sends for it."),
+    ("sources", "Agreement of sources and totals", _sources, False,
+     "Counts, arrays, groups and bytes must match exactly; times must agree within their intervals."),
+    ("roofline", "Roofline", _roofline, False,
+     "Achieved FLOP/s of each part of the model during compute, against the peaks of the chip."),
+    ("traffic", "Traffic between devices", _traffic, False,
+     "Bytes from device to device, and the same bytes on the links between chips, as routed by the interconnect model."),
+    ("intervals", "Traffic intervals", _intervals, False,
+     "When each mesh axis has traffic in a step, how long it is idle, and what repeats."),
+    ("sizes", "Payload sizes and bandwidth", _sizes, False,
+     "How often each payload occurs in one step, and the bandwidth that it achieves."),
+    ("inserted", "Compiler decisions", _inserted, False,
+     "Who inserted each collective, its opcode, and the algorithm that the compiler chose."),
+    ("conditions", "Conditions and versions", _conditions, False, ""),
+)  # fmt: skip
+
+
+def sections(run: PageRun) -> Iterator[dict[str, Any]]:
+    """The sections of a run that have something to show."""
+    is_contradicted = any(
+        a.agreement is Agreement.DIFFERENT or a.is_time_within is False
+        for a in run.answer.agreements
+    )
+    for name, title, blocks, is_open, lead in SECTIONS:
+        shown = list(blocks(run))
+        if shown:
+            yield {
+                "id": run.html_id(name),
+                "title": title,
+                "lead": lead,
+                "blocks": shown,
+                "is_open": is_open or (name == "sources" and is_contradicted),
+            }
