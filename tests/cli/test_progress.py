@@ -51,16 +51,16 @@ def test_a_terminal_counts_down_and_owns_up(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("COLUMNS", "80")
     now = time.monotonic()
     with WorkProgress() as display_:
-        assert display_.bars is not None
+        assert not display_.disable
         progress = ReportedProgress(display_, {"prefill": 30.0})
         progress("prefill", "compiling [bold]")
         progress("decode", "compiling")
         monkeypatch.setattr(console.time, "monotonic", lambda: now + 20.2)
-        display_.bars.refresh()
+        display_.refresh()
         monkeypatch.setattr(console.time, "monotonic", lambda: now + 40)
-        display_.bars.refresh()
+        display_.refresh()
         progress("prefill", "done")
-        display_.bars.refresh()
+        display_.refresh()
     text = terminal.getvalue()
     assert "[bold]" in text
     assert "about 10 s left" in text

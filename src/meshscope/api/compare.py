@@ -141,7 +141,7 @@ def compare(
 def _record(run: Union[Run, "RunSet", str, Path]) -> RunRecord:
     if isinstance(run, Run):
         return run.record
-    from meshscope.store.read import read_run  # noqa: PLC0415  polars is slow to import
+    from meshscope.store.read import read_run  # polars is slow to import
 
     if not isinstance(run, Sequence) or isinstance(run, str):
         return read_run(path_of(run))

@@ -2,14 +2,13 @@
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshscope.api.options import option, optional_path, request
-from meshscope.api.records import new_manifest, write_record
+from meshscope.api.records import new_manifest, saved
 from meshscope.api.run import Run
 from meshscope.backends.compile.function import (
     FunctionResult,
@@ -17,7 +16,6 @@ from meshscope.backends.compile.function import (
     read_function,
 )
 from meshscope.backends.compile.worker import DESCRIPTION, slice_devices
-from meshscope.cost.timeline import write_timeline
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase, Source
 from meshscope.hardware.chips import ChipKind
@@ -26,9 +24,7 @@ from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
 from meshscope.programs.environments import chosen_compiler
 from meshscope.programs.frontends import check_tpu_compiler
 from meshscope.serialize import picked
-from meshscope.store.folder import new_folder
 from meshscope.store.run import RunRecord
-from meshscope.store.write import HLO
 
 if TYPE_CHECKING:
     from meshscope.programs.jax.function import FunctionProgram
@@ -75,12 +71,10 @@ def compile_user_function(
     record = step_record(experiment, command, result, picked(compiled, "versions", "seconds"))
     if request.out is None:
         return Run(record=record, hlo=compiled.text)
-    with new_folder(request.out, force=request.force) as partial:
-        (partial / HLO).mkdir()
-        shutil.copyfile(compiled.text, partial / HLO / compiled.text.name)
-        write_timeline(partial, [result.step])
-        write_record(record, partial)
-    return Run(record=record.placed(request.out))
+    steps = [result.step]
+    return Run(
+        record=saved(record, request.out, force=request.force, hlo=compiled.text, steps=steps)
+    )
 
 
 def lowered_function(
@@ -89,7 +83,7 @@ def lowered_function(
     """The function in StableHLO for the slice; SpecError if it does not trace or uses other devices."""
     topology = parse_topology(request.topology)
     devices = described_devices(topology)
-    from meshscope.programs.jax.function import function_name, lower_function  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.function import function_name, lower_function  # imports JAX
 
     program = lower_function(
         function,
@@ -139,7 +133,7 @@ def function_record(
     function: Callable[..., Any], program: "FunctionProgram", topology: Topology, phase: Phase
 ) -> ExperimentRecord:
     """What a function, its mesh and its slice say about an experiment."""
-    from meshscope.programs.jax.function import defined_at  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.function import defined_at  # imports JAX
 
     place = defined_at(function) or program.name
     return named_experiment(program.name, place, dict(program.mesh), topology, phase)

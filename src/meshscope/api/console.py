@@ -6,8 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from io import StringIO
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.progress import Progress as Bars
@@ -63,31 +62,13 @@ def note(message: str) -> None:
     sys.stderr.write(message + "\n")
 
 
-class Display:
-    """A context manager that shows rows; `bars` is None if standard error is not a terminal."""
+class Display(Bars):
+    """Rows on a terminal; `disable` elsewhere, where plain lines are written."""
 
     def __init__(self, *columns: ProgressColumn) -> None:
-        self._columns = columns
+        console = Console(stderr=True, markup=False, highlight=False)
+        super().__init__(*columns, console=console, disable=not sys.stderr.isatty())
         self._began_s = time.monotonic()
-        self.bars: Bars | None = None
-
-    def __enter__(self) -> Self:
-        """Starts the display."""
-        if sys.stderr.isatty():
-            console = Console(stderr=True, markup=False, highlight=False)
-            self.bars = Bars(*self._columns, console=console)
-            self.bars.start()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Ends the display; its last state stays on the screen."""
-        if self.bars is not None:
-            self.bars.stop()
 
     def write(self, text: str) -> None:
         """Writes a plain line that starts with the elapsed seconds."""
@@ -130,21 +111,20 @@ class WorkProgress(Display):
 
     def __init__(self) -> None:
         super().__init__(SpinnerColumn(), text_column(), TimeElapsedColumn(), TimeLeftColumn())
-        self._tasks: dict[str, TaskID] = {}
+        self._rows: dict[str, TaskID] = {}
 
     def __call__(self, part: str, step: str, left_s: float | None = None) -> None:
         """Shows the step; `left_s` are the seconds that the part still needs, if known."""
-        if self.bars is None:
+        if self.disable:
             left = "" if left_s is None else f", {time_left_text(left_s)}"
             self.write(f"{part}: {step}{left}")
             return
-        description = f"{part:8} {step}"
-        if part not in self._tasks:
-            self._tasks[part] = self.bars.add_task(description, total=1)
-        done = 1 if step == DONE else 0
-        self.bars.update(self._tasks[part], description=description, completed=done)
-        if left_s is not None:
-            self.bars.update(self._tasks[part], ends_s=time.monotonic() + left_s)
+        if part not in self._rows:
+            self._rows[part] = self.add_task("", total=1)
+        ends: dict[str, Any] = {} if left_s is None else {"ends_s": time.monotonic() + left_s}
+        self.update(
+            self._rows[part], description=f"{part:8} {step}", completed=step == DONE, **ends
+        )
 
 
 class ReportedProgress:

@@ -121,8 +121,8 @@ def _model_programs(options: dict[str, Any]) -> Iterable[tuple[Phase, Any]]:
     """The steps of a model in StableHLO."""
     experiment = compilable_experiment(request_of(CompileRequest, options))
     devices = described_devices(experiment.topology)
-    from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
-    from meshscope.programs.jax.function import function_program  # noqa: PLC0415
+    from meshscope.programs.jax.build import build_program  # imports JAX
+    from meshscope.programs.jax.function import function_program
 
     for phase in experiment.phases:
         lowered = build_program(experiment, phase, devices).lower()

@@ -194,7 +194,7 @@ class PlanResult:
     @public
     def report(self, path: str | Path, *, force: bool = False) -> Path:
         """Writes the page for the browser, one HTML file; an existing file only with `force`."""
-        from meshscope.reports.html.plan_page import plan_html  # noqa: PLC0415  only a page needs it
+        from meshscope.reports.html.plan_page import plan_html  # only a page needs it
 
         with new_file(path_of(path), force=force) as partial:
             partial.write_text(plan_html(self.search, self.slices, self.verified), encoding="utf-8")
@@ -210,8 +210,8 @@ class PlanResult:
                 "there is no Pareto front to draw: no plan meets the objective. "
                 "Relax --slo, or drop --plot."
             )
-        from meshscope.api.export import pictures  # noqa: PLC0415  only plots need it
-        from meshscope.reports.charts.points import front_chart  # noqa: PLC0415  only plots need it
+        from meshscope.api.export import pictures  # only plots need it
+        from meshscope.reports.charts.points import front_chart  # only plots need it
 
         write_picture = pictures().write_picture
         space = self.search.space
@@ -275,7 +275,7 @@ def _check_picture(path: Path) -> None:
 
 def verified_result(request: PlanRequest, result: PlanResult) -> PlanResult:
     """The result with its best plans compiled."""
-    from meshscope.api.verify import verified_choices  # noqa: PLC0415  it loads the backends
+    from meshscope.api.verify import verified_choices  # it loads the backends
 
     space = result.search.space
     name = space.model.name.rsplit("/", 1)[-1]

@@ -77,12 +77,14 @@ def profile(  # noqa: PLR0913  a function, its arguments, and how long to run it
     Raises:
         MeshscopeError: The function does not trace or run, devices are missing, or the folder exists.
     """
-    _check(steps=steps, warmup=warmup, profiled_steps=profiled_steps)
+    for count, n in {"steps": steps, "warmup": warmup, "profiled_steps": profiled_steps}.items():
+        if type(n) is not int or n < 1:
+            raise SpecError(f"{count}={n!r} must be a whole number. Use 1 or more.")
     if phase is not None and phase not in set(Phase):
         raise SpecError(f"phase: '{phase}' is not one of {', '.join(Phase)}.")
     check_can_run()
-    from meshscope.programs.jax.function import function_name  # noqa: PLC0415  JAX
-    from meshscope.programs.jax.live_function import live_function, run_profiled  # noqa: PLC0415
+    from meshscope.programs.jax.function import function_name  # JAX
+    from meshscope.programs.jax.live_function import live_function, run_profiled
 
     live = live_function(
         function,
@@ -123,12 +125,6 @@ def profile(  # noqa: PLR0913  a function, its arguments, and how long to run it
                 (folder / part).rename(partial / part)
             write_record(record, partial)
     return Run(record=replace(record, path=Path(out)))
-
-
-def _check(**counts: int) -> None:
-    for name, count in counts.items():
-        if type(count) is not int or count < 1:
-            raise SpecError(f"{name}={count!r} must be a whole number. Use 1 or more.")
 
 
 def _slice(live: "LiveFunction", name: str | None) -> Topology:

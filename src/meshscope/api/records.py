@@ -40,6 +40,7 @@ from meshscope.workers import Progress
 if TYPE_CHECKING:
     from meshscope.backends.compile.compile import CompileResult
     from meshscope.backends.live.run import RunResult
+    from meshscope.cost.steps import TimedStep
 
 # Environment variables that change the compiled program.
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION")
@@ -147,7 +148,7 @@ def run_progress(
 
     It has expected times, if a run in `folder` compiled the same model.
     """
-    from meshscope.programs.environments import TORCHXLA_VARIABLE, torchxla_python  # noqa: PLC0415  slow
+    from meshscope.programs.environments import TORCHXLA_VARIABLE, torchxla_python  # slow
 
     report = ReportedProgress(callback)
     earlier = None if folder is None else earlier_compile(experiment.record, folder)
@@ -172,14 +173,25 @@ def chip_profile(path: Path | None, chip: Chip | None) -> ChipProfile | None:
     return profile
 
 
-def saved(record: RunRecord, path: Path, *, force: bool, hlo: Path | None = None) -> RunRecord:
-    """The record in the folder `path`, with its HLO text, written whole or not at all."""
+def saved(
+    record: RunRecord,
+    path: Path,
+    *,
+    force: bool,
+    hlo: Path | None = None,
+    steps: "Sequence[TimedStep]" = (),
+) -> RunRecord:
+    """The record in the folder `path`, with its HLO text and the timeline of its steps, whole or not at all."""
     with new_folder(path, force=force) as partial:
         if hlo is not None:
-            from meshscope.store.write import HLO  # noqa: PLC0415  polars is slow to import
+            from meshscope.store.write import HLO  # polars is slow to import
 
             (partial / HLO).mkdir()
             shutil.copyfile(hlo, partial / HLO / hlo.name)
+        if steps:
+            from meshscope.cost.timeline import write_timeline  # polars, too
+
+            write_timeline(partial, steps)
         write_record(record, partial)
     return record.placed(path)
 
@@ -187,9 +199,9 @@ def saved(record: RunRecord, path: Path, *, force: bool, hlo: Path | None = None
 def write_record(record: RunRecord, partial: Path) -> None:
     """Writes the run and its workload card into a folder that may hold HLO and traces already; parts first."""
     # polars and yaml take longer to import than a prediction takes
-    from meshscope.reports.document import metrics_document  # noqa: PLC0415
-    from meshscope.reports.export.card import CARD, card_text  # noqa: PLC0415
-    from meshscope.store.write import write_run  # noqa: PLC0415
+    from meshscope.reports.document import metrics_document
+    from meshscope.reports.export.card import CARD, card_text
+    from meshscope.store.write import write_run
 
     for name, part in ({} if record.speculative is None else record.speculative.by_name).items():
         folder = partial / SPECULATION / name

@@ -23,6 +23,7 @@ from meshscope.plans.memory import Memory
 from meshscope.reports.document import run_document
 from meshscope.reports.model import plain
 from meshscope.reports.text import full_text, run_text
+from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds
 
@@ -87,7 +88,7 @@ class Run:
     @property
     def events(self) -> "pl.DataFrame":
         """The event table (docs/data.md): every collective of every source, and measured spans."""
-        from meshscope.analysis.catalog import events_of  # noqa: PLC0415  polars is slow to import
+        from meshscope.analysis.catalog import events_of  # polars is slow to import
 
         return events_of(self.record)
 
@@ -133,14 +134,14 @@ class Run:
     @property
     def capacity(self) -> "Capacity | None":
         """The largest batch and context that fit, predicted; None for an imported run or unknown HBM."""
-        from meshscope.planner.capacity import capacity_of_run  # noqa: PLC0415  only this needs it
+        from meshscope.planner.capacity import capacity_of_run  # only this needs it
 
         return capacity_of_run(self.record)
 
     @property
     def metrics(self) -> "Metrics":
         """Every metric of docs/metrics.md by name, as a polars table."""
-        from meshscope.api.runs import metrics_of_runs  # noqa: PLC0415  polars is slow to import
+        from meshscope.api.runs import metrics_of_runs  # polars is slow to import
 
         return metrics_of_runs({self.name: self.record})
 
@@ -151,29 +152,28 @@ class Run:
 
     def compare(self, other: "Run | str | Path | None" = None) -> "RunComparison":
         """Compares the collectives of this run with another's, or with its own prediction."""
-        from meshscope.api.compare import compare  # noqa: PLC0415  it imports this module
+        from meshscope.api.compare import compare  # it imports this module
 
         return compare(self, other)
 
     def explain(self) -> "tuple[Insertion, ...]":
         """Why the partitioner inserted each collective, what it costs and what avoids it."""
-        from meshscope.api.compare import explained  # noqa: PLC0415
+        from meshscope.api.compare import explained
 
         return explained(self.record, self.hlo)
 
     @public
     def report(self, path: str | Path | None = None, *, force: bool = False) -> Path:
         """Writes an HTML report, by default `report.html` in the run; returns its path."""
-        from meshscope.api.report import write_report  # noqa: PLC0415  polars is slow to import
+        from meshscope.api.report import write_report  # polars is slow to import
 
         return write_report([self.record], None if path is None else path_of(path), force=force)
 
     @public
     def save(self, path: str | Path, *, force: bool = False) -> "Run":
         """Saves the run as a folder; `force` replaces a run there. Returns the run in its folder."""
-        from meshscope.api.records import saved  # noqa: PLC0415
-        from meshscope.store.folder import new_folder  # noqa: PLC0415
-        from meshscope.store.read import read_run  # noqa: PLC0415  polars is slow to import
+        from meshscope.api.records import saved
+        from meshscope.store.read import read_run  # polars is slow to import
 
         home = path_of(path)
         if self.path is None:
@@ -185,8 +185,7 @@ class Run:
     @public
     def sql(self, query: str) -> "pl.DataFrame":
         """The result of a DuckDB query over the views of docs/data.md, of this run alone."""
-        from meshscope.api.runs import RunSet  # noqa: PLC0415  duckdb is slow to import
-        from meshscope.store.folder import scratch_folder  # noqa: PLC0415
+        from meshscope.api.runs import RunSet  # duckdb is slow to import
 
         if self.path is not None:
             return RunSet([self.path]).sql(query)
@@ -215,7 +214,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """The text tables, for notebooks."""
-        from html import escape  # noqa: PLC0415  its table of entities is slow to import
+        from html import escape  # its table of entities is slow to import
 
         return f"<pre>{escape(self.text())}</pre>"
 

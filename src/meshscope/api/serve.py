@@ -195,7 +195,7 @@ class ServingRun:
 
         RunError if the file exists, unless `force` replaces it; SpecError for another ending.
         """
-        from meshscope.api.export import save_serving  # noqa: PLC0415  it loads all exports
+        from meshscope.api.export import save_serving  # it loads all exports
 
         target = path_of(path)
         _check_place(target, force=force)

@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rich.console import RenderableType
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TimeElapsedColumn
@@ -275,27 +275,9 @@ def _checked_experiment(command: RunCommand, request: ExperimentRequest) -> Expe
     return request.experiment()
 
 
-def check_queue(plan: SweepPlan, options: SweepOptions) -> None:
-    """SpecError if the queue cannot make a run of the plan."""
-    live = next((one for one in plan.runs if one.command is RunCommand.RUN), None)
-    if live is not None and options.queue is Queue.RAY:
-        raise SpecError(
-            f"--queue ray: '{live}' measures the devices of this machine. "
-            "Move it to a sweep with --queue local."
-        )
-
-
 def sweep_folder(file: Path, out: Path | None) -> Path:
     """`out`, or `runs/<name of the file>`."""
     return out or RUNS / safe_name(file.stem)
-
-
-def sweep_states(plan: SweepPlan, path: Path, options: SweepOptions) -> SweepResult:
-    """The states of the experiments in the folder; makes and changes nothing."""
-    check_is_sweep(path)
-    folder = SweepFolder(path)
-    _check_places(folder, plan.runs, options)
-    return SweepResult(folder=path, experiments=tuple(_experiments(folder, plan.runs)))
 
 
 def run_sweep(
@@ -309,10 +291,9 @@ def run_sweep(
     """Makes the runs that the folder lacks, and its summary; a failure does not stop the others."""
     with locked_folder(path) as folder:
         _check_places(folder, plan.runs, options)
-        commands = [["meshscope", one.command.value, *one.words] for one in plan.runs]
         experiments = [
-            {"run": one.name, "command": command}
-            for one, command in zip(plan.runs, commands, strict=True)
+            {"run": one.name, "command": ["meshscope", one.command.value, *one.words]}
+            for one in plan.runs
         ]
         file = None if plan.file is None else str(plan.file)
         folder.write_mark({"file": file, "experiments": experiments})
@@ -391,25 +372,18 @@ class SweepProgress(Display):
         self._waiting = {one.name: one.command for one in planned}
         self._n_all, self._n_jobs, self._n_failed = len(self._waiting), n_jobs, 0
         self._durations: list[tuple[RunCommand, float]] = []
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        """Starts the display with the bar of the sweep."""
-        super().__enter__()
-        if self.bars is not None:
-            self._tasks[""] = self.bars.add_task(self._summary(), total=self._n_all)
-        return self
+        self._bar = self.add_task(self._summary(), total=self._n_all)
+        self._rows: dict[str, TaskID] = {}
 
     def started(self, planned: PlannedRun) -> None:
         """A run starts."""
-        if self.bars is not None:
-            self._tasks[planned.name] = self.bars.add_task(f"  {planned}", total=None)
+        self._rows[planned.name] = self.add_task(f"  {planned}", total=None)
 
     def reported(self, planned: PlannedRun, message: str) -> None:
         """The last line that the command wrote."""
-        if self.bars is not None and message:
+        if message:
             description = f"  {planned}: {plain(message)[:MAX_MESSAGE]}"
-            self.bars.update(self._tasks[planned.name], description=description)
+            self.update(self._rows[planned.name], description=description)
 
     def ended(self, planned: PlannedRun, outcome: Outcome, seconds: float) -> None:
         """A run ended, after `seconds`."""
@@ -417,12 +391,11 @@ class SweepProgress(Display):
         self._n_failed += outcome is Outcome.FAILED
         if outcome is Outcome.DONE:
             self._durations.append((planned.command, seconds))
-        if self.bars is None:
+        if self.disable:
             self.write(f"{planned}: {outcome} in {seconds:.1f} s; {self._summary()}")
-            return
-        self.bars.remove_task(self._tasks.pop(planned.name))
+        self.remove_task(self._rows.pop(planned.name))
         n_ended = self._n_all - len(self._waiting)
-        self.bars.update(self._tasks[""], completed=n_ended, description=self._summary())
+        self.update(self._bar, completed=n_ended, description=self._summary())
 
     def _summary(self) -> str:
         n_ended = self._n_all - len(self._waiting)
@@ -453,9 +426,17 @@ def command(asked: SweepFile, options: SweepOptions, place: SweepPlace, output: 
             f"{plan.n_repeated} of {n_listed} experiments are repeated in the file; each runs once"
         )
     path = sweep_folder(asked.file, place.out)
-    check_queue(plan, options)
-    if place.dry_run:
-        result = sweep_states(plan, path, options)
+    live = next((one for one in plan.runs if one.command is RunCommand.RUN), None)
+    if live is not None and options.queue is Queue.RAY:
+        raise SpecError(
+            f"--queue ray: '{live}' measures the devices of this machine. "
+            "Move it to a sweep with --queue local."
+        )
+    if place.dry_run:  # makes and changes nothing
+        check_is_sweep(path)
+        folder = SweepFolder(path)
+        _check_places(folder, plan.runs, options)
+        result = SweepResult(folder=path, experiments=tuple(_experiments(folder, plan.runs)))
         table = new_table("", "experiment", n_words=2)
         for one in result.experiments:
             table.add_row(one.state.value, plain(str(one.planned)))

@@ -1,6 +1,6 @@
 """Reads a run folder; every fault of a folder is one RunError with the remedy."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -17,7 +17,7 @@ from meshscope.events.schema import POLARS_SCHEMA, SCHEMA_VERSION, checked_table
 from meshscope.events.step_time import StepTime
 from meshscope.files import MAX_STORED_BYTES, read_json
 from meshscope.plans.memory import Memory
-from meshscope.serialize import from_plain
+from meshscope.serialize import from_plain, picked
 from meshscope.store.folder import MANIFEST, TOOL, partial_name
 from meshscope.store.run import (
     DRAFT,
@@ -55,18 +55,16 @@ def read_run(path: Path) -> RunRecord:
     except (TypeError, ValueError, MeshscopeError) as error:
         raise _damaged(path, document, error) from error
     _check_hash(path, document, METRICS)
+    parts = None
+    if manifest.speculation is not None:
+        home = path / SPECULATION
+        parts = SpeculativeRuns(verify=read_run(home / VERIFY), draft=read_run(home / DRAFT))
     return RunRecord(
         path=path,
         manifest=manifest,
         rows=rows,
-        memory=figures.memory,
-        measured=figures.measured,
-        times=figures.times,
-        speculative=None
-        if manifest.speculation is None
-        else SpeculativeRuns(
-            verify=read_run(path / SPECULATION / VERIFY), draft=read_run(path / SPECULATION / DRAFT)
-        ),
+        **picked(figures, *_Figures.__slots__),
+        speculative=parts,
     )
 
 
@@ -172,28 +170,27 @@ def _read_events(path: Path, document: Mapping[str, Any]) -> pl.DataFrame:
     return checked_table(frame, str(path / EVENTS))
 
 
-def _collectives(frame: pl.DataFrame) -> list[Collective]:
+# How the values of a row become those of a collective.
+_TYPED: dict[str, Callable[[Any], Any]] = {
+    "source": Source,
+    "phase": Phase,
+    "part": Part,
+    "kind": Kind,
+    "groups": lambda groups: tuple(map(tuple, groups)),
+    "shape": tuple,
+}
+_NULLABLE = ("phase", "part", "shape")
+
+
+def _collectives(frame: pl.DataFrame) -> Iterator[Collective]:
     """The rows that are collectives, without their times."""
     names = [name for name in Collective.__slots__ if name in POLARS_SCHEMA]
     rows = frame.filter(pl.col("kind").is_not_null()).select(names)
-    return [_collective(record) for record in rows.iter_rows(named=True)]
-
-
-def _collective(record: dict[str, Any]) -> Collective:
-    typed: dict[str, Any] = {
-        "source": Source(record["source"]),
-        "phase": None if record["phase"] is None else Phase(record["phase"]),
-        "part": None if record["part"] is None else Part(record["part"]),
-        "kind": Kind(record["kind"]),
-        "groups": tuple(tuple(group) for group in record["groups"]),
-        "shape": None if record["shape"] is None else tuple(record["shape"]),
-        "wire_bytes": _fraction(record["wire_bytes"], record["group_size"]),
-    }
-    return Collective(**{**record, **typed})
-
-
-def _fraction(wire_bytes: float | None, group_size: int | None) -> Fraction | None:
-    """The exact value behind the stored float: wire factors have the group size as denominator."""
-    if wire_bytes is None:
-        return None
-    return Fraction(wire_bytes).limit_denominator(max(1, group_size or 1))
+    for row in rows.iter_rows(named=True):
+        for name, typed in _TYPED.items():
+            if row[name] is not None or name not in _NULLABLE:
+                row[name] = typed(row[name])
+        if row["wire_bytes"] is not None:  # exact: wire factors have the group size as denominator
+            most = max(1, row["group_size"] or 1)
+            row["wire_bytes"] = Fraction(row["wire_bytes"]).limit_denominator(most)
+        yield Collective(**row)
