@@ -14,7 +14,6 @@ from typing import Any
 from meshscope.errors import SpecError, nearest
 from meshscope.model.quantization import (
     Coverage,
-    Quantization,
     activation_dtype_of,
     quantization_of,
     values_dtype,
@@ -108,19 +107,14 @@ def _chip(name: str, facts: Mapping[str, Any]) -> Chip:
     return from_plain(Chip, {"name": name, **values})
 
 
-def _profiled(entry: Mapping[str, Any]) -> dict[str, Chip]:
-    """GPUs of which no rate is published here: traces of them can be imported."""
-    fixed = {"kind": "gpu", "devices_per_chip": 1, "n_grid_dims": 1, "chips_per_host": 8}
-    return {
-        name: _chip(name, {**fixed, "source": entry["source"], **({"hbm_gib": gib} if gib else {})})
-        for name, gib in entry["hbm_gib"].items()
-    }
-
-
 _DOCUMENT = json.loads((files("meshscope.hardware") / "chips.json").read_text("utf-8"))
 CHIPS = {name: _chip(name, facts) for name, facts in _DOCUMENT["chips"].items()}
+# GPUs of which no rate is published here: traces of them can be imported.
+_PROFILED = {"kind": "gpu", "devices_per_chip": 1, "n_grid_dims": 1, "chips_per_host": 8}
 PROFILED_CHIPS = {
-    n: chip for entry in _DOCUMENT["profiled"] for n, chip in _profiled(entry).items()
+    name: _chip(name, {**_PROFILED, "source": of["source"], **({"hbm_gib": gib} if gib else {})})
+    for of in _DOCUMENT["profiled"]
+    for name, gib in of["hbm_gib"].items()
 }
 CHIP_ALIASES: dict[str, str] = _DOCUMENT["aliases"]
 
@@ -189,11 +183,24 @@ def precision_notes(weights: str, activations: str, chip: Chip) -> Iterator[str]
     """How products of dtypes other than bf16 are computed and timed on a TPU."""
     if chip.kind is not ChipKind.TPU:
         return
-    native = chip.narrow_dtypes
-    narrow = activation_dtype_of(weights)
+    native, narrow, quantization = (
+        chip.narrow_dtypes,
+        activation_dtype_of(weights),
+        quantization_of(weights),
+    )
     if narrow is not None:
-        yield _narrow_note(narrow, activations, chip)
-    elif quantization_of(weights) is not None:
+        dtype = format_dtype(narrow)
+        speed = f"multiplies {dtype} at {chip.narrow_speedup:g} x its bf16 peak"
+        if narrow not in native:
+            speed = (
+                f"has no {dtype} unit and emulates it: products at the bf16 peak, after "
+                "conversions that only the compiler's own cycles count"
+            )
+        yield (
+            f"activations are rounded to {dtype} with a scale for each token of a device; {chip.name} {speed}; "
+            f"collectives, cache, embedding and head stay in their own dtypes ({activations} activations)"
+        )
+    elif quantization is not None:
         values = values_dtype(weights)
         lack = "" if values in native else f" has no {format_dtype(values)} unit and"
         units = ", ".join(("bf16", *map(format_dtype, native)))
@@ -203,34 +210,12 @@ def precision_notes(weights: str, activations: str, chip: Chip) -> Iterator[str]
             f"products at the bf16 peak, and conversions only in the compiler's own cycles{of_experts} (matrix "
             f"units: {units})"
         )
-        yield from _code_notes(quantization_of(weights))
+        if quantization.coverage is not Coverage.EXPERTS and quantization.codes_dtype is not None:
+            yield (
+                "the codes of dense mxfp4 matrices are converted in a pass before each product, which the prediction "
+                "lacks: compile, or see docs/formats.md"
+            )
     if activations == "f32":
         yield "f32 products run as one bf16 pass, JAX's default precision on TPUs"
     elif activations == "f16":
         yield f"{chip.name} has no f16 unit; products are timed at the bf16 peak, the nearest"
-
-
-def _code_notes(quantization: Quantization | None) -> Iterator[str]:
-    """What the prediction lacks for dense matrices whose codes no chip converts by itself."""
-    if quantization is None or quantization.coverage is Coverage.EXPERTS:
-        return
-    if quantization.codes_dtype is not None:
-        yield (
-            "the codes of dense mxfp4 matrices are converted in a pass before each product, which the prediction "
-            "lacks: compile, or see docs/formats.md"
-        )
-
-
-def _narrow_note(dtype: str, activations: str, chip: Chip) -> str:
-    """How a chip multiplies 8-bit activations and weights."""
-    rounded = (
-        f"activations are rounded to {format_dtype(dtype)} with a scale for each token of a device"
-    )
-    kept = f"collectives, cache, embedding and head stay in their own dtypes ({activations} activations)"
-    if dtype not in chip.narrow_dtypes:
-        return (
-            f"{rounded}; {chip.name} has no {format_dtype(dtype)} unit and emulates it: products at the bf16 peak, after "
-            f"conversions that only the compiler's own cycles count; {kept}"
-        )
-    speedup = chip.narrow_speedup
-    return f"{rounded}; {chip.name} multiplies {format_dtype(dtype)} at {speedup:g} x its bf16 peak; {kept}"
