@@ -85,6 +85,8 @@ class Case(NamedTuple):
     context: ContextForm = ContextForm.AUTO
     kernels: Kernels = Kernels.AUTO
     chunk: int | None = None
+    dtype: str = "bf16"
+    output: int = 16
 
 
 TELLING = [
@@ -224,13 +226,75 @@ WHOLE_MATRIX += [
 ]
 
 
+V4, KIMI, MAVERICK = (
+    "deepseek-ai/DeepSeek-V4-Flash",
+    "moonshotai/Kimi-K2-Instruct",
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
+)
+MXFP4, FP8_MXFP4 = "f4e2m1fn_experts", "f8e4m3fn_block128_f4e2m1fn_experts"
+
+
+def quantized(
+    dtype: str,
+    model: str,
+    topology: str,
+    plan: str,
+    *,
+    n_layers: int = 2,
+    loop: Loop = Loop.SCAN,
+) -> Case:
+    """The first layers of a model with a format of weights, which fsdp gathers as they are stored."""
+    return Case(model, topology, plan, loop, n_layers, batch=16, output=128, dtype=dtype)
+
+
+FORMATS = [
+    quantized(MXFP4, GPT_OSS, "v6e-8", "dp=2,tp=4,ep=8"),
+    quantized("s4", QWEN_MOE, "v6e-8", "fsdp=4,tp=2"),
+]
+FORMATS_OF_MATRIX = [
+    quantized("s8_experts", QWEN_MOE, "v6e-8", "fsdp=4,tp=2"),
+    quantized("s8_experts", QWEN_MOE, "v6e-8", "dp=2,tp=4,ep=8"),
+    quantized("f8e4m3fn_not_linear", QWEN_NEXT, "v6e-8", "fsdp=4,tp=2", n_layers=4),
+    quantized("s4_not_linear", QWEN_35, "v6e-8", "dp=2,tp=4", n_layers=4, loop=Loop.UNROLL),
+    quantized("f8e4m3fn_layers", LLAMA_8B, "v6e-8", "fsdp=4,tp=2"),
+    quantized("f8e4m3fn_experts", MAVERICK, "tpu7x-8", "tp=8,ep=8"),
+    quantized("f8e4m3fn_mlps", LLAMA_8B, "v6e-8", "fsdp=4,tp=2", loop=Loop.UNROLL),
+    quantized("f4e2m1fn", LLAMA_8B, "v6e-8", "fsdp=4,tp=2"),
+    quantized("f4e2m1fn", QWEN_MOE, "v6e-8", "dp=2,tp=4,ep=8,sp", loop=Loop.UNROLL),
+    quantized(MXFP4, GPT_OSS, "v5e-8", "fsdp=4,tp=2", loop=Loop.UNROLL),
+    quantized("s8_w8a8", QWEN_MOE, "v6e-8", "dp=2,tp=4,ep=8"),
+    quantized("s8_w8a8", QWEN_MOE, "v5e-8", "fsdp=4,tp=2,sp", loop=Loop.UNROLL),
+    quantized("f8e4m3fn_w8a8", QWEN_MOE, "tpu7x-8", "tp=8"),
+    quantized("f8e4m3fn_w8a8", MIXTRAL, "v6e-8", "pp=2,dp=2,tp=2,ep=4"),
+    quantized("s8_w8a8", V2_LITE, "v6e-8", "cp=2,tp=4,ep=4"),
+    quantized("s8_w8a8", QWEN_NEXT, "v6e-8", "fsdp=4,tp=2", n_layers=4),
+    quantized("f8e4m3fn_w8a8", QWEN_35, "tpu7x-8", "cp=4,tp=2", n_layers=4, loop=Loop.UNROLL),
+    quantized("s8_w8a8", V32, "v6e-8", "tp=8,ep=8", n_layers=4),
+    quantized("s8_w8a8", V32, "v6e-8", "cp=2,tp=4", loop=Loop.UNROLL),
+    quantized("s8_w8a8", V4, "v6e-8", "fsdp=4,tp=2", n_layers=4, loop=Loop.UNROLL),
+    quantized("f8e4m3fn_w8a8", V4, "tpu7x-8", "cp=2,tp=4,ep=4", n_layers=4),
+    quantized(MXFP4, GPT_OSS, "v6e-8", "tp=8,ep=8", loop=Loop.UNROLL),
+    quantized(MXFP4, GPT_OSS, "tpu7x-8", "pp=2,dp=2,tp=2"),
+    quantized("s4_group64", QWEN_MOE, "v5e-8", "dp=2,tp=4,sp"),
+    quantized("s4_channel", QWEN_MOE, "v6e-8", "tp=8"),
+    quantized("s4", MIXTRAL, "v6e-8", "tp=8,sp"),
+    quantized("s4_group32", KIMI, "v6e:4x4", "tp=16,ep=16"),
+    quantized("s4", V3, "v5p:2x2x2", "tp=8,ep=8", n_layers=4),
+    quantized(FP8_MXFP4, V4, "v6e-8", "tp=8,ep=8", n_layers=3),
+]
+
+
 def experiment_for(case: Case) -> Experiment:
     return experiment_of(
         model=_model(case.model),
         plan=parse_plan(case.plan),
         topology=parse_topology(case.topology),
         workload=Workload(
-            batch=case.batch, prompt=case.prompt, output=16, prefill_chunk=case.chunk
+            batch=case.batch,
+            prompt=case.prompt,
+            output=case.output,
+            prefill_chunk=case.chunk,
+            weight_dtype=case.dtype,
         ),
         program=Program(loop=case.loop, context=case.context, kernels=case.kernels),
         n_layers=case.n_layers,
@@ -253,6 +317,16 @@ def test_predicted_equals_compiled(case: Case, tmp_path: Path) -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize("case", WHOLE_MATRIX, ids=lambda c: "-".join(map(str, c[:3])))
 def test_predicted_equals_compiled_everywhere(case: Case, tmp_path: Path) -> None:
+    assert_predicted_equals_compiled(experiment_for(case), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [*FORMATS, *(pytest.param(case, marks=pytest.mark.matrix) for case in FORMATS_OF_MATRIX)],
+    ids=lambda case: f"{case.dtype}-{'-'.join(case[:3])}-{case.loop}",
+)
+def test_quantized_weights_and_activations_compile_as_predicted(case: Case, tmp_path: Path) -> None:
     assert_predicted_equals_compiled(experiment_for(case), tmp_path)
 
 

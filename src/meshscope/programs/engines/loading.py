@@ -132,7 +132,7 @@ def _placing(process: Callable[..., Any], put: Callable[..., Any]) -> Callable[.
 
     def placed(weights: Any, *arguments: Any, **options: Any) -> Any:
         made = process(weights, *arguments, **options)
-        shardings = weights_module._get_moe_weight_shardings(  # noqa: SLF001  the engine has no public one
+        shardings = weights_module._get_moe_weight_shardings(
             made, options["moe_backend"], options["mesh"]
         )
         for field in fields(made):
@@ -206,7 +206,7 @@ class _SequenceParallelMethod:
         if is_split and self.is_column:
             x = jax.lax.with_sharding_constraint(x, self.tokens)
         bias = None if layer.bias is None else layer.bias[...].reshape(-1)
-        out = self.method._apply_fused(x, weight.reshape(x.shape[1], -1), bias)  # noqa: SLF001  the engine has no public one
+        out = self.method._apply_fused(x, weight.reshape(x.shape[1], -1), bias)
         if is_split and self.is_row:
             out = jax.lax.with_sharding_constraint(out, self.tokens)
         return out.reshape(n_tokens, *free)

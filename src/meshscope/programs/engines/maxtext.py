@@ -76,7 +76,7 @@ class _StepBuilder:
         engine.kv_cache_shardings = jax.tree.map(
             lambda spec: NamedSharding(engine.mesh, spec), annotations
         )
-        cache = nnx.to_pure_dict(engine._nnx_cache_state_template(MODEL_MODE_AUTOREGRESSIVE))  # noqa: SLF001  the engine has no public one
+        cache = nnx.to_pure_dict(engine._nnx_cache_state_template(MODEL_MODE_AUTOREGRESSIVE))
         self.cache = jax.tree.map(_placed, cache, engine.kv_cache_shardings)
 
     def prefill(self) -> tuple[Any, ...]:
@@ -84,7 +84,7 @@ class _StepBuilder:
         prefill = self._unwrapped("_prefill_jit")
 
         def step(params: Any, rest: Any, tokens: Any, length: Any, key: Any) -> Any:
-            self.engine._nnx_rest_state = rest  # noqa: SLF001  set by its load_params
+            self.engine._nnx_rest_state = rest  # set by its load_params
             return prefill(
                 self.engine, params=params, padded_tokens=tokens, true_length=length, rng=key
             )
@@ -98,7 +98,7 @@ class _StepBuilder:
         generate = self._unwrapped("_generate_jit")
 
         def step(params: Any, rest: Any, state: Any, key: Any) -> Any:
-            self.engine._nnx_rest_state = rest  # noqa: SLF001  set by its load_params
+            self.engine._nnx_rest_state = rest  # set by its load_params
             return generate(self.engine, params, state, rng=key)
 
         n_sequences = self._experiment.workload.batch
@@ -214,7 +214,7 @@ def build_training(experiment: Experiment, devices: list[Any]) -> StepPrograms:
 
     It has the shardings, remat policy, optimizer and scanned layers of `train_compile`.
     """
-    from maxtext.trainers.pre_train import train, train_compile  # noqa: PLC0415  imports the optimizer
+    from maxtext.trainers.pre_train import train, train_compile  # imports the optimizer
 
     workload = experiment.workload
     config = configuration(

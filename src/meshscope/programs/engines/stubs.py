@@ -127,7 +127,7 @@ class _Activations(dict[str, Any]):
     """Activation functions by Hugging Face's names, which are those of `jax.nn`."""
 
     def __missing__(self, name: str) -> Any:
-        import jax  # noqa: PLC0415  the stubs are installed before JAX is imported
+        import jax  # the stubs are installed before JAX is imported
 
         return getattr(jax.nn, name)
 

@@ -68,9 +68,9 @@ def _runner(experiment: Experiment, devices: list[Any]) -> Any:
     runner.devices, runner.rank = devices, 0
     runner.dtype = config.model_config.dtype
     runner.dp_size = config.sharding_config.total_dp_size
-    runner._init_mesh()  # noqa: SLF001  the engine has no public one
+    runner._init_mesh()
     tpu_runner.InputBatch = lambda **_: None  # torch tensors of requests
-    runner._init_inputs()  # noqa: SLF001  the engine has no public one
+    runner._init_inputs()
     return runner
 
 
@@ -130,7 +130,7 @@ class _StepBuilder:
     def _abstract_model(self) -> tuple[Callable[[Any], Any], Any]:
         """A function that merges leaves into the model with scopes, and abstract leaves."""
         config, mesh = self.runner.vllm_config, self.runner.mesh
-        kind = model_loader._get_model_architecture(config.model_config.hf_config)  # noqa: SLF001  the engine has no public one
+        kind = model_loader._get_model_architecture(config.model_config.hf_config)
         if (quantization := getattr(model_loader, "get_tpu_quantization_config", None)) is not None:
             config.quant_config = quantization(config)
 
@@ -211,7 +211,7 @@ class _StepBuilder:
 
     def _selection(self) -> Any:
         """The selection of each sequence's last row; its signature differs among the releases."""
-        select = type(self.runner)._select_from_array_fn  # noqa: SLF001  the engine has no public one
+        select = type(self.runner)._select_from_array_fn
         if known_options(select, mesh=None):
             return jax.jit(lambda array, rows: select(array, rows, self.runner.mesh))
         return jax.jit(lambda array, rows: select(self.runner, array, rows))
