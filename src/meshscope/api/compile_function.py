@@ -21,8 +21,7 @@ from meshscope.events.enums import Phase, Source
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
-from meshscope.programs.environments import chosen_compiler
-from meshscope.programs.frontends import check_tpu_compiler
+from meshscope.programs.environments import check_tpu_compiler, chosen_compiler
 from meshscope.serialize import picked
 from meshscope.store.run import RunRecord
 

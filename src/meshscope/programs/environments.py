@@ -376,10 +376,21 @@ def chosen_compiler(name: str | None) -> Release | None:
 
 def check_can_run() -> None:
     """Raises MissingToolError if JAX is not installed."""
-    if importlib.util.find_spec("jax") is None:
+    _check_installed("run", ("jax",), ", or JAX for your GPU (docs.jax.dev)")
+
+
+def check_tpu_compiler(work: str = "compile") -> None:
+    """MissingToolError if JAX or libtpu is not installed."""
+    _check_installed(work, ("jax", "libtpu"), " (Linux x86-64)")
+
+
+def _check_installed(work: str, names: Sequence[str], advice: str) -> None:
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
         raise MissingToolError(
-            f"run needs jax, which is not installed ({platform.system()} {platform.machine()}). "
-            "Install the extra: pip install -e '.[tpu]' in your clone, or JAX for your GPU (docs.jax.dev)."
+            f"{work} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed "
+            f"({platform.system()} {platform.machine()}). Install the extra: pip install -e '.[tpu]' in your "
+            f"clone{advice}."
         )
 
 

@@ -4,9 +4,7 @@ This registry is the only place that lists the front ends; `Frontend` in `plans/
 plans and predictions need to know of their programs.
 """
 
-import importlib.util
 import os
-import platform
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from meshscope.errors import MissingToolError, SpecError
+from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
@@ -29,6 +27,7 @@ from meshscope.programs.engines.stubs import install_stubs
 from meshscope.programs.environments import (
     Release,
     check_torchxla,
+    check_tpu_compiler,
     installed_release,
     lone_variables,
     torchxla_python,
@@ -123,17 +122,6 @@ def check_can_compile(experiment: Experiment, compiler: Release | None = None) -
         raise SpecError(
             f"--compiler {name} compiles for TPUs, and '{topology.name}' is no TPU slice. Use for "
             "example v6e-8, or drop --compiler."
-        )
-
-
-def check_tpu_compiler() -> None:
-    """MissingToolError if JAX or libtpu is not installed."""
-    missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingToolError(
-            f"compile needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
-            f"not installed ({platform.system()} {platform.machine()}). "
-            "Install the extra: pip install -e '.[tpu]' in your clone (Linux x86-64)."
         )
 
 

@@ -4,13 +4,13 @@ import csv
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from meshscope import __version__
-from meshscope.backends.calibrate.fit import fit_constants, unfitted
+from meshscope.backends.calibrate.fit import Fitted, fit_constants, unfitted
 from meshscope.errors import MeshscopeError, RunFailedError, SpecError
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import ChipKind
@@ -178,27 +178,20 @@ def measured_profile(
         )
     except MeshscopeError as error:
         raise SpecError(f"{error} The measured points are in {points_file}.") from None
-    conditions = {
-        "devices": report["devices"],
-        "n_cpus": report["n_cpus"],
-        "machine": platform.machine(),
-        "seconds": report["seconds"],
-        "n_left_out": report["n_left_out"],
-        "max_bytes": request.max_bytes,
-        "repeats": request.repeats,
-        "versions": report["versions"],
-        **_now(),
-    }
-    return ChipProfile(
-        chip=topology.chip.name,
-        topology=topology.name,
+    names = ("devices", "n_cpus", "seconds", "n_left_out", "versions")
+    profile = _profile(
+        topology,
+        fitted,
+        points,
+        {name: report[name] for name in names}
+        | {"machine": platform.machine()}
+        | picked(request, "max_bytes", "repeats"),
+    )
+    return replace(
+        profile,
         plan=str(request.plan),
-        constants=fitted.constants,
-        fits=fitted.fits,
-        points=tuple(map(_row, points)),
         matrices=tuple(MatrixRate(**rate) for rate in report["matrices"]),
         memory=tuple(MemoryRate(**rate) for rate in report["memory"]),
-        conditions=conditions,
         products=tuple(ProductTime(**product) for product in report["products"]),
         launch_s=report["launch_s"],
     )
@@ -207,25 +200,33 @@ def measured_profile(
 def published_profile(read: ReadPoints, topology: Topology, *, source: str) -> ChipProfile:
     """Fits a profile to the points of a file; matrices and memory stay unknown."""
     fitted = fit_constants(read.points, topology, source=source)
+    conditions = {"points": source, "n_skipped": len(read.skipped)}
+    return _profile(topology, fitted, read.points, conditions)
+
+
+def _profile(
+    topology: Topology,
+    fitted: Fitted,
+    points: Iterable[TimedCollective],
+    conditions: Mapping[str, Any],
+) -> ChipProfile:
+    figures = ("payload_bytes", "seconds", "algbw_bytes_per_s", "busbw_bytes_per_s")
     return ChipProfile(
         chip=topology.chip.name,
         topology=topology.name,
         plan="",
         constants=fitted.constants,
         fits=fitted.fits,
-        points=tuple(map(_row, read.points)),
+        points=tuple(picked(p, "axis", "kind", "group_size", *figures) for p in points),
         matrices=(),
         memory=(),
-        conditions={"points": source, "n_skipped": len(read.skipped), **_now()},
+        conditions={
+            **conditions,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "meshscope": __version__,
+            "python": platform.python_version(),
+        },
     )
-
-
-def _now() -> dict[str, str]:
-    return {
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "meshscope": __version__,
-        "python": platform.python_version(),
-    }
 
 
 def _timed(plan: Plan, record: Mapping[str, Any]) -> TimedCollective:
@@ -239,11 +240,6 @@ def _timed(plan: Plan, record: Mapping[str, Any]) -> TimedCollective:
         seconds=record["seconds"],
         repeats_s=tuple(record["repeats_s"]),
     )
-
-
-def _row(point: TimedCollective) -> dict[str, Any]:
-    figures = ("payload_bytes", "seconds", "algbw_bytes_per_s", "busbw_bytes_per_s")
-    return picked(point, "axis", "kind", "group_size", *figures)
 
 
 def write_points(points: Iterable[TimedCollective], chip: str, path: Path) -> None:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from meshscope.backends.compile.read import fold_words, placed_rows
 from meshscope.cost.shallow import deep_rows
 from meshscope.cost.steps import TimedStep, summed_time, timed_step
-from meshscope.errors import CompileError, MissingToolError, ParseError, SpecError
+from meshscope.errors import CompileError, ParseError, SpecError
 from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
@@ -26,7 +26,7 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.layers import FOLDED_LAYERS, MAX_PERIOD, Fold, ShallowLayers
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.workload import SequenceLengths
-from meshscope.programs.environments import torchxla_python, torchxla_variables
+from meshscope.programs.environments import check_tpu_compiler, torchxla_python, torchxla_variables
 from meshscope.readers.hlo.attribution import OUTSIDE_LAYERS, scope_of
 from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives, rows_of
 from meshscope.readers.hlo.module import HloModule
@@ -337,11 +337,8 @@ def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, s
     _check_proto(proto)
     has_compiler = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
     python = sys.executable if has_compiler else torchxla_python()
-    if not has_compiler and python == sys.executable:
-        raise MissingToolError(
-            "compiling a graph needs jax and libtpu, which are not installed. Install the extra: "
-            "pip install -e '.[tpu]' in your clone (Linux x86-64)."
-        )
+    if python == sys.executable:
+        check_tpu_compiler("compiling a graph")
     task = WorkerTask(
         process=f"{proto}: the TPU compiler",
         activity=f"compiling this graph for {topology.name}",

@@ -6,12 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meshscope.backends.live.measurement import (
-    ProfiledProgram,
-    ProfileRows,
-    measured_of,
-    summed_rows,
-)
+from meshscope.backends.live.measurement import ProfiledProgram, measured_of, summed_rows
 from meshscope.backends.live.worker import DUMPS, HLO, TRACE
 from meshscope.errors import RunFailedError, SpecError
 from meshscope.events.collective import Collective
@@ -107,10 +102,36 @@ def run_experiment(
     ]
     timings = measured_of(profile, programs, n_steps=n_steps)
     write_table(timings.ops, folder / TRACE / OPS)
+    timed, is_part = (
+        report["requests"],
+        experiment.is_part_of_decode,
+    )  # which has steps, no requests
+    step_s = tuple(step for request in timed for step in request["decode_s"])
+    requests = () if is_part else timed
+    measured = Measured(
+        requests=tuple(
+            Request(prefill_s=r["prefill_s"], decode_s=tuple(r["decode_s"])) for r in requests
+        ),
+        step_s={Phase.DECODE: step_s} if is_part else {},
+        n_profiled_steps=n_steps,
+        loads=timings.loads,
+        times=timings.times,
+        findings=timings.findings,
+        # by the compiler; not for loops, whose body counts only once
+        costs=tuple(
+            StepCost(
+                phase=Phase(phase),
+                flops=cost.get("flops"),
+                accessed_bytes=cost.get("accessed_bytes"),
+            )
+            for phase, cost in report["costs"].items()
+            if not experiment.is_scanned
+        ),
+    )
     progress(PROFILE, "done", None)
     return RunResult(
         rows=[*compiled, *timings.rows],
-        measured=_measured(experiment, timings, n_steps, report),
+        measured=measured,
         profile=profile,
         tokens=report["tokens"],
         memory=compiled_memory(experiment, report["memory"].values()),
@@ -224,34 +245,3 @@ def _check_torchxla(experiment: Experiment, options: RunOptions) -> None:
         )
     check_torchxla()
     check_traceable(experiment)
-
-
-def _measured(
-    experiment: Experiment,
-    timings: ProfileRows,
-    n_steps: Mapping[Phase, int],
-    report: Mapping[str, Any],
-) -> Measured:
-    """The measurements besides the rows of the event table; a part of decode has steps and no requests."""
-    timed, is_part = report["requests"], experiment.is_part_of_decode
-    step_s = tuple(step for request in timed for step in request["decode_s"])
-    return Measured(
-        requests=()
-        if is_part
-        else tuple(Request(prefill_s=r["prefill_s"], decode_s=tuple(r["decode_s"])) for r in timed),
-        step_s={Phase.DECODE: step_s} if is_part else {},
-        n_profiled_steps=dict(n_steps),
-        loads=timings.loads,
-        times=timings.times,
-        findings=timings.findings,
-        # by the compiler; not for loops, whose body counts only once
-        costs=tuple(
-            StepCost(
-                phase=Phase(phase),
-                flops=cost.get("flops"),
-                accessed_bytes=cost.get("accessed_bytes"),
-            )
-            for phase, cost in report["costs"].items()
-            if not experiment.is_scanned
-        ),
-    )

@@ -85,23 +85,22 @@ def _started(
 
     live.join_processes(options)
     devices = live.live_devices(experiment.topology)
-    make_weights = _weights_maker(experiment, options)
+    from meshscope.programs.jax.values import placed_weights, random_weights
+
+    moe = experiment.model.moe
+    n_experts = None if moe is None else moe.n_experts
+    file = options["checkpoint"]
+    checkpoint = None if file is None else Checkpoint(Path(file))
+
+    def make_weights(program: Any) -> Any:
+        if checkpoint is not None:
+            return placed_weights(experiment, program, checkpoint.read)
+        return random_weights(program, seed=options["seed"], n_experts=n_experts)
+
     session = live.Session.started(
         experiment, devices, make_weights=make_weights, prompt=prompt, report=report_progress
     )
     return session, [live.device_record(device) for device in devices]
-
-
-def _weights_maker(experiment: Experiment, options: Mapping[str, Any]) -> Any:
-    """A function from a program to its weights, from the checkpoint or random."""
-    from meshscope.programs.jax.values import placed_weights, random_weights  # imports JAX
-
-    if options["checkpoint"] is None:
-        moe = experiment.model.moe
-        n_experts = None if moe is None else moe.n_experts
-        return lambda program: random_weights(program, seed=options["seed"], n_experts=n_experts)
-    checkpoint = Checkpoint(Path(options["checkpoint"]))
-    return lambda program: placed_weights(experiment, program, checkpoint.read)
 
 
 def _prompt(experiment: Experiment, options: Mapping[str, Any]) -> Any:

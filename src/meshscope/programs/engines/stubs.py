@@ -22,14 +22,10 @@ class _Shell(type):
             raise AttributeError(name)
         return _shell(name)
 
-    def __or__(cls, other: Any) -> Any:
+    def __or__(cls, _: Any) -> Any:
         return cls
 
-    def __ror__(cls, other: Any) -> Any:
-        return cls
-
-    def __getitem__(cls, item: Any) -> Any:
-        return cls
+    __ror__ = __getitem__ = __or__
 
     def __iter__(cls) -> Any:
         return iter(())
