@@ -328,8 +328,7 @@ def _gpu_ops(plane: Plane) -> Ops:
 
 def _cpu_ops(plane: Plane) -> Ops:
     """Events named like the op in their stats, which excludes kernel launches."""
-    is_marked = stat_of(plane.events, "hlo_op", pl.String).is_not_null()
-    events = plane.events.filter(is_marked)
+    events = plane.events.filter(stat_of(plane.events, "hlo_op").is_not_null())
     op, firsts = _different_ops(plane, events)
     is_op = firsts.select(pl.col("text") == pl.col("hlo_op")).to_series()
     columns = events.select(
@@ -348,10 +347,11 @@ def _with_hlo_ops(firsts: pl.DataFrame) -> pl.DataFrame:
     return _with_lines(firsts.drop("hlo_op", "kind"), names)
 
 
-def stat_of(frame: pl.DataFrame, name: str, dtype: Any) -> pl.Expr:
-    """The stat of this name under its own name; null if the plane has none."""
+def stat_of(frame: pl.DataFrame, name: str, dtype: Any = None) -> pl.Expr:
+    """The stat of this name under its own name, as `dtype` if given; null if the plane has none."""
     column = pl.col(f"stat.{name}") if f"stat.{name}" in frame else pl.lit(None)
-    return column.cast(dtype, strict=False).alias(name)
+    typed = column if dtype is None else column.cast(dtype, strict=False)
+    return typed.alias(name)
 
 
 def _different_ops(plane: Plane, events: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:

@@ -66,7 +66,7 @@ def _numbered_or_named(plane: Plane) -> pl.DataFrame:
     is_call = pl.col("name").str.contains(r"^\$|\(|::|\bjit_")
     named = plane.kinds.filter(phases.is_not_null(), ~is_call)["kind"]
     step = stat_of(plane.events, "step_num", pl.Int64)
-    is_op = stat_of(plane.events, "hlo_op", pl.String).is_not_null()
+    is_op = stat_of(plane.events, "hlo_op").is_not_null()
     is_mark = pl.col("kind").is_in(named.implode()) | step.is_not_null()
     marks = plane.events.filter(is_mark, ~is_op).with_columns(step.alias("step"))
     return plane.with_names(marks).drop("line")
