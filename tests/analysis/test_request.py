@@ -1,10 +1,19 @@
-"""The time of a request from its steps."""
+"""The time of a request from its steps, modeled and measured: parts sum to the whole, and steps to the request."""
 
+import numpy as np
 import pytest
 
-from meshscope.analysis.request import basis_of, modeled_request_time
+from meshscope.analysis.overlap import exposed_by_axis, modeled_latency, part_costs, step_time
+from meshscope.analysis.request import (
+    basis_of,
+    latency_of,
+    modeled_request_time,
+    percentile,
+    spread_of,
+)
 from meshscope.events.enums import Phase, Source
-from meshscope.events.step_time import StepTime, TimeEstimate
+from meshscope.events.measured import Request
+from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 
 
 def _step(phase: Phase, s: float, by_basis: dict[str, float]) -> StepTime:
@@ -51,3 +60,93 @@ def test_a_missing_step_leaves_the_time_unknown():
     assert modeled_request_time([PREFILL], n_decode_steps=3).e2e is None
     assert modeled_request_time([], n_decode_steps=3).ttft is None
     assert basis_of([]) is None
+
+
+def made(phase: Phase, *, source: Source = Source.COMPILED, scale: float = 1.0) -> StepTime:
+    parts = (
+        PartCost(part="attn", compute_s=2 * scale, collective_s=1.5 * scale, exposed_s=1 * scale),
+        PartCost(part="mlp", compute_s=1 * scale, collective_s=0.5 * scale, exposed_s=0.5 * scale),
+    )
+    return StepTime(
+        source=source, phase=phase,
+        step=TimeEstimate(value_s=5 * scale, low_s=4 * scale, high_s=7 * scale),
+        compute_s=3 * scale, exposed_s=1.5 * scale, idle_s=0.5 * scale, bubble_s=0.25 * scale,
+        collective_s=2 * scale, exposed_by_axis_s={"tp": 1 * scale, "dp": 0.5 * scale},
+        by_basis_s={"compiler_cycles": 3 * scale, "interconnect_model": 1.5 * scale}, parts=parts,
+    )  # fmt: skip
+
+
+TIMES = (made(Phase.PREFILL), made(Phase.DECODE, scale=0.1))
+
+
+def test_compute_exposed_and_idle_sum_to_the_step() -> None:
+    for row in step_time(TIMES).iter_rows(named=True):
+        assert row["compute_s"] + row["exposed_s"] + row["idle_s"] == pytest.approx(row["step_s"])
+        assert row["overlap_frac"] == pytest.approx(0.25)
+        assert row["exposed_frac"] == pytest.approx(0.3)
+        assert row["collective_compute_ratio"] == pytest.approx(2 / 3)
+        assert row["time_basis"] == "compiler_cycles+interconnect_model"
+
+
+def test_axes_and_parts_sum_to_the_step() -> None:
+    steps = {row["phase"]: row for row in step_time(TIMES).iter_rows(named=True)}
+    for table in (exposed_by_axis(TIMES), part_costs(TIMES)):
+        for phase, step in steps.items():
+            assert table.filter(phase=phase)["exposed_s"].sum() == pytest.approx(step["exposed_s"])
+
+
+def test_a_request_is_the_sum_of_its_steps() -> None:
+    rows = {
+        row["latency"]: row
+        for row in modeled_latency(TIMES, n_decode_steps=20).iter_rows(named=True)
+    }
+    assert [rows[name]["mean_s"] for name in ("ttft", "tpot", "e2e")] == pytest.approx([5, 0.5, 15])
+    assert (rows["e2e"]["low_s"], rows["e2e"]["high_s"]) == pytest.approx((12, 21))
+
+
+def test_sources_have_separate_rows() -> None:
+    both = (*TIMES, made(Phase.PREFILL, source=Source.PREDICTED, scale=2))
+    table = modeled_latency(both, n_decode_steps=20)
+    assert table.filter(source="predicted")["latency"].to_list() == ["ttft"]
+    assert table.filter(source="compiled")["latency"].to_list() == ["ttft", "tpot", "e2e"]
+
+
+def test_no_modeled_steps_are_an_empty_table() -> None:
+    assert step_time(()).is_empty()
+    assert modeled_latency((), n_decode_steps=3).is_empty()
+
+
+REQUESTS = (
+    Request(prefill_s=1.0, decode_s=(0.1, 0.3)),
+    Request(prefill_s=3.0, decode_s=(0.2, 0.2)),
+)
+
+
+def test_latency_of_a_worked_example() -> None:
+    latency = latency_of(REQUESTS, batch=4, prompt=8)
+    assert latency.ttft.mean_s == pytest.approx(2.0)
+    assert latency.e2e.mean_s == pytest.approx(2.4)
+    assert latency.tpot is not None
+    assert (latency.tpot.mean_s, latency.tpot.n) == (pytest.approx(0.2), 2)
+    assert latency.itl is not None
+    assert (latency.itl.p50_s, latency.itl.n) == (pytest.approx(0.2), 4)
+    assert latency.output_tokens_per_s == pytest.approx(4 * 3 / 2.4)
+    assert latency.prefill_tokens_per_s == pytest.approx(4 * 8 / 2.0)
+    assert latency.decode_tokens_per_s == pytest.approx(4 * 2 / 0.4)
+
+
+def test_a_request_of_one_token_has_no_latency_between_tokens() -> None:
+    latency = latency_of((Request(prefill_s=1.0, decode_s=()),), batch=2, prompt=8)
+    assert (latency.itl, latency.tpot, latency.decode_tokens_per_s) == (None, None, None)
+    assert latency.output_tokens_per_s == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 100])
+def test_percentiles_are_those_of_numpy(n: int) -> None:
+    values = np.random.default_rng(n).random(n).tolist()
+    spread = spread_of(values)
+    expected = np.percentile(values, [50, 90, 95, 99])
+    assert [spread.p50_s, spread.p90_s, spread.p95_s, spread.p99_s] == pytest.approx(
+        expected.tolist()
+    )
+    assert percentile(sorted(values), 1.0) == max(values)

@@ -1,41 +1,40 @@
-"""Totals of a step and of a request: the parts sum to the whole."""
+"""Totals of a step and of a request, groups over layers, and what could not be placed: parts sum to the whole."""
 
 from dataclasses import replace
 from fractions import Fraction
 
-from meshscope.analysis.totals import Total, request_totals, step_totals
+import pytest
+
+from meshscope.analysis.totals import (
+    NO_REASON,
+    Group,
+    Total,
+    Unattributed,
+    grouped,
+    layer_ranges,
+    request_totals,
+    step_totals,
+    unattributed,
+)
 from meshscope.events.collective import Collective, predicted_collective
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 
 
 def _row(
-    phase: Phase,
-    kind: Kind,
-    *,
-    n_elements: int,
-    count: int = 1,
-    n_steps: int = 1,
-    group: tuple[int, ...] = (0, 1, 2),
+    phase: Phase = Phase.DECODE, kind: Kind = Kind.ALL_REDUCE, *shape: int, **facts: object
 ) -> Collective:
+    known: dict[str, object] = {"layer": 0, "part": Part.MLP, "groups": ((0, 1, 2),)}
     return predicted_collective(
-        phase=phase,
-        layer=0,
-        part=Part.MLP,
-        kind=kind,
-        axis="tp",
-        groups=(group,),
-        dtype="bf16",
-        shape=(n_elements,),
-        count=count,
-        n_steps=n_steps,
+        phase=phase, kind=kind, axis="tp", dtype="bf16", shape=shape, **(known | facts)
     )
 
 
 ROWS = [
-    _row(Phase.PREFILL, Kind.ALL_REDUCE, n_elements=100, count=2),
-    _row(Phase.PREFILL, Kind.ALL_GATHER, n_elements=30),
-    _row(Phase.DECODE, Kind.ALL_REDUCE, n_elements=5, count=4, n_steps=127),
+    _row(Phase.PREFILL, Kind.ALL_REDUCE, 100, count=2),
+    _row(Phase.PREFILL, Kind.ALL_GATHER, 30),
+    _row(Phase.DECODE, Kind.ALL_REDUCE, 5, count=4, n_steps=127),
 ]
+ROW = _row(Phase.PREFILL, Kind.ALL_REDUCE, 2, 8, 16, part=Part.ATTN, groups=((0, 1, 2, 3),))
 
 
 def test_a_step_counts_every_operation_once() -> None:
@@ -53,31 +52,27 @@ def test_a_step_counts_every_operation_once() -> None:
 def test_a_request_counts_every_step() -> None:
     step, request = step_totals(ROWS), request_totals(ROWS)
     decode = step[Phase.DECODE]
-    assert request == {
-        Phase.PREFILL: step[Phase.PREFILL],
-        Phase.DECODE: Total(
-            count=127 * decode.count,
-            payload_bytes=127 * decode.payload_bytes,
-            wire_bytes=127 * decode.wire_bytes,
-            n_unsized=0,
-        ),
-    }
+    assert request[Phase.PREFILL] == step[Phase.PREFILL]
+    assert request[Phase.DECODE] == Total(
+        count=127 * decode.count,
+        payload_bytes=127 * decode.payload_bytes,
+        wire_bytes=127 * decode.wire_bytes,
+        n_unsized=0,
+    )
+    assert request_totals([]) == {}
 
 
 def test_the_parts_sum_to_the_whole() -> None:
-    whole = request_totals(ROWS)
     parts = [request_totals([row]) for row in ROWS]
-    for phase, total in whole.items():
+    for phase, total in request_totals(ROWS).items():
         of_phase = [part[phase] for part in parts if phase in part]
         for name in ("count", "payload_bytes", "wire_bytes", "n_unsized"):
             assert sum(getattr(part, name) for part in of_phase) == getattr(total, name)
 
 
 def test_a_transfer_is_sent_once() -> None:
-    sent, received = (
-        _row(Phase.DECODE, kind, n_elements=8, group=(0, 1)) for kind in (Kind.SEND, Kind.RECV)
-    )
-    total = step_totals([sent, received])[Phase.DECODE]
+    both = [_row(Phase.DECODE, k, 8, groups=((0, 1),)) for k in (Kind.SEND, Kind.RECV)]
+    total = step_totals(both)[Phase.DECODE]
     assert (total.count, total.wire_bytes) == (2, 16)
 
 
@@ -90,5 +85,88 @@ def test_collectives_without_phase_or_size_are_counted_separately() -> None:
     assert {phase: totals[phase] for phase in REQUEST_PHASES} == request_totals(ROWS)
 
 
-def test_no_rows_have_no_totals() -> None:
-    assert request_totals([]) == {}
+def layers(*indices: int | None, **changes: object) -> list[Collective]:
+    return [replace(ROW, layer=index, **changes) for index in indices]
+
+
+def test_rows_that_differ_in_layer_are_one_group_with_the_sum_of_their_counts() -> None:
+    rows = [*layers(0, 1), *layers(2, count=3)]
+    assert grouped(rows) == [Group(row=replace(ROW, layer=None, count=5), layers=(0, 1, 2))]
+    assert grouped(layers(7, 7)) == [Group(row=replace(ROW, layer=7, count=2), layers=(7,))]
+    assert [group.layers for group in grouped(layers(None, 3, 4))] == [(), (3, 4)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"part": Part.MLP},
+        {"kind": Kind.ALL_GATHER},
+        {"opcode": "all-reduce-scatter"},
+        {"axis": "dp"},
+        {"groups": ((0, 2), (1, 3))},
+        {"dtype": "f32"},
+        {"shape": (16, 16)},
+        {"algorithm": "StrategyRing"},
+        {"source_line": "model.py:3"},
+        {"phase": Phase.DECODE},
+        {"n_steps": 2},
+        {"crosses_slices": True},
+    ],
+    ids=str,
+)
+def test_rows_that_differ_in_anything_else_have_separate_groups(changes: dict[str, object]) -> None:
+    assert len(grouped([ROW, *layers(1, **changes)])) == 2
+
+
+def test_a_group_keeps_a_shared_instruction_name() -> None:
+    one, other = layers(0, hlo_name="all-reduce.1"), layers(1, hlo_name="all-reduce.2")
+    names = [group.row.hlo_name for group in grouped(one)]
+    assert (names, grouped([*one, *other])[0].row.hlo_name) == (["all-reduce.1"], None)
+
+
+def test_groups_add_up_to_the_rows() -> None:
+    rows = [*layers(0, 1, 2), *layers(0, 1, part=Part.MLP, count=2), *layers(None, part=Part.EMBED)]
+    assert sum(group.row.count for group in grouped(rows)) == sum(row.count for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("indices", "words"),
+    [((), ""), ((4,), "4"), ((0, 1), "0-1"), ((0, 1, 2, 5, 7, 8), "0-2, 5, 7-8")],
+)
+def test_layer_ranges(indices: tuple[int, ...], words: str) -> None:
+    assert layer_ranges(indices) == words
+
+
+def test_times_of_a_group_are_means_over_executions_from_the_first_start() -> None:
+    rows = [
+        *layers(0, count=1, start_s=0.3, dur_s=1.0, exposed_s=1.0),
+        *layers(1, count=3, start_s=0.1, dur_s=2.0, exposed_s=0.0),
+    ]
+    (group,) = grouped(rows)
+    assert group.row.count == 4
+    assert (group.row.start_s, group.row.dur_s, group.row.exposed_s) == (0.1, 1.75, 0.25)
+    (unknown,) = grouped([rows[0], *layers(1)])
+    assert unknown.row.dur_s is None
+
+
+PLACED = _row(Phase.DECODE, Kind.ALL_REDUCE, 4, 8, layer=None, part=Part.EMBED, groups=((0, 1),))
+
+
+def test_what_could_not_be_placed_is_counted_with_its_reason_and_bytes() -> None:
+    assert unattributed([PLACED] * 2) == Unattributed(count=0, payload_bytes=0, reasons=())
+    rows = [
+        PLACED,
+        replace(PLACED, axis=None, axis_reason="no axis has these groups", count=3),
+        replace(PLACED, part=None, axis_reason="no scope", payload_bytes=None),
+        replace(PLACED, phase=None),
+    ]
+    assert unattributed(rows) == Unattributed(
+        count=5,
+        payload_bytes=(3 + 1) * 4 * 8 * 2,
+        reasons=(("no axis has these groups", 3), ("no scope", 1), (NO_REASON, 1)),
+    )
+
+
+def test_a_caveat_of_the_reader_counts_even_if_everything_is_known() -> None:
+    doubtful = replace(PLACED, axis_reason="how often the loop runs is unknown")
+    assert unattributed([doubtful]).reasons == (("how often the loop runs is unknown", 1),)

@@ -7,9 +7,8 @@ import pytest
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part
 from meshscope.plans.mesh import Mesh
-from meshscope.readers.hlo.collectives import collectives_of, module_collectives
+from meshscope.readers.hlo.collectives import collectives_of, module_collectives, reshardings
 from meshscope.readers.hlo.parse import parse_hlo
-from meshscope.readers.hlo.resharding import reshardings
 
 TEXT = """\
 HloModule m, is_scheduled=true, num_partitions=4

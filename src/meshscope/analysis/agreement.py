@@ -151,7 +151,6 @@ def time_agreements(run: RunRecord, left: Source, right: Source) -> tuple[TimeAg
 
 
 def _shares(time: StepTime | None) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Seconds of a step by part of the model, and by activity."""
     activities: defaultdict[str, float] = defaultdict(float)
     for spent in () if time is None else time.activities:
         over = f" over {spent.axis}" if spent.axis else ""

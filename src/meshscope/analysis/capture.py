@@ -220,7 +220,6 @@ def _point(  # noqa: PLR0911  one return for each reason
 
 
 def _middle(points: list[ContributedPoint]) -> ContributedPoint:
-    """The point with the median time."""
     middle_s = median(point.seconds for point in points)
     return min(points, key=lambda point: abs(point.seconds - middle_s))
 

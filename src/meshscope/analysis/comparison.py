@@ -104,7 +104,6 @@ def experiment_differences(left: Side, right: Side) -> list[ExperimentDifference
 
 
 def _settings(run: RunRecord) -> Iterator[tuple[str, str]]:
-    """(name, value) of every known setting."""
     experiment, workload = run.manifest.experiment, run.manifest.experiment.workload
     if experiment.model is not None:
         yield "model", str(experiment.model_name)
@@ -265,7 +264,6 @@ def compiler_change(
 
 
 def _forms(rows: Iterable[Collective]) -> Counter[Form]:
-    """The executions in one step of each form."""
     forms: Counter[Form] = Counter()
     for row in rows:
         names = ("phase", "axis", "opcode", "is_async", "algorithm")

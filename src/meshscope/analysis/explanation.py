@@ -154,7 +154,6 @@ def explain(left: Side, right: Side) -> Explanation:
 
 
 def _step_breakdowns(side: Side) -> dict[Phase, StepBreakdown]:
-    """The step of each phase: measured for the measured source, modeled for the others."""
     if side.source is Source.MEASURED:
         return {
             phase: StepBreakdown(step_s=step_s, basis="measured")

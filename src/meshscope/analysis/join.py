@@ -125,8 +125,6 @@ def compare(left: Iterable[Collective], right: Iterable[Collective]) -> Comparis
 
 @dataclass(slots=True, kw_only=True)
 class _Open:
-    """A row with its unmatched count."""
-
     row: Collective
     n_open: int
     position: int
@@ -134,8 +132,6 @@ class _Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
-    """`count` matched operations of a left and a right row."""
-
     left: _Open | None
     right: _Open | None
     count: int
@@ -173,7 +169,6 @@ _PASSES: tuple[_Key, ...] = (
 
 
 def _pair(left: Iterable[_Open], right: Iterable[_Open], key: _Key) -> Iterator[_Piece]:
-    """Matches rows with equal keys in table order and consumes their counts."""
     waiting: dict[tuple[Hashable, ...], list[_Open]] = {}
     # A collective that the compiler repeats is the surplus, so it is matched last.
     ordered = sorted(right, key=lambda e: e.row.inserted_by == REMATERIALIZATION)
@@ -237,7 +232,6 @@ def _verdict(left: Collective | None, right: Collective | None) -> Verdict:
 
 
 def _note(left: Collective, right: Collective) -> str | None:
-    """The differences between two matched rows in words; None without differences."""
     pairs: list[tuple[str | None, str | None]] = [(left.kind, right.kind), (left.axis, right.axis)]
     if (left.dtype, left.payload_bytes) != (right.dtype, right.payload_bytes):
         before, after = (f"{r.dtype or UNKNOWN}{format_shape(r.shape)}" for r in (left, right))

@@ -195,7 +195,6 @@ def _shared_ps(parts: Mapping[object, Spans], compute: Spans) -> Iterator[tuple[
 
 
 def _covers(spans: Spans, starts: Spans) -> NDArray[np.bool_]:
-    """Whether the spans cover each elementary interval, given by its start."""
     if not len(spans):
         return np.zeros(len(starts), np.bool_)
     index = np.searchsorted(spans[:, 0], starts, side="right") - 1

@@ -23,9 +23,8 @@ from meshscope.api.run import Run
 from meshscope.errors import RunError, SpecError, public, read_only
 from meshscope.events.enums import Source
 from meshscope.files import path_of
-from meshscope.readers.hlo.collectives import module_collectives
+from meshscope.readers.hlo.collectives import module_collectives, reshardings
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.readers.hlo.resharding import reshardings
 from meshscope.reports.collectives import insertion_lines
 from meshscope.reports.document import (
     comparison_document,

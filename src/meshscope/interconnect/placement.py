@@ -130,7 +130,6 @@ def _factors(axes: Sequence[int], dims: Sequence[int]) -> Iterator[tuple[tuple[i
 
 
 def _dimensions(topology: Topology) -> dict[str, int]:
-    """The devices along each dimension, the slowest first."""
     x, y, z = (*topology.grid, 1, 1)[:3]
     sizes = (topology.n_slices, z, y, x, topology.chip.devices_per_chip)
     return dict(zip(DIMENSIONS, sizes, strict=True))

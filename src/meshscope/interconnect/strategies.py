@@ -322,7 +322,6 @@ def _phases(fabric: Fabric, lattice: Lattice, unit: float, *, n_colors: int) -> 
 
 
 def _color_orders(lattice: Lattice, n_colors: int) -> list[list[int]]:
-    """The axes of each color in the order of its phases."""
     axes = [axis for axis in _CHIP_AXES if lattice.devices.shape[axis] > 1]
     return [axes[first:] + axes[:first] for first in range(n_colors)]
 
@@ -330,7 +329,6 @@ def _color_orders(lattice: Lattice, n_colors: int) -> list[list[int]]:
 def _phase_leg(
     fabric: Fabric, lattice: Lattice, axes: Sequence[int], shards: Sequence[float]
 ) -> Leg:
-    """Gathers over one axis for each color at once, each with its shard."""
     parts: list[Leg] = []
     for axis, shard in zip(axes, shards, strict=True):
         members = np.moveaxis(lattice.devices, axis, -1)
@@ -367,7 +365,6 @@ def _exchange(fabric: Fabric, groups: Groups) -> Legs:
 
 
 def _pairs(fabric: Fabric, groups: Groups) -> Legs:
-    """Point-to-point transfers: each group is a (source, target) pair."""
     pairs = np.array([group for group in groups if len(group) == 2 and group[0] != group[1]])
     if not len(pairs):
         return ()

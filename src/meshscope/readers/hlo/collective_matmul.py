@@ -99,7 +99,6 @@ def _rings(flow: Dataflow, permutes: list[Operation]) -> list[list[Operation]]:
 
 
 def _share_ring(flow: Dataflow, one: Operation, other: Operation) -> bool:
-    """Whether two permutes of one key belong to the same ring."""
     loops = (_loop(one), _loop(other))
     if loops[0] and loops[1]:
         return loops[0].instruction is loops[1].instruction
@@ -327,7 +326,6 @@ def _levels(
 
 
 def _joined(levels: Iterable[Operation]) -> Groups:
-    """The groups of devices that the levels connect together."""
     return connected_groups(
         tuple((group[0], device) for level in levels for group in level.groups for device in group)
     )

@@ -67,7 +67,6 @@ class Dataflow:
         return self._opcodes_in(self.fused(instruction), 0) <= opcodes | {"parameter"}
 
     def _opcodes_in(self, computation: Computation, depth: int) -> frozenset[str]:
-        """The opcodes of a fused computation and of its nested fusions."""
         if depth > _MAX_NESTING:
             return frozenset({"fusion"})
         if computation.name not in self._opcodes:
@@ -96,22 +95,20 @@ class Dataflow:
 
     def skip_moves(self, context: CallContext, instruction: Instruction) -> Instruction:
         """The instruction behind moves and conversions; itself if it computes."""
-        while (source := self._moved(context.computation, instruction)) is not None:
+        computation = context.computation
+        while True:
+            source = None
+            if self.keeps_values(instruction):
+                source = computation.producer(instruction)
+            elif instruction.custom_call_target == "ConcatBitcast":
+                # libtpu prefetches a large array in slices, which this call joins.
+                done = computation.producer(instruction)
+                start = computation.producer(done) if done and done.opcode == "slice-done" else None
+                is_prefetch = start is not None and start.opcode == "slice-start"
+                source = computation.producer(start) if start and is_prefetch else None
+            if source is None:
+                return instruction
             instruction = source
-        return instruction
-
-    def _moved(self, computation: Computation, instruction: Instruction) -> Instruction | None:
-        """The operand that an instruction only moves or converts; None if it computes.
-
-        libtpu prefetches a large array in slices, which `ConcatBitcast` joins.
-        """
-        if self.keeps_values(instruction):
-            return computation.producer(instruction)
-        if instruction.custom_call_target != "ConcatBitcast":
-            return None
-        done = computation.producer(instruction)
-        start = computation.producer(done) if done and done.opcode == "slice-done" else None
-        return computation.producer(start) if start and start.opcode == "slice-start" else None
 
     def joined_slices(
         self, computation: Computation, slice_start: Instruction
@@ -158,18 +155,12 @@ class Dataflow:
             return self._argument(context, instruction.parameter_number)
         producers = context.computation.producers(instruction)
         if instruction.opcode == "recv":  # devices receive what the matching send sends
-            return [(context, i) for i in self._sent(context.computation, instruction)]
+            rendezvous = _RENDEZVOUS.search(instruction.attributes)
+            sends = (i for i in context.computation.instructions if i.opcode == "send")
+            return [(context, i) for i in sends if rendezvous and rendezvous[0] in i.attributes]
         if instruction.opcode == "get-tuple-element" and producers:
             return self._element(context, producers[0], instruction)
         return [(context, i) for i in producers]
-
-    def _sent(self, computation: Computation, recv: Instruction) -> list[Instruction]:
-        rendezvous = _RENDEZVOUS.search(recv.attributes)
-        return [
-            i
-            for i in computation.instructions
-            if i.opcode == "send" and rendezvous and rendezvous[0] in i.attributes
-        ]
 
     def _argument(self, context: CallContext, number: int) -> list[Location]:
         if (caller := context.caller) is None:

@@ -199,7 +199,6 @@ class _Evaluator:
 
 
 def _computed(computation: Computation, instruction: Instruction) -> Instruction:
-    """The instruction that computes the value, behind any copies."""
     while instruction.opcode in _FORWARDING and (source := computation.producer(instruction)):
         instruction = source
     return instruction

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from meshscope.errors import ParseError
 from meshscope.units import DTYPE_BITS, array_bytes
@@ -61,10 +61,6 @@ class Instruction:
     is_root: bool
     scope: str = ""
 
-    def with_scope(self, scope: str) -> "Instruction":
-        """The instruction with this scope."""
-        return replace(self, scope=scope)
-
     @property
     def shape(self) -> str:
         """The result's shape without layouts: `bf16[8,1024]` or `(f32[2], s32[])`."""
@@ -96,19 +92,13 @@ class Instruction:
         return int(self.operand_text) if self.operand_text.isdecimal() else -1
 
     @property
-    def _metadata_start(self) -> int:
-        """The end of the attributes that XLA prints before metadata and backend_config."""
-        start = self.attributes.find(", metadata={")
-        if start < 0:
-            start = self.attributes.find(", backend_config={")
-        return start if start >= 0 else len(self.attributes)
-
-    @property
     def called(self) -> dict[str, tuple[str, ...]]:
         """Names of the called computations, by attribute (`calls`, `body`, `condition`, ...)."""
+        ends = (self.attributes.find(f", {name}={{") for name in ("metadata", "backend_config"))
+        end = next((end for end in ends if end >= 0), len(self.attributes))
         return {
             key: tuple(n.strip().lstrip("%") for n in names.strip("{}").split(","))
-            for key, names in _CALLED.findall(self.attributes[: self._metadata_start])
+            for key, names in _CALLED.findall(self.attributes[:end])
         }
 
     @property
@@ -159,11 +149,6 @@ class Instruction:
         start = self.attributes.find(label + "mesh[")
         match = _MESH_GROUPS.match(self.attributes, start + len(label)) if start >= 0 else None
         return match[0] if match else self.attribute("replica_groups")
-
-    @property
-    def frontend_attributes(self) -> str:
-        """The text between the braces of `frontend_attributes`; empty if there are none."""
-        return self.braced("frontend_attributes") or ""
 
     def attribute(self, name: str) -> str | None:
         """The text after `name=` up to the next top-level comma; None if the attribute is absent."""

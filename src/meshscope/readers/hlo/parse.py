@@ -37,6 +37,7 @@ _GIVE = (
     "Give optimized HLO text, e.g. from `compiled.as_text()` or --xla_dump_hlo_as_text, or a trace of "
     "docs/traces.md."
 )
+_GIVE_WHOLE = "Give the whole text of one module."
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
@@ -62,31 +63,28 @@ def _decompressed(path: Path, origin: str, *, is_partial: bool) -> bytes:
     """The bytes of the file, or of the gzip file; with `is_partial` those before its end is missing."""
     check_regular(path)
     with path.open("rb") as file:
-        is_gzip = file.read(2) == _GZIP_MAGIC
-    opener = gzip.open if is_gzip else open
-    pieces: list[bytes] = []
-    n_read, is_checked = 0, False
+        opener = gzip.open if file.read(2) == _GZIP_MAGIC else open
+    content, is_checked = bytearray(), False
     try:
         with opener(path, "rb") as file:
-            while n_read <= MAX_TEXT_BYTES and (piece := file.read1(_READ_BYTES)):
-                pieces.append(piece)
-                n_read += len(piece)
-                if n_read >= _READ_BYTES and not is_checked:
+            while len(content) <= MAX_TEXT_BYTES and (piece := file.read1(_READ_BYTES)):
+                content.extend(piece)
+                if len(content) >= _READ_BYTES and not is_checked:
                     is_checked = True
-                    if b"HloModule" not in b"".join(pieces):
+                    if b"HloModule" not in content:
                         raise ParseError(
                             f"{origin}:1: expected a line 'HloModule NAME, ...'. {_GIVE}"
                         )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        if not (is_partial and isinstance(error, EOFError) and pieces):
+        if not (is_partial and isinstance(error, EOFError) and content):
             raise ParseError(
                 f"{origin}: the gzip file is damaged ({error}). Copy it again."
             ) from error
-    if n_read > MAX_TEXT_BYTES:
+    if len(content) > MAX_TEXT_BYTES:
         raise ParseError(
             f"{origin}: has more than {MAX_TEXT_BYTES} bytes of text. Give the text of one module."
         )
-    return b"".join(pieces)
+    return bytes(content)
 
 
 def parse_hlo(text: str, origin: str, *, is_partial: bool = False) -> HloModule:
@@ -99,23 +97,31 @@ def parse_hlo(text: str, origin: str, *, is_partial: bool = False) -> HloModule:
     lines = text.rstrip("\n").split("\n")
     if is_partial and not text.endswith("\n") and lines[-1] != "}":
         lines.pop()  # it may be incomplete
-    header = _header(lines, origin)
+    before = ((n, line) for n, line in enumerate(lines) if not line.startswith("//"))
+    header = next((n for n, line in before if line.strip()), None)
+    if header is None:
+        raise ParseError(f"{origin}:1: is empty. {_GIVE}")
+    attributes = lines[header]
+    if (match := _MODULE.match(attributes)) is None:
+        raise _unexpected(origin, header, "a line 'HloModule NAME, ...'", attributes, _GIVE)
     tables, body_start = _tables(lines, header, origin)
     computations, cut_off_at = _computations(lines, body_start, origin, is_partial=is_partial)
-    attributes = lines[header]
     if cut_off_at is None and not any(c.is_entry for c in computations.values()):
         if not is_partial or not computations:
             expected = "the computation marked ENTRY"
             raise _truncated(origin, len(lines), expected, offer_partial=not is_partial)
         cut_off_at = len(lines)
-    match = _MODULE.match(attributes)
-    assert match is not None
+    counts = (
+        re.search(rf", {name}=([1-9]\d*)", attributes)
+        for name in ("num_partitions", "replica_count")
+    )
+    n_partitions, n_replicas = (int(count[1]) if count else 1 for count in counts)
     return HloModule(
         name=match["name"],
         origin=origin,
         is_scheduled="is_scheduled=true" in attributes,
-        n_partitions=_count(attributes, "num_partitions"),
-        n_replicas=_count(attributes, "replica_count"),
+        n_partitions=n_partitions,
+        n_replicas=n_replicas,
         computations=computations,
         frames=_frames(tables, origin),
         cut_off_at=cut_off_at,
@@ -136,23 +142,6 @@ def parse_instruction_line(text: str) -> Instruction | None:
     return _instruction(match, rest, close if close >= 0 else len(rest), line=1)
 
 
-def _header(lines: list[str], origin: str) -> int:
-    for number, line in enumerate(lines):
-        if _MODULE.match(line):
-            return number
-        if line.strip() and not line.startswith("//"):
-            raise ParseError(
-                f"{origin}:{number + 1}: expected a line 'HloModule NAME, ...', got {line[:60]!r}. "
-                f"{_GIVE}"
-            )
-    raise ParseError(f"{origin}:1: is empty. {_GIVE}")
-
-
-def _count(header: str, name: str) -> int:
-    match = re.search(rf", {name}=([1-9]\d*)", header)
-    return int(match[1]) if match else 1
-
-
 def _tables(lines: list[str], header: int, origin: str) -> tuple[dict[str, dict[int, str]], int]:
     """The rows of each header table by number, and the index of the first computation's line."""
     tables: dict[str, dict[int, str]] = {name: {} for name in _TABLES}
@@ -166,37 +155,37 @@ def _tables(lines: list[str], header: int, origin: str) -> tuple[dict[str, dict[
         elif current is not None and (row := _TABLE_ROW.fullmatch(line)):
             current[int(row[1])] = row[2]
         elif line.strip() and not line.startswith("//"):
-            raise ParseError(
-                f"{origin}:{number + 1}: expected a header table or a computation, "
-                f"got {line[:60]!r}. Give the whole text of one module."
-            )
+            raise _unexpected(origin, number, "a header table or a computation", line)
     return tables, len(lines)
 
 
 def _frames(tables: dict[str, dict[int, str]], origin: str) -> dict[int, StackFrame]:
-    files, functions, locations, frames = (tables[name] for name in _TABLES)
-    pairs = {n: dict(_PAIR.findall(row)) for n, row in locations.items()}
-    stack_frames: dict[int, StackFrame] = {}
-    parents = {
-        number: int(dict(_PAIR.findall(row)).get("parent_frame_id", 0))
-        for number, row in frames.items()
-    }
+    files, functions = (tables[name] for name in _TABLES[:2])
+    locations, frames = (
+        {
+            n: {key: int(value) for key, value in _PAIR.findall(row)}
+            for n, row in tables[name].items()
+        }
+        for name in _TABLES[2:]
+    )
+    parents = {number: frame.get("parent_frame_id", 0) for number, frame in frames.items()}
     # Roots refer to themselves if the text counts parents from 1, as that of libtpu 0.0.42 and 0.0.50.
     shift = 1 if any(parents[number] == number for number in parents) else 0
-    for number, row in frames.items():
+    stack_frames: dict[int, StackFrame] = {}
+    for number, frame in frames.items():
         try:
-            location = pairs[int(dict(_PAIR.findall(row))["file_location_id"])]
+            location = locations[frame["file_location_id"]]
             parent = stack_frames.get(parents[number] - shift)
             stack_frames[number] = StackFrame(
-                file=files[int(location["file_name_id"])].strip('"'),
-                function=functions[int(location["function_name_id"])].strip('"'),
-                line=int(location["line"]),
+                file=files[location["file_name_id"]].strip('"'),
+                function=functions[location["function_name_id"]].strip('"'),
+                line=location["line"],
                 callers=() if parent is None else (*parent.callers, parent.function),
             )
         except KeyError as error:
             raise ParseError(
                 f"{origin}: stack frame {number} refers to {error}, missing from the header tables. "
-                "Give the whole text of one module."
+                f"{_GIVE_WHOLE}"
             ) from error
     return stack_frames
 
@@ -208,29 +197,22 @@ def _computations(
     computations: dict[str, Computation] = {}
     number = start
     while number < len(lines):
-        match = _COMPUTATION.fullmatch(lines[number])
-        if match is None:
-            if lines[number].strip():
-                raise ParseError(
-                    f"{origin}:{number + 1}: expected a computation '%name (...) -> ... {{', "
-                    f"got {lines[number][:60]!r}. Give the whole text of one module."
-                )
+        if not lines[number].strip():
             number += 1
             continue
+        if (match := _COMPUTATION.fullmatch(lines[number])) is None:
+            expected = "a computation '%name (...) -> ... {'"
+            raise _unexpected(origin, number, expected, lines[number])
         instructions, end = _body(lines, number + 1, origin, is_partial=is_partial)
         if end is None and not is_partial:
-            raise _truncated(
-                origin,
-                len(lines),
-                f"the end '}}' of computation '{match['name']}'",
-                offer_partial=True,
-            )
-        if end is None and not instructions:
-            return computations, number
+            expected = f"the end '}}' of computation '{match['name']}'"
+            raise _truncated(origin, len(lines), expected, offer_partial=True)
         if not instructions:
+            if end is None:
+                return computations, number
             raise ParseError(
                 f"{origin}:{number + 1}: computation '{match['name']}' has no instructions. "
-                "Give the whole text of one module."
+                f"{_GIVE_WHOLE}"
             )
         computations[match["name"]] = Computation(
             name=match["name"],
@@ -239,14 +221,10 @@ def _computations(
             line=number + 1,
         )
         if end is None:
-            return computations, _last_line(instructions[-1])
+            last = instructions[-1]
+            return computations, last.line + f"{last.operand_text}{last.attributes}".count("\n")
         number = end + 1
     return computations, None
-
-
-def _last_line(instruction: Instruction) -> int:
-    """The number of the last line of an instruction."""
-    return instruction.line + f"{instruction.operand_text}{instruction.attributes}".count("\n")
 
 
 def _body(
@@ -264,7 +242,9 @@ def _body(
         if match is None:
             if lines[number][:1] == "}":
                 return instructions, number
-            raise _not_an_instruction(lines, number, origin)
+            expected = "an instruction '%name = shape opcode(...)'"
+            remedy = "Give the text as the compiler wrote it."
+            raise _unexpected(origin, number, expected, lines[number].strip(), remedy)
         last = number + 1
         if last < len(lines) and _INSTRUCTION.match(lines[last]) is None:
             n_open = _n_open(lines[number])
@@ -284,17 +264,15 @@ def _body(
     return instructions, None
 
 
+def _unexpected(
+    origin: str, number: int, expected: str, line: str, remedy: str = _GIVE_WHOLE
+) -> ParseError:
+    return ParseError(f"{origin}:{number + 1}: expected {expected}, got {line[:60]!r}. {remedy}")
+
+
 def _n_open(text: str) -> int:
-    """The number of braces that the text leaves open."""
     bare = _STRING_OR_COMMENT.sub("", text)
     return bare.count("{") - bare.count("}")
-
-
-def _not_an_instruction(lines: list[str], number: int, origin: str) -> ParseError:
-    return ParseError(
-        f"{origin}:{number + 1}: expected an instruction '%name = shape opcode(...)', "
-        f"got {lines[number].strip()[:60]!r}. Give the text as the compiler wrote it."
-    )
 
 
 def _instruction(match: re.Match[str], rest: str, close: int, *, line: int) -> Instruction:
@@ -322,17 +300,13 @@ def _collective_attributes(text: str) -> str:
         return ""
     lists = {"replica_groups": config.get("replica_groups")}
     lists["source_target_pairs"] = config.get("source_target_pairs", config.get("permutation"))
+    braces = str.maketrans("[]", "{}", " ")
+    pieces = [f", {n}={json.dumps(v).translate(braces)}" for n, v in lists.items() if v is not None]
     dim = next((config[key] for key in _COLLECTIVE_DIMENSIONS if key in config), None)
-    pieces = [f", {name}={_braced(value)}" for name, value in lists.items() if value is not None]
     pieces += [] if dim is None else [f", dimensions={{{dim}}}"]
     pieces += [f", channel_id={config['channel_id']}"] if config.get("channel_id") else []
     pieces += [", use_global_device_ids=true"] if config.get("use_global_device_ids") else []
     return "".join(pieces)
-
-
-def _braced(value: object) -> str:
-    """Nested lists of numbers as HLO text."""
-    return json.dumps(value).translate(str.maketrans("[]", "{}", " "))
 
 
 def _closing_parenthesis(text: str) -> int:

@@ -134,7 +134,8 @@ def inserted_by(flow: Dataflow, element: Element) -> str | None:
     instructions = (element.site.instruction, *wrappers(element.site))
     if any(_REMATERIALIZED.search(i.name) for i in instructions):
         return REMATERIALIZATION
-    if any(mark in i.frontend_attributes for i in instructions for mark in _BY_PARTITIONER):
+    attributes = "".join(i.braced("frontend_attributes") or "" for i in instructions)
+    if any(mark in attributes for mark in _BY_PARTITIONER):
         return "partitioner"
     # A collective across slices loses its op_name, but its rendezvous is named after it.
     rendezvous = _RENDEZVOUS.search(element.site.instruction.attributes)

@@ -96,13 +96,14 @@ class ScopeReader:
 
     def __init__(self, module: HloModule, rules: Sequence[EngineRules] = ()) -> None:
         names = _origins(module)
-        applied = [
-            *rules,
-            *(r for r in _engine_rules() if r.detect and _pattern(r.detect).search(names)),
-            _built_in(_FOLDER / _GENERAL),
-        ]
+        built_in = {f.name: f for f in _FOLDER.iterdir() if f.name.endswith(".toml")}
+        general = _built_in(built_in.pop(_GENERAL))
+        of_engines = [_built_in(file) for _, file in sorted(built_in.items())]
+        detected = (r for r in of_engines if r.detect and _pattern(r.detect).search(names))
         self._module = module
-        self._rules = [(rule, rule.patterns) for engine in applied for rule in engine.rules]
+        self._rules = [
+            (rule, rule.patterns) for one in (*rules, *detected, general) for rule in one.rules
+        ]
         self._scopes: dict[tuple[str, str, str], NamedScope] = {}
 
     def scope(self, instruction: Instruction) -> NamedScope:
@@ -127,15 +128,11 @@ class ScopeReader:
             matches = [pattern.search(names[name]) for name, pattern in patterns]
             if all(matches):
                 phase, part = phase or rule.phase, part or rule.part
-                layer = _layer_of(matches) if layer is None else layer
+                if layer is None:
+                    numbers = (m.groupdict().get(_LAYER) for m in matches if m is not None)
+                    text = next((number for number in numbers if number), "")
+                    layer = int(text) if text.isdecimal() and int(text) < MAX_LAYERS else None
         return NamedScope(phase=phase, layer=layer, part=part)
-
-
-def _layer_of(matches: Sequence[re.Match[str] | None]) -> int | None:
-    """The number in the group for the layer; None without one."""
-    numbers = (match.groupdict().get(_LAYER) for match in matches if match is not None)
-    text = next((number for number in numbers if number), "")
-    return int(text) if text.isdecimal() and int(text) < MAX_LAYERS else None
 
 
 def _origins(module: HloModule) -> str:
@@ -151,7 +148,7 @@ def _origins(module: HloModule) -> str:
 def read_rules(path: Path | str) -> EngineRules:
     """Reads a file of rules; SpecError if it is not one."""
     try:
-        return _parsed(read_file(Path(path)).decode())
+        return from_plain(EngineRules, tomllib.loads(read_file(Path(path)).decode()))
     except OSError as error:
         raise SpecError(
             f"{path}: cannot be read ({error.strerror}). Give a TOML file of rules."
@@ -163,16 +160,6 @@ def read_rules(path: Path | str) -> EngineRules:
         ) from error
 
 
-def _parsed(text: str) -> EngineRules:
-    return from_plain(EngineRules, tomllib.loads(text))
-
-
 @cache
 def _built_in(file: Traversable) -> EngineRules:
-    return _parsed(file.read_text(encoding="utf-8"))
-
-
-def _engine_rules() -> list[EngineRules]:
-    """The rules of the engines that come with the package, by file name."""
-    names = sorted(f.name for f in _FOLDER.iterdir() if f.name.endswith(".toml"))
-    return [_built_in(_FOLDER / name) for name in names if name != _GENERAL]
+    return from_plain(EngineRules, tomllib.loads(file.read_text(encoding="utf-8")))

@@ -36,24 +36,19 @@ _BEHIND: _Position = (10**9, True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """The layers and the part of an instruction, as in `Scope`."""
-
     layers: range | None = None
     part: Part | None = None
 
     def path(self, phase: Phase | None) -> str:
         """The scopes, e.g. `decode/layer3/attn`; empty if nothing is known."""
-        layers = self.layers if self.part not in OUTSIDE_LAYERS else None
-        pieces = (phase, None if layers is None else _layers_scope(layers), self.part)
-        is_known = layers is not None or self.part is not None
-        return "/".join(str(piece) for piece in pieces if piece is not None) if is_known else ""
-
-
-def _layers_scope(layers: range) -> str:
-    if len(layers) == 1:
-        return f"layer{layers[0]}"
-    step = f"by{layers.step}" if layers.step > 1 else ""
-    return f"layers{layers[0]}-{layers[-1]}{step}"
+        pieces: list[str] = [phase] if phase is not None else []
+        if (layers := self.layers) is not None and self.part not in OUTSIDE_LAYERS:
+            step = f"by{layers.step}" if layers.step > 1 else ""
+            one = f"layer{layers[0]}"
+            pieces.append(one if len(layers) == 1 else f"layers{layers[0]}-{layers[-1]}{step}")
+        elif self.part is None:
+            return ""
+        return "/".join([*pieces, *([self.part] if self.part is not None else [])])
 
 
 def with_scopes(module: HloModule, rules: Sequence[EngineRules] = ()) -> HloModule:
@@ -61,35 +56,23 @@ def with_scopes(module: HloModule, rules: Sequence[EngineRules] = ()) -> HloModu
 
     `rules` precede those that come with the package. A module with scopes of this package is returned as is.
     """
-    if module.entry is None or _has_scopes(module):
+    own = (scope_of(i.op_name) for c in module.computations.values() for i in c.instructions)
+    if module.entry is None or any(s.phase is not None and s.missing is None for s in own):
         return module
     placement = _Placement(module, ScopeReader(module, rules))
     placement.place(module.entry, _Place(), depth=0)
-    computations = {
-        name: _rebuilt(computation, placement.scopes.get(name, {}))
-        for name, computation in module.computations.items()
-    }
+    computations = dict(module.computations)
+    for name, computation in module.computations.items():
+        if scopes := placement.scopes.get(name):
+            instructions = (
+                replace(i, scope=scope) if (scope := scopes.get(i.name)) else i
+                for i in computation.instructions
+            )
+            computations[name] = replace(computation, instructions=tuple(instructions))
     return replace(module, computations=computations)
 
 
-def _has_scopes(module: HloModule) -> bool:
-    scopes = (scope_of(i.op_name) for c in module.computations.values() for i in c.instructions)
-    return any(s.phase is not None and s.missing is None for s in scopes)
-
-
-def _rebuilt(computation: Computation, scopes: dict[str, str]) -> Computation:
-    if not scopes:
-        return computation
-    instructions = (
-        i.with_scope(scope) if (scope := scopes.get(i.name)) else i
-        for i in computation.instructions
-    )
-    return replace(computation, instructions=tuple(instructions))
-
-
 class _Placement:
-    """The scopes of a module's instructions, by computation."""
-
     def __init__(self, module: HloModule, reader: ScopeReader) -> None:
         self._module = module
         self._reader = reader
@@ -116,17 +99,14 @@ class _Placement:
             if outer.layers is not None or place.part is None:
                 place = _Place(layers=outer.layers or place.layers, part=place.part or outer.part)
             scopes[instruction.name] = self._path(place)
-            self._place_callees(instruction, place, depth)
-
-    def _place_callees(self, caller: Instruction, place: _Place, depth: int) -> None:
-        is_loop = caller.opcode == "while" and place.layers is not None and len(place.layers) > 1
-        for callee in self.callees(caller):
-            if caller.opcode == "fusion":
-                self._place_fused(callee, place)
-            elif is_loop and place.layers is not None:
-                self._place_loop(callee, place.layers, depth)
-            else:
-                self.place(callee, place, depth=depth + 1)
+            layers = place.layers if instruction.opcode == "while" else None
+            for callee in self.callees(instruction):
+                if instruction.opcode == "fusion":
+                    self._place_fused(callee, place)
+                elif layers is not None and len(layers) > 1:
+                    self._place_loop(callee, layers, depth)
+                else:
+                    self.place(callee, place, depth=depth + 1)
 
     def _place_fused(self, fused: Computation, place: _Place, depth: int = 0) -> None:
         """Places the instructions of a fusion where it is, in the parts that they name."""
@@ -256,21 +236,17 @@ class _Flow:
 
     def _name(self, instruction: Instruction) -> NamedScope:
         """What the names of the instruction say, else those of the largest weight that it reads."""
-        name = self._placement.name(instruction)
+        name, producers = self._placement.name(instruction), self._producers[instruction.name]
         if instruction.opcode == "parameter":
             n_bytes = sum(array.n_bytes or 0 for array in instruction.arrays)
             self._weights[instruction.name] = (name, n_bytes)
             return name
-        read = [
-            self._weights[p.name]
-            for p in self._producers[instruction.name]
-            if p.name in self._weights
-        ]
+        read = [self._weights[p.name] for p in producers if p.name in self._weights]
         if not read:
             return name
         weight, n_bytes = max(read, key=lambda scope_and_bytes: scope_and_bytes[1])
         passes = instruction.opcode in _PASSES or instruction.custom_call_target == "ConcatBitcast"
-        if passes and len(read) == len(self._producers[instruction.name]):
+        if passes and len(read) == len(producers):
             self._weights[instruction.name] = (weight, n_bytes)
             name = NamedScope(phase=name.phase, layer=weight.layer, part=weight.part)
         return NamedScope(
@@ -336,14 +312,11 @@ class _Flow:
                 part = Part.EMBED
             if part is not None or instruction.name in self._loops:
                 self.places[instruction.name] = self._placed(instruction, part)
-            elif not _communicates(self._placement, instruction) or instruction.opcode.startswith(
-                _GATHERS
-            ):
-                used = {
-                    place
-                    for user in self._users[instruction.name]
-                    if (place := self.places.get(user.name)) is not None and place.part is not None
-                }
+                continue
+            is_gather = instruction.opcode.startswith(_GATHERS)
+            if is_gather or not _communicates(self._placement, instruction):
+                places = (self.places.get(u.name) for u in self._users[instruction.name])
+                used = {place for place in places if place is not None and place.part is not None}
                 if len(used) == 1:
                     self.places[instruction.name] = used.pop()
 
@@ -352,28 +325,23 @@ class _Flow:
         for instruction in self._computation.instructions:
             if instruction.name in self.places:
                 continue
-            producers = [p for p in self._producers[instruction.name] if self._is_placed(p)]
+            placed = {  # producers that are of one place
+                p.name: self.places[p.name]
+                for p in self._producers[instruction.name]
+                if p.opcode != "parameter" and p.name not in self._shared
+            }
+            names = [name for name, place in placed.items() if place.part is not None]
             place = self._placed(instruction, None)
-            if producers:
-                last = max(producers, key=lambda p: self._positions[p.name] or _BEFORE)
-                place = self.places[last.name]
+            if names:
+                place = placed[max(names, key=lambda name: self._positions[name] or _BEFORE)]
                 if _communicates(self._placement, instruction) and place.part is Part.MOE_EXPERTS:
                     place = replace(place, part=Part.MOE_COMBINE)
             self.places[instruction.name] = place
 
-    def _is_placed(self, producer: Instruction) -> bool:
-        is_of_one_place = producer.opcode != "parameter" and producer.name not in self._shared
-        return is_of_one_place and self.places[producer.name].part is not None
-
 
 def _communicates(placement: _Placement, instruction: Instruction) -> bool:
-    """Whether an instruction is a collective, or only a wrapper around one."""
-    if _is_collective(instruction):
-        return True
-    if instruction.opcode != "fusion" and not instruction.opcode.endswith("-start"):
-        return False
-    return any(_is_collective(i) for c in placement.callees(instruction) for i in c.instructions)
-
-
-def _is_collective(instruction: Instruction) -> bool:
-    return instruction.opcode.removesuffix("-start").removesuffix("-done") in KIND_OF_OPCODE
+    inner = [instruction]
+    if instruction.opcode == "fusion" or instruction.opcode.endswith("-start"):
+        inner += [i for c in placement.callees(instruction) for i in c.instructions]
+    names = (i.opcode.removesuffix("-start").removesuffix("-done") for i in inner)
+    return any(name in KIND_OF_OPCODE for name in names)

@@ -54,7 +54,6 @@ def is_host_transfer(instruction: Instruction) -> bool:
 
 
 def _is_transfer(instruction: Instruction) -> bool:
-    """Whether the instruction is a send or recv outside of the megascale runtime."""
     return instruction.opcode in {"send", "recv"} and "xla_megascale" not in instruction.attributes
 
 
