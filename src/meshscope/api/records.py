@@ -71,9 +71,9 @@ def noting_own_program(
 
     The closed form follows published steps, whose programs spend more on the routing of experts.
     """
-    own = predicted_times(experiment, profile, program=ModeledProgram.OWN)
+    own_times = predicted_times(experiment, profile, program=ModeledProgram.OWN)
     times: list[StepTime] = []
-    for time, own_time in zip(predicted.times, own, strict=True):
+    for time, own_time in zip(predicted.times, own_times, strict=True):
         own_s = own_time.step.value_s
         note = (
             f"{format_seconds(own_s)} for the compiled program by the same model: its small operations "
@@ -127,14 +127,14 @@ def new_manifest(  # noqa: PLR0913  the fields of a manifest
     **known: Any,
 ) -> Manifest:
     """The manifest of a run made now by this process; `versions` and `flags` are the compiler's."""
-    own = {"meshscope": __version__, "python": platform.python_version()}
+    here = {"meshscope": __version__, "python": platform.python_version()}
     return Manifest(
         source=source,
         experiment=experiment,
         phases=tuple(phases),
         command=tuple(command),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={**own, **(versions or {})},
+        versions={**here, **(versions or {})},
         flags={name: os.environ[name] for name in FLAGS if name in os.environ} | dict(flags or {}),
         other_operations=tuple(others),
         **known,

@@ -100,7 +100,7 @@ class Installed:
 
 
 @request
-class SweepPlace:
+class TpuSweepPlace:
     """Where the runs of a sweep are stored, and what is replaced."""
 
     out: Path | None = option(FOLDER, default=None)
@@ -168,7 +168,7 @@ def sweep(
     asked: SweepFile,
     options: TpuOptions,
     installed: Installed,
-    place: SweepPlace,
+    place: TpuSweepPlace,
 ) -> None:
     """Run experiments on a slice, and copy each run out.
 
