@@ -264,20 +264,15 @@ def operand_traffic(computation: Computation, instruction: Instruction) -> Array
     return _sum(array_traffic(o.shape_text) for o in computation.producers(instruction))
 
 
-def in_place(instruction: Instruction) -> tuple[tuple[int, int], ...]:
-    """The (result, operand) pairs that share a buffer."""
-    aliases = _ALIASES.search(instruction.attributes)
-    pairs = _ALIAS.findall("" if aliases is None else f"{aliases[1]}}}")
-    return tuple((int(result or 0), int(operand)) for result, operand in pairs)
-
-
 def touched_traffic(computation: Computation, instruction: Instruction) -> ArrayTraffic:
     """Bytes of a kernel without a model: its arrays, and of a buffer in place no more than of the others.
 
     What a kernel writes into a buffer comes from its other operands, and what it reads of a cache grows
     with the queries, whatever the size of the buffer.
     """
-    shared = in_place(instruction)
+    aliases = _ALIASES.search(instruction.attributes)
+    pairs = _ALIAS.findall("" if aliases is None else f"{aliases[1]}}}")
+    shared = [(int(result or 0), int(operand)) for result, operand in pairs]
     results = traffic_of_arrays(instruction.shape_text)
     operands = [array_traffic(o.shape_text) for o in computation.producers(instruction)]
     written = _sum(r for at, r in enumerate(results) if at not in {pair[0] for pair in shared})

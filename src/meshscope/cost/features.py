@@ -410,7 +410,12 @@ def _prompt(device: _Device, work: PromptWork, layer: Layer) -> Iterator[_Entry]
 def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
     model = device.model
     assert model.moe is not None
-    yield from _router(device, layer)
+    weights = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
+    yield Part.MOE_ROUTER, Cost.MATMUL_FLOPS, Feature.TOKENS, 2 * model.hidden * model.moe.n_experts
+    yield Part.MOE_ROUTER, Cost.WEIGHT_BYTES, Feature.ONE, sum(map(device.read_bytes, weights))
+    yield Part.MOE_ROUTER, Cost.WIDE_BYTES, Feature.TOKENS, model.moe.n_experts * 4
+    n_ops = ROUTER_OPS + (ROUTER_GROUP_OPS[device.program] if model.moe.n_groups > 1 else 0)
+    yield Part.MOE_ROUTER, Cost.SMALL_OPS, Feature.ONE, n_ops
     yield from _experts(device)
     if model.moe.shared_ffn is not None:
         width = GATED_PASSES * model.moe.shared_ffn / device.plan.tp
@@ -490,14 +495,3 @@ def _sorted_rows(device: _Device) -> Iterator[_Entry]:
         return
     yield part, Cost.SORTED_S, Feature.TOKENS, sorted_rows * device.row_s
     yield part, Cost.RETURNED_S, Feature.TOKENS, sorted_rows * (device.row_s + device.row_read_s)
-
-
-def _router(device: _Device, layer: Layer) -> Iterator[_Entry]:
-    model, part = device.model, Part.MOE_ROUTER
-    assert model.moe is not None
-    weights = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
-    yield part, Cost.MATMUL_FLOPS, Feature.TOKENS, 2 * model.hidden * model.moe.n_experts
-    yield part, Cost.WEIGHT_BYTES, Feature.ONE, sum(map(device.read_bytes, weights))
-    yield part, Cost.WIDE_BYTES, Feature.TOKENS, model.moe.n_experts * 4
-    n_ops = ROUTER_OPS + (ROUTER_GROUP_OPS[device.program] if model.moe.n_groups > 1 else 0)
-    yield part, Cost.SMALL_OPS, Feature.ONE, n_ops

@@ -258,15 +258,6 @@ def gather_cycles(
     return n_rows * row_cycles(width, facts, is_in_hbm=is_in_hbm)
 
 
-def declared_cost(instruction: Instruction) -> tuple[int, int] | None:
-    """FLOPs and bytes that the kernel's author declares; None without a declaration."""
-    flops, accessed = (pattern.search(instruction.attributes) for pattern in (_FLOPS, _BYTES))
-    if flops is None or accessed is None:
-        return None
-    cost = int(flops[1]), int(accessed[1])
-    return cost if any(cost) else None
-
-
 def kernel_work(
     computation: Computation,
     instruction: Instruction,
@@ -290,10 +281,10 @@ def _stated_work(computation: Computation, instruction: Instruction) -> KernelWo
 
     The bytes count in each memory by its share of the operands.
     """
-    declared = declared_cost(instruction)
-    if declared is None:
+    stated = [pattern.search(instruction.attributes) for pattern in (_FLOPS, _BYTES)]
+    flops, n_bytes = (0 if match is None else int(match[1]) for match in stated)
+    if None in stated or not flops + n_bytes:
         return None
-    flops, n_bytes = declared
     operands = operand_traffic(computation, instruction)
     hbm_bytes = round(n_bytes * operands.hbm_bytes / max(1, operands.n_bytes))
     moved = ArrayTraffic(hbm_bytes=hbm_bytes, vmem_bytes=n_bytes - hbm_bytes)

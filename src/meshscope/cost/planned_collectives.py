@@ -141,12 +141,12 @@ def collective_costs(
             line = _transfer(planned.kind, geometry, constants, is_own=is_own)
             load = exchange_load(experiment, phase) if is_exchange(planned) else 1.0
             transfers[key] = line if load == 1 else line.scaled(load)
-        if planned.dtype == MASK:  # a byte for each query and each position that it may attend to
-            is_prefill = phase is Phase.PREFILL
-            feature = Feature.ALL_PAIRS if is_prefill else Feature.CACHED_POSITIONS
-            payload = _of_feature(feature, array_bytes(MASK, (1,)))  # noqa: PLW2901
+        # A mask has a byte for each query and each position that it may attend to.
+        pairs = Feature.ALL_PAIRS if phase is Phase.PREFILL else Feature.CACHED_POSITIONS
+        is_mask = planned.dtype == MASK
+        values = _of_feature(pairs, array_bytes(MASK, (1,))) if is_mask else payload
         behind = hidden_behind(experiment, phase, planned, is_in_layers=run.n_pass > 0)
-        costs.append(replace(run, payload=payload, transfer=transfers[key], hidden_behind=behind))
+        costs.append(replace(run, payload=values, transfer=transfers[key], hidden_behind=behind))
     return tuple(_at_slowest_boundary(costs, references[-1]))
 
 

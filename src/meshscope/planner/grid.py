@@ -401,42 +401,31 @@ def _distinct(*columns: IntArray) -> tuple[IntArray, IntArray]:
 class _PlanForms:
     def __init__(self, space: SearchSpace, plan: Plan) -> None:
         self._space, self._plan = space, plan
-        self._bases: dict[tuple[Phase, int, int], PlanForm] = {}
+        self._bases: dict[tuple[Phase, int], PlanForm] = {}
         self._shared: dict[Any, Any] = {}
 
     def prefill(self, batch: int, weight: int, n_microbatches: int, cut: int) -> PlanForm:
         """The form of a prefill; `cut` is the chunk of a prompt that cp splits."""
         dtype = self._space.workload.activation_dtype
-        return self._form(Phase.PREFILL, batch, weight, dtype, n_microbatches, chunk=cut)
+        workload = replace(self._workload(batch, weight, dtype), prefill_chunk=cut or None)
+        return self._form(Phase.PREFILL, workload, n_microbatches, cut)
 
     def decode(self, batch: int, weight: int, cache: int, is_split: int) -> PlanForm:
         """The form of a decode step; tp divides its batch or not."""
-        dtype = self._space.cache_dtypes[cache]
-        return self._form(Phase.DECODE, batch, weight, dtype, 1, is_split=is_split)
+        workload = self._workload(batch, weight, self._space.cache_dtypes[cache])
+        return self._form(Phase.DECODE, replace(workload, prefill_chunk=None), 1, is_split)
 
-    def _form(  # noqa: PLR0913  what a form depends on
-        self,
-        phase: Phase,
-        batch: int,
-        weight: int,
-        cache_dtype: str,
-        n_microbatches: int,
-        *,
-        is_split: int = 0,
-        chunk: int = WHOLE,
-    ) -> PlanForm:
-        """The first form of a phase, or that one with another precision and number of micro-batches."""
-        workload = replace(
-            self._space.workload,
-            batch=batch,
-            weight_dtype=self._space.weight_dtypes[weight],
-            cache_dtype=cache_dtype,
-            prefill_chunk=chunk or None,
-        )
+    def _workload(self, batch: int, weight: int, cache_dtype: str) -> Workload:
+        dtype = self._space.weight_dtypes[weight]
+        workload = self._space.workload
+        return replace(workload, batch=batch, weight_dtype=dtype, cache_dtype=cache_dtype)
+
+    def _form(self, phase: Phase, workload: Workload, n_microbatches: int, kind: int) -> PlanForm:
+        """The first form of a phase and kind, or that one with another precision and number of micro-batches."""
         experiment, shared = self._space.experiment(self._plan, workload), self._shared
-        key = (phase, is_split, chunk)
+        key = (phase, kind)
         # Weights travel only in the gathers of fsdp.
-        of_dtype = (key, weight if self._plan.fsdp > 1 else None)
+        of_dtype = (key, workload.weight_dtype if self._plan.fsdp > 1 else None)
         if key not in self._bases:
             self._bases[key] = plan_form(experiment, phase, profile=self._space.profile)
             shared[of_dtype] = self._bases[key].collectives
