@@ -31,8 +31,7 @@ def _slice_range(chip: Chip) -> str:
     if chip.kind is not ChipKind.TPU:
         return f"{chip.name}:N"
     slices = standard_slices(chip)
-    first, last = (cloud_name(chip, slices[at].n_chips) for at in (0, -1))
-    return f"{first} to {last}"
+    return " to ".join(cloud_name(chip, slices[at].n_chips) for at in (0, -1))
 
 
 def _chip_cells(chip: Chip) -> tuple[str, ...]:
@@ -135,12 +134,12 @@ def model_documents(search: str = "") -> list[dict[str, Any]]:
             f"no model of the catalog contains '{search}'. {nearest_ids(search, LISTING)} "
             "MODEL can also be the path of a config.json."
         )
-    return sorted(matches, key=lambda one: (ranks[one["id"]], *_place(one)))
 
+    def place(one: dict[str, Any]) -> tuple[int, str, str, int]:
+        owner = one["id"].partition("/")[0].lower()
+        return ranks[one["id"]], owner, one["family"], one["n_parameters"]
 
-def _place(document: dict[str, Any]) -> tuple[str, str, int]:
-    owner = document["id"].partition("/")[0].lower()
-    return owner, document["family"], document["n_parameters"]
+    return sorted(matches, key=place)
 
 
 def _rank(wanted: str, entry: CatalogEntry, name: str) -> int:

@@ -1,6 +1,6 @@
 """Why one side of a comparison costs more, in short sentences and as JSON."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -154,7 +154,11 @@ def _time_sentence(change: PhaseChange, left: str, right: str) -> str | None:
         seconds = _both_seconds(before.step_s, after.step_s, left, right)
         return f"the step time is the same within {SAME_FRAC:.1%}, {seconds}{tail} ({basis})."
     change_s = after.step_s - before.step_s
-    reasons = [*_component_changes(before, after), *_largest_part(parts, change_s)]
+    reasons = list(_component_changes(before, after))
+    for name, part_s in list(parts.items())[:1]:
+        if part_s:
+            label = "mostly" if part_s / change_s > MOST_FRAC else "largest change"
+            reasons.append(f"{label} in {short(name)} ({signed_seconds(part_s)})")
     tail = f"; {', '.join(reasons)}" if reasons else ""
     return f"{_change(before.step_s, after.step_s, left, right, 'step')}{tail} ({basis})."
 
@@ -178,20 +182,18 @@ def _is_same(left_s: float, right_s: float) -> bool:
 
 def _component_changes(before: StepBreakdown, after: StepBreakdown) -> Iterator[str]:
     """Changes of compute, exposed communication by axis, and idle time that both sides know."""
+    changes: dict[str, float] = {}
     if before.compute_s is not None and after.compute_s is not None:
-        yield from _component("compute", after.compute_s - before.compute_s)
+        changes["compute"] = after.compute_s - before.compute_s
     if before.exposed_s is not None and after.exposed_s is not None:
         for axis in dict.fromkeys((*before.exposed_by_axis_s, *after.exposed_by_axis_s)):
             left_s, right_s = (cost.exposed_by_axis_s.get(axis, 0.0) for cost in (before, after))
-            yield from _component(f"exposed communication over {short(axis)}", right_s - left_s)
+            changes[f"exposed communication over {short(axis)}"] = right_s - left_s
     if before.idle_s is not None and after.idle_s is not None:
-        yield from _component("idle", after.idle_s - before.idle_s)
-
-
-def _component(name: str, change_s: float) -> Iterator[str]:
-    """The change, unless it is within the rounding error of the sums, a nanosecond."""
-    if abs(change_s) >= NANOSECOND_S:
-        yield f"{name} {signed_seconds(change_s)}"
+        changes["idle"] = after.idle_s - before.idle_s
+    for name, change_s in changes.items():
+        if abs(change_s) >= NANOSECOND_S:  # the rounding error of the sums
+            yield f"{name} {signed_seconds(change_s)}"
 
 
 def _part_changes(before: StepBreakdown, after: StepBreakdown) -> dict[str, float]:
@@ -207,15 +209,6 @@ def _part_changes(before: StepBreakdown, after: StepBreakdown) -> dict[str, floa
         n: sum(after.by_part_s.get(n, zero)) - sum(before.by_part_s.get(n, zero)) for n in names
     }
     return dict(sorted(changes.items(), key=lambda item: -abs(item[1])))
-
-
-def _largest_part(changes: Mapping[str, float], whole_s: float) -> Iterator[str]:
-    """The part that changes most, and whether it accounts for most of the difference."""
-    for name, change_s in list(changes.items())[:1]:
-        if change_s:
-            is_most = change_s / whole_s > MOST_FRAC
-            label = "mostly" if is_most else "largest change"
-            yield f"{label} in {short(name)} ({signed_seconds(change_s)})"
 
 
 def _ratio(ratio: float) -> str:
@@ -255,18 +248,15 @@ def _verdict(explanation: Explanation, left: str, right: str) -> str:
 
 def explanation_document(explanation: Explanation) -> dict[str, Any]:
     """The sentences, the differing settings, and the bytes and seconds of each phase."""
-    left_s, right_s = (explanation.request_s(side) for side in (0, 1))
+    sides = {"left": explanation.left, "right": explanation.right}
     return {
         "sentences": sentences(explanation),
         "asked": [asdict(difference) for difference in explanation.differences],
-        "request_s": {"left": left_s, "right": right_s},
+        "request_s": {side: explanation.request_s(at) for at, side in enumerate(sides)},
         "compiler": compiler_document(explanation.compiler),
         "phases": {
             "unknown" if change.phase is None else change.phase.value: {
-                "is_in": {
-                    "left": explanation.left.has_phase(change.phase),
-                    "right": explanation.right.has_phase(change.phase),
-                },
+                "is_in": {name: side.has_phase(change.phase) for name, side in sides.items()},
                 "places": [_place_document(place) for place in change.places],
                 "time": _time_document(change),
             }
@@ -287,14 +277,10 @@ def _time_document(change: PhaseChange) -> dict[str, Any] | None:
     left, right = change.costs
     if left is None or right is None:
         return None
-    sides = {"left": _cost_document(left), "right": _cost_document(right)}
-    return {"step_s_change": change.step_change_s, **sides}
-
-
-def _cost_document(cost: StepBreakdown) -> dict[str, Any]:
-    values = to_plain(cost)
-    parts = values.pop("by_part_s")
-    return {
-        **values,
-        "by_part": {n: {"compute_s": c, "exposed_s": e} for n, (c, e) in parts.items()},
-    }
+    document: dict[str, Any] = {"step_s_change": change.step_change_s}
+    for name, cost in (("left", left), ("right", right)):
+        values = to_plain(cost)
+        parts = values.pop("by_part_s").items()
+        values["by_part"] = {part: {"compute_s": c, "exposed_s": e} for part, (c, e) in parts}
+        document[name] = values
+    return document

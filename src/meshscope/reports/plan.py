@@ -158,40 +158,33 @@ def nothing_left_text(result: PlanSearch) -> str:
     )
 
 
+def _limits(result: PlanSearch) -> Iterator[tuple[str, float, float]]:
+    """The name of each limit, the time of the closest choice, and the limit."""
+    choice, objective = result.closest, result.objective
+    assert choice is not None
+    for name, seconds, limit_s in (
+        ("TTFT", choice.ttft_s, objective.ttft_s),
+        ("TPOT", choice.tpot_s, objective.tpot_s),
+    ):
+        if limit_s is not None:
+            yield name, seconds, limit_s
+
+
 def exceeded_text(result: PlanSearch) -> str:
     """`3.4 times the limit of TTFT and 2.8 times the limit of TPOT`."""
-    assert result.closest is not None
-    return joined(
-        [
-            f"{value / limit:.1f} times the limit of {name}"
-            for name, value, limit in (
-                ("TTFT", result.closest.ttft_s, result.objective.ttft_s),
-                ("TPOT", result.closest.tpot_s, result.objective.tpot_s),
-            )
-            if limit is not None and value > limit
-        ]
-    )
+    exceeded = (one for one in _limits(result) if one[1] > one[2])
+    return joined([f"{s / limit_s:.1f} times the limit of {name}" for name, s, limit_s in exceeded])
 
 
 def needed_text(result: PlanSearch) -> str:
     """The limits that the closest choice meets, and the least latency of any choice."""
-    closest, objective = result.closest, result.objective
-    assert closest is not None
-    limits = ",".join(
-        f"{name}={_rounded_up(max(value, limit))}"
-        for name, value, limit in (
-            ("ttft", closest.ttft_s, objective.ttft_s),
-            ("tpot", closest.tpot_s, objective.tpot_s),
-        )
-        if limit is not None
-    )
+    met = (f"{name.lower()}={_rounded_up(max(s, limit_s))}" for name, s, limit_s in _limits(result))
+    ttft, tpot = result.fastest
     least = (
-        f"{name} {format_seconds(getattr(choice, key))} ({choice_name(choice)})"
-        for (name, key), choice in zip(
-            (("TTFT", "ttft_s"), ("TPOT", "tpot_s")), result.fastest, strict=True
-        )
+        f"TTFT {format_seconds(ttft.ttft_s)} ({choice_name(ttft)})",
+        f"TPOT {format_seconds(tpot.tpot_s)} ({choice_name(tpot)})",
     )
-    return f"it meets --slo {limits}; the least of any choice: {joined(list(least))}"
+    return f"it meets --slo {','.join(met)}; the least of any choice: {joined(least)}"
 
 
 def _rounded_up(seconds: float) -> str:
@@ -202,6 +195,12 @@ def _rounded_up(seconds: float) -> str:
 
 def _latencies(choice: Choice) -> str:
     return f"TTFT {format_seconds(choice.ttft_s)}, TPOT {format_seconds(choice.tpot_s)}"
+
+
+def figures_text(choice: Choice) -> str:
+    """The choice with its latencies and rate."""
+    rate = f"{choice.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
+    return f"{choice_name(choice)}: {_latencies(choice)}, {rate}"
 
 
 def choice_name(choice: Choice, *, has_chunk: bool = True) -> str:
@@ -236,11 +235,9 @@ def _others(result: PlanSearch) -> Iterator[str]:
     if winner is not None:
         yield from wrapped(conversion_text(result))
         if stored is not None and stored != wide:
-            rate = f"{stored.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
-            yield from wrapped(f"own format: {choice_name(stored)}: {_latencies(stored)}, {rate}")
+            yield from wrapped(f"own format: {figures_text(stored)}")
     if wide is not None and winner is not None and wide.experiment != winner.experiment:
-        rate = f"{wide.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
-        yield from wrapped(f"without quantization: {choice_name(wide)}: {_latencies(wide)}, {rate}")
+        yield from wrapped(f"without quantization: {figures_text(wide)}")
     if result.apart is not None:
         yield from _apart(result.apart)
 
@@ -248,10 +245,8 @@ def _others(result: PlanSearch) -> Iterator[str]:
 def conversion_text(result: PlanSearch) -> str:
     """That the winner needs another format of weights than the checkpoint has; empty if it does not."""
     assert result.winner is not None
-    dtype, stored = (
-        result.winner.experiment.workload.weight_dtype,
-        result.space.model.default_weight_dtype,
-    )
+    dtype = result.winner.experiment.workload.weight_dtype
+    stored = result.space.model.default_weight_dtype
     if dtype == stored:
         return ""
     return f"weights {format_dtype(dtype)}: {CONVERTS}, which has {format_dtype(stored)}"
@@ -293,16 +288,12 @@ def _apart(apart: Apart) -> Iterator[str]:
         f"prefill apart: {choice_name(apart.prefill)}: TTFT {format_seconds(apart.prefill.ttft_s)}, {rate}"
     )
     rate = f"{apart.decode.decode_tokens_per_s_per_chip:,.0f} decode tokens/s per chip"
+    seconds = format_seconds(apart.transfer_s)
+    moved = f"{format_bytes(apart.kv_bytes)} of cache per prompt move over DCN in {seconds}"
     yield from wrapped(
         f"decode apart: {choice_name(apart.decode, has_chunk=False)}: TPOT "
-        f"{format_seconds(apart.decode.tpot_s)}, {rate}; before it, {transfer_text(apart)}"
+        f"{format_seconds(apart.decode.tpot_s)}, {rate}; before it, {moved}"
     )
-
-
-def transfer_text(apart: Apart) -> str:
-    """`134 MB of cache per prompt move over DCN in 8.2 ms`."""
-    seconds = format_seconds(apart.transfer_s)
-    return f"{format_bytes(apart.kv_bytes)} of cache per prompt move over DCN in {seconds}"
 
 
 def search_notes(result: PlanSearch) -> Iterator[str]:

@@ -24,12 +24,13 @@ from meshscope.reports.html.blocks import (
 from meshscope.reports.html.page import blocks_html
 from meshscope.reports.html.run import MAX_COMMAND, fit_bar, sentence
 from meshscope.reports.html.sections import waterfall_blocks
-from meshscope.reports.model import Figure, Unit, short, table
+from meshscope.reports.model import short, table
 from meshscope.reports.plan import (
     choice_name,
     conversion_text,
     equals_text,
     exceeded_text,
+    figures_text,
     goal_text,
     limits_text,
     miss_sentence,
@@ -143,14 +144,6 @@ def _reasons(search: PlanSearch) -> Iterator[tuple[str, str]]:
         yield won_by_title(search), search.won_by.sentence
     if search.placements is not None:
         yield "placement", placement_text(search.placements)
-
-
-def _figures_text(choice: Choice) -> str:
-    ttft, tpot = (
-        Figure(value=seconds, unit=Unit.SECONDS).text for seconds in (choice.ttft_s, choice.tpot_s)
-    )
-    rate = f"{choice.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
-    return f"{choice_name(choice)}: TTFT {ttft}, TPOT {tpot}, {rate}"
 
 
 def _choices(id_: str, title: str, choices: Sequence[Choice]) -> Block:
@@ -274,7 +267,7 @@ def _apart(search: PlanSearch) -> Iterator[tuple[str, str]]:
     named = {"own format": search.own_format, "without quantization": search.unquantized}
     if search.apart is not None:
         named |= {"prefill apart": search.apart.prefill, "decode apart": search.apart.decode}
-    yield from ((name, _figures_text(one)) for name, one in named.items() if one is not None)
+    yield from ((name, figures_text(one)) for name, one in named.items() if one is not None)
 
 
 def _dropped(search: PlanSearch) -> Block:
