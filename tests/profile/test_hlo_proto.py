@@ -76,7 +76,7 @@ def facts(instruction: Instruction) -> tuple[object, ...]:
         instruction.dimensions,
         instruction.replica_groups,
         instruction.attribute("source_target_pairs"),
-        instruction.frontend_attributes,
+        instruction.braced("frontend_attributes"),
         sorted(IN_ATTRIBUTES.findall(instruction.attributes)),
     )
 

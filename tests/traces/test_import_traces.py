@@ -164,7 +164,7 @@ def test_the_order_of_devices_decides_between_axes_of_equal_size(tmp_path: Path)
         (("{rank}", "--topology", "v6e-8", "--plan", "tp=8"), "(NVIDIA H100 80GB HBM3), and 'v6e:2x4' is a slice of TPUs. Name the slice"),
         (("{rank}", "--topology", "mi999:2", "--plan", "tp=2"), "--mesh dp=8 lays out any devices"),
         (("{rank}", "--rules", "x.toml"), "--rules is for HLO text"),
-        (("{rank}", "--mesh", "x=2", "--plan", "tp=2"), "Give one of them"),
+        (("{rank}", "--mesh", "x=2", "--plan", "tp=2"), "Give either --plan"),
         (("{rank}", "--mesh", "x=4", "--topology", "h100:2"), "Change the mesh or the slice"),
         (("{rank}", "--mesh", "x=1"), "the mesh x=1 lays out 1"),
         (("{rank}", "--device-order", "0,1"), "Give --mesh, too"),

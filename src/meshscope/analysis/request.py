@@ -188,7 +188,7 @@ def request_times(run: RunRecord) -> dict[Source, RequestTime]:
         times[Source.MEASURED] = _measured(
             ttft=latency.ttft, tpot=latency.tpot, e2e=latency.e2e, decode_step=latency.itl
         )
-    elif steps := step_spreads(run):  # of a function, each as its phase: there is no request
+    elif steps := step_spreads(run):  # a function has steps and no request
         decode = steps.get(Phase.DECODE)
         times[Source.MEASURED] = _measured(
             ttft=steps.get(Phase.PREFILL),

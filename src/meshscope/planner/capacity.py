@@ -128,8 +128,16 @@ def needed_bytes(memory: Memory) -> int:
 
 
 def _largest(is_possible: Callable[[int], bool], limit: int) -> int:
-    """The largest number up to `limit` for which all smaller ones are possible, too."""
-    return bisect_left(range(1, limit + 1), x=True, key=lambda n: not is_possible(n))
+    """The largest number up to `limit` for which all smaller ones are possible, too; by bisection.
+
+    It starts small, because memory does not grow evenly where microbatches divide the batch.
+    """
+    low, high = 0, 1
+    while high <= limit and is_possible(high):
+        low, high = high, high * 2
+    return low + bisect_left(
+        range(low + 1, min(high, limit + 1)), x=True, key=lambda n: not is_possible(n)
+    )
 
 
 def _cache_tokens(experiment: Experiment, memory: Memory) -> int:

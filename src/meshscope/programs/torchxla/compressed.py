@@ -148,7 +148,7 @@ class EntryAttention(Replacement):
         cache.write_latest("window", kv)
         if cache.is_decode:
             kv, now = cache.read("window", x.dtype), cache.positions
-            # Negative where there is no position yet.
+            # Negative before the first position.
             places = now - (now - torch.arange(kv.shape[1], device=x.device)) % kv.shape[1]
         return kv, is_seen(cache.positions, places, self.of.window) & (places >= 0)
 

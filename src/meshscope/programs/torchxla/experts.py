@@ -109,9 +109,10 @@ class _Mixture:
             tensors.annotate(inner, (of_experts, of_tokens, of_ffn))
         with scope(Part.MOE_COMBINE.value):
             # The experts: all [E], or the local ones [e] in a manual region.
-            own = torch.arange(module.num_experts, device=torch_xla.device())
-            own = tensors.entered(own, (of_experts,)) if tensors.is_inside and of_experts else own
-            hot = (chosen[..., None] == own).to(x.dtype)
+            local = torch.arange(module.num_experts, device=torch_xla.device())
+            if tensors.is_inside and of_experts:
+                local = tensors.entered(local, (of_experts,))
+            hot = (chosen[..., None] == local).to(x.dtype)
             share_of = (hot * shares.to(x.dtype)[..., None]).sum(dim=1)  # [T, E]
             # Weighting first lets one product sum over experts and their width, so the partitioner
             # reduces [T, D] instead of [E, T, D].

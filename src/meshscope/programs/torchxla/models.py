@@ -137,7 +137,7 @@ def _argument(
     rules: Mapping[str, Rule],
     layers: tuple[int | None, ...],
 ) -> Any:
-    """The argument of a parameter; of a stage, the local shard, or a function that all-gathers it if fsdp splits it."""
+    """The argument of a parameter. A stage has its local shard, or a function that all-gathers it if fsdp splits it."""
     shape, rule = tuple(parameter.shape), rules[name]
     spec, stored = rule.spec(shape, tensors.layouts), rule.stored_shape(shape)
     tensor = tensors.argument(name, stored, parameter.dtype, spec, layers=layers)

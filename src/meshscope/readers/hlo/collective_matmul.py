@@ -155,7 +155,7 @@ def _collective(flow: Dataflow, groups: Groups, ring: list[Operation]) -> Operat
     is_one = n_sends > 1 or loop is not None or is_product(first.op_name)
     if rest or not group_size - 1 <= n_sends <= group_size + 1 or not is_one:
         return None
-    kind = Kind.ALL_GATHER  # of shards, unless a permute sends partial sums
+    kind = Kind.ALL_GATHER  # unless a permute sends partial sums
     for permute, at in zip(ring, loops, strict=True):
         source = _source(flow, permute)
         if source is None or source.opcode in _FORWARDED:

@@ -252,8 +252,8 @@ def reshardings(collectives: ModuleCollectives) -> dict[str, Resharding]:
 def _resharding(collectives: ModuleCollectives, operation: Operation) -> Resharding:
     flow, mesh, kept_frac = collectives.flow, collectives.devices.mesh, operation.kept_frac
     argument, opcode = _source(flow, operation)
-    own = (mesh.axis_of_groups(operation.groups) or "").split("+")
-    others = [name for name, size in mesh.axes if size > 1 and name not in own]
+    reduced = (mesh.axis_of_groups(operation.groups) or "").split("+")
+    others = [name for name, size in mesh.axes if size > 1 and name not in reduced]
     part = Fraction(1, prod(mesh.size(name) for name in others))
     is_returned = False
     if operation.kind == "all_reduce" and part < 1:

@@ -55,8 +55,8 @@ def attributed_op_name(flow: Dataflow, element: Element, kind: Kind) -> str | No
     before, after = _name_before(flow, element), None
     if element.result is not None:
         computation = element.scheduled_op.context.computation
-        found = _nearest([element.result], lambda i: flow.users(computation, i))
-        after = next((user.op_name for user in found if scope_of(user.op_name) != NO_SCOPE), None)
+        users = _nearest([element.result], lambda i: flow.users(computation, i))
+        after = next((user.op_name for user in users if scope_of(user.op_name) != NO_SCOPE), None)
     # The sampler uses the logits, but the output head gathers them.
     is_for_sampler = scope_of(after).part is Part.SAMPLE
     is_gather = kind in _GATHERS and not element.is_combined and not is_for_sampler
@@ -72,9 +72,9 @@ def _nearest(start: Iterable[T], following: Callable[[T], Iterable[T]]) -> Itera
     for _ in range(_MAX_NEIGHBORS):
         if not queue:
             return
-        found = list(following(queue.popleft()))
-        yield from found
-        queue += found
+        neighbors = list(following(queue.popleft()))
+        yield from neighbors
+        queue += neighbors
 
 
 def _name_before(flow: Dataflow, element: Element) -> str | None:

@@ -56,8 +56,12 @@ def with_scopes(module: HloModule, rules: Sequence[EngineRules] = ()) -> HloModu
 
     `rules` precede those that come with the package. A module with scopes of this package is returned as is.
     """
-    own = (scope_of(i.op_name) for c in module.computations.values() for i in c.instructions)
-    if module.entry is None or any(s.phase is not None and s.missing is None for s in own):
+    scopes_of_text = (
+        scope_of(i.op_name) for c in module.computations.values() for i in c.instructions
+    )
+    if module.entry is None or any(
+        s.phase is not None and s.missing is None for s in scopes_of_text
+    ):
         return module
     placement = _Placement(module, ScopeReader(module, rules))
     placement.place(module.entry, _Place(), depth=0)
