@@ -82,7 +82,7 @@ def test_a_chip_is_one_entry_and_its_fitted_constants(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_metric_is_a_function_and_a_row(tmp_path: Path) -> None:
-    """Text and JSON have it."""
+    """Text, JSON and report have it."""
     clone = Clone(tmp_path)
     clone.edit("analysis/catalog.py", ")  # fmt: skip\n", ROW)
     volume = tmp_path / "src/meshscope/analysis/volume.py"
@@ -93,4 +93,6 @@ def test_a_metric_is_a_function_and_a_row(tmp_path: Path) -> None:
     document = json.loads(clone.output("-m", "meshscope", "show", "run", "--metrics", "--json"))
     rows = document["metrics"]["largest_operation"]["rows"]
     assert rows == [{"payload_bytes": 128 * 4096 * 2}]
+    clone.output("-m", "meshscope", "report", "run", "--out", "report.html")
+    assert "Largest operation" in (tmp_path / "report.html").read_text("utf-8")
     assert clone.changed() == {"catalog.py", "volume.py"}

@@ -1,7 +1,7 @@
 """A run on a page with its answer and metrics, and the top of its page: warnings, figures, fit, why, what to try."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import polars as pl
@@ -74,6 +74,7 @@ class PageRun:
     answer: Answer
     inputs: MetricInputs
     costs: tuple[CostBar, ...]
+    shown: set[str] = field(default_factory=set)  # names of metrics that a section has asked for
 
     @cached_property
     def metrics(self) -> dict[str, Result]:
@@ -115,6 +116,7 @@ class PageRun:
 
     def of_strongest(self, name: str) -> pl.DataFrame | None:
         """The rows of a metric for the strongest source that has some, prefill first; None if unavailable."""
+        self.shown.add(name)
         result = self.metrics[name]
         if isinstance(result, Unavailable):
             return None

@@ -355,6 +355,19 @@ def _inserted(run: PageRun) -> Iterator[Block]:
     yield page_table(run.html_id("inserters"), view)
 
 
+# Metrics whose figures stand in the answer, in a chart, or in the table of collectives.
+_IN_OTHER_FORM = {
+    *("volume", "volume_by_layer", "traffic_matrix", "roofline", "hbm", "modeled_latency"),
+}
+
+
+def _metrics(run: PageRun) -> Iterator[Block]:
+    """A table of each metric that no section above has shown."""
+    for metric in METRICS:
+        if metric.name not in run.shown | _IN_OTHER_FORM:
+            yield from run.tables(metric.name, metric.title, is_defined=True)
+
+
 def _conditions(run: PageRun) -> Iterator[Block]:
     manifest = run.run.manifest
     facts = {"created": manifest.created, "command": " ".join(manifest.command)}
@@ -396,6 +409,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[PageRun], Iterator[Block]], bool, str]
      "How often each payload occurs in one step, and the bandwidth that it achieves."),
     ("inserted", "Compiler decisions", _inserted, False,
      "Who inserted each collective, its opcode, and the algorithm that the compiler chose."),
+    ("metrics", "Other metrics", _metrics, False, ""),
     ("conditions", "Conditions and versions", _conditions, False, ""),
 )  # fmt: skip
 
