@@ -72,9 +72,11 @@ def test_every_position_is_written_once_to_the_slot_that_is_read(size: int) -> N
     assert sorted(held.flatten())[: N_PROMPT + N_OUTPUT] == list(range(N_PROMPT + N_OUTPUT))
     for position in range(N_PROMPT, N_PROMPT + N_OUTPUT):
         at = jax.numpy.array([position])
-        is_local = _on_each(lambda at=at: context.is_local(at), size)
+        slots, is_local = (
+            _on_each(lambda at=at, part=part: context.place(at)[part], size) for part in (0, 1)
+        )
         assert is_local.sum() == 1
-        assert held[is_local.argmax(), int(context.slot(at))] == position
+        assert held[is_local.argmax(), slots[0]] == position
 
 
 @pytest.mark.parametrize(("size", "n_chunk"), [(2, None), (4, None), (8, None), (2, 8), (4, 12)])
@@ -119,7 +121,7 @@ def test_prefill_writes_each_block_to_the_first_slots() -> None:
     held = _on_each(lambda: _context(4, Phase.DECODE).cache_positions(9), 4)
 
     assert (positions == held[:, :6]).all()
-    assert (context.slot(positions[1]), context.is_local(positions[1])) == (0, None)
+    assert context.place(positions[1]) == (0, None)
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])

@@ -169,7 +169,7 @@ class Context:
         before = slots // n_local * n_local * self.size  # the chunks before that of a slot
         return jnp.where(slots < n_block, before + rank * n_local + slots % n_local, generated)
 
-    def _share(self, position: Array, window: int | None, *, is_chunked: bool) -> CacheShare:
+    def share(self, position: Array, window: int | None, *, is_chunked: bool) -> CacheShare:
         """The local slots that a query at this position of decode attends to.
 
         Slots are in the order of their positions, so that those of a window or a chunk are the last ones.
@@ -262,7 +262,7 @@ class Context:
             settings |= {"is_chunked": is_chunked, "sinks": sinks}
             out, _, cache = kernel(q, new, cache, positions, **settings)
             return out[..., columns], cache
-        share = self._share(positions[0], window, is_chunked=is_chunked)
+        share = self.share(positions[0], window, is_chunked=is_chunked)
         out, logs, cache = kernel(q, new, cache, positions, share=share, **settings)
         part = PartialAttention.of_normalized(out[..., columns], logs)
         return self._merged(part, project).with_sinks(sinks).normalized(q.dtype), cache
