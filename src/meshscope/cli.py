@@ -44,7 +44,7 @@ class Subcommand(NamedTuple):
         return getattr(importlib.import_module(f"meshscope.api.{module}"), function or "command")
 
 
-# Commands of several words, such as `tpu create`, and what those of a group have in common.
+# Groups of commands of several words, such as `tpu create`, and their help.
 GROUPS: dict[str, str] = {
     "tpu": "Run experiments on TPU slices of Google Cloud.",
     "engines": "Install serving engines, to compile with their own model code.",
@@ -138,7 +138,7 @@ def _lazy_class(command: Subcommand) -> type[TyperCommand]:
 
 
 def _strict(param: Any) -> Any:
-    """The type of a parameter, without values that Python takes: empty paths, digits of other scripts, `_` in numbers."""
+    """The type of a parameter, without Python's empty paths, digits of other scripts and `_` in numbers."""
     kind = param.type
     is_number, name = kind.name.startswith(("int", "float")), param.opts[0]
 
@@ -171,7 +171,7 @@ VERSION = typer.Option(
 
 
 def app() -> typer.Typer:
-    """All commands; those of a group below its name."""
+    """All commands; grouped ones below the group's name."""
     root = typer.Typer(**SETTINGS, add_completion=True, no_args_is_help=True)
 
     @root.callback()

@@ -73,9 +73,9 @@ class MissingToolError(MeshscopeError):
 
 
 def public(function: Callable[P, T], names: Mapping[str, str] | None = None) -> Callable[P, T]:
-    """A function for Python users; `names` are its parameters by other words for them on the command line.
+    """A function for Python users; `names` maps command-line words to its parameters.
 
-    Numbers of NumPy become those of Python, messages say plan= and force=True, and a path that cannot be used is a message.
+    NumPy numbers become Python numbers, messages say plan= and force=True, and an unusable path is a message.
     """
     hints = {name: kinds_of(hint) for name, hint in function.__annotations__.items()}
     numbers = {name: kinds[0] for name, kinds in hints.items() if kinds in _NUMBER_KINDS}
@@ -174,8 +174,8 @@ def with_keywords(
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """A sentence that suggests known names.
 
-    Those that continue `name` come first, then those with the longest common start (at least five characters and
-    half of `name`), then similar ones. If there are none, it is `otherwise`, or else lists all known names.
+    Names that continue `name` come first, then the longest common prefixes (at least five characters and half of
+    `name`), then similar names. If there are none, it is `otherwise`, or else lists all known names.
     """
     names = sorted(known)
     lowered = {n.lower(): n for n in names}

@@ -17,7 +17,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def path_of(name: Any) -> Path:
-    """The path of this name; SpecError for one that no file has, and for an empty one, which would be the current folder."""
+    """The path of this name; SpecError for an impossible one, or an empty one, which would be the current folder."""
     if not isinstance(name, str | os.PathLike) or not str(name) or "\0" in str(name):
         shown = repr(name) if isinstance(name, str | int | float) else f"a {type(name).__name__}"
         raise SpecError(f"{shown} is not a path. Name a file or a folder.")

@@ -8,10 +8,10 @@ from math import prod
 
 from meshscope.errors import SpecError, nearest
 
-# Formats of weights that may be those of some matrices only, by the common name of each.
+# Weight formats that may apply to only some matrices, with their common names.
 _PARTIAL_FORMATS = {
     "f8e4m3fn": "fp8",
-    "f8e4m3fn_block128": "fp8_block128",  # scales of 128 x 128 blocks beside the values
+    "f8e4m3fn_block128": "fp8_block128",  # a scale for each 128 x 128 block of values
     "s8": "int8",
     "s4": "int4",  # a scale for 128 inputs, or for 64, 32 or all of a channel
     "s4_group64": "int4_group64",

@@ -42,7 +42,7 @@ Progress = Callable[[str, str, float | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTask:
-    """What a worker process does, as its error messages say it.
+    """What a worker process does, in the words of its error messages.
 
     `process` and `activity` fill "PROCESS crashed while ACTIVITY"; `rejection` introduces the
     message of a library that raised.
@@ -237,7 +237,7 @@ def report_progress(step: str, left_s: float | None = None) -> None:
 
 
 def _write(answer: str) -> None:
-    """Writes a line of its own, even if a library left one unfinished."""
+    """Writes a separate line, even if a library left one unfinished."""
     sys.stdout.write(f"\n{PREFIX.decode()}{answer}\n")
     sys.stdout.flush()
 

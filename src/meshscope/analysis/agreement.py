@@ -44,7 +44,7 @@ class TimeAgreement:
 
     @property
     def changes(self) -> tuple[ShareChange, ...]:
-        """The changes by activity if they are known, else those by part."""
+        """The changes by activity if known, else by part."""
         return self.activities or self.parts
 
     @property
@@ -108,8 +108,8 @@ def request_cost_of(run: RunRecord, source: Source) -> RequestCost | None:
 def are_equal(left: RequestCost, right: RequestCost) -> bool:
     """Whether two requests take the same time within the errors that they do not share.
 
-    Their intervals overlap. With the same basis, what both do has the same error in both, which leaves the
-    relative error of the seconds by which their activities differ.
+    Their intervals overlap. With the same basis, work common to both has the same error,
+    which leaves the relative error of the seconds by which their activities differ.
     """
     sides = (left.seconds, right.seconds)
     change_s = abs(left.seconds.value_s - right.seconds.value_s)

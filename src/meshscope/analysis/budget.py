@@ -2,7 +2,7 @@
 
 A row counts for what it does, however the compiler wrote it: asynchronous, combined with others, or
 decomposed into permutes. A row that the reader could not attribute counts for every axis, and a kernel that
-chooses its targets counts for every kind, so that a filter never reads as zero what it does not know.
+chooses its targets counts for every kind, so that a filter never reads the unknown as zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ class Quantity(StrEnum):
     MEMORY_BYTES = "memory_bytes"
 
 
-# Those of collectives, which a filter by kind or axis applies to.
+# Quantities of collectives, which a filter by kind or axis selects.
 OF_COLLECTIVES = (
     Quantity.COUNT,
     Quantity.PAYLOAD_BYTES,
@@ -70,7 +70,7 @@ OF_COLLECTIVES = (
 
 
 class Bound(StrEnum):
-    """How a limit compares: `max_count`, `min_flops`, or `count` for exactly so many."""
+    """How a limit compares: `max_count`, `min_flops`, or `count` for an exact value."""
 
     MAX = "max"
     MIN = "min"
@@ -79,7 +79,7 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """A bound on one quantity; `line` is that of the budget file."""
+    """A bound on one quantity; `line` is its line in the budget file."""
 
     quantity: Quantity
     bound: Bound
@@ -123,7 +123,7 @@ class Budget:
 @read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A limit and the value of a run; None is unknown, and keeps no limit. `rows` make up the value.
+    """A limit and the value of a run; None is unknown and violates it. `rows` make up the value.
 
     `others` are operations that may add to it.
     """
@@ -193,7 +193,7 @@ def _check_filter(run: RunRecord, budget: Budget) -> None:
     if budget.of.axis is None or not is_laid_out:
         return
     axes = {*experiment.mesh, *(one for row in rows if row.axis for one in row.axis.split("+"))}
-    axes |= {*MESH_AXES} if experiment.plan else set()  # nothing crosses those of size 1
+    axes |= {*MESH_AXES} if experiment.plan else set()  # nothing crosses axes of size 1
     for axis in budget.of.axis.split("+"):
         if axis not in axes:
             known = f"Known: {', '.join(sorted(axes))}." if axes else "It runs on one device."

@@ -97,7 +97,7 @@ class ContributedRun:
 
     @property
     def timed(self) -> tuple[TimedCollective, ...]:
-        """The points as those of a calibration."""
+        """The points as calibration points."""
         return tuple(
             TimedCollective(
                 axis=point.axis,
@@ -144,7 +144,7 @@ class Capture:
 
 
 def capture_of(record: RunRecord) -> Capture:
-    """The measurements of a run; RunError if it holds none of a TPU slice."""
+    """The measurements of a run; RunError if none is from a TPU slice."""
     experiment, measured = record.manifest.experiment, record.measured
     source, topology = record.manifest.source, experiment.topology
     if source is not Source.MEASURED or measured is None:

@@ -43,7 +43,7 @@ class PlaceChange:
 
     @property
     def wire_change(self) -> Fraction:
-        """Wire bytes of the right side minus those of the left side."""
+        """Wire bytes of the right side minus the left side."""
         return self.right.wire_bytes - self.left.wire_bytes
 
 
@@ -90,7 +90,7 @@ class PhaseChange:
 
     @property
     def step_change_s(self) -> float | None:
-        """Step time of the right side minus that of the left side; null if one is unknown."""
+        """Step time of the right side minus the left side; null if one is unknown."""
         left, right = self.costs
         return None if left is None or right is None else right.step_s - left.step_s
 
@@ -105,7 +105,7 @@ class PhaseChange:
 
     @property
     def request_change_s(self) -> float | None:
-        """Time of all steps of the right side minus that of the left side; null if one is unknown."""
+        """Time of all steps of the right side minus the left side; null if one is unknown."""
         left, right = self.request_s
         return None if left is None or right is None else right - left
 
@@ -114,7 +114,7 @@ class PhaseChange:
 class Explanation:
     """How two experiments differ, and what that changes in each phase.
 
-    `compiler` is what else changes where only the versions of the compiler differ.
+    `compiler` has the other changes if only the compiler versions differ.
     """
 
     left: Side

@@ -21,9 +21,9 @@ class Insertion:
     """A collective that the partitioner inserted: what an array was, what its user wanted, and the remedy.
 
     `exposed_s` and `total_s` are seconds of one step, None if the run has no times. `remedy` is None if the
-    program does not show one, or the line is one of meshscope's own programs. `is_planned` is whether the plan's
-    prediction has it, None without a prediction. `is_of_product` is whether it gathers an operand of a matrix product, or scatters
-    its sum, so that a collective matmul could hide it.
+    program does not show one, or the line is in meshscope's own programs. `is_planned` is whether the plan's
+    prediction has it, None without a prediction. `is_of_product` is whether it gathers an operand of a matrix
+    product, or scatters its sum, so that a collective matmul could hide it.
     """
 
     row: Collective
@@ -43,7 +43,7 @@ class Insertion:
 
     @property
     def hidden_frac(self) -> float | None:
-        """The fraction of its time behind compute; None if unknown."""
+        """Fraction of its time hidden by compute; None if unknown."""
         if self.exposed_s is None or not self.total_s:
             return None
         return max(0.0, 1 - self.exposed_s / self.total_s)
@@ -56,7 +56,7 @@ def insertions(
 ) -> tuple[Insertion, ...]:
     """The rows that the partitioner inserted: first those that the plan lacks, then the costliest.
 
-    `comparison` is that of the plan's prediction with the rows, if there is one.
+    `comparison` compares the plan's prediction, if there is one, with the rows.
     """
     differing = {
         (without_place(match.right), layer)
@@ -87,7 +87,7 @@ def insertions(
 
 
 def _shardings(row: Collective, resharding: Resharding) -> tuple[str, str]:
-    """The sharding of the operand, and that which the operation behind it wants."""
+    """The sharding of the operand, and the sharding that its user wants."""
     over = f"over {row.axis}" if row.axis else "over unknown devices"
     along = "" if resharding.dim is None else f" along dimension {resharding.dim}"
     split, partial, one = (

@@ -56,7 +56,7 @@ def in_schedule_order(rows: pl.DataFrame) -> pl.DataFrame:
     """The rows in the order in which a device runs them; `position` is their order in the table.
 
     A compiled program without loops is already in schedule order. In a loop over layers and in a
-    prediction, the rows before the first layer come first, then those of each layer, then the rest.
+    prediction, the rows before the first layer come first, then each layer's rows, then the rest.
     """
     place = [*WHERE, "stage"]
     in_layers = pl.col("layer").is_not_null()

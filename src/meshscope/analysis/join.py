@@ -19,7 +19,7 @@ from meshscope.units import format_shape
 class Verdict(StrEnum):
     """How a collective of the left table compares with its match in the right one.
 
-    The values are those of JSON; `reports.words` has the labels for readers.
+    The values are for JSON; `reports.words` has the labels for readers.
     """
 
     EQUAL = "equal"
@@ -138,7 +138,7 @@ class _Piece:
 
     @property
     def entries(self) -> list[_Open]:
-        """Both sides that are there, left first."""
+        """The sides that exist, left first."""
         return [entry for entry in (self.left, self.right) if entry is not None]
 
 

@@ -1,10 +1,10 @@
-"""Modeled step times as tables, and overlap of communication with compute, exposed and idle time, as unions of intervals.
+"""Modeled step times as tables, and overlapped, exposed and idle time as unions of intervals.
 
 Integers make parts sum exactly to the whole. A span array has shape [n, 2]: start and end.
 
 The functions take a timeline: rows of the event table with `start_s` and `dur_s`, one for each
 execution. A row without `kind` is compute unless its `opcode` is in NO_COMPUTE. In a modeled pipeline, the
-rows of a stage and those without stage are what one device of this stage does.
+rows of a stage and the rows without stage are the work of one device of this stage.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -150,7 +150,7 @@ def _device_steps(timeline: pl.DataFrame) -> Iterator[_DeviceStep]:
         for rows in of_phase.partition_by("device", maintain_order=True):
             last = rows["stage"].max() if rows["device"].null_count() else None
             of_stages = [rows]
-            if isinstance(last, int):  # each stage, with what it receives of the stage before
+            if isinstance(last, int):  # each stage, with what the previous stage sends it
                 stage, is_sent = pl.col("stage"), pl.col("part") == Part.STAGE.value
                 of_stages = [
                     rows.filter(stage.is_null() | (stage == n) | (is_sent & (stage == n - 1)))

@@ -33,8 +33,8 @@ class Spread:
 class Latency:
     """Durations and rates of the timed requests; `latency_of` defines the durations.
 
-    `itl`, `tpot` and `decode_tokens_per_s` are null if a request generates a single token. Rates are those
-    of the mean request and count the tokens of all sequences in the batch: `output_tokens_per_s` = output
+    `itl`, `tpot` and `decode_tokens_per_s` are null if a request generates a single token. Rates describe
+    the mean request and count the tokens of all sequences in the batch: `output_tokens_per_s` = output
     tokens / e2e, `prefill_tokens_per_s` = prompt tokens / ttft, `decode_tokens_per_s` = tokens after the
     first / (e2e - ttft).
     """
@@ -287,7 +287,7 @@ class SpeculativeStep:
     """One step of speculative decoding by one source: `n_drafted` steps of the draft and one that verifies.
 
     `plain` is the decode step without speculation. `memory_bytes` is what the draft adds on a device;
-    `fits` is None if that is unknown. Rows are those of one step each.
+    `fits` is None if unknown. The rows of each part are for one step.
     """
 
     source: Source
@@ -312,7 +312,7 @@ class SpeculativeStep:
 
     @property
     def gain(self) -> float:
-        """The plain time per token over that with speculation."""
+        """Time per token without speculation over the time with it."""
         return self.plain.value_s / self.tpot_s
 
 
@@ -334,7 +334,7 @@ def _step(run: RunRecord, source: Source) -> SpeculativeStep | None:
         tuple(row for row in of.rows_of(source) if row.phase is Phase.DECODE)
         for of in (parts.verify, parts.draft)
     )
-    # The draft needs room beside the model and the step that needs most, by the compiler if it ran.
+    # The draft needs room on top of the model and its largest step, as compiled if it was.
     account = Source.COMPILED if source is Source.MEASURED else source
     memories = [of.memory[account] for of in (run, parts.verify) if account in of.memory]
     totals = [memory.total_bytes for memory in memories if memory.total_bytes is not None]

@@ -1,7 +1,7 @@
 """The roofline of one device: its peaks, the bounds below them, and where a step spends more than its floor.
 
 The model is Williams et al., "Roofline: An Insightful Visual Performance Model" (2009), with the
-links as a third bound. Each bound is work over a peak rate, so latency and schedules are in none of them.
+links as a third bound. Each bound is work over a peak rate, so none includes latency or schedules.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -66,8 +66,8 @@ class DevicePeaks:
 def device_peaks(chip: Chip, weight_dtype: str | None = None) -> DevicePeaks | None:
     """A device's share of the chip's published peaks; None if the peaks are not published.
 
-    FLOPs are those of bf16 products, or of products with weights in `weight_dtype`. A TPU has two links along
-    each dimension of its torus; the rate of a GPU is that of all its links.
+    The FLOP rate is for bf16 products, or for products with weights in `weight_dtype`. A TPU has two links
+    along each torus dimension; the rate of a GPU covers all its links.
     """
     flops_per_s, hbm_bytes_per_s = chip.bf16_flops_per_s, chip.hbm_bytes_per_s
     if flops_per_s is None or hbm_bytes_per_s is None or chip.link_bytes_per_s is None:
@@ -319,7 +319,7 @@ def _ranked(
 ) -> Iterator[FloorCause]:
     """The causes, the longest first, scaled to the time beyond the floor if they exceed it.
 
-    What they leave is a busy HBM if it binds; causes below _MIN_FRAC are added up with what is unknown.
+    The rest is a busy HBM if it binds; causes below _MIN_FRAC are added to the unknown time.
     """
     beyond_s = step_s - floor_s
     if beyond_s <= 0:

@@ -176,8 +176,9 @@ _KEYS = ("source", "phase", "stage", "hlo_name")
 def read_timeline(folder: Path, events: pl.DataFrame) -> pl.DataFrame | None:
     """The modeled and measured timelines of the run in this folder; None if it stores none.
 
-    Columns: those of the event table; `step`, the index of the step in its phase; for traces `stream`,
-    the lane of the device, and `step_class`, the class of the step; for modeled compute its `activity`. A long trace has only its last steps here.
+    The columns are the event table's and `step`, the index of the step in its phase; traces add `stream`,
+    the device lane, and `step_class`, the class of the step; modeled compute adds `activity`. A long trace
+    has only its last steps here.
     """
     timelines: list[pl.DataFrame] = []
     if (folder / TIMELINE).is_file():

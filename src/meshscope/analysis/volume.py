@@ -1,6 +1,6 @@
 """Volume, counts, sizes and bandwidths of collectives.
 
-Every function maps the event table (`meshscope.events.schema`) to a table. Figures are those of one
+Every function maps the event table (`meshscope.events.schema`) to a table. Figures are for one
 device in one step of the phase; columns with the prefix `request_` cover all steps of one request.
 """
 

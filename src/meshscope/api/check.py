@@ -72,7 +72,7 @@ def check(path: str | Path, *, compiler: str | None = None) -> CheckResult:
         compiler: Another version of JAX and libtpu for programs that name none, such as `jax-0.9.2`.
 
     Returns:
-        The value of each limit, and the collectives behind it.
+        The value of each limit, and its collectives.
 
     Raises:
         MeshscopeError: The file is not understood, or a program cannot be made.
@@ -123,7 +123,7 @@ def _entry_run(entry: str, folder: Path) -> Run:
     if spec is None or spec.loader is None:
         raise SpecError(f"entry '{entry}': {file} is not a Python file. Use file.py:function.")
     module, home = importlib.util.module_from_spec(spec), str(file.parent.resolve())
-    sys.path.insert(0, home)  # modules beside the file can be imported, as if it were a script
+    sys.path.insert(0, home)  # modules next to the file can be imported, as from a script
     try:
         _called(partial(spec.loader.exec_module, module), entry)
         function = getattr(module, name, None)

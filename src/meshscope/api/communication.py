@@ -51,8 +51,8 @@ class Communication:
     ) -> None:
         """Asserts counts by kind, such as `all_reduce=64`, and limits, in one step on one device.
 
-        With counts, the limits on collectives are of these kinds together; without, of all. `axis` selects
-        the collectives that cross an axis, and `phase` those of a phase.
+        With counts, the limits on collectives cover these kinds together; without, all kinds. `axis` selects
+        the collectives that cross an axis, and `phase` the ones in a phase.
         """
         of_collectives = {
             "max_count": max_count,
@@ -92,7 +92,7 @@ class Communication:
             raise AssertionError("\n".join(chain.from_iterable(lines)))
 
     def matches_snapshot(self) -> None:
-        """Asserts that the collectives are those of the snapshot; `--meshscope-update` rewrites it."""
+        """Asserts that the collectives match the snapshot; `--meshscope-update` rewrites it."""
         __tracebackhide__ = True
         rows = self.run.record.rows_of(self.run.source)
         if self.is_updated:

@@ -94,7 +94,7 @@ def _compiled(bound: BoundArguments) -> Run:
 
 
 def _check_only(kind: Any, options: Mapping[str, Any], what: str) -> None:
-    """SpecError if an option is none of `kind` and differs from its default."""
+    """SpecError if an option that `kind` lacks differs from its default."""
     for name in options.keys() - hints_of(kind):
         if options[name] != _SIGNATURE.parameters[name].default:
             raise SpecError(f"{name}={options[name]!r} is an option of {what}. Leave it out.")

@@ -1,4 +1,4 @@
-"""Compiles a JAX function of the user for a slice, with all that a run of a built-in model has."""
+"""Compiles a user's JAX function for a slice, with everything that a built-in model's run has."""
 
 import os
 import re
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @request
 class FunctionRequest:
-    """The options of `compile` for a function of the user, beside its arguments."""
+    """The options of `compile` for a user's function, other than its arguments."""
 
     topology: str = option("The slice, such as v6e-8.")
     keywords: Mapping[str, Any] | None = option("Keyword arguments of the function.", default=None)
@@ -141,7 +141,7 @@ def function_record(
 def named_experiment(
     name: str, function: str, mesh: Mapping[str, int], topology: Topology, phase: Phase
 ) -> ExperimentRecord:
-    """The experiment of a program of which only this is known."""
+    """The experiment of a program about which only this is known."""
     return ExperimentRecord(
         model=NamedModel(name=name),
         function=function,

@@ -20,7 +20,7 @@ from meshscope.workers import Progress
 if TYPE_CHECKING:
     from meshscope.api.run import Run
 
-PIPED_WIDTH = 80  # columns of a table in a file or a pipe, unless COLUMNS is set
+PIPED_WIDTH = 80  # table columns in a file or a pipe, unless COLUMNS is set
 
 
 def print_run(run: "Run", output: RunOutput) -> None:

@@ -26,7 +26,7 @@ from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_seconds
 
-MIN_POINTS = 4  # of which every second one is held out
+MIN_POINTS = 4  # every second one is held out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

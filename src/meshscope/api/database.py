@@ -35,7 +35,7 @@ _LOCKDOWN = (
     "SET lock_configuration = true",
 )
 
-# Columns of `runs` beside the name and the path, by the fields of the manifest.
+# Columns of `runs` except the name and the path, by the fields of the manifest.
 _COLUMNS = {
     "source": "source",
     "model": "experiment.model_name",
@@ -208,7 +208,7 @@ def database(folders: Sequence[Path]) -> Generator[duckdb.DuckDBPyConnection]:
 
 
 def _add_traces(connection: duckdb.DuckDBPyConnection, traces: Mapping[str, Path]) -> None:
-    """Adds every execution of imported traces to `timeline`; their facts stay in a table of their own."""
+    """Adds every execution of imported traces to `timeline`; their facts stay in a separate table."""
     for table, file in (("trace_executions", EXECUTIONS), ("trace_ops", DISTINCT_OPS)):
         for index, (name, folder) in enumerate(traces.items()):
             connection.read_parquet(str(folder / file)).create_view("one_trace")
@@ -234,7 +234,7 @@ def _fill(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pl.DataFra
 def answer(
     connection: duckdb.DuckDBPyConnection, query: str, most: int | None = None
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Unique column names and the rows, at most so many; SpecError for anything but one reading query."""
+    """Unique column names and the rows, up to the limit; SpecError for anything but one reading query."""
     statements = connection.extract_statements(query)
     if len(statements) != 1 or statements[0].type not in _READING:
         raise SpecError("SQL: give one query that reads, such as a select.")

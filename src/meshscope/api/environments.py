@@ -40,7 +40,7 @@ def list_engines() -> list[dict[str, Any]]:
 
 
 def list_compilers() -> list[dict[str, Any]]:
-    """Every known compiler, as `list_engines`; `is_own` is the one beside meshscope, which needs no environment."""
+    """Every known compiler, as `list_engines`; `is_own` marks meshscope's own, which needs no environment."""
     return [
         {
             "compiler": release.name,

@@ -69,7 +69,7 @@ class Export:
 def export(
     runs: Sequence[Path], to: ExportFormat, *, out: Path | None = None, force: bool = False
 ) -> Export:
-    """Writes the run, or several as plots, to `out` or beside the run; `force` replaces an export.
+    """Writes the run, or several as plots, to `out` or next to the run; `force` replaces an export.
 
     Raises:
         MeshscopeError: A run cannot be read, or `out` holds something else.

@@ -35,7 +35,7 @@ class FlagSweep:
 
     @property
     def changing(self) -> tuple[FlagEffect, ...]:
-        """Those that change the program."""
+        """The effects that change the program."""
         return tuple(effect for effect in self.effects if effect.is_changed)
 
 

@@ -19,7 +19,7 @@ class IdleRule(NamedTuple):
 
 
 def _exchanges_nothing(experiment: Experiment) -> bool:
-    """Whether no rows of experts move between devices by a program of our own."""
+    """Whether the program is manual and exchanges no expert rows between devices."""
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
     return is_manual and not exchange_axes(experiment.plan, experiment.dispatch_form)
 

@@ -165,7 +165,7 @@ def import_request(request: ImportRequest) -> Run:
     if request.topology is None or request.card is not None:
         for path in (
             () if request.frontend else files
-        ):  # a file that is no HLO text needs another answer
+        ):  # a file that is not HLO text needs another answer
             if format_of(path) is None:
                 read_hlo(path, is_partial=request.partial)
         raise SpecError("HLO text needs --topology, and --plan or --mesh; --card is for traces.")
@@ -273,7 +273,7 @@ def read_programs(
 
 
 def repriced(run: RunRecord, profile_path: Path) -> RunRecord:
-    """The run with predicted and compiled times by this profile; HLO text without times stays without."""
+    """The run with predicted and compiled times by this profile; HLO text without times gets none."""
     if run.manifest.experiment.imported is not None:
         return _repriced_import(run, profile_path)
     experiment = experiment_of_record(run.manifest.experiment)

@@ -52,7 +52,7 @@ ONE_LAYOUT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How the devices are laid out; None is unknown. `mesh` is that of the plan, or one with other axes."""
+    """How the devices are laid out; None is unknown. `mesh` is the plan's, or one with other axes."""
 
     plan: Plan | None
     mesh: Mesh | None
@@ -190,7 +190,7 @@ _BENCHMARK = TraceFormat.SERVING_BENCHMARK
 
 
 def _listed(paths: Iterable[Path]) -> tuple[Files, list[Path], list[str]]:
-    """The files with their formats, the YAML files beside them, and what was not read."""
+    """The files with their formats, adjacent YAML files, and what was not read."""
     files: Files = []
     cards: list[Path] = []
     findings: list[str] = []
@@ -215,7 +215,7 @@ def _listed(paths: Iterable[Path]) -> tuple[Files, list[Path], list[str]]:
 
 
 def _checked(layout: Layout, trace: MergedTrace) -> list[str]:
-    """Where the trace disagrees with the slice and the plan; SpecError if it cannot be of them."""
+    """Where the trace disagrees with the slice and the plan; SpecError if it cannot be theirs."""
     topology, mesh = layout.topology, layout.mesh
     warnings: list[str] = []
     of_kind = {file.chip_kind: file.path for file in trace.files if file.chip_kind is not None}
@@ -242,7 +242,7 @@ def _checked(layout: Layout, trace: MergedTrace) -> list[str]:
 
 
 def _other_chip(topology: Topology, trace: MergedTrace) -> Iterator[str]:
-    """Chips in the trace that are not those of the slice; SpecError for another kind of chip."""
+    """Chips in the trace that the slice does not have; SpecError for another kind of chip."""
     for file in trace.files:
         of = f" ({file.device_name})" if file.device_name else ""
         if file.chip_kind not in {None, topology.chip.kind}:

@@ -25,7 +25,7 @@ NO_CONDITIONS = frozenset({"out", "force", "progress"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What the command line needs beside name, type and default; `flags` are its names, by default the field's."""
+    """What the command line needs besides name, type and default; `flags` default to the field's name."""
 
     help: str
     flags: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ def choice(kind: type[E]) -> Callable[[E | str], E]:
 
 
 def optional_choice(kind: type[E]) -> Callable[[E | str | None], E | None]:
-    """Converts to a member of an enum; None, which `request_of` leaves as it is, is taken, too."""
+    """Converts to a member of an enum; None, which `request_of` keeps, is accepted, too."""
     return cast("Callable[[E | str | None], E | None]", choice(kind))
 
 
@@ -152,7 +152,7 @@ def _typed(one: "Field[Any]", value: Any, hint: Any) -> Any:
 
 
 def _conversion(one: "Field[Any]", kind: Any) -> Callable[[Any], Any]:
-    """The converter of a field, else that of its type: TypeError says what the value must be, ValueError why not."""
+    """The converter of a field, else of its type: TypeError says what the value must be, ValueError why not."""
     if (converter := one.metadata.get("converter")) is not None:
         return converter
     if kind in NUMBERS:

@@ -67,7 +67,7 @@ from meshscope.units import dtype_name
 from meshscope.workers import Progress
 
 PICTURES = (".png", ".svg", ".pdf")
-QUANTIZED = "s8"  # tried beside --dtype
+QUANTIZED = "s8"  # tried as well as --dtype
 
 
 @request
@@ -167,7 +167,7 @@ class PlanRequest:
 class PlanResult:
     """The result of `meshscope.plan`; `search` has all figures, typed.
 
-    With several slices, `slices` has the search of each, and `search` is that of the best. `verified` are
+    With several slices, `slices` has the search of each, and `search` is the best one. `verified` are
     the compiled plans, the best by their compiled times first.
     """
 

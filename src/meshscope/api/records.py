@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION")
 
 
-OTHER_PROGRAM_FRAC = 0.1  # the difference from which the time of another program is noted
+OTHER_PROGRAM_FRAC = 0.1  # least difference at which another program's time is noted
 
 
 def predicted_record(
@@ -92,9 +92,9 @@ def record_with_outcome(
     times: Iterable[StepTime] = (),
     **compiled: Any,
 ) -> RunRecord:
-    """The prediction with the results beside it; `times` are those of the compiled steps.
+    """The prediction with the results; `times` are the times of the compiled steps.
 
-    `compiled` are fields of the manifest: `timed_layers`, the layers of the unrolled programs behind the
+    `compiled` has fields of the manifest: `timed_layers`, the layers of the unrolled programs that give the
     times, and `others`, the operations of the compiled programs without rows.
     """
     manifest = new_manifest(
@@ -215,7 +215,7 @@ def write_record(record: RunRecord, partial: Path) -> None:
 def checkpoint_notes(request: ExperimentRequest, experiment: Experiment) -> tuple[str, ...]:
     """Sentences on weights that are not in a common 16-bit format, and on a cache of 8 bits.
 
-    There is none on what an option names.
+    An option that names the format suppresses it.
     """
     model, workload = experiment.model, experiment.workload
     notes: list[str] = []
@@ -233,7 +233,7 @@ def checkpoint_notes(request: ExperimentRequest, experiment: Experiment) -> tupl
 
 
 def _format_note(request: ExperimentRequest, experiment: Experiment) -> str | None:
-    """What follows from the format of the checkpoint; None if it is what one expects."""
+    """The consequence of the checkpoint's format; None if the format is common."""
     model, assumed = experiment.model, experiment.workload.weight_dtype
     stored, name = model.stored_dtype, format_dtype(assumed)
     option = f"(--weight-dtype {name})"

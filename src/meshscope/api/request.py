@@ -212,7 +212,7 @@ class ExperimentRequest:
         return (self.weight_dtype or self.dtype) == AUTO
 
     def _weight_dtype(self, model: Model, plan: Plan) -> str:
-        """The weight dtype that the options name, else that of the checkpoint or of a program for it."""
+        """The weight dtype that the options name, else the dtype of the checkpoint or of its program."""
         if not self.has_default_weights:
             return weight_dtype_of(model, self.weight_dtype or self.dtype)
         stored = model.default_weight_dtype
@@ -250,7 +250,7 @@ PROGRESS = Option(
 
 @request
 class PredictRequest(ExperimentRequest):
-    """The options of `predict` alone, beside those that all commands share."""
+    """The options of `predict` that other commands do not share."""
 
     speculate: str | None = option(SPECULATE, default=None)
 

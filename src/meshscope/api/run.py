@@ -60,7 +60,7 @@ class RunTime:
 @read_only
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run:
-    """One run: predicted, compiled or measured; figures are those of its strongest source.
+    """One run: predicted, compiled or measured; figures come from its strongest source.
 
     `warnings` are sentences about input that was read only in part, or differs from what is assumed. `hlo`
     is the HLO text of a compiled function without a folder.

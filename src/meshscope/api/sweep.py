@@ -64,7 +64,7 @@ from meshscope.sweep.queue import (
 from meshscope.sweep.ray_queue import RayQueue
 
 MAX_LISTED = 20  # faults or failures in one message; the others are counted
-MAX_MESSAGE = 60  # characters of a command's last line, behind its bar
+MAX_MESSAGE = 60  # characters of a command's last line, after its bar
 
 # Options that the sweep sets itself, or that make no sense in one.
 NOT_IN_A_SWEEP = NO_CONDITIONS | {"coordinator", "process_id", "n_processes"}
@@ -75,7 +75,7 @@ REQUESTS: dict[RunCommand, type[ExperimentRequest]] = {
     RunCommand.RUN: LiveRequest,
 }
 
-# Shows the runs that are made; called with those left to do, and how many are made at a time.
+# Shows the runs that are made; called with the runs left to do, and how many run at a time.
 ShowProgress = Callable[[Sequence[PlannedRun], int], AbstractContextManager[SweepListener]]
 
 
@@ -359,7 +359,7 @@ def _rows(experiments: Sequence[SweepExperiment]) -> list[Row]:
 
 
 def listed(lines: Sequence[str]) -> str:
-    """The lines, at most so many, and the number of the others."""
+    """The lines, up to the limit, and the number of the others."""
     more = [f"  and {len(lines) - MAX_LISTED} more"] if len(lines) > MAX_LISTED else []
     return "\n".join([*lines[:MAX_LISTED], *more])
 

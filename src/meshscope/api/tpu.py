@@ -1,6 +1,6 @@
 """TPU slices of Google Cloud: ask for one, run a sweep on it, copy the runs out, delete it.
 
-Tested against a gcloud of our own that checks every flag; never run against the real cloud.
+Tested against a fake gcloud that checks every flag; never run against the real cloud.
 """
 
 import sys
@@ -92,7 +92,7 @@ class Installed:
 
     @property
     def jax_version(self) -> str:
-        """The version that is named, else that of this environment."""
+        """The named version, else this environment's."""
         try:
             return self.jax or version("jax")
         except PackageNotFoundError as error:
@@ -110,7 +110,7 @@ class TpuSweepPlace:
 
 
 def _check_runs_on(topology: Topology, runs: Sequence[PlannedRun]) -> None:
-    """SpecError unless all runs are live ones on this slice, of models that the workers know, too."""
+    """SpecError unless all runs are live on this slice, with models that the workers know."""
     for one in runs:
         if one.command is not RunCommand.RUN:
             raise SpecError(f"'{one}' needs no TPU. Run it here, with 'meshscope sweep'.")

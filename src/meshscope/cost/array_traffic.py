@@ -160,7 +160,7 @@ def _capped(whole: ArrayTraffic, n_bytes: int) -> ArrayTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """Sizes of a matrix product: the result, the contracted dimensions, and those of one operand only."""
+    """Sizes of a matrix product: the result, the contracted dimensions, and dimensions of one operand only."""
 
     result: int
     contracted: int
@@ -225,7 +225,7 @@ def _product(computation: Computation, instruction: Instruction) -> Product | No
         free = (max(1, n_left // n_batches), max(1, n_right // n_batches))
         return Product(result=result, contracted=contracted, free=free)
     if match := _DIM_LABELS.search(instruction.attributes):
-        # A padded or dilated window holds a batch as a spatial dim, of which one position counts.
+        # A padded or dilated window holds a batch as a spatial dim; only one position counts.
         labels = list(zip(match[2], right, strict=True))
         is_batch = _BATCH_WINDOW.search(instruction.attributes) is not None
         contracted = prod(
@@ -241,7 +241,7 @@ class KernelWork:
     """FLOPs, traffic, and cycles of loop bodies (None: at a fraction of the peak FLOPs of `operand_dtype`).
 
     The basis is the algorithm, the cost that the author states, or, by roofline, the bytes of the operands.
-    `conversion_cycles` are those of a loop that converts weights, while products and transfers run.
+    `conversion_cycles` are cycles of a loop that converts weights while products and transfers run.
     """
 
     moved: ArrayTraffic
@@ -254,7 +254,7 @@ class KernelWork:
 
 
 def operand_arrays(computation: Computation, instruction: Instruction) -> list[ArrayShape]:
-    """The array of each operand, without those of tuples."""
+    """The array of each operand that is not a tuple."""
     operands = computation.producers(instruction)
     return [operand.arrays[0] for operand in operands if len(operand.arrays) == 1]
 
@@ -265,7 +265,7 @@ def operand_traffic(computation: Computation, instruction: Instruction) -> Array
 
 
 def touched_traffic(computation: Computation, instruction: Instruction) -> ArrayTraffic:
-    """Bytes of a kernel without a model: its arrays, and of a buffer in place no more than of the others.
+    """Bytes of a kernel without a model: its arrays, with an in-place buffer counted at most as the others.
 
     What a kernel writes into a buffer comes from its other operands, and what it reads of a cache grows
     with the queries, whatever the size of the buffer.

@@ -22,7 +22,7 @@ _BLOCK_SIZE = re.compile(r"-(p|bq|bkvp|bkv)_(\d+)")
 
 # Bundles of the loop body of tpu-inference 0.12's kernel on v6e, from libtpu 0.0.24: 2,278 for one KV head
 # of 512 rows x 1,152 keys, 4,153 for two, 6,833 for four with 1,024 keys. The vector unit bounds them:
-# 3.2 cycles per 1,024 scores and 400 beside. Fetch and sync take some 300 more.
+# 3.2 cycles per 1,024 scores plus 400. Fetch and sync take some 300 more.
 VECTOR_CYCLES_PER_SCORE = 3.2 / 1024
 BODY_CYCLES = 400
 FETCH_CYCLES = 300
@@ -56,7 +56,7 @@ def attention_work(
 ) -> KernelWork | None:
     """Work of a known attention kernel; None for another kernel.
 
-    Scores of narrow heads in splash attention take as long as those of 128 numbers, which fill the registers.
+    Scores of heads narrower than 128 take as long as at 128 in splash attention, which fills the registers.
     """
     if _RAGGED_PAGED.match(instruction.name):
         operands = _ragged_paged_operands(computation, instruction)
@@ -228,7 +228,7 @@ def _splash_flops(
         if len(array.dims) >= 2
     ]
     n_rows, width = max(grids, default=(1, 1))
-    # A chunk of a prompt has more columns than rows: those before it are computed for every row.
+    # A chunk of a prompt has more columns than rows: columns before it are computed for every row.
     if WHOLE_BLOCK_SCOPE in (instruction.op_name or "").split("/"):
         n_blocks = n_rows * width
     else:

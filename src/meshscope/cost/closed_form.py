@@ -8,15 +8,15 @@ works through small operations, and during products, weights of the coming produ
     waits = max(0, weights from HBM - collectives - small operations - overlap x products)
 
 libtpu fetches few weights ahead of the products of a single row, except on v5e: there, collectives hide none.
-The overlap of a prefill is 1, as no schedule of a compiled one waits for weights; that of decode is fitted.
+The overlap is 1 for prefill, as no compiled schedule of one waits for weights, and fitted for decode.
 Experts that a router chooses cannot be fetched ahead: the kernel of their products reads them.
 In decode with few sequences the weights are the longest, and collectives cost nothing; in prefill, and in
 decode with many sequences, collectives add up. Collectives are the alpha-beta lines of the interconnect
 model; the ring of cp overlaps attention, and on v5e and tpu7x the gathers of fsdp weights overlap the
 layers. GPUs and measured devices overlap each product with its own weights and activations only.
 
-M equal micro-batches pass through stages one after the other. The first one takes every stage and every
-boundary between two once, and each further one follows after the slowest of both:
+M equal micro-batches pass through the stages in turn. The first one takes every stage and every boundary
+once, and each further one follows after the slowest stage and boundary:
 
     step of a pipeline = sum(stages) + sum(boundaries) + (M - 1) x (max(stages) + max(boundaries))
 
@@ -61,7 +61,7 @@ from meshscope.units import DTYPE_BITS
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-Number = Any  # a number of one plan, or an array of those of several
+Number = Any  # a number for one plan, or an array for several
 NO_LIMIT = float(1 << 40)  # longer than any prompt
 # Arrays of activations up to this size stay in VMEM: half of the 16 MiB that libtpu gives one operation
 # by default (xla_tpu_scoped_vmem_limit_kib), as an operation reads one and writes one.
@@ -76,7 +76,7 @@ OTHER_COSTS = [cost for cost in Cost if cost not in _STREAMED]  # than of produc
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanNumbers:
-    """What a step depends on beside costs and collectives, of one phase of a plan, or of several."""
+    """What a step depends on besides costs and collectives, for one phase of one or several plans."""
 
     data_size: Number
     cp: Number
@@ -91,12 +91,12 @@ class PlanNumbers:
     routed_tokens: Number  # tokens that may choose a device's experts, per token of its tp group
     sorted_rows: Number  # by expert, per token
     block_tokens: Number  # of a tp group in a block of a fused kernel of experts
-    vmem_gather_frac: Number  # time to gather rows from VMEM over that from HBM
+    vmem_gather_frac: Number  # time to gather rows from VMEM, relative to HBM
     residual_bytes: Number  # residual stream of one token
     fetches_late: Number  # with a single row, weights only with the product
 
     def at(self, plan: IntArray) -> "PlanNumbers":
-        """The numbers of these of several plans."""
+        """The numbers of the plans at these positions."""
         return PlanNumbers(**{name: getattr(self, name)[plan] for name in _NUMBERS})
 
 
@@ -118,7 +118,7 @@ class PlanForm(PlanNumbers):
     rates: Rates
     efficiency: ChipEfficiency
     constants: LinkConstants
-    narrow_speedup: float = 1.0  # peak of products of 8-bit operands over that of bf16
+    narrow_speedup: float = 1.0  # peak of products of 8-bit operands, relative to bf16
     n_tokens: int = 1  # of a sequence in a decode step; each counts as a sequence of a workload
 
 
@@ -132,8 +132,8 @@ def plan_form(
 ) -> PlanForm:
     """The closed form of one phase of a plan; SpecError for a chip without published figures or profile.
 
-    In a decode step with several tokens of a sequence, each is a sequence of its own, and they share one read of
-    its cache.
+    In a decode step with several tokens per sequence, each token counts as a sequence, and they share one read
+    of the cache.
     """
     n_tokens = experiment.workload.decode_tokens if phase is Phase.DECODE else 1
     by_token = experiment if n_tokens == 1 else experiment.by_token
@@ -186,8 +186,8 @@ def plan_form(
 class ClosedSteps:
     """Times of [n] steps in seconds, by [n, part] and [n, collective].
 
-    `collectives_s` and `exposed_s` cover the whole step, and so do `costs` [n, part, cost]. Collectives
-    beyond those of a plan are 0. The figures of a pipeline are means over its stages, but for `step_s`.
+    `collectives_s` and `exposed_s` cover the whole step, and so do `costs` [n, part, cost]. Entries
+    beyond a plan's collectives are 0. A pipeline's figures except `step_s` are means over its stages.
     """
 
     step_s: FloatArray
@@ -328,8 +328,8 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
 ) -> ClosedSteps:
     """The steps of [n] workloads; `at` [n] is the plan of each.
 
-    `chunk` [n] are the tokens of a prefill chunk on one data-parallel rank. The step of a prefill is that
-    of all its chunks.
+    `chunk` [n] are the tokens of a prefill chunk on one data-parallel rank. A prefill step has
+    all its chunks.
     """
     of, row = plans.numbers.at(at), plans.row[at]
     chunks = _chunks(of, batch, prompt, np.full(len(at), NO_LIMIT) if chunk is None else chunk)
@@ -400,7 +400,7 @@ class _Tick:
         return (self.parts_s * (1 - IS_ONCE)).sum(axis=1) + self.exposed_s.sum(axis=1)
 
     def with_mean(self, of_all: "_Tick", is_piped: BoolArray, n_stages: FloatArray) -> "_Tick":
-        """These ticks, but the mean over the stages where `of_all` has the sum over them."""
+        """These ticks, with pipelines as the mean over stages from the sum in `of_all`."""
         means: dict[str, FloatArray] = {}
         for field in fields(self):
             means[field.name] = value = getattr(self, field.name).copy()
@@ -524,7 +524,7 @@ def _features(
     features[:, Feature.ALL_PAIRS] = np.where(is_kernel | is_decode, 0.0, tokens * keys)
     features[:, Feature.ALL_SEQUENCES] = chunks.n_sequences
     features[:, Feature.HIT_FRAC], features[:, Feature.EMPTY_TILES] = _hits(of, tokens)
-    # Positions of a sequence on a device: those of the static cache, or of the mean decode step.
+    # Positions of a sequence on a device: in the static cache, or in the mean decode step.
     static = np.floor(prompt / cp) + np.ceil(output / cp)
     positions = np.where(is_static, static, (prompt + output / 2) / cp)
     for feature, limit in (

@@ -27,7 +27,7 @@ class ModeledProgram(StrEnum):
     sorts and gathers of its program, the simulated schedule of meshscope's own has arrays in VMEM.
     """
 
-    PUBLISHED = "published"  # those of published steps, to which the constants are fitted
+    PUBLISHED = "published"  # published steps, to which the constants are fitted
     OWN = "own"  # meshscope's, as `compile` simulates its schedule
 
 
@@ -39,10 +39,10 @@ class ClosedConstants:
     """The constants of the closed form on one chip.
 
     `matmul`, `attention` and `experts` are fractions of the matmul peak: in products with weights, in
-    attention kernels over prompts, and in kernels that multiply rows with the weights of experts. Others are fractions of the HBM rate: for weights that stream in, for the cache
-    that decode attention reads, and for element-wise passes. `gathers` is the compiler's time of gathers of
-    rows over the real one, and `op_s` the time of a small operation. `overlap` is the share of a product
-    during which the weights of later ones stream in.
+    attention kernels over prompts, and in kernels that multiply rows with the weights of experts. Others are
+    fractions of the HBM rate: for weights that stream in, for the cache that decode attention reads, and for
+    element-wise passes. `gathers` is the compiler's time for row gathers over the real one, and `op_s` the time
+    of a small operation. `overlap` is the share of a product during which the weights of later ones stream in.
     """
 
     matmul: float
@@ -64,12 +64,12 @@ class ClosedConstants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipEfficiency:
-    """The constants of a chip, and those at the bounds of the interval of a step.
+    """The constants of a chip, and their values at the bounds of a step's interval.
 
     With `streams_weights`, weights of coming products arrive while the core waits in collectives and
     small operations, and products wait for the rest; otherwise each product overlaps with its own
     weights only. An interval reaches at least from 1 / `model_spread` to `model_spread` times the step:
-    the error for a model of which no step was fitted.
+    the error for a model without fitted steps.
     """
 
     constants: ClosedConstants
@@ -117,7 +117,7 @@ PEAKS = _of_large_operations(
 
 
 def efficiency_of(chip: Chip, rates: Rates) -> ChipEfficiency:
-    """The fitted efficiency of a TPU, that of large operations on a GPU, or that of measured rates."""
+    """The fitted efficiency of a TPU, or that of large operations on a GPU or of measured rates."""
     if rates.measured is not None:
         return _of_large_operations(MEASURED_EFFICIENCY.value, "rates measured on the devices")
     if chip.kind is ChipKind.TPU:

@@ -61,8 +61,8 @@ def exchange_load(experiment: Experiment, phase: Phase) -> float:
 def expert_load(experiment: Experiment, phase: Phase) -> ExpertLoad | None:
     """The expected load of the most loaded device's experts in a layer of one chunk; None for a dense model.
 
-    Each token independently chooses K of E experts, those of the device with `load` times the mean
-    probability, so all of T tokens miss one of them with probability (1 - load K/E)^T.
+    Each token independently chooses K of E experts, this device's with `load` times the mean probability,
+    so all T tokens miss one of them with probability (1 - load K/E)^T.
     """
     model, plan = experiment.model, experiment.plan
     if model.moe is None:
@@ -95,7 +95,7 @@ def rows_per_token(model: Model, plan: Plan) -> float:
 
 
 def sorted_rows_per_token(model: Model, plan: Plan, load: float = 1.0) -> float:
-    """Rows that a device sorts by expert, per token of its tp group: those its tokens choose, and those received.
+    """Rows that a device sorts by expert, per token of its tp group: chosen by its tokens, and received.
 
     It receives `load` times the mean.
     """

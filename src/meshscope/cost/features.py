@@ -51,8 +51,8 @@ from meshscope.units import DTYPE_BITS
 
 FloatArray = NDArray[np.float64]
 
-# Passes over activations beside the products, each a read or a write of the whole array: the residual
-# stream is summed with the output of a block. Norms of the residual stream and the gated product of a dense MLP are
+# Passes over activations besides the products, each a read or a write of the whole array: the residual
+# stream is added to the output of a block. Norms of the residual stream and the gated product of a dense MLP are
 # fused with products, which write their outputs while they compute. Counted in simulated prefills of meshscope's
 # Llama-3.1-8B, Qwen3-8B and Qwen3-32B on v6e, and of Llama-3.1-8B in vLLM 0.12 (libtpu 0.0.42.1).
 RESIDUAL_PASSES = 2
@@ -66,15 +66,13 @@ SENT_PASSES = 5
 LAYER_TABLE_PASSES = 6
 RECEIVED_PASSES = 4
 CACHED_COSTS = 4096  # of plans that differ in more than the number of replicas
-SPLIT_FRAC = (
-    0.6  # of the passes over the residual stream, those that sp splits: norms and additions
-)
+SPLIT_FRAC = 0.6  # share of residual-stream passes that sp splits: norms and additions
 
-# Small operations of a layer beside products and attention, counted in decode programs of libtpu 0.0.42.1:
+# Small operations of a layer besides products and attention, counted in decode programs of libtpu 0.0.42.1:
 # 30 in Llama-3.1-70B (jax-llm-examples), 35 in Qwen3-30B-A3B (meshscope). DeepSeek-R1 (jax-llm-examples) has
-# 115, of which six are sorts and nine gathers: its routing by groups counts as 130, so that the published
-# step of batch 8 comes out. Meshscope's own program has 118, none of which gathers single elements: its routing
-# by groups counts as 63.
+# 115, including six sorts and nine gathers: its routing by groups counts as 130, to match the published step
+# of batch 8. Meshscope's own program has 118, and none gathers single elements: its routing by groups counts
+# as 63.
 MLP_OPS = 10
 LAYER_INPUT_OPS = 5  # assumed, not counted in a program: half of MLP_OPS
 ROUTER_OPS = 10
@@ -95,7 +93,7 @@ class Feature(IntEnum):
     ALL_PAIRS = 5  # all query-key pairs, of plain attention
     CACHED_POSITIONS = 6  # that a decode step reads, over all sequences
     WINDOW_POSITIONS = 7  # the same in layers with a sliding window
-    CHOSEN_POSITIONS = 8  # the same behind an indexer
+    CHOSEN_POSITIONS = 8  # the same with an indexer
     ALL_SEQUENCES = 9  # of all micro-batches
     # Fraction of the device's experts that get a row, summed over the blocks of tokens of a fused kernel
     HIT_FRAC = 10
@@ -197,7 +195,7 @@ def plan_costs(
 ) -> PlanCosts:
     """The coefficients of one phase.
 
-    Of a decode step with `n_tokens` of each sequence, the bytes of a cache are those of a sequence.
+    In a decode step with `n_tokens` per sequence, cache bytes are per sequence, not per token.
     """
     workload, plan, model = experiment.workload, experiment.plan, experiment.model
     act_bytes, clock_hz = DTYPE_BITS[workload.activation_dtype] / 8, rates.clock_hz
@@ -340,7 +338,7 @@ def _narrowing(
     dtype = activation_dtype_of(device.weight_dtype)
     if dtype is None:
         return
-    # Matrices with equal dims of their inputs share the rounding; groups of heads have inputs of their own.
+    # Matrices with equal dims of their inputs share the rounding; groups of heads have separate inputs.
     widths = {
         tuple(
             (dim, size)
@@ -428,9 +426,9 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
 
 
 def _experts(device: _Device) -> Iterator[_Entry]:
-    """Routed experts: the kernel reads those that have rows, a plain product reads all.
+    """Routed experts: the kernel reads experts that have rows, a plain product reads all.
 
-    A device sorts the rows that its tokens choose; after an exchange also those that it receives.
+    A device sorts the rows that its tokens choose, and after an exchange also the rows it receives.
     """
     model, plan, part = device.model, device.plan, Part.MOE_EXPERTS
     assert model.moe is not None

@@ -1,12 +1,12 @@
-"""Work of kernels that multiply rows with the experts of each: ragged dots, gmm, and mixtures in one kernel.
+"""Work of kernels that multiply each row with its experts: ragged dots, gmm, and mixtures in one kernel.
 
 A grouped product takes the rows and experts that balanced routing reaches. A mixture in one kernel
 (`fused_ep_moe` of SGLang-JAX and tpu-inference) takes blocks of tokens. In each block it sends every row to
-its expert by a DMA of its own, multiplies the rows of one expert after the other in tiles, sends the results
-back, and fetches and adds those of each token, again row by row. The loops over rows are scalar code, and
-nothing else runs meanwhile. The weights are read once in each block.
+its expert in a separate DMA, multiplies the rows expert by expert in tiles, sends the results back, and fetches
+and adds each token's results, again row by row. The loops over rows are scalar code, and nothing else runs
+meanwhile. The weights are read once per block.
 
-Cycles are those of libtpu's bundles (`compiler_facts.json`); nothing was measured on a TPU. Left out: the
+Cycles count libtpu's bundles (`compiler_facts.json`); nothing was measured on a TPU. Left out: the
 barriers of a block, the wait for the most loaded device, and the scan of all tokens for each expert if the
 buffers of all experts exceed the kernel's share of the HBM.
 """
@@ -200,7 +200,7 @@ def _grouped_operands(
 
 
 def _routed_experts(computation: Computation, instruction: Instruction, n_experts: int) -> int:
-    """The size of the array of which the group sizes are a slice, else the number of experts."""
+    """The size of the array that the group sizes are sliced from, else the number of experts."""
     for operand in computation.producers(instruction):
         if operand.arrays and operand.arrays[0].dims == (n_experts,):
             sources = computation.producers(operand)[:1]

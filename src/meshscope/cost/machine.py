@@ -1,13 +1,13 @@
-"""Clock of one device: an in-order core, with links and copies running beside it, and one HBM for all.
+"""Clock of one device: an in-order core, concurrent links and copies, and one HBM shared by all.
 
-The HBM serves lanes of transfers, which share its rate. The transfers of one lane run one after the other, in the
-order in which they start; the lanes with a transfer in progress divide the rate by their shares, and the HBM never
+The HBM serves lanes of transfers, which share its rate. The transfers of one lane run one at a time, in the order
+in which they start; the lanes with a transfer in progress divide the rate by their shares, and the HBM never
 rests while there is one. A transfer is measured in seconds at the full rate, so the HBM knows neither bytes nor rates.
 
 The machine knows nothing of HLO. Callers run, issue, fetch and await tasks; it keeps the time, a tally of
 what the core does, and the spans of a timeline. Each interval is counted as one of three: the core
 computes, it waits while a collective is in flight (exposed), or it waits for something else (idle). A task
-on the core lasts its own seconds, or until the HBM has served its transfer beside all others. A repeated
+on the core lasts its own seconds, or until the shared HBM has served its transfer. A repeated
 body is simulated until two repetitions take the same time, and the rest is extrapolated.
 """
 
@@ -89,7 +89,7 @@ class HbmServer:
 class Task:
     """Something that takes time on a lane; `key` identifies it in the tally.
 
-    `seconds` is its time alone, `hbm_s` that of its HBM transfer at the full rate.
+    `seconds` is its time alone, `hbm_s` the time of its HBM transfer at the full rate.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Span:
 
 @dataclass(slots=True, kw_only=True)
 class InFlight:
-    """A task that runs beside the core; its end is unknown as long as it shares the HBM."""
+    """A task concurrent with the core; its end is unknown as long as it shares the HBM."""
 
     task: Task
     begin_s: float
@@ -132,7 +132,7 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A moment of a machine, since which everything can be repeated."""
+    """A moment of a machine; everything since then can be repeated."""
 
     now_s: float
     tally: Mapping[Key, float]
@@ -144,7 +144,7 @@ class Machine:
     """The state of one device.
 
     `tally` sums seconds and counts: ("compute", key), ("exposed", key), ("idle", reason), and ("dur", key)
-    and ("n", key) of tasks beside the core. ("hbm", quantity, key) is the part of one of the first three in
+    and ("n", key) of tasks off the core. ("hbm", quantity, key) is the part of one of the first three during
     which the HBM is busy.
     """
 
@@ -168,7 +168,7 @@ class Machine:
         self._spend(seconds, {("compute", task.key): seconds})
 
     def fetch(self, task: Task) -> InFlight:
-        """Starts a copy, which lasts as long as the HBM needs for it beside all other transfers."""
+        """Starts a copy, which lasts until the HBM, shared with all other transfers, has served it."""
         transfer = self.hbm.start(task.lane, task.hbm_s, at_s=self.now_s)
         issued = InFlight(task=task, begin_s=self.now_s, transfer=transfer, span=len(self.spans))
         self.spans.append(Span(task=task, start_s=self.now_s, dur_s=task.seconds))
@@ -178,7 +178,7 @@ class Machine:
         return issued
 
     def issue(self, task: Task, resources: Sequence[Hashable]) -> InFlight:
-        """Starts a task beside the core once earlier tasks have freed its resources."""
+        """Starts a task off the core once earlier tasks have freed its resources."""
         begin = max([self.now_s, *(self.free_s.get(r, 0.0) for r in resources)])
         end_s = begin + task.seconds
         issued = InFlight(task=task, begin_s=begin, end_s=end_s)
@@ -198,7 +198,7 @@ class Machine:
         self.in_flight = [task for task in self.in_flight if self._end(task) > self.now_s]
 
     def _end(self, awaited: InFlight) -> float:
-        """The end of a task beside the core; that of a copy is now known, and tallied."""
+        """The end of a task off the core; if it is a copy, its end is now known and tallied."""
         if awaited.end_s is None:
             assert awaited.transfer is not None
             awaited.end_s = self.hbm.finish(awaited.transfer)
@@ -214,7 +214,7 @@ class Machine:
         self.wait(InFlight(task=task, begin_s=self.now_s, end_s=end_s))
 
     def _spend(self, seconds: float, by_quantity: Mapping[Key, float]) -> None:
-        """Moves the clock, and tallies the seconds and those of the HBM, which all quantities share."""
+        """Advances the clock, and tallies the seconds and the HBM seconds, which all quantities share."""
         self.hbm.advance(self.now_s + seconds)
         frac = (self.hbm.busy_s - self.hbm_busy_s) / seconds if seconds else 0.0
         self.hbm_busy_s = self.hbm.busy_s

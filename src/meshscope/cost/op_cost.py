@@ -55,7 +55,7 @@ CONVERSION_NOTE = (
     "kernels of experts of 4 bits take the time of their conversion in VMEM, not of their bytes"
 )
 REGISTER_BYTES = 4096  # 8 x 128 numbers of 32 bits
-CALLS = frozenset({"while", "call", "conditional"})  # their work is that of the callee
+CALLS = frozenset({"while", "call", "conditional"})  # their work is the callee's
 _FREE_CALLS = frozenset(
     {"AllocateBuffer", "ConcatBitcast", "SliceId", "AssumeGatherIndicesInBound"}
     | {"AsyncCollectiveStart", "AsyncCollectiveDone", "Sharding", "ZeroCrop"}
@@ -124,7 +124,7 @@ class OpCostModel:
         moved = traffic(self._flow, computation, instruction)
         matmuls = products(self._flow, computation, instruction)
         n_flops: float = sum(product.flops for product in matmuls)
-        # Multiplications of a product on the vector units, of which the bundles are known.
+        # Multiplications of a product on the vector units, whose bundles are known.
         n_products = 0 if n_flops else vector_products(self._flow, instruction)
         time, is_known = self._cycles_time(instruction, moved, n_flops, n_products), True
         is_estimated = time is not None

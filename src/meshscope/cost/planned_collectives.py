@@ -84,7 +84,7 @@ class TransferLines:
     ranges: tuple[tuple[int, int], ...]
 
     def seconds(self, payload_bytes: float) -> float:
-        """The time of the fastest strategy of its own kind for the payload."""
+        """The time of the fastest strategy of this kind for the payload."""
         latency_s, hops_s, s_per_byte, least, most, of_reduced = self.lines
         is_taken = (least <= payload_bytes) & (payload_bytes <= most) & (of_reduced == 0)
         by_strategy = latency_s + np.maximum(hops_s, payload_bytes * s_per_byte)
@@ -168,9 +168,9 @@ def _at_slowest_boundary(
 def with_weight_dtype(
     costs: Sequence[CollectiveCost], experiment: Experiment, phase: Phase
 ) -> tuple[CollectiveCost, ...]:
-    """The collectives of a plan with the weights of the experiment: those of fsdp gather other bytes.
+    """The collectives of a plan with the experiment's weights, which change the bytes of fsdp gathers.
 
-    `costs` are those of the same plan and phase with weights in another dtype.
+    `costs` are for the same plan and phase with weights in another dtype.
     """
     runs = _runs(experiment, phase, _references(experiment, phase)[0])
     return tuple(
@@ -188,7 +188,7 @@ def _of_feature(feature: Feature, value: float) -> FloatArray:
 
 
 def _coefficients(references: Sequence["_Reference"], payloads: FloatArray) -> FloatArray:
-    """[collective, feature] bytes by feature, from those of the reference workloads [reference, collective].
+    """[collective, feature] bytes by feature, from the payloads of the reference workloads [reference, collective].
 
     The second reference has more sequences than the first, the third longer prompts.
     """
@@ -209,7 +209,7 @@ def _coefficients(references: Sequence["_Reference"], payloads: FloatArray) -> F
 def _transfer(
     kind: Kind, geometry: GroupGeometry, constants: LinkConstants, *, is_own: bool
 ) -> TransferLines:
-    """The lines of a kind; unless it always `is_own`, with those of the all-reduce that it may become."""
+    """The lines of a kind, and unless it always `is_own`, of the all-reduce that it may become."""
     kinds = (kind,) if is_own else (kind, Kind.ALL_REDUCE)
     lines = [
         (line.latency_s, line.hops_s, line.s_per_byte, *line.payloads, float(number))

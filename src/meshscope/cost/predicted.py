@@ -1,6 +1,6 @@
 """Predicted time of one experiment: the closed form of its plan with intervals, and its collective rows.
 
-Also the chunk of `--prefill-chunk auto`, which is as long as fits, and under cp only if it is faster than whole prompts.
+Also the chunk of `--prefill-chunk auto`: the longest that fits, and under cp only if faster than whole prompts.
 """
 
 from collections import defaultdict
@@ -250,7 +250,7 @@ def timed_predictions(
 ) -> list[Collective]:
     """The predicted rows with the time of one execution.
 
-    A collective that overlaps compute has no exposed time of its own; the step has their total.
+    A collective that overlaps compute has no separate exposed time; the step has the total.
     """
     rows = list(rows)
     chip = experiment.topology.chip

@@ -31,7 +31,7 @@ SCALAR_BYTES = 8  # scalars are in registers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayTraffic:
-    """Bytes moved, by memory; `hbm_written_bytes` are those of `hbm_bytes` that are written."""
+    """Bytes moved, by memory; `hbm_written_bytes` is the written part of `hbm_bytes`."""
 
     hbm_bytes: int = 0
     vmem_bytes: int = 0
@@ -95,7 +95,7 @@ class Rates:
         return OpTime(seconds=seconds, basis=basis, hbm=self.hbm_busy(moved))
 
     def speedup(self, dtype: str) -> float:
-        """The peak of products of two operands of this dtype over that of bf16."""
+        """Peak rate of products of two operands of this dtype, relative to bf16."""
         return self.narrow_speedup if dtype in self.narrow_dtypes else 1.0
 
     def hbm(self, moved: ArrayTraffic) -> TimeEstimate:
@@ -165,8 +165,8 @@ class Rates:
     def product(self, cycles: float, flops: float, moved: ArrayTraffic) -> OpTime:
         """Time of matrix products for which the compiler estimates `cycles`.
 
-        Its estimates hold for products bound by the matrix units, and for operands in VMEM. Those of
-        products bound by the HBM are too long: they take the time of their bytes.
+        Its estimates hold for products bound by the matrix units, and for operands in VMEM. They are too
+        long for products bound by the HBM, which take the time of their bytes.
         """
         assert self.clock_hz is not None
         launch_cycles = LAUNCH_S.value * self.clock_hz
@@ -200,7 +200,7 @@ class Rates:
         return cycles - launch if cycles > launch else cycles
 
     def unknown(self, moved: ArrayTraffic) -> OpTime:
-        """Time of an op without a cost model: that of its bytes, with a wide interval."""
+        """Time of an op without a cost model: its bytes at the HBM rate, with a wide interval."""
         s = moved.n_bytes / self.hbm_bytes_per_s / self.efficiency.hbm
         return OpTime(seconds=_scaled(s, UNKNOWN_FACTORS.value), basis=TimeBasis.ROOFLINE)
 
@@ -314,7 +314,7 @@ def row_cycles(width: int, facts: CompilerFacts, *, is_in_hbm: bool) -> float:
 
 
 def row_s(rates: Rates, width: int, element_bytes: float, *, is_in_hbm: bool = True) -> float:
-    """Seconds to gather one row; without a clock, those to read and write its bytes."""
+    """Seconds to gather one row; without a clock, to read and write its bytes."""
     if rates.clock_hz is None:
         return 2 * width * element_bytes / rates.hbm_bytes_per_s
     return row_cycles(width, rates.facts, is_in_hbm=is_in_hbm) / rates.clock_hz

@@ -1,7 +1,7 @@
 """The schedule of a deep model and the times of its collectives, from an unrolled program of a few of its layers.
 
-The shallow program is simulated with some of its layers repeated. Behind the heaviest operation of a
-layer, the device is in the same state as behind its counterpart in each later layer of the same kind.
+The shallow program is simulated with some of its layers repeated. After the heaviest operation of a
+layer, the device is in the same state as after its counterpart in each later layer of the same kind.
 Operations that the compiler moves out of the layers, such as relayouts and gathers of weights before the
 first one, are repeated where they are.
 """
@@ -71,7 +71,7 @@ def _operations(schedule: ScheduleSimulator) -> Iterator[_Operation]:
 
 
 def _folded(fold: Fold, operations: Sequence[_Operation]) -> Iterator[FoldedSchedule]:
-    """The stretch from the heaviest operation of the first layer to that of the layer behind."""
+    """The stretch from the heaviest operation of the first layer to that of the layer after the fold."""
     first, behind = (
         {o.kind: o for o in reversed(operations) if o.layer == layer and o.core_s is not None}
         for layer in (fold.first, fold.behind)
@@ -104,7 +104,7 @@ def _outside(fold: Fold, operations: Sequence[_Operation], stretch: range) -> It
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepRows:
-    """The rows of a deep program; `names` are their HLO names by those of the shallow program.
+    """The rows of a deep program; `names` maps HLO names in the shallow program to theirs.
 
     `n_untimed` rows have no counterpart in the shallow program.
     """
@@ -120,9 +120,9 @@ def deep_rows(
     step: SimulatedStep,
     layers: ShallowLayers,
 ) -> DeepRows:
-    """The rows with the times of the same collective of the layer that stands for theirs.
+    """The rows, timed by the same collective in the layer that stands for theirs.
 
-    `step` is that of the shallow program.
+    `step` is the shallow program's.
     """
     shallow = _Shallow(shallow_rows, step, layers)
     n_before: Counter[tuple[Any, ...]] = Counter()

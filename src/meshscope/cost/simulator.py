@@ -1,10 +1,11 @@
 """Simulates a compiled schedule: what a device does in one step, in the order of issue.
 
 The core runs one instruction at a time. A synchronous collective stalls it; an asynchronous one runs
-beside it from its start to its done, which waits. Copies between memories run the same way. All of them
-share the HBM with the instruction on the core. Loops are simulated to steady state and extrapolated. A conditional takes its costliest branch.
-If it selects the work of pipeline stages, each stage takes its own branch in the ticks in which it has work
-and then waits for the slowest stage of the tick. The tally is the mean over the stages, and spans name theirs.
+concurrently from its start to its done, which waits. Copies between memories run the same way. All of them
+share the HBM with the instruction on the core. Loops are simulated to steady state and extrapolated. A
+conditional takes its costliest branch. If it selects the work of pipeline stages, each stage takes its own
+branch in ticks where it has work, then waits for the slowest stage of the tick. The tally is the mean over the
+stages; each span names its stage.
 
 Left out: the HBM traffic of collectives, power shared by links and cores, and the host.
 """
@@ -127,7 +128,7 @@ def _occupied_links(topology: Topology, kind: Kind, groups: Groups) -> tuple[Has
 class FoldedSchedule:
     """A stretch of the entry computation that is executed `times` times.
 
-    It begins behind the instruction `after` and ends with the instruction `last`.
+    It begins after the instruction `after` and ends with the instruction `last`.
     """
 
     after: str
@@ -137,7 +138,7 @@ class FoldedSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedStep:
-    """A simulated step: the machine at its end, the costs behind it, and notes on its gaps."""
+    """A simulated step: the machine at its end, its instruction costs, and notes on its gaps."""
 
     machine: Machine
     collectives: Mapping[str, ScheduledCollective]

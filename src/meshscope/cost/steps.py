@@ -1,7 +1,7 @@
 """Time of a compiled step from its simulated schedule, with an interval, and of a prefill in chunks.
 
 The interval covers the errors of published steps, of the step's kernels, and of its collectives, which are taken as
-independent. The errors of all kernels have a common cause and add up, and so do those of all collectives.
+independent. Errors of kernels have a common cause and add up; so do errors of collectives.
 """
 
 from collections import defaultdict
@@ -61,8 +61,9 @@ R = TypeVar("R", StepTime, PartCost, ActivityTime, UnestimatedWork)
 class TimedStep:
     """The time of a compiled step, with its simulation and the mesh axis of each collective.
 
-    `row_names` are the HLO names of rows that come from another program, by collective; `layers` are those
-    of a shallow program. The program starts at `start_s` of its phase; `repeats` are the (times, period in s) of loops around it.
+    `row_names` are the HLO names of rows from another program, by collective; `layers` belong to a shallow
+    program. The program starts at `start_s` of its phase; `repeats` are the (times, period in s) of loops
+    around it.
     """
 
     time: StepTime
@@ -102,7 +103,7 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
     `cycle_profile` maps instructions to cycles that replace the compiler's estimates, except for
     kernels. `experts` is the expected load of the experts, below the size of their buffers, and
     `lengths` the sequences for kernels that read the present tokens; without them, both are assumed from
-    the operands and noted. `layers` are those of a shallow program, whose step is that of the whole
+    the operands and noted. `layers` are the layers of a shallow program; its step is that of the whole
     model. `notes` precede the simulation's own.
     """
     rates = rates_of(topology.chip, chip_profile)
@@ -291,10 +292,10 @@ def _step_estimate(simulated: SimulatedStep) -> TimeEstimate:
 
 
 def prefill_time(chunk_times: Sequence[StepTime], chunks: PrefillChunks) -> StepTime:
-    """The time of all chunks; `chunk_times` are those of the first and last chunk of a prompt.
+    """The time of all chunks; `chunk_times` has the first and last chunk of a prompt.
 
-    There is one if all chunks run the same program. The chunks of a prompt attend to ever more positions; their
-    times are interpolated between those of the first and the last chunk.
+    It has one if all chunks run the same program. Each chunk of a prompt attends to more positions than the
+    one before; times are interpolated between the first and last chunk.
     """
     if chunks.count == 1:
         return chunk_times[0]
@@ -371,7 +372,7 @@ def _unestimated(
 def _summed(records: Iterable[R], keys: Sequence[str], weight: float) -> list[R]:
     """The weighted sum of the records with equal keys, field by field; None for one with an unknown value.
 
-    What cannot be added up is that of the last.
+    Fields that cannot be added keep the last value.
     """
     groups: dict[tuple[Any, ...], list[Any]] = {}
     for record in records:

@@ -124,7 +124,7 @@ class _StepSpans:
 
 
 def _mean_exposed_s(step: TimedStep) -> dict[str, float]:
-    """Exposed seconds of one execution of each collective, alike for those that are one row."""
+    """Exposed seconds of one execution of each collective; equal for collectives in one row."""
     tally, means = step.simulated.machine.tally, dict[str, float]()
     merged = [source_ops_of([operation]) for operation in step.module_collectives.merged]
     for names in [*((name,) for name in step.simulated.collectives), *merged]:

@@ -17,14 +17,14 @@ def size_of_groups(groups: Groups, *, is_pairs: bool) -> int:
     return len(groups[0]) if groups else 1
 
 
-# In the axis_reason of a row whose groups are parts of those of its axis, as those of axis_index_groups.
+# In the axis_reason of a row whose groups are subsets of its axis's groups, as with axis_index_groups.
 SUBSETS = "are subsets of"
 # Inserter of a collective that XLA runs again instead of keeping its result in memory.
 REMATERIALIZATION = "rematerialization"
 
 
 class Effect(StrEnum):
-    """What an operation that is no collective does beyond its device."""
+    """What an operation other than a collective does beyond its device."""
 
     UNKNOWN = "may_communicate"
     HOST = "host_transfer"
@@ -113,7 +113,7 @@ def predicted_collective(  # noqa: PLR0913  the fields of the row
 ) -> Collective:
     """A predicted row, with payload and wire bytes derived from kind, dtype, shape and group size.
 
-    `executed_as` is the kind that the compiler makes of it, if it is another one.
+    `executed_as` is the kind that the compiler makes of it, if it differs.
     """
     group_size = len(groups[0])
     payload_bytes = array_bytes(dtype, shape)
@@ -145,11 +145,11 @@ class Resharding:
 
     `argument` is the program's argument that it moves unchanged, None for a computed array. `dim` is the
     dimension that it gathers or scatters, None if the text does not say. `is_unmerged` is whether it runs as an
-    all-reduce of which each device keeps its shard. `is_of_product` is whether it serves a matrix product, its
-    operand or its sum. `opcode` is that of the operation which computes the operand. `dropped_frac` is the fraction of
-    an all-reduce that no user on a device takes, and `dropped_over` the other axes over which devices take other parts. With
-    `is_returned`, every device returns all of it, and the other axes, which split an argument like it, could drop
-    that fraction.
+    all-reduce from which each device keeps its shard. `is_of_product` is whether it serves a matrix product, its
+    operand or its sum. `opcode` is the operation that computes the operand. `dropped_frac` is the fraction of
+    an all-reduce that no user on a device takes, and `dropped_over` the other axes over which devices take
+    different parts. With `is_returned`, every device returns all of it, and the other axes, which split an
+    argument like it, could drop that fraction.
     """
 
     hlo_name: str

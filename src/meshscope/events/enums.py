@@ -40,7 +40,7 @@ class Phase(StrEnum):
     STEP = "step"
 
 
-REQUEST_PHASES = (Phase.PREFILL, Phase.DECODE)  # those of LLM inference
+REQUEST_PHASES = (Phase.PREFILL, Phase.DECODE)  # the phases of LLM inference
 
 
 class Part(StrEnum):

@@ -1,4 +1,4 @@
-"""Measurements beside the event table: requests, device loads, profile findings, effects of flags."""
+"""Measurements besides the event table: requests, device loads, profile findings, effects of flags."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -56,7 +56,7 @@ class DeviceLoad:
     time with an op running, `collective_s` the part of it in collectives, and `wait_s` the part of
     that spent waiting for later participants (None if unknown). `exposed_s` is the part of
     `collective_s` in which the device computes nothing, of imported traces. `label` is the class of
-    the steps if they are no steps of a phase, as in the traces of servers.
+    the steps if they belong to no phase, as in server traces.
     """
 
     phase: Phase | None
@@ -75,7 +75,7 @@ class CollectiveTime:
     """Mean times of one kind of collective over all devices in the profiled steps of a phase.
 
     `wire_s` is the time of the fastest participant, which does not wait; `wait_s` is the extra time
-    of the others. All are means over the `n_executions`; those of too few participants are None.
+    of the others. All are means over the `n_executions`; they are None with too few participants.
     """
 
     phase: Phase | None
@@ -215,7 +215,7 @@ class Flag:
 @read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagEffect:
-    """What a flag changes in a program; `refused` is why the compiler does not take it.
+    """What a flag changes in a program; `refused` is why the compiler rejects it.
 
     `step_s` and `total_bytes` are the figures with the flag. A program that is changed, but not in its
     collectives, has another schedule or other code. `notes` say which of its times have no measured basis, with the

@@ -93,7 +93,7 @@ class Activity(StrEnum):
     RELAYOUT = "copies between layouts"  # also transposes and conversions of arrays
     GATHER = "gathers of rows"  # one by one; in a mixture, tokens sorted by expert
     ELEMENTWISE = "memory-bound ops"  # without products
-    SMALL = "latency of small ops"  # of which launch and latency take most of the time
+    SMALL = "latency of small ops"  # launch and latency take most of the time
     EXPOSED = "exposed communication"
     COPY = "waiting for HBM"
     BUBBLE = "pipeline bubble"
@@ -117,7 +117,7 @@ _FORMER_ACTIVITIES: dict[object, Activity] = {
 class ActivityTime:
     """Seconds of a step in one activity, and what the device's resources do meanwhile.
 
-    The HBM moves data for `hbm_busy_s` of the seconds, also for copies beside the core. The activity takes
+    The HBM moves data for `hbm_busy_s` of the seconds, also for copies during compute. The activity takes
     `flops`, and `padding_flops` more to fill tiles of the matrix units. Exposed communication is split by
     `axis`, whose collectives send `wire_bytes`, hidden or not.
     """
@@ -137,7 +137,7 @@ class StepTime:
 
     `exposed_s` is the time (union of intervals) with a collective in flight and no compute;
     `exposed_by_axis_s` splits it by the plan axis of that collective. `idle_s` is the rest: waits
-    for copies and, as `bubble_s`, for other pipeline stages. All are means over these. `collective_s` adds up all
+    for copies and, as `bubble_s`, for other pipeline stages. All are means over stages. `collective_s` adds up all
     collectives, hidden or not. The `activities` add up to the step; () if they are unknown.
     """
 
@@ -175,5 +175,5 @@ class StepTime:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes that one device sends in collectives, without those of unknown bytes."""
+        """Bytes that one device sends in collectives of known bytes."""
         return sum(part.wire_bytes or 0.0 for part in self.parts)

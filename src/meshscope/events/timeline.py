@@ -4,9 +4,9 @@
 facts for each distinct op, so that ten million executions need some 40 bytes each.
 
 A modeled step is stored folded: one row per span, with `repeats` and `periods_s` for the loops
-around it, outermost first. `unfolded` writes out every repetition. `layers` are those of the repetitions,
-which have them in turn; null if unknown. A `Timeline` holds single
-executions of a run or of a profile for the trace writers in `meshscope.reports.export`.
+around it, outermost first. `unfolded` writes out every repetition. `layers` are the layers of successive
+repetitions; null if unknown. A `Timeline` holds single executions of a run or of a profile for the trace
+writers in `meshscope.reports.export`.
 """
 
 import re
@@ -101,7 +101,7 @@ class Track:
 
     `slices` has kind, start_ps, dur_ps, optionally `flows` (FLOWS), then the arguments of single
     slices, in columns that start with ARGUMENT. `kinds` has kind, name, then the arguments that
-    all slices of a kind share; tracks that follow each other may share the same `kinds` object. `parents` are the names of the
+    all slices of a kind share; consecutive tracks may share the same `kinds` object. `parents` names the
     enclosing groups, outermost first.
     """
 

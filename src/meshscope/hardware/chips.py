@@ -109,7 +109,7 @@ def _chip(name: str, facts: Mapping[str, Any]) -> Chip:
 
 _DOCUMENT = json.loads((files("meshscope.hardware") / "chips.json").read_text("utf-8"))
 CHIPS = {name: _chip(name, facts) for name, facts in _DOCUMENT["chips"].items()}
-# GPUs of which no rate is published here: traces of them can be imported.
+# GPUs without published rates here: their traces can be imported.
 _PROFILED = {"kind": "gpu", "devices_per_chip": 1, "n_grid_dims": 1, "chips_per_host": 8}
 PROFILED_CHIPS = {
     name: _chip(name, {**_PROFILED, "source": of["source"], **({"hbm_gib": gib} if gib else {})})
@@ -148,9 +148,9 @@ def tpu_of_kind(device_kind: str) -> Chip | None:
 
 
 def is_chip_named(chip: Chip, device_name: str) -> bool | None:
-    """Whether a profiler's name of a device is that of the chip; None if it names no model.
+    """Whether a profiler's device name names the chip; None if it names no model.
 
-    `NVIDIA A100-SXM4-80GB` is an a100, `TPU v6 Lite` a v6e; `AMD Radeon Graphics` may be any of AMD.
+    `NVIDIA A100-SXM4-80GB` is an a100, `TPU v6 Lite` a v6e; `AMD Radeon Graphics` may be any AMD chip.
     """
     lowered = device_name.lower().strip()
     if chip.kind is not ChipKind.GPU or lowered.startswith("tpu"):

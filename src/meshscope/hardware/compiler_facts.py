@@ -22,7 +22,7 @@ from meshscope.serialize import from_plain
 T = TypeVar("T")
 
 COMPILER_FACTS, FITTED_CONSTANTS = "compiler_facts.json", "fitted_constants.json"
-ALL_CHIPS = "all"  # entry of what holds for every chip, or was fitted to their programs together
+ALL_CHIPS = "all"  # entry of facts about every chip, or fitted to the programs of all chips
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class CompilerFacts:
 
 @cache
 def compiler_facts(chip: str = "", libtpu: str | None = None) -> CompilerFacts:
-    """The facts of a chip at the nearest known libtpu version; those of all chips for an unlisted one."""
+    """The facts of a chip at the nearest known libtpu version; an unlisted chip gets the facts of all chips."""
     versions = read_facts(COMPILER_FACTS)["libtpu"]
     version = nearest_version(versions, libtpu)
     hints, facts = get_type_hints(CompilerFacts), versions[version]
@@ -160,8 +160,8 @@ Interval = tuple[float, float]  # factors, or fractions, at the bounds of a rang
 class PeakEfficiency:
     """Fraction of the published peaks that large operations reach, with the measured range.
 
-    `hbm` is that of one op that reads, `hbm_write` of one that writes, `hbm_busy` that of reads by several
-    transfers at a time. `hbm_interval` is relative to all three.
+    `hbm` is for one op that reads, `hbm_write` for one that writes, `hbm_busy` for reads by several
+    concurrent transfers. `hbm_interval` is relative to all three.
     """
 
     matmul: float
@@ -193,7 +193,7 @@ WRITE_LATENCY_S = _fact("write_latency_s", float)
 LAUNCH_S = _fact("launch_s", float)
 OWN_OP_S = _fact("own_op_s", float)
 LATENCY_INTERVAL: Fact[Interval] = _fact("latency_interval", Interval)
-# An op below this, of which launch and latency take more than half, is a small one.
+# An op below this, mostly launch and latency, is a small one.
 SMALL_S = _fact("small_s", float)
 CORE_SHARE = _fact("core_share", float)
 UNKNOWN_FACTORS: Fact[Interval] = _fact("unknown_factors", Interval)

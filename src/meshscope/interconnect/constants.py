@@ -53,8 +53,8 @@ _NETWORK_BYTES_PER_S: dict[str, float] = {"h100": 5e10, "h200": 5e10, "a100": 2.
 
 
 # One step between neighbors, or its bytes if they take longer: scaling book, part 3 ("typically around
-# 1us"); part 2, question 5 uses the same value. An older
-# edition of the page (@04d8de58) has half of it.
+# 1us"); part 2, question 5 uses the same value. An older edition of the page (@04d8de58)
+# has half of it.
 _HOP_S = 1e-6
 # Scaling book, part 2: a host sends about 2.5e10 B/s over the data center network.
 _DCN_BYTES_PER_S = 2.5e10
@@ -64,7 +64,7 @@ _DCN_BYTES_PER_S = 2.5e10
 class RateConstants:
     """Fitted latency (alpha) of a collective in seconds, and the fraction of peak bandwidth it reaches.
 
-    The latency is the launch; hops come on top, at `hop_s` or that of the chip. Calibrated latencies
+    The latency is the launch; hops come on top, at `hop_s` or the chip's. Calibrated latencies
     include the hops.
     """
 
@@ -103,7 +103,7 @@ class MeasuredRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spreads:
-    """Factors that cover 90 % of prediction errors, each with the number of errors behind it.
+    """Factors that cover 90 % of prediction errors, each with its number of errors.
 
     `short` applies when latency exceeds transfer time, `long` when transfer time dominates, and
     `out_of_sample` outside the measured ranges.

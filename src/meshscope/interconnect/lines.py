@@ -3,7 +3,7 @@
 The strategy is the one named in the compiled HLO, else those that libtpu is known to choose. The routes of gathers
 and scatters per chip are in `compiler_facts.json`. All-reduces take the faster of one bidirectional ring (libtpu
 0.0.42 over 2x4) and multi-color rings (over 4x4, 8x8, 16x16, 2x2x2 and 4x4x4); small ones take short rings on chips
-for which libtpu has them, and those of SparseCores multi-color rings.
+for which libtpu has them, and SparseCores take multi-color rings.
 """
 
 import re
@@ -241,7 +241,7 @@ class ModeledTime:
     """Time of one collective with the interval that covers 90 % of cases; None if unknown.
 
     `is_extrapolated` marks a chip, kind, payload or group size outside the measurements; the interval
-    is then that of chips left out of the fit. `axes` are the links used: x, y, z (torus), cores (of a
+    then comes from chips left out of the fit. `axes` are the links used: x, y, z (torus), cores (of a
     chip), links (GPUs) and network (between hosts).
     """
 

@@ -1,4 +1,4 @@
-"""Strategies of each collective: sequential legs of transfers for a payload of 1, and the load of each leg on the links.
+"""Strategies of each collective: sequential legs of transfers for a payload of 1, and each leg's link load.
 
 A strategy states only what bounds its time: the transfers of each leg and the number of sequential
 hops. A reduce-scatter is a reversed all-gather, and an all-reduce is a reduce-scatter followed by an
@@ -206,7 +206,7 @@ def _reversed(legs: Sequence[Leg]) -> Legs:
 
 
 def _gathers(fabric: Fabric, groups: Groups) -> dict[str, Legs]:
-    """All-gathers of a payload of 1, of which each device starts with 1/n."""
+    """All-gathers of a payload of 1; each device starts with 1/n."""
     lattice = lattice_of(fabric, groups)
     if lattice is None:
         order = np.array(groups)

@@ -127,7 +127,7 @@ class Weight:
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The dimensions that are not summed over: those of a scale per output channel."""
+        """The dimensions that are not summed over, as in a scale per output channel."""
         return tuple(i for i in range(len(self.dims)) if i not in self.inputs)
 
     def stored_dtype(self, dtype: str) -> str:
@@ -288,8 +288,8 @@ class WeightBuilder:
 class CacheArray:
     """One array of a layer's cache, [batch, *heads, slots, width]; `shape` is (*heads, width).
 
-    `dims` are the logical axes of `shape`. It has one slot per `rate` positions, or a fixed number of slots that are reused cyclically.
-    `dtype` is set if it differs from that of the cache.
+    `dims` are the logical axes of `shape`. There is one slot per `rate` positions, or a fixed number of slots
+    that are reused cyclically. `dtype` is set if it differs from the cache's.
     """
 
     name: str

@@ -3,7 +3,7 @@
 `catalog.json` holds them. A model starts from the family or model that it is `like`; `sizes` are the values
 of the keys listed at the top of the file, and a variant that starts with a hyphen continues the model's id.
 Variants share the sizes of their base model: instruction-tuned, base, distilled and quantized checkpoints. `lengths`
-are the contexts of those that have another, by the longest part of their ids in lower case.
+are the contexts of variants with another one, by the longest part of their ids in lower case.
 """
 
 import difflib
@@ -30,12 +30,12 @@ class CatalogEntry:
     config: Mapping[str, Any]
     source: str
     variants: tuple[str, ...]  # ids of models with the same sizes
-    text_part_of: str | None = None  # the multimodal architecture of which this is the text part
+    text_part_of: str | None = None  # the multimodal architecture that this is the text part of
     lengths: Mapping[str, int]  # the contexts of other variants, by a part of their ids
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The id of the model and those of its variants."""
+        """The ids of the model and its variants."""
         return (self.name, *self.variants)
 
 
@@ -81,7 +81,7 @@ MIN_COMMON_START = 5  # characters
 
 
 def base_ids(name: str) -> Iterator[str]:
-    """An id without owner in lower case, then without one suffix of a variant after the other."""
+    """An id without owner in lower case, then with its variant suffixes removed one by one."""
     base = _short(name)
     yield base
     while (shorter := _SUFFIX.sub("", base)) != base:
@@ -166,7 +166,7 @@ def derived_from(name: str) -> str | None:
 
 
 def as_written(name: str) -> str:
-    """An id or a search without owner, `v` of versions, and other signs than `-`: `deepseek-3.1` for `DeepSeek V3.1`."""
+    """An id or search without owner, version `v`, or signs other than `-`: `deepseek-3.1` for `DeepSeek V3.1`."""
     words = re.sub(r"[\s_]+", "-", _short(name).strip())
     return re.sub(r"-v(?=\d)", "-", re.sub(r"(?<=[a-z]{3})(?=\d)", "-", words))
 
@@ -174,8 +174,8 @@ def as_written(name: str) -> str:
 def nearest_ids(name: str, otherwise: str) -> str:
     """A sentence that suggests ids of the catalog; `otherwise` if none is near.
 
-    Those that continue `name` come first, then those that it contains, then those with the longest common start, then
-    those that are written alike.
+    Ids that continue `name` come first, then ids that it contains, ids with the longest common start, and ids
+    with similar spelling.
     """
     short = as_written(name)
     ids = {one: as_written(one) for one in catalog_ids()}

@@ -32,7 +32,7 @@ from meshscope.model.stored_format import StoredFormat, module_names, stored_for
 from meshscope.model.unread_keys import unknown_family, unread_keys
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
-# Defaults of Glm4MoeLiteConfig, whose layers are those of another family.
+# Defaults of Glm4MoeLiteConfig, whose layers belong to another family.
 LITE_DEFAULTS = {"first_k_dense_replace": 1, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5}
 # Objects of a multimodal config with its text part, outermost first, and with the parts that are not counted.
 TEXT_PARTS = ("thinker_config", "text_config", "llm_config", "language_config", "language_model")
@@ -239,7 +239,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 def _parse_json(text: bytes, origin: str) -> Mapping[str, Any]:
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """The object of these keys; ValueError if one is there twice, of which readers take either."""
+        """The object with these keys; ValueError for a repeated key, of which readers take either one."""
         repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
         if repeated:
             raise ValueError(f"the key '{repeated[0]}' is there twice")
@@ -260,7 +260,7 @@ LISTING = "'meshscope models' lists all."
 def _fetch_model(name: str) -> Model:
     """Fetch the config of `owner/name` from the Hugging Face Hub; SpecError if unavailable.
 
-    ModelOpt writes the quantization to a file of its own.
+    ModelOpt writes the quantization to a separate file.
     """
     hint = derived_from(name) or nearest_ids(name, LISTING)
     unknown = (

@@ -52,7 +52,7 @@ class LayerRule(StrEnum):
     WINDOWS = "windows"  # `layer_types`, else every `period`-th layer is full; 0: all are alike
     UNIFORM = "uniform"  # windows in all layers or in none, whatever `layer_types` says
     CHUNKS = "chunks"  # `no_rope_layers`
-    HYBRID = "hybrid"  # linear attention but for every fourth layer
+    HYBRID = "hybrid"  # linear attention except in every fourth layer
     INDEXERS = "indexers"  # some layers take the choice of an earlier one
     ENTRIES = "entries"  # windows and compressed entries
 
@@ -62,7 +62,7 @@ class MlpRule(StrEnum):
 
     DENSE = "dense"
     ALL = "all"
-    BESIDE = "beside"  # beside an MLP in all layers, or in none
+    BESIDE = "beside"  # in parallel with an MLP in all layers, or in none
     INTERLEAVED = "interleaved"  # `moe_layers`, else every `interleave_moe_layer_step`-th
     STEP = "step"  # every `decoder_sparse_step`-th
     FIRST_DENSE = "first_dense"  # `first_k_dense_replace`
@@ -73,7 +73,7 @@ class MlpRule(StrEnum):
 class FusedGateUp:
     """Gate and up columns of all experts in one tensor [E, D, 2F], or [E, 2F, D] if it `is_transposed` (Gemma 4).
 
-    They alternate with `step` 2 (gpt-oss); with 1, those of the gate come first (Llama 4).
+    They alternate with `step` 2 (gpt-oss); with 1, the gate columns come first (Llama 4).
     """
 
     base: str
@@ -83,14 +83,14 @@ class FusedGateUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyTraits:
-    """A row of `families.toml`. Defaults are those of the family's config class in transformers.
+    """A row of `families.toml`. Defaults come from the family's config class in transformers.
 
     `mechanism` names the attention of its layers, `experts` the reader of its routing.
     """
 
     mechanism: str = "grouped"
     engine_class: str | None = None  # as vLLM and SGLang name it in `architectures`
-    is_plain: bool = False  # its layers have nothing that no key of its config names
+    is_plain: bool = False  # config keys name everything in its layers
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     rope: Mapping[str, Any] = field(default_factory=dict[str, Any])  # defaults of positions
     ignored_keys: tuple[str, ...] = ()  # read only for some models, or repeated by layers
@@ -164,7 +164,7 @@ def _gated(base: str, names: tuple[str, str, str]) -> Mapping[str, str]:
 
 # Tensors of the norms after attention and after the MLP, in families that have them.
 POST_NORM_TENSORS = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
-# Scales of an MLP beside experts (Gemma 4): of the MLP's output, and of the experts' input and output.
+# Scales of an MLP in parallel with experts (Gemma 4): of the MLP's output, and of the experts' input and output.
 SIDE_NORM_TENSORS = {
     "dense_post_norm": "post_feedforward_layernorm_1.weight",
     "experts_norm": "pre_feedforward_layernorm_2.weight",

@@ -24,7 +24,9 @@ class MlpKind(StrEnum):
 
     DENSE = "dense"
     MOE = "moe"
-    DENSE_AND_MOE = "dense_and_moe"  # an MLP beside experts, each with a norm after it (Gemma 4)
+    DENSE_AND_MOE = (
+        "dense_and_moe"  # an MLP in parallel with experts, each followed by a norm (Gemma 4)
+    )
     HASH_MOE = "hash_moe"  # experts are looked up by token id in a table
 
 
@@ -44,7 +46,7 @@ class Layer:
 
     @property
     def has_mlp(self) -> bool:
-        """Whether the layer has an MLP that all tokens pass, beside that of shared experts."""
+        """Whether the layer has an MLP for all tokens, not counting shared experts."""
         return self.mlp in {MlpKind.DENSE, MlpKind.DENSE_AND_MOE}
 
     @property
@@ -115,10 +117,10 @@ def _repeat(layers: Sequence[Layer], start: int, period: int) -> Repeat:
 # libtpu schedules the layers of a deep program in groups of up to four: a decode step of Llama-3.1-70B
 # (80 layers, v5e:4x4, tp=16) repeats the times 115.3, 132.0, 114.2 and 118.0 us from its third layer on.
 FOLDED_LAYERS = 4
-# The first layers are scheduled in their own way, and the last one has no weights to fetch ahead. With
-# fewer than eight layers in all, the schedule is another one: six layers take 77 us each in a decode step
-# of Qwen3-8B (v6e-4, tp=4), while those of eight and of 36 layers take 95.4 us.
-_LAYERS_AROUND = 2  # before the folded layers, and behind them
+# The first layers are scheduled differently, and the last one has no weights to fetch ahead. With
+# fewer than eight layers in all, the schedule differs: in a decode step of Qwen3-8B (v6e-4, tp=4), each of
+# six layers takes 77 us, and each of eight or 36 layers 95.4 us.
+_LAYERS_AROUND = 2  # before and after the folded layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,7 @@ class Fold:
 
     @property
     def behind(self) -> int:
-        """The layer of the program behind those of the fold."""
+        """The layer of the program after the fold."""
         return self.first + self.n_layers
 
 
@@ -144,7 +146,7 @@ class ShallowLayers:
 
     def place_of(self, layer: int) -> tuple[int, int]:
         """The layer of the program that stands for this layer of the model, and its repetition."""
-        before = 0  # layers of the model before those of the program, less the latter
+        before = 0  # layers of the model minus layers of the program so far
         for fold in self.folds:
             position = layer - before - fold.first
             if position < 0:
@@ -158,7 +160,7 @@ class ShallowLayers:
         """The layers of the model for which a layer of the program stands, if it runs `n_times`."""
         before = 0
         for fold in self.folds:
-            # The stretch that repeats ends in the layer behind those of the fold.
+            # The stretch that repeats ends in the layer after the fold.
             if place <= fold.behind and n_times == fold.times:
                 return [place + before + n * fold.n_layers for n in range(n_times)]
             before += fold.n_layers * (fold.times - 1) if place >= fold.behind else 0

@@ -24,7 +24,7 @@ class Model:
     scale plus `norm_offset`; with `has_post_norms`, another norm follows each block, and with
     `has_layer_scale`, a number scales the output of each layer. With `has_wide_mlps`, the MLP of layers that
     share a cache is twice as wide. `logit_softcap` limits the magnitude of logits. A model with a `draft_head`
-    is a draft of another one, whose hidden states it takes beside the tokens.
+    is a draft of another model and takes that model's hidden states with the tokens.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Model:
     embed_scale: float = 1.0
     logit_softcap: float | None = None
     draft_head: DraftHead | None = None
-    # The `model_type` of a multimodal config of which this is the text part.
+    # The `model_type` of the multimodal config that this is the text part of.
     text_part_of: str | None = field(default=None, compare=False)
     # Keys of the config with their values that nothing was read from, and that seem to change nothing counted.
     unread_keys: tuple[str, ...] = field(default=(), compare=False)

@@ -29,9 +29,9 @@ class Coverage(StrEnum):
 
     ALL = "all"
     LAYERS = "layers"  # without embedding and head
-    NOT_LINEAR = "not_linear"  # those of layers, without linear attention
-    MLPS = "mlps"  # those of MLPs and of routed experts
-    EXPERTS = "experts"  # those of routed experts
+    NOT_LINEAR = "not_linear"  # in layers, without linear attention
+    MLPS = "mlps"  # of MLPs and routed experts
+    EXPERTS = "experts"  # of routed experts
 
 
 PARTIAL_COVERAGES = (Coverage.NOT_LINEAR, Coverage.MLPS, Coverage.EXPERTS)
@@ -41,7 +41,7 @@ PARTIAL_COVERAGES = (Coverage.NOT_LINEAR, Coverage.MLPS, Coverage.EXPERTS)
 class Quantization:
     """Scales of a quantized matrix: one per output channel, or per `block` inputs of a channel.
 
-    With `has_square_blocks`, a scale is that of `block` inputs and `block` outputs. `values_dtype` is set
+    With `has_square_blocks`, a scale covers `block` inputs and `block` outputs. `values_dtype` is set
     if the format is not itself XLA's name of a dtype. With `codes_dtype`, arrays have that dtype and hold the
     bits of values for which chips have no type. With `activation_dtype`, products take activations in
     that dtype, with a scale for each token that is computed as it comes.
@@ -129,9 +129,9 @@ WEIGHT_DTYPES = ("bf16", "f16", "f32", *_QUANTIZATIONS)
 
 
 def format_with(dtype: str, coverage: Coverage) -> str:
-    """The format with the values and scales of one that quantizes all matrices of layers, in some of them.
+    """The format with the values and scales of `dtype`, which covers all matrices of layers, in some of them.
 
-    Formats with 8-bit activations have none in only some matrices: theirs has 16-bit activations.
+    Formats that cover only some matrices have 16-bit activations, even if `dtype` has 8-bit ones.
     """
     name = f"{dtype}_{coverage}"
     if coverage is Coverage.LAYERS:
@@ -162,20 +162,20 @@ def experts_quantization(dtype: str) -> Quantization | None:
 
 
 def activation_dtype_of(dtype: str) -> str | None:
-    """The dtype in which products with weights stored in `dtype` take activations; None for their own."""
+    """The dtype in which products with weights stored in `dtype` take activations; None if unchanged."""
     quantization = quantization_of(dtype)
     return None if quantization is None else quantization.activation_dtype
 
 
 def ragged_dtype_of(dtype: str) -> str:
-    """The dtype that a ragged dot reads: that of 8-bit operands with a scale per channel, else the format."""
+    """The dtype that a ragged dot reads: 8-bit operands if there is a scale per channel, else the format."""
     quantization = experts_quantization(dtype)
     has_channels = quantization is not None and quantization.block is None
     return values_dtype(dtype) if has_channels else dtype
 
 
 def is_four_bit(dtype: str) -> bool:
-    """Whether matrices stored in `dtype`, or those of experts, are in a format of 4 bits."""
+    """Whether matrices, or at least experts, stored in `dtype` have 4 bits."""
     quantization = experts_quantization(dtype)
     values = () if quantization is None else (quantization.values_dtype, quantization.codes_dtype)
     return "s4" in values

@@ -15,7 +15,7 @@ MAX_LAYERS = 10_000
 
 
 class NestedConfig(Mapping[str, Any]):
-    """An object of a config that adds the keys that are asked for to `used`, after its own name and a dot."""
+    """A config object that adds requested keys to `used`, prefixed by its name and a dot."""
 
     def __init__(self, values: Mapping[str, Any], name: str, used: set[str]) -> None:
         self._values, self._name, self._used = values, name, used
@@ -35,8 +35,8 @@ class NestedConfig(Mapping[str, Any]):
 class ConfigReader:
     """Typed access to a config mapping; errors name the file and the key.
 
-    `used` collects the keys that were asked for, also by the readers that `over` makes. Those of an object follow its
-    name and a dot; `rope` is the name of all objects with positions.
+    `used` collects the keys that were asked for, also by readers from `over`. An object's keys follow its name
+    and a dot; all objects with positions are named `rope`.
     """
 
     def __init__(
@@ -172,8 +172,8 @@ class Rope:
     """Rotary position embedding; names as in `transformers.modeling_rope_utils`.
 
     `is_interleaved` pairs channel 2i with 2i+1 (DeepSeek), otherwise i with i + half. Only the first
-    `rotary_frac` of the channels turn, or of the pairs if the type is `proportional`. LongRoPE divides each frequency by its own factor, one of
-    `short_factors` or, if `is_long`, of `long_factors`.
+    `rotary_frac` of the channels turn, or of the pairs if the type is `proportional`. LongRoPE divides each
+    frequency by a separate factor, from `short_factors` or, if `is_long`, `long_factors`.
     """
 
     theta: float

@@ -2,8 +2,8 @@
 
 A reader of `_READERS` turns the config of a tool into the scheme of each module. Sources: transformers
 (utils/quantization_config.py), compressed-tensors (quantization/quant_args.py), ModelOpt (export/quant_utils.py),
-GPTQModel (quantization/config.py), AutoRound, and vLLM (model_executor/layers/quantization). Other tools have no reader:
-the nearest format is named for them.
+GPTQModel (quantization/config.py), AutoRound, and vLLM (model_executor/layers/quantization). Other tools have
+no reader: the nearest format is named for them.
 """
 
 import fnmatch
@@ -169,7 +169,7 @@ Rule = tuple[ModulePatterns, Scheme | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationRecipe:
-    """The scheme of each module: that of the first rule that selects it, else `scheme`; None is 16 bits."""
+    """The scheme of each module, from the first rule that selects it, else `scheme`; None is 16 bits."""
 
     text: str
     scheme: Scheme | None
@@ -185,7 +185,7 @@ def _of(value: object) -> Mapping[str, Any]:
 
 
 def _keeping(scheme: Scheme | None, *lists: object, text: str = "") -> QuantizationRecipe:
-    """The scheme in all modules but those of these lists."""
+    """The scheme in all modules except the listed ones."""
     rules = tuple((ModulePatterns(one), None) for one in lists)
     return QuantizationRecipe(text=scheme.text if scheme else text, scheme=scheme, rules=rules)
 
@@ -193,7 +193,7 @@ def _keeping(scheme: Scheme | None, *lists: object, text: str = "") -> Quantizat
 def _int(text: str, bits: object, group: object, *, is_channel: bool = False) -> Scheme:
     """Integers of this many bits, 4 if the tool names none, with a scale for each group of inputs; -1 is a channel.
 
-    Those of 8 bits count as if each channel had one scale.
+    8-bit integers count as if each channel had one scale.
     """
     if bits not in (4, None):
         return Scheme(text=text, dtype="s8") if bits == 8 else _wide(text, bits)
@@ -329,7 +329,7 @@ def _eight_bits(text: str, weights: Mapping[str, Any], inputs: Mapping[str, Any]
 
 
 def _modelopt(config: Mapping[str, Any]) -> QuantizationRecipe:
-    """`quant_algo` of all layers, or of each in `quantized_layers`, where an fp8 checkpoint keeps its blocks elsewhere."""
+    """`quant_algo` of all layers, or of each in `quantized_layers`; an fp8 checkpoint keeps its blocks elsewhere."""
     of_layers, algorithm = config.get("quantized_layers"), config.get("quant_algo")
     kept = (config.get("exclude_modules"), config.get("ignore"))
     if isinstance(of_layers, Mapping):
@@ -411,7 +411,7 @@ _NEAREST = {
 
 
 def recipe_of(config: Mapping[str, Any], expert_dtype: object = None) -> QuantizationRecipe:
-    """What the `quantization_config` says; `expert_dtype` is a key of DeepSeek-V4 beside it.
+    """What the `quantization_config` says; DeepSeek-V4 has the key `expert_dtype` next to it.
 
     ModelOpt wrote no method at first, and MLX writes none.
     """

@@ -50,7 +50,7 @@ def unread_keys(
 ) -> tuple[str, ...]:
     """Keys that the family does not read, with their values, if they seem to change nothing that is counted.
 
-    UnreadKeysError names those that change weights, caches or collectives by their names. `outer` is the whole
+    UnreadKeysError lists keys whose names suggest a change of weights, caches or collectives. `outer` is the whole
     config if the reader has the text part of it.
     """
     kinds = [layer.attention for layer in layers]
@@ -79,7 +79,7 @@ def unread_keys(
 def _leaves(
     config: Mapping[str, Any], used: Collection[str], prefix: str = "", of: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Keys that were not asked for, with those inside of objects and of lists of objects.
+    """Keys that were not asked for, including keys inside objects and lists of objects.
 
     `of` is the name of the object in `used`, with a dot.
     """

@@ -26,10 +26,10 @@ class Capacity:
 
     `largest_batch` is in steps of `batch_step` sequences at the prompt and output of the experiment,
     `largest_context` (prompt and output) in steps of `context_step` positions at its batch and output;
-    0 if not even one step fits. Both are smaller than what the experiment has if that does not surely fit. `is_context_of_model` is whether the model, not memory, limits the
-    context. `n_cache_tokens` are positions of the KV cache over all sequences beside weights and
-    temporary buffers, `n_cache_tokens_left` those that the experiment does not use. With `is_upper_bound`, temporary
-    buffers are unknown and count as nothing.
+    0 if not even one step fits. Both are below the experiment's own if it may not fit. `is_context_of_model` is
+    whether the model, not memory, limits the context. `n_cache_tokens` are the KV cache positions over all
+    sequences that fit with weights and temporary buffers; the experiment leaves `n_cache_tokens_left` unused.
+    With `is_upper_bound`, temporary buffers are unknown and count as 0.
     """
 
     batch_step: int

@@ -1,8 +1,8 @@
 """Every candidate of a search as columns: plan, batch, precision and chunk, with times.
 
-Prefill does not depend on the precision of the cache, nor decode on the chunk, so that candidates share
-steps: a step is a closed form with a batch and a chunk. Plans are evaluated group by group, so that forms and
-steps of a group are all that is in memory beside the columns.
+Prefill does not depend on the precision of the cache, nor decode on the chunk, so candidates share steps: a
+step is a closed form with a batch and a chunk. Plans are evaluated group by group, so memory holds only the
+forms and steps of one group besides the columns.
 """
 
 from bisect import bisect_left
@@ -68,8 +68,8 @@ OTHER_CHUNK = "the chunk is that of another combination, or the plan does not su
 class SearchProgress:
     """Reports a large search, and one of more than some seconds, to a callback.
 
-    With one slice, the time left is that of the other combinations at the speed so far. With several it is
-    unknown: the search may end at any of them, and a combination takes longer on a larger slice.
+    With one slice, the time left is estimated from the speed so far. With several it is unknown: the search
+    may end at any of them, and a combination takes longer on a larger slice.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SearchProgress:
 class Grid:
     """[n] the candidates whose weights and cache fit, with seconds of prefill and of a decode step.
 
-    `plan` is a position in `plans`; dtypes are positions in those of the space.
+    `plan` is a position in `plans`; dtypes are positions in the dtypes of the space.
     """
 
     space: SearchSpace
@@ -245,7 +245,7 @@ class _Chunks:
         self._known: dict[tuple[int, bool, int, int], tuple[int, ...]] = {}
 
     def of(self, plan: Plan, batch: int) -> tuple[int, ...]:
-        """Each chunk once; none if the plan supports none of those asked for."""
+        """Each chunk once; none if the plan supports no requested chunk."""
         key = (batch // plan.data_size, plan.pp == 1, plan.cp, plan.tp if plan.sp else 1)
         if key not in self._known:
             workload = replace(self._space.workload, batch=batch)
@@ -314,7 +314,7 @@ class _Group:
         batch, chunk = batches[row_batch[row]], row_chunk[row]
         microbatches = np.array([default_microbatches(int(n), plan.pp) for n in n_local])
         is_split = np.array([batch_is_split(plan, int(n)) for n in n_local], dtype=np.int64)
-        # Chunks of prompts that cp splits have forms of their own.
+        # Chunks of prompts that cp splits have separate forms.
         cut = np.where((plan.cp > 1) & (chunk < space.workload.prompt), chunk, WHOLE)
         forms = _PlanForms(space, plan)
         prefill_kinds = (weight, microbatches[row_batch[row]], cut)
@@ -421,7 +421,7 @@ class _PlanForms:
         return replace(workload, batch=batch, weight_dtype=dtype, cache_dtype=cache_dtype)
 
     def _form(self, phase: Phase, workload: Workload, n_microbatches: int, kind: int) -> PlanForm:
-        """The first form of a phase and kind, or that one with another precision and number of micro-batches."""
+        """The first form of a phase and kind, or its variant for another precision and number of micro-batches."""
         experiment, shared = self._space.experiment(self._plan, workload), self._shared
         key = (phase, kind)
         # Weights travel only in the gathers of fsdp.
@@ -434,7 +434,7 @@ class _PlanForms:
             shared[of_dtype] = with_weight_dtype(base.collectives, experiment, phase)
         n = n_microbatches / base.n_microbatches
         if (*of_dtype, n) not in shared:
-            # Those after the ticks carry all sequences.
+            # Collectives after the ticks carry all sequences.
             factors = np.ones(len(Feature))
             factors[[Feature.SEQUENCES, Feature.TOKENS]] = n
             shared[*of_dtype, n] = (

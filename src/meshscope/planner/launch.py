@@ -43,7 +43,7 @@ _Flags = Iterator[LaunchFlag | str]  # a string is something that the server can
 
 
 def launches_of(experiment: Experiment, n_layers: int | None = None) -> tuple[Launch, ...]:
-    """The launch of an experiment in every known server; `n_layers` are those of a truncated model."""
+    """The launch of an experiment in every known server; `n_layers` is set for a truncated model."""
     model = experiment.model.name
     override = json.dumps({"num_hidden_layers": n_layers})
     servers: tuple[tuple[str, tuple[str, ...], _Flags, _Flags], ...] = (
@@ -216,7 +216,7 @@ def _maxtext_flags(experiment: Experiment) -> _Flags:
 
 
 def _maxtext_axes(experiment: Experiment) -> _Flags:
-    """Sizes on ICI, and of the outermost axis also on DCN; experts take an axis of their own."""
+    """Sizes on ICI, and of the outermost axis also on DCN; experts take a separate axis."""
     plan, n_slices = experiment.plan, experiment.topology.n_slices
     tensor = "tensor_sequence" if plan.sp else "tensor"
     axes = {"pipeline": plan.pp, "data": plan.dp, "fsdp": plan.fsdp}
@@ -252,7 +252,7 @@ def _left_out(experiment: Experiment, *known: str) -> Iterator[str]:
 
 
 def _as_loaded(experiment: Experiment) -> set[str]:
-    """The weight dtypes that an engine has without an option: those of activations and of the checkpoint."""
+    """An engine's weight dtypes without an option: the activation dtype and the checkpoint's dtype."""
     return {experiment.workload.activation_dtype, experiment.model.default_weight_dtype}
 
 

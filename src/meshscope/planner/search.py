@@ -31,7 +31,7 @@ from meshscope.units import DTYPE_BITS, format_bytes, format_seconds
 
 BoolArray = NDArray[np.bool_]
 N_PLACED = 4  # best plans whose placements are predicted
-MAX_PLACEMENTS_OF_OTHERS = 32  # for those behind the best
+MAX_PLACEMENTS_OF_OTHERS = 32  # for plans after the best
 N_BEST = 20  # plans that --verify can compile, and choices off the front
 N_EQUALS = 3  # plans after the winner that may equal it
 MIN_GAIN_S = 1e-6  # of an axis or of compute in a comparison of two plans
@@ -110,9 +110,9 @@ class PlacementSearch:
 class WonBy:
     """The winner against the best plan with other axes, both with the winner's batch and precision.
 
-    Seconds and bytes are those of the runner-up minus the winner's, so positive ones are the winner's
-    gain. `times` are the steps of the winner and of the runner-up. They are empty, and `sentence` says
-    why, if the runner-up does not take the winner's batch.
+    Seconds and bytes are the runner-up's minus the winner's, so positive ones are the winner's gain.
+    `times` are the steps of the winner and of the runner-up. They are empty, and `sentence` says why, if the
+    runner-up does not take the winner's batch.
     """
 
     runner_up: Choice
@@ -124,7 +124,7 @@ class WonBy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apart:
-    """The best choice of each phase on a slice of its own.
+    """The best choice of each phase on a separate slice.
 
     `kv_bytes` is the cache of one prompt on all devices that hold it, which moves from one slice to the
     other over DCN in `transfer_s`. That is the time of a prompt alone, before its second token; TTFT and
@@ -481,7 +481,7 @@ class GridRanking:
         return None if self._is_own_format(winner) else self.best(self._has_own_format)
 
     def own_format(self, choice: Choice) -> Choice:
-        """The best choice of the same plan in the checkpoint's own format if it equals the choice, else that."""
+        """The best choice of the same plan in the checkpoint's own format if it equals the choice, else the choice."""
         if self._is_own_format(choice):
             return choice
         of_plan = self.grid.plan == self.grid.plans.index(choice.experiment.plan)
@@ -503,7 +503,7 @@ class GridRanking:
         return _comparison(winner, runner_up, same, self.grid.space.profile)
 
     def _same(self, winner: Choice, other: Experiment) -> Experiment | None:
-        """The other plan with the workload of the winner, but for the chunk; None if none fits."""
+        """The other plan with the winner's workload except the chunk; None if none fits."""
         grid, workload = self.grid, winner.experiment.workload
         is_same = (
             (grid.plan == grid.plans.index(other.plan))
@@ -518,7 +518,7 @@ class GridRanking:
         return replace(grid.experiment(at), device_order=other.device_order)
 
     def apart(self) -> Apart | None:
-        """The best prefill and the best decode on slices of their own."""
+        """The best prefill and the best decode on separate slices."""
         grid, limits = self.grid, self.objective
         n_sequences = grid.batch if limits.goal is Goal.THROUGHPUT else 1
         prefill, decode = (

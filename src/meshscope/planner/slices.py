@@ -1,7 +1,7 @@
 """Which slice: on which a model fits, with how large a batch and context, and the cheapest for an objective.
 
-The plans of a fit are those of serving: tp, dp and ep, without pipelines, fsdp and cp. The cheapest slice has the best
-of all plans.
+A fit considers serving plans only: tp, dp and ep, without pipelines, fsdp and cp. The cheapest slice is the
+best over all plans.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,15 +40,15 @@ from meshscope.workers import Progress
 ANY = "any"
 MAX_ANY_CHIPS = 256  # of the slices that `any` means: a pod of v5e or v6e
 MAX_UNMET = 150_000  # combinations without an answer, about a minute, after which no larger slice is searched
-N_TRIED = 2  # plans of a slice whose largest batch is searched, those with the most room
+N_TRIED = 2  # plans of a slice, with the most room, whose largest batch is searched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceFit:
     """What a slice has room for at the batch of `workload`, by default one sequence a data-parallel rank.
 
-    `plan` is the plan with the largest batch at the lengths of the workload, `memory` that of the workload;
-    both are of the plan that needs least if no batch fits. `context` is the largest at its batch.
+    `plan` has the largest batch at the lengths of the workload, and `memory` is its memory for the workload; if
+    no batch fits, both are for the plan that needs least. `context` is the largest at its batch.
     """
 
     topology: Topology
@@ -198,7 +198,7 @@ def _experiments(
 
 
 def _room(experiment: Experiment) -> float:
-    """Batches like that of the experiment that the memory has room for, by its share of the cache."""
+    """Sequences beyond the batch that memory has room for, from the cache bytes of each."""
     memory = predicted_memory(experiment)
     assert memory.hbm_bytes is not None
     assert memory.kv_cache_bytes is not None
@@ -211,8 +211,9 @@ class SliceSearch:
     """The searches of the slices that were tried, cheapest first.
 
     With limits, or without prices, the last slices have the same price, and at least one of them meets the
-    objective; none does if `best` is None. `n_skipped` slices are more expensive and were not searched, as one meets
-    the objective or after MAX_UNMET combinations that do not, and `n_too_slow` are above the limits even at their peak rates. The chips `unpriced` have no price.
+    objective; none does if `best` is None. `n_skipped` slices are more expensive and were not searched, as one
+    meets the objective or after MAX_UNMET combinations that do not, and `n_too_slow` are above the limits even
+    at their peak rates. The chips `unpriced` have no price.
     """
 
     searches: tuple[PlanSearch, ...]
@@ -245,7 +246,7 @@ class SliceSearch:
 
     @property
     def shown(self) -> PlanSearch:
-        """The best search, else the closest, else that of the largest slice."""
+        """The best search, else the closest, else the largest slice's."""
         return self.best or self.closest or self.searches[-1]
 
     def price(self, result: PlanSearch) -> float:
@@ -253,7 +254,7 @@ class SliceSearch:
         return price_per_hour(result.space.topology, self.prices) or 0.0
 
     def price_per_million(self, result: PlanSearch) -> float | None:
-        """The price of a million output tokens of the best choice, one batch of requests after the other."""
+        """The price of a million output tokens of the best choice, with one batch of requests at a time."""
         if self.prices is None or result.winner is None:
             return None
         n_per_hour = result.winner.tokens_per_s_per_chip * result.space.topology.n_chips * 3600
@@ -317,7 +318,7 @@ def search_slices(
 
 
 def unreachable(spaces: Sequence[SearchSpace], objective: Objective) -> SpecError:
-    """That the peak rates of no slice allow the limits, with the best slice for each."""
+    """The error that no slice's peak rates allow the limits, with the best slice for each."""
     prefill = "prefill of {} prompt tokens, at the peak FLOP and HBM rates,"
     decode = "a decode step, which reads the weights at the peak HBM rate,"
     limits = (("ttft", objective.ttft_s, prefill), ("tpot", objective.tpot_s, decode))

@@ -1,6 +1,6 @@
 """What a search enumerates: the legal plans of a model on a slice, batches, precisions and chunks.
 
-The placement on the slice is that of the programs: device ids in row-major order over (pp, dp or fsdp,
+The placement on the slice is the programs': device ids in row-major order over (pp, dp or fsdp,
 cp, tp), tp innermost. Other orders of the axes are not plans of this tool.
 """
 
@@ -27,7 +27,7 @@ from meshscope.plans.workload import MAX_BATCH, Workload
 from meshscope.units import whole_number
 
 MAX_LOCAL_BATCH = 1024  # sequences of one data-parallel rank
-CHUNK_LIMITS = (DEFAULT_CHUNK, DEFAULT_CHUNK // 4)  # the default, and that of vLLM on v6e
+CHUNK_LIMITS = (DEFAULT_CHUNK, DEFAULT_CHUNK // 4)  # the default, and vLLM's on v6e
 # On large slices, the geometry of a plan takes milliseconds. These plans are left out there, by experience
 # and not by proof: kernels take no block of fewer positions, and a deep pipeline idles while it fills.
 LARGE_DEVICES = 1024

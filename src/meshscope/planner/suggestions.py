@@ -1,6 +1,6 @@
 """Single changes to an experiment with the largest predicted gain.
 
-The gain is that of the closed form: the changed experiment against the same experiment, both predicted.
+The gain compares the changed experiment with the original, both predicted by the closed form.
 """
 
 import shlex
@@ -133,7 +133,7 @@ def suggestions_of(run: RunRecord) -> tuple[Suggestion, ...]:
 def follow_ups(runs: Sequence[RunRecord]) -> tuple[tuple[int, Suggestion], ...]:
     """The best changes to any of several runs of the same work, with the position of the run that changes.
 
-    The gains are those over the fastest of the runs that fits, and no change leads to another of the runs.
+    Gains are relative to the fastest run that fits, and no change leads to another of the runs.
     For plan or chunk, and then for precision, it is the one with the shortest request; if that has not more
     tokens/s, too, the one with most tokens/s follows.
     """
@@ -246,7 +246,7 @@ def _next_multiple(n: int, of: int) -> int:
 
 
 def _purposes(base: Estimate, changed: Estimate) -> tuple[Purpose, ...]:
-    """What the change gains at least MIN_GAIN of; to fit is all that counts if the experiment does not."""
+    """Where the change gains at least MIN_GAIN; if the experiment does not fit, only fitting counts."""
     if base.memory.fits is False:
         return (Purpose.FIT,)
     seconds = {

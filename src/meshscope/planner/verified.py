@@ -1,4 +1,4 @@
-"""Choices of a search after compilation: compiled times beside predicted ones, and the corrected order."""
+"""Choices of a search after compilation: compiled and predicted times, and the corrected order."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from meshscope.store.run import RunRecord
 class VerifiedChoice:
     """A compiled choice; `failure` is the compiler's message if it refused the program.
 
-    Times are those of the simulated schedule, and `why` says what binds it. `fits` is the compiler's account.
+    Times come from the simulated schedule, and `why` says what binds it. `fits` is the compiler's account.
     `misses` compares each step with its prediction, cause by cause.
     """
 

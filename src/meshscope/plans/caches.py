@@ -71,7 +71,7 @@ def why_no_ring(model: Model, plan: Plan, topology: Topology) -> str | None:
 
 
 class CacheLayout(StrEnum):
-    """Whose cache arrays are counted: those of our programs, or the pages of a serving engine on TPU."""
+    """Whose cache arrays are counted: our programs', or the pages of a serving engine on TPU."""
 
     OWN = "own"
     VLLM_TPU = "vllm-tpu"
@@ -119,9 +119,9 @@ def joined_narrow_heads(arrays: tuple[CacheArray, ...]) -> tuple[CacheArray, ...
 def layer_cache(
     model: Model, plan: Plan, layer: Layer, *, n_tokens: int = 1
 ) -> tuple[CacheArray, ...]:
-    """The cache arrays that one layer writes; none if it shares those of an earlier layer.
+    """The cache arrays that one layer writes; none if it shares an earlier layer's.
 
-    `n_tokens` are those of a sequence in a decode step, of which only the first is certain.
+    `n_tokens` counts the tokens of a sequence in a decode step; only the first is certain.
     """
     return () if layer.shares_cache else attended_cache(model, plan, layer, n_tokens=n_tokens)
 

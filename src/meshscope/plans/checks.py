@@ -275,7 +275,7 @@ def _quantized(model: Model, plan: Plan, dtype: str) -> Iterator[tuple[Weight, Q
 def cut_block(plan: Plan, model: Model, weight_dtype: str) -> tuple[str, str, int, int] | None:
     """The first weight whose blocks that share a scale the plan splits; None if there is none.
 
-    Its name, the axes that split it, the channels that they leave a device, and those of a block.
+    Its name, the axes that split it, and the channels per device and per block.
     """
     quantization = quantization_of(weight_dtype)
     if quantization is None or quantization.square_block is None:

@@ -50,7 +50,7 @@ class Dispatch:
     """The exchange of rows in one layer of one step, per device.
 
     `n_buffer_rows` is the capacity of the receive buffer. `n_slots` of them are reserved for each
-    sending device; None if the exchange is ragged. `n_expert_slots` of those are reserved for each
+    sending device; None if the exchange is ragged. `n_expert_slots` of these are reserved for each
     expert; None if all experts of a device share its slots. With `has_rounds`, rows beyond the capacity
     are exchanged in further rounds; without, they are dropped.
     """

@@ -71,7 +71,7 @@ class Experiment:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh of the plan over the devices of the slice, whose groups are those of device ids."""
+        """The mesh of the plan over the devices of the slice; its groups contain device ids."""
         return Mesh(axes=self.plan.mesh.axes, order=self.device_order)
 
     @property
@@ -84,7 +84,7 @@ class Experiment:
 
     @property
     def is_part_of_decode(self) -> bool:
-        """Whether this is no request, but the step that verifies a draft, or that of a head that drafts."""
+        """Whether this is not a request but a step that verifies a draft or runs a draft head."""
         return self.workload.decode_tokens > 1 or self.model.draft_head is not None
 
     @property
@@ -170,7 +170,7 @@ class Experiment:
 
     @property
     def cache_layout(self) -> CacheLayout:
-        """Whose cache arrays a device has: a serving engine's on TPU, or those of our programs."""
+        """Whose cache arrays a device has: a serving engine's on TPU, or our programs'."""
         if self.program.frontend.value in set(CacheLayout):
             return CacheLayout(self.program.frontend.value)
         is_tpu = self.topology.chip.kind is ChipKind.TPU
@@ -225,7 +225,7 @@ class Experiment:
 
     @property
     def by_token(self) -> "Experiment":
-        """The experiment in whose decode step each token is a sequence of its own."""
+        """The experiment with each token of a decode step as a separate sequence."""
         workload = self.workload
         if workload.decode_tokens == 1:
             return self
@@ -274,7 +274,7 @@ class Experiment:
     def _local_tokens(self, phase: Phase) -> int:
         """Tokens of a tp group in a step or micro-batch."""
         n_tokens, frontend = self.n_positions(phase), self.program.frontend
-        # In torch_xla, experts beside an MLP see the tokens of all cp devices.
+        # In torch_xla, experts in parallel with an MLP see the tokens of all cp devices.
         is_beside = any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in self.model.layers)
         is_local = self.plan.pp > 1 or not is_beside
         if frontend.is_own or (frontend.is_traced and is_local):

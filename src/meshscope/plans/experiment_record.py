@@ -31,7 +31,7 @@ class LayerForm(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedModel:
-    """A model of which only the name, and perhaps the number of layers, is known."""
+    """A model known only by its name and perhaps its number of layers."""
 
     name: str
     n_layers: int | None = None
@@ -129,7 +129,7 @@ class ExperimentRecord:
     device_order: tuple[int, ...] | None = None  # device at each mesh position; None: 0, 1, 2, ...
     # By file in hlo/, in the order of a step; None unless the user says which programs make a step.
     program_phases: Mapping[str, Phase | None] | None = None
-    extended_layers: int | None = None  # to which those of an imported program are extended
+    extended_layers: int | None = None  # that an imported program is extended to
     lengths: str | None = None  # sequences of a step, as typed, of an imported program
 
     @property
@@ -139,7 +139,7 @@ class ExperimentRecord:
 
     @property
     def layout(self) -> str | None:
-        """The plan as typed, such as `tp=8`; for a mesh of the user's axes these, such as `data=8,model=8`."""
+        """The plan as typed, such as `tp=8`; for a mesh of the user's axes, such as `data=8,model=8`."""
         if self.plan is not None:
             return str(self.plan)
         return ",".join(f"{name}={size}" for name, size in self.mesh.items()) or None

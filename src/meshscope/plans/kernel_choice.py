@@ -1,6 +1,6 @@
 """Chooses between JAX or XLA kernels and plain operations for each part of a program.
 
-The measurements behind the choices are in docs/kernels.md.
+The measurements are in docs/kernels.md.
 """
 
 from collections.abc import Iterator
@@ -55,8 +55,8 @@ MAX_PADDING_FRAC = 1 / 8
 # Keys in a block of decode attention. Longer blocks fetch more slots after the last position.
 DECODE_BLOCKS = (512, 256, 128)
 
-# Queries of one KV head in decode attention: all tokens of a step times the query heads of the head. Their
-# scores with 512 keys are 2 MiB in float32, of which the kernel has a few at a time in 16 MiB of VMEM.
+# Queries of one KV head in decode attention: all tokens of a step times the query heads per KV head. Their
+# scores with 512 keys are 2 MiB in float32; the kernel holds a few such arrays at a time in 16 MiB of VMEM.
 MAX_DECODE_QUERIES = 1024
 
 _FACTS = compiler_facts()

@@ -38,12 +38,12 @@ class Memory:
     """Bytes on one device; None if unknown.
 
     `temp_bytes` are temporary buffers: activations, logits, gathered weights, copies of layers. An
-    estimate has the interval `temp_low_bytes` to `temp_high_bytes`, and with it comes the padding of
-    weights and cache; a compiled total contains padding without a figure of its own. A program whose
-    weights are unknown has `argument_bytes` and `output_bytes` (those that reuse no argument) instead. `total_bytes` is the peak of a step;
-    `fits` compares it with the HBM of one device that programs may use, and is None while the interval
-    contains the limit. With `has_assumed_weights`, weights are counted in a format that may be larger than that of
-    the checkpoint, and nothing is said not to fit.
+    estimate has the interval `temp_low_bytes` to `temp_high_bytes` and states the padding of weights and
+    cache; a compiled total includes padding but does not state it. A program whose weights are unknown has
+    `argument_bytes` and `output_bytes` (outputs that reuse no argument) instead. `total_bytes` is the peak of a
+    step; `fits` compares it with the HBM of one device that programs may use, and is None while the interval
+    contains the limit. With `has_assumed_weights`, weights are counted in a format that may be larger than the
+    checkpoint's, and `fits` is never False.
     """
 
     weights_bytes: int | None

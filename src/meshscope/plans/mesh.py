@@ -19,7 +19,7 @@ class Mesh:
     """Named axes, outermost first; device ids are positions in row-major order.
 
     The ids in XLA's replica groups are these positions (`mesh.devices.flat`), not hardware ids. With an
-    `order`, device ids are those of the slice: `order` has the device at each position.
+    `order`, device ids refer to the slice: `order` has the device at each position.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -82,9 +82,9 @@ class Mesh:
         return _axis_by_groups(self.axes).get(_as_set(self._positions_of(groups)))
 
     def axis_around_groups(self, groups: Groups) -> str | None:
-        """The fewest axes, joined by `+`, that each group stays within, if it is a part of theirs; else None.
+        """The fewest axes, joined by `+`, whose groups contain each of these groups; None if no axes do.
 
-        All axes together are none, unless there is only one.
+        All axes together do not count, unless there is only one.
         """
         positions = self._positions_of(groups)
         if any(len(group) < 2 or min(group) < 0 for group in positions):

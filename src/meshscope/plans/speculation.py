@@ -98,8 +98,8 @@ def drafting(
 def _draft_model(model: Model, speculation: Speculation) -> Model:
     """Another model, or a head: one layer between the embedding and the output head of the model.
 
-    That of multi-token prediction is the layer after the last, which has its kind. Where layers have linear attention,
-    a head has full attention, as in vLLM (qwen3_next_mtp.py).
+    The head of multi-token prediction is the layer after the last, with the same kind. In models with linear
+    attention, a head has full attention, as in vLLM (qwen3_next_mtp.py).
     """
     method = speculation.method
     if method is DraftMethod.DRAFT:
@@ -129,7 +129,7 @@ def _draft_model(model: Model, speculation: Speculation) -> Model:
 
 
 def _weight_dtype(experiment: Experiment, draft: Model, speculation: Speculation) -> str:
-    """The format of the draft's weights: that of its own checkpoint, or of the model's matrices."""
+    """The format of the draft's weights: its own checkpoint's, or that of the model's matrices."""
     if speculation.method is DraftMethod.DRAFT:
         return draft.default_weight_dtype
     dtype = experiment.workload.weight_dtype

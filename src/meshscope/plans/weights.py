@@ -1,4 +1,4 @@
-"""Weights of a model under a plan: those of each layer, and those outside of layers.
+"""Weights of a model under a plan, in each layer and outside the layers.
 
 Attention, MLPs and residual streams declare their weights in `model.mechanisms`; `layer_weights` combines them.
 """
@@ -35,8 +35,8 @@ def padded_vocab(model: Model, plan: Plan) -> int:
 def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     """Embedding, final norm and, unless tied, the output head; both matrices are [vocab, hidden].
 
-    Models with hyper-connections also have the weights that collapse the parallel streams, and a draft those
-    that join its two inputs.
+    Models with hyper-connections also have weights that collapse the parallel streams, and drafts have weights
+    that join their two inputs.
     """
     vocab, streams, inputs = padded_vocab(model, plan), model.hyper, model.layer_inputs
     embed = Weight(
@@ -172,7 +172,7 @@ def layer_bytes(model: Model, plan: Plan, layer: Layer, dtype: str) -> int:
 def tensors_of(model: Model, plan: Plan) -> Iterator[tuple[str, Weight]]:
     """Every checkpoint tensor by name, with the weight it provides.
 
-    If each expert has a separate tensor, the weight is that of one expert.
+    If each expert has a separate tensor, the weight covers one expert.
     """
     for weight in outer_weights(model, plan):
         yield weight.checkpoint, weight

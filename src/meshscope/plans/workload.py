@@ -24,7 +24,7 @@ class Workload:
 
     `routing_skew` is the load of the most loaded device's experts over the mean. `prefill_chunk` is the
     number of prompt tokens that a data-parallel rank processes at a time; None for all of them. A decode
-    step has `decode_tokens` new tokens of each sequence: more than one if it verifies those of a draft.
+    step has `decode_tokens` new tokens of each sequence: more than one if it verifies a draft.
     """
 
     batch: int = 1
@@ -110,8 +110,8 @@ class Workload:
     def mean_context(self) -> float:
         """Positions present in the mean decode step of a request: the prompt and half of the output.
 
-        Decode step i of 1 to output - 1 attends to prompt + i positions, its own included. With more tokens a
-        step, positions are those that the last one attends to.
+        Decode step i of 1 to output - 1 attends to prompt + i positions, its own included. With more tokens per
+        step, positions are what the last one attends to.
         """
         return self.prompt + (self.output + self.decode_tokens - 1) / 2
 

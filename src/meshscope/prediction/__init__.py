@@ -21,7 +21,7 @@ __all__ = ["planned_stages", "predict"]
 def predict(experiment: Experiment) -> list[Collective]:
     """All collectives of the request in program order, under the experiment's engine conventions.
 
-    In a pipeline, the rows of a stage are those of one device of that stage.
+    In a pipeline, the rows of a stage describe one of its devices.
     """
     return [
         row

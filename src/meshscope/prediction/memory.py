@@ -1,7 +1,7 @@
 """Memory that a plan needs on one device, from closed formulas: weights, cache, their padding, and temporary buffers.
 
-Temporary buffers are those that a program keeps live in HBM at once: the residual stream, the buffers of the
-block that needs most, and gathered or copied weights. docs/evidence/memory.md compares them with the compiler's
+Temporary buffers are what a program keeps live in HBM at once: the residual stream, the buffers of the block
+that needs most, and gathered or copied weights. docs/evidence/memory.md compares them with the compiler's
 memory analysis.
 """
 
@@ -40,7 +40,7 @@ F32_BYTES = 4
 # judged by the others (docs/evidence/memory.md).
 N_WHOLE = 3  # inputs and outputs of a dense block and of its reduction, with the residual stream
 # On-chip memory, in which the compiler keeps the buffers of a dense block as far as they fit: one and a half
-# times the VMEM of a v5e and a v6e, which buffers use one after the other; assumed for other chips, too.
+# times the VMEM of a v5e and a v6e, which buffers use in turn; assumed for other chips, too.
 VMEM_BYTES = 128 * 2**20  # scaling book, part 2, tpus.md
 ON_CHIP_BYTES = VMEM_BYTES * 3 // 2
 N_BRANCH_COPIES = 2  # the cache before and after the branch of a stage

@@ -43,15 +43,15 @@ from meshscope.prediction.planned_collective import (
 )
 from meshscope.units import DTYPE_BITS
 
-# Weights that transformers stores in one array with that before them: ups of experts with gates, and values of
-# latents with keys.
+# Weights that transformers stores in one array with the preceding weight: ups of experts with gates, and values
+# of latents with keys.
 JOINED = {"experts_w_up", "w_uv"}
 
 
 def attention_step(
     experiment: Experiment, phase: Phase, *, is_cut: bool, n_ring_sends: int | None = None
 ) -> AttentionStep:
-    """The sizes of a step on one device: those of a micro-batch, a chunk or a decode step."""
+    """The sizes of a step on one device: a micro-batch, a chunk or a decode step."""
     plan, workload, is_prefill = experiment.plan, experiment.workload, phase is Phase.PREFILL
     n_positions, n_slots = experiment.n_positions(phase), cache_slots(plan, workload)
     n_local = local_tokens(plan, phase, n_positions)
@@ -139,7 +139,7 @@ class _DecoderStep:
     def is_split(self) -> bool:
         """Whether the residual stream is split over tp between blocks (sp).
 
-        Prefill splits the sequence. Decode splits the batch, with each token a row of its own, if tp
+        Prefill splits the sequence. Decode splits the batch, with one row per token, if tp
         divides it, and otherwise uses plain tensor parallelism.
         """
         return self.plan.sp and (self.is_prefill or self.residual[0] % self.plan.tp == 0)
@@ -163,7 +163,7 @@ class _DecoderStep:
     def collective(
         self, part: Part, kind: Kind, axes: tuple[str, ...], shape: tuple[int, ...], dtype: str = ""
     ) -> PlannedCollective:
-        """A collective over plan axes; `dtype` defaults to that of the activations."""
+        """A collective over plan axes; `dtype` defaults to the activation dtype."""
         if axes not in self.places:
             mesh = self.plan.mesh
             names = "+".join(name for name in mesh.names if name in axes)
@@ -292,7 +292,7 @@ class _DecoderStep:
     def logits(self) -> Iterator[PlannedCollective]:
         """Brings the last token to all tp devices, then all-gathers the logits [b,V].
 
-        A head that is tied to the embedding is gathered with it once, but in a pipeline the last stage gathers it again.
+        A head tied to the embedding is gathered with it once, but in a pipeline the last stage gathers it again.
         """
         model, plan, part = self.model, self.plan, Part.LM_HEAD
         vocab = padded_vocab(model, plan)
@@ -339,9 +339,9 @@ class _DecoderStep:
 
     @property
     def _reduced_sums(self) -> ReducedFor | None:
-        """When the compiler makes an all-reduce of a reduce-scatter over tp: over a whole slice, or of rows alone.
+        """When the compiler turns a reduce-scatter over tp into an all-reduce: over a whole slice, or of rows only.
 
-        A sum has rows alone, a matrix, in decode and in the prefill of a single sequence, which TorchXLA
+        A sum has rows only (a matrix) in decode and in the prefill of a single sequence, which TorchXLA
         programs scatter.
         """
         facts, topology, tp = self.facts, self.experiment.topology, self.plan.tp

@@ -1,4 +1,4 @@
-"""Collectives of meshscope's pipeline: those of each stage, the stage sends and the shared ones.
+"""Collectives of meshscope's pipeline: each stage's, the stage sends and the shared ones.
 
 A stage repeats its collectives once per micro-batch. It sends activations to the next stage on
 every tick of the pipeline, even while idle; the receiver discards those (programs/jax/pipeline.py).
@@ -27,7 +27,7 @@ CACHED_SENDS = 256  # tuples with thousands of pairs on large slices
 def sent_arrays(
     experiment: Experiment, step: PlannedStep, residual: tuple[int, ...]
 ) -> Iterator[SentArray]:
-    """What a device sends to its peer in the next stage: the residual stream, and what later layers read of earlier ones.
+    """What a device sends to its peer in the next stage: the residual stream, and results that later layers read.
 
     Dimensions: b sequences of a micro-batch, s tokens of a step of each, T positions attended to.
     """
@@ -48,7 +48,8 @@ def sent_arrays(
     if sends.has_choice:  # the mask [b,s,T] of the positions that the last indexer chose
         n_positions = step.n_tokens if is_prefill else cache_slots(plan, workload)
         yield (n_sequences, n_tokens, n_positions), "pred"
-    # The embeddings [b,s,layers,width] of later layers, split like the residual stream; all TorchXLA stages compute them.
+    # The embeddings [b,s,layers,width] of later layers, split like the residual stream; every TorchXLA stage
+    # computes them.
     if model.layer_inputs is not None and not experiment.program.frontend.is_traced:
         shape = (*residual[:-1], sends.n_inputs, model.layer_inputs.width)
         yield shape, workload.activation_dtype

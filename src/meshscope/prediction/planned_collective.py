@@ -14,7 +14,7 @@ from meshscope.units import array_bytes
 class PlannedStep:
     """One step of a phase: `n_tokens` new tokens per sequence, repeated `n_steps` times per request.
 
-    In decode, each token of a sequence counts as a sequence of its own. A prefill step in chunks has the
+    In decode, each token counts as a separate sequence. A prefill step in chunks has the
     tokens of one chunk, and collectives that run once per chunk; `is_cut` if a chunk is a part of a prompt.
     """
 
@@ -25,7 +25,7 @@ class PlannedStep:
 
 
 def planned_steps(experiment: Experiment) -> tuple[PlannedStep, ...]:
-    """The steps of the experiment's phases: one prefill over the whole prompt, then those of decode."""
+    """The steps of the experiment's phases: one prefill over the whole prompt, then the decode steps."""
     n_tokens = experiment.n_positions(Phase.PREFILL)
     prefill = PlannedStep(
         phase=Phase.PREFILL, n_tokens=n_tokens, n_steps=1, is_cut=experiment.has_cut_prompts
@@ -37,10 +37,10 @@ def planned_steps(experiment: Experiment) -> tuple[PlannedStep, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReducedFor:
-    """The sequences on a device for which the compiler moves a collective with an all-reduce instead.
+    """Numbers of sequences on a device at which the compiler uses an all-reduce instead.
 
-    Up to `n_sequences` of them with a payload of more than `over_bytes`, and all numbers that `multiple`
-    does not divide.
+    Numbers up to `n_sequences` with a payload of more than `over_bytes`, and numbers that `multiple` does not
+    divide.
     """
 
     n_sequences: float
@@ -56,7 +56,7 @@ REDUCED_FOR_ONE = ReducedFor(n_sequences=1)
 class PlannedCollective:
     """One collective of the program: its kind, device groups and payload (`shape`, `dtype`).
 
-    A device has `n_sequences` in it, for some of which it becomes an all-reduce (`reduced_for`).
+    A device has `n_sequences` in it; at some counts it becomes an all-reduce (`reduced_for`).
     """
 
     part: Part
@@ -76,7 +76,7 @@ class PlannedCollective:
 
     @property
     def executed_as(self) -> Kind | None:
-        """The kind that the compiler makes of it, if it is another one."""
+        """The kind that the compiler turns it into, if different."""
         rule = self.reduced_for
         is_small = self.n_sequences <= rule.n_sequences and self.payload_bytes > rule.over_bytes
         return Kind.ALL_REDUCE if is_small or self.n_sequences % rule.multiple else None

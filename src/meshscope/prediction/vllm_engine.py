@@ -1,6 +1,6 @@
 """Collectives of vLLM 0.8.5 (V0 engine) under tensor and pipeline parallelism.
 
-Counts and shapes are those measured by Xu et al. ("Characterizing Communication Patterns in
+Counts and shapes were measured by Xu et al. ("Characterizing Communication Patterns in
 Distributed Large Language Model Inference", Tables III to VI). The broadcast of a step's inputs and
 messages between CPUs, which those tables do not count, are left out. One step prefills all
 sequences. `docs/evidence/paper.md` lists where the paper contradicts itself.

@@ -30,7 +30,7 @@ from meshscope.errors import MissingToolError, SpecError, nearest
 from meshscope.units import format_bytes
 
 RECORD = "environment.json"  # in a whole environment: what it is and its bytes
-FREE_FACTOR = 1.5  # downloads are unpacked in a cache, too
+FREE_FACTOR = 1.5  # downloads are also unpacked in a cache
 ASK_TIMEOUT_S = 60.0
 ENGINES, COMPILERS = "engines", "compilers"  # folders of environments, and words of the commands
 
@@ -95,7 +95,7 @@ class Release:
 
     @property
     def arguments(self) -> str:
-        """What its commands take to name it."""
+        """Command arguments that name it."""
         if self.group == COMPILERS:
             return self.name
         return f"{self.product} --engine-version {self.version}"
@@ -123,7 +123,7 @@ class Release:
 
     @property
     def installed_bytes(self) -> int | None:
-        """What the environment takes on the disk; None if it is not installed."""
+        """The environment's size on disk; None if it is not installed."""
         try:
             return json.loads((self.folder / RECORD).read_text(encoding="utf-8"))["n_bytes"]
         except (OSError, ValueError):
@@ -131,7 +131,7 @@ class Release:
 
     @property
     def is_own(self) -> bool:
-        """Whether the packages installed beside meshscope are those of the release."""
+        """Whether the packages installed with meshscope match the release."""
         try:
             return all(version(name) == pin for name, pin in self.pins.items())
         except PackageNotFoundError:
@@ -158,7 +158,7 @@ class Release:
     def install(
         self, *, python: str | None = None, source: Path | None = None, report: Report
     ) -> Path:
-        """Makes the environment and returns its folder; nothing remains of one that fails half-way.
+        """Makes the environment and returns its folder; one that fails half-way is removed.
 
         `python` makes it; by default, the first one that is new enough. `source` is a checkout of code
         that has no release. MissingToolError if there is no Python or no room, or if uv fails;
@@ -315,7 +315,7 @@ def release_of(engine: str, version: str | None, *, is_checkout: bool = False) -
 def installed_release(engine: str, version: str | None) -> Release:
     """The engine's release with this version, or the newest installed one, checked.
 
-    MissingToolError if it is not installed, or if its packages are not those of the release.
+    MissingToolError if it is not installed, or if its packages do not match the release.
     """
     releases = releases_of(engine) if version is None else (release_of(engine, version),)
     installed = [release for release in releases if release.installed_bytes is not None]
@@ -360,7 +360,7 @@ _default = ContextVar[str | None]("_default", default=None)
 
 @contextmanager
 def default_compiler(name: str | None) -> Generator[None]:
-    """Compiles with this compiler in the block, where none is named."""
+    """Compiles with this compiler in the block, unless one is named."""
     token = _default.set(name)
     try:
         yield
@@ -397,8 +397,8 @@ def _check_installed(work: str, names: Sequence[str], advice: str) -> None:
 def lone_variables(folder: Path) -> dict[str, str]:
     """Environment variables of a worker that sees meshscope but not its neighbors.
 
-    PYTHONPATH is a folder below `folder` with a link to meshscope alone: the packages installed beside
-    it, such as another JAX, would hide those of the environment. So would the libtpu that this process
+    PYTHONPATH is a folder below `folder` with a link to meshscope alone: the packages installed with
+    it, such as another JAX, would hide the environment's. So would the libtpu that this process
     loaded, whose path JAX leaves in TPU_LIBRARY_PATH.
     """
     visible = folder / "python"
@@ -418,7 +418,7 @@ def torchxla_python() -> str:
 def torchxla_variables() -> dict[str, str]:
     """Environment variables of the tracing process, with this meshscope first on PYTHONPATH.
 
-    Another interpreter has a libtpu of its own, not the one that this process loaded.
+    Another interpreter has its own libtpu, not the one that this process loaded.
     """
     source = str(Path(meshscope.__file__).parents[1])
     others = os.environ.get("PYTHONPATH")
@@ -541,7 +541,7 @@ def _end_of(done: subprocess.CompletedProcess[str]) -> str:
 
 @contextmanager
 def _renamed_when_whole(home: Path) -> Generator[Path]:
-    """A folder beside `home` that gets its name when the block ends, or is removed if it fails."""
+    """A folder next to `home` that gets its name when the block ends, or is removed if it fails."""
     for left in home.parent.glob(f".{home.name}.partial-*"):
         if not Path(f"/proc/{left.name.rsplit('-', 1)[-1]}").exists():
             shutil.rmtree(left)

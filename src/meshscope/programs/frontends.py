@@ -70,7 +70,7 @@ class EngineProgram:
 class StepPrograms:
     """The programs of one step by name, in their order, and the devices in the order of the mesh.
 
-    `resident_bytes` are those of a device's weights and caches, which all programs share.
+    `resident_bytes` counts a device's weights and caches, which all programs share.
     """
 
     programs: Mapping[str, Any]
@@ -89,7 +89,7 @@ class FrontendAdapter:
     the environment variables of its workers, which may use a scratch folder. In a worker, `builder` sets
     what the front end reads on import, imports it, and returns a function from an experiment, a phase
     and devices to `StepPrograms`; it takes the chunk of a prompt. A run records the versions of
-    `packages` beside those of JAX and the compiler. `implies_scopes`: the scopes of instructions follow
+    JAX, the compiler and `packages`. `implies_scopes`: the scopes of instructions follow
     from their names, as the front end enters none. `module` builds the programs of an engine.
     """
 
@@ -192,7 +192,7 @@ def _engine(  # noqa: PLR0913  what an engine needs
     variables: Callable[[Experiment], Mapping[str, str]] = lambda _: {},
     implies_scopes: bool = False,
 ) -> FrontendAdapter:
-    """An engine, whose programs `build_step` of `module` builds, which imports it.
+    """An engine; `build_step` of `module`, which imports it, builds its programs.
 
     `variables` are environment variables. The packages named in `missing`, which the engine imports and its
     lowered programs do not use, become stubs, as do the engine's own modules in `replaced`.
@@ -228,7 +228,7 @@ FRONTENDS: Mapping[Frontend, FrontendAdapter] = {
         packages=("torch", "torch_xla", "transformers"),
     ),
     # Read in releases 0.12 to 0.32. The replaced modules are for vllm's own torch models, whose classes
-    # derive from those of torch and vllm.
+    # derive from torch's and vllm's.
     Frontend.VLLM_TPU: _engine(
         "tpu_inference",
         "tpu-inference",

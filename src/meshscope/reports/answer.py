@@ -76,7 +76,7 @@ class Fit:
 class SourceAnswer:
     """The figures of one source; a figure without a value is unknown.
 
-    Times are those of `RequestTime`, rates those of `Throughput`.
+    Times come from `RequestTime`, rates from `Throughput`.
     """
 
     source: Source
@@ -99,7 +99,7 @@ class SourceAnswer:
 class SourceAgreement:
     """Collectives and times of two sources of a run, judged apart.
 
-    `collectives` is one sentence; `times` has the figures behind the `time_sentences`.
+    `collectives` is one sentence; `times` has the figures of the `time_sentences`.
     """
 
     left: Source

@@ -52,8 +52,8 @@ _DETAILS = (
 def answer_lines(answer: Answer) -> Sequence[RenderableType]:
     """What was asked, the figures of every source, whether they agree, what binds, and what to try.
 
-    At 80 columns, up to MAX_LINES lines: secondary costs, the room beside several sources, and
-    suggestions give way, and only then is it longer.
+    To fit MAX_LINES lines of 80 columns, it drops secondary costs, the room of several sources, and
+    suggestions; only then is it longer.
     """
     console = Console(width=COLUMNS, file=StringIO())
     lines: list[RenderableType] = []

@@ -115,7 +115,7 @@ def _row(row: Collective) -> dict[str, Any]:
 
 
 def github_lines(file: Path, programs: Sequence[ProgramChecks]) -> Iterator[str]:
-    """Workflow commands of GitHub Actions, which annotate the user's line, or that of the limit."""
+    """GitHub Actions workflow commands that annotate the user's line, or the limit's."""
     for program in programs:
         for check in program.checks:
             if not check.is_kept:

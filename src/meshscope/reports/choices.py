@@ -156,7 +156,7 @@ def _rank(wanted: str, entry: CatalogEntry, name: str) -> int:
 
 
 def _model_document(entry: CatalogEntry, name: str) -> dict[str, Any]:
-    """`n_active_parameters` are those that one token meets."""
+    """`n_active_parameters` are the parameters one token uses."""
     model = read_model(name)
     n_total, n_active, _ = n_parameters(model)
     return {

@@ -66,7 +66,7 @@ class TableLine:
     counts: tuple[int | None, ...]
     verdict: Verdict | None = None
     remarks: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # those of the remarks that explain the verdict
+    notes: tuple[str, ...] = ()  # the remarks that explain the verdict
 
 
 def lines_of_rows(rows: Iterable[Collective]) -> list[TableLine]:

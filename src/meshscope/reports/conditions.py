@@ -27,7 +27,7 @@ _DEFAULTS = {"partitioner": Partitioner.MANUAL, "frontend": DEFAULT_FRONTEND}
 
 
 def placed_layout(experiment: ExperimentRecord) -> str | None:
-    """The plan as typed, and the order of devices of a run that has another than their ids."""
+    """The plan as typed, and the device order of a run unless it is by id."""
     if experiment.device_order is None or experiment.imported is not None:
         return experiment.layout
     order = None

@@ -1,6 +1,6 @@
 """The JSON documents of a run and of a comparison: the figures of the text, with the table's names.
 
-`totals` are the figures of one step of a phase on one device, and `request` those of all its steps.
+`totals` has figures of one step of a phase on one device, and `request` of all its steps.
 `verdict` says whether the prediction and the strongest source agree in their collectives and, apart
 from that, in their times; it is null without both.
 `time` holds the means of the timed requests of a live run, and `latency` their distribution. Otherwise
@@ -154,8 +154,8 @@ def comparison_document(
 def own_verdicts_document(run: RunRecord) -> dict[str, Any]:
     """The verdicts on the sources of one run.
 
-    `verdicts` are those on the collectives of each pair, keyed by `left = right`; `agreements` those on
-    collectives and times of each source with the strongest one, keyed by that source.
+    `verdicts` judges the collectives of each pair, keyed by `left = right`; `agreements` judges the
+    collectives and times of each source against the strongest one, keyed by that source.
     """
     comparisons = compare_all_sources(run)
     return {
@@ -238,7 +238,7 @@ def fit_document(memory: Memory | None, capacity: Capacity | None) -> dict[str, 
 
 
 def agreement_document(agreement: SourceAgreement) -> dict[str, Any]:
-    """The verdict on the collectives of two sources, and that on their times."""
+    """The verdicts on the collectives and on the times of two sources."""
     return {
         "verdict": agreement.agreement.value,
         "summary": agreement.collectives,

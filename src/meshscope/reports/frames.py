@@ -108,7 +108,7 @@ _TABLE = "border-collapse:collapse;border:0;font-variant-numeric:tabular-nums"
 
 
 def folded_html(frame: pl.DataFrame, *, title: str) -> str:
-    """The table, folded behind its title and number of rows."""
+    """The table, folded under its title and number of rows."""
     head = f"<b>{_escaped(title)}</b>, {counted(len(frame), 'row')}"
     return f"<details><summary>{head}</summary>{table_html(frame)}</details>"
 

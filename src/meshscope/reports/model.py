@@ -159,7 +159,7 @@ def _format_number(value: float, unit: Unit) -> str:
 def column(name: str) -> ViewColumn:
     """A column by a name that ends in its unit: `wire_bytes` -> `wire` in bytes; `count#` has plain figures.
 
-    A name without such an ending is that of a text.
+    A name without such an ending is a text column.
     """
     if name.endswith("#"):
         return ViewColumn(key=name[:-1], label=name[:-1], unit=Unit.NUMBER)

@@ -126,7 +126,7 @@ def goal_text(result: PlanSearch) -> str:
 
 
 def limits_text(result: PlanSearch) -> str:
-    """`TTFT 500 ms, TPOT 30 ms`, behind the name of a preset."""
+    """`TTFT 500 ms, TPOT 30 ms`, after the name of a preset."""
     objective = result.objective
     limits = {"TTFT": objective.ttft_s, "TPOT": objective.tpot_s}
     text = ", ".join(f"{k} {format_seconds(v)}" for k, v in limits.items() if v is not None)

@@ -49,7 +49,7 @@ def engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
 
 
 def _labeled(facts: Iterable[Fact]) -> Iterator[str]:
-    """Sentences behind their labels, each on as many lines as it needs; none for an empty one."""
+    """Sentences after their labels, each on as many lines as it needs; none for an empty one."""
     for label, text in facts:
         if text:
             first, *rest = wrapped(f"{label:<{LABEL_WIDTH}}".replace(" ", "\0") + text)

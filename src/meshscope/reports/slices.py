@@ -1,4 +1,4 @@
-"""Which slice, as text and as documents: those that a model fits on, and the cheapest for an objective."""
+"""Which slice, as text and as documents: where a model fits, and the cheapest for an objective."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -91,7 +91,7 @@ def _bound(fit: SliceFit) -> str:
 
 
 def slice_fit_document(fit: SliceFit, prices: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """A slice as plain values; `memory` is that of `batch`."""
+    """A slice as plain values; `memory` is for `batch`."""
     return {
         "slice": fit.name,
         "topology": fit.topology.name,

@@ -84,7 +84,7 @@ def memory_table(memory: Mapping[Source, Memory]) -> ViewTable:
         for label, sizes in parts.items()
         if label == "temporaries" or any(size is not None for size in sizes)
     ]
-    # What the total has beside the parts, if it shows; a compiled total has its outputs in it.
+    # The rest of the total, if it shows; a compiled total includes its outputs.
     others = [dict(memory_segments(m)).get("other", 0.0) for m in estimates]
     if max(others, default=0.0) >= LEAST_PADDING_BYTES:
         rows.append(("padding, other", *map(round, others)))

@@ -94,7 +94,7 @@ def summary_frame(rows: Sequence[Row]) -> pl.DataFrame:
 
 
 def summary_table(rows: Sequence[Row], options: Sequence[Mapping[str, Any]]) -> ViewTable:
-    """One line per run; counts are in summary.parquet. `options` are the options of each run, of which the differing ones are shown."""
+    """One line per run, with those `options` that differ between runs; counts are in summary.parquet."""
     differing = _differing(options)
     has_time = any(row["ttft_s"] is not None for row in rows)
     times = {"TTFT_s": "ttft_s", "TPOT_s": "tpot_s"} if has_time else {}

@@ -171,7 +171,7 @@ def _request_figures(request: RequestTime, rates: Throughput | None) -> str:
 
 
 def step_notes(times: Sequence[StepTime]) -> Iterator[tuple[str, str]]:
-    """Each note once, behind the steps that have it: `predicted prefill and decode`."""
+    """Each note once, after the steps that have it: `predicted prefill and decode`."""
     notes: dict[tuple[str, str], list[str]] = {}
     for time in times:
         for note in time.notes:

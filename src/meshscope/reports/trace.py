@@ -192,7 +192,7 @@ def collectives_view(
 def predicted_view(
     label: StepLabel, measured: Sequence[Collective], predicted: Sequence[Collective]
 ) -> ViewTable:
-    """The collectives of a mean step as the model predicts them, beside those of the trace."""
+    """A mean step's collectives as the model predicts them, next to the trace's."""
     rows: list[tuple[CellValue, ...]] = []
     for kind, axis in dict.fromkeys((row.kind, row.axis) for row in (*predicted, *measured)):
         sides = [

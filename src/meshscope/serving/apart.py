@@ -1,4 +1,4 @@
-"""A disaggregated server: prefill and decode on instances of their own, and the transfer of caches between them.
+"""A disaggregated server: prefill and decode on separate instances, and the transfer of caches between them.
 
 Requests take turns among the prefill engines. An engine keeps the blocks of a prompt after its first
 token, until a decode engine, in turn again, has room for it and has fetched its keys and values. An engine
@@ -40,7 +40,7 @@ class ApartServer:
     """Prefill and decode engines that share a load; `transfer_s` are the seconds of a prompt's cache.
 
     The networks of each engine are numbers; engines that share one have a number in common. None gives
-    each engine a network of its own. A client has at most `max_concurrency` requests in flight.
+    each engine a separate network. A client has at most `max_concurrency` requests in flight.
     """
 
     load: Load

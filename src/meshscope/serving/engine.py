@@ -33,8 +33,8 @@ MAX_STEPS = 20_000_000
 class EnginePolicy:
     """Limits of a step, the share of prompts that is in the prefix cache, and time of the host.
 
-    A sequence is admitted when its prompt and `reserved_frac` of its output fit beside what the others
-    will need of theirs. With `has_mixed_steps` false, decoding waits while there are prompts to compute.
+    A sequence is admitted when its prompt and `reserved_frac` of its output fit with what the others
+    still need. With `has_mixed_steps` false, decoding waits while there are prompts to compute.
     """
 
     max_sequences: int = 256
@@ -116,7 +116,7 @@ class BatchingEngine:
     def samples(self) -> FloatArray:
         """[m, 6] the time, sequences admitted and waiting, used blocks, and tokens of a step from then on.
 
-        The tokens are those of prompts and decoded ones; the last sample before an idle stretch has none.
+        Tokens are prompt and decoded tokens; the last sample before an idle stretch has none.
         """
         return np.array(self._samples, dtype=float).reshape(-1, 6)
 
@@ -162,7 +162,7 @@ class BatchingEngine:
         self._samples.append((self.now_s, self.n_admitted, n_waiting, used, n_prompt, n_decoded))
 
     def _next_event_s(self) -> float:
-        """When a cache or blocks come next, or a sequence that need not wait behind others; inf if none do."""
+        """When the next cache, blocks, or sequence that need not wait for others arrive; inf if none do."""
         heaps = (self.releases, [] if self.waiting else self.inbox)
         heads = (heap[0][0] for heap in heaps if heap)
         return min((*heads, *(ready_s for ready_s, _ in self.fetched)), default=inf)

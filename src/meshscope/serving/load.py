@@ -1,4 +1,4 @@
-"""Requests of a serving load: drawn at random, recorded in a public trace format, or those of a benchmark."""
+"""Requests of a serving load: drawn at random, recorded in a public trace format, or from a benchmark."""
 
 import csv
 import json
@@ -193,7 +193,7 @@ def _lines(text: str, path: Path) -> Iterator[tuple[str, Any, _Format]]:
 
 
 def _parsed(cells: Any, trace: _Format, where: str, before: _Row | None) -> _Row:
-    """The request of a line; ParseError if it is none, or arrives before that of the line before."""
+    """The request of a line; ParseError if it is none, or arrives before the previous line's."""
     try:
         cells = json.loads(cells) if isinstance(cells, str) else cells
         tokens = int(cells[trace.prompt]), int(cells[trace.output])

@@ -53,9 +53,9 @@ class TimelineSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFigures:
-    """Utilization of `n_engines` equal engines: means over them, sums of steps; the timeline is that of one.
+    """Utilization of `n_engines` equal engines: means over them, sums of steps, and one engine's timeline.
 
-    `saturated_per_s` are requests per second of all of them that never lack requests.
+    `saturated_per_s` is the request rate of all engines if they never lack requests.
     """
 
     role: EngineRole

@@ -68,7 +68,7 @@ class ServedRequests:
             self.gaps.append((seconds, n_sequences))
 
     def add_token(self, sequence: ServedSequence, now_s: float) -> None:
-        """Adds a token behind a prefill: the first one, or the next of a preempted sequence."""
+        """Adds a token after a prefill: the first one, or the next of a preempted sequence."""
         if sequence.last_token_s is None:
             self.first_token_s[sequence.number] = now_s
         else:

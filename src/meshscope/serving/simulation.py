@@ -254,7 +254,7 @@ def _served_apart(
 def served_alone(
     load: Load, pool: EnginePool, *, max_concurrency: int | None = None
 ) -> tuple[ServedRequests, BatchingEngine]:
-    """All requests on one engine of the pool, with at most so many of its own in flight."""
+    """All requests on one engine of the pool, with at most `max_concurrency` in flight."""
     check_longest(int((load.n_prompt + load.n_output).max()), pool.blocks)
     requests = ServedRequests(load=load)
     (inbox,) = inboxes(requests, 1, max_concurrency)

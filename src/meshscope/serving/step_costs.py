@@ -29,7 +29,7 @@ class StepCosts:
     """Seconds of the steps of one engine, interpolated between points of the closed form.
 
     `decode_table_s` [sequences, contexts]; `prefill_table_s` [tokens, contexts], the time of a chunk of
-    a prompt behind a context.
+    a prompt after a context.
     """
 
     n_sequences: FloatArray
@@ -50,8 +50,8 @@ class StepCosts:
     def mixed_s(self, n_sequences: int, context: float, n_tokens: int, past: float) -> float:
         """A step that prefills `n_tokens` and decodes `n_sequences`.
 
-        Products run over all tokens at once and read the weights once, so the step is a prefill of all
-        its tokens, and the caches that decode attention reads beyond those of an empty context.
+        Products run over all tokens at once and read the weights once, so the step is a prefill of all its
+        tokens, plus the caches that decode attention reads beyond an empty context.
         """
         row = _between(self.n_tokens, self.prefill_table_s, n_tokens + n_sequences)
         prefill_s = float(np.interp(past, self.contexts, row))
@@ -127,7 +127,7 @@ def _grid(first: float, last: float) -> FloatArray:
 
 
 def past_of(chunks: Sequence[tuple[int, int]]) -> float:
-    """The context behind which one chunk of all tokens has the attention of these (tokens, context).
+    """The context after which one chunk of all tokens has as much attention as these (tokens, context).
 
     Attention of a chunk covers tokens x (context + tokens / 2) pairs. Several short prompts have fewer
     pairs than one of their sum, and count as one without a context.
@@ -155,7 +155,7 @@ class CacheBlocks:
 
 
 def cache_blocks(experiment: Experiment, *, memory_frac: float) -> CacheBlocks:
-    """The blocks that fit beside the weights in this fraction of the HBM.
+    """The blocks that fit with the weights in this fraction of the HBM.
 
     The rest of the HBM is left to activations. SpecError if the weights leave no room, or the HBM of
     the chip is unknown.
@@ -180,7 +180,7 @@ def cache_blocks(experiment: Experiment, *, memory_frac: float) -> CacheBlocks:
 
 
 def sequence_bytes(experiment: Experiment) -> tuple[float, float]:
-    """Cache bytes of a sequence on one device: those that do not grow, and those of each position."""
+    """Cache bytes of a sequence on one device: a fixed part, and bytes per position."""
     short, long = (
         device_cache_bytes(one.model, one.plan, one.workload, layout=one.cache_layout)
         for one in (_resized(experiment, prompt=n - 1, output=1) for n in _LENGTHS)

@@ -30,10 +30,9 @@ class TransferPath(StrEnum):
 class CacheTransfer:
     """Bytes of a prompt's cache over all receiving devices, and the lines of senders and receivers.
 
-    Each device of a side moves an equal part; `sides` are their numbers with the lines of their links.
-    `networks` are those of each rank of an instance that prefills, and of one that decodes: the hosts
-    whose network it uses, or one number for all ranks that share links. Batches of a pipeline are ranks
-    with the same networks.
+    Each device of a side moves an equal part; `sides` pairs the number of devices with the lines of their
+    links. `networks` lists, for each rank of a prefill and of a decode instance, the hosts whose network it
+    uses, or one number for all ranks that share links. Batches of a pipeline are ranks with the same networks.
     """
 
     path: TransferPath
@@ -47,7 +46,7 @@ class CacheTransfer:
         return self.fixed_bytes + self.token_bytes * n_tokens
 
     def seconds(self, n_tokens: int) -> float:
-        """Seconds of a prompt with the links to itself: those of the slower side."""
+        """Seconds of a prompt that has the links to itself, on the slower side."""
         n_bytes = self.n_bytes(n_tokens)
         return max(fastest(lines, n_bytes / n).seconds(n_bytes / n) for n, lines in self.sides)
 

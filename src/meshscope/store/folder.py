@@ -1,6 +1,6 @@
 """Writes a folder whole or not at all: under a temporary name, renamed when complete.
 
-Temporary folders are removed by a later process if SIGKILL keeps their own from doing so.
+A later process removes temporary folders whose process ended by SIGKILL.
 """
 
 import atexit
@@ -40,7 +40,7 @@ def new_folder(path: Path, *, force: bool) -> Generator[Path]:
     """A temporary folder that becomes `path` when the block ends without an exception.
 
     RunError if `path` exists. With `force` a meshscope run there is replaced once the new one is
-    complete; anything else is still refused. Removes leftovers of interrupted processes beside `path`.
+    complete; anything else is still refused. Removes leftovers of interrupted processes next to `path`.
     """
     try:
         home = Path(os.path.abspath(path))  # noqa: PTH100  Path.resolve would follow a link
@@ -62,7 +62,7 @@ def new_folder(path: Path, *, force: bool) -> Generator[Path]:
 
 @contextmanager
 def replacing_runs() -> Generator[None]:
-    """Replaces runs in the block as with `force`, where a program writes its own run each time it is called."""
+    """Replaces runs in the block as with `force`, for a program that writes a run each time it is called."""
     token = _IS_REPLACING.set(True)
     try:
         yield
@@ -221,7 +221,7 @@ def remove_leftovers(parent: Path) -> None:
 
 @contextmanager
 def scratch_folder() -> Generator[Path]:
-    """A folder that is removed when the block ends; also removes those of dead processes."""
+    """A folder that is removed when the block ends; also removes dead processes' folders."""
     remove_abandoned(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=f"meshscope-{os.getpid()}-") as name:
         folder = Path(name)

@@ -170,7 +170,7 @@ def _read_events(path: Path, document: Mapping[str, Any]) -> pl.DataFrame:
     return checked_table(frame, str(path / EVENTS))
 
 
-# How the values of a row become those of a collective.
+# How the values of a row become a collective's.
 _TYPED: dict[str, Callable[[Any], Any]] = {
     "source": Source,
     "phase": Phase,

@@ -37,7 +37,7 @@ class ManifestFacts:
     versions: Mapping[str, str]
     flags: Mapping[str, str]  # environment variables that change the compiled program
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
-    # of the unrolled programs behind compiled times; None for the programs of all layers
+    # of the unrolled programs of compiled times; None for the programs of all layers
     timed_layers: ShallowLayers | None = None
     speculation: Speculation | None = None  # what --speculate asks for; its parts are runs
     # of the compiled programs: what may communicate, and host transfers
@@ -65,7 +65,7 @@ class SpeculativeRuns:
 
 
 VERIFY, DRAFT = "verify", "draft"  # the folders of the parts
-SPECULATION = "speculation"  # the folder of these in that of their run
+SPECULATION = "speculation"  # their folder in the folder of the run
 
 
 @read_only

@@ -113,7 +113,7 @@ def _fault(table: Any) -> str | None:
 def check_quota(
     quotas: Sequence[Quota], topology: Topology, zone: str, *, is_spot: bool, n_used: int = 0
 ) -> None:
-    """SpecError unless the quota covers the slice beside the `n_used` chips that the project already has."""
+    """SpecError unless the quota covers the slice plus the `n_used` chips that the project already has."""
     chip = topology.chip.name
     granted = [q for q in quotas if (q.chip, q.zone, q.spot) == (chip, zone, is_spot)]
     n_granted = sum(quota.chips for quota in granted)

@@ -53,8 +53,7 @@ _SOURCES = {
 class PlannedRun:
     """A run that `meshscope COMMAND WORDS` makes.
 
-    `name` is the name of its folder, `experiment` the one of its manifest, `options` the options that
-    differ from their defaults.
+    `name` names its folder, `experiment` is in its manifest, and `options` differ from their defaults.
     """
 
     name: str

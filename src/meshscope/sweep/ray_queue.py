@@ -1,4 +1,4 @@
-"""Executes the commands of a sweep as tasks of a Ray cluster, which restarts those of a lost node."""
+"""Executes the commands of a sweep as tasks of a Ray cluster, which restarts tasks of a lost node."""
 
 import io
 import logging
@@ -28,8 +28,8 @@ N_RETRIES = 3  # of a command whose worker process or node was lost
 class RayQueue(CommandQueue):
     """Tasks on the nodes of a cluster; their runs travel back and are written by this process.
 
-    `address` is that of a cluster. Without one it is RAY_ADDRESS, else a cluster that runs on this
-    machine, else one that starts here and ends with the sweep. The nodes share no file system.
+    The `address` of the cluster defaults to RAY_ADDRESS, else a cluster that runs on this machine, else
+    one that starts here and ends with the sweep. The nodes share no file system.
     """
 
     def __init__(self, folder: SweepFolder, *, force: bool, address: str | None = None) -> None:
@@ -79,7 +79,7 @@ class RayQueue(CommandQueue):
             self._redirected.close()
 
     def _n_cpus(self, planned: PlannedRun) -> int:
-        """The CPUs of a task: those of its command, if a node has as many."""
+        """The CPUs of a task: its command's, at most the largest node's."""
         nodes = (node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"])
         return max(1, min(n_cores(planned.command), int(max(nodes, default=1))))
 

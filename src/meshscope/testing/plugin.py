@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from meshscope.api.communication import Communication
 
-SNAPSHOTS = "__meshscope__"  # folder of the snapshots, beside the test file
+SNAPSHOTS = "__meshscope__"  # snapshot folder, next to the test file
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,6 +58,6 @@ def meshscope_compile(request: pytest.FixtureRequest) -> "Callable[..., Communic
 
 
 def _snapshot(file: Path, test: str, number: int) -> Path:
-    """`__meshscope__/test_train-test_step.json` beside the test file; later calls have a number."""
+    """`__meshscope__/test_train-test_step.json` next to the test file; later calls have a number."""
     name = re.sub(r"[^\w.-]+", "-", f"{file.stem}-{test}").strip("-")
     return file.parent / SNAPSHOTS / f"{name}{'' if number == 1 else f'-{number}'}.json"

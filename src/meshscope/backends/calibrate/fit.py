@@ -92,7 +92,7 @@ def fit_constants(points: Points, topology: Topology, *, source: str) -> Fitted:
 
 
 def unfitted(topology: Topology, *, source: str) -> Fitted:
-    """The constants of a single device, which has no collectives: those of its chip."""
+    """The chip's constants, for a single device, which has no collectives."""
     is_cpu = topology.chip.kind is ChipKind.CPU
     constants = _base(topology) if is_cpu else constants_of(topology.chip)
     origin = source if is_cpu else f"{source}; collectives: {constants.source}"

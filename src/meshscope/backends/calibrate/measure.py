@@ -100,7 +100,7 @@ class Remainder:
     n_left_out: int = 0
 
     def of(self, work: Iterable[T]) -> Iterator[T]:
-        """The first piece of the work in any case, and those that begin in time; counts the others."""
+        """The first piece of the work in any case, and the pieces that begin in time; counts the others."""
         for index, piece in enumerate(work):
             if index and time.monotonic() >= self.end_s:
                 self.n_left_out += 1
@@ -266,7 +266,7 @@ def _timed(mesh: Mesh, body: Body, n_elements: int, *, repeats: int) -> tuple[fl
 def repeated_s(program: Any, start: Any, *, repeats: int) -> tuple[float, ...]:
     """Seconds of one repetition of `program(start, count)`, measured `repeats` times.
 
-    The time of many repetitions less that of one, over their number, excludes the launch.
+    (time of many - time of one) / (many - 1), which excludes the launch.
     """
 
     def wall_s(count: int) -> float:

@@ -60,8 +60,8 @@ class CompileResult:
 
     `seconds` is the wall time of each step, by `phase.step`; `devices` has the ID and coordinates of
     each device in mesh order; `flags` are the compiler flags from the environment. `timed_layers` are
-    those of the unrolled programs behind the times, if these are not the programs of all layers. `times`
-    has the time of each phase, and `steps` the programs behind it on their timeline.
+    the layers of the unrolled programs that give the times, if these do not have all layers. `times` has
+    the time of each phase, and `steps` its programs on their timeline.
     """
 
     rows: list[Collective]
@@ -79,7 +79,7 @@ class CompileResult:
 class _Program:
     """The program of one phase of an experiment, and the folder for its HLO and its report.
 
-    `chunk` is that of a cut prompt. Without `compiler` it is that of this process.
+    `chunk` is the index in a split prompt. `compiler` defaults to this process's.
     """
 
     experiment: Experiment
@@ -110,8 +110,8 @@ def compile_experiment(  # noqa: PLR0913  a program, its compiler and its hardwa
 ) -> CompileResult:
     """Compiles every phase, writes `PHASE.hlo.txt.gz` and `PHASE.json` to `hlo_dir`, and reads them.
 
-    A measured `chip_profile` replaces the published constants. `compiler` is another than that of this
-    process.
+    A measured `chip_profile` replaces the published constants. `compiler` defaults to this
+    process's.
     """
     check_can_compile(experiment, compiler)
     layers = experiment.shallow_layers
@@ -145,7 +145,7 @@ def compile_experiment(  # noqa: PLR0913  a program, its compiler and its hardwa
 def compile_step_time(
     experiment: Experiment, phase: Phase, hlo_dir: Path, *, progress: Progress
 ) -> StepTime:
-    """The time of one phase, from those programs alone that give it; compiles what `hlo_dir` lacks."""
+    """The time of one phase, from only the programs that give it; compiles what `hlo_dir` lacks."""
     check_can_compile(experiment)
     layers = experiment.shallow_layers
     timed = [program for program in _programs(experiment, hlo_dir) if program.phase is phase]
@@ -169,7 +169,7 @@ def compile_step_program(
 
 
 def _programs(experiment: Experiment, hlo_dir: Path) -> Iterator[_Program]:
-    """The programs of all layers: one per phase, and the first chunk of a prompt beside the last."""
+    """The programs of all layers: one per phase, and the first chunk of a prompt besides the last."""
     for phase in experiment.phases:
         is_served = experiment.program.frontend.is_served  # chunks differ only in its arguments
         if len(experiment.programs(phase)) > 1 and not is_served:

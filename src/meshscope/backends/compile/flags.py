@@ -1,6 +1,6 @@
 """Compiles one program under many compiler flags, on all cores, and says what each flag changes.
 
-A program whose canonical text is that of the program without flags is unchanged, and is not read again.
+A program with the same canonical text as without flags is unchanged, and is not read again.
 """
 
 import os
@@ -41,7 +41,7 @@ def flag_effects(
     listener: Listener,
     compiler: Release | None = None,
 ) -> tuple[FlagEffect, ...]:
-    """The effect of every flag on every program, in order; `compiler` is another than that of this process."""
+    """The effect of every flag on every program, in order; `compiler` defaults to this process's."""
     jobs = [(phase, program, flag) for phase, program in programs for flag in flags]
     bases: dict[Phase, tuple[str, FunctionResult]] = {}  # canonical text and result without flags
     for phase, program, _ in jobs:

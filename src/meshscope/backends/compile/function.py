@@ -69,7 +69,7 @@ class FunctionResult:
 class FunctionCompiler:
     """A worker process that compiles programs one after the other.
 
-    `compiler` is another than that of this process.
+    `compiler` is a compiler other than this process's.
     """
 
     def __init__(self, compiler: Release | None = None) -> None:
@@ -174,8 +174,7 @@ def compile_function(
 ) -> CompiledFunction:
     """The compiled program, from the cache if the same one was compiled before.
 
-    `compiler` is another than that of this process, and `worker` the one to use, by default that of
-    this process.
+    `compiler` and `worker` default to this process's.
     """
     home = cache_folder() / program_key(program, topology, compiler)
     report = _report(home) if is_cached else None
@@ -214,7 +213,7 @@ def _compile_into(
 
 
 def cache_folder() -> Path:
-    """The folder of compiled programs: `$MESHSCOPE_CACHE`, else that of the user's caches."""
+    """The folder of compiled programs: `$MESHSCOPE_CACHE`, else one in the user's caches."""
     if named := os.environ.get("MESHSCOPE_CACHE"):
         return Path(named)
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -245,7 +244,7 @@ def read_function(
 ) -> FunctionResult:
     """The rows, memory and time of the compiled program.
 
-    Without `phase` it is that of its scopes, if they all name one, else `step`.
+    `phase` defaults to the one that all its scopes name, else `step`.
     """
     module = read_hlo(compiled.text)
     read = function_rows(module, mesh=Mesh(axes=tuple(mesh)), topology=topology, phase=phase)

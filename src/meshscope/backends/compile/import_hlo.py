@@ -1,7 +1,7 @@
 """Reads HLO text dumped by other tools: its collectives and, for whole TPU modules, step times.
 
-A program of a few layers gives the rows and the schedule of the whole model: its last layers that are alike stand for
-those that it lacks.
+A program of a few layers gives the rows and the schedule of the whole model: its last identical layers represent
+the missing ones.
 """
 
 import importlib.util
@@ -38,7 +38,7 @@ from meshscope.workers import WorkerTask, run_worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedProgram:
-    """A module; `phase` is the step that the user says it belongs to, `default_phase` if no scope names one."""
+    """A module; `phase` is the step that the user names for it; `default_phase` applies if no scope names one."""
 
     module: HloModule
     phase: Phase | None = None
@@ -88,8 +88,8 @@ def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read
 
     A dump does not show the number of steps in a request, so each phase counts as one step. A step
     gets a time if a single whole TPU module contains it and no other phase, or if the user says which
-    modules it runs one after the other. `n_layers` are those of the model, if a program has only a few of
-    them, and `lengths` the sequences of a step on one device, by phase or for all of them.
+    modules it runs one after the other. `n_layers` is the model's number of layers, if a program has
+    fewer, and `lengths` the sequences of a step on one device, by phase or for all phases.
     """
     reads = [_read(program, topology, mesh, rules, n_layers) for program in programs]
     if n_layers is not None and all(read.layers is None for read in reads):
@@ -161,7 +161,7 @@ def _read(
 
 
 def _check_phase(program: ImportedProgram, rows: Sequence[Collective]) -> None:
-    """ParseError if scopes name another phase than the user."""
+    """ParseError if scopes and the user name different phases."""
     others = sorted({row.phase for row in rows if row.phase is not None} - {program.phase})
     if program.phase is not None and others:
         raise ParseError(
@@ -205,7 +205,7 @@ def _in_steps(reads: Sequence[_Read], topology: Topology) -> Mapping[int, Phase]
 def _whole_depth(
     module: HloModule, rows: Sequence[Collective], n_layers: int
 ) -> ShallowLayers | None:
-    """The layers of the program, with those that repeat until there are `n_layers`; None if it has no layers.
+    """The layers of the program, some repeated until there are `n_layers`; None if it has no layers.
 
     SpecError if the program has more layers, or none that show how they repeat.
     """
@@ -288,7 +288,7 @@ def _n_repeats(kinds: Sequence[Hashable], period: int) -> int:
 
 
 def _fold(n_layers: int, period: int, times: int, n_missing: int) -> Fold:
-    """The layers in the middle of those that are alike; the first and the last have schedules of their own."""
+    """The middle ones of the identical layers; the first and the last are scheduled differently."""
     n_around = min(2, (times - 1) // 2)
     n_most = min(max(1, FOLDED_LAYERS // period), times - n_around - max(1, n_around))
     n_bodies = next(n for n in range(n_most, 0, -1) if n_missing // period % n == 0)
@@ -300,7 +300,7 @@ def _fold(n_layers: int, period: int, times: int, n_missing: int) -> Fold:
 
 
 def rows_of_all_layers(rows: Sequence[Collective], layers: ShallowLayers) -> list[Collective]:
-    """The rows of every layer of the model, those of a missing layer from the layer that stands for it."""
+    """The rows of every layer of the model; a missing layer has the rows of its substitute."""
     n_layers = len(layers.layers) + sum(f.n_layers * (f.times - 1) for f in layers.folds)
     inside = [row for row in rows if row.layer is not None]
     first = rows.index(inside[0]) if inside else len(rows)

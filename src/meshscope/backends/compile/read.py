@@ -31,16 +31,16 @@ from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scopes import with_scopes
 
 PROFILE_SUFFIX = ".cycles.json"
-FIRST_CHUNK = "first_chunk"  # folder of the first chunk of a prompt, beside the last chunk
-UNROLLED = "unrolled"  # folder of the shallow programs, beside those of all layers
+FIRST_CHUNK = "first_chunk"  # folder of the first chunk of a prompt, next to the last one
+UNROLLED = "unrolled"  # folder of the shallow programs, next to the full ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """How programs are timed.
 
-    `layers` are those of the shallow programs, whose times count for all. A measured `chip_profile` replaces
-    the published constants. `notes` are added to those of the time.
+    `layers` are the layers of the shallow programs, whose times represent all layers. A measured
+    `chip_profile` replaces the published constants. `notes` are added to the time's notes.
     """
 
     layers: ShallowLayers | None = None
@@ -106,9 +106,9 @@ def read_phase(
     path: Path,
     options: Reading = READING,
 ) -> tuple[list[Collective], TimedStep]:
-    """The collectives of one program's HLO text with their times, and its time: those of one chunk.
+    """The collectives of one program's HLO text (one chunk) with their times, and its time.
 
-    With `options.layers`, the times are those of the shallow program in the folder `unrolled` beside
+    With `options.layers`, the times are from the shallow program in the folder `unrolled` next to
     the text.
     """
     layers = options.layers
@@ -145,7 +145,7 @@ def read_phase(
 
 
 def fold_words(layers: ShallowLayers) -> str:
-    """Which layers of a program stand for others; empty if none does."""
+    """Which layers of a program represent others; empty if none does."""
     return " and ".join(
         f"layers {fold.first} to {fold.behind - 1} repeat {fold.times} times"
         if fold.n_layers > 1
@@ -162,7 +162,7 @@ def read_timed(
 ) -> tuple[list[Collective], TimedStep]:
     """The collectives of one program with their times, and the time of its step.
 
-    A cycle profile beside the text overrides the cycle estimates in the text.
+    A cycle profile next to the text overrides the cycle estimates in the text.
     """
     collectives = module_collectives(
         read_hlo(path), mesh=experiment.mesh, crosses_slices=experiment.crosses_slices

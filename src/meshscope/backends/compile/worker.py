@@ -131,7 +131,7 @@ def step_memory(
 ) -> dict[str, int]:
     """The memory of the largest program, with the weights and caches that only others read.
 
-    `resident_bytes` are those of all weights and caches, without the padding of their layouts.
+    `resident_bytes` counts all weights and caches, without the padding of their layouts.
     """
 
     def peak_bytes(analysis: Mapping[str, int]) -> int:

@@ -16,14 +16,14 @@ from meshscope.units import counted
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-# How tensors of the text part begin in multimodal checkpoints, and how they do alone. Sources: the checkpoints of
-# Gemma 3, Llama 4 and Mistral 3, and those that transformers 5 writes.
+# Prefixes of text tensors in multimodal checkpoints, and in text-only ones. Sources: the checkpoints of
+# Gemma 3, Llama 4 and Mistral 3, and the output of transformers 5.
 TEXT_PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
-# A tensor of one expert; checkpoints of Qwen3.5 have those of a layer in one, [E, 2F, D] and [E, D, F].
+# A tensor of one expert; Qwen3.5 checkpoints stack the experts of a layer, [E, 2F, D] and [E, D, F].
 OF_EXPERT = re.compile(
     r"(?P<experts>.*\.experts)\.(?P<index>\d+)\.(?P<role>gate|up|down)_proj\.weight"
 )
@@ -102,7 +102,7 @@ class Checkpoint:
         )
 
     def _of_tensor(self, name: str, read: Callable[[Any, str, int | None, str], Any]) -> Any:
-        """What is read in the file of a tensor."""
+        """What `read` returns for the tensor in its file."""
         stored, index, role = self._place(name)
         if stored not in self._files:
             raise SpecError(

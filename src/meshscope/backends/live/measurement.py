@@ -1,7 +1,7 @@
 """Joins a profile with the HLO of its programs: measured rows, device loads, waiting, findings.
 
-A measured row is a compiled row whose count is scaled by the recorded executions of its
-instruction, over those that the program makes.
+A measured row is a compiled row whose count is scaled by the recorded over the expected executions
+of its instruction.
 
 The programs of a live run with their collectives, and rows summed over the chunks of a prompt.
 """
@@ -191,7 +191,7 @@ def _collective_facts(rows: Sequence[Collective]) -> dict[str, Any]:
 
 
 def _of_stages(rows: pl.DataFrame, programs: Sequence[ProfiledProgram]) -> pl.DataFrame:
-    """The rows with the stage of the device, its layers and its groups; joined ones have those of the first stage."""
+    """The rows with the stage, layers and groups of the device; joined rows have the first stage's."""
     stage_of: dict[int, int] = {}
     for row in (row for program in programs for row in program.rows):
         if row.stage is not None and row.part is Part.STAGE:  # all stages send or receive
@@ -228,7 +228,7 @@ def _of_stages(rows: pl.DataFrame, programs: Sequence[ProfiledProgram]) -> pl.Da
 
 
 def _stage_facts(programs: Sequence[ProfiledProgram]) -> Iterator[tuple[Any, ...]]:
-    """Module, instruction, stage, the layers between those of its first stage and its own, and its groups."""
+    """Module, instruction, stage, the layer offset from its first stage, and its groups."""
     for program in programs:
         module = program.module
         for computation in module.computations.values():
@@ -402,7 +402,7 @@ def _with_durations(timings: ProfileRows) -> list[Collective]:
 
 
 def flatten_trace(folder: Path) -> None:
-    """Moves the profiles that JAX wrote up into the folder, as those of other live runs."""
+    """Moves the profiles that JAX wrote up into the folder, as in other live runs."""
     for profile in profile_files(folder):
         profile.rename(folder / profile.name)
     shutil.rmtree(folder / "plugins")

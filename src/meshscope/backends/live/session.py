@@ -1,4 +1,4 @@
-"""An experiment on live devices, as JAX sees them: compiled programs, weights, and timed requests with their chunks of prefill."""
+"""An experiment on JAX's live devices: compiled programs, weights, and timed requests with chunks of prefill."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,7 +59,7 @@ def chunk_runs(experiment: Experiment, prompt: np.ndarray) -> Iterator[ChunkRun]
 
 
 def merged_tokens(parts: Sequence[Any], *, data_size: int) -> Any:
-    """The next tokens [B] in the order of the batch, from those of groups of sequences."""
+    """The next tokens [B] in batch order, from the tokens of groups of sequences."""
     by_device = [part.reshape(data_size, -1) for part in parts]
     return jnp.concatenate(by_device, axis=1).reshape(-1)
 
@@ -127,7 +127,7 @@ class Session:
         seconds["weights"] = time.perf_counter() - before
         _, tokens, cache, position = first.arguments
         has_prefill = first.phase is Phase.PREFILL
-        # what the first step of a part of decode follows: these tokens and, of a draft, random hidden states
+        # input of the first step of a part of decode: these tokens and, for a draft, random hidden states
         first_result: Any = prompt
         if not has_prefill and isinstance(first.arguments[1], dict):
             shape = first.arguments[1]["hidden"].shape
@@ -184,7 +184,7 @@ class Session:
     def request(self, *, n_decode_steps: int | None = None) -> tuple[dict[str, Any], list[Any]]:
         """Runs one request, blocking after every step: seconds, and the tokens [B] of each step.
 
-        Prefill produces the first token, each decode step one more, or those of a part of decode.
+        Prefill produces the first token, each decode step one more, or several in a part of decode.
         """
         cache = jax.block_until_ready(self.new_cache())
         seconds: dict[str, Any] = {}
@@ -258,7 +258,7 @@ def _zeros_maker(abstract: Any) -> Any:
 
 
 def _cache_mover(experiment: Experiment, compiled: dict[str, Any]) -> Callable[[Any], Any]:
-    """Converts the cache from the layout of prefill to that of decode; the identity if they agree.
+    """Converts the cache from the prefill to the decode layout; the identity if they agree.
 
     The first decode step of a request includes the conversion.
     """

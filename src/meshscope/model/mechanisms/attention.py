@@ -39,8 +39,8 @@ class Mechanism(StrEnum):
 class AttentionStep:
     """A step of one layer on one device of `tp` and `cp`, for the sequences of a micro-batch or chunk.
 
-    `n_positions` are the tokens of a sequence in the step, of which cp leaves `n_local` to this device. Queries see
-    `n_keys` keys at once, and `n_slots` are in the cache. A prompt is whole unless `is_cut`. Keys move around a ring
+    `n_positions` are the tokens of a sequence in the step; under cp this device has `n_local` of them. Queries
+    see `n_keys` keys at once, and the cache has `n_slots`. A prompt is whole unless `is_cut`. Keys move around a ring
     `n_ring_sends` times; None if they are gathered.
     """
 
@@ -65,7 +65,7 @@ class AttentionStep:
 
 @dataclass(frozen=True, slots=True)
 class ContextExchange:
-    """A collective over cp: `count` times, of an array [n_sequences, ...] in `dtype` or that of activations."""
+    """A collective over cp: `count` times, of an array [n_sequences, ...] in `dtype` or the activation dtype."""
 
     kind: Kind
     shape: tuple[int, ...]
@@ -108,7 +108,7 @@ class LayerAttention(ABC):
 
     __slots__ = ()
     mechanism: ClassVar[Mechanism]
-    n_small_ops: ClassVar[int]  # beside products and scores, in decode programs of libtpu 0.0.42.1
+    n_small_ops: ClassVar[int]  # besides products and scores, in decode programs of libtpu 0.0.42.1
     # Weights whose stack over layers scanned programs copy into another layout.
     copied_stacks: ClassVar[frozenset[str]] = frozenset()
 
@@ -118,7 +118,7 @@ class LayerAttention(ABC):
 
     @abstractmethod
     def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
-        """The arrays that a layer caches; a decode step has `n_tokens`, of which only the first is certain."""
+        """The arrays that a layer caches; a decode step has `n_tokens`, and only the first is certain."""
 
     @abstractmethod
     def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
@@ -171,7 +171,7 @@ class LayerAttention(ABC):
 
 
 class Attention(LayerAttention):
-    """The attention of a model: `of` gives that of a layer."""
+    """The attention of a model; `of` gives a layer's attention."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]  # so that `replace` takes any mechanism

@@ -1,6 +1,6 @@
 """Attention over a window and compressed entries of earlier positions (DeepSeek-V4), with its kinds of layers.
 
-Defaults and older config keys are those of transformers' DeepseekV4Config.
+Defaults and older config keys come from transformers' DeepseekV4Config.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ class CompressedAttention(Attention):
     """
 
     mechanism = Mechanism.COMPRESSED
-    n_small_ops = 30  # assumed to be those of latent attention
+    n_small_ops = 30  # assumed: the same as latent attention
 
     n_heads: int
     q_rank: int
@@ -166,7 +166,7 @@ class CompressedAttention(Attention):
     def score_keys(self, step: AttentionStep) -> float:
         """Keys of a query in a sparse layer, masked ones included.
 
-        A whole prompt has those of all its positions, also if cp splits it; a chunk has its own and a window before it.
+        A whole prompt has the keys of all positions, even if cp splits it; a chunk has its own and a window before it.
         """
         if not step.is_prefill:
             return self.window + step.n_keys / self.sparse_rate
@@ -223,7 +223,7 @@ _COMPRESSED = frozenset({AttentionKind.COMPRESSED_SPARSE, AttentionKind.HEAVILY_
 
 
 def n_open_windows(rate: int, n_tokens: int) -> int:
-    """The most windows of `rate` positions in which `n_tokens` successive positions are."""
+    """The most windows of `rate` positions that `n_tokens` successive positions touch."""
     return (n_tokens - 1 + rate - 1) // rate + 1
 
 
@@ -253,7 +253,7 @@ def compressed_attention(reader: ConfigReader, _: Family) -> CompressedAttention
     if share is None:
         width = reader.optional_integer("qk_rope_head_dim")
         share = ROTATED_SHARE if width is None else width / head_dim
-    rates = reader.over(reader.mapping("compress_rates"))  # older configs have keys of their own
+    rates = reader.over(reader.mapping("compress_rates"))  # older configs have separate keys
     sparse = rates.integer("compressed_sparse_attention", 4)
     heavy = rates.integer("heavily_compressed_attention", 128)
     rope, compressed_rope = _ropes(reader)

@@ -46,7 +46,7 @@ class Temperature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullHeads:
-    """The heads of layers of kind `full` where they differ from those of windows (Gemma 4).
+    """The heads of `full` layers where they differ from those of windowed layers (Gemma 4).
 
     With `has_shared_values`, values are the projected keys before their norm and rotary embedding.
     """
@@ -61,7 +61,7 @@ class GroupedAttention(Attention):
     """Grouped-query attention.
 
     `window` is the number of positions, including its own, that a query attends to in layers of
-    kind `sliding`; in layers of kind `chunked` it attends to those of its own chunk of `window` positions.
+    kind `sliding`; in layers of kind `chunked` it attends to its own chunk of `window` positions.
     The rotary embedding of `sliding` layers is `sliding_rope` if that is given; `full` layers have none if
     `has_full_rope` is false, and scale queries by `temperature`. With `has_l2_norm`, turned queries and keys
     are normed without a learned scale. Scores are products times
@@ -72,7 +72,7 @@ class GroupedAttention(Attention):
     """
 
     mechanism = Mechanism.GROUPED
-    n_small_ops = 20  # 30 with those of the MLP in Llama-3.1-70B (jax-llm-examples)
+    n_small_ops = 20  # 30 including the MLP in Llama-3.1-70B (jax-llm-examples)
 
     n_heads: int
     n_kv_heads: int
@@ -160,7 +160,7 @@ class GroupedAttention(Attention):
         return (w for w in weights if not layer.shares_cache or w.name not in KEY_VALUE_WEIGHTS)
 
     def all_weights(self, hidden: int, tp: int, *, is_fused: bool) -> Iterator[Weight]:
-        """The weights of a layer with keys and values of its own; `is_fused` joins their projections (Phi-3)."""
+        """The weights of a layer that computes keys and values; `is_fused` joins their projections (Phi-3)."""
         n, k, h = self.n_heads, self.n_kv_heads, self.head_dim
         dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, d=hidden) | letters(Dim.HEADS, N=n)
         dims |= letters(Dim.KV_HEADS, K=self.stored_kv_heads(tp)) | letters(Dim.HEAD_DIM, H=h)
@@ -295,7 +295,7 @@ def _gemma2(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
 
 
 def _gemma3(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
-    """Rotary embeddings of windows have parameters of their own: only the other layers are scaled."""
+    """Rotary embeddings of windows have separate parameters: only the other layers are scaled."""
     by_type, window = reader.get("rope_parameters") or {}, reader
     if not isinstance(by_type, dict) or SLIDING not in by_type:
         theta = reader.number("rope_local_base_freq", GEMMA3_LOCAL_THETA)

@@ -49,7 +49,7 @@ class LinearAttention(LayerAttention):
     """
 
     mechanism = Mechanism.LINEAR
-    n_small_ops = 20  # assumed to be those of grouped attention
+    n_small_ops = 20  # assumed: the same as grouped attention
     copied_stacks = frozenset({"wq", "wk", "wv", "wz"})
 
     n_key_heads: int
@@ -129,7 +129,7 @@ class LinearAttention(LayerAttention):
         """The state [key_dim, value_dim] of each value head, and the last inputs of the convolution.
 
         Both are float32: the state adds up all positions. A step of several tokens keeps the state after each
-        and as many more inputs, from which the next step takes those of the last accepted token, as vLLM does
+        and as many more inputs; the next step starts from the last accepted token's, as in vLLM
         (vllm/model_executor/layers/mamba/mamba_utils.py: k + 1 states, conv_kernel - 1 + num_spec inputs).
         """
         values = (self.n_value_heads, self.value_dim)
@@ -147,7 +147,7 @@ class LinearAttention(LayerAttention):
     def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
         """In prefill: the last inputs of the convolution in each block, then how it maps the states.
 
-        The map has a matrix [K,K] and what is added [K,H], in float32, for each of V value heads of K keys and H values.
+        The map has a matrix [K,K] and an addend [K,H], in float32, for each of V value heads of K keys and H values.
         """
         if not step.is_prefill:
             return
@@ -161,8 +161,8 @@ class LinearAttention(LayerAttention):
     def step_bytes(self, step: AttentionStep) -> float:
         """Inputs of the convolution and gates, and the float32 arrays of all value heads.
 
-        If cp splits the step, outputs have the columns of a key beside those of a value, and each sequence the maps
-        of all blocks beside that of its own.
+        If cp splits the step, outputs have key columns in addition to value columns, and each sequence has the
+        maps of all blocks in addition to its own.
         """
         keys, values = (self.n_value_heads * width for width in (self.key_dim, self.value_dim))
         is_split = step.cp > 1 and step.is_prefill
@@ -193,8 +193,8 @@ class LinearAttention(LayerAttention):
     def prompt_work(self, kind: AttentionKind, n_blocks: int) -> PromptWork:
         """The rule in chunks; under cp also how a block maps the state, and the states before the blocks.
 
-        The state then has as many more columns as a key has channels, outputs add the state before the block and
-        are written and read once more, in float32, and each sequence takes its state through all blocks.
+        The state then has one more column per key channel, outputs add the state before the block and are written
+        and read once more, in float32, and each sequence takes its state through all blocks.
         """
         if n_blocks == 1:
             return PromptWork(token_flops=self.chunked_flops)

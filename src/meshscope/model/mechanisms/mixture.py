@@ -41,9 +41,9 @@ class Activation(StrEnum):
 class MixtureOfExperts:
     """Routed experts, `n_active` of `n_experts` per token, and shared experts for every token.
 
-    `ffn` is the width of one expert, `shared_ffn` that of all shared experts together. Routing
+    `ffn` is the width of one expert, `shared_ffn` the total width of all shared experts. Routing
     scores all experts, keeps the best `n_active_groups` of `n_groups`, and picks the best experts
-    of those.
+    in them.
     """
 
     n_experts: int

@@ -1,1 +1,1 @@
-"""The model code of serving engines, built on abstract weights in an environment of its own."""
+"""The model code of serving engines, built on abstract weights in its own environment."""

@@ -33,7 +33,7 @@ PARTS: tuple[tuple[str, Part], ...] = (
     (r"(^|\.)layers\.\d+\.(mlp|post_attention_layernorm|pre_mlp_norm)$", Part.MLP),
     (r"^((model|transformer)\.norm|final_norm)$", Part.LM_HEAD),
 )
-# Methods of a module that do its work; gpt-oss looks up embeddings and logits by names of their own.
+# Methods of a module that do its work; gpt-oss looks up embeddings and logits under other names.
 METHODS = ("__call__", "encode", "decode")
 # The class of SGLang-JAX whose instances, by the name of a dense MLP, are all experts of a layer; its
 # method sums their results over devices.
@@ -80,7 +80,7 @@ def abstract_model(
 
 
 def known_options(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
-    """Those of the options that the function has in this release."""
+    """The options that the function has in this release."""
     known = inspect.signature(function).parameters
     return {name: value for name, value in options.items() if name in known}
 
@@ -88,7 +88,7 @@ def known_options(function: Callable[..., Any], **options: Any) -> dict[str, Any
 def _with_scopes(model: Any) -> Any:
     """The model, whose modules enter their scopes when they are called.
 
-    A module with experts has no scope of its own: its router and its experts are parts.
+    A module with experts has no scope itself: its router and its experts are parts.
     """
     iterate = getattr(nnx, "iter_modules", None)  # a method in flax 0.11
     nodes = model.iter_modules() if iterate is None else iterate(model)

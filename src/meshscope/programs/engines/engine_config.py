@@ -18,7 +18,7 @@ from meshscope.programs.torchxla.configs import hugging_face_config
 # `architectures` of the published configs, by family.
 ARCHITECTURES = {key: row.engine_class for key, row in TRAITS.items() if row.engine_class}
 # Checkpoints with quantized weights: `quantization_config` of their config.json, without the list of
-# matrices that stay in bf16. Int8 weights are what the engine makes of the fp8 blocks as it loads them.
+# matrices that stay in bf16. The engine makes int8 weights from the fp8 blocks as it loads them.
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 _FP8_BLOCKS = {**_FP8, "weight_block_size": [128, 128]}
 QUANTIZATION: dict[str, dict[str, Any]] = {
@@ -69,11 +69,11 @@ def engine_variables_of(experiment: Experiment) -> dict[str, str]:
 def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
     """What the engine reads of its `VllmConfig`; the runner adds page size and sharding.
 
-    `dtype` is that of the activations. `max_num_seqs` and `max_num_batched_tokens` are those of one
-    data-parallel rank.
+    `dtype` is the activations' dtype. `max_num_seqs` and `max_num_batched_tokens` are per data-parallel
+    rank.
     """
     plan, workload, model = experiment.plan, experiment.workload, experiment.model
-    # Attention is data-parallel over the devices that share the experts, which have an axis of their own.
+    # Attention is data-parallel over the devices that share the experts, which have their own axis.
     has_expert_axis = plan.ep > 1 and plan.ep == plan.dp
     strategy = {"enable_dp_attention": True, "expert_parallelism": plan.ep}
     hugging_face = SimpleNamespace(**architecture_config(model))
@@ -178,7 +178,7 @@ MAXTEXT_MODELS: Mapping[str, str] = {
     "deepseek-ai/DeepSeek-V2-Lite": "deepseek2-16b",
 }
 _TUNED = re.compile(r"(-v0\.1)?(-Instruct|-Base|-Chat|-chat|-it)?(-v0\.1|-2507)?$")
-# MaxText's axes by those of a plan. An axis of experts holds the batch of everything else, too.
+# MaxText's axes by plan axis. An expert axis also holds the batch of everything else.
 MAXTEXT_AXES: Mapping[str, str] = {"tp": "tensor", "fsdp": "fsdp", "dp": "data"}
 
 

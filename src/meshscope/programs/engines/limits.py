@@ -1,4 +1,4 @@
-"""What the model code of each serving engine takes: every refusal, by engine."""
+"""What each serving engine's model code supports: every refusal, by engine."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -83,7 +83,7 @@ def _vllm(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
 
 
 def _vllm_layout(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
-    """The engine lays out experts by rules of its own."""
+    """The engine lays out experts by its own rules."""
     plan, model, n = experiment.plan, experiment.model, experiment.plan.n_devices
     is_wide = experiment.workload.weight_dtype == BF16
     if plan.sp and (plan.dp > 1 or model.moe is not None or not is_wide):

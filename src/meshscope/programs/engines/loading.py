@@ -1,4 +1,4 @@
-"""What becomes of tpu-inference's modules after loading: weights processed, tokens split around projections.
+"""Changes tpu-inference's modules after loading: weights processed, tokens split around projections.
 
 The engine's own code splits, fuses, pads, quantizes and shards the weights of a checkpoint. It does so
 on arrays of the host and of devices; here the same functions run while JAX traces them, and only the
@@ -82,7 +82,7 @@ def _process_experts(layer: Any) -> None:
 
 
 def _split_latent(projection: Any) -> None:
-    """Splits `kv_b_proj` into those of keys and values, as its loader does when all of it is there."""
+    """Splits `kv_b_proj` into key and value projections, as its loader does when all of it is there."""
     names = [n for n, value in vars(projection).items() if isinstance(value, nnx.Variable)]
     for name in names:
         # loads nothing: the parameter is abstract
@@ -158,7 +158,7 @@ def split_tokens(model: Any, mesh: Any) -> None:
 
     Its JAX models have no such option. Its torch models pass `enable_sp` to every linear layer, which then
     asks for two shardings (tpu_inference/layers/vllm/quantization/configs.py): tokens split over the mesh
-    before a column-parallel projection, and behind a row-parallel one. The product between them is the
+    before a column-parallel projection, and after a row-parallel one. The product between them is the
     engine's own function for linear layers of torch models.
     """
     quantization = "tpu_inference.layers.common.quantization"  # not in 0.12
@@ -173,7 +173,7 @@ def split_tokens(model: Any, mesh: Any) -> None:
 
 
 class _SequenceParallelMethod:
-    """Applies one projection with its tokens split over the tensor axis before it or behind it."""
+    """Applies one projection with its tokens split over the tensor axis before or after it."""
 
     def __init__(self, layer: Any, mesh: Any, *, method: Any, config: Any) -> None:
         inputs, outputs = layer.einsum_str.replace(" ", "").split("->")

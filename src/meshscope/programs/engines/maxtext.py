@@ -33,7 +33,7 @@ from meshscope.programs.frontends import MODEL, EngineProgram, StepPrograms
 
 @struct.dataclass
 class ResultTokens:
-    """JetStream's result of a step, of which MaxText returns the arrays."""
+    """JetStream's result of a step; MaxText returns its arrays."""
 
     data: Any
     log_prob: Any
@@ -189,7 +189,7 @@ def inference_settings(experiment: Experiment) -> dict[str, Any]:
     """The model's settings without which a decode step does not lower under `tensor`, in release 0.2.5.
 
     Megablox leaves the sum of the experts split over `tensor`; MaxText's inference settings of Llama 4 and
-    Mixtral turn it off, too. The cache of whole keys takes those of 192 for values of 128.
+    Mixtral also turn it off. The cache of whole keys takes keys of 192 for values of 128.
     """
     settings: dict[str, Any] = {}
     if experiment.model.moe is not None:

@@ -144,7 +144,7 @@ class _StepBuilder:
         return abstract_model(nnx.eval_shape(made), self._placed)
 
     def _leaf(self, leaf: Any) -> Any:
-        """An array with its sharding over the mesh, or over that of experts with the same devices."""
+        """An array with its sharding over the mesh, or over the expert mesh with the same devices."""
         spec = getattr(leaf.sharding, "spec", P())
         mesh = getattr(leaf.sharding, "mesh", None)
         if mesh is None or mesh.empty or mesh.axis_names == self.mesh.axis_names:

@@ -1,4 +1,4 @@
-"""Empty modules for those of an engine's dependencies that its model code imports but never uses.
+"""Empty modules for engine dependencies that its model code imports but never uses.
 
 The packages of an engine import vllm, torch and others at the top of their files: for types, base
 classes and the server. A lowered program uses few of their functions, which `VALUES` defines.
@@ -120,7 +120,7 @@ def _power_of_2(n: int) -> int:
 
 
 class _Activations(dict[str, Any]):
-    """Activation functions by Hugging Face's names, which are those of `jax.nn`."""
+    """Activation functions by Hugging Face's names, which match `jax.nn`."""
 
     def __missing__(self, name: str) -> Any:
         import jax  # the stubs are installed before JAX is imported

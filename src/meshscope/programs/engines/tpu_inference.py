@@ -230,7 +230,7 @@ class _StepBuilder:
 
     @property
     def _is_processed(self) -> bool:
-        """Whether the engine rewrites weights after loading; gpt-oss keeps those of its checkpoint."""
+        """Whether the engine rewrites weights after loading; gpt-oss keeps its checkpoint's."""
         experiment = self.experiment
         has_experts = (
             experiment.model.moe is not None and experiment.model.family.traits.experts != "gpt_oss"

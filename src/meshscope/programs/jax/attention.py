@@ -129,8 +129,8 @@ class PrefillKernel:
 class Band(masks.LocalMask):
     """A causal or windowed mask that returns uniform blocks as one broadcastable element.
 
-    Splash attention classifies every block on the host: 65,536 blocks for 131,072 positions, of which
-    only 256 are on the diagonal. Keys from `n_keys` on are padding, which no query attends to.
+    Splash attention classifies every block on the host: 65,536 blocks for 131,072 positions, only 256
+    of them on the diagonal. Keys from `n_keys` on are padding, which no query attends to.
     """
 
     def __init__(

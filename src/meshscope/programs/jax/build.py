@@ -79,9 +79,9 @@ class BuiltProgram:
         return self.step.lower(*self.arguments)
 
     def logits(self, out: Any) -> Any:
-        """The logits [B, V] in the result of a step; in a pipeline, those of the last stage.
+        """The logits [B, V] in the result of a step; in a pipeline, the last stage's.
 
-        A decode step with several tokens of each sequence has those of every token, [B*S, V].
+        A decode step with several tokens of each sequence has logits for every token, [B*S, V].
         """
         return out[1][-1] if self.is_pipeline else out[1]
 
@@ -97,7 +97,7 @@ def device_mesh(experiment: Experiment, devices: list[Any]) -> Mesh:
 def build_program(
     experiment: Experiment, phase: Phase, devices: list[Any], *, chunk: int = -1
 ) -> BuiltProgram:
-    """The program of one phase of an experiment over these devices; `chunk` is that of a cut prompt."""
+    """The program of one phase of an experiment over these devices; `chunk` is a split prompt's chunk index."""
     program = experiment.programs(phase)[chunk]
     mesh = device_mesh(experiment, devices)
     layout = layout_of(experiment.plan, experiment.workload, phase)
@@ -146,7 +146,7 @@ def build_program(
 
 
 def _placement(array: jax.ShapeDtypeStruct) -> Any:
-    """The sharding of an array, with its memory layout if it has one of its own."""
+    """The sharding of an array, with its own memory layout, if any."""
     return array.sharding if array.format.layout is None else array.format
 
 
@@ -265,7 +265,7 @@ class ProgramArrays:
         return self.experiment.is_scanned or self.experiment.plan.pp > 1
 
     def arguments(self) -> tuple[Any, ...]:
-        """Weights, tokens, cache and position; a draft has hidden states beside the tokens."""
+        """Weights, tokens, cache and position; a draft also has hidden states."""
         experiment, layout = self.experiment, self.layout
         model, plan = experiment.model, experiment.plan
         weights = self._weights(outer_weights(model, plan), ())
@@ -282,7 +282,7 @@ class ProgramArrays:
         return weights, tokens, self._by_layer(self._cache), self._array((), jnp.int32, P())
 
     def out_specs(self) -> tuple[Any, ...]:
-        """Partition specs of next tokens, logits and cache; a draft has hidden states beside the tokens."""
+        """Partition specs of next tokens, logits and cache; a draft also has hidden states."""
         layout = self.layout
         tokens: Any = P(layout.data)
         if self.experiment.model.draft_head is not None:
@@ -312,7 +312,7 @@ class ProgramArrays:
         """All weights and their scales.
 
         If the last dimension of a matrix does not fill tiles, a TPU by default stores another one contiguously.
-        Weights that are read row by row have a layout, as every step would else transpose the matrix.
+        Weights that are read row by row have a layout; otherwise every step transposes the matrix.
         """
         default, arrays = self.experiment.workload.weight_dtype, dict[str, Any]()
         for weight in stored_arrays(weights, default):

@@ -5,9 +5,9 @@ channel. In sparse layers, an entry also includes the positions of the previous 
 channels, and an indexer with separate entries selects the entries of each query.
 
 The cache has a fixed shape. Ring buffers hold the latest positions. Decode recomputes the entries of the
-windows of its positions in every step, and queries attend to them once their windows are complete. Of
-several tokens in a step, those after the first may be rejected: the next step writes their positions again, and
-with them the entries. The ring buffers are so much longer that no position that it needs is overwritten.
+windows of its positions in every step, and queries attend to them once their windows are complete. Tokens
+after the first in a step may be rejected: the next step rewrites their positions and entries. The ring
+buffers are long enough that no position that it needs is overwritten.
 
 A chunk of a prompt has whole windows. It reads the latest positions before it from the ring buffers, and
 the entries of earlier chunks from the cache.
@@ -15,13 +15,13 @@ the entries of earlier chunks from the cache.
 If cp splits the prompt, every device gathers the keys of all positions for either context form, as a
 ring would send the same bytes. If blocks are whole windows, each device computes the entries of its
 block, and the entries are gathered; otherwise the inputs of the entries are. In decode, every device
-has the latest positions, of which rank 0's count, and interleaved entries.
+has the latest positions (rank 0's count) and interleaved entries.
 
 Source: transformers' DeepSeek-V4, which cites sections 2.3.1 and 2.3.2 of the model's report.
 
 Shapes: B batch, S query positions, T key positions and entries, D residual width, N heads, H head
-width, R rank of queries, E entries, M positions of a window, C channels of a position (twice those of
-an entry in sparse layers), G groups of heads, I width of a group.
+width, R rank of queries, E entries, M positions of a window, C channels of a position (twice an
+entry's in sparse layers), G groups of heads, I width of a group.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ from meshscope.programs.jax.numerics import (
 )
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 
-PARTS = ("kv", "gate")  # of what an entry is made: values and the logits of their weights
+PARTS = ("kv", "gate")  # an entry's values and the logits of their weights
 
 
 def compressed_attention(
@@ -252,7 +252,7 @@ class _CompressionStep:
     def _decode_entries(
         self, name: str, latest: Sequence[Array], w: LayerWeights, cache: LayerCache
     ) -> tuple[Array, LayerCache]:
-        """The local entries, after updating those of the windows of new positions [B, S, C]."""
+        """The local entries, after updating the windows of new positions [B, S, C]."""
         for part, new in zip(PARTS, latest, strict=True):
             cache = self._write_latest(cache, f"{name}_{part}", new)
         full = [
@@ -312,7 +312,7 @@ class _CompressionStep:
         return x[:, : n_windows * self.rate].reshape(x.shape[0], n_windows, self.rate, x.shape[-1])
 
     def _last_windows(self, x: Array) -> Array:
-        """The windows in a ring buffer, [B, W*M, C] -> [B, W, M, C], with that of the last position last."""
+        """The windows in a ring buffer, [B, W*M, C] -> [B, W, M, C], the last position's window last."""
         windows = x.reshape(x.shape[0], -1, self.rate, x.shape[-1])
         n_windows = windows.shape[1]
         first = self.positions[-1] // self.rate + 1

@@ -47,7 +47,7 @@ class Context:
     """The distribution of a sequence over the `size` devices of cp in one phase.
 
     `n_prompt` is the length of the whole prompt. A chunk of prefill attends to `n_cached` positions before
-    its own. If prompts are cut, `n_chunk` is the length of a chunk, of which every device has a block.
+    its own. If prompts are cut, `n_chunk` is the chunk length; every device has a block of each chunk.
     """
 
     size: int
@@ -92,7 +92,7 @@ class Context:
     def chunk_slots(self, n_positions: int, window: int | None = None) -> range:
         """The cache slots that a chunk of `n_positions` attends to, from the start of a kernel's block on.
 
-        Under cp, `n_positions` are those of this device, and slots before a window are included.
+        Under cp, `n_positions` counts this device's, and slots before a window are included.
         """
         if self.is_split:
             return range(self.n_cached // self.size + n_positions)
@@ -131,7 +131,7 @@ class Context:
         return cache
 
     def stored(self, cache: LayerCache, positions: Array, *, n_rows: int) -> dict[str, Array]:
-        """The entries [B, ..., S, H] of the step as this device's cache has them; in decode, those of other devices are unset."""
+        """The step's entries [B, ..., S, H] in this device's cache; in decode, other devices' entries are unset."""
         slots, starts = range(positions.shape[0]), [0]
         if self.is_decode:
             slots, starts = range(1), [self.place(positions[at:])[0] for at in slots]
@@ -147,9 +147,9 @@ class Context:
     def attended(
         self, cache: LayerCache, name: str, new: Array, window: int | None = None
     ) -> Array | None:
-        """The slots [B, ..., T, H] of an array that the step attends to; None if they are those of the step.
+        """The slots [B, ..., T, H] of an array that the step attends to; None if they are the step's.
 
-        `new` [B, S, ...] are those of the step.
+        `new` [B, S, ...] are the step's entries.
         """
         if self.is_decode:
             return cache.read(name, new.dtype)
@@ -166,13 +166,13 @@ class Context:
         rank, n_block = self.rank, self.n_prompt // self.size
         generated = self.n_prompt + (slots - n_block) * self.size + rank
         n_local = (self.n_chunk or self.n_prompt) // self.size  # of a chunk
-        before = slots // n_local * n_local * self.size  # the chunks before that of a slot
+        before = slots // n_local * n_local * self.size  # positions in earlier chunks
         return jnp.where(slots < n_block, before + rank * n_local + slots % n_local, generated)
 
     def share(self, position: Array, window: int | None, *, is_chunked: bool) -> CacheShare:
         """The local slots that a query at this position of decode attends to.
 
-        Slots are in the order of their positions, so that those of a window or a chunk are the last ones.
+        Slots are in the order of their positions, so a window's or chunk's slots are the last ones.
         """
         rank, n_block = self.rank, self.n_prompt // self.size
         number = position - self.n_prompt
@@ -270,8 +270,8 @@ class Context:
     def attend(self, inputs: AttentionInputs, local: Sequence[Array], positions: Array) -> Array:
         """Attention [B, S, N, H] to the positions of all devices.
 
-        `local` are this device's arrays and `positions` their positions: those of the step in
-        prefill, those of the cache in decode.
+        `local` are this device's arrays and `positions` their positions: the step's in prefill,
+        the cache's in decode.
         """
         if self.is_decode:
             merged = self._merged(inputs.part(local, positions), inputs.project)
@@ -298,7 +298,7 @@ class Context:
     def _by_queries(
         self, inputs: AttentionInputs, local: Sequence[Array], positions: Array
     ) -> Array:
-        """All queries of a chunk attend to the local positions, and each device merges the parts of its own.
+        """All queries of a chunk attend to the local positions, and each device merges its own parts.
 
         Queries travel, not keys: a chunk may have many positions before it, and every chunk has the same
         collectives. Source: Yang et al., arXiv 2411.01783 ("pass-Q"), here with an all-gather instead
@@ -337,7 +337,7 @@ class Context:
                 return part
             for start in range(self.n_cached // self.size - n_local, -1, -n_local):
                 offset = self.n_cached - start * self.size - rank * n_local
-                if offset - n_local >= window - 1:  # this block and those before it are outside
+                if offset - n_local >= window - 1:  # this block and earlier ones are outside
                     break
                 block = [x[:, start : start + n_local] for x in local]
                 part = part.merged(every.block(block, offset))
@@ -414,9 +414,9 @@ class Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerStep:
-    """What the attention of a layer is besides its input, weights and cache.
+    """What a layer's attention needs besides its input, weights and cache.
 
-    `positions` [S] are those of the local tokens, and `kernel` is that of the phase.
+    `positions` [S] are the local tokens' positions, and `kernel` is the phase's kernel.
     """
 
     model: Model

@@ -2,14 +2,14 @@
 
 The kernel attends to the cache and writes the new position in place. Its grid goes over groups of
 sequences and blocks of keys, with dynamic bounds: blocks after the current position or before the window
-are neither fetched nor computed. Blocks are read in the dtype of the cache and converted in VMEM. The sums are
-those of FlashAttention (Dao et al., arXiv 2205.14135), algorithm 1, for one query.
+are neither fetched nor computed. Blocks are read in the dtype of the cache and converted in VMEM. The sums follow
+FlashAttention (Dao et al., arXiv 2205.14135), algorithm 1, for one query.
 
 A step with several tokens of each sequence writes their positions first. The kernel then reads each block
 once for all of them, and each query attends to the positions up to its own.
 
 Where cp splits the cache, each device attends to its own slots and returns the logarithms of its sums, by
-which the parts are merged. The values are an array of their own or the first channels of the keys, which are then
+which the parts are merged. The values are a separate array or the first channels of the keys, which are then
 fetched only once. JAX's paged attention has neither sinks, masks nor latents.
 
 Shapes: L layers of a stack, B sequences, K key and value heads, G query heads of each, T cache slots,
@@ -37,7 +37,7 @@ from meshscope.programs.jax.numerics import MASKED, Array, soft_capped
 from meshscope.programs.jax.state import LayerCache
 
 TILE_BYTES = 32  # of a column of a tile: 8 rows of 4 bytes, 16 of 2, 32 of 1
-# Bytes that one step of the grid fetches. A step takes some 0.35 us beside its copies, in which HBM
+# Bytes that one step of the grid fetches. A step adds some 0.35 us to its copies, in which HBM
 # delivers 0.3 MB (v5e) to 1.3 MB (tpu7x).
 BLOCK_BYTES = 1 << 20
 
@@ -187,7 +187,7 @@ class DecodeBlocks:
 def decode_blocks(n_sequences: int, n_slots: int, slot_bytes: int) -> DecodeBlocks:
     """Blocks of about `BLOCK_BYTES` for a cache with `slot_bytes` per sequence and slot.
 
-    `n_slots` are those that a query attends to at most: a window or the whole cache.
+    `n_slots` is the most that a query attends to: a window or the whole cache.
     """
     fitting = (n for n in DECODE_BLOCKS if n * slot_bytes <= BLOCK_BYTES and n <= n_slots)
     n_keys = next(fitting, DECODE_BLOCKS[-1])
@@ -203,8 +203,8 @@ class DecodeInputs:
     `new` and `caches` [L, B, K, T, H] have the keys and the values, or one array for both, whose first
     `value_width` channels are the values; `new` is empty if the cache has the new position already.
     `sinks` [K, G] are logits of a position without a value;
-    `mask` [B, T] selects slots for all heads. With `n_tokens` tokens, G has the queries of one after those of
-    the other, the cache has their positions already, and `position` is the last one.
+    `mask` [B, T] selects slots for all heads. With `n_tokens` tokens, G has each token's queries in
+    turn, the cache has their positions already, and `position` is the last one.
     """
 
     q: Array
@@ -228,8 +228,8 @@ def decode_attention(
 ) -> tuple[Array, ...]:
     """Attention [B, K, G, V] to the slots up to `position`, or a window of them, and the new caches, if any.
 
-    For a share of the cache, the output is in float32, and behind it are the logarithms [B, K, G, lanes] of
-    the sums. The kernel states the FLOPs and bytes of a step with `mean_context` positions.
+    For a share of the cache, the output is in float32, followed by the logarithms [B, K, G, lanes] of the
+    sums. The kernel states the FLOPs and bytes of a step with `mean_context` positions.
     """
     n_sequences, n_heads, n_group, _ = inputs.q.shape
     n_slots = min(inputs.caches[0].shape[-2], inputs.window or sys.maxsize)
@@ -313,7 +313,7 @@ def _row_bytes(cache: Array) -> int:
 
 
 def _cost(inputs: DecodeInputs, blocks: DecodeBlocks, n_present: int) -> pl.CostEstimate:
-    """FLOPs and bytes of a step with `n_present` positions: those of the blocks that it fetches."""
+    """FLOPs and bytes of a step with `n_present` positions, for the blocks that it fetches."""
     n_sequences, n_heads, n_group, width = inputs.q.shape
     n_slots = inputs.caches[0].shape[-2]
     n_fetched = blocks.n_fetched(
@@ -335,7 +335,7 @@ def _cost(inputs: DecodeInputs, blocks: DecodeBlocks, n_present: int) -> pl.Cost
 def _attend_block(  # noqa: C901, PLR0915  the form of a kernel
     scalars: Any, q_ref: Any, *refs: Any, of: DecodeInputs
 ) -> None:
-    """One block of keys for one group of sequences; of the inputs `of`, it reads what is static.
+    """One block of keys for one group of sequences; it reads only static fields of the inputs `of`.
 
     `scalars` are the layer, the first block and the position; for a share, whether the new position is here
     and the lowest slot in the window, too. The last three refs are sums over the keys so far, [rows, G, ...]

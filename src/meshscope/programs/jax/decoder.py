@@ -49,7 +49,7 @@ Carry = tuple[Array, Any, Array | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """Positions [S] and token ids [B, S] of a step, and embeddings [B, S, L, E] of each layer, if the model has them."""
+    """Positions [S] and token ids [B, S] of a step, and embeddings [B, S, L, E] of each layer, if any."""
 
     positions: Array
     tokens: Array
@@ -113,7 +113,7 @@ class Decoder:
         return drafted, logits, cache
 
     def rows(self, tokens: Array) -> Array:
-        """Tokens [B, S] of a step as the residual stream has them: each one of decode is a row of its own."""
+        """Tokens [B, S] of a step as the residual stream has them: each decode token is its own row."""
         is_single = self.phase is Phase.PREFILL or tokens.shape[1] == 1
         return tokens if is_single else tokens.reshape(-1, 1)
 

@@ -129,7 +129,7 @@ class Experts:
         return product(inner, "down", self.bias_share)[:n_rows]
 
     def _scaled(self, x: Array, name: str, group_sizes: Array, is_of_expert: Array) -> Array:
-        """Each row times the matrix of its expert and its scales, [R, Y]; 8-bit rows have scales of their own."""
+        """Each row times the matrix of its expert and its scales, [R, Y]; 8-bit rows have their own scales."""
         narrow, rows, of_rows = self.weights.narrow_dtype, x, None
         if narrow is not None:
             rows, of_rows = narrowed(x, (1,), narrow)
@@ -145,7 +145,7 @@ class Experts:
     def _grouped(self, x: Array, name: str, group_sizes: Array) -> Array:
         """Each row times the stored matrix of its expert, [R, Y].
 
-        Kernels skip experts without rows, such as those of other layers in a stack. Without a kernel, XLA
+        Kernels skip experts without rows, such as other layers' in a stack. Without a kernel, XLA
         multiplies all rows by every expert. XLA's kernel multiplies 8-bit rows by stored weights of their dtype;
         otherwise, both are converted.
         """

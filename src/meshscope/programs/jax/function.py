@@ -1,8 +1,8 @@
 """Lowers a JAX function of the user to StableHLO for a slice, in the user's process.
 
 The StableHLO names mesh axes, not devices, so the mesh of the function may consist of virtual CPU devices,
-described TPU devices, or none (`AbstractMesh`). Where the function or a library asks JAX for the devices
-while it is traced, it sees those of the slice.
+described TPU devices, or none (`AbstractMesh`). If the function or a library asks JAX for the devices
+during tracing, it sees the slice's.
 """
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
@@ -50,8 +50,9 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 class FunctionProgram:
     """A function in StableHLO for `n_devices`, with the options that JAX would give its compiler.
 
-    `digest` is a hash of the program that does not depend on its caller. `mesh` are its axes, outermost first. `propagates_to_parameters` and `propagates_to_outputs` say where
-    the partitioner may choose a sharding that the function leaves open.
+    `digest` is a hash of the program that does not depend on its caller. `mesh` are its axes, outermost first.
+    `propagates_to_parameters` and `propagates_to_outputs` say where the partitioner may choose a sharding that
+    the function leaves open.
     """
 
     name: str
@@ -67,7 +68,7 @@ class FunctionProgram:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """The name of a function, or that of its type."""
+    """The name of a function or of its type."""
     inner = inspect.unwrap(function)
     name = getattr(inner, "__name__", None) or getattr(
         getattr(inner, "func", None), "__name__", None
@@ -95,7 +96,7 @@ def lower_function(  # noqa: PLR0913  a function, its arguments and its target
 ) -> FunctionProgram:
     """Traces and lowers the function for these devices; SpecError if it does not trace.
 
-    `mesh` is a JAX mesh, axis sizes by name, or None for that of the shardings.
+    `mesh` is a JAX mesh, axis sizes by name, or None for the shardings' mesh.
     """
     context = mesh_of(mesh, devices)
 
@@ -122,7 +123,7 @@ def in_mesh(mesh: Any) -> Generator[None]:
         if mesh is not None:
             stack.enter_context(jax.set_mesh(mesh))
             stack.enter_context(_any_device_kind())
-        # Callers of the function are no part of the program: it stays the same if they move.
+        # The function's callers are not part of the program: it stays the same if they move.
         stack.enter_context(include_full_tracebacks_in_locations(False))
         yield
 
@@ -134,7 +135,7 @@ def _are_alike(mesh: Any, other: Any) -> bool:
 
 @contextmanager
 def _any_device_kind() -> Generator[None]:
-    """In the block, a mesh that the function names is the context's if only the kind of the devices differs.
+    """In the block, a mesh that the function names counts as the context's if only the device kind differs.
 
     `shard_map` refuses it, as the context has the devices of the slice, and an `AbstractMesh` or a mesh of CPU devices
     has others or none.
@@ -187,7 +188,7 @@ class FunctionCall(NamedTuple):
 def call_of(
     function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> FunctionCall:
-    """The function with its own `jit` if it has one; leaves that are no arrays become constants."""
+    """The function with its own `jit` if it has one; leaves that are not arrays become constants."""
     if hasattr(function, "trace"):
         return FunctionCall(function, tuple(arguments), keywords)
     plain = getattr(function, "__wrapped__", function) if hasattr(function, "lower") else function
@@ -273,7 +274,7 @@ def failure_text(what: str, error: Exception) -> str:
     """What went wrong, with the user's own frames, the innermost last.
 
     The first paragraph of the message, without JAX's pointer to its documentation. If it quotes a traceback, such as
-    that of a callback, the text around it.
+    a callback's, the text around it.
     """
     every = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in every if is_user_filename(frame.filename)]
@@ -287,8 +288,8 @@ def failure_text(what: str, error: Exception) -> str:
 
 
 def function_program(lowered: Any, name: str, context: Any = None) -> FunctionProgram:
-    """The program that JAX lowered, in the mesh `context` or those of its shardings."""
-    lowered = getattr(lowered, "lowered", lowered)  # that of flax.nnx wraps JAX's
+    """The program that JAX lowered, in the mesh `context` or its shardings' meshes."""
+    lowered = getattr(lowered, "lowered", lowered)  # flax.nnx wraps JAX's
     computation = lowered._lowering  # noqa: SLF001  JAX has no public name for the options
     arguments = computation.compile_args
     module = lowered.compiler_ir("stablehlo")
@@ -352,7 +353,7 @@ def target_devices(devices: Sequence[Any], platform: str) -> Generator[None]:
 
 @contextmanager
 def _pallas_target(device: Any) -> Generator[None]:
-    """Pallas describes this TPU; answers that it keeps are forgotten before and after."""
+    """Pallas describes this TPU; its cached answers are cleared before and after."""
     answers = {"get_device_kind": device.device_kind, "get_num_device_cores": device.num_cores}
     # Not every version of JAX has both functions.
     known = {n: mock.Mock(return_value=v) for n, v in answers.items() if hasattr(tpu_info, n)}

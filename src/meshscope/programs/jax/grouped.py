@@ -98,7 +98,7 @@ def _output(out: Array, x: Array, w: LayerWeights) -> Array:
 
 
 def _turned(x: Array, letter: str, w: LayerWeights, step: LayerStep) -> Array:
-    """Queries or keys [B, S, heads, H], normed and turned by their positions where the model does so."""
+    """Queries or keys [B, S, heads, H], normed and rotated by position if the model does so."""
     attention = grouped_of(step.model.attention_of(step.layer))
     eps, rope = step.model.norm_eps, attention.rope_of(step.layer.attention)
     if attention.has_qk_norm:
@@ -141,7 +141,7 @@ def _attended(
 ) -> tuple[Array, Array, Array]:
     """Keys and values [B, T, K, H] that the step attends to, and their positions [T].
 
-    `fresh` are those of the step, or None if an earlier layer wrote them to the cache.
+    `fresh` are the step's, or None if an earlier layer wrote them to the cache.
     """
     context, n_positions = step.context, x.shape[1]
     is_joined = "kv" in cache.arrays

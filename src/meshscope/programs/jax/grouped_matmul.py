@@ -1,8 +1,8 @@
 """Grouped matrix product for TPUs that reads narrow weights as they are stored and converts them in VMEM.
 
 XLA's kernel for `lax.ragged_dot` does so for some dtypes of a chip; others it converts in HBM first. The
-grid goes over tiles of columns, visits, and blocks of inputs. A visit is a group together with a tile of
-rows of which at least one belongs to the group. The number of visits is dynamic, so groups without rows are
+grid goes over tiles of columns, visits, and blocks of inputs. A visit pairs a group with a tile of
+rows, at least one of which belongs to the group. The number of visits is dynamic, so groups without rows are
 neither fetched nor computed. Consecutive visits of one tile of rows keep its outputs in VMEM, as in megablox
 (jax.experimental.pallas.ops.tpu.megablox), which accepts neither narrow weights nor scales.
 
@@ -67,7 +67,7 @@ class GroupedKernel:
         scale: Array | None = None,
         first: Array | int = 0,
     ) -> Array:
-        """[R, N] of rows [R, K] and weights [G, K, N], of which the groups [e] are those from `first` on.
+        """[R, N] of rows [R, K] and weights [G, K, N]; the groups [e] start at `first` in the weights.
 
         `scale` is [e, N], or [e, K/block, N/block] with a `block`, or [G, K/n, N] if `n` inputs of an output
         share a scale. Rows beyond the groups give arbitrary values.
@@ -111,7 +111,7 @@ class GroupedKernel:
         return call(*scalars, first, rows, weights, *scales)[:n_rows]
 
     def _in_hbm(self, array: Array) -> Array:
-        """The array, of which XLA else may copy all experts to VMEM, those without rows, too."""
+        """The array; otherwise XLA may copy all experts to VMEM, even those without rows."""
         return (
             array if self.is_interpreted else pltpu.with_memory_space_constraint(array, pltpu.HBM)
         )

@@ -48,8 +48,8 @@ def latent_attention(
 ) -> tuple[Array, LayerCache]:
     """Attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new cache.
 
-    The kernel of prefill has no indexer. Decode attends to the latent as one KV head, with up-projections
-    absorbed by queries and outputs.
+    The prefill kernel does not support an indexer. Decode attends to the latent as one KV head, with
+    up-projections absorbed by queries and outputs.
     """
     attention, context, positions = latent_of(step.model.attention), step.context, step.positions
     angles = rope_angles(attention.rope, attention.rope_dim, row_positions(x, positions))
@@ -231,7 +231,7 @@ def _index_mask(  # noqa: PLR0913, PLR0917  the inputs of the indexer
     angles: Array,
     step: LayerStep,
 ) -> tuple[Array, LayerCache]:
-    """The mask [B, S, T] of the `top_k` unmasked positions by the indexer's scores, or those of an earlier layer."""
+    """The mask [B, S, T] of the `top_k` unmasked positions by the indexer's scores, or an earlier layer's choice."""
     attention, context, positions = latent_of(step.model.attention), step.context, step.positions
     indexer, width = attention.indexer, attention.rope_dim
     if step.layer.attention is AttentionKind.SHARED:

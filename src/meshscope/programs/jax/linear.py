@@ -6,8 +6,8 @@ products within a chunk, and a loop over chunks that passes the state on.
 
 Under cp, each device has a block of the prompt. Over a block, the state is mapped by state -> kept @ state +
 added, with a matrix [K, K] for each head. The loop computes both parts at once: its state is [added, kept]
-and starts as [0, 1]. An all-gather of them lets each device apply the maps of the blocks before its own, for
-its outputs, and those of all blocks, for the state from which decode goes on. An all-gather of the last
+and starts as [0, 1]. An all-gather of them lets each device apply the maps of earlier blocks, for its
+outputs, and of all blocks, for the state from which decode continues. An all-gather of the last
 inputs of each block serves the convolution and its cache. Both payloads do not grow with the prompt.
 
 A device receives 4 V K (K+H) (n-1) bytes for a sequence. Passing the state on would send 4 V K H bytes from
@@ -15,8 +15,8 @@ block to block, in n-1 transfers one after the other, and one more to bring the 
 n=2 as many bytes one after the other, but two starts; for larger n fewer bytes, but n starts. An all-to-all
 from blocks to heads would grow with the prompt.
 
-A decode step of T tokens, of which only the first is certain, applies the rule to one after the other and
-keeps the state after each, that of position p in place p % T, and W-1+T-1 inputs of the convolution, likewise.
+A decode step of T tokens, only the first of which is certain, applies the rule to each in turn and keeps
+the state after position p in place p % T, and likewise W-1+T-1 inputs of the convolution.
 The next step takes what belongs to the position before its first token, wherever the last one was accepted.
 vLLM keeps the same, in as many blocks, and finds them by the number of accepted tokens of each sequence.
 
@@ -110,11 +110,11 @@ def _inputs_before(
     *,
     n_before: int,
 ) -> tuple[dict[str, Array], LayerCache]:
-    """The `n_before` (W-1) inputs of each convolution before those of this device, and the cache with the last ones.
+    """The `n_before` (W-1) inputs of each convolution before this device's, and the cache with the last ones.
 
-    `inputs` are [B, S, heads, width], at the positions `span` of the step. Under cp, those before a block are in the
-    blocks before it. Of the cached ones before a prompt's end, a step reads only the last `n_before`. If there are more,
-    that of position p is in slot p % number.
+    `inputs` are [B, S, heads, width], at the positions `span` of the step. Under cp, inputs before a block are in
+    earlier blocks. A step reads only the last `n_before` inputs cached before a prompt's end. If there are
+    more, position p is in slot p % number.
     """
     (first, last), before = span, dict[str, Array]()
     for part, tail in (
@@ -144,7 +144,7 @@ def _inputs_before(
 def _tails(inputs: Mapping[str, Array], n_last: int, context: Context) -> dict[str, Array]:
     """The last `n_last` inputs [B, n * n_last, heads, width] of all blocks, or whole blocks if they are shorter.
 
-    One all-gather brings those of queries, keys and values.
+    One all-gather covers queries, keys and values.
     """
     tails = {name: x[:, -n_last:] for name, x in inputs.items()}
     flat = [tail.reshape(*tail.shape[:2], -1) for tail in tails.values()]
@@ -204,7 +204,7 @@ def split_delta_rule(
 ) -> tuple[Array, Array]:
     """As `chunked_delta_rule` for this device's block of a prompt that cp splits, after the same state on all.
 
-    The new state is that after all blocks. Products of whole states are in float32: each maps the state, not
+    The new state is the one after all blocks. Products of whole states are in float32: each maps the state, not
     a correction to it.
     """
     *inputs, state = arrays

@@ -26,7 +26,7 @@ from meshscope.programs.jax.function import (
 )
 from meshscope.programs.jax.stablehlo import memory_analysis
 
-RANDOM_SCALE = 0.02  # standard deviation of random floats, that of most published initializers
+RANDOM_SCALE = 0.02  # standard deviation of random floats, as in most published initializers
 LARGEST_RANDOM = 127  # random integer: a valid token that fits 8 bits
 # Events are recorded when they end; a thread may still be inside one after its result is ready.
 DRAIN_S = 0.25
@@ -36,7 +36,7 @@ DRAIN_S = 0.25
 class LiveFunction:
     """A compiled function with its arguments on the devices.
 
-    `devices` are those of the program in the order of its groups. `execute` runs a step and returns its
+    `devices` are the program's, in the order of its groups. `execute` runs a step and returns its
     seconds, from the launch until every result is ready.
     """
 
@@ -92,7 +92,7 @@ def live_function(  # noqa: PLR0913  a function, its arguments and its mesh
         lowered_at = time.perf_counter()
         compiled = _or_failed(f"{name} does not compile for the devices here", lowered.compile)
         compiled_at = time.perf_counter()
-    inner = getattr(compiled, "compiled", compiled)  # that of flax.nnx wraps JAX's
+    inner = getattr(compiled, "compiled", compiled)  # flax.nnx wraps JAX's
     shardings = jax.tree.leaves(inner.input_shardings) + jax.tree.leaves(inner.output_shardings)
     return LiveFunction(
         program=program,
@@ -166,7 +166,7 @@ def _random(shape: jax.ShapeDtypeStruct, key: Any, mesh: Any) -> Any:
 def _step(call: Any, compiled: Any, inner: Any, mesh: Any, name: str) -> Callable[[], float]:
     """Runs the program once on the arguments in place; donated ones are copied first, untimed."""
     leaves, tree = jax.tree.flatten((tuple(call.arguments), dict(call.keywords)))
-    # Static arguments are no arguments of the compiled program: then JAX's own cache serves the call.
+    # Static arguments are not arguments of the compiled program: JAX's own cache serves such calls.
     is_same = compiled is inner and tree == inner.in_tree
     run = compiled if is_same or compiled is not inner else call.jitted
     infos = jax.tree.leaves(inner.args_info, is_leaf=lambda value: hasattr(value, "donated"))

@@ -1,4 +1,4 @@
-"""A weight matrix as it is stored, narrow values with scales or plain ones, and its products.
+"""A weight matrix as stored, narrow values with scales or plain ones, and its products.
 
 The values are converted inside the product, so the device reads them as they are stored. XLA has no array
 of mxfp4 on a TPU: its codes (e2m1) are in int4 arrays, its scales are exponents in uint8 arrays (OCP
@@ -32,9 +32,9 @@ def decoded(codes: Array) -> Array:
 
 
 def decoded_in_vmem(codes: Array) -> Array:
-    """As `decoded`, in a kernel: values of e5m2, of which `FP8_FACTOR` times are those of int4 `codes`.
+    """As `decoded`, in a kernel: e5m2 values; times `FP8_FACTOR`, they are the int4 `codes`' values.
 
-    Both types have the same bits but for the place of the sign and the bias of exponents.
+    Both types have the same bits except for the sign's place and the exponent bias.
     """
     words = pltpu.bitcast(codes.astype(jnp.int8), jnp.uint32)
     magnitude = (words & jnp.uint32(0x07070707)) << 1
@@ -42,7 +42,7 @@ def decoded_in_vmem(codes: Array) -> Array:
 
 
 def wide_scales(stored: Array) -> Array:
-    """Scales in float32: powers of two for uint8 exponents, of which 0 gives 0 and 255 infinity."""
+    """Scales in float32: powers of two for uint8 exponents; 0 gives 0, and 255 infinity."""
     if stored.dtype != jnp.uint8:
         return stored.astype(jnp.float32)
     return lax.bitcast_convert_type(stored.astype(jnp.int32) << 23, jnp.float32)
@@ -79,8 +79,8 @@ class Matrix:
 
     With `block`, `scale` [*experts, input blocks, output blocks] has a factor for that many inputs and
     outputs. A scale with as many dims as the values has a factor for each group of the last input dim. With
-    `has_codes`, values and scales are those of mxfp4. `dtype` is that of products. With `narrow_dtype`, products round the other operand to that dtype,
-    by a scale for each of its tokens, and multiply the stored values as they are.
+    `has_codes`, values and scales are mxfp4. `dtype` is the products' dtype. With `narrow_dtype`, products
+    round the other operand to that dtype, with a scale for each token, and multiply the stored values as they are.
     """
 
     values: Array
@@ -172,7 +172,7 @@ class Matrix:
         return (decoded(values) if self.has_codes else values).astype(self.dtype)
 
     def _einsum_of_parts(self, subscripts: str, x: Array) -> Array:
-        """`jnp.einsum(subscripts, x, matrix)`: the scaled sums of blocks or groups for few rows, else of the whole matrix.
+        """`jnp.einsum(subscripts, x, matrix)`: scaled sums of blocks or groups for few rows, else of the whole matrix.
 
         XLA does not fuse the factors of blocks into an operand, but into the sum over products of blocks,
         which a TPU computes only slowly for the rows of a prefill. It fuses the conversion of 4-bit values and the

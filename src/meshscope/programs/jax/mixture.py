@@ -83,7 +83,7 @@ def shared_inner(x: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """A mixture on local arrays with explicit collectives, or on global arrays in the forms that public programs use."""
+    """A mixture on local arrays with explicit collectives, or on global arrays in forms that public programs use."""
 
     moe: MixtureOfExperts
     plan: Plan

@@ -17,7 +17,7 @@ MASKED = -1e30  # replaces masked scores; finite to avoid NaN in fully masked ro
 
 
 def by_sequence(x: Array, positions: Array) -> Array:
-    """Rows [B*T, 1, ...] of a decode step as [B, T, ...], if it has T positions; [B, S, ...] as it is.
+    """Rows [B*T, 1, ...] of a decode step as [B, T, ...], if it has T positions; [B, S, ...] as is.
 
     Rows keep the residual stream in whole tiles, which a dim of a few tokens would not fill.
     """
@@ -31,7 +31,7 @@ def by_row(x: Array, rows: Array) -> Array:
 
 
 def row_positions(x: Array, positions: Array) -> Array:
-    """The position of every row of x [B*T, 1, ...] as [B*T, 1]; those [S] of [B, S, ...] as they are."""
+    """The position of every row of x [B*T, 1, ...] as [B*T, 1]; positions [S] of [B, S, ...] as is."""
     n_rows, n_positions = x.shape[0], positions.shape[0]
     if x.shape[1] == n_positions:
         return positions
@@ -41,7 +41,7 @@ def row_positions(x: Array, positions: Array) -> Array:
 def rms_norm(x: Array, scale: Array, eps: float, *, offset: float = 0.0) -> Array:
     """Root-mean-square norm over the last dim, computed in float32, times `scale` plus `offset`.
 
-    With an offset, the product is in float32, too, as in transformers' Gemma.
+    With an offset, the product is also in float32, as in transformers' Gemma.
     """
     if not offset:
         return unscaled_rms_norm(x, eps) * scale.astype(x.dtype)
@@ -83,7 +83,7 @@ def causal_mask(
 
 
 def rope_angles(rope: Rope, head_dim: int, positions: Array) -> Array:
-    """The angles [..., R/2] of channel pairs at each position, in float32; R of the channels turn."""
+    """The angles [..., R/2] of channel pairs at each position, in float32; R of the channels rotate."""
     frequencies = rope_frequencies(rope, rope.rotary_dim(head_dim))
     return positions.astype(jnp.float32)[..., None] * frequencies
 
@@ -92,7 +92,7 @@ def apply_rope(x: Array, angles: Array, rope: Rope, *, is_interleaved: bool | No
     """Applies rotary embeddings to x [B, S, N, H] by angles [S, R/2] or [B, S, R/2].
 
     Interleaved pairs are returned as halves, as in transformers' DeepSeek-V3. Queries and keys are
-    permuted alike, so attention scores do not change. Channels beyond those of the angles stay.
+    permuted alike, so attention scores do not change. Channels without an angle stay.
     """
     n_turning = 2 * angles.shape[-1]
     if n_turning < x.shape[-1]:

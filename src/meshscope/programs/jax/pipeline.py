@@ -2,7 +2,7 @@
 
 Source: GPipe (Huang et al., arXiv 1811.06965). The program loops over ticks. In each tick, a stage
 with a microbatch takes the branch with its layers, and an idle stage an empty branch; then all stages
-send their activations to the next. Idle stages send, too, but the data is not used. All devices of a
+send their activations to the next. Idle stages also send, but the data is not used. All devices of a
 stage take the same branch, so collectives inside a branch are safe.
 
 Stages also send what layers of later stages read of earlier layers: embeddings of the layers after the
@@ -10,8 +10,8 @@ first stage, the positions that an indexer chose, and the cache entries of the s
 A stage keeps received entries in its own cache, in a slot of their kind of layer that it does not use.
 
 Shapes: B batch, S positions of this step, D residual width (streams times residual width with
-hyper-connections), V vocabulary; b local batch, m local microbatch, P stages; T positions attended to, L layers, E width of an
-embedding.
+hyper-connections), V vocabulary; b local batch, m local microbatch, P stages; T positions attended to,
+L layers, E width of an embedding.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ StageValues = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageExchange:
-    """Reads and writes what the stages of a decoder send; `positions` are those of the step."""
+    """Reads and writes what the stages of a decoder send; `positions` are the step's."""
 
     decoder: Decoder
     stage: Array
@@ -272,7 +272,7 @@ class PipelineProgram:
 def stages_scope(stages: range, *, n_layers: int | None = None) -> str:
     """The scope that names the stages of an operation to the readers.
 
-    `stage0`; `stages0-1`; `stages0-1by16` around layers, whose scopes name those of the first stage:
+    `stage0`; `stages0-1`; `stages0-1by16` around layers, whose scopes name the first stage's layers:
     each later stage has the next 16 layers.
     """
     if len(stages) == 1:

@@ -43,7 +43,7 @@ def portable_text(bytecode: bytes) -> bytes:
 def compile_stablehlo(
     module: bytes, devices: Sequence[Any], *, options: Mapping[str, Any]
 ) -> CompiledStableHlo:
-    """The program, bytecode or text, for these devices in their order; `options` are those of a request."""
+    """The program, bytecode or text, for these devices in their order; `options` are a request's."""
     build_options = compiler.get_compile_options(
         num_replicas=1,
         num_partitions=len(devices),
@@ -80,7 +80,7 @@ _NOWHERE = '"":0:0'
 
 
 def program_digest(module: Any) -> str:
-    """The hash of a StableHLO module with its source locations, without those of the present callers."""
+    """The hash of a StableHLO module with its source locations, except in the current callers."""
     callers = set(_callers())
 
     def kept(match: re.Match[str]) -> str:

@@ -21,8 +21,8 @@ class LayerWeights:
 
     `min_rows` is the minimum number of rows in a dot with a small weight; see `at_least`.
     `stored_as` is the format of the weights, and `kernel_dtypes` are the dtypes of experts that their kernel
-    reads as they are stored. `narrow_dtype` is that of activations in products
-    with matrices that have scales, if another than `dtype`.
+    reads as they are stored. `narrow_dtype` is the activations' dtype in products with matrices that have
+    scales, if not `dtype`.
     """
 
     arrays: Mapping[str, Array]
@@ -40,7 +40,7 @@ class LayerWeights:
         return name in self.arrays
 
     def __call__(self, name: str) -> Array:
-        """The whole weight, gathered over fsdp, in its declared dtype or that of activations."""
+        """The whole weight, gathered over fsdp, in its declared dtype or the activations'."""
         if self.specs[name].dtype is not None:
             return self._gathered(name)
         return self.matrix(name).whole()
@@ -65,9 +65,9 @@ class LayerWeights:
         return None if quantization is None else quantization.square_block
 
     def scale(self, name: str, *, of_stack: bool = False) -> Array | None:
-        """The scales of the weight as they are stored; None if it has none.
+        """The scales of the weight as stored; None if it has none.
 
-        Those `of_stack` go with the weights of all layers, if they are those of groups of inputs.
+        With `of_stack`, scales of groups of inputs cover the weights of all layers.
         """
         if name + SCALE_SUFFIX not in self.arrays:
             return None

@@ -1,6 +1,7 @@
 """The static cache of transformers, with its arrays as program arguments, also in stages of a pipeline.
 
-Shapes: P stages, B batch, b one device's share of the batch, m that of a micro-batch, K key and value heads (1 of latents), T slots, H width.
+Shapes: P stages, B batch, b one device's share of the batch, m its share of a micro-batch,
+K key and value heads (1 of latents), T slots, H width.
 """
 
 # pyright: reportMissingImports=false
@@ -29,7 +30,7 @@ STAGES = ("pp",)
 
 @dataclass
 class States:
-    """Arrays of a layer other than the keys and values of all positions, by name; the layer replaces them in each step."""
+    """A layer's arrays other than the keys and values of all positions, by name; each step replaces them."""
 
     arrays: dict[str, Any]
 
@@ -66,7 +67,7 @@ class Caches:
         return cache_slots(self.experiment.plan, self.experiment.workload) * self.experiment.plan.cp
 
     def _layer(self, index: int, layer: Layer, position: Any, stack: tuple[int | None, ...]) -> Any:
-        """The arrays of one layer: keys and values [B, K, T, H] or two parts of a latent, or those that the plan declares."""
+        """The arrays of one layer: keys and values [B, K, T, H] or two parts of a latent, or as the plan declares."""
         experiment, layouts = self.experiment, self.tensors.layouts
         plan, attention, workload = experiment.plan, experiment.model.attention, experiment.workload
         if experiment.model.attention_of(layer).mechanism in {
@@ -187,7 +188,7 @@ def new_arrays(cache: Any, tensors: Tensors) -> dict[str, Any]:
     """The cache arrays after the step by name, with unchanged sharding."""
     arrays, seen = dict[str, Any](), set[int]()
     for index, layer in enumerate(cache.layers):
-        if id(layer) in seen:  # the cache of an earlier stage, too
+        if id(layer) in seen:  # also the cache of an earlier stage
             continue
         seen.add(id(layer))
         is_named = isinstance(layer, States | StageLayer)
@@ -202,7 +203,7 @@ def new_arrays(cache: Any, tensors: Tensors) -> dict[str, Any]:
 
 
 class StageLayer(StaticLayer):
-    """Keys and values [P, B, K, T, H], of which a device has [b, ...] in the manual region of the pipeline.
+    """Keys and values [P, B, K, T, H]; in the manual region of the pipeline, a device has [b, ...].
 
     cp splits slots as in `ContextLayer`. `new` are the keys and values that the last step wrote, and `seen` those that
     its queries attend to.
@@ -243,7 +244,7 @@ class StageLayer(StaticLayer):
         return self.cumulative_length + self.rank * n_local
 
     def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """The keys and values of the micro-batch that queries attend to, including those of this step."""
+        """The keys and values of the micro-batch that queries attend to, including this step's."""
         self.new = (key_states, value_states)
         self.seen = tuple(self._written(name, x) for name, x in zip(ARRAYS, self.new, strict=True))
         return self.seen[0], self.seen[1]
@@ -267,14 +268,14 @@ class StageLayer(StaticLayer):
 
 
 class IndexedLayer(StaticLayer):
-    """A static cache layer with the keys [B, T, H] of the indexer, too."""
+    """A static cache layer that also has the indexer's keys [B, T, H]."""
 
     def __init__(self, n_slots: int, position: Any, index_keys: Any) -> None:
         super().__init__(max_cache_len=n_slots)
         self.position, self.index_keys = position, index_keys
 
     def update_indexer(self, indexer_key_states: Any) -> Any:
-        """All keys, with those of this step written at its positions."""
+        """All keys, with this step's written at its positions."""
         n_new = indexer_key_states.shape[1]
         places = self.position + torch.arange(n_new, device=self.position.device)
         new = indexer_key_states.to(self.index_keys.dtype)

@@ -1,16 +1,16 @@
 """Compressed attention of DeepSeek-V4 in a fixed shape: a window, and entries of earlier positions.
 
 transformers collects keys and entries in arrays that grow, which a program for all steps cannot have. The
-arrays and their order are those of the JAX program (`programs/jax/compressed.py`): ring buffers of the latest
+arrays and their order match the JAX program (`programs/jax/compressed.py`): ring buffers of the latest
 positions, and in decode the entry of the current window is computed again in every step. Heads are split
 over tp; keys, entries and the indexer are the same on all its devices.
 
-The indexer of sparse attention, also that of DeepSeek-V3.2 and GLM-5, gives a mask. transformers scatters indices into
-one, which a TPU does element by element; here the mask is that of the scores above the lowest of the best, as in the
+The indexer of sparse attention, also in DeepSeek-V3.2 and GLM-5, gives a mask. transformers scatters indices into
+one, which a TPU does element by element; here the mask selects the scores above the lowest of the best, as in the
 JAX program.
 
 Shapes: B batch, S positions of this step, T keys or entries, N heads, H width of a head, E entries, M the positions
-in an entry, C channels of a position (twice those of an entry if entries include the window before), G groups of
+in an entry, C channels of a position (twice an entry's if entries include the window before), G groups of
 heads, I width of a group, R rank of a group.
 """
 
@@ -93,7 +93,7 @@ class EntryAttention(Replacement):
             if kind is AttentionKind.COMPRESSED_SPARSE:
                 del self.compressor.indexer.rotary_emb
         self.tensors = tensors
-        self._around = (decoder,)  # in a tuple, as it is no module of this one
+        self._around = (decoder,)  # in a tuple, so it is not a submodule
 
     def forward(
         self,
@@ -116,7 +116,7 @@ class EntryAttention(Replacement):
         if not is_plain:
             parts += self._entries(x, q_latent, cache, (cos, sin))
         out = self._attended(q, parts)
-        # Values turn like keys; this turns them back.
+        # Values rotate like keys; this rotates back.
         out = self.tensors.by_heads(apply_rotary_pos_emb(out, cos, -sin, unsqueeze_dim=2))
         weight = self.o_a_proj.weight.reshape(self.of.n_groups, self.of.group_rank, -1)
         out = self.tensors.by_heads(out.reshape(*x.shape[:2], self.of.n_groups, -1))
@@ -207,7 +207,7 @@ class EntryAttention(Replacement):
         return windows.index_select(1, order)
 
     def _pooled(self, of: Any, kv: Any, gate: Any, windows: Any) -> Any:
-        """Entries [B, E, H] of windows [B, E, M, C] with numbers [E]: weighted sums, normed and turned."""
+        """Entries [B, E, H] of windows [B, E, M, C] with numbers [E]: weighted sums, normed and rotated."""
         width = of.kv_norm.weight.shape[0]
         gate = gate + of.position_bias
         if kv.shape[-1] > width:  # the first channels belong to the entry after this one
@@ -267,7 +267,7 @@ class ChosenPositions(Replacement):
         return best(scores, self.of.top_k) & (attention_mask >= 0)
 
     def _turned(self, x: Any, cos: Any, sin: Any) -> Any:
-        """Turn the first channels of x [B, S, heads, H], as pairs or as halves."""
+        """Rotate the first channels of x [B, S, heads, H], as pairs or as halves."""
         turning, rest = x[..., : self.rope_dim], x[..., self.rope_dim :]
         half = self.rope_dim // 2
         low, high = turning[..., :half], turning[..., half:]
@@ -279,7 +279,7 @@ class ChosenPositions(Replacement):
 class KeyNorm(Replacement):
     """A layer norm of elementary operations.
 
-    torch_xla traces that of torch as a batch norm, which XLA expands into operations without a sharding.
+    torch_xla traces torch's as a batch norm, which XLA expands into operations without a sharding.
     """
 
     def __init__(self, replaced: torch.nn.LayerNorm) -> None:

@@ -46,7 +46,7 @@ LAYER_TYPES = {
 INDEXER_TYPES = {AttentionKind.FULL: "full", AttentionKind.SHARED: "shared"}
 
 
-# Names of the numbers of experts and of those of a token, and of the width of an expert.
+# Names of the number of experts, the number per token and the width of an expert.
 LOCAL_EXPERTS = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
 EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 ROUTED_EXPERTS = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
@@ -158,7 +158,7 @@ def _of_family(model: Model) -> dict[str, Any]:
 
 
 def _llama4(model: Model) -> dict[str, Any]:
-    """Chunks in layers that turn queries and keys, and a temperature of queries in the others."""
+    """Chunks in layers that rotate queries and keys, a temperature of queries in the others."""
     attention = grouped_of(model.attention)
     temperature = attention.temperature
     config: dict[str, Any] = {

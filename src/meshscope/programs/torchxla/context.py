@@ -1,6 +1,6 @@
 """Context-parallel attention in a manual region: ring or all-gather in prefill, merge in decode.
 
-Algorithm and layout are those of the JAX program (`programs/jax/context_parallel.py`,
+Algorithm and layout match the JAX program (`programs/jax/context_parallel.py`,
 `plans/caches.py`): a device has a contiguous block of the prompt and round-robin generated
 tokens. Prefill permutes or gathers keys and values, or the latents of both; decode merges partial softmaxes with
 two all-reduces.
@@ -84,10 +84,10 @@ class PartialSoftmax:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """How products of queries and keys become scores, and what else takes a share of their weights.
+    """How products of queries and keys become scores, and what else shares their weights.
 
     `scale` is the factor of products, `softcap` their limit, and `sinks` [K, G] the score of no position, or None.
-    Queries see a `window` of positions, or those of their chunk of this size if the layer `is_chunked`.
+    Queries see a `window` of positions, or their chunk of this size if the layer `is_chunked`.
     """
 
     scale: float
@@ -135,7 +135,7 @@ def _partly(q: Any, keys: tuple[Any, Any], places: tuple[Any, Any], of: Scores) 
 
 
 def partial_softmax(q: Any, k: Any, v: Any, seen: Any, of: Scores) -> PartialSoftmax:
-    """Attention of q [B, K, G, S, H] over those of k, v [B, K, T, H] that are `seen` [..., S, T]."""
+    """Attention of q [B, K, G, S, H] over the `seen` [..., S, T] positions of k, v [B, K, T, H]."""
     scores = of.limited(torch.einsum("bkgsh,bkth->bkgst", q, k).float())
     scores = torch.where(seen, scores, torch.full_like(scores, LOWEST))
     largest = scores.amax(dim=-1)
@@ -227,7 +227,7 @@ class ContextAttention:
 
 
 def keep_latents(model: Any) -> None:
-    """Let the attention of each layer hand latents over as they are, so that they travel between devices."""
+    """Let each layer's attention pass latents on unexpanded, so that devices exchange latents."""
     for layer in model.model.layers:
         layer.self_attn.expand_kv = lambda latent, rope: (latent, rope)
 
@@ -305,7 +305,7 @@ def register_attention(tensors: Tensors) -> str:
 def plain_attention(q: Any, k: Any, v: Any, mask: Any, of: Scores) -> Any:
     """[B, K, G, S, H], [B, K, T, H], [B, K, T, Hv] -> [B, S, K, G, Hv], as in transformers' `eager`.
 
-    The mask has the window, too.
+    The mask also has the window.
     """
     scores = of.limited(torch.einsum("bkgsh,bkth->bkgst", q, k)) + mask[:, :, None]
     if of.sinks is None:

@@ -81,7 +81,7 @@ def _gated(module: Any, gate: Any, up: Any, moe: MixtureOfExperts) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Mixture:
-    """The experts of one phase, with all tokens on all their devices or exchanged in a manual region over all devices."""
+    """One phase's experts, with all tokens on all their devices or exchanged in a manual region over all devices."""
 
     tensors: Tensors
 
@@ -149,9 +149,9 @@ class _Mixture:
             return self.tensors.annotate(out, (axes, ()))
 
     def _of_stage(self, module: Any, x: Any, chosen: Any, shares: Any) -> Any:
-        """[t, D] -> [t, D] in a manual region; if tp is in the exchange, each of its devices routes a part of the tokens.
+        """[t, D] -> [t, D] in a manual region; if tp is in the exchange, each of its devices routes some tokens.
 
-        With sp they are those of its residual stream, and no others are here.
+        With sp, a device has only its residual stream's tokens.
         """
         plan = self._plan
         with scope(Part.MOE_EXPERTS.value):
@@ -235,13 +235,13 @@ class _Mixture:
             back = _padded(back.reshape(nowhere, -1), 1)[place]  # [t*K, D]
             weighted = back.reshape(n_tokens, n_active, -1) * shares.to(back.dtype)[..., None]
             summed = weighted.sum(dim=1)
-            # In a stage, partial sums of all experts are added up behind the block.
+            # In a stage, partial sums of all experts are added up after the block.
             is_summed = self._is_partial and not self.tensors.is_inside
             return all_reduce(summed, self.tensors.groups("tp")) if is_summed else summed
 
 
 def _padded(x: Any, n_more: int, value: float = 0) -> Any:
-    """More rows of one value behind those of x [T, ...]."""
+    """Rows x [T, ...] and more rows of one value."""
     if not n_more:
         return x
     more = torch.full((n_more, *x.shape[1:]), value, dtype=x.dtype, device=x.device)
@@ -251,7 +251,7 @@ def _padded(x: Any, n_more: int, value: float = 0) -> Any:
 def token_axes(tensors: Tensors) -> tuple[str, ...]:
     """The mesh axes that split the tokens of mixtures, outermost first."""
     experiment, layouts = tensors.experiment, tensors.layouts
-    # Experts beside an MLP read the residual stream themselves, in its order.
+    # Experts parallel to an MLP read the residual stream themselves, in its order.
     is_beside = any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in experiment.model.layers)
     has_blocks = not tensors.is_decode and not is_beside
     return (*layouts.data, *layouts.axes("cp")) if has_blocks else layouts.data

@@ -98,7 +98,7 @@ class ResidualSpecs:
     """Specs of the residual stream [B, S, D] in one phase.
 
     `residual` applies between blocks, `entered` inside them, and `tokens` to the token ids [B, S].
-    `logits` [B, 1, V] is the sharding at the head's output, `rows` that of the program's output.
+    `logits` [B, 1, V] is the sharding at the head's output, `rows` at the program's output.
     `is_split` is whether sp splits the residual stream over tp.
     """
 
@@ -161,8 +161,8 @@ WHOLE = ("kv_b_proj.weight",)  # one parameter that holds several weights: heads
 class Rule:
     """The logical dimensions of a parameter's `Weight`, and how its array is stored.
 
-    `n_stacked` is the number of equal parts stacked in dimension 1: 2 for gate and up. `n_kv_heads` is that
-    of the layer.
+    `n_stacked` is the number of equal parts stacked in dimension 1: 2 for gate and up. `n_kv_heads` is
+    the layer's.
     """
 
     dims: tuple[Dim, ...]
@@ -195,7 +195,7 @@ class Rule:
 
 
 def _outermost(axes: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """The axes of merged dimensions, of which only the outermost may be split."""
+    """The axes of merged dimensions; only the outermost may be split."""
     assert not any(axes[1:])
     return axes[0]
 

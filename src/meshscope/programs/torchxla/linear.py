@@ -1,8 +1,8 @@
 """Linear attention by the gated delta rule, with its matrices split by heads and its state as an argument.
 
 transformers joins queries, keys, values and gates in one matrix and convolves them as one array. Splitting rows
-of the whole would not split each part by heads, so the parts are separate here. The rule is that of the JAX
-program (`programs/jax/linear.py`); as in transformers, a prompt is a sequence of chunks without a loop.
+of the whole would not split each part by heads, so the parts are separate here. The rule is the JAX
+program's (`programs/jax/linear.py`); as in transformers, a prompt is a sequence of chunks without a loop.
 
 Shapes: B batch, S positions of this step, D residual width, N key heads, V value heads, K width of a key,
 H width of a value, C positions of a chunk, W positions of the convolution.
@@ -48,7 +48,7 @@ class DeltaAttention(Replacement):
         keys, values = of.n_key_heads * of.key_dim, of.n_value_heads * of.value_dim
         sizes = {"q": keys, "k": keys, "v": values, "z": values}
         sizes |= dict.fromkeys("ba", of.n_value_heads)
-        # By the tensors of the checkpoint, of which these are parts.
+        # By the checkpoint's tensors, which join these parts.
         for tensor in ("qkvz", "ba", "qkv", "z", "b", "a"):
             if not hasattr(replaced, f"in_proj_{tensor}"):
                 continue

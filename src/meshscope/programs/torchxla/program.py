@@ -1,7 +1,8 @@
 """Traces one phase of an experiment with torch_xla: a transformers model with a static cache.
 
-Hooks on the model open named scopes and shard the residual stream. The scopes are phase, layer and part, as in all programs (`readers/hlo/attribution.py`). Hooks run
-in registration order, so sharding annotations carry the scope of their module.
+Hooks on the model open named scopes and shard the residual stream. The scopes are phase, layer and
+part, as in all programs (`readers/hlo/attribution.py`). Hooks run in registration order, so sharding
+annotations carry the scope of their module.
 """
 
 # pyright: reportMissingImports=false

@@ -1,10 +1,10 @@
 """Modules of transformers in a form that can be split: contiguous shares of matrices, experts with a dispatch.
 
-Qwen3-Next and Qwen3.5 have linear attention (`linear.py`), and in other layers a gate beside each query head.
+Qwen3-Next and Qwen3.5 have linear attention (`linear.py`), and in other layers a gate for each query head.
 Phi-3 has queries, keys and values in one matrix, and gate and up projections in another. Splitting the rows of
 the whole over devices would not split the parts by heads or columns, so they become separate parameters. The
 experts of gpt-oss have columns [E, D, 2F] that alternate between gate and up; here they are as in other families.
-Llama 4 lets all experts process all tokens; here it has the dispatch of other families, too.
+Llama 4 lets all experts process all tokens; here it has other families' dispatch.
 DeepSeek-V3.2 and GLM-5 have an indexer (`compressed.py`), DeepSeek-V4 attention over entries of positions
 (`compressed.py`) and several residual streams (`replaced.py`).
 """
@@ -61,11 +61,11 @@ class QueriesAndGates(torch.nn.Module):
 
 
 class GatedExpert(Replacement):
-    """An MLP whose output a gate, a layer of the mixture around it, scales for each token."""
+    """An MLP whose output is scaled for each token by a gate of the enclosing mixture."""
 
     def __init__(self, expert: Any, mixture: Any) -> None:
         super().__init__(expert, "gate_proj", "up_proj", "down_proj", "act_fn")
-        self._around = (mixture,)  # in a tuple, as it is no module of this one
+        self._around = (mixture,)  # in a tuple, so it is not a submodule
 
     def forward(self, x: Any) -> Any:
         """[B, S, D] -> [B, S, D]."""
@@ -96,14 +96,14 @@ class GatedExperts(Replacement):
 
 
 def _store_experts(module: Any) -> None:
-    """Give experts the matrices [E, 2F, D] and [E, D, F], those of all gates before those of all ups."""
+    """Give experts the matrices [E, 2F, D] and [E, D, F], all gates before all ups."""
     for name in ("gate_up_proj", "down_proj"):
         shape = getattr(module, name).transpose(1, 2).shape
         setattr(module, name, torch.nn.Parameter(torch.empty(shape)))
 
 
 class OneExpert(torch.nn.Module):
-    """The mixture of Llama 4: a token's score for its one expert scales the input of it."""
+    """The mixture of Llama 4: a token's score for its one expert scales its input."""
 
     def __init__(self, mixture: Any) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class OneExpert(torch.nn.Module):
         _store_experts(self.experts)
 
     def forward(self, x: Any) -> tuple[Any, None]:
-        """[B, S, D] -> [B, S, D]; transformers returns the logits of the router, too."""
+        """[B, S, D] -> [B, S, D]; transformers also returns the router's logits."""
         flat = x.reshape(-1, x.shape[-1])
         with scope(Part.MOE_ROUTER.value):
             logits, chosen = self.router(flat).max(dim=-1, keepdim=True)
@@ -126,7 +126,7 @@ class OneExpert(torch.nn.Module):
 
 
 def replace_modules(model: Any, tensors: Tensors) -> None:
-    """Replace modules of the model by those of this file."""
+    """Replace modules of the model by this file's."""
     described = tensors.experiment.model
     family = described.family
     replace = next((way for families, way in REPLACED.items() if family in families), None)
@@ -196,7 +196,7 @@ REPLACED: dict[frozenset[Family], Callable[[Any, Layer, Tensors, Any], None]] = 
 
 
 def with_local_heads(attention: Any, plan: Plan) -> None:
-    """Let modules that count heads count those of one device of tp: in a manual region it has no others."""
+    """Let modules that count heads count one tp device's heads: a manual region has no others."""
     if hasattr(attention, "qkv_proj"):
         of_all = attention.config
         attention.config = copy(of_all)
@@ -205,7 +205,7 @@ def with_local_heads(attention: Any, plan: Plan) -> None:
 
 
 class MixedLayer(Replacement):
-    """A layer of DeepSeek-V4, which replaces that of transformers."""
+    """A layer of DeepSeek-V4, which replaces transformers' layer."""
 
     def __init__(self, replaced: Any, hyper: HyperConnections, tensors: Tensors) -> None:
         super().__init__(

@@ -1,7 +1,7 @@
 """A pipeline around the layers of a transformers model, in a manual region over all devices.
 
 A module replaces the layers. Weights and caches of the same layer of each stage are stacked, so that a device
-has those of its stage. Micro-batches follow GPipe (arXiv 1811.06965). As in the JAX program, a stage takes the
+has its stage's. Micro-batches follow GPipe (arXiv 1811.06965). As in the JAX program, a stage takes the
 branch with its layers, or none if it is idle: a trace has no branches, so it has the results of all of them,
 and `lowering.py` makes a conditional of the choice. cp splits positions in the same region.
 
@@ -9,8 +9,8 @@ Stages also send the keys and values of the step that layers of later stages sha
 receives to the cache of a layer that it does not have, as in the JAX program. All stages compute the embeddings of
 layers, so these are not sent.
 
-Shapes: B batch, S positions of this step, D residual width, P stages, b one device's share of the batch, m that of a
-micro-batch.
+Shapes: B batch, S positions of this step, D residual width, P stages, b one device's share of the batch, m its share
+of a micro-batch.
 """
 
 # pyright: reportMissingImports=false
@@ -64,7 +64,7 @@ Values = dict[str, Any]  # the residual stream, and keys and values [m, K, S, H]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What layers get in the manual region: their caches by index, what all get, and what those of each kind get.
+    """What layers get in the manual region: their caches by index, what all get, and what each kind gets.
 
     Some models share keys and values between layers. `of_layers` [b, S, layers, width], the embeddings of layers, are
     None if no layer reads them.
@@ -89,7 +89,7 @@ class Inputs:
 
 
 class StagedModel(torch.nn.Module):
-    """Replaces all layers by those of the stages, of which a device runs one per tick; `layers` are by index.
+    """Replaces all layers by the stages'; a device runs one stage per tick. `layers` are by index.
 
     `of_layers` are the embeddings [B, S, layers, width] of layers, if the model has them.
     """
@@ -211,7 +211,7 @@ class StagedModel(torch.nn.Module):
         """The layers of the stages that have a micro-batch in this tick, whose residual stream is [m, S, D]."""
         n_stages, stage, caches = self.experiment.plan.pp, inputs.stage, inputs.slots
         busy = range(max(0, tick - n_parts + 1), min(n_stages - 1, tick) + 1)
-        # The rows of the stage's micro-batch among all of the device.
+        # The rows of the stage's micro-batch among the device's rows.
         part, n_each = (tick - stage).clamp(0, n_parts - 1), inputs.n_sequences // n_parts
         before = [dict(cache.local) for cache in caches]
         number = torch.zeros_like(stage)
@@ -304,7 +304,7 @@ def drop_layers(model: Any, experiment: Experiment) -> None:
 
 
 def add_pipeline(model: Any, tensors: Tensors) -> None:
-    """Replace the layers by the pipeline, which keeps those of the first stage of each run."""
+    """Replace the layers by the pipeline, which keeps the layers of each run's first stage."""
     decoder, experiment = model.model, tensors.experiment
     layers = {index: decoder.layers[index] for index in _traced_layers(experiment)}
     # sp splits the prompt, or the batch.

@@ -125,7 +125,7 @@ class Tensors:
         return tensor if self.is_inside else self.entered(tensor, spec)
 
     def whole(self, tensor: Any, spec: Spec) -> Any:
-        """The tensor of which a device has this shard; the shard itself in a region around this one."""
+        """The whole tensor of a device's shard; in an enclosing region, the shard itself."""
         return tensor if self.is_inside else self.left(tensor, spec)
 
     def left(self, tensor: Any, spec: Spec) -> Any:
@@ -189,7 +189,7 @@ def on_output(
 ) -> None:
     """Change the output of a module, or the first of several, in the scope of the module or of `part`.
 
-    `is_first` puts the change before those of other hooks.
+    `is_first` puts the change before other hooks.
     """
 
     def behind(_module: Any, _inputs: Any, output: Any) -> Any:
@@ -202,7 +202,7 @@ def on_output(
 
 
 def share_stream(layer: Any, take: Callable[[Any], Any], *, is_first: bool = False) -> list[Any]:
-    """Give experts beside an MLP what `take` makes of the residual stream [B, S, D], which they read before any norm.
+    """Give experts parallel to an MLP `take` of the residual stream [B, S, D], which they read before any norm.
 
     The list has it, and its tokens [B * S, D], once the layer runs.
     """

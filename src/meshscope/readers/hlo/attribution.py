@@ -24,7 +24,7 @@ OUTSIDE_LAYERS = frozenset({Part.EMBED, Part.LM_HEAD, Part.STAGE, Part.SAMPLE})
 class Scope:
     """The scopes of an `op_name`; `layers` are all layers that execute the instruction.
 
-    If pipeline stages share the instruction, `layers` are those of the first stage in `stages`, and
+    If pipeline stages share the instruction, `layers` belong to the first stage in `stages`, and
     each later stage has the next `stage_layers` layers. A pipeline step has `n_ticks` ticks; a stage
     executes the instruction in `n_microbatches` of them.
     """
@@ -121,7 +121,7 @@ def same_name(one: str | None, other: str | None) -> bool:
 def leaf(op_name: str | None) -> str | None:
     """The primitive at the end of the path, e.g. `psum`.
 
-    Older versions of JAX write parameters behind the names: `xmap(f)[axes=('x',)]/psum[axes=('x',)]`.
+    Older versions of JAX write parameters after the names: `xmap(f)[axes=('x',)]/psum[axes=('x',)]`.
     """
     path = op_name or ""
     while (shorter := _PARAMETERS.sub("", path)) != path:

@@ -61,7 +61,7 @@ def merge_collective_matmuls(flow: Dataflow, operations: list[Operation]) -> lis
 def with_merged(
     operations: list[Operation], merged: dict[int, Operation], hidden: set[int]
 ) -> list[Operation]:
-    """The operations, of which those with these ids are replaced by others, or hidden in them."""
+    """The operations, with the ids in `merged` replaced and the others in `hidden` left out."""
     return [merged.get(id(o), o) for o in operations if id(o) in merged or id(o) not in hidden]
 
 
@@ -292,7 +292,7 @@ def merge_slice_levels(
 
 
 def _sources(flow: Dataflow, context: CallContext, operand: Instruction) -> list[Instruction]:
-    """The source of an operand, then the sources behind slices and pads."""
+    """The source of an operand, then the sources through slices and pads."""
     sources = [flow.skip_moves(context, operand)]
     for source in sources:  # grows during iteration
         is_slice = source.custom_call_target == "ZeroCrop" or flow.consists_of(source, _SLICING)

@@ -139,7 +139,7 @@ def _pool_partial_loops(operations: list[Operation]) -> list[Operation]:
     return [o for o in (pooled.get(id(o), o) for o in operations) if o is not None]
 
 
-# Fields of a row that are those of its operation.
+# Fields that a row takes from its operation.
 _SAME = (
     *("kind", "opcode", "group_size", "dtype", "shape", "payload_bytes", "wire_bytes"),
     *("is_async", "algorithm", "inserted_by", "hlo_shape"),
@@ -214,7 +214,7 @@ def n_steps_of(experiment: Experiment) -> dict[Phase, int]:
 def _places(
     scope: Scope, groups: Groups, layers: Sequence[int | None], mesh: Mesh
 ) -> Iterator[tuple[int | None, int | None, Groups]]:
-    """(stage, layer, groups in that stage) of every stage and layer; `layers` are those of the first stage.
+    """(stage, layer, groups in that stage) of every stage and layer; `layers` are the first stage's.
 
     The pairs of a send between stages belong to the sending stage.
     """
@@ -228,7 +228,7 @@ def _places(
 
 
 def with_stage_send(scope: Scope, kind: Kind, axis: str | None, mesh: Mesh) -> Scope:
-    """The scope; that of the send between stages for a permute along pp without a part.
+    """The scope; for a permute along pp without a part, the send between stages.
 
     A send across slices loses its op_name, and the loop around it has no usable one.
     """
@@ -257,7 +257,7 @@ def _resharding(collectives: ModuleCollectives, operation: Operation) -> Reshard
     part = Fraction(1, prod(mesh.size(name) for name in others))
     is_returned = False
     if operation.kind == "all_reduce" and part < 1:
-        # Devices have a part of an argument like it, as of a weight whose gradient it is.
+        # Devices have a part of an argument like it, such as the weight of a gradient.
         dims, entry = operation.shape or (), flow.module.entry
         parts = {(*dims[:i], size * part, *dims[i + 1 :]) for i, size in enumerate(dims)}
         arguments = () if entry is None else entry.parameters.values()

@@ -2,9 +2,9 @@
 
 The kernels of tpu-inference and SGLang-JAX declare neither bytes nor FLOPs. Their operands are tokens
 [T, D], packed as [T, 2, D/2] in bf16; weights [E, 2, D, F] and [E, F, D] of the local experts; logits [T, all
-experts]; and a buffer [all experts, ...] for the results. The number of experts of a token is in the name, and
-in that of SGLang-JAX the tokens of a block, too: `fused-moe-k_8-bt_512_128_128-...` (source:
-kernels/fused_moe in both projects, November 2026).
+experts]; and a buffer [all experts, ...] for the results. The name contains the experts per token and, in
+SGLang-JAX, the tokens per block: `fused-moe-k_8-bt_512_128_128-...` (source: kernels/fused_moe in both
+projects, November 2026).
 """
 
 import re
@@ -56,7 +56,7 @@ class FusedExperts:
 
     @property
     def exchanged_bytes(self) -> int:
-        """Bytes of the rows that a device sends to experts and gets back, those of its own experts included."""
+        """Bytes of the rows that a device sends to experts and gets back, its own experts included."""
         row_bytes = self.hidden * DTYPE_BITS[self.dtype] // 8
         return 2 * self.n_tokens * self.n_active * row_bytes
 

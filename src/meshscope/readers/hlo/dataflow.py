@@ -94,7 +94,7 @@ class Dataflow:
                 yield from self.inner(self.fused(instruction), depth + 1)
 
     def skip_moves(self, context: CallContext, instruction: Instruction) -> Instruction:
-        """The instruction behind moves and conversions; itself if it computes."""
+        """The source of moves and conversions; the instruction itself if it computes."""
         computation = context.computation
         while True:
             source = None
@@ -113,7 +113,7 @@ class Dataflow:
     def joined_slices(
         self, computation: Computation, slice_start: Instruction
     ) -> Instruction | None:
-        """The array that libtpu prefetches in slices, of which this is one; None if it is no prefetch."""
+        """The array that libtpu prefetches in slices such as this one; None if it is no prefetch."""
         if slice_start.opcode != "slice-start":
             return None
         dones = [u for u in self.users(computation, slice_start) if u.opcode == "slice-done"]
@@ -122,7 +122,7 @@ class Dataflow:
         return joins[0] if is_prefetch else None
 
     def origin(self, context: CallContext, instruction: Instruction) -> Location:
-        """The instruction that computes a value, behind moves and inside fusions."""
+        """The instruction that computes a value, through moves and into fusions."""
         for _ in range(_MAX_NESTING):
             instruction = self.skip_moves(context, instruction)
             index = None

@@ -21,7 +21,7 @@ _KNOWN = re.compile(r'"known_trip_count":\{"n":"?(\d+)"?\}')
 _DIRECTION = re.compile(r"\bdirection=([A-Z]{2})")
 _INDEX = re.compile(r"\bindex=(\d+)")
 _MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
-# Instructions whose value is that of their first operand.
+# Instructions with the value of their first operand.
 _FORWARDING = frozenset(
     {"copy", "bitcast", "reshape", "convert", "copy-start", "copy-done", "opt-barrier"}
 )
@@ -131,7 +131,7 @@ class _Evaluator:
     def element(
         self, computation: Computation, source: Instruction, element: int, bindings: _Bindings
     ) -> _Value:
-        """An element of a tuple, behind any copies."""
+        """An element of a tuple, through any copies."""
         root = _computed(computation, source)
         value = computation.producer(root, element) if root.opcode == "tuple" else None
         return self._value(computation, value, bindings, 0) if value else None

@@ -31,7 +31,7 @@ _DEVICE_ORDER = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
 def parse_groups(text: str, *, n_devices: int, where: str) -> Groups:
     """Expands `replica_groups` to device groups; `{}` means one group of all devices.
 
-    Raises ParseError, prefixed with `where`, for an unknown form. The three forms are those of
+    Raises ParseError, prefixed with `where`, for an unknown form. The three forms are from
     XLA's xla/hlo/ir/replica_group.cc (list, iota) and xla/hlo/ir/mesh_and_axis.cc (mesh, with
     device order and sub-axes).
     """
@@ -171,7 +171,7 @@ def _transposed(ids: Sequence[int], dims: Sequence[int], permutation: Sequence[i
     return np.array(ids).reshape(tuple(dims)).transpose(tuple(permutation)).ravel().tolist()
 
 
-# Collectives whose groups are those of replicas also with a channel.
+# Collectives whose groups are of replicas even with a channel.
 _ACROSS_REPLICAS = frozenset({"all-reduce", "all-gather", "reduce-scatter", "cross-replica-sum"})
 
 CrossesSlices = Callable[[Groups], bool | None]  # None on a single slice
@@ -179,7 +179,7 @@ CrossesSlices = Callable[[Groups], bool | None]  # None on a single slice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """The devices of a module on a mesh of `n_slices` slices, each of which runs a copy."""
+    """The devices of a module on a mesh of `n_slices` slices, each running a copy."""
 
     module: HloModule
     mesh: Mesh
@@ -216,7 +216,7 @@ class Devices:
     ) -> Groups:
         """The groups by device, replica x partitions + partition, if their IDs are replicas or partitions.
 
-        The modes are those of XLA's collective_ops_utils.h: without a channel the IDs are replicas; with one
+        The modes follow XLA's collective_ops_utils.h: without a channel the IDs are replicas; with one
         they are partitions, in a reduction or gather replicas of all partitions, or, with
         use_global_device_ids, devices. `is_all` marks one group of all IDs.
         """

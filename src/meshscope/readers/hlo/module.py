@@ -103,7 +103,7 @@ class Instruction:
 
     @property
     def op_name(self) -> str | None:
-        """The scope path that the frontend assigned, behind the `scope` of the instruction."""
+        """The scope path that the frontend assigned, after the `scope` of the instruction."""
         match = _first(_OP_NAME, 'op_name="', self.attributes)
         if match is None:
             return self.scope or None

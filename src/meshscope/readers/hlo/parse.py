@@ -60,7 +60,7 @@ def read_hlo(path: Path | str, *, is_partial: bool = False) -> HloModule:
 
 
 def _decompressed(path: Path, origin: str, *, is_partial: bool) -> bytes:
-    """The bytes of the file, or of the gzip file; with `is_partial` those before its end is missing."""
+    """The bytes of the file, or of the gzip file; with `is_partial`, as far as they go."""
     check_regular(path)
     with path.open("rb") as file:
         opener = gzip.open if file.read(2) == _GZIP_MAGIC else open
@@ -169,7 +169,7 @@ def _frames(tables: dict[str, dict[int, str]], origin: str) -> dict[int, StackFr
         for name in _TABLES[2:]
     )
     parents = {number: frame.get("parent_frame_id", 0) for number, frame in frames.items()}
-    # Roots refer to themselves if the text counts parents from 1, as that of libtpu 0.0.42 and 0.0.50.
+    # Roots refer to themselves if the text counts parents from 1, as in libtpu 0.0.42 and 0.0.50.
     shift = 1 if any(parents[number] == number for number in parents) else 0
     stack_frames: dict[int, StackFrame] = {}
     for number, frame in frames.items():

@@ -88,7 +88,7 @@ def _name_before(flow: Dataflow, element: Element) -> str | None:
 
 
 def original_op_name(flow: Dataflow, element: Element) -> str | None:
-    """The op_name of a collective; if a rewrite dropped it, that of its reducer or result.
+    """The op_name of a collective; if a rewrite dropped it, its reducer's or result's.
 
     The name of a move of the result counts if it names a collective, or equals the operand's name.
     """

@@ -1,6 +1,6 @@
 """Gives the instructions of a foreign module the scopes of this package: `phase/layer{i}/part`.
 
-Names come first: those of an instruction, else those of the largest weight that it reads. What has no name
+Names come first: an instruction's, else the names of the largest weight that it reads. What has no name
 belongs where its users belong if they agree, else where its operands do. Layers without names are counted:
 a new one begins where attention depends on the MLP before it.
 """
@@ -52,7 +52,7 @@ class _Place:
 
 
 def with_scopes(module: HloModule, rules: Sequence[EngineRules] = ()) -> HloModule:
-    """The module with a scope on every instruction of which phase, layer or part could be determined.
+    """The module with a scope on every instruction whose phase, layer or part could be determined.
 
     `rules` precede those that come with the package. A module with scopes of this package is returned as is.
     """
@@ -134,7 +134,7 @@ class _Placement:
         return self._paths[place]
 
     def _place_loop(self, body: Computation, layers: range, depth: int) -> None:
-        """Places the instructions of a loop over layers, of which the body may contain several."""
+        """Places the instructions of a loop over layers, whose body may contain several."""
         flow = _Flow(self, body, is_counted=True)
         n_each = flow.n_layers
         self.scopes[body.name] = scopes = {}
@@ -170,7 +170,7 @@ class _Placement:
         return list(reached.values())
 
     def callees(self, instruction: Instruction) -> Iterator[Computation]:
-        """The computations that an instruction runs, and that of a fusion."""
+        """The computations that an instruction runs, fusions included."""
         if instruction.opcode == "fusion" or runs_called_computations(instruction):
             for names in instruction.called.values():
                 yield from (c for n in names if (c := self._module.computations.get(n)) is not None)
@@ -185,7 +185,7 @@ class _Placement:
         return {part for part in parts if part is not None}
 
     def looped_layers(self, computation: Computation, instruction: Instruction) -> int:
-        """Layers that a loop executes: its trips times those of its body; 0 if it is no loop over layers."""
+        """Layers that a loop executes: its trips times its body's layers; 0 if it is no loop over layers."""
         if instruction.opcode != "while" or not self._is_counted:
             return 0
         trips = trip_count(self._module, instruction, computation).count
@@ -239,7 +239,7 @@ class _Flow:
         return max((layer + 1 for layer in layers if layer >= 0), default=1)
 
     def _name(self, instruction: Instruction) -> NamedScope:
-        """What the names of the instruction say, else those of the largest weight that it reads."""
+        """What the instruction's names say, else the names of the largest weight that it reads."""
         name, producers = self._placement.name(instruction), self._producers[instruction.name]
         if instruction.opcode == "parameter":
             n_bytes = sum(array.n_bytes or 0 for array in instruction.arrays)
@@ -275,7 +275,7 @@ class _Flow:
                     self._positions[instruction.name] = min(known, default=None)
 
     def _position(self, instruction: Instruction, before: _Position | None) -> _Position | None:
-        """The position of an instruction behind its furthest producer; None if it depends on no layer."""
+        """The position of an instruction after its furthest producer; None if it depends on no layer."""
         name = self._named[instruction.name]
         if n_layers := self._loops.get(instruction.name):
             first = 0 if before is None else before[0] + before[1]
@@ -292,7 +292,7 @@ class _Flow:
         return self._counted(name.part, before)
 
     def _counted(self, part: Part, before: _Position | None) -> _Position | None:
-        """The position of a part of a layer by its order: attention behind an MLP begins a layer."""
+        """The position of a part of a layer by its order: attention after an MLP begins a layer."""
         if before is None:
             return None if self._has_embedding else (0, _is_behind_attention(part))
         if _is_behind_attention(part):

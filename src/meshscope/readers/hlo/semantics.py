@@ -120,7 +120,7 @@ def wrappers(site: CallSite) -> tuple[Instruction, ...]:
 
 
 def _done(flow: Dataflow, context: CallContext, start: Instruction) -> Instruction:
-    """The done of a start, behind its updates; the instruction itself if it is not a start."""
+    """The done of a start, after its updates; the instruction itself if it is not a start."""
     while start.opcode.endswith(("-start", "-update")):
         users = flow.users(context.computation, start)
         following = [u for u in users if u.opcode.endswith(("-update", "-done"))]

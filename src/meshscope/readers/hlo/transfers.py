@@ -1,4 +1,4 @@
-"""Sends and recvs: between devices, and those of collectives that libtpu's megascale runtime executes over DCN."""
+"""Sends and recvs: between devices, and of collectives that libtpu's megascale runtime executes over DCN."""
 
 import re
 from dataclasses import replace

@@ -26,7 +26,7 @@ Instructions = Mapping[tuple[str, str], Mapping[str, Any]]  # facts by module an
 KEYS = ("module", "hlo_name")
 # Facts of an instruction that are not columns of the event table.
 EXTRA_FACTS: dict[str, Any] = {"layers": pl.List(pl.Int32), "starts": pl.String}
-# Columns after those of the event table, for metrics over runs, steps and devices.
+# Columns after the event table's, for metrics over runs, steps and devices.
 EXTRA_SCHEMA: dict[str, Any] = {
     "module": pl.String,
     "run_id": pl.Int64,
@@ -41,7 +41,7 @@ TIME_BASIS = "measured"
 
 
 def with_hlo(ops: Ops, instructions: Instructions) -> Ops:
-    """The ops with the facts of the HLO instead of those of the profile.
+    """The ops with facts from the HLO instead of the profile.
 
     Ops that the HLO calls `while`, `call` or `conditional` become containers.
     """

@@ -1,8 +1,8 @@
 """Writes an HLO proto, as profiles contain the programs that ran, as HLO text.
 
 The text has what `meshscope.readers.hlo` and the time model use. It leaves out shardings, windows,
-large constants and some attributes of local operations. Field numbers are those
-of xla/service/hlo.proto and xla/xla_data.proto (openxla/xla); `tests/profile/test_hlo_proto.py`
+large constants and some attributes of local operations. Field numbers are from
+xla/service/hlo.proto and xla/xla_data.proto (openxla/xla); `tests/profile/test_hlo_proto.py`
 compares the text with XLA's own.
 """
 

@@ -2,7 +2,7 @@
 
 Times are integer picoseconds from the origin of the plane, as in the file: a Unix time in floating
 point seconds would lose digits. Stats are columns, one per stat name: numbers use the narrowest
-integer type that fits, texts become enumerations. Of bytes only the length is kept; if an event has
+integer type that fits, texts become enumerations. Only the length of bytes is kept; if an event has
 two stats of one name, the last one counts.
 """
 

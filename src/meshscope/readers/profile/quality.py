@@ -28,7 +28,7 @@ def capture_faults(
     """The faults of a profile; empty if its numbers can be trusted.
 
     `ops` are the ops of the profile with the facts of the HLO. `runs` are their executions, if the
-    caller has them: at least those of asynchronous ops. `expected` has the executions of
+    caller has them: at least for asynchronous ops. `expected` has the executions of
     each (module, instruction) in one run of its module on one device, or on each device that
     executes it.
     """

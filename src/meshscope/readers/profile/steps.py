@@ -73,7 +73,7 @@ def _numbered_or_named(plane: Plane) -> pl.DataFrame:
 
 
 def _served(plane: Plane, *, tells_phase: bool) -> pl.DataFrame | None:
-    """Annotations of serving engines on a host, those that tell prefill from decode or the others."""
+    """Annotations of serving engines on a host that tell prefill from decode, or all others."""
     if not plane.name.startswith("/host:"):
         return None
     read = [read_annotation(name) for name in plane.kinds["name"]]

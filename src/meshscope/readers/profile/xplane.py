@@ -3,7 +3,7 @@
 The messages are XSpace > XPlane > XLine > XEvent > XStat of tsl/profiler/protobuf/xplane.proto.
 This reader exists next to `jax.profiler.ProfileData` because profiles must be readable without JAX,
 because files may be hostile, and because columns are faster: one million events of four TPU chips
-(38 MB) take 0.6 s and 120 MB instead of 5.3 s and 1,100 MB, those of eight CPU devices (50 MB)
+(38 MB) take 0.6 s and 120 MB instead of 5.3 s and 1,100 MB; for eight CPU devices (50 MB)
 0.9 s and 145 MB instead of 6.4 s and 1,430 MB (JAX 0.10.2, two CPU cores, names, times and stats
 read in both). `tests/profile/test_against_jax.py` checks that both readers agree.
 

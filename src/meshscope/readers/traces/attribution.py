@@ -140,7 +140,7 @@ def attributed(
 
 
 def _distinct_ops(ops: pl.DataFrame, places: Mapping[str, Mapping[str, Any]]) -> pl.DataFrame:
-    """The facts of the distinct ops, with those that the HLO of their program adds, by name."""
+    """The facts of the distinct ops by name, with what the HLO of their program adds."""
     is_copy = pl.col("category") == Category.COPY.value
     opcode = pl.when(is_copy).then(pl.lit("copy")).otherwise(pl.coalesce("opcode", "name"))
     facts = ops.select("kind", "payload_bytes", "group_size").iter_rows()
@@ -471,7 +471,7 @@ def _shares(rows: Sequence[Collective]) -> list[float]:
 
 
 def _places(module: HloModule, measured: Sequence[Collective]) -> dict[str, Mapping[str, Any]]:
-    """The layer, part and shape of the instructions; the layer of those in one layer."""
+    """The layer, part and shape of the instructions; no layer if they have several."""
     places: dict[str, Mapping[str, Any]] = {}
     for computation in module.computations.values():
         for instruction in computation.instructions:

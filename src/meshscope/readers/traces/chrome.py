@@ -33,7 +33,7 @@ Scalar = int | str | float | None
 
 
 class ChromeArgs(msgspec.Struct, gc=False):
-    """The arguments that matter here; `name` of a metadata event is that of a process or thread."""
+    """The arguments that matter here; the `name` of a metadata event names a process or thread."""
 
     name: Scalar = None
     long_name: str | None = None

@@ -62,7 +62,7 @@ _OPAQUE = re.compile(
     r"nvshmem|mscclpp|symm_?mem|ncclDevKernel_Generic|(?:inter|intra)node\w*::",
     re.IGNORECASE,
 )
-# Words of communication in names of kernels of whatever library, and of what is none: attention that
+# Words of communication in kernel names of any library, and words of other work: attention that
 # combines parts of the keys, routing, reductions in a block, broadcasting of operands.
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _LIKE_COLLECTIVE = re.compile(
@@ -186,7 +186,7 @@ def _nccl(name: str) -> KernelCollective:
     words = re.split(r"[_(<]", name.removeprefix("void "))[1:]
     kind = next((kind for word in words if word and (kind := kind_of(word)) is not None), None)
     named = reversed(name.partition("(")[0].removesuffix("_t").split("_"))
-    # The type of a SendRecv kernel is that of its buffer, not of the array.
+    # The type of a SendRecv kernel is its buffer's, not the array's.
     dtypes = [dtype_of(word) for word in named if kind is not Kind.PERMUTE]
     return KernelCollective(kind, short_name(name), next(filter(None, dtypes), None))
 
@@ -217,8 +217,8 @@ def payload_bytes(
 ) -> int | None:
     """Size of the logical array by the rule of nccl-tests; None if it does not follow.
 
-    `n_in`, `n_out` are the elements that one rank passes and gets. The array of an all-gather is
-    the output, that of a reduce-scatter the input.
+    `n_in`, `n_out` are the elements that one rank passes and gets. An all-gather's array is the
+    output, a reduce-scatter's the input.
     """
     n_ranks = group_size or 0
     match kind:

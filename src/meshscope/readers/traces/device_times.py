@@ -20,7 +20,7 @@ def labeled(trace: MergedTrace) -> tuple[pl.DataFrame, dict[StepLabel, int]]:
     """The events with their step's `label` (index in `LABELS`) and `step_number`, and the steps of each label.
 
     `step_number` is the index among the steps of its class on its device; null outside of steps.
-    Steps without ops on a device, as those of other ranks, do not count there.
+    Steps without ops on a device, such as other ranks', do not count there.
     """
     if trace.steps.is_empty():
         whole = pl.lit(LABELS.index(StepLabel.TRACE), pl.Int8).alias("label")

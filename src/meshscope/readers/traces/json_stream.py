@@ -24,7 +24,7 @@ MAX_EVENT_BYTES = 64 << 20
 # Traces inflate 10 to 30 times. Deflate cannot exceed 1032; a file near that has no events.
 MAX_INFLATION = 300
 MIN_BOMB_BYTES = 256 << 20
-# What msgspec raises for text that is no JSON, of another form, nested too deeply, or no UTF-8.
+# What msgspec raises for invalid JSON or UTF-8, another form, or too deep nesting.
 FAULTS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _GZIP = b"\x1f\x8b"
 _UTF8_BOM = b"\xef\xbb\xbf"
@@ -167,7 +167,7 @@ class JsonTrace(Generic[E]):
         return batch, n_read, False
 
     def _repaired(self, text: bytes) -> list[E]:
-        """The event in the text, without numbers and characters that are none; counted if it is no event."""
+        """The event in the text, without invalid numbers and characters; counted if it is no event."""
         as_text = text.decode("utf-8", errors="replace").encode()
         for variant in (text, _NOT_A_NUMBER.sub(b"null", text), as_text):
             try:
@@ -178,7 +178,7 @@ class JsonTrace(Generic[E]):
         return []
 
     def _read_tail(self, buffer: bytes, pieces: "_Pieces") -> None:
-        """Adds the keys behind the events to `head`."""
+        """Adds the keys after the events to `head`."""
         while (piece := pieces.next(at_least=len(buffer))) is not None:
             buffer += piece
             if len(buffer) > MAX_HEAD_BYTES:

@@ -1,8 +1,8 @@
 """Reads Kineto traces: JSON of the PyTorch profiler, as vLLM, SGLang and training frameworks save it.
 
 A file is the trace of one process, which is one rank. A kernel belongs to the step that launched
-it: kernel and launch share a correlation id. If a kernel carries no facts of its collective (before
-PyTorch 2.2), those of the `nccl:*` range around its launch apply.
+it: kernel and launch share a correlation id. If a kernel has no collective facts (before
+PyTorch 2.2), the `nccl:*` range around its launch gives them.
 """
 
 import re
@@ -359,7 +359,7 @@ class _Reading:
     def _with_ranges(
         self, ops: Ints, launch_ns: Ints, launch_tid: Ints
     ) -> tuple[Ints, list[OpKey]]:
-        """Gives kernels without facts those of the `nccl:*` range that launched them."""
+        """Gives kernels without facts the facts of their launching `nccl:*` range."""
         keys = [OpKey("kernel", k) if isinstance(k, str) else k for k in self.ops.keys]
         ranges = [r for r in self.ranges if r.facts is not None]
         is_bare = [k.cat == "kernel" and k.collective is None and is_nccl(k.name) for k in keys]
@@ -488,7 +488,7 @@ def _rank(head: KinetoHead, ops: pl.DataFrame) -> int | None:
 
 
 def _op_facts(key: OpKey, head: KinetoHead) -> dict[str, Any]:
-    """The facts that the name of the kernel tells, and those of its collective."""
+    """The facts in the name of the kernel, and its collective's facts."""
     named = op_facts(key.name, is_copy=key.cat in COPIES)
     if key.cat in COPIES or (key.collective is None and "kind" not in named):
         return named

@@ -120,9 +120,9 @@ def _n_devices(traces: Sequence[Trace], events: pl.DataFrame, ops: pl.DataFrame)
 
 
 def _numbered(traces: Sequence[Trace]) -> tuple[list[Trace], list[str]]:
-    """The traces with ranks as devices: stated ones, those of file names, else the next free numbers.
+    """The traces with ranks as devices: stated ones, else from file names, else the next free numbers.
 
-    The number of a device on its host is no rank. It only orders the devices of files that number
+    The number of a device on its host is not a rank. It only orders the devices of files that number
     them differently, and is kept where the groups of a program have it.
     """
     named = [_rank_in_name(t) for t in traces]
@@ -174,7 +174,7 @@ def _rank_in_name(trace: Trace) -> int | None:
 
 
 def _local_devices(trace: Trace) -> list[int]:
-    """The numbers of the devices of a host, with those without ops before the last."""
+    """The numbers of a host's devices, including listed ones without ops."""
     used = trace.events["device"].unique().sort().to_list()
     n_listed = trace.n_local or 0
     return list(range(n_listed)) if used and n_listed > used[-1] else used

@@ -1,6 +1,6 @@
 """Reads SQLite files that `nsys export --type sqlite` writes: kernels, copies and NVTX ranges.
 
-Tables and columns are those of NVIDIA's documentation of the export (Nsight Systems User Guide,
+Tables and columns follow NVIDIA's documentation of the export (Nsight Systems User Guide,
 "SQLite Schema Reference"). A file may hold several processes and GPUs of a host: each process is a
 rank, or each of its GPUs if its kernels run on several. Kernels carry no sizes, so the bytes of
 collectives are unknown, except where NCCL's NVTX ranges tell the kind.
@@ -191,7 +191,7 @@ def _kernels(database: sqlite3.Connection, columns: set[str]) -> pl.DataFrame:
 def _ranked(ops: pl.DataFrame) -> pl.DataFrame:
     """The ops with the number of their rank, in the order of devices, then of processes.
 
-    Copies to other GPUs than those that run kernels are of the process's first GPU.
+    Copies to GPUs without kernels belong to the process's first GPU.
     """
     kernels = ops.filter(~pl.col("name").is_in(list(COPIES.values())))
     places = (kernels if len(kernels) else ops).select("process", "device").unique()
@@ -231,7 +231,7 @@ def _launch_ns(database: sqlite3.Connection, ops: pl.DataFrame, columns: set[str
 def _steps(
     marks: Sequence[tuple[int, StepMark]], process: Ints, at_ns: Ints
 ) -> tuple[pl.DataFrame, Ints]:
-    """The steps, and the one around each launch [n]; processes without steps use those of others."""
+    """The steps, and the one around each launch [n]; processes without steps use other processes'."""
     by_process: dict[int, list[StepMark]] = {}
     for number, mark in marks:
         by_process.setdefault(number, []).append(mark)

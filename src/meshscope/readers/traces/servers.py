@@ -143,7 +143,7 @@ def _of_sglang(match: re.Match[str]) -> StepAnnotation:
 
 
 class StepMark(NamedTuple):
-    """An annotated interval; `thread` is that of the host, None for a timeline of the device."""
+    """An annotated interval; `thread` is the host thread, None for a timeline of the device."""
 
     name: str
     start_ns: int
@@ -246,7 +246,7 @@ MS = 1e-3
 _LATENCIES = (
     ("ttft", ("ttft",), "ttfts"),  # of each request
     ("tpot", ("tpot",), None),
-    ("itl", ("itl",), "itls"),  # lists of those of each token
+    ("itl", ("itl",), "itls"),  # lists over tokens
     ("e2e", ("e2el", "e2e_latency"), None),
 )
 _FIGURES = {"mean": ("mean",), "p50": ("median", "p50"), "p90": ("p90",), "p99": ("p99",)}

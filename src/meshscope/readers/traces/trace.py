@@ -80,8 +80,8 @@ STEPS_SCHEMA: dict[str, Any] = {
 class Trace:
     """The trace of one file. `origin_unix_ns` is the time at which its clock shows 0, if known.
 
-    Without a `rank`, the devices of `events` are numbers on the host, of which the file lists
-    `n_local`, with ops or not.
+    Without a `rank`, the devices of `events` are numbers on the host; the file lists `n_local`
+    devices, with ops or not.
     """
 
     path: Path
@@ -189,7 +189,7 @@ def events_table(
 ) -> tuple[pl.DataFrame, list[str]]:
     """The events in order of time, and what was left out, with what a reader left out before.
 
-    `columns` are those of EVENTS_SCHEMA, with -1 for unknown steps. An event is invalid if its
+    `columns` follow EVENTS_SCHEMA, with -1 for unknown steps. An event is invalid if its
     duration is negative, or its start or its device unknown; it is repeated if another one is equal in all columns.
     """
     frame = pl.DataFrame({name: columns[name] for name in EVENTS_SCHEMA})

@@ -45,7 +45,7 @@ from meshscope.readers.traces.trace import (
     events_table,
 )
 
-# Stats of events that are used; those of kinds of events are read in full.
+# Stats of events that are used; stats of event kinds are read in full.
 _TRANSFER_STATS = (
     *("dcn_label", "dcn_source_slice_id", "dcn_source_per_slice_device_id"),
     *("dcn_destination_slice_id", "dcn_destination_per_slice_device_id"),
@@ -56,7 +56,7 @@ STATS = (
     *("source", "graph_key", *_TRANSFER_STATS),
 )
 STREAM = 1_000_000  # of the transfers between slices
-LINES_PER_CORE = 1_000  # streams of SparseCores are numbered behind those of the main core
+LINES_PER_CORE = 1_000  # streams of SparseCores are numbered after the main core's
 PLANE = "/device:CUSTOM:Megascale"
 MAX_NAMED = 4  # programs in one message
 _NS = 1e9
@@ -218,7 +218,7 @@ def _executed(
 ) -> pl.DataFrame:
     """All executions: collectives from start to end, other ops, and transfers between slices.
 
-    The stream of an event is its line, with those of each SparseCore apart.
+    The stream of an event is its line, separate for each SparseCore.
     """
     is_other = (pl.col("role") == "leaf") & ~pl.col("op").is_in(joined.implode())
     columns = ["op", "device", "line", "run_id", "start_s", "dur_s", "core"]
@@ -288,7 +288,7 @@ def _op_rows(instructions: pl.DataFrame) -> pl.DataFrame:
 def _transfers(profile: Profile, ops: Ops, *, is_counted: bool) -> pl.DataFrame:
     """The transfers between slices, and the copies between host and device for them.
 
-    They are numbered behind the instructions, and are copies if the devices recorded them, too.
+    They are numbered after the instructions, and are copies if the devices recorded them, too.
     """
     has_plane = {
         host
@@ -320,7 +320,7 @@ def _transfers(profile: Profile, ops: Ops, *, is_counted: bool) -> pl.DataFrame:
 
 
 def _of_host(plane: Plane) -> pl.DataFrame:
-    """Transfers among the events of a host; times are those before the event."""
+    """Transfers among the events of a host; each ends at the start of its event."""
     is_transfer = pl.col("name").str.contains(
         r"^MegaScale: Communication Transport (Send|Receive)$"
     )

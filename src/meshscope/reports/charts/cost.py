@@ -166,7 +166,7 @@ def cost_chart(phase: Phase, bars: Iterable[tuple[str, CostBar]]) -> Chart | Non
 
 
 def waterfall_chart(names: Sequence[str], spans: Mapping[str, Sequence[Breakdown]]) -> Chart:
-    """From the time of a chosen baseline to that of another side, one step for each part or axis.
+    """From a chosen baseline's time to another side's, one step for each part or axis.
 
     `spans` has the breakdown of every side, the best first, for the request or a step.
     """
@@ -203,7 +203,7 @@ def waterfall_chart(names: Sequence[str], spans: Mapping[str, Sequence[Breakdown
         _calculate("to", "datum.whole ? datum.d : datum.before+datum.run"),
         _calculate("from", "datum.whole ? datum.d : datum.to-datum.d"),
         {"joinaggregate": [{"op": "min", "field": "to", "as": "lowest"}, {"op": "max", "field": "to", "as": "most"}]},
-        # The axis starts near the shortest bar where the differences are small beside it.
+        # The axis starts near the shortest bar if the differences are much smaller.
         _calculate("low", "datum.lowest>0.5*datum.most ? datum.lowest-0.3*(datum.most-datum.lowest) : 0"),
         _calculate("from", "datum.whole ? datum.low : datum.from"),
         _calculate("sign", "datum.whole ? '' : datum.d>0 ? '+' : '\u2212'"),

@@ -104,7 +104,7 @@ def chart_svg(chart: Chart) -> str:
         "subtitle": wrap(chart.note, NOTE_CHARS),
         "subtitleColor": SOFT,
     }
-    if "title" in chart.spec:  # that of the report says what the axes are
+    if "title" in chart.spec:  # the report's title says what the axes are
         axes = chart.spec["title"]["text"]["expr"]
         title["text"] = {"expr": f"[{json.dumps(chart.title)}, {axes}]"}
     spec = {**chart.spec, "title": title, "$schema": SCHEMA, "config": config}

@@ -1,8 +1,8 @@
 """Charts as Vega-Lite specifications, drawn alike by the report, the notebook and `export --to plots`.
 
 A color is a variable of the page's style, such as `var(--blue)`, so that a chart follows the theme;
-`pictures.py` replaces the variables by the colors of the light theme. Charts have a number as width,
-which the page replaces by that of the window unless `is_fixed`.
+`pictures.py` replaces the variables with the colors of the light theme. Chart widths are numbers,
+which the page replaces with the window's unless `is_fixed`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ PALETTE = {
 }  # fmt: skip
 INK, SOFT, CARD, HEAT = (f"var(--{name})" for name in ("ink", "soft", "card", "heat"))
 CYCLE = ("red", "orange", "yellow", "green", "pink", "sky", "indigo", "olive")
-# Names with the same color in every chart; axes of a mesh and others take those of CYCLE in order.
+# Names with the same color in every chart; axes of a mesh and others take CYCLE in order.
 FIXED = {
     "compute": "blue", "waiting for memory": "sky", "copy": "gray", "waiting for stages": "pink",
     "idle": "gray", "other plans": "gray", "collectives, hidden or not": "red", "no breakdown": "gray", "step": "gray",
@@ -54,7 +54,7 @@ _SCALES: Mapping[Unit, Sequence[tuple[float, str]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A chart; `description` is its text for screen readers, `name` that of its file as a picture.
+    """A chart; `description` is its text for screen readers, `name` names its picture file.
 
     `is_zoomed` allows zooming into the drawing. A chart with the parameters `low` and `high` zooms into
     this range of its x axis instead.
@@ -152,7 +152,7 @@ def marks(
     *transforms: Layer,
     **look: Any,
 ) -> Layer:
-    """A layer of marks, one for each of the rows, or of those of the whole chart."""
+    """A layer of marks, one for each of the `rows`, by default the chart's."""
     data = {} if rows is None else {"data": {"values": rows}}
     transformed = {"transform": list(transforms)} if transforms else {}
     return {**data, **transformed, "mark": {"type": kind, **look}, "encoding": encoding}

@@ -79,7 +79,7 @@ class StepTimeline:
 
     @property
     def lanes(self) -> list[str]:
-        """The lanes from the top: the core, those of collectives, copies."""
+        """The lanes from the top: the core, collectives, copies."""
         ranks = {"core": 0, COPY: 2}
         lanes = {s.lane for s in self.spans}
         return sorted(lanes, key=lambda lane: (ranks.get(_without_stage(lane), 1), lane))
@@ -125,7 +125,7 @@ def _measured(inputs: MetricInputs) -> Iterator[pl.DataFrame]:
     yield first_device.filter(is_shown).with_columns(
         lane.otherwise(pl.lit(COPY)).alias("lane"),
         pl.col("start_s") - pl.col("start_s").min().over("phase"),
-        pl.lit(None).alias("stage"),  # that of the one device
+        pl.lit(None).alias("stage"),  # the one device's
         pl.lit([], pl.List(pl.Int64)).alias("repeats"),
         pl.lit([], pl.List(pl.Float64)).alias("periods_s"),
     )
@@ -167,7 +167,7 @@ def _span(row: dict[str, Any]) -> TimeSpan:
 
 
 def _layer_in_loop(rows: pl.DataFrame) -> tuple[str, float, float] | None:
-    """The second repetition of the longest loop, which is that of the layers.
+    """The second repetition of the longest loop, which runs the layers.
 
     A loop that contains the embedding is one over chunks of a prompt.
     """
@@ -188,7 +188,7 @@ def _layer_in_loop(rows: pl.DataFrame) -> tuple[str, float, float] | None:
 def _layer_between_collectives(
     inputs: MetricInputs, source: str, phase: str
 ) -> tuple[str, float, float] | None:
-    """A middle layer, from the end of the last collective of the layer before to the end of its own."""
+    """A middle layer, from the end of the previous layer's last collective to the end of its own."""
     rows = inputs.events.filter(
         pl.col("source") == source,
         pl.col("phase") == phase,
@@ -365,7 +365,7 @@ _PIXEL = "((high-low)/width)"
 
 
 def _thinned(*loops: str) -> Iterable[Layer]:
-    """Of the spans of a lane and loop that start in the same pixel and are narrower, one is kept."""
+    """Keeps one of the spans of a lane and loop that start in the same pixel and are narrower."""
     place = f"datum.d<{_PIXEL} ? floor(datum.t/{_PIXEL}) : -1-datum.t"
     yield {"calculate": place, "as": "place"}
     first = [{"op": "row_number", "as": "nth"}]

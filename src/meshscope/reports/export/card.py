@@ -73,7 +73,7 @@ class _Facts(NamedTuple):
 class Field:
     """A field of the template: its JSON types, the limits of its values, and its value for a run.
 
-    `least` is that of a number, or of the length of a text.
+    `least` is the minimum of a number or of a text's length.
     """
 
     types: str
@@ -132,7 +132,7 @@ def _network(facts: _Facts) -> str:
 
 
 def _bandwidth_gbps(facts: _Facts) -> list[float | None]:
-    """Scale-out bandwidth (between slices), which is not published, and that of all links of a chip."""
+    """Scale-out bandwidth (between slices; not published), and the bandwidth of all links of a chip."""
     chip = facts.topology.chip
     if chip.link_bytes_per_s is None:
         return [None, None]
@@ -385,7 +385,7 @@ class WorkloadCard:
     topology: Topology | None
     model_name: str | None
     n_devices: int | None
-    traces: tuple[str, ...]  # kinds of traces beside it: json_tpu, json, nsys
+    traces: tuple[str, ...]  # kinds of traces next to it: json_tpu, json, nsys
     findings: tuple[str, ...]
 
 

@@ -1,7 +1,7 @@
 """Writes one step per phase as Chakra execution traces: one file per device, in schedule order.
 
 Format: MLCommons Chakra, schema/protobuf/et_def.proto (schema 0.0.4): a GlobalMetadata message, then
-a Node message per execution, each after its length as a varint. The attributes are those that the
+a Node message per execution, each after its length as a varint. The attributes are what the
 feeder of ASTRA-sim reads: `comm_type`, `comm_size` (the input of one device in bytes), `comm_src`,
 `comm_dst`, `comm_tag`, `pg_name`. `comm_groups.json` has the process groups, in the form of
 ASTRA-sim's comm-group configuration.

@@ -1,9 +1,9 @@
 """Writes a timeline as a Perfetto trace, for ui.perfetto.dev and the trace processor.
 
-Fields are those of protos/perfetto/trace (trace_packet, track_event, track_descriptor,
+Fields follow protos/perfetto/trace (trace_packet, track_event, track_descriptor,
 counter_descriptor, debug_annotation, interned_data). Times are nanoseconds; picoseconds are cut
 off. Slices of a Perfetto track must nest, so slices that overlap otherwise go on further tracks of
-the same name. The wire format is that of https://protobuf.dev/programming-guides/encoding, which
+the same name. The wire format (https://protobuf.dev/programming-guides/encoding) is what
 `meshscope.readers.profile.wire` reads.
 """
 

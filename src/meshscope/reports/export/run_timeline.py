@@ -43,8 +43,8 @@ ARGUMENTS = (
 class Execution:
     """One execution of an instruction; times in ns.
 
-    `groups` is empty if it is no collective; `arguments` are the known columns of its row. `devices` are
-    those of the pipeline stage that runs it; None if all devices run it alike. A stage that receives what
+    `groups` is empty if it is no collective; `arguments` are the known columns of its row. `devices` form
+    the pipeline stage that runs it; None if all devices run it alike. A stage that receives what
     another one sends has an execution without `kind`.
     """
 
@@ -91,7 +91,7 @@ class TimelineStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTimeline:
-    """Executions of one step per phase, sorted by start; `devices` are those to show.
+    """Executions of one step per phase, sorted by start; `devices` are to be shown.
 
     Each of `layers` encloses what a layer executes on its devices; () without times.
     """
@@ -186,7 +186,7 @@ def _in_stages(execution: Execution, stages: Sequence[frozenset[int]]) -> Iterat
 def _layers(executions: Iterable[Execution]) -> Iterator[Execution]:
     """A slice for each time that a device runs a layer, from the end of the layer before or its first operation.
 
-    The compiler may move operations of a layer between those of the layers before.
+    The compiler may interleave the operations of a layer with earlier layers.
     """
     by_layer: dict[tuple[Hashable, int], dict[str, list[Execution]]] = {}
     for execution in executions:

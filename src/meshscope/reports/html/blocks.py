@@ -50,7 +50,7 @@ def advice(rows: Iterable[tuple[str, str, str, str]], title: str = "Try next") -
 
 
 def fold(title: str, blocks: Iterable[Block]) -> Iterator[Block]:
-    """The blocks behind a title, closed at first; nothing without blocks."""
+    """The blocks under a title, closed at first; nothing without blocks."""
     inside = list(blocks)
     if inside:
         yield {"block": "fold", "title": title, "blocks": inside}

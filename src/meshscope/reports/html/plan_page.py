@@ -54,7 +54,7 @@ def plan_html(
     slices: SliceSearch | None = None,
     verified: Sequence[VerifiedChoice] = (),
 ) -> str:
-    """The page as one HTML file; with several slices, that of the best."""
+    """The page as one HTML file; for several slices, the best one."""
     workload = search.space.workload
     lead = f"Prompt {workload.prompt}, output {workload.output}; best for {goal_text(search)}"
     return blocks_html(_headline(search), _blocks(search, slices, verified), lead=lead)

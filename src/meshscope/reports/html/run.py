@@ -246,7 +246,7 @@ def _interval(figure: Figure) -> str:
 
 
 def fit_bar(fit: Fit, memory: Memory, *, room: str = "") -> Block:
-    """The memory of one device beside its HBM, drawn without a script; `room` says how much more fits.
+    """The memory of one device against its HBM, drawn without a script; `room` says how much more fits.
 
     Segments are (name, start, width, CSS class), in hundredths of the whole.
     """

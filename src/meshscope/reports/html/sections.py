@@ -88,7 +88,7 @@ def _cost(run: PageRun) -> Iterator[Block]:
 
 
 def _cost_tables(run: PageRun) -> Iterator[Block]:
-    """Where the times come from, what limits them, and the figures behind the bars."""
+    """Where the times come from, what limits them, and the figures of the bars."""
     if run.inputs.times:
         yield paragraph(f"Modeled times: {ASSUMPTION}.")
     if run.timed.basis is not None:
@@ -111,7 +111,7 @@ def step_charts(bars: Sequence[tuple[str, CostBar]]) -> Iterator[Chart]:
 def waterfall_blocks(
     named: Sequence[tuple[str, Steps]], *, n_decode_steps: int | None, table_id: str
 ) -> Iterator[Block]:
-    """The steps of the first name against those of the others; nothing without a phase that all have."""
+    """The steps of the first name against the others'; nothing without a phase that all have."""
     names, steps = [name for name, _ in named], [of_side for _, of_side in named]
     shared = [phase for phase in Phase if all(phase in of_side for of_side in steps)]
     if len(named) < 2 or not shared:
@@ -355,7 +355,7 @@ def _inserted(run: PageRun) -> Iterator[Block]:
     yield page_table(run.html_id("inserters"), view)
 
 
-# Metrics whose figures stand in the answer, in a chart, or in the table of collectives.
+# Metrics whose figures are in the answer, in a chart, or in the table of collectives.
 _IN_OTHER_FORM = {
     *("volume", "volume_by_layer", "traffic_matrix", "roofline", "hbm", "modeled_latency"),
 }
