@@ -260,13 +260,12 @@ class StagedModel(torch.nn.Module):
                     given["shared_kv_states"] = shared
                 if of_layers is not None:
                     given["per_layer_input"] = of_layers[:, :, number]
-                cache, layer = inputs.caches[index], self.stage_layers[str(index)]
                 with scope(f"layer{first + number}"):
                     if not kind.shares_cache:
-                        cache.rows = rows
-                    x = layer(x, **given)
+                        inputs.caches[index].rows = rows
+                    x = self.stage_layers[str(index)](x, **given)
                     if not kind.shares_cache:
-                        shared[LAYER_TYPES[kind.attention]] = cache.seen
+                        shared[LAYER_TYPES[kind.attention]] = inputs.caches[index].seen
             return self._sent(values | {RESIDUAL: x}, run, inputs)
 
     def _sent(self, values: Values, run: StageRun, inputs: Inputs) -> Values:
