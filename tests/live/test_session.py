@@ -46,7 +46,7 @@ def test_a_separate_cache_layout_of_decode_gives_the_same_tokens(
     shared = _session(config_file)
     monkeypatch.setattr(build, "MemoryLayout", _SlotsLast)
     monkeypatch.setattr(
-        build, "_has_auto_cache_layout", lambda _experiment, phase: phase is Phase.DECODE
+        build, "compiler_lays_out_cache", lambda _experiment, phase: phase is Phase.DECODE
     )
     separate = _session(config_file)
 

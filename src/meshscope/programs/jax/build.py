@@ -126,10 +126,7 @@ def build_program(
     step.__name__ = step.__qualname__ = program.name  # the HLO names a program after its function
     in_shardings = jax.tree.map(_placement, arguments)
     out_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), out_specs)
-    if phase is Phase.DECODE and experiment.topology.chip.kind is not ChipKind.CPU:
-        # Serving engines let the compiler choose the memory layout of the cache in decode. With the default one, a
-        # step on a TPU transposes the whole cache at its beginning and end, and so does one of several sequences
-        # on a GPU.
+    if compiler_lays_out_cache(experiment, phase):
         weights, tokens, cache, position = in_shardings
         cache = jax.tree.map(lambda sharding: Format(MemoryLayout.AUTO, sharding), cache)
         in_shardings = (weights, tokens, cache, position)
@@ -143,6 +140,15 @@ def build_program(
         is_stacked=arrays.is_stacked,
         is_pipeline=is_pipeline,
     )
+
+
+def compiler_lays_out_cache(experiment: Experiment, phase: Phase) -> bool:
+    """Whether the compiler chooses the memory layout of the cache, as serving engines let it in decode.
+
+    With the default layout, a step on a TPU transposes the whole cache at its beginning and end, and so does
+    a step of several sequences on a GPU.
+    """
+    return phase is Phase.DECODE and experiment.topology.chip.kind is not ChipKind.CPU
 
 
 def _placement(array: jax.ShapeDtypeStruct) -> Any:
