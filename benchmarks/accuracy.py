@@ -16,10 +16,10 @@ from typing import NamedTuple
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
 from meshscope.hardware.chips import chip_of
+from meshscope.hardware.interconnect import collective_time, constants_of
+from meshscope.hardware.interconnect.constants import spec_constants
+from meshscope.hardware.interconnect.strategies import BIDIRECTIONAL_RING, MULTI_COLOR
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect import collective_time, constants_of
-from meshscope.interconnect.constants import spec_constants
-from meshscope.interconnect.strategies import BIDIRECTIONAL_RING, MULTI_COLOR
 from meshscope.units import format_bytes, format_seconds
 
 HERE = Path(__file__).parent

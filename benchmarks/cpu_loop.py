@@ -17,17 +17,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from meshscope.cost.prediction import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Phase
+from meshscope.hardware.interconnect import collective_time
+from meshscope.hardware.interconnect.constants import LinkConstants
+from meshscope.hardware.interconnect.profile import load_profile
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect import collective_time
-from meshscope.interconnect.constants import LinkConstants
-from meshscope.interconnect.profile import load_profile
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
-from meshscope.prediction import predict
 
 CSV = Path(__file__).with_suffix(".csv")
 DENSE, EXPERTS = "meta-llama/Llama-3.2-3B", "Qwen/Qwen3-30B-A3B"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from meshscope.cost.predicted import predicted_times, timed_predictions
+from meshscope.cost.prediction import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.topology import parse_topology
@@ -16,7 +17,6 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.weights import device_weight_bytes
 from meshscope.plans.workload import Workload
-from meshscope.prediction import predict
 from meshscope.units import format_bytes, format_gib, format_seconds
 
 MODEL, TOPOLOGY = read_model("deepseek-ai/DeepSeek-V3.1-Base"), parse_topology("v6e:8x8")

@@ -27,8 +27,8 @@ from typing import Any
 
 from meshscope.backends.compile.read import Reading, read_phase
 from meshscope.events.enums import Phase
+from meshscope.hardware.interconnect.profile import ChipProfile, load_profile
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.profile import ChipProfile, load_profile
 from meshscope.model.config import read_model
 from meshscope.model.mechanisms.grouped import GroupedAttention
 from meshscope.plans.experiment import Experiment, experiment_of

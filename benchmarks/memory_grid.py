@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 
 from meshscope.api.options import request_of
 from meshscope.api.request import ExperimentRequest
+from meshscope.cost.memory import TempEstimate, temp_estimate
 from meshscope.plans.experiment import Experiment
-from meshscope.prediction.memory import TempEstimate, temp_estimate
 
 CSV = Path(__file__).with_suffix(".csv")
 COLUMNS = ("case", "phase", "chunk", "argument_bytes", "output_bytes", "alias_bytes", "temp_bytes")

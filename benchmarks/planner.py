@@ -15,11 +15,11 @@ from meshscope.cost.closed_form import closed_steps, plan_batch, plan_form
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.planner.objective import Objective
-from meshscope.planner.search import search
-from meshscope.planner.space import Batches, SearchSpace, plan_space
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.workload import Workload
+from meshscope.serving.objective import Objective
+from meshscope.serving.search import search
+from meshscope.serving.space import Batches, SearchSpace, plan_space
 
 PAIRS_PER_S = 100_000
 WORKLOAD = Workload(batch=1, prompt=1024, output=128)

@@ -32,7 +32,7 @@ from meshscope.api.run import Run
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.model.catalog import catalog
-from meshscope.planner.objective import Goal
+from meshscope.serving.objective import Goal
 from meshscope.store.read import read_run
 
 ROOT = Path(__file__).parents[1]

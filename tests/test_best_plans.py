@@ -12,7 +12,7 @@ import pytest
 import meshscope
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.model.catalog import catalog
-from meshscope.planner.objective import Goal
+from meshscope.serving.objective import Goal
 
 ROOT = Path(__file__).parents[1]
 SAMPLED = slice(3, None, 83)  # every so many cells

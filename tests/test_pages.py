@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import meshscope
+from meshscope.cost.prediction import predict
 from meshscope.model.families import Family
 from meshscope.model.quantization import PARTIAL_COVERAGES, WEIGHT_DTYPES, quantization_of
 from meshscope.plans.program import Partitioner
-from meshscope.prediction import predict
 from meshscope.units import format_dtype
 
 ROOT = Path(__file__).parents[1]

@@ -1,8 +1,8 @@
 """Bisection bound of a slice: the least time of an all-to-all over all of its devices."""
 
 from meshscope.errors import SpecError
+from meshscope.hardware.interconnect.fabric import fabric_of
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.fabric import fabric_of
 
 
 def n_bisection_links(topology: Topology) -> int:

@@ -19,11 +19,11 @@ import numpy as np
 from constants_file import update_constants
 from published_collectives import POINTS, Point, split_points
 
+from meshscope.analysis.samples import fit_line, spread_of
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import CHIPS, Chip, ChipKind, chip_of
-from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.constants import (
+from meshscope.hardware.interconnect.constants import (
     EFFICIENCY,
     PROTOCOLS,
     SHARP_CHIPS,
@@ -36,9 +36,14 @@ from meshscope.interconnect.constants import (
     Spreads,
     spec_constants,
 )
-from meshscope.interconnect.lines import CollectiveLine, collective_lines, fastest, offloaded_from
-from meshscope.interconnect.samples import fit_line, spread_of
-from meshscope.interconnect.strategies import geometry_of
+from meshscope.hardware.interconnect.lines import (
+    CollectiveLine,
+    collective_lines,
+    fastest,
+    offloaded_from,
+)
+from meshscope.hardware.interconnect.strategies import geometry_of
+from meshscope.hardware.topology import parse_topology
 
 SMALL_BYTES = 1 << 16  # payloads below this determine the latency
 Points = tuple[Point, ...]

@@ -12,8 +12,8 @@ from pathlib import Path
 from meshscope.analysis.capture import FOLDER, read_contributed
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
+from meshscope.hardware.interconnect.fabric import placement_of
 from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.interconnect.fabric import placement_of
 from meshscope.plans.plan import parse_plan
 
 XPROF_V5P = "openxla/xprof@5fe358978e59, golden hlo_stats of a MaxText step on 4 v5p chips"

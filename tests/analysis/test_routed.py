@@ -6,8 +6,8 @@ from meshscope.analysis.volume import link_traffic
 from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.events.schema import table_of
+from meshscope.hardware.interconnect.lines import link_loads
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.lines import link_loads
 
 SLICE = parse_topology("v6e:2x4")
 

@@ -16,7 +16,7 @@ from meshscope.errors import MeshscopeError, ParseError, RunError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import DeviceLoad, Measured, Request
-from meshscope.interconnect import collective_time, constants_of
+from meshscope.hardware.interconnect import collective_time, constants_of
 from meshscope.store.run import RunRecord
 from meshscope.store.write import write_run
 

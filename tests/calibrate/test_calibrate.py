@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.interconnect.profile import load_profile
+from meshscope.hardware.interconnect.profile import load_profile
 
 
 def meshscope(*arguments: str) -> subprocess.CompletedProcess[str]:

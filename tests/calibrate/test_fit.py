@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from meshscope.analysis.samples import KINDS, TimedCollective, read_points, ring_pairs
 from meshscope.api.calibrate import calibrate
 from meshscope.backends.calibrate.calibrate import (
     CalibrationRequest,
@@ -19,11 +20,15 @@ from meshscope.backends.calibrate.fit import fit_constants
 from meshscope.errors import MeshscopeError, ParseError, RunError, SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
+from meshscope.hardware.interconnect import collective_time
+from meshscope.hardware.interconnect.constants import (
+    KindRates,
+    LinkConstants,
+    RateConstants,
+    spec_constants,
+)
+from meshscope.hardware.interconnect.profile import load_profile, save_profile
 from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.interconnect import collective_time
-from meshscope.interconnect.constants import KindRates, LinkConstants, RateConstants, spec_constants
-from meshscope.interconnect.profile import load_profile, save_profile
-from meshscope.interconnect.samples import KINDS, TimedCollective, read_points, ring_pairs
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.reports.calibration import profile_text
 

@@ -11,7 +11,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
 from meshscope.backends.calibrate.measure import collective_body, payload_of
-from meshscope.interconnect.samples import KINDS
+from meshscope.analysis.samples import KINDS
 
 mesh = Mesh(np.array(jax.devices()), ("tp",))
 found = {}

@@ -8,8 +8,7 @@ import pytest
 from meshscope.backends.calibrate.calibrate import CalibrationRequest
 from meshscope.backends.calibrate.fit import unfitted
 from meshscope.cost.rates import ArrayTraffic, measured_rates, rates_of
-from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.profile import (
+from meshscope.hardware.interconnect.profile import (
     ChipProfile,
     MatrixRate,
     MemoryRate,
@@ -17,6 +16,7 @@ from meshscope.interconnect.profile import (
     load_profile,
     save_profile,
 )
+from meshscope.hardware.topology import parse_topology
 from meshscope.plans.plan import parse_plan
 
 FLOPS_PER_S, BYTES_PER_S, LAUNCH_S = 8e14, 4e12, 2e-6

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import meshscope.api.compile as command
+from meshscope.cost.prediction import predict
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Part, Source
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory
-from meshscope.prediction import predict
 from meshscope.store.read import read_run
 
 ASK = ("compile", "Qwen/Qwen3-32B", "--topology", "v6e-8", "--plan", "tp=8", "--layers", "2")

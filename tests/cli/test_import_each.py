@@ -6,8 +6,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from meshscope.backends.sweep import queue
 from meshscope.store.read import read_run
-from meshscope.sweep import queue
 
 pytestmark = pytest.mark.slow  # starts processes
 

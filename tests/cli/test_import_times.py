@@ -10,8 +10,8 @@ import pytest
 
 from meshscope.events.timeline import TIMELINE
 from meshscope.hardware.chips import chip_of
-from meshscope.interconnect import constants_of
-from meshscope.interconnect.profile import ChipProfile, save_profile
+from meshscope.hardware.interconnect import constants_of
+from meshscope.hardware.interconnect.profile import ChipProfile, save_profile
 from meshscope.store.read import read_run
 
 GOLDEN_DIR = Path(__file__).parents[1] / "golden/hlo"

@@ -160,7 +160,7 @@ try:
     main()
 finally:
     heavy = {"polars", "duckdb", "jax", "jaxlib", "torch"}
-    heavy_rooms = {"meshscope.interconnect.samples", "meshscope.readers.hlo.parse", "meshscope.readers.profile.xplane"}
+    heavy_rooms = {"meshscope.analysis.samples", "meshscope.readers.hlo.parse", "meshscope.readers.profile.xplane"}
     loaded = {name.split(".")[0] for name in sys.modules} | set(sys.modules)
     print(sorted((heavy | heavy_rooms) & loaded))
 """

@@ -7,8 +7,13 @@ import pytest
 
 from meshscope.cost.rates import rates_of
 from meshscope.hardware.chips import chip_of
-from meshscope.interconnect import constants_of
-from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate, save_profile
+from meshscope.hardware.interconnect import constants_of
+from meshscope.hardware.interconnect.profile import (
+    ChipProfile,
+    MatrixRate,
+    MemoryRate,
+    save_profile,
+)
 
 ASK = ("meta-llama/Llama-3.1-8B", "--topology", "v6e-8", "--plan", "tp=8", "--layers", "2")
 

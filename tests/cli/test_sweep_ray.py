@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from meshscope.sweep import queue
+from meshscope.backends.sweep import queue
 
 DEFAULTS = {"topology": "v6e-8", "batch": 8, "prompt": 16, "output": 2, "layers": 1}
 GRID = {"model": "Qwen/Qwen3-4B", "plan": ["tp=8", "dp=2,tp=4", "dp=8", "dp=4,tp=2"]}

@@ -4,9 +4,9 @@ from collections import Counter
 from pathlib import Path
 
 from meshscope.backends.compile.compile import CompileResult, compile_experiment
+from meshscope.cost.prediction import predict
 from meshscope.events.collective import Collective
 from meshscope.plans.experiment import Experiment
-from meshscope.prediction import predict
 
 
 def compiled(experiment: Experiment, directory: Path) -> CompileResult:

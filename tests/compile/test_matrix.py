@@ -9,18 +9,18 @@ import pytest
 from compared import assert_predicted_equals_compiled, compiled, meanings
 from small_configs import TINY_V4_CONFIG
 
+from meshscope.cost.prediction import predict
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.placement import parse_device_order
 from meshscope.model.config import model_from_config, read_model
 from meshscope.model.model import Model
 from meshscope.plans.caches import ContextForm
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import Kernels
+from meshscope.plans.placement import parse_device_order
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Program
 from meshscope.plans.workload import Workload
-from meshscope.prediction import predict
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = pytest.mark.tpu

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from meshscope.backends.compile.compile import CompileResult, compile_experiment
+from meshscope.cost.prediction import predict
 from meshscope.cost.timeline import timeline_table
 from meshscope.events.timeline import unfolded
 from meshscope.hardware.topology import parse_topology
@@ -13,7 +14,6 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Program
 from meshscope.plans.workload import Workload
-from meshscope.prediction import predict
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = pytest.mark.tpu

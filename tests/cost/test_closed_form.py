@@ -10,11 +10,12 @@ from meshscope.cost.efficiency import PEAKS
 from meshscope.cost.expert_load import expert_load
 from meshscope.cost.features import IS_ONCE, PARTS, Cost
 from meshscope.cost.predicted import evaluated, predicted_times, timed_predictions
+from meshscope.cost.prediction import predict
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.hardware.compiler_facts import VMEM_OVER_HBM
+from meshscope.hardware.interconnect import collective_time
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect import collective_time
 from meshscope.model.config import read_model
 from meshscope.model.layers import MlpKind
 from meshscope.model.mechanisms.grouped import GroupedAttention
@@ -23,7 +24,6 @@ from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Engine
 from meshscope.plans.weights import device_weight_bytes, expert_weights, outer_weights
 from meshscope.plans.workload import Workload
-from meshscope.prediction import predict
 
 LLAMA, QWEN, MOE = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B"
 MLA, WINDOWED = "deepseek-ai/DeepSeek-V2-Lite", "google/gemma-3-1b-it"

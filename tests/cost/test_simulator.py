@@ -10,8 +10,8 @@ from meshscope.cost.timeline import timeline_table
 from meshscope.events.enums import Kind, Phase
 from meshscope.events.schema import table_of
 from meshscope.hardware.chips import chip_of
+from meshscope.hardware.interconnect import collective_time
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect import collective_time
 from meshscope.plans.plan import parse_plan
 from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import parse_hlo

@@ -7,7 +7,7 @@ import pytest
 pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.slow, pytest.mark.tpu]
 
-PLUGIN = ("-p", "meshscope.testing.plugin", "-p", "no:cacheprovider")
+PLUGIN = ("-p", "meshscope.pytest_plugin", "-p", "no:cacheprovider")
 HEAD = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -104,6 +104,6 @@ def test_step(meshscope_compile):
 
 def test_the_plugin_loads_no_library(pytester: pytest.Pytester) -> None:
     """Every pytest session of an environment with meshscope imports it."""
-    code = "import meshscope.testing.plugin, sys; print(sorted({'jax', 'polars', 'numpy'} & set(sys.modules)))"
+    code = "import meshscope.pytest_plugin, sys; print(sorted({'jax', 'polars', 'numpy'} & set(sys.modules)))"
     done = pytester.runpython_c(code)
     done.stdout.fnmatch_lines(["[[]]"])

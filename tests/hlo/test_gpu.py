@@ -10,6 +10,7 @@ from meshscope.analysis.join import Verdict, compare
 from meshscope.backends.compile.compile import check_can_compile, compile_experiment
 from meshscope.backends.compile.read import read_phase
 from meshscope.cost.op_cost import kernel_work
+from meshscope.cost.prediction import predict
 from meshscope.cost.rates import rates_of
 from meshscope.cost.steps import TimedStep
 from meshscope.errors import MissingToolError, SpecError
@@ -19,7 +20,6 @@ from meshscope.hardware.chips import CHIPS, ChipKind
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Cycles, Frontend
-from meshscope.prediction import predict
 from meshscope.programs import gpu
 from meshscope.readers.hlo.parse import read_hlo
 

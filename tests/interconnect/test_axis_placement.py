@@ -7,14 +7,14 @@ import pytest
 
 from meshscope.errors import PlanError
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.placement import (
+from meshscope.plans.mesh import Mesh
+from meshscope.plans.placement import (
     axis_placements,
     device_order,
     order_text,
     parse_device_order,
     placement_of,
 )
-from meshscope.plans.mesh import Mesh
 from meshscope.plans.plan import parse_plan
 
 

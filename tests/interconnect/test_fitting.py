@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from meshscope.analysis.samples import fit_line, spread_of
 from meshscope.errors import SpecError
-from meshscope.interconnect.samples import fit_line, spread_of
 
 WORK = [0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2]
 

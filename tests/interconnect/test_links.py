@@ -11,10 +11,9 @@ from published_collectives import groups_along
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
-from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.interconnect import collective_time, link_loads
-from meshscope.interconnect.constants import spec_constants
-from meshscope.interconnect.strategies import (
+from meshscope.hardware.interconnect import collective_time, link_loads
+from meshscope.hardware.interconnect.constants import spec_constants
+from meshscope.hardware.interconnect.strategies import (
     BIDIRECTIONAL_RING,
     DIMENSION_ORDERED,
     DIRECT,
@@ -22,6 +21,7 @@ from meshscope.interconnect.strategies import (
     UNIDIRECTIONAL_RING,
     hamiltonian_order,
 )
+from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.plan import parse_plan
 
 Node = tuple[int, int, int]

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshscope.hardware.interconnect.fabric import placement_of, wraps_around
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.fabric import placement_of, wraps_around
 
 GOLDEN = json.loads(
     (Path(__file__).parent.parent / "golden" / "placements.json").read_text(encoding="utf-8")

@@ -10,13 +10,13 @@ from published_collectives import CCL_BENCH, POINTS, XPROF_V5P, Point, split_poi
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind, wire_factor
 from meshscope.hardware.chips import chip_of
-from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect import (
+from meshscope.hardware.interconnect import (
     collective_time,
     constants_of,
     geometry_of,
 )
-from meshscope.interconnect.constants import spec_constants
+from meshscope.hardware.interconnect.constants import spec_constants
+from meshscope.hardware.topology import parse_topology
 from meshscope.plans.plan import parse_plan
 
 

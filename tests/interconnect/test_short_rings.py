@@ -4,9 +4,14 @@ import pytest
 
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import chip_of
+from meshscope.hardware.interconnect import (
+    collective_lines,
+    collective_time,
+    constants_of,
+    geometry_of,
+)
+from meshscope.hardware.interconnect.constants import LinkConstants, spec_constants
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect import collective_lines, collective_time, constants_of, geometry_of
-from meshscope.interconnect.constants import LinkConstants, spec_constants
 from meshscope.plans.plan import parse_plan
 
 

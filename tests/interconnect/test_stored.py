@@ -7,7 +7,7 @@ from fit_collectives import fit_constants
 
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import CHIPS, Chip
-from meshscope.interconnect.constants import LinkConstants, constants_of, spec_constants
+from meshscope.hardware.interconnect.constants import LinkConstants, constants_of, spec_constants
 
 
 def _has_constants(chip: Chip) -> bool:

@@ -7,16 +7,16 @@ import pytest
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.planner import slices as slices_module
-from meshscope.planner.grid import grid_of
-from meshscope.planner.objective import Goal, objective_of
-from meshscope.planner.search import plans_of, search
-from meshscope.planner.slices import parse_prices, parse_slices, search_slices
-from meshscope.planner.space import Batches, SearchSpace
 from meshscope.plans.memory import FitState
 from meshscope.plans.workload import Workload
 from meshscope.reports.slices import slice_notes
 from meshscope.reports.words import counted
+from meshscope.serving import slices as slices_module
+from meshscope.serving.grid import grid_of
+from meshscope.serving.objective import Goal, objective_of
+from meshscope.serving.search import plans_of, search
+from meshscope.serving.slices import parse_prices, parse_slices, search_slices
+from meshscope.serving.space import Batches, SearchSpace
 
 SLICES = parse_slices("v6e-1,v6e-4,v6e-8,v5e-4,v5e-8,v5e-16")
 
@@ -151,7 +151,7 @@ def test_no_candidate_is_faster_than_the_peak_rates_allow(
 def test_limits_below_the_peak_rates_of_every_slice_are_refused_at_once(
     slo: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("meshscope.planner.slices.search")  # nothing is searched
+    monkeypatch.delattr("meshscope.serving.slices.search")  # nothing is searched
     with pytest.raises(SpecError, match=message):
         search_slices(space(), SLICES, objective_of(slo))
 

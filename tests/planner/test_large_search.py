@@ -13,14 +13,14 @@ import meshscope
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.planner import grid as grid_module
-from meshscope.planner.grid import SearchProgress, grid_of, n_combinations
-from meshscope.planner.objective import pareto_front
-from meshscope.planner.search import plans_of
-from meshscope.planner.space import SearchSpace, parse_batches
 from meshscope.plans.chunks import ChunkRule
 from meshscope.plans.memory import FitState
 from meshscope.plans.workload import Workload
+from meshscope.serving import grid as grid_module
+from meshscope.serving.grid import SearchProgress, grid_of, n_combinations
+from meshscope.serving.objective import pareto_front
+from meshscope.serving.search import plans_of
+from meshscope.serving.space import SearchSpace, parse_batches
 
 MILLION = """
 import re, sys, time

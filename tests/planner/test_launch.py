@@ -5,10 +5,10 @@ import pytest
 import meshscope
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.planner.launch import Launch, launches_of
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
+from meshscope.serving.launch import Launch, launches_of
 
 
 def _launches(

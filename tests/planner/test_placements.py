@@ -3,17 +3,17 @@
 import pytest
 
 import meshscope
+from meshscope.cost.memory import predicted_memory
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.planner.grid import grid_of
-from meshscope.planner.launch import launches_of
-from meshscope.planner.objective import Goal, Objective
-from meshscope.planner.search import GridRanking, plans_of, search_placements, with_placements
-from meshscope.planner.space import SearchSpace, parse_batches
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
-from meshscope.prediction.memory import predicted_memory
+from meshscope.serving.grid import grid_of
+from meshscope.serving.launch import launches_of
+from meshscope.serving.objective import Goal, Objective
+from meshscope.serving.search import GridRanking, plans_of, search_placements, with_placements
+from meshscope.serving.space import SearchSpace, parse_batches
 
 
 def _experiment(topology: str, plan: str) -> Experiment:

@@ -10,12 +10,12 @@ from meshscope.cost.predicted import predicted_times
 from meshscope.errors import MeshscopeError, SpecError
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.planner.grid import WHOLE, grid_of
-from meshscope.planner.objective import PRESETS, Goal, objective_of, pareto_front
-from meshscope.planner.search import EXCHANGE, PlanSearch, search
-from meshscope.planner.space import Batches, SearchSpace, parse_batches, plan_space
 from meshscope.plans.workload import MAX_BATCH, Workload
 from meshscope.reports.plan import plan_lines
+from meshscope.serving.grid import WHOLE, grid_of
+from meshscope.serving.objective import PRESETS, Goal, objective_of, pareto_front
+from meshscope.serving.search import EXCHANGE, PlanSearch, search
+from meshscope.serving.space import Batches, SearchSpace, parse_batches, plan_space
 
 SIZES = (1, 2, 4)
 

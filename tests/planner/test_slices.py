@@ -5,23 +5,23 @@ from dataclasses import replace
 
 import pytest
 
+from meshscope.cost.memory import predicted_memory
 from meshscope.errors import MeshscopeError, SpecError
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.model.config import read_model
-from meshscope.planner.capacity import largest_batch
-from meshscope.planner.slices import (
+from meshscope.plans.chunks import ChunkRule
+from meshscope.plans.experiment import experiment_of
+from meshscope.plans.memory import FitState
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
+from meshscope.serving.capacity import largest_batch
+from meshscope.serving.slices import (
     parse_prices,
     parse_slices,
     price_per_hour,
     slice_fit,
     slice_fits,
 )
-from meshscope.plans.chunks import ChunkRule
-from meshscope.plans.experiment import experiment_of
-from meshscope.plans.memory import FitState
-from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import Workload
-from meshscope.prediction.memory import predicted_memory
 
 WORKLOAD = Workload(prompt=1024, output=128)
 LLAMA = read_model("meta-llama/Llama-3.3-70B")

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 import meshscope
-from meshscope.planner.suggestions import Purpose, follow_ups, suggestions_of, surprises_of
+from meshscope.serving.suggestions import Purpose, follow_ups, suggestions_of, surprises_of
 from meshscope.units import format_seconds
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshscope.cost.memory import predicted_memory
 from meshscope.cost.predicted import predicted_times, with_default_chunk
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
@@ -15,7 +16,6 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Engine, Frontend, Partitioner, Program
 from meshscope.plans.workload import Workload
-from meshscope.prediction.memory import predicted_memory
 
 
 def _experiment(

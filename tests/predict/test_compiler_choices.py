@@ -10,6 +10,7 @@ import pytest
 import meshscope
 from meshscope.analysis.join import Verdict, compare
 from meshscope.cost.predicted import predicted_times, timed_predictions
+from meshscope.cost.prediction import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.hardware.topology import parse_topology
@@ -18,7 +19,6 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Frontend
 from meshscope.plans.workload import Workload
-from meshscope.prediction import predict
 
 QWEN = "Qwen/Qwen3-4B"  # 151,936 logits: 18,992 on each of 8 devices, 148 x 128 + 48
 LLAMA = "meta-llama/Llama-3.1-8B"  # 128,256: 64,128 on each of 2, a multiple of 128

@@ -4,7 +4,7 @@ import pkgutil
 import subprocess
 import sys
 
-import meshscope.prediction
+import meshscope.cost.prediction
 
 HEAVY = ("polars", "duckdb", "jax", "jaxlib", "torch", "numpy", "rich", "typer")
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from meshscope.cost.memory import predicted_memory
 from meshscope.model.model import Model
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import FitState, Memory, TempBasis
 from meshscope.plans.program import Engine
 from meshscope.plans.weights import device_weight_bytes
-from meshscope.prediction.memory import predicted_memory
 
 Make = Callable[..., Experiment]
 GIB = 2**30

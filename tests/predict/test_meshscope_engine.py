@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+from meshscope.cost.prediction import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.model.model import Model
@@ -17,7 +18,6 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import Program
 from meshscope.plans.weights import layer_weights, outer_weights
-from meshscope.prediction import predict
 
 Make = Callable[..., Experiment]
 AR, AG, RS = Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER

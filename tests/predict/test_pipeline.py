@@ -7,13 +7,13 @@ import pytest
 
 from meshscope.analysis.join import Verdict, compare
 from meshscope.analysis.totals import step_totals
+from meshscope.cost.memory import predicted_memory
+from meshscope.cost.prediction import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.model.model import Model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Program
-from meshscope.prediction import predict
-from meshscope.prediction.memory import predicted_memory
 
 Make = Callable[..., Experiment]
 AR, AG, RS, PERMUTE = Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.PERMUTE

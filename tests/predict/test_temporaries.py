@@ -7,9 +7,9 @@ import pytest
 
 from meshscope.api.options import request_of
 from meshscope.api.request import ExperimentRequest
+from meshscope.cost.memory import predicted_memory, temp_parts, why_no_estimate
 from meshscope.events.enums import Phase
 from meshscope.plans.experiment import Experiment
-from meshscope.prediction.memory import predicted_memory, temp_parts, why_no_estimate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from meshscope.cost.prediction import predict
 from meshscope.errors import PlanError
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.model.model import Model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Engine
-from meshscope.prediction import predict
 
 Make = Callable[..., Experiment]
 

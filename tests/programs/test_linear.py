@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from meshscope.cost.prediction import predict
 from meshscope.errors import PlanError
 from meshscope.events.enums import Kind, Phase
 from meshscope.hardware.topology import parse_topology
@@ -18,7 +19,6 @@ from meshscope.plans.caches import ContextForm, device_cache_bytes, layer_cache
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
-from meshscope.prediction import predict
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from meshscope.cost.prediction import predict
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import model_from_config
@@ -14,7 +15,6 @@ from meshscope.plans.experiment import experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Program
 from meshscope.plans.workload import Workload
-from meshscope.prediction import predict
 from meshscope.readers.hlo.attribution import scope_of
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")

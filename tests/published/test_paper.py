@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from meshscope.analysis.totals import request_totals
+from meshscope.cost.prediction import predict
 from meshscope.errors import PlanError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
@@ -26,7 +27,6 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Engine
 from meshscope.plans.workload import Workload
-from meshscope.prediction import predict
 
 FORMULAS = Path(__file__).parents[2] / "tools" / "paper_formulas.py"
 

@@ -32,6 +32,7 @@ SECTIONS = (
     "traffic",
     "sizes",
     "inserted",
+    "metrics",
     "conditions",
 )
 

@@ -11,8 +11,8 @@ from meshscope.analysis.agreement import ShareChange, TimeAgreement
 from meshscope.errors import RunError
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import TimeEstimate
-from meshscope.planner.verified import VerifiedChoice
 from meshscope.reports.plan import miss_sentence, verified_document
+from meshscope.serving.verified import VerifiedChoice
 
 MODEL, SLO = "Qwen/Qwen3-32B", "ttft=0.5,tpot=0.03"
 

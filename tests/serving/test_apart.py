@@ -8,8 +8,8 @@ import pytest
 from constant_server import DECODE_S, PREFILL_S, ROOMY, at_once, poisson, pool
 
 from meshscope.errors import SpecError
+from meshscope.hardware.interconnect.constants import spec_constants
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.constants import spec_constants
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan

@@ -107,5 +107,5 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
     made.set(resources={}, polls=2, preemptions=0, workers=1, endpoints="a:b:10.0.0.2")
     monkeypatch.setenv("CLOUD", str(home))
     monkeypatch.setenv("PATH", f"{home / 'bin'}:/usr/bin:/bin")
-    monkeypatch.setattr("meshscope.sweep.machine.POLL_S", 0.0)
+    monkeypatch.setattr("meshscope.backends.sweep.machine.POLL_S", 0.0)
     return made

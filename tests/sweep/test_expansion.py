@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from meshscope.backends.sweep.file import MAX_EXPERIMENTS, entries_of
 from meshscope.errors import SpecError
-from meshscope.sweep.file import MAX_EXPERIMENTS, entries_of
 
 KNOWN = ("model", "topology", "plan", "batch", "partitioner")
 

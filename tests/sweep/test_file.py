@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from meshscope.backends.sweep.file import MAX_BYTES, MAX_DEPTH, read_document
 from meshscope.errors import ParseError
-from meshscope.sweep.file import MAX_BYTES, MAX_DEPTH, read_document
 
 
 def read(folder: Path, text: str) -> dict:

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from meshscope.backends.sweep.cloud import Quota, accelerator_type, check_quota, n_hosts
 from meshscope.cli import main
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import CHIPS, ChipKind
 from meshscope.hardware.topology import parse_topology
-from meshscope.sweep.cloud import Quota, accelerator_type, check_quota, n_hosts
 
 PAGE = Path(__file__).parents[2] / "docs" / "tpu-pods.md"
 QUOTA = '[[quota]]\nchip = "v6e"\nzone = "us-east1-d"\nchips = 16\nspot = true\n'
@@ -297,7 +297,7 @@ def test_two_quotas_of_one_kind_add_up() -> None:
 
 @pytest.mark.parametrize("name", ["install_on_worker.sh", "run_on_worker.sh"])
 def test_scripts_of_workers_are_sound(name: str) -> None:
-    script = str(files("meshscope.sweep") / name)
+    script = str(files("meshscope.backends.sweep") / name)
     subprocess.run(["bash", "-n", script], check=True)
     if shutil.which("shellcheck"):
         subprocess.run(["shellcheck", script], check=True)

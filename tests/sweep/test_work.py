@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from meshscope.backends.sweep import folder as folder_module
+from meshscope.backends.sweep import queue
+from meshscope.backends.sweep.folder import (
+    PlannedRun,
+    RunCommand,
+    SweepFolder,
+    locked_folder,
+    run_name,
+)
+from meshscope.backends.sweep.queue import LocalQueue, Outcome, make_runs, time_left_s
 from meshscope.errors import RunError
 from meshscope.plans.experiment_record import ExperimentRecord
-from meshscope.sweep import folder as folder_module
-from meshscope.sweep import queue
-from meshscope.sweep.folder import PlannedRun, RunCommand, SweepFolder, locked_folder, run_name
-from meshscope.sweep.queue import LocalQueue, Outcome, make_runs, time_left_s
 
 
 def planned(name: str, command: RunCommand = RunCommand.PREDICT) -> PlannedRun:

@@ -20,6 +20,7 @@ from meshscope.backends.compile.worker import (
     compile_program,
     set_environment,
 )
+from meshscope.cost.prediction import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.hardware.topology import parse_topology
@@ -28,7 +29,6 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Frontend, Program
 from meshscope.plans.workload import Workload
-from meshscope.prediction import predict
 from meshscope.programs.torchxla.configs import check_traceable
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*XLA_USE_SPMD is being deprecated")

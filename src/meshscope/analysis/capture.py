@@ -8,16 +8,16 @@ from pathlib import Path
 from statistics import median
 
 from meshscope.analysis.request import request_latency
+from meshscope.analysis.samples import KINDS, TimedCollective
 from meshscope.errors import ParseError, RunError, SpecError
 from meshscope.events.collective import Collective, Groups
 from meshscope.events.enums import REQUEST_PHASES, Kind, Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.files import read_json
 from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.interconnect import collective_lines, geometry_of
+from meshscope.hardware.interconnect.constants import spec_constants
 from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.interconnect import collective_lines, geometry_of
-from meshscope.interconnect.constants import spec_constants
-from meshscope.interconnect.samples import KINDS, TimedCollective
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.plan import parse_plan
 from meshscope.serialize import from_plain, to_plain

@@ -14,8 +14,8 @@ from meshscope.analysis.join import POINT_TO_POINT
 from meshscope.events.enums import Kind, Source
 from meshscope.events.measured import CollectiveTime, TransferTime
 from meshscope.hardware.chips import Chip
+from meshscope.hardware.interconnect.lines import link_loads
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.lines import link_loads
 
 WHERE = ("source", "phase")  # the keys of every metric
 BY = ("axis", "kind", "part")
@@ -337,7 +337,7 @@ def link_traffic(
     link. `link_s` = bytes / peak bandwidth of one link; the value of the busiest link is a lower bound of
     the communication time of the step.
 
-    Source: routes and strategies of `meshscope.interconnect` (scaling book, "sharding": rings on a
+    Source: routes and strategies of `meshscope.hardware.interconnect` (scaling book, "sharding": rings on a
     torus); link peaks: `meshscope.hardware.chips`. libtpu may choose other routes.
     """
     keys = (*WHERE, *by)

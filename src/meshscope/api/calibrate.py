@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from meshscope.analysis.samples import read_points
 from meshscope.api.console import (
     ReportedProgress,
     WorkProgress,
@@ -22,14 +23,13 @@ from meshscope.backends.calibrate.calibrate import (
 )
 from meshscope.errors import read_only
 from meshscope.hardware.chips import ChipKind
-from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.profile import (
+from meshscope.hardware.interconnect.profile import (
     ChipProfile,
     check_place,
     profile_folder,
     save_profile,
 )
-from meshscope.interconnect.samples import read_points
+from meshscope.hardware.topology import parse_topology
 from meshscope.plans.plan import parse_plan
 from meshscope.reports.calibration import profile_text
 from meshscope.serialize import to_plain

@@ -17,7 +17,7 @@ from meshscope.cost.steps import timed_step
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import PlanError, SpecError
 from meshscope.events.enums import Phase
-from meshscope.interconnect.profile import ChipProfile
+from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.engine_config import MAXTEXT_AXES, maxtext_model
 from meshscope.programs.engines.limits import check_slice

@@ -8,15 +8,15 @@ from pathlib import Path
 from statistics import median
 
 from meshscope.analysis.capture import FOLDER, Capture, ContributedRun, capture_of, contributed_text
+from meshscope.analysis.samples import TimedCollective
 from meshscope.api.console import note, print_json
 from meshscope.api.options import JsonOutput, option, request
 from meshscope.backends.calibrate.fit import fit_constants
 from meshscope.errors import MeshscopeError, RunError, SpecError
 from meshscope.events.enums import Kind
+from meshscope.hardware.interconnect import LinkConstants, collective_time, constants_of
+from meshscope.hardware.interconnect.lines import ModeledTime
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect import LinkConstants, collective_time, constants_of
-from meshscope.interconnect.lines import ModeledTime
-from meshscope.interconnect.samples import TimedCollective
 from meshscope.reports.export.files import check_new, new_file
 from meshscope.reports.model import short
 from meshscope.reports.words import counted

@@ -41,6 +41,8 @@ from meshscope.backends.compile.import_hlo import (
     read_imported,
 )
 from meshscope.backends.compile.read import Reading, read_chunks
+from meshscope.backends.sweep.folder import PlannedRun, RunCommand, run_name
+from meshscope.backends.sweep.queue import Queue
 from meshscope.cost.predicted import predicted_times, timed_predictions
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import PlanError, RunError, SpecError, UsageError
@@ -48,8 +50,8 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime
 from meshscope.files import path_of
+from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import experiment_of_record
 from meshscope.plans.experiment_record import ExperimentRecord
@@ -64,8 +66,6 @@ from meshscope.reports.model import plain
 from meshscope.store.folder import RUNS, default_folder, new_folder, safe_name, scratch_folder
 from meshscope.store.run import RunRecord, SpeculativeRuns
 from meshscope.store.write import HLO
-from meshscope.sweep.folder import PlannedRun, RunCommand, run_name
-from meshscope.sweep.queue import Queue
 from meshscope.workers import Progress
 
 IMPORTS = RUNS / "imports"

@@ -12,6 +12,7 @@ from meshscope.api.options import flag_of, refuse
 from meshscope.api.records import new_manifest, write_record
 from meshscope.api.run import Run
 from meshscope.backends.trace_files import read_traces
+from meshscope.cost.prediction import predict
 from meshscope.errors import MeshscopeError, PlanError, SpecError, TraceError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
@@ -27,7 +28,6 @@ from meshscope.plans.mesh import Mesh, parse_mesh
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import Engine, Program
 from meshscope.plans.workload import Workload
-from meshscope.prediction import predict
 from meshscope.readers.traces.attribution import TraceRows, attributed
 from meshscope.readers.traces.merge import MergedTrace, merged
 from meshscope.readers.traces.servers import read_served

@@ -21,28 +21,13 @@ from meshscope.api.options import (
 )
 from meshscope.api.request import AUTO, DTYPE, LAYERS, MODEL, PROFILE, PROGRESS
 from meshscope.api.sweep import ADDRESS, QUEUE, SweepOptions
+from meshscope.backends.sweep.queue import Queue
 from meshscope.errors import RunError, SpecError, UsageError, public, read_only
 from meshscope.files import path_of
-from meshscope.interconnect.profile import load_profile
+from meshscope.hardware.interconnect.profile import load_profile
 from meshscope.model.config import read_model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE
 from meshscope.model.stored_format import weight_dtype_of
-from meshscope.planner.grid import LARGE, SearchProgress, n_combinations
-from meshscope.planner.objective import PRESETS, Goal, objective_of
-from meshscope.planner.search import N_BEST, Choice, PlanSearch, plans_of, search
-from meshscope.planner.slices import (
-    ANY,
-    SliceFits,
-    SliceSearch,
-    is_reachable,
-    parse_prices,
-    parse_slices,
-    search_slices,
-    slice_fits,
-    unreachable,
-)
-from meshscope.planner.space import SearchSpace, parse_batches
-from meshscope.planner.verified import VerifiedChoice
 from meshscope.plans.chunks import ChunkRule, chunk_option
 from meshscope.plans.experiment import first_layers
 from meshscope.plans.workload import Workload
@@ -61,8 +46,23 @@ from meshscope.reports.slices import (
     slice_search_document,
     slice_search_lines,
 )
+from meshscope.serving.grid import LARGE, SearchProgress, n_combinations
+from meshscope.serving.objective import PRESETS, Goal, objective_of
+from meshscope.serving.search import N_BEST, Choice, PlanSearch, plans_of, search
+from meshscope.serving.slices import (
+    ANY,
+    SliceFits,
+    SliceSearch,
+    is_reachable,
+    parse_prices,
+    parse_slices,
+    search_slices,
+    slice_fits,
+    unreachable,
+)
+from meshscope.serving.space import SearchSpace, parse_batches
+from meshscope.serving.verified import VerifiedChoice
 from meshscope.store.folder import default_folder
-from meshscope.sweep.queue import Queue
 from meshscope.units import dtype_name
 from meshscope.workers import Progress
 

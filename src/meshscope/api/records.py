@@ -14,21 +14,21 @@ from meshscope import __version__
 from meshscope.api.console import ReportedProgress
 from meshscope.api.request import ExperimentRequest
 from meshscope.cost.efficiency import ModeledProgram
+from meshscope.cost.memory import predicted_memory
 from meshscope.cost.predicted import predicted_times, timed_predictions
+from meshscope.cost.prediction import predict
 from meshscope.errors import SpecError
 from meshscope.events.collective import OtherOperation
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.step_time import StepTime
 from meshscope.hardware.chips import Chip
-from meshscope.interconnect.profile import ChipProfile, load_profile
+from meshscope.hardware.interconnect.profile import ChipProfile, load_profile
 from meshscope.model.catalog import BY_NAME
 from meshscope.model.quantization import activation_dtype_of, quantization_of
 from meshscope.plans.checks import cut_weight
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.experiment_record import ExperimentRecord
-from meshscope.prediction import predict
-from meshscope.prediction.memory import predicted_memory
 from meshscope.reports.model import plain
 from meshscope.serialize import picked
 from meshscope.store.folder import new_folder

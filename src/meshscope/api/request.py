@@ -21,7 +21,6 @@ from meshscope.api.options import (
 from meshscope.cost.predicted import with_default_chunk
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.placement import parse_device_order
 from meshscope.model.config import read_model
 from meshscope.model.model import Model
 from meshscope.model.quantization import (
@@ -37,6 +36,7 @@ from meshscope.plans.chunks import ChunkRule, chunk_option
 from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import Kernels
+from meshscope.plans.placement import parse_device_order
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import Cycles, Engine, Frontend, Loop, Partitioner, Program
 from meshscope.plans.workload import Workload

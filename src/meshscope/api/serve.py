@@ -41,9 +41,8 @@ from meshscope.api.request import (
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, public, read_only
 from meshscope.files import path_of
+from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import parse_topology
-from meshscope.interconnect.profile import ChipProfile
-from meshscope.planner.objective import objective_of
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.reports.export.files import check_new
@@ -51,6 +50,7 @@ from meshscope.reports.serving import left_out_note, serving_document, serving_l
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.engine import EnginePolicy, EnginePool, check_longest
 from meshscope.serving.load import Arrivals, Load, random_load, read_bench, recorded_load
+from meshscope.serving.objective import objective_of
 from meshscope.serving.results import ServiceLimits
 from meshscope.serving.simulation import (
     LeftOut,

@@ -34,16 +34,8 @@ from meshscope.api.options import (
     request_of,
 )
 from meshscope.api.request import CompileRequest, ExperimentRequest, LiveRequest, run_folder
-from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
-from meshscope.plans.experiment import Experiment
-from meshscope.reports.model import plain
-from meshscope.reports.sweep import Row, basis_lines, summary_frame, summary_row, summary_table
-from meshscope.reports.tables import new_table, rich_table
-from meshscope.store.folder import RUNS, safe_name
-from meshscope.store.read import read_run
-from meshscope.store.write import write_table
-from meshscope.sweep.file import COMMAND, SweepEntry, entries_of, read_document
-from meshscope.sweep.folder import (
+from meshscope.backends.sweep.file import COMMAND, SweepEntry, entries_of, read_document
+from meshscope.backends.sweep.folder import (
     SUMMARY,
     PlannedRun,
     RunCommand,
@@ -52,8 +44,8 @@ from meshscope.sweep.folder import (
     locked_folder,
     run_name,
 )
-from meshscope.sweep.machine import TpuQueue, TpuSlice
-from meshscope.sweep.queue import (
+from meshscope.backends.sweep.machine import TpuQueue, TpuSlice
+from meshscope.backends.sweep.queue import (
     LocalQueue,
     Outcome,
     Queue,
@@ -61,7 +53,15 @@ from meshscope.sweep.queue import (
     make_runs,
     time_left_s,
 )
-from meshscope.sweep.ray_queue import RayQueue
+from meshscope.backends.sweep.ray_queue import RayQueue
+from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
+from meshscope.plans.experiment import Experiment
+from meshscope.reports.model import plain
+from meshscope.reports.sweep import Row, basis_lines, summary_frame, summary_row, summary_table
+from meshscope.reports.tables import new_table, rich_table
+from meshscope.store.folder import RUNS, safe_name
+from meshscope.store.read import read_run
+from meshscope.store.write import write_table
 
 MAX_LISTED = 20  # faults or failures in one message; the others are counted
 MAX_MESSAGE = 60  # characters of a command's last line, after its bar

@@ -23,12 +23,18 @@ from meshscope.api.sweep import (
     run_sweep,
     sweep_folder,
 )
+from meshscope.backends.sweep.cloud import RUNS, manifest, read_quota
+from meshscope.backends.sweep.folder import PlannedRun, RunCommand
+from meshscope.backends.sweep.machine import (
+    Gcloud,
+    MachineState,
+    SliceRequest,
+    TpuMachine,
+    TpuSlice,
+)
 from meshscope.errors import SpecError, UsageError
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.reports.model import plain
-from meshscope.sweep.cloud import RUNS, manifest, read_quota
-from meshscope.sweep.folder import PlannedRun, RunCommand
-from meshscope.sweep.machine import Gcloud, MachineState, SliceRequest, TpuMachine, TpuSlice
 
 SPOT = Option(help="Spot VMs may be preempted at any time.", flags=("--spot/--on-demand",))
 

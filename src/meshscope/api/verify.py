@@ -7,13 +7,13 @@ from pathlib import Path
 from meshscope.api.compile import compilable_experiment
 from meshscope.api.request import AUTO, CompileRequest
 from meshscope.api.sweep import SweepOptions, SweepPlan, planned_of, run_sweep
-from meshscope.interconnect.placement import order_text
+from meshscope.backends.sweep.folder import PlannedRun, RunCommand
+from meshscope.backends.sweep.queue import Outcome
 from meshscope.model.quantization import UNQUANTIZED_DTYPE
-from meshscope.planner.search import Choice, PlanSearch
-from meshscope.planner.verified import VerifiedChoice, corrected_order, verified_choice
+from meshscope.plans.placement import order_text
+from meshscope.serving.search import Choice, PlanSearch
+from meshscope.serving.verified import VerifiedChoice, corrected_order, verified_choice
 from meshscope.store.read import read_run
-from meshscope.sweep.folder import PlannedRun, RunCommand
-from meshscope.sweep.queue import Outcome
 from meshscope.workers import Progress
 
 

@@ -1,1 +1,1 @@
-"""How long a step takes: the compiled schedule walked, and the same in closed form."""
+"""What a step moves, holds and takes: in closed form from the plan, and by walking the compiled schedule."""

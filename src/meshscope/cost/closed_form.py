@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshscope.cost.collective_times import CollectiveCost, HiddenBehind, collective_costs
 from meshscope.cost.efficiency import ChipEfficiency, ModeledProgram, efficiency_of
 from meshscope.cost.expert_load import (
     device_load,
@@ -44,14 +45,13 @@ from meshscope.cost.expert_load import (
 )
 from meshscope.cost.features import IS_ONCE, PARTS, Cost, Feature, FloatArray, PlanCosts, plan_costs
 from meshscope.cost.grouped_kernels import TILE_ROWS
-from meshscope.cost.planned_collectives import CollectiveCost, HiddenBehind, collective_costs
 from meshscope.cost.rates import Rates, rates_of, row_s
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.chips import product_speedup
 from meshscope.hardware.compiler_facts import VMEM_OVER_HBM
+from meshscope.hardware.interconnect import LinkConstants, constants_of
+from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect import LinkConstants, constants_of
-from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import causal_blocks, window_blocks
 from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm

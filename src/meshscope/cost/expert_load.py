@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import ceil
 
+from meshscope.cost.planned import PlannedCollective
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.model.mechanisms.mixture import MixtureOfExperts
@@ -12,7 +13,6 @@ from meshscope.plans.dispatch import DispatchForm, exchange_axes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Partitioner
-from meshscope.prediction.planned_collective import PlannedCollective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,12 @@ from meshscope.cost.closed_form import (
     plan_batch,
     plan_form,
 )
+from meshscope.cost.collective_times import hidden_behind
 from meshscope.cost.efficiency import ClosedConstants, ModeledProgram
 from meshscope.cost.expert_load import exchange_load, is_exchange
 from meshscope.cost.features import PARTS, Cost
 from meshscope.cost.grouped_kernels import fused_notes
-from meshscope.cost.planned_collectives import hidden_behind
+from meshscope.cost.memory import predicted_memory
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.events.step_time import (
@@ -35,11 +36,10 @@ from meshscope.events.step_time import (
     TimeEstimate,
 )
 from meshscope.hardware.chips import Chip, ChipKind, precision_notes
-from meshscope.interconnect import LinkConstants, collective_time, constants_of
-from meshscope.interconnect.profile import ChipProfile
+from meshscope.hardware.interconnect import LinkConstants, collective_time, constants_of
+from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.workload import Workload
-from meshscope.prediction.memory import predicted_memory
 from meshscope.units import format_seconds
 
 NOTED_FRAC = 0.01  # of a step

@@ -24,7 +24,7 @@ from meshscope.hardware.compiler_facts import (
     PeakEfficiency,
     compiler_facts,
 )
-from meshscope.interconnect.profile import ChipProfile
+from meshscope.hardware.interconnect.profile import ChipProfile
 
 SCALAR_BYTES = 8  # scalars are in registers
 

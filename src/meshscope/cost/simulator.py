@@ -32,8 +32,8 @@ from meshscope.errors import SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part
 from meshscope.events.step_time import TimeEstimate
+from meshscope.hardware.interconnect import LinkConstants, collective_time, constants_of, link_loads
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect import LinkConstants, collective_time, constants_of, link_loads
 from meshscope.readers.hlo.attribution import Scope, scope_of
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.executions import trip_count

@@ -32,8 +32,8 @@ from meshscope.events.step_time import (
     UnestimatedWork,
 )
 from meshscope.hardware.compiler_facts import SPREAD
+from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.layers import ShallowLayers
 from meshscope.plans.chunks import PrefillChunks
 from meshscope.plans.workload import SequenceLengths

@@ -13,8 +13,6 @@ from meshscope.analysis.request import request_times, throughput_of
 from meshscope.analysis.roofline import BETWEEN_PARTS, why_sentences
 from meshscope.cost.predicted import has_figures
 from meshscope.events.enums import Phase, Source
-from meshscope.planner.capacity import Capacity, capacity_of_run
-from meshscope.planner.suggestions import Purpose, Suggestion, suggestions_of, surprises_of
 from meshscope.plans.memory import FitState, Memory
 from meshscope.plans.program import Engine
 from meshscope.plans.workload import Workload
@@ -22,6 +20,8 @@ from meshscope.reports.conditions import placed_layout, program_options
 from meshscope.reports.model import Figure, Unit, joined
 from meshscope.reports.times import time_figure
 from meshscope.reports.words import counted, signed_seconds, verdict_sentence
+from meshscope.serving.capacity import Capacity, capacity_of_run
+from meshscope.serving.suggestions import Purpose, Suggestion, suggestions_of, surprises_of
 from meshscope.store.run import RunRecord
 from meshscope.units import format_dtype, format_gib, format_seconds
 

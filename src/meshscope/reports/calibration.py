@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
-from meshscope.interconnect.profile import ChipProfile, FittedKind
+from meshscope.hardware.interconnect.profile import ChipProfile, FittedKind
 from meshscope.reports.model import UNKNOWN_LABEL, CellValue, ViewTable, table
 from meshscope.reports.tables import rich_table
 from meshscope.reports.words import counted

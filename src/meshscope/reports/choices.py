@@ -8,8 +8,8 @@ from rich.table import Table
 from meshscope.analysis.utilization import n_parameters
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import CHIPS, GIB, Chip, ChipKind
+from meshscope.hardware.interconnect.fabric import wraps_around
 from meshscope.hardware.topology import Topology, cloud_name, standard_slices
-from meshscope.interconnect.fabric import wraps_around
 from meshscope.model.catalog import CatalogEntry, as_written, catalog, nearest_ids
 from meshscope.model.config import LISTING, read_model
 from meshscope.model.quantization import FP8_MXFP4, FP8_NVFP4, activation_dtype_of, values_dtype

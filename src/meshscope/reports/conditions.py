@@ -8,9 +8,9 @@ from rich.text import Text
 
 from meshscope.events.enums import Phase, Source
 from meshscope.hardware.chips import ChipKind
-from meshscope.interconnect.placement import order_text
 from meshscope.plans.chunks import DEFAULT_CHUNK, why_auto_is_whole
 from meshscope.plans.experiment_record import ExperimentRecord
+from meshscope.plans.placement import order_text
 from meshscope.plans.program import DEFAULT_FRONTEND, Engine, Partitioner
 from meshscope.plans.workload import Workload
 from meshscope.reports.model import short

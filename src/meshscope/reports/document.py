@@ -28,7 +28,6 @@ from meshscope.analysis.totals import (
 )
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
-from meshscope.planner.capacity import Capacity
 from meshscope.plans.memory import Memory
 from meshscope.reports.answer import (
     Answer,
@@ -43,6 +42,7 @@ from meshscope.reports.speculation import speculation_document
 from meshscope.reports.times import bounds_document, time_document
 from meshscope.reports.words import verdict_sentence
 from meshscope.serialize import picked, to_plain
+from meshscope.serving.capacity import Capacity
 from meshscope.store.run import RunRecord
 
 TIMES = ("prefill_s", "decode_step_s", "step_s", "ttft_s", "tpot_s", "e2e_s", "basis")

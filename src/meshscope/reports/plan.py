@@ -8,11 +8,17 @@ from meshscope.analysis.agreement import TimeAgreement
 from meshscope.analysis.request import ASSUMPTION
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.hardware.chips import ChipKind
-from meshscope.interconnect.placement import order_text
-from meshscope.planner.grid import TOO_LARGE
-from meshscope.planner.launch import Launch, launches_of
-from meshscope.planner.objective import Goal
-from meshscope.planner.search import (
+from meshscope.plans.placement import order_text
+from meshscope.reports.answer import fit_of
+from meshscope.reports.choices import short_dtype
+from meshscope.reports.model import joined, wrapped
+from meshscope.reports.times import time_figure
+from meshscope.reports.words import counted, signed_seconds
+from meshscope.serialize import picked
+from meshscope.serving.grid import TOO_LARGE
+from meshscope.serving.launch import Launch, launches_of
+from meshscope.serving.objective import Goal
+from meshscope.serving.search import (
     MIN_GAIN,
     Apart,
     Choice,
@@ -21,14 +27,8 @@ from meshscope.planner.search import (
     PlanSearch,
     interval_of,
 )
-from meshscope.planner.suggestions import CONVERTS
-from meshscope.planner.verified import VerifiedChoice
-from meshscope.reports.answer import fit_of
-from meshscope.reports.choices import short_dtype
-from meshscope.reports.model import joined, wrapped
-from meshscope.reports.times import time_figure
-from meshscope.reports.words import counted, signed_seconds
-from meshscope.serialize import picked
+from meshscope.serving.suggestions import CONVERTS
+from meshscope.serving.verified import VerifiedChoice
 from meshscope.units import format_bytes, format_dtype, format_rate, format_seconds
 
 DEFAULT_ROWS = 8

@@ -7,8 +7,6 @@ from rich.table import Table
 from rich.text import Text
 
 from meshscope.model.model import Model
-from meshscope.planner.search import Choice, PlanSearch
-from meshscope.planner.slices import SliceFit, SliceFits, SliceSearch, price_per_hour, slice_name
 from meshscope.plans.memory import FitState
 from meshscope.reports.choices import short_dtype
 from meshscope.reports.model import joined, wrapped
@@ -16,6 +14,8 @@ from meshscope.reports.plan import choice_document, plan_document, plan_lines
 from meshscope.reports.tables import new_table
 from meshscope.reports.words import counted
 from meshscope.serialize import picked, to_plain
+from meshscope.serving.search import Choice, PlanSearch
+from meshscope.serving.slices import SliceFit, SliceFits, SliceSearch, price_per_hour, slice_name
 from meshscope.units import format_gib, format_seconds
 
 _STYLES = {FitState.YES: "green", FitState.NO: "bold red"}

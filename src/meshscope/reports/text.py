@@ -11,7 +11,6 @@ from meshscope.analysis.explanation import explain
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
 from meshscope.analysis.totals import request_total, step_total, unattributed
 from meshscope.events.enums import Phase, Source
-from meshscope.planner.capacity import capacity_of_run
 from meshscope.reports.answer import answer_of, request_of, source_answer, title_of
 from meshscope.reports.answer_text import answer_lines, answer_table, collectives_lines
 from meshscope.reports.collectives import (
@@ -39,6 +38,7 @@ from meshscope.reports.words import (
     verdict_label,
     verdict_sentence,
 )
+from meshscope.serving.capacity import capacity_of_run
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes
 

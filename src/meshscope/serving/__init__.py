@@ -1,1 +1,1 @@
-"""Simulation of a serving engine under load: requests arrive, are batched, and finish."""
+"""The best plan for a model, what fits on a slice, and a serving engine under load."""

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.cost.closed_form import NO_LIMIT, closed_steps, plan_batch, plan_form
+from meshscope.cost.memory import predicted_memory
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
-from meshscope.interconnect.profile import ChipProfile
+from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.experiment import Experiment
-from meshscope.prediction.memory import predicted_memory
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -7,11 +7,11 @@ from meshscope.errors import SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.interconnect.constants import LinkConstants, constants_of
+from meshscope.hardware.interconnect.fabric import fabric_of
+from meshscope.hardware.interconnect.lines import CollectiveLine, collective_lines, fastest
+from meshscope.hardware.interconnect.strategies import geometry_of
 from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.interconnect.constants import LinkConstants, constants_of
-from meshscope.interconnect.fabric import fabric_of
-from meshscope.interconnect.lines import CollectiveLine, collective_lines, fastest
-from meshscope.interconnect.strategies import geometry_of
 from meshscope.plans.experiment import Experiment
 from meshscope.serving.step_costs import sequence_bytes
 

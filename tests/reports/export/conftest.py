@@ -8,14 +8,14 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from meshscope.cost.memory import predicted_memory
+from meshscope.cost.prediction import predict
 from meshscope.events.enums import Source
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
-from meshscope.prediction import predict
-from meshscope.prediction.memory import predicted_memory
 from meshscope.readers.profile.wire import Message
 from meshscope.store.read import read_run
 from meshscope.store.run import Manifest, RunRecord

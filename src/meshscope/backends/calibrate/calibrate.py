@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from meshscope import __version__
+from meshscope.analysis.samples import ReadPoints, TimedCollective, ring_pairs
 from meshscope.backends.calibrate.fit import Fitted, fit_constants, unfitted
 from meshscope.errors import MeshscopeError, RunFailedError, SpecError
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.interconnect.profile import ChipProfile, MatrixRate, MemoryRate, ProductTime
 from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate, ProductTime
-from meshscope.interconnect.samples import ReadPoints, TimedCollective, ring_pairs
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.programs.environments import check_can_run, cpu_variables
 from meshscope.serialize import picked

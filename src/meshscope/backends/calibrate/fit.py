@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from math import log
 from statistics import median
 
+from meshscope.analysis.samples import LineFit, TimedCollective, fit_line, spread_of
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import ChipKind
-from meshscope.hardware.topology import Topology
-from meshscope.interconnect.constants import (
+from meshscope.hardware.interconnect.constants import (
     KindRates,
     LinkConstants,
     MeasuredRange,
@@ -21,10 +21,10 @@ from meshscope.interconnect.constants import (
     constants_of,
     spec_constants,
 )
-from meshscope.interconnect.lines import collective_lines
-from meshscope.interconnect.profile import FittedKind
-from meshscope.interconnect.samples import LineFit, TimedCollective, fit_line, spread_of
-from meshscope.interconnect.strategies import geometry_of
+from meshscope.hardware.interconnect.lines import collective_lines
+from meshscope.hardware.interconnect.profile import FittedKind
+from meshscope.hardware.interconnect.strategies import geometry_of
+from meshscope.hardware.topology import Topology
 
 Points = Sequence[TimedCollective]
 Key = tuple[Kind, int]  # kind and group size

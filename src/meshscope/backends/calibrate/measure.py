@@ -17,6 +17,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from meshscope.analysis.samples import KINDS
 from meshscope.backends.calibrate.calibrate import (
     CalibrationRequest,
     ProductShape,
@@ -27,7 +28,6 @@ from meshscope.backends.live.session import device_record, live_devices
 from meshscope.backends.live.worker import versions
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import ChipKind
-from meshscope.interconnect.samples import KINDS
 from meshscope.programs.jax.build import JAX_DTYPES
 from meshscope.units import format_bytes
 from meshscope.workers import report_progress

@@ -21,8 +21,8 @@ from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 from meshscope.files import check_regular
 from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.layers import FOLDED_LAYERS, MAX_PERIOD, Fold, ShallowLayers
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.workload import SequenceLengths

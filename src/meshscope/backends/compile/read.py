@@ -15,7 +15,7 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 from meshscope.hardware.chips import ChipKind, precision_notes
-from meshscope.interconnect.profile import ChipProfile
+from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.model.layers import ShallowLayers
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner

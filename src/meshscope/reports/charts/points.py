@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 from meshscope.analysis.roofline import Roofline
 from meshscope.events.enums import Phase, Source
-from meshscope.planner.search import Choice, PlanSearch
 from meshscope.reports.charts.spec import (
     INK,
     SOFT,
@@ -25,6 +24,7 @@ from meshscope.reports.charts.spec import (
 from meshscope.reports.charts.traffic import MAX_DESCRIBED
 from meshscope.reports.model import Unit, format_cell
 from meshscope.reports.plan import choice_name
+from meshscope.serving.search import Choice, PlanSearch
 from meshscope.units import format_bytes, format_seconds
 
 ROOFLINE_NOTE = "Hollow marks are predicted. FLOPs and bytes come from the shapes of the operations and are divided by compute time alone. Bytes prefetched ahead of a part, such as weights in decode, are not counted and shift its point to the right. Bytes that stay in VMEM are counted and can lift a point above the roofline."

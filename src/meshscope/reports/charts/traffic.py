@@ -10,8 +10,8 @@ import polars as pl
 from meshscope.analysis.catalog import MetricInputs
 from meshscope.analysis.volume import LINK, traffic_matrix
 from meshscope.events.enums import Phase, Source
+from meshscope.hardware.interconnect.fabric import fabric_of
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.fabric import fabric_of
 from meshscope.reports.charts.spec import (
     CARD,
     HEAT,

@@ -16,8 +16,8 @@ from meshscope.analysis.overlap import timed
 from meshscope.analysis.timeline import TIMELINE_SCHEMA, last_step
 from meshscope.events.enums import Kind, Part
 from meshscope.events.timeline import ARGUMENT, FLOWS, Counter, Timeline, Track, printable
+from meshscope.hardware.interconnect.lines import link_loads
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.lines import link_loads
 from meshscope.plans.mesh import Mesh
 from meshscope.store.run import RunRecord
 

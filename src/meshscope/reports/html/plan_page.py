@@ -4,11 +4,6 @@ from collections.abc import Iterator, Sequence
 
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.events.step_time import TimeEstimate
-from meshscope.planner.grid import TOO_LARGE
-from meshscope.planner.launch import Launch, launches_of
-from meshscope.planner.search import Choice, PlanSearch, WonBy, interval_of
-from meshscope.planner.slices import SliceSearch, slice_name
-from meshscope.planner.verified import VerifiedChoice
 from meshscope.reports.answer import fit_of
 from meshscope.reports.charts.cost import time_breakdown
 from meshscope.reports.charts.points import front_chart
@@ -42,6 +37,11 @@ from meshscope.reports.plan import (
 )
 from meshscope.reports.slices import slice_notes
 from meshscope.reports.times import time_figure
+from meshscope.serving.grid import TOO_LARGE
+from meshscope.serving.launch import Launch, launches_of
+from meshscope.serving.search import Choice, PlanSearch, WonBy, interval_of
+from meshscope.serving.slices import SliceSearch, slice_name
+from meshscope.serving.verified import VerifiedChoice
 from meshscope.units import format_dtype
 
 DROPPED = "combinations dropped"

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshscope.events.enums import REQUEST_PHASES, Phase
-from meshscope.planner.suggestions import follow_ups
 from meshscope.reports.answer import FitState
 from meshscope.reports.charts.cost import scaling_chart, step_breakdowns
 from meshscope.reports.charts.spec import Chart
@@ -17,6 +16,7 @@ from meshscope.reports.html.run import MAX_NAME, PageRun, suggestions, warnings
 from meshscope.reports.html.sections import step_charts, waterfall_blocks
 from meshscope.reports.model import UNKNOWN_LABEL, CellValue, joined, short, table
 from meshscope.reports.ranking import EQUAL, OTHER_WORK, Ranking, rankings, request_s
+from meshscope.serving.suggestions import follow_ups
 
 MAX_COMPARED = 24  # runs in a chart
 MIN_SIZES = 3  # numbers of devices from which scaling is drawn

@@ -18,7 +18,6 @@ from meshscope.analysis.comparison import runs_on_cpu
 from meshscope.analysis.join import Agreement
 from meshscope.analysis.totals import step_totals
 from meshscope.events.enums import Phase, Source
-from meshscope.planner.suggestions import Suggestion
 from meshscope.plans.memory import Memory, TempBasis
 from meshscope.reports.answer import (
     Answer,
@@ -44,6 +43,7 @@ from meshscope.reports.model import Figure, Unit, joined, short
 from meshscope.reports.summary import memory_segments
 from meshscope.reports.trace import capture_sentence, is_trace, trace_tables
 from meshscope.reports.words import counted, phase_label
+from meshscope.serving.suggestions import Suggestion
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_seconds
 

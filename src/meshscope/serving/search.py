@@ -17,15 +17,15 @@ from meshscope.errors import SpecError, read_only
 from meshscope.events.enums import REQUEST_PHASES, Part, Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.hardware.chips import ChipKind
-from meshscope.interconnect.placement import AxisPlacement, axis_placements, device_order
-from meshscope.interconnect.profile import ChipProfile
-from meshscope.planner.grid import Grid, SearchProgress, grid_of
-from meshscope.planner.objective import Goal, Objective, pareto_front
-from meshscope.planner.space import PlanSpace, SearchSpace, plan_space
+from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory
+from meshscope.plans.placement import AxisPlacement, axis_placements, device_order
 from meshscope.plans.plan import Plan
+from meshscope.serving.grid import Grid, SearchProgress, grid_of
+from meshscope.serving.objective import Goal, Objective, pareto_front
+from meshscope.serving.space import PlanSpace, SearchSpace, plan_space
 from meshscope.serving.transfer import TransferPath, cache_transfer
 from meshscope.units import DTYPE_BITS, format_bytes, format_seconds
 

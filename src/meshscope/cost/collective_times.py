@@ -15,24 +15,24 @@ import numpy as np
 
 from meshscope.cost.expert_load import exchange_load, is_exchange
 from meshscope.cost.features import Feature, FloatArray
+from meshscope.cost.planned import (
+    NEVER_REDUCED,
+    PlannedCollective,
+    PlannedStage,
+    PlannedStep,
+)
+from meshscope.cost.prediction import planned_stages
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, wire_factor
 from meshscope.hardware.compiler_facts import compiler_facts
-from meshscope.interconnect import LinkConstants, collective_lines, geometry_of
-from meshscope.interconnect.strategies import GroupGeometry
+from meshscope.hardware.interconnect import LinkConstants, collective_lines, geometry_of
+from meshscope.hardware.interconnect.strategies import GroupGeometry
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.plans.dispatch import DispatchForm, exchange_axes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Engine
 from meshscope.plans.stages import n_ticks, stage_layers
-from meshscope.prediction import planned_stages
-from meshscope.prediction.planned_collective import (
-    NEVER_REDUCED,
-    PlannedCollective,
-    PlannedStage,
-    PlannedStep,
-)
 from meshscope.units import array_bytes
 
 LANES = 128  # of a tile

@@ -25,8 +25,7 @@ import numpy as np
 from meshscope.errors import SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
-from meshscope.hardware.topology import Topology
-from meshscope.interconnect.fabric import (
+from meshscope.hardware.interconnect.fabric import (
     Fabric,
     Flow,
     IntArray,
@@ -36,6 +35,7 @@ from meshscope.interconnect.fabric import (
     lattice_of,
     loads_of,
 )
+from meshscope.hardware.topology import Topology
 
 BIDIRECTIONAL_RING = "bidirectional ring"
 UNIDIRECTIONAL_RING = "unidirectional ring"

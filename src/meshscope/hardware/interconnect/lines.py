@@ -19,15 +19,14 @@ from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import GatherRoute, compiler_facts
-from meshscope.hardware.topology import Topology
-from meshscope.interconnect.constants import (
+from meshscope.hardware.interconnect.constants import (
     LinkConstants,
     RateConstants,
     constants_of,
     spec_constants,
 )
-from meshscope.interconnect.fabric import fabric_of, loads_of
-from meshscope.interconnect.strategies import (
+from meshscope.hardware.interconnect.fabric import fabric_of, loads_of
+from meshscope.hardware.interconnect.strategies import (
     BIDIRECTIONAL_RING,
     DIMENSION_ORDERED,
     MULTI_COLOR,
@@ -40,6 +39,7 @@ from meshscope.interconnect.strategies import (
     geometry_of,
     strategies_of,
 )
+from meshscope.hardware.topology import Topology
 
 NO_TRANSFER = "no transfer"
 _CACHED_LINES = 1 << 15

@@ -6,6 +6,16 @@ Dimensions: b sequences per device, s tokens per step, D hidden, V padded vocabu
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
+from meshscope.cost.pipeline import pipeline_stages, sent_arrays
+from meshscope.cost.planned import (
+    ALWAYS_REDUCED,
+    REDUCED_FOR_ONE,
+    PlannedCollective,
+    PlannedStage,
+    PlannedStep,
+    ReducedFor,
+    repeated,
+)
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.hardware.chips import ChipKind
@@ -31,16 +41,6 @@ from meshscope.plans.weights import (
     shared_weights,
 )
 from meshscope.plans.workload import Workload
-from meshscope.prediction.pipeline import pipeline_stages, sent_arrays
-from meshscope.prediction.planned_collective import (
-    ALWAYS_REDUCED,
-    REDUCED_FOR_ONE,
-    PlannedCollective,
-    PlannedStage,
-    PlannedStep,
-    ReducedFor,
-    repeated,
-)
 from meshscope.units import DTYPE_BITS
 
 # Weights that transformers stores in one array with the preceding weight: ups of experts with gates, and values

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from meshscope.sweep.folder import PlannedRun, RunCommand, SweepFolder
+from meshscope.backends.sweep.folder import PlannedRun, RunCommand, SweepFolder
 from meshscope.workers import (
     MAX_MESSAGE,
     exit_status,

@@ -14,8 +14,8 @@ from meshscope.analysis.utilization import model_flops, n_parameters
 from meshscope.errors import PlanError, SpecError
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import product_speedup
+from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.profile import ChipProfile
 from meshscope.model.model import Model
 from meshscope.plans.checks import check_batch, check_model, check_weights
 from meshscope.plans.chunks import DEFAULT_CHUNK, ChunkRule, divisors

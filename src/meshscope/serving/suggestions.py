@@ -11,18 +11,18 @@ from math import inf
 from typing import Any
 
 from meshscope.cost.closed_form import plan_form
+from meshscope.cost.memory import predicted_memory
 from meshscope.cost.predicted import has_figures, step_time, steps_of, with_default_chunk
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
-from meshscope.interconnect.profile import ChipProfile
+from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.chunks import divisors
 from meshscope.plans.experiment import Experiment, experiment_of, experiment_of_record
 from meshscope.plans.kernel_choice import SPLASH_BLOCKS
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Engine
-from meshscope.prediction.memory import predicted_memory
 from meshscope.store.run import RunRecord
 from meshscope.units import DTYPE_BITS, format_bytes, format_dtype, format_seconds, format_words
 

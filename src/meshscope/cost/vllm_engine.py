@@ -6,6 +6,7 @@ messages between CPUs, which those tables do not count, are left out. One step p
 sequences. `docs/evidence/paper.md` lists where the paper contradicts itself.
 """
 
+from meshscope.cost.planned import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.errors import PlanError
 from meshscope.events.enums import Kind, Part
 from meshscope.model.mechanisms.attention import Mechanism
@@ -13,7 +14,6 @@ from meshscope.model.model import Model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
 from meshscope.plans.stages import stage_layers
-from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 
 # A stage sends `hidden_states` and `residual` (vllm/model_executor/models/llama.py).
 N_BOUNDARY_TENSORS = 2

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from meshscope.cost.meshscope_engine import attention_step
+from meshscope.cost.vllm_engine import stored_vocab
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
@@ -30,8 +32,6 @@ from meshscope.plans.weights import (
     layer_weights,
     outer_weights,
 )
-from meshscope.prediction.meshscope_engine import attention_step
-from meshscope.prediction.vllm_engine import stored_vocab
 from meshscope.units import DTYPE_BITS
 
 F32_BYTES = 4

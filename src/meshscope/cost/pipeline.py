@@ -12,13 +12,13 @@ from dataclasses import replace
 from functools import lru_cache
 from operator import itemgetter
 
+from meshscope.cost.planned import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.plans.caches import cache_slots, joined_narrow_heads, layer_cache, local_tokens
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.stages import n_ticks, stage_layers, stage_sends
-from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 
 SentArray = tuple[tuple[int, ...], str]  # shape and dtype
 CACHED_SENDS = 256  # tuples with thousands of pairs on large slices

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from meshscope.cost.memory import predicted_memory
 from meshscope.errors import MeshscopeError, SpecError
 from meshscope.hardware.chips import CHIPS, ChipKind, chip_of
 from meshscope.hardware.topology import (
@@ -18,22 +19,21 @@ from meshscope.hardware.topology import (
     standard_slices,
 )
 from meshscope.model.model import Model
-from meshscope.planner.capacity import (
-    LargestContext,
-    largest_batch,
-    largest_context,
-    needed_bytes,
-)
-from meshscope.planner.grid import SearchProgress
-from meshscope.planner.objective import Goal, Objective
-from meshscope.planner.search import PlanSearch, search
-from meshscope.planner.space import SearchSpace, all_plans
 from meshscope.plans.chunks import ChunkRule
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import Plan
 from meshscope.plans.workload import Workload
-from meshscope.prediction.memory import predicted_memory
+from meshscope.serving.capacity import (
+    LargestContext,
+    largest_batch,
+    largest_context,
+    needed_bytes,
+)
+from meshscope.serving.grid import SearchProgress
+from meshscope.serving.objective import Goal, Objective
+from meshscope.serving.search import PlanSearch, search
+from meshscope.serving.space import SearchSpace, all_plans
 from meshscope.units import decimal_number, format_seconds
 from meshscope.workers import Progress
 

@@ -14,11 +14,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import meshscope
+from meshscope.backends.sweep import queue
+from meshscope.backends.sweep.folder import PlannedRun, SweepFolder
+from meshscope.backends.sweep.queue import (
+    LOG_BYTES,
+    CommandQueue,
+    EndedCommand,
+    n_cores,
+    started_child,
+)
 from meshscope.errors import MeshscopeError, MissingToolError, RunError
 from meshscope.store.folder import new_folder
-from meshscope.sweep import queue
-from meshscope.sweep.folder import PlannedRun, SweepFolder
-from meshscope.sweep.queue import LOG_BYTES, CommandQueue, EndedCommand, n_cores, started_child
 from meshscope.workers import MAX_MESSAGE
 
 CONNECT_S = 5.0

@@ -13,13 +13,13 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+from meshscope.backends.sweep.cloud import Quota, accelerator_type, check_quota, cloud_names
+from meshscope.backends.sweep.folder import PlannedRun, SweepFolder
+from meshscope.backends.sweep.queue import LOG_BYTES, CommandQueue, EndedCommand
 from meshscope.errors import MeshscopeError, MissingToolError, RunError, SpecError
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.store.folder import new_folder
 from meshscope.store.read import read_run
-from meshscope.sweep.cloud import Quota, accelerator_type, check_quota, cloud_names
-from meshscope.sweep.folder import PlannedRun, SweepFolder
-from meshscope.sweep.queue import LOG_BYTES, CommandQueue, EndedCommand
 
 NOT_FOUND = "NOT_FOUND"
 MAX_WORDS = 2_000  # of a message
@@ -213,7 +213,7 @@ class TpuMachine:
                 f"the wheel '{wheel}' does not exist. Make one in your clone: pip wheel --no-deps -w dist ."
             )
         for name in (INSTALL, RUN):
-            with as_file(files("meshscope.sweep") / name) as script:
+            with as_file(files("meshscope.backends.sweep") / name) as script:
                 self._copy_to_all(script)
         self._copy_to_all(wheel)
         end = self.ssh(shlex.join(["bash", INSTALL, wheel.name, jax_version]))

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from meshscope.cost.predicted import with_default_chunk
-from meshscope.interconnect.placement import order_text
 from meshscope.model.stored_format import weight_dtype_of
 from meshscope.plans.experiment import Experiment
+from meshscope.plans.placement import order_text
 from meshscope.units import format_dtype
 
 VLLM = "vllm-project/tpu-inference@b8692ff01"

@@ -10,7 +10,7 @@ from typing import Any
 from meshscope.errors import ParseError, RunError
 from meshscope.events.enums import Kind
 from meshscope.files import read_json
-from meshscope.interconnect.constants import LinkConstants
+from meshscope.hardware.interconnect.constants import LinkConstants
 from meshscope.serialize import FormatError, from_plain, to_plain
 
 SCHEMA = 1

@@ -3,17 +3,17 @@
 from collections.abc import Collection
 from typing import assert_never
 
-from meshscope.events.collective import Collective
-from meshscope.plans.experiment import Experiment
-from meshscope.plans.program import Engine
-from meshscope.prediction.meshscope_engine import meshscope_stages
-from meshscope.prediction.planned_collective import (
+from meshscope.cost.meshscope_engine import meshscope_stages
+from meshscope.cost.planned import (
     PlannedStage,
     PlannedStep,
     planned_steps,
     stage_rows,
 )
-from meshscope.prediction.vllm_engine import vllm_stages
+from meshscope.cost.vllm_engine import vllm_stages
+from meshscope.events.collective import Collective
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Engine
 
 __all__ = ["planned_stages", "predict"]
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from meshscope.errors import PlanError
 from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.interconnect.fabric import IntArray, placement_of
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.fabric import IntArray, placement_of
 from meshscope.plans.chunks import divisors
 from meshscope.plans.mesh import Mesh, parse_order
 

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.cost.closed_form import NO_LIMIT, PlanForm, closed_steps, plan_batch, plan_form
+from meshscope.cost.collective_times import batch_is_split, with_weight_dtype
 from meshscope.cost.features import Feature, plan_costs
-from meshscope.cost.planned_collectives import batch_is_split, with_weight_dtype
+from meshscope.cost.memory import predicted_memory
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
-from meshscope.planner.space import CHUNK_LIMITS, PlanSpace, SearchSpace
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.checks import cut_block
 from meshscope.plans.chunks import ChunkRule, check_chunks, with_auto_chunk
@@ -32,7 +32,7 @@ from meshscope.plans.program import Engine
 from meshscope.plans.stages import default_microbatches
 from meshscope.plans.weights import device_weight_bytes
 from meshscope.plans.workload import Workload
-from meshscope.prediction.memory import predicted_memory
+from meshscope.serving.space import CHUNK_LIMITS, PlanSpace, SearchSpace
 from meshscope.workers import Progress
 
 FloatArray = NDArray[np.float64]

@@ -7,9 +7,9 @@ from meshscope.analysis.agreement import TimeAgreement, time_agreements
 from meshscope.analysis.roofline import why_sentences
 from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import REQUEST_PHASES, Phase, Source
-from meshscope.interconnect.profile import ChipProfile
-from meshscope.planner.objective import Objective
-from meshscope.planner.search import Choice
+from meshscope.hardware.interconnect.profile import ChipProfile
+from meshscope.serving.objective import Objective
+from meshscope.serving.search import Choice
 from meshscope.store.run import RunRecord
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import lcm
 
+from meshscope.cost.memory import predicted_memory
 from meshscope.errors import MeshscopeError, read_only
 from meshscope.plans.chunks import (
     DEFAULT_CHUNK,
@@ -15,7 +16,6 @@ from meshscope.plans.chunks import (
 from meshscope.plans.experiment import Experiment, experiment_of_record
 from meshscope.plans.memory import Memory
 from meshscope.plans.workload import MAX_BATCH, MAX_CONTEXT
-from meshscope.prediction.memory import predicted_memory
 from meshscope.store.run import RunRecord
 
 

@@ -1,1 +1,0 @@
-"""Sweeps: the experiments of one file, each a run, resumed after interruptions."""

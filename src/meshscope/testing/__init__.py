@@ -1,1 +1,0 @@
-"""The pytest plugin: assertions on the collectives of a user's functions."""
