@@ -125,6 +125,26 @@ def test_a_bound_from_a_parameter_is_unknown() -> None:
     assert "its start or its bound is not a constant" in str(got.reason)
 
 
+def test_a_constant_of_thousands_of_digits_is_unknown() -> None:
+    text = LOOP.format(
+        start="9" * 5000,
+        bound=8,
+        step=1,
+        direction="LT",
+        limit="constant(8)",
+        sides="%j, %limit",
+        attributes="",
+    )
+    module = parse_hlo(text, "loop.hlo")
+    assert module.entry is not None
+    loop = module.entry.get("while")
+    assert loop is not None
+
+    got = trip_count(module, loop, module.entry)
+
+    assert "its start or its bound is not a constant" in str(got.reason)
+
+
 def test_counter_and_comparison_may_be_inside_fusions() -> None:
     """The CPU compiler and newer TPU compilers wrap single operations in fusions."""
     text = """\

@@ -138,6 +138,15 @@ def test_a_missing_table_of_kernels_is_one_message(tmp_path: Path, table: str) -
         read_nsys(database(tmp_path / "report.sqlite", without=table))
 
 
+def test_a_view_of_a_missing_table_does_not_matter(tmp_path: Path) -> None:
+    path = database(tmp_path / "report.sqlite")
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("create table gone (id integer)")
+        db.execute("create view stale as select id from gone")
+        db.execute("drop table gone")
+    assert len(read_nsys(path).events) == 8
+
+
 def test_a_database_of_rocprof_is_named(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     with closing(sqlite3.connect(path)) as db, db:

@@ -1,5 +1,6 @@
 """XPlanes of any program, read into rows: by the HLO inside, else by the names of their events."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,21 @@ def test_recorded_rows_equal_those_of_the_hlo_inside(name: str, plan: str, tmp_p
     assert n_loops == [replace(row, **UNTIMED) for row in imported.rows]
     assert measured
     assert {row.n_steps for row in measured} == {2}
+
+
+def test_collectives_of_a_loop_without_trips_are_read_from_their_names(tmp_path: Path) -> None:
+    """A text that is of another build than the profile may say that its loop never runs."""
+    trace = merged([read_xplane(path) for path in made.hosts(tmp_path, "v6e_tp8_decode_scan")])
+    never = ', backend_config={"known_trip_count":{"n":"0"}}'
+    programs = {
+        name: re.sub(r"(, condition=[^\s,]+, body=[^\s,]+)", rf"\1{never}", text)
+        for name, text in trace.programs.items()
+    }
+    mesh = parse_plan("tp=8").mesh
+    read = attributed(replace(trace, programs=programs), mesh)
+    whole = attributed(trace, mesh)
+    counts = [sum(row.count for row in of_source(r, Source.MEASURED)) for r in (read, whole)]
+    assert counts[0] == counts[1] > 0
 
 
 def test_hosts_that_number_their_chips_alike_stay_apart(tmp_path: Path) -> None:

@@ -139,7 +139,9 @@ def _remedy(row: Collective, resharding: Resharding) -> str | None:  # noqa: PLR
             )
         case Kind.ALL_GATHER:
             return f"{constrain}, if the lines behind it can work on shards"
-        case Kind.ALL_REDUCE if (row.payload_bytes or inf) <= _SMALL_BYTES:
+        case Kind.ALL_REDUCE if (
+            inf if row.payload_bytes is None else row.payload_bytes
+        ) <= _SMALL_BYTES:
             return "no annotation avoids it; compute this value in fewer steps, or on the host"
         case Kind.ALL_REDUCE:
             sends = (

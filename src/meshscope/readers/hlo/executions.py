@@ -17,7 +17,8 @@ from meshscope.errors import ParseError
 from meshscope.plans.dispatch import ROUNDS_SCOPE
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 
-_KNOWN = re.compile(r'"known_trip_count":\{"n":"?(\d+)"?\}')
+_KNOWN = re.compile(r'"known_trip_count":\{"n":"?(\d{1,18})"?\}')
+_WHOLE_NUMBER = re.compile(r"\s*[+-]?\d{1,18}\s*")  # Python refuses numbers of thousands of digits
 _DIRECTION = re.compile(r"\bdirection=([A-Z]{2})")
 _INDEX = re.compile(r"\bindex=(\d+)")
 _MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
@@ -172,7 +173,7 @@ class _Evaluator:
             return None
         inputs = computation.producers(instruction)
         match instruction.opcode:
-            case "constant" if re.fullmatch(r"\s*[+-]?\d+\s*", instruction.operand_text):
+            case "constant" if _WHOLE_NUMBER.fullmatch(instruction.operand_text):
                 return Linear(element=None, offset=int(instruction.operand_text))
             case "parameter":
                 bound = bindings.get(instruction.parameter_number)

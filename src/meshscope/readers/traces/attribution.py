@@ -435,7 +435,7 @@ def _add(
         members = {device for group in row.groups for device in group}
         by_device = executed.get(name, {})
         counted = [n for device, n in by_device.items() if not members or device in members]
-        if not counted:
+        if not counted or not expected[name]:
             continue
         total = Fraction(row.count * sum(counted), expected[name] * len(counted))
         is_alike = (total / n_runs).denominator == 1  # else all runs together count as one step

@@ -66,6 +66,7 @@ def _trace(path: Path, database: sqlite3.Connection) -> Trace:
     columns = {
         name: {row[0] for row in database.execute("select name from pragma_table_info(?)", (name,))}
         for name in names
+        if name in {KERNELS, *COPIES, LAUNCHES, RANGES, STRINGS, GPUS}
     }
     missing = next((name for name in (KERNELS, STRINGS) if name not in columns), None)
     if missing is not None:
