@@ -15,12 +15,7 @@ import numpy as np
 
 from meshscope.cost.expert_load import exchange_load, is_exchange
 from meshscope.cost.features import Feature, FloatArray
-from meshscope.cost.planned import (
-    NEVER_REDUCED,
-    PlannedCollective,
-    PlannedStage,
-    PlannedStep,
-)
+from meshscope.cost.planned import NEVER_REDUCED, PlannedCollective, PlannedStage
 from meshscope.cost.prediction import planned_stages
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, wire_factor
@@ -286,9 +281,7 @@ def _with_workload(experiment: Experiment, phase: Phase, reference: _Reference) 
 
 def _runs(of_plan: Experiment, phase: Phase, reference: _Reference) -> Iterator[CollectiveCost]:
     """The collectives of a step with their runs; equal layers merged, and stage boundaries over equal links."""
-    is_cut = phase is Phase.PREFILL and of_plan.has_cut_prompts
     experiment = _with_workload(of_plan, phase, reference)
-    n_tokens = experiment.workload.prompt if phase is Phase.PREFILL else 1
     layers, pp = experiment.model.layers, experiment.plan.pp
     ranges = stage_layers(len(layers), pp)
     fullest = ranges.index(max(ranges, key=len))
@@ -296,8 +289,8 @@ def _runs(of_plan: Experiment, phase: Phase, reference: _Reference) -> Iterator[
     of_fullest = set(layers[ranges[fullest].start : ranges[fullest].stop])
     first_of = {kind: layers.index(kind) for kind in set(layers) - of_fullest}
     chosen = {at for at, held in enumerate(ranges) if any(n in held for n in first_of.values())}
-    step = PlannedStep(phase=phase, n_tokens=n_tokens, n_steps=1, is_cut=is_cut)
-    stages = planned_stages(experiment, step, chosen={fullest, *chosen})
+    is_cut, listed = of_plan.has_cut_prompts, {fullest, *chosen}
+    stages = planned_stages(experiment, phase, is_cut=is_cut, chosen=listed)
     if pp == 1:
         (stage,) = stages
         outside = (*stage.before, *stage.after)

@@ -4,7 +4,7 @@ Dimensions: b sequences per device, s tokens per step, D hidden, V padded vocabu
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from meshscope.cost.pipeline import pipeline_stages, sent_arrays
 from meshscope.cost.planned import (
@@ -12,22 +12,18 @@ from meshscope.cost.planned import (
     REDUCED_FOR_ONE,
     PlannedCollective,
     PlannedStage,
-    PlannedStep,
     ReducedFor,
-    repeated,
 )
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.hardware.chips import ChipKind
-from meshscope.hardware.compiler_facts import CompilerFacts, compiler_facts
+from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.model.arrays import Weight, gathered_arrays
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import AttentionStep
-from meshscope.model.model import Model
 from meshscope.plans.caches import ContextForm, cache_slots, local_tokens, ring_pairs, ring_sends
 from meshscope.plans.dispatch import exchange_axes, routed_tokens
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.plan import Plan
 from meshscope.plans.stages import readers_of_received
 from meshscope.plans.weights import (
     attention_weights,
@@ -40,7 +36,6 @@ from meshscope.plans.weights import (
     padded_vocab,
     shared_weights,
 )
-from meshscope.plans.workload import Workload
 from meshscope.units import DTYPE_BITS
 
 # Weights that transformers stores in one array with the preceding weight: ups of experts with gates, and values
@@ -73,12 +68,18 @@ def attention_step(
 
 
 def meshscope_stages(
-    experiment: Experiment, step: PlannedStep, *, chosen: Collection[int] | None = None
+    experiment: Experiment,
+    phase: Phase,
+    *,
+    is_cut: bool,
+    chosen: Collection[int] | None = None,
 ) -> tuple[PlannedStage, ...]:
     """The collectives of one step of meshscope's program, per pipeline stage; layers of the chosen ones."""
-    n_microbatches = experiment.n_microbatches(step.phase)
-    program = _DecoderStep(experiment=experiment, step=step, n_microbatches=n_microbatches)
-    whole, pp = replace(program, n_microbatches=1), program.plan.pp
+    pp, n_microbatches = experiment.plan.pp, experiment.n_microbatches(phase)
+    program, whole = (
+        _DecoderStep(experiment, phase, is_cut=is_cut, n_microbatches=n)
+        for n in (n_microbatches, 1)
+    )
     readers = readers_of_received(program.model, pp)
     keys = [(layer, index in readers) for index, layer in enumerate(program.model.layers)]
     by_kind = {
@@ -90,59 +91,42 @@ def meshscope_stages(
         after=tuple(whole.logits()),
     )
     if pp == 1:
-        n_chunks = experiment.n_chunks(step.phase)
-        return (repeated(stage, n_chunks) if n_chunks > 1 else stage,)
+        return (stage,)
     ends = None
     if program.is_torchxla:
         ends = PlannedStage(before=tuple(whole.embed()), layers=(), after=stage.after)
-    sent = sent_arrays(experiment, step, program.split_residual)
-    return pipeline_stages(experiment, step, whole=stage, sent=sent, ends=ends, chosen=chosen)
+    sent = sent_arrays(experiment, phase, program.split_residual)
+    return pipeline_stages(experiment, phase, whole=stage, sent=sent, ends=ends, chosen=chosen)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _DecoderStep:
-    """One chunk or decode step of the decoder on one device, for one of `n_microbatches` micro-batches."""
+    """One chunk or decode step of the decoder on one device, for one of `n_microbatches` micro-batches.
 
-    experiment: Experiment
-    step: PlannedStep
-    n_microbatches: int = 1
-    places: dict[tuple[str, ...], tuple[str, Groups]] = field(default_factory=dict)  # by axes
+    `residual` [b,s,D] is the residual stream of the device's sequences, split over cp only; a decoded token is a
+    sequence. Between blocks it `is_split` over tp (sp): prefill splits the sequence, decode the batch, if tp divides
+    it, and otherwise uses plain tensor parallelism. `facts` are None for chips other than TPUs.
+    """
 
-    @property
-    def model(self) -> Model:
-        return self.experiment.model
-
-    @property
-    def plan(self) -> Plan:
-        return self.experiment.plan
-
-    @property
-    def workload(self) -> Workload:
-        return self.experiment.workload
-
-    @property
-    def is_prefill(self) -> bool:
-        return self.step.phase is Phase.PREFILL
-
-    @property
-    def is_torchxla(self) -> bool:
-        return self.experiment.program.frontend.is_traced
-
-    @property
-    def residual(self) -> tuple[int, int, int]:
-        """[b,s,D], the residual stream of this device's sequences, split over cp only; a decoded token is one."""
-        n_sequences = self.experiment.n_rows(self.step.phase) // self.n_microbatches
-        n_tokens = local_tokens(self.plan, self.step.phase, self.step.n_tokens)
-        return (n_sequences, n_tokens, self.model.hidden)
-
-    @property
-    def is_split(self) -> bool:
-        """Whether the residual stream is split over tp between blocks (sp).
-
-        Prefill splits the sequence. Decode splits the batch, with one row per token, if tp
-        divides it, and otherwise uses plain tensor parallelism.
-        """
-        return self.plan.sp and (self.is_prefill or self.residual[0] % self.plan.tp == 0)
+    def __init__(
+        self, experiment: Experiment, phase: Phase, *, is_cut: bool, n_microbatches: int
+    ) -> None:
+        self.experiment, self.phase, self.is_cut = experiment, phase, is_cut
+        self.model, self.plan, self.workload = (
+            experiment.model,
+            experiment.plan,
+            experiment.workload,
+        )
+        self.n_times = n_microbatches * experiment.n_chunks(phase)  # in a step
+        self.is_prefill = phase is Phase.PREFILL
+        self.is_torchxla = experiment.program.frontend.is_traced
+        n_positions = experiment.n_positions(phase) if self.is_prefill else 1
+        n_sequences = experiment.n_rows(phase) // n_microbatches
+        n_tokens = local_tokens(self.plan, phase, n_positions)
+        self.residual = (n_sequences, n_tokens, self.model.hidden)
+        self.is_split = self.plan.sp and (self.is_prefill or n_sequences % self.plan.tp == 0)
+        chip = experiment.topology.chip
+        self.facts = compiler_facts(chip.name) if chip.kind is ChipKind.TPU else None
+        self.places: dict[tuple[str, ...], tuple[str, Groups]] = {}  # by axes
 
     @property
     def split_residual(self) -> tuple[int, ...]:
@@ -153,12 +137,6 @@ class _DecoderStep:
         if self.is_prefill:
             return (batch, n_tokens // n_parts, *width)
         return (batch // n_parts, n_tokens, *width)
-
-    @property
-    def facts(self) -> CompilerFacts | None:
-        """The behavior of the TPU compiler; None for other chips."""
-        chip = self.experiment.topology.chip
-        return compiler_facts(chip.name) if chip.kind is ChipKind.TPU else None
 
     def collective(
         self, part: Part, kind: Kind, axes: tuple[str, ...], shape: tuple[int, ...], dtype: str = ""
@@ -176,6 +154,7 @@ class _DecoderStep:
             groups=groups,
             shape=shape,
             dtype=dtype or self.workload.activation_dtype,
+            count=self.n_times,
             n_sequences=self.residual[0],
         )
 
@@ -237,9 +216,7 @@ class _DecoderStep:
             n_local = local_tokens(self.plan, Phase.PREFILL, self.workload.prompt)
             is_merged = self.is_torchxla and layer.shares_cache and not reads_received
             n_sends = 0 if is_merged else ring_sends(cp, n_local, window)
-        step = attention_step(
-            experiment, self.step.phase, is_cut=self.step.is_cut, n_ring_sends=n_sends
-        )
+        step = attention_step(experiment, self.phase, is_cut=self.is_cut, n_ring_sends=n_sends)
         groups = self.plan.mesh.groups("cp")
         for exchange in self.model.attention_of(layer).over_cp(kind, step):
             yield PlannedCollective(
@@ -249,7 +226,7 @@ class _DecoderStep:
                 groups=ring_pairs(groups) if exchange.kind is Kind.PERMUTE else groups,
                 shape=exchange.shape,
                 dtype=exchange.dtype or self.workload.activation_dtype,
-                count=exchange.count,
+                count=exchange.count * self.n_times,
             )
 
     def mixture(self) -> Iterator[PlannedCollective]:
@@ -261,7 +238,7 @@ class _DecoderStep:
         the routing: averaged over devices it is at most the smaller of the array of rows and the receive buffer.
         """
         plan, form, hidden = self.plan, self.experiment.dispatch_form, self.model.hidden
-        dispatch, shared = self.experiment.dispatch(self.step.phase), shared_weights(self.model)
+        dispatch, shared = self.experiment.dispatch(self.phase), shared_weights(self.model)
         routes_alike = "tp" not in exchange_axes(plan, form)
         if routes_alike:
             yield from self.gathered(Part.MOE_DISPATCH)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from operator import itemgetter
 
-from meshscope.cost.planned import PlannedCollective, PlannedStage, PlannedStep
+from meshscope.cost.planned import PlannedCollective, PlannedStage
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.plans.caches import cache_slots, joined_narrow_heads, layer_cache, local_tokens
@@ -25,17 +25,16 @@ CACHED_SENDS = 256  # tuples with thousands of pairs on large slices
 
 
 def sent_arrays(
-    experiment: Experiment, step: PlannedStep, residual: tuple[int, ...]
+    experiment: Experiment, phase: Phase, residual: tuple[int, ...]
 ) -> Iterator[SentArray]:
     """What a device sends to its peer in the next stage: the residual stream, and results that later layers read.
 
     Dimensions: b sequences of a micro-batch, s tokens of a step of each, T positions attended to.
     """
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
-    sends, is_prefill = stage_sends(model, plan.pp), step.phase is Phase.PREFILL
-    n_tokens = step.n_tokens if is_prefill else workload.decode_tokens
-    n_tokens = local_tokens(plan, step.phase, n_tokens)
-    n_sequences = experiment.n_sequences(step.phase) // experiment.n_microbatches(step.phase)
+    sends, is_prefill = stage_sends(model, plan.pp), phase is Phase.PREFILL
+    n_tokens = local_tokens(plan, phase, experiment.n_positions(phase))
+    n_sequences = experiment.n_sequences(phase) // experiment.n_microbatches(phase)
     yield residual, workload.activation_dtype
     # The entries [b,heads,s,width] of the step in each cache that layers of later stages share.
     for kind in sends.caches:
@@ -46,7 +45,7 @@ def sent_arrays(
             *heads, width = array.local_shape(plan)
             yield (n_sequences, *heads, n_tokens, width), array.dtype or workload.cache_dtype
     if sends.has_choice:  # the mask [b,s,T] of the positions that the last indexer chose
-        n_positions = step.n_tokens if is_prefill else cache_slots(plan, workload)
+        n_positions = workload.prompt if is_prefill else cache_slots(plan, workload)
         yield (n_sequences, n_tokens, n_positions), "pred"
     # The embeddings [b,s,layers,width] of later layers, split like the residual stream; every TorchXLA stage
     # computes them.
@@ -57,7 +56,7 @@ def sent_arrays(
 
 def pipeline_stages(  # noqa: PLR0913  what a step consists of
     experiment: Experiment,
-    step: PlannedStep,
+    phase: Phase,
     *,
     whole: PlannedStage,
     sent: Iterator[SentArray],
@@ -66,11 +65,11 @@ def pipeline_stages(  # noqa: PLR0913  what a step consists of
 ) -> tuple[PlannedStage, ...]:
     """The stages of a step; the last entry, without index, holds the collectives over all stages.
 
-    `whole` is the program without a pipeline: embedding and layers for one micro-batch, the head
+    `whole` is the program without a pipeline: embedding and layers for each micro-batch, the head
     for all sequences. With `ends`, all stages compute these, for all sequences. `sent` are the arrays that a device
     sends to its peer in the next stage on every tick. With `chosen`, only those stages have layers.
     """
-    mesh, n_microbatches = experiment.plan.mesh, experiment.n_microbatches(step.phase)
+    mesh, n_microbatches = experiment.plan.mesh, experiment.n_microbatches(phase)
     last, n_each = mesh.size("pp") - 1, mesh.n_devices // mesh.size("pp")
     # Layers of one kind share one tuple of collectives, and these their groups: each is moved once per stage.
     placed: dict[tuple[int, int], tuple[PlannedCollective, ...]] = {}
@@ -86,15 +85,13 @@ def pipeline_stages(  # noqa: PLR0913  what a step consists of
         return stage_groups[key]
 
     def place(
-        collectives: tuple[PlannedCollective, ...], stage: int, n_times: int = n_microbatches
+        collectives: tuple[PlannedCollective, ...], stage: int
     ) -> tuple[PlannedCollective, ...]:
-        """The collectives on the devices of `stage`, each `n_times` as often."""
+        """The collectives on the devices of `stage`."""
         key = (id(collectives), stage)
         if key not in placed:
-            placed[key] = tuple(
-                replace(one, groups=groups_of(one.groups, stage), count=one.count * n_times)
-                for one in collectives
-            )
+            moved = (replace(one, groups=groups_of(one.groups, stage)) for one in collectives)
+            placed[key] = tuple(moved)
         return placed[key]
 
     n_sends = n_ticks(n_microbatches, last + 1) - experiment.program.frontend.is_traced
@@ -110,7 +107,7 @@ def pipeline_stages(  # noqa: PLR0913  what a step consists of
                 for layer, collectives in whole.layers[layers.start : layers.stop]
                 if chosen is None or stage in chosen
             ),
-            after=(place(whole.after, last, 1) if ends is None else ())
+            after=(place(whole.after, last) if ends is None else ())
             if stage == last
             else tuple(replace(one, groups=_neighbors(mesh, stage)) for one in sends),
             index=stage,
@@ -123,7 +120,7 @@ def pipeline_stages(  # noqa: PLR0913  what a step consists of
         kind=Kind.ALL_REDUCE,
         axis="pp",
         groups=mesh.groups("pp"),
-        shape=(experiment.n_rows(step.phase),),
+        shape=(experiment.n_rows(phase),),
         dtype="s32",
     )
     return (*stages, ends or PlannedStage(before=(), layers=(), after=(tokens,)))

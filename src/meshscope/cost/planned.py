@@ -1,38 +1,11 @@
-"""Types of the prediction: a step is a list of planned collectives, which become event-table rows."""
+"""Types of the prediction: the collectives of a pipeline stage in one step."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
-from meshscope.events.collective import Collective, Groups, predicted_collective
-from meshscope.events.enums import Kind, Part, Phase
-from meshscope.plans.experiment import Experiment
-from meshscope.serialize import picked
+from meshscope.events.collective import Groups
+from meshscope.events.enums import Kind, Part
 from meshscope.units import array_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedStep:
-    """One step of a phase: `n_tokens` new tokens per sequence, repeated `n_steps` times per request.
-
-    In decode, each token counts as a separate sequence. A prefill step in chunks has the
-    tokens of one chunk, and collectives that run once per chunk; `is_cut` if a chunk is a part of a prompt.
-    """
-
-    phase: Phase
-    n_tokens: int
-    n_steps: int
-    is_cut: bool = False
-
-
-def planned_steps(experiment: Experiment) -> tuple[PlannedStep, ...]:
-    """The steps of the experiment's phases: one prefill over the whole prompt, then the decode steps."""
-    n_tokens = experiment.n_positions(Phase.PREFILL)
-    prefill = PlannedStep(
-        phase=Phase.PREFILL, n_tokens=n_tokens, n_steps=1, is_cut=experiment.has_cut_prompts
-    )
-    n_decode_steps = experiment.workload.n_decode_steps
-    decode = PlannedStep(phase=Phase.DECODE, n_tokens=1, n_steps=n_decode_steps)
-    return tuple(step for step in (prefill, decode) if step.phase in experiment.phases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,45 +67,3 @@ class PlannedStage:
     layers: tuple[tuple[int, tuple[PlannedCollective, ...]], ...]
     after: tuple[PlannedCollective, ...]
     index: int | None = None
-
-
-def repeated(stage: PlannedStage, n_times: int) -> PlannedStage:
-    """The stage with every collective `n_times` as often; layers of one kind share their tuple."""
-    shared: dict[int, tuple[PlannedCollective, ...]] = {}
-
-    def times(collectives: tuple[PlannedCollective, ...]) -> tuple[PlannedCollective, ...]:
-        if id(collectives) not in shared:
-            more = (replace(one, count=one.count * n_times) for one in collectives)
-            shared[id(collectives)] = tuple(more)
-        return shared[id(collectives)]
-
-    layers = tuple((index, times(collectives)) for index, collectives in stage.layers)
-    return replace(stage, before=times(stage.before), layers=layers, after=times(stage.after))
-
-
-def stage_rows(stage: PlannedStage, step: PlannedStep, experiment: Experiment) -> list[Collective]:
-    """Event-table rows of one stage in program order."""
-    mesh = experiment.mesh
-    placed: dict[int, Groups] = {}  # by the identity of the groups of positions
-
-    def on_devices(groups: Groups) -> Groups:
-        if mesh.order is None:
-            return groups
-        if id(groups) not in placed:
-            placed[id(groups)] = mesh.devices_at(groups)
-        return placed[id(groups)]
-
-    def row(planned: PlannedCollective, layer: int | None) -> Collective:
-        groups = on_devices(planned.groups)
-        return predicted_collective(
-            phase=step.phase,
-            layer=layer,
-            groups=groups,
-            **picked(planned, "part", "kind", "axis", "dtype", "shape", "count", "executed_as"),
-            n_steps=step.n_steps,
-            stage=stage.index,
-            crosses_slices=experiment.crosses_slices(groups),
-        )
-
-    parts = ((None, stage.before), *stage.layers, (None, stage.after))
-    return [row(planned, layer) for layer, collectives in parts for planned in collectives]

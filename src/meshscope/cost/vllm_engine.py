@@ -6,9 +6,9 @@ messages between CPUs, which those tables do not count, are left out. One step p
 sequences. `docs/evidence/paper.md` lists where the paper contradicts itself.
 """
 
-from meshscope.cost.planned import PlannedCollective, PlannedStage, PlannedStep
+from meshscope.cost.planned import PlannedCollective, PlannedStage
 from meshscope.errors import PlanError
-from meshscope.events.enums import Kind, Part
+from meshscope.events.enums import Kind, Part, Phase
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.model import Model
 from meshscope.plans.experiment import Experiment
@@ -27,12 +27,12 @@ def stored_vocab(model: Model) -> int:
     return -(-model.vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
-def vllm_stages(experiment: Experiment, step: PlannedStep) -> tuple[PlannedStage, ...]:
+def vllm_stages(experiment: Experiment, phase: Phase) -> tuple[PlannedStage, ...]:
     """The collectives of one step, for one worker of each pipeline stage."""
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     _check_plan(model, plan)
     # vLLM flattens the tokens of all sequences into one dimension.
-    hidden_states = (workload.batch * step.n_tokens, model.hidden)
+    hidden_states = (workload.batch * experiment.n_positions(phase), model.hidden)
     share = (stored_vocab(model) // plan.tp,)
     sums = dict.fromkeys((Part.EMBED, Part.ATTN, Part.MLP), (Kind.ALL_REDUCE, hidden_states))
     # A later stage all-gathers the slices that it receives. The last one gathers the last token's logits on one worker:
