@@ -183,3 +183,10 @@ def test_time_left_is_that_of_the_same_commands() -> None:
     took = [(predict, 1.0), (predict, 3.0), (run, 10.0)]
     assert time_left_s(took, [predict, predict, run], n_jobs=2) == 2 / 2 + 2 / 2 + 10
     assert time_left_s(took[:2], [run], n_jobs=2) == 2
+
+
+def test_a_failure_that_repeats_is_kept(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path)
+    for _ in range(2):
+        folder.set_failure(planned("a"), "how")
+    assert (folder.failures, SweepFolder(tmp_path).failures) == ({"a": "how"}, {"a": "how"})

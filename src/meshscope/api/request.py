@@ -182,7 +182,7 @@ class ExperimentRequest:
         plan = parse_plan(self.plan)
         filled = plan.filled(topology.n_devices)
         wide = dtype_name(UNQUANTIZED_DTYPE if self.dtype == AUTO else self.dtype)
-        cache = self.cache_dtype or AUTO
+        cache = AUTO if self.cache_dtype is None else self.cache_dtype
         experiment = experiment_of(
             model=model,
             plan=plan,

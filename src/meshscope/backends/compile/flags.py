@@ -59,10 +59,10 @@ def flag_effects(
 
         def work(job: "tuple[Phase, FunctionProgram, Flag]") -> FlagEffect:
             worker = idle.get()
-            if worker is None or not worker.is_alive:
-                worker = FunctionCompiler(compiler)
-                workers.callback(worker.close)
             try:
+                if worker is None or not worker.is_alive:
+                    worker = FunctionCompiler(compiler)
+                    workers.callback(worker.close)
                 effect = _effect(job, topology, bases[job[0]], worker)
             finally:
                 idle.put(worker)

@@ -95,8 +95,9 @@ class SweepFolder:
 
     def set_failure(self, planned: PlannedRun, message: str | None) -> None:
         """Stores the message of a failed run; None removes it, so that the run is retried."""
-        if self.failures.pop(planned.name, None) == message:
+        if self.failures.get(planned.name) == message:
             return
+        self.failures.pop(planned.name, None)
         if message is not None:
             self.failures[planned.name] = message
         write_json(self.path / FAILURES, {"tool": TOOL, "failures": self.failures})
