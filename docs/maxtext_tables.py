@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "golden" / "engines
 from engine_steps import replayed
 
 import meshscope
-from meshscope.api.compile_training import read_training
+from meshscope.api.compile import read_training
 from meshscope.api.request import CompileRequest
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase, Source

@@ -51,68 +51,44 @@ GROUPS: dict[str, str] = {
     "compilers": "Install other versions of JAX and libtpu, to compile with.",
 }
 
-# In the order of --help. A summary is the first line of the command's docstring.
+# The words of each command, its function, and its summary, which is the first line of its docstring; in the
+# order of --help.
+_TABLE = """
+predict|predict|Predict the collectives, memory and times of a plan.
+compile|compile|Compile for a TPU or GPU slice without the hardware.
+run|live|Run on live devices, timed and profiled.
+plan|plan|Find the best plan of a model on a slice.
+sweep|sweep|Run many experiments, and resume after interruptions.
+import|import_|Read HLO text or traces from other tools.
+show|show|Show a run, or rank several.
+compare|compare|Compare predicted with compiled, or two runs with each other.
+flags|flags|Find the compiler flags that change a program.
+check|check|Check programs against a budget for CI.
+report|report|Write a report for the browser, one HTML file.
+export|export|Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots.
+sql|sql|Query the tables of one run or several with SQL.
+serve-sim|serve|Simulate a server under load: TTFT, TPOT, goodput.
+models|catalog:models|List or search the models of the catalog.
+topologies|catalog:topologies|List chips and slices: HBM, peaks and links.
+calibrate|calibrate|Measure this machine's chip and write a profile.
+contribute|contribute|Check a run measured on a TPU, and write its accuracy entry.
+tpu create|tpu:create|Request a slice as a queued resource.
+tpu status|tpu:status|Show the state of a slice.
+tpu install|tpu:install|Install meshscope and JAX on every worker of a slice.
+tpu sweep|tpu:sweep|Run experiments on a slice, and copy each run out.
+tpu ssh|tpu:ssh|Run a shell command on the workers of a slice.
+tpu delete|tpu:delete|Delete a slice and its request.
+tpu manifest|tpu:print_manifest|Print a Kubernetes job that runs experiments on GKE.
+engines list|environments:engines|List known releases of serving engines, and which are installed.
+engines install|environments:install_engine|Install a release of a serving engine into an environment of its own.
+engines remove|environments:remove_engine|Remove the environment of a release of a serving engine.
+compilers list|environments:compilers|List known versions of JAX and libtpu, and which are installed.
+compilers install|environments:install_compiler|Install a version of JAX and libtpu into an environment of its own.
+compilers remove|environments:remove_compiler|Remove the environment of a version of JAX and libtpu.
+"""
 COMMANDS = {
-    "predict": Subcommand("predict", "Predict the collectives, memory and times of a plan."),
-    "compile": Subcommand("compile", "Compile for a TPU or GPU slice without the hardware."),
-    "run": Subcommand("live", "Run on live devices, timed and profiled."),
-    "plan": Subcommand("plan", "Find the best plan of a model on a slice."),
-    "sweep": Subcommand("sweep", "Run many experiments, and resume after interruptions."),
-    "import": Subcommand("import_", "Read HLO text or traces from other tools."),
-    "show": Subcommand("show", "Show a run, or rank several."),
-    "compare": Subcommand(
-        "compare", "Compare predicted with compiled, or two runs with each other."
-    ),
-    "flags": Subcommand("flags", "Find the compiler flags that change a program."),
-    "check": Subcommand("check", "Check programs against a budget for CI."),
-    "report": Subcommand("report", "Write a report for the browser, one HTML file."),
-    "export": Subcommand(
-        "export", "Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots."
-    ),
-    "sql": Subcommand("sql", "Query the tables of one run or several with SQL."),
-    "serve-sim": Subcommand("serve", "Simulate a server under load: TTFT, TPOT, goodput."),
-    "models": Subcommand("catalog:models", "List or search the models of the catalog."),
-    "topologies": Subcommand("catalog:topologies", "List chips and slices: HBM, peaks and links."),
-    "calibrate": Subcommand("calibrate", "Measure this machine's chip and write a profile."),
-    "contribute": Subcommand(
-        "contribute",
-        "Check a run measured on a TPU, and write its accuracy entry.",
-    ),
-    "tpu create": Subcommand("tpu:create", "Request a slice as a queued resource."),
-    "tpu status": Subcommand("tpu:status", "Show the state of a slice."),
-    "tpu install": Subcommand(
-        "tpu:install", "Install meshscope and JAX on every worker of a slice."
-    ),
-    "tpu sweep": Subcommand("tpu:sweep", "Run experiments on a slice, and copy each run out."),
-    "tpu ssh": Subcommand("tpu:ssh", "Run a shell command on the workers of a slice."),
-    "tpu delete": Subcommand("tpu:delete", "Delete a slice and its request."),
-    "tpu manifest": Subcommand(
-        "tpu:print_manifest", "Print a Kubernetes job that runs experiments on GKE."
-    ),
-    "engines list": Subcommand(
-        "environments:engines",
-        "List known releases of serving engines, and which are installed.",
-    ),
-    "engines install": Subcommand(
-        "environments:install_engine",
-        "Install a release of a serving engine into an environment of its own.",
-    ),
-    "engines remove": Subcommand(
-        "environments:remove_engine",
-        "Remove the environment of a release of a serving engine.",
-    ),
-    "compilers list": Subcommand(
-        "environments:compilers",
-        "List known versions of JAX and libtpu, and which are installed.",
-    ),
-    "compilers install": Subcommand(
-        "environments:install_compiler",
-        "Install a version of JAX and libtpu into an environment of its own.",
-    ),
-    "compilers remove": Subcommand(
-        "environments:remove_compiler",
-        "Remove the environment of a version of JAX and libtpu.",
-    ),
+    words: Subcommand(place, summary)
+    for words, place, summary in (line.split("|") for line in _TABLE.strip().splitlines())
 }
 
 

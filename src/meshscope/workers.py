@@ -21,13 +21,7 @@ from pkgutil import resolve_name
 from queue import SimpleQueue
 from typing import Any, Self
 
-from meshscope.errors import (
-    CompileError,
-    MeshscopeError,
-    ParseError,
-    RunFailedError,
-    SpecError,
-)
+from meshscope.errors import CompileError, MeshscopeError, ParseError, RunFailedError, SpecError
 
 MAIN = ("-m", "meshscope.workers")
 PREFIX = b"meshscope: "  # of the worker's lines for its parent; libraries write others
@@ -134,12 +128,7 @@ class Worker:
         self.close()
 
     def do(
-        self,
-        request: Any,
-        task: WorkerTask,
-        *,
-        part: str = "",
-        progress: Progress | None = None,
+        self, request: Any, task: WorkerTask, *, part: str = "", progress: Progress | None = None
     ) -> Any:
         """The result of a request; raises the failure of the worker as one error."""
         assert self.process.stdin is not None

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from meshscope.api.compile import compilable_experiment
-from meshscope.api.idle_options import RULES
+from meshscope.api.request import RULES
 from meshscope.api.options import request_of
 from meshscope.api.predict import predict
 from meshscope.api.request import CompileRequest, ExperimentRequest

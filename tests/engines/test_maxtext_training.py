@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import meshscope
-from meshscope.api import compile_training as api
+from meshscope.api import compile as api
 from meshscope.backends.compile import compile as backend
 from meshscope.errors import MeshscopeError, PlanError, SpecError
 from meshscope.events.enums import Kind, Part, Phase

@@ -52,24 +52,18 @@ class CalibrateRequest:
     """The options of `calibrate`."""
 
     topology: str = option(TOPOLOGY)
-    plan: str = option("Mesh whose axes are measured; -1 fills.", default="tp=-1", metavar="PLAN")
+    plan: str = option("PLAN: Mesh whose axes are measured; -1 fills.", default="tp=-1")
     points: Path | None = option(
-        "Timed collectives to fit instead of measuring.",
-        default=None,
-        metavar="CSV",
-        converter=optional_path,
+        "CSV: Timed collectives to fit instead of measuring.", default=None, converter=optional_path
     )
     max_bytes: int | None = option(
-        "Largest payload.", default=None, metavar="N", shown="1 GiB, on CPU 16 MiB"
+        "N: Largest payload.", default=None, shown="1 GiB, on CPU 16 MiB"
     )
-    budget: float = option(
-        "Seconds after which no further size starts.", default=600, metavar="S", least=1
-    )
-    repeats: int = option("Timings of each size.", default=5, metavar="N", least=1)
+    budget: float = option("S: Seconds after which no further size starts.", default=600, least=1)
+    repeats: int = option("N: Timings of each size.", default=5, least=1)
     out: Path | None = option(
-        "File of the profile.",
+        "FILE: File of the profile.",
         default=None,
-        metavar="FILE",
         shown="~/.local/share/meshscope/profiles/CHIP.json",
         converter=optional_path,
     )

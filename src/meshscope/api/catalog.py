@@ -25,9 +25,7 @@ MODELS_NOTE = (
 class ModelsRequest:
     """The options of `models`."""
 
-    search: str = option(
-        "Part of an id or of a family's name.", default="", metavar="SEARCH", kw_only=False
-    )
+    search: str = option("SEARCH: Part of an id or of a family's name.", default="", kw_only=False)
 
 
 def models(asked: ModelsRequest, output: JsonOutput) -> None:
@@ -49,9 +47,7 @@ SLICE_NOTE = "Wraps: dimensions that close into a ring."
 class TopologiesRequest:
     """The options of `topologies`."""
 
-    chip: str | None = option(
-        "A TPU, to list its slices.", default=None, metavar="CHIP", kw_only=False
-    )
+    chip: str | None = option("CHIP: A TPU, to list its slices.", default=None, kw_only=False)
 
 
 def topologies(asked: TopologiesRequest, output: JsonOutput) -> None:

@@ -193,12 +193,9 @@ def explained(run: RunRecord, hlo: Path | None = None) -> Explained:
 class CompareRequest:
     """The options of `compare`."""
 
-    run: Path = option("Folder of a run.", metavar="RUN", kw_only=False)
+    run: Path = option("RUN: Folder of a run.", kw_only=False)
     other: Path | None = option(
-        "Another run; without it, the prediction of the first.",
-        default=None,
-        metavar="[RUN]",
-        kw_only=False,
+        "[RUN]: Another run; without it, the prediction of the first.", default=None, kw_only=False
     )
 
 

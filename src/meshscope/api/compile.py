@@ -6,12 +6,22 @@ from inspect import BoundArguments, Parameter, Signature
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, overload
 
-from meshscope.api.compile_function import FunctionRequest, compile_user_function
-from meshscope.api.compile_training import compile_training_request
+from meshscope.api.compile_function import (
+    FunctionRequest,
+    compile_user_function,
+    named_experiment,
+    step_record,
+)
 from meshscope.api.console import ReportedProgress, WorkProgress, print_run
-from meshscope.api.idle_options import idle_option
-from meshscope.api.options import RunOutput, documented, hints_of, parameters_of, request_of
-from meshscope.api.predict import speculative_parts
+from meshscope.api.options import (
+    RunOutput,
+    changed_options,
+    documented,
+    hints_of,
+    parameters_of,
+    request_of,
+)
+from meshscope.api.predict import made_run, speculative_parts
 from meshscope.api.records import (
     checkpoint_notes,
     chip_profile,
@@ -19,24 +29,30 @@ from meshscope.api.records import (
     predicted_record,
     record_with_outcome,
     run_progress,
-    write_record,
 )
 from meshscope.api.request import (
     CompileRequest,
     ExperimentRequest,
     command_line,
+    idle_option,
     run_folder,
 )
 from meshscope.api.run import Run
-from meshscope.backends.compile.compile import compile_experiment
+from meshscope.backends.compile.compile import compile_experiment, compile_step_program
+from meshscope.backends.compile.function import FunctionResult, read_step
 from meshscope.cost.timeline import write_timeline
-from meshscope.errors import SpecError
+from meshscope.errors import PlanError, SpecError
+from meshscope.events.enums import Phase
+from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Cycles, Engine
+from meshscope.programs.engines.engine_config import MAXTEXT_AXES, maxtext_model
+from meshscope.programs.engines.limits import check_slice
 from meshscope.programs.environments import Release, chosen_compiler, installed_release
-from meshscope.programs.frontends import check_can_compile
-from meshscope.store.folder import new_folder
-from meshscope.store.run import SPECULATION, RunRecord
+from meshscope.programs.frontends import check_can_compile, program_file
+from meshscope.readers.hlo.parse import read_hlo
+from meshscope.readers.hlo.scopes import with_scopes
+from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
 
 P = ParamSpec("P")
@@ -134,7 +150,7 @@ def compile_request(request: CompileRequest) -> Run:
     parts = speculative_parts(experiment, request.speculate, has_program=True)
     report = run_progress(request.progress, experiment, path.parent)
 
-    def record_of(part: Experiment, folder: Path, progress: ReportedProgress) -> RunRecord:
+    def record_of(part: Experiment, folder: Path, name: str) -> RunRecord:
         """The prediction with the compiled programs, whose HLO and timeline are written to the folder."""
         predicted = predicted_record(part, command, profile)
         if part.program.frontend.is_own:
@@ -143,7 +159,7 @@ def compile_request(request: CompileRequest) -> Run:
         result = compile_experiment(
             part,
             folder / HLO,
-            progress=progress,
+            progress=report.of_part(name),
             cycles=request.cycles,
             chip_profile=profile,
             compiler=compiler,
@@ -157,15 +173,79 @@ def compile_request(request: CompileRequest) -> Run:
             others=[other for step in result.steps for other in step.others],
         )
 
-    with new_folder(path, force=request.force) as partial:
-        record = record_of(experiment, partial, report)
-        if parts is not None:
-            home = partial / SPECULATION
-            record = parts.added_to(
-                record, lambda name, part: record_of(part, home / name, report.of_part(name))
-            )
-        write_record(record, partial)
-    return Run(record=record.placed(path), warnings=checkpoint_notes(request, experiment))
+    record = made_run(path, experiment, parts, record_of, force=request.force)
+    return Run(record=record, warnings=checkpoint_notes(request, experiment))
+
+
+# Options that a training step does not have.
+_OF_INFERENCE = ("output", "weight_dtype", "cache_dtype", "prefill_chunk")
+_FUNCTION = "maxtext/trainers/pre_train/train.py"  # its train_step
+
+
+def compile_training_request(request: CompileRequest, experiment: Experiment) -> Run:
+    """The run of the training step: the batch is the global one, and the prompt a sequence's length."""
+    changed = changed_options(request)
+    for name in _OF_INFERENCE:
+        if name in changed:
+            raise idle_option(name, changed[name], "a training step has none")
+    check_can_compile_training(experiment)
+    path = run_folder(request, experiment)
+    profile = chip_profile(request.profile, experiment.topology.chip)
+    report = ReportedProgress(request.progress)
+
+    def record_of(experiment: Experiment, folder: Path, _name: str) -> RunRecord:
+        (folder / HLO).mkdir()
+        compiled = compile_step_program(experiment, folder / HLO, progress=report)
+        report(Phase.STEP, "reading")
+        result = read_training(experiment, folder / HLO, compiled, chip_profile=profile)
+        write_timeline(folder, [result.step])
+        model, workload = experiment.model, experiment.workload
+        name = (
+            f"training step of {model.name} ({model.n_layers} layers), {workload.batch} sequences of "
+            f"{workload.prompt} tokens"
+        )
+        axes = dict(experiment.plan.mesh.axes)
+        named = named_experiment(name, _FUNCTION, axes, experiment.topology, Phase.STEP)
+        return step_record(named, command_line("compile", request), result, compiled)
+
+    return Run(record=made_run(path, experiment, None, record_of, force=request.force))
+
+
+def check_can_compile_training(experiment: Experiment) -> None:
+    """Raises an error if no training step can be compiled here for the experiment."""
+    program, plan = experiment.program, experiment.plan
+    if not program.frontend.is_trained:
+        raise SpecError(
+            f"--training compiles the training step of MaxText, not of --frontend {program.frontend}. "
+            f"Use --frontend maxtext, or meshscope.compile(train_step, ...) for your own."
+        )
+    check_slice(experiment)
+    maxtext_model(experiment.model)
+    used = [axis for axis in ("pp", "cp", "ep") if getattr(plan, axis) > 1]
+    used += ["sp"] if plan.sp else []
+    if used:
+        raise PlanError(
+            f"plan '{plan}': --training takes {', '.join(MAXTEXT_AXES)}, not {used[0]}. Use fsdp={plan.n_devices}."
+        )
+    installed_release(program.frontend, program.engine_version)
+
+
+def read_training(
+    experiment: Experiment,
+    hlo_dir: Path,
+    report: dict[str, Any],
+    *,
+    chip_profile: ChipProfile | None = None,
+) -> FunctionResult:
+    """The rows, memory and time of a compiled step; rows have parts and no layers."""
+    return read_step(
+        with_scopes(read_hlo(hlo_dir / program_file(Phase.STEP))),
+        report["memory"],
+        replace(experiment.plan.mesh, order=tuple(report["order"])),
+        experiment.topology,
+        phase=Phase.STEP,
+        chip_profile=chip_profile,
+    )
 
 
 def compilable_experiment(

@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshscope.api.options import option, optional_path, request
 from meshscope.api.records import new_manifest, saved
 from meshscope.api.run import Run
-from meshscope.backends.compile.function import (
-    FunctionResult,
-    compile_function,
-    read_function,
-)
+from meshscope.backends.compile.function import FunctionResult, compile_function, read_function
 from meshscope.backends.compile.worker import DESCRIPTION, slice_devices
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase, Source

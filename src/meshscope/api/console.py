@@ -154,7 +154,7 @@ class ReportedProgress:
     def of_part(self, name: str) -> "ReportedProgress":
         """Reports of a part of a run, such as `verify decode`."""
         callback = self._callback
-        if callback is None:
+        if callback is None or not name:
             return self
         return ReportedProgress(lambda part, step, left: callback(f"{name} {part}", step, left))
 

@@ -258,11 +258,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 class ContributeRequest:
     """The options of `contribute`."""
 
-    run: Path = option("Folder of a run measured on a TPU.", metavar="RUN", kw_only=False)
+    run: Path = option("RUN: Folder of a run measured on a TPU.", kw_only=False)
     out: Path | None = option(
-        "Clone of meshscope, or any folder; without it, nothing is written.",
-        default=None,
-        metavar="DIR",
+        "DIR: Clone of meshscope, or any folder; without it, nothing is written.", default=None
     )
     accept_findings: bool = option("Contribute despite faults of the capture.", default=False)
     force: bool = option("Replace earlier files.", default=False)

@@ -64,17 +64,15 @@ def _place(release: Release) -> dict[str, Any]:
 class EngineRequest:
     """A release of a serving engine."""
 
-    engine: str = option("Such as vllm-tpu.", metavar="ENGINE", kw_only=False)
-    engine_version: str | None = option(
-        "A known release; by default the newest.", default=None, metavar="V"
-    )
+    engine: str = option("ENGINE: Such as vllm-tpu.", kw_only=False)
+    engine_version: str | None = option("V: A known release; by default the newest.", default=None)
 
 
 @request
 class CompilerRequest:
     """A version of JAX and libtpu."""
 
-    name: str = option("Such as jax-0.9.2.", metavar="NAME", kw_only=False)
+    name: str = option("NAME: Such as jax-0.9.2.", kw_only=False)
 
 
 @request
@@ -82,7 +80,7 @@ class SourceRequest:
     """Code of an engine without a release."""
 
     source: Path | None = option(
-        "Checkout of an engine whose code has no release.", default=None, metavar="DIR"
+        "DIR: Checkout of an engine whose code has no release.", default=None
     )
 
 
@@ -90,9 +88,7 @@ class SourceRequest:
 class EnvironmentRequest:
     """How an environment is made."""
 
-    python: str | None = option(
-        "Interpreter that makes the environment.", default=None, metavar="PATH"
-    )
+    python: str | None = option("PATH: Interpreter that makes the environment.", default=None)
     yes: bool = option("Do not ask before the download.", default=False, is_last=True)
 
 

@@ -194,14 +194,11 @@ def save_serving(outcome: ServingOutcome, path: Path, *, force: bool = False) ->
 class ExportRequest:
     """The options of `export`."""
 
-    runs: list[Path] = option(
-        "The folder of a run; for plots, of several.", metavar="RUN...", kw_only=False
-    )
+    runs: list[Path] = option("RUN...: The folder of a run; for plots, of several.", kw_only=False)
     to: ExportFormat = option("The format; plots need the extra plots.")
     out: Path | None = option(
-        "A file, or a folder for ccl-bench, chakra and plots.",
+        "PATH: A file, or a folder for ccl-bench, chakra and plots.",
         default=None,
-        metavar="PATH",
         shown="beside the run, by its name",
     )
     force: bool = option("Replace an earlier export.", default=False)

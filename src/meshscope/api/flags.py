@@ -133,7 +133,7 @@ def _model_programs(options: dict[str, Any]) -> Iterable[tuple[Phase, Any]]:
 class FlagsRequest:
     """The options of `flags`."""
 
-    model: str = option("Model id or config file.", metavar="MODEL", kw_only=False)
+    model: str = option("MODEL: Model id or config file.", kw_only=False)
     topology: str = option(TOPOLOGY)
     plan: str = option(PLAN)
     flag: list[str] | None = option("Compiler flag, --name=value; repeatable.", default=None)

@@ -78,31 +78,26 @@ class ImportRequest:
     """The options of `import`, by the names of the command line."""
 
     paths: list[str] = option(
-        "Optimized HLO text, plain or gzipped; with --frontend torchxla, HLO protos. "
+        "FILE...: Optimized HLO text, plain or gzipped; with --frontend torchxla, HLO protos. "
         "decode=FILE or prefill=FILE: the step that runs it, after those before it. Or traces: a file "
         "for each rank or host, or a folder.",
-        metavar="FILE...",
         converter=texts,
         kw_only=False,
     )
     topology: str | None = option(TOPOLOGY, default=None)
     plan: str | None = option(PLAN, default=None)
-    mesh: str | None = option(
-        "Other axes, instead of --plan: data=8,model=8.", default=None, metavar="AXES"
-    )
+    mesh: str | None = option("AXES: Other axes, instead of --plan: data=8,model=8.", default=None)
     device_order: str | None = option(
-        "Devices in the order of the mesh: 0,2,4,6,7,5,3,1.", default=None, metavar="IDS"
+        "IDS: Devices in the order of the mesh: 0,2,4,6,7,5,3,1.", default=None
     )
     card: Path | None = option(
-        "CCL-Bench card of the traces: their plan and slice.",
+        "FILE: CCL-Bench card of the traces: their plan and slice.",
         default=None,
-        metavar="FILE",
         converter=optional_path,
     )
     model: str | None = option(
-        "Model behind traces, to predict its collectives, or behind a dump of a few layers.",
+        "MODEL: Model behind traces, to predict its collectives, or behind a dump of a few layers.",
         default=None,
-        metavar="MODEL",
     )
     phase: Phase | None = option(
         "Phase of a dump whose names do not state it.",
@@ -110,18 +105,16 @@ class ImportRequest:
         converter=optional_choice(Phase),
     )
     layers: int | None = option(
-        "Layers of the whole model, if the dump has only a few.", default=None, metavar="N"
+        "N: Layers of the whole model, if the dump has only a few.", default=None
     )
     lengths: str | None = option(
-        "Sequences of a step on a device: N with Q new tokens at a context of K, for attention "
+        "NxQ:K: Sequences of a step on a device: N with Q new tokens at a context of K, for attention "
         "kernels. 64x1:1024, or mixed 63x1:1024,1x2048:8192.",
         default=None,
-        metavar="NxQ:K",
     )
     rules: Path | None = option(
-        "TOML rules from names to phase, layer and part.",
+        "FILE: TOML rules from names to phase, layer and part.",
         default=None,
-        metavar="FILE",
         converter=optional_path,
     )
     frontend: Frontend | None = option(
@@ -391,7 +384,7 @@ class EachRequest:
         "One run per path, made on all cores; --out is their folder.", default=False
     )
     jobs: int | None = option(
-        "With --each: paths in parallel.", default=None, metavar="N", least=1, shown="all cores"
+        "N: With --each: paths in parallel.", default=None, least=1, shown="all cores"
     )
     queue: Queue = option(QUEUE, default=Queue.LOCAL)
     address: str | None = option(ADDRESS, default=None)

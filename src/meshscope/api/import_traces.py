@@ -88,10 +88,7 @@ def layout_of(request: "ImportRequest", card: WorkloadCard | None = None) -> Lay
     """The layout that the options name, which take precedence over the card; PlanError for two."""
     remedy = "--mesh, too" if request.plan is None else "--mesh instead of --plan"
     refuse(
-        (
-            request.plan is not None and request.mesh is not None,
-            ONE_LAYOUT,
-        ),
+        (request.plan is not None and request.mesh is not None, ONE_LAYOUT),
         (
             request.device_order is not None and request.mesh is None,
             f"--device-order belongs to --mesh. Give {remedy}.",

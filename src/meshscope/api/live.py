@@ -5,14 +5,8 @@ from pathlib import Path
 
 from meshscope.api.console import WorkProgress, note, print_run
 from meshscope.api.options import RunOutput, takes
-from meshscope.api.predict import SpeculativeParts, speculative_parts
-from meshscope.api.records import (
-    chip_profile,
-    predicted_record,
-    record_with_outcome,
-    run_progress,
-    write_record,
-)
+from meshscope.api.predict import SpeculativeParts, made_run, speculative_parts
+from meshscope.api.records import chip_profile, predicted_record, record_with_outcome, run_progress
 from meshscope.api.request import AUTO, LiveRequest, command_line, run_folder
 from meshscope.api.run import Run
 from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
@@ -27,8 +21,8 @@ from meshscope.plans.program import Engine
 from meshscope.programs.environments import check_can_run
 from meshscope.reports.export.perfetto import write_profile_traces
 from meshscope.serialize import picked
-from meshscope.store.folder import new_folder, scratch_folder
-from meshscope.store.run import DRAFT, SPECULATION, RunRecord
+from meshscope.store.folder import scratch_folder
+from meshscope.store.run import DRAFT, RunRecord
 
 
 def run_request(request: LiveRequest) -> Run:
@@ -60,14 +54,14 @@ def run_request(request: LiveRequest) -> Run:
     if prepared.options.process_id:  # process 0 has all results
         for name, part in (("", experiment), *(() if parts is None else parts.by_name.items())):
             with scratch_folder() as scratch:
-                progress = report.of_part(name) if name else report
-                run_process(part, scratch, prepared.part_options(name), progress=progress)
+                options, progress = prepared.part_options(name), report.of_part(name)
+                run_process(part, scratch, options, progress=progress)
         return Run(record=predicted_record(experiment, command, profile))
 
-    def record_of(part: Experiment, folder: Path, name: str = "") -> RunRecord:
+    def record_of(part: Experiment, folder: Path, name: str) -> RunRecord:
         """The prediction with what ran on the devices, whose HLO and profile are written to the folder."""
-        progress = report.of_part(name) if name else report
-        result = run_experiment(part, folder, prepared.part_options(name), progress=progress)
+        options, progress = prepared.part_options(name), report.of_part(name)
+        result = run_experiment(part, folder, options, progress=progress)
         write_profile_traces(result.profile, folder / TRACE)
         measured = result.measured
         if prepared.text is not None and not part.is_part_of_decode:
@@ -76,13 +70,7 @@ def run_request(request: LiveRequest) -> Run:
         predicted = predicted_record(part, command, profile)
         return record_with_outcome(predicted, result, measured=measured)
 
-    with new_folder(path, force=request.force) as partial:
-        record = record_of(experiment, partial)
-        if parts is not None:
-            home = partial / SPECULATION
-            record = parts.added_to(record, lambda name, part: record_of(part, home / name, name))
-        write_record(record, partial)
-    return Run(record=record.placed(path))
+    return Run(record=made_run(path, experiment, parts, record_of, force=request.force))
 
 
 run = takes("run", LiveRequest, run_request)

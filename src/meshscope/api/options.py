@@ -38,6 +38,14 @@ class Option:
     is_for_python: bool = False
 
 
+def declared_as(about: str, **how: Any) -> Option:
+    """The declaration of `METAVAR: help`, or of a help alone."""
+    metavar, mark, rest = about.partition(": ")
+    if mark and " " not in metavar and not metavar.islower():
+        return Option(help=rest, metavar=metavar, **how)
+    return Option(help=about, **how)
+
+
 def option(
     about: str | Option,
     *,
@@ -48,9 +56,10 @@ def option(
 ) -> Any:
     """A field of a request with its help, or with the declaration of another request's field.
 
-    `kw_only=False` makes it a positional argument. `how` are fields of `Option`.
+    `METAVAR: help` also says how its value is written. `kw_only=False` makes it a positional argument.
+    `how` are fields of `Option`.
     """
-    declared = Option(help=about) if isinstance(about, str) else about
+    declared = declared_as(about) if isinstance(about, str) else about
     declared = replace(declared, is_argument=not kw_only, **how)
     return field(
         default=default, kw_only=kw_only, metadata={"option": declared, "converter": converter}

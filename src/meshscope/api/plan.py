@@ -76,14 +76,12 @@ class PlanRequest:
 
     model: str = option(MODEL, converter=text, kw_only=False)
     topology: str = option(
-        "One slice (v6e-8, v6e:2x4, 2xv6e:4x4), or several to choose from: a list, a chip, any.",
+        "SLICES: One slice (v6e-8, v6e:2x4, 2xv6e:4x4), or several to choose from: a list, a chip, any.",
         default=ANY,
-        metavar="SLICES",
     )
     slo: str | None = option(
-        f"Limits in seconds, ttft=0.5,tpot=0.03, or a preset: {', '.join(PRESETS)}.",
+        f"LIMITS: Limits in seconds, ttft=0.5,tpot=0.03, or a preset: {', '.join(PRESETS)}.",
         default=None,
-        metavar="LIMITS",
     )
     goal: Goal = option(
         "What to optimize within the limits.",
@@ -92,9 +90,8 @@ class PlanRequest:
         converter=choice(Goal),
     )
     batch: str | None = option(
-        "Sequences over all devices: a number or a range.",
+        "N|N:M[:STEP]: Sequences over all devices: a number or a range.",
         default=None,
-        metavar="N|N:M[:STEP]",
         shown="all",
         converter=text_or_number,
     )
@@ -102,34 +99,26 @@ class PlanRequest:
     output: int = option("Output tokens of a sequence.", default=128)
     dtype: str = option(DTYPE, default=AUTO)
     weight_dtype: str | None = option(
-        "Weight dtypes to try.", default=None, metavar="DTYPES", shown="--dtype and int8"
+        "DTYPES: Weight dtypes to try.", default=None, shown="--dtype and int8"
     )
     cache_dtype: str | None = option(
-        "KV cache dtypes to try.", default=None, metavar="DTYPES", shown="--dtype and int8"
+        "DTYPES: KV cache dtypes to try.", default=None, shown="--dtype and int8"
     )
     layers: int | None = option(LAYERS, default=None)
     prefill_chunk: str = option(
-        "Prompt tokens that prefill processes at a time on a data-parallel rank, to try.",
+        "N|auto|off,...: Prompt tokens that prefill processes at a time on a data-parallel rank, to try.",
         default=ChunkRule.AUTO.value,
-        metavar="N|auto|off,...",
         converter=text_or_number,
     )
     prices: str | None = option(
-        "Prices per chip hour; without them, fewer chips are cheaper.",
-        default=None,
-        metavar="CHIP=PRICE,...",
+        "CHIP=PRICE,...: Prices per chip hour; without them, fewer chips are cheaper.", default=None
     )
     verify: int = option(
-        "Plans to compile, which corrects their order.",
-        default=0,
-        metavar="K",
-        least=0,
-        most=N_BEST,
+        "K: Plans to compile, which corrects their order.", default=0, least=0, most=N_BEST
     )
     out: Path | None = option(
-        "Folder of compiled runs, reused by later searches.",
+        "DIR: Folder of compiled runs, reused by later searches.",
         default=None,
-        metavar="DIR",
         converter=optional_path,
     )
     queue: Queue = option(QUEUE, default=Queue.LOCAL, converter=choice(Queue))
@@ -355,18 +344,16 @@ class PlanOutput:
         "Only what fits on each slice at --batch, with the largest batch and context.",
         default=False,
     )
-    top: int = option("Rows of the Pareto front.", default=DEFAULT_ROWS, metavar="K", least=1)
+    top: int = option("K: Rows of the Pareto front.", default=DEFAULT_ROWS, least=1)
     launch: bool = option("Launch flags of the winner for known servers.", default=False)
     report: Path | None = option(
-        "Also write the result as a page for the browser.",
+        "FILE: Also write the result as a page for the browser.",
         default=None,
-        metavar="FILE",
         converter=optional_path,
     )
     plot: Path | None = option(
-        "Also draw the Pareto front: .png, .svg or .pdf; needs the extra plots.",
+        "FILE: Also draw the Pareto front: .png, .svg or .pdf; needs the extra plots.",
         default=None,
-        metavar="FILE",
         converter=optional_path,
     )
     force: bool = option("Replace an earlier FILE.", default=False)
@@ -413,18 +400,12 @@ def _check_options(request: PlanRequest, output: PlanOutput) -> None:
     is_verified, has_file = bool(request.verify), output.report or output.plot
     refuse(
         (output.fit and any(timed), f"--fit predicts no times: omit {TIMED_OPTIONS}"),
-        (
-            output.force and not has_file,
-            "--force replaces the FILE of --report or --plot: add one",
-        ),
+        (output.force and not has_file, "--force replaces the FILE of --report or --plot: add one"),
         (
             request.out is not None and not is_verified,
             "--out is the folder of the runs that --verify compiles: add it",
         ),
-        (
-            is_elsewhere and not is_verified,
-            "--queue and --address are those of --verify: add it",
-        ),
+        (is_elsewhere and not is_verified, "--queue and --address are those of --verify: add it"),
         kind=UsageError,
     )
 

@@ -4,12 +4,18 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from meshscope.api.console import print_run
-from meshscope.api.idle_options import check_prediction_options
 from meshscope.api.options import RunOutput, takes
-from meshscope.api.records import checkpoint_notes, chip_profile, predicted_record, saved
-from meshscope.api.request import PredictRequest, command_line
+from meshscope.api.records import (
+    checkpoint_notes,
+    chip_profile,
+    predicted_record,
+    saved,
+    write_record,
+)
+from meshscope.api.request import PredictRequest, check_prediction_options, command_line
 from meshscope.api.run import Run
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, nearest
@@ -21,7 +27,8 @@ from meshscope.plans.speculation import (
     drafting,
     verification,
 )
-from meshscope.store.run import DRAFT, VERIFY, RunRecord, SpeculativeRuns
+from meshscope.store.folder import new_folder
+from meshscope.store.run import DRAFT, SPECULATION, VERIFY, RunRecord, SpeculativeRuns
 from meshscope.units import decimal_number, whole_number
 
 FORM = "mtp:k=1,acceptance=0.85, eagle:k=3,acceptance=0.7 or draft:MODEL,k=4,acceptance=0.6"
@@ -146,3 +153,21 @@ def speculative_parts(
         verify=verification(experiment, speculation),
         draft=drafting(experiment, speculation, has_program=has_program),
     )
+
+
+def made_run(
+    path: Path,
+    experiment: Experiment,
+    parts: SpeculativeParts | None,
+    make: Callable[[Experiment, Path, str], RunRecord],
+    *,
+    force: bool,
+) -> RunRecord:
+    """The run in the folder `path`, whole or not at all; `make(experiment, folder, name)` makes it and its parts."""
+    with new_folder(path, force=force) as partial:
+        record = make(experiment, partial, "")
+        if parts is not None:
+            home = partial / SPECULATION
+            record = parts.added_to(record, lambda name, part: make(part, home / name, name))
+        write_record(record, partial)
+    return record.placed(path)

@@ -57,14 +57,11 @@ class ReportRequest:
     """The options of `report`."""
 
     runs: list[Path] = option(
-        "Folders of runs, folders of sweeps, or patterns such as 'runs/*'.",
-        metavar="RUN...",
-        kw_only=False,
+        "RUN...: Folders of runs, folders of sweeps, or patterns such as 'runs/*'.", kw_only=False
     )
     out: Path | None = option(
-        "The HTML file.",
+        "FILE: The HTML file.",
         default=None,
-        metavar="FILE",
         shown="report.html in the run, or in the folder of the runs",
     )
     force: bool = option("Replace an earlier report.", default=False)

@@ -2,10 +2,10 @@
 
 import hashlib
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from meshscope.api.idle_options import check_no_idle_options
 from meshscope.api.options import (
     Option,
     changed_options,
@@ -18,6 +18,7 @@ from meshscope.api.options import (
     text,
     text_or_number,
 )
+from meshscope.cost.expert_load import device_load, exchange_load
 from meshscope.cost.predicted import with_default_chunk
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology
@@ -33,7 +34,7 @@ from meshscope.model.stored_format import weight_dtype_of
 from meshscope.plans.caches import ContextForm
 from meshscope.plans.checks import has_program_format
 from meshscope.plans.chunks import ChunkRule, chunk_option
-from meshscope.plans.dispatch import DispatchForm
+from meshscope.plans.dispatch import DispatchForm, exchange_axes
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.placement import parse_device_order
@@ -45,6 +46,109 @@ from meshscope.serialize import picked
 from meshscope.store.folder import default_folder
 from meshscope.units import dtype_name
 from meshscope.workers import Progress
+
+
+class IdleRule(NamedTuple):
+    """Options, when they change nothing, and why, as the end of a sentence."""
+
+    options: tuple[str, ...]
+    is_idle: Callable[[Experiment], bool]
+    reason: str
+
+
+def _exchanges_nothing(experiment: Experiment) -> bool:
+    """Whether the program is manual and exchanges no expert rows between devices."""
+    is_manual = experiment.program.partitioner is Partitioner.MANUAL
+    return is_manual and not exchange_axes(experiment.plan, experiment.dispatch_form)
+
+
+def _is_gathered(experiment: Experiment) -> bool:
+    """Whether the compiler exchanges rows that are gathered by index, which have no slots."""
+    is_auto = experiment.program.partitioner is Partitioner.AUTO
+    return is_auto and experiment.dispatch_form is DispatchForm.GATHERED
+
+
+def _ignores_skew(experiment: Experiment) -> bool:
+    """Whether the most loaded device takes as long as under balanced routing, in every phase."""
+    loads = (device_load, exchange_load)
+    return all(load(experiment, phase) <= 1 for phase in experiment.phases for load in loads)
+
+
+_DISPATCH = ("dispatch", "capacity_factor")
+
+RULES: tuple[IdleRule, ...] = (
+    IdleRule(
+        ("context",),
+        lambda experiment: experiment.plan.cp == 1,
+        "plan '{plan}' has no cp, which splits the sequence",
+    ),
+    IdleRule(
+        ("context",),
+        lambda experiment: experiment.plan.cp > 1 and experiment.has_cut_prompts,
+        "the chunks of a prompt gather queries over cp, not keys",
+    ),
+    IdleRule(
+        (*_DISPATCH, "routing_skew"),
+        lambda experiment: experiment.model.moe is None,
+        "{model} has no experts",
+    ),
+    IdleRule(
+        _DISPATCH,
+        _exchanges_nothing,
+        "plan '{plan}' exchanges no rows of experts: it has no ep over dp or fsdp",
+    ),
+    IdleRule(
+        ("capacity_factor",),
+        _is_gathered,
+        "--dispatch gathered has no slots that tokens could exceed",
+    ),
+    IdleRule(
+        ("routing_skew",),
+        lambda experiment: experiment.plan.ep == 1,
+        "plan '{plan}' has no ep, so that every device has a part of every expert",
+    ),
+    IdleRule(
+        ("routing_skew",),
+        _ignores_skew,
+        "every device exchanges and computes a fixed number of rows, whatever the routing",
+    ),
+    IdleRule(
+        ("partitioner", "frontend", *_DISPATCH),
+        lambda experiment: experiment.engine is Engine.VLLM,
+        "--engine vllm predicts the collectives of vLLM, not of a program of meshscope",
+    ),
+    IdleRule(
+        ("partitioner", "loop", "context", "kernels", *_DISPATCH),
+        lambda experiment: experiment.program.frontend.is_served,
+        "--frontend {frontend} compiles the engine's own program",
+    ),
+)
+
+
+def check_no_idle_options(options: Mapping[str, Any], experiment: Experiment) -> None:
+    """SpecError for the first of the given options that changes nothing in the experiment."""
+    for rule in RULES:
+        given = next((name for name in rule.options if name in options), None)
+        if given is not None and rule.is_idle(experiment):
+            reason = rule.reason.format(
+                model=experiment.model.name,
+                plan=experiment.plan,
+                frontend=experiment.program.frontend,
+            )
+            raise idle_option(given, options[given], reason)
+
+
+def check_prediction_options(loop: Loop) -> None:
+    """SpecError for a loop, which only programs have."""
+    if loop is not Loop.AUTO:
+        reason = "a prediction is that of unrolled layers, as servers run them"
+        raise idle_option("loop", loop, f"{reason}. Compile to see the other form")
+
+
+def idle_option(option: str, value: object, reason: str) -> SpecError:
+    """The refusal of an option without effect."""
+    return SpecError(f"--{option.replace('_', '-')} {value} changes nothing: {reason}. Drop it.")
+
 
 MAX_ORDER_WORD = 32
 AUTO = "auto"  # weights in the format of the checkpoint, activations and KV cache in bf16
@@ -63,34 +167,27 @@ class ExperimentRequest:
     """The options that predict, compile and run share, by the names that the command line uses."""
 
     model: str = option(
-        "A model id, a config.json, or a folder with one.",
-        metavar="MODEL",
-        converter=text,
-        kw_only=False,
+        "MODEL: A model id, a config.json, or a folder with one.", converter=text, kw_only=False
     )
-    topology: str = option("v6e-8, a chip grid v6e:2x4, or slices 2xv6e:4x4.", metavar="SLICE")
-    plan: str = option("tp=8, dp=2,tp=4, tp=8,sp, fsdp=-1; -1 fills.", metavar="PLAN")
+    topology: str = option("SLICE: v6e-8, a chip grid v6e:2x4, or slices 2xv6e:4x4.")
+    plan: str = option("PLAN: tp=8, dp=2,tp=4, tp=8,sp, fsdp=-1; -1 fills.")
     batch: int = option("Sequences, over all devices.", default=1)
     prompt: int = option("Input tokens of a sequence.", default=128)
     output: int = option("Output tokens of a sequence.", default=128)
     dtype: str = option(
-        f"{DTYPE_HELP} auto: weights as in the checkpoint, others bf16.",
-        default=AUTO,
-        metavar="DTYPE",
+        f"DTYPE: {DTYPE_HELP} auto: weights as in the checkpoint, others bf16.", default=AUTO
     )
     weight_dtype: str | None = option(
-        "Weight dtype, if different from --dtype: int8, fp8, awq, mxfp4, ...",
+        "DTYPE: Weight dtype, if different from --dtype: int8, fp8, awq, mxfp4, ...",
         default=None,
-        metavar="DTYPE",
         flags=("--weight-dtype", "--quantization"),
     )
     cache_dtype: str | None = option(
-        "KV cache dtype, if different from --dtype.",
+        "DTYPE: KV cache dtype, if different from --dtype.",
         default=None,
-        metavar="DTYPE",
         flags=("--cache-dtype", "--kv-cache-dtype"),
     )
-    layers: int | None = option("Only the first N layers of the model.", default=None, metavar="N")
+    layers: int | None = option("N: Only the first N layers of the model.", default=None)
     engine: Engine = option(
         "Serving engine whose collectives to predict.",
         default=Engine.MESHSCOPE,
@@ -123,37 +220,29 @@ class ExperimentRequest:
         converter=choice(DispatchForm),
     )
     capacity_factor: float | None = option(
-        "Expert capacity over the mean load; tokens beyond it are dropped.",
-        default=None,
-        metavar="X",
+        "X: Expert capacity over the mean load; tokens beyond it are dropped.", default=None
     )
     microbatches: int | None = option(
-        "Micro-batches into which prefill splits a device's batch (pp).", default=None, metavar="N"
+        "N: Micro-batches into which prefill splits a device's batch (pp).", default=None
     )
     prefill_chunk: str = option(
-        "Prompt tokens that prefill processes at a time on a data-parallel rank.",
+        "N|auto|off: Prompt tokens that prefill processes at a time on a data-parallel rank.",
         default=ChunkRule.AUTO.value,
-        metavar="N|auto|off",
         converter=text_or_number,
     )
     routing_skew: float = option(
-        "Load of the most loaded device's experts over the mean, which sets the step time.",
+        "X: Load of the most loaded device's experts over the mean, which sets the step time.",
         default=1.0,
-        metavar="X",
     )
     device_order: str | None = option(
-        "Axes on the torus, such as y:dp=2,x:tp=4, or device ids in the order of the mesh.",
+        "ORDER: Axes on the torus, such as y:dp=2,x:tp=4, or device ids in the order of the mesh.",
         default=None,
-        metavar="ORDER",
     )
     profile: Path | None = option(
-        "Chip profile from calibrate, for times.",
-        default=None,
-        metavar="FILE",
-        converter=optional_path,
+        "FILE: Chip profile from calibrate, for times.", default=None, converter=optional_path
     )
     out: Path | None = option(
-        "Folder of the run.", default=None, metavar="DIR", converter=optional_path, is_last=True
+        "DIR: Folder of the run.", default=None, converter=optional_path, is_last=True
     )
     force: bool = option(
         "Replace an earlier run, once the new one is complete.", default=False, is_last=True
@@ -237,9 +326,9 @@ DTYPE, WEIGHT_DTYPE, CACHE_DTYPE, LAYERS, PROFILE, PLAN, TOPOLOGY, OUT, FORCE = 
     )
 )
 MODEL = option_of(ExperimentRequest, "model")
-SPECULATE = Option(
-    help="Speculative decoding by mtp, eagle or draft:MODEL, e.g. mtp:k=1,acceptance=0.85.",
-    metavar="METHOD:k=N,acceptance=X",
+SPECULATE = (
+    "METHOD:k=N,acceptance=X: Speculative decoding by mtp, eagle or draft:MODEL, e.g. "
+    "mtp:k=1,acceptance=0.85."
 )
 PROGRESS = Option(
     help="Called with a part of the work, its step, and the seconds left or None.",
@@ -267,12 +356,10 @@ class CompileRequest(ExperimentRequest):
         converter=choice(Cycles),
     )
     engine_version: str | None = option(
-        "Release of the engine; by default the newest one installed.", default=None, metavar="V"
+        "V: Release of the engine; by default the newest one installed.", default=None
     )
     compiler: str | None = option(
-        "Another version of JAX and libtpu, from meshscope compilers list.",
-        default=None,
-        metavar="NAME",
+        "NAME: Another version of JAX and libtpu, from meshscope compilers list.", default=None
     )
     training: bool = option(
         "A training step of --frontend maxtext: --prompt tokens of each of --batch sequences.",
@@ -298,30 +385,27 @@ class LiveRequest(ExperimentRequest):
         shown="f32 on CPU, auto elsewhere",
         converter=_dtype_or_default,
     )
-    repeats: int = option("Timed requests.", default=3, metavar="N", least=1)
-    warmup: int = option("Untimed requests before them.", default=1, metavar="N", least=1)
+    repeats: int = option("N: Timed requests.", default=3, least=1)
+    warmup: int = option("N: Untimed requests before them.", default=1, least=1)
     profiled_steps: int = option(
-        "Decode steps in the profile, after the timed requests.", default=4, metavar="N", least=1
+        "N: Decode steps in the profile, after the timed requests.", default=4, least=1
     )
     checkpoint: Path | None = option(
-        "Weights and tokenizer in Hugging Face's format.",
+        "DIR: Weights and tokenizer in Hugging Face's format.",
         default=None,
-        metavar="DIR",
         converter=optional_path,
     )
     prompt_text: str | None = option(
-        "Prompt of every sequence, for the checkpoint's tokenizer.", default=None, metavar="TEXT"
+        "TEXT: Prompt of every sequence, for the checkpoint's tokenizer.", default=None
     )
     speculate: str | None = option(SPECULATE, default=None)
     coordinator: str | None = option(
-        "Address of process 0, if several processes run together.",
-        default=None,
-        metavar="HOST:PORT",
+        "HOST:PORT: Address of process 0, if several processes run together.", default=None
     )
     process_id: int = option(
-        "Number of this process; process 0 writes the run.", default=0, metavar="I", least=0
+        "I: Number of this process; process 0 writes the run.", default=0, least=0
     )
-    n_processes: int = option("Number of processes.", default=1, metavar="N", least=1)
+    n_processes: int = option("N: Number of processes.", default=1, least=1)
     seed: int = option("Seed of random weights and prompts.", default=0, least=0)
     progress: Progress | None = option(PROGRESS, default=None)
 

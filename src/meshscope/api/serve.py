@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshscope.api.console import echo, note, print_json
-from meshscope.api.idle_options import idle_option
 from meshscope.api.options import (
     JSON,
     changed_options,
@@ -37,6 +36,7 @@ from meshscope.api.request import (
     TOPOLOGY,
     WEIGHT_DTYPE,
     ExperimentRequest,
+    idle_option,
 )
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, public, read_only
@@ -83,36 +83,31 @@ class ServeRequest:
     model: str = option(MODEL, converter=text, kw_only=False)
     topology: str = option(TOPOLOGY)
     plan: str = option(PLAN)
-    instances: int = option("Identical instances, used in turn.", default=1, metavar="N")
+    instances: int = option("N: Identical instances, used in turn.", default=1)
     apart: str | None = option(
-        "Instances that only prefill, and those that decode; not --instances.",
-        default=None,
-        metavar="P:D",
+        "P:D: Instances that only prefill, and those that decode; not --instances.", default=None
     )
     prefill_topology: str | None = option(
-        "Slice of an instance that prefills.", default=None, metavar="SLICE", shown="--topology"
+        "SLICE: Slice of an instance that prefills.", default=None, shown="--topology"
     )
-    prefill_plan: str | None = option("Its plan.", default=None, metavar="PLAN", shown="--plan")
+    prefill_plan: str | None = option("PLAN: Its plan.", default=None, shown="--plan")
     transfer: TransferPath | None = option(
         "Path of caches from prefill to decode.",
         default=None,
         shown="dcn",
         converter=optional_choice(TransferPath),
     )
-    rate: float | None = option(
-        "Requests per second, over all instances.", default=None, metavar="R"
-    )
+    rate: float | None = option("R: Requests per second, over all instances.", default=None)
     arrivals: str = option(
-        "Random arrivals, or an Azure, BurstGPT or Mooncake trace.",
+        "poisson|burst|FILE: Random arrivals, or an Azure, BurstGPT or Mooncake trace.",
         default=Arrivals.POISSON.value,
-        metavar="poisson|burst|FILE",
         converter=text,
     )
     max_concurrency: int | None = option(
-        "Most requests in flight; the others wait at the client.", default=None, metavar="N"
+        "N: Most requests in flight; the others wait at the client.", default=None
     )
     requests: int | None = option(
-        "Requests.", default=None, metavar="N", least=1, shown=str(DEFAULT_REQUESTS)
+        "N: Requests.", default=None, least=1, shown=str(DEFAULT_REQUESTS)
     )
     prompt: int = option("Mean input tokens of a request.", default=1024)
     output: int = option("Mean output tokens of a request.", default=128)
@@ -120,39 +115,30 @@ class ServeRequest:
         "Distribution of both.", default=Lengths.FIXED, converter=choice(Lengths)
     )
     slo: str | None = option(
-        "Limits in seconds, ttft=0.5,tpot=0.03, or a preset.", default=None, metavar="SLO"
+        "SLO: Limits in seconds, ttft=0.5,tpot=0.03, or a preset.", default=None
     )
     dtype: str = option(DTYPE, default=AUTO)
     weight_dtype: str | None = option(WEIGHT_DTYPE, default=None)
     cache_dtype: str | None = option(CACHE_DTYPE, default=None)
     layers: int | None = option(LAYERS, default=None)
-    max_sequences: int = option("Sequences of an engine in a step.", default=256, metavar="N")
+    max_sequences: int = option("N: Sequences of an engine in a step.", default=256)
     max_step_tokens: int = option(
-        "Tokens of an engine in a step, prompts included.", default=2048, metavar="N"
+        "N: Tokens of an engine in a step, prompts included.", default=2048
     )
     separate_steps: bool = option(
         "Steps that either prefill or decode, prefill first.", default=False
     )
     reserve_output: float = option(
-        "Share of each output that the cache must have room for at admission.",
-        default=0.0,
-        metavar="FRAC",
+        "FRAC: Share of each output that the cache must have room for at admission.", default=0.0
     )
-    prefix_hit: float = option(
-        "Share of each prompt in the prefix cache.", default=0.0, metavar="FRAC"
-    )
-    host_overhead: float = option(
-        "Seconds of the host, added to every step.", default=0.0, metavar="S"
-    )
+    prefix_hit: float = option("FRAC: Share of each prompt in the prefix cache.", default=0.0)
+    host_overhead: float = option("S: Seconds of the host, added to every step.", default=0.0)
     calibrate_host: Path | None = option(
-        "Result of vllm bench serve, to fit the overhead to its median ITL.",
+        "FILE: Result of vllm bench serve, to fit the overhead to its median ITL.",
         default=None,
-        metavar="FILE",
         converter=optional_path,
     )
-    memory_frac: float = option(
-        "Share of the HBM for weights and KV cache.", default=0.9, metavar="FRAC"
-    )
+    memory_frac: float = option("FRAC: Share of the HBM for weights and KV cache.", default=0.9)
     seed: int = option("Seed of arrivals and lengths.", default=0, least=0)
     profile: Path | None = option(PROFILE, default=None, converter=optional_path)
 
@@ -431,9 +417,8 @@ class ServeOutput:
     """Where the simulation is written and printed."""
 
     out: Path | None = option(
-        f"File of the simulation over time: {', '.join(ENDINGS)}; pictures need the extra plots.",
+        f"FILE: File of the simulation over time: {', '.join(ENDINGS)}; pictures need the extra plots.",
         default=None,
-        metavar="FILE",
         converter=optional_path,
     )
     force: bool = option("Replace the file of --out.", default=False)

@@ -21,9 +21,7 @@ from meshscope.store.read import read_run
 class ShowRequest:
     """The options of `show`."""
 
-    runs: list[Path] = option(
-        "Folders of runs, or a pattern 'runs/*'.", metavar="RUN...", kw_only=False
-    )
+    runs: list[Path] = option("RUN...: Folders of runs, or a pattern 'runs/*'.", kw_only=False)
     metrics: bool = option("Every metric of docs/metrics.md instead of the tables.", default=False)
     roofline: bool = option("Limiting resource of each part: compute, HBM or links.", default=False)
     inserted: bool = option("Why the partitioner inserted each collective.", default=False)

@@ -33,18 +33,15 @@ GRACE_S = 2.0  # for an interrupted query to end
 class SqlRequest:
     """The options of `sql`."""
 
-    run: str = option(
-        "A run, a folder of runs, or a pattern: 'runs/*'.", metavar="RUN", kw_only=False
-    )
-    query: str = option('Such as "select * from collectives".', metavar="QUERY", kw_only=False)
+    run: str = option("RUN: A run, a folder of runs, or a pattern: 'runs/*'.", kw_only=False)
+    query: str = option('QUERY: Such as "select * from collectives".', kw_only=False)
     as_csv: bool = option("Print comma-separated values.", default=False, flags=("--csv",))
     is_wide: bool = option(
         "Print a table even if it is wider than the terminal.", default=False, flags=("--wide",)
     )
     n_rows: int | None = option(
-        "Rows to print as text.",
+        "N: Rows to print as text.",
         default=None,
-        metavar="N",
         least=1,
         shown=f"{MAX_ROWS}, or {MAX_RECORDS} where rows do not fit the width",
         flags=("--rows",),

@@ -21,19 +21,24 @@ from meshscope.api.console import (
     text_column,
     time_left_text,
 )
-from meshscope.api.idle_options import check_prediction_options
 from meshscope.api.options import (
     NO_CONDITIONS,
     JsonOutput,
-    Option,
     RunOutput,
     changed_options,
+    declared_as,
     option,
     option_words,
     request,
     request_of,
 )
-from meshscope.api.request import CompileRequest, ExperimentRequest, LiveRequest, run_folder
+from meshscope.api.request import (
+    CompileRequest,
+    ExperimentRequest,
+    LiveRequest,
+    check_prediction_options,
+    run_folder,
+)
 from meshscope.backends.sweep.file import COMMAND, SweepEntry, entries_of, read_document
 from meshscope.backends.sweep.folder import (
     SUMMARY,
@@ -87,24 +92,20 @@ class SweepState(StrEnum):
     TO_DO = "to do"
 
 
-QUEUE = Option(
-    help="Where to make the runs: on this machine, or on a Ray cluster, which needs the extra ray."
+QUEUE = "Where to make the runs: on this machine, or on a Ray cluster, which needs the extra ray."
+ADDRESS = declared_as(
+    "HOST:PORT: Address of the Ray cluster.", shown="a running one, else one on this machine"
 )
-ADDRESS = Option(
-    help="Address of the Ray cluster.",
-    metavar="HOST:PORT",
-    shown="a running one, else one on this machine",
-)
-RETRY = Option(help="Retry experiments that failed before.")
-REPLACE = Option(help="Replace damaged runs and runs of other experiments.")
-FOLDER = Option(help="Folder of the runs.", metavar="DIR", shown="runs/<FILE>")
+RETRY = "Retry experiments that failed before."
+REPLACE = "Replace damaged runs and runs of other experiments."
+FOLDER = declared_as("DIR: Folder of the runs.", shown="runs/<FILE>")
 
 
 @request
 class SweepFile:
     """The experiments of a sweep."""
 
-    file: Path = option("Experiments, in YAML.", metavar="FILE", kw_only=False)
+    file: Path = option("FILE: Experiments, in YAML.", kw_only=False)
 
 
 @request
@@ -115,10 +116,9 @@ class SweepOptions:
     """
 
     n_jobs: int | None = option(
-        "Runs in parallel; live ones run one by one.",
+        "N: Runs in parallel; live ones run one by one.",
         default=None,
         flags=("--jobs",),
-        metavar="N",
         least=1,
         shown="all cores",
     )

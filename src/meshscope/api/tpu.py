@@ -46,14 +46,11 @@ class TpuOptions:
     topology: str = option(TOPOLOGY)
     spot: bool = option(SPOT, default=True)
     quota: Path | None = option(
-        "TOML file of what may be used; the rest is refused.", default=None, metavar="FILE"
+        "FILE: TOML file of what may be used; the rest is refused.", default=None
     )
     allow_charges: bool = option("Request the slice without a quota file.", default=False)
     runtime: str | None = option(
-        "Software version of the VMs.",
-        default=None,
-        metavar="VERSION",
-        shown="the default of the chip",
+        "VERSION: Software version of the VMs.", default=None, shown="the default of the chip"
     )
 
     def request(self) -> SliceRequest:
@@ -74,10 +71,10 @@ class TpuOptions:
 class MachineRequest:
     """A slice of Google Cloud by its name."""
 
-    name: str = option("Name of the slice.", metavar="NAME", kw_only=False)
-    zone: str = option("Zone, such as us-east1-d.", metavar="ZONE")
+    name: str = option("NAME: Name of the slice.", kw_only=False)
+    zone: str = option("ZONE: Zone, such as us-east1-d.")
     project: str | None = option(
-        "Project.", default=None, metavar="ID", shown="the one that gcloud is set to"
+        "ID: Project.", default=None, shown="the one that gcloud is set to"
     )
     dry_run: bool = option("Print each gcloud command and run none.", default=False, is_last=True)
 
@@ -91,9 +88,9 @@ class MachineRequest:
 class Installed:
     """What is installed on every worker."""
 
-    wheel: Path = option("Wheel of meshscope: pip wheel --no-deps -w dist .", metavar="FILE")
+    wheel: Path = option("FILE: Wheel of meshscope: pip wheel --no-deps -w dist .")
     jax: str | None = option(
-        "JAX to install.", default=None, metavar="VERSION", shown="the version installed here"
+        "VERSION: JAX to install.", default=None, shown="the version installed here"
     )
 
     @property
@@ -158,8 +155,8 @@ def install(where: MachineRequest, installed: Installed) -> None:
 class ShellCommand:
     """A shell command and its workers."""
 
-    command: str = option("Shell command.", metavar="COMMAND", kw_only=False)
-    worker: str = option("Number of a worker, or all.", default="all", metavar="N")
+    command: str = option("COMMAND: Shell command.", kw_only=False)
+    worker: str = option("N: Number of a worker, or all.", default="all")
 
 
 def ssh(where: MachineRequest, shell: ShellCommand) -> None:
@@ -217,9 +214,9 @@ class JobOptions:
     """A Kubernetes job on a slice."""
 
     topology: str = option(TOPOLOGY)
-    image: str = option("Image that has meshscope and JAX.", metavar="IMAGE")
-    claim: str = option("Persistent volume claim of the run folders.", metavar="NAME")
-    name: str = option("Name of the job.", default="meshscope", metavar="NAME")
+    image: str = option("IMAGE: Image that has meshscope and JAX.")
+    claim: str = option("NAME: Persistent volume claim of the run folders.")
+    name: str = option("NAME: Name of the job.", default="meshscope")
     spot: bool = option(SPOT, default=True)
 
 

@@ -124,11 +124,7 @@ class CalibrationRequest:
 
     def as_dict(self) -> dict[str, Any]:
         """The request as JSON for the worker."""
-        return {
-            "topology": self.topology.name,
-            "plan": str(self.plan),
-            **picked(self, *_COUNTS),
-        }
+        return {"topology": self.topology.name, "plan": str(self.plan), **picked(self, *_COUNTS)}
 
 
 def request_from_dict(document: Mapping[str, Any]) -> CalibrationRequest:

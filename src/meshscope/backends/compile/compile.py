@@ -196,10 +196,7 @@ def _seconds(programs: Sequence[_Program], suffix: str = "") -> dict[str, float]
 
 
 def _compile_programs(
-    programs: tuple[_Program, ...],
-    timed: tuple[_Program, ...],
-    progress: Progress,
-    cycles: Cycles,
+    programs: tuple[_Program, ...], timed: tuple[_Program, ...], progress: Progress, cycles: Cycles
 ) -> tuple[str, ...]:
     """Compiles all programs, the timed ones with the compiler's cycle profile if requested.
 

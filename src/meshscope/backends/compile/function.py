@@ -25,6 +25,7 @@ from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
+from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
 from meshscope.plans.memory import Memory, TempBasis
 from meshscope.plans.mesh import Mesh
@@ -242,19 +243,27 @@ def read_function(
     topology: Topology,
     phase: Phase | None = None,
 ) -> FunctionResult:
-    """The rows, memory and time of the compiled program.
+    """The rows, memory and time of the compiled program, by the phase of `function_rows`."""
+    layout = Mesh(axes=tuple(mesh))
+    return read_step(read_hlo(compiled.text), compiled.memory, layout, topology, phase=phase)
 
-    `phase` defaults to the one that all its scopes name, else `step`.
-    """
-    module = read_hlo(compiled.text)
-    read = function_rows(module, mesh=Mesh(axes=tuple(mesh)), topology=topology, phase=phase)
-    step_phase, collectives, rows = read
-    step = timed_step(module, collectives, phase=step_phase, topology=topology)
-    return FunctionResult(
-        rows=tuple(step.rows(rows)),
-        memory=function_memory(compiled.memory, topology),
-        step=step,
+
+def read_step(  # noqa: PLR0913  a program, its memory and where it runs
+    module: HloModule,
+    memory: Mapping[str, int],
+    mesh: Mesh,
+    topology: Topology,
+    *,
+    phase: Phase | None,
+    chip_profile: ChipProfile | None = None,
+) -> FunctionResult:
+    """The rows, memory and time of a program that is one step."""
+    step_phase, collectives, rows = function_rows(module, mesh=mesh, topology=topology, phase=phase)
+    step = timed_step(
+        module, collectives, phase=step_phase, topology=topology, chip_profile=chip_profile
     )
+    memory_of = function_memory(memory, topology)
+    return FunctionResult(rows=tuple(step.rows(rows)), memory=memory_of, step=step)
 
 
 def function_rows(

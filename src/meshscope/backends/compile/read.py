@@ -65,10 +65,7 @@ class CompiledPhase:
 
 
 def read_chunks(
-    experiment: Experiment,
-    phase: Phase,
-    hlo_dir: Path,
-    options: Reading = READING,
+    experiment: Experiment, phase: Phase, hlo_dir: Path, options: Reading = READING
 ) -> CompiledPhase:
     """The collectives of one phase with their times, and the time of its step, over all chunks."""
     if experiment.program.frontend.is_served:
@@ -101,10 +98,7 @@ def read_chunks(
 
 
 def read_phase(
-    experiment: Experiment,
-    phase: Phase,
-    path: Path,
-    options: Reading = READING,
+    experiment: Experiment, phase: Phase, path: Path, options: Reading = READING
 ) -> tuple[list[Collective], TimedStep]:
     """The collectives of one program's HLO text (one chunk) with their times, and its time.
 
@@ -155,10 +149,7 @@ def fold_words(layers: ShallowLayers) -> str:
 
 
 def read_timed(
-    experiment: Experiment,
-    phase: Phase,
-    path: Path,
-    options: Reading = READING,
+    experiment: Experiment, phase: Phase, path: Path, options: Reading = READING
 ) -> tuple[list[Collective], TimedStep]:
     """The collectives of one program with their times, and the time of its step.
 

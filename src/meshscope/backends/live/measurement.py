@@ -107,11 +107,7 @@ def measured_of(
     expected = _expected(programs)
     rows = _of_stages(join_hlo(ops, facts), programs)
     by_device = _expected_by_device(programs)
-    faults = capture_faults(
-        profile,
-        with_hlo(ops, facts),
-        expected={**expected, **by_device},
-    )
+    faults = capture_faults(profile, with_hlo(ops, facts), expected={**expected, **by_device})
     steps = {program.phase: n_steps[program.phase] for program in programs}
     recorded = _recorded(rows)
     measured = [

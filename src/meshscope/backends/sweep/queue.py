@@ -15,12 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from meshscope.backends.sweep.folder import PlannedRun, RunCommand, SweepFolder
-from meshscope.workers import (
-    MAX_MESSAGE,
-    exit_status,
-    telling_line,
-    was_killed,
-)
+from meshscope.workers import MAX_MESSAGE, exit_status, telling_line, was_killed
 
 # The command line as a child: without its parent it ends as by SIGTERM, so that half-written folders are
 # removed, and by force after some seconds.

@@ -39,12 +39,7 @@ PAGE_SIZE = 128  # tokens; of the engine's own benchmarks (test/srt/nightly), wh
 MOE_BACKEND = "epmoe"  # the default of its servers
 LANES = 128  # of a vector register: the cache pads heads to them
 # Modules that put arrays of the host on devices.
-_PLACING = (
-    flashattention_backend,
-    forward_batch_info,
-    logits_processor,
-    sampling_batch_info,
-)
+_PLACING = (flashattention_backend, forward_batch_info, logits_processor, sampling_batch_info)
 
 
 def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> StepPrograms:
