@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from meshscope.api.compile import compilable_experiment
-from meshscope.api.request import RULES
 from meshscope.api.options import request_of
 from meshscope.api.predict import predict
-from meshscope.api.request import CompileRequest, ExperimentRequest
+from meshscope.api.request import RULES, CompileRequest, ExperimentRequest
 from meshscope.errors import SpecError
 
 DENSE = {"model": "Qwen/Qwen3-4B", "topology": "v6e-8", "plan": "tp=8"}
