@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pytest
 
 from meshscope.analysis.catalog import MetricInputs, StepDuration
 from meshscope.analysis.roofline import roofline_of
@@ -17,7 +16,8 @@ from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 from meshscope.events.timeline import TIMELINE
 from meshscope.hardware.topology import parse_topology
 from meshscope.reports.charts.cost import cost_bars, segments_of
-from meshscope.reports.charts.timeline import TimeSpan, axis_bursts, step_timelines
+from meshscope.reports.charts.spec import Chart
+from meshscope.reports.charts.timeline import burst_charts, step_charts
 from meshscope.reports.charts.traffic import MAX_SIDE, matrices, tori
 
 STEP = StepTime(
@@ -110,6 +110,19 @@ def _folded(folder: Path, *rows: tuple[object, ...]) -> None:
     frame.write_parquet(folder / TIMELINE)
 
 
+def _range(chart: Chart) -> list[float]:
+    """The begin and end of what a timeline shows, and the end of the whole step."""
+    return [param["value"] for param in chart.spec["params"]]
+
+
+def _spans(chart: Chart) -> dict[str, list[Any]]:
+    """The drawn spans of a timeline by column, with the names of their lanes."""
+    bars, heads = chart.spec["layer"]
+    (columns,) = bars["data"]["values"]
+    lanes = [head["name"] for head in heads["data"]["values"]]
+    return {**columns, "lane": [lanes[at] for at in columns["lane"]]}
+
+
 def test_a_layer_is_the_second_repetition_of_the_longest_loop(tmp_path: Path) -> None:
     _folded(
         tmp_path,
@@ -117,11 +130,14 @@ def test_a_layer_is_the_second_repetition_of_the_longest_loop(tmp_path: Path) ->
         ("core", "mlp", None, 1.0, 2.0, [10], [3.0]),
         ("collective", "mlp", "tp", 3.0, 1.0, [10], [3.0]),
     )
-    (step,) = step_timelines(tmp_path, MetricInputs(events=_events(2)))
-    assert step.layer == ("iteration 2 of 10 of the loop over layers", 4.0, 7.0)
-    assert step.end_s == 1.0 + 9 * 3.0 + 3.0
-    assert [span.n for span in step.spans] == [1, 10, 10]
-    assert {span.lane for span in step.spans} == {"core", "tp"}
+    ((step, layer),) = step_charts(tmp_path, MetricInputs(events=_events(2)))
+    end_s = 1.0 + 9 * 3.0 + 3.0
+    assert layer is not None
+    assert layer.title.endswith("iteration 2 of 10 of the loop over layers")
+    assert _range(layer) == [4.0, 7.0, end_s]
+    assert _range(step) == [0.0, end_s, end_s]
+    assert step.description == f"21 spans in {end_s:.0f} s."
+    assert _spans(step)["lane"] == ["core", "core", "tp"]
 
 
 def test_a_loop_over_chunks_is_not_one_over_layers(tmp_path: Path) -> None:
@@ -130,8 +146,10 @@ def test_a_loop_over_chunks_is_not_one_over_layers(tmp_path: Path) -> None:
         ("core", "embed", None, 0.0, 1.0, [4], [31.0]),
         ("core", "mlp", None, 1.0, 3.0, [4, 10], [31.0, 3.0]),
     )
-    (step,) = step_timelines(tmp_path, MetricInputs(events=_events(2)))
-    assert step.layer == ("iteration 2 of 10 of the loop over layers", 4.0, 7.0)
+    ((_, layer),) = step_charts(tmp_path, MetricInputs(events=_events(2)))
+    assert layer is not None
+    assert layer.title.endswith("iteration 2 of 10 of the loop over layers")
+    assert _range(layer)[:2] == [4.0, 7.0]
 
 
 def test_a_measured_step_is_the_last_one_on_the_first_device() -> None:
@@ -145,16 +163,17 @@ def test_a_measured_step_is_the_last_one_on_the_first_device() -> None:
     ]  # fmt: skip
     timeline = pl.DataFrame(rows, schema=TIMELINE_SCHEMA)
     inputs = MetricInputs(events=_events(2, source="measured", phase="decode"), timeline=timeline)
-    (step,) = step_timelines(None, inputs)
-    assert step.source == "measured"
-    assert step.spans == (
-        TimeSpan(lane="tp", label="all_reduce", start_s=0.0, dur_s=1.0, repeats=()),
-    )
-    (bursts,) = axis_bursts(inputs, Source.MEASURED)
-    assert bursts.bursts == (("tp", 0.0, 1.0, 5.0),)
+    ((step, _),) = step_charts(None, inputs)
+    assert step.title == "One decode step (measured)"
+    drawn = {"lane": ["tp"], "t": [0.0], "d": [1.0], "label": ["all_reduce"], "color": ["tp"]}
+    assert _spans(step) == drawn
+    (bursts,) = burst_charts(inputs, Source.MEASURED)
+    assert _spans(bursts) == {**drawn, "label": ["tp: 5 B"]}
 
 
 def test_without_times_bursts_are_counted_in_operations() -> None:
-    (bursts,) = axis_bursts(MetricInputs(events=_events(4)), Source.COMPILED)
-    assert (bursts.unit, bursts.end) == ("operations", 2.0)
-    assert bursts.bursts == (("tp", 0.0, 2.0, pytest.approx(200.0)),)
+    (bursts,) = burst_charts(MetricInputs(events=_events(4)), Source.COMPILED)
+    assert bursts.note == "The x axis is the position in the schedule, not time."
+    drawn = {"lane": ["tp"], "t": [0.0], "d": [2.0], "label": ["tp: 200 B"], "color": ["tp"]}
+    assert _spans(bursts) == drawn
+    assert burst_charts(MetricInputs(events=_events(4)), Source.COMPILED, min_axes=2) == []

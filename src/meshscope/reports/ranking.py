@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -27,18 +27,25 @@ EQUAL = (
 )
 
 
-class Rankable(Protocol):
-    """A run that can be ranked: its record, the figures of a source, and whether it fits."""
+@dataclass(frozen=True, kw_only=True, eq=False)  # without slots, so that it keeps what it derives
+class RankedRun:
+    """A run with its name among others."""
+
+    name: str
+    run: RunRecord
+
+    @cached_property
+    def timed(self) -> SourceAnswer:
+        """The figures of the strongest source."""
+        return source_answer(self.run, self.run.manifest.source)
 
     @property
-    def run(self) -> RunRecord: ...  # noqa: D102
-    @property
-    def timed(self) -> SourceAnswer: ...  # noqa: D102
-    @property
-    def fits(self) -> FitState: ...  # noqa: D102
+    def fits(self) -> FitState:
+        """Whether the run fits the memory of a device."""
+        return FitState.UNKNOWN if self.timed.fit is None else self.timed.fit.state
 
 
-RunT = TypeVar("RunT", bound=Rankable)
+RunT = TypeVar("RunT", bound=RankedRun)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # without slots, so that it keeps what it derives
@@ -88,7 +95,7 @@ class Ranking(Generic[RunT]):
         return f"{joined(names)} are equal: {joined(seconds)}"
 
 
-def request_s(run: Rankable) -> float | None:
+def request_s(run: RankedRun) -> float | None:
     """Seconds of the request, or of its only phase; None if unknown."""
     timed = run.timed
     return next((f.value for f in (timed.e2e, timed.ttft, timed.tpot) if f.value), None)
@@ -135,26 +142,9 @@ def headline(groups: Sequence[Ranking[Any]]) -> str:
     return shared[0].sentence if len(shared) == 1 else f"The fastest runs of {len(shared)} requests"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankedRun:
-    """A run with the figures of its strongest source."""
-
-    name: str
-    run: RunRecord
-    timed: SourceAnswer
-
-    @property
-    def fits(self) -> FitState:
-        """Whether the run fits the memory of a device."""
-        return FitState.UNKNOWN if self.timed.fit is None else self.timed.fit.state
-
-
 def ranked(runs: Mapping[str, RunRecord]) -> list[Ranking[RankedRun]]:
     """The runs by name, grouped by their work."""
-    entries = [
-        RankedRun(name=name, run=run, timed=source_answer(run, run.manifest.source))
-        for name, run in runs.items()
-    ]
+    entries = [RankedRun(name=name, run=run) for name, run in runs.items()]
     return rankings(entries, lambda group: [entry.name for entry in group])
 
 

@@ -87,6 +87,8 @@ def test_a_microbatch_is_a_number_of_sequences(make_run) -> None:
         (("workload", "hardware", "network_topo", "bandwidth_gbps"), [800], "has length 1"),
         (("Model-executor", "model_plan_parallelization", "tp"), 0, "0 is below 1"),
         (("Model-executor", "model_plan_parallelization", "tp"), True, "True is not integer"),
+        (("version",), -1, "card.version: -1 is none of [1]"),
+        (("description",), "", "card.description: is empty"),
     ],
 )
 def test_a_fault_has_its_path(make_run, path, value, fault: str) -> None:

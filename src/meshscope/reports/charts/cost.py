@@ -1,6 +1,6 @@
 """Bars of the step time and its parts, and of a request by part of the model and by axis."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 
@@ -11,10 +11,11 @@ from meshscope.events.measured import DeviceLoad
 from meshscope.events.step_time import StepTime
 from meshscope.reports.charts.spec import (
     TIP,
-    BarRow,
+    Bar,
     Chart,
     Layer,
     axis,
+    bars_chart,
     choice,
     color_by,
     columnar,
@@ -25,7 +26,6 @@ from meshscope.reports.charts.spec import (
     number_text,
     quantity,
     row_texts,
-    stacked_bars,
 )
 from meshscope.reports.model import UNKNOWN_LABEL, Figure, Unit, joined
 from meshscope.units import format_seconds
@@ -103,11 +103,6 @@ def _measured_segments(loads: list[DeviceLoad], step_s: float) -> tuple[tuple[st
     return tuple((label, step_s * seconds / window_s) for label, seconds in segments if seconds > 0)
 
 
-def strongest_costs(bars: Iterable[CostBar]) -> dict[Phase, CostBar]:
-    """The bar of each phase by the strongest source, from `cost_bars`."""
-    return {bar.phase: bar for bar in bars}  # weaker sources come first
-
-
 def step_breakdowns(inputs: MetricInputs, bars: Mapping[Phase, CostBar]) -> dict[Phase, Breakdown]:
     """The seconds of each step: compute by part, exposed communication by axis, and waiting.
 
@@ -139,30 +134,20 @@ def request_breakdown(steps: Mapping[Phase, Breakdown], n_decode_steps: int) -> 
     }
 
 
-def cost_chart(phase: Phase, bars: Iterable[tuple[str, CostBar]]) -> Chart | None:
-    """The named bars of a phase with their intervals; None without any."""
-    named = [(name_of(name), bar) for name, bar in bars if bar.phase is phase]
-    if not named:
-        return None
-    rows = [
-        BarRow(
-            name=name,
-            segments=bar.segments or [("no breakdown", bar.step_s)],
-            end_text=step.text_with_range,
-            low=bar.low_s,
-            high=bar.high_s,
-        )
-        for name, bar in named
-        for step in [Figure(value=bar.step_s, unit=Unit.SECONDS, low=bar.low_s, high=bar.high_s)]
-    ]
-    return Chart(
-        kind="bars",
-        name=f"cost-{phase}",
-        title=f"Time of one {phase} step",
-        description="; ".join(f"{row.name} {row.end_text}" for row in rows),
-        spec=stacked_bars(rows, Unit.SECONDS),
-        note=WHISKER if any(bar.low_s is not None for _, bar in named) else "",
-    )
+def cost_charts(bars: Sequence[tuple[str, CostBar]]) -> Iterator[Chart]:
+    """The named bars of each phase with their intervals."""
+    for phase in Phase:
+        rows: list[Bar] = []
+        for name, bar in bars:
+            if bar.phase is phase:
+                ends = bar.low_s, bar.high_s
+                step = Figure(value=bar.step_s, unit=Unit.SECONDS, low=ends[0], high=ends[1])
+                segments = bar.segments or [("no breakdown", bar.step_s)]
+                rows.append(Bar(name, segments, step.text_with_range, *ends))
+        title, has_ends = f"Time of one {phase} step", any(row.low is not None for row in rows)
+        if rows:
+            note = WHISKER if has_ends else ""
+            yield bars_chart(f"cost-{phase}", title, rows, Unit.SECONDS, note=note)
 
 
 def waterfall_chart(names: Sequence[str], spans: Mapping[str, Sequence[Breakdown]]) -> Chart:
@@ -248,8 +233,23 @@ def _summed(*keys: str) -> Layer:
     return {"aggregate": [{"op": "sum", "field": "d", "as": "d"}], "groupby": list(keys)}
 
 
-def scaling_chart(phase: Phase, points: Sequence[tuple[int, float, str]]) -> Chart:
-    """Step time over the devices of each named run: (devices, seconds, name), by devices."""
+def scaling_charts(
+    runs: Iterable[tuple[str, MetricInputs, Mapping[Phase, CostBar]]], min_sizes: int
+) -> Iterator[Chart]:
+    """Step time over devices for each phase in which the named runs have at least so many sizes."""
+    every = list(runs)
+    for phase in Phase:
+        points = sorted(
+            (inputs.n_devices, bars[phase].step_s, name)
+            for name, inputs, bars in every
+            if inputs.n_devices and phase in bars
+        )
+        if len({n for n, *_ in points}) >= min_sizes:
+            yield _scaling_chart(phase, points)
+
+
+def _scaling_chart(phase: Phase, points: Sequence[tuple[int, float, str]]) -> Chart:
+    """The points are (devices, seconds, name), by devices."""
     fastest = {n: min(s for m, s, _ in points if m == n) for n, *_ in points}
     (first, first_s), *_ = fastest.items()
     named = [(n, s, name_of(name)) for n, s, name in points]

@@ -2,65 +2,25 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, groupby
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 import vl_convert
 
-from meshscope.analysis.catalog import (
-    NO_COLLECTIVES,
-    NO_MEMORY,
-    NO_STEP,
-    MetricInputs,
-    Result,
-    Unavailable,
-    metric_inputs,
-    metrics_of,
-)
+from meshscope.analysis.catalog import NO_COLLECTIVES, NO_MEMORY, NO_STEP, Unavailable
 from meshscope.analysis.roofline import roofline_of
-from meshscope.events.enums import Phase, Source
+from meshscope.events.enums import Source
 from meshscope.plans.memory import Memory
-from meshscope.reports.charts.cost import (
-    CostBar,
-    cost_bars,
-    cost_chart,
-    scaling_chart,
-    strongest_costs,
-)
+from meshscope.reports.charts import cost, spec, traffic
 from meshscope.reports.charts.points import roofline_chart
-from meshscope.reports.charts.spec import (
-    CONFIG,
-    PALETTE,
-    SCHEMA,
-    SOFT,
-    BarRow,
-    Chart,
-    name_of,
-    stacked_bars,
-)
-from meshscope.reports.charts.timeline import (
-    axis_bursts,
-    burst_chart,
-    layer_chart,
-    step_chart,
-    step_timelines,
-)
-from meshscope.reports.charts.traffic import (
-    MAX_CHIPS,
-    TrafficMatrix,
-    matrices,
-    matrix_chart,
-    size_chart,
-    size_counts,
-    tori,
-    torus_chart,
-    volume_chart,
-    volume_segments,
-)
+from meshscope.reports.charts.spec import Bar, Chart
+from meshscope.reports.charts.timeline import burst_charts, step_charts
 from meshscope.reports.conditions import distinct_labels
+from meshscope.reports.html.run import PageRun
 from meshscope.reports.model import Unit, plain
 from meshscope.reports.summary import memory_segments
 from meshscope.store.run import RunRecord
@@ -91,24 +51,23 @@ def write_stacked(charts: Sequence[Chart], title: str, path: Path, *, to: str) -
     """Writes charts one below the other, with their titles, below a title of all."""
     inner = ("layer", "width", "height")
     panels = [{"title": one.title, **{key: one.spec[key] for key in inner}} for one in charts]
-    spec = {"vconcat": panels, "resolve": {"scale": {"color": "independent"}}}
-    every = Chart(kind="stack", title=title, description="", spec=spec)
-    write_picture(every, path, to=to)
+    stack = {"vconcat": panels, "resolve": {"scale": {"color": "independent"}}}
+    write_picture(Chart(kind="stack", title=title, description="", spec=stack), path, to=to)
 
 
 def chart_svg(chart: Chart) -> str:
     """The chart as SVG in the light theme, with its note below the title."""
-    config = {**CONFIG, "font": "sans-serif", "background": "#ffffff", "padding": 12}
+    config = {**spec.CONFIG, "font": "sans-serif", "background": "#ffffff", "padding": 12}
     title: Any = {
         "text": chart.title,
         "subtitle": wrap(chart.note, NOTE_CHARS),
-        "subtitleColor": SOFT,
+        "subtitleColor": spec.SOFT,
     }
     if "title" in chart.spec:  # the report's title says what the axes are
         axes = chart.spec["title"]["text"]["expr"]
         title["text"] = {"expr": f"[{json.dumps(chart.title)}, {axes}]"}
-    spec = {**chart.spec, "title": title, "$schema": SCHEMA, "config": config}
-    text = re.sub(r"var\(--(\w+)\)", lambda name: PALETTE[name[1]], json.dumps(spec))
+    whole = {**chart.spec, "title": title, "$schema": spec.SCHEMA, "config": config}
+    text = re.sub(r"var\(--(\w+)\)", lambda name: spec.PALETTE[name[1]], json.dumps(whole))
     return vl_convert.vegalite_to_svg(text)
 
 
@@ -117,7 +76,8 @@ def write_pictures(runs: Sequence[RunRecord], folder: Path) -> tuple[int, list[M
 
     Returns the number of charts, and those that are missing with the reason.
     """
-    shown = [_ShownRun.of(run) for run in runs]
+    named = zip(distinct_labels(runs), runs, strict=True)
+    shown = [PageRun(name=name, run=run) for name, run in named]
     every = list(_of_one(shown[0]) if len(shown) == 1 else _of_several(shown))
     charts = [one for one in every if isinstance(one, Chart)]
     for chart in charts:
@@ -128,142 +88,95 @@ def write_pictures(runs: Sequence[RunRecord], folder: Path) -> tuple[int, list[M
     return len(charts), [one for one in every if not isinstance(one, Chart)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ShownRun:
-    """A run with its metrics; `source` is its strongest one."""
-
-    run: RunRecord
-    source: Source
-    inputs: MetricInputs
-    metrics: Mapping[str, Result]
-
-    @classmethod
-    def of(cls, run: RunRecord) -> "_ShownRun":
-        inputs = metric_inputs(run)
-        return cls(run=run, source=run.manifest.source, inputs=inputs, metrics=metrics_of(inputs))
-
-    def reason(self, metric: str) -> str:
-        """Why a metric has nothing to draw."""
-        result = self.metrics[metric]
-        unknown = "the devices, bytes or times of the collectives are unknown"
-        return result.reason if isinstance(result, Unavailable) else unknown
-
-    def volume(self) -> dict[str, list[tuple[str, float]]]:
-        """The bytes that a device sends in each phase; none if they are unknown."""
-        volume = self.metrics["volume"]
-        return {} if isinstance(volume, Unavailable) else volume_segments(volume, self.source)
-
-
-def _of_one(run: _ShownRun) -> Iterator[Chart | Missing]:
-    yield from _cost([(bar.source.value, bar) for bar in cost_bars(run.inputs)])
-    if isinstance(run.metrics["volume"], Unavailable):
-        yield "volume", run.reason("volume")
+def _of_one(run: PageRun) -> Iterator[Chart | Missing]:
+    volume, sizes = run.metrics["volume"], run.metrics["size_distribution"]
+    yield from _cost([(bar.source.value, bar) for bar in run.costs])
+    if isinstance(volume, Unavailable):
+        yield "volume", volume.reason
     else:
-        yield volume_chart(run.volume().items(), "volume")
-    yield from _sizes(run)
-    yield from _matrices(run)
-    yield from _torus(run)
-    timelines = step_timelines(run.run.path, run.inputs)
-    for timeline in timelines:
-        yield from filter(None, (step_chart(timeline), layer_chart(timeline)))
-    if not timelines:
-        yield "timeline", NO_TIMELINE
-    phases_with_bursts = axis_bursts(run.inputs, run.source)
-    yield from map(burst_chart, phases_with_bursts)
-    if not phases_with_bursts:
-        yield "intervals", run.reason("traffic_intervals")
+        of_phases = traffic.volume_segments(volume, run.source)
+        yield traffic.volume_chart(of_phases.items(), "volume")
+    counts = None if isinstance(sizes, Unavailable) else traffic.size_counts(sizes, run.source)
+    if counts is None or counts.is_empty():
+        yield "sizes", _reason(run, "size_distribution")
+    else:
+        for (phase,), of_phase in counts.group_by("phase", maintain_order=True):
+            title = f"Payload sizes in one {phase} step"
+            yield replace(traffic.size_chart(of_phase), name=f"sizes-{phase}", title=title)
+    yield from _traffic(run)
+    steps = step_charts(run.run.path, run.inputs)
+    yield from filter(None, chain(*steps)) if steps else [("timeline", NO_TIMELINE)]
+    bursts = burst_charts(run.inputs, run.source)
+    yield from bursts or [("intervals", _reason(run, "traffic_intervals"))]
     roofline = roofline_of(run.inputs)
     yield ("roofline", NO_ROOFLINE) if roofline is None else roofline_chart(roofline)
     yield _memory([(source.value, memory) for source, memory in run.run.memory.items()])
 
 
-def _of_several(runs: Sequence[_ShownRun]) -> Iterator[Chart | Missing]:
-    labels = distinct_labels([run.run for run in runs])
-    named = list(zip(labels, runs, strict=True))
-    costs = [(label, run, strongest_costs(cost_bars(run.inputs))) for label, run in named]
-    yield from _cost([(label, bar) for label, _, bars in costs for bar in bars.values()])
-    scalings: list[Chart] = []
-    for phase in Phase:
-        points = sorted(
-            (run.inputs.n_devices, bars[phase].step_s, label)
-            for label, run, bars in costs
-            if run.inputs.n_devices and phase in bars
-        )
-        if len({n for n, *_ in points}) > 1:
-            scalings.append(scaling_chart(phase, points))
-    yield from scalings or [("scaling", NO_SCALING)]
-    volumes = [(label, run.volume()) for label, run in named]
-    if not any(by_phase for _, by_phase in volumes):
-        yield "volume", NO_COLLECTIVES
-    for phase in dict.fromkeys(phase for _, by_phase in volumes for phase in by_phase):
-        rows = [(label, by_phase.get(phase, [])) for label, by_phase in volumes]
-        yield volume_chart(rows, f"volume-{phase}", f", {phase}")
-    memories = [
-        (label, run.run.memory.get(run.source) or run.run.memory.get(Source.COMPILED))
-        for label, run in named
-    ]
-    yield _memory([(label, memory) for label, memory in memories if memory is not None])
-
-
-def _cost(named: Sequence[tuple[str, CostBar]]) -> Iterator[Chart | Missing]:
-    charts = [cost_chart(phase, named) for phase in Phase]
-    yield from [chart for chart in charts if chart is not None] or [("cost", NO_STEP)]
-
-
-def _sizes(run: _ShownRun) -> Iterator[Chart | Missing]:
-    distribution = run.metrics["size_distribution"]
-    if isinstance(distribution, Unavailable):
-        yield "sizes", distribution.reason
-        return
-    counts = size_counts(distribution, run.source)
-    for (phase,), of_phase in counts.group_by("phase", maintain_order=True):
-        chart = size_chart(of_phase)
-        yield replace(chart, name=f"sizes-{phase}", title=f"Payload sizes in one {phase} step")
-    if counts.is_empty():
-        yield "sizes", run.reason("size_distribution")
-
-
-def _matrices(run: _ShownRun) -> Iterator[Chart | Missing]:
-    by_phase: dict[str, TrafficMatrix] = {}
-    for matrix in matrices(run.inputs, run.source):  # the matrix of all axes comes first
-        by_phase.setdefault(matrix.phase, matrix)
-    for phase, matrix in by_phase.items():
-        yield replace(matrix_chart([matrix]), title=f"Traffic matrix of one {phase} step")
-    if not by_phase:
-        yield "matrix", run.reason("traffic_matrix")
-
-
-def _torus(run: _ShownRun) -> Iterator[Chart | Missing]:
+def _traffic(run: PageRun) -> Iterator[Chart | Missing]:
+    every = traffic.matrices(run.inputs, run.source)
+    for phase, matrices in groupby(every, key=lambda one: one.phase):
+        chart = traffic.matrix_chart([next(matrices)])  # of all axes
+        yield replace(chart, title=f"Traffic matrix of one {phase} step")
+    if not every:
+        yield "matrix", _reason(run, "traffic_matrix")
     links, topology = run.metrics["link_traffic"], run.inputs.topology
     if isinstance(links, Unavailable):
         yield "torus", links.reason
     elif topology is None:
         yield "torus", "the run has no slice"
-    elif topology.n_chips > MAX_CHIPS:
-        yield "torus", f"the slice has more than {MAX_CHIPS:,} chips"
+    elif topology.n_chips > traffic.MAX_CHIPS:
+        yield "torus", f"the slice has more than {traffic.MAX_CHIPS:,} chips"
     else:
-        for torus in tori(links, topology, run.source):
+        for torus in traffic.tori(links, topology, run.source):
             title = f"Link loads in one {torus.phase} step"
-            yield replace(torus_chart([torus], topology.name), title=title)
+            yield replace(traffic.torus_chart([torus], topology.name), title=title)
+
+
+def _reason(run: PageRun, metric: str) -> str:
+    """Why a metric has nothing to draw."""
+    result = run.metrics[metric]
+    unknown = "the devices, bytes or times of the collectives are unknown"
+    return result.reason if isinstance(result, Unavailable) else unknown
+
+
+def _of_several(runs: Sequence[PageRun]) -> Iterator[Chart | Missing]:
+    yield from _cost([(run.name, bar) for run in runs for bar in run.strongest_costs.values()])
+    scalings = cost.scaling_charts(((run.name, run.inputs, run.strongest_costs) for run in runs), 2)
+    yield from list(scalings) or [("scaling", NO_SCALING)]
+    volumes = {
+        run.name: {}
+        if isinstance(volume, Unavailable)
+        else traffic.volume_segments(volume, run.source)
+        for run in runs
+        for volume in [run.metrics["volume"]]
+    }
+    if not any(volumes.values()):
+        yield "volume", NO_COLLECTIVES
+    for phase in dict.fromkeys(phase for by_phase in volumes.values() for phase in by_phase):
+        rows = [(name, by_phase.get(phase, [])) for name, by_phase in volumes.items()]
+        yield traffic.volume_chart(rows, f"volume-{phase}", f", {phase}")
+    memories = (
+        (run.name, run.run.memory.get(run.source) or run.run.memory.get(Source.COMPILED))
+        for run in runs
+    )
+    yield _memory([(name, memory) for name, memory in memories if memory is not None])
+
+
+def _cost(named: Sequence[tuple[str, cost.CostBar]]) -> Iterator[Chart | Missing]:
+    yield from list(cost.cost_charts(named)) or [("cost", NO_STEP)]
 
 
 def _memory(memories: Sequence[tuple[str, Memory]]) -> Chart | Missing:
     if not memories:
         return "memory", NO_MEMORY
-    rows = [
-        BarRow(
-            name=name_of(label), segments=segments, end_text=format_gib(sum(n for _, n in segments))
-        )
+    bars = [
+        Bar(label, segments, format_gib(sum(n for _, n in segments)))
         for label, memory in memories
-        for segments in [list(memory_segments(memory))]
+        for segments in [memory_segments(memory)]
     ]
     sizes = {memory.hbm_bytes for _, memory in memories}
     limit = sizes.pop() if len(sizes) == 1 else None
     has_limit = "" if limit is None else f", dashed: HBM of {format_gib(limit)}"
-    return Chart(
-        kind="bars",
-        name="memory",
-        title=f"Memory of one device{has_limit}",
-        description="; ".join(f"{row.name} {row.end_text}" for row in rows),
-        spec=stacked_bars(rows, Unit.MEMORY_BYTES, limit=limit),
-    )
+    title = f"Memory of one device{has_limit}"
+    return spec.bars_chart("memory", title, bars, Unit.MEMORY_BYTES, limit=limit)

@@ -8,7 +8,7 @@ which the page replaces with the window's unless `is_fixed`.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from meshscope.reports.model import Unit, short
 from meshscope.units import format_bytes, format_seconds
@@ -202,13 +202,12 @@ CONFIG: Layer = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BarRow:
-    """A bar of named segments that start at 0, with the text at its end and an interval."""
+class Bar(NamedTuple):
+    """A named bar of segments that start at 0, with the text at its end and an interval."""
 
     name: str
     segments: Sequence[tuple[str, float]]
-    end_text: str = ""
+    end_text: str
     low: float | None = None
     high: float | None = None
 
@@ -226,18 +225,27 @@ def row_texts(
     yield text_mark(value, at_end, rows, align="right", dy=dy)
 
 
-def stacked_bars(rows: Sequence[BarRow], unit: Unit, *, limit: float | None = None) -> Layer:
+def bars_chart(  # noqa: PLR0913  a chart and its bars
+    name: str,
+    title: str,
+    bars: Sequence[Bar],
+    unit: Unit,
+    *,
+    limit: float | None = None,
+    note: str = "",
+) -> Chart:
     """Horizontal bars one below the other; `limit` is a dashed line through all."""
+    rows = [row._replace(name=name_of(row.name)) for row in bars]
     text_of = format_seconds if unit is Unit.SECONDS else format_bytes
     most = max((max(sum(v for _, v in row.segments), row.high or 0) for row in rows), default=0)
     most = max(most, limit or 0) or 1
     segments: list[Layer] = []
     for number, row in enumerate(rows):
         at, total = 0.0, sum(value for _, value in row.segments)
-        for name, value in row.segments:
+        for part, value in row.segments:
             digits = 1 if value < 0.1 * total else 0
             share = f" ({100 * value / total:.{digits}f}%)" if total else ""
-            label, end = name_of(name), at + value
+            label, end = name_of(part), at + value
             tip = f"{row.name}\n{label}: {text_of(value)}{share}"
             segments.append({"row": number, "label": label, "a": at, "b": end, "tip": tip})
             at = end
@@ -263,7 +271,14 @@ def stacked_bars(rows: Sequence[BarRow], unit: Unit, *, limit: float | None = No
     if limit is not None:
         at_limit: Layer = {"x": {"datum": limit, "type": "quantitative"}}
         layers.append(marks("rule", at_limit, [{}], stroke=INK, strokeDash=[5, 4]))
-    return layered(*layers, *row_texts(heads, {"field": "end"}), height={"step": _PITCH})
+    return Chart(
+        kind="bars",
+        name=name,
+        title=title,
+        description="; ".join(f"{row.name} {row.end_text}" for row in rows),
+        spec=layered(*layers, *row_texts(heads, {"field": "end"}), height={"step": _PITCH}),
+        note=note,
+    )
 
 
 def _gib_ticks(most: float) -> Layer:

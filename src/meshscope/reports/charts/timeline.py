@@ -63,51 +63,27 @@ class TimeSpan:
         return self.start_s + sum((n - 1) * period for n, period in self.repeats) + self.dur_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimeline:
-    """The spans of one step of a phase; `layer` is (label, start, end) of one layer, null if unknown.
-
-    `phase` is the class of the step if it is of no phase. The `n_left_out` shortest spans exceed MAX_SPANS.
-    """
-
-    source: str
-    phase: str
-    end_s: float
-    spans: tuple[TimeSpan, ...]
-    layer: tuple[str, float, float] | None
-    n_left_out: int
-
-    @property
-    def lanes(self) -> list[str]:
-        """The lanes from the top: the core, collectives, copies."""
-        ranks = {"core": 0, COPY: 2}
-        lanes = {s.lane for s in self.spans}
-        return sorted(lanes, key=lambda lane: (ranks.get(_without_stage(lane), 1), lane))
-
-
 def _without_stage(lane: str) -> str:
     """The lane's resource: `core` for the lane `core of stage 1`."""
     return lane.partition(_OF_STAGE)[0]
 
 
-def step_timelines(folder: Path | None, inputs: MetricInputs) -> tuple[StepTimeline, ...]:
-    """One step of each phase, modeled and measured, if the run folder stores a timeline.
+def step_charts(folder: Path | None, inputs: MetricInputs) -> list[tuple[Chart, Chart | None]]:
+    """One step of each phase, modeled and measured, if the run folder stores a timeline; each with its detail.
 
     A measured step is the last profiled one on the first device. A step of no phase is `mixed`, or the
-    whole `trace`.
+    whole `trace`. The detail is the span of one layer, or one repetition of the layers; None if unknown.
     """
     tables = list(_measured(inputs))
     if folder is not None and (folder / TIMELINE).is_file():
         tables.insert(0, read_folded(folder).filter(pl.col("start_s").is_not_null()))
-    timelines: list[StepTimeline] = []
+    charts: list[tuple[Chart, Chart | None]] = []
     for table in tables:
-        for (source, phase), part in table.group_by("source", "phase", maintain_order=True):
-            classes = part["step_class"] if "step_class" in part.columns else part["phase"]
-            known = (name for name in (phase, *classes) if name is not None)
-            timelines.append(
-                _timeline(part, str(source), str(next(known, UNKNOWN_PHASE_LABEL)), inputs)
-            )
-    return tuple(timelines)
+        for (source, phase), rows in table.group_by("source", "phase", maintain_order=True):
+            classes = rows["step_class"] if "step_class" in rows.columns else rows["phase"]
+            label = phase or next(iter(classes.drop_nulls()), UNKNOWN_PHASE_LABEL)
+            charts.append(_charts_of_step(rows, str(source), str(label), inputs))
+    return charts
 
 
 def _measured(inputs: MetricInputs) -> Iterator[pl.DataFrame]:
@@ -131,7 +107,9 @@ def _measured(inputs: MetricInputs) -> Iterator[pl.DataFrame]:
     )
 
 
-def _timeline(rows: pl.DataFrame, source: str, phase: str, inputs: MetricInputs) -> StepTimeline:
+def _charts_of_step(
+    rows: pl.DataFrame, source: str, phase: str, inputs: MetricInputs
+) -> tuple[Chart, Chart | None]:
     is_repeated = rows["repeats"].list.len() > 0
     single = rows.filter(~is_repeated)  # a measured step may have many
     longest = single.sort("dur_s", descending=True, maintain_order=True).head(MAX_SPANS)
@@ -139,16 +117,38 @@ def _timeline(rows: pl.DataFrame, source: str, phase: str, inputs: MetricInputs)
     all_spans += [_span(row) for row in longest.iter_rows(named=True)]
     kept = sorted(all_spans, key=lambda span: -span.dur_s)[:MAX_SPANS]
     spans = sorted(kept, key=lambda span: span.start_s)
-    last_s = (single["start_s"] + single["dur_s"]).max()
-    n_omitted = len(single) - len(longest)
-    return StepTimeline(
-        source=source,
-        phase=phase,
-        end_s=max(float(str(last_s or 0.0)), *(span.end_s for span in all_spans), 0.0),
-        spans=tuple(spans),
-        layer=_layer_in_loop(rows.filter(is_repeated))
-        or _layer_between_collectives(inputs, source, phase),
-        n_left_out=n_omitted + sum(s.n for s in all_spans) - sum(s.n for s in kept),
+    last_s = float(str((single["start_s"] + single["dur_s"]).max() or 0.0))
+    end_s = max(last_s, *(span.end_s for span in all_spans), 0.0)
+    n = sum(span.n for span in spans)
+    n_hidden = len(single) - len(longest) + sum(span.n for span in all_spans) - n
+    hidden = f"The {n_hidden:,} shortest spans are not drawn." if n_hidden else ""
+    ranks = {"core": 0, COPY: 2}  # the lanes from the top: the core, collectives, copies
+    lanes = sorted(
+        {span.lane for span in spans}, key=lambda lane: (ranks.get(_without_stage(lane), 1), lane)
+    )
+    heads = {StepLabel.TRACE.value: "The trace", Phase.STEP.value: "One step"}
+    head = heads.get(phase, f"One {phase} step")
+    name = f"timeline-{phase}{'-measured' if source == Source.MEASURED else ''}"
+    whole = Chart(
+        kind="timeline",
+        name=name,
+        title=f"{head} ({source})",
+        description=f"{counted(n, 'span')} in {format_seconds(end_s)}. {hidden}".strip(),
+        spec=lanes_spec(spans, lanes, (0.0, end_s), end=end_s),
+        note=hidden,
+    )
+    layer = _layer_in_loop(rows.filter(is_repeated))
+    layer = layer or _layer_between_collectives(inputs, source, phase)
+    if layer is None:
+        return whole, None
+    label, first_s, after_s = layer
+    return whole, Chart(
+        kind="timeline",
+        name=f"{name}-layer",
+        title=f"Detail of {phase} ({source}): {label}",
+        description=f"From {format_seconds(first_s)} to {format_seconds(after_s)} of the step",
+        spec=lanes_spec(spans, lanes, (first_s, after_s), end=end_s),
+        note=LOOP if "loop over layers" in label else "",
     )
 
 
@@ -206,105 +206,53 @@ def _layer_between_collectives(
     return f"layer {before + 1}", by_layer[before], by_layer[before + 1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bursts:
-    """Bursts of traffic of each axis in one step: (axis, begin, end, bytes), in seconds or operations."""
+def burst_charts(inputs: MetricInputs, source: Source, *, min_axes: int = 1) -> list[Chart]:
+    """The bursts of each axis in each phase on its own lane, on the first device of the first stage.
 
-    phase: str
-    unit: str
-    end: float
-    bursts: tuple[tuple[str, float, float, float], ...]
-    n_left_out: int
-
-    @property
-    def axes(self) -> list[str]:
-        """The axes in the order of their first bursts."""
-        return list(dict.fromkeys(axis for axis, *_ in self.bursts))
-
-
-def axis_bursts(inputs: MetricInputs, source: Source) -> tuple[Bursts, ...]:
-    """The bursts of each axis in each phase, on the first device of the first stage."""
+    Empty if the run has bursts of fewer axes.
+    """
     rows = executions(inputs).filter(pl.col("source") == source.value)
-    if rows.is_empty():
-        return ()
     is_first = [pl.col(c).is_null() | (pl.col(c) == pl.col(c).min()) for c in ("stage", "device")]
     # Measured times count from the start of the trace, modeled ones from the start of the step.
     begin = pl.when(pl.col("device").is_null()).then(0.0)
     first = begin.otherwise(pl.col("begin").min().over("phase"))
-    merged = bursts(placed(rows)).filter(*is_first)
+    merged = bursts(placed(rows)).filter(*is_first) if len(rows) else pl.DataFrame()
+    charts: list[Chart] = []
+    axes = set[str]()
+    if merged.is_empty():
+        return charts
     relative = merged.with_columns(pl.col("begin") - first, pl.col("end") - first)
-    return tuple(
-        Bursts(
-            phase=UNKNOWN_PHASE_LABEL if phase is None else str(phase),
-            unit=str(unit),
-            end=float(str(part["end"].max())),
-            bursts=tuple(
-                (axis or UNKNOWN_AXIS_LABEL, begin, end, n_bytes)
-                for axis, begin, end, n_bytes in part.head(MAX_BURSTS)
-                .select("axis", "begin", "end", "wire_bytes")
-                .iter_rows()
-            ),
-            n_left_out=max(0, len(part) - MAX_BURSTS),
+    for (phase, unit), part in relative.group_by("phase", "unit", maintain_order=True):
+        drawn = part.head(MAX_BURSTS).select("axis", "begin", "end", "wire_bytes").iter_rows()
+        spans = [
+            TimeSpan(lane=lane, label=f"{name_of(lane)}: {n_bytes:,.0f} B", start_s=begin, dur_s=end - begin)
+            for axis, begin, end, n_bytes in drawn
+            for lane in [axis or UNKNOWN_AXIS_LABEL]
+        ]  # fmt: skip
+        lanes = list(dict.fromkeys(span.lane for span in spans))
+        axes.update(lanes)
+        n, last = len(spans), float(str(part["end"].max()))
+        more = f"Only the first {n:,} bursts are drawn; {len(part) - n:,} follow."
+        hidden = more if len(part) > n else ""
+        order = "" if unit == "s" else "The x axis is the position in the schedule, not time."
+        label = phase or UNKNOWN_PHASE_LABEL
+        charts.append(
+            Chart(
+                kind="timeline",
+                name=f"intervals-{label}",
+                title=f"Bursts of each axis in one {label} step",
+                description=f"{counted(n, 'burst')}. {hidden}".strip(),
+                spec=lanes_spec(
+                    spans,
+                    lanes,
+                    (0.0, last),
+                    end=last,
+                    unit=Unit.SECONDS if unit == "s" else Unit.NUMBER,
+                ),
+                note=" ".join(filter(None, (hidden, order))),
+            )
         )
-        for (phase, unit), part in relative.group_by("phase", "unit", maintain_order=True)
-    )
-
-
-def step_chart(timeline: StepTimeline) -> Chart:
-    """The whole step."""
-    n, n_hidden = sum(s.n for s in timeline.spans), timeline.n_left_out
-    hidden = f"The {n_hidden:,} shortest spans are not drawn." if n_hidden else ""
-    heads = {StepLabel.TRACE.value: "The trace", Phase.STEP.value: "One step"}
-    head = heads.get(timeline.phase, f"One {timeline.phase} step")
-    return Chart(
-        kind="timeline",
-        name=_file_name(timeline),
-        title=f"{head} ({timeline.source})",
-        description=f"{counted(n, 'span')} in {format_seconds(timeline.end_s)}. {hidden}".strip(),
-        spec=lanes_spec(timeline.spans, timeline.lanes, (0.0, timeline.end_s), end=timeline.end_s),
-        note=hidden,
-    )
-
-
-def layer_chart(timeline: StepTimeline) -> Chart | None:
-    """The step at one layer, or one repetition of the layers; None if it is unknown."""
-    if timeline.layer is None:
-        return None
-    name, *ends = timeline.layer
-    start_s, end_s = ends
-    return Chart(
-        kind="timeline",
-        name=f"{_file_name(timeline)}-layer",
-        title=f"Detail of {timeline.phase} ({timeline.source}): {name}",
-        description=f"From {format_seconds(start_s)} to {format_seconds(end_s)} of the step",
-        spec=lanes_spec(timeline.spans, timeline.lanes, (start_s, end_s), end=timeline.end_s),
-        note=LOOP if "loop over layers" in name else "",
-    )
-
-
-def _file_name(timeline: StepTimeline) -> str:
-    measured = "-measured" if timeline.source == Source.MEASURED else ""
-    return f"timeline-{timeline.phase}{measured}"
-
-
-def burst_chart(bursts: Bursts) -> Chart:
-    """The bursts of each axis on its own lane."""
-    n, n_hidden = len(bursts.bursts), bursts.n_left_out
-    hidden = f"Only the first {n:,} bursts are drawn; {n_hidden:,} follow." if n_hidden else ""
-    order = "" if bursts.unit == "s" else "The x axis is the position in the schedule, not time."
-    spans = [
-        TimeSpan(lane=lane, label=f"{name_of(lane)}: {n_bytes:,.0f} B", start_s=begin, dur_s=end - begin)
-        for lane, begin, end, n_bytes in bursts.bursts
-    ]  # fmt: skip
-    unit = Unit.SECONDS if bursts.unit == "s" else Unit.NUMBER
-    return Chart(
-        kind="timeline",
-        name=f"intervals-{bursts.phase}",
-        title=f"Bursts of each axis in one {bursts.phase} step",
-        description=f"{counted(n, 'burst')}. {hidden}".strip(),
-        spec=lanes_spec(spans, bursts.axes, (0.0, bursts.end), end=bursts.end, unit=unit),
-        note=" ".join(filter(None, (hidden, order))),
-    )
+    return charts if len(axes) >= min_axes else []
 
 
 def lanes_spec(

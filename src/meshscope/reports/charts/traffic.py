@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -19,10 +19,11 @@ from meshscope.reports.charts.spec import (
     SOFT,
     TIP,
     WIDTH,
-    BarRow,
+    Bar,
     Chart,
     Layer,
     axis,
+    bars_chart,
     choice,
     color_by,
     columnar,
@@ -33,7 +34,6 @@ from meshscope.reports.charts.spec import (
     name_of,
     number_text,
     quantity,
-    stacked_bars,
     text_mark,
 )
 from meshscope.reports.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL, Unit
@@ -95,8 +95,7 @@ Coordinates = tuple[int, int, int]
 Chip = tuple[int, Coordinates]  # slice and place in it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(NamedTuple):
     """Bytes over one link in one direction in one step, and their seconds at the peak of the link."""
 
     slice_index: int
@@ -125,15 +124,16 @@ class Torus:
 def tori(link_traffic: pl.DataFrame, topology: Topology, source: Source) -> tuple[Torus, ...]:
     """One torus for each phase, from the metric `link_traffic` summed over the axes."""
     rows = link_traffic.filter(pl.col("source") == source.value)
+    has_peak = topology.chip.link_bytes_per_s is not None
     sums = rows.group_by("phase", *LINK, maintain_order=True).agg(
-        pl.col("load_bytes").sum(), pl.col("link_s").sum()
+        pl.col("load_bytes").sum(), link_s=pl.col("link_s").sum() if has_peak else pl.lit(None)
     )
+    fields = ("slice_index", "from_chip", "to_chip", "is_wrap", "load_bytes", "link_s")
     fabric = fabric_of(topology)
     places, devices = fabric.placement, dict[Chip, list[int]]()
     coordinates = zip(places.slice_index.tolist(), places.coordinates.tolist(), strict=True)
     for device, (slice_index, (x, y, z)) in enumerate(coordinates):
         devices.setdefault((slice_index, (x, y, z)), []).append(device)
-    has_peak = topology.chip.link_bytes_per_s is not None
     return tuple(
         Torus(
             phase=str(phase),
@@ -142,15 +142,8 @@ def tori(link_traffic: pl.DataFrame, topology: Topology, source: Source) -> tupl
             n_slices=topology.n_slices,
             chips={chip: ",".join(map(str, ids)) for chip, ids in sorted(devices.items())},
             links=tuple(
-                Link(
-                    slice_index=row["slice_index"],
-                    source=_coordinates(row["from_chip"]),
-                    target=_coordinates(row["to_chip"]),
-                    is_wrap=row["is_wrap"],
-                    load_bytes=row["load_bytes"],
-                    link_s=row["link_s"] if has_peak else None,
-                )
-                for row in links.iter_rows(named=True)
+                Link(at, _coordinates(source), _coordinates(target), *rest)
+                for at, source, target, *rest in links.select(fields).iter_rows()
             ),
         )
         for (phase,), links in sums.group_by("phase", maintain_order=True)
@@ -425,13 +418,6 @@ def volume_chart(
 ) -> Chart:
     """Bytes that one device sends per request: a bar per row, with a segment for each kind and axis."""
     bars = [
-        BarRow(name=name_of(label), segments=segments, end_text=format_bytes(sum(n for _, n in segments)))
-        for label, segments in rows
-    ]  # fmt: skip
-    return Chart(
-        kind="bars",
-        name=name,
-        title=f"Bytes sent by one device per request{where}",
-        description="; ".join(f"{bar.name} {bar.end_text}" for bar in bars),
-        spec=stacked_bars(bars, Unit.BYTES),
-    )
+        Bar(label, segments, format_bytes(sum(n for _, n in segments))) for label, segments in rows
+    ]
+    return bars_chart(name, f"Bytes sent by one device per request{where}", bars, Unit.BYTES)

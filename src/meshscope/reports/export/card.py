@@ -292,10 +292,11 @@ def faults_of(value: Any, field: "Field | Fields" = FIELDS, at: str = "card") ->
 def _limit_faults(value: Any, field: Field, at: str) -> Iterator[str]:
     if field.among and value not in field.among:
         yield f"{at}: {value!r} is none of {list(field.among)}"
-    if isinstance(value, int | float) and value < (field.least or 0):
-        yield f"{at}: {value} is below {field.least}"
-    if isinstance(value, str) and len(value) < (field.least or 0):
-        yield f"{at}: has length 0, not {field.least} to 0"
+    least = field.least
+    if isinstance(value, int | float) and least is not None and value < least:
+        yield f"{at}: {value} is below {least}"
+    if isinstance(value, str) and len(value) < (least or 0):
+        yield f"{at}: is empty"
     if isinstance(value, list) and field.items is not None:
         if len(value) != (n := len(value) if field.n_items is None else field.n_items):
             yield f"{at}: has length {len(value)}, not {n} to {n}"

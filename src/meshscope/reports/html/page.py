@@ -16,7 +16,7 @@ from meshscope import __version__
 from meshscope.reports.charts.spec import CONFIG, Chart
 from meshscope.reports.html.blocks import Block, flattened
 from meshscope.reports.html.ranking import comparison_blocks, page_rankings
-from meshscope.reports.html.run import PageRun, page_runs, top_blocks
+from meshscope.reports.html.run import PageRun, top_blocks
 from meshscope.reports.html.sections import sections
 from meshscope.reports.model import short
 from meshscope.reports.ranking import headline
@@ -33,7 +33,7 @@ _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 def page_html(runs: Sequence[RunRecord]) -> str:
     """The report of one run, or of several runs ranked and compared."""
-    groups = page_rankings(list(page_runs(runs)))
+    groups = page_rankings(runs)
     ordered = [run for ranking in groups for run in ranking.runs]
     pages = list(map(_run_page, ordered[:MAX_PAGES]))
     if len(runs) == 1:

@@ -8,15 +8,15 @@ from dataclasses import replace
 
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.reports.answer import FitState
-from meshscope.reports.charts.cost import scaling_chart, step_breakdowns
-from meshscope.reports.charts.spec import Chart
+from meshscope.reports.charts.cost import cost_charts, scaling_charts, step_breakdowns
 from meshscope.reports.conditions import distinct_labels
 from meshscope.reports.html.blocks import Block, columns, fold, page_table, paragraph
 from meshscope.reports.html.run import MAX_NAME, PageRun, suggestions, warnings
-from meshscope.reports.html.sections import step_charts, waterfall_blocks
+from meshscope.reports.html.sections import waterfall_blocks
 from meshscope.reports.model import UNKNOWN_LABEL, CellValue, joined, short, table
 from meshscope.reports.ranking import EQUAL, OTHER_WORK, Ranking, rankings, request_s
 from meshscope.serving.suggestions import follow_ups
+from meshscope.store.run import RunRecord
 
 MAX_COMPARED = 24  # runs in a chart
 MIN_SIZES = 3  # numbers of devices from which scaling is drawn
@@ -24,15 +24,19 @@ RANKED = "Ranked by the end-to-end time of the request. Runs that do not fit are
 PRECISION = "The runs differ in precision, so their outputs differ."
 
 
-def page_rankings(runs: Sequence[PageRun]) -> list[Ranking[PageRun]]:
-    """The runs grouped by their work; a run of other work keeps its name."""
+def page_rankings(runs: Sequence[RunRecord]) -> list[Ranking[PageRun]]:
+    """The runs grouped by their work; a run of other work has its name among all runs."""
 
-    def labels(group: Sequence[PageRun]) -> list[str]:
-        return [short(label, MAX_NAME) for label in distinct_labels([run.run for run in group])]
+    def labels(group: Sequence[RunRecord]) -> list[str]:
+        return [short(label, MAX_NAME) for label in distinct_labels(group)]
 
+    every = [
+        PageRun(number=number, name=name or f"run {number}", run=run)
+        for number, (run, name) in enumerate(zip(runs, labels(runs), strict=True), start=1)
+    ]
     return [
         replace(group, names={run: run.name for run in group.runs}) if group.work is None else group
-        for group in rankings(runs, labels)
+        for group in rankings(every, lambda group: labels([run.run for run in group]))
     ]
 
 
@@ -66,24 +70,14 @@ def comparison_blocks(groups: Sequence[Ranking[PageRun]]) -> Iterator[Block]:
 def _charts(ranking: Ranking[PageRun], number: int) -> Iterator[Block]:
     named = [(ranking.names[run], run) for run in _timed(ranking)]
     bars = [(name, bar) for name, run in named for bar in run.strongest_costs.values()]
-    yield from columns(step_charts(bars))
+    yield from columns(cost_charts(bars))
     yield from waterfall_blocks(
         [(name, step_breakdowns(run.inputs, run.strongest_costs)) for name, run in named],
         n_decode_steps=named[0][1].n_decode_steps,
         table_id=f"differences-{number}",
     )
-    yield from columns(_scaling_charts(ranking))
-
-
-def _scaling_charts(ranking: Ranking[PageRun]) -> Iterator[Chart]:
-    for phase in REQUEST_PHASES:
-        points = sorted(
-            (run.inputs.n_devices, costs[phase].step_s, ranking.names[run])
-            for run in _timed(ranking)
-            if run.inputs.n_devices and phase in (costs := run.strongest_costs)
-        )
-        if len({n for n, *_ in points}) >= MIN_SIZES:
-            yield scaling_chart(phase, points)
+    of_runs = ((name, run.inputs, run.strongest_costs) for name, run in named)
+    yield from columns(scaling_charts(of_runs, MIN_SIZES))
 
 
 def _table(ranking: Ranking[PageRun], number: int) -> Block:

@@ -1,6 +1,6 @@
 """A run on a page with its answer and metrics, and the top of its page: warnings, figures, fit, why, what to try."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -27,8 +27,7 @@ from meshscope.reports.answer import (
     answer_of,
     change_with_purpose,
 )
-from meshscope.reports.charts.cost import CostBar, cost_bars, strongest_costs
-from meshscope.reports.conditions import distinct_labels
+from meshscope.reports.charts.cost import CostBar, cost_bars
 from meshscope.reports.frames import metric_table, prefill_first
 from meshscope.reports.html.blocks import (
     Block,
@@ -40,11 +39,11 @@ from meshscope.reports.html.blocks import (
 )
 from meshscope.reports.live import SHARED_CORES
 from meshscope.reports.model import Figure, Unit, joined, short
+from meshscope.reports.ranking import RankedRun
 from meshscope.reports.summary import memory_segments
 from meshscope.reports.trace import capture_sentence, is_trace, trace_tables
 from meshscope.reports.words import counted, phase_label
 from meshscope.serving.suggestions import Suggestion
-from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_seconds
 
 MAX_NAME, MAX_SENTENCE, MAX_COMMAND = 80, 400, 2000  # characters
@@ -64,29 +63,39 @@ SEGMENT_CLASSES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)  # no slots: metrics are computed on first use
-class PageRun:
-    """One run on the page; `number` counts from 1."""
+@dataclass(frozen=True, kw_only=True, eq=False)  # without slots, so that it keeps what it derives
+class PageRun(RankedRun):
+    """One run on the page with its answer and metrics; `number` counts from 1."""
 
-    number: int
-    name: str
-    run: RunRecord
-    answer: Answer
-    inputs: MetricInputs
-    costs: tuple[CostBar, ...]
+    number: int = 1
     shown: set[str] = field(default_factory=set)  # names of metrics that a section has asked for
+
+    @cached_property
+    def answer(self) -> Answer:
+        """The answer of the run with suggestions."""
+        return answer_of(self.run)
+
+    @cached_property
+    def inputs(self) -> MetricInputs:
+        """What the metrics are computed from."""
+        return metric_inputs(self.run)
 
     @cached_property
     def metrics(self) -> dict[str, Result]:
         """Every metric by name."""
         return metrics_of(self.inputs)
 
+    @cached_property
+    def costs(self) -> tuple[CostBar, ...]:
+        """The steps of each phase and source, the strongest source last."""
+        return cost_bars(self.inputs)
+
     @property
     def source(self) -> Source:
         """The strongest source of the run."""
         return self.run.manifest.source
 
-    @property
+    @cached_property
     def timed(self) -> SourceAnswer:
         """The answer of the strongest source with a time; of the strongest source if none has one."""
         timed = [s for s in self.answer.sources if s.ttft.value or s.tpot.value]
@@ -102,7 +111,7 @@ class PageRun:
     @property
     def strongest_costs(self) -> dict[Phase, CostBar]:
         """For each phase the step of the strongest source that has one."""
-        return strongest_costs(self.costs)
+        return {bar.phase: bar for bar in self.costs}  # weaker sources come first
 
     @property
     def n_decode_steps(self) -> int | None:
@@ -138,20 +147,6 @@ class PageRun:
         definition = next(metric.definition for metric in METRICS if metric.name == name)
         note = definition.partition("\n\n")[0].replace("`", "") if is_defined else ""
         return [page_table(id_, metric_table(name, result, title=title), note=note)]
-
-
-def page_runs(runs: Sequence[RunRecord]) -> Iterator[PageRun]:
-    """The runs with their names, answers and metrics."""
-    for number, (run, name) in enumerate(zip(runs, distinct_labels(runs), strict=True), start=1):
-        inputs = metric_inputs(run)
-        yield PageRun(
-            number=number,
-            name=short(name, MAX_NAME) or f"run {number}",
-            run=run,
-            answer=answer_of(run),
-            inputs=inputs,
-            costs=cost_bars(inputs),
-        )
 
 
 def top_blocks(run: PageRun) -> Iterator[Block]:

@@ -16,34 +16,16 @@ from meshscope.analysis.totals import grouped, unattributed
 from meshscope.analysis.volume import volume
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
+from meshscope.reports.charts import traffic
 from meshscope.reports.charts.cost import (
     Breakdown,
-    CostBar,
-    cost_chart,
+    cost_charts,
     request_breakdown,
     step_breakdowns,
     waterfall_chart,
 )
 from meshscope.reports.charts.points import roofline_chart
-from meshscope.reports.charts.spec import Chart
-from meshscope.reports.charts.timeline import (
-    axis_bursts,
-    burst_chart,
-    layer_chart,
-    step_chart,
-    step_timelines,
-)
-from meshscope.reports.charts.traffic import (
-    MAX_CHIPS,
-    Torus,
-    TrafficMatrix,
-    matrices,
-    matrix_chart,
-    size_chart,
-    size_counts,
-    tori,
-    torus_chart,
-)
+from meshscope.reports.charts.timeline import burst_charts, step_charts
 from meshscope.reports.collectives import Footnotes, TableLine, collectives_view, line_identity
 from meshscope.reports.conditions import condition_lines
 from meshscope.reports.frames import metric_table
@@ -83,7 +65,7 @@ Steps = Mapping[Phase, Breakdown]
 
 def _cost(run: PageRun) -> Iterator[Block]:
     if run.costs:
-        yield from columns(step_charts([(bar.source.value, bar) for bar in run.costs]))
+        yield from columns(cost_charts([(bar.source.value, bar) for bar in run.costs]))
         yield from fold("Basis, step time and cost of each part", _cost_tables(run))
 
 
@@ -101,11 +83,6 @@ def _cost_tables(run: PageRun) -> Iterator[Block]:
     if run.inputs.measured is not None:
         yield from run.tables("latency", "Timed requests")
         yield from run.tables("device_idle", "Load of devices")
-
-
-def step_charts(bars: Sequence[tuple[str, CostBar]]) -> Iterator[Chart]:
-    """The named bars of each phase."""
-    yield from filter(None, (cost_chart(phase, bars) for phase in Phase))
 
 
 def waterfall_blocks(
@@ -158,9 +135,8 @@ def _speculation(run: PageRun) -> Iterator[Block]:
 
 
 def _timeline(run: PageRun) -> Iterator[Block]:
-    timelines = step_timelines(run.run.path, run.inputs)
-    steps = list(map(step_chart, timelines))
-    layers = list(filter(None, map(layer_chart, timelines)))
+    charts = step_charts(run.run.path, run.inputs)
+    steps, layers = [step for step, _ in charts], [layer for _, layer in charts if layer]
     yield from layers or steps
     if layers:
         yield from fold("Whole steps", steps)
@@ -258,18 +234,18 @@ def _roofline(run: PageRun) -> Iterator[Block]:
 
 def _traffic(run: PageRun) -> Iterator[Block]:
     """Bytes from device to device and over the links of the torus; equal ones in a sentence each."""
-    every = matrices(run.inputs, run.source)
+    every = traffic.matrices(run.inputs, run.source)
     if every and all(map(_is_regular, every)):
         yield paragraph(" ".join(map(_regular_sentence, every)), "say")
         yield from _torus(run)
     else:
-        yield from columns([*([matrix_chart(every)] if every else []), *_torus(run)])
+        yield from columns([*([traffic.matrix_chart(every)] if every else []), *_torus(run)])
     imbalance = run.of_strongest("traffic_imbalance")
     if imbalance is not None and (imbalance["imbalance"] > 1).any():
         yield from run.tables("traffic_imbalance", "Traffic imbalance")
 
 
-def _is_regular(matrix: TrafficMatrix) -> bool:
+def _is_regular(matrix: traffic.TrafficMatrix) -> bool:
     """Whether all devices send the same bytes to equally many others."""
     n_sent = Counter(sender for sender, *_ in matrix.cells)
     is_whole = len(n_sent) == matrix.n_devices and matrix.fold == 1
@@ -277,7 +253,7 @@ def _is_regular(matrix: TrafficMatrix) -> bool:
     return is_whole and is_equal and len(set(n_sent.values())) == 1
 
 
-def _regular_sentence(matrix: TrafficMatrix) -> str:
+def _regular_sentence(matrix: traffic.TrafficMatrix) -> str:
     sent = format_bytes(matrix.cells[0][2])
     n_targets = len(matrix.cells) // matrix.n_devices
     targets = f"each of {n_targets} devices" if n_targets > 1 else "the next device of its ring"
@@ -288,7 +264,7 @@ def _torus(run: PageRun) -> Iterator[Block]:
     links, topology = run.of_strongest("link_traffic"), run.inputs.topology
     if links is None or links.is_empty() or topology is None:
         return
-    by_phase = tori(links, topology, Source(links["source"][0]))
+    by_phase = traffic.tori(links, topology, Source(links["source"][0]))
     are_even = all(len({link.load_bytes for link in torus.links}) == 1 for torus in by_phase)
     if are_even:
         loads = (
@@ -297,15 +273,15 @@ def _torus(run: PageRun) -> Iterator[Block]:
             for torus in by_phase
         )
         yield paragraph(" ".join(loads), "say")
-    if topology.n_chips <= MAX_CHIPS:
-        yield torus_chart(by_phase, topology.name)
+    if topology.n_chips <= traffic.MAX_CHIPS:
+        yield traffic.torus_chart(by_phase, topology.name)
     if not are_even:
         names = ("phase", "from device", "to device", "load_bytes", "time at peak_s")
         rows = (row for torus in by_phase for row in _busiest_rows(torus))
         yield page_table(run.html_id("links"), table(names, rows, title="Busiest links"))
 
 
-def _busiest_rows(torus: Torus) -> Iterator[tuple[str | float | None, ...]]:
+def _busiest_rows(torus: traffic.Torus) -> Iterator[tuple[str | float | None, ...]]:
     """The links with the most bytes in one step, summed over all axes; chips by their device ids."""
     for link in sorted(torus.links, key=lambda link: -link.load_bytes)[:N_BUSIEST]:
         ends = (torus.chips[link.slice_index, chip] for chip in (link.source, link.target))
@@ -317,9 +293,8 @@ def _intervals(run: PageRun) -> Iterator[Block]:
 
     Nothing if the plan has one axis: the timeline shows its traffic.
     """
-    phases = axis_bursts(run.inputs, run.source)
-    if len({axis for bursts in phases for axis in bursts.axes}) >= 2:
-        yield from map(burst_chart, sorted(phases, key=lambda one: one.phase, reverse=True))
+    if bursts := burst_charts(run.inputs, run.source, min_axes=2):
+        yield from sorted(bursts, key=lambda one: one.name, reverse=True)
         yield from run.tables("traffic_intervals", "Bursts and gaps", is_defined=True)
         yield from run.tables("axis_windows", "Windows between axes")
         yield from run.tables("period", "Period of a step")
@@ -328,9 +303,9 @@ def _intervals(run: PageRun) -> Iterator[Block]:
 def _sizes(run: PageRun) -> Iterator[Block]:
     sizes = run.of_strongest("size_distribution")
     if sizes is not None and not sizes.is_empty():
-        counts = size_counts(sizes, Source(sizes["source"][0]))
+        counts = traffic.size_counts(sizes, Source(sizes["source"][0]))
         if max(Counter(counts["phase"]).values(), default=0) >= MIN_SIZES:
-            yield size_chart(counts)
+            yield traffic.size_chart(counts)
             yield from run.tables("size_summary", "Summary of payload sizes")
     yield from run.tables("bandwidth", "Achieved bandwidth", is_defined=True)
 
