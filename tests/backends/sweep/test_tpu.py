@@ -19,7 +19,7 @@ from meshscope.errors import SpecError
 from meshscope.hardware.chips import CHIPS, ChipKind
 from meshscope.hardware.topology import parse_topology
 
-PAGE = Path(__file__).parents[2] / "docs" / "tpu-pods.md"
+PAGE = Path(__file__).parents[3] / "docs" / "tpu-pods.md"
 QUOTA = '[[quota]]\nchip = "v6e"\nzone = "us-east1-d"\nchips = 16\nspot = true\n'
 ASK = ("--topology", "v6e-8", "--zone", "us-east1-d", "--quota", "quota.toml")
 SWEEP = (*ASK, "--wheel", "m.whl", "--jax", "0.10.2")

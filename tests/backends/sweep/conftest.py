@@ -92,7 +92,7 @@ class Cloud:
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
     home = tmp_path / "cloud"
     (home / "bin").mkdir(parents=True)
-    source = str(Path(__file__).parents[2] / "src")
+    source = str(Path(__file__).parents[3] / "src")
     tools = {
         "gcloud": f'#!/bin/bash\nexec {sys.executable} {STAND_IN} "$@"\n',
         "python3": PYTHON3,
