@@ -73,18 +73,17 @@ def latent_attention(
     def as_heads(latent: Array) -> tuple[Array, Array]:
         return latent[:, :, None, :], latent[:, :, None, :rank]
 
+    cache = context.written(cache, {"latent": latent}, positions)
     if (kernel := step.decode_kernel) is not None:
-        out, cache = context.decode(
-            *(kernel, absorbed(q), {"latent": latent[:, None]}, cache, positions),
+        out = context.decode(
+            *(kernel, absorbed(q), cache, mask, scores),
+            names=("latent",),
             project=project,
-            scale=scores.scale,
             value_width=rank,
-            mask=None if attention.indexer is None else mask[:, 0],
         )
         if not context.is_split:
             out = w.einsum("bsnr,rnv->bsnv", out, "w_uv")
         return w.einsum("bsnv,nvd->bsd", by_row(out, x), "wo"), cache
-    cache = context.written(cache, {"latent": latent}, positions)
     cached = context.attended(cache, "latent", x)
     latent = latent if cached is None else cached
     if context.is_split:
