@@ -3,7 +3,14 @@
 from typing import Any, assert_never
 
 from meshscope.errors import PlanError, SpecError
-from meshscope.model.families import HYBRID_FAMILIES, SPARSE_FAMILIES, Family
+from meshscope.model.families import (
+    EXPERT_KEYS,
+    HYBRID_FAMILIES,
+    TRAITS,
+    Family,
+    LayerRule,
+    MlpRule,
+)
 from meshscope.model.layers import AttentionKind, MlpKind
 from meshscope.model.mechanisms.attention import Indexer, Mechanism
 from meshscope.model.mechanisms.compressed import compressed_of
@@ -16,21 +23,16 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
 from meshscope.programs.torchxla.layouts import kv_heads
 
-GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
 HAS_ATTENTION_BIAS = (
     frozenset({Family.LLAMA, Family.QWEN3, Family.QWEN3_MOE, Family.GLM4_MOE, Family.GPT_OSS})
     | HYBRID_FAMILIES
 )
-WINDOWED = GEMMA | {
-    Family.GEMMA4,
-    Family.MISTRAL,
-    Family.MINISTRAL,
-    Family.MINISTRAL3,
-    Family.GPT_OSS,
-}
+WINDOWED = frozenset(family for family, row in TRAITS.items() if row.has_window) - {Family.PHI3}
 # The others have one mask for all layers.
-MASKED_BY_KIND = (
-    GEMMA | HYBRID_FAMILIES | {Family.GEMMA4, Family.LLAMA4, Family.MINISTRAL, Family.GPT_OSS}
+MASKED_BY_KIND = frozenset(
+    family
+    for family, row in TRAITS.items()
+    if row.layers in {LayerRule.WINDOWS, LayerRule.CHUNKS, LayerRule.HYBRID}
 )
 # Names that transformers gives to the layers' kinds of attention, in `layer_types` and in masks.
 LAYER_TYPES = {
@@ -44,17 +46,6 @@ LAYER_TYPES = {
 }
 
 INDEXER_TYPES = {AttentionKind.FULL: "full", AttentionKind.SHARED: "shared"}
-
-
-# Names of the number of experts, the number per token and the width of an expert.
-LOCAL_EXPERTS = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
-EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-ROUTED_EXPERTS = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
-EXPERT_NAMES = {
-    **dict.fromkeys((Family.MIXTRAL, Family.LLAMA4, Family.GPT_OSS), LOCAL_EXPERTS),
-    **dict.fromkeys((Family.QWEN3_MOE, Family.QWEN3_NEXT, Family.QWEN3_5_MOE), EXPERTS),
-    Family.GEMMA4: ("num_experts", "top_k_experts", "moe_intermediate_size"),
-}
 
 
 def hugging_face_config(model: Model) -> dict[str, Any]:
@@ -147,17 +138,15 @@ def _of_family(model: Model) -> dict[str, Any]:
                 "num_kv_shared_layers": sum(layer.shares_cache for layer in model.layers),
                 "use_double_wide_mlp": model.has_wide_mlps,
             }
-        case Family.LLAMA4:
-            return _llama4(model)
         case Family.GLM4_MOE:
             return {"use_qk_norm": attention.has_qk_norm}
         case Family.LLAMA:
             return {"mlp_bias": model.has_mlp_bias}
-        case _:
-            return {}
+        case family:
+            return _chunked(model) if family.traits.layers is LayerRule.CHUNKS else {}
 
 
-def _llama4(model: Model) -> dict[str, Any]:
+def _chunked(model: Model) -> dict[str, Any]:
     """Chunks in layers that rotate queries and keys, a temperature of queries in the others."""
     attention = grouped_of(model.attention)
     temperature = attention.temperature
@@ -278,38 +267,42 @@ def _rope(rope: Rope) -> dict[str, Any]:
 
 
 def _experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
-    sizes, family = (moe.n_experts, moe.n_active, moe.ffn), model.family
-    names = EXPERT_NAMES.get(family, ROUTED_EXPERTS)
-    config: dict[str, Any] = dict(zip(names, sizes, strict=True))
-    match family:
-        case Family.MIXTRAL | Family.LLAMA4 | Family.GPT_OSS:
-            return config | _known({"swiglu_limit": moe.activation_limit})
-        case Family.QWEN3_MOE | Family.QWEN3_NEXT | Family.QWEN3_5_MOE:
-            config |= _known({"shared_expert_intermediate_size": moe.shared_ffn})
-            if family is Family.QWEN3_5_MOE:
-                return config
+    row, keys = model.family.traits, EXPERT_KEYS[model.family.traits.experts or ""]
+    config: dict[str, Any] = {
+        keys.n_experts[-1]: moe.n_experts,
+        keys.n_active: moe.n_active,
+        keys.ffn: moe.ffn,
+    }
+    if keys.shared not in {None, "ffn"}:
+        config[str(keys.shared)] = moe.shared_ffn
+    if keys.normalized is not None:
+        config["norm_topk_prob"] = moe.is_normalized
+    if keys.limit is not None:
+        config["swiglu_limit"] = moe.activation_limit
+    match row.mlps:
+        case MlpRule.STEP:
             dense = [i for i, layer in enumerate(model.layers) if layer.mlp is MlpKind.DENSE]
-            return config | {"norm_topk_prob": moe.is_normalized, "mlp_only_layers": dense}
-        case Family.GEMMA4:
+            return config | {"mlp_only_layers": dense}
+        case MlpRule.BESIDE:
             return config | {"enable_moe_block": True}
-        case Family.DEEPSEEK_V4:
-            return config | {
-                "n_shared_experts": 1,
-                "routed_scaling_factor": moe.scale,
-                "scoring_func": moe.scoring.value,
-                "swiglu_limit": moe.activation_limit,
-            }
-        case _:
+        case MlpRule.HASHED:
+            config |= {"n_shared_experts": 1, "scoring_func": moe.scoring.value}
+            return config | {"routed_scaling_factor": moe.scale}
+        case MlpRule.FIRST_DENSE:
             return config | _deepseek_experts(model, moe)
+        case _:
+            return config
 
 
 def _no_experts(model: Model) -> dict[str, Any]:
     """Keys that keep MoE classes from building experts if all layers are dense."""
-    if model.family in {Family.QWEN3_MOE, Family.QWEN3_NEXT}:
-        return {"mlp_only_layers": list(range(model.n_layers))}
-    if model.family in {Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, Family.GLM4_MOE} | SPARSE_FAMILIES:
-        return {"first_k_dense_replace": model.n_layers}
-    return {}
+    match model.family.traits.mlps:
+        case MlpRule.STEP:
+            return {"mlp_only_layers": list(range(model.n_layers))}
+        case MlpRule.FIRST_DENSE:
+            return {"first_k_dense_replace": model.n_layers}
+        case _:
+            return {}
 
 
 def _deepseek_experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
@@ -327,8 +320,8 @@ def _deepseek_experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
         "first_k_dense_replace": n_dense,
     }
     groups = {"n_group": moe.n_groups, "topk_group": moe.n_active_groups}
-    if model.family in {Family.DEEPSEEK_V3, Family.GLM4_MOE} | SPARSE_FAMILIES:
-        return config | groups | {"norm_topk_prob": moe.is_normalized}
+    if model.family is not Family.DEEPSEEK_V2:
+        return config | groups
     assert moe.group_score is GroupScore.MAX
     if moe.n_groups == 1:
         return config | {"topk_method": "greedy"}

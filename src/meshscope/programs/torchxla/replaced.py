@@ -4,7 +4,7 @@ Qwen3-Next and Qwen3.5 have linear attention (`linear.py`), and in other layers 
 Phi-3 has queries, keys and values in one matrix, and gate and up projections in another. Splitting the rows of
 the whole over devices would not split the parts by heads or columns, so they become separate parameters. The
 experts of gpt-oss have columns [E, D, 2F] that alternate between gate and up; here they are as in other families.
-Llama 4 lets all experts process all tokens; here it has other families' dispatch.
+If a score scales the input of experts, transformers lets all process all tokens; here they have other families' dispatch.
 DeepSeek-V3.2 and GLM-5 have an indexer (`compressed.py`), DeepSeek-V4 attention over entries of positions
 (`compressed.py`) and several residual streams (`replaced.py`).
 """
@@ -103,7 +103,7 @@ def _store_experts(module: Any) -> None:
 
 
 class OneExpert(torch.nn.Module):
-    """The mixture of Llama 4: a token's score for its one expert scales its input."""
+    """A mixture in which a token's score for its one expert scales its input."""
 
     def __init__(self, mixture: Any) -> None:
         super().__init__()
@@ -128,21 +128,18 @@ class OneExpert(torch.nn.Module):
 def replace_modules(model: Any, tensors: Tensors) -> None:
     """Replace modules of the model by this file's."""
     described = tensors.experiment.model
-    family = described.family
+    family, moe = described.family, described.moe
     replace = next((way for families, way in REPLACED.items() if family in families), None)
     for layer, kind in zip(model.model.layers, described.layers, strict=True):
         if replace is not None:
             replace(layer, kind, tensors, model.model)
+        if moe is not None and moe.scales_inputs and kind.has_experts:
+            layer.feed_forward = OneExpert(layer.feed_forward)
     hyper = described.hyper
     if hyper is not None:  # mix the residual streams without merging batch and positions
         layers = (MixedLayer(layer, hyper, tensors) for layer in model.model.layers)
         model.model.layers = torch.nn.ModuleList(layers)
         model.model.hc_head = Collapse(model.model.hc_head, hyper)
-
-
-def _of_llama4(layer: Any, kind: Layer, *_: Any) -> None:
-    if kind.has_experts:
-        layer.feed_forward = OneExpert(layer.feed_forward)
 
 
 def _of_phi3(layer: Any, _: Layer, tensors: Tensors, __: Any) -> None:
@@ -187,7 +184,6 @@ def _hybrid(layer: Any, kind: Layer, tensors: Tensors, _: Any) -> None:
 # How the layers of families are replaced.
 REPLACED: dict[frozenset[Family], Callable[[Any, Layer, Tensors, Any], None]] = {
     frozenset({Family.GPT_OSS}): lambda layer, *_: _store_experts(layer.mlp.experts),
-    frozenset({Family.LLAMA4}): _of_llama4,
     frozenset({Family.PHI3}): _of_phi3,
     frozenset({Family.DEEPSEEK_V4}): _of_deepseek_v4,
     frozenset(SPARSE_FAMILIES): _with_indexer,
