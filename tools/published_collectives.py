@@ -12,7 +12,7 @@ from pathlib import Path
 from meshscope.analysis.capture import FOLDER, read_contributed
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
-from meshscope.hardware.interconnect.fabric import placement_of
+from meshscope.hardware.interconnect.fabric import fabric_of
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.plan import parse_plan
 
@@ -64,7 +64,7 @@ class Point:
 
 def groups_along(topology: Topology, dim: str, core: int = 0) -> Groups:
     """The device ids of each row of chips along x, y or z, one core of each chip."""
-    placement = placement_of(topology)
+    placement = fabric_of(topology)
     at = placement.coordinates
     others = [other for other in range(3) if other != "xyz".index(dim)]
     rows: dict[tuple[int, ...], list[int]] = {}

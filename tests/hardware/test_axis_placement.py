@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from meshscope.errors import PlanError
+from meshscope.hardware.interconnect.fabric import fabric_of
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.placement import (
@@ -13,7 +14,6 @@ from meshscope.plans.placement import (
     device_order,
     order_text,
     parse_device_order,
-    placement_of,
 )
 from meshscope.plans.plan import parse_plan
 
@@ -41,7 +41,7 @@ def test_a_placement_puts_each_device_at_one_position(slice_: str, plan: str) ->
 def test_an_axis_lies_on_the_dimension_that_is_asked() -> None:
     mesh, topology = _mesh("dp=2,tp=4"), parse_topology("v6e:2x4")
     order = np.array(parse_device_order("y:tp=4,x:dp=2", mesh, topology))
-    x, y, _ = placement_of(topology).coordinates[order].T
+    x, y, _ = fabric_of(topology).coordinates[order].T
     groups = np.array(mesh.groups("tp"))
     assert [set(x[group].tolist()) for group in groups] == [{0}, {1}]
     assert all(y[group].tolist() == [0, 1, 2, 3] for group in groups)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshscope.hardware.interconnect.fabric import placement_of, wraps_around
+from meshscope.hardware.interconnect.fabric import fabric_of, wraps_around
 from meshscope.hardware.topology import parse_topology
 
 GOLDEN = json.loads(
@@ -16,7 +16,7 @@ GOLDEN = json.loads(
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_coordinates_equal_those_of_libtpu(name: str) -> None:
-    placement = placement_of(parse_topology(name))
+    placement = fabric_of(parse_topology(name))
     ours = np.column_stack(
         [placement.slice_index, placement.coordinates, placement.core, placement.host]
     )
@@ -42,6 +42,6 @@ def test_only_full_axes_wrap_around(name: str, wraps: tuple[bool, bool, bool]) -
 
 
 def test_gpus_are_counted_node_by_node() -> None:
-    assert placement_of(parse_topology("2xh100:16")).host.tolist() == [
+    assert fabric_of(parse_topology("2xh100:16")).host.tolist() == [
         node for node in range(4) for _ in range(8)
     ]

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshscope.errors import PlanError
 from meshscope.hardware.chips import ChipKind
-from meshscope.hardware.interconnect.fabric import IntArray, placement_of
+from meshscope.hardware.interconnect.fabric import IntArray, fabric_of
 from meshscope.hardware.topology import Topology
 from meshscope.plans.chunks import divisors
 from meshscope.plans.mesh import Mesh, parse_order
@@ -137,7 +137,7 @@ def _dimensions(topology: Topology) -> dict[str, int]:
 
 def device_order(mesh: Mesh, topology: Topology, placement: AxisPlacement) -> IntArray:
     """[position of the mesh] the device id there."""
-    at = placement_of(topology)
+    at = fabric_of(topology)
     x, y, z = at.coordinates.T
     by_place = np.lexsort((at.core, x, y, z, at.slice_index))  # the last key is the slowest
     factors = [factor for _, of_dim in placement.factors for factor in of_dim]

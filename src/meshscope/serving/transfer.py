@@ -116,7 +116,7 @@ def _networks(
     ranks = plan.mesh.groups("pp", "cp", "tp")
     match path:
         case TransferPath.DCN if topology.chip.kind is ChipKind.TPU:
-            host = fabric_of(topology).placement.host
+            host = fabric_of(topology).host
             networks = [tuple(sorted({int(host[device]) for device in rank})) for rank in ranks]
         case TransferPath.DCN:  # each GPU has a network interface
             networks = [tuple(rank) for rank in ranks]
@@ -158,6 +158,6 @@ def _neighbors(topology: Topology, joined: Topology, devices: tuple[int, ...]) -
 
 
 def _places(topology: Topology) -> list[tuple[int, ...]]:
-    placement = fabric_of(topology).placement
-    pairs = zip(placement.coordinates.tolist(), placement.core.tolist(), strict=True)
+    fabric = fabric_of(topology)
+    pairs = zip(fabric.coordinates.tolist(), fabric.core.tolist(), strict=True)
     return [(*at, core) for at, core in pairs]

@@ -29,91 +29,25 @@ _N_AXES = N_DIMS + 2  # slice (or node), z, y, x, core
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Placement:
-    """Slice, chip coordinates in the slice, core and host of each device id; hosts count over all slices."""
-
-    slice_index: IntArray  # [n_devices]
-    coordinates: IntArray  # [n_devices, 3] x, y, z
-    core: IntArray  # [n_devices]
-    host: IntArray  # [n_devices]
-
-
-@cache
-def placement_of(topology: Topology) -> Placement:
-    """The coordinates of the devices of a topology, in the order of their ids."""
-    if topology.chip.kind is not ChipKind.TPU:
-        return _node_placement(topology)
-    x, y, z = (*topology.grid, 1, 1)[:N_DIMS]
-    host_x, host_y, _ = topology.host_bounds
-    # Axes from the slowest to the fastest.
-    shape = (topology.n_slices, z, y // host_y, x // host_x, host_y, host_x)
-    shape = (*shape, topology.chip.devices_per_chip)
-    at = np.indices(shape).reshape(len(shape), -1)
-    slice_index, at_z, host_row, host_column, row, column, core = at
-    at_x, at_y = host_column * host_x + column, host_row * host_y + row
-    host = ((slice_index * z + at_z) * (y // host_y) + host_row) * (x // host_x) + host_column
-    return Placement(
-        slice_index=slice_index,
-        coordinates=np.stack([at_x, at_y, at_z], axis=1),
-        core=core,
-        host=host,
-    )
-
-
-def _node_placement(topology: Topology) -> Placement:
-    """GPUs and virtual CPU devices: nodes of equal size in sequence, without a torus."""
-    n = topology.devices_per_slice
-    slice_index, in_slice = np.divmod(np.arange(topology.n_devices), n)
-    is_cpu = topology.chip.kind is ChipKind.CPU  # all on this machine
-    per_host = n if is_cpu else topology.chip.chips_per_host
-    zero = np.zeros_like(in_slice)
-    return Placement(
-        slice_index=slice_index,
-        coordinates=np.stack([in_slice, zero, zero], axis=1),
-        core=zero,
-        host=slice_index * -(-n // per_host) + in_slice // per_host,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Flow:
-    """Simultaneous transfers: `share` of the payload from each source to its target."""
-
-    source: IntArray  # [n] device ids
-    target: IntArray  # [n]
-    share: FloatArray  # [n]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Loads:
-    """Load of a flow on every link, as a fraction of the payload."""
-
-    link: FloatArray  # [n_chips, 3 dims, 2 directions: up, down] leaving the chip
-    injected: FloatArray  # [n_chips] sent off the chip by its own cores
-    die: FloatArray  # [n_devices] sent to the other core of the chip
-    host: FloatArray  # [n_hosts; GPUs: n_devices] the larger of sent and received over DCN
-    memory: float  # all transfers together
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fabric:
-    """The chips of a topology with their coordinates and wrap-around links."""
+    """The place of each device of a topology, in the order of their ids, and the wrap-around links of its chips.
+
+    Hosts and chips count over all slices.
+    """
 
     topology: Topology
-    placement: Placement
-    sizes: tuple[int, int, int]
+    sizes: tuple[int, int, int]  # chips of a slice along x, y, z
     wraps: tuple[bool, bool, bool]
-    chip: IntArray  # [n_devices]
+    slice_index: IntArray  # [n_devices], as the arrays below
+    coordinates: IntArray  # [n_devices, 3] x, y, z of the chip in its slice
+    core: IntArray
+    host: IntArray
+    chip: IntArray
 
     @property
     def is_torus(self) -> bool:
         """Whether links join neighboring chips, without a switch or shared memory."""
         return self.topology.chip.kind is ChipKind.TPU
-
-    def chip_index(self, slices: IntArray, at: IntArray) -> IntArray:
-        """[n] the chips at these coordinates [n, 3]."""
-        x, y, z = self.sizes
-        return ((slices * z + at[:, 2]) * y + at[:, 1]) * x + at[:, 0]
 
 
 def wraps_around(topology: Topology) -> tuple[bool, bool, bool]:
@@ -133,42 +67,78 @@ def wraps_around(topology: Topology) -> tuple[bool, bool, bool]:
 
 @cache
 def fabric_of(topology: Topology) -> Fabric:
-    """The links of a topology."""
-    place = placement_of(topology)
+    """The devices and links of a topology; GPUs and virtual CPU devices form nodes of equal size in sequence."""
     x, y, z = (*topology.grid, 1, 1)[:N_DIMS]
-    at = place.coordinates
+    if topology.chip.kind is ChipKind.TPU:
+        host_x, host_y, _ = topology.host_bounds
+        # Axes from the slowest to the fastest.
+        shape = (topology.n_slices, z, y // host_y, x // host_x, host_y, host_x)
+        shape = (*shape, topology.chip.devices_per_chip)
+        at = np.indices(shape).reshape(len(shape), -1)
+        slices, at_z, host_row, host_column, row, column, core = at
+        at_x, at_y = host_column * host_x + column, host_row * host_y + row
+        host = ((slices * z + at_z) * (y // host_y) + host_row) * (x // host_x) + host_column
+    else:
+        slices, at_x = np.divmod(np.arange(topology.n_devices), topology.devices_per_slice)
+        at_y = at_z = core = np.zeros_like(at_x)
+        is_cpu = topology.chip.kind is ChipKind.CPU  # all on this machine
+        per_host = x if is_cpu else topology.chip.chips_per_host
+        host = slices * -(-x // per_host) + at_x // per_host
     return Fabric(
         topology=topology,
-        placement=place,
         sizes=(x, y, z),
         wraps=wraps_around(topology),
-        chip=((place.slice_index * z + at[:, 2]) * y + at[:, 1]) * x + at[:, 0],
+        slice_index=slices,
+        coordinates=np.stack([at_x, at_y, at_z], axis=1),
+        core=core,
+        host=host,
+        chip=((slices * z + at_z) * y + at_y) * x + at_x,
     )
 
 
-def loads_of(fabric: Fabric, flow: Flow) -> Loads:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Leg:
+    """Simultaneous transfers: `share` of the payload from each source to its target, in `n_hops` sequential hops."""
+
+    source: IntArray  # [n] device ids
+    target: IntArray  # [n]
+    share: FloatArray  # [n]
+    n_hops: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Loads:
+    """Load of a leg on every link, as a fraction of the payload."""
+
+    link: FloatArray  # [n_chips, 3 dims, 2 directions: up, down] leaving the chip
+    injected: FloatArray  # [n_chips] sent off the chip by its own cores
+    die: FloatArray  # [n_devices] sent to the other core of the chip
+    host: FloatArray  # [n_hosts; GPUs: n_devices] the larger of sent and received over DCN
+    memory: FloatArray  # [] all transfers together
+
+
+def loads_of(fabric: Fabric, leg: Leg) -> Loads:
     """The load that simultaneous transfers put on every link."""
-    memory = float(flow.share.sum())
+    memory = np.asarray(leg.share.sum())
     if fabric.topology.chip.kind is ChipKind.CPU:
         zero = np.zeros(1)
         return Loads(link=zero.reshape(1, 1, 1), injected=zero, die=zero, host=zero, memory=memory)
-    source_chip, target_chip = fabric.chip[flow.source], fabric.chip[flow.target]
-    place = fabric.placement
-    domain = place.slice_index if fabric.is_torus else place.host
-    is_networked = domain[flow.source] != domain[flow.target]  # over the DCN
+    source_chip, target_chip = fabric.chip[leg.source], fabric.chip[leg.target]
+    domain = fabric.slice_index if fabric.is_torus else fabric.host
+    is_networked = domain[leg.source] != domain[leg.target]  # over the DCN
     is_linked = ~is_networked & (source_chip != target_chip)
-    is_on_chip = (source_chip == target_chip) & (flow.source != flow.target)
+    is_on_chip = (source_chip == target_chip) & (leg.source != leg.target)
     n_chips, n_devices = fabric.topology.n_chips, fabric.topology.n_devices
     # A TPU host has one NIC, a GPU its own.
-    nic = place.host if fabric.is_torus else np.arange(n_devices)
+    nic = fabric.host if fabric.is_torus else np.arange(n_devices)
     sent, received = (
-        _summed(nic[ids[is_networked]], flow.share[is_networked], int(nic.max()) + 1)
-        for ids in (flow.source, flow.target)
+        _summed(nic[ids[is_networked]], leg.share[is_networked], int(nic.max()) + 1)
+        for ids in (leg.source, leg.target)
     )
     return Loads(
-        link=_link_load(fabric, flow, is_linked).reshape(n_chips, N_DIMS, _N_DIRECTIONS),
-        injected=_summed(source_chip[is_linked], flow.share[is_linked], n_chips),
-        die=_summed(flow.source[is_on_chip], flow.share[is_on_chip], n_devices),
+        link=_link_load(fabric, leg, is_linked).reshape(n_chips, N_DIMS, _N_DIRECTIONS),
+        injected=_summed(source_chip[is_linked], leg.share[is_linked], n_chips),
+        die=_summed(leg.source[is_on_chip], leg.share[is_on_chip], n_devices),
         host=np.maximum(sent, received),
         memory=memory,
     )
@@ -183,21 +153,20 @@ def _link_id(chip: IntArray, dim: int, direction: int) -> IntArray:
     return (chip * N_DIMS + dim) * _N_DIRECTIONS + direction
 
 
-def _link_load(fabric: Fabric, flow: Flow, is_linked: NDArray[np.bool_]) -> FloatArray:
+def _link_load(fabric: Fabric, leg: Leg, is_linked: NDArray[np.bool_]) -> FloatArray:
     """[n_chips x dims x directions] the share on every link.
 
     ICI routes in dimension order (scaling book, part 2, "nearest neighbors"): x, then y, then z, the
     shorter way. If both ways around a ring are equally long, each takes half.
     """
     link = np.zeros(fabric.topology.n_chips * N_DIMS * _N_DIRECTIONS)
-    source, target, share = flow.source[is_linked], flow.target[is_linked], flow.share[is_linked]
+    source, target, share = leg.source[is_linked], leg.target[is_linked], leg.share[is_linked]
     if not fabric.is_torus:
         for direction, device in enumerate((source, target)):  # the one link of a GPU, up and down
             link += _summed(_link_id(fabric.chip[device], 0, direction), share, len(link))
         return link
-    here = fabric.placement.coordinates[source].copy()
-    there = fabric.placement.coordinates[target]
-    slices = fabric.placement.slice_index[source]
+    here, there = fabric.coordinates[source].copy(), fabric.coordinates[target]
+    slices, (n_x, n_y, n_z) = fabric.slice_index[source], fabric.sizes
     for dim in range(N_DIMS):
         distance = there[:, dim] - here[:, dim]
         for direction, (hops, weight) in enumerate(_hops(fabric, dim, distance, share)):
@@ -206,7 +175,7 @@ def _link_load(fabric: Fabric, flow: Flow, is_linked: NDArray[np.bool_]) -> Floa
                 passes = hops > step
                 at = here[passes].copy()
                 at[:, dim] = (at[:, dim] + sign * step) % fabric.sizes[dim]
-                chip = fabric.chip_index(slices[passes], at)
+                chip = ((slices[passes] * n_z + at[:, 2]) * n_y + at[:, 1]) * n_x + at[:, 0]
                 link += _summed(_link_id(chip, dim, direction), weight[passes], len(link))
         here[:, dim] = there[:, dim]
     return link
@@ -230,13 +199,12 @@ def hops_between(fabric: Fabric, source: IntArray, target: IntArray) -> IntArray
     """[n] links on the route of each transfer; 1 between cores, GPUs of a node, and slices."""
     if not fabric.is_torus:
         return np.ones_like(source)
-    place = fabric.placement
-    distance = np.abs(place.coordinates[source] - place.coordinates[target])
+    distance = np.abs(fabric.coordinates[source] - fabric.coordinates[target])
     for dim in range(N_DIMS):
         if fabric.wraps[dim]:
             distance[:, dim] = np.minimum(distance[:, dim], fabric.sizes[dim] - distance[:, dim])
     hops = np.maximum(distance.sum(axis=1), source != target)
-    return np.where(place.slice_index[source] != place.slice_index[target], 1, hops)
+    return np.where(fabric.slice_index[source] != fabric.slice_index[target], 1, hops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -246,6 +214,7 @@ class Lattice:
     `is_ring` says for z, y and x whether a group's members close a ring at equal distances.
     """
 
+    fabric: Fabric
     devices: IntArray
     is_ring: tuple[bool, ...]
 
@@ -258,11 +227,10 @@ class Lattice:
 def lattice_of(fabric: Fabric, groups: Groups) -> Lattice | None:
     """The lattice of the groups; None if a group is not a box, or the groups differ in shape."""
     devices = np.array(groups, dtype=np.int64)
-    place = fabric.placement
-    domain, at_x = place.slice_index, place.coordinates[:, 0]
+    domain, (at_x, at_y, at_z) = fabric.slice_index, fabric.coordinates.T
     if not fabric.is_torus:
-        domain, at_x = place.host, at_x % fabric.topology.chip.chips_per_host
-    columns = (domain, place.coordinates[:, 2], place.coordinates[:, 1], at_x, place.core)
+        domain, at_x = fabric.host, at_x % fabric.topology.chip.chips_per_host
+    columns = (domain, at_z, at_y, at_x, fabric.core)
     keys = np.stack(columns, axis=1)  # [n_devices, 5], slowest axis first
     shapes = {
         tuple(len(set(group[:, axis].tolist())) for axis in range(_N_AXES))
@@ -275,7 +243,7 @@ def lattice_of(fabric: Fabric, groups: Groups) -> Lattice | None:
     order = np.argsort(rank[devices], axis=1)
     ordered = np.take_along_axis(devices, order, axis=1).reshape(len(devices), *shape)
     rings = (_is_ring(fabric, ordered, axis) for axis in (2, 3, 4))
-    return Lattice(devices=ordered, is_ring=tuple(rings))
+    return Lattice(fabric=fabric, devices=ordered, is_ring=tuple(rings))
 
 
 def _is_ring(fabric: Fabric, devices: IntArray, axis: int) -> bool:
@@ -284,5 +252,5 @@ def _is_ring(fabric: Fabric, devices: IntArray, axis: int) -> bool:
     n_members, size = devices.shape[axis], fabric.sizes[dim]
     if not fabric.wraps[dim] or n_members < 3 or size % n_members:
         return False
-    steps = np.diff(fabric.placement.coordinates[devices, dim], axis=axis)
+    steps = np.diff(fabric.coordinates[devices, dim], axis=axis)
     return bool((steps == size // n_members).all())

@@ -322,7 +322,7 @@ def link_loads(
     if strategy == NO_TRANSFER or not fabric.is_torus:
         return []
     legs = strategies_of(kind, fabric, groups)[strategy]
-    total = np.sum([loads_of(fabric, leg.flow).link for leg in legs], axis=0)
+    total = np.sum([loads_of(fabric, leg).link for leg in legs], axis=0)
     x, y, z = fabric.sizes
     loads: list[LinkLoad] = []
     for chip, dim, direction in np.argwhere(total).tolist():

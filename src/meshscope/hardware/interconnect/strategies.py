@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf, prod
-from typing import assert_never
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +27,9 @@ from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.hardware.interconnect.fabric import (
     Fabric,
-    Flow,
     IntArray,
     Lattice,
+    Leg,
     fabric_of,
     hops_between,
     lattice_of,
@@ -58,15 +58,7 @@ _MAX_RING_BYTES = (1 << 20) - 1
 _MAX_PHASES_BYTES = 1 << 21
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leg:
-    """Simultaneous transfers, and their sequential hops. The next leg starts when they finish."""
-
-    flow: Flow
-    n_hops: int
-
-
-Legs = tuple[Leg, ...]
+Legs = tuple[Leg, ...]  # one starts when the one before it finishes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,32 +138,25 @@ def geometry_of(topology: Topology, groups: Groups) -> GroupGeometry:
 
 
 def _demand(name: str, fabric: Fabric, groups: Groups, legs: Legs) -> StrategyDemand:
-    loads = [loads_of(fabric, leg.flow) for leg in legs]
+    loads = [loads_of(fabric, leg) for leg in legs]
     dims = "xyz" if fabric.is_torus else ("links",)
     used = [one for dim, one in enumerate(dims) if any(load.link[:, dim].any() for load in loads)]
     used += ["cores"] * any(load.die.any() for load in loads)
     used += [NETWORK] * any(load.host.any() for load in loads)
-    return StrategyDemand(
-        name=name,
-        legs=tuple(
-            LegDemand(
-                **{
-                    one: float(getattr(load, one).max())
-                    for one in ("link", "injected", "die", "host")
-                },
-                memory=load.memory,
-                n_hops=leg.n_hops,
-            )
-            for load, leg in zip(loads, legs, strict=True)
-        ),
-        axes=tuple(used),
-        payloads=_short_payloads(name, fabric, groups) if name.startswith(SHORT) else (0, inf),
+    names = ("link", "injected", "die", "host", "memory")
+    demands = (
+        LegDemand(**{one: float(getattr(load, one).max()) for one in names}, n_hops=leg.n_hops)
+        for load, leg in zip(loads, legs, strict=True)
     )
+    payloads = _short_payloads(name, fabric, groups) if name.startswith(SHORT) else (0, inf)
+    return StrategyDemand(name=name, legs=tuple(demands), axes=tuple(used), payloads=payloads)
 
 
 def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]:
     """The strategies for a collective over these groups, all groups at once."""
     match kind:
+        case Kind.RECV:  # counted with its send
+            return {}
         case Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_REDUCE:
             gathers = _gathers(fabric, groups)
             if kind is Kind.ALL_GATHER:
@@ -182,27 +167,14 @@ def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]
             return sums | _short_reduces(fabric, groups)
         case Kind.ALL_TO_ALL:
             legs = _exchange(fabric, groups)
-        case Kind.PERMUTE | Kind.SEND:
-            legs = _pairs(fabric, groups)
-        case Kind.RECV:  # counted with its send
-            return {}
-        case Kind.GATHER | Kind.SCATTER:
-            legs = _to_first(fabric, groups)
-        case Kind.BROADCAST | Kind.REDUCE:
-            legs = _from_first(fabric, groups)
         case _:
-            assert_never(kind)
+            legs = _direct(kind, fabric, np.array(groups))
     return {DIRECT: _reversed(legs) if kind in {Kind.REDUCE, Kind.SCATTER} else legs}
 
 
 def _reversed(legs: Sequence[Leg]) -> Legs:
     """The legs backwards: an all-gather becomes a reduce-scatter."""
-    return tuple(
-        replace(
-            leg, flow=Flow(source=leg.flow.target, target=leg.flow.source, share=leg.flow.share)
-        )
-        for leg in reversed(legs)
-    )
+    return tuple(replace(leg, source=leg.target, target=leg.source) for leg in reversed(legs))
 
 
 def _gathers(fabric: Fabric, groups: Groups) -> dict[str, Legs]:
@@ -212,37 +184,35 @@ def _gathers(fabric: Fabric, groups: Groups) -> dict[str, Legs]:
         order = np.array(groups)
         return {ID_ORDERED: (_ring(fabric, order, 1 / len(groups[0]), is_bidirectional=True),)}
     by_name: dict[str, Callable[[float], Iterator[Leg]]] = {
-        BIDIRECTIONAL_RING: lambda unit: _snake(fabric, lattice, unit, is_bidirectional=True),
-        UNIDIRECTIONAL_RING: lambda unit: _snake(fabric, lattice, unit, is_bidirectional=False),
-        DIMENSION_ORDERED: lambda unit: _phases(fabric, lattice, unit, n_colors=1),
+        BIDIRECTIONAL_RING: lambda unit: _snake(lattice, unit, is_bidirectional=True),
+        UNIDIRECTIONAL_RING: lambda unit: _snake(lattice, unit, is_bidirectional=False),
+        DIMENSION_ORDERED: lambda unit: _phases(lattice, unit, n_colors=1),
     }
     n_chip_axes = sum(lattice.devices.shape[axis] > 1 for axis in _CHIP_AXES)
     if n_chip_axes > 1:
-        by_name[MULTI_COLOR] = lambda unit: _phases(fabric, lattice, unit, n_colors=n_chip_axes)
+        by_name[MULTI_COLOR] = lambda unit: _phases(lattice, unit, n_colors=n_chip_axes)
     if n_chip_axes == 0:
         by_name = {UNIDIRECTIONAL_RING: lambda _unit: iter(())}
     elif not fabric.is_torus:  # a switch: no axes and one direction
         by_name = {UNIDIRECTIONAL_RING: by_name[UNIDIRECTIONAL_RING]}
-    return {name: tuple(_levels(fabric, lattice, chips)) for name, chips in by_name.items()}
+    return {name: tuple(_levels(lattice, chips)) for name, chips in by_name.items()}
 
 
-def _levels(
-    fabric: Fabric, lattice: Lattice, chips: Callable[[float], Iterator[Leg]]
-) -> Iterator[Leg]:
+def _levels(lattice: Lattice, chips: Callable[[float], Iterator[Leg]]) -> Iterator[Leg]:
     """Gathers over slices first (least data over DCN), then over chips, then over the two cores."""
     n_slices, n = lattice.shape[0], prod(lattice.shape)
     if n_slices > 1:
         order = np.moveaxis(lattice.devices, _SLICE_AXIS, -1)
-        yield _ring(fabric, order, 1 / n, is_bidirectional=False)
+        yield _ring(lattice.fabric, order, 1 / n, is_bidirectional=False)
     yield from chips(n_slices / n)
-    yield from _core_legs(fabric, lattice)
+    yield from _core_legs(lattice)
 
 
-def _core_legs(fabric: Fabric, lattice: Lattice) -> Legs:
+def _core_legs(lattice: Lattice) -> Legs:
     """The gather between the cores of each chip; () for one core."""
     n_cores = lattice.shape[-1]
     order = np.moveaxis(lattice.devices, _CORE_AXIS, -1)
-    return (_line(fabric, order, 1 / n_cores),) if n_cores > 1 else ()
+    return (_line(lattice.fabric, order, 1 / n_cores),) if n_cores > 1 else ()
 
 
 def _ring(fabric: Fabric, order: IntArray, unit: float, *, is_bidirectional: bool) -> Leg:
@@ -253,7 +223,7 @@ def _ring(fabric: Fabric, order: IntArray, unit: float, *, is_bidirectional: boo
     if is_bidirectional:
         source, target = np.concatenate([source, target]), np.concatenate([target, source])
         share, n_steps = share / 2, n // 2
-    return _leg(fabric, source, target, np.full(len(source), share), n_steps)
+    return _leg(fabric, source, target, share, n_steps)
 
 
 def _line(fabric: Fabric, order: IntArray, unit: float) -> Leg:
@@ -270,26 +240,23 @@ def _line(fabric: Fabric, order: IntArray, unit: float) -> Leg:
     return _leg(fabric, source, target, share, n - 1)
 
 
-def _leg(
-    fabric: Fabric, source: IntArray, target: IntArray, share: np.ndarray, n_steps: int
-) -> Leg:
+def _leg(fabric: Fabric, source: IntArray, target: IntArray, share: Any, n_steps: int = 1) -> Leg:
+    """Transfers with one `share`, or one of each."""
     distance = int(hops_between(fabric, source, target).max(initial=0))
-    flow = Flow(source=source, target=target, share=share)
-    return Leg(flow=flow, n_hops=n_steps * distance)
+    shares = np.full(len(source), share, dtype=float)
+    return Leg(source=source, target=target, share=shares, n_hops=n_steps * distance)
 
 
-def _snake(
-    fabric: Fabric, lattice: Lattice, unit: float, *, is_bidirectional: bool
-) -> Iterator[Leg]:
+def _snake(lattice: Lattice, unit: float, *, is_bidirectional: bool) -> Iterator[Leg]:
     """Gather over one ring through all chips of the group, over neighbors if the box allows it."""
     members = np.moveaxis(lattice.devices, _CORE_AXIS, 2)  # [group, slice, core, z, y, x]
     shape = members.shape[3:]
     order = members.reshape(*members.shape[:3], -1)[..., hamiltonian_order(shape)]
     is_line = max(shape) == order.shape[-1] and not any(lattice.is_ring)
     if is_line and is_bidirectional:
-        yield _line(fabric, order, unit)
+        yield _line(lattice.fabric, order, unit)
     elif order.shape[-1] > 1:
-        yield _ring(fabric, order, unit, is_bidirectional=is_bidirectional)
+        yield _ring(lattice.fabric, order, unit, is_bidirectional=is_bidirectional)
 
 
 def hamiltonian_order(shape: tuple[int, ...]) -> IntArray:
@@ -312,12 +279,12 @@ def hamiltonian_order(shape: tuple[int, ...]) -> IntArray:
     return np.concatenate([out.ravel(), columns[::-1, 0]])
 
 
-def _phases(fabric: Fabric, lattice: Lattice, unit: float, *, n_colors: int) -> Iterator[Leg]:
+def _phases(lattice: Lattice, unit: float, *, n_colors: int) -> Iterator[Leg]:
     """Rings over one axis after the other; with several colors, each part of the data starts elsewhere."""
     orders = _color_orders(lattice, n_colors)
     units = [unit / n_colors] * n_colors
     for axes in zip(*orders, strict=True):
-        yield _phase_leg(fabric, lattice, axes, units)
+        yield _phase_leg(lattice, axes, units)
         units = [shard * lattice.devices.shape[a] for shard, a in zip(units, axes, strict=True)]
 
 
@@ -326,23 +293,21 @@ def _color_orders(lattice: Lattice, n_colors: int) -> list[list[int]]:
     return [axes[first:] + axes[:first] for first in range(n_colors)]
 
 
-def _phase_leg(
-    fabric: Fabric, lattice: Lattice, axes: Sequence[int], shards: Sequence[float]
-) -> Leg:
+def _phase_leg(lattice: Lattice, axes: Sequence[int], shards: Sequence[float]) -> Leg:
     parts: list[Leg] = []
     for axis, shard in zip(axes, shards, strict=True):
         members = np.moveaxis(lattice.devices, axis, -1)
         if lattice.is_ring[_CHIP_AXES.index(axis)]:
-            parts.append(_ring(fabric, members, shard, is_bidirectional=True))
+            parts.append(_ring(lattice.fabric, members, shard, is_bidirectional=True))
         else:
-            parts.append(_line(fabric, members, shard))
+            parts.append(_line(lattice.fabric, members, shard))
     return _together(parts, max(part.n_hops for part in parts))
 
 
 def _together(parts: list[Leg], n_hops: int) -> Leg:
     names = ("source", "target", "share")
-    arrays = {name: np.concatenate([getattr(p.flow, name) for p in parts]) for name in names}
-    return Leg(flow=Flow(**arrays), n_hops=n_hops)
+    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return Leg(**arrays, n_hops=n_hops)
 
 
 def _exchange(fabric: Fabric, groups: Groups) -> Legs:
@@ -359,36 +324,28 @@ def _exchange(fabric: Fabric, groups: Groups) -> Legs:
             rows = np.moveaxis(members, axis, -1).reshape(-1, n)
             source, target = np.repeat(rows, n, axis=1).ravel(), np.tile(rows, (1, n)).ravel()
             differs = source != target
-            share = np.full(int(differs.sum()), 1 / n)
-            parts.append(_leg(fabric, source[differs], target[differs], share, 1))
+            parts.append(_leg(fabric, source[differs], target[differs], 1 / n))
     return (_together(parts, sum(part.n_hops for part in parts)),) if parts else ()
 
 
-def _pairs(fabric: Fabric, groups: Groups) -> Legs:
-    pairs = np.array([group for group in groups if len(group) == 2 and group[0] != group[1]])
-    if not len(pairs):
+def _direct(kind: Kind, fabric: Fabric, members: IntArray) -> Legs:
+    """Pairs; a gather, in which every member sends its part to the first; or a broadcast.
+
+    A broadcast is a pipeline through the members, and each forwards the payload once.
+    """
+    n, share, n_steps = members.shape[1], 1.0, 1
+    source, target = members[:, :-1], members[:, 1:]
+    if kind in {Kind.PERMUTE, Kind.SEND}:
+        differ = members[:, 0] != members[:, -1] if n == 2 else np.zeros(len(members), bool)
+        source, target = source[differ], target[differ]
+    elif kind in {Kind.GATHER, Kind.SCATTER}:
+        source, share = members[:, 1:], 1 / n
+        target = np.broadcast_to(members[:, :1], source.shape)
+    else:
+        n_steps = n - 1
+    if not source.size:
         return ()
-    return (_leg(fabric, pairs[:, 0], pairs[:, 1], np.ones(len(pairs)), 1),)
-
-
-def _to_first(fabric: Fabric, groups: Groups) -> Legs:
-    """Gather: every member sends its part to the first."""
-    members = np.array(groups)
-    if members.shape[1] == 1:
-        return ()
-    others = members[:, 1:]
-    first = np.broadcast_to(members[:, :1], others.shape)
-    share = np.full(others.size, 1 / members.shape[1])
-    return (_leg(fabric, others.ravel(), first.ravel(), share, 1),)
-
-
-def _from_first(fabric: Fabric, groups: Groups) -> Legs:
-    """Broadcast as a pipeline through the members; each forwards the payload once."""
-    members = np.array(groups)
-    if members.shape[1] == 1:
-        return ()
-    source, target = members[:, :-1].ravel(), members[:, 1:].ravel()
-    return (_leg(fabric, source, target, np.ones(len(source)), members.shape[1] - 1),)
+    return (_leg(fabric, source.ravel(), target.ravel(), share, n_steps),)
 
 
 def _short_reduces(fabric: Fabric, groups: Groups) -> dict[str, Legs]:
@@ -396,10 +353,10 @@ def _short_reduces(fabric: Fabric, groups: Groups) -> dict[str, Legs]:
     lattice = lattice_of(fabric, groups) if fabric.is_torus else None
     if lattice is None or lattice.shape[0] > 1:
         return {}
-    n_phases = len(_short_phases(fabric, lattice))
+    n_phases = len(_short_phases(lattice))
     return {
         f"{SHORT} {'1,' * n_steps}{'0,' * (n_phases - n_steps)}".rstrip(","): tuple(
-            _short_legs(fabric, lattice, n_steps)
+            _short_legs(lattice, n_steps)
         )
         for n_steps in range(n_phases + 1 if n_phases else 0)
     }
@@ -409,49 +366,49 @@ def _short_payloads(name: str, fabric: Fabric, groups: Groups) -> tuple[float, f
     """The least and the largest payload for which libtpu takes this short all-reduce."""
     lattice = lattice_of(fabric, groups)
     assert lattice is not None
-    sizes, n_steps = _short_phases(fabric, lattice), name.count("1")
+    sizes, n_steps = _short_phases(lattice), name.count("1")
     end = _MAX_PHASES_BYTES if "," in name else _MAX_RING_BYTES
     array = _ONE_SHOT_BYTES * lattice.shape[-1] * len(sizes)
     bounds = [-1, *(min(end, array * prod(sizes[:n])) for n in range(len(sizes))), end]
     return bounds[n_steps] + 1, bounds[n_steps + 1]
 
 
-def _short_phases(fabric: Fabric, lattice: Lattice) -> tuple[int, ...]:
+def _short_phases(lattice: Lattice) -> tuple[int, ...]:
     """Chips in the ring of each phase; one ring through all chips on planes with a side of two."""
     shape = (lattice.devices.shape[axis] for axis in _CHIP_AXES)
     sizes = tuple(size for size in shape if size > 1)
-    if fabric.topology.chip.n_grid_dims > 2 or min(sizes, default=0) > 2:
+    if lattice.fabric.topology.chip.n_grid_dims > 2 or min(sizes, default=0) > 2:
         return sizes
     return (prod(sizes),) if sizes else ()
 
 
-def _short_legs(fabric: Fabric, lattice: Lattice, n_steps: int) -> Iterator[Leg]:
+def _short_legs(lattice: Lattice, n_steps: int) -> Iterator[Leg]:
     """The cores of a chip split the array; then `n_steps` phases in steps, the others in one shot."""
-    sizes, cores = _short_phases(fabric, lattice), _core_legs(fabric, lattice)
+    sizes, cores = _short_phases(lattice), _core_legs(lattice)
     yield from _reversed(cores)
     gathers: list[Leg] = []
     array = 1 / lattice.shape[-1] / len(sizes)
     for phase, size in enumerate(sizes):
         if phase < n_steps:
             array /= size
-            gathers += [_short_gather(fabric, lattice, phase, array)]
+            gathers += [_short_gather(lattice, phase, array)]
             yield from _reversed(gathers[-1:])
         else:
-            yield _short_gather(fabric, lattice, phase, array)
+            yield _short_gather(lattice, phase, array)
     yield from reversed(gathers)
     yield from cores
 
 
-def _short_gather(fabric: Fabric, lattice: Lattice, phase: int, shard: float) -> Leg:
+def _short_gather(lattice: Lattice, phase: int, shard: float) -> Leg:
     """Each chip sends its shard to all others of the phase, both ways around, over all colors at once.
 
     Without a wrap-around link the compiler still forms a ring, whose last edge passes several chips: the
     loads of a line, in as many steps as a ring.
     """
-    sizes = _short_phases(fabric, lattice)
+    sizes = _short_phases(lattice)
     if len(sizes) == 1:
-        leg = next(_snake(fabric, lattice, shard, is_bidirectional=True))
+        leg = next(_snake(lattice, shard, is_bidirectional=True))
     else:
         axes = [order[phase] for order in _color_orders(lattice, len(sizes))]
-        leg = _phase_leg(fabric, lattice, axes, [shard] * len(sizes))
+        leg = _phase_leg(lattice, axes, [shard] * len(sizes))
     return replace(leg, n_hops=sizes[phase] // 2)

@@ -129,9 +129,8 @@ def tori(link_traffic: pl.DataFrame, topology: Topology, source: Source) -> tupl
         pl.col("load_bytes").sum(), link_s=pl.col("link_s").sum() if has_peak else pl.lit(None)
     )
     fields = ("slice_index", "from_chip", "to_chip", "is_wrap", "load_bytes", "link_s")
-    fabric = fabric_of(topology)
-    places, devices = fabric.placement, dict[Chip, list[int]]()
-    coordinates = zip(places.slice_index.tolist(), places.coordinates.tolist(), strict=True)
+    fabric, devices = fabric_of(topology), dict[Chip, list[int]]()
+    coordinates = zip(fabric.slice_index.tolist(), fabric.coordinates.tolist(), strict=True)
     for device, (slice_index, (x, y, z)) in enumerate(coordinates):
         devices.setdefault((slice_index, (x, y, z)), []).append(device)
     return tuple(
