@@ -159,9 +159,9 @@ def test_groups_cross_slices_if_a_group_has_devices_of_two(
 ) -> None:
     experiment = _experiment(plan, topology)
     groups = experiment.plan.mesh.groups
-    assert experiment.crosses_slices(groups("tp")) is tp
+    assert experiment.topology.crosses_slices(groups("tp")) is tp
     if data is not None:
-        assert experiment.crosses_slices(groups("dp")) is data
+        assert experiment.topology.crosses_slices(groups("dp")) is data
 
 
 def test_the_auto_partitioner_does_not_support_cp() -> None:

@@ -72,8 +72,8 @@ def check_logits(experiment: Experiment, name: str) -> None:
 def interpret_kernels(monkeypatch: pytest.MonkeyPatch, chip: str) -> None:
     """Experiments choose the kernels of this chip, which are interpreted."""
 
-    def of_chip(*args: Any, **settings: Any) -> KernelChoices:
-        return kernel_choices(*args, **{**settings, "chip": CHIPS[chip]})
+    def of_chip(experiment: Experiment) -> KernelChoices:
+        return kernel_choices(experiment, CHIPS[chip])
 
     monkeypatch.setattr("meshscope.plans.experiment.kernel_choices", of_chip)
     for kernel in (DecodeKernel, GroupedKernel):

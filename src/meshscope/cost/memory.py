@@ -8,6 +8,7 @@ memory analysis.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 from meshscope.cost.meshscope_engine import attention_step
 from meshscope.cost.vllm_engine import stored_vocab
@@ -67,23 +68,24 @@ def predicted_memory(experiment: Experiment) -> Memory:
         of_stages = (_vllm_stage_bytes(experiment, stage, layers) for stage, layers in stages)
         weights_bytes, kv_cache_bytes = max(of_stages, key=sum)
     hbm_bytes, temp = experiment.topology.chip.device_hbm_bytes, temp_estimate(experiment)
+    value, low, high = temp or (None, None, None)
     padding = None if temp is None else _padding_bytes(experiment)
     known_bytes = weights_bytes + kv_cache_bytes + (padding or 0)
     is_assumed = workload.weight_dtype == model.assumed_dtype
     fits = None
-    if hbm_bytes is not None and known_bytes + (0 if temp is None else temp.low_bytes) > hbm_bytes:
+    if hbm_bytes is not None and known_bytes + (low or 0) > hbm_bytes:
         fits = None if is_assumed else False
-    elif hbm_bytes is not None and temp is not None and known_bytes + temp.high_bytes <= hbm_bytes:
+    elif hbm_bytes is not None and high is not None and known_bytes + high <= hbm_bytes:
         fits = True
     return Memory(
         weights_bytes=weights_bytes,
         kv_cache_bytes=kv_cache_bytes,
-        temp_bytes=None if temp is None else temp.value_bytes,
-        total_bytes=None if temp is None else known_bytes + temp.value_bytes,
+        temp_bytes=value,
+        total_bytes=None if value is None else known_bytes + value,
         hbm_bytes=hbm_bytes,
         fits=fits,
-        temp_low_bytes=None if temp is None else temp.low_bytes,
-        temp_high_bytes=None if temp is None else temp.high_bytes,
+        temp_low_bytes=low,
+        temp_high_bytes=high,
         temp_basis=None if temp is None else TempBasis.ESTIMATE,
         padding_bytes=padding,
         has_assumed_weights=is_assumed,
@@ -158,8 +160,7 @@ class TempParts:
     branches: float  # copies of the cache in the branches of a pipeline's stages
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TempEstimate:
+class TempEstimate(NamedTuple):
     """Bytes of temporary buffers on one device, with the interval that the judged programs justify."""
 
     value_bytes: int
@@ -192,11 +193,8 @@ def temp_estimate(experiment: Experiment) -> TempEstimate | None:
         routed = parts.residual + parts.whole + parts.experts if parts.experts else 0.0
         value = max(dense, routed) + parts.gathered + parts.layer + parts.stacked
         values.append(value + parts.converted + parts.branches)
-    return TempEstimate(
-        value_bytes=round(max(values)),
-        low_bytes=round(LOW * max(values)),
-        high_bytes=round(HIGH * max(values) + SMALL_BYTES),
-    )
+    most = max(values)
+    return TempEstimate(round(most), round(LOW * most), round(HIGH * most + SMALL_BYTES))
 
 
 def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
@@ -222,13 +220,9 @@ def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
         sizes = (prod(w.gathered_shape(plan)) for w in every if w.fsdp_dim(plan) is not None)
         gathered = max(sizes, default=0)
     if is_scanned:
-        copied = sum(
-            n
-            * n_elements(
-                w for w in weights[kind] if w.name in model.attention_of(kind).copied_stacks
-            )
-            for kind, n in stored_layers(model, plan.pp).items()
-        )
+        for kind, n in stored_layers(model, plan.pp).items():
+            stacks = model.attention_of(kind).copied_stacks
+            copied += n * n_elements(w for w in weights[kind] if w.name in stacks)
     else:
         largest = max(
             n_elements(w for w in of if Dim.EXPERT not in w.dims) for of in weights.values()

@@ -20,6 +20,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from meshscope.events.measured import StepLabel
+from meshscope.events.schema import POLARS_SCHEMA
 
 MAX_CHARACTERS = 2_000
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\ud800-\udfff]")
@@ -46,46 +47,35 @@ EXECUTIONS_SCHEMA: dict[str, Any] = {
     "dur_ns": pl.Int64,
     "exposed_ns": pl.Int64,  # of collectives: time not hidden by compute
 }
+
+
+def _as_in_table(*names: str) -> dict[str, Any]:
+    return {name: POLARS_SCHEMA[name] for name in names}
+
+
 # Facts under the names of the event table's columns; `category` is collective, compute or copy.
 DISTINCT_OPS_SCHEMA: dict[str, Any] = {
     "op": pl.UInt32,
     "name": pl.String,
     "category": pl.String,
-    "layer": pl.Int32,
-    "part": pl.String,
-    "kind": pl.String,
-    "opcode": pl.String,
-    "axis": pl.String,
-    "axis_reason": pl.String,
-    "group_size": pl.Int32,
-    "n_groups": pl.Int32,
-    "groups": pl.List(pl.List(pl.Int32)),
-    "dtype": pl.String,
-    "shape": pl.List(pl.Int64),
-    "payload_bytes": pl.Int64,
-    "wire_bytes": pl.Float64,
-    "hlo_name": pl.String,
+    **_as_in_table("layer", "part", "kind", "opcode", "axis", "axis_reason", "group_size"),
+    **_as_in_table("n_groups", "groups", "dtype", "shape", "payload_bytes", "wire_bytes"),
+    **_as_in_table("hlo_name"),
 }
 
 
 TIMELINE = "timeline.parquet"  # in a run folder
 
+# `start_s` is of the first repetition, and `exposed_s` of collectives: the mean of all executions of the instruction.
+# A null `stage` is for what all stages do alike.
 FOLDED_SCHEMA: dict[str, Any] = {
-    "source": pl.String,
-    "phase": pl.String,
-    "stage": pl.Int32,  # null without a pipeline, and for what all stages do alike
+    **_as_in_table("source", "phase", "stage"),
     "lane": pl.String,  # core, collective or copy
-    "part": pl.String,
-    "kind": pl.String,
-    "axis": pl.String,
-    "start_s": pl.Float64,  # of the first repetition
-    "dur_s": pl.Float64,
-    "exposed_s": pl.Float64,  # of collectives: the mean of all executions of the instruction
+    **_as_in_table("part", "kind", "axis", "start_s", "dur_s", "exposed_s"),
     "layers": pl.List(pl.Int32),
     "repeats": pl.List(pl.Int64),
     "periods_s": pl.List(pl.Float64),
-    "time_basis": pl.String,
-    "hlo_name": pl.String,
+    **_as_in_table("time_basis", "hlo_name"),
     "activity": pl.String,  # of compute: matmuls, kernels, ...
 }
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshscope.errors import SpecError
-from meshscope.events.collective import Groups
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
@@ -22,12 +21,7 @@ from meshscope.plans.chunks import (
     prefill_chunks,
     with_auto_chunk,
 )
-from meshscope.plans.dispatch import (
-    Dispatch,
-    DispatchForm,
-    dispatch_of,
-    routed_tokens,
-)
+from meshscope.plans.dispatch import Dispatch, DispatchForm, dispatch_of, routed_tokens
 from meshscope.plans.experiment_record import (
     CompilerDispatch,
     DispatchRecord,
@@ -252,15 +246,7 @@ class Experiment:
     @property
     def kernels(self) -> KernelChoices:
         """The parts of the program that use kernels, and why others do not."""
-        return kernel_choices(
-            self.program.kernels,
-            chip=self.topology.chip,
-            model=self.model,
-            plan=self.plan,
-            workload=self.workload,
-            form=self.dispatch_form,
-            has_kernels=not self.program.frontend.is_traced,
-        )
+        return kernel_choices(self)
 
     def sequence_lengths(self, phase: Phase) -> SequenceLengths:
         """The sequences of one device in one chunk of prefill, or in decode at the mean context."""
@@ -295,10 +281,6 @@ class Experiment:
             if dispatch is not None
         }
         return ProgramDispatch(routing_skew=skew, **facts) if facts else None
-
-    def crosses_slices(self, groups: Groups) -> bool | None:
-        """Whether any group spans slices and uses DCN; None for a single slice."""
-        return self.topology.crosses_slices(groups)
 
     @property
     def record(self) -> ExperimentRecord:

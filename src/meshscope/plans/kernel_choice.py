@@ -6,6 +6,7 @@ The measurements are in docs/kernels.md.
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from meshscope.hardware.chips import Chip, ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
@@ -19,6 +20,9 @@ from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.plan import Plan
 from meshscope.plans.workload import Workload
 from meshscope.units import format_dtype
+
+if TYPE_CHECKING:
+    from meshscope.plans.experiment import Experiment
 
 
 class Kernels(StrEnum):
@@ -114,34 +118,23 @@ class KernelChoices:
         return {name: str(choice) for name, choice in self._parts.items()}
 
 
-def kernel_choices(  # noqa: PLR0913  the parts of an experiment
-    kernels: Kernels,
-    *,
-    chip: Chip,
-    model: Model,
-    plan: Plan,
-    workload: Workload,
-    form: DispatchForm,
-    has_kernels: bool = True,
-) -> KernelChoices:
-    """The choice for each part; `form` is the dispatch form of the experts.
-
-    `has_kernels` is False for front ends without kernels.
-    """
-    chip_kind, plain = chip.kind, kernels is Kernels.OFF
-    common = None
+def kernel_choices(experiment: "Experiment", chip: Chip | None = None) -> KernelChoices:
+    """The choice for each part, on the chip of the slice unless another is given."""
+    program, workload, form = experiment.program, experiment.workload, experiment.dispatch_form
+    chip, plain = chip or experiment.topology.chip, program.kernels is Kernels.OFF
+    has_kernels, common = not program.frontend.is_traced, None
     if not has_kernels:
         common = "the modules of transformers use no kernels"
     elif plain:
         common = "--kernels off"
-    elif chip_kind is not ChipKind.TPU:
+    elif chip.kind is not ChipKind.TPU:
         common = "the kernels run on TPU only"
     elif workload.activation_dtype not in KERNEL_DTYPES:
         common = (
             f"the kernels support {' and '.join(KERNEL_DTYPES)}, not {workload.activation_dtype}"
         )
-    parts = (model, plan, workload)
-    if chip_kind is ChipKind.GPU and has_kernels and not plain:
+    parts = (experiment.model, experiment.plan, workload)
+    if chip.kind is ChipKind.GPU and has_kernels and not plain:
         prefill = _choice(Kernel.CUDNN, None, _cudnn_reasons(*parts))
     else:
         prefill = _choice(Kernel.SPLASH, common, _prefill_reasons(*parts))
@@ -155,7 +148,7 @@ def kernel_choices(  # noqa: PLR0913  the parts of an experiment
     return KernelChoices(
         prefill_attention=prefill,
         decode_attention=_choice(Kernel.FLASH_DECODE, common, _decode_reasons(*parts)),
-        experts=None if model.moe is None else experts,
+        experts=None if experiment.model.moe is None else experts,
     )
 
 

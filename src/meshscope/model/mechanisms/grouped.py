@@ -253,9 +253,10 @@ def grouped_of(attention: LayerAttention) -> GroupedAttention:
 SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 KINDS = {SLIDING: AttentionKind.SLIDING, FULL: AttentionKind.FULL}
 HYBRID_KINDS = {LINEAR: AttentionKind.LINEAR, FULL: AttentionKind.FULL}
-LLAMA4_CHUNK = 8192  # of Llama4TextConfig, as the values below
-LLAMA4_TEMPERATURE = Temperature(floor=8192, strength=0.1)
-LLAMA4_NOPE_INTERVAL = 4
+# Defaults of the config classes in transformers.
+CHUNK = 8192
+CHUNKED_TEMPERATURE = Temperature(floor=8192, strength=0.1)
+NOPE_INTERVAL = 4
 MINISTRAL3_BETA = 0.1  # of Ministral3Config
 GEMMA3_LOCAL_THETA = 10_000.0  # of Gemma3TextConfig.default_theta
 GEMMA4_FULL_HEAD_DIM = 512  # of Gemma4TextConfig, as the parameters below
@@ -326,18 +327,18 @@ def _gemma4(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
     )
 
 
-def _llama4(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
+def _chunked(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
     """Layers of full attention have no rotary embedding; queries may have a temperature."""
     temperature = None
     if reader.boolean("attn_temperature_tuning", default=True):
         temperature = Temperature(
-            floor=reader.integer("floor_scale", LLAMA4_TEMPERATURE.floor),
-            strength=reader.number("attn_scale", LLAMA4_TEMPERATURE.strength),
+            floor=reader.integer("floor_scale", CHUNKED_TEMPERATURE.floor),
+            strength=reader.number("attn_scale", CHUNKED_TEMPERATURE.strength),
         )
     return replace(
         attention,
         rope=replace(attention.rope, is_interleaved=True),
-        window=reader.integer("attention_chunk_size", LLAMA4_CHUNK),
+        window=reader.integer("attention_chunk_size", CHUNK),
         has_full_rope=False,
         has_l2_norm=reader.boolean("use_qk_norm", default=True),
         temperature=temperature,
@@ -356,7 +357,7 @@ _VARIANTS = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
-    "llama4": _llama4,
+    "chunked": _chunked,
     "ministral3": _ministral3,
 }
 
@@ -396,7 +397,7 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
 
 def _chunked_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
     """From `no_rope_layers`, 1 for layers that turn, or every fourth layer without; only the others have chunks."""
-    interval = reader.integer("no_rope_layer_interval", LLAMA4_NOPE_INTERVAL)
+    interval = reader.integer("no_rope_layer_interval", NOPE_INTERVAL)
     default = [int((index + 1) % interval != 0) for index in range(n_layers)]
     turns = reader.integers("no_rope_layers") or default
     if len(turns) < n_layers:
