@@ -110,9 +110,7 @@ def test_the_packages_hold_the_license_and_no_tests(packages: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_works_with_its_declared_dependencies_only(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_the_wheel_works_with_its_declared_dependencies_only(installed, tmp_path) -> None:
     meshscope = installed / "meshscope"
     request = ("--topology", "v6e-8", "--plan", "tp=8", "--layers", "2")
     commands: list[tuple[str | Path, ...]] = [

@@ -20,9 +20,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     "program", sorted(path.stem for path in (ROOT / "experiments").glob("*.py"))
 )
-def test_programs_of_experiments_can_be_imported(
-    program: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_of_experiments_can_be_imported(program, monkeypatch) -> None:
     """A function that moved may not leave data in docs/ that no command makes again."""
     pytest.importorskip("matplotlib", reason="needs the extra dev")
     for folder in ("docs", "experiments"):
@@ -33,9 +31,7 @@ def test_programs_of_experiments_can_be_imported(
 @pytest.mark.parametrize(
     ("study", "folder"), [("moe", "moe"), ("overlap", "moe"), ("fsdp", "fsdp")]
 )
-def test_compiled_layers_send_what_is_predicted(
-    study: str, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_layers_send_what_is_predicted(study, folder, monkeypatch) -> None:
     """docs/evidence/moe and docs/evidence/fsdp: the conditions are those of the YAML file, the bytes those of `predict`.
 
     Collectives of the auto partitioner are its own. A small table of counts may be compiled as an
@@ -105,9 +101,7 @@ def test_the_support_table_has_every_family(monkeypatch: pytest.MonkeyPatch) -> 
     assert {*support.FAMILY_NAMES, Family.MINISTRAL} == set(Family)  # one row with Mistral
 
 
-def test_the_support_table_distinguishes_programs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_support_table_distinguishes_programs(monkeypatch, capsys) -> None:
     """A dense model has no experts to place, annotations no stages; TorchXLA neither pp nor cp of DeepSeek-V4."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import_module("support").families()

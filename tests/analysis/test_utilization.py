@@ -120,9 +120,7 @@ def test_attention_of_a_prompt_is_causal() -> None:
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "v5e:2x4", "tp=8", (1, 131_072), "bf16"),
     ],
 )
-def test_mfu_is_at_most_one(
-    model: str, topology: str, plan: str, sizes: tuple[int, int], weights: str
-) -> None:
+def test_mfu_is_at_most_one(model, topology, plan, sizes, weights) -> None:
     """Llama-3.1-8B on v5p had 1.117 with the half of attention that the mask removes."""
     experiment = experiment_of(
         model=read_model(model),

@@ -85,9 +85,7 @@ def test_the_page_names_every_public_function() -> None:
     ["python", pytest.param("py", marks=[pytest.mark.tpu, pytest.mark.slow])],
     ids=["predict", "tpu"],
 )
-def test_the_examples_of_the_page_run(
-    mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_examples_of_the_page_run(mark, tmp_path, monkeypatch, capsys) -> None:
     if mark == "py":
         pytest.importorskip("libtpu", reason="needs the extra tpu")
     monkeypatch.chdir(tmp_path)
@@ -182,9 +180,7 @@ QWEN = {"model": "Qwen/Qwen3-4B", "topology": "v6e-8", "plan": "tp=8"}
         ({"prefill_chunk": np.int64(64)}, {"prefill_chunk": 64}),
     ],
 )
-def test_numbers_of_other_libraries_are_numbers(
-    options: dict[str, object], plain: dict[str, object]
-) -> None:
+def test_numbers_of_other_libraries_are_numbers(options, plain) -> None:
     got, wanted = meshscope.predict(**QWEN | options), meshscope.predict(**QWEN | plain)
     assert got.time == wanted.time
     assert got.as_dict()["experiment"] == wanted.as_dict()["experiment"]
@@ -227,9 +223,7 @@ def test_a_run_in_memory_answers_sql() -> None:
         (meshscope.run, {}, 'or use topology="cpu:8" for virtual CPU devices'),
     ],
 )
-def test_messages_in_python_name_arguments(
-    function: Callable[..., object], options: dict[str, object], message: str
-) -> None:
+def test_messages_in_python_name_arguments(function, options, message) -> None:
     with pytest.raises(meshscope.MeshscopeError) as caught:
         function(**{**QWEN, **options})
     assert message in str(caught.value)

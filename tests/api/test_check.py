@@ -60,7 +60,7 @@ def checked(
     ],
 )
 def test_a_filter_that_selects_nothing_by_mistake_is_refused_with_the_known_names(
-    tmp_path: Path, budget: str, options: dict[str, object], message: str
+    tmp_path, budget, options, message
 ) -> None:
     error = checked(tmp_path, budget, **options)
     assert error is not None
@@ -82,9 +82,7 @@ def test_nothing_crosses_an_axis_of_size_one(tmp_path: Path, axis: str, plan: st
 
 @pytest.mark.parametrize("axis", ["dp", "tp", "dp+tp", "tp+dp"])
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_axes_of_the_program_are_accepted_in_either_order(
-    tmp_path: Path, axis: str, phase: str
-) -> None:
+def test_axes_of_the_program_are_accepted_in_either_order(tmp_path, axis, phase) -> None:
     assert checked(tmp_path, f'axis = "{axis}"\nphase = "{phase}"', plan="dp=2,tp=4,ep=8") is None
 
 

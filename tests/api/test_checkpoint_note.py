@@ -72,7 +72,7 @@ FP8_TEXT = "as fp8 with scales of 128 x 128 blocks"
     ],
 )
 def test_the_format_of_the_checkpoint_and_the_assumed_one_are_named(
-    tmp_path: Path, config: dict[str, Any], options: dict[str, str], end: str
+    tmp_path, config, options, end
 ) -> None:
     (note,) = notes(tmp_path, config, **options)
     assert end in note
@@ -145,7 +145,7 @@ def test_no_note_where_nothing_differs(tmp_path: Path) -> None:
     ],
 )
 def test_weights_are_in_the_format_of_the_checkpoint_unless_an_option_names_one(
-    tmp_path: Path, config: dict[str, Any], options: dict[str, str], expected: tuple[str, ...]
+    tmp_path, config, options, expected
 ) -> None:
     workload = predicted(tmp_path, config, **options).experiment.workload
     assert (workload.weight_dtype, workload.activation_dtype, workload.cache_dtype) == expected
@@ -178,7 +178,7 @@ W8A8 = {
     ],
 )
 def test_activations_are_in_the_format_of_the_checkpoint_where_the_program_has_it(
-    tmp_path: Path, options: dict[str, str], expected: str, note: str | None
+    tmp_path, options, expected, note
 ) -> None:
     run = predicted(tmp_path, W8A8, **options)
     assert run.experiment.workload.weight_dtype == expected
@@ -195,7 +195,7 @@ def test_activations_are_in_the_format_of_the_checkpoint_where_the_program_has_i
     ],
 )
 def test_programs_without_8_bit_activations_keep_those_of_16_bits(
-    tmp_path: Path, model: str, options: dict[str, str], expected: str
+    tmp_path, model, options, expected
 ) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**catalog()[model].config, **W8A8}))
@@ -213,9 +213,7 @@ def test_programs_without_8_bit_activations_keep_those_of_16_bits(
         ({"cache_dtype": "fp8"}, 'no quantized cache. Use cache_dtype="bf16"'),
     ],
 )
-def test_formats_that_torchxla_has_no_modules_for_are_refused(
-    tmp_path: Path, options: dict[str, str], text: str
-) -> None:
+def test_formats_that_torchxla_has_no_modules_for_are_refused(tmp_path, options, text) -> None:
     with pytest.raises(SpecError, match=text):
         predicted(tmp_path, {}, frontend="torchxla", **options)
 
@@ -229,7 +227,7 @@ def test_formats_that_torchxla_has_no_modules_for_are_refused(
     ],
 )
 def test_a_program_has_bf16_weights_where_it_lacks_the_format_of_the_checkpoint(
-    options: dict[str, str], text: str
+    options, text
 ) -> None:
     values = {"model": "openai/gpt-oss-20b", "topology": "v6e-8", "batch": 8} | options
     request = request_of(CompileRequest, values)
@@ -254,7 +252,7 @@ def test_a_program_has_the_format_of_the_checkpoint_if_the_plan_keeps_its_groups
     ],
 )
 def test_a_format_that_the_model_lacks_is_refused_with_a_remedy(
-    tmp_path: Path, weight_dtype: str, remedy: str
+    tmp_path, weight_dtype, remedy
 ) -> None:
     with pytest.raises(SpecError, match=remedy):
         notes(tmp_path, {}, weight_dtype=weight_dtype)
@@ -262,9 +260,7 @@ def test_a_format_that_the_model_lacks_is_refused_with_a_remedy(
 
 @pytest.mark.parametrize("topology", ["v5e-1", "h100:1"])
 @pytest.mark.parametrize("config", [NF4, ODD, {"quantization_config": {"quant_method": "aqlm"}}])
-def test_weights_in_an_assumed_format_are_no_lower_bound(
-    tmp_path: Path, config: dict[str, Any], topology: str
-) -> None:
+def test_weights_in_an_assumed_format_are_no_lower_bound(tmp_path, config, topology) -> None:
     """Nor is a batch said not to fit: the checkpoint may need less."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**catalog()["meta-llama/Llama-3.1-405B"].config, **config}))

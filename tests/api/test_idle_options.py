@@ -34,9 +34,7 @@ IDLE = [
 
 
 @pytest.mark.parametrize(("option", "value", "others", "reason"), IDLE)
-def test_an_option_without_effect_is_refused(
-    option: str, value: Any, others: dict[str, Any], reason: str
-) -> None:
+def test_an_option_without_effect_is_refused(option, value, others, reason) -> None:
     with pytest.raises(SpecError) as caught:
         predict(**others, **{option: value})
     message = str(caught.value)

@@ -1,7 +1,6 @@
 """What follows from the one declaration of an option: signature, docstring, checks and names in messages."""
 
 import inspect
-from collections.abc import Callable
 from dataclasses import fields
 
 import pytest
@@ -23,9 +22,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize(("function", "kind"), FUNCTIONS.items(), ids=lambda one: one.__name__)
-def test_signature_and_docstring_have_every_option(
-    function: Callable[..., object], kind: type
-) -> None:
+def test_signature_and_docstring_have_every_option(function, kind) -> None:
     names = {one.name for one in fields(kind)}
     assert names <= set(inspect.signature(function).parameters)
     documented = inspect.cleandoc(function.__doc__ or "").partition("Args:\n")[2].splitlines()

@@ -54,12 +54,7 @@ def test_there_are_ten_questions() -> None:
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
-def test_the_answer_is_the_one_on_the_page(
-    question: Question,
-    runs: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_answer_is_the_one_on_the_page(question, runs, monkeypatch, capsys) -> None:
     monkeypatch.chdir(runs)
     capsys.readouterr()
     run(["sql", "runs/*", question.query, "--csv"], monkeypatch)

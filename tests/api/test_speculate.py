@@ -35,9 +35,7 @@ def step(text: str, model: str = LLAMA, **options: object) -> SpeculativeStep:
         (3, 1.0, 4.0),
     ],
 )
-def test_tokens_of_a_step_follow_the_acceptance(
-    n_drafted: int, acceptance: float, n_tokens: float
-) -> None:
+def test_tokens_of_a_step_follow_the_acceptance(n_drafted, acceptance, n_tokens) -> None:
     speculation = Speculation(method=DraftMethod.EAGLE, n_drafted=n_drafted, acceptance=acceptance)
     assert speculation.tokens_per_step == pytest.approx(n_tokens, abs=0.005)
 
@@ -159,9 +157,7 @@ def test_the_document_has_the_step() -> None:
         ("eagle:other,k=1,acceptance=0.5", LLAMA, "is not of the form"),
     ],
 )
-def test_an_impossible_speculation_is_refused_with_a_remedy(
-    text: str, model: str, remedy: str | None
-) -> None:
+def test_an_impossible_speculation_is_refused_with_a_remedy(text, model, remedy) -> None:
     if remedy is None:
         remedy = "no dense layer"
     with pytest.raises(SpecError, match=remedy):

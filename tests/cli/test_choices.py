@@ -21,9 +21,7 @@ Meshscope = Callable[..., Outcome]
 
 
 @pytest.mark.parametrize("arguments", [("topologies",), ("topologies", "v5p"), ("models",)])
-def test_a_list_fits_80_columns(
-    meshscope: Meshscope, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
-) -> None:
+def test_a_list_fits_80_columns(meshscope, monkeypatch, arguments) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     outcome = meshscope(*arguments)
     assert (outcome.status, outcome.err) == (0, "")
@@ -32,9 +30,7 @@ def test_a_list_fits_80_columns(
     assert not any("…" in line for line in lines)
 
 
-def test_every_model_has_a_line_with_its_whole_id(
-    meshscope: Meshscope, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_model_has_a_line_with_its_whole_id(meshscope, monkeypatch) -> None:
     """An id can be copied from a terminal of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     words = [line.split(" ")[0] for line in meshscope("models").out.splitlines()]
@@ -92,9 +88,7 @@ def test_models_lists_the_whole_catalog(meshscope: Meshscope) -> None:
         ("deepseek_v32", "deepseek-ai/DeepSeek-V3.2"),
     ],
 )
-def test_a_search_finds_ids_aliases_and_families(
-    meshscope: Meshscope, search: str, model: str
-) -> None:
+def test_a_search_finds_ids_aliases_and_families(meshscope, search, model) -> None:
     assert model in [row["id"] for row in json.loads(meshscope("models", search, "--json").out)]
 
 

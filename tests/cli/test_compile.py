@@ -108,9 +108,7 @@ def test_progress_is_on_standard_error(meshscope, compiler) -> None:
         (("--out", "elsewhere/mine"), "elsewhere/mine"),
     ],
 )
-def test_the_folder_is_named_by_what_was_asked(
-    meshscope, compiler, options: tuple[str, ...], folder: str
-) -> None:
+def test_the_folder_is_named_by_what_was_asked(meshscope, compiler, options, folder) -> None:
     compiler(exactly)
     assert meshscope(*ASK, *options).status == 0
     assert [str(path.parent) for path in Path().rglob("manifest.json")] == [folder]

@@ -123,9 +123,7 @@ def test_the_plan_fills_the_slice(meshscope, dump: str) -> None:
     ],
     ids=["empty", "foreign", "binary", "damaged gzip"],
 )
-def test_what_is_no_hlo_is_one_message_and_leaves_nothing(
-    meshscope, content: bytes, message: str
-) -> None:
+def test_what_is_no_hlo_is_one_message_and_leaves_nothing(meshscope, content, message) -> None:
     Path("dump.txt").write_bytes(content)
     status, out, err = meshscope("import", "dump.txt", *TP8)
     assert (status, out, err.count("\n")) == (1, "", 1)
@@ -146,9 +144,7 @@ def test_what_is_no_hlo_is_one_message_and_leaves_nothing(
     ],
     ids=["missing", "plan", "same name"],
 )
-def test_faults_leave_nothing(
-    meshscope, dump: str, arguments: tuple[str, ...], message: str
-) -> None:
+def test_faults_leave_nothing(meshscope, dump, arguments, message) -> None:
     Path("copy").mkdir()
     copy = str(shutil.copy(dump, "copy"))
     status, out, err = meshscope("import", *(a.format(dump=dump, copy=copy) for a in arguments))
@@ -226,9 +222,7 @@ def test_rules_of_the_user_are_kept_with_the_run(meshscope, dump: str) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_a_bad_mesh_leaves_nothing(
-    meshscope, dump: str, options: tuple[str, ...], message: str
-) -> None:
+def test_a_bad_mesh_leaves_nothing(meshscope, dump, options, message) -> None:
     if "a=2,b=2,c=2" in options:
         Path(dump).write_text(DUMP.replace("{{0,1,2,3,4,5,6,7}}", "{{0,1,2},{3,4,5}}"))
     status, out, err = meshscope("import", dump, "--topology", "v6e-8", *options)
@@ -246,9 +240,7 @@ def test_a_bad_mesh_leaves_nothing(
     ],
     ids=["same", "other order", "two axes for one"],
 )
-def test_axes_compare_by_the_devices_that_they_group(
-    meshscope, dump: str, mesh: str, plan: str, verdict: str
-) -> None:
+def test_axes_compare_by_the_devices_that_they_group(meshscope, dump, mesh, plan, verdict) -> None:
     groups = "{{0,1,2,3},{4,5,6,7}}"
     if verdict == "different":
         groups = "{{0,2,4,6},{1,3,5,7}}"
@@ -400,7 +392,7 @@ def test_groups_that_are_parts_of_an_axis_count_for_it(meshscope) -> None:
     ids=["empty", "empty inside gzip", "damaged gzip", "binary", "random bytes", "old pickle"],
 )
 def test_a_file_of_no_known_kind_is_named_before_options_are_asked_for(
-    meshscope, tmp_path: Path, content: bytes, words: str
+    meshscope, tmp_path, content, words
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)

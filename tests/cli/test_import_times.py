@@ -148,9 +148,7 @@ def test_a_program_of_two_layers_stands_for_all(meshscope) -> None:
         ("model=2", "prefill=8x1:1024", None),
     ],
 )
-def test_lengths_give_the_throughput_of_a_step(
-    meshscope, mesh: str, lengths: str, n_sequences: int | None
-) -> None:
+def test_lengths_give_the_throughput_of_a_step(meshscope, mesh, lengths, n_sequences) -> None:
     """Sequences with one new token decode, on every data-parallel rank."""
     ask = (str(LLAMA), "--topology", "v6e:1x2", "--mesh", mesh, "--phase", "decode")
     status, out, err = meshscope("import", *ask, "--lengths", lengths, "--out", "run", "--json")
@@ -172,9 +170,7 @@ def test_lengths_give_the_throughput_of_a_step(
     ],
     ids=["fewer layers", "no layers", "lengths", "context", "too many"],
 )
-def test_bad_layers_and_lengths_leave_nothing(
-    meshscope, options: tuple[str, ...], message: str
-) -> None:
+def test_bad_layers_and_lengths_leave_nothing(meshscope, options, message) -> None:
     status, out, err = meshscope("import", *ON_TWO_CHIPS, *options)
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert message in err

@@ -45,7 +45,7 @@ def test_the_short_option_for_the_version(tmp_path: Path) -> None:
     [("meshscope pre", ["predict"]), ("meshscope predict --prefill", ["--prefill-chunk"])],
 )
 def test_the_shell_completes_commands_and_their_options(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, expected: list[str]
+    tmp_path, monkeypatch, words, expected
 ) -> None:
     monkeypatch.setenv("_MESHSCOPE_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", words)
@@ -72,9 +72,7 @@ def test_a_prediction_leaves_nothing_behind(tmp_path: Path) -> None:
     ],
     ids=["plan", "run", "model"],
 )
-def test_a_fault_of_the_user_is_one_message(
-    tmp_path: Path, arguments: tuple[str, ...], message: str
-) -> None:
+def test_a_fault_of_the_user_is_one_message(tmp_path, arguments, message) -> None:
     status, out, err = ran(*arguments, cwd=tmp_path)
     assert (status, out, list(tmp_path.iterdir())) == (1, "", [])
     assert err.startswith(message)
@@ -127,9 +125,7 @@ main()
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
 )
-def test_an_interrupted_command_leaves_nothing(
-    tmp_path: Path, number: signal.Signals, status: int
-) -> None:
+def test_an_interrupted_command_leaves_nothing(tmp_path, number, status) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", HOLD, "compile", *PREDICT[1:]],
         cwd=tmp_path,
@@ -208,9 +204,7 @@ def test_an_interruption_of_the_start_is_no_traceback(tmp_path: Path, module: st
         ("<&-", "tp=8", 0, ""),
     ],
 )
-def test_a_closed_stream_is_no_traceback(
-    tmp_path: Path, streams: str, plan: str, status: int, err: str
-) -> None:
+def test_a_closed_stream_is_no_traceback(tmp_path, streams, plan, status, err) -> None:
     words = [sys.executable, "-m", "meshscope", *PREDICT[:-1], plan]
     shell = ["sh", "-c", f'"$@" {streams}', "sh", *words]
     done = subprocess.run(shell, capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -240,9 +234,7 @@ def test_a_closed_stream_is_no_traceback(
         (("plan", *PREDICT[1:4], "--prices", "v6e=\uff12"), 1, "is no positive price"),
     ],
 )  # fmt: skip
-def test_an_empty_or_oddly_spelled_value_is_refused(
-    meshscope, words: tuple[str, ...], status: int, message: str
-) -> None:
+def test_an_empty_or_oddly_spelled_value_is_refused(meshscope, words, status, message) -> None:
     outcome = meshscope(*words)
     assert (outcome.status, outcome.out) == (status, "")
     assert message in outcome.err

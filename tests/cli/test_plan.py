@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -18,9 +17,7 @@ Meshscope = Callable[..., Outcome]
 SMALL = ("plan", "Qwen/Qwen3-4B", "--topology", "v6e-4", "--batch", "8")
 
 
-def test_the_page_and_the_picture_are_written_beside_the_answer(
-    meshscope: Meshscope, tmp_path: Path
-) -> None:
+def test_the_page_and_the_picture_are_written_beside_the_answer(meshscope, tmp_path) -> None:
     files = [tmp_path / "plan.html", tmp_path / "front.png"]
     words = ("--report", str(files[0]), "--plot", str(files[1]))
     answer = meshscope(*SMALL, *words)
@@ -48,9 +45,7 @@ def test_fewer_layers_take_less_time(meshscope: Meshscope) -> None:
 @pytest.mark.parametrize(
     ("chunk", "expected"), [("off", {None}), ("2048", {2048}), ("auto", {None, 2048, 8192})]
 )
-def test_prefill_chunk_chooses_the_chunks_to_try(
-    meshscope: Meshscope, chunk: str, expected: set[int | None]
-) -> None:
+def test_prefill_chunk_chooses_the_chunks_to_try(meshscope, chunk, expected) -> None:
     document = json.loads(meshscope(*SMALL, "--prefill-chunk", chunk, "--json").out)
     assert {choice["prefill_chunk"] for choice in document["front"]} <= expected
     plans = {choice["plan"] for choice in document["best"]}
@@ -62,9 +57,7 @@ def test_plans_without_the_chunk_are_counted_with_the_reason(meshscope: Meshscop
     assert document["space"]["n_refused"]["prefill cannot run in chunks of --prefill-chunk"] > 0
 
 
-def test_if_every_plan_is_refused_the_answer_does_not_blame_the_memory(
-    meshscope: Meshscope, tmp_path: Path
-) -> None:
+def test_if_every_plan_is_refused_the_answer_does_not_blame_the_memory(meshscope, tmp_path) -> None:
     page = tmp_path / "plan.html"
     answer = meshscope(*SMALL, "--prefill-chunk", "777", "--report", str(page))
     assert "no plan is left" in answer.out
@@ -87,9 +80,7 @@ def test_dtype_is_that_of_activations_and_of_what_is_not_quantized(meshscope: Me
         (("--out", "x"), "--verify"),
     ],
 )
-def test_options_without_effect_are_refused(
-    meshscope: Meshscope, words: tuple[str, ...], remedy: str
-) -> None:
+def test_options_without_effect_are_refused(meshscope, words, remedy) -> None:
     refused = meshscope(*SMALL, *words)
     assert refused.status == 2
     assert remedy in refused.err

@@ -18,9 +18,7 @@ LLAMA = ("plan", "meta-llama/Llama-3.3-70B")
 SLO = ("--slo", "ttft=2,tpot=0.05", "--batch", "1:64")
 
 
-def test_fit_answers_for_all_slices_within_80_columns(
-    meshscope: Meshscope, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_answers_for_all_slices_within_80_columns(meshscope, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     outcome = meshscope(*LLAMA, "--fit")
     assert (outcome.status, outcome.err) == (0, "")
@@ -111,9 +109,7 @@ def test_the_cheapest_slice_comes_with_its_plan(meshscope: Meshscope) -> None:
         (("--fit", "--prefill-chunk", "512,1024"), 1, "that of one chunk"),
     ],
 )
-def test_impossible_options_are_refused(
-    meshscope: Meshscope, options: tuple[str, ...], status: int, message: str
-) -> None:
+def test_impossible_options_are_refused(meshscope, options, status, message) -> None:
     outcome = meshscope(*LLAMA, *options)
     assert (outcome.status, outcome.out) == (status, "")
     assert message in outcome.err

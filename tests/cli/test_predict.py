@@ -95,9 +95,7 @@ def test_dtype_sets_all_three_and_each_may_differ(meshscope) -> None:
         (("--out", "a\x1b[31m/" + "x" * 300), "cannot write the run 'a\\x1b[31m/xxx"),
     ],
 )
-def test_a_fault_is_one_message_and_leaves_nothing(
-    meshscope, options: tuple[str, ...], message: str
-) -> None:
+def test_a_fault_is_one_message_and_leaves_nothing(meshscope, options, message) -> None:
     status, out, err = meshscope("predict", *ASK, *options)
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert message in err

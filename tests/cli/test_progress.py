@@ -25,9 +25,7 @@ def lines(text: str) -> list[str]:
     return [line.split("] ")[1] for line in text.splitlines()]
 
 
-def test_a_file_gets_a_line_a_step_with_the_time_left_where_it_is_known(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_file_gets_a_line_a_step_with_the_time_left_where_it_is_known(capsys) -> None:
     with WorkProgress() as display:
         progress = ReportedProgress(display, {"prefill": 31.4}, earlier="runs/a")
         progress("prefill", "compiling")
@@ -100,9 +98,7 @@ def test_a_worker_reports_steps_and_answers_each_request(tmp_path: Path) -> None
     assert reports == [("devices", "request 1", None), ("devices", "request 2", None)]
 
 
-def test_an_exception_in_a_worker_is_one_message_and_the_next_request_is_answered(
-    tmp_path: Path,
-) -> None:
+def test_an_exception_in_a_worker_is_one_message_and_the_next_request_is_answered(tmp_path) -> None:
     with Worker("builtins:int", tmp_path) as worker:
         with pytest.raises(RunFailedError, match="Python refused: ValueError: invalid literal"):
             worker.do("x", TASK)

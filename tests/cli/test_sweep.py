@@ -128,9 +128,7 @@ def test_the_same_experiment_twice_is_one(meshscope) -> None:
     assert len(runs()) == 1
 
 
-def test_failures_are_reported_stored_and_retried_on_request(
-    meshscope, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_are_reported_stored_and_retried_on_request(meshscope, monkeypatch) -> None:
     write({"defaults": SMALL | {"model": "Qwen3-4B"}, "grid": {"plan": ["tp=8", "dp=8"], "batch": 8}})  # fmt: skip
     with monkeypatch.context() as patch:
         program = "import sys; sys.stderr.write('meshscope: no room.\\n'); sys.exit(1)"

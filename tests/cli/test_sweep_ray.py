@@ -77,9 +77,7 @@ def events(folder: str, run: str) -> pl.DataFrame:
         ("os.kill(os.getppid(), 9)", "the Ray task failed (WorkerCrashedError)"),
     ],
 )  # fmt: skip
-def test_a_failure_is_kept_in_words(
-    meshscope, cluster: Any, monkeypatch: pytest.MonkeyPatch, program: str, message: str
-) -> None:
+def test_a_failure_is_kept_in_words(meshscope, cluster, monkeypatch, program, message) -> None:
     """Ray tries a command again if its worker process was lost, until that happened four times."""
     write(["tp=8"])
     tries = Path("tries").absolute()
@@ -120,9 +118,7 @@ def test_traces_on_a_cluster_keep_their_executions(meshscope, cluster: Any) -> N
 
 
 @pytest.mark.slow
-def test_a_node_lost_half_way_costs_no_run(
-    meshscope, cluster: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_node_lost_half_way_costs_no_run(meshscope, cluster, monkeypatch, tmp_path) -> None:
     """The second command of one node waits to be killed with it; the other node makes its run."""
     write(GRID["plan"])
     [node] = cluster.worker_nodes

@@ -56,9 +56,7 @@ def test_errors_are_those_in_the_documentation(half: Half) -> None:
     ("half", "n", "typical", "worst"),
     [(Half.EXAMINED, 23, 0.08, 0.15), (Half.UNSEEN, 6, 0.09, 0.18)],
 )
-def test_errors_of_other_models_are_those_in_the_documentation(
-    half: Half, n: int, typical: float, worst: float
-) -> None:
+def test_errors_of_other_models_are_those_in_the_documentation(half, n, typical, worst) -> None:
     errors = errors_of(half)
     assert len(errors) == n
     assert median(errors) < typical
@@ -79,9 +77,7 @@ def test_each_group_that_judges_is_within_a_tenth_and_its_worst_step_within_a_qu
 @pytest.mark.parametrize(
     ("name", "limit"), [("sgl-q7b-tp1-P-c128-i1024", 0.03), ("sgl-oct-q32b-tp4-P-c32-i4096", 0.09)]
 )
-def test_compiled_prefills_of_other_models_are_nearer_than_the_closed_form(
-    name: str, limit: float
-) -> None:
+def test_compiled_prefills_of_other_models_are_nearer_than_the_closed_form(name, limit) -> None:
     step = next(step for step in compared_steps() if step.published.id == name)
     assert step.compiled is not None
     error = abs(step.error_of(step.compiled))
@@ -106,7 +102,7 @@ def step_with(host_s: float, least_host_s: float) -> PublishedStep:
     [(9, 10, False), (9.5, 10, True), (12, 12, True), (14.5, 14, True), (15, 14, False)],
 )
 def test_an_error_counts_from_the_nearer_end_of_a_range(
-    predicted_ms: float, nearest_ms: float, *, is_inside: bool
+    predicted_ms, nearest_ms, *, is_inside
 ) -> None:
     step = step_with(host_s=4e-3, least_host_s=0.0)
     value_s = predicted_ms / 1e3
@@ -132,9 +128,7 @@ def test_only_servers_on_several_chips_have_a_range() -> None:
     ("name", "floor_ms"),
     [("sgl-oct-q3moe-epmoe-D-c32-i4096", 10.3), ("sgl-q7b-tp1-D-c8-i1024", 9.1)],
 )
-def test_host_time_leaves_less_than_the_bytes_of_two_unseen_steps_take(
-    name: str, floor_ms: float
-) -> None:
+def test_host_time_leaves_less_than_the_bytes_of_two_unseen_steps_take(name, floor_ms) -> None:
     step = next(step for step in STEPS if step.id == name)
     chip = step.experiment.topology.chip
     form = plan_form(step.experiment, step.phase, efficiency=PEAKS)

@@ -356,9 +356,9 @@ def test_weights_arrive_behind_collectives_and_small_operations():
     [("f4e2m1fn_experts", 0.0011, True), ("s4", 0.00052, False), ("s8", 0.0, False)],
 )
 def test_experts_of_4_bits_are_converted_where_that_takes_longer_than_their_bytes(
-    weight_dtype: str,
-    of_weight: float,
-    is_bound: bool,  # noqa: FBT001  whether the conversion is the longer one
+    weight_dtype,
+    of_weight,
+    is_bound,
 ) -> None:
     experiment = experiment_of(
         model=read_model(MOE),
@@ -459,9 +459,7 @@ def test_chunks_of_whole_sequences_cost_as_many_smaller_batches(experiment: Expe
         (MOE, 4096, False),
     ],
 )
-def test_prefill_notes_that_it_lacks_the_choice_of_an_indexer(
-    model: str, prompt: int, *, has_note: bool
-) -> None:
+def test_prefill_notes_that_it_lacks_the_choice_of_an_indexer(model, prompt, *, has_note) -> None:
     experiment = experiment_of(
         model=read_model(model),
         plan=parse_plan("tp=8,ep=8"),

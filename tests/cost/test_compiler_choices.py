@@ -64,10 +64,10 @@ def test_other_devices_scatter_what_they_reduce():
     ],
 )
 def test_a_single_row_of_logits_is_gathered_by_an_all_reduce(
-    model: str,
-    plan: str,
-    batch: int,
-    is_reduced: bool,  # noqa: FBT001  a column of the table
+    model,
+    plan,
+    batch,
+    is_reduced,
 ):
     """Compiled for v6e-8: the logits of one sequence, 4,736 to 18,992 on each device."""
     topology = "v6e-8" if plan != "tp=2" else "v6e:1x2"
@@ -84,9 +84,9 @@ def test_a_single_row_of_logits_is_gathered_by_an_all_reduce(
     [("deepseek-ai/DeepSeek-V2-Lite", 64, True), ("Qwen/Qwen3-30B-A3B", 128, False)],
 )
 def test_row_counts_of_experts_are_gathered_by_an_all_reduce(
-    model: str,
-    n_experts: int,
-    is_reduced: bool,  # noqa: FBT001  a column of the table
+    model,
+    n_experts,
+    is_reduced,
 ):
     """Compiled for v6e-8: all-reduces of 8 to 192 counts of 8 devices each, gathers of 128, 256, 384 and 512."""
     rows = predict(_experiment("dp=2,tp=4,ep=8", 8, model))
@@ -107,10 +107,10 @@ def test_row_counts_of_experts_are_gathered_by_an_all_reduce(
     ],
 )
 def test_row_counts_of_more_than_32_devices_are_gathered_by_an_all_reduce(
-    model: str,
-    topology: str,
-    plan: str,
-    is_reduced: bool,  # noqa: FBT001  a column of the table
+    model,
+    topology,
+    plan,
+    is_reduced,
 ):
     """Compiled in docs/evidence/best-plans: 58 and 60 layers that send twice as many bytes of counts."""
     experiment = _experiment(plan, 64, model, topology, n_layers=4)
@@ -138,11 +138,11 @@ def test_row_counts_of_more_than_32_devices_are_gathered_by_an_all_reduce(
     ],
 )
 def test_a_prefill_reduces_whole_arrays_of_a_sequence_or_over_a_slice(
-    topology: str,
-    plan: str,
-    batch: int,
-    prompt: int,
-    is_reduced: bool,  # noqa: FBT001  a column of the table
+    topology,
+    plan,
+    batch,
+    prompt,
+    is_reduced,
 ):
     """Compiled with libtpu 0.0.42.1: `psum_scatter` of the same shapes over the same groups."""
     experiment = _experiment(plan, batch, topology=topology)
@@ -276,9 +276,7 @@ def _row(values: dict[str, Any]) -> Collective:
         ("meta-llama/Llama-3.1-405B", "tp=8,sp", 8, 458_752),
     ],
 )
-def test_sums_of_whole_tiles_of_rows_are_scattered(
-    model: str, plan: str, batch: int, wire_bytes: int
-):
+def test_sums_of_whole_tiles_of_rows_are_scattered(model, plan, batch, wire_bytes):
     run = meshscope.predict(model, topology="tpu7x:2x2x1", plan=plan, batch=batch)
     rows = [r for r in run.record.rows if r.phase is Phase.DECODE and r.kind is Kind.REDUCE_SCATTER]
     assert {row.wire_bytes for row in rows} == {wire_bytes}

@@ -24,9 +24,7 @@ from meshscope.plans.workload import Workload
         ("dp=2,tp=2,ep=4", "dp=2,cp=4,tp=2,ep=4"),
     ],
 )
-def test_replicas_and_blocks_of_the_prompt_leave_the_costs_of_a_device(
-    plan: str, replicated: str
-) -> None:
+def test_replicas_and_blocks_of_the_prompt_leave_the_costs_of_a_device(plan, replicated) -> None:
     costs = [
         plan_costs(
             experiment_of(

@@ -121,9 +121,7 @@ NOTE = "times of gathers and scatters on SparseCores, 1 here, have no measured b
 @pytest.mark.parametrize(
     ("text", "notes"), [(OFFLOADED, (NOTE,)), (OFFLOADED.replace("sparsecore", "main"), ())]
 )
-def test_times_of_gathers_on_sparse_cores_have_no_measured_basis(
-    text: str, notes: tuple[str, ...]
-) -> None:
+def test_times_of_gathers_on_sparse_cores_have_no_measured_basis(text, notes) -> None:
     module = parse_hlo(text, "m.hlo")
     mesh = Mesh(axes=(("device", 1),))
     collectives = module_collectives(module, mesh=mesh, crosses_slices=lambda _: None)

@@ -114,10 +114,10 @@ def test_scales_of_experts_are_no_rows():
     ],
 )
 def test_experts_of_4_bits_take_the_longer_of_their_bytes_and_their_conversion(
-    chip: str,
-    scales: str,
-    bundles: int,
-    is_bound: bool,  # noqa: FBT001  whether the conversion is the longer one
+    chip,
+    scales,
+    bundles,
+    is_bound,
 ) -> None:
     """Each of 32 experts has two blocks of 1,024 x 768 weights, whose bundles are known."""
     shapes = f"s32[33];s32[32];bf16[16,2048];s4[32,2048,768];{scales}"
@@ -357,9 +357,7 @@ def test_decode_reads_the_mean_context():
 @pytest.mark.parametrize(
     ("plan", "rows_share"), [("dp=2,tp=4,ep=8", 8), ("tp=8", 1), ("dp=8,ep=8", 8)]
 )
-def test_expert_load_counts_all_tokens_that_may_choose_an_expert(
-    plan: str, rows_share: int
-) -> None:
+def test_expert_load_counts_all_tokens_that_may_choose_an_expert(plan, rows_share) -> None:
     """A token chooses 8 of 128 experts; a device has a shard of all, or 16."""
     experiment = experiment_of(
         model=read_model("Qwen/Qwen3-30B-A3B"),

@@ -1,7 +1,6 @@
 """Predicted memory: weights and cache, against the device's HBM."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -50,7 +49,7 @@ def test_llama_70b_on_v5e_needs_the_memory_of_the_scaling_book(make: Make) -> No
     ],
 )
 def test_a_plan_whose_weights_exceed_the_hbm_does_not_fit(
-    make: Make, *, topology: str, plan: str, hbm_bytes: float | None, fits: bool | None
+    make, *, topology, plan, hbm_bytes, fits
 ) -> None:
     memory = predicted_memory(make("Qwen3-32B", plan, topology=topology, batch=8))
     assert (memory.hbm_bytes, memory.fits) == (hbm_bytes, fits)
@@ -67,7 +66,7 @@ def test_the_cache_counts_against_the_hbm(make: Make) -> None:
 @pytest.mark.parametrize("engine", Engine)
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "Llama-3.2-3B"])
 def test_without_a_pipeline_a_device_holds_its_share_of_the_whole_model(
-    engine: Engine, model: str, make: Make
+    engine, model, make
 ) -> None:
     experiment = make(model, "tp=8", engine=engine)
     plan, workload = experiment.plan, experiment.workload
@@ -96,9 +95,7 @@ TABLE, NORM, CACHE = 128256 * 3072, 3072, 2 * 256 * 1024
         ("pp=28", LAYER + TABLE + NORM, CACHE),
     ],
 )
-def test_a_pipeline_counts_its_largest_stage(
-    plan: str, weights: int, cache: int, make: Make
-) -> None:
+def test_a_pipeline_counts_its_largest_stage(plan, weights, cache, make) -> None:
     memory = predicted_memory(make("Llama-3.2-3B", plan, engine=Engine.VLLM))
     assert (memory.weights_bytes, memory.kv_cache_bytes) == (2 * weights, 2 * cache)
 
@@ -125,9 +122,7 @@ def test_an_estimate_of_temporary_buffers_has_an_interval(make: Make) -> None:
 
 
 @pytest.mark.parametrize("options", [{"engine": Engine.VLLM}, {"topology": "h100:8"}], ids=str)
-def test_without_formulas_the_temporary_buffers_are_unknown(
-    make: Make, options: dict[str, Any]
-) -> None:
+def test_without_formulas_the_temporary_buffers_are_unknown(make, options) -> None:
     memory = predicted_memory(make("Llama-3.1-8B", "tp=8", **{"topology": "v6e-8"} | options))
     assert (memory.temp_bytes, memory.fits, memory.fit) == (None, None, FitState.UNKNOWN)
     assert memory.fit_reason == "the size of temporary buffers is unknown"

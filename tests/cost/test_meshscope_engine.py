@@ -196,9 +196,7 @@ def test_all_fields_of_a_predicted_row(make: Make, small: Model) -> None:
     assert (logits.stage, logits.crosses_slices, logits.inserted_by) == (None, None, "program")
 
 
-def test_the_ring_sends_to_the_next_device_of_cp_in_every_turn_but_the_last(
-    make: Make, small: Model
-) -> None:
+def test_the_ring_sends_to_the_next_device_of_cp_in_every_turn_but_the_last(make, small) -> None:
     k = next(r for r in predict(make(small, "cp=3,tp=4", prompt=12)) if r.kind is CP)
     assert k.groups[:3] == ((0, 4), (4, 8), (8, 0))
     assert (k.n_groups, k.group_size, k.count) == (12, 2, 2)
@@ -231,9 +229,7 @@ def test_a_ring_sends_the_bytes_of_an_all_gather(model: str, n_held: int, make: 
 
 
 @pytest.mark.parametrize(("output", "n_steps"), [(1, {1}), (2, {1}), (128, {1, 127})])
-def test_decode_exists_only_with_decode_steps(
-    output: int, n_steps: set[int], make: Make, small: Model
-) -> None:
+def test_decode_exists_only_with_decode_steps(output, n_steps, make, small) -> None:
     rows = predict(make(small, "tp=4", output=output))
     assert {r.n_steps for r in rows} == n_steps
     assert {r.phase for r in rows} == ({Phase.PREFILL} if output == 1 else set(REQUEST_PHASES))
@@ -294,9 +290,7 @@ def test_sp_sends_what_plain_tp_sends_and_the_last_token_besides(phase: Phase, m
         ("Qwen2.5-32B", "fsdp=2,tp=4"),
     ],
 )
-def test_fsdp_gathers_every_matrix_once_a_step_a_tied_table_too(
-    model: str, plan: str, make: Make
-) -> None:
+def test_fsdp_gathers_every_matrix_once_a_step_a_tied_table_too(model, plan, make) -> None:
     """fsdp gathers what a device holds without fsdp, except norms and biases."""
     experiment = make(model, plan, batch=8)
     without_fsdp = Plan(tp=experiment.plan.tp)

@@ -46,9 +46,7 @@ def _prefill(weight_dtype: str, topology: str, model: str = "meta-llama/Llama-3.
         ("s8_w8a8", "h100", 1.0),
     ],
 )
-def test_products_run_at_the_published_peak_of_their_dtype(
-    weight_dtype: str, chip: str, speedup: float
-) -> None:
+def test_products_run_at_the_published_peak_of_their_dtype(weight_dtype, chip, speedup) -> None:
     assert product_speedup(weight_dtype, chip_of(chip)) == speedup
 
 

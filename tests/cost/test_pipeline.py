@@ -124,7 +124,7 @@ OUTER, CACHE = 128256 * 3072 + 3072, 2 * 256 * 1024
 
 @pytest.mark.parametrize(("plan", "n_stored"), [("pp=2", 14), ("pp=3", 10), ("pp=28", 1)])
 def test_every_stage_allocates_the_largest_number_of_layers_and_both_tables(
-    plan: str, n_stored: int, make: Make
+    plan, n_stored, make
 ) -> None:
     """28 layers over three stages are 9, 10, 9: one program allocates 10 on each stage."""
     memory = predicted_memory(make("Llama-3.2-3B", plan))

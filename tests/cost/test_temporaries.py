@@ -30,9 +30,7 @@ INPUT_BYTES = 2_000_000  # tokens and positions of a step, and the padding of ve
 
 
 @pytest.mark.parametrize("judged", judged_cases(), ids=lambda judged: judged.case.line)
-def test_weights_and_cache_with_their_padding_are_the_arguments_of_the_program(
-    judged: JudgedCase,
-) -> None:
+def test_weights_and_cache_with_their_padding_are_the_arguments_of_the_program(judged) -> None:
     """DeepSeek-V2-Lite with tp=8: experts of 1,408 / 8 = 176 columns in rows of 256, 1.09 GB of padding."""
     resident = predicted_memory(judged.case.experiment).resident_bytes
     assert 0 <= judged.argument_bytes - resident < INPUT_BYTES
@@ -91,7 +89,7 @@ def test_plain_attention_keeps_its_scores() -> None:
     [(65_536, 2048, 1_679_911_104), (1_047_552, 256, 2_448_090_080)],  # libtpu 0.0.42.1
 )
 def test_compressed_attention_keeps_the_scores_of_a_window_and_all_entries(
-    prompt: int, chunk: int, compiled_bytes: int
+    prompt, chunk, compiled_bytes
 ) -> None:
     values = {"model": "deepseek-ai/DeepSeek-V4-Flash", "topology": "v6e-8", "plan": "tp=8"}
     sizes = {"prompt": prompt, "output": 1024, "prefill_chunk": str(chunk), "layers": 3}

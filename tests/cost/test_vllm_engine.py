@@ -56,9 +56,7 @@ def test_layers_are_rows_of_their_stage(make: Make) -> None:
         ("tp=4", 132, {"tp"}, {None}),
     ],
 )
-def test_an_axis_of_size_one_costs_nothing(
-    plan: str, n_rows: int, axes: set[str], stages: set[int | None], make: Make
-) -> None:
+def test_an_axis_of_size_one_costs_nothing(plan, n_rows, axes, stages, make) -> None:
     rows = predict(make("Llama-3.1-8B", plan, engine=Engine.VLLM))
     assert len(rows) == n_rows
     assert {r.axis for r in rows} == axes

@@ -3,7 +3,6 @@
 import json
 import stat
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -48,9 +47,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "meshscope" / "compilers"
 
 
-def test_a_compiler_is_listed_used_and_removed(
-    fake_python: Callable[..., Path], cache: Path, tmp_path: Path
-) -> None:
+def test_a_compiler_is_listed_used_and_removed(fake_python, cache, tmp_path) -> None:
     folder = install_compiler(NAME, python=str(fake_python(versions=PINS)))
 
     assert folder == cache / NAME
@@ -64,9 +61,7 @@ def test_a_compiler_is_listed_used_and_removed(
     assert not folder.exists()
 
 
-def test_a_failed_installation_leaves_nothing(
-    fake_python: Callable[..., Path], cache: Path
-) -> None:
+def test_a_failed_installation_leaves_nothing(fake_python, cache) -> None:
     python = fake_python(versions=PINS, failing="libtpu==0.0.37")
     with pytest.raises(MissingToolError, match=r"nothing of it was kept: .*found for libtpu"):
         install_compiler(NAME, python=str(python))

@@ -80,9 +80,7 @@ def test_experts_over_dp_have_an_axis_beside_data_parallel_attention() -> None:
         ),
     ],
 )
-def test_quantized_weights_are_those_of_an_fp8_checkpoint(
-    dtype: str, block: list[int] | None, variables: dict[str, str]
-) -> None:
+def test_quantized_weights_are_those_of_an_fp8_checkpoint(dtype, block, variables) -> None:
     made = experiment("Qwen/Qwen3-32B", "tp=8", weight_dtype=dtype)
     config = vllm_config(made, None).model_config
 

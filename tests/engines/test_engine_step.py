@@ -70,9 +70,7 @@ def test_chunks_of_a_prompt_run_the_same_programs_for_longer() -> None:
     assert cut.time.step.value_s > 2 * whole.time.step.value_s
 
 
-def test_the_message_of_the_engine_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_message_of_the_engine_is_shown(tmp_path, monkeypatch) -> None:
     said = {"type": "UnsupportedArchitectureError", "message": "not registered in tpu-inference"}
     answer = json.dumps({"error": said | {"is_ours": False, "errno": None}})
     monkeypatch.setattr(workers, "MAIN", ("-c", f"print('meshscope: ' + {answer!r})"))

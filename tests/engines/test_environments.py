@@ -39,9 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "meshscope" / "engines"
 
 
-def test_an_installed_release_is_listed_used_and_removed(
-    fake_python: Callable[..., Path], cache: Path, tmp_path: Path
-) -> None:
+def test_an_installed_release_is_listed_used_and_removed(fake_python, cache, tmp_path) -> None:
     steps: list[str] = []
 
     folder = install_engine(ENGINE, python=str(fake_python(versions=PINS)), report=steps.append)
@@ -62,9 +60,7 @@ def test_an_installed_release_is_listed_used_and_removed(
 
 
 @pytest.mark.parametrize("failing", ["sympy", "tpu-inference==0.32.0"])
-def test_a_failed_installation_leaves_nothing(
-    failing: str, fake_python: Callable[..., Path], cache: Path
-) -> None:
+def test_a_failed_installation_leaves_nothing(failing, fake_python, cache) -> None:
     python = fake_python(versions=PINS, failing=failing)
 
     with pytest.raises(MissingToolError, match=f"nothing of it was kept: .*found for {failing}"):
@@ -73,18 +69,14 @@ def test_a_failed_installation_leaves_nothing(
     assert list(cache.iterdir()) == []
 
 
-def test_other_versions_than_the_pins_are_not_kept(
-    fake_python: Callable[..., Path], cache: Path
-) -> None:
+def test_other_versions_than_the_pins_are_not_kept(fake_python, cache) -> None:
     with pytest.raises(MissingToolError, match=r"broken: jax 0\.9\.0 instead of jax 0\.11\.2"):
         install_engine(ENGINE, python=str(fake_python(versions=PINS | {"jax": "0.9.0"})))
 
     assert list(cache.iterdir()) == []
 
 
-def test_leftovers_of_a_killed_installation_are_removed(
-    fake_python: Callable[..., Path], cache: Path
-) -> None:
+def test_leftovers_of_a_killed_installation_are_removed(fake_python, cache) -> None:
     left = cache / ".vllm-tpu-0.32.0.partial-999999999"
     left.mkdir(parents=True)
 
@@ -100,9 +92,7 @@ def test_an_old_python_is_refused(fake_python: Callable[..., Path]) -> None:
         install_engine(ENGINE, python=str(python))
 
 
-def test_without_a_new_python_the_release_for_this_one_is_named(
-    fake_python: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_new_python_the_release_for_this_one_is_named(fake_python, monkeypatch) -> None:
     fake_python(versions={}, failing=">=3.12")
     monkeypatch.setattr("sys.version_info", (3, 11, 9, "final", 0))
     with pytest.raises(MissingToolError, match=r"or install --engine-version 0\.24\.0$"):
@@ -116,9 +106,7 @@ def test_a_python_that_does_not_run_is_refused() -> None:
         install_engine(ENGINE, python="/no/python")
 
 
-def test_a_full_disk_is_refused(
-    fake_python: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_refused(fake_python, cache, monkeypatch) -> None:
     usage = type("Usage", (), {"free": 10**9})
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
 
@@ -128,9 +116,7 @@ def test_a_full_disk_is_refused(
     assert list(cache.iterdir()) == []
 
 
-def test_a_broken_environment_is_refused_and_can_be_removed(
-    fake_python: Callable[..., Path],
-) -> None:
+def test_a_broken_environment_is_refused_and_can_be_removed(fake_python) -> None:
     folder = install_engine(ENGINE, python=str(fake_python(versions=PINS)))
     (folder / "bin" / "python").unlink()
 
@@ -166,18 +152,14 @@ def test_every_release_pins_what_decides_the_program() -> None:
         assert release.checkout is not None or package.endswith(f"=={release.version}")
 
 
-def test_without_uv_the_remedy_is_its_installation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_uv_the_remedy_is_its_installation(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     with pytest.raises(MissingToolError, match="Install it: pip install uv"):
         install_engine(ENGINE, engine_version="0.12.0")
 
 
-def test_uv_takes_the_index_of_pip(
-    fake_python: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uv_takes_the_index_of_pip(fake_python, tmp_path, monkeypatch) -> None:
     config = tmp_path / "pip.conf"
     config.write_text(
         "[global]\nindex-url = https://index.example/simple\nextra-index-url =\n"
@@ -194,9 +176,7 @@ def test_uv_takes_the_index_of_pip(
     assert settings == "https://index.example/simple https://a.example https://b.example"
 
 
-def test_a_worker_sees_meshscope_and_none_of_its_neighbors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_sees_meshscope_and_none_of_its_neighbors(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONHOME", "/elsewhere")
 
     variables = lone_variables(tmp_path)
@@ -216,9 +196,7 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_checkout_is_installed_from_a_copy(
-    checkout: Path, fake_python: Callable[..., Path], cache: Path, tmp_path: Path
-) -> None:
+def test_a_checkout_is_installed_from_a_copy(checkout, fake_python, cache, tmp_path) -> None:
     before = sorted(checkout.rglob("*"))
 
     folder = install_engine(
@@ -234,9 +212,7 @@ def test_a_checkout_is_installed_from_a_copy(
     assert listed["version"] == "main"
 
 
-def test_the_version_names_the_commit(
-    checkout: Path, fake_python: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_the_version_names_the_commit(checkout, fake_python, tmp_path) -> None:
     git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b.example"]
     subprocess.run(["git", "init", "-q", str(checkout)], check=True)
     subprocess.run([*git, "add", "."], check=True)

@@ -97,9 +97,7 @@ def test_every_engine_has_an_adapter_whose_module_exists() -> None:
         ),
     ],
 )
-def test_what_an_engine_does_not_take_is_refused(
-    frontend: Frontend, model: str, plan: str, options: dict[str, Any], message: str
-) -> None:
+def test_what_an_engine_does_not_take_is_refused(frontend, model, plan, options, message) -> None:
     refused = experiment(frontend, model, plan, **options)
     with pytest.raises((PlanError, SpecError), match=message):
         check_can_compile(refused)

@@ -13,7 +13,7 @@ import pytest
 import meshscope
 from meshscope.api import compile as api
 from meshscope.backends.compile import compile as backend
-from meshscope.errors import MeshscopeError, PlanError, SpecError
+from meshscope.errors import PlanError, SpecError
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.programs.environments import release_of
 
@@ -107,11 +107,7 @@ def test_the_stored_text_is_of_maxtexts_own_step() -> None:
     ],
 )
 def test_what_a_training_step_does_not_take_is_refused(
-    options: dict[str, Any],
-    kind: type[MeshscopeError],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    options, kind, message, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if "engine_version" not in options:

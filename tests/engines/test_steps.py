@@ -62,9 +62,7 @@ def test_every_case_is_stored() -> None:
 
 
 @pytest.mark.parametrize("release", ["0.12.0", "0.24.0", "0.32.0"])
-def test_three_releases_reduce_after_embedding_attention_and_mlp(
-    release: str, replay: Replay
-) -> None:
+def test_three_releases_reduce_after_embedding_attention_and_mlp(release, replay) -> None:
     collectives = rows(replay(f"llama-{release}"), Phase.DECODE)
 
     reduced = [(row.layer, row.part) for row in collectives if row.kind is Kind.ALL_REDUCE]
@@ -73,9 +71,7 @@ def test_three_releases_reduce_after_embedding_attention_and_mlp(
 
 
 @pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
-def test_experts_of_deepseek_get_gathered_tokens_and_scatter_their_sums(
-    phase: Phase, replay: Replay
-) -> None:
+def test_experts_of_deepseek_get_gathered_tokens_and_scatter_their_sums(phase, replay) -> None:
     run = replay("deepseek-0.32.0")
     collectives = rows(run, phase)
 
@@ -203,9 +199,7 @@ def test_experts_over_tp_are_summed_once_a_layer(replay: Replay) -> None:
 
 
 @pytest.mark.parametrize("name", MAIN)
-def test_a_server_s_own_dump_has_the_same_layers_and_parts(
-    name: str, replay: Replay, tmp_path: Path
-) -> None:
+def test_a_server_s_own_dump_has_the_same_layers_and_parts(name, replay, tmp_path) -> None:
     """The rules of `import` find them in the engine's own names."""
     texts: list[str] = []
     for program in ("decode", "decode.sample"):
@@ -295,9 +289,7 @@ def test_both_steps_have_times_and_memory(run: meshscope.Run) -> None:
     assert document["unattributed"]["count"] == 0
 
 
-def test_import_reads_the_same_dump_with_the_axes_of_maxtext(
-    run: meshscope.Run, tmp_path: Path
-) -> None:
+def test_import_reads_the_same_dump_with_the_axes_of_maxtext(run, tmp_path) -> None:
     text = tmp_path / "decode.hlo.txt"
     text.write_text(hlo_text(MAXTEXT, "decode"))
 
@@ -339,9 +331,7 @@ def test_decode_attends_without_a_kernel_and_samples_from_whole_logits() -> None
     assert "f32[64,1,128256]" in text
 
 
-def test_experts_of_mixtral_are_summed_over_devices_before_they_are_combined(
-    replay: Replay,
-) -> None:
+def test_experts_of_mixtral_are_summed_over_devices_before_they_are_combined(replay) -> None:
     mixture = replay("mixtral-maxtext")
     collectives = rows(mixture, Phase.DECODE)
     sums = [row for row in collectives if row.part is Part.MOE_EXPERTS]

@@ -184,9 +184,7 @@ def _refuse(_: object) -> object:
     raise CompileError("compiled again")
 
 
-def test_code_that_calls_it_from_another_line_gets_the_program_from_the_cache(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_code_that_calls_it_from_another_line_gets_the_program_from_the_cache(monkeypatch) -> None:
     def called(x: jax.Array) -> jax.Array:
         return x + 6
 
@@ -226,9 +224,7 @@ def test_an_entry_that_is_damaged_or_of_another_version_is_compiled_again(text: 
     assert compiled().time == first.time
 
 
-def test_a_crash_of_the_compiler_is_a_message_and_the_next_program_compiles(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_crash_of_the_compiler_is_a_message_and_the_next_program_compiles(monkeypatch) -> None:
     def grown() -> meshscope.Run:
         x = shape(8, 8, spec=P("d"))
         return meshscope.compile(_grow, x, topology=SLICE, mesh="d=4", name="grow")
@@ -290,9 +286,7 @@ def broken(x: jax.Array, w: jax.Array) -> jax.Array:
         (_grow, (np.zeros((8, 8)),), {"mesh": "d=4", "topology": "cpu:4"}, "not a TPU slice"),
     ],
 )
-def test_bad_input_is_one_message(
-    function: object, arguments: tuple[object, ...], options: dict[str, object], message: str
-) -> None:
+def test_bad_input_is_one_message(function, arguments, options, message) -> None:
     with pytest.raises(meshscope.MeshscopeError) as caught:
         meshscope.compile(function, *arguments, **{"topology": SLICE, **options})
     assert re.search(message, str(caught.value)), str(caught.value)

@@ -44,12 +44,7 @@ def hash_of(text: str, tmp_path: Path) -> str:
         ("{0}", "{0:T(8,128)}", False),
     ],
 )
-def test_a_program_is_the_same_whatever_its_names_and_lines(
-    old: str,
-    new: str,
-    is_same: bool,  # noqa: FBT001
-    tmp_path: Path,
-) -> None:
+def test_a_program_is_the_same_whatever_its_names_and_lines(old, new, is_same, tmp_path) -> None:
     assert (hash_of(TEXT, tmp_path) == hash_of(TEXT.replace(old, new), tmp_path)) is is_same
 
 

@@ -88,9 +88,7 @@ def test_gpus_without_published_rates_are_for_imports(name: str) -> None:
         ("v5p", "TPU v9", None),
     ],
 )
-def test_the_profilers_name_of_a_device_tells_its_chip(
-    chip: str, device: str, *, is_named: bool | None
-) -> None:
+def test_the_profilers_name_of_a_device_tells_its_chip(chip, device, *, is_named) -> None:
     assert is_chip_named(chip_of(chip, is_imported=True), device) is is_named
 
 

@@ -15,9 +15,7 @@ from meshscope.hardware.chips import CHIPS, ChipKind, precision_notes
         ("v5e", "s4", "v5e has no int4 unit and multiplies int4 weights as bf16"),
     ],
 )
-def test_narrow_weights_are_multiplied_as_activations(
-    chip: str, weights: str, expected: str
-) -> None:
+def test_narrow_weights_are_multiplied_as_activations(chip, weights, expected) -> None:
     (note,) = precision_notes(weights, "bf16", CHIPS[chip])
 
     assert note.startswith(f"{expected}: bytes count as stored, products at the bf16 peak")

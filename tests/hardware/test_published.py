@@ -122,9 +122,7 @@ def test_only_collectives_outside_the_measurements_are_extrapolated() -> None:
         ("v6e:2x4", None, "bidirectional ring"),
     ],
 )
-def test_names_in_compiled_hlo_select_the_strategy(
-    name: str, algorithm: str | None, strategy: str
-) -> None:
+def test_names_in_compiled_hlo_select_the_strategy(name, algorithm, strategy) -> None:
     topology = parse_topology(name)
     time = collective_time(
         Kind.ALL_REDUCE,

@@ -63,9 +63,7 @@ COMPILED = [
 
 
 @pytest.mark.parametrize(("name", "plan", "payload_bytes", "strategy"), COMPILED)
-def test_phases_are_those_of_the_compiler(
-    name: str, plan: str, payload_bytes: int, strategy: str
-) -> None:
+def test_phases_are_those_of_the_compiler(name, plan, payload_bytes, strategy) -> None:
     assert all_reduce(name, payload_bytes, plan=plan).strategy == strategy
 
 

@@ -66,9 +66,7 @@ def test_devices_per_slice() -> None:
         ("v5p:1x1x1", (1, 1, 1)),
     ],
 )
-def test_a_host_has_two_by_two_chips_unless_the_slice_is_smaller(
-    text: str, bounds: tuple[int, int, int]
-) -> None:
+def test_a_host_has_two_by_two_chips_unless_the_slice_is_smaller(text, bounds) -> None:
     assert parse_topology(text).host_bounds == bounds
 
 

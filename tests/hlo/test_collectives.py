@@ -167,9 +167,7 @@ def test_tpu7x_runs_every_collective_on_a_sparse_core(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
-def test_logits_gathered_along_a_separate_dim_have_the_shape_of_the_program(
-    version: str,
-) -> None:
+def test_logits_gathered_along_a_separate_dim_have_the_shape_of_the_program(version) -> None:
     row = _rows("v6e_tp8_decode_unroll", version)[-1]
 
     assert (row.shape, row.hlo_shape) == ((4, 128256), "bf16[8,16032,4]")
@@ -187,9 +185,7 @@ def test_an_update_slice_and_all_reduce_is_a_gather(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
-def test_a_reduce_scatter_fusion_and_a_windowed_einsum_are_recognized(
-    version: str,
-) -> None:
+def test_a_reduce_scatter_fusion_and_a_windowed_einsum_are_recognized(version) -> None:
     rows = _rows("v6e_tp8sp_prefill_auto", version)
     activations = 8 * 1024 * 4096 * 2  # [8,1024,4096] in bf16
 

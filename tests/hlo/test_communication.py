@@ -138,9 +138,7 @@ def test_a_send_in_an_async_computation_is_a_row() -> None:
 @pytest.mark.parametrize(
     ("opcode", "kind", "wire_bytes"), [("send", Kind.SEND, N_BYTES), ("recv", Kind.RECV, 0)]
 )
-def test_one_side_alone_has_a_row_with_unknown_devices(
-    opcode: str, kind: Kind, wire_bytes: int
-) -> None:
+def test_one_side_alone_has_a_row_with_unknown_devices(opcode, kind, wire_bytes) -> None:
     operands = "a, tok" if opcode == "send" else "tok"
     body = f"  ROOT t = ({ARRAY}, u32[], token[]) {opcode}({operands}), channel_id=5"
 

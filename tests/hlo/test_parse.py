@@ -153,9 +153,7 @@ def test_gzipped_and_plain_files_read_alike(tmp_path: Path) -> None:
     ],
     ids=["empty", "stablehlo", "binary", "damaged gzip"],
 )
-def test_other_text_than_hlo_is_an_error_with_the_expected_form(
-    content: bytes, message: str, tmp_path: Path
-) -> None:
+def test_other_text_than_hlo_is_an_error_with_the_expected_form(content, message, tmp_path) -> None:
     path = tmp_path / "x.txt"
     path.write_bytes(content)
 
@@ -178,9 +176,7 @@ class _Piece(bytes):
         return before + bytes(self)
 
 
-def test_many_pieces_of_a_gzip_file_are_copied_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_pieces_of_a_gzip_file_are_copied_once(tmp_path, monkeypatch) -> None:
     text = PLAIN.encode() * 100
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(text))

@@ -85,9 +85,7 @@ def test_shards_that_the_compiler_forwards_beside_its_dots_are_a_gather() -> Non
 @pytest.mark.parametrize(
     ("name", "inserted_by"), [("ppermute", "program"), ("collective-permute", "partitioner")]
 )
-def test_across_slices_the_rendezvous_names_the_origin_of_a_permute(
-    name: str, inserted_by: str
-) -> None:
+def test_across_slices_the_rendezvous_names_the_origin_of_a_permute(name, inserted_by) -> None:
     """A send and a recv have no op_name, and the user of the result has that of another operation."""
     rows = _rows(
         [

@@ -164,9 +164,7 @@ PREFETCH = (
     ("joined", "kind"),
     [("ConcatBitcast", Kind.REDUCE_SCATTER), ("Other", Kind.ALL_REDUCE)],
 )
-def test_a_shard_of_a_sum_that_is_prefetched_in_slices_is_a_scatter(
-    joined: str, kind: Kind
-) -> None:
+def test_a_shard_of_a_sum_that_is_prefetched_in_slices_is_a_scatter(joined, kind) -> None:
     """As libtpu 0.0.42.1 moves the reduced experts of Kimi-K2 on TPU7x to VMEM, in four slices."""
     row = _row(
         [
@@ -531,7 +529,7 @@ HALF = "dynamic-slice(%sum, %mine, %origin), dynamic_slice_sizes={4,8}"
     ],
 )
 def test_a_reduction_of_more_than_devices_keep_names_the_axis_that_drops_it(
-    use: str, computations: str, dropped: tuple[Fraction | None, str | None]
+    use, computations, dropped
 ) -> None:
     weight = "%weight = f32[4,8] parameter(2)"
     body = f"  {weight}\n  %sum = f32[8,8] {OVER_DP.format('%whole')}\n  {use}"

@@ -241,9 +241,7 @@ def test_weights_are_in_the_format_of_the_checkpoint(name: str, weight_dtype: st
         ("someone/Qwen3-32B-W8A16", "Qwen/Qwen3-32B", "int8_layers"),
     ],
 )
-def test_a_derivative_names_its_base_and_the_option_that_prices_it(
-    name: str, base: str, option: str
-) -> None:
+def test_a_derivative_names_its_base_and_the_option_that_prices_it(name, base, option) -> None:
     assert derived_from(name) == (
         f"By its name it is {base} in another format: use that id with --weight-dtype {option}."
     )

@@ -178,9 +178,7 @@ def test_null_rope_scaling_is_none() -> None:
     ("family", "has_qkv_bias", "has_o_bias", "has_qk_norm"),
     [("llama", False, False, False), ("qwen2", True, False, False), ("qwen3", False, False, True)],
 )
-def test_families_differ_in_bias_and_norm(
-    family: str, *, has_qkv_bias: bool, has_o_bias: bool, has_qk_norm: bool
-) -> None:
+def test_families_differ_in_bias_and_norm(family, *, has_qkv_bias, has_o_bias, has_qk_norm) -> None:
     attention = _model(model_type=family).attention
     flags = (attention.has_qkv_bias, attention.has_o_bias, attention.has_qk_norm)
     assert flags == (has_qkv_bias, has_o_bias, has_qk_norm)
@@ -228,18 +226,14 @@ def test_an_id_is_found_in_any_case_and_without_its_owner(name: str) -> None:
     ],
     ids=["truncated", "not text", "nested too deep", "a list", "repeats", "too large"],
 )
-def test_a_file_without_a_valid_config_is_refused(
-    tmp_path: Path, content: bytes, complaint: str
-) -> None:
+def test_a_file_without_a_valid_config_is_refused(tmp_path, content, complaint) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(SpecError, match=complaint):
         read_model(str(path))
 
 
-def test_a_file_that_cannot_be_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_read_is_refused(tmp_path, monkeypatch) -> None:
     path = tmp_path / "config.json"
     path.write_text("{}")
 
@@ -313,9 +307,7 @@ def test_the_catalog_needs_no_network() -> None:
     assert [read_model(name).name for name in catalog()] == list(catalog())
 
 
-def test_a_name_without_owner_is_not_requested_from_the_hub(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_name_without_owner_is_not_requested_from_the_hub(monkeypatch) -> None:
     requests: list[Any] = []
     monkeypatch.setattr(urllib.request, "urlopen", lambda *args, **_: requests.append(args))
     with pytest.raises(SpecError, match="'llama' is not in the catalog"):
@@ -346,9 +338,7 @@ def test_an_id_outside_the_catalog_is_read_from_the_hub(monkeypatch: pytest.Monk
     assert model.source.endswith("/someone/small/resolve/main/config.json")
 
 
-def test_the_quantization_file_of_modelopt_is_read_from_the_hub(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_quantization_file_of_modelopt_is_read_from_the_hub(monkeypatch) -> None:
     """Only for an id that names a format; a model without the file has the dtype of its config."""
     files = {
         "someone/small-FP8-KV/resolve/main/config.json": LLAMA,
@@ -490,9 +480,7 @@ def test_a_minimal_deepseek_config_uses_the_defaults_of_transformers() -> None:
         ({"kv_lora_rank": None}, "the config has no 'kv_lora_rank'"),
     ],
 )
-def test_invalid_experts_are_refused_with_their_key(
-    changes: dict[str, Any], complaint: str
-) -> None:
+def test_invalid_experts_are_refused_with_their_key(changes, complaint) -> None:
     config = {k: v for k, v in (DEEPSEEK | changes).items() if v is not None}
     with pytest.raises(SpecError, match=complaint):
         model_from_config(config, name="small", source="small.json")
@@ -684,9 +672,7 @@ def test_gemma_3_has_windows_in_five_of_six_layers_with_their_own_rotary_embeddi
         ({}, {AttentionKind.SLIDING}),  # MistralConfig's default window is 4096
     ],
 )
-def test_mistral_has_a_window_in_all_layers_or_none(
-    changes: dict[str, Any], kinds: set[AttentionKind]
-) -> None:
+def test_mistral_has_a_window_in_all_layers_or_none(changes, kinds) -> None:
     config = LLAMA | {"model_type": "mistral"} | changes
     model = model_from_config(config, name="small", source="small.json")
     assert {layer.attention for layer in model.layers} == kinds

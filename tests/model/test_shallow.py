@@ -45,9 +45,7 @@ def test_every_layer_has_a_place_of_its_kind(seed: int) -> None:
         ("DeepSeek-V4-Flash", 11, [(5, 4, 9)]),
     ],
 )
-def test_a_deep_model_needs_few_layers(
-    model: str, n_layers: int, folds: list[tuple[int, int, int]]
-) -> None:
+def test_a_deep_model_needs_few_layers(model, n_layers, folds) -> None:
     layers = read_model(model).layers
     shallow = shallow_layers(layers)
     assert len(shallow.layers) == n_layers

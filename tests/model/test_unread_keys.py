@@ -74,9 +74,7 @@ def _read(config: dict[str, Any]) -> Model:
     ],
     ids=str,
 )
-def test_a_key_that_changes_the_model_and_is_not_read_is_refused(
-    changes: dict[str, Any], part: str
-) -> None:
+def test_a_key_that_changes_the_model_and_is_not_read_is_refused(changes, part) -> None:
     with pytest.raises(SpecError) as caught:
         _read(DENSE | changes)
     message = str(caught.value)
@@ -170,9 +168,7 @@ def test_a_key_that_is_not_known_is_named_with_its_value() -> None:
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
-def test_an_unknown_family_is_read_as_another_only_if_nothing_is_lost(
-    config: dict[str, Any], advice: str
-) -> None:
+def test_an_unknown_family_is_read_as_another_only_if_nothing_is_lost(config, advice) -> None:
     with pytest.raises(SpecError, match=r"is not supported. .*Supported: llama, ") as caught:
         _read({key: value for key, value in (DENSE | config).items() if value is not None})
     assert advice in str(caught.value)

@@ -27,9 +27,7 @@ from meshscope.plans.workload import Workload
         ("cp=2,tp=4", 128, 1, 64 + 1),
     ],
 )
-def test_cache_slots_are_the_block_plus_a_rounded_share(
-    plan: str, prompt: int, output: int, n_slots: int
-) -> None:
+def test_cache_slots_are_the_block_plus_a_rounded_share(plan, prompt, output, n_slots) -> None:
     workload = Workload(prompt=prompt, output=output)
     assert cache_slots(parse_plan(plan), workload) == n_slots
     bytes_a_slot = 36 * 2 * 8 * 128 * 2 // parse_plan(plan).tp  # L36 K8 H128

@@ -53,9 +53,7 @@ def _experiment(
         ),
     ],
 )
-def test_a_chunk_has_the_whole_sequences_that_fit(
-    chunk: int | None, expected: PrefillChunks
-) -> None:
+def test_a_chunk_has_the_whole_sequences_that_fit(chunk, expected) -> None:
     experiment = _experiment(chunk)
     assert experiment.prefill_chunks == expected
     assert experiment.n_chunks(Phase.DECODE) == 1
@@ -79,7 +77,7 @@ def test_a_chunk_has_the_whole_sequences_that_fit(
     ],
 )
 def test_the_default_chunk_is_the_largest_divisor_up_to_8192_tokens(
-    batch: int, prompt: int, expected: int | None
+    batch, prompt, expected
 ) -> None:
     experiment = _experiment(batch=batch, prompt=prompt).with_auto_chunk()
     assert experiment.workload.prefill_chunk == expected
@@ -121,9 +119,7 @@ def test_each_chunk_of_a_prompt_has_a_program_that_starts_where_it_does() -> Non
         (500, 1000, "a window of 128 compressed positions does not divide it. Use 1000"),
     ],
 )
-def test_a_chunk_has_whole_windows_of_compressed_positions(
-    chunk: int, prompt: int, message: str
-) -> None:
+def test_a_chunk_has_whole_windows_of_compressed_positions(chunk, prompt, message) -> None:
     model = "deepseek-ai/DeepSeek-V4-Flash"
     assert _experiment(512, plan="tp=8", model=model).n_chunks(Phase.PREFILL) == 16 * 2
     with pytest.raises(SpecError, match=message):
@@ -172,7 +168,7 @@ def test_chunks_that_cp_cannot_split_are_refused(model: str, plan: str, message:
     ],
 )
 def test_auto_cuts_prompts_that_cp_splits_where_that_is_faster(
-    plan: str, prompt: int, context: ContextForm, chunk: int | None
+    plan, prompt, context, chunk
 ) -> None:
     program = Program(context=context)
     model = "meta-llama/Llama-3.1-8B"
@@ -200,7 +196,7 @@ def test_auto_leaves_short_prompts_of_cp_in_one_chunk() -> None:
     ],
 )
 def test_programs_without_chunks_refuse_one_and_have_none_by_default(
-    plan: str, program: Program | None, engine: Engine, message: str
+    plan, program, engine, message
 ) -> None:
     with pytest.raises(SpecError, match=rf"--prefill-chunk 2048 is not supported: .*{message}"):
         _experiment(2048, plan=plan, program=program, engine=engine)

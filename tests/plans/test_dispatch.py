@@ -116,9 +116,7 @@ def test_fixed_slots_are_sent_for_any_routing() -> None:
         (64.0, 10, 0),  # never more than there are tokens
     ],
 )
-def test_expert_slots_are_reserved_for_one_expert(
-    factor: float | None, n_expert_slots: int, n_worst_dropped: int
-) -> None:
+def test_expert_slots_are_reserved_for_one_expert(factor, n_expert_slots, n_worst_dropped) -> None:
     assert DEEPSEEK is not None
     dispatch = dispatch_of(
         DEEPSEEK,

@@ -98,9 +98,7 @@ def test_an_unsupported_axis_is_refused(plan: str, engine: Engine, remedy: str) 
         ("pp=8", Engine.VLLM, Program(microbatches=2), "Drop it"),
     ],
 )
-def test_an_invalid_pipeline_is_refused(
-    plan: str, engine: Engine, program: Program, remedy: str
-) -> None:
+def test_an_invalid_pipeline_is_refused(plan, engine, program, remedy) -> None:
     with pytest.raises(PlanError, match=remedy):
         _experiment(plan, engine=engine, program=program)
 
@@ -137,9 +135,7 @@ def test_microbatches_must_be_positive() -> None:
         ("tp=8", None, 1),
     ],
 )
-def test_prefill_has_microbatches_and_a_decode_step_is_one(
-    plan: str, microbatches: int | None, prefill: int
-) -> None:
+def test_prefill_has_microbatches_and_a_decode_step_is_one(plan, microbatches, prefill) -> None:
     experiment = _experiment(plan, program=Program(microbatches=microbatches))
     assert [experiment.n_microbatches(phase) for phase in REQUEST_PHASES] == [prefill, 1]
 
@@ -154,9 +150,7 @@ def test_prefill_has_microbatches_and_a_decode_step_is_one(
         ("dp=4,tp=4", "2xtpu7x-8", False, True),  # 8 devices a slice, on 4 chips
     ],
 )
-def test_groups_cross_slices_if_a_group_has_devices_of_two(
-    plan: str, topology: str, *, tp: bool | None, data: bool | None
-) -> None:
+def test_groups_cross_slices_if_a_group_has_devices_of_two(plan, topology, *, tp, data) -> None:
     experiment = _experiment(plan, topology)
     groups = experiment.plan.mesh.groups
     assert experiment.topology.crosses_slices(groups("tp")) is tp
@@ -205,9 +199,7 @@ def test_layers_that_share_an_indexer_have_no_weights_and_no_cache_of_one() -> N
         ("google/gemma-4-E2B-it", "read the keys and values of earlier layers"),
     ],
 )
-def test_stages_of_an_engine_do_not_send_what_layers_need_of_earlier_ones(
-    model: str, needed: str
-) -> None:
+def test_stages_of_an_engine_do_not_send_what_layers_need_of_earlier_ones(model, needed) -> None:
     with pytest.raises(
         PlanError,
         match=f"pp=2 is not supported for {model}, whose layers {needed}: .*--engine meshscope",

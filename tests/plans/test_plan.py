@@ -98,9 +98,7 @@ def test_an_invalid_plan_is_refused_with_the_remedy(text: str, remedy: str) -> N
         ("tp=2,fsdp=4,pp=3,cp=5", (("pp", 3), ("fsdp", 4), ("cp", 5), ("tp", 2))),
     ],
 )
-def test_the_mesh_has_the_axes_in_order_without_those_of_size_one(
-    text: str, axes: tuple[tuple[str, int], ...]
-) -> None:
+def test_the_mesh_has_the_axes_in_order_without_those_of_size_one(text, axes) -> None:
     assert parse_plan(text).mesh.axes == axes
 
 
@@ -133,9 +131,7 @@ def test_minus_one_fills_the_slice(text: str, n_devices: int, filled: str) -> No
         ("tp=-1,sp", 1, "sp splits the sequence over the tp axis, which has size 1"),
     ],
 )
-def test_a_plan_that_does_not_cover_the_slice_is_refused(
-    text: str, n_devices: int, remedy: str
-) -> None:
+def test_a_plan_that_does_not_cover_the_slice_is_refused(text, n_devices, remedy) -> None:
     with pytest.raises(PlanError, match=remedy):
         parse_plan(text).filled(n_devices)
 
@@ -160,9 +156,7 @@ def test_a_plan_that_does_not_cover_the_slice_is_refused(
         ),
     ],
 )
-def test_an_indivisible_workload_is_refused(
-    text: str, batch: int, prompt: int, remedy: str
-) -> None:
+def test_an_indivisible_workload_is_refused(text, batch, prompt, remedy) -> None:
     with pytest.raises(PlanError, match=remedy):
         check_batch(parse_plan(text), Workload(batch=batch, prompt=prompt))
 

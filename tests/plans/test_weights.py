@@ -153,9 +153,7 @@ class Held(NamedTuple):
     ids=lambda case: case.plan,
 )
 @pytest.mark.parametrize(("dtype", "n_bytes"), [("bf16", 2), ("f32", 4)])
-def test_a_device_holds_its_share_of_the_matrices_and_all_norms(
-    case: Held, dtype: str, n_bytes: int
-) -> None:
+def test_a_device_holds_its_share_of_the_matrices_and_all_norms(case, dtype, n_bytes) -> None:
     device_bytes = device_weight_bytes(QWEN, parse_plan(case.plan), dtype)
     assert device_bytes == case.n_elements * n_bytes
 
@@ -168,9 +166,7 @@ WHOLE_CHANNELS = 64 * 2 * 5120
 
 @pytest.mark.parametrize("dtype", ["s8", "f8e4m3fn"])
 @pytest.mark.parametrize(("plan", "tp"), [("tp=1", 1), ("tp=8", 8), ("fsdp=2,tp=4", 4)])
-def test_8_bit_matrices_have_float32_scales_per_output_channel(
-    plan: str, tp: int, dtype: str
-) -> None:
+def test_8_bit_matrices_have_float32_scales_per_output_channel(plan, tp, dtype) -> None:
     """Norms stay in bfloat16."""
     n_devices = parse_plan(plan).n_devices
     scale_bytes = 4 * (SPLIT_CHANNELS // tp + WHOLE_CHANNELS)
@@ -187,9 +183,7 @@ def test_8_bit_matrices_have_float32_scales_per_output_channel(
         ("f4e2m1fn", 4.25, 16),
     ],
 )
-def test_4_bit_matrices_have_scales_per_block_of_inputs(
-    dtype: str, bits: float, table_bits: float
-) -> None:
+def test_4_bit_matrices_have_scales_per_block_of_inputs(dtype, bits, table_bits) -> None:
     """AWQ, GPTQ and MXFP4A16 of compressed-tensors leave embedding and head in 16 bits."""
     device_bytes = device_weight_bytes(QWEN, Plan(tp=8), dtype)
     n_tables = 2 * QWEN.vocab * QWEN.hidden
@@ -249,9 +243,7 @@ def test_cache_bytes_per_token_equal_the_published_ones() -> None:
     ("plan", "share"),
     [("tp=1", 8), ("tp=8", 1), ("dp=8", 1), ("fsdp=2,tp=4", 1), ("dp=2,tp=2", 2), ("tp=16", 1)],
 )
-def test_batch_and_heads_split_the_cache_and_no_device_holds_less_than_a_head(
-    plan: str, share: int
-) -> None:
+def test_batch_and_heads_split_the_cache_and_no_device_holds_less_than_a_head(plan, share) -> None:
     """Qwen3-32B: 2 x 64 layers x 1152 positions x 128 x 2 bytes for a head of a sequence; 8 x 8 of them."""
     workload = Workload(batch=8, prompt=1024, output=128)
     one_eighth = 2 * 64 * 1152 * 128 * 2 * 8
@@ -317,9 +309,7 @@ def test_scales_of_blocks_are_split_with_whole_blocks() -> None:
         ("tp=128", "tp", 192, "wq_b"),
     ],
 )
-def test_a_plan_that_splits_a_block_is_refused(
-    plan: str, axis: str, size: int | None, weight: str | None
-) -> None:
+def test_a_plan_that_splits_a_block_is_refused(plan, axis, size, weight) -> None:
     parsed = parse_plan(plan)
     topology = parse_topology(f"v5e-{parsed.n_devices}")
     workload = Workload(weight_dtype=FP8_BLOCKS, batch=parsed.dp)

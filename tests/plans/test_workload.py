@@ -1,7 +1,6 @@
 """Workloads: decode steps and validation."""
 
 from statistics import mean
-from typing import Any
 
 import pytest
 
@@ -65,8 +64,6 @@ def test_dtypes_are_xla_names() -> None:
         ({"activation_dtype": "f4e2m1fn"}, "Use --weight-dtype mxfp4; --dtype is one of"),
     ],
 )
-def test_sizes_and_dtypes_beyond_any_hardware_are_refused(
-    values: dict[str, Any], remedy: str
-) -> None:
+def test_sizes_and_dtypes_beyond_any_hardware_are_refused(values, remedy) -> None:
     with pytest.raises(SpecError, match=remedy):
         Workload(**values)

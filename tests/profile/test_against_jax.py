@@ -1,7 +1,6 @@
 """The XPlane reader against jax.profiler.ProfileData, event by event."""
 
 import gzip
-from pathlib import Path
 
 import pytest
 from made_profiles import GOLDEN, gpu, v6e_host, xspace
@@ -19,9 +18,7 @@ CONTENTS = {
 
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
-def test_events_names_times_and_stats_equal_those_that_jax_reads(
-    content: bytes, tmp_path: Path
-) -> None:
+def test_events_names_times_and_stats_equal_those_that_jax_reads(content, tmp_path) -> None:
     plain = tmp_path / "a.xplane.pb"
     plain.write_bytes(content)
     theirs = list(profiler.ProfileData.from_file(str(plain)).planes)

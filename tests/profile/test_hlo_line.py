@@ -64,9 +64,7 @@ def test_a_done_names_the_start_that_it_waits_for() -> None:
         ("wrapped_reduce-scatter", None, None),
     ],
 )
-def test_a_bare_name_identifies_collectives_and_containers(
-    name: str, opcode: str, kind: Kind
-) -> None:
+def test_a_bare_name_identifies_collectives_and_containers(name, opcode, kind) -> None:
     line = read_hlo_line(name)
     assert (line.hlo_name, line.opcode) == (name, opcode)
     assert line.kind == kind

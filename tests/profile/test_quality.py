@@ -71,9 +71,7 @@ def test_the_recorded_cpu_profile_has_no_fault() -> None:
     ],
     ids=["lost", "absent", "unknown", "start", "done", "plane", "ops", "steps", "device", "times"],
 )
-def test_each_fault_is_reported(
-    tmp_path: Path, planes: list[Plane], options: dict[str, object], messages: list[str]
-) -> None:
+def test_each_fault_is_reported(tmp_path, planes, options, messages) -> None:
     errors = ("buffer overflow",) if "buffer overflow" in messages[0] else ()
     findings = faults(write(tmp_path / "h.xplane.pb", *planes, errors=errors), **options)
     assert len(findings) == len(messages)
@@ -84,9 +82,7 @@ def test_each_fault_is_reported(
 @pytest.mark.parametrize(
     ("due", "is_lost"), [({3: 1}, False), ({3: 2}, True), ({1: 5}, True), ({}, True)]
 )
-def test_an_op_of_some_devices_is_expected_only_there(
-    tmp_path: Path, due: dict[int, int], *, is_lost: bool
-) -> None:
+def test_an_op_of_some_devices_is_expected_only_there(tmp_path, due, *, is_lost) -> None:
     """Only device 3 ran, so nothing is expected of the others."""
     recorded = write(tmp_path / "h.xplane.pb", tpu(Event(REDUCE, 0, 9)))
     findings = faults(recorded, expected=dict.fromkeys(EXPECTED, due))
@@ -108,9 +104,7 @@ def test_a_device_with_fewer_runs_than_another_is_reported(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "name", ["backend_compile", "PjRtCpuClient::Compile", "TfrtTpuCompiler::Compile"]
 )
-def test_a_compilation_between_ops_is_reported_and_an_earlier_one_is_not(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_compilation_between_ops_is_reported_and_an_earlier_one_is_not(tmp_path, name) -> None:
     chip = tpu(Event(FUSION, 0, 9), Event(FUSION, 500, 9))
     (within,) = faults(write(tmp_path / "h.xplane.pb", chip, host(Event(name, 200, 50))))
     assert f"such as '{name}'" in within

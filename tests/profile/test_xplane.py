@@ -2,7 +2,6 @@
 
 import gzip
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -193,9 +192,7 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         read_xspace(path)
 
 
-def test_a_small_file_of_countless_events_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_file_of_countless_events_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(plane, "MAX_EVENTS", 1_000)
     path = tmp_path / "a.xplane.pb"
     path.write_bytes(span(1, span(3, b"\x22\x00" * 1_001)))
@@ -224,18 +221,14 @@ def test_the_chips_of_a_host_have_their_lines_and_peaks(tmp_path: Path) -> None:
     [lambda d: d.decode(errors="replace").encode(), lambda d: d.replace(b"\n", b"\r\n")],
     ids=["editor", "line-ends"],
 )
-def test_bytes_that_were_treated_as_text_are_named(
-    changed: Callable[[bytes], bytes], tmp_path: Path
-) -> None:
+def test_bytes_that_were_treated_as_text_are_named(changed, tmp_path) -> None:
     path = tmp_path / "a.xplane.pb"
     path.write_bytes(changed(gzip.decompress(GOLDEN.read_bytes())))
     with pytest.raises(TraceError, match="as a binary file"):
         read_xspace(path)
 
 
-def test_the_number_of_distinct_ops_is_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_distinct_ops_is_limited(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("meshscope.readers.profile.ops.MAX_OPS", 1)
     events = [Event(FUSION, 0, 10), Event(REDUCE, 10, 10)]
     with pytest.raises(TraceError, match="2 distinct ops"):

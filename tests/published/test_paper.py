@@ -105,7 +105,7 @@ def test_table_iii_tensor_parallelism(tp: int, vocab_share: int) -> None:
     ],
 )
 def test_table_iv_all_reduce_of_three_models(
-    model: str, prefill_bytes: int, prefill_count: int, decode_bytes: int, decode_count: int
+    model, prefill_bytes, prefill_count, decode_bytes, decode_count
 ) -> None:
     n_by_size: Counter[tuple[Phase | None, int | None]] = Counter()
     for row in _rows(model, TP4):
@@ -226,9 +226,7 @@ def test_rows_add_up_to_formulas_4_to_7(model: str, plan: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("plan", ["tp=2,pp=2", "tp=4,pp=2", "tp=2,pp=4"])
-def test_what_formula_3_leaves_out_is_the_embedding_and_the_other_stages(
-    model: str, plan: str
-) -> None:
+def test_what_formula_3_leaves_out_is_the_embedding_and_the_other_stages(model, plan) -> None:
     experiment = _experiment(model, plan)
     case, rows = paper.case_of(experiment), predict(experiment)
     embedding = case.hidden_states_bytes * case.all_reduce_factor

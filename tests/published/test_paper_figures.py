@@ -20,9 +20,7 @@ def figures() -> ModuleType:
 
 
 @pytest.mark.parametrize("number", [4, 5])
-def test_vllm_s_counts_and_bytes_are_those_that_the_paper_prints(
-    figures: ModuleType, number: int
-) -> None:
+def test_vllm_s_counts_and_bytes_are_those_that_the_paper_prints(figures, number) -> None:
     points = list(figures.FIGURES[number]())
     predicted, printed = (
         {(p.panel, p.x): p.value for p in points if p.series == series}
@@ -53,9 +51,7 @@ def test_the_shares_of_figure_1_sum_to_one(figures: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 4, 5, 6, 7, 8, 9, 10])
-def test_a_figure_in_the_docs_is_what_the_command_makes(
-    figures: ModuleType, number: int, tmp_path: Path
-) -> None:
+def test_a_figure_in_the_docs_is_what_the_command_makes(figures, number, tmp_path) -> None:
     """Counts and bytes are equal, times within 1 %, and the picture shows the stored data."""
     compare = import_module("matplotlib.testing.compare")
     stem = ROOT / "docs" / "evidence" / "figures" / f"figure-{number}"

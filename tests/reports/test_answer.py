@@ -64,9 +64,7 @@ def test_figures_without_a_time_are_unknown(predicted_run: RunRecord) -> None:
     assert {predicted.prefill.text, predicted.decode_tokens_per_s.text} == {"unknown"}
 
 
-def test_times_beyond_their_intervals_are_reported_with_the_largest_cost(
-    timed_run: RunRecord,
-) -> None:
+def test_times_beyond_their_intervals_are_reported_with_the_largest_cost(timed_run) -> None:
     (agreement,) = answer_of(timed_run).agreements
     assert agreement.time_sentences == (
         "prefill agree within their intervals",
@@ -98,9 +96,7 @@ def test_the_title_and_the_request_name_what_was_asked(predicted_run: RunRecord)
         (None, FitState.NO, "NO: at least 3.00 of 31.25 GiB"),
     ],
 )
-def test_the_fit_has_the_bytes_that_are_known(
-    total_gib: int | None, state: FitState, text: str
-) -> None:
+def test_the_fit_has_the_bytes_that_are_known(total_gib, state, text) -> None:
     memory = Memory(
         weights_bytes=2 * GIB,
         kv_cache_bytes=GIB,

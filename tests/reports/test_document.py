@@ -100,9 +100,7 @@ def test_collectives_add_up_to_the_totals(run: RunRecord) -> None:
                 assert figures[name] == sum(t * v for t, v in zip(times, values, strict=True))
 
 
-def test_a_verdict_stands_where_two_sources_do(
-    predicted_run: RunRecord, compiled_run: RunRecord
-) -> None:
+def test_a_verdict_stands_where_two_sources_do(predicted_run, compiled_run) -> None:
     assert run_document(predicted_run)["verdict"] is None
     assert set(run_document(compiled_run)["verdict"]) == {
         "verdict",
@@ -155,9 +153,7 @@ def test_what_has_no_phase_stands_under_unknown(predicted_run: RunRecord) -> Non
     }
 
 
-def test_metrics_hold_every_source_and_the_verdict(
-    compiled_run: RunRecord, predicted_run: RunRecord
-) -> None:
+def test_metrics_hold_every_source_and_the_verdict(compiled_run, predicted_run) -> None:
     metrics = metrics_document(compiled_run)
     assert set(metrics["step_totals"]) == {"predicted", "compiled"}
     assert metrics["request_totals"]["predicted"]["decode"]["count"] == 9
@@ -189,7 +185,7 @@ def test_differences_are_added_up_for_a_step_and_for_the_request(compiled_run: R
 
 
 def test_the_comparison_names_source_line_and_layers_of_what_was_not_asked_for(
-    compiled_run: RunRecord,
+    compiled_run,
 ) -> None:
     comparison = compare_sources(compiled_run)
     assert comparison is not None
@@ -206,9 +202,7 @@ def test_the_comparison_names_source_line_and_layers_of_what_was_not_asked_for(
 
 
 @pytest.mark.parametrize(("extra", "word"), [(0, "equal"), (1, "same meaning")])
-def test_the_verdict_is_a_word_for_programs(
-    predicted_run: RunRecord, extra: int, word: str
-) -> None:
+def test_the_verdict_is_a_word_for_programs(predicted_run, extra, word) -> None:
     left = predicted_run.rows
     assert left[0].wire_bytes is not None
     right = (replace(left[0], wire_bytes=left[0].wire_bytes + extra), *left[1:])

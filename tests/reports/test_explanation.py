@@ -94,9 +94,7 @@ def test_equal_steps_list_only_parts_that_change(predicted_run: RunRecord) -> No
     assert "in A; attn +2 s, mlp -2 s (basis " in moved
 
 
-def test_an_unknown_breakdown_of_a_measured_step_is_not_zero(
-    predicted_run: RunRecord,
-) -> None:
+def test_an_unknown_breakdown_of_a_measured_step_is_not_zero(predicted_run) -> None:
     timed = with_times(predicted_run, step(5.0), step(0.5, Phase.DECODE))
     measured = Measured(
         requests=(Request(prefill_s=2.0, decode_s=(0.1,)),),
@@ -179,9 +177,7 @@ def test_a_phase_of_only_one_side_is_reported(predicted_run: RunRecord) -> None:
         (1.0, 1017.9, "x 1,018"),
     ],
 )
-def test_a_percentage_is_neither_0_nor_100(
-    predicted_run: RunRecord, ours: float, theirs: float, words: str
-) -> None:
+def test_a_percentage_is_neither_0_nor_100(predicted_run, ours, theirs, words) -> None:
     left, right = (
         with_times(predicted_run, step(s, exposed_s=0.0), step(0.5, Phase.DECODE))
         for s in (ours, theirs)
@@ -191,7 +187,7 @@ def test_a_percentage_is_neither_0_nor_100(
 
 
 def test_requests_of_unknown_activities_are_equal_while_their_intervals_overlap(
-    predicted_run: RunRecord,
+    predicted_run,
 ) -> None:
     def wide(run_s: float) -> StepTime:
         made = step(run_s)

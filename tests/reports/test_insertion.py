@@ -30,7 +30,7 @@ def moved(run: RunRecord) -> dict[str, Resharding]:
 
 
 def test_collectives_that_the_plan_lacks_come_first_and_the_others_are_counted(
-    compiled_run: RunRecord,
+    compiled_run,
 ) -> None:
     run = named(compiled_run)
     comparison = compare_sources(run)

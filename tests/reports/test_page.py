@@ -75,9 +75,7 @@ def _sections(page: Page) -> list[str | None]:
     return [a["id"] for a in page.attributes("details") if a.get("class") == "section"]
 
 
-def test_the_hero_has_figures_with_intervals_memory_and_reasons(
-    page: Page, timed_run: RunRecord
-) -> None:
+def test_the_hero_has_figures_with_intervals_memory_and_reasons(page, timed_run) -> None:
     text = page.text
     assert "TTFT 10 ms 8 to 12 ms; compiled" in text
     assert "Fits: 2.00 of 16.00 GiB of HBM" in text

@@ -81,9 +81,7 @@ def test_the_page_has_the_front_of_the_search(result: meshscope.PlanResult, tmp_
     assert rival - winner == pytest.approx(gain_s)
 
 
-def test_the_page_accounts_for_every_combination(
-    result: meshscope.PlanResult, tmp_path: Path
-) -> None:
+def test_the_page_accounts_for_every_combination(result, tmp_path) -> None:
     rows = next(t for t in _page(result, tmp_path).tables if t[0] == ["what", "number", "why"])[1:]
     numbers = {(row[0], row[2]): int(row[1].replace(",", "")) for row in rows}
     dropped = sum(n for (what, _), n in numbers.items() if what == "combinations dropped")
@@ -120,9 +118,7 @@ def test_a_model_that_fits_nowhere_has_a_page(tmp_path: Path) -> None:
     assert page.data["charts"] == []
 
 
-def test_what_a_prediction_missed_is_named_by_step_and_cause(
-    result: meshscope.PlanResult, tmp_path: Path
-) -> None:
+def test_what_a_prediction_missed_is_named_by_step_and_cause(result, tmp_path) -> None:
     sentence = miss_sentence(_miss())
     assert sentence == (
         "decode: compiled 13 ms, predicted 10 ms: +2.5 ms matmuls, +490 us exposed tp communication; "

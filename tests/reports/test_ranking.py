@@ -97,9 +97,7 @@ PAIRS = (
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.case)
-def test_runs_are_equal_within_the_errors_that_they_do_not_share(
-    pair: Pair, predicted_run: RunRecord
-) -> None:
+def test_runs_are_equal_within_the_errors_that_they_do_not_share(pair, predicted_run) -> None:
     def run(activities: dict[Activity, float], default_s: float) -> RunRecord:
         seconds, spread = sum(activities.values()) or default_s, pair.spread
         low_s, high_s = (
@@ -127,9 +125,7 @@ def test_equal_runs_share_their_unit(predicted_run: RunRecord) -> None:
     assert ranking.sentence == "tp=8,sp and tp=8 are equal: 2 and 2.01 s"
 
 
-def test_runs_of_unknown_requests_are_not_taken_for_the_same_work(
-    predicted_run: RunRecord,
-) -> None:
+def test_runs_of_unknown_requests_are_not_taken_for_the_same_work(predicted_run) -> None:
     experiment = replace(predicted_run.manifest.experiment, workload=None)
     unknown = replace(
         predicted_run, manifest=replace(predicted_run.manifest, experiment=experiment)

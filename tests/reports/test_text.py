@@ -110,9 +110,7 @@ def test_predicted_and_compiled_counts_are_side_by_side(compiled_run: RunRecord)
     assert COMPILED_PREFILL_AT_100 in text
 
 
-def test_times_that_differ_are_in_the_first_lines_of_show_and_compare(
-    compiled_run: RunRecord,
-) -> None:
+def test_times_that_differ_are_in_the_first_lines_of_show_and_compare(compiled_run) -> None:
     """Equal collectives do not make times equal that differ beyond their intervals."""
     exact = (replace(row, source=Source.COMPILED) for row in compiled_run.rows_of(Source.PREDICTED))
     rows = (*compiled_run.rows_of(Source.PREDICTED), *exact)
@@ -163,9 +161,7 @@ def shown_words(run: RunRecord) -> list[str]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_is_wider_than_the_console_and_nothing_is_cut(
-    compiled_run: RunRecord, width: int
-) -> None:
+def test_nothing_is_wider_than_the_console_and_nothing_is_cut(compiled_run, width) -> None:
     """Folded text, put together again column by column, has every word; here: no ellipsis at all."""
     full = run_output(compiled_run, width, view=full_text)
     for text in (run_output(compiled_run, width), full, compared(compiled_run, width)):

@@ -77,7 +77,7 @@ def test_a_request_alone_is_prefilled_moved_and_decoded() -> None:
 @pytest.mark.parametrize("n_blocks", [12, 40, 10_000])
 @pytest.mark.parametrize("max_concurrency", [None, 7])
 def test_requests_blocks_and_tokens_are_conserved(
-    until_s: float, n_prefill: int, n_decode: int, n_blocks: int, max_concurrency: int | None
+    until_s, n_prefill, n_decode, n_blocks, max_concurrency
 ) -> None:
     blocks = CacheBlocks(n_blocks=n_blocks)
     load = poisson(30.0, 120, output=40)
@@ -162,9 +162,7 @@ def test_one_request_in_flight_follows_the_other() -> None:
 
 @pytest.mark.parametrize(("n_prefill", "n_decode"), [(1, 1), (3, 2)])
 @pytest.mark.parametrize("max_concurrency", [3, 20])
-def test_a_client_keeps_so_many_requests_in_flight(
-    max_concurrency: int, n_prefill: int, n_decode: int
-) -> None:
+def test_a_client_keeps_so_many_requests_in_flight(max_concurrency, n_prefill, n_decode) -> None:
     """Little's law: requests in flight are the rate times the time of a request."""
     load = at_once(400, output=11)
     one = server(load, n_prefill=n_prefill, n_decode=n_decode, max_concurrency=max_concurrency)
@@ -226,9 +224,7 @@ def test_engines_on_one_host_share_its_network() -> None:
         ("v6e:4x4", "dp=2,tp=8", ((0, 1), (2, 3))),
     ],
 )
-def test_over_dcn_ranks_use_the_networks_of_their_hosts(
-    topology: str, plan: str, networks: tuple[tuple[int, ...], ...]
-) -> None:
+def test_over_dcn_ranks_use_the_networks_of_their_hosts(topology, plan, networks) -> None:
     one = placed(topology, plan)
     assert cache_transfer(one, one, TransferPath.DCN).networks == (networks, networks)
 
@@ -241,9 +237,7 @@ def test_over_dcn_ranks_use_the_networks_of_their_hosts(
         ("v6e:4x4", "dp=4,tp=4", ((0,), (0,), (0,), (0,))),  # hosts in a row
     ],
 )
-def test_over_ici_ranks_in_a_row_share_its_links(
-    topology: str, plan: str, networks: tuple[tuple[int, ...], ...]
-) -> None:
+def test_over_ici_ranks_in_a_row_share_its_links(topology, plan, networks) -> None:
     one = placed(topology, plan)
     assert cache_transfer(one, one, TransferPath.ICI).networks == (networks, networks)
 
@@ -303,9 +297,7 @@ def test_over_dcn_the_hosts_share_the_bytes(topology: str, n_hosts: int) -> None
     ("topology", "plan", "n_shared"),
     [("v6e:1x2", "tp=2", 1), ("v6e:2x2", "tp=4", 2), ("v6e:2x4", "tp=8", 2)],
 )
-def test_over_ici_rows_share_the_links_between_the_instances(
-    topology: str, plan: str, n_shared: int
-) -> None:
+def test_over_ici_rows_share_the_links_between_the_instances(topology, plan, n_shared) -> None:
     """Two 2x2 side by side are rows of four: the link in the middle carries two of four parts."""
     one = placed(topology, plan)
     peaks = spec_constants(one.topology.chip)

@@ -44,9 +44,7 @@ def fitting(of: Experiment, name: str, sizes: range) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("plan", "topology"), [("tp=1", "v6e:1x1"), ("dp=2,tp=2", "v6e:2x2"), ("fsdp=4", "v6e:2x2")]
 )
-def test_the_largest_batch_is_the_last_multiple_of_the_data_axis_that_fits(
-    plan: str, topology: str
-) -> None:
+def test_the_largest_batch_is_the_last_multiple_of_the_data_axis_that_fits(plan, topology) -> None:
     of = experiment(plan, topology=topology, batch=4)
     step = of.plan.data_size
     result = capacity(of)

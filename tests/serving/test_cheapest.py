@@ -72,9 +72,7 @@ def test_an_objective_that_nothing_meets_names_the_closest_slice() -> None:
     assert result.shown is fastest
 
 
-def test_a_long_search_without_an_answer_ends_with_what_is_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_long_search_without_an_answer_ends_with_what_is_known(monkeypatch) -> None:
     monkeypatch.setattr(slices_module, "MAX_UNMET", 1)
     result = search_slices(space(), SLICES, objective_of("ttft=1,tpot=0.005"))
     n_left = len(SLICES) - 1 - result.n_too_slow
@@ -126,9 +124,7 @@ def test_chips_without_a_price_are_left_out_and_named() -> None:
         ("deepseek-ai/DeepSeek-V2-Lite", "v5p-8", ("bf16", "s8"), 4),
     ],
 )
-def test_no_candidate_is_faster_than_the_peak_rates_allow(
-    model: str, topology: str, dtypes: tuple[str, ...], batch: int
-) -> None:
+def test_no_candidate_is_faster_than_the_peak_rates_allow(model, topology, dtypes, batch) -> None:
     one = replace(
         space(topology),
         model=read_model(model),
@@ -149,7 +145,7 @@ def test_no_candidate_is_faster_than_the_peak_rates_allow(
     ],
 )
 def test_limits_below_the_peak_rates_of_every_slice_are_refused_at_once(
-    slo: str, message: str, monkeypatch: pytest.MonkeyPatch
+    slo, message, monkeypatch
 ) -> None:
     monkeypatch.delattr("meshscope.serving.slices.search")  # nothing is searched
     with pytest.raises(SpecError, match=message):

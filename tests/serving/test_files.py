@@ -105,9 +105,7 @@ def test_the_page_has_the_answer_and_its_charts(served: ServingRun, tmp_path: Pa
         ("t.json.gz", b"\x1f\x8b"),
     ],
 )
-def test_the_ending_says_what_is_written(
-    served: ServingRun, tmp_path: Path, name: str, start: bytes
-) -> None:
+def test_the_ending_says_what_is_written(served, tmp_path, name, start) -> None:
     served.save(tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(start)
     with pytest.raises(RunError, match="Use force=True to replace it"):
@@ -115,9 +113,7 @@ def test_the_ending_says_what_is_written(
     served.save(tmp_path / name, force=True)
 
 
-def test_another_ending_is_refused_before_anything_is_written(
-    served: ServingRun, tmp_path: Path
-) -> None:
+def test_another_ending_is_refused_before_anything_is_written(served, tmp_path) -> None:
     with pytest.raises(SpecError, match=r"the ending says what to write\. Use \.html, \.png"):
         served.save(tmp_path / "p.pdf")
     assert list(tmp_path.iterdir()) == []

@@ -162,7 +162,7 @@ def test_more_combinations_than_fit_in_memory_are_counted_and_refused() -> None:
     [("8:32:8", 8, (8, 16, 24, 32)), ("8:32:8", 16, (16, 32)), ("6:20:7", 1, (6, 13, 20))],
 )
 def test_a_range_with_a_step_has_the_batches_that_the_data_axis_divides(
-    batch: str, data_size: int, expected: tuple[int, ...]
+    batch, data_size, expected
 ) -> None:
     assert tuple(parse_batches(batch).of(data_size)) == expected
 

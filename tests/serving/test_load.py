@@ -68,9 +68,7 @@ SESSIONS = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response to
     ],
     ids=["azure", "burst_gpt", "burst_gpt with sessions", "mooncake"],
 )
-def test_a_recorded_trace_is_read(
-    tmp_path: Path, text: str, n_empty: int, rows: list[tuple[float, int, int]]
-) -> None:
+def test_a_recorded_trace_is_read(tmp_path, text, n_empty, rows) -> None:
     path = tmp_path / "trace"
     path.write_text(text)
     load, n_left_out = recorded_load(path, rate_per_s=None, n_requests=None)
@@ -157,9 +155,7 @@ def test_impossible_loads_are_refused(rate_per_s: float, n_requests: int, remedy
     ],
     ids=["burst_gpt", "azure", "mooncake"],
 )  # fmt: skip
-def test_arrivals_that_go_backwards_are_refused_with_their_line(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_arrivals_that_go_backwards_are_refused_with_their_line(tmp_path, text, message) -> None:
     path = tmp_path / "trace"
     path.write_text(text)
     with pytest.raises(ParseError, match=f"{message}.*Sort the trace by time"):

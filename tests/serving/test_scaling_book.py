@@ -57,9 +57,7 @@ def llama_13b() -> Experiment:
         (240, 5, 52.99e-3, 4529.34),
     ],
 )
-def test_llama_2_13b_on_eight_v5e(
-    batch: int, share: int, step_s: float, tokens_per_s: float
-) -> None:
+def test_llama_2_13b_on_eight_v5e(batch, share, step_s, tokens_per_s) -> None:
     """Part 7: steps and tokens/s at contexts of 8,192, and with a cache of a fifth of the size."""
     _, device_bytes = sequence_bytes(llama_13b())
     costs = BookCosts(26e9, 8 * device_bytes / share, 8)

@@ -73,9 +73,7 @@ def test_a_mixture_spreads_its_experts() -> None:
 @pytest.mark.parametrize("chunk", [ChunkRule.AUTO, 1024])
 @pytest.mark.parametrize("batch", [8, 64, 256])
 @pytest.mark.parametrize("name", ["v6e-8", "v5e-16", "v5p-8"])
-def test_a_batch_that_is_given_is_answered_for(
-    name: str, batch: int, chunk: ChunkRule | int
-) -> None:
+def test_a_batch_that_is_given_is_answered_for(name, batch, chunk) -> None:
     """The memory is that of `predict`, and the batch fits where it is no larger than the largest."""
     topology, long = parse_topology(name), replace(WORKLOAD, prompt=8192, cache_dtype="s8")
     fit = slice_fit(LLAMA, topology, long, batch=batch, chunk=chunk)

@@ -80,9 +80,7 @@ def test_mixed_steps_cost_more_than_their_prefill_and_less_than_both() -> None:
         ([(256, 1000), (256, 256)], (1000 + 256) / 2 - 128),
     ],
 )
-def test_chunks_count_by_the_pairs_of_their_attention(
-    chunks: list[tuple[int, int]], past: float
-) -> None:
+def test_chunks_count_by_the_pairs_of_their_attention(chunks, past) -> None:
     assert past_of(chunks) == pytest.approx(past)
 
 

@@ -27,9 +27,7 @@ def _predicted(command: str) -> meshscope.Run:
         ("meta-llama/Llama-3.1-70B", "v5e-16", "tp=16"),
     ],
 )
-def test_the_gain_is_that_of_predicting_the_suggested_command(
-    model: str, topology: str, plan: str
-) -> None:
+def test_the_gain_is_that_of_predicting_the_suggested_command(model, topology, plan) -> None:
     run = meshscope.predict(model, topology=topology, plan=plan, batch=32, prompt=1024)
     suggestions = suggestions_of(run.record)
     assert suggestions
@@ -59,9 +57,7 @@ def test_the_gain_is_that_of_predicting_the_suggested_command(
         ("mistralai/Mixtral-8x7B-v0.1", 64, "dp=2,tp=4"),
     ],
 )
-def test_no_split_of_the_experts_is_better_than_the_one_suggested(
-    model: str, batch: int, plan: str
-) -> None:
+def test_no_split_of_the_experts_is_better_than_the_one_suggested(model, batch, plan) -> None:
     """Every dp, tp and ep on the slice, predicted one by one."""
     options = {"topology": "v6e-8", "batch": batch, "prompt": 1024, "output": 256}
     run = meshscope.predict(model, plan=plan, **options)  # type: ignore[arg-type]
@@ -143,9 +139,7 @@ QWEN = "meshscope predict Qwen/Qwen3-32B --topology v6e-8 --plan tp=8 --batch 8"
         (f"{QWEN} --weight-dtype awq", "try --weight-dtype int8: request -", "int4 is slower"),
     ],
 )
-def test_a_run_that_is_slower_than_a_larger_neighbor_says_why(
-    command: str, option: str, reason: str
-) -> None:
+def test_a_run_that_is_slower_than_a_larger_neighbor_says_why(command, option, reason) -> None:
     (sentence,) = surprises_of(_predicted(command).record)
     assert sentence.startswith(option)
     assert reason in sentence

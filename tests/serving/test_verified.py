@@ -89,9 +89,7 @@ def test_verified_runs_are_used_again(tmp_path: Path) -> None:
         verified(128)
 
 
-def test_a_plan_that_cannot_be_compiled_is_a_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_cannot_be_compiled_is_a_result(tmp_path, monkeypatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     program = "import sys; sys.exit('meshscope: refused.')"
     monkeypatch.setattr(queue, "CHILD", ("-c", program))

@@ -210,9 +210,7 @@ def test_one_process_writes_a_name_once_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_a_command_that_is_told_twice_to_end_leaves_nothing(
-    tmp_path: Path, first: signal.Signals
-) -> None:
+def test_a_command_that_is_told_twice_to_end_leaves_nothing(tmp_path, first) -> None:
     """The second signal comes while the half-written folder is being removed."""
     program = (
         "import os, shutil, signal, sys, time\n"

@@ -38,9 +38,7 @@ def test_the_page_names_the_schema() -> None:
     assert f"writes and reads schema {SCHEMA_VERSION}." in page
 
 
-def test_another_schema_is_refused_with_the_command_that_makes_the_run_again(
-    tmp_path: Path,
-) -> None:
+def test_another_schema_is_refused_with_the_command_that_makes_the_run_again(tmp_path) -> None:
     document = json.loads((RECORDED / "manifest.json").read_text(encoding="utf-8"))
     other = document | {"schema": SCHEMA_VERSION + 1}
     text = json.dumps(other | {"digest": manifest_digest(other)})

@@ -1,7 +1,6 @@
 """Names of run folders from whatever a model is called."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -58,9 +57,7 @@ DENSE = {"model": "Qwen/Qwen3-4B", "topology": "v6e-8", "plan": "tp=8"}
         ({"dtype": "f32", "kernels": "off"}, "-f32-plain"),
     ],
 )
-def test_a_default_name_has_the_options_that_are_not_defaults(
-    options: dict[str, Any], end: str
-) -> None:
+def test_a_default_name_has_the_options_that_are_not_defaults(options, end) -> None:
     request = request_of(CompileRequest, DENSE | options)
     folder = run_folder(request, request.experiment())
     assert folder == Path(f"runs/Qwen3-4B-v6e-2x4-tp8{end}")

@@ -262,9 +262,7 @@ def test_damaged_events_are_told_whatever_byte_changed(run: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" * 50, b"phase,kind\n"])
-def test_a_file_that_is_no_parquet_is_a_message_even_when_the_manifest_agrees(
-    run: Path, content: bytes
-) -> None:
+def test_a_file_that_is_no_parquet_is_a_message_even_when_the_manifest_agrees(run, content) -> None:
     (run / EVENTS).write_bytes(content)
     agree_on_events(run)
     with pytest.raises(RunError, match=f"cannot read events.parquet.*{AGAIN}"):
@@ -278,9 +276,7 @@ def test_a_half_written_run_is_told_as_such(run: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nowhere", "file"])
-def test_a_path_without_a_folder_is_named_as_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_path_without_a_folder_is_named_as_typed(tmp_path, monkeypatch, name) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("x")
     with pytest.raises(RunError, match=f"^no run at '{name}'"):

@@ -86,9 +86,7 @@ def test_devices_that_no_machine_has_are_unknown_groups(tmp_path: Path) -> None:
     assert (rows[Kind.ALL_REDUCE].axis, rows[Kind.ALL_GATHER].axis) == (None, "tp")
 
 
-def test_an_export_that_stops_at_its_cap_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_that_stops_at_its_cap_is_reported(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("meshscope.readers.traces.merge.EXPORT_CAP", 30)
     (tmp_path / "t.json").write_text(json.dumps(tpu_trace()))
     run = meshscope.import_(tmp_path / "t.json", out=tmp_path / "run")

@@ -103,9 +103,7 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_one_message_and_nothing_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
+def test_one_message_and_nothing_written(tmp_path, monkeypatch, case) -> None:
     monkeypatch.chdir(tmp_path)
     name, make, message = REFUSED[case]
     Path(name).write_bytes(make())

@@ -58,9 +58,7 @@ def test_a_trace_agrees_with_the_prediction_of_its_model(tmp_path: Path) -> None
         assert {row.payload_bytes for row in of_phase} == {n_tokens * 2560 * 2}
 
 
-def test_the_quality_of_the_capture_comes_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_quality_of_the_capture_comes_first(tmp_path, capsys, monkeypatch) -> None:
     out = str(tmp_path / "run")
     status, text, _ = command(
         capsys, monkeypatch, "import", str(FOLDER / "rank0.pt.trace.json.gz"), "--out", out
@@ -79,7 +77,7 @@ def test_the_quality_of_the_capture_comes_first(
 
 
 def test_waiting_comes_before_the_figures_and_is_not_in_the_bandwidth(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path, capsys, monkeypatch
 ) -> None:
     """Rank 1 arrives last: 100 us of its transfer for 900 us of the other; 1 MB over 2 ranks."""
     paths = [
@@ -127,7 +125,7 @@ def test_options_take_precedence_over_the_card(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_slice_that_differs_from_the_trace_is_said_first(
-    tmp_path: Path, topology: str, plan: str, messages: tuple[str, ...]
+    tmp_path, topology, plan, messages
 ) -> None:
     run = meshscope.import_(FOLDER, topology=topology, plan=plan, out=tmp_path / "run")
     assert run.record.measured is not None
@@ -177,11 +175,7 @@ def test_the_order_of_devices_decides_between_axes_of_equal_size(tmp_path: Path)
     ],
 )  # fmt: skip
 def test_a_fault_is_one_message_and_leaves_nothing(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    words: tuple[str, ...],
-    message: str,
+    tmp_path, capsys, monkeypatch, words, message
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()

@@ -3,7 +3,6 @@
 import gzip
 import json
 import tracemalloc
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -30,9 +29,7 @@ def read(folder: Path, data: bytes, name: str = "t.json") -> Trace:
 
 
 @pytest.mark.parametrize("piece_bytes", [200, 1000, 5000, 1 << 20])
-def test_pieces_of_any_size_give_the_same_events(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
-) -> None:
+def test_pieces_of_any_size_give_the_same_events(tmp_path, monkeypatch, piece_bytes) -> None:
     monkeypatch.setattr(json_stream, "PIECE_BYTES", piece_bytes)
     for name, data in (("a.json", content()), ("b.json.gz", gzip.compress(content()))):
         trace = read(tmp_path, data, name)
@@ -56,9 +53,7 @@ def test_a_bare_array_without_its_end_is_a_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["json", "gzip"])
-def test_half_a_file_yields_the_events_before_its_end(
-    tmp_path: Path, pack: Callable[[bytes], bytes]
-) -> None:
+def test_half_a_file_yields_the_events_before_its_end(tmp_path, pack) -> None:
     data = pack(content())
     trace = read(tmp_path, data[: len(data) // 2])
     assert N // 3 < len(trace.events) < 2 * N // 3
@@ -106,9 +101,7 @@ def test_nesting_100_deep_is_no_fault(tmp_path: Path) -> None:
     assert len(read(tmp_path, json.dumps(made.document([event])).encode()).events) == 1
 
 
-def test_strings_that_look_like_the_end_of_an_event_do_not_split_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strings_that_look_like_the_end_of_an_event_do_not_split_it(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(json_stream, "PIECE_BYTES", 150)
     events = [made.kernel('k"}, {"name": [', 10.0 * i, 1.0) for i in range(50)]
     assert len(read(tmp_path, json.dumps(made.document(events)).encode()).events) == 50
@@ -131,9 +124,7 @@ def test_one_endless_event_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "pack", [bytes, partial(gzip.compress, compresslevel=0)], ids=["json", "gzip"]
 )
-def test_a_long_event_is_copied_a_few_times_at_most(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
-) -> None:
+def test_a_long_event_is_copied_a_few_times_at_most(tmp_path, monkeypatch, pack) -> None:
     monkeypatch.setattr(json_stream, "PIECE_BYTES", 1 << 12)
     searched: list[int] = []
     last_cut = json_stream._last_cut
@@ -159,9 +150,7 @@ def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
     assert len(read(tmp_path, b"\xef\xbb\xbf" + content()).events) == N
 
 
-def test_distinct_names_beyond_the_limit_share_a_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_distinct_names_beyond_the_limit_share_a_row(tmp_path, monkeypatch) -> None:
     for module in ("trace", "kineto"):
         monkeypatch.setattr(f"meshscope.readers.traces.{module}.MAX_OPS", 10)
     monkeypatch.setattr(json_stream, "PIECE_BYTES", 1000)
@@ -172,9 +161,7 @@ def test_distinct_names_beyond_the_limit_share_a_row(
     assert "more than 10 distinct kernel names" in trace.findings[0]
 
 
-def test_memory_is_that_of_a_piece_and_the_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_that_of_a_piece_and_the_columns(tmp_path, monkeypatch) -> None:
     """25 MB of text, of which 1 MB is held at a time, beside some 50 bytes for each event."""
     monkeypatch.setattr(json_stream, "PIECE_BYTES", 1 << 20)
     padding = "x" * 1000

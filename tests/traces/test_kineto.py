@@ -141,9 +141,7 @@ def test_waiting_that_dominates_is_said_with_the_late_rank(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("durations_us", [[50, 36, 40, 44], [30_418, 4_140, 36]])
-def test_short_waiting_and_incomplete_groups_are_no_warning(
-    tmp_path: Path, durations_us: list[float]
-) -> None:
+def test_short_waiting_and_incomplete_groups_are_no_warning(tmp_path, durations_us) -> None:
     """The fastest of three of four ranks may itself wait for the fourth."""
     rows = rows_of(skewed(tmp_path, durations_us))
     assert rows.waiting == ()
@@ -469,9 +467,7 @@ def test_two_files_of_one_rank_at_the_same_time_are_named(tmp_path: Path) -> Non
     ("rank", "ranks", "world_size", "highest"),
     [(3, [0, 1], 2, 3), (2, [0, 1], 2, 2), (0, [0, 5], 2, 5)],
 )
-def test_a_rank_beyond_the_world_is_refused(
-    tmp_path: Path, rank: int, ranks: list[int], world_size: int, highest: int
-) -> None:
+def test_a_rank_beyond_the_world_is_refused(tmp_path, rank, ranks, world_size, highest) -> None:
     event = made.collective("all_reduce", 1.0, 2.0, ranks, 1024)
     message = rf"rank {highest} is not below the world size {world_size}\. Give"
     with pytest.raises(TraceError, match=message):

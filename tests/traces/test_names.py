@@ -88,9 +88,7 @@ from meshscope.readers.traces.trace import TraceFormat
         ("ncclDevKernel_Broadcast_RING_LL_Sum_int8_t(x)", Kind.BROADCAST, "s8", None),
     ],
 )  # fmt: skip
-def test_kernels_that_communicate(
-    name: str, kind: Kind | None, dtype: str | None, group_size: int | None
-) -> None:
+def test_kernels_that_communicate(name, kind, dtype, group_size) -> None:
     kernel = kernel_collective(name)
     assert kernel is not None
     assert (kernel.kind, kernel.dtype, kernel.group_size) == (kind, dtype, group_size)
@@ -186,9 +184,7 @@ def test_names_of_collectives(name: str, kind: Kind | None) -> None:
         ("forward_batch_generation_overlap 3", None, (None, None)),
     ],
 )  # fmt: skip
-def test_annotations_of_steps(
-    name: str, kind: StepKind | None, tokens: tuple[int | None, int | None]
-) -> None:
+def test_annotations_of_steps(name, kind, tokens) -> None:
     step = read_annotation(name)
     assert step is not None
     assert (step.kind, (step.prefill_tokens, step.decode_tokens)) == (kind, tokens)
@@ -234,9 +230,7 @@ SGLANG = "step[DECODE bs=32]"
         ),
     ],
 )  # fmt: skip
-def test_annotations_that_contain_each_other_mark_one_step(
-    marks: list[tuple[str, int, int, int | None]], steps: list[tuple[str, int, int]]
-) -> None:
+def test_annotations_that_contain_each_other_mark_one_step(marks, steps) -> None:
     distinct = distinct_steps([StepMark(*mark) for mark in marks])
     assert [(mark.name, mark.start_ns, mark.dur_ns) for mark in distinct] == steps
 
@@ -270,9 +264,7 @@ def test_thresholds_of_phases() -> None:
         (b"\x1f\x8b\x08damaged", None),
     ],
 )  # fmt: skip
-def test_the_content_decides_the_format(
-    tmp_path: Path, content: bytes, kind: TraceFormat | None
-) -> None:
+def test_the_content_decides_the_format(tmp_path, content, kind) -> None:
     (tmp_path / "any.name").write_bytes(content)
     assert format_of(tmp_path / "any.name") is kind
     if not content.startswith(b"\x1f\x8b"):

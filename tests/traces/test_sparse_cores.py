@@ -142,9 +142,7 @@ TRANSFERS = (
 )
 
 
-def test_transfers_between_slices_are_rows_over_the_axis_that_crosses_slices(
-    tmp_path: Path,
-) -> None:
+def test_transfers_between_slices_are_rows_over_the_axis_that_crosses_slices(tmp_path) -> None:
     ops = (profiles.Event(FUSION, 0, 100 * US),)
     trace = read(tmp_path, core(0, *ops), core(1, *ops), megascale(*TRANSFERS))
     rows = rows_of(trace, "2xv6e:1x2", "dp=2,tp=2").rows

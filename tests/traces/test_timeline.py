@@ -144,9 +144,7 @@ def limited(run: Run, monkeypatch: pytest.MonkeyPatch, max_rows: int) -> tuple[A
     return inputs, inputs.timeline
 
 
-def test_a_long_trace_shows_its_last_whole_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_trace_shows_its_last_whole_steps(tmp_path, monkeypatch) -> None:
     run = meshscope.import_(long_trace(tmp_path), out=tmp_path / "run")
     assert metric_inputs(run.record).sampled == ()
     inputs, shown = limited(run, monkeypatch, 13)
@@ -159,9 +157,7 @@ def test_a_long_trace_shows_its_last_whole_steps(
     assert len(meshscope.open(run.path).sql("select * from timeline")) == 6 * STEPS
 
 
-def test_a_trace_without_steps_shows_its_beginning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_without_steps_shows_its_beginning(tmp_path, monkeypatch) -> None:
     path = made.write(tmp_path / "rank0.json", made.document(random_kernels(1), world_size=2))
     run = meshscope.import_([path], out=tmp_path / "run")
     inputs, shown = limited(run, monkeypatch, 50)

@@ -72,9 +72,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         ("raise ValueError('why')", "the command crashed (exit code 1). Its log says: ValueError: why"),
     ],
 )  # fmt: skip
-def test_a_failure_is_kept_in_words_and_stops_nothing(
-    make: Make, program: str, message: str
-) -> None:
+def test_a_failure_is_kept_in_words_and_stops_nothing(make, program, message) -> None:
     folder, events = make(
         f"import os, sys\nif sys.argv[2] == 'b':\n    {program}", *map(planned, "abc")
     )
@@ -109,9 +107,7 @@ def test_so_many_at_a_time_and_live_runs_alone(make: Make) -> None:
     assert all(names == {"c"} for names in together if "c" in names)
 
 
-def test_a_fault_of_the_sweep_ends_its_children(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_of_the_sweep_ends_its_children(make, tmp_path, monkeypatch) -> None:
     """A child that ignores SIGTERM is ended by force."""
     monkeypatch.setattr(queue, "WAIT_FOR_END_S", 0.5)
     monkeypatch.setattr(Events, "reported", lambda *_: 1 / int(not (tmp_path / "on").exists()))

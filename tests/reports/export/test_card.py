@@ -46,9 +46,7 @@ def test_every_known_field_is_filled(make_run) -> None:
         ("meta-llama/Llama-3.1-8B", "tp=8", "cpu:8"),
     ],
 )
-def test_cards_of_all_models_and_slices_are_valid(
-    make_run, model: str, plan: str, topology: str
-) -> None:
+def test_cards_of_all_models_and_slices_are_valid(make_run, model, plan, topology) -> None:
     card = yaml.safe_load(card_text(make_run(model, plan=plan, topology=topology)))
     assert list(faults_of(card)) == []
 

@@ -81,9 +81,7 @@ def test_volumes_and_bandwidths_of_both_definitions(timed_run, ccl_bench, tmp_pa
     assert theirs == pytest.approx(2 * 4 * 4096 * 2 / 2**30 * 2 * 7 / 8 / 2e-6)
 
 
-def test_the_tools_read_the_steps_that_the_trace_holds(
-    timed_run, ccl_bench, tmp_path: Path
-) -> None:
+def test_the_tools_read_the_steps_that_the_trace_holds(timed_run, ccl_bench, tmp_path) -> None:
     _, events, _ = exported(timed_run, tmp_path / "x")
     prefill, decode = (s.dur_ns / 1e9 for s in run_timeline(timed_run).steps)
     assert ccl_bench.METRICS["ttft"](events) == pytest.approx(prefill)

@@ -99,9 +99,7 @@ def test_a_collective_of_unknown_size_is_refused(make_run, tmp_path: Path) -> No
         write_chakra(run_timeline(replace(run, rows=rows)), tmp_path)
 
 
-def test_nodes_that_start_together_have_the_same_dependencies(
-    make_run, decoded, tmp_path: Path
-) -> None:
+def test_nodes_that_start_together_have_the_same_dependencies(make_run, decoded, tmp_path) -> None:
     """a, then b and c at once, d after b alone, e after all; a is implied for d."""
     from dataclasses import replace  # noqa: PLC0415
 

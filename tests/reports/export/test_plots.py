@@ -38,9 +38,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_every_plot_is_written_twice_and_what_is_missing_says_why(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_plot_is_written_twice_and_what_is_missing_says_why(run, monkeypatch, capsys) -> None:
     capsys.readouterr()
     _meshscope(monkeypatch, "export", "one", "--to", "plots", "--json")
     document = json.loads(capsys.readouterr().out)
@@ -59,9 +57,7 @@ def test_every_plot_is_written_twice_and_what_is_missing_says_why(
         assert b"<dc:date>" not in image.with_suffix(".svg").read_bytes()
 
 
-def test_without_vl_convert_the_message_names_the_extra(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_vl_convert_the_message_names_the_extra(run, monkeypatch) -> None:
     monkeypatch.delitem(sys.modules, "meshscope.reports.charts.pictures", raising=False)
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(MissingToolError, match="Install the extra"):
@@ -69,9 +65,7 @@ def test_without_vl_convert_the_message_names_the_extra(
     assert not (run / "plots").exists()
 
 
-def test_several_runs_stand_side_by_side(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_runs_stand_side_by_side(run, monkeypatch, capsys) -> None:
     ask = (ASK[0], "--plan", "tp=4,dp=4", *ASK[5:])
     _meshscope(monkeypatch, "predict", *ask, "--topology", "v6e-16", "--batch", "4", "--out", "two")
     capsys.readouterr()
@@ -132,11 +126,7 @@ def test_every_chart_of_the_report_is_drawn_without_a_browser() -> None:
     ],
 )
 def test_several_runs_are_one_export_only_as_plots(
-    run: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: tuple[str, ...],
-    message: str,
+    run, monkeypatch, capsys, options, message
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["meshscope", "export", "one", "one", *options])
     with pytest.raises(SystemExit) as end:
