@@ -2,9 +2,9 @@
 
 import polars as pl
 import pytest
+from made import collective
 
 from meshscope.analysis.volume import bandwidth, measured_bandwidth
-from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.events.measured import CollectiveTime
 from meshscope.events.schema import table_of
@@ -44,10 +44,7 @@ def test_bandwidth_equals_nccl_tests(kind: Kind, n: int) -> None:
     is_pair = kind in {Kind.PERMUTE, Kind.RECV}
     whole = count if is_pair or kind is Kind.ALL_REDUCE else count * n
     groups = tuple((i, (i + 1) % n) for i in range(n)) if is_pair else (tuple(range(n)),)
-    row = predicted_collective(
-        phase=Phase.DECODE, layer=0, part=Part.MLP, kind=kind, axis="tp", groups=groups,
-        dtype="bf16", shape=(whole,), count=5,
-    )  # fmt: skip
+    row = collective(kind, (whole,), phase=Phase.DECODE, groups=groups, count=5)
     table = table_of([row]).with_columns(pl.lit(sec).alias("dur_s"))
     (row,) = bandwidth(table, CHIPS["v6e"]).iter_rows(named=True)
     algbw, busbw = nccl_tests(kind, n, count, 2, sec)
@@ -64,10 +61,7 @@ def test_the_published_all_reduce_of_8_v6e_chips() -> None:
     """
     payload_bytes = 8192 * 4096 * 2
     seconds = 2 * payload_bytes / 2**30 * (2 * 7 / 8) / 326.912
-    row = predicted_collective(
-        phase=Phase.PREFILL, layer=0, part=Part.MLP, kind=Kind.ALL_REDUCE, axis="tp",
-        groups=(tuple(range(8)),), dtype="bf16", shape=(8192, 4096),
-    )  # fmt: skip
+    row = collective(Kind.ALL_REDUCE, (8192, 4096), groups=(tuple(range(8)),))
     table = table_of([row]).with_columns(pl.lit(seconds).alias("dur_s"))
     (row,) = bandwidth(table).iter_rows(named=True)
     assert row["algbw_bytes_per_s"] == pytest.approx(100.3e9, rel=0.01)
@@ -76,18 +70,12 @@ def test_the_published_all_reduce_of_8_v6e_chips() -> None:
 
 
 def test_untimed_rows_have_no_bandwidth() -> None:
-    row = predicted_collective(
-        phase=Phase.DECODE, layer=0, part=Part.MLP, kind=Kind.ALL_REDUCE, axis="tp",
-        groups=((0, 1),), dtype="bf16", shape=(8,),
-    )  # fmt: skip
+    row = collective(Kind.ALL_REDUCE, (8,), phase=Phase.DECODE, groups=((0, 1),))
     assert bandwidth(table_of([row])).is_empty()
 
 
 def test_measured_bandwidth_is_over_the_wire_time() -> None:
-    row = predicted_collective(
-        phase=Phase.DECODE, layer=0, part=Part.MLP, kind=Kind.ALL_GATHER, axis="tp",
-        groups=((0, 1),), dtype="bf16", shape=(500,),
-    )  # fmt: skip
+    row = collective(Kind.ALL_GATHER, (500,), phase=Phase.DECODE, groups=((0, 1),))
     table = table_of([row]).with_columns(pl.lit("measured").alias("source"))
     time = CollectiveTime(
         phase=Phase.DECODE, part=Part.MLP, kind=Kind.ALL_GATHER, axis="tp", n_executions=8,

@@ -2,17 +2,15 @@
 
 from fractions import Fraction
 
+from made import collective
+
 from meshscope.analysis.explanation import phase_changes
 from meshscope.analysis.totals import step_totals
-from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
 
 
 def made(kind: Kind, part: Part, *, n: int = 8, count: int = 1, axis: str = "tp"):
-    return predicted_collective(
-        phase=Phase.PREFILL, layer=0, part=part, kind=kind, axis=axis, groups=((0, 1, 2, 3),),
-        dtype="bf16", shape=(n,), count=count,
-    )  # fmt: skip
+    return collective(kind, (n,), part=part, axis=axis, count=count)
 
 
 LEFT = [made(Kind.ALL_REDUCE, Part.MLP, count=3), made(Kind.ALL_GATHER, Part.ATTN, axis="dp")]

@@ -4,6 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from made import estimate, experiment_with, part_cost, step_time
 
 from meshscope.analysis.roofline import (
     OTHER,
@@ -16,51 +17,34 @@ from meshscope.analysis.roofline import (
 )
 from meshscope.cost.predicted import predicted_times, with_default_chunk
 from meshscope.errors import MeshscopeError
-from meshscope.events.enums import Phase, Source
+from meshscope.events.enums import Phase
 from meshscope.events.step_time import (
     Activity,
     ActivityTime,
-    PartCost,
-    StepTime,
-    TimeEstimate,
 )
 from meshscope.hardware.chips import chip_of
 from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import Workload
+from meshscope.plans.experiment import Experiment
 
 V5E = chip_of("v5e")  # 819 GB/s, 197 TFLOP/s, four links of 45 GB/s
-ATTN = PartCost(
-    part="attn",
-    compute_s=3e-3,
+ATTN = part_cost(
+    "attn",
+    3e-3,
     collective_s=1e-3,
     exposed_s=1e-3,
-    flops=1.97e11,  # 1 ms
-    hbm_bytes=8.19e8,  # 1 ms
-    wire_bytes=1.8e8,  # 1 ms over all links
-)
-MLP = PartCost(
-    part="mlp",
-    compute_s=2e-3,
-    collective_s=0.0,
-    exposed_s=0.0,
     flops=1.97e11,
-    hbm_bytes=4 * 8.19e8,
-    wire_bytes=0.0,
+    hbm_bytes=8.19e8,
+    wire_bytes=1.8e8,
 )
-STEP = StepTime(
-    source=Source.COMPILED,
-    phase=Phase.DECODE,
-    step=TimeEstimate(value_s=6.5e-3, low_s=None, high_s=None),
-    compute_s=5e-3,
+MLP = part_cost("mlp", 2e-3, flops=1.97e11, hbm_bytes=4 * 8.19e8, wire_bytes=0.0)
+STEP = step_time(
+    Phase.DECODE,
+    estimate(6.5e-3),
+    5e-3,
     exposed_s=1e-3,
     idle_s=0.5e-3,
-    bubble_s=0.0,
     collective_s=1e-3,
     exposed_by_axis_s={"tp": 1e-3},
-    by_basis_s={},
     parts=(ATTN, MLP),
     activities=(
         ActivityTime(
@@ -150,7 +134,7 @@ def test_wire_bytes_that_overlap_work_shorten_its_causes() -> None:
 
 
 def test_a_step_below_its_floor_has_no_causes() -> None:
-    short = TimeEstimate(value_s=4e-3, low_s=None, high_s=None)
+    short = estimate(4e-3)
     floor = step_floor(replace(STEP, step=short), V5E)
     assert floor is not None
     assert floor.causes == ()
@@ -193,17 +177,15 @@ def _random_experiment(random: Random) -> Experiment:
         sizes |= {"tp": left, "ep": random.choice([1, 1, left, topology.n_devices])}
         plan = ",".join(f"{axis}={size}" for axis, size in sizes.items())
         try:
-            experiment = experiment_of(
-                model=read_model(random.choice(MODELS)),
-                plan=parse_plan(plan + random.choice(["", ",sp"])),
-                topology=topology,
-                workload=Workload(
-                    batch=random.choice([1, 4, 8, 64, 128, 1024]),
-                    prompt=random.choice([1, 7, 100, 128, 129, 512, 1000, 1024, 4096, 8192]),
-                    output=random.choice([2, 128, 512]),
-                    weight_dtype=random.choice(DTYPES),
-                    activation_dtype=random.choice(["bf16", "bf16", "f32"]),
-                ),
+            experiment = experiment_with(
+                random.choice(MODELS),
+                plan + random.choice(["", ",sp"]),
+                topology,
+                batch=random.choice([1, 4, 8, 64, 128, 1024]),
+                prompt=random.choice([1, 7, 100, 128, 129, 512, 1000, 1024, 4096, 8192]),
+                output=random.choice([2, 128, 512]),
+                weight_dtype=random.choice(DTYPES),
+                activation_dtype=random.choice(["bf16", "bf16", "f32"]),
             )
         except MeshscopeError:
             continue

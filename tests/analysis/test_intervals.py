@@ -2,18 +2,24 @@
 
 import polars as pl
 import pytest
+from made import collective
 
 from meshscope.analysis.intervals import axis_windows, bursts, period, placed, traffic_intervals
-from meshscope.events.collective import predicted_collective
-from meshscope.events.enums import Kind, Part, Phase
+from meshscope.events.enums import Kind, Phase
 from meshscope.events.schema import table_of
 
 
 def made(axis: str, *, n: int = 8, count: int = 1, layer: int | None = 0, kind=Kind.ALL_REDUCE):
-    return predicted_collective(
-        phase=Phase.DECODE, layer=layer, part=Part.MLP, kind=kind, axis=axis, groups=((0, 1),),
-        dtype="bf16", shape=(n,), count=count, n_steps=127,
-    )  # fmt: skip
+    return collective(
+        kind,
+        (n,),
+        phase=Phase.DECODE,
+        layer=layer,
+        axis=axis,
+        groups=((0, 1),),
+        count=count,
+        n_steps=127,
+    )
 
 
 def with_times(rows, times) -> pl.DataFrame:

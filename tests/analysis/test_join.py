@@ -7,9 +7,10 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
+from made import collective
 
 from meshscope.analysis.join import Comparison, Verdict, compare, left_rows, right_rows
-from meshscope.events.collective import Collective, predicted_collective
+from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
 
 TP4 = ((0, 1, 2, 3), (4, 5, 6, 7))
@@ -24,16 +25,7 @@ def row(
     part: Part | None = Part.ATTN,
     **changes: object,
 ) -> Collective:
-    made = predicted_collective(
-        phase=Phase.PREFILL,
-        layer=layer,
-        part=Part.ATTN,
-        kind=kind,
-        axis="tp",
-        groups=TP4,
-        dtype="bf16",
-        shape=shape,
-    )
+    made = collective(kind, shape, layer=layer, part=Part.ATTN, groups=TP4)
     return replace(made, part=part, **changes)
 
 

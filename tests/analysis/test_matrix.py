@@ -3,20 +3,17 @@
 from fractions import Fraction
 
 import pytest
+from made import collective
 
 from meshscope.analysis.volume import sent_by_device, traffic_imbalance, traffic_matrix
-from meshscope.events.collective import predicted_collective
-from meshscope.events.enums import Kind, Part, Phase, wire_factor
+from meshscope.events.enums import Kind, wire_factor
 from meshscope.events.schema import table_of
 
 TWO = ((0, 1, 2, 3), (4, 5, 6, 7))
 
 
 def made(kind: Kind, groups, *, count: int = 1, axis: str = "tp", n: int = 96):
-    return predicted_collective(
-        phase=Phase.PREFILL, layer=0, part=Part.MLP, kind=kind, axis=axis, groups=groups,
-        dtype="bf16", shape=(n,), count=count,
-    )  # fmt: skip
+    return collective(kind, (n,), axis=axis, groups=groups, count=count)
 
 
 def edges(*rows) -> dict[tuple[int, int], float]:

@@ -2,21 +2,14 @@
 
 from dataclasses import replace
 
+from made import collective
+
 from meshscope.analysis.comparison import promoted
 from meshscope.analysis.join import compare
-from meshscope.events.collective import Collective, predicted_collective
-from meshscope.events.enums import Kind, Part, Phase, Source
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Kind, Source
 
-PREDICTED = predicted_collective(
-    phase=Phase.PREFILL,
-    layer=0,
-    part=Part.MLP,
-    kind=Kind.ALL_REDUCE,
-    axis="tp",
-    groups=((0, 1, 2, 3),),
-    dtype="bf16",
-    shape=(2, 8),
-)
+PREDICTED = collective(Kind.ALL_REDUCE, (2, 8))
 
 
 def compiled(dtype: str, n_bytes: int) -> Collective:

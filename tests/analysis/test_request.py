@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from made import estimate, part_cost
 
 from meshscope.analysis.overlap import exposed_by_axis, modeled_latency, part_costs, step_time
 from meshscope.analysis.request import (
@@ -13,14 +14,14 @@ from meshscope.analysis.request import (
 )
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Request
-from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
+from meshscope.events.step_time import StepTime
 
 
 def _step(phase: Phase, s: float, by_basis: dict[str, float]) -> StepTime:
     return StepTime(
         source=Source.COMPILED,
         phase=phase,
-        step=TimeEstimate(value_s=s, low_s=s / 2, high_s=s * 2),
+        step=estimate(s, s / 2, s * 2),
         compute_s=s,
         exposed_s=0.0,
         idle_s=0.0,
@@ -64,12 +65,12 @@ def test_a_missing_step_leaves_the_time_unknown():
 
 def made(phase: Phase, *, source: Source = Source.COMPILED, scale: float = 1.0) -> StepTime:
     parts = (
-        PartCost(part="attn", compute_s=2 * scale, collective_s=1.5 * scale, exposed_s=1 * scale),
-        PartCost(part="mlp", compute_s=1 * scale, collective_s=0.5 * scale, exposed_s=0.5 * scale),
+        part_cost("attn", 2 * scale, collective_s=1.5 * scale, exposed_s=1 * scale),
+        part_cost("mlp", 1 * scale, collective_s=0.5 * scale, exposed_s=0.5 * scale),
     )
     return StepTime(
         source=source, phase=phase,
-        step=TimeEstimate(value_s=5 * scale, low_s=4 * scale, high_s=7 * scale),
+        step=estimate(5 * scale, 4 * scale, 7 * scale),
         compute_s=3 * scale, exposed_s=1.5 * scale, idle_s=0.5 * scale, bubble_s=0.25 * scale,
         collective_s=2 * scale, exposed_by_axis_s={"tp": 1 * scale, "dp": 0.5 * scale},
         by_basis_s={"compiler_cycles": 3 * scale, "interconnect_model": 1.5 * scale}, parts=parts,

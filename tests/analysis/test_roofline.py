@@ -3,38 +3,27 @@
 from dataclasses import replace
 
 import pytest
+from made import estimate, part_cost, step_time
 
 from meshscope.analysis.roofline import BindingResource, roofline_bounds, step_floor, step_rooflines
-from meshscope.events.enums import Phase, Source
+from meshscope.events.enums import Phase
 from meshscope.events.measured import StepCost
-from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 from meshscope.hardware.chips import chip_of
 
 COST = StepCost(phase=Phase.DECODE, flops=1e12, accessed_bytes=2.4e10)
 V5E = chip_of("v5e")
-ATTN = PartCost(
-    part="attn", compute_s=0.5, collective_s=0.1, exposed_s=0.1, flops=1.97e13, hbm_bytes=1.638e11
+ATTN = part_cost("attn", 0.5, collective_s=0.1, exposed_s=0.1, flops=1.97e13, hbm_bytes=1.638e11)
+MLP = part_cost(
+    "mlp", 1.0, collective_s=0.7, exposed_s=0.2, flops=1.576e14, hbm_bytes=8.19e10, wire_bytes=9e10
 )
-MLP = PartCost(
-    part="mlp",
-    compute_s=1.0,
-    collective_s=0.7,
-    exposed_s=0.2,
-    flops=1.576e14,
-    hbm_bytes=8.19e10,
-    wire_bytes=9e10,  # 0.5 s over four links of 45 GB/s
-)
-STEP = StepTime(
-    source=Source.COMPILED,
-    phase=Phase.PREFILL,
-    step=TimeEstimate(value_s=2.0, low_s=1.0, high_s=3.0),
-    compute_s=1.5,
+STEP = step_time(
+    Phase.PREFILL,
+    estimate(2.0, 1.0, 3.0),
+    1.5,
     exposed_s=0.3,
     idle_s=0.2,
-    bubble_s=0.0,
     collective_s=0.6,
     exposed_by_axis_s={"tp": 0.3},
-    by_basis_s={},
     parts=(MLP, ATTN),
 )
 

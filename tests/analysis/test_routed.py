@@ -1,10 +1,10 @@
 """Link traffic equals the loads of the interconnect model for each collective."""
 
 import pytest
+from made import collective
 
 from meshscope.analysis.volume import link_traffic
-from meshscope.events.collective import predicted_collective
-from meshscope.events.enums import Kind, Part, Phase
+from meshscope.events.enums import Kind
 from meshscope.events.schema import table_of
 from meshscope.hardware.interconnect.lines import link_loads
 from meshscope.hardware.topology import parse_topology
@@ -13,10 +13,7 @@ SLICE = parse_topology("v6e:2x4")
 
 
 def made(kind: Kind, groups, *, count: int = 1, axis: str = "tp"):
-    return predicted_collective(
-        phase=Phase.PREFILL, layer=0, part=Part.MLP, kind=kind, axis=axis, groups=groups,
-        dtype="bf16", shape=(2**20,), count=count,
-    )  # fmt: skip
+    return collective(kind, (2**20,), axis=axis, groups=groups, count=count)
 
 
 def test_a_permute_to_the_neighbor_uses_one_link() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from made import collective
 
 from meshscope.analysis.overlap import exposed_by, overlap
 from meshscope.analysis.timeline import (
@@ -13,8 +14,7 @@ from meshscope.analysis.timeline import (
     modeled_timeline,
     read_timeline,
 )
-from meshscope.events.collective import predicted_collective
-from meshscope.events.enums import Kind, Part, Phase
+from meshscope.events.enums import Kind, Phase
 from meshscope.events.schema import POLARS_SCHEMA, table_of
 from meshscope.events.timeline import FOLDED_SCHEMA
 
@@ -37,10 +37,7 @@ def folded(*rows) -> pl.DataFrame:
 
 def events() -> pl.DataFrame:
     rows = [
-        predicted_collective(
-            phase=Phase.DECODE, layer=layer, part=Part.MLP, kind=Kind.ALL_REDUCE, axis="tp",
-            groups=((0, 1),), dtype="bf16", shape=(n,), n_steps=9,
-        )
+        collective(Kind.ALL_REDUCE, (n,), phase=Phase.DECODE, layer=layer, groups=((0, 1),), n_steps=9)
         for layer in range(3) for n in (8, 2)
     ]  # fmt: skip
     return table_of(rows).with_columns(

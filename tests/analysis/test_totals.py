@@ -4,6 +4,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from made import collective
 
 from meshscope.analysis.totals import (
     NO_REASON,
@@ -16,7 +17,7 @@ from meshscope.analysis.totals import (
     step_totals,
     unattributed,
 )
-from meshscope.events.collective import Collective, predicted_collective
+from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 
 
@@ -24,9 +25,7 @@ def _row(
     phase: Phase = Phase.DECODE, kind: Kind = Kind.ALL_REDUCE, *shape: int, **facts: object
 ) -> Collective:
     known: dict[str, object] = {"layer": 0, "part": Part.MLP, "groups": ((0, 1, 2),)}
-    return predicted_collective(
-        phase=phase, kind=kind, axis="tp", dtype="bf16", shape=shape, **(known | facts)
-    )
+    return collective(kind, shape, phase=phase, **known | facts)
 
 
 ROWS = [

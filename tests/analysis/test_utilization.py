@@ -1,18 +1,16 @@
 """Shares of peaks, against published arithmetic."""
 
 import pytest
+from made import experiment_with
 
 from meshscope.analysis.utilization import bubble_frac, mbu, mfu, model_flops, n_parameters
 from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import CHIPS
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.compressed import CompressedAttention
-from meshscope.plans.experiment import experiment_of
 from meshscope.plans.memory import Memory
-from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
 
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -122,11 +120,8 @@ def test_attention_of_a_prompt_is_causal() -> None:
 )
 def test_mfu_is_at_most_one(model, topology, plan, sizes, weights) -> None:
     """Llama-3.1-8B on v5p had 1.117 with the half of attention that the mask removes."""
-    experiment = experiment_of(
-        model=read_model(model),
-        plan=parse_plan(plan),
-        topology=parse_topology(topology),
-        workload=Workload(batch=sizes[0], prompt=sizes[1], output=8, weight_dtype=weights),
+    experiment = experiment_with(
+        model, plan, topology, batch=sizes[0], prompt=sizes[1], output=8, weight_dtype=weights
     )
     chip, workload = experiment.topology.chip, experiment.workload
     for time in predicted_times(experiment):

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
+from made import collective
 
 from meshscope.analysis.totals import request_totals, step_totals
 from meshscope.analysis.volume import size_distribution, size_summary, volume
-from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.events.schema import table_of
 
@@ -15,10 +15,17 @@ from meshscope.events.schema import table_of
 def made(
     kind: Kind, *, axis: str, part: Part, n: int, count: int = 1, phase=Phase.PREFILL, layer=0
 ):
-    return predicted_collective(
-        phase=phase, layer=layer, part=part, kind=kind, axis=axis, groups=((0, 1, 2),),
-        dtype="bf16", shape=(n,), count=count, n_steps=9 if phase is Phase.DECODE else 1,
-    )  # fmt: skip
+    return collective(
+        kind,
+        (n,),
+        phase=phase,
+        layer=layer,
+        part=part,
+        axis=axis,
+        groups=((0, 1, 2),),
+        count=count,
+        n_steps=9 if phase is Phase.DECODE else 1,
+    )
 
 
 ROWS = [

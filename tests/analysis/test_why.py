@@ -4,36 +4,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made import estimate, part_cost, step_time
 
 from meshscope.analysis.roofline import step_floor, why_sentence
-from meshscope.events.enums import Phase, Source
-from meshscope.events.step_time import Activity, ActivityTime, PartCost, StepTime, TimeEstimate
+from meshscope.events.enums import Phase
+from meshscope.events.step_time import Activity, ActivityTime, PartCost, StepTime
 from meshscope.hardware.chips import chip_of
 
 V5E = chip_of("v5e")  # 819 GB/s, 197 TFLOP/s
-MLP = PartCost(
-    part="mlp",
-    compute_s=11e-3,
-    collective_s=0.0,
-    exposed_s=0.0,
-    flops=1.97e11,  # 1 ms
-    hbm_bytes=8.19e9,  # 10 ms
-)
+MLP = part_cost("mlp", 11e-3, flops=1.97e11, hbm_bytes=8.19e9)
 READS = ActivityTime(activity=Activity.KERNEL, seconds=11e-3, hbm_busy_s=10e-3, flops=1.97e11)
 
 
 def _step(*, exposed_s: float = 0.0, relayout_s: float = 0.0, idle_s: float = 0.0) -> StepTime:
-    return StepTime(
-        source=Source.COMPILED,
-        phase=Phase.DECODE,
-        step=TimeEstimate(value_s=11e-3 + exposed_s + relayout_s + idle_s, low_s=None, high_s=None),
-        compute_s=11e-3 + relayout_s,
+    return step_time(
+        Phase.DECODE,
+        estimate(11e-3 + exposed_s + relayout_s + idle_s),
+        11e-3 + relayout_s,
         exposed_s=exposed_s,
         idle_s=idle_s,
-        bubble_s=0.0,
         collective_s=exposed_s,
         exposed_by_axis_s={"tp": exposed_s},
-        by_basis_s={},
         parts=(MLP,),
         activities=(
             READS,

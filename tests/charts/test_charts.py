@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from made import estimate, part_cost, step_time
 
 from meshscope.analysis.catalog import MetricInputs, StepDuration
 from meshscope.analysis.roofline import roofline_of
@@ -12,7 +13,6 @@ from meshscope.analysis.volume import link_traffic
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import DeviceLoad, Measured
 from meshscope.events.schema import POLARS_SCHEMA
-from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 from meshscope.events.timeline import TIMELINE
 from meshscope.hardware.topology import parse_topology
 from meshscope.reports.charts.cost import cost_bars, segments_of
@@ -20,19 +20,17 @@ from meshscope.reports.charts.spec import Chart
 from meshscope.reports.charts.timeline import burst_charts, step_charts
 from meshscope.reports.charts.traffic import MAX_SIDE, matrices, tori
 
-STEP = StepTime(
-    source=Source.COMPILED,
-    phase=Phase.DECODE,
-    step=TimeEstimate(value_s=10.0, low_s=8.0, high_s=12.0),
-    compute_s=4.0,
+STEP = step_time(
+    Phase.DECODE,
+    estimate(10.0, 8.0, 12.0),
+    4.0,
     exposed_s=3.0,
     idle_s=3.0,
     bubble_s=1.0,
     collective_s=5.0,
     exposed_by_axis_s={"tp": 2.0, "dp+tp": 1.0},
-    by_basis_s={},
-    parts=(PartCost(part="mlp", compute_s=4.0, collective_s=0.0, exposed_s=0.0, flops=8e14, hbm_bytes=4e12),),
-)  # fmt: skip
+    parts=(part_cost("mlp", 4.0, flops=8e14, hbm_bytes=4e12),),
+)
 
 
 def _events(n_devices: int, kind: str = "all_reduce", **more: Any) -> pl.DataFrame:

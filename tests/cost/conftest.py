@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made import experiment_with
 
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import model_from_config, read_model
 from meshscope.model.model import Model
-from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Engine, Program
-from meshscope.plans.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden" / "hlo"))
 
@@ -50,11 +50,11 @@ def make() -> MakeExperiment:
     ) -> Experiment:
         parsed = parse_plan(plan)
         slice_ = parse_topology(topology or f"cpu:{parsed.n_devices}")
-        return experiment_of(
-            model=read_model(model) if isinstance(model, str) else model,
-            plan=parsed,
-            topology=slice_,
-            workload=Workload(**workload),
+        return experiment_with(
+            read_model(model) if isinstance(model, str) else model,
+            parsed,
+            slice_,
+            **workload,
             program=program,
             engine=engine,
         )

@@ -11,16 +11,12 @@ from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import experiment_of
-from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from accuracy_published import compared_steps
 from closed_form_grid import CompiledStep, compiled_steps
+from made import experiment_with
 from prefill_compute import PLANS, stored
 
 STEPS = compiled_steps()
@@ -106,12 +102,8 @@ class OneSequence(NamedTuple):
 )
 def test_collectives_of_a_single_row_hide_no_weights(step: OneSequence) -> None:
     """If they did, the steps would be 6 to 17 % too short."""
-    experiment = experiment_of(
-        model=read_model(step.model),
-        plan=parse_plan(step.plan),
-        topology=parse_topology(step.topology),
-        workload=Workload(batch=1, prompt=130_048, output=1024),
-        n_layers=8,
+    experiment = experiment_with(
+        step.model, step.plan, step.topology, batch=1, prompt=130_048, output=1024, n_layers=8
     )
     decode = predicted_times(experiment)[1].step
     assert decode.value_s == pytest.approx(step.compiled_s, rel=0.09)

@@ -15,18 +15,14 @@ from meshscope.cost.efficiency import PEAKS
 from meshscope.cost.features import Cost
 from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import Phase
-from meshscope.events.step_time import Activity, TimeEstimate
+from meshscope.events.step_time import Activity
 from meshscope.hardware.compiler_facts import fitted_constants
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import experiment_of
-from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from accuracy_published import ComparedStep, compared_steps, is_ranked, ranked_pairs
+from made import estimate, experiment_with
 from published_steps import Half, PublishedStep, closed_time, published_steps
 
 STEPS = published_steps()
@@ -106,7 +102,7 @@ def test_an_error_counts_from_the_nearer_end_of_a_range(
 ) -> None:
     step = step_with(host_s=4e-3, least_host_s=0.0)
     value_s = predicted_ms / 1e3
-    time = TimeEstimate(value_s=value_s, low_s=0.94 * value_s, high_s=1.06 * value_s)
+    time = estimate(value_s, 0.94 * value_s, 1.06 * value_s)
     assert step.nearest_s(value_s) == pytest.approx(nearest_ms / 1e3)
     assert step.is_inside(time) is is_inside
 
@@ -169,11 +165,15 @@ def test_device_is_faster_than_a_server_that_waits_for_its_host(step) -> None:
 
 
 def _step_s(plan: str, batch: int, phase: Phase) -> float:
-    experiment = experiment_of(
-        model=read_model("meta-llama/Llama-3.1-70B"),
-        plan=parse_plan(plan),
-        topology=parse_topology("v5e:4x4"),
-        workload=Workload(batch=batch, prompt=2048, output=2, weight_dtype="s8", cache_dtype="s8"),
+    experiment = experiment_with(
+        "meta-llama/Llama-3.1-70B",
+        plan,
+        "v5e:4x4",
+        batch=batch,
+        prompt=2048,
+        output=2,
+        weight_dtype="s8",
+        cache_dtype="s8",
     )
     return {time.phase: time.step.value_s for time in predicted_times(experiment)}[phase]
 
@@ -202,11 +202,8 @@ def test_all_steps_of_a_model_rank_as_published() -> None:
 
 @pytest.mark.parametrize(("chip", "is_known"), [("v6e", True), ("v5p", False)])
 def test_a_chip_without_published_steps_says_so(chip: str, is_known: bool) -> None:  # noqa: FBT001
-    experiment = experiment_of(
-        model=read_model("Qwen/Qwen3-8B"),
-        plan=parse_plan("tp=4"),
-        topology=parse_topology({"v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}[chip]),
-        workload=Workload(batch=8, prompt=1024),
+    experiment = experiment_with(
+        "Qwen/Qwen3-8B", "tp=4", {"v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}[chip], batch=8, prompt=1024
     )
     time = predicted_times(experiment)[0]
     assert any(f"none of {chip} is known" in note for note in time.notes) is not is_known

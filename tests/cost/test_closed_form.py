@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from made import experiment_with
 
 from meshscope.cost.closed_form import closed_steps, cost_s, plan_batch, plan_form
 from meshscope.cost.efficiency import PEAKS
@@ -16,14 +17,11 @@ from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.hardware.compiler_facts import VMEM_OVER_HBM
 from meshscope.hardware.interconnect import collective_time
 from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
 from meshscope.model.layers import MlpKind
 from meshscope.model.mechanisms.grouped import GroupedAttention
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.plan import parse_plan
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Engine
 from meshscope.plans.weights import device_weight_bytes, expert_weights, outer_weights
-from meshscope.plans.workload import Workload
 
 LLAMA, QWEN, MOE = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B"
 MLA, WINDOWED = "deepseek-ai/DeepSeek-V2-Lite", "google/gemma-3-1b-it"
@@ -33,12 +31,8 @@ def _experiment(
     model: str, topology: str, plan: str, sizes: tuple[int, int], layers: int | None = None
 ) -> Experiment:
     batch, prompt = sizes
-    return experiment_of(
-        model=read_model(model),
-        plan=parse_plan(plan),
-        topology=parse_topology(topology),
-        workload=Workload(batch=batch, prompt=prompt, output=128),
-        n_layers=layers,
+    return experiment_with(
+        model, plan, topology, batch=batch, prompt=prompt, output=128, n_layers=layers
     )
 
 
@@ -238,11 +232,15 @@ def test_stages_of_other_layers_count_with_their_own():
 
 def test_decode_at_published_peaks_reads_weights_and_cache():
     """Scaling book, part 9: LLaMA-3-70B int8 on 16 v5e, every weight and key read: 8.5 ms a step."""
-    experiment = experiment_of(
-        model=read_model("meta-llama/Llama-3.3-70B"),
-        plan=parse_plan("tp=16"),
-        topology=parse_topology("v5e:4x4"),
-        workload=Workload(batch=32, prompt=8191, output=1, weight_dtype="s8", cache_dtype="s8"),
+    experiment = experiment_with(
+        "meta-llama/Llama-3.3-70B",
+        "tp=16",
+        "v5e:4x4",
+        batch=32,
+        prompt=8191,
+        output=1,
+        weight_dtype="s8",
+        cache_dtype="s8",
     )
     form = plan_form(experiment, Phase.DECODE, efficiency=PEAKS)
     sizes = {"batch": [32.0], "prompt": [8191.0], "output": [1.0]}
@@ -327,11 +325,14 @@ def test_rows_gathered_from_hbm_take_longer_than_from_vmem():
 def test_weights_arrive_behind_collectives_and_small_operations():
     """Decode with few sequences takes as long as its weights; with many, collectives show."""
     form = plan_form(
-        experiment_of(
-            model=read_model("meta-llama/Llama-3.1-70B"),
-            plan=parse_plan("tp=16"),
-            topology=parse_topology("v5e:4x4"),
-            workload=Workload(batch=8, prompt=2048, weight_dtype="s8", cache_dtype="s8"),
+        experiment_with(
+            "meta-llama/Llama-3.1-70B",
+            "tp=16",
+            "v5e:4x4",
+            batch=8,
+            prompt=2048,
+            weight_dtype="s8",
+            cache_dtype="s8",
         ),
         Phase.DECODE,
     )
@@ -360,11 +361,8 @@ def test_experts_of_4_bits_are_converted_where_that_takes_longer_than_their_byte
     of_weight,
     is_bound,
 ) -> None:
-    experiment = experiment_of(
-        model=read_model(MOE),
-        plan=parse_plan("tp=8,ep=8"),
-        topology=parse_topology("v6e-8"),
-        workload=Workload(batch=64, prompt=1024, output=128, weight_dtype=weight_dtype),
+    experiment = experiment_with(
+        MOE, "tp=8,ep=8", "v6e-8", batch=64, prompt=1024, output=128, weight_dtype=weight_dtype
     )
     form = plan_form(experiment, Phase.DECODE)
     steps, _ = evaluated(form, experiment.workload)
@@ -460,12 +458,8 @@ def test_chunks_of_whole_sequences_cost_as_many_smaller_batches(experiment: Expe
     ],
 )
 def test_prefill_notes_that_it_lacks_the_choice_of_an_indexer(model, prompt, *, has_note) -> None:
-    experiment = experiment_of(
-        model=read_model(model),
-        plan=parse_plan("tp=8,ep=8"),
-        topology=parse_topology("v6e-8"),
-        workload=Workload(batch=1, prompt=prompt, output=128),
-        n_layers=4,
+    experiment = experiment_with(
+        model, "tp=8,ep=8", "v6e-8", batch=1, prompt=prompt, output=128, n_layers=4
     )
     noted = {
         time.phase: "indexer's scores" in str(time.notes) for time in predicted_times(experiment)
@@ -490,12 +484,7 @@ def test_the_figures_of_a_pipeline_are_means_over_its_stages(n_layers: int) -> N
 def test_a_prediction_without_an_interval_says_why() -> None:
     """No published times of collectives on GPUs are known; a plan without collectives has an interval."""
     for plan, has_interval in (("tp=4", False), ("dp=4", True)):
-        experiment = experiment_of(
-            model=read_model("Qwen/Qwen3-4B"),
-            plan=parse_plan(plan),
-            topology=parse_topology("h100:4"),
-            workload=Workload(batch=4, prompt=128, output=8),
-        )
+        experiment = experiment_with("Qwen/Qwen3-4B", plan, "h100:4", batch=4, prompt=128, output=8)
         for time in predicted_times(experiment):
             assert (time.step.low_s is not None) is has_interval
             assert any(note.startswith("no interval") for note in time.notes) is not has_interval

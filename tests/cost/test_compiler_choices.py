@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made import experiment_with
 
 import meshscope
 from meshscope.analysis.join import Verdict, compare
@@ -13,12 +14,8 @@ from meshscope.cost.predicted import predicted_times, timed_predictions
 from meshscope.cost.prediction import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.plan import parse_plan
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
-from meshscope.plans.workload import Workload
 
 QWEN = "Qwen/Qwen3-4B"  # 151,936 logits: 18,992 on each of 8 devices, 148 x 128 + 48
 LLAMA = "meta-llama/Llama-3.1-8B"  # 128,256: 64,128 on each of 2, a multiple of 128
@@ -27,12 +24,8 @@ LLAMA = "meta-llama/Llama-3.1-8B"  # 128,256: 64,128 on each of 2, a multiple of
 def _experiment(
     plan: str, batch: int, model: str = QWEN, topology: str = "v6e-8", n_layers: int = 2
 ) -> Experiment:
-    return experiment_of(
-        model=read_model(model),
-        plan=parse_plan(plan),
-        topology=parse_topology(topology),
-        workload=Workload(batch=batch, prompt=256, output=8),
-        n_layers=n_layers,
+    return experiment_with(
+        model, plan, topology, batch=batch, prompt=256, output=8, n_layers=n_layers
     )
 
 
@@ -230,16 +223,14 @@ REMAINING = {
     ids=lambda p: f"{p['frontend']}-{p['topology']}-{p['plan']}-{p['batch']}",
 )
 def test_predictions_are_as_compiled_but_for_what_remains(program: dict[str, Any]):
-    experiment = experiment_of(
-        model=read_model(program["model"]),
-        plan=parse_plan(program["plan"]),
-        topology=parse_topology(program["topology"]),
-        workload=Workload(
-            batch=program["batch"],
-            prompt=program["prompt"],
-            output=128,
-            prefill_chunk=program["prefill_chunk"],
-        ),
+    experiment = experiment_with(
+        program["model"],
+        program["plan"],
+        program["topology"],
+        batch=program["batch"],
+        prompt=program["prompt"],
+        output=128,
+        prefill_chunk=program["prefill_chunk"],
         n_layers=program["layers"],
     )
     frontend = Frontend(program["frontend"])

@@ -2,16 +2,13 @@
 
 import numpy as np
 import pytest
+from made import experiment_with
 
 from meshscope.cost.features import plan_costs
 from meshscope.cost.rates import rates_of
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.hardware.chips import chip_of
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import experiment_of
 from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import Workload
 
 
 @pytest.mark.parametrize(
@@ -27,11 +24,12 @@ from meshscope.plans.workload import Workload
 def test_replicas_and_blocks_of_the_prompt_leave_the_costs_of_a_device(plan, replicated) -> None:
     costs = [
         plan_costs(
-            experiment_of(
-                model=read_model("Qwen/Qwen3-30B-A3B"),
-                plan=parse_plan(text),
-                topology=parse_topology(f"v6e:{parse_plan(text).n_devices // 4 * 2}x2"),
-                workload=Workload(batch=16, prompt=1024),
+            experiment_with(
+                "Qwen/Qwen3-30B-A3B",
+                text,
+                f"v6e:{parse_plan(text).n_devices // 4 * 2}x2",
+                batch=16,
+                prompt=1024,
             ),
             phase,
             rates_of(chip_of("v6e")),

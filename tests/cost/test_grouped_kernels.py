@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from made import experiment_with
 
 import meshscope
 from meshscope.cost.closed_form import closed_steps, plan_batch, plan_form
@@ -13,24 +14,21 @@ from meshscope.cost.grouped_kernels import TILE_ROWS
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.compiler_facts import compiler_facts
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
 from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.plan import parse_plan
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Program
-from meshscope.plans.workload import Workload
 
 MODEL, N_EXPERTS, N_ACTIVE, N_DEVICES, N_LAYERS = "Qwen/Qwen3-30B-A3B", 128, 8, 4, 48
 CLOCK_HZ = 1.75e9  # of v6e
 
 
 def _experiment(batch: int, prompt: int, plan: str = "tp=4,ep=4") -> Experiment:
-    return experiment_of(
-        model=read_model(MODEL),
-        plan=parse_plan(plan),
-        topology=parse_topology("v6e:2x2"),
-        workload=Workload(batch=batch, prompt=prompt),
+    return experiment_with(
+        MODEL,
+        plan,
+        "v6e:2x2",
+        batch=batch,
+        prompt=prompt,
         program=Program(dispatch=DispatchForm.FUSED),
     )
 

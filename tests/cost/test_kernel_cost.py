@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from made import experiment_with
 
 from meshscope.cost.array_traffic import KernelWork, touched_traffic, traffic
 from meshscope.cost.attention_kernels import attention_flops, attention_work
@@ -11,11 +12,7 @@ from meshscope.cost.rates import ArrayTraffic, Rates, rates_of
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.events.step_time import TimeBasis
 from meshscope.hardware.chips import chip_of
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import experiment_of
-from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import SequenceLengths, Workload
+from meshscope.plans.workload import SequenceLengths
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import Computation, Instruction
 from meshscope.readers.hlo.parse import parse_hlo
@@ -340,11 +337,8 @@ def test_one_of_several_results_in_place_writes_its_update():
 
 
 def test_decode_reads_the_mean_context():
-    experiment = experiment_of(
-        model=read_model("Qwen/Qwen3-30B-A3B"),
-        plan=parse_plan("dp=2,tp=4"),
-        topology=parse_topology("v6e-8"),
-        workload=Workload(batch=8, prompt=256, output=64),
+    experiment = experiment_with(
+        "Qwen/Qwen3-30B-A3B", "dp=2,tp=4", "v6e-8", batch=8, prompt=256, output=64
     )
     assert experiment.sequence_lengths(Phase.DECODE) == SequenceLengths(
         n_sequences=4, n_queries=1, n_keys=288
@@ -359,12 +353,7 @@ def test_decode_reads_the_mean_context():
 )
 def test_expert_load_counts_all_tokens_that_may_choose_an_expert(plan, rows_share) -> None:
     """A token chooses 8 of 128 experts; a device has a shard of all, or 16."""
-    experiment = experiment_of(
-        model=read_model("Qwen/Qwen3-30B-A3B"),
-        plan=parse_plan(plan),
-        topology=parse_topology("v6e-8"),
-        workload=Workload(batch=8, prompt=256),
-    )
+    experiment = experiment_with("Qwen/Qwen3-30B-A3B", plan, "v6e-8", batch=8, prompt=256)
     prefill, decode = (expert_load(experiment, phase) for phase in REQUEST_PHASES)
     assert prefill is not None
     assert decode is not None

@@ -1,6 +1,7 @@
 """Predicted cost of 8-bit activations: the peak of their dtype where a chip has it."""
 
 import pytest
+from made import experiment_with
 
 from meshscope.analysis.roofline import step_floor
 from meshscope.cost.efficiency import efficiency_of
@@ -10,13 +11,9 @@ from meshscope.cost.rates import rates_of
 from meshscope.events.enums import Part, Phase
 from meshscope.events.step_time import Activity, StepTime
 from meshscope.hardware.chips import chip_of, precision_notes, product_speedup
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.linear import linear_of
-from meshscope.plans.experiment import experiment_of
-from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import Workload
 
 
 def _matmul_s(step: StepTime) -> float:
@@ -24,11 +21,8 @@ def _matmul_s(step: StepTime) -> float:
 
 
 def _prefill(weight_dtype: str, topology: str, model: str = "meta-llama/Llama-3.1-8B") -> StepTime:
-    experiment = experiment_of(
-        model=read_model(model),
-        plan=parse_plan("tp=4"),
-        topology=parse_topology(topology),
-        workload=Workload(batch=8, prompt=1024, weight_dtype=weight_dtype),
+    experiment = experiment_with(
+        model, "tp=4", topology, batch=8, prompt=1024, weight_dtype=weight_dtype
     )
     return next(t for t in predicted_times(experiment) if t.phase is Phase.PREFILL)
 
@@ -115,12 +109,8 @@ def test_each_input_of_compressed_attention_is_rounded_once() -> None:
 
 def _attention_bytes(weight_dtype: str) -> float:
     """Bytes of wide arrays for a token in the attention of the first layer."""
-    experiment = experiment_of(
-        model=read_model("deepseek-ai/DeepSeek-V4-Flash"),
-        plan=parse_plan("tp=4"),
-        topology=parse_topology("v6e-4"),
-        workload=Workload(weight_dtype=weight_dtype),
-        n_layers=1,
+    experiment = experiment_with(
+        "deepseek-ai/DeepSeek-V4-Flash", "tp=4", "v6e-4", weight_dtype=weight_dtype, n_layers=1
     )
     costs = plan_costs(experiment, Phase.PREFILL, rates_of(chip_of("v6e")))
     return costs.coefficients[PARTS.index(Part.ATTN), Cost.WIDE_BYTES, Feature.TOKENS]

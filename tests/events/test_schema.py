@@ -6,21 +6,19 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from made import collective
 
 from meshscope.errors import RunError
-from meshscope.events.collective import Collective, predicted_collective
-from meshscope.events.enums import Kind, Part, Phase, Source
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Kind, Phase, Source
 from meshscope.events.schema import COLUMNS, POLARS_SCHEMA, checked_table, table_of
 
-ALL_REDUCE = predicted_collective(
+ALL_REDUCE = collective(
+    Kind.ALL_REDUCE,
+    (1, 4096),
     phase=Phase.DECODE,
     layer=3,
-    part=Part.MLP,
-    kind=Kind.ALL_REDUCE,
-    axis="tp",
     groups=((0, 1, 2), (3, 4, 5)),
-    dtype="bf16",
-    shape=(1, 4096),
     n_steps=127,
     crosses_slices=False,
 )

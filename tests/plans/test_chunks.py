@@ -3,19 +3,16 @@
 from dataclasses import replace
 
 import pytest
+from made import experiment_with
 
 from meshscope.cost.memory import predicted_memory
 from meshscope.cost.predicted import predicted_times, with_default_chunk
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
 from meshscope.plans.caches import ContextForm
 from meshscope.plans.chunks import PrefillChunks, chunk_option, divisors
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.plan import parse_plan
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Engine, Frontend, Partitioner, Program
-from meshscope.plans.workload import Workload
 
 
 def _experiment(
@@ -28,11 +25,13 @@ def _experiment(
     program: Program | None = None,
     engine: Engine = Engine.MESHSCOPE,
 ) -> Experiment:
-    return experiment_of(
-        model=read_model(model),
-        plan=parse_plan(plan),
-        topology=parse_topology("v6e-8"),
-        workload=Workload(batch=batch, prompt=prompt, prefill_chunk=chunk),
+    return experiment_with(
+        model,
+        plan,
+        "v6e-8",
+        batch=batch,
+        prompt=prompt,
+        prefill_chunk=chunk,
         program=program,
         engine=engine,
     )

@@ -1,13 +1,13 @@
 """Experiments are consistent, are stored without loss, and know which groups cross slices."""
 
 import pytest
+from made import experiment_with
 
 from meshscope.errors import PlanError, SpecError
 from meshscope.events.enums import REQUEST_PHASES
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.plans.caches import ContextForm, layer_cache
-from meshscope.plans.experiment import Experiment, experiment_from_dict, experiment_of
+from meshscope.plans.experiment import Experiment, experiment_from_dict
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Engine, Partitioner, Program
 from meshscope.plans.weights import layer_weights
@@ -24,10 +24,10 @@ def _experiment(
     n_layers: int | None = None,
     model: str = "Llama-3.1-8B",
 ) -> Experiment:
-    return experiment_of(
-        model=read_model(model),
-        plan=parse_plan(plan),
-        topology=parse_topology(topology),
+    return experiment_with(
+        model,
+        plan,
+        topology,
         workload=workload or Workload(batch=8),
         program=program,
         engine=engine,
@@ -204,10 +204,6 @@ def test_stages_of_an_engine_do_not_send_what_layers_need_of_earlier_ones(model,
         PlanError,
         match=f"pp=2 is not supported for {model}, whose layers {needed}: .*--engine meshscope",
     ):
-        experiment_of(
-            model=read_model(model),
-            plan=parse_plan("pp=2,tp=8"),
-            topology=parse_topology("v6e-16"),
-            workload=Workload(batch=8, prompt=128, output=2),
-            engine=Engine.VLLM,
+        experiment_with(
+            model, "pp=2,tp=8", "v6e-16", batch=8, prompt=128, output=2, engine=Engine.VLLM
         )

@@ -4,18 +4,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from made import experiment_with
 
 import meshscope
 from meshscope.cost import closed_form
 from meshscope.errors import SpecError
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
 from meshscope.plans.dispatch import DispatchForm
-from meshscope.plans.experiment import Experiment, experiment_from_dict, experiment_of
+from meshscope.plans.experiment import Experiment, experiment_from_dict
 from meshscope.plans.kernel_choice import Kernels, splash_block
-from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Partitioner, Program
-from meshscope.plans.workload import Workload
 
 SPLASH, RAGGED = "splash attention", "XLA's ragged dot kernel"
 GROUPED = "grouped matmul that converts weights in VMEM"
@@ -211,12 +208,8 @@ CASES = [
 
 
 def _experiment(case: Case) -> Experiment:
-    return experiment_of(
-        model=read_model(case.model),
-        plan=parse_plan(case.plan),
-        topology=parse_topology(case.topology),
-        workload=Workload(**case.workload),
-        program=Program(**case.program),
+    return experiment_with(
+        case.model, case.plan, case.topology, **case.workload, program=Program(**case.program)
     )
 
 

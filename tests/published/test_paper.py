@@ -15,18 +15,16 @@ from types import ModuleType
 from typing import NamedTuple
 
 import pytest
+from made import experiment_with
 
 from meshscope.analysis.totals import request_totals
 from meshscope.cost.prediction import predict
 from meshscope.errors import PlanError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Engine
-from meshscope.plans.workload import Workload
 
 FORMULAS = Path(__file__).parents[2] / "tools" / "paper_formulas.py"
 
@@ -52,11 +50,14 @@ TP4, PP4, TP2_PP2 = "tp=4", "pp=4", "tp=2,pp=2"
 
 def _experiment(model: str, plan: str, *, output: int = 128) -> Experiment:
     parsed = parse_plan(plan)
-    return experiment_of(
-        model=read_model(model),
-        plan=parsed,
-        topology=parse_topology(f"h100:{parsed.n_devices}"),
-        workload=Workload(batch=1, prompt=128, output=output, activation_dtype="f16"),
+    return experiment_with(
+        model,
+        parsed,
+        f"h100:{parsed.n_devices}",
+        batch=1,
+        prompt=128,
+        output=output,
+        activation_dtype="f16",
         engine=Engine.VLLM,
     )
 

@@ -6,8 +6,9 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from made import collective
 
-from meshscope.events.collective import Collective, predicted_collective
+from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.plans.experiment_record import record_from_dict
 from meshscope.plans.memory import Memory
@@ -26,16 +27,7 @@ MEMORY = Memory(
 
 
 def _row(kind: Kind, part: Part, layer: int | None, shape: tuple[int, ...]) -> Collective:
-    return predicted_collective(
-        phase=Phase.PREFILL,
-        layer=layer,
-        part=part,
-        kind=kind,
-        axis="tp",
-        groups=((0, 1, 2, 3),),
-        dtype="bf16",
-        shape=shape,
-    )
+    return collective(kind, shape, layer=layer, part=part)
 
 
 PREDICTED = (

@@ -4,9 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from made import estimate, part_cost, step_time
 
 from meshscope.events.enums import Phase, Source
-from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
+from meshscope.events.step_time import StepTime
 from meshscope.model.config import read_model
 from meshscope.plans.memory import Memory
 from meshscope.plans.program import Partitioner
@@ -19,20 +20,15 @@ GIB = 2**30
 
 def step(source: Source, phase: Phase, seconds: float, *, other_s: float = 0.0) -> StepTime:
     """A step with an interval of 10%, and `other_s` seconds outside the parts of the model."""
-    return StepTime(
+    return step_time(
+        phase,
+        estimate(seconds, 0.9 * seconds, 1.1 * seconds),
+        seconds,
         source=source,
-        phase=phase,
-        step=TimeEstimate(value_s=seconds, low_s=0.9 * seconds, high_s=1.1 * seconds),
-        compute_s=seconds,
-        exposed_s=0.0,
-        idle_s=0.0,
-        bubble_s=0.0,
-        collective_s=0.0,
-        exposed_by_axis_s={},
         by_basis_s={"roofline": seconds},
         parts=(
-            PartCost(part="mlp", compute_s=seconds - other_s, collective_s=0.0, exposed_s=0.0),
-            PartCost(part=None, compute_s=other_s, collective_s=0.0, exposed_s=0.0),
+            part_cost("mlp", seconds - other_s),
+            part_cost(None, other_s),
         ),
     )
 

@@ -4,12 +4,13 @@ import json
 from dataclasses import replace
 
 import pytest
+from made import estimate, part_cost, step_time
 
 from meshscope.analysis.comparison import Side
 from meshscope.analysis.explanation import Explanation, explain
 from meshscope.events.enums import Kind, Phase, Source
 from meshscope.events.measured import Measured, Request
-from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
+from meshscope.events.step_time import StepTime
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
 from meshscope.plans.plan import parse_plan
@@ -18,15 +19,9 @@ from meshscope.store.run import RunRecord
 
 
 def step(run_s: float, phase: Phase = Phase.PREFILL, *, exposed_s: float = 1.0) -> StepTime:
-    return StepTime(
-        source=Source.PREDICTED, phase=phase, step=TimeEstimate(value_s=run_s, low_s=run_s, high_s=run_s),
-        compute_s=run_s - exposed_s, exposed_s=exposed_s, idle_s=0.0, bubble_s=0.0,
-        collective_s=exposed_s, exposed_by_axis_s={"tp": exposed_s},
-        by_basis_s={"interconnect_model": exposed_s, "roofline": run_s - exposed_s},
-        parts=(
-            PartCost(part="mlp", compute_s=run_s - exposed_s, collective_s=exposed_s, exposed_s=exposed_s),
-        ),
-    )  # fmt: skip
+    return step_time(phase, estimate(run_s, run_s, run_s), run_s - exposed_s, source=Source.PREDICTED, exposed_s=exposed_s, collective_s=exposed_s, exposed_by_axis_s={"tp": exposed_s}, by_basis_s={"interconnect_model": exposed_s, "roofline": run_s - exposed_s}, parts=(
+            part_cost("mlp", run_s - exposed_s, collective_s=exposed_s, exposed_s=exposed_s),
+        ))  # fmt: skip
 
 
 def with_times(run: RunRecord, *times: StepTime) -> RunRecord:
@@ -64,10 +59,7 @@ def test_the_reason_names_axis_and_part(predicted_run: RunRecord) -> None:
 
 def test_the_largest_part_is_most_of_the_change_only_above_half(predicted_run: RunRecord) -> None:
     def parts(**seconds: float) -> RunRecord:
-        costs = tuple(
-            PartCost(part=n, compute_s=s, collective_s=0.0, exposed_s=0.0)
-            for n, s in seconds.items()
-        )
+        costs = tuple(part_cost(n, s) for n, s in seconds.items())
         made = replace(step(sum(seconds.values()), exposed_s=0.0), parts=costs)
         return with_times(predicted_run, made, step(0.5, Phase.DECODE))
 
@@ -82,9 +74,7 @@ def test_the_largest_part_is_most_of_the_change_only_above_half(predicted_run: R
 def test_equal_steps_list_only_parts_that_change(predicted_run: RunRecord) -> None:
     def split(attn_s: float) -> RunRecord:
         halves = (("attn", attn_s), ("mlp", 4.0 - attn_s))
-        costs = tuple(
-            PartCost(part=n, compute_s=s, collective_s=0.0, exposed_s=0.0) for n, s in halves
-        )
+        costs = tuple(part_cost(n, s) for n, s in halves)
         made = replace(step(4.0, exposed_s=0.0), parts=costs)
         return with_times(predicted_run, made, step(0.5, Phase.DECODE))
 
@@ -191,7 +181,7 @@ def test_requests_of_unknown_activities_are_equal_while_their_intervals_overlap(
 ) -> None:
     def wide(run_s: float) -> StepTime:
         made = step(run_s)
-        return replace(made, step=TimeEstimate(value_s=run_s, low_s=run_s - 1, high_s=run_s + 1))
+        return replace(made, step=estimate(run_s, run_s - 1, run_s + 1))
 
     def timed(run_s: float) -> RunRecord:
         return with_times(predicted_run, wide(run_s), step(0.5, Phase.DECODE, exposed_s=0.1))

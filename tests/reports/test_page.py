@@ -7,12 +7,12 @@ from dataclasses import replace
 from importlib import resources
 
 import pytest
+from made import estimate, part_cost, step_time
 from page_parser import Page
 
 import meshscope
 from meshscope.analysis.roofline import why_sentences
 from meshscope.events.enums import Phase, Source
-from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 from meshscope.plans.experiment_record import NamedModel
 from meshscope.plans.memory import Memory, TempBasis
 from meshscope.reports.charts.cost import COLLECTIVES, COMPUTE, EXPOSED, IDLE, MEMORY, STAGES
@@ -36,21 +36,9 @@ SECTIONS = (
     "conditions",
 )
 
-STEP = StepTime(
-    source=Source.COMPILED,
-    phase=Phase.PREFILL,
-    step=TimeEstimate(value_s=0.010, low_s=0.008, high_s=0.012),
-    compute_s=0.006,
-    exposed_s=0.003,
-    idle_s=0.001,
-    bubble_s=0.0,
-    collective_s=0.004,
-    exposed_by_axis_s={"tp": 0.003},
-    by_basis_s={"compiler_cycles": 0.006, "interconnect_model": 0.003},
-    parts=(
-        PartCost(part="mlp", compute_s=0.006, collective_s=0.004, exposed_s=0.003, flops=1e12, hbm_bytes=1e9),
-    ),
-)  # fmt: skip
+STEP = step_time(Phase.PREFILL, estimate(0.010, 0.008, 0.012), 0.006, exposed_s=0.003, idle_s=0.001, collective_s=0.004, exposed_by_axis_s={"tp": 0.003}, by_basis_s={"compiler_cycles": 0.006, "interconnect_model": 0.003}, parts=(
+        part_cost("mlp", 0.006, collective_s=0.004, exposed_s=0.003, flops=1e12, hbm_bytes=1e9),
+    ))  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +77,7 @@ def test_what_contradicts_the_prediction_is_a_banner(page: Page, timed_run: RunR
     quick = replace(
         STEP,
         source=Source.PREDICTED,
-        step=TimeEstimate(value_s=0.002, low_s=0.001, high_s=0.003),
+        step=estimate(0.002, 0.001, 0.003),
         compute_s=0.001,
         exposed_s=0.001,
         idle_s=0.0,
@@ -237,7 +225,7 @@ def test_hostile_names_add_no_element_and_no_megabyte(timed_run: RunRecord, page
     assert not [tag for tag, attrs in hostile.elements if "onload" in attrs]
 
 
-FAST = replace(STEP, step=TimeEstimate(value_s=0.005, low_s=0.004, high_s=0.006), compute_s=0.001)
+FAST = replace(STEP, step=estimate(0.005, 0.004, 0.006), compute_s=0.001)
 TOO_LARGE = Memory(
     weights_bytes=2**35, kv_cache_bytes=0, temp_bytes=0, total_bytes=2**35, hbm_bytes=2**34, fits=False
 )  # fmt: skip

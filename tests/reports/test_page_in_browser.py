@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, chromium
+from made import estimate, part_cost, step_time
 
 import meshscope
-from meshscope.events.enums import Phase, Source
-from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
+from meshscope.events.enums import Phase
 from meshscope.reports.html.page import page_html
 from meshscope.store.run import RunRecord
 
@@ -36,34 +36,16 @@ HERE = (
 @pytest.fixture(scope="module")
 def browser(compiled_run: RunRecord, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     folder = tmp_path_factory.mktemp("page")
-    step = StepTime(
-        source=Source.COMPILED,
-        phase=Phase.PREFILL,
-        step=TimeEstimate(value_s=0.015, low_s=0.013, high_s=0.017),
-        compute_s=0.011,
-        exposed_s=0.004,
-        idle_s=0.0,
-        bubble_s=0.0,
-        collective_s=0.004,
-        exposed_by_axis_s={"tp": 0.004},
-        by_basis_s={"compiler_cycles": 0.006, "interconnect_model": 0.004},
-        parts=(
-            PartCost(
-                part="mlp", compute_s=0.006, collective_s=0.004, exposed_s=0.004, flops=1e12,
-                hbm_bytes=1e9,
-            ),
+    step = step_time(Phase.PREFILL, estimate(0.015, 0.013, 0.017), 0.011, exposed_s=0.004, collective_s=0.004, exposed_by_axis_s={"tp": 0.004}, by_basis_s={"compiler_cycles": 0.006, "interconnect_model": 0.004}, parts=(
+            part_cost("mlp", 0.006, collective_s=0.004, exposed_s=0.004, flops=1e12, hbm_bytes=1e9),
             *(  # close to each other
-                PartCost(
-                    part=f"moe.{name}", compute_s=0.001, collective_s=0.0, exposed_s=0.0,
-                    flops=1e11 * (1 + i / 50), hbm_bytes=1e8,
-                )
+                part_cost(f"moe.{name}", 0.001, flops=1e11 * (1 + i / 50), hbm_bytes=1e8)
                 for i, name in enumerate(("router", "experts", "shared", "dispatch", "combine"))
             ),
-        ),
-    )  # fmt: skip
+        ))  # fmt: skip
     faster = replace(
         step,
-        step=TimeEstimate(value_s=0.013, low_s=None, high_s=None),
+        step=estimate(0.013),
         exposed_s=0.002,
         exposed_by_axis_s={"tp": 0.002},
     )

@@ -4,9 +4,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
+from made import estimate, step_time
 
 from meshscope.events.enums import Phase, Source
-from meshscope.events.step_time import Activity, ActivityTime, StepTime, TimeEstimate
+from meshscope.events.step_time import Activity, ActivityTime
 from meshscope.plans.workload import Workload
 from meshscope.reports.ranking import ranked
 from meshscope.store.run import RunRecord
@@ -15,19 +16,7 @@ MATMUL, EXPOSED = Activity.MATMUL, Activity.EXPOSED
 
 
 def timed(run: RunRecord, seconds: float, *, fits: bool | None = None) -> RunRecord:
-    step = StepTime(
-        source=Source.PREDICTED,
-        phase=Phase.PREFILL,
-        step=TimeEstimate(value_s=seconds, low_s=None, high_s=None),
-        compute_s=seconds,
-        exposed_s=0.0,
-        idle_s=0.0,
-        bubble_s=0.0,
-        collective_s=0.0,
-        exposed_by_axis_s={},
-        by_basis_s={},
-        parts=(),
-    )
+    step = step_time(Phase.PREFILL, estimate(seconds), seconds, source=Source.PREDICTED)
     memory = replace(run.memory[Source.PREDICTED], fits=fits)
     times = (step, replace(step, phase=Phase.DECODE))
     return replace(run, times=times, memory={Source.PREDICTED: memory})
@@ -106,7 +95,7 @@ def test_runs_are_equal_within_the_errors_that_they_do_not_share(pair, predicted
         base = timed(predicted_run, seconds)
         step = replace(
             base.times[0],
-            step=TimeEstimate(value_s=seconds, low_s=low_s, high_s=high_s),
+            step=estimate(seconds, low_s, high_s),
             activities=tuple(
                 ActivityTime(activity=a, seconds=s, hbm_busy_s=0.0) for a, s in activities.items()
             ),

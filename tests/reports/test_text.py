@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
+from made import estimate, step_time
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
@@ -13,7 +14,7 @@ from meshscope.analysis.comparison import Side
 from meshscope.analysis.join import compare
 from meshscope.events.enums import Part, Phase, Source
 from meshscope.events.measured import Measured, Request
-from meshscope.events.step_time import StepTime, TimeEstimate
+from meshscope.events.step_time import StepTime
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.experiment_record import NamedModel
 from meshscope.reports.text import comparison_text, full_text, run_text
@@ -124,18 +125,8 @@ def test_times_that_differ_are_in_the_first_lines_of_show_and_compare(compiled_r
 
 
 def decode_step(source: Source, seconds: float) -> StepTime:
-    return StepTime(
-        source=source,
-        phase=Phase.DECODE,
-        step=TimeEstimate(value_s=seconds, low_s=0.9 * seconds, high_s=1.1 * seconds),
-        compute_s=seconds,
-        exposed_s=0.0,
-        idle_s=0.0,
-        bubble_s=0.0,
-        collective_s=0.0,
-        exposed_by_axis_s={},
-        by_basis_s={},
-        parts=(),
+    return step_time(
+        Phase.DECODE, estimate(seconds, 0.9 * seconds, 1.1 * seconds), seconds, source=source
     )
 
 

@@ -4,41 +4,38 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
+from made import estimate, part_cost, step_time
 from rich.console import Console
 
-from meshscope.events.enums import Phase, Source
-from meshscope.events.step_time import PartCost, StepTime, TimeEstimate, UnestimatedWork
+from meshscope.events.enums import Phase
+from meshscope.events.step_time import UnestimatedWork
 from meshscope.plans.workload import Workload
 from meshscope.reports.document import run_document
 from meshscope.reports.times import caveat_lines, time_lines
 from meshscope.store.run import RunRecord
 
-PREFILL = StepTime(
-    source=Source.COMPILED,
-    phase=Phase.PREFILL,
-    step=TimeEstimate(value_s=0.2, low_s=0.1, high_s=0.4),
-    compute_s=0.12,
+PREFILL = step_time(
+    Phase.PREFILL,
+    estimate(0.2, 0.1, 0.4),
+    0.12,
     exposed_s=0.06,
     idle_s=0.02,
-    bubble_s=0.0,
     collective_s=0.1,
     exposed_by_axis_s={"tp": 0.05, "fsdp": 0.01},
     by_basis_s={"compiler_cycles": 0.12, "interconnect_model": 0.06},
-    parts=(PartCost(part="mlp", compute_s=0.12, collective_s=0.1, exposed_s=0.06),),
+    parts=(part_cost("mlp", 0.12, collective_s=0.1, exposed_s=0.06),),
     unestimated=(
         UnestimatedWork(
             opcode="frobnicate",
             count=3,
-            seconds=TimeEstimate(value_s=0.02, low_s=0.0, high_s=0.2),
+            seconds=estimate(0.02, 0.0, 0.2),
             is_known=False,
         ),
     ),
     is_extrapolated=True,
     notes=("a caveat",),
 )
-DECODE = replace(
-    PREFILL, phase=Phase.DECODE, step=TimeEstimate(value_s=0.002, low_s=None, high_s=None)
-)
+DECODE = replace(PREFILL, phase=Phase.DECODE, step=estimate(0.002))
 
 
 @pytest.fixture

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from made import collective
 
 from meshscope.analysis.join import compare
-from meshscope.events.collective import Collective, predicted_collective
-from meshscope.events.enums import Kind, Part, Phase, Source
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Kind, Source
 from meshscope.reports.words import (
     array_text,
     group_text,
@@ -17,16 +18,7 @@ from meshscope.reports.words import (
 )
 from meshscope.store.run import RunRecord
 
-ROW = predicted_collective(
-    phase=Phase.PREFILL,
-    layer=0,
-    part=Part.MLP,
-    kind=Kind.ALL_REDUCE,
-    axis="tp",
-    groups=((0, 1, 2, 3), (4, 5, 6, 7)),
-    dtype="bf16",
-    shape=(2, 8, 64),
-)
+ROW = collective(Kind.ALL_REDUCE, (2, 8, 64), groups=((0, 1, 2, 3), (4, 5, 6, 7)))
 
 
 def test_groups_show_number_and_size_and_mark_slices() -> None:

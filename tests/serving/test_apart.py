@@ -6,14 +6,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from constant_server import DECODE_S, PREFILL_S, ROOMY, at_once, poisson, pool
+from made import experiment_with
 
 from meshscope.errors import SpecError
 from meshscope.hardware.interconnect.constants import spec_constants
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import Workload
 from meshscope.serving.apart import ApartServer
 from meshscope.serving.engine import EnginePolicy
 from meshscope.serving.load import Load
@@ -265,12 +263,7 @@ def test_the_stable_rate_is_that_of_the_slowest() -> None:
 
 def placed(topology: str = "v6e:2x2", plan: str = "tp=4", model: str = MODEL) -> Experiment:
     parsed = parse_plan(plan)
-    return experiment_of(
-        model=read_model(model),
-        plan=parsed,
-        topology=parse_topology(topology),
-        workload=Workload(batch=parsed.data_size, prompt=1024),
-    )
+    return experiment_with(model, parsed, topology, batch=parsed.data_size, prompt=1024)
 
 
 def test_a_transfer_moves_the_keys_and_values_of_the_prompt() -> None:

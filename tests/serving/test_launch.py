@@ -1,24 +1,18 @@
 """Launch flags against the sizes of a plan."""
 
 import pytest
+from made import experiment_with
 
 import meshscope
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import Workload
+from meshscope.plans.experiment import Experiment
 from meshscope.serving.launch import Launch, launches_of
 
 
 def _launches(
     plan: str, model: str = "Qwen/Qwen3-30B-A3B", n_layers: int | None = None, **sizes: str
 ) -> dict[str, Launch]:
-    experiment: Experiment = experiment_of(
-        model=read_model(model),
-        plan=parse_plan(plan),
-        topology=parse_topology("v6e-8"),
-        workload=Workload(batch=16, prompt=1024, output=128, **sizes),  # type: ignore[arg-type]
+    experiment: Experiment = experiment_with(
+        model, plan, "v6e-8", batch=16, prompt=1024, output=128, **sizes
     )
     return {launch.server: launch for launch in launches_of(experiment, n_layers)}
 

@@ -1,13 +1,13 @@
 """Placements of a plan on the torus: which axis has which dimension."""
 
 import pytest
+from made import experiment_with
 
 import meshscope
 from meshscope.cost.memory import predicted_memory
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.plan import parse_plan
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.workload import Workload
 from meshscope.serving.grid import grid_of
 from meshscope.serving.launch import launches_of
@@ -17,12 +17,7 @@ from meshscope.serving.space import SearchSpace, parse_batches
 
 
 def _experiment(topology: str, plan: str) -> Experiment:
-    return experiment_of(
-        model=read_model("Qwen/Qwen3-8B"),
-        plan=parse_plan(plan),
-        topology=parse_topology(topology),
-        workload=Workload(batch=8, prompt=1024, output=128),
-    )
+    return experiment_with("Qwen/Qwen3-8B", plan, topology, batch=8, prompt=1024, output=128)
 
 
 def test_mesh_order_is_one_of_the_placements() -> None:
@@ -72,11 +67,14 @@ def test_a_faster_placement_replaces_mesh_order() -> None:
     ranking = GridRanking(
         grid=grid_of(space, plans_of(space)), objective=Objective(goal=Goal.LATENCY)
     )
-    in_order = experiment_of(
-        model=read_model("deepseek-ai/DeepSeek-V3.1"),
-        plan=parse_plan("dp=16,tp=16,ep=256"),
-        topology=parse_topology("v6e:16x16"),
-        workload=Workload(batch=256, prompt=1024, output=128, weight_dtype="f8e4m3fn"),
+    in_order = experiment_with(
+        "deepseek-ai/DeepSeek-V3.1",
+        "dp=16,tp=16,ep=256",
+        "v6e:16x16",
+        batch=256,
+        prompt=1024,
+        output=128,
+        weight_dtype="f8e4m3fn",
     )
     choice = ranking.priced(in_order, predicted_memory(in_order))
     small = ranking.priced(_experiment("v6e-8", "dp=2,tp=4"), choice.memory)

@@ -7,12 +7,9 @@ Source: How to Scale Your Model (jax-ml/scaling-book@0819a7d), parts 7 (inferenc
 import numpy as np
 import pytest
 from constant_server import ROOMY, ConstantCosts, at_once, pool
+from made import experiment_with
 
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import Workload
+from meshscope.plans.experiment import Experiment
 from meshscope.reports.serving import even_ratio
 from meshscope.serving.engine import EnginePolicy
 from meshscope.serving.simulation import decode_rate, prefill_rate, served_alone
@@ -35,12 +32,7 @@ class BookCosts(ConstantCosts):
 
 
 def llama_13b() -> Experiment:
-    return experiment_of(
-        model=read_model("meta-llama/Llama-2-13B"),
-        plan=parse_plan("tp=8"),
-        topology=parse_topology("v5e:2x4"),
-        workload=Workload(batch=1, prompt=1024),
-    )
+    return experiment_with("meta-llama/Llama-2-13B", "tp=8", "v5e:2x4", batch=1, prompt=1024)
 
 
 @pytest.mark.parametrize(

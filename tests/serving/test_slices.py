@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from made import experiment_with
 
 from meshscope.cost.memory import predicted_memory
 from meshscope.errors import MeshscopeError, SpecError
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.model.config import read_model
 from meshscope.plans.chunks import ChunkRule
-from meshscope.plans.experiment import experiment_of
 from meshscope.plans.memory import FitState
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
@@ -36,7 +36,7 @@ def batches(topology: Topology) -> Iterator[tuple[int, str]]:
         plan = parse_plan(f"tp={tp},dp={n // tp}")
         workload = Workload(batch=n // tp, prompt=1024, output=128)
         try:
-            experiment = experiment_of(model=LLAMA, plan=plan, topology=topology, workload=workload)
+            experiment = experiment_with(LLAMA, plan, topology, workload=workload)
         except MeshscopeError:
             continue
         yield largest_batch(experiment), str(plan)
@@ -79,7 +79,7 @@ def test_a_batch_that_is_given_is_answered_for(name, batch, chunk) -> None:
     fit = slice_fit(LLAMA, topology, long, batch=batch, chunk=chunk)
     size = None if chunk is ChunkRule.AUTO else chunk
     workload = replace(long, batch=batch, prefill_chunk=size)
-    alone = experiment_of(model=LLAMA, plan=fit.plan, topology=topology, workload=workload)
+    alone = experiment_with(LLAMA, fit.plan, topology, workload=workload)
     alone = alone.with_auto_chunk() if size is None else alone
     assert fit.memory == predicted_memory(alone)
     assert (fit.memory.fit is FitState.YES) == (batch <= fit.largest_batch)

@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
+from made import experiment_with
 
 from meshscope.api.predict import predict
 from meshscope.errors import SpecError
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import Workload
 from meshscope.serving.step_costs import (
     BLOCK_TOKENS,
     StepCosts,
@@ -24,12 +22,7 @@ MODEL = "Qwen/Qwen3-32B"
 
 def experiment(plan: str = "tp=8", topology: str = "v6e-8", model: str = MODEL) -> Experiment:
     parsed = parse_plan(plan)
-    return experiment_of(
-        model=read_model(model),
-        plan=parsed,
-        topology=parse_topology(topology),
-        workload=Workload(batch=parsed.data_size, prompt=1024),
-    )
+    return experiment_with(model, parsed, topology, batch=parsed.data_size, prompt=1024)
 
 
 def costs(plan: str = "tp=8") -> StepCosts:

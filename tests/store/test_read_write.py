@@ -10,11 +10,11 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from made import collective, estimate, part_cost, step_time
 
 from meshscope.errors import RunError
-from meshscope.events.collective import predicted_collective
-from meshscope.events.enums import Kind, Part, Phase, Source
-from meshscope.events.step_time import PartCost, StepTime, TimeEstimate, UnestimatedWork
+from meshscope.events.enums import Kind, Phase, Source
+from meshscope.events.step_time import UnestimatedWork
 from meshscope.plans.experiment_record import record_from_dict
 from meshscope.plans.memory import Memory
 from meshscope.store.read import read_run
@@ -22,33 +22,22 @@ from meshscope.store.run import Manifest, RunRecord
 from meshscope.store.write import EVENTS, METRICS, sha256, write_run
 
 MANIFEST = "manifest.json"
-ROW = predicted_collective(
-    phase=Phase.PREFILL,
-    layer=3,
-    part=Part.MLP,
-    kind=Kind.ALL_REDUCE,
-    axis="tp",
-    groups=((0, 1, 2), (3, 4, 5)),
-    dtype="bf16",
-    shape=(5, 7),
-)
-TIME = StepTime(
-    source=Source.COMPILED,
-    phase=Phase.DECODE,
-    step=TimeEstimate(value_s=0.3, low_s=0.2, high_s=0.5),
-    compute_s=0.1,
+ROW = collective(Kind.ALL_REDUCE, (5, 7), layer=3, groups=((0, 1, 2), (3, 4, 5)))
+TIME = step_time(
+    Phase.DECODE,
+    estimate(0.3, 0.2, 0.5),
+    0.1,
     exposed_s=0.15,
     idle_s=0.05,
-    bubble_s=0.0,
     collective_s=0.2,
     exposed_by_axis_s={"tp": 0.15},
     by_basis_s={"compiler_cycles": 0.1, "interconnect_model": 0.15},
-    parts=(PartCost(part=None, compute_s=0.1, collective_s=0.2, exposed_s=0.15, flops=7.0),),
+    parts=(part_cost(None, 0.1, collective_s=0.2, exposed_s=0.15, flops=7.0),),
     unestimated=(
         UnestimatedWork(
             opcode="sort",
             count=3,
-            seconds=TimeEstimate(value_s=0.1, low_s=0.0, high_s=1.0),
+            seconds=estimate(0.1, 0.0, 1.0),
             is_known=False,
         ),
     ),

@@ -7,15 +7,11 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from made import experiment_with
 
 from meshscope.cost.memory import predicted_memory
 from meshscope.cost.prediction import predict
 from meshscope.events.enums import Source
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import experiment_of
-from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import Workload
 from meshscope.readers.profile.wire import Message
 from meshscope.store.read import read_run
 from meshscope.store.run import Manifest, RunRecord
@@ -39,12 +35,8 @@ def predicted(
     n_layers: int = 2,
 ) -> RunRecord:
     """A predicted run in memory."""
-    experiment = experiment_of(
-        model=read_model(model),
-        plan=parse_plan(plan),
-        topology=parse_topology(topology),
-        workload=Workload(batch=8, prompt=64, output=10),
-        n_layers=n_layers,
+    experiment = experiment_with(
+        model, plan, topology, batch=8, prompt=64, output=10, n_layers=n_layers
     )
     manifest = Manifest(
         source=Source.PREDICTED,

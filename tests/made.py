@@ -1,0 +1,62 @@
+"""What many tests make: experiments, rows and step times, with all that a test does not vary."""
+
+from typing import Any
+
+from meshscope.events.collective import Collective, predicted_collective
+from meshscope.events.enums import Kind, Part, Phase, Source
+from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
+from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.model.config import read_model
+from meshscope.model.model import Model
+from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.plan import Plan, parse_plan
+from meshscope.plans.program import Engine, Program
+from meshscope.plans.workload import Workload
+
+
+def experiment_with(
+    model: Model | str,
+    plan: Plan | str,
+    topology: Topology | str,
+    *,
+    program: Program | None = None,
+    engine: Engine = Engine.MESHSCOPE,
+    n_layers: int | None = None,
+    workload: Workload | None = None,
+    **sizes: Any,
+) -> Experiment:
+    """An experiment; `sizes` are those of its workload."""
+    return experiment_of(
+        model=read_model(model) if isinstance(model, str) else model,
+        plan=parse_plan(plan) if isinstance(plan, str) else plan,
+        topology=parse_topology(topology) if isinstance(topology, str) else topology,
+        workload=workload or Workload(**sizes),
+        program=program,
+        engine=engine,
+        n_layers=n_layers,
+    )
+
+
+def collective(kind: Kind, shape: tuple[int, ...], **facts: Any) -> Collective:
+    """A predicted row of bf16 over tp=4, in the MLP of the first layer in prefill."""
+    usual = {"phase": Phase.PREFILL, "layer": 0, "part": Part.MLP, "axis": "tp"}
+    usual |= {"groups": ((0, 1, 2, 3),), "dtype": "bf16"}
+    return predicted_collective(kind=kind, shape=shape, **(usual | facts))
+
+
+def estimate(value_s: float, low_s: float | None = None, high_s: float | None = None):
+    return TimeEstimate(value_s=value_s, low_s=low_s, high_s=high_s)
+
+
+def part_cost(part: str | None, compute_s: float, **facts: Any) -> PartCost:
+    """A part without collectives."""
+    return PartCost(
+        **{"part": part, "compute_s": compute_s, "collective_s": 0.0, "exposed_s": 0.0} | facts
+    )
+
+
+def step_time(phase: Phase, step: TimeEstimate, compute_s: float, **facts: Any) -> StepTime:
+    """A compiled step that neither communicates nor waits."""
+    usual = {"source": Source.COMPILED, "exposed_s": 0.0, "idle_s": 0.0, "bubble_s": 0.0}
+    usual |= {"collective_s": 0.0, "exposed_by_axis_s": {}, "by_basis_s": {}, "parts": ()}
+    return StepTime(phase=phase, step=step, compute_s=compute_s, **(usual | facts))
