@@ -11,52 +11,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from meshscope.events.enums import Kind
-from meshscope.readers.traces.trace import Category
+from meshscope.readers.traces.trace import Category, meanings, names
 from meshscope.units import DTYPE_BITS
 
-# Names of c10d and NCCL in lower case, without underscores and endings such as `_into_tensor`.
-_NAMES = {
-    Kind.ALL_REDUCE: ("allreduce", "barrier"),  # c10d synchronizes by an all-reduce of one element
-    Kind.ALL_GATHER: ("allgather", "allgatherv"),
-    Kind.REDUCE_SCATTER: ("reducescatter",),
-    Kind.ALL_TO_ALL: ("alltoall", "alltoallv", "alltoallpivot"),
-    Kind.BROADCAST: ("broadcast",),
-    Kind.GATHER: ("gather",),
-    Kind.REDUCE: ("reduce",),
-    Kind.SCATTER: ("scatter",),
-    Kind.SEND: ("send",),
-    Kind.RECV: ("recv",),
-    Kind.PERMUTE: ("sendrecv", "permute"),
-}
-_KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
 _ENDINGS = re.compile(r"(?:_|(?<=[a-z]))(?:base|coalesced|into_?tensor|tensor|oop|inplace|single)$")
-
-# Kernels that communicate without NCCL: vLLM and SGLang (csrc/custom_all_reduce.cuh, quickreduce),
-# PyTorch's symmetric memory, FlashInfer and TensorRT-LLM, MSCCL++, NVSHMEM, DeepEP, pplx-kernels;
-# on ROCm aiter (csrc/include/custom_all_reduce.cuh) and MoRI (src/ops/dispatch_combine).
-_CUSTOM = (
-    (r"reduce_scatter_cross_device", Kind.REDUCE_SCATTER),
-    (r"cross_device_reduce|allreduce_prototype|quick_?reduce", Kind.ALL_REDUCE),
-    (r"(?:multimem|one_shot|two_shot|oneshot|twoshot)_?all_?reduce", Kind.ALL_REDUCE),
-    (r"(?<!sm)all_?reduce_(?:fusion|kernel|rmsnorm)|lamport.*all_?reduce", Kind.ALL_REDUCE),
-    (r"mscclpp.*all_?reduce|all_?reduce\w*mscclpp|userbuffers?_.*allreduce", Kind.ALL_REDUCE),
-    (r"multimem_all_?gather|mscclpp.*all_?gather|cross_device_all_?gather", Kind.ALL_GATHER),
-    (r"multimem_reduce_?scatter|mscclpp.*reduce_?scatter", Kind.REDUCE_SCATTER),
-    (r"aiter::.*all_?gather|allgather_(?:naive|vec|lastdim)", Kind.ALL_GATHER),
-    (r"aiter::.*reduce_?scatter", Kind.REDUCE_SCATTER),
-    (r"aiter::.*all_?reduce|mori::collective::.*all_?reduce", Kind.ALL_REDUCE),
-    (r"mori::collective::.*all_?gather", Kind.ALL_GATHER),
-    (r"mori::collective::.*reduce_?scatter", Kind.REDUCE_SCATTER),
-    (r"(?:\b|_)ep_?(?:dispatch|combine)|mori::.*all_?(?:to|2)_?all", Kind.ALL_TO_ALL),
-    (
-        r"(?:deep_ep|hybrid_ep|nixl_ep|uccl|internode|intranode).*::(?:dispatch|combine)(?:_kernel)?\b",
-        Kind.ALL_TO_ALL,
-    ),
-    (r"nvshmem.*all_?to_?all|moe_?(?:a2a|all_?to_?all)", Kind.ALL_TO_ALL),
-    (r"nvshmem.*(?:all_?reduce|reduce_kernel)", Kind.ALL_REDUCE),
-    (r"nvshmem.*(?:all_?gather|fcollect)", Kind.ALL_GATHER),
-    (r"pplx.*(?:dispatch|combine)|mscclpp.*all_?to_?all", Kind.ALL_TO_ALL),
-)
 _ANY_NCCL = re.compile(r"^(?:void )?(?:nccl|rccl|mscclKernel)\w*(?:Kernel|kernel|Func|_)")
 _OPAQUE = re.compile(
     r"nvshmem|mscclpp|symm_?mem|ncclDevKernel_Generic|(?:inter|intra)node\w*::",
@@ -82,25 +40,6 @@ _RANKS_IN_TEMPLATE = re.compile(
     r"(?:cross_device_\w+|(?:one|two)ShotAllReduceKernel|intranode::combine)<[^<>,]*,\s*(\d+)\b"
     r"|(?:one|two)_shot_all_reduce\w*<[^<>,]*,\s*\d+,\s*(\d+)\b"
 )
-
-# XLA's dtypes, and their names in c10, NCCL and CUDA templates.
-_DTYPE_NAMES = {
-    "f32": ("float",),
-    "f64": ("double",),
-    "f16": ("half", "__half", "c10::half"),
-    "bf16": ("bfloat16", "c10::bfloat16", "nv_bfloat16", "__nv_bfloat16", "__hip_bfloat16"),
-    "s64": ("long", "int64", "int64_t"),
-    "s32": ("int", "int32", "int32_t"),
-    "s16": ("short",),
-    "s8": ("char", "signed char", "int8"),
-    "u8": ("byte", "unsigned char", "uint8"),
-    "pred": ("bool",),
-    "f8e4m3fn": ("float8_e4m3fn", "c10::float8_e4m3fn", "f8e4m3"),
-    "f8e5m2": ("float8_e5m2", "c10::float8_e5m2"),
-    "f8e4m3fnuz": ("float8_e4m3fnuz",),
-    "f8e5m2fnuz": ("float8_e5m2fnuz",),
-}
-_DTYPES = {name: dtype for dtype, names in _DTYPE_NAMES.items() for name in (*names, dtype)}
 _CUSTOM_DTYPE = re.compile(
     r"<\s*((?:c10::)?(?:__)?(?:nv_|hip_)?bfloat16|(?:c10::)?(?:__)?half|float)\b",
     re.IGNORECASE,
@@ -121,12 +60,13 @@ def kind_of(name: str) -> Kind | None:
     text = name.lower().removeprefix("nccl:").removeprefix("rccl:").strip("_ ")
     while (shorter := _ENDINGS.sub("", text)) != text:
         text = shorter
-    return _KINDS.get(text.replace("_", "").replace("-", ""))
+    kind = meanings("collectives").get(text.replace("_", "").replace("-", ""))
+    return None if kind is None else Kind(kind)
 
 
 def dtype_of(name: str | None) -> str | None:
     """XLA's name of a dtype that c10, NCCL or a template names; None if it is none of them."""
-    return None if name is None else _DTYPES.get(name.strip().lower())
+    return None if name is None else meanings("dtypes").get(name.strip().lower())
 
 
 def is_nccl(name: str) -> bool:
@@ -141,11 +81,11 @@ def kernel_collective(name: str) -> KernelCollective | None:
     if is_nccl(name):
         return _nccl(name)
     lowered = name.lower()
-    for pattern, kind in _CUSTOM:
+    for pattern, kind in names("kernels")["patterns"]:
         if re.search(pattern, lowered):
             n_ranks, dtype = _RANKS_IN_TEMPLATE.search(name), _CUSTOM_DTYPE.search(name)
             return KernelCollective(
-                kind=kind,
+                kind=Kind(kind),
                 opcode=short_name(name),
                 dtype=dtype_of(dtype[1]) if dtype else None,
                 group_size=int(n_ranks[1] or n_ranks[2]) if n_ranks else None,

@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +40,7 @@ from meshscope.readers.traces.trace import (
     Trace,
     TraceFormat,
     events_table,
+    meanings,
     nanoseconds,
     ops_table,
     step_around,
@@ -122,44 +122,6 @@ def _whole(value: object, limit: int) -> int | None:
 
 
 COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
-# Names before PyTorch 1.11, and of other vendors' profilers (libkineto, ActivityType.cpp).
-SYNONYMS = {
-    "Kernel": "kernel",
-    **dict.fromkeys(("Memcpy", "memcpy", "mlu_memcpy", "GCU_MEMCPY"), "gpu_memcpy"),
-    **dict.fromkeys(("Memset", "memset", "mlu_memset", "GCU_MEMSET"), "gpu_memset"),
-}
-
-
-class Use(Enum):
-    """What an event is read for."""
-
-    OP = "op"
-    LAUNCH = "launch"
-    RANGE = "range"
-
-
-USES: Mapping[str | None, Use] = {
-    **dict.fromkeys((*COPIES, "kernel", *SYNONYMS), Use.OP),
-    **dict.fromkeys(
-        (
-            *("cuda_runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime", "Runtime"),
-            *("privateuse1_driver", "xpu_runtime", "xpu_driver", "mtia_runtime", "mlu_runtime"),
-            *("gcu_runtime", "gcu_driver", "runtime", "driver"),
-        ),
-        Use.LAUNCH,
-    ),
-    # Operators of old traces: their steps are among them.
-    **dict.fromkeys(("user_annotation", "gpu_user_annotation", "Operator"), Use.RANGE),
-}
-# Events that are no ops of a device: host events, waits, arrows, and counters.
-NO_OPS = frozenset(
-    (
-        *("cpu_op", "operator", "python_function", "Python", "cpu_instant_event", "Trace", "overhead"),
-        *("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "forward_backward", "external_correlation"),
-        *("cuda_sync", "cuda_event", "xpu_sync", "gcu_sync", "cuda_profiler_range", "Memory", "memory"),
-        "glow_runtime",
-    )
-)  # fmt: skip
 OPEN = {"B": 1, "E": -1}
 
 Scalar = int | str | float | None
@@ -251,22 +213,20 @@ class _Reading:
     def add(self, batch: Sequence[KinetoEvent]) -> None:
         self.n_events += len(batch)
         self.categories.update(event.cat for event in batch if event.ph == "X")
-        ops: list[KinetoEvent] = []
+        uses, ops = meanings("kineto"), list[KinetoEvent]()
         launches: list[KinetoEvent] = []
         for event in batch:  # most events are operators of the host, which are none of these
-            use = USES.get(event.cat)
-            if use is None:
-                if event.ph in OPEN:
-                    self.n_open += OPEN[event.ph]
-            elif use is Use.OP:
-                if event.ph == "X":
-                    event.cat = SYNONYMS.get(event.cat or "", event.cat)
-                    ops.append(event)
-            elif use is Use.LAUNCH:
+            use = uses.get(event.cat, "no_ops")
+            if use == "no_ops":
+                self.n_open += OPEN.get(event.ph, 0)
+            elif use == "launches":
                 if event.args is not None:
                     launches.append(event)
-            else:
+            elif use == "ranges":
                 self._add_range(event)
+            elif event.ph == "X":
+                event.cat = use
+                ops.append(event)
         if ops:
             self._add_ops(ops)
         if launches:
@@ -405,7 +365,7 @@ class _Reading:
             )
         if self.n_lost_ranges:
             yield f"{self.n_lost_ranges:,} annotations beyond the first {MAX_RANGES:,} were left out"
-        unread = {c: n for c, n in self.categories.items() if c not in USES and c not in NO_OPS}
+        unread = {c: n for c, n in self.categories.items() if c not in meanings("kineto")}
         if unread and n_gpus:  # else the message on the file says so
             yield f"events of categories that meshscope does not read: {_in_words(unread)}"
         if head.rank is None and rank is not None:

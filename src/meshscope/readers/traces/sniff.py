@@ -11,68 +11,15 @@ from pathlib import Path
 from meshscope.errors import TraceError
 from meshscope.files import check_regular
 from meshscope.readers.profile.wire import SPAN, VARINT, WIDTHS, WireError, read_varint
-from meshscope.readers.traces.trace import TraceFormat
+from meshscope.readers.traces.trace import TraceFormat, names
 
 HEAD_BYTES = 1 << 20
 _SQLITE = b"SQLite format 3\0"
 _UTF16_STARTS = (b"\xff\xfe{\0", b"\xff\xfe[\0", b"\xfe\xff\0{", b"\xfe\xff\0[")
 _READ = "meshscope reads Kineto JSON of the PyTorch profiler, XPlane, and SQLite of nsys."
 _UNPACK = "Unpack it, and give the files in it, or their folder."
-_DECOMPRESS = "Decompress it; plain and gzipped files are read."
 _AS_HLO = "Give optimized HLO text, such as `jax.jit(f).lower(...).compile().as_text()` returns."
-_NSYS = "Export it with `nsys export --type sqlite FILE`."
-_NCU = f"It has the counters of single kernels, and no timeline. {_READ}"
 _CHAKRA = f"It has operators and no times of a device. {_READ}"
-# The start of a file, what the file is, and what to do instead.
-_STARTS: tuple[tuple[bytes, str, str], ...] = (
-    (b"\x28\xb5\x2f\xfd", "compressed with zstd", _DECOMPRESS),
-    (b"\xfd7zXZ", "compressed with xz", _DECOMPRESS),
-    (b"BZh", "compressed with bzip2", _DECOMPRESS),
-    (b"\x04\x22\x4d\x18", "compressed with lz4", _DECOMPRESS),
-    (b"7z\xbc\xaf", "a 7z archive", _UNPACK),
-    (b"PAR1", "a Parquet table", "Show a run of meshscope with `meshscope show RUN`."),
-    (b"ARROW1", "an Arrow table", _READ),
-    (b"\x89HDF", "an HDF5 file", _READ),
-    (b"\x93NUMPY", "a NumPy array", _READ),
-    (b"ML\xefR", "MLIR bytecode (StableHLO)", f"It is not compiled yet. {_AS_HLO}"),
-    (b"NVR\0", "a report of Nsight Compute", _NCU),
-    (b"\x7fELF", "an executable or library", _READ),
-    (b"%PDF", "a PDF", _READ),
-    (b"\x89PNG", "a PNG image", _READ),
-    (b"version https://git-lfs", "a pointer of Git LFS", "Fetch the file with `git lfs pull`."),
-)
-_NAMES = (
-    ((".nsys-rep", ".qdrep", ".qdstrm"), "a report of Nsight Systems", _NSYS),
-    ((".ncu-rep",), "a report of Nsight Compute", _NCU),
-    ((".et",), "a Chakra execution trace", _CHAKRA),
-    ((".pftrace", ".perfetto-trace"), "a binary trace of Perfetto", _READ),
-    ((".safetensors",), "weights (safetensors)", _READ),
-    ((".csv", ".tsv"), "a table of text (CSV)", _READ),
-)
-# Keys at the start of JSON without traceEvents.
-_KEYS = (
-    (
-        b'"rocprofiler-sdk-tool"',
-        "JSON of rocprofv3",
-        f"Record with the PyTorch profiler, or with jax.profiler.trace. {_READ}",
-    ),
-    (
-        b'"nodes"',
-        "an execution trace of PyTorch (ExecutionTraceObserver) or Chakra",
-        f"{_CHAKRA} Give the file that export_chrome_trace wrote.",
-    ),
-    (b'"cols"', "a table of XProf", "Give the .xplane.pb from which XProf made it."),
-    (b'"model_type"', "a model config", "Give it as --model, beside the trace."),
-    (b'"weight_map"', "an index of weights", _READ),
-    (b'"speedscope', "a profile of speedscope", _READ),
-    (b'"nccl_version"', "a dump of NCCL's flight recorder", _READ),
-    (
-        b'"tool": "meshscope"',
-        "the manifest of a meshscope run",
-        "Show it with `meshscope show RUN`.",
-    ),
-    (b'"nbformat"', "a notebook", _READ),
-)
 _MLIR = re.compile(
     rb'\A(?:\s|//[^\n]*\n|#[^\n]*\n)*(?:module\b|"builtin\.module"|func\.func|builtin\.module)'
 )
@@ -133,11 +80,17 @@ def _others(name: str, head: bytes) -> Iterator[tuple[str, str]]:
         is_memory = b"device_traces" in head or b"segments" in head
         what = "a snapshot of PyTorch's memory (pickle)" if is_memory else "a pickle"
         yield what, f"Reading it would run its code. {_READ}"
-    yield from ((what, remedy) for start, what, remedy in _STARTS if head.startswith(start))
-    yield from ((what, remedy) for endings, what, remedy in _NAMES if name.endswith(endings))
     text = head[:4096].lstrip()
-    if text[:1] in {b"{", b"["} and b'"traceEvents"' not in head:
-        yield from ((what, remedy) for key, what, remedy in _KEYS if key in text)
+    is_json = text[:1] in {b"{", b"["} and b'"traceEvents"' not in head
+    known = names("files")
+    for rows, is_found in (
+        (known["starts"], lambda start: head.startswith(start.encode("latin-1"))),
+        (known["names"], lambda endings: name.endswith(tuple(endings))),
+        (known["keys"], lambda key: is_json and key.encode() in text),
+    ):
+        for mark, what, remedy in rows:
+            if is_found(mark):
+                yield what, remedy.format(read=_READ)
     if re.match(rb"(?i)<(?:!doctype html|html)", text):
         yield "a web page", "Download the file itself."
     if b"HloModule" not in text and _MLIR.match(text):
@@ -277,9 +230,9 @@ def _folder(folder: Path) -> TraceFolder:
     if any(kind is TraceFormat.XPLANE for _, kind in files):
         files = [(path, kind) for path, kind in files if kind is not TraceFormat.CHROME_TPU]
     findings: list[str] = []
-    for names, what in ((outside, "links lead out of the folder"), (other, "files are no traces")):
-        if names:
-            more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-            shown = ", ".join(names[:MAX_NAMED]) + more
-            findings.append(f"{len(names):,} {what}, and were not read: {shown}")
+    for listed, what in ((outside, "links lead out of the folder"), (other, "files are no traces")):
+        if listed:
+            more = f" and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
+            shown = ", ".join(listed[:MAX_NAMED]) + more
+            findings.append(f"{len(listed):,} {what}, and were not read: {shown}")
     return TraceFolder(files=tuple(files), cards=tuple(cards), findings=tuple(findings))
