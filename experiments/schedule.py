@@ -19,8 +19,12 @@ from meshscope.readers.hlo.executions import (
     trip_count,
 )
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
-from meshscope.readers.hlo.provenance import explicit_op_name, is_asynchronous
-from meshscope.readers.hlo.semantics import KIND_OF_OPCODE, scheduled_op_of
+from meshscope.readers.hlo.semantics import (
+    KIND_OF_OPCODE,
+    explicit_op_name,
+    is_asynchronous,
+    scheduled_op_of,
+)
 from meshscope.readers.hlo.transfers import is_host_transfer, is_peer_transfer
 
 # Bookkeeping, calls (their work is that of the called computation), and address computations.

@@ -53,16 +53,12 @@ class Scope:
         if self.phase is Phase.STEP:  # a program of the user, whose scopes follow no contract
             return None
         needs_layer = self.part is not None and self.part not in OUTSIDE_LAYERS
-        names = [
-            name
-            for name, is_missing in (
-                ("phase", self.phase is None),
-                ("layer", needs_layer and self.layers is None),
-                ("part", self.part is None),
-            )
-            if is_missing
-        ]
-        return " and ".join(names) or None
+        needs = {
+            "phase": self.phase is None,
+            "layer": needs_layer and self.layers is None,
+            "part": self.part is None,
+        }
+        return " and ".join(name for name, is_missing in needs.items() if is_missing) or None
 
 
 NO_SCOPE = Scope(phase=None, layers=None, part=None)

@@ -26,8 +26,12 @@ from meshscope.readers.hlo.executions import CallSite, call_sites
 from meshscope.readers.hlo.groups import Devices
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.hlo.operations import Operation
-from meshscope.readers.hlo.provenance import explicit_op_name, is_asynchronous
-from meshscope.readers.hlo.semantics import KIND_OF_OPCODE, scheduled_op_of
+from meshscope.readers.hlo.semantics import (
+    KIND_OF_OPCODE,
+    explicit_op_name,
+    is_asynchronous,
+    scheduled_op_of,
+)
 from meshscope.readers.hlo.transfers import is_host_transfer, is_megascale, is_peer_transfer
 from meshscope.serialize import from_plain
 from meshscope.units import DTYPE_BITS

@@ -11,25 +11,23 @@ from meshscope.errors import ParseError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
 from meshscope.readers.hlo.attribution import Scope, scope_of
-from meshscope.readers.hlo.dataflow import MOVEMENT, Dataflow
-from meshscope.readers.hlo.executions import CallContext, CallSite
+from meshscope.readers.hlo.dataflow import MOVEMENT, Dataflow, Location
+from meshscope.readers.hlo.executions import CallSite
 from meshscope.readers.hlo.groups import Devices
 from meshscope.readers.hlo.module import ArrayShape, Instruction
-from meshscope.readers.hlo.provenance import (
-    algorithm_of,
-    attributed_op_name,
-    explicit_op_name,
-    inserted_by,
-    is_asynchronous,
-    original_op_name,
-)
 from meshscope.readers.hlo.semantics import (
     ALL_REDUCE_SCATTER,
     Element,
     ScheduledOp,
     Semantics,
+    algorithm_of,
+    attributed_op_name,
+    explicit_op_name,
+    inserted_by,
+    is_asynchronous,
     kept_sizes,
     operand_of,
+    original_op_name,
     scheduled_op_of,
     semantics_of,
 )
@@ -88,40 +86,30 @@ def source_ops_of(operations: Iterable[Operation]) -> tuple[str, ...]:
 
 def operations_of(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[Operation]:
     """The operation at a site, or one for each array that the compiler combined into a tuple."""
-    opcode = site.instruction.opcode
     elements = list(_elements(flow, site, devices))
-    if opcode.startswith("all-to-all") and len(elements) > 1:
-        # It sends one array of its tuple to each device; the whole shape is unknown.
-        element = replace(elements[0], is_combined=False)
-        semantics = semantics_of(flow, element)
-        yield operation(
-            flow,
-            element,
-            semantics,
-            payload=None,
-            payload_bytes=total_bytes(part.array for part in elements),
-            hlo_shape=site.instruction.shape,
-            op_name=attributed_op_name(flow, element, semantics.kind),
-        )
-        return
-    for element in elements:
+    instruction, n_bytes = site.instruction, total_bytes(element.array for element in elements)
+    # An all-to-all sends one array of its tuple to each device; the whole shape is unknown.
+    is_spread = instruction.opcode.startswith("all-to-all") and len(elements) > 1
+    for element in [replace(elements[0], is_combined=False)] if is_spread else elements:
         semantics = semantics_of(flow, element)
         op_name = attributed_op_name(flow, element, semantics.kind)
-        payload, is_reshaped = _payload(flow, element, semantics.kind, op_name)
-        carried = payload
-        if opcode.startswith("ragged"):
+        payload, is_reshaped = None, True
+        if instruction.opcode.startswith("ragged"):
             payload, carried = _ragged_payload(flow, element)
-            is_reshaped = payload.dims != element.array.dims
-        shape = site.instruction.shape if element.is_combined else str(element.array)
+            n_bytes, is_reshaped = carried.n_bytes, payload.dims != element.array.dims
+        elif not is_spread:
+            payload, is_reshaped = _payload(flow, element, semantics.kind, op_name)
+            n_bytes = payload.n_bytes
+        is_whole = is_spread or element.is_combined
+        shape = instruction.shape if is_whole else str(element.array)
         yield operation(
             flow,
             element,
             semantics,
-            payload=payload,
-            payload_bytes=payload.n_bytes,
-            carried_bytes=carried.n_bytes,
+            op_name,
+            payload,
+            carried_bytes=n_bytes,
             hlo_shape=shape if is_reshaped else None,
-            op_name=op_name,
         )
 
 
@@ -150,9 +138,7 @@ def _ragged_payload(flow: Dataflow, element: Element) -> tuple[ArrayShape, Array
     return carried, carried
 
 
-def _unpadded(
-    flow: Dataflow, element: Element, operand: tuple[CallContext, Instruction] | None
-) -> Iterator[Instruction]:
+def _unpadded(flow: Dataflow, element: Element, operand: Location | None) -> Iterator[Instruction]:
     """What was padded before the collective, then slices of its result."""
     if operand is not None:
         context, instruction = operand
@@ -175,12 +161,11 @@ def operation(  # noqa: PLR0913  facts beyond the element
     flow: Dataflow,
     element: Element,
     semantics: Semantics,
-    *,
-    payload: ArrayShape | None,
-    payload_bytes: int | None,
-    hlo_shape: str | None,
     op_name: str | None,
-    carried_bytes: int | None = None,
+    payload: ArrayShape | None,
+    *,
+    carried_bytes: int | None,
+    hlo_shape: str | None,
     algorithm: str | None = None,
     is_async: bool = False,
 ) -> Operation:
@@ -189,7 +174,6 @@ def operation(  # noqa: PLR0913  facts beyond the element
     `carried_bytes` is the payload with padding, if the collective sends padding.
     """
     site = element.site
-    carried_bytes = payload_bytes if carried_bytes is None else carried_bytes
     factor = wire_factor(semantics.executed_as, element.group_size)
     kept = kept_sizes(flow, element) if semantics.kind is Kind.ALL_REDUCE else ()
     return Operation(
@@ -202,7 +186,7 @@ def operation(  # noqa: PLR0913  facts beyond the element
         is_pairs=element.is_pairs,
         dtype=(payload or element.array).dtype,
         shape=payload.dims if payload else None,
-        payload_bytes=payload_bytes,
+        payload_bytes=payload.n_bytes if payload else carried_bytes,
         wire_bytes=None if carried_bytes is None else carried_bytes * factor,
         hlo_shape=hlo_shape,
         op_name=op_name,

@@ -1,12 +1,20 @@
-"""The kind of a collective by its effect, whatever opcode the compiler chose for it."""
+"""The kind of a collective by its effect, whatever opcode the compiler chose, and its origin.
 
+The origin is its op_name, who inserted it, and the algorithm that the compiler chose.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
+from typing import NamedTuple, TypeVar
 
-from meshscope.events.collective import Groups, size_of_groups
-from meshscope.events.enums import Kind
-from meshscope.readers.hlo.dataflow import Dataflow
+from meshscope.events.collective import REMATERIALIZATION, Groups, size_of_groups
+from meshscope.events.enums import Kind, Part
+from meshscope.readers.hlo.attribution import NO_SCOPE, leaf, scope_of
+from meshscope.readers.hlo.dataflow import Dataflow, Location
 from meshscope.readers.hlo.executions import (
     CallContext,
     CallSite,
@@ -14,6 +22,8 @@ from meshscope.readers.hlo.executions import (
     starts_async_chain,
 )
 from meshscope.readers.hlo.module import ArrayShape, Instruction
+
+T = TypeVar("T")
 
 KIND_OF_OPCODE: dict[str, Kind] = {
     "all-reduce": Kind.ALL_REDUCE,
@@ -67,8 +77,7 @@ class Element:
         return size_of_groups(self.groups, is_pairs=self.is_pairs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Semantics:
+class Semantics(NamedTuple):
     """The kind of an element by its effect, its opcode, and the kind by which it executes."""
 
     kind: Kind
@@ -89,7 +98,7 @@ def semantics_of(flow: Dataflow, element: Element) -> Semantics:
             effect = Kind.REDUCE_SCATTER
             if any("AllReduceScatter" in caller.attributes for caller in wrappers(element.site)):
                 kind, opcode = Kind.REDUCE_SCATTER, ALL_REDUCE_SCATTER
-    return Semantics(kind=effect, opcode=opcode, executed_as=kind)
+    return Semantics(effect, opcode, kind)
 
 
 def scheduled_op_of(flow: Dataflow, site: CallSite) -> ScheduledOp:
@@ -130,9 +139,7 @@ def _done(flow: Dataflow, context: CallContext, start: Instruction) -> Instructi
     return start
 
 
-def operand_of(
-    flow: Dataflow, site: CallSite, index: int
-) -> tuple[CallContext, Instruction] | None:
+def operand_of(flow: Dataflow, site: CallSite, index: int) -> Location | None:
     """The producer of a collective's operand, outside the wrappers around the collective."""
     context = site.context
     producer = context.computation.producer(site.instruction, index)
@@ -208,3 +215,170 @@ def _is_zero(flow: Dataflow, context: CallContext, base: Instruction) -> bool:
 def _size(instruction: Instruction) -> int:
     arrays = instruction.arrays
     return prod(arrays[0].dims) if len(arrays) == 1 else 0
+
+
+# JAX primitives (jax/_src/lax/parallel.py, all versions) and torch_xla ops for explicit collectives.
+_PROGRAM_PRIMITIVES = frozenset(
+    {"psum", "psum2", "psum_invariant", "unreduced_psum", "pmax", "pmin", "all_gather", "pgather"}
+    | {"all_gather_invariant", "all_gather_reduced", "reduce_scatter", "psum_scatter"}
+    | {"unreduced_reduce_scatter", "all_to_all", "ragged_all_to_all", "ppermute", "psend"}
+    | {"precv", "pbroadcast", "all_reduce", "collective_permute", "xla__all_gather"}
+    | {"xla__all_to_all", "xla__all_reduce", "xla__collective_permute"}
+    | {"xla__cross_replica_sum", "xla__reduce_scatter"}
+)
+# XLA names a repeated instruction all-gather.69.remat, and the next ones .remat2 and so on.
+_REMATERIALIZED = re.compile(r"\.remat\d*(?:$|\.)")
+_BY_PARTITIONER = ("is_spmd_generated", "from-cross-replica-sharding")
+_GATHERS = frozenset({Kind.ALL_GATHER, Kind.BROADCAST, Kind.RECV})
+_MAX_NEIGHBORS = 200  # instructions to search for a name
+
+_ALGORITHM = re.compile(
+    r'"collective_algorithm_config":\{(?:"emitter":"(\w+)")?,?(?:"strategy":"(\w+)")?'
+)
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([\w-]*?)(?:\.\d+)?(?:_\d+)?"')
+_COLORS = re.compile(r"colors:(\d+)")
+_MULTISTEP = re.compile(r"is_multistep:([\d,]+)")  # of each phase: in steps (1) or in one shot (0)
+_GPU_KERNEL = re.compile(r'"kernel_strategy":"KERNEL_STRATEGY_(\w+)"')
+_LIBRARY_KERNELS = frozenset({"DEFAULT", "INVALID", "UNSPECIFIED"})  # NCCL chooses
+# On GPUs every collective has a start and a done, even if it is synchronous.
+_SYNCHRONOUS = '"is_sync":true'
+_OFFLOADED_RING = re.compile(r'"ring_type":"ICI_RING_TYPE_(\w+)"')
+
+
+def attributed_op_name(flow: Dataflow, element: Element, kind: Kind) -> str | None:
+    """The op_name of a collective, or of the operation it serves if its own names no scope.
+
+    A gather serves its users, a reduction its operand. A combined collective has the name of only
+    one of its arrays, so each array takes the name of its operand.
+    """
+    original = original_op_name(flow, element)
+    if not element.is_combined and scope_of(original) != NO_SCOPE:
+        return original
+    before, after = _name_before(flow, element), None
+    if element.result is not None:
+        computation = element.scheduled_op.context.computation
+        users = _nearest([element.result], lambda i: flow.users(computation, i))
+        after = next((user.op_name for user in users if scope_of(user.op_name) != NO_SCOPE), None)
+    # The sampler uses the logits, but the output head gathers them.
+    is_for_sampler = scope_of(after).part is Part.SAMPLE
+    is_gather = kind in _GATHERS and not element.is_combined and not is_for_sampler
+    # An all-to-all of expert outputs belongs to the combine step after the experts.
+    is_combine = kind is Kind.ALL_TO_ALL and scope_of(before).part is Part.MOE_EXPERTS
+    names = (after, before) if is_gather or is_combine else (before, after)
+    return names[0] or names[1] or original
+
+
+def _nearest(start: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:
+    """What follows, breadth first, from at most _MAX_NEIGHBORS of them."""
+    queue = deque(start)
+    for _ in range(_MAX_NEIGHBORS):
+        if not queue:
+            return
+        neighbors = list(following(queue.popleft()))
+        yield from neighbors
+        queue += neighbors
+
+
+def _name_before(flow: Dataflow, element: Element) -> str | None:
+    if (operand := operand_of(flow, element.site, element.index)) is None:
+        return None
+    # A fusion has the name of its costliest instruction, which may not be its root.
+    _, computed = flow.origin(*operand)
+    producers = (one for _, one in _nearest([operand], lambda place: flow.inputs(*place)))
+    names = (one.op_name for one in (computed, operand[1], *producers))
+    return next((name for name in names if scope_of(name) != NO_SCOPE), None)
+
+
+def original_op_name(flow: Dataflow, element: Element) -> str | None:
+    """The op_name of a collective; if a rewrite dropped it, its reducer's or result's.
+
+    The name of a move of the result counts if it names a collective, or equals the operand's name.
+    """
+    explicit = explicit_op_name(element.site)
+    if scope_of(explicit) != NO_SCOPE:
+        return explicit
+    if (reducer_name := _reducer_name(flow, element)) is not None:
+        return reducer_name
+    if element.result is None:
+        return explicit
+    computation = element.scheduled_op.context.computation
+    for moved in _nearest([element.result], lambda i: flow.moving_users(computation, i)):
+        if scope_of(name := moved.op_name) != NO_SCOPE:
+            is_its = _is_of_program(name) or name == _name_before(flow, element)
+            return name if is_its else explicit
+    return explicit
+
+
+def _reducer_name(flow: Dataflow, element: Element) -> str | None:
+    """The op_name in the reducer of a reduction; None if it names no scope.
+
+    JAX lowers each reduction with a separate reducer whose parameters have its op_name.
+    """
+    instruction = element.site.instruction
+    computation = flow.module.computations.get(instruction.called.get("to_apply", ("",))[0])
+    if computation is None or element.is_combined:
+        return None
+    names = (i.op_name for i in computation.instructions if i.opcode == "parameter")
+    return next((n for n in names if _is_of_program(n) and scope_of(n) != NO_SCOPE), None)
+
+
+def explicit_op_name(site: CallSite) -> str | None:
+    """The op_name of the instruction, else of the start or fusion around it."""
+    names = (i.op_name for i in (site.instruction, *wrappers(site)))
+    return next((name for name in names if name is not None), None)
+
+
+def inserted_by(flow: Dataflow, element: Element) -> str | None:
+    """Who inserted the collective; None if unknown.
+
+    `program`, `partitioner`, or `rematerialization` for one that the compiler repeats to save memory.
+    """
+    instructions = (element.site.instruction, *wrappers(element.site))
+    if any(_REMATERIALIZED.search(i.name) for i in instructions):
+        return REMATERIALIZATION
+    attributes = "".join(i.braced("frontend_attributes") or "" for i in instructions)
+    if any(mark in attributes for mark in _BY_PARTITIONER):
+        return "partitioner"
+    # A collective across slices loses its op_name, but its rendezvous is named after it.
+    rendezvous = _RENDEZVOUS.search(element.site.instruction.attributes)
+    name = rendezvous[1] if rendezvous else original_op_name(flow, element)
+    if name is None:
+        return None
+    return "program" if _is_of_program(name) else "partitioner"
+
+
+def _is_of_program(op_name: str | None) -> bool:
+    primitive = leaf(op_name) or ""
+    return primitive.removesuffix("_start").removesuffix("_done") in _PROGRAM_PRIMITIVES
+
+
+def is_asynchronous(site: CallSite) -> bool:
+    """Whether a start issues the collective and a done waits for it."""
+    instructions = (site.instruction, *wrappers(site))
+    if any(_SYNCHRONOUS in i.attributes for i in instructions):
+        return False
+    return any(i.opcode.endswith("-start") for i in instructions) or starts_async_chain(site)
+
+
+def algorithm_of(site: CallSite) -> str | None:
+    """The emitter, strategy and colors that the compiler chose; None if the text has none.
+
+    For example `RotatedPincerEmitter/UniDirection1DRingStrategy, 2 colors`. Short rings add for each
+    phase whether it is in steps (1) or in one shot (0): `multistep 1,0`. On GPUs, the name of an
+    XLA kernel that replaces the library's, such as `TRITON_TWO_SHOT`.
+    """
+    instructions: Iterable[Instruction] = (site.instruction, *wrappers(site))
+    for text in (i.attributes for i in instructions):
+        if (match := _ALGORITHM.search(text)) and (match[1] or match[2]):
+            name = "/".join(piece for piece in match.groups() if piece)
+            colors = _COLORS.search(text, match.end())
+            steps = _MULTISTEP.search(text, match.end())
+            name = f"{name}, {colors[1]} colors" if colors else name
+            return f"{name}, multistep {steps[1]}" if steps else name
+        if '"collective_offload_config"' in text:
+            rings = _OFFLOADED_RING.findall(text)
+            directions = "+".join(dict.fromkeys(rings)) or "unknown ring"
+            return f"SparseCore/{directions}, {len(rings)} colors"
+        if (kernel := _GPU_KERNEL.search(text)) and kernel[1] not in _LIBRARY_KERNELS:
+            return kernel[1]
+    return None

@@ -12,8 +12,13 @@ from meshscope.readers.hlo.executions import CallSite
 from meshscope.readers.hlo.groups import Devices
 from meshscope.readers.hlo.module import ArrayShape, Instruction
 from meshscope.readers.hlo.operations import Operation, operation, total_bytes
-from meshscope.readers.hlo.provenance import attributed_op_name
-from meshscope.readers.hlo.semantics import Element, ScheduledOp, Semantics, operand_of
+from meshscope.readers.hlo.semantics import (
+    Element,
+    ScheduledOp,
+    Semantics,
+    attributed_op_name,
+    operand_of,
+)
 from meshscope.readers.hlo.shapes import (
     merge_device_dim,
     shape_in_program,
@@ -102,11 +107,11 @@ def peer_transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> list[O
     transfer = operation(
         flow,
         element,
-        Semantics(kind=kind, opcode=OPCODE if partner else instruction.opcode, executed_as=kind),
-        payload=arrays[0] if len(arrays) == 1 else None,
-        payload_bytes=n_bytes,
+        Semantics(kind, OPCODE if partner else instruction.opcode, kind),
+        attributed_op_name(flow, element, kind),
+        arrays[0] if len(arrays) == 1 else None,
+        carried_bytes=n_bytes,
         hlo_shape=None if len(arrays) == 1 else instruction.shape,
-        op_name=attributed_op_name(flow, element, kind),
         is_async=True,
     )
     sent = None if n_bytes is None else n_bytes * wire_factor(kind, 2)
@@ -173,12 +178,11 @@ def transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
     return operation(
         flow,
         element,
-        Semantics(kind=kind, opcode=OPCODE, executed_as=kind),
-        payload=payload,
-        payload_bytes=payload.n_bytes,
-        carried_bytes=element.array.n_bytes if kind is Kind.ALL_REDUCE else None,
+        Semantics(kind, OPCODE, kind),
+        op_name,
+        payload,
+        carried_bytes=(element.array if kind is Kind.ALL_REDUCE else payload).n_bytes,
         hlo_shape=str(element.array) if payload != element.array else None,
-        op_name=op_name,
         algorithm=ALGORITHM,
         is_async=True,
     )
