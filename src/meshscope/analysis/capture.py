@@ -21,6 +21,7 @@ from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.plan import parse_plan
 from meshscope.serialize import from_plain, to_plain
+from meshscope.store.folder import safe_name
 from meshscope.store.run import RunRecord
 
 SCHEMA = 1
@@ -129,24 +130,13 @@ def read_contributed(path: Path) -> ContributedRun:
         ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capture:
-    """The usable points and steps of a measured run, and the reasons not to trust it.
+def captured_run(record: RunRecord) -> tuple[ContributedRun, dict[str, int]]:
+    """The conditions and times of a run, without paths or words of its command, and rows without a point by reason.
 
-    `left_out` counts the rows without a point, by reason.
+    RunError if none is from a TPU slice.
     """
-
-    topology: Topology
-    points: tuple[ContributedPoint, ...]
-    steps: tuple[ContributedStep, ...]
-    findings: tuple[str, ...]
-    left_out: tuple[tuple[str, int], ...]
-
-
-def capture_of(record: RunRecord) -> Capture:
-    """The measurements of a run; RunError if none is from a TPU slice."""
     experiment, measured = record.manifest.experiment, record.measured
-    source, topology = record.manifest.source, experiment.topology
+    manifest, source, topology = record.manifest, record.manifest.source, experiment.topology
     if source is not Source.MEASURED or measured is None:
         raise RunError(
             f"'{record.path}' is {source}. Only a measured run says how fast a chip is: make one with "
@@ -168,13 +158,27 @@ def capture_of(record: RunRecord) -> Capture:
             reasons[point] += 1
         else:
             timed.setdefault((point.axis, point.kind, point.payload_bytes), []).append(point)
-    return Capture(
-        topology=topology,
-        points=tuple(map(_middle, timed.values())),
-        steps=tuple(_steps(record, measured)),
-        findings=(*measured.findings, *_faults(record, topology, measured)),
-        left_out=tuple(sorted(reasons.items())),
-    )
+    workload, program, model = experiment.workload, experiment.program, experiment.model_name
+    parts = (model or "program", topology.name, str(experiment.plan), manifest.created[:10])
+    try:
+        run = ContributedRun(
+            name=safe_name("-".join(part.rpartition("/")[2] for part in parts)),
+            model=model,
+            topology=topology.name,
+            plan=str(experiment.plan),
+            batch=None if workload is None else workload.batch,
+            prompt=None if workload is None else workload.prompt,
+            output=None if workload is None else workload.output,
+            frontend=None if program is None else program.frontend.value,
+            created=manifest.created,
+            versions=dict(manifest.versions),
+            points=tuple(map(_middle, timed.values())),
+            steps=tuple(_steps(record, measured)),
+            findings=(*measured.findings, *_faults(record, topology, measured)),
+        )
+    except SpecError as error:
+        raise RunError(f"'{record.path}': {error} Remeasure the run.") from error
+    return run, dict(sorted(reasons.items()))
 
 
 def _faults(record: RunRecord, topology: Topology, measured: Measured) -> Iterator[str]:

@@ -14,6 +14,7 @@ from meshscope.plans.experiment import experiment_of_record
 from meshscope.plans.plan import ALIASES, MESH_AXES
 from meshscope.plans.speculation import Speculation, draft_memory_bytes
 from meshscope.plans.workload import parse_lengths
+from meshscope.serialize import picked
 from meshscope.store.run import RunRecord
 
 
@@ -184,17 +185,25 @@ def request_times(run: RunRecord) -> dict[Source, RequestTime]:
         for source in Source
         if (times := run.times_of(source))
     }
+    spreads: dict[str, Spread | None] = {}
     if latency is not None:
-        times[Source.MEASURED] = _measured(
-            ttft=latency.ttft, tpot=latency.tpot, e2e=latency.e2e, decode_step=latency.itl
-        )
+        spreads = {**picked(latency, "ttft", "tpot", "e2e"), "decode_step": latency.itl}
     elif steps := step_spreads(run):  # a function has steps and no request
-        decode = steps.get(Phase.DECODE)
-        times[Source.MEASURED] = _measured(
-            ttft=steps.get(Phase.PREFILL),
-            tpot=decode,
-            decode_step=decode,
-            step=steps.get(Phase.STEP),
+        prefill, decode, step = map(steps.get, (Phase.PREFILL, Phase.DECODE, Phase.STEP))
+        spreads = {
+            "ttft": prefill,
+            "tpot": decode,
+            "decode_step": decode,
+            "step": step,
+            "e2e": None,
+        }
+    if spreads:
+        means = {
+            name: None if one is None else TimeEstimate(value_s=one.mean_s, low_s=None, high_s=None)
+            for name, one in spreads.items()
+        }
+        times[Source.MEASURED] = RequestTime(
+            **means, basis=TimeBasis.MEASURED.value, is_extrapolated=False
         )
     # A step that verifies the tokens of a draft, or drafts them, yields no output tokens of its own.
     is_verification = workload is not None and workload.decode_tokens > 1
@@ -246,28 +255,6 @@ def modeled_request_time(times: Iterable[StepTime], *, n_decode_steps: int | Non
         basis=basis_of(by_phase.values()),
         step=step,
         is_extrapolated=any(time.is_extrapolated for time in by_phase.values()),
-    )
-
-
-def _measured(
-    *,
-    ttft: Spread | None,
-    tpot: Spread | None,
-    decode_step: Spread | None,
-    e2e: Spread | None = None,
-    step: Spread | None = None,
-) -> RequestTime:
-    ttft_s, tpot_s, decode_step_s, e2e_s, step_s = (
-        None if one is None else TimeEstimate(value_s=one.mean_s, low_s=None, high_s=None)
-        for one in (ttft, tpot, decode_step, e2e, step)
-    )
-    return RequestTime(
-        ttft=ttft_s,
-        tpot=tpot_s,
-        e2e=e2e_s,
-        decode_step=decode_step_s,
-        basis=TimeBasis.MEASURED.value,
-        step=step_s,
     )
 
 

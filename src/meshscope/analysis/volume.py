@@ -316,14 +316,10 @@ def traffic_imbalance(events: pl.DataFrame, n_devices: int) -> pl.DataFrame:
     )
 
 
-LINK = ("slice_index", "from_chip", "to_chip", "dim", "is_wrap")
-_SCHEMA = {
+LINK: dict[str, Any] = {
     "slice_index": pl.Int64,
-    "from_chip": pl.String,
-    "to_chip": pl.String,
-    "dim": pl.String,
+    **dict.fromkeys(("from_chip", "to_chip", "dim"), pl.String),
     "is_wrap": pl.Boolean,
-    "load_bytes": pl.Float64,
 }
 
 
@@ -344,36 +340,18 @@ def link_traffic(
     sized = collectives(events).filter(pl.col("payload_bytes").is_not_null())
     count = pl.col("count").cast(pl.Int64).sum()
     shared = merged_groups(sized, (*keys, "kind", "payload_bytes"), count)
-    loads = [
-        record for row in shared.iter_rows(named=True) for record in _links(row, keys, topology)
-    ]
-    schema = {**{key: events.schema[key] for key in keys}, **_SCHEMA}
     peak = topology.chip.link_bytes_per_s
+    loads: list[tuple[Any, ...]] = []
+    for row in shared.iter_rows(named=True) if peak is not None else ():
+        groups = tuple(map(tuple, row["groups"]))
+        for load in link_loads(
+            Kind(row["kind"]), groups=groups, payload_bytes=row["payload_bytes"], topology=topology
+        ):
+            ends = (",".join(map(str, chip)) for chip in (load.source, load.target))
+            link = (load.slice_index, *ends, load.dim, load.is_wrap)
+            loads.append((*(row[key] for key in keys), *link, load.load_bytes * row["count"]))
+    schema = {key: events.schema[key] for key in keys} | LINK | {"load_bytes": pl.Float64}
     table = pl.DataFrame(loads, schema=schema, orient="row")
     sums = table.group_by(*keys, *LINK, maintain_order=True).agg(pl.col("load_bytes").sum())
     seconds = pl.lit(None, pl.Float64) if peak is None else pl.col("load_bytes") / peak
     return sums.sort(*keys, *LINK, nulls_last=True).with_columns(seconds.alias("link_s"))
-
-
-def _links(row: dict[str, Any], keys: Sequence[str], topology: Topology) -> list[tuple[Any, ...]]:
-    if topology.chip.link_bytes_per_s is None:
-        return []
-    loads = link_loads(
-        Kind(row["kind"]),
-        groups=tuple(tuple(group) for group in row["groups"]),
-        payload_bytes=row["payload_bytes"],
-        topology=topology,
-    )
-    place = tuple(row[key] for key in keys)
-    return [
-        (
-            *place,
-            load.slice_index,
-            ",".join(map(str, load.source)),
-            ",".join(map(str, load.target)),
-            load.dim,
-            load.is_wrap,
-            load.load_bytes * row["count"],
-        )
-        for load in loads
-    ]

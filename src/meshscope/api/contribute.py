@@ -7,7 +7,7 @@ from math import exp, log
 from pathlib import Path
 from statistics import median
 
-from meshscope.analysis.capture import FOLDER, Capture, ContributedRun, capture_of, contributed_text
+from meshscope.analysis.capture import FOLDER, ContributedRun, captured_run, contributed_text
 from meshscope.analysis.samples import TimedCollective
 from meshscope.api.console import note, print_json
 from meshscope.api.options import JsonOutput, option, request
@@ -21,9 +21,7 @@ from meshscope.reports.export.files import check_new, new_file
 from meshscope.reports.model import short
 from meshscope.reports.words import counted
 from meshscope.serialize import picked, to_plain
-from meshscope.store.folder import safe_name
 from meshscope.store.read import read_run
-from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_seconds
 
 MIN_POINTS = 4  # every second one is held out
@@ -87,20 +85,19 @@ def contribution_of(path: Path, *, accept_findings: bool = False) -> Contributio
         RunError: The folder is no run measured on a TPU slice, holds no usable time, or its capture has
             faults that are not accepted.
     """
-    record = read_run(path)
-    capture = capture_of(record)
-    if capture.findings and not accept_findings:
-        listed = "\n".join(f"  {finding}" for finding in capture.findings)
+    run, left_out = captured_run(read_run(path))
+    if run.findings and not accept_findings:
+        listed = "\n".join(f"  {finding}" for finding in run.findings)
         raise RunError(
             f"the capture of '{path}' has faults:\n{listed}\n"
             "Capture again, or state them in the contribution with --accept-findings."
         )
-    if not capture.points and not capture.steps:
-        reasons = ", ".join(f"{n} x {reason}" for reason, n in capture.left_out) or "no collectives"
+    if not run.points and not run.steps:
+        reasons = ", ".join(f"{n} x {reason}" for reason, n in left_out.items()) or "no collectives"
         raise RunError(
             f"'{path}' holds no usable time: {reasons}. Measure with 'meshscope run', which times steps."
         )
-    run, refit, no_refit = _contributed(record, capture), None, None
+    refit, no_refit = None, None
     try:
         refit = _refit(run.timed, run.slice)
     except MeshscopeError as error:
@@ -119,35 +116,12 @@ def contribution_of(path: Path, *, accept_findings: bool = False) -> Contributio
     return Contribution(
         run=run,
         findings=run.findings,
-        left_out=dict(capture.left_out),
+        left_out=left_out,
         collectives=tuple(collectives),
         constants=picked(constants_of(run.slice.chip).rates, "latency_s", "efficiency"),
         refit=refit,
         no_refit=no_refit,
     )
-
-
-def _contributed(record: RunRecord, capture: Capture) -> ContributedRun:
-    """The conditions and times of the run, without paths or the words of its command."""
-    manifest, experiment = record.manifest, record.manifest.experiment
-    workload, program, model = experiment.workload, experiment.program, experiment.model_name
-    parts = (model or "program", capture.topology.name, str(experiment.plan), manifest.created[:10])
-    try:
-        return ContributedRun(
-            name=safe_name("-".join(part.rpartition("/")[2] for part in parts)),
-            model=model,
-            topology=capture.topology.name,
-            plan=str(experiment.plan),
-            batch=None if workload is None else workload.batch,
-            prompt=None if workload is None else workload.prompt,
-            output=None if workload is None else workload.output,
-            frontend=None if program is None else program.frontend.value,
-            created=manifest.created,
-            versions=dict(manifest.versions),
-            **picked(capture, "points", "steps", "findings"),
-        )
-    except SpecError as error:
-        raise RunError(f"'{record.path}': {error} Remeasure the run.") from error
 
 
 def _modeled(

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import partial
 from typing import NamedTuple
 
 from meshscope.errors import ParseError
@@ -158,11 +159,10 @@ class _Evaluator:
         self, computation: Computation, fusion: Instruction, bindings: _Bindings
     ) -> _Bindings:
         """The parameters of a fused computation, bound to values of the calling computation."""
-
-        def bound_to(operand: Instruction) -> Callable[[int], _Value]:
-            return lambda depth: self._value(computation, operand, bindings, depth)
-
-        return dict(enumerate(map(bound_to, computation.producers(fusion))))
+        return {
+            number: partial(self._value, computation, operand, bindings)
+            for number, operand in enumerate(computation.producers(fusion))
+        }
 
     def _value(  # noqa: PLR0911  one return for each opcode
         self, computation: Computation, instruction: Instruction, bindings: _Bindings, depth: int
@@ -182,10 +182,8 @@ class _Evaluator:
                 left, right = (self._value(computation, i, bindings, depth + 1) for i in inputs)
                 return _sum(left, right, -1 if instruction.opcode == "subtract" else 1)
             case "fusion":
-                called, inner = (
-                    self._module.fused(instruction),
-                    self._bound(computation, instruction, bindings),
-                )
+                called = self._module.fused(instruction)
+                inner = self._bound(computation, instruction, bindings)
                 return self._value(called, called.root, inner, depth + 1)
             case "get-tuple-element" if inputs:
                 index = _INDEX.search(instruction.attributes)

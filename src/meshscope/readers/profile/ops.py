@@ -356,17 +356,15 @@ def stat_of(frame: pl.DataFrame, name: str, dtype: Any = None) -> pl.Expr:
 
 def _different_ops(plane: Plane, events: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
     """The op of each event [n], and one row per op: stats of its first event, and its name."""
-    key = events["kind"].to_numpy().astype(np.int64)
-    for name in ("hlo_module", "program_id", "hlo_op"):
-        if f"stat.{name}" in events:
-            codes = _codes(events[f"stat.{name}"])
-            key = key * (int(codes.max(initial=0)) + 1) + codes
-    _, first, op = np.unique(key, return_index=True, return_inverse=True)
-    check_limit(plane.name, "distinct ops", len(first), MAX_OPS)
-    rows = (events[first] if len(first) else events.head(0)).join(
-        plane.kinds.select("kind", text="name"), on="kind", how="left", maintain_order="left"
+    stats = [f"stat.{name}" for name in ("hlo_module", "program_id", "hlo_op")]
+    keys = ["kind", *(stat for stat in stats if stat in events)]
+    firsts = events.unique(keys, keep="first", maintain_order=True).with_row_index("op")
+    check_limit(plane.name, "distinct ops", len(firsts), MAX_OPS)
+    numbers = events.select(keys).join(
+        firsts.select("op", *keys), on=keys, how="left", nulls_equal=True, maintain_order="left"
     )
-    firsts = rows.select(
+    rows = firsts.join(plane.kinds.select("kind", text="name"), on="kind", maintain_order="left")
+    return numbers["op"], rows.select(
         "kind",
         stat_of(events, "hlo_module", pl.String).alias("module"),
         stat_of(events, "program_id", pl.UInt64),
@@ -374,15 +372,6 @@ def _different_ops(plane: Plane, events: pl.DataFrame) -> tuple[pl.Series, pl.Da
         stat_of(events, "source", pl.String).alias("source_line"),
         "text",
     )
-    return pl.Series("op", op, dtype=pl.UInt32), firsts
-
-
-def _codes(column: pl.Series) -> Any:
-    """A number for each value [n], equal for equal values; 0 for null."""
-    if isinstance(column.dtype, pl.Enum):
-        return column.to_physical().cast(pl.Int64).fill_null(-1).to_numpy() + 1
-    _, codes = np.unique(column.fill_null(0).to_numpy(), return_inverse=True)
-    return np.where(column.is_not_null().to_numpy(), codes + 1, 0)
 
 
 def _with_roles(ops: Ops) -> pl.DataFrame:

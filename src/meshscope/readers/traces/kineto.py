@@ -178,6 +178,7 @@ MAX_NAME = 1000
 MAX_NAMED = 8  # categories in one message
 _NUMBER = re.compile(r"\d{1,18}")
 # SGLang's profile_by_stage: 1717-TP-0-EXTEND.trace.json.gz.
+_OF_NAME = "the file name says what its steps process: they count as one"
 _STAGE_IN_NAME = re.compile(r"-(EXTEND|PREFILL|DECODE)(?=[-.])")
 
 
@@ -277,7 +278,10 @@ class _Reading:
         columns["step"] = step_around(steps, launch_ns if is_on_host else columns["start_ns"])
         events, left = events_table(columns, n_unreadable=source.n_unreadable)
         ops = ops_table(keys, lambda key: _op_facts(key, head))
-        rank, n_gpus = _rank(head, ops), events["device"].n_unique()
+        rank, n_gpus = head.rank, events["device"].n_unique()
+        groups = [set(ranks) for ranks in ops["group"].drop_nulls().to_list()]
+        if rank is None and groups and len(shared := set.intersection(*groups)) == 1:
+            rank = shared.pop()  # the only one that all its process groups share
         highest = max(rank or 0, *ops["group"].explode().drop_nulls().to_list(), 0)
         if head.world_size is not None and highest >= head.world_size:
             raise TraceError(
@@ -306,13 +310,7 @@ class _Reading:
                 *source.findings,
                 *left,
                 *self._findings(head, rank, n_gpus),
-                *(
-                    [
-                        "no step is annotated; the file name says what its steps process: they count as one"
-                    ]
-                    if named
-                    else ()
-                ),
+                *([f"no step is annotated; {_OF_NAME}"] if named else []),
             ),
         )
 
@@ -436,15 +434,6 @@ def _steps_of_name(path: Path, columns: Mapping[str, Ints]) -> Sequence[StepMark
     first = int(start[start >= 0].min())
     last = int((start + columns["dur_ns"]).max())
     return (StepMark(f"step[{stage[1]}]", first, last + 1 - first),)
-
-
-def _rank(head: KinetoHead, ops: pl.DataFrame) -> int | None:
-    """The rank of the process: as stated, else the only one that all its process groups share."""
-    if head.rank is not None:
-        return head.rank
-    groups = [set(ranks) for ranks in ops["group"].drop_nulls().to_list()]
-    shared = set.intersection(*groups) if groups else set[int]()
-    return shared.pop() if len(shared) == 1 else None
 
 
 def _op_facts(key: OpKey, head: KinetoHead) -> dict[str, Any]:

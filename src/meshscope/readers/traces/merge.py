@@ -66,13 +66,11 @@ def merged(traces: Sequence[Trace]) -> MergedTrace:
     events, ops, steps = _tables(numbered, [offset - zero for offset in offsets])
     n_devices = _n_devices(numbered, events, ops)
     pause_ns = events["start_ns"].sort().diff().max()
-    jumps = (
-        (
-            f"a pause of {pause_ns / 3.6e12:,.1f} hours between ops: the clock jumped, or captures differ",
+    if isinstance(pause_ns, int) and pause_ns > JUMP_NS:
+        hours = pause_ns / 3.6e12
+        skews.append(
+            f"a pause of {hours:,.1f} hours between ops: the clock jumped, or captures differ"
         )
-        if isinstance(pause_ns, int) and pause_ns > JUMP_NS
-        else ()
-    )
     empty = pl.DataFrame()
     return MergedTrace(
         files=tuple(replace(t, events=empty, ops=empty, steps=empty) for t in numbered),
@@ -86,7 +84,6 @@ def merged(traces: Sequence[Trace]) -> MergedTrace:
             *_repeated(numbered, offsets),
             *_missing(events, ops, n_devices),
             *skews,
-            *jumps,
         ),
         programs={name: text for t in numbered for name, text in t.programs.items()},
     )

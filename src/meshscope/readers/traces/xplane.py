@@ -115,11 +115,24 @@ def trace_of_profile(
         | {"start_ns": start_ns.to_numpy(), "dur_ns": (end_ns - start_ns).to_numpy()}
         | {"step": step_of_events(profile, steps, executed)}
     )
+    # The distinct ops, named `program/instruction`; kernels keep their name.
+    name = pl.concat_str(pl.col("module").fill_null(""), pl.lit("/"), "hlo_name")
+    shown_ops = ops.instructions.with_columns(
+        pl.when(pl.col("module").is_null()).then("hlo_name").otherwise(name).alias("name"),
+        pl.coalesce("opcode", "hlo_name").alias("opcode"),
+        pl.col("groups").list.first().list.len().alias("group_size"),
+    )
     named_devices = {
         (host, match[0]): match[1].lower()
         for host, _, plane, _ in profile.planes()
         if (match := _DEVICE.match(plane.name))
     }
+    n_between = transfers["kind"].drop_nulls().len()
+    how = (
+        "transfers between slices: they are rows of their own, as the devices recorded no sends"
+        if is_counted
+        else "transfers between slices: the sends and receives of the devices count, and the timeline shows both"
+    )
     largest = ops.instructions["groups"].drop_nulls().explode().explode().max()
     planes = [plane for _, _, plane, _ in profile.planes()]
     chips = (plane.stats.get("device_type_string") for plane in planes)  # such as `TPU v6 Lite`
@@ -129,7 +142,7 @@ def trace_of_profile(
         path=profile.spaces[0].path,
         format=kind,
         events=events,
-        ops=pl.concat([_op_rows(ops.instructions), _transfer_rows(transfers)]),
+        ops=pl.concat([in_schema(shown_ops, OPS_SCHEMA), _transfer_rows(transfers)]),
         steps=steps,
         n_events=n_events,
         contents=f"planes {', '.join(shown)}" if planes else "no planes",
@@ -145,7 +158,7 @@ def trace_of_profile(
             *unread,
             *capture_faults(profile, ops, runs=runs),
             *_several_programs(ops),
-            *_transfer_findings(transfers, is_counted=is_counted),
+            *([f"the Megascale runtime recorded {n_between:,} {how}"] if n_between else []),
         ),
     )
 
@@ -274,17 +287,6 @@ def _during(events: pl.DataFrame, others: pl.DataFrame) -> pl.Series:
     return pl.Series(CoveredTime.of(other_start, other_end).within(start, end) > 0)
 
 
-def _op_rows(instructions: pl.DataFrame) -> pl.DataFrame:
-    """The distinct ops, named `program/instruction`; kernels keep their name."""
-    name = pl.concat_str(pl.col("module").fill_null(""), pl.lit("/"), "hlo_name")
-    shown = instructions.with_columns(
-        pl.when(pl.col("module").is_null()).then("hlo_name").otherwise(name).alias("name"),
-        pl.coalesce("opcode", "hlo_name").alias("opcode"),
-        pl.col("groups").list.first().list.len().alias("group_size"),
-    )
-    return in_schema(shown, OPS_SCHEMA)
-
-
 def _transfers(profile: Profile, ops: Ops, *, is_counted: bool) -> pl.DataFrame:
     """The transfers between slices, and the copies between host and device for them.
 
@@ -379,18 +381,6 @@ def _transfer_rows(transfers: pl.DataFrame) -> pl.DataFrame:
         pl.when(is_counted).then(pl.lit(BETWEEN_SLICES)).alias("group_name"),
     )
     return in_schema(distinct, OPS_SCHEMA)
-
-
-def _transfer_findings(transfers: pl.DataFrame, *, is_counted: bool) -> Iterator[str]:
-    """How the transfers count."""
-    if n := transfers["kind"].drop_nulls().len():
-        recorded = f"the Megascale runtime recorded {n:,} transfers between slices"
-        how = (
-            "they are rows of their own, as the devices recorded no sends"
-            if is_counted
-            else "the sends and receives of the devices count, and the timeline shows both"
-        )
-        yield f"{recorded}: {how}"
 
 
 def _several_programs(ops: Ops) -> Iterator[str]:
