@@ -152,7 +152,7 @@ def compiled_step(experiment: Experiment) -> StepTime:
         compile_program(compiled, Phase.DECODE, -1, Path(folder))
         module = read_hlo(Path(folder) / f"{Phase.DECODE}.hlo.txt.gz")
     collectives = module_collectives(
-        module, mesh=compiled.plan.mesh, crosses_slices=compiled.crosses_slices
+        module, mesh=compiled.plan.mesh, crosses_slices=compiled.topology.crosses_slices
     )
     return timed_step(
         module,

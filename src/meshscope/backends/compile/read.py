@@ -156,7 +156,7 @@ def read_timed(
     A cycle profile next to the text overrides the cycle estimates in the text.
     """
     collectives = module_collectives(
-        read_hlo(path), mesh=experiment.mesh, crosses_slices=experiment.crosses_slices
+        read_hlo(path), mesh=experiment.mesh, crosses_slices=experiment.topology.crosses_slices
     )
     profile = path.with_name(f"{phase}{PROFILE_SUFFIX}")
     cycles = json.loads(profile.read_text(encoding="utf-8")) if profile.exists() else None
@@ -186,7 +186,7 @@ def _rows(experiment: Experiment, phase: Phase, collectives: ModuleCollectives) 
     return rows_of(
         collectives,
         n_steps_of=n_steps_of(experiment),
-        crosses_slices=experiment.crosses_slices,
+        crosses_slices=experiment.topology.crosses_slices,
         default_phase=phase,
     )
 
@@ -247,7 +247,9 @@ def _read_engine(
         module = read_hlo(hlo_dir / program_file(phase, name))
         if frontend_of(experiment).implies_scopes:
             module = with_scopes(module)
-        table = module_collectives(module, mesh=mesh, crosses_slices=experiment.crosses_slices)
+        table = module_collectives(
+            module, mesh=mesh, crosses_slices=experiment.topology.crosses_slices
+        )
         tables.append(table)
     last = experiment.sequence_lengths(phase)
     first = replace(last, n_keys=float(last.n_queries))

@@ -201,7 +201,7 @@ def program_collectives(
         module,
         mesh=experiment.mesh,
         n_steps_of=n_steps_of(experiment),
-        crosses_slices=experiment.crosses_slices,
+        crosses_slices=experiment.topology.crosses_slices,
         default_phase=phase,
     )
 
