@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
 from math import hypot
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from meshscope.cost.expert_load import ExpertLoad
 from meshscope.cost.machine import COPY_LANE, LINK_LANE, Key
@@ -45,15 +45,6 @@ NO_AXIS = "unknown"
 NO_MEASURED_BASIS = "no measured basis"
 _SPARSE_CORE = 'async_execution_thread="sparsecore"'
 _Timed = tuple[float, TimeEstimate]  # seconds in the step, and the estimate of one execution
-_NO_COST = PartCost(
-    part=None,
-    compute_s=0.0,
-    collective_s=0.0,
-    exposed_s=0.0,
-    flops=0.0,
-    hbm_bytes=0.0,
-    wire_bytes=0.0,
-)
 R = TypeVar("R", StepTime, PartCost, ActivityTime, UnestimatedWork)
 
 
@@ -123,7 +114,7 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
         first = collective.operations[0]
         axis, _ = devices.axis_of(first.groups, is_pairs=first.is_pairs)
         axes[collective.name] = axis or NO_AXIS
-    time = _step_time(phase, _step_estimate(simulated), simulated, axes)
+    time = _step_time(phase, simulated, axes)
     more = (*notes, *op_costs.notes, *_sparse_core_notes(module_collectives.flow))
     return TimedStep(
         time=replace(time, notes=(*more, *time.notes)),
@@ -148,24 +139,48 @@ def _sparse_core_notes(flow: Dataflow) -> Iterator[str]:
         yield f"times of gathers and scatters on SparseCores, {n} here, have {NO_MEASURED_BASIS}"
 
 
-def _step_time(
-    phase: Phase, step: TimeEstimate, simulated: SimulatedStep, axes: Mapping[str, str]
-) -> StepTime:
+def _step_time(phase: Phase, simulated: SimulatedStep, axes: Mapping[str, str]) -> StepTime:
     tally = simulated.machine.tally
-    core, exposed, idle = (_tallied(tally, name) for name in ("compute", "exposed", "idle"))
-    by_axis: defaultdict[str, float] = defaultdict(float)
-    for key, value in exposed.items():
-        by_axis[axes[str(key[1])]] += value
-    by_basis: defaultdict[str, float] = defaultdict(float)
-    for key, value in core.items():
-        by_basis[str(key[3])] += value
+    core, exposed, idle, counts, durations = (
+        _tallied(tally, quantity) for quantity in ("compute", "exposed", "idle", "n", "dur")
+    )
+    sent_s = {str(key[1]): s for key, s in durations.items() if key[0] == LINK_LANE}
+    work = _core_work(simulated, core, counts)
+    parts, activities, collectives = work.parts, work.activities, list[_Timed]()
+    by_axis, by_basis = defaultdict[str, float](float), defaultdict[str, float](float)
+    for key, seconds in core.items():
+        by_basis[str(key[3])] += seconds
+    for key in durations:
+        if key[0] == COPY_LANE:
+            copied_bytes = simulated.copied_bytes[str(key[1])]
+            parts.append(_part(key[2], hbm_bytes=counts[key] * copied_bytes))
+    waiting = partial(ActivityTime, activity=Activity.EXPOSED)
+    for key, seconds in exposed.items():
+        axis, estimate = axes[str(key[1])], simulated.collectives[str(key[1])].seconds
+        by_axis[axis] += seconds
+        hbm_s = tally["hbm", "exposed", key]
+        activities.append(waiting(axis=axis, seconds=seconds, hbm_busy_s=hbm_s))
+        if estimate is not None and estimate.value_s > 0:
+            collectives.append((seconds, estimate))
+    for name, seconds in sent_s.items():
+        key, operations = (LINK_LANE, name), simulated.collectives[name].operations
+        # Without those of unknown bytes.
+        wire_bytes = float(counts[key] * sum(one.wire_bytes or 0 for one in operations))
+        times = {"collective_s": seconds, "exposed_s": exposed.get(key, 0.0)}
+        parts.append(_part(operations[0].scope.part, **times, wire_bytes=wire_bytes))
+        idle_wait = waiting(axis=axes[name], seconds=0.0, hbm_busy_s=0.0, wire_bytes=wire_bytes)
+        activities.append(idle_wait)
+    for reason, seconds in idle.items():
+        activity = Activity.BUBBLE if reason == BUBBLE else Activity.COPY
+        hbm_s = tally["hbm", "idle", reason]
+        activities.append(ActivityTime(activity=activity, seconds=seconds, hbm_busy_s=hbm_s))
     by_basis[TimeBasis.INTERCONNECT_MODEL] += sum(exposed.values())
-    notes = list(simulated.notes)
-    if unestimated := simulated.unestimated:
-        names = ", ".join(unestimated[:4])
+    step = _step_estimate(simulated.machine.now_s, work.kernels, collectives)
+    notes, unknown = [*simulated.notes], simulated.unestimated
+    if unknown:
+        names = ", ".join(unknown[:4])
         notes.append(
-            f"{len(unestimated)} collectives with unknown bytes or devices are not in the "
-            f"times ({names})"
+            f"{len(unknown)} collectives with unknown bytes or devices are not in the times ({names})"
         )
     if step.low_s is None:
         notes.append("no interval: the error of the time of some collectives or kernels is unknown")
@@ -177,12 +192,12 @@ def _step_time(
         exposed_s=sum(exposed.values()),
         idle_s=sum(idle.values()),
         bubble_s=idle.get(BUBBLE, 0.0),
-        collective_s=sum(seconds for _, seconds in _durations(simulated)),
+        collective_s=sum(sent_s.values()),
         exposed_by_axis_s=dict(by_axis),
         by_basis_s={basis: value for basis, value in by_basis.items() if value},
-        parts=_parts(_part_costs(simulated)),
-        activities=_activities(_activity_times(simulated, axes)),
-        unestimated=_unestimated(_unestimated_work(simulated)),
+        parts=_parts(parts),
+        activities=_activities(activities),
+        unestimated=_unestimated(work.unestimated),
         is_extrapolated=any(c.is_extrapolated for c in simulated.collectives.values()),
         notes=tuple(notes),
     )
@@ -192,93 +207,57 @@ def _tallied(tally: Mapping[Key, float], quantity: str) -> dict[Any, float]:
     return {key[1]: float(value) for key, value in tally.items() if key[0] == quantity}
 
 
-def _durations(simulated: SimulatedStep) -> Iterator[tuple[str, float]]:
-    for key, seconds in _tallied(simulated.machine.tally, "dur").items():
-        if key[0] == LINK_LANE:
-            yield str(key[1]), seconds
+class _CoreWork(NamedTuple):
+    """What the core computes; `unestimated` by the name of an instruction without its number."""
+
+    parts: list[PartCost]
+    activities: list[ActivityTime]
+    unestimated: list[UnestimatedWork]
+    kernels: list[_Timed]
 
 
-def _wire_bytes(simulated: SimulatedStep, name: str) -> float:
-    """Bytes that the device sends in all executions of a collective, without unknown ones."""
-    n = simulated.machine.tally["n", (LINK_LANE, name)]
-    operations = simulated.collectives[name].operations
-    return float(n * sum(operation.wire_bytes or 0 for operation in operations))
-
-
-def _part_costs(simulated: SimulatedStep) -> Iterator[PartCost]:
-    tally = simulated.machine.tally
-    counts, exposed = _tallied(tally, "n"), _tallied(tally, "exposed")
-    for key, seconds in _tallied(tally, "compute").items():
-        cost, n = simulated.op_costs[str(key[1])], counts[key]
+def _core_work(
+    simulated: SimulatedStep, core: Mapping[Any, float], counts: Mapping[Any, float]
+) -> _CoreWork:
+    work = _CoreWork([], [], [], [])
+    for key, seconds in core.items():
+        name, n = str(key[1]), counts[key]
+        cost = simulated.op_costs[name]
         flops, hbm_bytes = n * cost.flops, n * cost.hbm_bytes
-        yield replace(_NO_COST, part=key[2], compute_s=seconds, flops=flops, hbm_bytes=hbm_bytes)
-    for key in _tallied(tally, "dur"):
-        if key[0] == COPY_LANE:
-            hbm_bytes = counts[key] * simulated.copied_bytes[str(key[1])]
-            yield replace(_NO_COST, part=key[2], hbm_bytes=hbm_bytes)
-    for name, seconds in _durations(simulated):
-        part = simulated.collectives[name].operations[0].scope.part
-        yield replace(
-            _NO_COST,
-            part=None if part is None else part.value,
-            collective_s=seconds,
-            exposed_s=exposed.get((LINK_LANE, name), 0.0),
-            wire_bytes=_wire_bytes(simulated, name),
-        )
-
-
-def _activity_times(simulated: SimulatedStep, axes: Mapping[str, str]) -> Iterator[ActivityTime]:
-    tally = simulated.machine.tally
-    counts = _tallied(tally, "n")
-    for key, seconds in _tallied(tally, "compute").items():
-        cost, n = simulated.op_costs[str(key[1])], counts[key]
-        yield ActivityTime(
-            activity=cost.activity,
-            seconds=seconds,
-            hbm_busy_s=tally["hbm", "compute", key],
-            flops=n * cost.flops,
-            padding_flops=n * cost.padding_flops,
-        )
-    waiting = partial(ActivityTime, activity=Activity.EXPOSED)
-    for key, seconds in _tallied(tally, "exposed").items():
-        busy_s = tally["hbm", "exposed", key]
-        yield waiting(axis=axes[str(key[1])], seconds=seconds, hbm_busy_s=busy_s)
-    for name, _ in _durations(simulated):
-        sent = _wire_bytes(simulated, name)
-        yield waiting(axis=axes[name], seconds=0.0, hbm_busy_s=0.0, wire_bytes=sent)
-    for reason, seconds in _tallied(tally, "idle").items():
-        activity = Activity.BUBBLE if reason == BUBBLE else Activity.COPY
-        busy_s = tally["hbm", "idle", reason]
-        yield ActivityTime(activity=activity, seconds=seconds, hbm_busy_s=busy_s)
-
-
-def _unestimated_work(simulated: SimulatedStep) -> Iterator[UnestimatedWork]:
-    """Work without a compiler estimate, by the name of an instruction without its number."""
-    counts = _tallied(simulated.machine.tally, "n")
-    for key in _tallied(simulated.machine.tally, "compute"):
-        name = str(key[1])
-        cost, n = simulated.op_costs[name], counts[key]
-        if not cost.is_estimated and n:
-            yield UnestimatedWork(
-                opcode=name.split(".", 1)[0].rstrip("0123456789").rstrip("_-"),
-                count=round(n),
-                seconds=cost.time.seconds * n,
-                is_known=cost.is_known,
+        work.parts.append(_part(key[2], compute_s=seconds, flops=flops, hbm_bytes=hbm_bytes))
+        work.activities.append(
+            ActivityTime(
+                activity=cost.activity,
+                seconds=seconds,
+                hbm_busy_s=simulated.machine.tally["hbm", "compute", key],
+                flops=flops,
+                padding_flops=n * cost.padding_flops,
             )
+        )
+        if cost.is_estimated:
+            continue
+        if n:
+            opcode = name.split(".", 1)[0].rstrip("0123456789").rstrip("_-")
+            all_s, is_known = cost.time.seconds * n, cost.is_known
+            work.unestimated.append(
+                UnestimatedWork(opcode=opcode, count=round(n), seconds=all_s, is_known=is_known)
+            )
+        if cost.time.seconds.value_s > 0:
+            work.kernels.append((seconds, cost.time.seconds))
+    return work
 
 
-def _step_estimate(simulated: SimulatedStep) -> TimeEstimate:
-    step_s, spread, tally = simulated.machine.now_s, SPREAD.value, simulated.machine.tally
-    kernels, collectives = list[_Timed](), list[_Timed]()
-    for key, seconds in _tallied(tally, "compute").items():
-        cost = simulated.op_costs[str(key[1])]
-        if not cost.is_estimated and cost.time.seconds.value_s > 0:
-            kernels.append((seconds, cost.time.seconds))
-    for key, seconds in _tallied(tally, "exposed").items():
-        estimate = simulated.collectives[str(key[1])].seconds
-        if estimate is not None and estimate.value_s > 0:
-            collectives.append((seconds, estimate))
-    groups = (kernels, collectives)
+def _part(name: Any, **figures: float) -> PartCost:
+    quantities = ("compute_s", "collective_s", "exposed_s", "flops", "hbm_bytes", "wire_bytes")
+    return PartCost(
+        part=None if name is None else str(name), **dict.fromkeys(quantities, 0.0) | figures
+    )
+
+
+def _step_estimate(
+    step_s: float, kernels: Sequence[_Timed], collectives: Sequence[_Timed]
+) -> TimeEstimate:
+    groups, spread = (kernels, collectives), SPREAD.value
     if any(time.low_s is None or time.high_s is None for group in groups for _, time in group):
         return TimeEstimate(value_s=step_s, low_s=None, high_s=None)
     rest_s = step_s - sum(seconds for group in groups for seconds, _ in group)
