@@ -41,12 +41,6 @@ def test_the_largest_change_comes_first() -> None:
     assert change.places[1].right.kinds == (("all_gather", 3), ("reduce_scatter", 3))
 
 
-def test_equal_sides_have_no_change() -> None:
-    (change,) = phase_changes(LEFT, LEFT, left_costs={}, right_costs={})
-    assert not any(place.left != place.right for place in change.places)
-    assert change.step_change_s is None
-
-
 def test_a_side_without_rows_is_all_missing() -> None:
     (change,) = phase_changes(LEFT, [], left_costs={}, right_costs={})
     assert change.wire_bytes[1] == 0

@@ -115,8 +115,3 @@ def test_the_period_has_its_time() -> None:
 def test_without_repetition_there_is_no_period() -> None:
     (row,) = period(table_of([made("tp"), made("dp")])).iter_rows(named=True)
     assert (row["period_collectives"], row["n_repeats"], row["period_wire_bytes"]) == (None,) * 3
-
-
-def test_an_empty_table_has_no_intervals() -> None:
-    for metric in (traffic_intervals, axis_windows, period):
-        assert metric(table_of([])).is_empty()

@@ -112,11 +112,6 @@ def test_sources_have_separate_rows() -> None:
     assert table.filter(source="compiled")["latency"].to_list() == ["ttft", "tpot", "e2e"]
 
 
-def test_no_modeled_steps_are_an_empty_table() -> None:
-    assert step_time(()).is_empty()
-    assert modeled_latency((), n_decode_steps=3).is_empty()
-
-
 REQUESTS = (
     Request(prefill_s=1.0, decode_s=(0.1, 0.3)),
     Request(prefill_s=3.0, decode_s=(0.2, 0.2)),

@@ -83,11 +83,6 @@ def test_percentiles_are_those_of_the_sorted_sizes(n: int) -> None:
     assert (table["min_bytes"], table["max_bytes"], table["count"]) == (2, 2 * n, n)
 
 
-def test_no_rows_have_no_volume() -> None:
-    for metric in (volume, size_distribution, size_summary):
-        assert metric(table_of([])).is_empty()
-
-
 def test_rows_without_kind_are_not_counted() -> None:
     compute = table_of(ROWS).with_columns(pl.lit(None, pl.String).alias("kind"))
     assert volume(compute).is_empty()

@@ -93,16 +93,14 @@ def test_an_empty_run_is_exported(runs, form: str) -> None:
     assert runs("export", "empty", "--to", form, "--out", "x").status == 0
 
 
-def test_a_run_of_one_source_only_is_shown_and_not_compared_with_itself(runs) -> None:
-    assert runs("show", "other").status == 0
-    status, _, err = runs("compare", "other")
-    assert (status, err.count("\n")) == (1, 1)
-    assert "Give a second run" in err
-
-
 @pytest.mark.parametrize(
     "words",
-    [*READERS, ("sql", "RUN", "select 1"), *(("export", "RUN", "--to", form) for form in FORMS)],
+    [
+        *READERS,
+        ("report", "RUN"),
+        ("sql", "RUN", "select 1"),
+        *(("export", "RUN", "--to", form) for form in FORMS),
+    ],
     ids=" ".join,
 )
 def test_a_run_of_another_schema_is_refused_with_the_command_that_makes_it(runs, words) -> None:

@@ -1,23 +1,12 @@
 """`meshscope topologies` and `meshscope models`: what a user can choose from."""
 
 import json
-from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
 
 from meshscope.hardware.chips import CHIPS, GIB
 from meshscope.hardware.topology import cloud_name, every_slice, parse_topology, standard_slices
 from meshscope.model.catalog import catalog
-
-
-class Outcome(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-Meshscope = Callable[..., Outcome]
 
 
 @pytest.mark.parametrize("arguments", [("topologies",), ("topologies", "v5p"), ("models",)])
@@ -37,7 +26,7 @@ def test_every_model_has_a_line_with_its_whole_id(meshscope, monkeypatch) -> Non
     assert set(catalog()) <= set(words)
 
 
-def test_a_slice_has_the_memory_and_peaks_of_its_chips(meshscope: Meshscope) -> None:
+def test_a_slice_has_the_memory_and_peaks_of_its_chips(meshscope) -> None:
     slices = {row["cloud_name"]: row for row in json.loads(meshscope("topologies", "--json").out)}
     assert slices["v6e-8"]["name"] == "v6e:2x4"
     assert slices["v6e-8"]["hbm_bytes"] == 8 * 31.25 * GIB
@@ -59,19 +48,19 @@ def test_a_cloud_name_names_its_slice() -> None:
         assert parse_topology(cloud_name(topology.chip, topology.n_chips)) == topology
 
 
-def test_slices_are_listed_for_tpus_only(meshscope: Meshscope) -> None:
+def test_slices_are_listed_for_tpus_only(meshscope) -> None:
     outcome = meshscope("topologies", "h100")
     assert (outcome.status, outcome.out) == (1, "")
     assert "like h100:8" in outcome.err
 
 
-def test_models_are_sorted_by_owner_family_and_size(meshscope: Meshscope) -> None:
+def test_models_are_sorted_by_owner_family_and_size(meshscope) -> None:
     rows = json.loads(meshscope("models", "--json").out)
     places = [(row["id"].split("/")[0].lower(), row["family"], row["n_parameters"]) for row in rows]
     assert places == sorted(places)
 
 
-def test_models_lists_the_whole_catalog(meshscope: Meshscope) -> None:
+def test_models_lists_the_whole_catalog(meshscope) -> None:
     rows = json.loads(meshscope("models", "--json").out)
     assert sorted(row["id"] for row in rows) == sorted(catalog())
     (llama,) = (row for row in rows if row["id"] == "meta-llama/Llama-3.1-8B")
@@ -92,7 +81,7 @@ def test_a_search_finds_ids_aliases_and_families(meshscope, search, model) -> No
     assert model in [row["id"] for row in json.loads(meshscope("models", search, "--json").out)]
 
 
-def test_a_search_without_a_match_says_how_to_list_all(meshscope: Meshscope) -> None:
+def test_a_search_without_a_match_says_how_to_list_all(meshscope) -> None:
     outcome = meshscope("models", "mamba")
     assert (outcome.status, outcome.out) == (1, "")
     assert "'meshscope models' lists all" in outcome.err

@@ -51,11 +51,6 @@ def test_an_unknown_form_is_a_usage_error(run) -> None:
     assert "perfetto" in err
 
 
-def test_a_missing_run_is_named(run) -> None:
-    status, _, err = run("export", "none", "--to", "csv")
-    assert (status, "no run at 'none'" in err) == (1, True)
-
-
 def test_a_place_that_cannot_be_written_is_one_message(run) -> None:
     Path("file").write_text("")
     status, _, err = run("export", "one", "--to", "csv", "--out", "file/x.csv")

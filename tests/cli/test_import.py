@@ -98,16 +98,6 @@ def test_the_phase_option_is_for_dumps_that_name_none(meshscope) -> None:
         assert set(document["totals"]) == phases
 
 
-def test_an_import_has_no_prediction_to_compare_with(meshscope, dump: str) -> None:
-    meshscope("import", dump, *TP8, "--out", "one")
-    status, _, err = meshscope("compare", "one")
-    assert status == 1
-    assert err == (
-        "meshscope: run 'one' has only the source compiled, so there is nothing to compare it with. "
-        "Give a second run.\n"
-    )
-
-
 def test_the_plan_fills_the_slice(meshscope, dump: str) -> None:
     meshscope("import", dump, "--topology", "v6e-8", "--plan", "tp=-1", "--out", "one")
     assert read_run(Path("one")).manifest.experiment.plan == Plan(tp=8)

@@ -1,19 +1,9 @@
 """`meshscope plan`: options of the search, its page, and options without effect."""
 
 import json
-from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
 
-
-class Outcome(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-Meshscope = Callable[..., Outcome]
 SMALL = ("plan", "Qwen/Qwen3-4B", "--topology", "v6e-4", "--batch", "8")
 
 
@@ -31,7 +21,7 @@ def test_the_page_and_the_picture_are_written_beside_the_answer(meshscope, tmp_p
     meshscope(*SMALL, *words, "--force")
 
 
-def test_fewer_layers_take_less_time(meshscope: Meshscope) -> None:
+def test_fewer_layers_take_less_time(meshscope) -> None:
     whole, half = (
         json.loads(meshscope(*SMALL, *words, "--json").out)["winner"]
         for words in ((), ("--layers", "18"))
@@ -52,7 +42,7 @@ def test_prefill_chunk_chooses_the_chunks_to_try(meshscope, chunk, expected) -> 
     assert any("pp=" in plan for plan in plans) is (chunk != "2048")
 
 
-def test_plans_without_the_chunk_are_counted_with_the_reason(meshscope: Meshscope) -> None:
+def test_plans_without_the_chunk_are_counted_with_the_reason(meshscope) -> None:
     document = json.loads(meshscope(*SMALL, "--prefill-chunk", "2048", "--json").out)
     assert document["space"]["n_refused"]["prefill cannot run in chunks of --prefill-chunk"] > 0
 
@@ -65,7 +55,7 @@ def test_if_every_plan_is_refused_the_answer_does_not_blame_the_memory(meshscope
     assert "does not fit" not in page.read_text(encoding="utf-8").partition("</header>")[0]
 
 
-def test_dtype_is_that_of_activations_and_of_what_is_not_quantized(meshscope: Meshscope) -> None:
+def test_dtype_is_that_of_activations_and_of_what_is_not_quantized(meshscope) -> None:
     document = json.loads(meshscope(*SMALL, "--dtype", "f32", "--json").out)
     choices = [*document["front"], document["unquantized"]]
     assert {choice["weight_dtype"] for choice in choices} == {"f32", "s8"}

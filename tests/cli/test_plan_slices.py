@@ -1,19 +1,9 @@
 """`meshscope plan` over several slices, and `--fit`."""
 
 import json
-from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
 
-
-class Outcome(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-Meshscope = Callable[..., Outcome]
 LLAMA = ("plan", "meta-llama/Llama-3.3-70B")
 SLO = ("--slo", "ttft=2,tpot=0.05", "--batch", "1:64")
 
@@ -30,7 +20,7 @@ def test_fit_answers_for_all_slices_within_80_columns(meshscope, monkeypatch) ->
     assert len(rows) == 37
 
 
-def test_fit_in_json_has_the_capacity_of_each_slice(meshscope: Meshscope) -> None:
+def test_fit_in_json_has_the_capacity_of_each_slice(meshscope) -> None:
     prices = ("--prices", "v6e=2.7")
     outcome = meshscope(*LLAMA, "--fit", "--topology", "v6e-4,v6e-8", *prices, "--json")
     small, large = json.loads(outcome.out)
@@ -54,7 +44,7 @@ def test_fit_in_json_has_the_capacity_of_each_slice(meshscope: Meshscope) -> Non
     assert large["largest_batch"] == alone["capacity"]["largest_batch"]
 
 
-def test_fit_at_a_batch_answers_for_that_batch(meshscope: Meshscope) -> None:
+def test_fit_at_a_batch_answers_for_that_batch(meshscope) -> None:
     """64 x 8,192 positions of 70B: 36.9 GiB a device of v6e-8, 28.8 of v5e-16, computed by bytes to 2 %."""
     options = ("--topology", "v6e-8,v5e-16", "--prompt", "8064", "--batch", "64")
     documents = json.loads(meshscope(*LLAMA, "--fit", *options, "--json").out)
@@ -66,7 +56,7 @@ def test_fit_at_a_batch_answers_for_that_batch(meshscope: Meshscope) -> None:
     assert text.count(" NO ") == 2
 
 
-def test_fit_answers_for_each_precision_and_for_a_chunk(meshscope: Meshscope) -> None:
+def test_fit_answers_for_each_precision_and_for_a_chunk(meshscope) -> None:
     options = ("--topology", "v6e-8", "--prompt", "8192", "--batch", "64")
     dtypes = ("--weight-dtype", "bf16,int8", "--cache-dtype", "bf16,int8")
     rows = json.loads(meshscope(*LLAMA, "--fit", *options, *dtypes, "--json").out)
@@ -83,7 +73,7 @@ def test_fit_answers_for_each_precision_and_for_a_chunk(meshscope: Meshscope) ->
     assert cut["memory"]["temp_bytes"] < whole["memory"]["temp_bytes"]
 
 
-def test_the_cheapest_slice_comes_with_its_plan(meshscope: Meshscope) -> None:
+def test_the_cheapest_slice_comes_with_its_plan(meshscope) -> None:
     slices = ("--topology", "v6e-4,v6e-8,v6e-16", "--weight-dtype", "bf16")
     outcome = meshscope(*LLAMA, *slices, *SLO, "--prices", "v6e=2.7")
     assert (outcome.status, outcome.err) == (0, "")

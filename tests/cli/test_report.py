@@ -73,16 +73,6 @@ def test_open_is_a_flag_and_opens_the_file(run, monkeypatch) -> None:
     assert opened == [Path("x.html").resolve().as_uri()]
 
 
-def test_a_run_of_another_schema_is_refused_with_its_command(run) -> None:
-    manifest = json.loads(Path("one/manifest.json").read_text())
-    Path("one/manifest.json").write_text(json.dumps({**manifest, "schema": 99}))
-    status, _, err = run("report", "one")
-    assert (status, err.count("\n")) == (1, 1)
-    assert "has schema 99" in err
-    assert "meshscope predict" in err
-    assert not Path("one/report.html").exists()
-
-
 def test_a_broken_run_is_one_message_and_leaves_no_file(run) -> None:
     Path("one/events.parquet").write_bytes(b"PAR1")
     status, _, err = run("report", "one", "--out", "x.html")

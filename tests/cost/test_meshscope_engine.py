@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 
@@ -27,163 +27,120 @@ EMBED, ATTN, MLP, LM_HEAD = Part.EMBED, Part.ATTN, Part.MLP, Part.LM_HEAD
 PLANS = ["tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "fsdp=8", "fsdp=2,tp=4", "fsdp=2,tp=4,sp"]
 
 
-class Row(NamedTuple):
-    """The fields of a row that differ between cases."""
+KINDS = {
+    "AR": Kind.ALL_REDUCE,
+    "AG": Kind.ALL_GATHER,
+    "RS": Kind.REDUCE_SCATTER,
+    "CP": Kind.PERMUTE,
+}
 
-    part: Part
-    kind: Kind
-    axis: str
-    shape: tuple[int, ...]
+
+def _rows(rows: list[Collective], phase: Phase, *, layer: int | None) -> list[tuple[Any, ...]]:
+    """Part, kind, axis and shape of each row of a layer."""
+    found = (r for r in rows if r.phase is phase and r.layer == layer)
+    return [(r.part, r.kind, r.axis, r.shape) for r in found]
 
 
-def _rows(rows: list[Collective], phase: Phase, *, layer: int | None) -> list[Row]:
+def _read(text: str) -> list[tuple[Any, ...]]:
+    """Rows such as 'attn CP cp 8,4,1,8'."""
+    words = (row.split() for row in text.split("; ") if text)
     return [
-        Row(r.part, r.kind, r.axis, r.shape) for r in rows if r.phase is phase and r.layer == layer
+        (Part(part), KINDS[kind], axis, tuple(map(int, shape.split(","))))
+        for part, kind, axis, shape in words
     ]
 
 
-class Case(NamedTuple):
-    """One step of the small model (D64, V101 stored as 104 over tp=4) with 8 sequences of 12 tokens."""
-
-    plan: str
-    phase: Phase
-    outside: list[Row]
-    layer: list[Row]
+def _fsdp(part: str, *shapes: str) -> str:
+    return "; ".join(f"{part} AG fsdp {shape}" for shape in shapes)
 
 
-def _fsdp(part: Part, *shapes: tuple[int, ...]) -> list[Row]:
-    return [Row(part, AG, "fsdp", shape) for shape in shapes]
-
-
+# A step of the small model (D64, V101 stored as 104 over tp=4) with 8 sequences of 12 tokens: its
+# rows outside layers, and those of a layer.
 CASES = [
-    Case("tp=1", Phase.PREFILL, [], []),
-    Case("dp=8", Phase.DECODE, [], []),
-    Case(
+    ("tp=1", "prefill", "", ""),
+    ("dp=8", "decode", "", ""),
+    (
         "tp=4",
-        Phase.PREFILL,
-        [Row(EMBED, AR, "tp", (8, 12, 64)), Row(LM_HEAD, AG, "tp", (8, 104))],
-        [Row(ATTN, AR, "tp", (8, 12, 64)), Row(MLP, AR, "tp", (8, 12, 64))],
+        "prefill",
+        "embed AR tp 8,12,64; lm_head AG tp 8,104",
+        "attn AR tp 8,12,64; mlp AR tp 8,12,64",
     ),
-    Case(
+    (
         "dp=2,tp=4",
-        Phase.DECODE,
-        [Row(EMBED, AR, "tp", (4, 1, 64)), Row(LM_HEAD, AG, "tp", (4, 104))],
-        [Row(ATTN, AR, "tp", (4, 1, 64)), Row(MLP, AR, "tp", (4, 1, 64))],
+        "decode",
+        "embed AR tp 4,1,64; lm_head AG tp 4,104",
+        "attn AR tp 4,1,64; mlp AR tp 4,1,64",
     ),
-    Case(
+    (
         "tp=4,sp",
-        Phase.PREFILL,
-        [
-            Row(EMBED, RS, "tp", (8, 12, 64)),
-            Row(LM_HEAD, AR, "tp", (8, 64)),
-            Row(LM_HEAD, AG, "tp", (8, 104)),
-        ],
-        [
-            Row(ATTN, AG, "tp", (8, 12, 64)),
-            Row(ATTN, RS, "tp", (8, 12, 64)),
-            Row(MLP, AG, "tp", (8, 12, 64)),
-            Row(MLP, RS, "tp", (8, 12, 64)),
-        ],
+        "prefill",
+        "embed RS tp 8,12,64; lm_head AR tp 8,64; lm_head AG tp 8,104",
+        "attn AG tp 8,12,64; attn RS tp 8,12,64; mlp AG tp 8,12,64; mlp RS tp 8,12,64",
     ),
-    Case(
+    (
         "tp=4,sp",
-        Phase.DECODE,
-        [
-            Row(EMBED, RS, "tp", (8, 1, 64)),
-            Row(LM_HEAD, AG, "tp", (8, 1, 64)),
-            Row(LM_HEAD, AG, "tp", (8, 104)),
-        ],
-        [
-            Row(ATTN, AG, "tp", (8, 1, 64)),
-            Row(ATTN, RS, "tp", (8, 1, 64)),
-            Row(MLP, AG, "tp", (8, 1, 64)),
-            Row(MLP, RS, "tp", (8, 1, 64)),
-        ],
+        "decode",
+        "embed RS tp 8,1,64; lm_head AG tp 8,1,64; lm_head AG tp 8,104",
+        "attn AG tp 8,1,64; attn RS tp 8,1,64; mlp AG tp 8,1,64; mlp RS tp 8,1,64",
     ),
-    Case(  # tp=4 does not divide the two sequences of a device: decode without sp
+    (  # tp=4 does not divide the two sequences of a device: decode without sp
         "dp=4,tp=4,sp",
-        Phase.DECODE,
-        [Row(EMBED, AR, "tp", (2, 1, 64)), Row(LM_HEAD, AG, "tp", (2, 104))],
-        [Row(ATTN, AR, "tp", (2, 1, 64)), Row(MLP, AR, "tp", (2, 1, 64))],
+        "decode",
+        "embed AR tp 2,1,64; lm_head AG tp 2,104",
+        "attn AR tp 2,1,64; mlp AR tp 2,1,64",
     ),
-    Case(
+    (
         "fsdp=2",
-        Phase.DECODE,
-        [*_fsdp(EMBED, (101, 64)), *_fsdp(LM_HEAD, (101, 64))],
-        [
-            *_fsdp(ATTN, (64, 8, 8), (64, 2, 8), (64, 2, 8), (8, 8, 64)),
-            *_fsdp(MLP, (64, 96), (64, 96), (96, 64)),
-        ],
+        "decode",
+        f"{_fsdp('embed', '101,64')}; {_fsdp('lm_head', '101,64')}",
+        (
+            f"{_fsdp('attn', '64,8,8', '64,2,8', '64,2,8', '8,8,64')}; "
+            f"{_fsdp('mlp', '64,96', '64,96', '96,64')}"
+        ),
     ),
-    Case(
+    (
         "fsdp=2,tp=4,sp",
-        Phase.PREFILL,
-        [
-            *_fsdp(EMBED, (26, 64)),
-            Row(EMBED, RS, "tp", (4, 12, 64)),
-            Row(LM_HEAD, AR, "tp", (4, 64)),
-            *_fsdp(LM_HEAD, (26, 64)),
-            Row(LM_HEAD, AG, "tp", (4, 104)),
-        ],
-        [
-            Row(ATTN, AG, "tp", (4, 12, 64)),
-            *_fsdp(ATTN, (64, 2, 8), (64, 1, 8), (64, 1, 8), (2, 8, 64)),
-            Row(ATTN, RS, "tp", (4, 12, 64)),
-            Row(MLP, AG, "tp", (4, 12, 64)),
-            *_fsdp(MLP, (64, 24), (64, 24), (24, 64)),
-            Row(MLP, RS, "tp", (4, 12, 64)),
-        ],
+        "prefill",
+        (
+            f"{_fsdp('embed', '26,64')}; embed RS tp 4,12,64; lm_head AR tp 4,64; "
+            f"{_fsdp('lm_head', '26,64')}; lm_head AG tp 4,104"
+        ),
+        (
+            "attn AG tp 4,12,64; "
+            f"{_fsdp('attn', '64,2,8', '64,1,8', '64,1,8', '2,8,64')}; attn RS tp 4,12,64; "
+            f"mlp AG tp 4,12,64; {_fsdp('mlp', '64,24', '64,24', '24,64')}; mlp RS tp 4,12,64"
+        ),
     ),
-    Case(  # keys and values of 4 tokens, each around the ring
+    (  # keys and values of 4 tokens, each around the ring
         "cp=3,tp=4",
-        Phase.PREFILL,
-        [
-            Row(EMBED, AR, "tp", (8, 4, 64)),
-            Row(LM_HEAD, AR, "cp", (8, 64)),
-            Row(LM_HEAD, AG, "tp", (8, 104)),
-        ],
-        [
-            *[Row(ATTN, CP, "cp", (8, 4, 1, 8))] * 2,
-            Row(ATTN, AR, "tp", (8, 4, 64)),
-            Row(MLP, AR, "tp", (8, 4, 64)),
-        ],
+        "prefill",
+        "embed AR tp 8,4,64; lm_head AR cp 8,64; lm_head AG tp 8,104",
+        "attn CP cp 8,4,1,8; attn CP cp 8,4,1,8; attn AR tp 8,4,64; mlp AR tp 8,4,64",
     ),
-    Case(  # two heads of width 8: their maxima, then numerators and denominators
+    (  # two heads of width 8: their maxima, then numerators and denominators
         "cp=3,tp=4",
-        Phase.DECODE,
-        [Row(EMBED, AR, "tp", (8, 1, 64)), Row(LM_HEAD, AG, "tp", (8, 104))],
-        [
-            Row(ATTN, AR, "cp", (8, 1, 2)),
-            Row(ATTN, AR, "cp", (8, 1, 18)),
-            Row(ATTN, AR, "tp", (8, 1, 64)),
-            Row(MLP, AR, "tp", (8, 1, 64)),
-        ],
+        "decode",
+        "embed AR tp 8,1,64; lm_head AG tp 8,104",
+        "attn AR cp 8,1,2; attn AR cp 8,1,18; attn AR tp 8,1,64; mlp AR tp 8,1,64",
     ),
-    Case(
+    (
         "cp=3,tp=4,sp",
-        Phase.PREFILL,
-        [
-            Row(EMBED, RS, "tp", (8, 4, 64)),
-            Row(LM_HEAD, AR, "cp+tp", (8, 64)),
-            Row(LM_HEAD, AG, "tp", (8, 104)),
-        ],
-        [
-            Row(ATTN, AG, "tp", (8, 4, 64)),
-            *[Row(ATTN, CP, "cp", (8, 4, 1, 8))] * 2,
-            Row(ATTN, RS, "tp", (8, 4, 64)),
-            Row(MLP, AG, "tp", (8, 4, 64)),
-            Row(MLP, RS, "tp", (8, 4, 64)),
-        ],
+        "prefill",
+        "embed RS tp 8,4,64; lm_head AR cp+tp 8,64; lm_head AG tp 8,104",
+        (
+            "attn AG tp 8,4,64; attn CP cp 8,4,1,8; attn CP cp 8,4,1,8; attn RS tp 8,4,64; "
+            "mlp AG tp 8,4,64; mlp RS tp 8,4,64"
+        ),
     ),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.plan} {case.phase}")
-def test_predicted_collectives_match_the_program(case: Case, make: Make, small: Model) -> None:
-    rows = predict(make(small, case.plan, batch=8, prompt=12, output=3))
-
-    assert _rows(rows, case.phase, layer=None) == case.outside
-    assert [_rows(rows, case.phase, layer=i) for i in (0, 1)] == [case.layer] * 2
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case[:2]))
+def test_predicted_collectives_match_the_program(make, small, case) -> None:
+    plan, phase, outside, layer = case
+    rows = predict(make(small, plan, batch=8, prompt=12, output=3))
+    assert _rows(rows, Phase(phase), layer=None) == _read(outside)
+    assert [_rows(rows, Phase(phase), layer=i) for i in (0, 1)] == [_read(layer)] * 2
     assert {r.layer for r in rows} <= {None, 0, 1}
 
 

@@ -24,6 +24,11 @@ FOREIGN = GOLDEN_DIR / "foreign_step.hlo.txt"
 N_STEPS = {Phase.PREFILL: 1, Phase.DECODE: 127}
 
 
+@pytest.fixture(params=JAX_VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 class ComparedRow(NamedTuple):
     """The compared fields of a row: no names, algorithm or source."""
 
@@ -105,7 +110,6 @@ MANUAL = [
 ]
 
 
-@pytest.mark.parametrize("version", JAX_VERSIONS)
 @pytest.mark.parametrize("name", MANUAL)
 def test_rows_equal_the_collectives_of_the_program(name: str, version: str) -> None:
     """Kind, shape, groups, bytes and layer, for every chip, loop form and number of slices."""
@@ -120,7 +124,6 @@ def test_rows_equal_the_collectives_of_the_program(name: str, version: str) -> N
     assert {row.n_steps for row in rows} == {N_STEPS[Phase(GOLDENS[name].phase)]}
 
 
-@pytest.mark.parametrize("version", JAX_VERSIONS)
 @pytest.mark.parametrize("name", [n.removesuffix("_scan") for n in MANUAL if n.endswith("_scan")])
 def test_scanned_and_unrolled_layers_have_the_same_rows(name: str, version: str) -> None:
     """Except names and the unit dim of a slice of stacked weights."""
@@ -142,7 +145,6 @@ def test_both_compilers_give_the_same_rows(name: str) -> None:
     assert _without_wire(map(_compared, older)) == _without_wire(map(_compared, newer))
 
 
-@pytest.mark.parametrize("version", JAX_VERSIONS)
 def test_explicit_collectives_are_inserted_by_the_program(version: str) -> None:
     rows = _rows("v6e_tp8_prefill_unroll", version)
 
@@ -157,7 +159,6 @@ def test_algorithm_is_emitter_strategy_colors_and_steps() -> None:
     assert row.algorithm == "RotatedPincerShortEmitter/StrategyRing, 1 colors, multistep 1"
 
 
-@pytest.mark.parametrize("version", JAX_VERSIONS)
 def test_tpu7x_runs_every_collective_on_a_sparse_core(version: str) -> None:
     rows = _rows("tpu7x_fsdp2tp4_prefill_scan", version)
 
@@ -166,14 +167,12 @@ def test_tpu7x_runs_every_collective_on_a_sparse_core(version: str) -> None:
     assert all(str(row.hlo_name).endswith(".call-start") for row in rows)
 
 
-@pytest.mark.parametrize("version", JAX_VERSIONS)
 def test_logits_gathered_along_a_separate_dim_have_the_shape_of_the_program(version) -> None:
     row = _rows("v6e_tp8_decode_unroll", version)[-1]
 
     assert (row.shape, row.hlo_shape) == ((4, 128256), "bf16[8,16032,4]")
 
 
-@pytest.mark.parametrize("version", JAX_VERSIONS)
 def test_an_update_slice_and_all_reduce_is_a_gather(version: str) -> None:
     """It costs as much as an all-reduce and takes the name of its user."""
     row = _rows("v6e_tp8_decode_auto", version)[-1]
@@ -184,7 +183,6 @@ def test_an_update_slice_and_all_reduce_is_a_gather(version: str) -> None:
     assert row.wire_bytes == Fraction(2 * 7, 8) * 2 * 128256
 
 
-@pytest.mark.parametrize("version", JAX_VERSIONS)
 def test_a_reduce_scatter_fusion_and_a_windowed_einsum_are_recognized(version) -> None:
     rows = _rows("v6e_tp8sp_prefill_auto", version)
     activations = 8 * 1024 * 4096 * 2  # [8,1024,4096] in bf16
@@ -220,7 +218,6 @@ def test_a_reduce_scatter_fusion_and_a_windowed_einsum_are_recognized(version) -
     assert {row.inserted_by for row in rows} == {"partitioner"}
 
 
-@pytest.mark.parametrize("version", JAX_VERSIONS)
 def test_a_windowed_einsum_in_a_layer_loop_is_one_gather_per_layer(version: str) -> None:
     rows = _rows("v6e_windowed_scan", version)
     gathered = 16384 * 8192 * 2
@@ -234,7 +231,6 @@ def test_a_windowed_einsum_in_a_layer_loop_is_one_gather_per_layer(version: str)
     assert {row.wire_bytes for row in rows} == {Fraction(9, 8) * gathered}
 
 
-@pytest.mark.parametrize("version", JAX_VERSIONS)
 def test_a_gather_spread_over_fusions_is_one_row(version: str) -> None:
     """The text has the instruction 27 times; each layer gathers five weights."""
     rows = _rows("v5e_fsdp8_prefill_auto_async", version)
@@ -254,7 +250,6 @@ def test_a_gather_spread_over_fusions_is_one_row(version: str) -> None:
     assert unattributed(rows) == Unattributed(count=0, payload_bytes=0, reasons=())
 
 
-@pytest.mark.parametrize("version", JAX_VERSIONS)
 def test_a_combined_all_reduce_has_a_row_for_each_array(version: str) -> None:
     rows = _rows("v6e_combined", version)
 
@@ -266,7 +261,6 @@ def test_a_combined_all_reduce_has_a_row_for_each_array(version: str) -> None:
     assert len({row.hlo_name for row in rows}) == 1
 
 
-@pytest.mark.parametrize("version", JAX_VERSIONS)
 def test_every_kind_has_its_axis(version: str) -> None:
     rows = _rows("v6e_several", version)
     facts = {(r.part, r.kind, r.axis, r.group_size, r.n_groups) for r in rows}
@@ -279,7 +273,6 @@ def test_every_kind_has_its_axis(version: str) -> None:
     }
 
 
-@pytest.mark.parametrize("version", JAX_VERSIONS)
 def test_transfers_across_slices_are_marked_collectives(version: str) -> None:
     rows = _rows("2xv6e_across_slices", version)
     n_bytes = 1024 * 512 * 2
@@ -293,14 +286,12 @@ def test_transfers_across_slices_are_marked_collectives(version: str) -> None:
     assert {row.opcode for row in rows} == {"send/recv"}
 
 
-@pytest.mark.parametrize("version", JAX_VERSIONS)
 def test_one_slice_has_no_transfers_across_slices(version: str) -> None:
     rows = _rows("2xv6e_fsdp2tp4_prefill", version)
 
     assert {(row.axis, row.crosses_slices) for row in rows} == {("fsdp", True), ("tp", False)}
 
 
-@pytest.mark.parametrize("version", JAX_VERSIONS)
 def test_a_communicating_kernel_has_a_row_and_counts_as_unattributed(version: str) -> None:
     rows = _rows("v6e_kernel", version)
 
@@ -312,7 +303,6 @@ def test_a_communicating_kernel_has_a_row_and_counts_as_unattributed(version: st
     assert (open_rows.count, open_rows.payload_bytes) == (2, 8 * 1024 * 2)
 
 
-@pytest.mark.parametrize("version", JAX_VERSIONS)
 def test_local_kernels_have_no_row_and_no_caveat(version: str) -> None:
     rows = _rows("v6e_local_kernels", version)
 

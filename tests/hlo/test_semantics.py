@@ -41,18 +41,22 @@ REDUCE = (
 )
 
 
-def _row(body: list[str], computations: str = "") -> Collective:
-    (row,) = _rows(body, computations)
+def _row(*body: str, computations: str = "") -> Collective:
+    (row,) = _rows(*body, computations=computations)
     return row
 
 
-def _rows(body: list[str], computations: str = "") -> list[Collective]:
-    text = TEXT.format(body="\n".join(f"  {line}" for line in body), computations=computations)
+def _rows(*body: str, computations: str = "") -> list[Collective]:
+    lines = "\n".join(f"  {line}" for line in body)
+    return _read(TEXT.format(body=lines, computations=computations))
+
+
+def _read(text: str, crosses_slices=lambda _: None, **axes: int) -> list[Collective]:
     return collectives_of(
         parse_hlo(text, "m.hlo"),
-        mesh=Mesh(axes=(("tp", 4),)),
+        mesh=Mesh(axes=tuple((axes or {"tp": 4}).items())),
         n_steps_of={},
-        crosses_slices=lambda _: None,
+        crosses_slices=crosses_slices,
     )
 
 
@@ -61,10 +65,8 @@ WHOLE_BYTES = 8 * 8 * 4
 
 def test_a_sum_of_zero_padded_shards_is_a_gather() -> None:
     row = _row(
-        [
-            "%put = f32[8,8] dynamic-update-slice(%zeros, %part, %mine, %origin)",
-            f"ROOT %sum = f32[8,8] {REDUCE.format('%put')}",
-        ]
+        "%put = f32[8,8] dynamic-update-slice(%zeros, %part, %mine, %origin)",
+        f"ROOT %sum = f32[8,8] {REDUCE.format('%put')}",
     )
 
     assert (row.kind, row.opcode) == (Kind.ALL_GATHER, "all-reduce")
@@ -84,12 +86,10 @@ def test_shards_padded_in_a_fusion_are_a_gather() -> None:
 }
 """
     row = _row(
-        [
-            "%f = f32[8,8] fusion(%part, %zero, %mine), kind=kLoop, calls=%fused",
-            "%copy = f32[8,8] copy(%f)",
-            f"ROOT %sum = f32[8,8] {REDUCE.format('%copy')}",
-        ],
-        fused,
+        "%f = f32[8,8] fusion(%part, %zero, %mine), kind=kLoop, calls=%fused",
+        "%copy = f32[8,8] copy(%f)",
+        f"ROOT %sum = f32[8,8] {REDUCE.format('%copy')}",
+        computations=fused,
     )
 
     assert row.kind is Kind.ALL_GATHER
@@ -105,7 +105,7 @@ def test_shards_padded_in_a_fusion_are_a_gather() -> None:
     ids=["not among zeros", "not in a place of its own", "not a part"],
 )
 def test_other_sums_are_reductions(put: str) -> None:
-    row = _row([f"%put = f32[8,8] {put}", f"ROOT %sum = f32[8,8] {REDUCE.format('%put')}"])
+    row = _row(f"%put = f32[8,8] {put}", f"ROOT %sum = f32[8,8] {REDUCE.format('%put')}")
 
     assert (row.kind, row.opcode) == (Kind.ALL_REDUCE, "all-reduce")
 
@@ -116,10 +116,8 @@ SLICE = "dynamic-slice({}, %mine, %origin), dynamic_slice_sizes={{2,8}}"
 def test_a_sum_of_which_each_device_keeps_its_shard_is_a_scatter() -> None:
     """The payload is the whole array, and the wire bytes are those of an all-reduce."""
     row = _row(
-        [
-            f"%sum = f32[8,8] {REDUCE.format('%whole')}",
-            f"ROOT %kept = f32[2,8] {SLICE.format('%sum')}",
-        ]
+        f"%sum = f32[8,8] {REDUCE.format('%whole')}",
+        f"ROOT %kept = f32[2,8] {SLICE.format('%sum')}",
     )
 
     assert (row.kind, row.opcode, row.shape) == (Kind.REDUCE_SCATTER, "all-reduce", (8, 8))
@@ -140,12 +138,10 @@ def test_a_conversion_and_slice_in_a_fusion_are_a_scatter() -> None:
 }
 """
     row = _row(
-        [
-            f"%sum = f32[8,8] {REDUCE.format('%whole')}",
-            "%r = bf16[2,8] convert(%part)",
-            "ROOT %f = bf16[2,8] fusion(%sum, %mine, %r), kind=kLoop, calls=%fused",
-        ],
-        fused,
+        f"%sum = f32[8,8] {REDUCE.format('%whole')}",
+        "%r = bf16[2,8] convert(%part)",
+        "ROOT %f = bf16[2,8] fusion(%sum, %mine, %r), kind=kLoop, calls=%fused",
+        computations=fused,
     )
 
     assert row.kind is Kind.REDUCE_SCATTER
@@ -167,12 +163,10 @@ PREFETCH = (
 def test_a_shard_of_a_sum_that_is_prefetched_in_slices_is_a_scatter(joined, kind) -> None:
     """As libtpu 0.0.42.1 moves the reduced experts of Kimi-K2 on TPU7x to VMEM, in four slices."""
     row = _row(
-        [
-            f"%sum = f32[8,8] {REDUCE.format('%whole')}",
-            *PREFETCH,
-            f'%joined = f32[8,8] custom-call(%done0, %done1), custom_call_target="{joined}"',
-            f"ROOT %kept = f32[2,8] {SLICE.format('%joined')}",
-        ]
+        f"%sum = f32[8,8] {REDUCE.format('%whole')}",
+        *PREFETCH,
+        f'%joined = f32[8,8] custom-call(%done0, %done1), custom_call_target="{joined}"',
+        f"ROOT %kept = f32[2,8] {SLICE.format('%joined')}",
     )
 
     assert row.kind is kind
@@ -192,11 +186,9 @@ def test_a_sum_without_a_name_takes_that_of_its_operand_not_of_the_fusion() -> N
 """
     named = f'metadata={{op_name="{scopes}/moe.shared/dot_general"}}'
     row = _row(
-        [
-            f"%f = f32[8,8] fusion(%whole, %ones), kind=kOutput, calls=%fused, {named}",
-            f"ROOT %sum = f32[8,8] {REDUCE.format('%f').partition(', metadata')[0]}",
-        ],
-        fused,
+        f"%f = f32[8,8] fusion(%whole, %ones), kind=kOutput, calls=%fused, {named}",
+        f"ROOT %sum = f32[8,8] {REDUCE.format('%f').partition(', metadata')[0]}",
+        computations=fused,
     )
 
     assert (row.layer, row.part) == (1, Part.MOE_COMBINE)
@@ -215,14 +207,12 @@ def test_a_scatter_without_a_name_takes_that_of_its_reducer_and_keeps_unit_dims(
 """
     nameless = REDUCE.partition(", to_apply")[0] + ", to_apply=%of_combine"
     row = _row(
-        [
-            f"%rows = f32[8,8] multiply(%whole, %ones), {of_experts}",
-            "%operand = f32[8,1,8] bitcast(%rows)",
-            f"%sum = f32[8,1,8] {nameless.format('%operand')}",
-            "%kept = f32[2,1,8] dynamic-slice(%sum, %mine, %origin, %origin), dynamic_slice_sizes={2,1,8}",
-            "ROOT %out = f32[2,1,8] negate(%kept)",
-        ],
-        added,
+        f"%rows = f32[8,8] multiply(%whole, %ones), {of_experts}",
+        "%operand = f32[8,1,8] bitcast(%rows)",
+        f"%sum = f32[8,1,8] {nameless.format('%operand')}",
+        "%kept = f32[2,1,8] dynamic-slice(%sum, %mine, %origin, %origin), dynamic_slice_sizes={2,1,8}",
+        "ROOT %out = f32[2,1,8] negate(%kept)",
+        computations=added,
     )
 
     assert (row.kind, row.part, row.shape) == (Kind.REDUCE_SCATTER, Part.MOE_COMBINE, (8, 1, 8))
@@ -231,11 +221,9 @@ def test_a_scatter_without_a_name_takes_that_of_its_reducer_and_keeps_unit_dims(
 
 def test_a_sum_with_a_use_of_the_whole_is_no_scatter() -> None:
     row = _row(
-        [
-            f"%sum = f32[8,8] {REDUCE.format('%whole')}",
-            f"%kept = f32[2,8] {SLICE.format('%sum')}",
-            "ROOT %all = f32[8,8] negate(%sum)",
-        ]
+        f"%sum = f32[8,8] {REDUCE.format('%whole')}",
+        f"%kept = f32[2,8] {SLICE.format('%sum')}",
+        "ROOT %all = f32[8,8] negate(%sum)",
     )
 
     assert row.kind is Kind.ALL_REDUCE
@@ -244,10 +232,8 @@ def test_a_sum_with_a_use_of_the_whole_is_no_scatter() -> None:
 def test_a_sum_with_the_same_slice_on_all_devices_is_no_scatter() -> None:
     """For instance, the last position of a sequence."""
     row = _row(
-        [
-            f"%sum = f32[8,8] {REDUCE.format('%whole')}",
-            f"ROOT %kept = f32[2,8] {SLICE.format('%sum').replace('%mine', '%scalar')}",
-        ]
+        f"%sum = f32[8,8] {REDUCE.format('%whole')}",
+        f"ROOT %kept = f32[2,8] {SLICE.format('%sum').replace('%mine', '%scalar')}",
     )
 
     assert row.kind is Kind.ALL_REDUCE
@@ -255,10 +241,8 @@ def test_a_sum_with_the_same_slice_on_all_devices_is_no_scatter() -> None:
 
 def test_an_asynchronous_pair_is_one_row() -> None:
     row = _row(
-        [
-            f"%start = f32[8,8] {REDUCE.format('%whole').replace('all-reduce(', 'all-reduce-start(')}",
-            "ROOT %done = f32[8,8] all-reduce-done(%start)",
-        ]
+        f"%start = f32[8,8] {REDUCE.format('%whole').replace('all-reduce(', 'all-reduce-start(')}",
+        "ROOT %done = f32[8,8] all-reduce-done(%start)",
     )
 
     assert (row.kind, row.opcode, row.is_async, row.hlo_name) == (
@@ -271,14 +255,12 @@ def test_an_asynchronous_pair_is_one_row() -> None:
 
 def test_a_gather_start_has_the_shape_of_its_result() -> None:
     row = _row(
-        [
-            (
-                "%start = (f32[2,8], f32[8,8]) all-gather-start(%part), channel_id=1, "
-                "replica_groups={{0,1,2,3}}, dimensions={0}, use_global_device_ids=true, "
-                'metadata={op_name="jit(f)/prefill/layer0/mlp/all_gather"}'
-            ),
-            "ROOT %done = f32[8,8] all-gather-done(%start)",
-        ]
+        (
+            "%start = (f32[2,8], f32[8,8]) all-gather-start(%part), channel_id=1, "
+            "replica_groups={{0,1,2,3}}, dimensions={0}, use_global_device_ids=true, "
+            'metadata={op_name="jit(f)/prefill/layer0/mlp/all_gather"}'
+        ),
+        "ROOT %done = f32[8,8] all-gather-done(%start)",
     )
 
     assert (row.shape, row.hlo_shape, row.inserted_by) == ((8, 8), None, "program")
@@ -293,15 +275,13 @@ def test_a_collective_in_an_async_computation_is_one_row() -> None:
 }
 """
     row = _row(
-        [
-            (
-                "%s = ((f32[2,8]), f32[8,8], s32[]) async-start(%part), calls=%wrapped, "
-                'metadata={op_name="jit(f)/prefill/layer3/attn/all_gather"}'
-            ),
-            "%u = ((f32[2,8]), f32[8,8], s32[]) async-update(%s), calls=%wrapped",
-            "ROOT %d = f32[8,8] async-done(%u), calls=%wrapped",
-        ],
-        wrapped,
+        (
+            "%s = ((f32[2,8]), f32[8,8], s32[]) async-start(%part), calls=%wrapped, "
+            'metadata={op_name="jit(f)/prefill/layer3/attn/all_gather"}'
+        ),
+        "%u = ((f32[2,8]), f32[8,8], s32[]) async-update(%s), calls=%wrapped",
+        "ROOT %d = f32[8,8] async-done(%u), calls=%wrapped",
+        computations=wrapped,
     )
 
     assert (row.layer, row.kind, row.is_async, row.hlo_name) == (3, Kind.ALL_GATHER, True, "s")
@@ -310,12 +290,8 @@ def test_a_collective_in_an_async_computation_is_one_row() -> None:
 
 def test_an_all_to_all_of_a_tuple_is_one_row_without_a_shape() -> None:
     row = _row(
-        [
-            (
-                "ROOT %a2a = (f32[2,8], f32[2,8], f32[2,8], f32[2,8]) all-to-all(%part, %part, %part, "
-                "%part), channel_id=1, replica_groups={{0,1,2,3}}"
-            ),
-        ]
+        "ROOT %a2a = (f32[2,8], f32[2,8], f32[2,8], f32[2,8]) all-to-all(%part, %part, %part, "
+        "%part), channel_id=1, replica_groups={{0,1,2,3}}"
     )
 
     assert (row.kind, row.shape, row.payload_bytes) == (Kind.ALL_TO_ALL, None, 4 * 2 * 8 * 4)
@@ -328,15 +304,13 @@ RAGGED = "jit(f)/prefill/layer0/moe.dispatch/ragged_all_to_all"
 @pytest.mark.parametrize(("given", "taken"), [(4, 32), (32, 4)])
 def test_a_ragged_all_to_all_moves_at_most_its_smaller_buffer(given: int, taken: int) -> None:
     row = _row(
-        [
-            f"%rows = f32[{given},2,128] broadcast(%zero), dimensions={{}}",
-            f"%buffer = f32[{taken},2,128] broadcast(%zero), dimensions={{}}",
-            (
-                f"ROOT %r = f32[{taken},2,128] ragged-all-to-all(%rows, %buffer, %table, %table, "
-                "%table, %table), channel_id=1, replica_groups={{0,1,2,3}}, "
-                f'metadata={{op_name="{RAGGED}"}}'
-            ),
-        ]
+        f"%rows = f32[{given},2,128] broadcast(%zero), dimensions={{}}",
+        f"%buffer = f32[{taken},2,128] broadcast(%zero), dimensions={{}}",
+        (
+            f"ROOT %r = f32[{taken},2,128] ragged-all-to-all(%rows, %buffer, %table, %table, "
+            "%table, %table), channel_id=1, replica_groups={{0,1,2,3}}, "
+            f'metadata={{op_name="{RAGGED}"}}'
+        ),
     )
 
     assert (row.kind, row.opcode, row.shape) == (Kind.ALL_TO_ALL, "ragged-all-to-all", (4, 256))
@@ -346,17 +320,15 @@ def test_a_ragged_all_to_all_moves_at_most_its_smaller_buffer(given: int, taken:
 
 def test_padding_of_a_ragged_all_to_all_counts_as_wire_bytes_only() -> None:
     row = _row(
-        [
-            "%rows = f32[4,180] broadcast(%zero), dimensions={}",
-            "%buffer = f32[32,2,128] broadcast(%zero), dimensions={}",
-            f'%wide = f32[4,256] pad(%rows, %zero), padding=0_0x0_76, metadata={{op_name="{RAGGED}"}}',
-            f'%halves = f32[4,2,128] reshape(%wide), metadata={{op_name="{RAGGED}"}}',
-            (
-                "ROOT %r = f32[32,2,128] ragged-all-to-all(%halves, %buffer, %table, %table, %table, "
-                "%table), channel_id=1, replica_groups={{0,1,2,3}}, "
-                f'metadata={{op_name="{RAGGED}"}}'
-            ),
-        ]
+        "%rows = f32[4,180] broadcast(%zero), dimensions={}",
+        "%buffer = f32[32,2,128] broadcast(%zero), dimensions={}",
+        f'%wide = f32[4,256] pad(%rows, %zero), padding=0_0x0_76, metadata={{op_name="{RAGGED}"}}',
+        f'%halves = f32[4,2,128] reshape(%wide), metadata={{op_name="{RAGGED}"}}',
+        (
+            "ROOT %r = f32[32,2,128] ragged-all-to-all(%halves, %buffer, %table, %table, %table, "
+            "%table), channel_id=1, replica_groups={{0,1,2,3}}, "
+            f'metadata={{op_name="{RAGGED}"}}'
+        ),
     )
 
     assert (row.shape, row.payload_bytes) == ((4, 180), 4 * 180 * 4)
@@ -366,18 +338,16 @@ def test_padding_of_a_ragged_all_to_all_counts_as_wire_bytes_only() -> None:
 def test_a_separate_device_dim_is_merged_before_a_reshape_of_the_program() -> None:
     """The program gathers [8,8] and reshapes it to [8,1,8]; the compiler writes one reshape for both."""
     row = _row(
-        [
-            "%rows = f32[1,2,8] reshape(%part)",
-            (
-                "%g = f32[4,2,8] all-gather(%rows), channel_id=1, replica_groups={{0,1,2,3}}, "
-                "dimensions={0}, "
-                'metadata={op_name="jit(f)/prefill/layer0/moe.combine/all_gather"}'
-            ),
-            (
-                "ROOT %r = f32[8,1,8] reshape(%g), "
-                'metadata={op_name="jit(f)/prefill/layer0/moe.combine/reshape"}'
-            ),
-        ]
+        "%rows = f32[1,2,8] reshape(%part)",
+        (
+            "%g = f32[4,2,8] all-gather(%rows), channel_id=1, replica_groups={{0,1,2,3}}, "
+            "dimensions={0}, "
+            'metadata={op_name="jit(f)/prefill/layer0/moe.combine/all_gather"}'
+        ),
+        (
+            "ROOT %r = f32[8,1,8] reshape(%g), "
+            'metadata={op_name="jit(f)/prefill/layer0/moe.combine/reshape"}'
+        ),
     )
 
     assert (row.kind, row.shape, row.hlo_shape) == (Kind.ALL_GATHER, (8, 8), "f32[4,2,8]")
@@ -387,14 +357,12 @@ def test_a_separate_device_dim_is_merged_before_a_reshape_of_the_program() -> No
 def test_a_move_after_a_gather_keeps_its_unit_dims(move: str, kept: str) -> None:
     """Two rows on two devices: the first dim is as large as the group, but is the program's."""
     row = _row(
-        [
-            "%mine2 = f32[1,1,8] broadcast(%zero), dimensions={}",
-            (
-                "%g = f32[4,1,8] all-gather(%mine2), channel_id=1, replica_groups={{0,1,2,3}}, "
-                'dimensions={0}, metadata={op_name="jit(f)/prefill/layer0/attn/all_gather"}'
-            ),
-            f"ROOT %kept = f32[{kept}] {move}(%g)",
-        ]
+        "%mine2 = f32[1,1,8] broadcast(%zero), dimensions={}",
+        (
+            "%g = f32[4,1,8] all-gather(%mine2), channel_id=1, replica_groups={{0,1,2,3}}, "
+            'dimensions={0}, metadata={op_name="jit(f)/prefill/layer0/attn/all_gather"}'
+        ),
+        f"ROOT %kept = f32[{kept}] {move}(%g)",
     )
 
     assert row.shape == (4, 1, 8)
@@ -419,13 +387,7 @@ ENTRY %main (part: bf16[1,2,8]) -> (bf16[8,8], bf16[1,8,8]) {{
   ROOT %both = (bf16[2,32], bf16[1,2,32]) tuple(%turned, %buffer)
 }}
 """
-    (row,) = collectives_of(
-        parse_hlo(text, "m.hlo"),
-        mesh=Mesh(axes=(("tp", 4),)),
-        n_steps_of={},
-        crosses_slices=lambda _: None,
-    )
-
+    (row,) = _read(text)
     assert row.shape == (2, 32)
 
 
@@ -460,12 +422,8 @@ ENTRY %main (a: bf16[8,1,3072], b: bf16[8,1,3072], c: pred[8,1,3072]) -> bf16[24
   ROOT %sum = bf16[24,8,128] get-tuple-element(%done), index=0
 }}
 """
-    (row,) = collectives_of(
-        parse_hlo(text, "m.hlo"),
-        mesh=Mesh(axes=(("cp", 2), ("tp", 4))),
-        n_steps_of={},
-        crosses_slices=lambda groups: any(min(g) < 4 <= max(g) for g in groups),
-    )
+    crosses = lambda groups: any(min(g) < 4 <= max(g) for g in groups)  # noqa: E731
+    (row,) = _read(text, crosses, cp=2, tp=4)
 
     assert (row.kind, row.axis, row.crosses_slices) == (Kind.ALL_REDUCE, "cp", True)
     assert (row.shape, row.payload_bytes) == ((8, 3072), 8 * 3072 * 2)
@@ -478,11 +436,9 @@ def test_a_gather_that_the_compiler_repeats_has_a_row_of_its_inserter() -> None:
         'use_global_device_ids=true, metadata={op_name="jit(f)/prefill/layer0/attn/all_gather"}'
     )
     rows = _rows(
-        [
-            f"%all-gather.69 = f32[8,8] {gather}",
-            f"%all-gather.69.remat = f32[8,8] {gather.replace('channel_id=1', 'channel_id=2')}",
-            "ROOT %out = f32[8,8] add(%all-gather.69, %all-gather.69.remat)",
-        ]
+        f"%all-gather.69 = f32[8,8] {gather}",
+        f"%all-gather.69.remat = f32[8,8] {gather.replace('channel_id=1', 'channel_id=2')}",
+        "ROOT %out = f32[8,8] add(%all-gather.69, %all-gather.69.remat)",
     )
 
     assert [(row.inserted_by, row.count) for row in rows] == [

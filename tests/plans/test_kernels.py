@@ -22,43 +22,37 @@ LLAMA, QWEN_MOE, GPT_OSS = "Llama-3.1-8B", "Qwen3-30B-A3B", "gpt-oss-120b"
 DEEPSEEK, DEEPSEEK_SPARSE = "DeepSeek-V3.1-Base", "DeepSeek-V3.2"
 
 
+AUTO = {"partitioner": Partitioner.AUTO}
+OFF_TPU = "plain: the kernels run on TPU only"
+ONE_HOT = "plain: one-hot dispatch has no grouped matmul"
+UNALIGNED = "plain: prompt=100 is not a multiple of 128"
+F16 = "the kernels support bf16 and f32, not f16"
+MASKS = "plain: splash attention has no data-dependent masks"
+
+
 class Case(NamedTuple):
+    """Kernels of prefill attention, decode attention and experts, if the model has any."""
+
     model: str
-    expected: dict[str, str]
+    expected: tuple[str, ...] = ()
+    options: dict[str, Any] = {}  # noqa: RUF012  never changed
+    program: dict[str, Any] = {}  # noqa: RUF012
     topology: str = "v6e-8"
     plan: str = "tp=8"
-    workload: dict[str, Any] = {}  # noqa: RUF012  never changed
-    program: dict[str, Any] = {}  # noqa: RUF012
 
-
-def _all(reason: str, *, moe: bool = False) -> dict[str, str]:
-    parts = ("prefill_attention", "decode_attention", *(("experts",) if moe else ()))
-    return dict.fromkeys(parts, f"plain: {reason}")
+    @property
+    def experiment(self) -> Experiment:
+        return experiment_with(
+            self.model, self.plan, self.topology, **self.options, program=Program(**self.program)
+        )
 
 
 CASES = [
-    Case(LLAMA, {"prefill_attention": SPLASH, "decode_attention": DECODE}),
-    Case(
-        QWEN_MOE,
-        {"prefill_attention": SPLASH, "decode_attention": DECODE, "experts": RAGGED},
-    ),
-    Case(GPT_OSS, {"prefill_attention": SPLASH, "decode_attention": DECODE, "experts": RAGGED}),
-    Case(DEEPSEEK, {"prefill_attention": SPLASH, "decode_attention": DECODE, "experts": RAGGED}),
-    Case(
-        DEEPSEEK_SPARSE,
-        {
-            "prefill_attention": "plain: splash attention has no data-dependent masks",
-            "decode_attention": DECODE,
-            "experts": RAGGED,
-        },
-    ),
+    Case(LLAMA, (SPLASH, DECODE)),
+    *(Case(model, (SPLASH, DECODE, RAGGED)) for model in (QWEN_MOE, GPT_OSS, DEEPSEEK)),
+    Case(DEEPSEEK_SPARSE, (MASKS, DECODE, RAGGED)),
     *(
-        Case(
-            QWEN_MOE,
-            {"prefill_attention": SPLASH, "decode_attention": DECODE, "experts": experts},
-            topology=topology,
-            workload={"weight_dtype": dtype},
-        )
+        Case(QWEN_MOE, (SPLASH, DECODE, experts), {"weight_dtype": dtype}, topology=topology)
         for topology, dtype, experts in (
             ("v5e-8", "f8e4m3fn", GROUPED),
             ("v6e-8", "f8e5m2", GROUPED),
@@ -67,165 +61,108 @@ CASES = [
             ("tpu7x-8", "f8e4m3fn", RAGGED),
         )
     ),
-    Case(
-        LLAMA,
-        {
-            "prefill_attention": "plain: prompt=128 over cp=2 is not a multiple of 128",
-            "decode_attention": "plain: the share of the cache under cp=2 has fewer than 128 positions (74)",
-        },
-        plan="cp=2,tp=4",
-        workload={"output": 20},
-    ),
-    Case(
-        LLAMA,
-        {"prefill_attention": SPLASH, "decode_attention": DECODE},
-        plan="cp=2,tp=4",
-        workload={"prompt": 256},
-    ),
-    Case(
-        LLAMA,
-        {
-            "prefill_attention": "plain: prompt=100 is not a multiple of 128",
-            "decode_attention": "plain: the cache has fewer than 128 positions (120)",
-        },
-        workload={"prompt": 100, "output": 20},
-    ),
-    Case(
-        LLAMA,
-        {"prefill_attention": SPLASH, "decode_attention": DECODE},
-        workload={"prompt": 1100},
-    ),
     *(
-        Case(
-            model,
-            {"prefill_attention": prefill, "decode_attention": decode, **experts},
-            plan=plan,
-            workload={"batch": 8, "prompt": 512, "decode_tokens": n_tokens},
+        Case(LLAMA, (f"plain: {prefill}", f"plain: {decode}"), options, plan=plan)
+        for prefill, decode, options, plan in (
+            (
+                "prompt=128 over cp=2 is not a multiple of 128",
+                "the share of the cache under cp=2 has fewer than 128 positions (74)",
+                {"output": 20},
+                "cp=2,tp=4",
+            ),
+            (
+                "prompt=100 is not a multiple of 128",
+                "the cache has fewer than 128 positions (120)",
+                {"prompt": 100, "output": 20},
+                "tp=8",
+            ),
+            (F16, F16, {"activation_dtype": "f16"}, "tp=8"),
         )
-        for model, plan, n_tokens, prefill, decode, experts in (
-            (LLAMA, "tp=8", 5, SPLASH, DECODE, {}),
+    ),
+    Case(LLAMA, (SPLASH, DECODE), {"prompt": 256}, plan="cp=2,tp=4"),
+    Case(LLAMA, (SPLASH, DECODE), {"prompt": 1100}),
+    Case(LLAMA, (UNALIGNED, DECODE), {"prompt": 100}),
+    *(
+        Case(model, kernels, {"batch": 8, "prompt": 512, "decode_tokens": n_tokens}, plan=plan)
+        for model, plan, n_tokens, kernels in (
+            (LLAMA, "tp=8", 5, (SPLASH, DECODE)),
             (
                 LLAMA,
                 "cp=2,tp=4",
                 5,
-                SPLASH,
-                "plain: 5 tokens a step under cp=2 have positions on several devices",
-                {},
+                (SPLASH, "plain: 5 tokens a step under cp=2 have positions on several devices"),
             ),
             (
                 DEEPSEEK,
                 "dp=8",
                 9,
-                SPLASH,
-                "plain: 1152 queries of a head exceed the 1024 that VMEM has room for",
-                {"experts": RAGGED},
+                (
+                    SPLASH,
+                    "plain: 1152 queries of a head exceed the 1024 that VMEM has room for",
+                    RAGGED,
+                ),
             ),
             (
                 DEEPSEEK_SPARSE,
                 "tp=8",
                 2,
-                "plain: splash attention has no data-dependent masks",
-                "plain: an indexer chooses other positions for each of 2 tokens",
-                {"experts": RAGGED},
+                (MASKS, "plain: an indexer chooses other positions for each of 2 tokens", RAGGED),
             ),
         )
     ),
     Case(
         LLAMA,
-        {
-            "prefill_attention": SPLASH,
-            "decode_attention": "plain: the kernel reads caches in bf16, f32, int8, fp8, fp8_e5m2, not f16",
-        },
-        workload={"cache_dtype": "f16"},
+        (SPLASH, "plain: the kernel reads caches in bf16, f32, int8, fp8, fp8_e5m2, not f16"),
+        {"cache_dtype": "f16"},
     ),
-    Case(
-        QWEN_MOE,
-        {
-            "prefill_attention": SPLASH,
-            "decode_attention": DECODE,
-            "experts": "plain: one-hot dispatch has no grouped matmul",
-        },
-        program={"partitioner": Partitioner.AUTO},
+    *(
+        Case(QWEN_MOE, (SPLASH, DECODE, experts), program=AUTO | form)
+        for form, experts in (
+            ({}, ONE_HOT),
+            ({"dispatch": DispatchForm.ONE_HOT_PINNED}, ONE_HOT),
+            ({"dispatch": DispatchForm.GATHERED}, RAGGED),
+        )
     ),
-    Case(
-        QWEN_MOE,
-        {
-            "prefill_attention": SPLASH,
-            "decode_attention": DECODE,
-            "experts": "plain: one-hot dispatch has no grouped matmul",
-        },
-        program={"partitioner": Partitioner.AUTO, "dispatch": DispatchForm.ONE_HOT_PINNED},
-    ),
-    Case(
-        QWEN_MOE,
-        {"prefill_attention": SPLASH, "decode_attention": DECODE, "experts": RAGGED},
-        program={"partitioner": Partitioner.AUTO, "dispatch": DispatchForm.GATHERED},
-    ),
-    Case(
-        LLAMA,
-        {
-            "prefill_attention": "plain: prompt=100 is not a multiple of 128",
-            "decode_attention": DECODE,
-        },
-        workload={"prompt": 100},
-    ),
-    Case(
-        LLAMA,
-        _all("the kernels support bf16 and f32, not f16"),
-        workload={"activation_dtype": "f16"},
-    ),
-    Case(QWEN_MOE, _all("the kernels run on TPU only", moe=True), topology="cpu:8"),
+    Case(QWEN_MOE, (OFF_TPU,) * 3, topology="cpu:8"),
     *(
         Case(
             model,
-            _all("the kernels run on TPU only", moe=model != LLAMA)
-            | {"prefill_attention": prefill if prefill == CUDNN else f"plain: {prefill}"},
+            (prefill, *[OFF_TPU] * (1 if model == LLAMA else 2)),
+            options,
             topology="h200:8",
             plan=plan,
-            workload=workload,
         )
-        for model, prefill, plan, workload in (
+        for model, prefill, plan, options in (
             (LLAMA, CUDNN, "tp=8", {}),
             (QWEN_MOE, CUDNN, "tp=8", {"prompt": 100}),
-            (GPT_OSS, "cuDNN attention has no attention sinks", "tp=8", {}),
-            (
-                DEEPSEEK,
-                "cuDNN attention supports grouped-query attention only",
-                "tp=8",
-                {},
-            ),
-            (LLAMA, "cp splits the sequence", "cp=2,tp=4", {}),
+            (GPT_OSS, "plain: cuDNN attention has no attention sinks", "tp=8", {}),
+            (DEEPSEEK, "plain: cuDNN attention supports grouped-query attention only", "tp=8", {}),
+            (LLAMA, "plain: cp splits the sequence", "cp=2,tp=4", {}),
             (
                 LLAMA,
-                "cuDNN attention supports bf16 and f16, not f32",
+                "plain: cuDNN attention supports bf16 and f16, not f32",
                 "tp=8",
                 {"activation_dtype": "f32"},
             ),
         )
     ),
-    Case(LLAMA, _all("--kernels off"), program={"kernels": Kernels.OFF}),
+    Case(LLAMA, ("plain: --kernels off",) * 2, program={"kernels": Kernels.OFF}),
 ]
-
-
-def _experiment(case: Case) -> Experiment:
-    return experiment_with(
-        case.model, case.plan, case.topology, **case.workload, program=Program(**case.program)
-    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.model}-{c.topology}")
 def test_kernel_choices_and_their_manifest_entries(case: Case) -> None:
-    experiment = _experiment(case)
-
-    assert experiment.as_dict()["kernels"] == case.expected
-    assert experiment_from_dict(experiment.as_dict()) == experiment
+    stored = case.experiment.as_dict()
+    names = ("prefill_attention", "decode_attention", "experts")
+    assert stored["kernels"] == dict(zip(names, case.expected, strict=False))
+    assert experiment_from_dict(stored) == case.experiment
 
 
 @pytest.mark.parametrize(
     ("case", "message"),
     [
         (
-            Case(LLAMA, {}, topology="cpu:8"),
+            Case(LLAMA, topology="cpu:8"),
             (
                 "--kernels on: no kernel for prefill attention, because the kernels run on TPU "
                 "only; decode attention, because the kernels run on TPU only "
@@ -233,24 +170,24 @@ def test_kernel_choices_and_their_manifest_entries(case: Case) -> None:
             ),
         ),
         (
-            Case(LLAMA, {}, workload={"prompt": 100}),
+            Case(LLAMA, options={"prompt": 100}),
             "prefill attention, because prompt=100 is not a multiple of 128",
         ),
         (
-            Case(QWEN_MOE, {}, program={"partitioner": Partitioner.AUTO}),
+            Case(QWEN_MOE, program=AUTO),
             "the experts, because one-hot dispatch has no grouped matmul",
         ),
     ],
 )
 def test_kernels_on_is_refused_if_a_kernel_cannot_be_used(case: Case, message: str) -> None:
     with pytest.raises(SpecError) as caught:
-        _experiment(case._replace(program={**case.program, "kernels": Kernels.ON}))
+        _ = case._replace(program={**case.program, "kernels": Kernels.ON}).experiment
     assert message in str(caught.value)
 
 
 def test_kernels_on_equals_auto_if_all_kernels_can_be_used() -> None:
-    forced = _experiment(Case(QWEN_MOE, {}, program={"kernels": Kernels.ON}))
-    assert forced.kernels == _experiment(Case(QWEN_MOE, {})).kernels
+    forced = Case(QWEN_MOE, program={"kernels": Kernels.ON}).experiment
+    assert forced.kernels == Case(QWEN_MOE).experiment.kernels
 
 
 def test_the_block_size_is_the_largest_divisor_of_the_prompt() -> None:

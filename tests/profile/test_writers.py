@@ -2,13 +2,12 @@
 
 import gzip
 import json
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from made_profiles import FUSION, GOLDEN, REDUCE, Event, Line, Plane, tpu, v6e_host, write
+from made_traces import perfetto
 
-from meshscope.readers.profile.wire import Message
 from meshscope.readers.profile.xplane import Profile, profile_timeline, read_profile
 from meshscope.reports.export.chrome import write_chrome
 from meshscope.reports.export.perfetto import write_perfetto
@@ -23,54 +22,15 @@ def chrome(profile: Profile, tmp_path: Path) -> list[dict[str, object]]:
     return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
 
 
-def message(data: bytes, start: int, end: int) -> dict[int, list[object]]:
-    """Fields of a message by number: numbers, or the byte ranges of texts and messages."""
-    read = Message(data, start, end)
-    numbers = {
-        number: [int.from_bytes(v, "little") if isinstance(v, bytes) else v for v in values]
-        for number, values in read.values.items()
-    }
-    by_number: dict[int, list[object]] = defaultdict(list, numbers)
-    for number in range(1, 100):
-        if number not in numbers:
-            by_number[number] += zip(*(a.tolist() for a in read.spans(number).chunk()), strict=True)
-    return by_number
-
-
-def perfetto_slices(profile: Profile, tmp_path: Path) -> list[tuple[str, str, int, int, int]]:
+def perfetto_slices(profile: Profile, tmp_path: Path) -> list[tuple[str, str, str, int, int]]:
     """(process, track, name, begin, end) of all slices; checks that they nest."""
     path = tmp_path / "t.perfetto-trace"
     write_perfetto(profile_timeline(profile), path)
-    data = path.read_bytes()
-    names: dict[int, str] = {}
-    tracks: dict[int, tuple[str, str]] = {}
-    open_slices: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    slices = []
-    for span in message(data, 0, len(data))[1]:
-        packet = message(data, *span)
-        assert packet[10] == [1]
-        for interned in packet[12]:
-            entry = message(data, *message(data, *interned)[2][0])
-            names[entry[1][0]] = data[slice(*entry[2][0])].decode()
-        for descriptor in packet[60]:
-            track = message(data, *descriptor)
-            if track[3]:
-                name = message(data, *track[3][0])[6][0]
-                tracks[track[1][0]] = ("", data[slice(*name)].decode())
-            else:
-                parent = tracks[track[5][0]][1]
-                tracks[track[1][0]] = (parent, data[slice(*track[2][0])].decode())
-        for event in packet[11]:
-            slice_fields, (time,) = message(data, *event), packet[8]
-            pile = open_slices[slice_fields[11][0]]
-            if slice_fields[9] == [1]:
-                assert not pile or time >= pile[-1][1]
-                pile.append((names[slice_fields[10][0]], time))
-            else:
-                name, begin = pile.pop()
-                slices.append((*tracks[slice_fields[11][0]], name, begin, time))
-    assert not any(open_slices.values())
-    return slices
+    tracks, slices, _ = perfetto(path)
+    return [
+        (tracks[tracks[track][0]][1] if tracks[track][0] else "", tracks[track][1], *times[:3])
+        for track, *times in slices
+    ]
 
 
 def read(tmp_path: Path, *planes: Plane) -> Profile:

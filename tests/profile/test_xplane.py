@@ -1,7 +1,6 @@
 """Profiles are read completely and exactly, and damaged ones are refused."""
 
 import gzip
-import random
 from pathlib import Path
 
 import polars as pl
@@ -141,23 +140,6 @@ def test_every_truncated_file_is_refused(tmp_path: Path) -> None:
         cut.write_bytes(whole[:n_bytes])
         with pytest.raises(TraceError, match="copy"):
             read_xspace(cut)
-
-
-def test_no_damage_raises_anything_but_a_trace_error(tmp_path: Path) -> None:
-    whole = write(tmp_path / "a.xplane.pb", CHIP).read_bytes()
-    seed = random.Random(0)
-    damaged = tmp_path / "damaged.xplane.pb"
-    n_refused = 0
-    for _ in range(800):
-        content = bytearray(whole)
-        for _ in range(seed.randrange(1, 4)):
-            content[seed.randrange(len(content))] = seed.randrange(256)
-        damaged.write_bytes(content)
-        try:
-            read_xspace(damaged)
-        except TraceError:
-            n_refused += 1
-    assert n_refused > 80
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Metrics of a run as text and as JSON: every metric has values or a reason."""
 
 import json
-from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -39,13 +38,6 @@ def test_the_document_has_rows_or_a_reason(compiled_run: RunRecord) -> None:
         assert metric["unit"]
     assert {row["source"] for row in document["volume"]["rows"]} == {"predicted", "compiled"}
     assert "neither timed" in document["bandwidth"]["reason"]
-
-
-def test_an_empty_run_has_reasons_only(predicted_run: RunRecord) -> None:
-    empty = replace(predicted_run, rows=(), memory={})
-    document = metrics_document(empty)
-    assert {name for name, metric in document.items() if "rows" in metric} == set()
-    assert "the run has no collectives" in metrics_output(empty, 80)
 
 
 def test_every_metric_has_a_definition_and_a_source() -> None:

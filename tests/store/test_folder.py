@@ -56,14 +56,6 @@ def test_a_fault_leaves_the_run_that_was_to_be_replaced(tmp_path: Path) -> None:
     assert ((path / "content").read_text(), names(tmp_path)) == ("old", ["one"])
 
 
-def test_an_existing_run_needs_force(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "one")
-    with pytest.raises(RunError, match="Use --force"):
-        write(path)
-    write(path, force=True)
-    assert ((path / "content").read_text(), names(tmp_path)) == ("new", ["one"])
-
-
 def test_an_empty_folder_needs_force(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     with pytest.raises(RunError, match="Use --force"):

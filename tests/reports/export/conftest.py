@@ -1,6 +1,5 @@
 """Runs to export: predictions of real models, and one with hostile texts."""
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from made import experiment_with
 from meshscope.cost.memory import predicted_memory
 from meshscope.cost.prediction import predict
 from meshscope.events.enums import Source
-from meshscope.readers.profile.wire import Message
 from meshscope.store.read import read_run
 from meshscope.store.run import Manifest, RunRecord
 from meshscope.store.write import EVENTS, write_run
@@ -94,22 +92,3 @@ def _with_events(folder: Path, events: pl.DataFrame):
     manifest.pop("digest")
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return read_run(folder).rows
-
-
-def message(data: bytes, start: int, end: int) -> dict[int, list]:
-    """Fields of a protobuf message by number: numbers, or the bytes of texts and messages."""
-    read = Message(data, start, end)
-    numbers = {
-        number: [int.from_bytes(v, "little") if isinstance(v, bytes) else v for v in values]
-        for number, values in read.values.items()
-    }
-    by_number = defaultdict(list, numbers)
-    for number in range(1, 100):
-        for at in zip(*read.spans(number).chunk(), strict=True) if number not in by_number else ():
-            by_number[number].append(data[at[0] : at[1]])
-    return by_number
-
-
-@pytest.fixture
-def decoded() -> Callable[[bytes], dict[int, list]]:
-    return lambda data: message(data, 0, len(data))

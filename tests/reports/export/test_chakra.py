@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from made_traces import decoded
 
 from meshscope.errors import SpecError
 from meshscope.readers.profile.wire import read_varint
@@ -11,7 +12,7 @@ from meshscope.reports.export.chakra import write_chakra
 from meshscope.reports.export.run_timeline import run_timeline
 
 
-def nodes(path: Path, decoded) -> list[dict]:
+def nodes(path: Path) -> list[dict]:
     """The nodes of a file after its metadata, each attribute by its name."""
     data, at, messages = path.read_bytes(), 0, []
     while at < len(data):
@@ -38,12 +39,12 @@ def nodes(path: Path, decoded) -> list[dict]:
     ]
 
 
-def test_the_nodes_of_a_device_form_a_chain(make_run, decoded, tmp_path: Path) -> None:
+def test_the_nodes_of_a_device_form_a_chain(make_run, tmp_path: Path) -> None:
     run = make_run()
     write_chakra(run_timeline(run), tmp_path)
     groups = json.loads((tmp_path / "comm_groups.json").read_text())
     for device in range(8):
-        device_nodes = nodes(tmp_path / f"prefill.{device}.et", decoded)
+        device_nodes = nodes(tmp_path / f"prefill.{device}.et")
         assert len(device_nodes) == sum(r.count for r in run.rows if r.phase == "prefill")
         assert [node["deps"] for node in device_nodes] == [[]] + [
             [i] for i in range(1, len(device_nodes))
@@ -54,10 +55,10 @@ def test_the_nodes_of_a_device_form_a_chain(make_run, decoded, tmp_path: Path) -
     assert len(list(tmp_path.glob("*.et"))) == 16
 
 
-def test_sizes_are_the_input_of_one_device(make_run, decoded, tmp_path: Path) -> None:
+def test_sizes_are_the_input_of_one_device(make_run, tmp_path: Path) -> None:
     run = make_run(plan="tp=8,sp")
     write_chakra(run_timeline(run), tmp_path)
-    device_nodes = nodes(tmp_path / "prefill.0.et", decoded)
+    device_nodes = nodes(tmp_path / "prefill.0.et")
     payload = 8 * 64 * 4096 * 2
     sizes = {
         (node["comm_type"], node["comm_size"])
@@ -68,11 +69,11 @@ def test_sizes_are_the_input_of_one_device(make_run, decoded, tmp_path: Path) ->
     assert {node["type"] for node in device_nodes} == {7}
 
 
-def test_permutes_are_matching_sends_and_receives(make_run, decoded, tmp_path: Path) -> None:
+def test_permutes_are_matching_sends_and_receives(make_run, tmp_path: Path) -> None:
     write_chakra(run_timeline(make_run(plan="pp=2,tp=4")), tmp_path)
     sent, received = [], []
     for device in range(8):
-        for node in nodes(tmp_path / f"prefill.{device}.et", decoded):
+        for node in nodes(tmp_path / f"prefill.{device}.et"):
             transfer = tuple(node.get(k) for k in ("comm_src", "comm_dst", "comm_tag", "comm_size"))
             if node["type"] == 5:
                 assert transfer[0] == device
@@ -84,9 +85,9 @@ def test_permutes_are_matching_sends_and_receives(make_run, decoded, tmp_path: P
     assert sorted(sent) == sorted(received)
 
 
-def test_known_times_are_microseconds(timed_run, decoded, tmp_path: Path) -> None:
+def test_known_times_are_microseconds(timed_run, tmp_path: Path) -> None:
     write_chakra(run_timeline(timed_run), tmp_path)
-    device_nodes = nodes(tmp_path / "prefill.0.et", decoded)
+    device_nodes = nodes(tmp_path / "prefill.0.et")
     assert [node["times"] for node in device_nodes[:3]] == [([0], [2]), ([5], [2]), ([10], [2])]
 
 
@@ -99,7 +100,7 @@ def test_a_collective_of_unknown_size_is_refused(make_run, tmp_path: Path) -> No
         write_chakra(run_timeline(replace(run, rows=rows)), tmp_path)
 
 
-def test_nodes_that_start_together_have_the_same_dependencies(make_run, decoded, tmp_path) -> None:
+def test_nodes_that_start_together_have_the_same_dependencies(make_run, tmp_path) -> None:
     """a, then b and c at once, d after b alone, e after all; a is implied for d."""
     from dataclasses import replace  # noqa: PLC0415
 
@@ -111,7 +112,7 @@ def test_nodes_that_start_together_have_the_same_dependencies(make_run, decoded,
         for name, (start, dur) in spans.items()
     )
     write_chakra(replace(layout, executions=executions, steps=layout.steps[:1]), tmp_path)
-    device_nodes = nodes(tmp_path / "prefill.0.et", decoded)
+    device_nodes = nodes(tmp_path / "prefill.0.et")
     assert {node["name"]: node["deps"] for node in device_nodes} == {
         "a": [], "b": [1], "c": [1], "d": [2], "e": [3, 4],
     }  # fmt: skip

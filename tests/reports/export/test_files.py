@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from meshscope.errors import RunError
-from meshscope.reports.export.files import MARK, new_directory, new_file
+from meshscope.reports.export.files import new_directory, new_file
 
 
 def left(folder: Path) -> list[str]:
@@ -19,30 +19,12 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
-def test_a_file_is_kept_without_force(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("mine")
-    with pytest.raises(RunError, match="--force"), new_file(tmp_path / "x", force=False):
-        pass
-    with new_file(tmp_path / "x", force=True) as partial:
-        partial.write_text("new")
-        assert (tmp_path / "x").read_text() == "mine"
-    assert (left(tmp_path), (tmp_path / "x").read_text()) == (["x"], "new")
-
-
 def test_a_folder_that_is_no_export_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "mine").write_text("")
     with pytest.raises(RunError, match="never replaced"), new_directory(tmp_path / "x", force=True):
         pass
     assert left(tmp_path / "x") == ["mine"]
-
-
-def test_an_export_is_replaced_with_force(tmp_path: Path) -> None:
-    for text in ("a", "b"):
-        with new_directory(tmp_path / "x", force=text == "b") as partial:
-            (partial / MARK).write_text("{}")
-            (partial / text).write_text(text)
-    assert left(tmp_path / "x") == [MARK, "b"]
 
 
 def test_a_folder_in_the_way_of_a_file_is_told(tmp_path: Path) -> None:

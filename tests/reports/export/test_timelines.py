@@ -1,12 +1,12 @@
 """Timelines of runs: tracks, flows, counters and times in both formats."""
 
 import json
-import struct
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import made_traces
 import polars as pl
 import pytest
 
@@ -25,31 +25,12 @@ def chrome(run, path: Path) -> list[dict]:
     return json.loads(path.read_text())["traceEvents"]
 
 
-def perfetto(run, decoded, path: Path) -> tuple[dict, list, dict]:
-    """(parent and name of each track, slices (track, name, begin, end, flows), counter samples)."""
+def perfetto(run, path: Path) -> tuple[dict, list, dict]:
+    """Checks that no slice of a track overlaps another."""
     write_perfetto(timeline_of(run_timeline(run)), path)
-    names, tracks, slices, counters = {}, {}, [], {}
-    opened: dict[int, tuple] = {}
-    for packet in decoded(path.read_bytes())[1]:
-        fields = decoded(packet)
-        for interned in fields[12]:
-            entry = decoded(decoded(interned)[2][0])
-            names[entry[1][0]] = entry[2][0].decode()
-        for descriptor in map(decoded, fields[60]):
-            name = descriptor[2] or decoded(descriptor[3][0])[6]
-            tracks[descriptor[1][0]] = ((descriptor[5] or [0])[0], name[0].decode())
-        for event in map(decoded, fields[11]):
-            (track,), (kind,), (time,) = event[11], event[9], fields[8]
-            if kind == 1:
-                assert track not in opened
-                opened[track] = (names[event[10][0]], time, event[47])
-            elif kind == 2:
-                name, begin, flows = opened.pop(track)
-                slices.append((track, name, begin, time, flows))
-            else:
-                value = struct.unpack("<d", event[44][0].to_bytes(8, "little"))[0]
-                counters.setdefault(tracks[track][1], []).append((time, value))
-    assert not opened
+    tracks, slices, counters = made_traces.perfetto(path)
+    places = sorted((track, begin, end) for track, _, begin, end, _ in slices)
+    assert all(a[0] != b[0] or a[2] <= b[1] for a, b in pairwise(places))
     return tracks, slices, counters
 
 
@@ -61,8 +42,8 @@ def path_of(tracks: dict, track: int) -> list[str]:
     return names[::-1]
 
 
-def test_tracks_are_plan_chip_and_lanes(make_run, decoded, tmp_path: Path) -> None:
-    tracks, slices, _ = perfetto(make_run(), decoded, tmp_path / "t")
+def test_tracks_are_plan_chip_and_lanes(make_run, tmp_path: Path) -> None:
+    tracks, slices, _ = perfetto(make_run(), tmp_path / "t")
     paths = {tuple(path_of(tracks, s[0])[1:]) for s in slices}
     lanes = ("steps", "communication tp")
     assert paths == {(f"chip {i}", lane) for i in range(8) for lane in lanes}
@@ -71,15 +52,15 @@ def test_tracks_are_plan_chip_and_lanes(make_run, decoded, tmp_path: Path) -> No
     assert "order, not time" in plan
 
 
-def test_two_devices_of_a_chip_are_below_it(make_run, decoded, tmp_path: Path) -> None:
-    tracks, slices, _ = perfetto(make_run(topology="tpu7x:2x2x1"), decoded, tmp_path / "t")
+def test_two_devices_of_a_chip_are_below_it(make_run, tmp_path: Path) -> None:
+    tracks, slices, _ = perfetto(make_run(topology="tpu7x:2x2x1"), tmp_path / "t")
     paths = {tuple(path_of(tracks, s[0])[1:3]) for s in slices}
     assert paths == {(f"chip {i // 2}", f"device {i}") for i in range(8)}
 
 
-def test_every_device_has_every_collective_of_its_groups(make_run, decoded, tmp_path: Path) -> None:
+def test_every_device_has_every_collective_of_its_groups(make_run, tmp_path: Path) -> None:
     run = make_run()
-    tracks, slices, _ = perfetto(run, decoded, tmp_path / "t")
+    tracks, slices, _ = perfetto(run, tmp_path / "t")
     n_rows = sum(row.count for row in run.rows)
     collectives = [s for s in slices if tracks[s[0]][1].startswith("communication")]
     assert len(collectives) == 8 * n_rows
@@ -142,8 +123,8 @@ def test_a_layer_is_one_slice_although_the_compiler_moves_its_operations(
     assert [arguments["layer"] for arguments in compute] == [1, 0, 0, 1, 1] * 2
 
 
-def test_flows_join_the_devices_of_a_group(make_run, decoded, tmp_path: Path) -> None:
-    tracks, slices, _ = perfetto(make_run(), decoded, tmp_path / "t")
+def test_flows_join_the_devices_of_a_group(make_run, tmp_path: Path) -> None:
+    tracks, slices, _ = perfetto(make_run(), tmp_path / "t")
     members: dict[int, set[int]] = {}
     for track, *_, flows in slices:
         for flow in flows:
@@ -156,9 +137,9 @@ def test_flows_join_the_devices_of_a_group(make_run, decoded, tmp_path: Path) ->
     assert {"".join(phases) for phases in by_id.values()} == {"sttf"}
 
 
-def test_link_counters_add_up_to_every_byte_of_the_step(make_run, decoded, tmp_path: Path) -> None:
+def test_link_counters_add_up_to_every_byte_of_the_step(make_run, tmp_path: Path) -> None:
     run = make_run()
-    _, _, counters = perfetto(run, decoded, tmp_path / "t")
+    _, _, counters = perfetto(run, tmp_path / "t")
     total = link_traffic(table_of(run.rows), run_timeline(run).topology, by=())["load_bytes"].sum()
     counted = sum(
         value * (later - time) / 1000  # a microsecond is an operation
@@ -169,8 +150,8 @@ def test_link_counters_add_up_to_every_byte_of_the_step(make_run, decoded, tmp_p
     assert all(changes[-1][1] == 0 for changes in counters.values())
 
 
-def test_known_times_are_kept(timed_run, decoded, tmp_path: Path) -> None:
-    tracks, slices, _ = perfetto(timed_run, decoded, tmp_path / "t")
+def test_known_times_are_kept(timed_run, tmp_path: Path) -> None:
+    tracks, slices, _ = perfetto(timed_run, tmp_path / "t")
     prefill = sorted(
         (begin, end) for track, _, begin, end, _ in slices
         if path_of(tracks, track)[1:] == ["chip 0", "communication tp"]
@@ -179,15 +160,8 @@ def test_known_times_are_kept(timed_run, decoded, tmp_path: Path) -> None:
     assert "(time)" in tracks[1][1]
 
 
-def test_a_run_without_collectives_is_an_empty_timeline(make_run, decoded, tmp_path: Path) -> None:
-    run = make_run(plan="tp=1", topology="v6e-1")
-    _, slices, counters = perfetto(run, decoded, tmp_path / "t")
-    assert [name for _, name, *_ in slices] == ["prefill", "decode"]
-    assert counters == {}
-
-
-def test_hostile_names_break_no_timeline(hostile_run, decoded, tmp_path: Path) -> None:
-    _, slices, _ = perfetto(hostile_run, decoded, tmp_path / "t")
+def test_hostile_names_break_no_timeline(hostile_run, tmp_path: Path) -> None:
+    _, slices, _ = perfetto(hostile_run, tmp_path / "t")
     assert slices
     events = chrome(hostile_run, tmp_path / "t")
     text = json.dumps(events, ensure_ascii=False)
