@@ -188,3 +188,37 @@ def test_a_program_of_unknown_requests_is_neither_faster_nor_slower(meshscope) -
     assert "is faster" not in out
     one_phase = meshscope("import", *engine, "--out", "engine", "--force", "--json").out
     assert set(json.loads(one_phase)["totals"]) == {"prefill"}
+
+
+@pytest.mark.parametrize(
+    ("topology", "scope", "reason"),
+    [
+        (
+            "h100:8",
+            "decode/layer0/mlp/psum",
+            "imported programs get times on TPUs only, and this one is for h100",
+        ),
+        ("v6e-8", "psum", "the program does not state its phase; import it with --phase"),
+        ("v6e-8", "decode/layer0/mlp/psum", "they need the whole scheduled program of a phase"),
+    ],
+)
+def test_an_import_without_times_says_why(
+    meshscope, tmp_path, topology: str, scope: str, reason: str
+) -> None:
+    text = f"""HloModule f, num_partitions=8, entry_computation_layout={{(f32[8]{{0}})->f32[8]{{0}}}}
+
+%add (a: f32[], b: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}}
+
+ENTRY %main (x: f32[8]) -> f32[8] {{
+  %x = f32[8]{{0}} parameter(0)
+  ROOT %r = f32[8]{{0}} all-reduce(%x), channel_id=1, replica_groups=[1,8]<=[8], to_apply=%add, metadata={{op_name="jit(f)/{scope}"}}
+}}
+"""
+    path = tmp_path / "f.hlo.txt"
+    path.write_text(text)
+    out = meshscope("import", str(path), "--topology", topology, "--mesh", "x=8").out
+    assert f"- times are unknown: {reason}" in " ".join(out.split())

@@ -56,6 +56,15 @@ def test_fit_at_a_batch_answers_for_that_batch(meshscope) -> None:
     assert text.count(" NO ") == 2
 
 
+def test_fit_on_gpus_has_the_weights_and_the_cache_of_the_batch(meshscope) -> None:
+    options = ("--topology", "h100:1,h100:2", "--batch", "64", "--prompt", "4000")
+    out = " ".join(meshscope("plan", "Qwen/Qwen3-32B", "--fit", *options).out.split())
+    cache_gib = 64 * (4000 + 128) * 64 * 2 * 8 * 128 * 2 / 2**30  # 64 layers, 8 heads of 128, bf16
+    weights_gib = 32_762_123_264 * 2 / 2**30
+    assert f"h100:1 NO tp=1 >={weights_gib + cache_gib:.2f} of 74.51" in out
+    assert f"h100:2 unknown tp=2 >={(weights_gib + cache_gib) / 2:.2f} of 74.51" in out
+
+
 def test_fit_answers_for_each_precision_and_for_a_chunk(meshscope) -> None:
     options = ("--topology", "v6e-8", "--prompt", "8192", "--batch", "64")
     dtypes = ("--weight-dtype", "bf16,int8", "--cache-dtype", "bf16,int8")

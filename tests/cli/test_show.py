@@ -74,6 +74,28 @@ def test_missing_times_have_a_reason(meshscope) -> None:
     assert "- times are unknown: cpu has no published rates; a --profile supplies them" in out
 
 
+def test_times_without_an_interval_say_why_in_text_json_plan_and_report(
+    meshscope, tmp_path
+) -> None:
+    reason = "no published times of collectives on h100 give the error of the model"
+    options = ("Qwen/Qwen3-4B", "--topology", "h100:2", "--plan", "tp=2")
+    out = " ".join(meshscope("predict", *options, "--out", "gpu").out.split())
+    assert out.count("(no interval)") == 2
+    assert out.count(f"predicted times have no interval: {reason}") == 1
+    assert "as the size of temporary buffers is unknown" in out
+    document = json.loads(meshscope("show", "gpu", "--json").out)
+    assert document["time"]["no_interval"] == reason
+    page = tmp_path / "page.html"
+    meshscope("report", "gpu", "--out", str(page))
+    assert page.read_text().count(reason) == 1
+    assert page.read_text().count("no interval; predicted") == 2
+    plan = ("plan", "Qwen/Qwen3-4B", "--topology", "h100:2", "--batch", "2")
+    assert f"times have no interval: {reason}" in " ".join(meshscope(*plan).out.split())
+    assert json.loads(meshscope(*plan, "--json").out)["no_interval"] == reason
+    known = ("predict", "Qwen/Qwen3-4B", "--topology", "v6e-4", "--plan", "tp=4", "--json")
+    assert json.loads(meshscope(*known).out)["time"]["no_interval"] is None
+
+
 def test_a_request_of_one_token_has_no_decode(meshscope) -> None:
     keep(meshscope, "a", "--plan", "tp=8", "--output", "1")
     out = meshscope("show", "a").out

@@ -28,6 +28,7 @@ from meshscope.cost.memory import predicted_memory
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.events.step_time import (
+    NO_INTERVAL,
     Activity,
     ActivityTime,
     PartCost,
@@ -96,7 +97,7 @@ def _phase_time(
         )
     if seconds.low_s is None:
         notes.append(
-            f"no interval: no published times of collectives on {chip.name} give the error of the model"
+            f"{NO_INTERVAL}no published times of collectives on {chip.name} give the error of the model"
         )
     return replace(time, notes=(*time.notes, *notes))
 

@@ -22,6 +22,7 @@ from meshscope.cost.simulator import BUBBLE, ScheduleSimulator, SimulatedStep, s
 from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import (
+    NO_INTERVAL,
     NO_TIME,
     Activity,
     ActivityTime,
@@ -183,7 +184,9 @@ def _step_time(phase: Phase, simulated: SimulatedStep, axes: Mapping[str, str]) 
             f"{len(unknown)} collectives with unknown bytes or devices are not in the times ({names})"
         )
     if step.low_s is None:
-        notes.append("no interval: the error of the time of some collectives or kernels is unknown")
+        notes.append(
+            f"{NO_INTERVAL}the error of the time of some collectives or kernels is unknown"
+        )
     return StepTime(
         source=Source.COMPILED,
         phase=phase,

@@ -55,6 +55,7 @@ class TimeEstimate:
         return self.value_s if self.high_s is None else self.high_s
 
 
+NO_INTERVAL = "no interval: "  # begins the note of a step whose time has no bounds
 NO_TIME = TimeEstimate(value_s=0.0, low_s=0.0, high_s=0.0)
 
 
@@ -156,6 +157,12 @@ class StepTime:
     unestimated: tuple[UnestimatedWork, ...] = ()
     is_extrapolated: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def no_interval(self) -> str | None:
+        """Why the step has no bounds: `no published times of collectives on h100 give the error of the model`."""
+        notes = [note for note in self.notes if note.startswith(NO_INTERVAL)]
+        return notes[0].removeprefix(NO_INTERVAL) if notes else None
 
     @property
     def unestimated_frac(self) -> float:

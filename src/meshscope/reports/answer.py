@@ -13,6 +13,7 @@ from meshscope.analysis.request import request_times, throughput_of
 from meshscope.analysis.roofline import BETWEEN_PARTS, why_sentences
 from meshscope.cost.predicted import has_figures
 from meshscope.events.enums import Phase, Source
+from meshscope.hardware.chips import Chip, ChipKind
 from meshscope.plans.memory import FitState, Memory
 from meshscope.plans.program import Engine
 from meshscope.plans.workload import Workload
@@ -175,8 +176,24 @@ def _notes(run: RunRecord) -> Iterator[str]:
     is_timed = bool(run.times) or run.measured is not None
     if not is_timed and chip is not None and not has_figures(chip):
         yield f"times are unknown: {chip.name} has no published rates; a --profile supplies them"
+    elif not is_timed and chip is not None and run.manifest.experiment.imported is not None:
+        yield f"times are unknown: {_untimed_import(run, chip)}"
+    reasons = {
+        f"{t.source} times have no interval: {t.no_interval}" for t in run.times if t.no_interval
+    }
+    yield from sorted(reasons, reverse=True)  # predicted first
     yield from map(str, run.manifest.other_operations)
     yield from surprises_of(run)
+
+
+def _untimed_import(run: RunRecord, chip: Chip) -> str:
+    if chip.kind is not ChipKind.TPU:
+        return f"imported programs get times on TPUs only, and this one is for {chip.name}"
+    if any(row.phase is None for row in run.rows) or not run.manifest.phases:
+        return "the program does not state its phase; import it with --phase"
+    return (
+        "they need the whole scheduled program of a phase; decode=FILE names the modules of a step"
+    )
 
 
 def title_of(run: RunRecord) -> str:

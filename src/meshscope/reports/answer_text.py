@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshscope.analysis.join import Agreement
-from meshscope.events.enums import Phase
+from meshscope.events.enums import Phase, Source
 from meshscope.reports.answer import Answer, Fit, FitState, SourceAgreement, SourceAnswer
 from meshscope.reports.model import EMPTY_LABEL, Figure, short
 from meshscope.reports.tables import bullets, labeled
@@ -113,7 +113,8 @@ def answer_table(columns: Mapping[str, SourceAnswer], *, has_room: bool = True) 
 
 def _time_rows(sources: Sequence[SourceAnswer]) -> Iterator[tuple[str | Text, ...]]:
     def row(label: str, name: str) -> tuple[str | Text, ...]:
-        return (label, *(_duration(getattr(one, name)) for one in sources))
+        figures = [(getattr(one, name), one.source is not Source.MEASURED) for one in sources]
+        return (label, *(_duration(figure, is_modeled=m) for figure, m in figures))
 
     phases = {phase for one in sources for phase in one.phases}
     has_decode, has_tpot = (
@@ -142,7 +143,9 @@ def _fit_rows(
     fits, room = [_fit(one.fit) for one in sources], [_room(one.fit) for one in sources]
     single = sources[0].fit if len(sources) == 1 else None
     if single is not None and room[0]:
-        yield "fits", fits[0].append(f", {_room_words(single, room[0])}", "default")
+        is_unknown = single.state is FitState.UNKNOWN and room[0] != NO_ROOM
+        reason = f", as {single.reason}" if is_unknown and single.reason else ""
+        yield "fits", fits[0].append(f"{reason}, {_room_words(single, room[0])}", "default")
         return
     if any(one.fit for one in sources):
         yield ("fits", *fits)
@@ -150,9 +153,10 @@ def _fit_rows(
         yield ("room for", *room)
 
 
-def _duration(figure: Figure) -> Text:
-    """`257 ms (214 to 311 ms)`."""
-    interval = "" if figure.low is None else f" ({figure.range_text})"
+def _duration(figure: Figure, *, is_modeled: bool) -> Text:
+    """`257 ms (214 to 311 ms)`; a note says why a modeled time has no interval."""
+    missing = " (no interval)" if is_modeled and figure.value is not None else ""
+    interval = missing if figure.low is None else f" ({figure.range_text})"
     return Text.assemble((figure.text, "bold"), interval)
 
 

@@ -300,6 +300,8 @@ def search_notes(result: PlanSearch) -> Iterator[str]:
     """What the figures assume."""
     if result.is_extrapolated:
         yield "times are extrapolated beyond measured collectives"
+    if reasons := [time.no_interval for time in result.times if time.no_interval]:
+        yield f"times have no interval: {reasons[0]}"
     if result.objective.source is not None:
         yield f"limits: {result.objective.source}"
     yield (
@@ -358,6 +360,7 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
             }
             for time in result.times
         },
+        "no_interval": next(filter(None, (time.no_interval for time in result.times)), None),
         "is_extrapolated": result.is_extrapolated,
         "why": {phase.value: sentence for phase, sentence in result.why.items()},
         "placement": None if result.placements is None else _placement_document(result.placements),

@@ -59,7 +59,7 @@ def fit_notes(model: Model, answers: SliceFits, batch: str | None) -> Iterator[s
     at_batch = "one sequence for each data-parallel rank" if batch is None else f"batch {batch}"
     yield from wrapped(
         f"{model.name}, weights,cache {dtypes}, prompt {workload.prompt}, output {workload.output}. Fits, GiB and "
-        f"context: with {at_batch}; temporary buffers are estimated, <= where they are unknown. Context: + if "
+        f"context: with {at_batch}; temporary buffers are estimated; >= and <= where they are unknown and count as nothing. Context: + if "
         "the model limits it. Plans of tp, dp and ep."
     )
     for note in model.notes:
@@ -70,12 +70,12 @@ def fit_notes(model: Model, answers: SliceFits, batch: str | None) -> Iterator[s
 
 
 def _device_gib(fit: SliceFit) -> str:
-    """`19.2 of 31.25`: what the batch needs, of the HBM."""
+    """`19.2 of 31.25`: what the batch needs, of the HBM; `>=1.91 of 74.51` without temporary buffers."""
     needed, hbm = (
         format_gib(n).removesuffix(" GiB")
-        for n in (fit.memory.total_bytes or fit.memory.weights_bytes, fit.memory.hbm_bytes)
+        for n in (fit.memory.total_bytes or fit.memory.known_bytes, fit.memory.hbm_bytes)
     )
-    return f"{needed} of {hbm}"
+    return f"{'>=' * (fit.memory.total_bytes is None)}{needed} of {hbm}"
 
 
 def _context(fit: SliceFit) -> str:

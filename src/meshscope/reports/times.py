@@ -25,7 +25,7 @@ from meshscope.analysis.roofline import (
     why_sentences,
 )
 from meshscope.events.enums import Phase, Source
-from meshscope.events.step_time import StepTime, TimeEstimate
+from meshscope.events.step_time import NO_INTERVAL, StepTime, TimeEstimate
 from meshscope.reports.model import (
     UNKNOWN_LABEL,
     CellValue,
@@ -74,6 +74,7 @@ def time_document(run: RunRecord, source: Source) -> dict[str, Any] | None:
     return {
         **document,
         "intervals": intervals,
+        "no_interval": next(filter(None, (t.no_interval for t in run.times_of(source))), None),
         "is_extrapolated": request.is_extrapolated,
         "assumption": ASSUMPTION,
         "steps": {time.phase.value: _step(time) for time in run.times_of(source)},
@@ -175,6 +176,8 @@ def step_notes(times: Sequence[StepTime]) -> Iterator[tuple[str, str]]:
     notes: dict[tuple[str, str], list[str]] = {}
     for time in times:
         for note in time.notes:
+            if note.startswith(NO_INTERVAL):
+                continue  # the answer says it
             notes.setdefault((time.source.value, note), []).append(time.phase.value)
     for (source, note), phases in notes.items():
         yield f"{source} {joined(phases)}", note

@@ -128,7 +128,7 @@ def _tiles(search: PlanSearch, choice: Choice) -> Iterator[tuple[str, str, str]]
     ):
         plain = TimeEstimate(value_s=seconds, low_s=None, high_s=None)
         figure = time_figure(interval_of(search.times, phase) or plain)
-        note = "predicted" if figure.low is None else f"{figure.range_text}; predicted"
+        note = f"{'no interval' if figure.low is None else figure.range_text}; predicted"
         yield name, figure.text, note
     rate = f"{choice.tokens_per_s_per_chip:,.0f}"
     yield "Request tokens/s per chip", rate, "of a batch over its prefill and all decode steps"

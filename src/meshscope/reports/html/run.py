@@ -221,7 +221,8 @@ def _figures(run: PageRun) -> Iterator[tuple[str, str, str]]:
     spreads = (None, None) if latency is None else (latency.ttft, latency.tpot)
     figures = {"TTFT": timed.ttft, "TPOT": timed.tpot}
     for (name, figure), spread in zip(figures.items(), spreads, strict=True):
-        note = f"{_interval(figure)}{timed.source}"
+        missing = "" if timed.source is Source.MEASURED else "no interval; "
+        note = f"{_interval(figure) or missing}{timed.source}"
         if spread is not None:
             note = f"measured, mean of {spread.n}; p99 {format_seconds(spread.p99_s)}"
         if figure.value is not None:
