@@ -67,10 +67,9 @@ def test_predictions_of_compiled_programs_are_those_of_the_present_code() -> Non
     compiled = import_module("study_compiled")
     made = zip(compiled.predicted_again(), ("programs", "operations"), strict=True)
     for rows, table in made:
-        columns = {
-            "programs": compiled.PROGRAM_COLUMNS,
-            "operations": compiled.OPERATION_COLUMNS,
-        }[table]
+        columns = {"programs": compiled.PROGRAM_COLUMNS, "operations": compiled.OPERATION_COLUMNS}[
+            table
+        ]
         new, old = (
             one.filter(pl.col("source") == "predicted").sort(pl.all())
             for one in (compiled.frame(rows, columns), pl.read_parquet(DATA / f"{table}.parquet"))

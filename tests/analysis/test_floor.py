@@ -18,10 +18,7 @@ from meshscope.analysis.roofline import (
 from meshscope.cost.predicted import predicted_times, with_default_chunk
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Phase
-from meshscope.events.step_time import (
-    Activity,
-    ActivityTime,
-)
+from meshscope.events.step_time import Activity, ActivityTime
 from meshscope.hardware.chips import chip_of
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.experiment import Experiment
@@ -56,11 +53,7 @@ STEP = step_time(
         ),
         ActivityTime(activity=Activity.SMALL, seconds=1e-3, hbm_busy_s=0.8e-3),
         ActivityTime(
-            activity=Activity.EXPOSED,
-            axis="tp",
-            seconds=1e-3,
-            hbm_busy_s=0.6e-3,
-            wire_bytes=1.8e8,
+            activity=Activity.EXPOSED, axis="tp", seconds=1e-3, hbm_busy_s=0.6e-3, wire_bytes=1.8e8
         ),
         ActivityTime(activity=Activity.COPY, seconds=0.5e-3, hbm_busy_s=0.5e-3),
     ),

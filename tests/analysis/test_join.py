@@ -119,11 +119,7 @@ CHANGES = (
     Change("axis", row(axis="dp", groups=DP2, group_size=2), "tp -> dp"),
     Change("no axis", row(axis=None, groups=DP2), "tp -> ?"),
     Change("groups", row(groups=((0, 1, 2, 4), (3, 5, 6, 7))), "different devices in the groups"),
-    Change(
-        "dtype",
-        row(dtype="f32", payload_bytes=2 * 8 * 16 * 4),
-        "bf16[2,8,16] -> f32[2,8,16]",
-    ),
+    Change("dtype", row(dtype="f32", payload_bytes=2 * 8 * 16 * 4), "bf16[2,8,16] -> f32[2,8,16]"),
     Change("part", row(part=Part.MLP), "in mlp, not attn"),
     Change("no part", row(part=None), "in an unknown part, not attn"),
     Change("no layer", row(layer=None), "in an unknown layer"),

@@ -48,10 +48,7 @@ def test_an_indexer_scores_all_positions_and_selects_2048() -> None:
     """DeepSeek-V3.2: 128 heads of 192 + 128 over its choice, 64 indexer heads of 128 over everything."""
     model, plain = (read_model(f"deepseek-ai/DeepSeek-{v}") for v in ("V3.2", "V3.1-Base"))
     workload = Workload(batch=1, prompt=8192, output=4)
-    for phase, contexts in (
-        (Phase.PREFILL, range(1, 8193)),
-        (Phase.DECODE, range(8193, 8196)),
-    ):
+    for phase, contexts in ((Phase.PREFILL, range(1, 8193)), (Phase.DECODE, range(8193, 8196))):
         n_new, mean = (8192 if phase is Phase.PREFILL else 1), sum(contexts) / len(contexts)
         indexer = 7168 * 128 + 1536 * 64 * 128 + 7168 * 64  # key, queries, weights of heads
         chosen = sum(min(context, 2048) for context in contexts) / len(contexts)

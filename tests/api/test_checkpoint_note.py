@@ -54,11 +54,7 @@ FP8_TEXT = "as fp8 with scales of 128 x 128 blocks"
             {},
             "no --weight-dtype equals; bf16 is assumed. Name a format, such as --weight-dtype int4",
         ),
-        (
-            NF4,
-            {},
-            "no --weight-dtype equals; the nearest is assumed (--weight-dtype int4_group64)",
-        ),
+        (NF4, {}, "no --weight-dtype equals; the nearest is assumed (--weight-dtype int4_group64)"),
         (
             {"torch_dtype": "float128"},
             {},

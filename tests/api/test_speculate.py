@@ -111,11 +111,7 @@ def test_a_head_of_a_hybrid_model_has_full_attention() -> None:
         ("Qwen/Qwen3.5-9B", "eagle"),
     ):
         run = predict(
-            model,
-            topology="v6e-8",
-            plan="tp=8",
-            layers=2,
-            speculate=f"{method}:k=1,acceptance=0.8",
+            model, topology="v6e-8", plan="tp=8", layers=2, speculate=f"{method}:k=1,acceptance=0.8"
         )
         assert run.speculation is not None
         draft = run.speculation.draft.record.manifest.experiment.architecture

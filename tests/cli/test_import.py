@@ -90,10 +90,7 @@ def test_two_imports_compare(meshscope, dump: str) -> None:
 def test_the_phase_option_is_for_dumps_that_name_none(meshscope) -> None:
     Path("foreign.txt").write_text(DUMP.replace("prefill/layer0/", ""))
     ask = ("import", "foreign.txt", *TP8, "--json", "--force")
-    for options, phases in (
-        ((), {"unknown"}),
-        (("--phase", "decode"), {"decode"}),
-    ):
+    for options, phases in (((), {"unknown"}), (("--phase", "decode"), {"decode"})):
         document = json.loads(meshscope(*ask, *options).out)
         assert set(document["totals"]) == phases
 

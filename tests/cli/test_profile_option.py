@@ -21,10 +21,7 @@ ASK = ("meta-llama/Llama-3.1-8B", "--topology", "v6e-8", "--plan", "tp=8", "--la
 def _profile(chip: str, latency_s: float) -> ChipProfile:
     known = constants_of(chip_of("v6e"))
     constants = replace(
-        known,
-        chip=chip,
-        by_kind=(),
-        rates=replace(known.rates, latency_s=latency_s),
+        known, chip=chip, by_kind=(), rates=replace(known.rates, latency_s=latency_s)
     )
     return ChipProfile(
         chip=chip,

@@ -357,9 +357,7 @@ def test_weights_arrive_behind_collectives_and_small_operations():
     [("f4e2m1fn_experts", 0.0011, True), ("s4", 0.00052, False), ("s8", 0.0, False)],
 )
 def test_experts_of_4_bits_are_converted_where_that_takes_longer_than_their_bytes(
-    weight_dtype,
-    of_weight,
-    is_bound,
+    weight_dtype, of_weight, is_bound
 ) -> None:
     experiment = experiment_with(
         MOE, "tp=8,ep=8", "v6e-8", batch=64, prompt=1024, output=128, weight_dtype=weight_dtype

@@ -56,12 +56,7 @@ def test_other_devices_scatter_what_they_reduce():
         (LLAMA, "tp=8", 1, True),  # 16,032 = 125 x 128 + 32
     ],
 )
-def test_a_single_row_of_logits_is_gathered_by_an_all_reduce(
-    model,
-    plan,
-    batch,
-    is_reduced,
-):
+def test_a_single_row_of_logits_is_gathered_by_an_all_reduce(model, plan, batch, is_reduced):
     """Compiled for v6e-8: the logits of one sequence, 4,736 to 18,992 on each device."""
     topology = "v6e-8" if plan != "tp=2" else "v6e:1x2"
     experiment = _experiment(plan, batch, model, topology)
@@ -76,11 +71,7 @@ def test_a_single_row_of_logits_is_gathered_by_an_all_reduce(
     ("model", "n_experts", "is_reduced"),
     [("deepseek-ai/DeepSeek-V2-Lite", 64, True), ("Qwen/Qwen3-30B-A3B", 128, False)],
 )
-def test_row_counts_of_experts_are_gathered_by_an_all_reduce(
-    model,
-    n_experts,
-    is_reduced,
-):
+def test_row_counts_of_experts_are_gathered_by_an_all_reduce(model, n_experts, is_reduced):
     """Compiled for v6e-8: all-reduces of 8 to 192 counts of 8 devices each, gathers of 128, 256, 384 and 512."""
     rows = predict(_experiment("dp=2,tp=4,ep=8", 8, model))
     counts = [row for row in rows if row.dtype == "s32"]
@@ -100,10 +91,7 @@ def test_row_counts_of_experts_are_gathered_by_an_all_reduce(
     ],
 )
 def test_row_counts_of_more_than_32_devices_are_gathered_by_an_all_reduce(
-    model,
-    topology,
-    plan,
-    is_reduced,
+    model, topology, plan, is_reduced
 ):
     """Compiled in docs/evidence/best-plans: 58 and 60 layers that send twice as many bytes of counts."""
     experiment = _experiment(plan, 64, model, topology, n_layers=4)
@@ -131,11 +119,7 @@ def test_row_counts_of_more_than_32_devices_are_gathered_by_an_all_reduce(
     ],
 )
 def test_a_prefill_reduces_whole_arrays_of_a_sequence_or_over_a_slice(
-    topology,
-    plan,
-    batch,
-    prompt,
-    is_reduced,
+    topology, plan, batch, prompt, is_reduced
 ):
     """Compiled with libtpu 0.0.42.1: `psum_scatter` of the same shapes over the same groups."""
     experiment = _experiment(plan, batch, topology=topology)

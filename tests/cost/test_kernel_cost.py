@@ -111,10 +111,7 @@ def test_scales_of_experts_are_no_rows():
     ],
 )
 def test_experts_of_4_bits_take_the_longer_of_their_bytes_and_their_conversion(
-    chip,
-    scales,
-    bundles,
-    is_bound,
+    chip, scales, bundles, is_bound
 ) -> None:
     """Each of 32 experts has two blocks of 1,024 x 768 weights, whose bundles are known."""
     shapes = f"s32[33];s32[32];bf16[16,2048];s4[32,2048,768];{scales}"

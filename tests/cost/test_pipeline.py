@@ -96,10 +96,7 @@ def test_a_tied_table_is_gathered_by_both_ends(make: Make) -> None:
         (r.stage, r.part, r.shape, r.count) for r in rows if r.axis == "fsdp" and r.layer is None
     ]
 
-    assert gathers == [
-        (0, Part.EMBED, (128256, 3072), 2),
-        (1, Part.LM_HEAD, (128256, 3072), 1),
-    ]
+    assert gathers == [(0, Part.EMBED, (128256, 3072), 2), (1, Part.LM_HEAD, (128256, 3072), 1)]
 
 
 def test_stages_are_compared_each_with_its_own(make: Make) -> None:

@@ -50,11 +50,7 @@ def test_layers_are_rows_of_their_stage(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("plan", "n_rows", "axes", "stages"),
-    [
-        ("tp=1", 0, set(), set()),
-        ("pp=4", 12, {"pp"}, {0, 1, 2, 3}),
-        ("tp=4", 132, {"tp"}, {None}),
-    ],
+    [("tp=1", 0, set(), set()), ("pp=4", 12, {"pp"}, {0, 1, 2, 3}), ("tp=4", 132, {"tp"}, {None})],
 )
 def test_an_axis_of_size_one_costs_nothing(plan, n_rows, axes, stages, make) -> None:
     rows = predict(make("Llama-3.1-8B", plan, engine=Engine.VLLM))

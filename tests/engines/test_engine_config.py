@@ -92,8 +92,7 @@ def test_quantized_weights_are_those_of_an_fp8_checkpoint(dtype, block, variable
 
 def test_the_scheduler_has_the_sequences_and_tokens_of_one_rank() -> None:
     config = vllm_config(
-        experiment("Qwen/Qwen3-32B", "dp=2,tp=4", batch=16, prompt=2048, prefill_chunk="4096"),
-        None,
+        experiment("Qwen/Qwen3-32B", "dp=2,tp=4", batch=16, prompt=2048, prefill_chunk="4096"), None
     )
 
     assert config.scheduler_config == SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=4096)

@@ -9,12 +9,7 @@ from meshscope.errors import PlanError
 from meshscope.hardware.interconnect.fabric import fabric_of
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.mesh import Mesh
-from meshscope.plans.placement import (
-    axis_placements,
-    device_order,
-    order_text,
-    parse_device_order,
-)
+from meshscope.plans.placement import axis_placements, device_order, order_text, parse_device_order
 from meshscope.plans.plan import parse_plan
 
 

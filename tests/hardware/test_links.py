@@ -250,8 +250,7 @@ def test_the_order_of_ids_in_a_group_does_not_matter(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "n_links"),
-    [("v6e:2x4", 2), ("v6e:16x16", 32), ("v5p:2x2x4", 4), ("v5p:4x4x4", 32)],
+    ("name", "n_links"), [("v6e:2x4", 2), ("v6e:16x16", 32), ("v5p:2x2x4", 4), ("v5p:4x4x4", 32)]
 )
 def test_no_all_to_all_beats_the_bisection(name: str, n_links: int) -> None:
     """Half of each device's bytes cross the bisection, both ways at once."""

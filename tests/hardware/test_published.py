@@ -10,11 +10,7 @@ from published_collectives import CCL_BENCH, POINTS, XPROF_V5P, Point, split_poi
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind, wire_factor
 from meshscope.hardware.chips import chip_of
-from meshscope.hardware.interconnect import (
-    collective_time,
-    constants_of,
-    geometry_of,
-)
+from meshscope.hardware.interconnect import collective_time, constants_of, geometry_of
 from meshscope.hardware.interconnect.constants import spec_constants
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.plan import parse_plan
@@ -143,10 +139,7 @@ def test_slices_communicate_over_dcn() -> None:
     assert modeled_s(point, constants_of(chip_of("v6e"))) == pytest.approx(point.seconds, rel=0.01)
     topology = parse_topology("2xv6e:2x4")
     together = collective_time(
-        Kind.ALL_REDUCE,
-        groups=(tuple(range(16)),),
-        payload_bytes=1 << 28,
-        topology=topology,
+        Kind.ALL_REDUCE, groups=(tuple(range(16)),), payload_bytes=1 << 28, topology=topology
     )
     host_bytes_per_s = constants_of(topology.chip).host_bytes_per_s
     assert host_bytes_per_s is not None
@@ -174,10 +167,7 @@ def test_h100_reaches_the_published_nccl_rates() -> None:
 def test_small_all_reduces_of_h100_take_nccls_latency() -> None:
     """tuning.cc, ring, LL: 3.6 us and 2(n-1) steps of 0.47 us over NVLink."""
     time = collective_time(
-        Kind.ALL_REDUCE,
-        groups=((0, 1, 2, 3),),
-        payload_bytes=4,
-        topology=parse_topology("h100:4"),
+        Kind.ALL_REDUCE, groups=((0, 1, 2, 3),), payload_bytes=4, topology=parse_topology("h100:4")
     )
     assert time.seconds == pytest.approx(3.6e-6 + 6 * 0.47e-6, rel=0.01)
 

@@ -143,11 +143,7 @@ def test_v5p_link_as_the_book_has_it() -> None:
     groups: Groups = ((0, 1, 2, 3),)
     topology = parse_topology("v5p:2x2x1")
     seconds = collective_time(
-        Kind.ALL_GATHER,
-        groups=groups,
-        payload_bytes=131_072_000,
-        topology=topology,
-        constants=book,
+        Kind.ALL_GATHER, groups=groups, payload_bytes=131_072_000, topology=topology, constants=book
     ).seconds
     assert seconds <= 983.4e-6  # no gather beats its links
 

@@ -388,8 +388,5 @@ def test_a_plan_of_another_size_is_an_error() -> None:
 
     with pytest.raises(ParseError, match=r"gz:1: .*compiled for 8 devices.*\(tp=4\) has 4\. Give"):
         collectives_of(
-            module,
-            mesh=Mesh(axes=(("tp", 4),)),
-            n_steps_of=N_STEPS,
-            crosses_slices=lambda _: None,
+            module, mesh=Mesh(axes=(("tp", 4),)), n_steps_of=N_STEPS, crosses_slices=lambda _: None
         )

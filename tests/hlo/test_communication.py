@@ -1,7 +1,5 @@
 """Communication in every form: sends and recvs, custom calls, opcodes of other versions, modes of groups."""
 
-from typing import NamedTuple
-
 import pytest
 
 from meshscope.analysis.budget import Filter
@@ -271,75 +269,64 @@ def test_an_unknown_opcode_may_communicate_and_counts_in_loops() -> None:
     assert (str(other), other.phase) == ("1 operation 'teleport' may communicate", Phase.DECODE)
 
 
-class CallCase(NamedTuple):
-    """A custom call that stands for a collective, with its configuration, and the row that it is."""
-
-    target: str
-    config: str
-    result: str
-    kind: Kind
-    payload_bytes: int
-    wire_bytes: int
-
-
 @pytest.mark.parametrize(
-    "case",
+    ("target", "config", "result", "kind", "payload", "wire"),
     [
-        CallCase(
+        (
             "all-gather",
             r"{\"all_gather_dimension\":0,\"replica_groups\":[[0,1,2,3]]}",
             "f32[4096,1024]",
             Kind.ALL_GATHER,
-            4 * N_BYTES,
-            3 * N_BYTES,
+            4,
+            3,
         ),
-        CallCase(
+        (
             "all-reduce",
             r"{\"replica_groups\":[[0,1,2,3]],\"channel_id\":1,\"use_global_device_ids\":true}",
             "f32[1024,1024]",
             Kind.ALL_REDUCE,
-            N_BYTES,
-            N_BYTES * 3 // 2,
+            1,
+            3 / 2,
         ),
-        CallCase(
+        (
             "reduce-scatter",
             r"{\"scatter_dimension\":0,\"replica_groups\":[[0,1,2,3]]}",
             "f32[256,1024]",
             Kind.REDUCE_SCATTER,
-            N_BYTES,
-            N_BYTES * 3 // 4,
+            1,
+            3 / 4,
         ),
-        CallCase(
+        (
             "all-to-all",
             r"{\"split_dimension\":0,\"concat_dimension\":1,\"replica_groups\":[[0,1,2,3]]}",
             "f32[256,4096]",
             Kind.ALL_TO_ALL,
-            N_BYTES,
-            N_BYTES * 3 // 4,
+            1,
+            3 / 4,
         ),
-        CallCase(
+        (
             "collective-permute",
             r"{\"source_target_pairs\":[[0,1],[1,2],[2,3]]}",
             "f32[1024,1024]",
             Kind.PERMUTE,
-            N_BYTES,
-            N_BYTES,
+            1,
+            1,
         ),
     ],
-    ids=lambda case: case.target,
 )
-def test_a_custom_call_that_stands_for_a_collective_is_a_row(case: CallCase) -> None:
-    body = (
-        f'  s = {case.result} custom-call(a), custom_call_target="{case.target}-start", '
-        f'frontend_attributes={{async_collective_config="{case.config}"}}\n'
-        f'  ROOT d = {case.result} custom-call(s), custom_call_target="{case.target}-done"'
+def test_a_custom_call_that_stands_for_a_collective_is_a_row(  # noqa: PLR0917  the columns
+    target, config, result, kind, payload, wire
+) -> None:
+    """Payload and wire bytes are multiples of the operand."""
+    text = text_of(
+        f'  s = {result} custom-call(a), custom_call_target="{target}-start", '
+        f'frontend_attributes={{async_collective_config="{config}"}}\n'
+        f'  ROOT d = {result} custom-call(s), custom_call_target="{target}-done"'
     )
-
-    (row,) = rows(text_of(body))
-
-    assert (row.kind, row.opcode, row.axis) == (case.kind, case.target, "x")
-    assert (row.payload_bytes, row.wire_bytes) == (case.payload_bytes, case.wire_bytes)
-    assert others(text_of(body)) == []
+    (row,) = rows(text)
+    assert (row.kind, row.opcode, row.axis) == (kind, target, "x")
+    assert (row.payload_bytes, row.wire_bytes) == (payload * N_BYTES, wire * N_BYTES)
+    assert others(text) == []
 
 
 GROUPS = "replica_groups={{0,1,2,3}}, channel_id=1, use_global_device_ids=true"
@@ -371,96 +358,57 @@ def test_opcodes_of_other_versions_are_rows(body: str, kind: Kind) -> None:
     assert (row.kind, row.payload_bytes) == (kind, N_BYTES)
 
 
-class GroupsCase(NamedTuple):
-    """The header of a module, the attributes of its all-reduce or permute, and the devices that meet."""
-
-    header: str
-    attributes: str
-    groups: tuple[tuple[int, ...], ...]
-    opcode: str = "all-reduce"
-
-
-ALL = ((0, 1, 2, 3),)
+ALL, BY_REPLICA, BY_PARTITION = ((0, 1, 2, 3),), ((0, 2), (1, 3)), ((0, 1), (2, 3))
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("sizes", "attributes", "groups", "opcode"),
     [
-        GroupsCase(", replica_count=4", "replica_groups={}", ALL),
-        GroupsCase(", replica_count=4", "replica_groups={{0,1,2,3}}", ALL),
-        GroupsCase(", num_partitions=4", "channel_id=1, replica_groups={{0}}", ALL),
-        GroupsCase(", num_partitions=4", "channel_id=1, replica_groups={}", ALL),
-        GroupsCase(", replica_count=2, num_partitions=2", "replica_groups={}", ((0, 2), (1, 3))),
-        GroupsCase(
-            ", replica_count=2, num_partitions=2", "replica_groups={{0,1}}", ((0, 2), (1, 3))
-        ),
-        GroupsCase(
-            ", replica_count=2, num_partitions=2", "channel_id=1, replica_groups={{0,1}}", ALL
-        ),
-        GroupsCase(
-            ", replica_count=2, num_partitions=2",
-            "channel_id=1, replica_groups={{0},{1}}",
-            ((0, 1), (2, 3)),
-        ),
-        GroupsCase(
-            ", replica_count=2, num_partitions=2",
+        ((4, 1), "replica_groups={}", ALL, "all-reduce"),
+        ((4, 1), "replica_groups={{0,1,2,3}}", ALL, "all-reduce"),
+        ((1, 4), "channel_id=1, replica_groups={{0}}", ALL, "all-reduce"),
+        ((1, 4), "channel_id=1, replica_groups={}", ALL, "all-reduce"),
+        ((2, 2), "replica_groups={}", BY_REPLICA, "all-reduce"),
+        ((2, 2), "replica_groups={{0,1}}", BY_REPLICA, "all-reduce"),
+        ((2, 2), "channel_id=1, replica_groups={{0,1}}", ALL, "all-reduce"),
+        ((2, 2), "channel_id=1, replica_groups={{0},{1}}", BY_PARTITION, "all-reduce"),
+        (
+            (2, 2),
             "channel_id=1, replica_groups={{0,3},{1,2}}, use_global_device_ids=true",
             ((0, 3), (1, 2)),
+            "all-reduce",
         ),
-        GroupsCase(
-            ", replica_count=2, num_partitions=2",
-            "channel_id=1, replica_groups={{0,1}}",
-            ((0, 1), (2, 3)),
-            "all-to-all",
-        ),
-        GroupsCase(
-            ", replica_count=2, num_partitions=2",
-            "channel_id=1, source_target_pairs={{0,1}}",
-            ((0, 1), (2, 3)),
-            "collective-permute",
-        ),
-        GroupsCase(
-            ", replica_count=2, num_partitions=2",
-            "source_target_pairs={{0,1}}",
-            ((0, 2), (1, 3)),
-            "collective-permute",
-        ),
+        ((2, 2), "channel_id=1, replica_groups={{0,1}}", BY_PARTITION, "all-to-all"),
+        ((2, 2), "channel_id=1, source_target_pairs={{0,1}}", BY_PARTITION, "collective-permute"),
+        ((2, 2), "source_target_pairs={{0,1}}", BY_REPLICA, "collective-permute"),
     ],
 )
-def test_groups_are_those_of_the_mode(case: GroupsCase) -> None:
-    body = f"  ROOT c = {ARRAY} {case.opcode}(a), {case.attributes}"
-
-    (row,) = rows(text_of(body, header=case.header), mesh="a=2,b=2")
-
-    assert row.groups == case.groups
+def test_groups_are_those_of_the_mode(sizes, attributes, groups, opcode) -> None:
+    names = zip(("replica_count", "num_partitions"), sizes, strict=True)
+    header = "".join(f", {name}={size}" for name, size in names if size > 1)
+    text = text_of(f"  ROOT c = {ARRAY} {opcode}(a), {attributes}", header=header)
+    assert [row.groups for row in rows(text, mesh="a=2,b=2")] == [groups]
 
 
 @pytest.mark.parametrize(
-    "op_name",
+    ("op_name", "author"),
     [
-        r"jit(f)/jit(shmap_body)/all_to_all[axis_name=(\'y\',) split_axis=2 tiled=True]",
-        r"pjit(f)/jit(main)/shard_map[mesh=Mesh(\'x\': 4)]/psum[axes=(\'x\',) axis_index_groups=None]",
-        r"xmap(g)[axis_sizes={\'i\': 4}]/ppermute[perm=((0, 1), (1, 0))]",
-        "jit(f)/shard_map/psum_invariant.7",
-        "jit(f)/shard_map/all_gather_start",
-        "jit(f)/shard_map/unreduced_psum",
-        "jit(f)/shard_map/psend",
+        (
+            r"jit(f)/jit(shmap_body)/all_to_all[axis_name=(\'y\',) split_axis=2 tiled=True]",
+            "program",
+        ),
+        (r"pjit(f)/jit(main)/shard_map[mesh=Mesh(\'x\': 4)]/psum[axes=(\'x\',)]", "program"),
+        (r"xmap(g)[axis_sizes={\'i\': 4}]/ppermute[perm=((0, 1), (1, 0))]", "program"),
+        *(
+            (f"jit(f)/shard_map/{name}", "program")
+            for name in ("psum_invariant.7", "all_gather_start", "unreduced_psum", "psend")
+        ),
+        ("jit(f)/jit(main)/dot_general[dimension_numbers=...]", "partitioner"),
+        ("jit(f)/add", "partitioner"),
     ],
 )
-def test_a_written_collective_is_of_the_program(op_name: str) -> None:
+def test_a_written_collective_is_of_the_program_and_others_of_the_partitioner(
+    op_name, author
+) -> None:
     body = f'  ROOT c = {ARRAY} all-reduce(a), {GROUPS}, metadata={{op_name="{op_name}"}}'
-
-    (row,) = rows(text_of(body))
-
-    assert row.inserted_by == "program"
-
-
-@pytest.mark.parametrize(
-    "op_name", ["jit(f)/jit(main)/dot_general[dimension_numbers=...]", "jit(f)/add"]
-)
-def test_another_name_is_of_the_partitioner(op_name: str) -> None:
-    body = f'  ROOT c = {ARRAY} all-reduce(a), {GROUPS}, metadata={{op_name="{op_name}"}}'
-
-    (row,) = rows(text_of(body))
-
-    assert row.inserted_by == "partitioner"
+    assert [row.inserted_by for row in rows(text_of(body))] == [author]

@@ -81,10 +81,7 @@ def test_tuples_are_flattened_and_lose_their_layout() -> None:
 
     assert other is not None
     assert other.shape == "(f32[2], s32[])"
-    assert other.arrays == (
-        ArrayShape(dtype="f32", dims=(2,)),
-        ArrayShape(dtype="s32", dims=()),
-    )
+    assert other.arrays == (ArrayShape(dtype="f32", dims=(2,)), ArrayShape(dtype="s32", dims=()))
 
 
 def test_text_without_percent_signs_and_with_typed_operands_reads_alike() -> None:

@@ -35,10 +35,7 @@ ENTRY %main (q: f32[8,4], k: f32[8,4]) -> f32[8,8] {{
         )
 
     return collectives_of(
-        parse_hlo(text, "m.hlo"),
-        mesh=mesh,
-        n_steps_of={},
-        crosses_slices=crosses_slices,
+        parse_hlo(text, "m.hlo"), mesh=mesh, n_steps_of={}, crosses_slices=crosses_slices
     )
 
 

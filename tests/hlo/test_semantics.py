@@ -157,8 +157,7 @@ PREFETCH = (
 
 
 @pytest.mark.parametrize(
-    ("joined", "kind"),
-    [("ConcatBitcast", Kind.REDUCE_SCATTER), ("Other", Kind.ALL_REDUCE)],
+    ("joined", "kind"), [("ConcatBitcast", Kind.REDUCE_SCATTER), ("Other", Kind.ALL_REDUCE)]
 )
 def test_a_shard_of_a_sum_that_is_prefetched_in_slices_is_a_scatter(joined, kind) -> None:
     """As libtpu 0.0.42.1 moves the reduced experts of Kimi-K2 on TPU7x to VMEM, in four slices."""

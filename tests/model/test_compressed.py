@@ -71,12 +71,7 @@ def test_layer_types_take_precedence_over_ratios() -> None:
     "keys",
     [
         {"compress_rate_csa": 2, "compress_rate_hca": 16},
-        {
-            "compress_rates": {
-                "compressed_sparse_attention": 2,
-                "heavily_compressed_attention": 16,
-            }
-        },
+        {"compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 16}},
     ],
 )
 def test_rates_are_read_under_both_names(keys: dict[str, Any]) -> None:

@@ -682,7 +682,7 @@ def test_llama_4_has_chunks_where_it_turns_and_experts_in_every_other_layer() ->
     """Maverick: layers 3, 7, ... attend to all positions and do not turn; Scout has experts in all layers."""
     maverick = read_model("meta-llama/Llama-4-Maverick-17B-128E-Instruct")
     assert [layer.name for layer in maverick.layers[:4]] == [
-        *("chunked/dense", "chunked/moe", "chunked/dense", "full/moe"),
+        *("chunked/dense", "chunked/moe", "chunked/dense", "full/moe")
     ]
     attention = maverick.attention
     assert isinstance(attention, GroupedAttention)

@@ -11,8 +11,7 @@ from meshscope.model.mechanisms.attention import causal_blocks, window_blocks
 
 
 @pytest.mark.parametrize(
-    ("n_rows", "block", "window"),
-    list(product((1, 2, 5, 9), (4, 8), (1, 3, 4, 5, 8, 9, 100))),
+    ("n_rows", "block", "window"), list(product((1, 2, 5, 9), (4, 8), (1, 3, 4, 5, 8, 9, 100)))
 )
 def test_blocks_are_those_of_the_mask(n_rows: int, block: int, window: int) -> None:
     at = np.arange(n_rows * block)

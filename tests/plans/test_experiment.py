@@ -59,11 +59,7 @@ def test_a_request_longer_than_the_model_is_refused() -> None:
 @pytest.mark.parametrize(
     ("plan", "engine", "remedy"),
     [
-        (
-            "cp=8",
-            Engine.VLLM,
-            "does not support cp. Use tp, pp, or --engine meshscope for cp.",
-        ),
+        ("cp=8", Engine.VLLM, "does not support cp. Use tp, pp, or --engine meshscope for cp."),
         (
             "dp=2,tp=4",
             Engine.VLLM,

@@ -14,13 +14,7 @@ from meshscope.errors import PlanError
 from meshscope.events.enums import Part, Phase, Source
 from meshscope.model.config import read_model
 from meshscope.plans.checks import check_batch, check_model
-from meshscope.plans.plan import (
-    ALIASES,
-    AXES,
-    Plan,
-    parallelism_of,
-    parse_plan,
-)
+from meshscope.plans.plan import ALIASES, AXES, Plan, parallelism_of, parse_plan
 from meshscope.plans.workload import Workload
 from meshscope.store.write import sha256
 
@@ -141,12 +135,7 @@ def test_a_plan_that_does_not_cover_the_slice_is_refused(text, n_devices, remedy
     [
         ("dp=4", 6, 128, "dp=4 does not divide batch=6. Use a multiple, e.g. --batch 8"),
         ("fsdp=8", 1, 128, "fsdp=8 does not divide batch=1. Use a multiple, e.g. --batch 8"),
-        (
-            "tp=8,sp",
-            1,
-            100,
-            "tp=8 does not divide prompt=100. Use a multiple, e.g. --prompt 104",
-        ),
+        ("tp=8,sp", 1, 100, "tp=8 does not divide prompt=100. Use a multiple, e.g. --prompt 104"),
         ("cp=8", 1, 4, "cp=8 does not divide prompt=4. Use a multiple, e.g. --prompt 8"),
         (
             "cp=2,tp=4,sp",
@@ -212,20 +201,13 @@ CASES = (
     Case(
         DENSE,
         "fsdp=2,tp=4",
-        {
-            "fsdp": {"embed", "attn", "mlp"},
-            "tp": {"embed", "attn", "mlp", "lm_head"},
-        },
+        {"fsdp": {"embed", "attn", "mlp"}, "tp": {"embed", "attn", "mlp", "lm_head"}},
     ),
     Case(
-        DENSE,
-        "cp=2,tp=4",
-        {"cp": {"attn", "lm_head"}, "tp": {"embed", "attn", "mlp", "lm_head"}},
+        DENSE, "cp=2,tp=4", {"cp": {"attn", "lm_head"}, "tp": {"embed", "attn", "mlp", "lm_head"}}
     ),
     Case(
-        DENSE,
-        "pp=2,tp=4",
-        {"pp": {"stage", "sample"}, "tp": {"embed", "attn", "mlp", "lm_head"}},
+        DENSE, "pp=2,tp=4", {"pp": {"stage", "sample"}, "tp": {"embed", "attn", "mlp", "lm_head"}}
     ),
     Case(
         MIXTURE,
@@ -243,11 +225,7 @@ CASES = (
             "tp": {"embed", "attn", "mlp", "moe.combine", "lm_head"},
         },
     ),
-    Case(
-        MIXTURE,
-        "tp=8,ep=8",
-        {"ep": {"moe.combine"}, "tp": {"embed", "attn", "mlp", "lm_head"}},
-    ),
+    Case(MIXTURE, "tp=8,ep=8", {"ep": {"moe.combine"}, "tp": {"embed", "attn", "mlp", "lm_head"}}),
     Case(
         MIXTURE,
         "tp=8,ep=8,sp",

@@ -15,12 +15,7 @@ from meshscope.model.quantization import FP8_BLOCKS
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.experiment import experiment_of
 from meshscope.plans.plan import Plan, parse_plan
-from meshscope.plans.weights import (
-    device_weight_bytes,
-    layer_weights,
-    outer_weights,
-    padded_vocab,
-)
+from meshscope.plans.weights import device_weight_bytes, layer_weights, outer_weights, padded_vocab
 from meshscope.plans.workload import Workload
 
 QWEN = read_model("Qwen3-32B")  # L64 D5120 F25600 N64 K8 H128 V151936, q and k norms, not tied

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -310,21 +311,14 @@ GATHER_GROWS_FASTER = pytest.mark.xfail(
 )
 
 
+FASTER = {(LLAMA_3B, TP4, 256), *product((LLAMA_3B, LLAMA_8B), [TP2_PP2], GROWTH)}
+
+
 @pytest.mark.parametrize(
     ("model", "plan", "output"),
     [
-        pytest.param(LLAMA_3B, TP4, 256, marks=GATHER_GROWS_FASTER),
-        (LLAMA_3B, TP4, 512),
-        (LLAMA_8B, TP4, 256),
-        (LLAMA_8B, TP4, 512),
-        (LLAMA_13B, TP4, 256),
-        (LLAMA_13B, TP4, 512),
-        pytest.param(LLAMA_3B, TP2_PP2, 256, marks=GATHER_GROWS_FASTER),
-        pytest.param(LLAMA_3B, TP2_PP2, 512, marks=GATHER_GROWS_FASTER),
-        pytest.param(LLAMA_8B, TP2_PP2, 256, marks=GATHER_GROWS_FASTER),
-        pytest.param(LLAMA_8B, TP2_PP2, 512, marks=GATHER_GROWS_FASTER),
-        (LLAMA_13B, TP2_PP2, 256),
-        (LLAMA_13B, TP2_PP2, 512),
+        pytest.param(*case, marks=[GATHER_GROWS_FASTER] if case in FASTER else [])
+        for case in product(MODELS, (TP4, TP2_PP2), GROWTH)
     ],
 )
 def test_growth_factors_of_figure_7_for_whole_volumes(model: str, plan: str, output: int) -> None:

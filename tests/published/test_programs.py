@@ -57,16 +57,13 @@ PROGRAM_OF = {
         *(8, 80, 11.85, 0.15),
     ),
     "deepseek-r1 batch 8": Program(
-        *(R1, "v5e:8x8", (("y", 8), ("z", 8)), Phase.DECODE),
-        *(61, 61, 20.8, 0.15),
+        *(R1, "v5e:8x8", (("y", 8), ("z", 8)), Phase.DECODE), *(61, 61, 20.8, 0.15)
     ),
     "llama-8b prefill tp1": Program(
-        *(PREFILL.format("1x1-tp1"), "v6e:1x1", (("tp", 1),), Phase.PREFILL),
-        *(2, 32, 221.8, 0.15),
+        *(PREFILL.format("1x1-tp1"), "v6e:1x1", (("tp", 1),), Phase.PREFILL), *(2, 32, 221.8, 0.15)
     ),
     "llama-8b prefill tp2": Program(
-        *(PREFILL.format("1x2-tp2"), "v6e:1x2", (("tp", 2),), Phase.PREFILL),
-        *(2, 32, 177.8, 0.15),
+        *(PREFILL.format("1x2-tp2"), "v6e:1x2", (("tp", 2),), Phase.PREFILL), *(2, 32, 177.8, 0.15)
     ),
 }
 

@@ -26,10 +26,7 @@ def step(source: Source, phase: Phase, seconds: float, *, other_s: float = 0.0) 
         seconds,
         source=source,
         by_basis_s={"roofline": seconds},
-        parts=(
-            part_cost("mlp", seconds - other_s),
-            part_cost(None, other_s),
-        ),
+        parts=(part_cost("mlp", seconds - other_s), part_cost(None, other_s)),
     )
 
 

@@ -11,11 +11,7 @@ from meshscope.analysis.comparison import compare_sources
 from meshscope.analysis.join import compare
 from meshscope.events.enums import Source
 from meshscope.events.schema import POLARS_SCHEMA
-from meshscope.reports.document import (
-    comparison_document,
-    metrics_document,
-    run_document,
-)
+from meshscope.reports.document import comparison_document, metrics_document, run_document
 from meshscope.store.run import RunRecord
 
 FIELDS = {

@@ -334,8 +334,3 @@ def test_the_script_of_vega_states_its_license_and_names_no_host_that_it_could_a
         "vega.github.io",
     }  # names of formats, and a comment
     assert len(script) < 1_000_000
-
-
-def test_the_package_contains_the_files_of_the_page() -> None:
-    names = {path.name for path in resources.files("meshscope.reports.html").iterdir()}
-    assert {"vega.js", "page.js", "page.css", "page.html.j2"} <= names

@@ -43,12 +43,7 @@ def browser(compiled_run: RunRecord, tmp_path_factory: pytest.TempPathFactory) -
                 for i, name in enumerate(("router", "experts", "shared", "dispatch", "combine"))
             ),
         ))  # fmt: skip
-    faster = replace(
-        step,
-        step=estimate(0.013),
-        exposed_s=0.002,
-        exposed_by_axis_s={"tp": 0.002},
-    )
+    faster = replace(step, step=estimate(0.013), exposed_s=0.002, exposed_by_axis_s={"tp": 0.002})
     rows = (*compiled_run.rows, *(replace(row, axis="dp") for row in compiled_run.rows))
     run = replace(compiled_run, rows=rows, times=(step,))
     path = folder / "report.html"

@@ -23,23 +23,20 @@ from meshscope.store.run import RunRecord
 RunView = Callable[[RunRecord, Console], Iterable[RenderableType]]
 
 WIDTHS = (40, 80, 100, 200)
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def console(width: int, *, color: bool = False) -> Console:
+def console(width: int) -> Console:
     return Console(
         file=io.StringIO(),
         width=width,
-        force_terminal=color,
-        color_system="standard" if color else None,
         highlight=False,
         markup=False,
         emoji=False,
     )
 
 
-def run_output(run: RunRecord, width: int, *, color: bool = False, view: RunView = run_text) -> str:
-    out = console(width, color=color)
+def run_output(run: RunRecord, width: int, *, view: RunView = run_text) -> str:
+    out = console(width)
     with out.capture() as capture:
         for part in view(run, out):
             out.print(part)
@@ -170,13 +167,6 @@ def test_a_wide_console_has_remarks_in_line(compiled_run: RunRecord) -> None:
         "more bytes  instead of 1.54 kB on the wire; Emitter/StrategyRing, 2 colors; "
         "compiled as all-reduce" in wide
     )
-
-
-def test_color_changes_only_color(compiled_run: RunRecord) -> None:
-    colored = run_output(compiled_run, 100, color=True)
-    stripped = [line.rstrip() for line in ANSI.sub("", colored).splitlines()]
-    assert ANSI.search(colored)
-    assert stripped == run_output(compiled_run, 100).splitlines()
 
 
 def test_only_differences_are_compared_in_rows(compiled_run: RunRecord) -> None:

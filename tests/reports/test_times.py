@@ -26,10 +26,7 @@ PREFILL = step_time(
     parts=(part_cost("mlp", 0.12, collective_s=0.1, exposed_s=0.06),),
     unestimated=(
         UnestimatedWork(
-            opcode="frobnicate",
-            count=3,
-            seconds=estimate(0.02, 0.0, 0.2),
-            is_known=False,
+            opcode="frobnicate", count=3, seconds=estimate(0.02, 0.0, 0.2), is_known=False
         ),
     ),
     is_extrapolated=True,

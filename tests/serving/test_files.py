@@ -90,10 +90,7 @@ def test_the_page_has_the_answer_and_its_charts(served: ServingRun, tmp_path: Pa
     charts = list(serving_charts(served.outcome))
     assert [one["kind"] for one in data["charts"]] == ["series"] * len(charts)
     lines = data["charts"][2]["spec"]["layer"][0]["data"]["values"]
-    assert [line["name"] for line in lines] == [
-        "prefill: prompt",
-        "decode: decoded",
-    ]
+    assert [line["name"] for line in lines] == ["prefill: prompt", "decode: decoded"]
 
 
 @pytest.mark.parametrize(

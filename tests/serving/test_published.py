@@ -8,12 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
-from published_serving import (
-    PublishedServing,
-    fitted_host_s,
-    published_serving,
-    simulated_serving,
-)
+from published_serving import PublishedServing, fitted_host_s, published_serving, simulated_serving
 
 HOST_S = 4.57e-3
 

@@ -34,12 +34,7 @@ TIME = step_time(
     by_basis_s={"compiler_cycles": 0.1, "interconnect_model": 0.15},
     parts=(part_cost(None, 0.1, collective_s=0.2, exposed_s=0.15, flops=7.0),),
     unestimated=(
-        UnestimatedWork(
-            opcode="sort",
-            count=3,
-            seconds=estimate(0.1, 0.0, 1.0),
-            is_known=False,
-        ),
+        UnestimatedWork(opcode="sort", count=3, seconds=estimate(0.1, 0.0, 1.0), is_known=False),
     ),
     is_extrapolated=True,
     notes=("a note",),
@@ -127,6 +122,14 @@ def edit(name: str, change: Callable[[dict[str, object]], object]) -> Callable[[
     return apply
 
 
+def manifest(**changes: object) -> Callable[[Path], object]:
+    return edit(MANIFEST, lambda document: document.update(changes))
+
+
+def asked(**changes: object) -> Callable[[Path], object]:
+    return edit(MANIFEST, lambda document: document["experiment"].update(changes))
+
+
 def agree_on_events(run: Path) -> None:
     document = json.loads((run / MANIFEST).read_text())
     document["files"][EVENTS] = sha256(run / EVENTS)
@@ -151,52 +154,40 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "manifest a list": (lambda run: (run / MANIFEST).write_text("[]"), "is not a JSON object"),
     "manifest deep": (lambda run: (run / MANIFEST).write_text("[" * 10**5), "cannot read"),
     "manifest binary": (lambda run: (run / MANIFEST).write_bytes(b"\xff\xfe"), "cannot read"),
-    "another tool": (
-        edit(MANIFEST, lambda d: d.update(tool="x")),
-        "another tool wrote its manifest.json",
-    ),
-    "another schema": (edit(MANIFEST, lambda d: d.update(schema=99)), f"schema 99, .* {AGAIN}"),
+    "another tool": (manifest(tool="x"), "another tool wrote its manifest.json"),
+    "another schema": (manifest(schema=99), f"schema 99, .* {AGAIN}"),
     "no schema": (edit(MANIFEST, lambda d: d.pop("schema")), f"schema None, .* {AGAIN}"),
     "no files": (edit(MANIFEST, lambda d: d.pop("files")), f"damaged or was changed. {AGAIN}"),
     "no plan": (edit(MANIFEST, lambda d: d.pop("experiment")), f"experiment: missing key. {AGAIN}"),
-    "wrong type": (
-        edit(MANIFEST, lambda d: d.update(flags=[])),
-        f"flags: expected an object, got .* {AGAIN}",
-    ),
+    "wrong type": (manifest(flags=[]), f"flags: expected an object, got .* {AGAIN}"),
     "wrong phase": (
-        edit(MANIFEST, lambda d: d.update(phases=["x"])),
+        manifest(phases=["x"]),
         f"phases\\[0\\]: expected one of 'prefill', .* {AGAIN}",
     ),
     "experiment a list": (
-        edit(MANIFEST, lambda d: d.update(experiment=[1, 2])),
+        manifest(experiment=[1, 2]),
         f"experiment: expected an object, got \\[1, 2\\]. {AGAIN}",
     ),
-    "plan of no axis": (
-        edit(MANIFEST, lambda d: d["experiment"].update(plan="x=3")),
-        f"unknown axis 'x'.* {AGAIN}",
-    ),
+    "plan of no axis": (asked(plan="x=3"), f"unknown axis 'x'.* {AGAIN}"),
     "number of devices beyond any": (
-        edit(MANIFEST, lambda d: d["experiment"].update(n_devices=float("inf"))),
+        asked(n_devices=float("inf")),
         f"experiment.n_devices: expected a whole number, got inf. {AGAIN}",
     ),
     "workload a list": (
-        edit(MANIFEST, lambda d: d["experiment"].update(workload=[])),
+        asked(workload=[]),
         f"experiment.workload: expected an object, got \\[\\]. {AGAIN}",
     ),
     "model without layers": (
-        edit(MANIFEST, lambda d: d["experiment"].update(model={"family": "llama"})),
+        asked(model={"family": "llama"}),
         f"experiment.model.layers: expected a list, got None. {AGAIN}",
     ),
     "seconds of words": (
-        edit(MANIFEST, lambda d: d.update(seconds={"prefill.compile": "long"})),
+        manifest(seconds={"prefill.compile": "long"}),
         f"seconds.prefill.compile: expected a finite number, got 'long'. {AGAIN}",
     ),
-    "no command": (
-        edit(MANIFEST, lambda d: d.update(command=3, schema=0)),
-        "Make the run again, with --force",
-    ),
+    "no command": (manifest(command=3, schema=0), "Make the run again, with --force"),
     "another plan": (
-        edit(MANIFEST, lambda d: d["experiment"].update(plan="tp=8")),
+        asked(plan="tp=8"),
         f"manifest.json was changed after the run, so its events may belong to .* {AGAIN}",
     ),
     "another memory": (
@@ -280,7 +271,7 @@ def test_events_that_are_no_collectives_are_not_read_as_rows(run: Path) -> None:
 def test_the_remedy_makes_the_run_where_it_lies_now(run: Path, tmp_path: Path) -> None:
     path = run.rename(tmp_path / "moved")
     command = ["meshscope", "compile", "m", "--force", "--out", "runs/made", "--plan", "tp=8"]
-    edit(MANIFEST, lambda d: d.update(schema=0, command=command))(path)
+    manifest(schema=0, command=command)(path)
     expected = f"Make it again: meshscope compile m --plan tp=8 --out {path} --force"
     with pytest.raises(RunError, match=re.escape(expected)):
         read_run(path)

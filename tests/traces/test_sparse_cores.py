@@ -188,8 +188,7 @@ def test_host_lines_of_older_profiles_tell_bytes_and_times(tmp_path: Path) -> No
     }  # fmt: skip
     name = "MegaScale: Communication Transport Receive"
     host = profiles.Plane(
-        name="/host:CPU",
-        lines=[profiles.Line("dcn", [profiles.Event(name, 200 * US, 0, facts)])],
+        name="/host:CPU", lines=[profiles.Line("dcn", [profiles.Event(name, 200 * US, 0, facts)])]
     )
     trace = read(tmp_path, core(0, profiles.Event(FUSION, 0, 100 * US)), host)
     (row,) = rows_of(trace).rows

@@ -201,11 +201,7 @@ def gpu(kernels: list[tuple[str, str | None]]) -> object:
             kernel,
             index * 100 * made.US,
             10 * made.US,
-            {
-                "hlo_op": profiles.Ref(op),
-                "hlo_module": profiles.Ref("jit_f"),
-                "program_id": 3,
-            }
+            {"hlo_op": profiles.Ref(op), "hlo_module": profiles.Ref("jit_f"), "program_id": 3}
             if op
             else {},
         )
