@@ -12,10 +12,9 @@ import pytest
 from meshscope.errors import SpecError
 from meshscope.events.enums import Part, Phase
 from meshscope.plans.mesh import Mesh
-from meshscope.readers.hlo.attribution import scope_of
+from meshscope.readers.hlo.attribution import read_rules, scope_of
 from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import parse_hlo, read_hlo
-from meshscope.readers.hlo.scope_rules import read_rules
 from meshscope.readers.hlo.scopes import with_scopes
 
 PROGRAMS = Path(__file__).parents[1] / "published/programs"

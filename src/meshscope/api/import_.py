@@ -57,10 +57,9 @@ from meshscope.plans.experiment import experiment_of_record
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.program import DEFAULT_FRONTEND, Frontend
 from meshscope.plans.workload import parse_lengths
-from meshscope.readers.hlo.attribution import MAX_LAYERS
+from meshscope.readers.hlo.attribution import MAX_LAYERS, RULES, read_rules
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.readers.hlo.scope_rules import RULES, read_rules
 from meshscope.readers.traces.sniff import check_kind, format_of
 from meshscope.reports.model import plain
 from meshscope.store.folder import RUNS, default_folder, new_folder, safe_name, scratch_folder

@@ -27,10 +27,9 @@ from meshscope.model.layers import FOLDED_LAYERS, MAX_PERIOD, Fold, ShallowLayer
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.workload import SequenceLengths
 from meshscope.programs.environments import check_tpu_compiler, torchxla_python, torchxla_variables
-from meshscope.readers.hlo.attribution import OUTSIDE_LAYERS, scope_of
+from meshscope.readers.hlo.attribution import OUTSIDE_LAYERS, EngineRules, scope_of
 from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives, rows_of
 from meshscope.readers.hlo.module import HloModule
-from meshscope.readers.hlo.scope_rules import EngineRules
 from meshscope.readers.hlo.scopes import with_scopes
 from meshscope.store.folder import scratch_folder
 from meshscope.workers import WorkerTask, run_worker

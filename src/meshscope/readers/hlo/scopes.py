@@ -10,11 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshscope.events.enums import Part, Phase
-from meshscope.readers.hlo.attribution import OUTSIDE_LAYERS, scope_of
+from meshscope.readers.hlo.attribution import (
+    OUTSIDE_LAYERS,
+    EngineRules,
+    NamedScope,
+    ScopeReader,
+    scope_of,
+)
 from meshscope.readers.hlo.dataflow import MOVEMENT
 from meshscope.readers.hlo.executions import runs_called_computations, trip_count
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
-from meshscope.readers.hlo.scope_rules import EngineRules, NamedScope, ScopeReader
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 
 _GATHERS = ("all-gather", "collective-broadcast")

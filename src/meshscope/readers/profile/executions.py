@@ -19,7 +19,7 @@ from meshscope.errors import TraceError
 from meshscope.events.enums import Kind, Source, wire_factor
 from meshscope.events.schema import POLARS_SCHEMA
 from meshscope.readers.profile.nesting import CoveredTime
-from meshscope.readers.profile.ops import CONTAINERS, ROLES, Ops, in_schema
+from meshscope.readers.profile.ops import CONTAINERS, ROLES, Ops, in_schema, own_groups
 
 Instructions = Mapping[tuple[str, str], Mapping[str, Any]]  # facts by module and name
 
@@ -257,17 +257,9 @@ def participants(rows: pl.DataFrame) -> pl.DataFrame:
     runs = rows.filter(pl.col("kind").is_not_null()).sort("start_s", maintain_order=True)
     is_pairs = pl.col("kind").is_in([Kind.PERMUTE.value, Kind.SEND.value, Kind.RECV.value])
     numbered = runs.with_row_index("row")
-    group_of = (  # null for pairs, which form chains
-        numbered.filter(~is_pairs)
-        .select("row", "device", group="groups")
-        .explode("group")
-        .filter(pl.col("group").list.contains(pl.col("device")))
-        .unique("row", keep="first")
-    )
+    group_of = own_groups(numbered.filter(~is_pairs), "row")  # null for pairs, which form chains
     keyed = (
-        numbered.join(
-            group_of.select("row", "group"), on="row", how="left", maintain_order="left"
-        )
+        numbered.join(group_of, on="row", how="left", maintain_order="left")
         .drop("row")
         .with_columns(
             pl.int_range(pl.len()).over("module", "hlo_name", "device", "core").alias("occurrence"),

@@ -223,6 +223,13 @@ def in_schema(frame: pl.DataFrame, schema: dict[str, Any]) -> pl.DataFrame:
     )
 
 
+def own_groups(rows: pl.DataFrame, *keys: str) -> pl.DataFrame:
+    """The first of the `groups` that contains the `device` of each row, by these keys."""
+    exploded = rows.select(*keys, "groups", of_device="device").explode("groups")
+    own = exploded.filter(pl.col("groups").list.contains(pl.col("of_device")))
+    return own.unique(keys, keep="first").select(*keys, group="groups")
+
+
 def zero_ns(space: XSpace) -> int:
     """The time that ops count from: the start of a profile in Unix time, else 0."""
     first = min((p.origin_ns for p in space.planes if len(p.events)), default=0)

@@ -10,7 +10,7 @@ import gzip
 import mmap
 import zlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,33 +180,25 @@ class _StatColumn:
         return pl.Series(narrow).cat.to(pl.Enum([every[code] for code in used]))
 
 
+@dataclass(slots=True, kw_only=True)
 class StatTable:
     """The stats of the events of one plane, one column per name that occurs.
 
     `names` are stat names by id. `wanted` lists the stats to keep; None keeps all.
     """
 
-    def __init__(
-        self,
-        file: ProfileBytes,
-        names: Mapping[int, str],
-        n_rows: int,
-        *,
-        texts: StatTexts,
-        wanted: Collection[str] | None = None,
-    ) -> None:
-        self._file = file
-        self._names = names
-        self._n_rows = n_rows
-        self._texts = texts
-        self._wanted = wanted
-        self._columns: dict[str, _StatColumn] = {}
+    file: ProfileBytes
+    names: Mapping[int, str]
+    n_rows: int
+    texts: StatTexts
+    wanted: Collection[str] | None = None
+    _columns: dict[str, _StatColumn] = field(init=False, default_factory=dict[str, _StatColumn])
 
     def take(self, rows: Ints, starts: Ints, ends: Ints) -> None:
         """Reads the stats in these byte ranges into the rows [n] of their events."""
         stat_ids, values = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         forms, value_ends = np.zeros(len(rows), np.uint8), ends.copy()
-        for column in columns(self._file.view, starts, ends, _STAT_WIRES):
+        for column in columns(self.file.view, starts, ends, _STAT_WIRES):
             if column.number == _STAT_ID:
                 stat_ids[column.rows] = column.values
             else:
@@ -214,8 +206,8 @@ class StatTable:
                 values[column.rows] = column.values
                 value_ends[column.rows] = column.ends
         for stat_id, of_stat in alike(stat_ids):
-            name = self._names.get(stat_id, f"stat {stat_id}")
-            if self._wanted is not None and name not in self._wanted:
+            name = self.names.get(stat_id, f"stat {stat_id}")
+            if self.wanted is not None and name not in self.wanted:
                 continue
             for form, index in alike(forms[of_stat]):
                 if form:
@@ -223,25 +215,25 @@ class StatTable:
                     if form in _TEXTUAL:
                         of_form = self._codes(form, of_form, until)
                     if name not in self._columns:
-                        self._columns[name] = _StatColumn(self._n_rows)
+                        self._columns[name] = _StatColumn(self.n_rows)
                     self._columns[name].put(rows[of_stat][index], form, of_form)
 
     def _codes(self, form: int, values: Ints, ends: Ints) -> Ints:
-        texts = self._texts
+        texts = self.texts
         if form == _REF:
             unique, inverse = np.unique(values, return_inverse=True)
-            codes = [texts[self._names.get(ref, f"text {ref}")] for ref in unique.tolist()]
+            codes = [texts[self.names.get(ref, f"text {ref}")] for ref in unique.tolist()]
             return np.array(codes, np.int64)[inverse]
         spans = zip(values.tolist(), ends.tolist(), strict=True)
         if form == _BYTES:
             return np.array([texts[f"<{end - start} bytes>"] for start, end in spans], np.int64)
-        text = self._file.text
+        text = self.file.text
         return np.array([texts[text(start, end)] for start, end in spans], np.int64)
 
     def series(self) -> list[pl.Series]:
         """The columns, named `stat.NAME`; frees the source of each as it is built."""
         names = sorted(self._columns)
-        return [self._columns.pop(name).series(PREFIX + name, self._texts) for name in names]
+        return [self._columns.pop(name).series(PREFIX + name, self.texts) for name in names]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +298,7 @@ def plane_of(file: ProfileBytes, start: int, end: int) -> Plane:
     by_id = kinds.select("id", "kind").unique("id", keep="last")
     kind = events.select("id").join(by_id, on="id", how="left", maintain_order="left")["kind"]
     starts, ends = message.spans(6).chunk()
-    stats = StatTable(file, names, 1, texts=StatTexts())
+    stats = StatTable(file=file, names=names, n_rows=1, texts=StatTexts())
     stats.take(np.zeros(len(starts), np.int64), starts, ends)
     return Plane(
         name=message.text(2),
@@ -329,7 +321,7 @@ def _events(
     n_of_lines = [len(line.events) for line in lines]
     n_events = sum(n_of_lines)
     check_limit("profile", "events on one plane", n_events, MAX_EVENTS)
-    stats = StatTable(file, names, n_events, texts=texts, wanted=file.wanted)
+    stats = StatTable(file=file, names=names, n_rows=n_events, texts=texts, wanted=file.wanted)
     ident, start_ps, dur_ps = (np.zeros(n_events, np.int64) for _ in range(3))
     first = 0
     for line in lines:
@@ -395,7 +387,7 @@ def _kinds(
 ) -> pl.DataFrame:
     """Ids, names and shared stats of the kinds of events."""
     idents = np.zeros(len(spans), np.int64)
-    stats = StatTable(file, names, len(spans), texts=texts)
+    stats = StatTable(file=file, names=names, n_rows=len(spans), texts=texts)
     labels = {2: [""] * len(spans), 4: [""] * len(spans)}
     wires = {1: VARINT, 2: SPAN, 3: SPAN, 4: SPAN, 5: SPAN}
     for first, keys, starts, ends in _entries(file, spans):

@@ -25,7 +25,7 @@ import polars as pl
 from meshscope.errors import TraceError
 from meshscope.events.timeline import ARGUMENT, MAX_CHARACTERS, Timeline, Track, printable
 from meshscope.readers.profile.hlo_proto import hlo_text
-from meshscope.readers.profile.ops import UNIX_NS, Ops, merged, ops_of, zero_ns
+from meshscope.readers.profile.ops import UNIX_NS, Ops, merged, ops_of, own_groups, zero_ns
 from meshscope.readers.profile.plane import (
     PREFIX,
     Plane,
@@ -284,11 +284,8 @@ def _shared_ends(ops: Ops) -> Mapping[tuple[int, int], np.ndarray]:
         collectives.select("op", "groups"), on="op"
     )
     places = events.select("op", "device", "groups").unique(["op", "device"])
-    group_of = places.explode("groups").filter(pl.col("groups").list.contains(pl.col("device")))
     ends = events.sort("start_s").join(
-        group_of.select("op", "device", group="groups").unique(["op", "device"], keep="first"),
-        on=["op", "device"],
-        maintain_order="left",
+        own_groups(places, "op", "device"), on=["op", "device"], maintain_order="left"
     ).select(
         "op",
         "host",
