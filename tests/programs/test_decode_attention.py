@@ -179,7 +179,7 @@ def check(case: Case, arrays: Arrays, mask: Any) -> None:
 
 
 def test_a_device_without_any_of_the_positions_adds_nothing() -> None:
-    """Under cp, a window may lie on other devices."""
+    """Under cp, a window may be on other devices."""
     case = Case("none", 200)
     arrays = random_arrays(case)
     nothing = jnp.full((1, 1, case.slots), MASKED)

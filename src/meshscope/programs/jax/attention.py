@@ -10,8 +10,8 @@ V width of a value.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -210,12 +210,13 @@ class PartialAttention:
 
     `numerator` [B, S, N, H] and `total` [B, S, N] are sums of exp(score - largest), with `largest`
     [B, S, N] the maximum score. If all positions are masked, `largest` is MASKED and a merge drops
-    the sums.
+    the sums. `xp` is the library of the arrays.
     """
 
     numerator: Array
     total: Array
     largest: Array
+    xp: ClassVar[Any] = jnp
 
     @classmethod
     def of_normalized(cls, out: Array, logarithms: Array) -> "PartialAttention":
@@ -230,38 +231,34 @@ class PartialAttention:
             largest=jnp.where(has_any, logarithms, MASKED),
         )
 
-    def rescaled(self, largest: Array) -> "PartialAttention":
+    def rescaled(self, largest: Array) -> Self:
         """Rescales the sums to a larger maximum."""
-        factor = jnp.exp(self.largest - largest)
-        return PartialAttention(
-            numerator=self.numerator * factor[..., None],
-            total=self.total * factor,
-            largest=largest,
-        )
+        factor = self.xp.exp(self.largest - largest)
+        numerator = self.numerator * factor[..., None]
+        return replace(self, numerator=numerator, total=self.total * factor, largest=largest)
 
-    def merged(self, other: "PartialAttention") -> "PartialAttention":
+    def merged(self, other: Self) -> Self:
         """Merges attention to disjoint positions."""
-        largest = jnp.maximum(self.largest, other.largest)
+        largest = self.xp.maximum(self.largest, other.largest)
         one, two = self.rescaled(largest), other.rescaled(largest)
-        return PartialAttention(
-            numerator=one.numerator + two.numerator, total=one.total + two.total, largest=largest
-        )
+        numerator = one.numerator + two.numerator
+        return replace(one, numerator=numerator, total=one.total + two.total)
 
-    def with_sinks(self, sinks: Array | None) -> "PartialAttention":
-        """Adds a position with logits [N] and no value."""
+    def with_sinks(self, sinks: Array | None) -> Self:
+        """Adds a position with float32 logits [N] and no value."""
         if sinks is None:
             return self
-        logits = jnp.broadcast_to(sinks.astype(jnp.float32), self.largest.shape)
-        sink = PartialAttention(
-            numerator=jnp.zeros_like(self.numerator),
-            total=jnp.ones_like(self.total),
-            largest=logits,
-        )
-        return self.merged(sink)
+        part = self.rescaled(self.xp.maximum(self.largest, sinks))
+        return replace(part, total=part.total + self.xp.exp(sinks - part.largest))
+
+    @property
+    def mean(self) -> Array:
+        """The normalized output [B, S, N, H] in float32."""
+        return self.numerator / self.total[..., None]
 
     def normalized(self, dtype: Any) -> Array:
-        """The normalized attention output [B, S, N, H]."""
-        return (self.numerator / self.total[..., None]).astype(dtype)
+        """The normalized output [B, S, N, H]."""
+        return self.mean.astype(dtype)
 
 
 def partial_attention(

@@ -37,7 +37,7 @@ from meshscope.programs.jax.decoder import Decoder
 from meshscope.programs.jax.grouped_matmul import GroupedKernel
 from meshscope.programs.jax.mixture import Mixture
 from meshscope.programs.jax.pipeline import PipelineProgram
-from meshscope.programs.jax.residual import residual_of
+from meshscope.programs.jax.residual import Residual
 from meshscope.programs.jax.state import LayerWeights
 
 JAX_DTYPES: dict[str, Any] = {
@@ -220,7 +220,7 @@ def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder
             n_prompt=experiment.workload.prompt,
             n_chunk=experiment.n_positions(Phase.PREFILL) if experiment.has_cut_prompts else None,
         ),
-        residual=residual_of(model),
+        residual=Residual(hyper=model.hyper, norm_eps=model.norm_eps),
         specs={kind: {w.name: w for w in weights} for kind, weights in specs.items()},
         repeats=(repeats_of if experiment.is_scanned else unrolled)(model.layers),
         n_stages=plan.pp,

@@ -103,7 +103,7 @@ class Matrix:
 
         Scales multiply the product, or `x` if the product sums over output channels.
         """
-        if self._has_parts:
+        if self.scale is not None and (self.block is not None or self.has_groups):
             return self._einsum_of_parts(subscripts, x)
         values = self.values.astype(self.dtype)
         if self.scale is None:
@@ -116,18 +116,10 @@ class Matrix:
             return self._narrow_einsum(subscripts, x, channels)
         return self._scaled(_product(subscripts, x, values), of_product, channels)
 
-    @property
-    def _has_parts(self) -> bool:
-        """Whether groups or blocks of inputs have scales."""
-        return self.scale is not None and (self.block is not None or self.has_groups)
-
     def dot(self, x: Array) -> Array:
         """`x @ matrix`, of two dims."""
-        if self._has_parts or (self.narrow_dtype is not None and self.scale is not None):
-            rows = "abcdefgh"[: x.ndim - 1]
-            return self.einsum(f"{rows}x,xy->{rows}y", x)
-        product = x @ self.values.astype(self.dtype)
-        return product if self.scale is None else _times(product, self.scale)
+        rows = "abcdefgh"[: x.ndim - 1]
+        return self.einsum(f"{rows}x,xy->{rows}y", x)
 
     def _narrow_einsum(self, subscripts: str, x: Array, channels: list[str]) -> Array:
         """`jnp.einsum(subscripts, x, matrix)` of 8-bit operands, summed in int32 or float32.

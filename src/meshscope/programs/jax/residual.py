@@ -15,7 +15,6 @@ import numpy as np
 from jax import lax
 
 from meshscope.model.mechanisms.streams import HyperConnections
-from meshscope.model.model import Model
 from meshscope.programs.jax.numerics import Array, unscaled_rms_norm
 from meshscope.programs.jax.state import LayerWeights
 
@@ -23,47 +22,32 @@ AddOutput = Callable[[Array], Array]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SingleStream:
-    """A single stream to which every block adds its output."""
+class Residual:
+    """A stream [B, S, D], or N streams [B, S, N, D] (mHC, arXiv 2512.24880; as in transformers' DeepSeek-V4)."""
 
-    @property
-    def stream_dims(self) -> tuple[int, ...]:
-        """The dims between positions and width: none."""
-        return ()
-
-    def expand(self, x: Array) -> Array:
-        """The embeddings."""
-        return x
-
-    def read(self, x: Array, w: LayerWeights, block: str) -> tuple[Array, AddOutput]:  # noqa: ARG002  all blocks alike
-        """The input of a block [B, S, D], and a function that adds its output to the stream."""
-        return x, lambda out: x + out
-
-    def collapse(self, x: Array, outer: LayerWeights) -> Array:  # noqa: ARG002  nothing is learned
-        """The input of the output head [B, S, D]; only the last position counts."""
-        return x
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HyperStreams:
-    """N streams [B, S, N, D] (mHC, arXiv 2512.24880; as in transformers' DeepSeek-V4)."""
-
-    hyper: HyperConnections
+    hyper: HyperConnections | None
     norm_eps: float
 
     @property
     def stream_dims(self) -> tuple[int, ...]:
-        """The streams: [B, S, N, D]."""
-        return (self.hyper.n_streams,)
+        """The dims between positions and width."""
+        return () if self.hyper is None else (self.hyper.n_streams,)
 
     def expand(self, x: Array) -> Array:
         """The embeddings, copied to every stream."""
+        if self.hyper is None:
+            return x
         x = _keep_shape(x)
         shape = (*x.shape[:2], *self.stream_dims, x.shape[2])
         return jnp.broadcast_to(x[:, :, None, :], shape)
 
     def read(self, x: Array, w: LayerWeights, block: str) -> tuple[Array, AddOutput]:
-        """A weighted sum of the streams; each new stream mixes all and adds the weighted output."""
+        """The input of a block [B, S, D], and a function that adds its output to the stream or streams.
+
+        The input is a weighted sum of the streams; each new stream mixes all and adds the weighted output.
+        """
+        if self.hyper is None:
+            return x, lambda out: x + out
         n, eps = self.hyper.n_streams, self.hyper.eps
         coefficients = self._projected(x, w(f"{block}_mixing"))  # [B, S, C]
         scale = w(f"{block}_mixing_scale").astype(jnp.float32)
@@ -71,7 +55,8 @@ class HyperStreams:
         scale = jnp.repeat(scale, np.array([n, n, n * n]), total_repeat_length=bias.shape[0])
         into, out_of, mixed = jnp.split(coefficients * scale + bias, [n, 2 * n], axis=-1)
         post = 2 * jax.nn.sigmoid(out_of).astype(x.dtype)
-        mixture = self._doubly_stochastic(mixed.reshape(*mixed.shape[:2], n, n)).astype(x.dtype)
+        mixture = _doubly_stochastic(mixed.reshape(*mixed.shape[:2], n, n), self.hyper)
+        mixture = mixture.astype(x.dtype)
 
         def add(out: Array) -> Array:
             mixed_streams = jnp.einsum("bsnm,bsnd->bsmd", mixture, x)
@@ -80,7 +65,9 @@ class HyperStreams:
         return _weighted_sum(x, jax.nn.sigmoid(into) + eps), add
 
     def collapse(self, x: Array, outer: LayerWeights) -> Array:
-        """A weighted sum of the streams at the last position, [B, 1, D]."""
+        """The input of the output head, of which the last position counts: a weighted sum of the streams [B, 1, D]."""
+        if self.hyper is None:
+            return x
         x = x[:, -1:]
         coefficients = self._projected(x, outer("collapse"))
         scale, bias = (outer(f"collapse_{name}").astype(jnp.float32) for name in ("scale", "bias"))
@@ -93,30 +80,19 @@ class HyperStreams:
         flat = x.reshape(*x.shape[:2], -1).astype(jnp.float32)
         return unscaled_rms_norm(flat, self.norm_eps) @ matrix.astype(jnp.float32)
 
-    def _doubly_stochastic(self, logits: Array) -> Array:
-        """Matrices [B, S, N, N] with unit row and column sums, by Sinkhorn-Knopp iteration."""
-        eps = self.hyper.eps
 
-        def normalized(matrix: Array, axis: int) -> Array:
-            return matrix / (matrix.sum(axis=axis, keepdims=True) + eps)
+def _doubly_stochastic(logits: Array, hyper: HyperConnections) -> Array:
+    """Matrices [B, S, N, N] with unit row and column sums, by Sinkhorn-Knopp iteration."""
 
-        matrix = normalized(jax.nn.softmax(logits, axis=-1) + eps, -2)
-        return lax.fori_loop(
-            0,
-            self.hyper.n_iterations - 1,
-            lambda _, matrix: normalized(normalized(matrix, -1), -2),
-            matrix,
-        )
+    def normalized(matrix: Array, axis: int) -> Array:
+        return matrix / (matrix.sum(axis=axis, keepdims=True) + hyper.eps)
 
-
-Residual = SingleStream | HyperStreams
-
-
-def residual_of(model: Model) -> Residual:
-    """The residual stream of a model."""
-    if model.hyper is None:
-        return SingleStream()
-    return HyperStreams(hyper=model.hyper, norm_eps=model.norm_eps)
+    return lax.fori_loop(
+        0,
+        hyper.n_iterations - 1,
+        lambda _, matrix: normalized(normalized(matrix, -1), -2),
+        normalized(jax.nn.softmax(logits, axis=-1) + hyper.eps, -2),
+    )
 
 
 def _keep_shape(x: Array) -> Array:

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshscope.model.arrays import SCALE_SUFFIX, Dim, Weight
@@ -186,60 +185,40 @@ def empty_cache(program: BuiltProgram) -> Any:
 def random_weights(program: BuiltProgram, *, seed: int, n_experts: int | None = None) -> Any:
     """Generates random weights on the program's devices, leaf by leaf; norms are ones.
 
-    An expert table has distinct IDs below `n_experts` for each token. Every element is a hash of its
-    global index, so devices generate their shards independently and replicas agree.
+    An expert table has distinct IDs below `n_experts` for each token. JAX's numbers depend on the global index,
+    so devices generate their shards independently and replicas agree.
     """
     leaves, structure = jax.tree.flatten_with_path(program.arguments[0])
     makers: dict[Any, Any] = {}
     values: list[Any] = []
     for index, (path, like) in enumerate(leaves):
-        name = str(path[-1])
-        key = (_role(name), like.shape, like.dtype, like.format)
+        name = next((n for n in ("norm", SCALE_SUFFIX, TABLE) if n in str(path[-1])), "")
+        key = (name, like.shape, like.dtype, like.format)
         if key not in makers:
             bound = partial(
-                _made, name=key[0], shape=like.shape, dtype=like.dtype, n_experts=n_experts
+                _made, name=name, shape=like.shape, dtype=like.dtype, n_experts=n_experts
             )
             makers[key] = jax.jit(bound, out_shardings=like.format)
         values.append(makers[key](np.uint32(seed * len(leaves) + index)))
     return jax.tree.unflatten(structure, values)
 
 
-def _role(name: str) -> str:
-    """What an array is, by its name: a norm, scales, a table of experts or other weights."""
-    return next((role for role in ("norm", SCALE_SUFFIX, TABLE) if role in name), "")
-
-
 def _made(seed: Any, *, name: str, shape: tuple[int, ...], dtype: Any, n_experts: Any) -> Any:
-    """Random values in +-RANDOM_SCALE, or +-RANDOM_LARGEST or its int4 equal if they are quantized, by their role."""
-    if name == TABLE:
-        return _random_experts(seed, shape=shape, dtype=dtype, n_experts=n_experts)
+    """An array by its name: norms, scales, a table of experts, or random values.
+
+    These are in +-RANDOM_SCALE, or +-RANDOM_LARGEST or its int4 equal if they are quantized. The experts of a token are
+    a random one and others at equal distances from it.
+    """
     if name == "norm":
         return jnp.ones(shape, dtype)
+    key = jax.random.key(seed)
     if name == SCALE_SUFFIX:
         largest = RANDOM_LARGEST if dtype == jnp.float32 else LARGEST_INT4
         exponents = dtype == jnp.uint8
         return jnp.full(shape, RANDOM_EXPONENT if exponents else RANDOM_SCALE / largest, dtype)
+    if name == TABLE:
+        first = jax.random.randint(key, (*shape[:-1], 1), 0, n_experts, dtype)
+        return (first + jnp.arange(shape[-1]) * (n_experts // shape[-1])) % n_experts
     largest = RANDOM_LARGEST if jnp.dtype(dtype).itemsize == 1 else RANDOM_SCALE
     largest = LARGEST_INT4 if dtype == jnp.int4 else largest
-    unit = (_bits(seed, shape) >> 8).astype(jnp.float32)
-    return (unit * (largest / 2**23) - largest).astype(dtype)
-
-
-def _random_experts(seed: Any, *, shape: tuple[int, ...], dtype: Any, n_experts: Any) -> Any:
-    """Expert IDs of each token [..., vocab, k]: a random one and others at equal distances from it."""
-    first = _bits(seed, (*shape[:-1], 1)) % np.uint32(n_experts)
-    steps = lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
-    distance = np.uint32(n_experts // shape[-1])
-    return ((first + steps * distance) % np.uint32(n_experts)).astype(dtype)
-
-
-def _bits(seed: Any, shape: tuple[int, ...]) -> Any:
-    """32 random bits per element, by lowbias32 (Chris Wellons, nullprogram.com/blog/2018/07/31)."""
-    bits, stride = jnp.full(shape, seed * np.uint32(0x9E3779B9), jnp.uint32), 1
-    for dim in reversed(range(len(shape))):
-        steps = lax.broadcasted_iota(jnp.uint32, shape, dim)
-        bits = bits + steps * np.uint32(stride % 2**32)
-        stride *= shape[dim]
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
-        bits = (bits ^ (bits >> shift)) * np.uint32(factor)
-    return bits
+    return jax.random.uniform(key, shape, minval=-largest, maxval=largest).astype(dtype)

@@ -26,14 +26,9 @@ from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import Indexer
 from meshscope.model.mechanisms.compressed import CompressedAttention
 from meshscope.model.mechanisms.latent import LatentAttention
+from meshscope.programs.jax.numerics import MASKED, causal_mask
 from meshscope.programs.torchxla.caching import States
-from meshscope.programs.torchxla.context import (
-    LOWEST,
-    PartialSoftmax,
-    Scores,
-    is_seen,
-    partial_softmax,
-)
+from meshscope.programs.torchxla.context import PartialSoftmax, Scores, partial_softmax
 from meshscope.programs.torchxla.tensors import Replacement, Tensors
 
 Keys = tuple[Any, Any]  # keys [B, T, H], which are also the values, and their mask [.., S, T]
@@ -137,8 +132,8 @@ class EntryAttention(Replacement):
             partial_softmax(grouped, kv[:, None], kv[:, None], seen[..., None, None, :, :], scores)
             for kv, seen in parts
         ]
-        sinks = annotate(self.sinks[None], ((), heads))
-        out = reduce(PartialSoftmax.merged, partials).normalized(sinks)
+        sinks = annotate(self.sinks[None], ((), heads)).float()[..., None]
+        out = reduce(PartialSoftmax.merged, partials).with_sinks(sinks).mean
         return self.tensors.by_heads(out[:, 0].transpose(1, 2).to(q.dtype))
 
     def _window(self, x: Any, cache: Slots, angles: tuple[Any, Any]) -> Keys:
@@ -150,7 +145,7 @@ class EntryAttention(Replacement):
             kv, now = cache.read("window", x.dtype), cache.positions
             # Negative before the first position.
             places = now - (now - torch.arange(kv.shape[1], device=x.device)) % kv.shape[1]
-        return kv, is_seen(cache.positions, places, self.of.window) & (places >= 0)
+        return kv, causal_mask(cache.positions, places, self.of.window) & (places >= 0)
 
     def _entries(self, x: Any, q_latent: Any, cache: Slots, angles: tuple[Any, Any]) -> list[Keys]:
         """The entries of complete windows that queries see; none before the first one."""
@@ -164,7 +159,7 @@ class EntryAttention(Replacement):
         seen = torch.arange(entries.shape[1], device=x.device) < n_full[:, None]
         if is_sparse:
             scores = self._index_scores(x, q_latent, index_keys, angles)
-            scores = self._whole(torch.where(seen, scores, LOWEST))
+            scores = self._whole(torch.where(seen, scores, MASKED))
             seen = seen & best(scores, self.of.indexer.top_k)
         return [(entries, seen)]
 
@@ -215,7 +210,7 @@ class EntryAttention(Replacement):
                 torch.cat([torch.zeros_like(y[:, :1]), y[:, :-1]], dim=1)[..., :width]
                 for y in (kv, gate)
             ]
-            before[1] = torch.where((windows > 0)[:, None, None], before[1], LOWEST)
+            before[1] = torch.where((windows > 0)[:, None, None], before[1], MASKED)
             kv, gate = (
                 torch.cat([first, y[..., width:]], dim=2)
                 for first, y in zip(before, (kv, gate), strict=True)

@@ -5,8 +5,6 @@ Algorithm and layout match the JAX program (`programs/jax/context_parallel.py`,
 tokens. Prefill permutes or gathers keys and values, or the latents of both; decode merges partial softmaxes with
 two all-reduces.
 
-Attention with separate batch and head dimensions, registered with transformers.
-
 The attention of transformers multiplies [B*N, S, H]. An annotation cannot split the inner part of
 the merged dimension, so the partitioner gathers queries, keys and values. `--partitioner auto`
 keeps that attention.
@@ -30,6 +28,8 @@ from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.plans.caches import ContextForm, cache_slots, ring_pairs
 from meshscope.plans.experiment import Experiment
+from meshscope.programs.jax.attention import PartialAttention
+from meshscope.programs.jax.numerics import MASKED, causal_mask
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.tensors import (
     TORCH_DTYPES,
@@ -40,46 +40,13 @@ from meshscope.programs.torchxla.tensors import (
     permuted,
 )
 
-LOWEST = -1e30  # score of masked positions
 NAME = "meshscope_attention"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartialSoftmax:
-    """Attention over a part of the keys in float32, with exponentials of scores minus `largest`.
+class PartialSoftmax(PartialAttention):
+    """Of torch's tensors: `numerator` [B, K, G, S, H], `total` and `largest` [B, K, G, S]; sinks are [K, G, 1]."""
 
-    `numerator` [B, K, G, S, H], `total` and `largest` [B, K, G, S].
-    """
-
-    numerator: Any
-    total: Any
-    largest: Any
-
-    def scaled(self, largest: Any) -> "PartialSoftmax":
-        """Rescale to a larger maximum."""
-        factor = torch.exp(self.largest - largest)
-        return PartialSoftmax(
-            numerator=self.numerator * factor[..., None],
-            total=self.total * factor,
-            largest=largest,
-        )
-
-    def normalized(self, sinks: Any) -> Any:
-        """The weighted sum [B, K, G, S, H] of values; sinks [K, G] take a share of the weights."""
-        if sinks is None:
-            return self.numerator / self.total[..., None]
-        logits = sinks.float()[None, :, :, None]
-        part = self.scaled(torch.maximum(self.largest, logits))
-        total = part.total + torch.exp(logits - part.largest)
-        return part.numerator / total[..., None]
-
-    def merged(self, other: "PartialSoftmax") -> "PartialSoftmax":
-        """Attention over the keys of both parts."""
-        largest = torch.maximum(self.largest, other.largest)
-        one, two = self.scaled(largest), other.scaled(largest)
-        return PartialSoftmax(
-            numerator=one.numerator + two.numerator, total=one.total + two.total, largest=largest
-        )
+    xp = torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,16 +69,6 @@ class Scores:
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
 
-def is_seen(queries: Any, keys: Any, window: int | None, *, is_chunked: bool = False) -> Any:
-    """[S, T]: whether queries at these positions [S] see keys [T]: not later ones, nor beyond the window or chunk."""
-    seen = keys[None, :] <= queries[:, None]
-    if window is None:
-        return seen
-    if is_chunked:
-        return seen & (keys[None, :] // window == queries[:, None] // window)
-    return seen & (keys[None, :] > queries[:, None] - window)
-
-
 def mask_of(experiment: Experiment, positions: Any, kind: AttentionKind) -> Any:
     """[1, 1, S, T] for layers of a kind: zero for visible slots, the lowest number for masked ones.
 
@@ -124,20 +81,20 @@ def mask_of(experiment: Experiment, positions: Any, kind: AttentionKind) -> Any:
     slots = torch.arange(cache_slots(plan, workload) * plan.cp, device=torch_xla.device())
     window = experiment.model.attention.window_of(kind)
     is_chunked = kind is AttentionKind.CHUNKED
-    is_hidden = ~is_seen(positions, slots, window, is_chunked=is_chunked)
+    is_hidden = ~causal_mask(positions, slots, window, is_chunked=is_chunked)
     return (is_hidden.to(dtype) * torch.finfo(dtype).min)[None, None]
 
 
 def _partly(q: Any, keys: tuple[Any, Any], places: tuple[Any, Any], of: Scores) -> PartialSoftmax:
     """Attention of q [B, N, S, H] over keys and values [B, K, T, H], which are at the `places` [S] and [T]."""
-    (k, v), seen = keys, is_seen(*places, of.window, is_chunked=of.is_chunked)
+    (k, v), seen = keys, causal_mask(*places, of.window, is_chunked=of.is_chunked)
     return partial_softmax(q.unflatten(1, (k.shape[1], -1)), k, v, seen, of)
 
 
 def partial_softmax(q: Any, k: Any, v: Any, seen: Any, of: Scores) -> PartialSoftmax:
     """Attention of q [B, K, G, S, H] over the `seen` [..., S, T] positions of k, v [B, K, T, H]."""
     scores = of.limited(torch.einsum("bkgsh,bkth->bkgst", q, k).float())
-    scores = torch.where(seen, scores, torch.full_like(scores, LOWEST))
+    scores = torch.where(seen, scores, torch.full_like(scores, MASKED))
     largest = scores.amax(dim=-1)
     shares = torch.exp(scores - largest[..., None])
     return PartialSoftmax(
@@ -177,12 +134,15 @@ class ContextAttention:
         if scores.sinks is not None:
             of_copies = tuple(axis for axis in heads if axis not in held.of_heads)
             scores = replace(scores, sinks=local(scores.sinks, (held.of_heads, of_copies)))
+            scores = replace(scores, sinks=scores.sinks.float()[..., None])
         way = self._merged if self.tensors.is_decode else self._of_blocks
-        out = way(q, replace(held, arrays=arrays), rank, scores)  # [B, K, G, S, H]
-        out = out.to(q.dtype).reshape(*q.shape[:3], -1).transpose(1, 2)
+        part = way(q, replace(held, arrays=arrays), rank, scores)
+        out = (
+            part.with_sinks(scores.sinks).mean.to(q.dtype).reshape(*q.shape[:3], -1).transpose(1, 2)
+        )
         return self.tensors.whole(out, (layouts.data, of_queries, heads, ()))
 
-    def _of_blocks(self, q: Any, held: Held, rank: Any, scores: Scores) -> Any:
+    def _of_blocks(self, q: Any, held: Held, rank: Any, scores: Scores) -> PartialSoftmax:
         """Attention of a block of queries over the keys of all blocks."""
         groups, size = self.tensors.groups("cp"), self.tensors.experiment.plan.cp
         n_local = q.shape[2]
@@ -191,8 +151,7 @@ class ContextAttention:
         if self.tensors.experiment.context_form is ContextForm.ALLGATHER:
             arrays = [all_gather(x, 2, groups) for x in held.arrays]
             every = torch.arange(size * n_local, device=torch_xla.device())
-            part = _partly(q, held.expanded(*arrays), (query_positions, every), scores)
-            return part.normalized(scores.sinks)
+            return _partly(q, held.expanded(*arrays), (query_positions, every), scores)
         parts: list[PartialSoftmax] = []
         arrays = held.arrays
         for number in range(size):
@@ -201,9 +160,9 @@ class ContextAttention:
             parts.append(_partly(q, held.expanded(*arrays), seen_from, scores))
             if number < size - 1:  # the last step sends nothing
                 arrays = tuple(permuted(x, ring_pairs(groups)) for x in arrays)
-        return reduce(PartialSoftmax.merged, parts).normalized(scores.sinks)
+        return reduce(PartialSoftmax.merged, parts)
 
-    def _merged(self, q: Any, held: Held, rank: Any, scores: Scores) -> Any:
+    def _merged(self, q: Any, held: Held, rank: Any, scores: Scores) -> PartialSoftmax:
         """Attention of one token over all devices' positions: an all-reduce max and an all-reduce sum."""
         groups = self.tensors.groups("cp")
         size, n_prompt = self.tensors.experiment.plan.cp, self.tensors.experiment.workload.prompt
@@ -214,16 +173,15 @@ class ContextAttention:
         at = torch.where(slots < n_block, rank * n_block + slots, generated)  # of each slot
         position = self.tensors.entered(self.tensors.position, ())
         part = _partly(q, held.expanded(*held.arrays), (position.reshape(1), at), scores)
-        part = part.scaled(all_reduce(part.largest, groups, "max"))
+        part = part.rescaled(all_reduce(part.largest, groups, "max"))
         batch, n_total = part.total.shape[0], part.total[0].numel()
         flat = [x.reshape(batch, 1, -1) for x in (part.numerator, part.total)]
         both = all_reduce(torch.cat(flat, dim=-1), groups)
-        whole = PartialSoftmax(
+        return PartialSoftmax(
             numerator=both[..., :-n_total].reshape(part.numerator.shape),
             total=both[..., -n_total:].reshape(part.total.shape),
             largest=part.largest,
         )
-        return whole.normalized(scores.sinks)
 
 
 def keep_latents(model: Any) -> None:

@@ -10,15 +10,16 @@ H width of a value, C positions of a chunk, W positions of the convolution.
 
 # pyright: reportMissingImports=false
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
 
 from meshscope.model.mechanisms.linear import LINEAR_CHUNK, LinearAttention
+from meshscope.programs.jax.linear import L2_EPS
+from meshscope.programs.jax.linear import delta_step as of_step
 from meshscope.programs.torchxla.tensors import Replacement, Tensors
 
-L2_EPS = 1e-6  # of transformers' l2norm
 CONVOLVED = ("conv_q", "conv_k", "conv_v")
 STATE = "state"
 # Products of more than one batch dimension: merging those would hide from the partitioner how they are split.
@@ -129,18 +130,7 @@ def _l2_normed(x: Any) -> Any:
     return wide * torch.rsqrt((wide * wide).sum(dim=-1, keepdim=True) + L2_EPS)
 
 
-def delta_step(*arrays: Any) -> tuple[Any, Any]:
-    """One position, [B, 1, V, K], [B, 1, V, H], [B, 1, V] and the state [B, V, K, H], all float32.
-
-    Returns the output [B, 1, V, H] and the new state.
-    """
-    *inputs, state = arrays
-    q, k, v, log_decay, rate = (y[:, 0] for y in inputs)
-    state = state * torch.exp(log_decay)[..., None, None]
-    predicted = (state * k[..., None]).sum(dim=-2)
-    correction = (v - predicted) * rate[..., None]
-    state = state + k[..., None] * correction[..., None, :]
-    return (state * q[..., None]).sum(dim=-2)[:, None], state
+delta_step = partial(of_step, xp=torch)
 
 
 def chunked_delta_rule(*arrays: Any) -> tuple[Any, Any]:
