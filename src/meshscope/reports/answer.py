@@ -16,8 +16,7 @@ from meshscope.events.enums import Phase, Source
 from meshscope.hardware.chips import Chip, ChipKind
 from meshscope.plans.memory import FitState, Memory
 from meshscope.plans.program import Engine
-from meshscope.plans.workload import Workload
-from meshscope.reports.conditions import placed_layout, program_options
+from meshscope.reports.conditions import placed_layout, program_options, sizes_text
 from meshscope.reports.model import Figure, Unit, joined
 from meshscope.reports.times import time_figure
 from meshscope.reports.words import counted, signed_seconds, verdict_sentence
@@ -212,24 +211,20 @@ def title_of(run: RunRecord) -> str:
 
 def request_of(run: RunRecord) -> str:
     """`batch 8, prompt 1024, output 128, bf16`, and the options of the program."""
-    experiment = run.manifest.experiment
-    words = [] if experiment.workload is None else list(_workload_words(experiment.workload))
+    experiment, words = run.manifest.experiment, list[str]()
+    if (workload := experiment.workload) is not None:
+        words.append(sizes_text(workload))
+        if workload.routing_skew > 1:
+            words.append(f"routing skew {workload.routing_skew:g}")
+        if workload.decode_tokens > 1:
+            words.append(f"{workload.decode_tokens} tokens of a sequence in a decode step")
+        own = workload.activation_dtype
+        others = {"weights ": workload.weight_dtype, "cache ": workload.cache_dtype}
+        kept = {"": own} | {name: dtype for name, dtype in others.items() if dtype != own}
+        words += [f"{name}{format_dtype(dtype)}" for name, dtype in kept.items()]
     if experiment.engine is Engine.VLLM:
         words.append(f"{experiment.engine}'s conventions")
     return ", ".join([*words, *program_options(run)])
-
-
-def _workload_words(workload: Workload) -> Iterator[str]:
-    yield f"batch {workload.batch}, prompt {workload.prompt}, output {workload.output}"
-    if workload.routing_skew > 1:
-        yield f"routing skew {workload.routing_skew:g}"
-    if workload.decode_tokens > 1:
-        yield f"{workload.decode_tokens} tokens of a sequence in a decode step"
-    yield format_dtype(workload.activation_dtype)
-    others = {"weights": workload.weight_dtype, "cache": workload.cache_dtype}
-    for name, dtype in others.items():
-        if dtype != workload.activation_dtype:
-            yield f"{name} {format_dtype(dtype)}"
 
 
 def source_answer(run: RunRecord, source: Source, capacity: Capacity | None = None) -> SourceAnswer:
@@ -282,6 +277,9 @@ def agreements_of(run: RunRecord) -> tuple[SourceAgreement, ...]:
         comparison = compare_sources(run, left=left) if is_pair else None
         if comparison is not None:
             times = time_agreements(run, left, strongest)
+            within = [time.phase.value for time in times if time.is_within]
+            sentences = [f"{joined(within)} agree within their intervals"] if within else []
+            sentences += [_difference(t, left, strongest) for t in times if not t.is_within]
             verdicts.append(
                 SourceAgreement(
                     left=left,
@@ -289,20 +287,10 @@ def agreements_of(run: RunRecord) -> tuple[SourceAgreement, ...]:
                     agreement=comparison.agreement,
                     collectives=verdict_sentence(comparison, left=left, right=strongest),
                     times=times,
-                    time_sentences=tuple(_time_sentences(times, left, strongest)),
+                    time_sentences=tuple(sentences),
                 )
             )
     return tuple(verdicts)
-
-
-def _time_sentences(times: tuple[TimeAgreement, ...], left: Source, right: Source) -> Iterator[str]:
-    """That the times agree within their intervals, or by how much each step differs and in what."""
-    within = [time.phase.value for time in times if time.is_within]
-    if within:
-        yield f"{joined(within)} agree within their intervals"
-    for time in times:
-        if not time.is_within:
-            yield _difference(time, left, right)
 
 
 def _difference(time: TimeAgreement, left: Source, right: Source) -> str:
@@ -313,17 +301,14 @@ def _difference(time: TimeAgreement, left: Source, right: Source) -> str:
     if not time.changes:
         return head
     largest = max(time.changes, key=lambda change: change.right_s)
-    if largest.right_s >= LARGE_FRAC * time.right.value_s:
-        part, whole = format_seconds(largest.right_s), format_seconds(time.right.value_s)
-        unit = whole[whole.rindex(" ") :]
-        return f"{head}: {part.removesuffix(unit)} of {whole} are {_share_words(largest.share)}"
-    change = time.changes[0]
-    return f"{head}: {signed_seconds(change.change_s)} in {_share_words(change.share)}"
-
-
-def _share_words(share: str) -> str:
-    is_between = share == BETWEEN_PARTS
-    return "copies and other work outside the parts of the model" if is_between else share
+    is_most = largest.right_s >= LARGE_FRAC * time.right.value_s
+    change = largest if is_most else time.changes[0]
+    between = "copies and other work outside the parts of the model"
+    share = between if change.share == BETWEEN_PARTS else change.share
+    if not is_most:
+        return f"{head}: {signed_seconds(change.change_s)} in {share}"
+    part, whole = format_seconds(largest.right_s), format_seconds(time.right.value_s)
+    return f"{head}: {part.removesuffix(whole[whole.rindex(' ') :])} of {whole} are {share}"
 
 
 def change_with_purpose(suggestion: Suggestion) -> str:

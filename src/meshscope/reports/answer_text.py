@@ -65,7 +65,9 @@ def answer_lines(answer: Answer) -> Sequence[RenderableType]:
 
 
 def _detailed_lines(answer: Answer, detail: _Detail) -> Iterator[RenderableType]:
-    sources = _shown_sources(answer)
+    sources, (*weaker, strongest) = answer.sources, answer.sources
+    if len(weaker) > 1 and not any(one.ttft.value or one.tpot.value for one in weaker):
+        sources = (strongest,)  # two weaker ones without times
     source = f" ({answer.strongest.source})" if len(sources) == 1 else ""
     title, request = short(answer.title), short(answer.request)
     is_one_line = len(f"{title}, {request}{source}") <= COLUMNS
@@ -75,9 +77,8 @@ def _detailed_lines(answer: Answer, detail: _Detail) -> Iterator[RenderableType]
     yield answer_table(columns, has_room=detail.has_room)
     for agreement in answer.agreements:
         yield from agreement_lines(agreement)
-    why = answer.why.values()
-    if not detail.has_secondary_costs:
-        why = map(_main_cost, why)
+    costs = answer.why.values()
+    why = costs if detail.has_secondary_costs else map(_main_cost, costs)
     notes = [n for n in answer.notes if detail.has_tips or not n.startswith("try ")]
     if answer.why or notes:
         yield bullets(map(short, (*why, *notes)))
@@ -96,14 +97,6 @@ def _main_cost(sentence: str) -> str:
     return f"{short_head}{separator}{first}{', ...' if others else ''}"
 
 
-def _shown_sources(answer: Answer) -> tuple[SourceAnswer, ...]:
-    """All sources; the strongest alone if two weaker ones have no times."""
-    *weaker, strongest = answer.sources
-    if len(weaker) < 2 or any(figures.ttft.value or figures.tpot.value for figures in weaker):
-        return answer.sources
-    return (strongest,)
-
-
 def answer_table(columns: Mapping[str, SourceAnswer], *, has_room: bool = True) -> Table:
     """One column of figures for each name: step times, throughput and memory."""
     sources = list(columns.values())
@@ -113,8 +106,15 @@ def answer_table(columns: Mapping[str, SourceAnswer], *, has_room: bool = True) 
 
 def _time_rows(sources: Sequence[SourceAnswer]) -> Iterator[tuple[str | Text, ...]]:
     def row(label: str, name: str) -> tuple[str | Text, ...]:
-        figures = [(getattr(one, name), one.source is not Source.MEASURED) for one in sources]
-        return (label, *(_duration(figure, is_modeled=m) for figure, m in figures))
+        """`257 ms (214 to 311 ms)` of each source; a note says why a modeled time has no interval."""
+        cells: list[str | Text] = [label]
+        for one in sources:
+            figure: Figure = getattr(one, name)
+            is_missing = one.source is not Source.MEASURED and figure.value is not None
+            missing = " (no interval)" * is_missing
+            interval = missing if figure.low is None else f" ({figure.range_text})"
+            cells.append(Text.assemble((figure.text, "bold"), interval))
+        return tuple(cells)
 
     phases = {phase for one in sources for phase in one.phases}
     has_decode, has_tpot = (
@@ -131,16 +131,23 @@ def _time_rows(sources: Sequence[SourceAnswer]) -> Iterator[tuple[str | Text, ..
         yield row("TPOT, decode", "tpot")
         # Several columns have no room for the word in each.
         is_single = len(sources) == 1
-        label, unit = (
-            ("throughput", "decode tokens/s") if is_single else ("decode rate", "tokens/s")
-        )
-        yield (label, *(_throughput(one, unit) for one in sources))
+        unit = "decode tokens/s" if is_single else "tokens/s"
+        rates: list[str] = []  # `1,462 decode tokens/s, 183 per chip`
+        for one in sources:
+            per_chip = one.decode_tokens_per_s_per_chip.value
+            tail = "" if per_chip is None else f", {format_rate(per_chip)} per chip"
+            rates.append(one.decode_tokens_per_s.text.replace("tokens/s", f"{unit}{tail}"))
+        yield ("throughput" if is_single else "decode rate", *map(Text, rates))
 
 
 def _fit_rows(
     sources: Sequence[SourceAnswer], *, has_room: bool
 ) -> Iterator[tuple[str | Text, ...]]:
-    fits, room = [_fit(one.fit) for one in sources], [_room(one.fit) for one in sources]
+    room = [_room(one.fit) for one in sources]
+    fits = [
+        Text(EMPTY_LABEL) if fit is None else Text(fit.text, style=_FIT_STYLES[fit.state])
+        for fit in (one.fit for one in sources)
+    ]
     single = sources[0].fit if len(sources) == 1 else None
     if single is not None and room[0]:
         is_unknown = single.state is FitState.UNKNOWN and room[0] != NO_ROOM
@@ -151,24 +158,6 @@ def _fit_rows(
         yield ("fits", *fits)
     if has_room and any(room):
         yield ("room for", *room)
-
-
-def _duration(figure: Figure, *, is_modeled: bool) -> Text:
-    """`257 ms (214 to 311 ms)`; a note says why a modeled time has no interval."""
-    missing = " (no interval)" if is_modeled and figure.value is not None else ""
-    interval = missing if figure.low is None else f" ({figure.range_text})"
-    return Text.assemble((figure.text, "bold"), interval)
-
-
-def _throughput(figures: SourceAnswer, unit: str) -> Text:
-    """`1,462 decode tokens/s, 183 per chip`."""
-    per_chip = figures.decode_tokens_per_s_per_chip.value
-    tail = "" if per_chip is None else f", {format_rate(per_chip)} per chip"
-    return Text(figures.decode_tokens_per_s.text.replace("tokens/s", f"{unit}{tail}"))
-
-
-def _fit(fit: Fit | None) -> Text:
-    return Text(EMPTY_LABEL) if fit is None else Text(fit.text, style=_FIT_STYLES[fit.state])
 
 
 def _room(fit: Fit | None) -> str:

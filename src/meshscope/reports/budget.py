@@ -142,24 +142,18 @@ def _escaped(text: str) -> str:
 
 def sarif_document(file: Path, programs: Sequence[ProgramChecks]) -> dict[str, Any]:
     """The limits that are not kept, in SARIF 2.1.0 (OASIS, 2020)."""
-    broken = [(p, check) for p in programs for check in p.checks if not check.is_kept]
+    broken = [(p.name, check) for p in programs for check in p.checks if not check.is_kept]
     rules = [
         {"id": rule, "shortDescription": {"text": f"{rule} of a budget"}}
         for rule in sorted({check.limit.name for _, check in broken})
     ]
     driver = {"name": "meshscope", "version": __version__, "rules": rules}
-    results = [_result(file, program.name, check) for program, check in broken]
+    results: list[dict[str, Any]] = []
+    for name, check in broken:
+        path, line = _place(file, check)
+        place = {"artifactLocation": {"uri": path}, "region": {"startLine": line}}
+        text = "\n".join((f"{name}: {sentence(check)}", *row_lines(check.rows)))
+        result = {"ruleId": check.limit.name, "level": "error", "message": {"text": text}}
+        results.append({**result, "locations": [{"physicalLocation": place}]})
     runs = [{"tool": {"driver": driver}, "results": results}]
     return {"$schema": _SARIF, "version": "2.1.0", "runs": runs}
-
-
-def _result(file: Path, name: str, check: Check) -> dict[str, Any]:
-    lines = (f"{name}: {sentence(check)}", *row_lines(check.rows))
-    path, line = _place(file, check)
-    place = {"artifactLocation": {"uri": path}, "region": {"startLine": line}}
-    return {
-        "ruleId": check.limit.name,
-        "level": "error",
-        "message": {"text": "\n".join(lines)},
-        "locations": [{"physicalLocation": place}],
-    }

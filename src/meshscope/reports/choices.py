@@ -21,27 +21,21 @@ def chip_table() -> Table:
     """The chips, one row each: standard slices, and the peaks of one chip."""
     table = new_table("chip", "slices", "HBM", "HBM rate", "bf16 peak", "link", n_words=2)
     for chip in CHIPS.values():
-        if chip.kind is not ChipKind.CPU:
-            table.add_row(chip.name, _slice_range(chip), *_chip_cells(chip))
+        if chip.kind is ChipKind.CPU:
+            continue
+        slices, hbm_bytes = f"{chip.name}:N", chip.device_hbm_bytes
+        if chip.kind is ChipKind.TPU:  # `v6e-1 to v6e-256`
+            ends = standard_slices(chip)[0], standard_slices(chip)[-1]
+            slices = " to ".join(cloud_name(chip, end.n_chips) for end in ends)
+        table.add_row(
+            chip.name,
+            slices,
+            format_gib(None if hbm_bytes is None else hbm_bytes * chip.devices_per_chip),
+            _scaled(chip.hbm_bytes_per_s, 1e9, "GB/s"),
+            _scaled(chip.bf16_flops_per_s, 1e12, "TFLOP/s"),
+            _scaled(chip.link_bytes_per_s, 1e9, "GB/s"),
+        )
     return table
-
-
-def _slice_range(chip: Chip) -> str:
-    """`v6e-1 to v6e-256`."""
-    if chip.kind is not ChipKind.TPU:
-        return f"{chip.name}:N"
-    slices = standard_slices(chip)
-    return " to ".join(cloud_name(chip, slices[at].n_chips) for at in (0, -1))
-
-
-def _chip_cells(chip: Chip) -> tuple[str, ...]:
-    hbm_bytes = chip.device_hbm_bytes
-    return (
-        format_gib(None if hbm_bytes is None else hbm_bytes * chip.devices_per_chip),
-        _scaled(chip.hbm_bytes_per_s, 1e9, "GB/s"),
-        _scaled(chip.bf16_flops_per_s, 1e12, "TFLOP/s"),
-        _scaled(chip.link_bytes_per_s, 1e9, "GB/s"),
-    )
 
 
 def slice_table(chip: Chip) -> Table:

@@ -82,7 +82,10 @@ def lines_of_matches(matches: Iterable[Match]) -> list[TableLine]:
     """The matches of a comparison, each a line with the counts of both sides and its verdict."""
     lines: list[TableLine] = []
     for match in matches:
-        row, left, notes = match.shown, match.left, _match_notes(match)
+        row, left = match.shown, match.left
+        is_new = match.verdict in {Verdict.CHANGED, Verdict.EXTRA}
+        remarks = (match.note, _bytes_remark(match), _origin(row) if is_new else None)
+        notes = tuple(short(note) for note in remarks if note)
         opcode = None if match.verdict is Verdict.EQUAL else _opcode_remark(row)
         is_shapeless = row.shape is None and left is not None
         lines.append(
@@ -205,7 +208,10 @@ def _shortened(whole: ViewTable, lines: Sequence[TableLine]) -> ViewTable:
     view = whole.only(lambda i: whole.columns[i].key not in hidden)
     counts = [i for i, one in enumerate(view.columns) if one.key.startswith("count ")]
     first, end = counts[0], counts[-1] + 1
-    texts = [_count_text(line.counts) for line in lines]
+    same = [line.counts[:1] if len(set(line.counts)) == 1 else line.counts for line in lines]
+    texts = [
+        _ARROW.join(EMPTY_LABEL if n is None else f"{n:,}" for n in of_line) for of_line in same
+    ]
     return replace(
         view,
         columns=(*view.columns[:first], column("count#"), *view.columns[end:]),
@@ -213,12 +219,6 @@ def _shortened(whole: ViewTable, lines: Sequence[TableLine]) -> ViewTable:
             (*row[:first], text, *row[end:]) for row, text in zip(view.rows, texts, strict=True)
         ),
     )
-
-
-def _count_text(counts: Sequence[int | None]) -> str:
-    if len(set(counts)) == 1:
-        counts = counts[:1]
-    return _ARROW.join(EMPTY_LABEL if count is None else f"{count:,}" for count in counts)
 
 
 @dataclass(slots=True)
@@ -229,12 +229,9 @@ class Footnotes:
 
     def marks(self, remarks: Iterable[str]) -> str:
         """Adds the remarks and returns their marks: `[1] [3]`."""
-        return " ".join(self._mark(remark) for remark in remarks)
-
-    def _mark(self, remark: str) -> str:
-        if remark not in self.texts:
-            self.texts.append(remark)
-        return f"[{self.texts.index(remark) + 1}]"
+        marked = list(remarks)
+        self.texts += [text for text in dict.fromkeys(marked) if text not in self.texts]
+        return " ".join(f"[{self.texts.index(text) + 1}]" for text in marked)
 
     def lines(self) -> list[Table]:
         """The footnotes for a terminal; empty without texts."""
@@ -280,13 +277,6 @@ def _row_remarks(row: Collective) -> tuple[str, ...]:
         _origin(row) if row.phase is Phase.STEP else None,
     )
     return tuple(short(remark) for remark in remarks if remark)
-
-
-def _match_notes(match: Match) -> tuple[str, ...]:
-    notes = [match.note, _bytes_remark(match)]
-    if match.verdict in {Verdict.CHANGED, Verdict.EXTRA}:
-        notes.append(_origin(match.shown))
-    return tuple(short(note) for note in notes if note)
 
 
 def _opcode_remark(row: Collective) -> str | None:

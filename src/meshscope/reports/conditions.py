@@ -37,14 +37,6 @@ def placed_layout(experiment: ExperimentRecord) -> str | None:
     return f"{experiment.layout} on {order if is_placement else 'devices in another order'}"
 
 
-def _label_columns(run: RunRecord) -> tuple[str, ...]:
-    """Model, plan, slice, and the program options that are not defaults; unknown ones are empty."""
-    experiment = run.manifest.experiment
-    model = (experiment.model_name or IMPORTED).rpartition("/")[2]
-    slice_name = "" if experiment.topology is None else experiment.topology.name
-    return (model, placed_layout(experiment) or "", slice_name, *_options(run).values())
-
-
 def program_options(run: RunRecord) -> list[str]:
     """`auto partitioner` and `torchxla frontend`, where they are not the defaults."""
     return [f"{option} {name}" for name, option in _options(run).items() if option]
@@ -64,11 +56,13 @@ def work_of(run: RunRecord) -> str | None:
     workload = experiment.workload
     if experiment.model_name is None or workload is None:
         return None
-    words = [short(experiment.model_name, MAX_MODEL)]
-    if experiment.n_layers is not None:
-        words.append(counted(experiment.n_layers, "layer"))
-    words += [f"{name} {getattr(workload, name)}" for name in ("batch", "prompt", "output")]
-    return ", ".join(words)
+    layers = [] if experiment.n_layers is None else [counted(experiment.n_layers, "layer")]
+    return ", ".join([short(experiment.model_name, MAX_MODEL), *layers, sizes_text(workload)])
+
+
+def sizes_text(workload: Workload) -> str:
+    """`batch 8, prompt 1024, output 128`."""
+    return f"batch {workload.batch}, prompt {workload.prompt}, output {workload.output}"
 
 
 def distinct_labels(runs: Sequence[RunRecord]) -> list[str]:
@@ -77,9 +71,18 @@ def distinct_labels(runs: Sequence[RunRecord]) -> list[str]:
     Request, precision and depth are added where labels would be equal; labels that still are get numbers.
     """
     sources = list(_differing([(run.manifest.source.value,) for run in runs]))
-    names = list(_differing([_label_columns(run) for run in runs])) or [
-        tuple(placed_layout(run.manifest.experiment) or "" for run in runs)
+    experiments = [run.manifest.experiment for run in runs]
+    layouts = [placed_layout(experiment) or "" for experiment in experiments]
+    columns = [
+        (
+            (one.model_name or IMPORTED).rpartition("/")[2],
+            layout,
+            "" if one.topology is None else one.topology.name,
+            *_options(run).values(),
+        )
+        for run, one, layout in zip(runs, experiments, layouts, strict=True)
     ]
+    names = list(_differing(columns)) or [tuple(layouts)]
     labels = _joined([*names, *sources])
     for column in _differing([tuple(_work_words(run)) for run in runs]):
         if len(set(labels)) < len(labels):
@@ -134,13 +137,16 @@ def conditions(run: RunRecord, names: Container[str] | None = None) -> Table:
 def condition_lines(run: RunRecord) -> list[tuple[str, str]]:
     """Names and values of the conditions that the run knows."""
     experiment = run.manifest.experiment
+    is_own = experiment.program is not None and experiment.engine is Engine.MESHSCOPE
+    kernels = experiment.kernels if is_own else {}  # of each part, or the reason for none
+    named = (f"{part.replace('_', ' ')}: {choice}" for part, choice in kernels.items())
     lines = [
         ("model", _model(experiment)),
         ("slice", _slice(experiment)),
         ("plan", _plan(experiment)),
         ("request", _request(experiment.workload)),
         ("program", _program(run)),
-        ("kernels", _kernels(experiment)),
+        ("kernels", "; ".join(named)),
         ("versions", _pairs(run.manifest.versions, separator=" ")),
         ("flags", _pairs(run.manifest.flags)),
         ("run", "" if run.path is None else str(run.path)),
@@ -183,7 +189,7 @@ def _plan(experiment: ExperimentRecord) -> str:
 def _request(workload: Workload | None) -> str:
     if workload is None:
         return ""
-    sizes = f"batch {workload.batch}, prompt {workload.prompt}, output {workload.output}"
+    sizes = sizes_text(workload)
     if workload.decode_tokens > 1:
         sizes += f", {workload.decode_tokens} tokens of a sequence in a decode step"
     dtypes = {
@@ -224,16 +230,10 @@ def _program(run: RunRecord) -> str:
     if "cp" in experiment.mesh:
         is_cut = experiment.prefill_chunks is not None and experiment.prefill_chunks.is_cut
         context = f", {'queries' if is_cut else experiment.context or program.context} over cp"
-    return f"{frontend}{layers}{context}{_microbatches(experiment)}{_chunks(experiment)}"
-
-
-def _kernels(experiment: ExperimentRecord) -> str:
-    """The kernel, or the reason for none, of each part of our own program."""
-    if experiment.program is None or experiment.engine is not Engine.MESHSCOPE:
-        return ""
-    return "; ".join(
-        f"{part.replace('_', ' ')}: {choice}" for part, choice in experiment.kernels.items()
-    )
+    n, batches = experiment.microbatches.get(Phase.PREFILL), ""
+    if experiment.mesh.get("pp", 1) > 1 and n is not None:
+        batches = f"; {n} micro-batch{'es' if n > 1 else ''} in prefill"
+    return f"{frontend}{layers}{context}{batches}{_chunks(experiment)}"
 
 
 def _chunks(experiment: ExperimentRecord) -> str:
@@ -244,25 +244,13 @@ def _chunks(experiment: ExperimentRecord) -> str:
     if chunks.count > 1:
         sequences = counted(chunks.n_sequences, "sequence")
         return f"; prefill in {chunks.count} chunks of {sequences} x {chunks.n_positions} tokens"
-    if workload.prefill_chunk is None:
-        return _whole_prefill(experiment, chunks.n_tokens)
-    return (
-        f"; prefill in one chunk, as --prefill-chunk {workload.prefill_chunk} is not shorter than the "
-        f"{chunks.n_tokens} tokens of a device"
-    )
-
-
-def _whole_prefill(experiment: ExperimentRecord, n_tokens: int) -> str:
-    """That a long prefill has one chunk, and why, if the program or plan supports no chunks."""
+    if workload.prefill_chunk is not None:
+        return (
+            f"; prefill in one chunk, as --prefill-chunk {workload.prefill_chunk} is not shorter than the "
+            f"{chunks.n_tokens} tokens of a device"
+        )
     plan, program, engine = experiment.plan, experiment.program, experiment.engine
-    if n_tokens <= DEFAULT_CHUNK or plan is None or program is None or engine is None:
+    if chunks.n_tokens <= DEFAULT_CHUNK or plan is None or program is None or engine is None:
         return ""
     reason = why_auto_is_whole(plan, program, engine)
     return f"; prefill in one chunk{'' if reason is None else f', as {reason}'}"
-
-
-def _microbatches(experiment: ExperimentRecord) -> str:
-    n = experiment.microbatches.get(Phase.PREFILL)
-    if experiment.mesh.get("pp", 1) == 1 or n is None:
-        return ""
-    return f"; {n} micro-batch{'es' if n > 1 else ''} in prefill"

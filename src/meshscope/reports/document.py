@@ -13,9 +13,8 @@ from dataclasses import asdict, fields
 from fractions import Fraction
 from typing import Any
 
-from meshscope.analysis.agreement import TimeAgreement
 from meshscope.analysis.comparison import compare_all_sources, n_promoted_collectives
-from meshscope.analysis.join import Comparison, Verdict, left_rows, right_rows
+from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
 from meshscope.analysis.request import Throughput, request_latency, step_spreads
 from meshscope.analysis.totals import (
     Total,
@@ -146,7 +145,13 @@ def comparison_document(
             for match in comparison.matches
         ],
         "differences": {
-            _phase_key(phase): _differences(comparison, phase) for phase in comparison.phases
+            _phase_key(phase): {
+                verdict.value: _difference(matches)
+                for verdict in Verdict
+                if (matches := comparison.with_verdict(verdict, phase))
+                and verdict is not Verdict.EQUAL
+            }
+            for phase in comparison.phases
         },
     }
 
@@ -169,18 +174,13 @@ def _source_verdict(agreements: Sequence[SourceAgreement]) -> dict[str, Any] | N
     return agreement_document(agreements[0]) if is_predicted else None
 
 
-def _differences(comparison: Comparison, phase: Phase | None) -> dict[str, Any]:
-    differences: dict[str, Any] = {}
-    for verdict in Verdict:
-        matches = comparison.with_verdict(verdict, phase)
-        if matches and verdict is not Verdict.EQUAL:
-            sides = {"left": left_rows(matches), "right": right_rows(matches)}
-            differences[verdict.value] = {
-                "count": sum(match.count for match in matches),
-                "step": {side: _total(step_total(rows)) for side, rows in sides.items()},
-                "request": {side: _total(request_total(rows)) for side, rows in sides.items()},
-            }
-    return differences
+def _difference(matches: list[Match]) -> dict[str, Any]:
+    sides = {"left": left_rows(matches), "right": right_rows(matches)}
+    return {
+        "count": sum(match.count for match in matches),
+        "step": {side: _total(step_total(rows)) for side, rows in sides.items()},
+        "request": {side: _total(request_total(rows)) for side, rows in sides.items()},
+    }
 
 
 def _total(total: Total) -> dict[str, Any]:
@@ -244,20 +244,15 @@ def agreement_document(agreement: SourceAgreement) -> dict[str, Any]:
         "summary": agreement.collectives,
         "is_time_within": agreement.is_time_within,
         "time_summary": "; ".join(agreement.time_sentences) or None,
-        "times": times_document(agreement.times),
+        "times": [
+            {
+                "phase": time.phase.value,
+                "left": to_plain(time.left),
+                "right": to_plain(time.right),
+                **picked(time, "ratio", "is_within"),
+                "parts": list(map(asdict, time.parts)),
+                "activities": list(map(asdict, time.activities)),
+            }
+            for time in agreement.times
+        ],
     }
-
-
-def times_document(times: Sequence[TimeAgreement]) -> list[dict[str, Any]]:
-    """The two times of each phase with their intervals, and the change of each part and activity."""
-    changes = ("parts", "activities")
-    return [
-        {
-            "phase": time.phase.value,
-            "left": to_plain(time.left),
-            "right": to_plain(time.right),
-            **picked(time, "ratio", "is_within"),
-            **{name: list(map(asdict, getattr(time, name))) for name in changes},
-        }
-        for time in times
-    ]

@@ -35,11 +35,22 @@ def sentences(explanation: Explanation) -> list[str]:
         lines.append(_verdict(explanation, left, right))
     for change in explanation.changes:
         if change in explanation.shared_changes:
-            lines += _phase_sentences(change, left, right)
+            regrouped = [one for one in change.places if one.left.kinds != one.right.kinds]
+            said = (
+                _bytes_sentence(change, left, right),
+                _kinds_sentence(regrouped, left, right) if regrouped else None,
+                _time_sentence(change, left, right),
+            )
+            lines += [f"{phase_label(change.phase)}: {text}" for text in said if text]
         else:
-            is_left = explanation.left.has_phase(change.phase)
-            name, side = (left, 0) if is_left else (right, 1)
-            lines.append(_single_phase_sentence(change, name, side))
+            name, side = (left, 0) if explanation.left.has_phase(change.phase) else (right, 1)
+            cost = change.costs[side]
+            seconds = f", {format_seconds(cost.step_s)} (basis {cost.basis})" if cost else ""
+            lines.append(
+                f"{phase_label(change.phase)}: only {name} has this phase: "
+                f"{format_bytes(change.wire_bytes[side])} in "
+                f"{counted(change.count[side], 'collective')} per step{seconds}."
+            )
     if explanation.compiler is not None:
         lines += compiler_sentences(explanation.compiler, left, right)
     return lines
@@ -72,27 +83,6 @@ def _difference_sentences(explanation: Explanation, left: str, right: str) -> It
         )
 
 
-def _single_phase_sentence(change: PhaseChange, name: str, side: int) -> str:
-    cost = change.costs[side]
-    seconds = "" if cost is None else f", {format_seconds(cost.step_s)} (basis {cost.basis})"
-    return (
-        f"{phase_label(change.phase)}: only {name} has this phase: "
-        f"{format_bytes(change.wire_bytes[side])} in {counted(change.count[side], 'collective')} "
-        f"per step{seconds}."
-    )
-
-
-def _phase_sentences(change: PhaseChange, left: str, right: str) -> Iterator[str]:
-    phase = phase_label(change.phase)
-    yield f"{phase}: {_bytes_sentence(change, left, right)}"
-    regrouped = [place for place in change.places if place.left.kinds != place.right.kinds]
-    if regrouped:
-        yield f"{phase}: {_kinds_sentence(regrouped, left, right)}"
-    seconds = _time_sentence(change, left, right)
-    if seconds is not None:
-        yield f"{phase}: {seconds}"
-
-
 def _bytes_sentence(change: PhaseChange, left: str, right: str) -> str:
     before, after = change.wire_bytes
     n_before, n_after = change.count
@@ -106,16 +96,15 @@ def _bytes_sentence(change: PhaseChange, left: str, right: str) -> str:
     direction = "less" if after < before else "more"
     share = f" ({_ratio(float(after / before))})" if before else ""
     changed = [place for place in change.places if place.wire_change][:MAX_PLACES]
-    places = ", ".join(f"{_place(place)} {signed_bytes(place.wire_change)}" for place in changed)
+    places = ", ".join(
+        f"{short(one.part)} over {short(one.axis)} {signed_bytes(one.wire_change)}"
+        for one in changed
+    )
     return (
         f"{right} sends {format_bytes(abs(after - before))} {direction} per step{share}, "
         f"{format_bytes(after)} in {counted(n_after, 'collective')} instead of "
         f"{format_bytes(before)} in {n_before:,}: {places}."
     )
-
-
-def _place(place: PlaceChange) -> str:
-    return f"{short(place.part)} over {short(place.axis)}"
 
 
 def _kinds_sentence(places: Sequence[PlaceChange], left: str, right: str) -> str:

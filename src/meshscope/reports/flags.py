@@ -28,13 +28,8 @@ def flag_lines(program: str, topology: str, effects: Sequence[FlagEffect]) -> It
         yield f"{effect.flag}"
         yield from wrapped(_what(effect), indent=2)
     unchanged = [flag for flag in by_flag if flag not in changing and flag not in refused]
-    yield from _listed("no change", unchanged)
-    yield from _listed("refused", list(refused))
-
-
-def _listed(head: str, flags: Sequence[str]) -> Iterator[str]:
-    if flags:
-        yield f"{head}:"
+    for head, flags in {"no change": unchanged, "refused": list(refused)}.items():
+        yield from [f"{head}:"] if flags else ()
         yield from (f"  {plain(flag)}" for flag in flags)
 
 

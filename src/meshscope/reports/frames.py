@@ -3,7 +3,7 @@
 HTML has escaped text with inline style, without scripts or external files.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
 from typing import Any
@@ -45,7 +45,8 @@ def table_of_frame(frame: pl.DataFrame, *, title: str = "") -> ViewTable:
     ordered = prefill_first(frame)
     filled = ordered.select(c for c in ordered.columns if not _is_empty(ordered[c]))
     timed = _with_seconds(filled)
-    constant = [c for c in timed.columns if len(timed) > 1 and _is_constant_text(timed[c])]
+    texts = [c for c in timed.columns if isinstance(timed[c].dtype, pl.String | pl.Boolean)]
+    constant = [c for c in texts if len(timed) > 1 and timed[c].n_unique() == 1]
     kept = timed.drop(constant) if len(constant) < len(timed.columns) else timed
     return ViewTable(
         title=title,
@@ -82,20 +83,13 @@ def _is_empty(column: pl.Series) -> bool:
     return column.null_count() == len(column) or (column.name == "n_unsized" and not column.sum())
 
 
-def _is_constant_text(column: pl.Series) -> bool:
-    return isinstance(column.dtype, pl.String | pl.Boolean) and column.n_unique() == 1
-
-
 def _with_seconds(frame: pl.DataFrame) -> pl.DataFrame:
     """Adds the suffix `_s` to intervals if the column `unit` says seconds in all rows."""
     if "unit" not in frame.columns or not (frame["unit"] == SECONDS).all():
         return frame
-    lengths = [c for c in frame.columns if _is_interval(c)]
+    intervals = ("up", "down", "window")
+    lengths = (c for c in frame.columns if c in intervals or c.endswith(("_burst", "_gap")))
     return frame.drop("unit").rename({c: f"{c}_s" for c in lengths})
-
-
-def _is_interval(column: str) -> bool:
-    return column in {"up", "down", "window"} or column.endswith(("_burst", "_gap"))
 
 
 MAX_ROWS = 50
@@ -115,24 +109,21 @@ def folded_html(frame: pl.DataFrame, *, title: str) -> str:
 
 def table_html(frame: pl.DataFrame, *, title: str = "") -> str:
     """The first rows as an HTML table with the frame's column names, and the number of hidden rows."""
-    columns = [_column(frame[name]) for name in frame.columns]
+    columns = [
+        ViewColumn(key=name, label=name, unit=unit_of(name) if kind.is_numeric() else Unit.TEXT)
+        for name, kind in frame.schema.items()
+    ]
     heads = "".join(_cell("th", column.label, column) for column in columns)
-    rows = "".join(_row(row, columns) for row in frame.head(MAX_ROWS).iter_rows())
+    cells = (
+        "".join(_cell("td", value, column) for value, column in zip(row, columns, strict=True))
+        for row in frame.head(MAX_ROWS).iter_rows()
+    )
+    rows = "".join(f"<tr>{row}</tr>" for row in cells)
     n_hidden = len(frame) - MAX_ROWS
     foot = f"<p>{n_hidden:,} more rows</p>" if n_hidden > 0 else ""
     caption = f"<p><b>{_escaped(title)}</b></p>" if title else ""
     table = f'<table style="{_TABLE}"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
     return f'{caption}<div style="{_SCROLL}">{table}</div>{foot}'
-
-
-def _column(series: pl.Series) -> ViewColumn:
-    unit = unit_of(series.name) if series.dtype.is_numeric() else Unit.TEXT
-    return ViewColumn(key=series.name, label=series.name, unit=unit)
-
-
-def _row(row: Sequence[Any], columns: Sequence[ViewColumn]) -> str:
-    cells = (_cell("td", value, column) for value, column in zip(row, columns, strict=True))
-    return f"<tr>{''.join(cells)}</tr>"
 
 
 def _cell(tag: str, value: Any, column: ViewColumn) -> str:

@@ -1,7 +1,7 @@
 """The metrics of a run as tables for a terminal, and as the document of --json."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -102,7 +102,11 @@ def _grids(matrix: pl.DataFrame, console: Console) -> Iterator[RenderableType]:
     grids: list[RenderableType] = []
     for phase in matrix["phase"].unique(maintain_order=True).sort(descending=True):
         of_phase = matrix.filter(pl.col("phase").eq_missing(pl.lit(phase)))
-        grid = _grid(of_phase, devices)
+        sums = of_phase.group_by("from_device", "to_device").agg(pl.col("wire_bytes").sum())
+        cells = {(sender, receiver): format_bytes(n) for sender, receiver, n in sums.rows()}
+        grid = new_table("from \\ to", *map(str, devices))
+        for sender in devices:
+            grid.add_row(str(sender), *(cells.get((sender, one), "") for one in devices))
         if not fits_console(grid, console):
             return
         axes = " and ".join(sorted({str(axis) for axis in of_phase["axis"]}))
@@ -111,31 +115,15 @@ def _grids(matrix: pl.DataFrame, console: Console) -> Iterator[RenderableType]:
     yield from grids
 
 
-def _grid(matrix: pl.DataFrame, devices: Sequence[int]) -> Table:
-    sums = matrix.group_by("from_device", "to_device").agg(pl.col("wire_bytes").sum())
-    cells = {(sender, receiver): format_bytes(n) for sender, receiver, n in sums.rows()}
-    table = new_table("from \\ to", *map(str, devices))
-    for sender in devices:
-        table.add_row(str(sender), *(cells.get((sender, receiver), "") for receiver in devices))
-    return table
-
-
 def _fitting(view: ViewTable, console: Console) -> Table:
     """The first layout that fits the console: flat, stacked header, fewer columns, one figure a line."""
-    few = view.only(lambda i: not view.columns[i].key.startswith(_SECONDARY))
-    for one in (view, _with_stacked_header(view), _with_stacked_header(few)):
+    columns = tuple(replace(one, label=one.label.replace(" ", "\n")) for one in view.columns)
+    stacked = replace(view, columns=columns)
+    few = stacked.only(lambda i: not columns[i].key.startswith(_SECONDARY))
+    for one in (view, stacked, few):
         flat = rich_table(one, max_text=MAX_TEXT)
         if fits_console(flat, console):
             return flat
-    return _list(view)
-
-
-def _with_stacked_header(view: ViewTable) -> ViewTable:
-    columns = (replace(column, label=column.label.replace(" ", "\n")) for column in view.columns)
-    return replace(view, columns=tuple(columns))
-
-
-def _list(view: ViewTable) -> Table:
     table = new_table()
     add_column(table, "")
     add_column(table, "", is_figure=True)

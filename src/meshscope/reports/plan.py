@@ -1,6 +1,6 @@
 """The result of a search as text and as JSON: the answer first, then the front, then what was left out."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil, floor, log10
 from typing import Any
 
@@ -20,7 +20,6 @@ from meshscope.serving.launch import Launch, launches_of
 from meshscope.serving.objective import Goal
 from meshscope.serving.search import (
     MIN_GAIN,
-    Apart,
     Choice,
     PlacedPlan,
     PlacementSearch,
@@ -46,7 +45,6 @@ def plan_lines(
     result: PlanSearch, *, n_rows: int = DEFAULT_ROWS, has_launch: bool = False
 ) -> Iterator[str]:
     """The lines of the text, within 80 columns."""
-    space = result.space
     yield from _head(result)
     if result.front:
         yield ""
@@ -54,8 +52,19 @@ def plan_lines(
         yield ""
         yield from _others(result)
     yield from _notes(result)
-    if has_launch and result.winner is not None:
-        yield from _launch_lines(launches_of(result.winner.experiment, space.n_first_layers))
+    for launch in _launches(result) if has_launch else ():
+        yield from ("", f"{launch.server}:", f"  {launch.command}")
+        for source in dict.fromkeys(flag.source for flag in launch.flags):
+            names = [flag.words[0] for flag in launch.flags if flag.source == source]
+            yield from wrapped(f"{', '.join(names)}: {source}", indent=2)
+        for item in launch.not_expressed:
+            yield from wrapped(f"not expressed: {item}", indent=2)
+
+
+def _launches(result: PlanSearch) -> tuple[Launch, ...]:
+    if result.winner is None:
+        return ()
+    return launches_of(result.winner.experiment, result.space.n_first_layers)
 
 
 def _head(result: PlanSearch) -> Iterator[str]:
@@ -67,7 +76,8 @@ def _head(result: PlanSearch) -> Iterator[str]:
     for note in space.model.notes:
         yield from wrapped(note)
     if winner is None:
-        yield from _nothing(result)
+        for text in _nothing(result):
+            yield from wrapped(text)
         return
     yield from wrapped(f"best for {goal_text(result)}: {choice_name(winner)}")
     ttft, tpot = (time_figure(interval_of(result.times, phase)) for phase in REQUEST_PHASES)
@@ -134,18 +144,17 @@ def limits_text(result: PlanSearch) -> str:
 
 
 def _nothing(result: PlanSearch) -> Iterator[str]:
-    if result.closest is None:
-        yield from wrapped(nothing_left_text(result))
+    if (closest := result.closest) is None:
+        yield nothing_left_text(result)
         return
-    closest = result.closest
-    yield from wrapped(f"no plan meets {limits_text(result)}")
-    yield from wrapped(f"closest: {choice_name(closest)}: {_latencies(closest)}")
-    yield from wrapped(f"it takes {exceeded_text(result)}")
-    yield from wrapped(needed_text(result))
     chip = result.space.topology.chip
     wider = chip.name if chip.kind is ChipKind.TPU else "any"
     smaller = "; a smaller --batch shortens both" if result.space.batches.least > 1 else ""
-    yield from wrapped(f"--topology {wider} searches other slices{smaller}.")
+    yield f"no plan meets {limits_text(result)}"
+    yield f"closest: {choice_name(closest)}: {_latencies(closest)}"
+    yield f"it takes {exceeded_text(result)}"
+    yield needed_text(result)
+    yield f"--topology {wider} searches other slices{smaller}."
 
 
 def nothing_left_text(result: PlanSearch) -> str:
@@ -178,19 +187,17 @@ def exceeded_text(result: PlanSearch) -> str:
 
 def needed_text(result: PlanSearch) -> str:
     """The limits that the closest choice meets, and the least latency of any choice."""
-    met = (f"{name.lower()}={_rounded_up(max(s, limit_s))}" for name, s, limit_s in _limits(result))
+    met: list[str] = []
+    for name, s, limit_s in _limits(result):  # three digits, not below the value
+        seconds = max(s, limit_s)
+        step = 10.0 ** (floor(log10(seconds)) - 2)
+        met.append(f"{name.lower()}={ceil(seconds / step - NEAR) * step:.6g}")
     ttft, tpot = result.fastest
     least = (
         f"TTFT {format_seconds(ttft.ttft_s)} ({choice_name(ttft)})",
         f"TPOT {format_seconds(tpot.tpot_s)} ({choice_name(tpot)})",
     )
     return f"it meets --slo {','.join(met)}; the least of any choice: {joined(least)}"
-
-
-def _rounded_up(seconds: float) -> str:
-    """Three digits, not below the value."""
-    step = 10.0 ** (floor(log10(seconds)) - 2)
-    return f"{ceil(seconds / step - NEAR) * step:.6g}"
 
 
 def _latencies(choice: Choice) -> str:
@@ -238,8 +245,19 @@ def _others(result: PlanSearch) -> Iterator[str]:
             yield from wrapped(f"own format: {figures_text(stored)}")
     if wide is not None and winner is not None and wide.experiment != winner.experiment:
         yield from wrapped(f"without quantization: {figures_text(wide)}")
-    if result.apart is not None:
-        yield from _apart(result.apart)
+    if (apart := result.apart) is None:
+        return
+    rate = f"{format_rate(apart.prompts_per_s_per_chip)} prompts/s per chip"
+    yield from wrapped(
+        f"prefill apart: {choice_name(apart.prefill)}: TTFT {format_seconds(apart.prefill.ttft_s)}, {rate}"
+    )
+    rate = f"{apart.decode.decode_tokens_per_s_per_chip:,.0f} decode tokens/s per chip"
+    seconds = format_seconds(apart.transfer_s)
+    moved = f"{format_bytes(apart.kv_bytes)} of cache per prompt move over DCN in {seconds}"
+    yield from wrapped(
+        f"decode apart: {choice_name(apart.decode, has_chunk=False)}: TPOT "
+        f"{format_seconds(apart.decode.tpot_s)}, {rate}; before it, {moved}"
+    )
 
 
 def conversion_text(result: PlanSearch) -> str:
@@ -282,20 +300,6 @@ def miss_sentence(miss: TimeAgreement) -> str:
     return f"{miss.phase}: {seconds}{': ' if named else ''}{named}{within}"
 
 
-def _apart(apart: Apart) -> Iterator[str]:
-    rate = f"{format_rate(apart.prompts_per_s_per_chip)} prompts/s per chip"
-    yield from wrapped(
-        f"prefill apart: {choice_name(apart.prefill)}: TTFT {format_seconds(apart.prefill.ttft_s)}, {rate}"
-    )
-    rate = f"{apart.decode.decode_tokens_per_s_per_chip:,.0f} decode tokens/s per chip"
-    seconds = format_seconds(apart.transfer_s)
-    moved = f"{format_bytes(apart.kv_bytes)} of cache per prompt move over DCN in {seconds}"
-    yield from wrapped(
-        f"decode apart: {choice_name(apart.decode, has_chunk=False)}: TPOT "
-        f"{format_seconds(apart.decode.tpot_s)}, {rate}; before it, {moved}"
-    )
-
-
 def search_notes(result: PlanSearch) -> Iterator[str]:
     """What the figures assume."""
     if result.is_extrapolated:
@@ -325,21 +329,16 @@ def _notes(result: PlanSearch) -> Iterator[str]:
         yield from wrapped(text)
 
 
-def _launch_lines(launches: Iterable[Launch]) -> Iterator[str]:
-    for launch in launches:
-        yield ""
-        yield f"{launch.server}:"
-        yield f"  {launch.command}"
-        for source in dict.fromkeys(flag.source for flag in launch.flags):
-            names = [flag.words[0] for flag in launch.flags if flag.source == source]
-            yield from wrapped(f"{', '.join(names)}: {source}", indent=2)
-        for item in launch.not_expressed:
-            yield from wrapped(f"not expressed: {item}", indent=2)
-
-
 def plan_document(result: PlanSearch) -> dict[str, Any]:
     """The result as one JSON document."""
-    space, winner = result.space, result.winner
+    space, won_by, apart, placed = result.space, result.won_by, result.apart, result.placements
+    single = ("winner", "own_format", "closest", "unquantized")
+    choices = {
+        name: None if (one := getattr(result, name)) is None else choice_document(one)
+        for name in single
+    }
+    for name in ("equals", "front", "dominated", "best", "fastest"):
+        choices[name] = [choice_document(choice) for choice in getattr(result, name)]
     return {
         "model": space.model.name,
         "notes": [*space.model.notes],
@@ -351,7 +350,7 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
             "goal": result.objective.goal.value,
             **picked(result.objective, "ttft_s", "tpot_s", "name", "source"),
         },
-        "winner": None if winner is None else choice_document(winner),
+        **choices,
         "intervals": {
             time.phase.value: {
                 "s": time.step.value_s,
@@ -363,25 +362,42 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
         "no_interval": next(filter(None, (time.no_interval for time in result.times)), None),
         "is_extrapolated": result.is_extrapolated,
         "why": {phase.value: sentence for phase, sentence in result.why.items()},
-        "placement": None if result.placements is None else _placement_document(result.placements),
-        "won_by": None if result.won_by is None else _won_by_document(result),
-        "equals": [choice_document(choice) for choice in result.equals],
-        "own_format": None if result.own_format is None else choice_document(result.own_format),
-        "front": [choice_document(choice) for choice in result.front],
-        "dominated": [choice_document(choice) for choice in result.dominated],
-        "best": [choice_document(choice) for choice in result.best],
-        "closest": None if result.closest is None else choice_document(result.closest),
-        "fastest": [choice_document(choice) for choice in result.fastest],
-        "unquantized": None if result.unquantized is None else choice_document(result.unquantized),
-        "apart": None if result.apart is None else _apart_document(result.apart),
+        "placement": placed
+        and {
+            "n_tried": len(placed.placed),
+            "n_left": placed.n_left,
+            "mesh_order_e2e_s": placed.in_order.e2e_s,
+            "best": placed.best
+            and {**_placed_document(placed.best), "devices": list(placed.best.devices)},
+            "placements": [_placed_document(one) for one in placed.placed],
+        },
+        "won_by": won_by
+        and {
+            "runner_up": choice_document(won_by.runner_up),
+            "seconds": dict(won_by.seconds),
+            "wire_bytes": dict(won_by.wire_bytes),
+            "sentence": won_by.sentence,
+        },
+        "apart": apart
+        and {
+            "prefill": choice_document(apart.prefill),
+            "decode": choice_document(apart.decode),
+            **picked(apart, "prompts_per_s_per_chip", "kv_bytes", "transfer_s"),
+        },
         "space": {
             **picked(result, "n_counted", "n_plans", "n_combinations", "n_candidates", "n_meeting"),
             "n_refused": dict(result.n_refused),
             "n_pruned": {reason: n for reason, n in result.n_pruned.items() if n},
         },
-        "launch": []
-        if winner is None
-        else _launch_documents(launches_of(winner.experiment, space.n_first_layers)),
+        "launch": [
+            {
+                "server": launch.server,
+                "command": launch.command,
+                "flags": [{"words": list(f.words), "source": f.source} for f in launch.flags],
+                "not_expressed": list(launch.not_expressed),
+            }
+            for launch in _launches(result)
+        ],
     }
 
 
@@ -406,61 +422,21 @@ def verified_document(verified: VerifiedChoice) -> dict[str, Any]:
         "run": verified.folder,
         **picked(verified, *figures),
         "why": {phase.value: sentence for phase, sentence in (verified.why or {}).items()},
-        "misses": [_miss_document(miss) for miss in verified.misses],
-    }
-
-
-def _miss_document(miss: TimeAgreement) -> dict[str, Any]:
-    return {
-        "phase": miss.phase.value,
-        "predicted_s": miss.left.value_s,
-        "compiled_s": miss.right.value_s,
-        "is_within_intervals": miss.is_within,
-        **{
-            name: {c.share: {"predicted_s": c.left_s, "compiled_s": c.right_s} for c in changes}
-            for name, changes in (("causes", miss.activities), ("parts", miss.parts))
-        },
-    }
-
-
-def _placement_document(placements: PlacementSearch) -> dict[str, Any]:
-    best = placements.best
-    return {
-        "n_tried": len(placements.placed),
-        "n_left": placements.n_left,
-        "mesh_order_e2e_s": placements.in_order.e2e_s,
-        "best": None if best is None else _placed_document(best) | {"devices": list(best.devices)},
-        "placements": [_placed_document(placed) for placed in placements.placed],
+        "misses": [
+            {
+                "phase": miss.phase.value,
+                "predicted_s": miss.left.value_s,
+                "compiled_s": miss.right.value_s,
+                "is_within_intervals": miss.is_within,
+                **{
+                    name: {c.share: {"predicted_s": c.left_s, "compiled_s": c.right_s} for c in of}
+                    for name, of in (("causes", miss.activities), ("parts", miss.parts))
+                },
+            }
+            for miss in verified.misses
+        ],
     }
 
 
 def _placed_document(placed: PlacedPlan) -> dict[str, Any]:
     return {"axes": str(placed.placement), **picked(placed, "ttft_s", "tpot_s", "e2e_s")}
-
-
-def _won_by_document(result: PlanSearch) -> dict[str, Any]:
-    assert result.won_by is not None
-    seconds: Mapping[str, float] = result.won_by.seconds
-    return {
-        "runner_up": choice_document(result.won_by.runner_up),
-        "seconds": dict(seconds),
-        "wire_bytes": dict(result.won_by.wire_bytes),
-        "sentence": result.won_by.sentence,
-    }
-
-
-def _apart_document(apart: Apart) -> dict[str, Any]:
-    sides = {"prefill": choice_document(apart.prefill), "decode": choice_document(apart.decode)}
-    return {**sides, **picked(apart, "prompts_per_s_per_chip", "kv_bytes", "transfer_s")}
-
-
-def _launch_documents(launches: Iterable[Launch]) -> list[dict[str, Any]]:
-    return [
-        {
-            "server": launch.server,
-            "command": launch.command,
-            "flags": [{"words": list(f.words), "source": f.source} for f in launch.flags],
-            "not_expressed": list(launch.not_expressed),
-        }
-        for launch in launches
-    ]

@@ -7,7 +7,7 @@ from typing import Any
 from meshscope.reports.model import wrapped
 from meshscope.reports.words import counted
 from meshscope.serialize import to_plain
-from meshscope.serving.results import EngineRole, Percentiles, PoolFigures
+from meshscope.serving.results import EngineRole, Percentiles
 from meshscope.serving.simulation import PlacedPool, ServingOutcome, SimulatedLoad
 from meshscope.units import format_bytes, format_dtype, format_rate, format_seconds
 
@@ -25,7 +25,11 @@ def serving_lines(outcome: ServingOutcome, *, is_full: bool = False) -> Iterator
     """The answer in up to twelve lines of 80 columns; `is_full` adds conditions and details."""
     yield from wrapped(serving_title(outcome))
     yield from _labeled(rate_facts(outcome))
-    yield from _times(outcome.result, is_full=is_full)
+    yield f"{'':<{LABEL_WIDTH}}" + "".join(f"{name:>10}" for name in TIME_COLUMNS)
+    for label, cells in time_rows(outcome.result):
+        if is_full or label != WHOLE:
+            text = "".join(f"{format_seconds(cell):>10}" for cell in cells)
+            yield f"{label:<{LABEL_WIDTH}}{text}"
     yield from _labeled(engine_facts(outcome))
     if is_full:
         yield ""
@@ -34,16 +38,25 @@ def serving_lines(outcome: ServingOutcome, *, is_full: bool = False) -> Iterator
 
 def rate_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     """Rates: whether the load is stable, goodput, and what is served."""
+    figures, objective = outcome.result.figures, outcome.objective
+    limits = {"TTFT": objective.ttft_s, "TPOT": objective.tpot_s}
+    named = [f"{name} {format_seconds(s)}" for name, s in limits.items() if s is not None]
+    good = f"{format_rate(figures.goodput_per_s)} requests/s, {figures.goodput_frac:.1%} of all"
+    tokens = figures.output_tokens_per_s
     yield RATE, rate_verdict(outcome.result)
-    yield "goodput", _goodput(outcome)
-    yield "served", _served(outcome)
+    yield "goodput", f"{good}, within {' and '.join(named)}" if named else ""
+    served = f"{format_rate(figures.requests_per_s)} requests/s, {tokens:,.0f} request tokens/s"
+    yield "served", f"{served}, {tokens / outcome.n_chips:,.0f} per chip"
 
 
 def engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     """How busy the engines are, what binds them, and what the times are."""
     for pool in outcome.result.pools:
-        yield pool.role, _utilization(pool)
-    yield "bound by", bound_verdict(outcome)
+        engines = f"{pool.n_engines} engines, each " if pool.n_engines > 1 else ""
+        running = f"{format_rate(pool.mean_running)} sequences"
+        cache = f"cache {pool.mean_cache_frac:.0%} used"
+        yield pool.role, f"{engines}busy {pool.busy_frac:.0%}, {running}, {cache}"
+    yield "bound by", _bound_verdict(outcome)
     yield "assumed", "predicted step times; docs/serving.md has their errors on v6e"
     yield "note", "; ".join(outcome.main.experiment.model.notes)
 
@@ -86,7 +99,7 @@ def rate_verdict(result: SimulatedLoad) -> str:
     return f"NOT STABLE: {offered} arrive, at most {limit} are served; the queue grows"
 
 
-def bound_verdict(outcome: ServingOutcome) -> str:
+def _bound_verdict(outcome: ServingOutcome) -> str:
     """Whether the host or the device takes more of the steps of the pool that limits the rate."""
     pool, fit = outcome.result.slowest, outcome.host_fit
     if fit is not None:
@@ -102,50 +115,12 @@ def bound_verdict(outcome: ServingOutcome) -> str:
     return f"{bound}: {step}, {pool.host_frac:.0%} of it host time"
 
 
-def _goodput(outcome: ServingOutcome) -> str:
-    limits = {"TTFT": outcome.objective.ttft_s, "TPOT": outcome.objective.tpot_s}
-    named = [f"{name} {format_seconds(s)}" for name, s in limits.items() if s is not None]
-    if not named:
-        return ""
-    figures = outcome.result.figures
-    return (
-        f"{format_rate(figures.goodput_per_s)} requests/s, {figures.goodput_frac:.1%} of all, within "
-        f"{' and '.join(named)}"
-    )
-
-
-def _served(outcome: ServingOutcome) -> str:
-    figures = outcome.result.figures
-    tokens = figures.output_tokens_per_s
-    return (
-        f"{format_rate(figures.requests_per_s)} requests/s, {tokens:,.0f} request tokens/s, "
-        f"{tokens / outcome.n_chips:,.0f} per chip"
-    )
-
-
-def _times(result: SimulatedLoad, *, is_full: bool) -> Iterator[str]:
-    """The percentiles as a table; times of whole requests only in full."""
-    yield f"{'':<{LABEL_WIDTH}}" + "".join(f"{name:>10}" for name in TIME_COLUMNS)
-    for label, cells in time_rows(result):
-        if is_full or label != WHOLE:
-            text = "".join(f"{format_seconds(cell):>10}" for cell in cells)
-            yield f"{label:<{LABEL_WIDTH}}{text}"
-
-
 def time_rows(result: SimulatedLoad) -> Iterator[tuple[str, tuple[float, float, float, float]]]:
     """Mean, median, 90th and 99th percentile of each time that some request has."""
     for name, label in _LABELS.items():
         values: Percentiles | None = getattr(result.figures, name)
         if values is not None:
             yield label, (values.mean_s, values.p50_s, values.p90_s, values.p99_s)
-
-
-def _utilization(pool: PoolFigures) -> str:
-    engines = f"{pool.n_engines} engines, each " if pool.n_engines > 1 else ""
-    return (
-        f"{engines}busy {pool.busy_frac:.0%}, {format_rate(pool.mean_running)} sequences, cache "
-        f"{pool.mean_cache_frac:.0%} used"
-    )
 
 
 def condition_facts(outcome: ServingOutcome) -> Iterator[Fact]:
@@ -166,16 +141,11 @@ def condition_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     if main.pool.n_engines > 1 and outcome.prefill is None:
         yield "engines", f"{main.pool.n_engines}, which requests take in turn; one is simulated"
     for pool in outcome.result.pools:
-        yield pool.role, _extremes(pool)
+        most = f"at most {pool.peak_waiting:,} waiting, cache at most {pool.peak_cache_frac:.0%}"
+        preempted = counted(pool.n_preemptions, "preemption")
+        yield pool.role, f"{pool.n_steps:,} steps, {most}, {preempted}"
     yield from _apart_details(outcome)
     yield "left out", _left_out(outcome)
-
-
-def _extremes(pool: PoolFigures) -> str:
-    return (
-        f"{pool.n_steps:,} steps, at most {pool.peak_waiting:,} waiting, cache at most "
-        f"{pool.peak_cache_frac:.0%}, {counted(pool.n_preemptions, 'preemption')}"
-    )
 
 
 def _apart_details(outcome: ServingOutcome) -> Iterator[Fact]:

@@ -14,7 +14,6 @@ from meshscope.reports.plan import choice_document, plan_document, plan_lines
 from meshscope.reports.tables import new_table
 from meshscope.reports.words import counted
 from meshscope.serialize import picked, to_plain
-from meshscope.serving.search import Choice, PlanSearch
 from meshscope.serving.slices import SliceFit, SliceFits, SliceSearch, price_per_hour, slice_name
 from meshscope.units import format_gib, format_seconds
 
@@ -32,7 +31,10 @@ def slice_fits_table(
     figures = (*price_column, "GiB per device", "largest\nbatch", "context")
     table = new_table(*names, *figures, n_words=len(names))
     for fit in fits:
-        state = fit.memory.fit
+        state, context = fit.memory.fit, fit.context
+        memory = (fit.memory.total_bytes or fit.memory.known_bytes, fit.memory.hbm_bytes)
+        device = " of ".join(format_gib(n).removesuffix(" GiB") for n in memory)  # `19.2 of 31.25`
+        bound = "<=" if fit.memory.temp_bytes is None else ""  # unknown buffers count as nothing
         hour = price_per_hour(fit.topology, prices)
         price = () if prices is None else ("-" if hour is None else f"{hour:,.2f}",)
         table.add_row(
@@ -41,9 +43,11 @@ def slice_fits_table(
             str(fit.plan),
             *((_dtypes(fit),) if dtypes else ()),
             *price,
-            _device_gib(fit),
-            f"{_bound(fit)}{fit.largest_batch:,}" if fit.largest_batch else "-",
-            _context(fit),
+            f"{'>=' * (fit.memory.total_bytes is None)}{device}",
+            f"{bound}{fit.largest_batch:,}" if fit.largest_batch else "-",
+            f"{bound}{context.positions:,}{'+' * context.is_of_model}"
+            if context.positions
+            else "-",
         )
     return table
 
@@ -67,27 +71,6 @@ def fit_notes(model: Model, answers: SliceFits, batch: str | None) -> Iterator[s
     for reason in dict.fromkeys(answers.refused.values()):
         names = [name for name, why in answers.refused.items() if why == reason]
         yield from wrapped(f"no answer for {joined(names)}: {reason}")
-
-
-def _device_gib(fit: SliceFit) -> str:
-    """`19.2 of 31.25`: what the batch needs, of the HBM; `>=1.91 of 74.51` without temporary buffers."""
-    needed, hbm = (
-        format_gib(n).removesuffix(" GiB")
-        for n in (fit.memory.total_bytes or fit.memory.known_bytes, fit.memory.hbm_bytes)
-    )
-    return f"{'>=' * (fit.memory.total_bytes is None)}{needed} of {hbm}"
-
-
-def _context(fit: SliceFit) -> str:
-    """The largest context; with `+` if the model limits it, not memory."""
-    if not fit.context.positions:
-        return "-"
-    return f"{_bound(fit)}{fit.context.positions:,}{'+' * fit.context.is_of_model}"
-
-
-def _bound(fit: SliceFit) -> str:
-    """`<=` where temporary buffers are unknown and count as nothing."""
-    return "<=" if fit.memory.temp_bytes is None else ""
 
 
 def slice_fit_document(fit: SliceFit, prices: Mapping[str, float] | None = None) -> dict[str, Any]:
@@ -117,7 +100,17 @@ def slice_search_lines(result: SliceSearch, *, n_rows: int, has_launch: bool) ->
     rates = f"{'TTFT':>9}{'TPOT':>9}{'tok/s/chip':>11}{per_million}"
     yield f"{'slice':<10}{unit:>8}  {meets}{'best plan':<21}{rates}"
     for search in result.searches:
-        yield _search_row(result, search)
+        choice, per_million = search.winner or search.closest, result.price_per_million(search)
+        price = f"{result.price(search):,.{0 if result.prices is None else 2}f}"
+        head = f"{slice_name(search.space.topology):<10}{price:>8}  "
+        head += f"{'no' if search.winner is None else 'yes':<6}" if result.has_limits else ""
+        if choice is None:
+            yield f"{head}does not fit"
+            continue
+        times = f"{format_seconds(choice.ttft_s):>9}{format_seconds(choice.tpot_s):>9}"
+        cost = "" if per_million is None else f"{per_million:>8,.2f}"
+        rate = f"{choice.tokens_per_s_per_chip:>11,.0f}"
+        yield f"{head}{choice.experiment.plan!s:<21}{times}{rate}{cost}"
     yield from map("{}.".format, slice_notes(result))
     yield ""
     if result.best is not None:
@@ -138,24 +131,6 @@ def slice_notes(result: SliceSearch) -> Iterator[str]:
         yield f"Left out, without a price: {joined(list(result.unpriced))}"
     if result.prices is not None:
         yield "$/M tok: price of a million output tokens, one full batch of requests after another"
-
-
-def _search_row(result: SliceSearch, search: PlanSearch) -> str:
-    price, per_million = result.price(search), result.price_per_million(search)
-    price_text = f"{price:,.0f}" if result.prices is None else f"{price:,.2f}"
-    head = f"{slice_name(search.space.topology):<10}{price_text:>8}  "
-    choice = search.winner or search.closest
-    meets = "yes" if search.winner is not None else "no"
-    head += f"{meets:<6}" if result.has_limits else ""
-    if choice is None:
-        return f"{head}does not fit"
-    cost = "" if per_million is None else f"{per_million:>8,.2f}"
-    return f"{head}{choice.experiment.plan!s:<21}{_rates(choice)}{cost}"
-
-
-def _rates(choice: Choice) -> str:
-    times = f"{format_seconds(choice.ttft_s):>9}{format_seconds(choice.tpot_s):>9}"
-    return f"{times}{choice.tokens_per_s_per_chip:>11,.0f}"
 
 
 def slice_search_document(result: SliceSearch) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """Speculative decoding of a run as text and as an entry of its JSON document."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from meshscope.analysis.comparison import compare_sources
@@ -23,6 +22,7 @@ from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_gib, format_seconds
 
 NOT_MEASURED = "acceptance is the stated one, not measured; the measured steps have random tokens"
+_LABELS = ("", "TPOT, decode", "without", "verify", "draft", "draft memory")
 _FITS = {True: "fits", False: "does NOT fit", None: "fit unknown"}
 
 
@@ -38,7 +38,8 @@ def speculation_lines(run: RunRecord) -> Iterator[RenderableType]:
         ("speculation", "bold"),
         f" {speculation.method}{name}, {settings}: {speculation.tokens_per_step:.2f} tokens per step",
     )
-    yield _table(steps)
+    rows = list(zip(_LABELS, *map(_cells, steps), strict=True))
+    yield labeled(rows if len(steps) > 1 else rows[1:])
     if steps[-1].source is Source.MEASURED:
         yield Text(NOT_MEASURED, style="dim")
     for label, part in (("verify", parts.verify), ("draft", parts.draft)):
@@ -71,28 +72,21 @@ def speculation_table(run: RunRecord) -> ViewTable | None:
     )
 
 
-def _table(steps: tuple[SpeculativeStep, ...]) -> Table:
-    rows: dict[str, Callable[[SpeculativeStep], str]] = {
-        "without": lambda s: f"{_time(s.plain)}, {s.gain:.2f} x as long",
-        "verify": lambda s: f"{_time(s.verify)}\n{_sent(s.verify_rows)}",
-        "draft": lambda s: (
-            f"{s.speculation.n_drafted} x {_time(s.draft)}\neach {_sent(s.draft_rows)}"
-        ),
-        "draft memory": lambda s: f"{format_gib(s.memory_bytes)} per device: {_FITS[s.fits]}",
-    }
-    names = [("", *(Text(step.source.value, style="dim") for step in steps))]
-    times = ("TPOT, decode", *(Text(format_seconds(s.tpot_s), "bold") for s in steps))
-    cells = ((label, *map(text, steps)) for label, text in rows.items())
-    return labeled([*(names if len(steps) > 1 else []), times, *cells])
-
-
-def _time(time: TimeEstimate) -> str:
-    return format_seconds(time.value_s)
-
-
-def _sent(rows: tuple[Collective, ...]) -> str:
-    n_collectives = counted(_n_collectives(rows), "collective")
-    return f"{n_collectives}, {format_bytes(_wire_bytes(rows))} wire"
+def _cells(step: SpeculativeStep) -> Iterator[str | Text]:
+    """The source and the figures of a step, as `_LABELS` names them."""
+    plain, verify, draft = (
+        format_seconds(time.value_s) for time in (step.plain, step.verify, step.draft)
+    )
+    verify_sent, draft_sent = (
+        f"{counted(_n_collectives(rows), 'collective')}, {format_bytes(_wire_bytes(rows))} wire"
+        for rows in (step.verify_rows, step.draft_rows)
+    )
+    yield Text(step.source.value, style="dim")
+    yield Text(format_seconds(step.tpot_s), "bold")
+    yield f"{plain}, {step.gain:.2f} x as long"
+    yield f"{verify}\n{verify_sent}"
+    yield f"{step.speculation.n_drafted} x {draft}\neach {draft_sent}"
+    yield f"{format_gib(step.memory_bytes)} per device: {_FITS[step.fits]}"
 
 
 def _n_collectives(rows: Iterable[Collective]) -> int:

@@ -1,12 +1,11 @@
 """Totals and memory of a run as tables, and how tokens reach their experts."""
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from meshscope.analysis.totals import Total, Unattributed, request_totals, step_totals
+from meshscope.analysis.totals import Unattributed, request_totals, step_totals
 from meshscope.events.enums import Source
 from meshscope.plans.experiment_record import (
     CompilerDispatch,
@@ -59,20 +58,18 @@ def totals_table(run: RunRecord) -> ViewTable:
         for rows in [run.rows_of(source)]
     }
     phases = dict.fromkeys((*run.manifest.phases, *(row.phase for row in run.rows)))
-    rows = (
-        (phase_label(phase), source.value, *chain(*(_total_cells(t.get(phase)) for t in by_span)))
-        for phase in phases
-        for source, by_span in totals.items()
-    )
+    rows: list[list[CellValue]] = []
+    for phase in phases:
+        for source, by_span in totals.items():
+            rows.append([phase_label(phase), source.value])
+            for total in (of_span.get(phase) for of_span in by_span):
+                n = 0 if total is None else total.count
+                unsized = (
+                    f" (+{total.n_unsized} of unknown size)" if total and total.n_unsized else ""
+                )
+                sizes = (total.payload_bytes, float(total.wire_bytes)) if total else (0, 0)
+                rows[-1] += [f"{n:,}{unsized}" if unsized else n, *sizes]
     return table(("phase", "source", *figures), rows, title="Totals of one device")
-
-
-def _total_cells(total: Total | None) -> tuple[CellValue, ...]:
-    if total is None:
-        return (0, 0, 0)
-    unsized = f"{total.count:,} (+{total.n_unsized} of unknown size)"
-    count = unsized if total.n_unsized else total.count
-    return count, total.payload_bytes, float(total.wire_bytes)
 
 
 def memory_table(memory: Mapping[Source, Memory]) -> ViewTable:

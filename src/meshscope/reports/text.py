@@ -115,7 +115,14 @@ def _collectives(
     comparison = compare_sources(run)
     for phase in phases_of(run):
         sides, lines = phase_lines(run, phase, comparison)
-        yield _heading(phase, run)
+        rows, figures = [row for row in run.rows_of(run.manifest.source) if row.phase is phase], ""
+        if rows:  # `: 130 collectives, 18.9 GB on the wire per step; 1 step per request`
+            total = step_total(rows)
+            sent = f"{counted(total.count, 'collective')}, {format_bytes(total.wire_bytes)}"
+            figures = (
+                f": {sent} on the wire per step; {counted(rows[0].n_steps, 'step')} per request"
+            )
+        yield Text.assemble((phase_label(phase), "bold"), figures)
         others = [str(other) for other in run.open_operations if other.phase in {phase, None}]
         none = "no collectives" if not others else f"no collective is known: {', '.join(others)}"
         yield (
@@ -154,17 +161,6 @@ def phase_lines(
     return tuple(source.value for source in Source), with_middle(lines, middle)
 
 
-def _heading(phase: Phase | None, run: RunRecord) -> Text:
-    """`prefill: 130 collectives, 18.9 GB on the wire per step; 1 step per request`."""
-    rows = [row for row in run.rows_of(run.manifest.source) if row.phase is phase]
-    figures = ""
-    if rows:
-        total = step_total(rows)
-        sent = f"{counted(total.count, 'collective')}, {format_bytes(total.wire_bytes)} on the wire"
-        figures = f": {sent} per step; {counted(rows[0].n_steps, 'step')} per request"
-    return Text.assemble((phase_label(phase), "bold"), figures)
-
-
 def comparison_text(
     comparison: Comparison, left: Side, right: Side, console: Console
 ) -> Iterator[RenderableType]:
@@ -180,7 +176,13 @@ def comparison_text(
         yield Text(LEGEND, style="dim")
         yield Text("")
     if left.run is not right.run:
-        yield from _two_conditions(left, right)
+        values = [{**dict(condition_lines(s.run)), "source": s.source.value} for s in (left, right)]
+        table = new_table("conditions", left.name, right.name, n_words=3)
+        for name in dict.fromkeys((*values[0], *values[1])):
+            cells = [of_side.get(name, EMPTY_LABEL) for of_side in values]
+            if cells[0] != cells[1]:
+                table.add_row(Text(name, "dim"), *(Text(short(cell, MAX_VALUE)) for cell in cells))
+        yield table
 
 
 def _two_answers(comparison: Comparison, left: Side, right: Side) -> Iterator[RenderableType]:
@@ -228,35 +230,16 @@ def _different_lines(
     left: Side, right: Side, matches: Sequence[Match]
 ) -> tuple[Sequence[str], list[TableLine]]:
     """The matches of a phase that differ; a measured run also shows the compiled counts."""
-    lines = lines_of_matches(matches)
+    sides, lines = [left.name, right.name], lines_of_matches(matches)
     is_measured = left.run is right.run and right.source is Source.MEASURED
     compiled = compare_sources(right.run, Source.COMPILED) if is_measured else None
-    if compiled is None:
-        return (left.name, right.name), [line for line in lines if _is_different(line)]
-    phases = {match.shown.phase for match in matches}
-    middle = [match for match in compiled.matches if match.shown.phase in phases]
-    joined = with_middle(lines, lines_of_matches(middle))
-    return [source.value for source in Source], [line for line in joined if _is_different(line)]
-
-
-def _is_different(line: TableLine) -> bool:
-    return len(set(line.counts)) > 1 or line.verdict is not Verdict.EQUAL
-
-
-def _two_conditions(left: Side, right: Side) -> Iterator[RenderableType]:
-    left_values, right_values = _side_conditions(left), _side_conditions(right)
-    table = new_table("conditions", left.name, right.name, n_words=3)
-    for name in dict.fromkeys((*left_values, *right_values)):
-        values = left_values.get(name, EMPTY_LABEL), right_values.get(name, EMPTY_LABEL)
-        if values[0] != values[1]:
-            table.add_row(
-                Text(name, style="dim"), *(Text(short(cell, MAX_VALUE)) for cell in values)
-            )
-    yield table
-
-
-def _side_conditions(side: Side) -> dict[str, str]:
-    return {**dict(condition_lines(side.run)), "source": side.source.value}
+    if compiled is not None:
+        phases = {match.shown.phase for match in matches}
+        middle = [match for match in compiled.matches if match.shown.phase in phases]
+        sides = [source.value for source in Source]
+        lines = with_middle(lines, lines_of_matches(middle))
+    is_equal = (len(set(n.counts)) == 1 and n.verdict is Verdict.EQUAL for n in lines)
+    return sides, [line for line, equal in zip(lines, is_equal, strict=True) if not equal]
 
 
 def _bytes_table(matches: Sequence[Match]) -> ViewTable:

@@ -7,14 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from meshscope.analysis.request import (
-    ASSUMPTION,
-    RequestTime,
-    Throughput,
-    basis_of,
-    request_times,
-    throughput_of,
-)
+from meshscope.analysis.request import ASSUMPTION, basis_of, request_times, throughput_of
 from meshscope.analysis.roofline import (
     RESOURCES,
     RooflineBound,
@@ -101,7 +94,17 @@ def time_lines(run: RunRecord) -> Iterator[RenderableType]:
         return
     floors = _floors(run, times)
     labels = (f"{time.phase}\n{time.source}_s" for time in times)
-    rows = (*_rows(times), *_floor_rows(floors))
+    bounds = {
+        "HBM bytes / rate": "hbm_s", "FLOPs / peak": "compute_s", "wire bytes / link rate": "link_s",
+    }  # fmt: skip
+    rows = [
+        *_rows(times),
+        *(
+            (n, [getattr(one, field, None) for one in floors])
+            for n, field in bounds.items()
+            if any(floors)
+        ),
+    ]
     yield rich_table(table(("time of one step", *labels), ((n, *cells) for n, cells in rows)))
     experiment = run.manifest.experiment
     for time, floor in zip(times, floors, strict=True):
@@ -119,11 +122,15 @@ def caveat_lines(run: RunRecord, *, is_full: bool = True) -> Iterator[Text]:
     times, requests = _times(run), request_times(run)
     for source in dict.fromkeys(time.source for time in times):
         request = requests[source]
-        figures = _request_figures(request, throughput_of(request, run))
+        rates, figures = throughput_of(request, run), list[str]()
+        if request.e2e is not None:
+            figures.append(f"{format_seconds(request.e2e.value_s)} end to end")
+        if rates is not None and rates.output_tokens_per_s is not None:
+            figures.append(f"{format_rate(rates.output_tokens_per_s)} request tokens/s")
         basis = f"basis {request.basis}{', extrapolated' if request.is_extrapolated else ''}"
-        words = [*([figures] if figures else []), *([basis] if is_full else [])]
+        words = "; ".join(filter(None, (", ".join(figures), basis if is_full else "")))
         if words:
-            yield Text(f"{source} {'request' if figures else 'times'}: {'; '.join(words)}", "dim")
+            yield Text(f"{source} {'request' if figures else 'times'}: {words}", "dim")
     if times and is_full:
         yield Text(f"assumes {ASSUMPTION}", style="dim")
     least_frac = MIN_SHARE if is_full else LARGE_UNESTIMATED_FRAC
@@ -161,16 +168,6 @@ def _share(seconds: float, time: StepTime) -> Figure:
     return Figure(value=seconds, unit=Unit.SECONDS, share_frac=share)
 
 
-def _request_figures(request: RequestTime, rates: Throughput | None) -> str:
-    """`952 ms end to end, 1,076 request tokens/s`."""
-    figures: list[str] = []
-    if request.e2e is not None:
-        figures.append(f"{format_seconds(request.e2e.value_s)} end to end")
-    if rates is not None and rates.output_tokens_per_s is not None:
-        figures.append(f"{format_rate(rates.output_tokens_per_s)} request tokens/s")
-    return ", ".join(figures)
-
-
 def step_notes(times: Sequence[StepTime]) -> Iterator[tuple[str, str]]:
     """Each note once, after the steps that have it: `predicted prefill and decode`."""
     notes: dict[tuple[str, str], list[str]] = {}
@@ -201,13 +198,6 @@ def _floors(run: RunRecord, times: Sequence[StepTime]) -> list[StepFloor | None]
     chip, dtype = run.manifest.experiment.chip, run.manifest.experiment.weight_dtype
     floors = [None if chip is None else step_floor(time, chip, dtype) for time in times]
     return [None if floor is None or floor.floor_s <= 0 else floor for floor in floors]
-
-
-def _floor_rows(floors: Sequence[StepFloor | None]) -> Iterator[tuple[str, list[CellValue]]]:
-    if any(floors):
-        yield "HBM bytes / rate", [None if f is None else f.hbm_s for f in floors]
-        yield "FLOPs / peak", [None if f is None else f.compute_s for f in floors]
-        yield "wire bytes / link rate", [None if f is None else f.link_s for f in floors]
 
 
 def bounds_document(run: RunRecord, source: Source) -> dict[str, Any]:
