@@ -333,7 +333,7 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
     """The result as one JSON document."""
     space, won_by, apart, placed = result.space, result.won_by, result.apart, result.placements
     single = ("winner", "own_format", "closest", "unquantized")
-    choices = {
+    choices: dict[str, Any] = {
         name: None if (one := getattr(result, name)) is None else choice_document(one)
         for name in single
     }

@@ -39,7 +39,7 @@ def speculation_lines(run: RunRecord) -> Iterator[RenderableType]:
         f" {speculation.method}{name}, {settings}: {speculation.tokens_per_step:.2f} tokens per step",
     )
     rows = list(zip(_LABELS, *map(_cells, steps), strict=True))
-    yield labeled(rows if len(steps) > 1 else rows[1:])
+    yield labeled(rows[len(steps) == 1 :])  # the source of several
     if steps[-1].source is Source.MEASURED:
         yield Text(NOT_MEASURED, style="dim")
     for label, part in (("verify", parts.verify), ("draft", parts.draft)):

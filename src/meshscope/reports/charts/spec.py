@@ -7,7 +7,7 @@ which the page replaces with the window's unless `is_fixed`.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, log10
+from math import ceil, floor, log2, log10
 from typing import Any, ClassVar, NamedTuple
 
 from meshscope.reports.model import Unit, short
@@ -258,7 +258,10 @@ def bars_chart(  # noqa: PLR0913  a chart and its bars
         for i, row in enumerate(rows)
         if row.low is not None and row.high is not None
     ]  # fmt: skip
-    ticks = _gib_ticks(most) if unit is Unit.MEMORY_BYTES else {}
+    ticks: Layer = {}
+    if unit is Unit.MEMORY_BYTES:  # whole GiB
+        step = 2.0 ** max(30, 30 + ceil(log2(most / 2**33)))
+        ticks = {"values": [i * step for i in range(int(most / step) + 1)]}
     x = quantity("a", axis(unit, orient="bottom", **ticks), domain=[0, most], nice=False)
     at_row: Layer = {"y": _ROW, "x": x, "x2": {"field": "b"}, "tooltip": TIP}
     layers = [marks("bar", {**at_row, "color": color}, segments, height=_BAR, yOffset=9)]
@@ -279,10 +282,3 @@ def bars_chart(  # noqa: PLR0913  a chart and its bars
         spec=layered(*layers, *row_texts(heads, {"field": "end"}), height={"step": _PITCH}),
         note=note,
     )
-
-
-def _gib_ticks(most: float) -> Layer:
-    step = 2.0**30
-    while most / step > 8:
-        step *= 2
-    return {"values": [i * step for i in range(int(most / step) + 1)]}

@@ -51,8 +51,7 @@ _LABELS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficMatrix:
+class TrafficMatrix(NamedTuple):
     """Bytes from device to device in one step: `cells` are (from, to, bytes) of pairs with traffic.
 
     Each row and column covers `fold` consecutive devices.
@@ -71,7 +70,8 @@ def matrices(inputs: MetricInputs, source: Source) -> tuple[TrafficMatrix, ...]:
     if n_devices is None:
         return ()
     table = traffic_matrix(inputs.events.filter(pl.col("source") == source.value))
-    of_axes: list[TrafficMatrix] = []
+    fold, of_axes = -(-n_devices // MAX_SIDE), list[TrafficMatrix]()
+    ends = [pl.col(name) // fold for name in ("from_device", "to_device")]
     for phase in Phase:
         rows = table.filter(phase=phase.value)
         by_axis = {
@@ -79,16 +79,11 @@ def matrices(inputs: MetricInputs, source: Source) -> tuple[TrafficMatrix, ...]:
             for (axis,), of_axis in rows.group_by("axis", maintain_order=True)
         }
         every = {ALL_AXES: rows, **by_axis} if len(by_axis) > 1 else by_axis
-        of_axes += [_matrix(one, phase, name, n_devices) for name, one in every.items()]
+        for name, one in every.items():
+            folded = one.group_by(*ends, maintain_order=True).agg(pl.col("wire_bytes").sum())
+            cells = tuple(folded.iter_rows())
+            of_axes.append(TrafficMatrix(phase.value, name, n_devices, fold, cells))
     return tuple(of_axes)
-
-
-def _matrix(table: pl.DataFrame, phase: Phase, axis: str, n_devices: int) -> TrafficMatrix:
-    fold = -(-n_devices // MAX_SIDE)
-    ends = [pl.col(name) // fold for name in ("from_device", "to_device")]
-    folded = table.group_by(*ends, maintain_order=True).agg(pl.col("wire_bytes").sum())
-    cells = tuple(folded.iter_rows())
-    return TrafficMatrix(phase=phase.value, axis=axis, n_devices=n_devices, fold=fold, cells=cells)
 
 
 Coordinates = tuple[int, int, int]

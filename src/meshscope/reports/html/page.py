@@ -16,7 +16,7 @@ from meshscope import __version__
 from meshscope.reports.charts.spec import CONFIG, Chart
 from meshscope.reports.html.blocks import Block, flattened
 from meshscope.reports.html.ranking import comparison_blocks, page_rankings
-from meshscope.reports.html.run import PageRun, top_blocks
+from meshscope.reports.html.run import top_blocks
 from meshscope.reports.html.sections import sections
 from meshscope.reports.model import short
 from meshscope.reports.ranking import headline
@@ -35,7 +35,17 @@ def page_html(runs: Sequence[RunRecord]) -> str:
     """The report of one run, or of several runs ranked and compared."""
     groups = page_rankings(runs)
     ordered = [run for ranking in groups for run in ranking.runs]
-    pages = list(map(_run_page, ordered[:MAX_PAGES]))
+    pages: list[dict[str, Any]] = [
+        {
+            "id": run.html_id("run"),
+            "name": run.name,
+            "title": short(run.answer.title, MAX_TITLE),
+            "request": short(run.answer.request, MAX_TITLE),
+            "top": list(top_blocks(run)),
+            "sections": list(sections(run)),
+        }
+        for run in ordered[:MAX_PAGES]
+    ]
     if len(runs) == 1:
         return _rendered(pages[0]["title"], lead=pages[0]["request"], pages=pages)
     return _rendered(
@@ -49,17 +59,6 @@ def page_html(runs: Sequence[RunRecord]) -> str:
 def blocks_html(title: str, blocks: Iterable[Block], *, lead: str = "") -> str:
     """A page of these blocks, for results that are no runs."""
     return _rendered(short(title, MAX_TITLE), lead=lead, comparison=list(blocks))
-
-
-def _run_page(run: PageRun) -> dict[str, Any]:
-    return {
-        "id": run.html_id("run"),
-        "name": run.name,
-        "title": short(run.answer.title, MAX_TITLE),
-        "request": short(run.answer.request, MAX_TITLE),
-        "top": list(top_blocks(run)),
-        "sections": list(sections(run)),
-    }
 
 
 def _rendered(

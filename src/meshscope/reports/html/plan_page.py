@@ -38,7 +38,7 @@ from meshscope.reports.plan import (
 from meshscope.reports.slices import slice_notes
 from meshscope.reports.times import time_figure
 from meshscope.serving.grid import TOO_LARGE
-from meshscope.serving.launch import Launch, launches_of
+from meshscope.serving.launch import launches_of
 from meshscope.serving.search import Choice, PlanSearch, WonBy, interval_of
 from meshscope.serving.slices import SliceSearch, slice_name
 from meshscope.serving.verified import VerifiedChoice
@@ -56,22 +56,17 @@ def plan_html(
 ) -> str:
     """The page as one HTML file; for several slices, the best one."""
     workload = search.space.workload
-    lead = f"Prompt {workload.prompt}, output {workload.output}; best for {goal_text(search)}"
-    return blocks_html(_headline(search), _blocks(search, slices, verified), lead=lead)
-
-
-def _headline(search: PlanSearch) -> str:
     model, slice_ = search.space.model.name, slice_name(search.space.topology)
     if search.winner is not None:
-        return f"{search.winner.experiment.plan} serves {model} best on {slice_}"
-    if search.closest is not None:
-        return f"No plan of {model} on {slice_} meets {limits_text(search)}"
-    is_too_large = TOO_LARGE in search.n_refused
-    return (
-        f"{model} does not fit {slice_}"
-        if is_too_large
-        else f"No plan of {model} is left on {slice_}"
-    )
+        headline = f"{search.winner.experiment.plan} serves {model} best on {slice_}"
+    elif search.closest is not None:
+        headline = f"No plan of {model} on {slice_} meets {limits_text(search)}"
+    elif TOO_LARGE in search.n_refused:
+        headline = f"{model} does not fit {slice_}"
+    else:
+        headline = f"No plan of {model} is left on {slice_}"
+    lead = f"Prompt {workload.prompt}, output {workload.output}; best for {goal_text(search)}"
+    return blocks_html(headline, _blocks(search, slices, verified), lead=lead)
 
 
 def _blocks(
@@ -111,14 +106,12 @@ def _blocks(
     if search.winner is not None:
         launches = launches_of(search.winner.experiment, search.space.n_first_layers)
         flags = (
-            (one.server, "", _missing(one), short(one.command, MAX_COMMAND)) for one in launches
+            (one.server, "", "; ".join(missing), short(one.command, MAX_COMMAND))
+            for one in launches
+            for missing in [map("not expressed: {}".format, one.not_expressed)]
         )
         yield from fold("How to start it", advice(flags, "Launch flags"))
     yield from map(paragraph, search_notes(search))
-
-
-def _missing(launch: Launch) -> str:
-    return "; ".join(f"not expressed: {item}" for item in launch.not_expressed)
 
 
 def _tiles(search: PlanSearch, choice: Choice) -> Iterator[tuple[str, str, str]]:
@@ -187,28 +180,23 @@ def _verified(verified: Sequence[VerifiedChoice]) -> Iterator[Block]:
     if not verified:
         return
     times = (f"{n}, {source}_s" for n in ("TTFT", "TPOT") for source in ("compiled", "predicted"))
-    missed = (f"{phase}, missed" for phase in REQUEST_PHASES)
     view = table(
-        ("plan", *times, f"{_RATE}#", "fits", *missed, "run"),
+        ("plan", *times, f"{_RATE}#", "fits", *map("{}, missed".format, REQUEST_PHASES), "run"),
         (
             (
                 choice_name(one.choice),
                 *(one.ttft_s, one.choice.ttft_s, one.tpot_s, one.choice.tpot_s),
                 one.tokens_per_s_per_chip,
                 {True: "yes", False: "NO", None: "unknown"}[one.fits],
-                *(one.failure or _missed(one, phase) for phase in REQUEST_PHASES),
+                *(one.failure or missed.get(phase) for phase in REQUEST_PHASES),
                 one.folder,
             )
             for one in verified
+            for missed in [{miss.phase: sentence(miss_sentence(miss)) for miss in one.misses}]
         ),
         title="Compiled, best first",
     )
     yield page_table("verified", view)
-
-
-def _missed(verified: VerifiedChoice, phase: Phase) -> str | None:
-    sentences = (miss_sentence(miss) for miss in verified.misses if miss.phase is phase)
-    return next(map(sentence, sentences), None)
 
 
 def _slices(slices: SliceSearch) -> Block:
@@ -218,28 +206,23 @@ def _slices(slices: SliceSearch) -> Block:
         *("best plan", "TTFT_s", "TPOT_s", f"{_RATE}#"),
         *(() if slices.prices is None else ("price per million output tokens#",)),
     )
-    view = table(
-        names,
-        (_slice_row(slices, search) for search in slices.searches),
-        title="Slices",
-        notes=map("{}.".format, slice_notes(slices)),
+    figures = ("ttft_s", "tpot_s", "tokens_per_s_per_chip")
+    rows = (
+        (
+            slice_name(search.space.topology),
+            slices.price(search),
+            *(("no" if search.winner is None else "yes",) if slices.has_limits else ()),
+            "does not fit" if choice is None else choice_name(choice),
+            *(getattr(choice, name, None) for name in figures),
+            *(() if slices.prices is None else (slices.price_per_million(search),)),
+        )
+        for search in slices.searches
+        for choice in [search.winner or search.closest]
     )
+    notes = map("{}.".format, slice_notes(slices))
+    view = table(names, rows, title="Slices", notes=notes)
     best = ["best" if search is slices.best else "" for search in slices.searches]
     return page_table("slices", view, row_classes=best)
-
-
-def _slice_row(slices: SliceSearch, search: PlanSearch) -> tuple[str | float | None, ...]:
-    choice = search.winner or search.closest
-    meets = ("no" if search.winner is None else "yes",) if slices.has_limits else ()
-    figures = ("ttft_s", "tpot_s", "tokens_per_s_per_chip")
-    return (
-        slice_name(search.space.topology),
-        slices.price(search),
-        *meets,
-        "does not fit" if choice is None else choice_name(choice),
-        *(None if choice is None else getattr(choice, name) for name in figures),
-        *(() if slices.prices is None else (slices.price_per_million(search),)),
-    )
 
 
 def _placements(search: PlanSearch) -> Iterator[Block]:

@@ -82,8 +82,9 @@ def _charts(ranking: Ranking[PageRun], number: int) -> Iterator[Block]:
 
 def _table(ranking: Ranking[PageRun], number: int) -> Block:
     """The runs as rows, the fastest first, and the columns by interest; places that all share are a note."""
+    topologies = [run.run.manifest.experiment.topology for run in ranking.runs]
     places = {
-        "slice": [_slice(run) for run in ranking.runs],
+        "slice": [UNKNOWN_LABEL if t is None else t.name for t in topologies],
         "source": [run.timed.source.value for run in ranking.runs],
     }
     shared = [words[0] for words in places.values() if len(set(words)) == 1]
@@ -114,33 +115,26 @@ def _table(ranking: Ranking[PageRun], number: int) -> Block:
     return page_table(f"runs-{number}", view, row_classes=classes)
 
 
-def _slice(run: PageRun) -> str:
-    topology = run.run.manifest.experiment.topology
-    return UNKNOWN_LABEL if topology is None else topology.name
-
-
 def _row(ranking: Ranking[PageRun], run: PageRun, *, has_fits: bool) -> tuple[CellValue, ...]:
     """The rank is 1 for all that equal the best; a run that is not ranked has none."""
-    timed, fit = run.timed, run.answer.strongest.fit
-    is_best, is_ranked = run in ranking.best, run in ranking.ranked
+    timed, fit, rank, against = run.timed, run.answer.strongest.fit, None, None
+    if run in ranking.ranked:
+        best_s, seconds = request_s(ranking.ranked[0]), request_s(run)
+        rank = 1 if run in ranking.best else ranking.ranked.index(run) + 1
+        against = "equal" if run in ranking.best else f"{(seconds or 0.0) / (best_s or 1.0):.2f} x"
+        if run is ranking.ranked[0]:
+            against = "best"
     return (
-        1 if is_best else ranking.ranked.index(run) + 1 if is_ranked else None,
+        rank,
         ranking.names[run],
         timed.e2e.value,
-        _against_best(ranking, run) if is_ranked else None,
+        against,
         timed.decode_tokens_per_s_per_chip.value,
         *((run.fits.label,) if has_fits else ()),
         *(figure.value for figure in (timed.ttft, timed.tpot)),
         None if timed.e2e.low is None else timed.e2e.range_text,
         UNKNOWN_LABEL if fit is None else fit.amount,
     )
-
-
-def _against_best(ranking: Ranking[PageRun], run: PageRun) -> str:
-    best_s, seconds = request_s(ranking.ranked[0]), request_s(run)
-    if run is ranking.ranked[0] or not best_s or seconds is None:
-        return "best"
-    return "equal" if run in ranking.best else f"{seconds / best_s:.2f} x"
 
 
 def _sent_bytes(run: PageRun, phase: Phase) -> float | None:

@@ -154,14 +154,25 @@ def top_blocks(run: PageRun) -> Iterator[Block]:
 
     For an imported trace, what the capture lacks comes first, then its tables.
     """
-    if is_trace(run.run):
-        yield from _trace_blocks(run)
+    if is_trace(run.run) and (measured := run.run.measured) and measured.trace:
+        yield paragraph(sentence(capture_sentence(measured.trace)), "lead")
+        yield from (paragraph(sentence(finding), "banner") for finding in measured.findings)
+        for number, table in enumerate(trace_tables(run.run)):
+            title = f"{table.title[:1].upper()}{table.title[1:]}"
+            yield page_table(run.html_id(f"trace{number}"), replace(table, title=title))
         return
     yield from (paragraph(text, style) for text, style in warnings(run))
     if run.costs:
         yield tiles(_figures(run))
     else:
-        yield from (paragraph(text, "say") for text in _bytes_sentences(run))
+        totals = step_totals(run.run.rows_of(run.source))
+        if not totals and not run.run.open_operations:
+            yield paragraph("No communication: the run has no collectives.", "say")
+        for phase, total in totals.items():
+            sent, count = format_bytes(total.wire_bytes), counted(total.count, "collective")
+            said = f"Each device sends {sent} in {count} per {phase_label(phase)} step."
+            yield paragraph(said, "say")
+        yield paragraph("The step time is unknown: nothing was measured or modeled.", "say")
     known = [(s.fit, run.run.memory[s.source]) for s in run.answer.sources if s.fit is not None]
     for fit, memory in known[-1:]:  # of the strongest source that knows one
         rooms = () if fit.state is FitState.NO else (_room(other) for other, _ in known)
@@ -174,18 +185,6 @@ def top_blocks(run: PageRun) -> Iterator[Block]:
             )
     yield from descriptions((p.value, sentence(text)) for p, text in run.answer.why.items())
     yield from suggestions(run, (("", suggestion) for suggestion in run.answer.suggestions))
-
-
-def _trace_blocks(run: PageRun) -> Iterator[Block]:
-    measured = run.run.measured
-    assert measured is not None
-    assert measured.trace is not None
-    yield paragraph(sentence(capture_sentence(measured.trace)), "lead")
-    for finding in measured.findings:
-        yield paragraph(sentence(finding), "banner")
-    for number, table in enumerate(trace_tables(run.run)):
-        title = f"{table.title[:1].upper()}{table.title[1:]}"
-        yield page_table(run.html_id(f"trace{number}"), replace(table, title=title))
 
 
 def warnings(run: PageRun) -> Iterator[tuple[str, str]]:
@@ -254,9 +253,8 @@ def fit_bar(fit: Fit, memory: Memory, *, room: str = "") -> Block:
             text = f"{name} {n / 2**30:.2f} GiB"
             segments.append((text, 100 * start / widest, 100 * n / widest, SEGMENT_CLASSES[name]))
             start += n
-    reason = "" if fit.reason is None else sentence(fit.reason)
-    if fit.reason is None and fit.known.basis == TempBasis.ESTIMATE:
-        reason = ESTIMATED
+    estimated = ESTIMATED if fit.known.basis == TempBasis.ESTIMATE else ""
+    reason = estimated if fit.reason is None else sentence(fit.reason)
     return {
         "block": "fit",
         "text": f"{head}: {fit.amount}{' of HBM' if memory.hbm_bytes else ''}",
@@ -298,14 +296,3 @@ def _gains(run: PageRun, suggestion: Suggestion) -> Iterator[str]:
             yield f"{name} {'-' if seconds > 0 else '+'}{format_seconds(abs(seconds))}"
     if abs(suggestion.tokens_per_s_frac or 0.0) >= MIN_GAIN_FRAC:
         yield f"decode tokens/s {suggestion.tokens_per_s_frac:+.0%}"
-
-
-def _bytes_sentences(run: PageRun) -> Iterator[str]:
-    """The bytes that a device sends, for runs without times."""
-    totals = step_totals(run.run.rows_of(run.source))
-    if not totals and not run.run.open_operations:
-        yield "No communication: the run has no collectives."
-    for phase, total in totals.items():
-        sent, count = format_bytes(total.wire_bytes), counted(total.count, "collective")
-        yield f"Each device sends {sent} in {count} per {phase_label(phase)} step."
-    yield "The step time is unknown: nothing was measured or modeled."

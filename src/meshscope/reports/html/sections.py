@@ -14,7 +14,6 @@ from meshscope.analysis.request import ASSUMPTION
 from meshscope.analysis.roofline import RESOURCES, roofline_bounds, roofline_of
 from meshscope.analysis.totals import grouped, unattributed
 from meshscope.analysis.volume import volume
-from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.reports.charts import traffic
 from meshscope.reports.charts.cost import (
@@ -64,25 +63,22 @@ Steps = Mapping[Phase, Breakdown]
 
 
 def _cost(run: PageRun) -> Iterator[Block]:
-    if run.costs:
-        yield from columns(cost_charts([(bar.source.value, bar) for bar in run.costs]))
-        yield from fold("Basis, step time and cost of each part", _cost_tables(run))
-
-
-def _cost_tables(run: PageRun) -> Iterator[Block]:
-    """Where the times come from, what limits them, and the figures of the bars."""
-    if run.inputs.times:
-        yield paragraph(f"Modeled times: {ASSUMPTION}.")
+    """The steps, where their times come from, what limits them, and the figures of the bars."""
+    if not run.costs:
+        return
+    yield from columns(cost_charts([(bar.source.value, bar) for bar in run.costs]))
+    facts = [f"Modeled times: {ASSUMPTION}."] if run.inputs.times else []
     if run.timed.basis is not None:
         order = "; largest share first" if "+" in run.timed.basis else ""
-        yield paragraph(f"Basis: {basis_text(run.timed.basis)}{order}.")
-    for steps, note in step_notes(run.inputs.times):
-        yield paragraph(f"{steps[0].upper()}{steps[1:]}: {short(note, 600)}.")
-    yield from run.tables("step_time", "Step time", is_defined=True)
-    yield from run.tables("part_costs", "Cost of each part of the model", is_defined=True)
+        facts.append(f"Basis: {basis_text(run.timed.basis)}{order}.")
+    notes = step_notes(run.inputs.times)
+    facts += [f"{steps[0].upper()}{steps[1:]}: {short(note, 600)}." for steps, note in notes]
+    tables = run.tables("step_time", "Step time", is_defined=True)
+    tables += run.tables("part_costs", "Cost of each part of the model", is_defined=True)
     if run.inputs.measured is not None:
-        yield from run.tables("latency", "Timed requests")
-        yield from run.tables("device_idle", "Load of devices")
+        tables += run.tables("latency", "Timed requests")
+        tables += run.tables("device_idle", "Load of devices")
+    yield from fold("Basis, step time and cost of each part", [*map(paragraph, facts), *tables])
 
 
 def waterfall_blocks(
@@ -160,11 +156,14 @@ def _collectives(run: PageRun) -> Iterator[Block]:
     footnotes = Footnotes()
     marks = [footnotes.marks(short(text, MAX_REMARK) for text in line.remarks) for line in lines]
     view = collectives_view(lines, sides=sides, remarks=marks)
+    # With the size, as traces of GPUs tell sizes without shapes.
     durations = {
-        _size_identity(group.row, group.layers): (group.row.dur_s, group.row.exposed_s)
+        (line_identity(group.row, group.layers), group.row.payload_bytes): group.row
         for group in grouped(run.run.rows_of(run.source))
     }
-    times = [durations.get(_size_identity(line.row, line.layers), (None, None)) for line in lines]
+    keys = ((line_identity(line.row, line.layers), line.row.payload_bytes) for line in lines)
+    timed_rows = (durations.get(key) for key in keys)
+    times = [(None, None) if row is None else (row.dur_s, row.exposed_s) for row in timed_rows]
     kept = [i for i in range(2) if any(pair[i] is not None for pair in times)]
     rows: list[tuple[CellValue, ...]] = [
         (phase_label(line.row.phase), *row, *(pair[i] for i in kept))
@@ -174,11 +173,6 @@ def _collectives(run: PageRun) -> Iterator[Block]:
     every = (column("phase"), *view.columns, *seconds)
     timed = replace(view, title="Collectives", columns=every, rows=tuple(rows))
     yield page_table(run.html_id("rows"), timed, footnotes=footnotes.texts)
-
-
-def _size_identity(row: Collective, layers: tuple[int, ...]) -> tuple[object, ...]:
-    """The identity of a line; traces of GPUs tell sizes without shapes."""
-    return (*line_identity(row, layers), row.payload_bytes)
 
 
 def _sources(run: PageRun) -> Iterator[Block]:
@@ -277,15 +271,16 @@ def _torus(run: PageRun) -> Iterator[Block]:
         yield traffic.torus_chart(by_phase, topology.name)
     if not are_even:
         names = ("phase", "from device", "to device", "load_bytes", "time at peak_s")
-        rows = (row for torus in by_phase for row in _busiest_rows(torus))
+        rows = (
+            (
+                torus.phase,
+                *(torus.chips[link.slice_index, chip] for chip in (link.source, link.target)),
+                *(link.load_bytes, link.link_s),
+            )
+            for torus in by_phase
+            for link in sorted(torus.links, key=lambda link: -link.load_bytes)[:N_BUSIEST]
+        )
         yield page_table(run.html_id("links"), table(names, rows, title="Busiest links"))
-
-
-def _busiest_rows(torus: traffic.Torus) -> Iterator[tuple[str | float | None, ...]]:
-    """The links with the most bytes in one step, summed over all axes; chips by their device ids."""
-    for link in sorted(torus.links, key=lambda link: -link.load_bytes)[:N_BUSIEST]:
-        ends = (torus.chips[link.slice_index, chip] for chip in (link.source, link.target))
-        yield (torus.phase, *ends, link.load_bytes, link.link_s)
 
 
 def _intervals(run: PageRun) -> Iterator[Block]:

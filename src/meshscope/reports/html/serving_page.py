@@ -122,7 +122,13 @@ def _blocks(outcome: ServingOutcome) -> Iterator[Block]:
     result = outcome.result
     style = "note bad" if result.is_stable is False else "lead"
     yield paragraph(f"{rate_verdict(result)}.", style)
-    yield tiles(_tiles(outcome))
+    figures, shown = result.figures, list[tuple[str, str, str]]()
+    for name, values in (("TTFT", figures.ttft), ("TPOT", figures.tpot), ("ITL", figures.itl)):
+        if values is not None:
+            median, p99 = format_seconds(values.p50_s), f"p99 {format_seconds(values.p99_s)}"
+            shown.append((f"{name}, median", median, p99))
+    rate, per_chip = figures.output_tokens_per_s, figures.output_tokens_per_s / outcome.n_chips
+    yield tiles([*shown, ("request tokens/s", f"{rate:,.0f}", f"{per_chip:,.0f} per chip")])
     rates = (fact for fact in rate_facts(outcome) if fact[0] != RATE)
     yield from descriptions([*rates, *engine_facts(outcome)])
     names = ("time", *(f"{name}_s" for name in TIME_COLUMNS))
@@ -131,13 +137,3 @@ def _blocks(outcome: ServingOutcome) -> Iterator[Block]:
     yield paragraph(ABOUT)
     yield from serving_charts(outcome)
     yield from fold("Conditions", descriptions(condition_facts(outcome)))
-
-
-def _tiles(outcome: ServingOutcome) -> Iterator[tuple[str, str, str]]:
-    figures = outcome.result.figures
-    for name, values in (("TTFT", figures.ttft), ("TPOT", figures.tpot), ("ITL", figures.itl)):
-        if values is not None:
-            note = f"p99 {format_seconds(values.p99_s)}"
-            yield f"{name}, median", format_seconds(values.p50_s), note
-    rate, per_chip = figures.output_tokens_per_s, figures.output_tokens_per_s / outcome.n_chips
-    yield "request tokens/s", f"{rate:,.0f}", f"{per_chip:,.0f} per chip"
