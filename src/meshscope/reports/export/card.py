@@ -8,7 +8,8 @@ A card of others may lack fields, hold text for numbers, or describe a plan that
 cannot have. What cannot be used is a finding, and the field stays unknown.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -31,6 +32,7 @@ from meshscope.plans.workload import Workload
 from meshscope.store.run import RunRecord
 
 CARD = "card.yaml"
+_HUB = re.compile(r".*?huggingface\.co/+([^/]+/[^/]+)")  # `meta-llama/Llama-3.1-8B`
 BITS_PER_BYTE = 8
 MAX_CARD_BYTES = 1 << 20
 MAX_FAULTS = 4
@@ -106,10 +108,6 @@ def _precision(facts: _Facts) -> str | None:
     return None if dtype is None else _PRECISIONS.get(dtype, dtype)
 
 
-def _parameters(facts: _Facts, at: int) -> int | None:
-    return None if facts.model is None else n_parameters(facts.model)[at]
-
-
 def _dataset(facts: _Facts) -> str | None:
     """Input of the program; unknown for imported programs."""
     if facts.experiment.imported is not None:
@@ -142,10 +140,9 @@ def _bandwidth_gbps(facts: _Facts) -> list[float | None]:
 
 def _chip_name(facts: _Facts) -> str:
     """The name of a chip in CCL-Bench: `tpu_v6e`."""
-    chip = facts.topology.chip
-    if chip.kind is not ChipKind.TPU:
-        return chip.name
-    return f"tpu_v{chip.name.removeprefix('tpu').removeprefix('v')}"
+    name = facts.topology.chip.name
+    is_tpu = facts.topology.chip.kind is ChipKind.TPU
+    return f"tpu_v{name.removeprefix('tpu').removeprefix('v')}" if is_tpu else name
 
 
 def _chips_of_node(facts: _Facts) -> int:
@@ -163,14 +160,8 @@ def _version(facts: _Facts, *, is_driver: bool) -> str | None:
     return next((f"{name} {versions[name]}" for name in names), None)
 
 
-def _compiler(facts: _Facts) -> str | None:
-    is_tpu = facts.topology.chip.kind is ChipKind.TPU
-    return "xla" if is_tpu or facts.experiment.program is not None else None
-
-
-def _protocols(facts: _Facts) -> list[str]:
-    is_tpu = facts.topology.chip.kind is ChipKind.TPU
-    return ["ici", *(["dcn"] * (facts.topology.n_slices > 1))] if is_tpu else []
+def _is_tpu(facts: _Facts) -> bool:
+    return facts.topology.chip.kind is ChipKind.TPU
 
 
 def _axis(facts: _Facts, axis: str) -> int | None:
@@ -221,9 +212,9 @@ FIELDS: Fields = {
             "epochs": _COUNT(),
             "iteration": _COUNT(_of("n_steps")),
             "model_arch": {
-                "num_params": _COUNT(partial(_parameters, at=0)),
-                "num_params_active": _COUNT(partial(_parameters, at=1)),
-                "num_params_embedding": _COUNT(partial(_parameters, at=2)),
+                "num_params": _COUNT(lambda f: f.model and n_parameters(f.model)[0]),
+                "num_params_active": _COUNT(lambda f: f.model and n_parameters(f.model)[1]),
+                "num_params_embedding": _COUNT(lambda f: f.model and n_parameters(f.model)[2]),
                 "num_layers": _COUNT(_of("model.n_layers")),
                 "num_heads": _COUNT(_of("model.attention.n_heads")),
                 "head_dim": _COUNT(lambda f: f.model and f.model.attention.head_widths[0]),
@@ -252,7 +243,7 @@ FIELDS: Fields = {
     "Model-executor": {
         "framework": {
             "name": Field(_TEXT, _of("experiment.program.frontend.value")),
-            "compiler_tool_selection": Field(_TEXT, _compiler),
+            "compiler_tool_selection": Field(_TEXT, lambda f: "xla" if _is_tpu(f) or f.experiment.program else None),
         },
         "model_plan_parallelization": {
             **{
@@ -266,7 +257,7 @@ FIELDS: Fields = {
             "version": Field(_TEXT, partial(_version, is_driver=False)),
             "env": Field("object", _of("run.manifest.flags")),
         },
-        "protocol_selection": Field("array", _protocols, items=Field("string")),
+        "protocol_selection": Field("array", lambda f: ["ici", "dcn"][: f.topology.n_slices] if _is_tpu(f) else [], items=Field("string")),
     },
     "metric_source": {
         "traces": Field("array", _of("traces"), items=Field("string", among=("json_tpu", "json", "nsys"))),
@@ -278,40 +269,31 @@ FIELDS: Fields = {
 def faults_of(value: Any, field: "Field | Fields" = FIELDS, at: str = "card") -> Iterator[str]:
     """The departures from the template, each with its path."""
     names = field.types.split() if isinstance(field, Field) else ["object"]
-    if not any(_is_of(value, name) for name in names):
+    kinds = tuple(kind for name in names for kind in _TYPES[name])
+    if type(value) not in kinds:
         yield f"{at}: {value!r} is not {' or '.join(names)}"
     elif isinstance(field, Field):
-        yield from _limit_faults(value, field, at)
+        if field.among and value not in field.among:
+            yield f"{at}: {value!r} is none of {list(field.among)}"
+        if isinstance(value, int | float) and field.least is not None and value < field.least:
+            yield f"{at}: {value} is below {field.least}"
+        if value == "" and field.least:
+            yield f"{at}: is empty"
+        if isinstance(value, list) and field.items is not None:
+            if field.n_items not in {None, len(value)}:
+                yield f"{at}: has length {len(value)}, not {field.n_items}"
+            for index, item in enumerate(value):
+                yield from faults_of(item, field.items, f"{at}[{index}]")
     else:
         yield from (f"{at}: '{name}' is missing" for name in field if name not in value)
-        for name, inner in field.items():
-            if name in value:
-                yield from faults_of(value[name], inner, f"{at}.{name}")
-
-
-def _limit_faults(value: Any, field: Field, at: str) -> Iterator[str]:
-    if field.among and value not in field.among:
-        yield f"{at}: {value!r} is none of {list(field.among)}"
-    least = field.least
-    if isinstance(value, int | float) and least is not None and value < least:
-        yield f"{at}: {value} is below {least}"
-    if isinstance(value, str) and len(value) < (least or 0):
-        yield f"{at}: is empty"
-    if isinstance(value, list) and field.items is not None:
-        if len(value) != (n := len(value) if field.n_items is None else field.n_items):
-            yield f"{at}: has length {len(value)}, not {n} to {n}"
-        for index, item in enumerate(value):
-            yield from faults_of(item, field.items, f"{at}[{index}]")
+        for name in filter(value.__contains__, field):
+            yield from faults_of(value[name], field[name], f"{at}.{name}")
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,), "array": (list,), "string": (str,), "integer": (int,),
     "number": (int, float), "boolean": (bool,), "null": (type(None),),
 }  # fmt: skip
-
-
-def _is_of(value: Any, name: str) -> bool:
-    return isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
 
 
 def card_text(run: RunRecord, *, traces: tuple[str, ...] = (), n_steps: int | None = None) -> str:
@@ -408,7 +390,7 @@ def read_card(path: Path) -> WorkloadCard:
         path=path,
         plan=plan,
         topology=topology,
-        model_name=_model_name(card.get("hf_url")),
+        model_name=hub[1] if (hub := _HUB.match(str(card.get("hf_url")))) else None,
         n_devices=n_devices if topology is None else topology.n_devices,
         traces=tuple(map(str, traces)) if isinstance(traces, list) else (),
         findings=tuple(findings),
@@ -459,19 +441,15 @@ def _plan(card: Mapping[str, Any], topology: Topology | None, findings: list[str
             return None
         known = ((axis, _size(sizes.get(key)) or 1) for key, axis in CARD_AXES.items())
         text = ",".join(f"{axis}={n}" for axis, n in known if n > 1) or "tp=1"
-    for attempt in _attempts(text):
+    # Then without ep: cards of others count experts' devices in several ways.
+    without = ",".join(word for word in text.split(",") if not word.startswith("ep="))
+    for attempt in dict.fromkeys([text, without or text]):
         try:
             plan = parse_plan(attempt)
             return plan if topology is None else plan.filled(topology.n_devices)
         except MeshscopeError as error:
             findings.append(f"the plan '{attempt}' of the card cannot be used: {error}")
     return None
-
-
-def _attempts(plan: str) -> Sequence[str]:
-    """The plan, then without ep: cards of others count experts' devices in several ways."""
-    without = ",".join(word for word in plan.split(",") if not word.startswith("ep="))
-    return [plan] if without in {plan, ""} else [plan, without]
 
 
 def _topology(card: Mapping[str, Any], findings: list[str]) -> Topology | None:
@@ -501,11 +479,3 @@ def _topology_name(model: str, total: int, per_node: int | None) -> str:
         return f"{chip.name}-{total * (2 if chip.name_counts_cores else 1)}"
     n_nodes = total // per_node if per_node and not total % per_node else 1
     return f"{f'{n_nodes}x' if n_nodes > 1 else ''}{chip.name}:{total // n_nodes}"
-
-
-def _model_name(url: Any) -> str | None:
-    """`meta-llama/Llama-3.1-8B`, from the URL of the Hub."""
-    if not isinstance(url, str) or "huggingface.co/" not in url:
-        return None
-    words = url.partition("huggingface.co/")[2].strip("/").split("/")
-    return "/".join(words[:2]) if len(words) >= 2 else None

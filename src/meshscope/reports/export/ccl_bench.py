@@ -245,12 +245,17 @@ def _execution_events(
         "hlo_category": _category(execution),
         "device_offset_ps": str(start_ns * PS_PER_NS),
         "device_duration_ps": str(execution.dur_ns * PS_PER_NS),
-        **_collective_arguments(execution, occurrence),
     }
+    payload_bytes = execution.arguments.get("payload_bytes")
+    if execution.kind is not None and payload_bytes is not None:  # input and output
+        is_shared = execution.kind in {Kind.ALL_GATHER, Kind.REDUCE_SCATTER}
+        smaller_frac = 1 / len(execution.groups[0]) if is_shared else 1.0
+        accessed = str(round(payload_bytes * (1 + smaller_frac)))
+        arguments |= {"bytes_accessed": accessed, "raw_bytes_accessed": accessed}
+        if execution.kind is Kind.ALL_REDUCE:
+            arguments["all_reduce_unique_id"] = str(occurrence)
     name = f"{arguments['hlo_category'].replace(' ', '_')}.{occurrence}"
-    for device in timeline.devices:
-        if not execution.is_on(device):
-            continue
+    for device in filter(execution.is_on, timeline.devices):
         yield {
             "ph": "X", "pid": device + 1, "tid": OPS_TID, "name": name,
             "ts": start_ns / NS_PER_US, "dur": execution.dur_ns / NS_PER_US, "args": arguments,
@@ -264,15 +269,3 @@ def _category(execution: Execution) -> str:
     if execution.lane.startswith(COPIES):
         return "data formatting"
     return CATEGORIES.get(execution.arguments.get("activity", ""), "non-fusion elementwise")
-
-
-def _collective_arguments(execution: Execution, occurrence: int) -> dict[str, str]:
-    """Bytes of input and output, as the TPU profiler counts them."""
-    payload_bytes = execution.arguments.get("payload_bytes")
-    if execution.kind is None or payload_bytes is None:
-        return {}
-    is_shared = execution.kind in {Kind.ALL_GATHER, Kind.REDUCE_SCATTER}
-    smaller_frac = 1 / len(execution.groups[0]) if is_shared else 1.0
-    accessed = str(round(payload_bytes * (1 + smaller_frac)))
-    unique = {"all_reduce_unique_id": str(occurrence)} if execution.kind is Kind.ALL_REDUCE else {}
-    return {"bytes_accessed": accessed, "raw_bytes_accessed": accessed, **unique}

@@ -8,7 +8,7 @@ ASTRA-sim's comm-group configuration.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ COMM_TYPES: dict[Kind, int] = {
 PAIRS = frozenset({Kind.PERMUTE, Kind.SEND, Kind.RECV})
 NS_PER_US = 1000
 
+EMPTY: Mapping[str, Any] = {}
 Groups = dict[tuple[int, ...], str]
 
 
@@ -42,7 +43,11 @@ def write_chakra(run: RunTimeline, folder: Path) -> None:
     """Writes `<phase>.<device>.et` for every device, and `comm_groups.json`."""
     if len(run.devices) < run.n_devices:
         run = replace(run, devices=tuple(range(run.n_devices)))
-    groups = _named_groups(run)
+    groups: Groups = {}  # of devices with a collective, numbered from 1 in order of first use
+    for execution in run.executions:
+        if execution.kind is not None and execution.kind not in PAIRS:
+            for group in execution.groups:
+                groups.setdefault(group, str(len(groups) + 1))
     for step in run.steps:
         in_phase = replace(
             run, executions=tuple(e for e in run.executions if e.phase == step.phase)
@@ -67,17 +72,6 @@ def _metadata(run: RunTimeline, device: int) -> bytes:
     return span(1, SCHEMA) + attributes
 
 
-def _named_groups(run: RunTimeline) -> Groups:
-    """Every group of devices with a collective, numbered from 1 in order of first use."""
-    names: Groups = {}
-    for execution in run.executions:
-        if execution.kind is None or execution.kind in PAIRS:
-            continue
-        for group in execution.groups:
-            names.setdefault(group, str(len(names) + 1))
-    return names
-
-
 def _nodes(run: RunTimeline, device: int, groups: Groups) -> Iterator[bytes]:
     """The nodes of one device; each depends on the nodes that ended before it starts.
 
@@ -91,27 +85,21 @@ def _nodes(run: RunTimeline, device: int, groups: Groups) -> Iterator[bytes]:
         for node in implied & open_nodes.keys():
             del open_nodes[node]
         before = frozenset(ended - implied)
-        end_ns = execution.start_ns + execution.dur_ns
+        start_us, dur_us = execution.start_ns // NS_PER_US, round(execution.dur_ns / NS_PER_US)
+        times = number(6, start_us) + number(7, dur_us) if run.is_time else b""
+        deps = b"".join(number(5, node) for node in sorted(before))
         for attributes, kind in _messages(execution, device, groups):
             ident += 1
-            open_nodes[ident] = end_ns, before
-            yield _node(run, execution, ident, kind, before) + attributes
-
-
-def _node(
-    run: RunTimeline, execution: Execution, ident: int, kind: int, before: Iterable[int]
-) -> bytes:
-    start_us, dur_us = execution.start_ns // NS_PER_US, round(execution.dur_ns / NS_PER_US)
-    deps = b"".join(number(5, node) for node in sorted(before))
-    times = number(6, start_us) + number(7, dur_us) if run.is_time else b""
-    return number(1, ident) + span(2, execution.name) + number(3, kind) + deps + times
+            open_nodes[ident] = execution.start_ns + execution.dur_ns, before
+            head = number(1, ident) + span(2, execution.name) + number(3, kind)
+            yield head + deps + times + attributes
 
 
 def _messages(execution: Execution, device: int, groups: Groups) -> Iterator[tuple[bytes, int]]:
     """(attributes, type) of the nodes of an execution on the device."""
     arguments = execution.arguments
     if execution.kind is None and not execution.is_received:
-        yield _attributes({"is_cpu_op": False}), COMP_NODE
+        yield _attributes({}), COMP_NODE
         return
     payload_bytes = arguments.get("payload_bytes")
     if payload_bytes is None:
@@ -124,15 +112,9 @@ def _messages(execution: Execution, device: int, groups: Groups) -> Iterator[tup
         return
     for at in execution.groups_of(device):
         group = execution.groups[at]
-        n = len(group)
-        size = payload_bytes // n if execution.kind is Kind.ALL_GATHER else payload_bytes
-        values = {
-            "is_cpu_op": False,
-            "comm_type": COMM_TYPES[execution.kind],
-            "comm_size": size,
-            "pg_name": groups[group],
-        }
-        yield _attributes(values | _context(arguments)), COMM_COLL_NODE
+        n = len(group) if execution.kind is Kind.ALL_GATHER else 1
+        values = {"comm_type": COMM_TYPES[execution.kind], "comm_size": payload_bytes // n}
+        yield _attributes(values | {"pg_name": groups[group]}, arguments), COMM_COLL_NODE
 
 
 def _transfers(execution: Execution, device: int, size: int) -> Iterator[tuple[bytes, int]]:
@@ -142,41 +124,26 @@ def _transfers(execution: Execution, device: int, size: int) -> Iterator[tuple[b
         if len(group) != 2 or group[0] == group[1]:
             continue
         source, target = group
-        if execution.kind is Kind.RECV and device == source:
+        if (execution.kind, device) in {(Kind.RECV, source), (Kind.SEND, target)}:
             continue
-        if execution.kind is Kind.SEND and device == target:
-            continue
-        values = {
-            "is_cpu_op": False,
-            "comm_size": size,
-            "comm_src": source,
-            "comm_dst": target,
-            "comm_tag": at,
-        }
+        values = {"comm_size": size, "comm_src": source, "comm_dst": target, "comm_tag": at}
         kind = COMM_SEND_NODE if device == source else COMM_RECV_NODE
-        yield _attributes(values | _context(execution.arguments)), kind
-
-
-def _context(arguments: Mapping[str, Any]) -> dict[str, str]:
-    return {name: arguments[name] for name in ("axis", "part") if name in arguments}
+        yield _attributes(values, execution.arguments), kind
 
 
 _INT64 = frozenset({"comm_type", "comm_size"})
 
 
-def _attributes(values: Mapping[str, Any]) -> bytes:
-    return b"".join(span(10, attribute) for attribute in _encoded(values.items()))
-
-
-def _encoded(values: Iterable[tuple[str, Any]]) -> Iterator[bytes]:
-    """Fields of AttributeProto: 7 int32, 9 int64, 27 bool, 29 string."""
-    for name, value in values:
-        if isinstance(value, bool):
-            yield span(1, name) + number(27, int(value))
-        elif isinstance(value, int):
-            yield span(1, name) + number(9 if name in _INT64 else 7, value)
+def _attributes(values: Mapping[str, Any], arguments: Mapping[str, Any] = EMPTY) -> bytes:
+    """Values, axis and part in fields of AttributeProto: 7 int32, 9 int64, 27 bool, 29 string."""
+    encoded = [span(1, "is_cpu_op") + number(27, 0)]
+    places = {name: arguments[name] for name in ("axis", "part") if name in arguments}
+    for name, value in {**values, **places}.items():
+        if isinstance(value, int):
+            encoded.append(span(1, name) + number(9 if name in _INT64 else 7, value))
         else:
-            yield _text(name, str(value))
+            encoded.append(_text(name, str(value)))
+    return b"".join(span(10, attribute) for attribute in encoded)
 
 
 def _text(name: str, value: str) -> bytes:

@@ -124,7 +124,10 @@ def run_timeline(run: RunRecord) -> RunTimeline:
     single = None
     if inputs.timeline is not None:
         single = last_step(timed(inputs.timeline).filter(source=source))
-    rows = {p: _rows(p, events, single) for p in _phases(run, events, single)}
+    phases = [phase.value for phase in run.manifest.phases]
+    if any(table["phase"].null_count() for table in (events, single) if table is not None):
+        phases.append("")  # events of unknown phase
+    rows = {phase: _rows(phase, events, single) for phase in phases}
     steps: list[TimelineStep] = []
     executions: list[Execution] = []
     layers: list[Execution] = []
@@ -135,9 +138,19 @@ def run_timeline(run: RunRecord) -> RunTimeline:
         executions += in_step
         layers += _layers(in_step) if is_timed else ()
         dur_ns = max((e.start_ns + e.dur_ns for e in in_step), default=at_ns) - at_ns
-        name = _step_name(phase, frame)
+        n_steps = None if frame.is_empty() else frame["n_steps"].max()
+        name = phase or "unknown phase"
+        if isinstance(n_steps, int) and n_steps > 1:
+            name += f" (1 of {n_steps} steps)"
         steps.append(TimelineStep(phase=phase, name=name, start_ns=at_ns, dur_ns=dur_ns))
         at_ns += dur_ns + NS_BETWEEN_PHASES
+    ends: dict[Hashable, list[float]] = {}
+    in_lanes: list[Execution] = []  # those that overlap in a lane on further lanes of its name
+    for execution in sorted(executions, key=lambda e: e.start_ns):
+        lane_ends = ends.setdefault((execution.device, execution.devices, execution.lane), [])
+        at = free_lane(lane_ends, execution.start_ns, execution.start_ns + execution.dur_ns)
+        lane = execution.lane if at == 0 else f"{execution.lane} ({at + 1})"
+        in_lanes.append(replace(execution, lane=lane))
     n_devices = inputs.n_devices or 1
     n_slices = max(1, len(executions) // max(1, len(stages)))  # of a device
     n_shown = min(n_devices, MAX_DEVICES, max(1, MAX_SLICES // n_slices))
@@ -148,7 +161,7 @@ def run_timeline(run: RunRecord) -> RunTimeline:
         n_devices=n_devices,
         is_time=bool(rows) and all(is_timed for _, is_timed in rows.values()),
         steps=tuple(steps),
-        executions=_with_lanes(executions),
+        executions=tuple(in_lanes),
         layers=tuple(layers),
     )
 
@@ -231,13 +244,6 @@ def title_of(run: RunRecord) -> str:
     return printable(", ".join(str(part) for part in parts if part))
 
 
-def _phases(run: RunRecord, events: pl.DataFrame, timeline: pl.DataFrame | None) -> list[str]:
-    """The phases of the run; "" for events of unknown phase."""
-    phases = [phase.value for phase in run.manifest.phases]
-    tables = (events,) if timeline is None else (events, timeline)
-    return [*phases, ""] if any(table["phase"].null_count() for table in tables) else phases
-
-
 def _rows(
     phase: str, events: pl.DataFrame, timeline: pl.DataFrame | None
 ) -> tuple[pl.DataFrame, bool]:
@@ -250,12 +256,6 @@ def _rows(
     return rows, not rows.is_empty() and (rows["unit"] == SECONDS).all()
 
 
-def _step_name(phase: str, rows: pl.DataFrame) -> str:
-    n_steps = None if rows.is_empty() else rows["n_steps"].max()
-    name = phase or "unknown phase"
-    return f"{name} (1 of {n_steps} steps)" if isinstance(n_steps, int) and n_steps > 1 else name
-
-
 def _executions(
     phase: str, rows: pl.DataFrame, at_ns: int, *, is_timed: bool, first_id: int
 ) -> list[Execution]:
@@ -265,62 +265,35 @@ def _executions(
     unit_ns = NS_PER_S if is_timed else NS_PER_OPERATION
     ends = rows.select(pl.col("begin", "end") - pl.col("begin").min()) * unit_ns
     begin_ns, end_ns = (ends[name].round().cast(pl.Int64).to_list() for name in ("begin", "end"))
+    ids = pl.int_range(len(rows), eager=True)
+    if not rows["device"].null_count():
+        # The n-th execution of an instruction has one number on all devices.
+        identity = ("hlo_name", "kind", "opcode", "payload_bytes", "axis")
+        occurrence = pl.int_range(pl.len()).over(*identity, "device").alias("occurrence")
+        ids = rows.select(pl.struct(*identity, occurrence).rank("dense")).to_series()
+    executions: list[Execution] = []
     records = rows.iter_rows(named=True)
-    return [
-        Execution(
-            phase=phase,
-            lane=_lane(row),
-            name=_name(row),
-            start_ns=at_ns + begin,
-            dur_ns=end - begin,
-            groups=() if row["kind"] is None else tuple(map(tuple, row["groups"] or ())),
-            arguments=_arguments(row),
-            collective_id=first_id + ident,
-            device=row["device"],
+    for row, begin, end, ident in zip(records, begin_ns, end_ns, ids.to_list(), strict=True):
+        lane = COPIES if (row["opcode"] or "").startswith("copy") else "compute"
+        if row["kind"] is not None:
+            lane = f"communication {printable(row['axis'] or 'of unknown axis')}"
+        layer = "" if row["layer"] is None else f"layer {row['layer']}"
+        words = (row["kind"] or row["hlo_name"] or row["opcode"] or "compute", row["part"], layer)
+        known = {name: row[name] for name in ARGUMENTS if row.get(name) is not None}
+        executions.append(
+            Execution(
+                phase=phase,
+                lane=lane,
+                name=printable(" ".join(filter(None, words))),
+                start_ns=at_ns + begin,
+                dur_ns=end - begin,
+                groups=() if row["kind"] is None else tuple(map(tuple, row["groups"] or ())),
+                arguments={n: printable(v) if isinstance(v, str) else v for n, v in known.items()},
+                collective_id=first_id + ident,
+                device=row["device"],
+            )
         )
-        for row, begin, end, ident in zip(
-            records, begin_ns, end_ns, _collective_ids(rows), strict=True
-        )
-    ]
-
-
-def _collective_ids(rows: pl.DataFrame) -> list[int]:
-    """Numbers the executions; the n-th execution of an instruction has one number on all devices."""
-    if rows["device"].null_count():
-        return list(range(len(rows)))
-    identity = ("hlo_name", "kind", "opcode", "payload_bytes", "axis")
-    occurrence = pl.int_range(pl.len()).over(*identity, "device")
-    counted = rows.with_columns(occurrence.alias("occurrence"))
-    return counted.select(pl.struct(*identity, "occurrence").rank("dense")).to_series().to_list()
-
-
-def _lane(row: Mapping[str, Any]) -> str:
-    if row["kind"] is not None:
-        return f"communication {printable(row['axis'] or 'of unknown axis')}"
-    return COPIES if (row["opcode"] or "").startswith("copy") else "compute"
-
-
-def _name(row: Mapping[str, Any]) -> str:
-    layer = "" if row["layer"] is None else f"layer {row['layer']}"
-    parts = (row["kind"] or row["hlo_name"] or row["opcode"] or "compute", row["part"], layer)
-    return printable(" ".join(str(part) for part in parts if part))
-
-
-def _arguments(row: Mapping[str, Any]) -> dict[str, Any]:
-    known = {name: row[name] for name in ARGUMENTS if row.get(name) is not None}
-    return {name: printable(v) if isinstance(v, str) else v for name, v in known.items()}
-
-
-def _with_lanes(executions: Iterable[Execution]) -> tuple[Execution, ...]:
-    """Moves executions that overlap in a lane to further lanes of its name; sorts by start."""
-    ends: dict[Hashable, list[float]] = {}
-    in_lanes: list[Execution] = []
-    for execution in sorted(executions, key=lambda e: e.start_ns):
-        lane_ends = ends.setdefault((execution.device, execution.devices, execution.lane), [])
-        at = free_lane(lane_ends, execution.start_ns, execution.start_ns + execution.dur_ns)
-        lane = execution.lane if at == 0 else f"{execution.lane} ({at + 1})"
-        in_lanes.append(replace(execution, lane=lane))
-    return tuple(in_lanes)
+    return executions
 
 
 def free_lane(ends: list[float], start: float, end: float) -> int:

@@ -53,7 +53,17 @@ def serving_timeline(outcome: ServingOutcome, title: str) -> Timeline:
             for pid, (group, kinds, of_group) in enumerate(groups, start=1)
             for tid, (name, slices) in enumerate(of_group.items(), start=1)
         ),
-        counters=tuple(c for name, engine in engines.items() for c in _counters(name, engine)),
+        counters=tuple(
+            Counter(
+                name=f"{name}: {label}",
+                unit=unit,
+                samples=tuple(zip(at_ns, samples[:, column].tolist(), strict=True)),
+            )
+            for name, engine in engines.items()
+            for samples in [engine.samples]
+            for at_ns in [(samples[:, 0] * NS_PER_S).astype(np.int64).tolist()]
+            for column, (label, unit) in COUNTERS.items()
+        ),
         metadata={"title": title},
     )
 
@@ -101,14 +111,4 @@ def _request_lines(requests: ServedRequests) -> Iterator[pl.DataFrame]:
                 ARGUMENT + "request": numbers,
                 ARGUMENT + "output_tokens": n_output,
             }
-        )
-
-
-def _counters(name: str, engine: BatchingEngine) -> Iterator[Counter]:
-    samples = engine.samples
-    at_ns = (samples[:, 0] * NS_PER_S).astype(np.int64).tolist()
-    for column, (label, unit) in COUNTERS.items():
-        values = samples[:, column].tolist()
-        yield Counter(
-            name=f"{name}: {label}", unit=unit, samples=tuple(zip(at_ns, values, strict=True))
         )

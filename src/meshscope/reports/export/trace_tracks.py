@@ -32,21 +32,18 @@ class TraceTracks:
 def trace_tracks(folder: Path, title: str) -> TraceTracks:
     """Steps, compute, copies and collectives of every device; a lane for each stream and axis."""
     rows, ops, n_executions = read_executions(folder, max_rows=MAX_SLICES)
-    lanes = rows.join(_lanes(ops), on="op", how="left", maintain_order="left")
-    flows = _flows(rows, ops)
+    axis = pl.concat_str(pl.lit("communication "), pl.col("axis").fill_null("of unknown axis"))
+    category = {"collective": axis, "copy": pl.lit("copies")}
+    lane = pl.coalesce(
+        *(pl.when(pl.col("category") == name).then(of) for name, of in category.items()),
+        pl.lit("compute"),
+    )
+    lanes = rows.join(ops.select("op", lane=lane), on="op", how="left", maintain_order="left")
     timeline = Timeline(
-        tracks=_tracks(lanes, _kinds(ops), flows, printable(title)),
+        tracks=_tracks(lanes, _kinds(ops), _flows(rows, ops), printable(title)),
         metadata={"title": printable(title), "a length is": "time"},
     )
     return TraceTracks(timeline=timeline, n_shown=len(rows), n_executions=n_executions)
-
-
-def _lanes(ops: pl.DataFrame) -> pl.DataFrame:
-    axis = pl.col("axis").fill_null("of unknown axis")
-    is_collective = pl.col("category") == "collective"
-    lane = pl.when(is_collective).then(pl.concat_str(pl.lit("communication "), axis))
-    other = pl.when(pl.col("category") == "copy").then(pl.lit("copies"))
-    return ops.select("op", lane.otherwise(other.otherwise(pl.lit("compute"))).alias("lane"))
 
 
 def _kinds(ops: pl.DataFrame) -> pl.DataFrame:
@@ -151,12 +148,8 @@ def _flows(rows: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     position = pl.col("device").rank("ordinal").over(together) - 1
     flow = pl.struct(
         pl.struct(together).rank("dense").cast(pl.UInt64).alias("id"),
-        pl.when(position == 0)
-        .then(pl.lit("s"))
-        .when(position == last)
-        .then(pl.lit("f"))
-        .otherwise(pl.lit("t"))
-        .alias("position"),
-    )
+        pl.when(position == 0).then(pl.lit("s")).when(position == last).then(pl.lit("f"))
+        .otherwise(pl.lit("t")).alias("position"),
+    )  # fmt: skip
     joined = counted.with_columns(flow.alias("flow"), last.alias("last")).filter(pl.col("last") > 0)
     return joined.select("row", pl.concat_list("flow").alias("flows"))
