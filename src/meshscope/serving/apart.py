@@ -10,6 +10,7 @@ rate.
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappush
 from math import inf
 
@@ -28,11 +29,6 @@ class FetchedCache:
 
 
 Networks = tuple[tuple[int, ...], ...]  # by engine
-
-
-def own_networks(n_engines: int) -> Networks:
-    """A network for each engine."""
-    return tuple((i,) for i in range(n_engines))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,14 +59,14 @@ class ApartServer:
         """All engines are idle."""
         n_prefill, n_decode = self.prefill_pool.n_engines, self.decode_pool.n_engines
         self.requests = ServedRequests(load=self.load)
-        self.prefill_networks = self.prefill_networks or own_networks(n_prefill)
-        self.decode_networks = self.decode_networks or own_networks(n_decode)
+        self.prefill_networks = self.prefill_networks or tuple((i,) for i in range(n_prefill))
+        self.decode_networks = self.decode_networks or tuple((i,) for i in range(n_decode))
         self.prefill = tuple(
             BatchingEngine(
                 pool=self.prefill_pool,
                 requests=self.requests,
                 inbox=inbox,
-                hand_off=lambda sequence, now_s, i=i: self._hand_off(i, sequence, now_s),
+                hand_off=partial(self._hand_off, i),
             )
             for i, inbox in enumerate(inboxes(self.requests, n_prefill, self.max_concurrency))
         )
@@ -79,7 +75,7 @@ class ApartServer:
                 pool=self.decode_pool,
                 requests=self.requests,
                 inbox=[],
-                fetch=lambda sequence, now_s, i=i: self._fetch(i, sequence, now_s),
+                fetch=partial(self._fetch, i),
             )
             for i in range(n_decode)
         )

@@ -48,11 +48,17 @@ def capacity_of(experiment: Experiment) -> Capacity | None:
     if memory.hbm_bytes is None:
         return None
     workload, context = experiment.workload, largest_context(experiment)
-    n_tokens = _cache_tokens(experiment, memory)
+    # Positions of the cache over all sequences that fit, by the bytes of one more block of positions.
+    step = _context_step(experiment)
+    longer = predicted_memory(_resized(experiment, prompt=workload.prompt + step))
+    block_bytes = longer.resident_bytes - memory.resident_bytes
+    fixed_bytes = memory.resident_bytes - block_bytes * workload.context // step
+    free_bytes = memory.hbm_bytes - fixed_bytes - (memory.temp_high_bytes or 0)
+    n_tokens = max(0, free_bytes * workload.batch * step // block_bytes)
     return Capacity(
         batch_step=experiment.plan.data_size,
         largest_batch=largest_batch(experiment),
-        context_step=_context_step(experiment),
+        context_step=step,
         largest_context=context.positions,
         is_context_of_model=context.is_of_model,
         n_cache_tokens=n_tokens,
@@ -138,14 +144,3 @@ def _largest(is_possible: Callable[[int], bool], limit: int) -> int:
     return low + bisect_left(
         range(low + 1, min(high, limit + 1)), x=True, key=lambda n: not is_possible(n)
     )
-
-
-def _cache_tokens(experiment: Experiment, memory: Memory) -> int:
-    """Positions of the cache over all sequences that fit, by the bytes of one more block of positions."""
-    assert memory.hbm_bytes is not None
-    step, workload = _context_step(experiment), experiment.workload
-    longer = predicted_memory(_resized(experiment, prompt=workload.prompt + step))
-    block_bytes = longer.resident_bytes - memory.resident_bytes
-    fixed_bytes = memory.resident_bytes - block_bytes * workload.context // step
-    free_bytes = memory.hbm_bytes - fixed_bytes - (memory.temp_high_bytes or 0)
-    return max(0, free_bytes * workload.batch * step // block_bytes)

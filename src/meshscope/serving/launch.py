@@ -46,57 +46,37 @@ def launches_of(experiment: Experiment, n_layers: int | None = None) -> tuple[La
     """The launch of an experiment in every known server; `n_layers` is set for a truncated model."""
     model = experiment.model.name
     override = json.dumps({"num_hidden_layers": n_layers})
-    servers: tuple[tuple[str, tuple[str, ...], _Flags, _Flags], ...] = (
-        (
-            "meshscope",
-            ("meshscope", "predict", model),
-            _own_flags(experiment),
-            iter((_flag(OWN, "--layers", n_layers or ""),)),
-        ),
-        (
-            "vLLM on TPU",
-            ("vllm", "serve", model),
-            _vllm_flags(experiment),
-            _layers_flags(VLLM_SERVE, "--hf-overrides", override),
-        ),
-        (
-            "SGLang-JAX",
-            ("python", "-m", "sgl_jax.launch_server", "--model-path", model),
-            _sglang_flags(experiment),
-            _layers_flags(SGLANG, "--json-model-override-args", override),
-        ),
-        (
-            "MaxText",
-            ("python", "-m", "maxtext.inference.decode", "src/maxtext/configs/base.yml"),
-            _maxtext_flags(experiment),
-            _maxtext_layers(n_layers),
-        ),
-    )
+    dummy = "the checkpoint has all of them, and dummy are random values"
+    servers: tuple[tuple[str, str, _Flags, str, tuple[tuple[str, str], ...], str], ...] = (
+        ("meshscope", f"meshscope predict {model}", _own_flags(experiment), OWN,
+         (("--layers", str(n_layers)),), ""),
+        ("vLLM on TPU", f"vllm serve {model}", _vllm_flags(experiment), VLLM_SERVE,
+         (("--hf-overrides", override), ("--load-format", "dummy")), dummy),
+        ("SGLang-JAX", f"python -m sgl_jax.launch_server --model-path {model}",
+         _sglang_flags(experiment), SGLANG,
+         (("--json-model-override-args", override), ("--load-format", "dummy")), dummy),
+        ("MaxText", "python -m maxtext.inference.decode src/maxtext/configs/base.yml",
+         _maxtext_flags(experiment), MAXTEXT,
+         (("override_model_config=true", ""), (f"base_num_decoder_layers={n_layers}", "")),
+         "a checkpoint has all of them"),
+    )  # fmt: skip
     launches = list[Launch]()
-    for server, words, of_plan, of_layers in servers:
-        parts = [*of_plan, *(() if n_layers is None else of_layers)]
+    for server, start, of_plan, source, of_layers, lost in servers:
+        parts = list(of_plan)
+        if n_layers is not None:
+            parts += [_flag(source, *filter(None, words)) for words in of_layers]
+            parts += [f"the weights of the first layers: {lost}"] if lost else []
         flags = tuple(part for part in parts if isinstance(part, LaunchFlag))
+        words = (word for flag in flags for word in flag.words)
         launches.append(
             Launch(
                 server=server,
-                command=shlex.join([*words, *(word for flag in flags for word in flag.words)]),
+                command=shlex.join([*start.split(" "), *words]),
                 flags=flags,
                 not_expressed=tuple(part for part in parts if isinstance(part, str)),
             )
         )
     return tuple(launches)
-
-
-def _layers_flags(source: str, option: str, override: str) -> _Flags:
-    yield _flag(source, option, override)
-    yield _flag(source, "--load-format", "dummy")
-    yield "the weights of the first layers: the checkpoint has all of them, and dummy are random values"
-
-
-def _maxtext_layers(n_layers: int | None) -> _Flags:
-    yield _flag(MAXTEXT, "override_model_config=true")
-    yield _flag(MAXTEXT, f"base_num_decoder_layers={n_layers}")
-    yield "the weights of the first layers: a checkpoint has all of them"
 
 
 def _flag(source: str, *words: str | int) -> LaunchFlag:

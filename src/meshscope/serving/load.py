@@ -115,7 +115,14 @@ def recorded_load(
     ContextTokens, GeneratedTokens) and of BurstGPT (Timestamp in s, Request tokens, Response tokens), and the
     JSON lines of Mooncake (timestamp in ms, input_length, output_length).
     """
-    text = _text(path)
+    try:
+        text = read_file(path, MAX_TRACE_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ParseError(f"{path}: is not text. Give a trace as CSV or JSON lines.") from error
+    except OSError as error:
+        raise ParseError(
+            f"cannot read '{path}': {error.strerror}. Give {', '.join(Arrivals)} or a trace."
+        ) from error
     rows: list[_Row] = []
     for where, cells, trace in _lines(text, path):
         rows.append(_parsed(cells, trace, where, rows[-1] if rows else None))
@@ -135,17 +142,6 @@ def recorded_load(
 
 
 _Row = tuple[float, int, int]  # seconds, prompt tokens, output tokens
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_file(path, MAX_TRACE_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ParseError(f"{path}: is not text. Give a trace as CSV or JSON lines.") from error
-    except OSError as error:
-        raise ParseError(
-            f"cannot read '{path}': {error.strerror}. Give {', '.join(Arrivals)} or a trace."
-        ) from error
 
 
 class _Format(NamedTuple):

@@ -39,7 +39,7 @@ class EngineRole(StrEnum):
     DECODE = "decode"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TimelineSample:
     """An engine from this time until the next sample: at a step, idle with no tokens, or means over both."""
 
@@ -99,7 +99,8 @@ def request_figures(
     n_later = requests.n_output[is_done] - 1
     later_s = (requests.finish_s - requests.first_token_s)[is_done]
     tpot_s = np.divide(later_s, n_later, out=np.zeros(len(n_later)), where=n_later > 0)
-    is_good = _within(ttft_s, objective.ttft_s) & _within(tpot_s, objective.tpot_s)
+    is_good = ttft_s <= (np.inf if objective.ttft_s is None else objective.ttft_s)
+    is_good &= tpot_s <= (np.inf if objective.tpot_s is None else objective.tpot_s)
     span_s = _span_s(requests, end_s)
     n_good, n_done = float(is_good.sum()), float(is_done.sum())
     return RequestFigures(
@@ -133,14 +134,12 @@ def pool_figures(
     first_s, span_s = float(requests.arrival_s[0]), _span_s(requests, end_s)
     busy_s, n_steps = sum(one.busy_s for one in engines), sum(one.n_steps for one in engines)
     samples, n_blocks = [one.samples for one in engines], pool.blocks.n_blocks
-    means = [
-        0.0,
-        0.0,
-    ]  # sequences in an engine and used blocks, over the time from the first arrival on
+    # Sequences in an engine and used blocks, over the time from the first arrival on.
+    running = used = 0.0
     for of_engine in samples if end_s > first_s else ():
         weights_s = np.diff(np.append(of_engine[:, 0], end_s))
-        for at, column in enumerate((1, 3)):
-            means[at] += float(of_engine[:, column] @ weights_s) / (end_s - first_s)
+        running += float(of_engine[:, 1] @ weights_s) / (end_s - first_s)
+        used += float(of_engine[:, 3] @ weights_s) / (end_s - first_s)
     return PoolFigures(
         role=role,
         n_engines=pool.n_engines,
@@ -148,9 +147,9 @@ def pool_figures(
         busy_frac=busy_s / span_s / n,
         host_frac=pool.policy.host_s * n_steps / busy_s if busy_s else 0.0,
         step_s=busy_s / n_steps if n_steps else None,
-        mean_running=means[0] / n,
+        mean_running=running / n,
         peak_waiting=max(int(one[:, 2].max(initial=0)) for one in samples),
-        mean_cache_frac=means[1] / n / n_blocks,
+        mean_cache_frac=used / n / n_blocks,
         peak_cache_frac=max(float(one[:, 3].max(initial=0)) for one in samples) / n_blocks,
         n_steps=n_steps,
         n_preemptions=sum(one.n_preemptions for one in engines),
@@ -174,10 +173,6 @@ def percentiles(seconds: FloatArray, counts: NDArray[np.int64] | None = None) ->
     return Percentiles(mean_s=mean_s, p50_s=at(0.5), p90_s=at(0.9), p99_s=at(0.99))
 
 
-def _within(seconds: FloatArray, limit_s: float | None) -> NDArray[np.bool_]:
-    return np.ones(len(seconds), bool) if limit_s is None else seconds <= limit_s
-
-
 def _timeline(samples: FloatArray, end_s: float, n_blocks: int) -> tuple[TimelineSample, ...]:
     """The samples; if they are many, means over MAX_SAMPLES stretches of equal length.
 
@@ -192,13 +187,6 @@ def _timeline(samples: FloatArray, end_s: float, n_blocks: int) -> tuple[Timelin
             columns.append(np.diff(np.interp(edges_s, times_s, sums)) / np.diff(edges_s))
         samples = np.stack(columns, axis=1)
     return tuple(
-        TimelineSample(
-            time_s=time_s,
-            n_running=running,
-            n_waiting=waiting,
-            cache_frac=used / n_blocks,
-            n_prompt_tokens=n_prompt,
-            n_decode_tokens=n_decoded,
-        )
+        TimelineSample(time_s, running, waiting, used / n_blocks, n_prompt, n_decoded)
         for time_s, running, waiting, used, n_prompt, n_decoded in samples.tolist()
     )

@@ -204,11 +204,18 @@ def search(
     plans = plans_of(space)
     grid = grid_of(space, plans, progress)
     ranking = GridRanking(grid=grid, objective=objective)
+    meets, every = ranking.meets, np.ones(len(grid), dtype=np.bool_)
+    of_plans = ranking.ranked(meets, row_of=lambda i: int(grid.plan[i]))
     front, best, placements = with_placements(
-        ranking, tuple(ranking.front(ranking.meets)), tuple(islice(ranking.best_of_plans(), N_BEST))
+        ranking, tuple(ranking.front(meets)), tuple(islice(of_plans, N_BEST))
     )
     best = tuple(map(ranking.own_format, best))
     front = tuple(dict.fromkeys((*map(ranking.own_format, front[:1]), *front)))
+    dominated = ranking.ranked(
+        meets,
+        row_of=lambda i: _row_of(grid.experiment(i)),
+        seen=[_row_of(choice.experiment) for choice in front],
+    )
     result = PlanSearch(
         space=space,
         objective=objective,
@@ -216,22 +223,24 @@ def search(
         n_plans=len(plans.plans),
         n_combinations=grid.n_combinations,
         n_candidates=len(grid),
-        n_meeting=int(ranking.meets.sum()),
+        n_meeting=int(meets.sum()),
         n_refused=grid.n_refused,
         n_pruned=grid.n_pruned,
         front=front,
-        dominated=tuple(islice(ranking.dominated(front), N_BEST)),
+        dominated=tuple(islice(dominated, N_BEST)),
         best=best,
     )
     if not front:
-        return replace(result, closest=ranking.closest(), fastest=tuple(ranking.fastest()))
+        excess, times_s = objective.excess(grid.ttft_s, grid.tpot_s), (grid.ttft_s, grid.tpot_s)
+        fastest = (one for s in times_s for one in islice(ranking.ranked(every, s), 1))
+        return replace(result, closest=ranking.best(every, excess), fastest=tuple(fastest))
     winner = front[0]
     times = predicted_times(winner.experiment, space.profile)
     dtype = winner.experiment.workload.weight_dtype
     return replace(
         result,
         equals=tuple(ranking.equals(winner, best)),
-        own_format=ranking.best_of_own_format(winner),
+        own_format=None if ranking.is_own_format(winner) else ranking.best(ranking.has_own_format),
         won_by=ranking.won_by(winner, best),
         unquantized=ranking.unquantized(),
         apart=ranking.apart(),
@@ -392,30 +401,6 @@ class GridRanking:
         """The marked candidate with the least cost that fits."""
         return next(self.ranked(among, cost), None)
 
-    def best_of_plans(self) -> Iterator[Choice]:
-        """The best choice of each plan that meets the limits and fits, the best plan first."""
-        return self.ranked(self.meets, row_of=lambda i: int(self.grid.plan[i]))
-
-    def dominated(self, front: Sequence[Choice]) -> Iterator[Choice]:
-        """The best choices that fit and are not on the front, with their best chunk."""
-        on_front = [_row_of(choice.experiment) for choice in front]
-        return self.ranked(
-            self.meets, row_of=lambda i: _row_of(self.grid.experiment(i)), seen=on_front
-        )
-
-    @cached_property
-    def _every(self) -> BoolArray:
-        return np.ones(len(self.grid), dtype=np.bool_)
-
-    def closest(self) -> Choice | None:
-        """The choice that exceeds the limits by the smallest factor."""
-        return self.best(self._every, self.objective.excess(self.grid.ttft_s, self.grid.tpot_s))
-
-    def fastest(self) -> Iterator[Choice]:
-        """The choices that fit with the least TTFT, and with the least TPOT."""
-        for seconds in (self.grid.ttft_s, self.grid.tpot_s):
-            yield from islice(self.ranked(self._every, seconds), 1)
-
     def choice(self, at: int) -> Choice:
         """A candidate with its figures."""
         grid = self.grid
@@ -466,26 +451,23 @@ class GridRanking:
         return takewhile(lambda one: are_equal(cost, self.request_cost(one)), others[:N_EQUALS])
 
     @cached_property
-    def _has_own_format(self) -> BoolArray:
+    def has_own_format(self) -> BoolArray:
         """[n] whether a candidate meets the limits in the checkpoint's own format of weights."""
         space = self.grid.space
         is_own = [dtype == space.model.default_weight_dtype for dtype in space.weight_dtypes]
         return self.meets & np.array(is_own)[self.grid.weight_dtype]
 
-    def _is_own_format(self, choice: Choice) -> bool:
+    def is_own_format(self, choice: Choice) -> bool:
+        """Whether a choice has the checkpoint's own format of weights."""
         dtype = choice.experiment.workload.weight_dtype
         return dtype == self.grid.space.model.default_weight_dtype
 
-    def best_of_own_format(self, winner: Choice) -> Choice | None:
-        """The best choice in the checkpoint's own format; None if the winner has it."""
-        return None if self._is_own_format(winner) else self.best(self._has_own_format)
-
     def own_format(self, choice: Choice) -> Choice:
         """The best choice of the same plan in the checkpoint's own format if it equals the choice, else the choice."""
-        if self._is_own_format(choice):
+        if self.is_own_format(choice):
             return choice
         of_plan = self.grid.plan == self.grid.plans.index(choice.experiment.plan)
-        stored = self.best(self._has_own_format & of_plan)
+        stored = self.best(self.has_own_format & of_plan)
         if stored is None:
             return choice
         order = choice.experiment.device_order
@@ -499,23 +481,20 @@ class GridRanking:
         runner_up = next((choice for choice in best if choice.experiment.plan != plan), None)
         if runner_up is None:
             return None
-        same = self._same(winner, runner_up.experiment)
-        return _comparison(winner, runner_up, same, self.grid.space.profile)
-
-    def _same(self, winner: Choice, other: Experiment) -> Experiment | None:
-        """The other plan with the winner's workload except the chunk; None if none fits."""
-        grid, workload = self.grid, winner.experiment.workload
+        grid, workload, other = self.grid, winner.experiment.workload, runner_up.experiment
+        # The other plan with the winner's workload except the chunk.
         is_same = (
             (grid.plan == grid.plans.index(other.plan))
             & (grid.batch == workload.batch)
             & (grid.weight_dtype == grid.space.weight_dtypes.index(workload.weight_dtype))
             & (grid.cache_dtype == grid.space.cache_dtypes.index(workload.cache_dtype))
         )
-        (same,) = np.nonzero(is_same)
-        if not len(same):
-            return None
-        at = int(same[self.cost[same].argmin()])
-        return replace(grid.experiment(at), device_order=other.device_order)
+        (at,) = np.nonzero(is_same)
+        same = None
+        if len(at):
+            found = grid.experiment(int(at[self.cost[at].argmin()]))
+            same = replace(found, device_order=other.device_order)
+        return _comparison(winner, runner_up, same, grid.space.profile)
 
     def apart(self) -> Apart | None:
         """The best prefill and the best decode on separate slices."""

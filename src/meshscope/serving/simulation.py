@@ -236,15 +236,14 @@ def _served_apart(
     transfer: CacheTransfer,
     max_concurrency: int | None = None,
 ) -> ApartServer:
-    sides = zip((prefill, decode), transfer.networks, strict=True)
-    networks = [networks_of_engines(pool.n_engines, of_rank) for pool, of_rank in sides]
+    of_prefill, of_decode = transfer.networks
     server = ApartServer(
         load=load,
         prefill_pool=prefill,
         decode_pool=decode,
         transfer_s=transfer.seconds,
-        prefill_networks=networks[0],
-        decode_networks=networks[1],
+        prefill_networks=networks_of_engines(prefill.n_engines, of_prefill),
+        decode_networks=networks_of_engines(decode.n_engines, of_decode),
         max_concurrency=max_concurrency,
     )
     server.run()

@@ -149,15 +149,12 @@ def _joined_slice(topology: Topology) -> Topology:
 
 def _neighbors(topology: Topology, joined: Topology, devices: tuple[int, ...]) -> Groups:
     """Each device with the one at its place in the second half of the joined slice."""
-    places = _places(topology)
-    ids = {place: number for number, place in enumerate(_places(joined))}
+    places, joined_places = (
+        [(*at, core) for at, core in zip(one.coordinates.tolist(), one.core.tolist(), strict=True)]
+        for one in (fabric_of(topology), fabric_of(joined))
+    )
+    ids: dict[tuple[int, ...], int] = {place: number for number, place in enumerate(joined_places)}
     offset = [a if a != b else 0 for a, b in zip(topology.grid, joined.grid, strict=True)]
     offset += [0] * (4 - len(offset))  # places have x, y, z and the core
     moved = {d: tuple(map(sum, zip(places[d], offset, strict=True))) for d in devices}
     return tuple((ids[places[d]], ids[moved[d]]) for d in devices)
-
-
-def _places(topology: Topology) -> list[tuple[int, ...]]:
-    fabric = fabric_of(topology)
-    pairs = zip(fabric.coordinates.tolist(), fabric.core.tolist(), strict=True)
-    return [(*at, core) for at, core in pairs]
