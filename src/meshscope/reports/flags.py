@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from meshscope.analysis.comparison import CompilerChange, Form, FormChange
+from meshscope.analysis.comparison import CompilerChange, Form
 from meshscope.events.measured import FlagEffect
 from meshscope.reports.model import joined, plain, short, wrapped
 from meshscope.reports.words import phase_label, signed_bytes
@@ -24,30 +24,21 @@ def flag_lines(program: str, topology: str, effects: Sequence[FlagEffect]) -> It
         else head
     )
     changed = [effect for effect in effects if effect.is_changed]
-    for effect in sorted(changed, key=lambda one: -abs(_change_s(one))):
+    for effect in sorted(changed, key=lambda e: -abs((e.step_s or 0.0) - (e.base_step_s or 0.0))):
         yield f"{effect.flag}"
-        yield from wrapped(_what(effect), indent=2)
+        words = ["other collectives" if effect.is_other_collectives else "other code or schedule"]
+        if effect.step_s is not None and effect.base_step_s:
+            change = effect.step_s / effect.base_step_s - 1
+            now, was = format_seconds(effect.step_s), format_seconds(effect.base_step_s)
+            words.append(f"step {now}, was {was} ({change:+.1%})")
+        if effect.total_bytes != effect.base_total_bytes:
+            now, was = format_gib(effect.total_bytes), format_gib(effect.base_total_bytes)
+            words.append(f"memory {now}, was {was}")
+        yield from wrapped(f"{effect.phase}: {'; '.join([*words, *effect.notes])}", indent=2)
     unchanged = [flag for flag in by_flag if flag not in changing and flag not in refused]
     for head, flags in {"no change": unchanged, "refused": list(refused)}.items():
         yield from [f"{head}:"] if flags else ()
         yield from (f"  {plain(flag)}" for flag in flags)
-
-
-def _change_s(effect: FlagEffect) -> float:
-    return (effect.step_s or 0.0) - (effect.base_step_s or 0.0)
-
-
-def _what(effect: FlagEffect) -> str:
-    """`decode: other collectives; step 1.2 ms, was 1.3 ms (-7.7%); memory 3.21 GiB, was 3.2 GiB`."""
-    words = ["other collectives" if effect.is_other_collectives else "other code or schedule"]
-    if effect.step_s is not None and effect.base_step_s:
-        change = effect.step_s / effect.base_step_s - 1
-        now, was = format_seconds(effect.step_s), format_seconds(effect.base_step_s)
-        words.append(f"step {now}, was {was} ({change:+.1%})")
-    if effect.total_bytes != effect.base_total_bytes:
-        now, was = format_gib(effect.total_bytes), format_gib(effect.base_total_bytes)
-        words.append(f"memory {now}, was {was}")
-    return f"{effect.phase}: {'; '.join([*words, *effect.notes])}"
 
 
 def flag_document(program: str, topology: str, effects: Sequence[FlagEffect]) -> dict[str, Any]:
@@ -58,14 +49,20 @@ def flag_document(program: str, topology: str, effects: Sequence[FlagEffect]) ->
 
 def compiler_sentences(change: CompilerChange, left: str, right: str) -> Iterator[str]:
     """Memory on one device, then how collectives run, by phase."""
-    before, after = change.total_bytes
-    if before is not None and after is not None:
-        yield _memory_sentence(change, before, after, left, right)
+    (before, after), (temp_before, temp_after) = change.total_bytes, change.temp_bytes
+    if before is not None and before == after:
+        yield f"Memory: {format_bytes(after)} on a device, the same in {left} and {right}."
+    elif before is not None and after is not None:
+        head = f"Memory: {format_bytes(after)} on a device in {right} and {format_bytes(before)} in"
+        tail = f"{left}, {signed_bytes(after - before)}"
+        if temp_before is not None and temp_after is not None:
+            tail += f"; temporaries {signed_bytes(temp_after - temp_before)}"
+        yield f"{head} {tail}."
     phases = dict.fromkeys(form.form.phase for form in change.forms)
     for phase in phases:
         forms = [form for form in change.forms if form.form.phase is phase]
-        fewer = [_counted(f, f.left - f.right) for f in forms if f.left > f.right]
-        more = [_counted(f, f.right - f.left) for f in forms if f.right > f.left]
+        fewer = [_counted(f.form, f.left - f.right) for f in forms if f.left > f.right]
+        more = [_counted(f.form, f.right - f.left) for f in forms if f.right > f.left]
         yield (
             f"{phase_label(phase)}: {joined(more) or 'none'} in {right} run as "
             f"{joined(fewer) or 'none'} in {left}."
@@ -76,31 +73,13 @@ def compiler_sentences(change: CompilerChange, left: str, right: str) -> Iterato
         yield "Collectives run alike: same operations, synchronous or not, same algorithms."
 
 
-def _memory_sentence(change: CompilerChange, before: int, after: int, left: str, right: str) -> str:
-    if before == after:
-        return f"Memory: {format_bytes(after)} on a device, the same in {left} and {right}."
-    temporaries = change.temp_bytes
-    tail = ""
-    if temporaries[0] is not None and temporaries[1] is not None:
-        tail = f"; temporaries {signed_bytes(temporaries[1] - temporaries[0])}"
-    return (
-        f"Memory: {format_bytes(after)} on a device in {right} and {format_bytes(before)} in {left}, "
-        f"{signed_bytes(after - before)}{tail}."
-    )
-
-
-def _counted(change: FormChange, n: int) -> str:
-    form = change.form
-    kind = f"{form.kind.replace('_', '-')}{'s' * (n != 1)}"
+def _counted(form: Form, n: int) -> str:
+    kind = form.kind.replace("_", "-")
     over = "" if form.axis is None else f" over {short(form.axis)}"
-    return f"{n:,} {kind}{over} ({_form(form)})"
-
-
-def _form(form: Form) -> str:
-    words = [] if form.opcode == form.kind.replace("_", "-") else [f"as {form.opcode}"]
+    words = [] if form.opcode == kind else [f"as {form.opcode}"]
     words += ["asynchronous"] if form.is_async else []
     words.append(form.algorithm or "algorithm not stated")
-    return ", ".join(words)
+    return f"{n:,} {kind}{'s' * (n != 1)}{over} ({', '.join(words)})"
 
 
 def compiler_document(change: CompilerChange | None) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from meshscope.analysis.request import (
 )
 from meshscope.analysis.roofline import StepRoofline, step_rooflines
 from meshscope.events.enums import Phase
-from meshscope.events.measured import CollectiveTime, DeviceLoad, Measured
+from meshscope.events.measured import DeviceLoad, Measured
 from meshscope.plans.experiment_record import LayerForm
 from meshscope.reports.model import (
     UNKNOWN_LABEL,
@@ -33,6 +33,7 @@ from meshscope.store.run import RunRecord
 from meshscope.units import format_rate, format_seconds
 
 MAX_FINDINGS = 8  # printed lines; the rest is counted
+LOAD_TIMES = ("busy", "collective", "wait", "idle")  # of a device, as shares of the window
 
 PROMOTED = (
     "XLA performs 16-bit collectives in float32 on CPU devices. The prediction is compared as float32, "
@@ -92,9 +93,26 @@ def device_lines(run: RunRecord) -> Iterator[RenderableType]:
         yield rich_table(loads)
     for phase in measured.n_profiled_steps:
         times = [time for time in measured.times if time.phase is phase]
-        if times:
-            yield Text(f"{phase}: {_slowest_collectives(times)}")
-    yield from _roofline_lines(run, measured, step_s)
+        for slowest in sorted(times, key=lambda time: -time.dur_s * time.n_executions)[:1]:
+            axis = f"over {slowest.axis}" if slowest.axis else ""
+            place = " ".join(filter(None, (slowest.part, slowest.kind, axis)))
+            waiting = (
+                "; the waiting time is unknown"
+                if slowest.wait_s is None
+                else f", {format_seconds(slowest.wire_s)} on the fastest participant, "
+                f"{format_seconds(slowest.wait_s)} waiting for the slowest"
+            )
+            took = f"{format_seconds(slowest.dur_s)} each{waiting}"
+            yield Text(f"{phase}: most time is in {place}: {took}")
+    chip = run.manifest.experiment.chip
+    if chip is not None and chip.hbm_bytes_per_s is not None:
+        if not measured.costs:
+            is_loop = run.manifest.experiment.layers_are is LayerForm.SCANNED
+            yield Text(LOOPED if is_loop else NO_COST_ANALYSIS, style="dim")
+        if rooflines := step_rooflines(measured.costs, step_s, chip):
+            yield Text("")
+            yield rich_table(roofline_view(rooflines))
+            yield Text(f"peaks of one {chip.name}: {chip.source}", style="dim")
     yield Text("")
 
 
@@ -139,83 +157,39 @@ def _spreads_view(title: str, spreads: Mapping[str, Spread | None]) -> ViewTable
 
 def load_view(measured: Measured) -> ViewTable:
     """One row for each profiled phase: means over devices, with their range in brackets."""
-    rows = (
-        (phase.value, *_load_cells(loads, n_steps))
-        for phase, n_steps in measured.n_profiled_steps.items()
-        if (loads := [load for load in measured.loads if load.phase is phase])
-    )
-    shares = ("busy#", "in\ncollectives#", "of which\nwaiting#", "idle#", "busiest\ndevice#")
-    return table(("profiled", "window\nper step_s", *shares), rows)
+    rows = list[tuple[CellValue, ...]]()
+    for phase, n_steps in measured.n_profiled_steps.items():
+        loads = [load for load in measured.loads if load.phase is phase]
+        if loads:
+            times = ([getattr(load, f"{name}_s") for load in loads] for name in LOAD_TIMES)
+            shares = (_shares(seconds, loads) for seconds in times)
+            busiest = str(max(loads, key=lambda load: load.busy_s).device)
+            rows.append((phase.value, loads[0].window_s / n_steps, *shares, busiest))
+    labels = ("busy#", "in\ncollectives#", "of which\nwaiting#", "idle#", "busiest\ndevice#")
+    return table(("profiled", "window\nper step_s", *labels), rows)
 
 
-def _load_cells(loads: Sequence[DeviceLoad], n_steps: int) -> Iterator[CellValue]:
-    waits = [load.wait_s / load.window_s for load in loads if load.wait_s is not None]
-    yield loads[0].window_s / n_steps
-    yield _shares([load.busy_s / load.window_s for load in loads])
-    yield _shares([load.collective_s / load.window_s for load in loads])
-    yield _shares(waits) if waits else UNKNOWN_LABEL
-    yield _shares([load.idle_s / load.window_s for load in loads])
-    yield str(max(loads, key=lambda load: load.busy_s).device)
-
-
-def _shares(fracs: Sequence[float]) -> str:
-    mean = sum(fracs) / len(fracs)
-    if len(fracs) == 1:
-        return f"{mean:.0%}"
-    return f"{mean:.0%} ({min(fracs):.0%}-{max(fracs):.0%})"
-
-
-def _roofline_lines(
-    run: RunRecord, measured: Measured, step_s: Mapping[Phase, float]
-) -> Iterator[RenderableType]:
-    """Bytes and FLOPs of a step, as the compiler counts them, against the peaks of the chip."""
-    chip = run.manifest.experiment.chip
-    if chip is None or chip.hbm_bytes_per_s is None:
-        return
-    if not measured.costs:
-        is_loop = run.manifest.experiment.layers_are is LayerForm.SCANNED
-        yield Text(LOOPED if is_loop else NO_COST_ANALYSIS, style="dim")
-    rooflines = step_rooflines(measured.costs, step_s, chip)
-    if rooflines:
-        yield Text("")
-        yield rich_table(roofline_view(rooflines))
-        yield Text(f"peaks of one {chip.name}: {chip.source}", style="dim")
+def _shares(seconds: Sequence[float | None], loads: Sequence[DeviceLoad]) -> str:
+    """Mean of the shares of the windows, with their range in brackets."""
+    of_windows = zip(seconds, loads, strict=True)
+    fracs = [s / load.window_s for s, load in of_windows if s is not None]
+    if not fracs:
+        return UNKNOWN_LABEL
+    mean = f"{sum(fracs) / len(fracs):.0%}"
+    return mean if len(fracs) == 1 else f"{mean} ({min(fracs):.0%}-{max(fracs):.0%})"
 
 
 def roofline_view(rooflines: Sequence[StepRoofline]) -> ViewTable:
     """One row for each measured phase: bytes and FLOPs, and the fraction of the peak rates."""
-    columns = (
-        "one step of a device",
-        "time_s",
-        "bytes#",
-        "of HBM peak#",
-        "FLOPs#",
-        "of bf16 peak#",
+    columns = {
+        "time_s": ("step_s", Unit.SECONDS),
+        "bytes#": ("accessed_bytes", Unit.BYTES),
+        "of HBM peak#": ("hbm_frac", Unit.FRACTION),
+        "FLOPs#": ("flops", Unit.FLOPS),
+        "of bf16 peak#": ("flops_frac", Unit.FRACTION),
+    }
+    rows = (
+        [step.phase.value, *(Figure(value=getattr(step, n), unit=u) for n, u in columns.values())]
+        for step in rooflines
     )
-    units = Unit.SECONDS, Unit.BYTES, Unit.FRACTION, Unit.FLOPS, Unit.FRACTION
-    return table(
-        columns,
-        (
-            (
-                step.phase.value,
-                *(Figure(value=v, unit=u) for v, u in zip(values, units, strict=True)),
-            )
-            for step in rooflines
-            for values in [
-                (step.step_s, step.accessed_bytes, step.hbm_frac, step.flops, step.flops_frac)
-            ]
-        ),
-    )
-
-
-def _slowest_collectives(times: Sequence[CollectiveTime]) -> str:
-    slowest = max(times, key=lambda time: time.dur_s * time.n_executions)
-    axis = f"over {slowest.axis}" if slowest.axis else ""
-    place = " ".join(filter(None, (slowest.part, slowest.kind, axis)))
-    head = f"most time is in {place}: {format_seconds(slowest.dur_s)} each"
-    if slowest.wait_s is None:
-        return f"{head}; the waiting time is unknown"
-    return (
-        f"{head}, {format_seconds(slowest.wire_s)} on the fastest participant, "
-        f"{format_seconds(slowest.wait_s)} waiting for the slowest"
-    )
+    return table(("one step of a device", *columns), rows)

@@ -10,7 +10,6 @@ from rich.text import Text
 from meshscope.analysis.request import ASSUMPTION, basis_of, request_times, throughput_of
 from meshscope.analysis.roofline import (
     RESOURCES,
-    RooflineBound,
     StepFloor,
     roofline_bounds,
     step_floor,
@@ -134,7 +133,21 @@ def caveat_lines(run: RunRecord, *, is_full: bool = True) -> Iterator[Text]:
     if times and is_full:
         yield Text(f"assumes {ASSUMPTION}", style="dim")
     least_frac = MIN_SHARE if is_full else LARGE_UNESTIMATED_FRAC
-    yield from (Text(_unestimated_text(t), "dim") for t in times if t.unestimated_frac > least_frac)
+    for time in times:
+        if time.unestimated_frac <= least_frac:
+            continue
+        named = ", ".join(
+            f"{work.count} x {plain(work.opcode)} {format_seconds(work.seconds.value_s)}"
+            f"{'' if work.is_known else ' (unknown operation)'}"
+            for work in time.unestimated[:MAX_UNESTIMATED]
+        )
+        low = sum(work.seconds.lower_s for work in time.unestimated) / time.step.value_s
+        high = sum(work.seconds.upper_s for work in time.unestimated) / time.step.value_s
+        text = (
+            f"{time.phase}: the compiler estimates no cycles for {time.unestimated_frac:.1%} of the "
+            f"{time.source} step ({low:.1%} to {high:.1%}), timed by roofline: {named}"
+        )
+        yield Text(text, "dim")
     for steps, note in step_notes(times):
         yield Text(f"{steps}: {plain(note)}", style="yellow")
 
@@ -180,20 +193,6 @@ def step_notes(times: Sequence[StepTime]) -> Iterator[tuple[str, str]]:
         yield f"{source} {joined(phases)}", note
 
 
-def _unestimated_text(time: StepTime) -> str:
-    named = [
-        f"{work.count} x {plain(work.opcode)} {format_seconds(work.seconds.value_s)}"
-        f"{'' if work.is_known else ' (unknown operation)'}"
-        for work in time.unestimated[:MAX_UNESTIMATED]
-    ]
-    low = sum(work.seconds.lower_s for work in time.unestimated) / time.step.value_s
-    high = sum(work.seconds.upper_s for work in time.unestimated) / time.step.value_s
-    return (
-        f"{time.phase}: the compiler estimates no cycles for {time.unestimated_frac:.1%} of the "
-        f"{time.source} step ({low:.1%} to {high:.1%}), timed by roofline: {', '.join(named)}"
-    )
-
-
 def _floors(run: RunRecord, times: Sequence[StepTime]) -> list[StepFloor | None]:
     chip, dtype = run.manifest.experiment.chip, run.manifest.experiment.weight_dtype
     floors = [None if chip is None else step_floor(time, chip, dtype) for time in times]
@@ -226,16 +225,15 @@ def roofline_lines(run: RunRecord) -> Iterator[RenderableType]:
     others = ("bound /\nmodeled#", "bound by#", "over the\nnext bound#")
     for time, rows in bounds:
         names = (f"{time.phase}, {time.source}", *seconds, *others)
-        yield rich_table(table(names, map(_bound_cells, rows)))
+        cells = list[tuple[CellValue, ...]]()
+        for bound in rows:
+            factor = bound.factor or 0.0
+            lead = f"{factor:.1f}" if factor < MAX_FACTOR else f">{MAX_FACTOR}"
+            share = UNKNOWN_LABEL if bound.roof_frac is None else f"{bound.roof_frac:.0%}"
+            times = (bound.compute_s, bound.hbm_s, bound.interconnect_s, bound.taken_s)
+            by = RESOURCES[bound.binding]
+            cells.append((bound.part, *times, share, by, "" if bound.factor is None else lead))
+        yield rich_table(table(names, cells))
         yield Text("")
     peaks = "bounds of one device: FLOPs, HBM bytes and wire bytes at the peaks of "
     yield Text(f"{peaks}{chip.name}: {chip.source}", style="dim")
-
-
-def _bound_cells(bound: RooflineBound) -> Iterator[CellValue]:
-    yield bound.part
-    yield from (bound.compute_s, bound.hbm_s, bound.interconnect_s, bound.taken_s)
-    yield UNKNOWN_LABEL if bound.roof_frac is None else f"{bound.roof_frac:.0%}"
-    yield RESOURCES[bound.binding]
-    factor = bound.factor
-    yield "" if factor is None else f"{factor:.1f}" if factor < MAX_FACTOR else f">{MAX_FACTOR}"

@@ -1,12 +1,10 @@
 """Short phrases for collectives and comparisons, shared by text, HTML and JSON."""
 
-from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
-from typing import assert_never
 
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
-from meshscope.analysis.totals import Total, step_total
+from meshscope.analysis.totals import step_total
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase
 from meshscope.reports.model import UNKNOWN_PHASE_LABEL
@@ -35,23 +33,10 @@ def array_text(row: Collective) -> str:
 
 def group_text(row: Collective) -> str:
     """`2 x 4` for two groups of four devices; `DCN` marks groups that span slices."""
-    match row.kind:
-        case Kind.PERMUTE | Kind.SEND | Kind.RECV:
-            text = counted(row.n_groups, "pair")
-        case (
-            Kind.ALL_REDUCE
-            | Kind.ALL_GATHER
-            | Kind.REDUCE_SCATTER
-            | Kind.ALL_TO_ALL
-            | Kind.GATHER
-            | Kind.BROADCAST
-            | Kind.REDUCE
-            | Kind.SCATTER
-        ):
-            n_groups, size = row.n_groups or UNKNOWN_TYPE, row.group_size or UNKNOWN_TYPE
-            text = f"{n_groups} x {size}"
-        case _:
-            assert_never(row.kind)
+    if row.kind in (Kind.PERMUTE, Kind.SEND, Kind.RECV):
+        text = counted(row.n_groups, "pair")
+    else:
+        text = f"{row.n_groups or UNKNOWN_TYPE} x {row.group_size or UNKNOWN_TYPE}"
     return f"{text} DCN" if row.crosses_slices else text
 
 
@@ -77,11 +62,11 @@ def verdict_sentence(comparison: Comparison, *, left: str, right: str) -> str:
     """
     if comparison.is_exact:
         return f"collectives: {left} = {right}"
-    findings = [
-        f"{phase_label(phase)}: {', '.join(_phase_findings(comparison, phase))}"
-        for phase in comparison.phases
-        if any(m.verdict is not Verdict.EQUAL for m in comparison.matches if m.shown.phase is phase)
-    ]
+    findings = list[str]()
+    for phase in comparison.phases:
+        verdicts = {v: comparison.with_verdict(v, phase) for v in Verdict if v is not Verdict.EQUAL}
+        found = [_finding(verdict, matches) for verdict, matches in verdicts.items() if matches]
+        findings += [f"{phase_label(phase)}: {', '.join(found)}"] if found else []
     head = (
         f"{left} = {right} in meaning, but not in bytes"
         if comparison.is_same_meaning
@@ -90,36 +75,17 @@ def verdict_sentence(comparison: Comparison, *, left: str, right: str) -> str:
     return f"collectives: {head}; {'; '.join(findings)}"
 
 
-def _phase_findings(comparison: Comparison, phase: Phase | None) -> Iterable[str]:
-    for verdict in Verdict:
-        matches = comparison.with_verdict(verdict, phase)
-        if matches and verdict is not Verdict.EQUAL:
-            yield _finding(verdict, matches)
-
-
 def _finding(verdict: Verdict, matches: list[Match]) -> str:
     """`3 with more bytes (+9.22 kB on the wire)`."""
-    left = step_total(left_rows(matches))
-    right = step_total(right_rows(matches))
+    left, right = step_total(left_rows(matches)), step_total(right_rows(matches))
     count = f"{sum(match.count for match in matches):,}"
+    if verdict in (Verdict.MISSING, Verdict.EXTRA):
+        total = left if verdict is Verdict.MISSING else right
+        payload, wire = format_bytes(total.payload_bytes), format_bytes(total.wire_bytes)
+        return f"{count} {verdict} ({payload} payload, {wire} on the wire)"
+    of_bytes = "with " * (verdict in _VERDICT_LABELS)
     change = f"({signed_bytes(right.wire_bytes - left.wire_bytes)} on the wire)"
-    match verdict:
-        case Verdict.MISSING:
-            return f"{count} missing ({_bytes_text(left)})"
-        case Verdict.EXTRA:
-            return f"{count} extra ({_bytes_text(right)})"
-        case Verdict.CHANGED | Verdict.EQUAL:
-            return f"{count} {verdict} {change}"
-        case Verdict.MORE_BYTES | Verdict.FEWER_BYTES:
-            return f"{count} with {verdict_label(verdict)} {change}"
-        case _:
-            assert_never(verdict)
-
-
-def _bytes_text(total: Total) -> str:
-    return (
-        f"{format_bytes(total.payload_bytes)} payload, {format_bytes(total.wire_bytes)} on the wire"
-    )
+    return f"{count} {of_bytes}{verdict_label(verdict)} {change}"
 
 
 def signed_seconds(seconds: float) -> str:
