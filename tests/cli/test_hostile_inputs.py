@@ -104,11 +104,7 @@ def _file(name: str, content: bytes) -> Callable[[Path], str]:
     return make
 
 
-def _bomb(at: Path) -> str:
-    with gzip.open(at / "bomb.json.gz", "wb", 9) as file:
-        for _ in range(40):
-            file.write(b" " * (1 << 20))
-    return "bomb.json.gz"
+BOMB = gzip.compress(b" " * (40 << 20))
 
 
 # Makes a path in the folder.
@@ -136,24 +132,22 @@ PATHS: dict[str, Callable[[Path], str]] = {
     "deep object": _file("deeper.json", b'{"traceEvents":' * 50_000),
     "long number": _file("long.json", b'{"model_type": ' + b"9" * 5000 + b"}"),
     "wrong json": _file("list.json", b"[1, NaN]"),
-    "gzip bomb": _bomb,
+    "gzip bomb": _file("bomb.json.gz", BOMB),
     "cut gzip": _file("cut.gz", gzip.compress(b"x" * 9999)[:20]),
 }  # fmt: skip
 STARTING = {"--each", "torchxla"}  # of commands that start a process
-FAST_SHARE = 8  # one in so many pairs of a command and a path is a fast test
+FAST_SHARE, SHARE = 8, 4  # one in so many pairs is a fast test, and is not in the matrix
 
 
 def pairs(commands: Sequence[tuple[str, ...]], paths: Sequence[str]) -> list[object]:
-    """Every command with every path; each of both is in a fast test, too."""
+    """Every command with every path, in the matrix; each of both is in a fast test, too."""
+
+    def marks(words: tuple[str, ...], number: int) -> list[pytest.MarkDecorator]:
+        is_fast = number % FAST_SHARE == 0 and not STARTING & {*words}
+        return [pytest.mark.slow] * (not is_fast) + [pytest.mark.matrix] * (number % SHARE != 0)
+
     return [
-        pytest.param(
-            words,
-            path,
-            marks=[]
-            if (i + j) % FAST_SHARE == 0 and not STARTING & {*words}
-            else [pytest.mark.slow],
-            id=f"{' '.join(words)}: {path}",
-        )
+        pytest.param(words, path, marks=marks(words, i + j), id=f"{' '.join(words)}: {path}")
         for i, words in enumerate(commands)
         for j, path in enumerate(paths)
     ]
@@ -194,8 +188,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(home: Path, meshscope, tmp_path: Path) -> Generator[Path]:  # noqa: ARG001  it changes the folder
-    """An empty folder that sees the good inputs."""
+def place(
+    home: Path,
+    meshscope,  # noqa: ARG001  it changes the folder
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Generator[Path]:
+    """An empty folder that sees the good inputs; a command waits a moment for the writer of a pipe."""
+    monkeypatch.setattr("meshscope.files.WAIT_S", 0.1)
     for path in home.iterdir():
         (tmp_path / path.name).symlink_to(path)
     yield tmp_path

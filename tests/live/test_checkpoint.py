@@ -15,6 +15,7 @@ from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import Loop, Program
 from meshscope.plans.workload import Workload
 
 PROMPT = "The capital city of France is"  # six tokens, so that tp=3 splits them
@@ -57,6 +58,7 @@ def experiment(folder: Path, plan: str, n_devices: int, n_tokens: int) -> Experi
             activation_dtype="f32",
             cache_dtype="f32",
         ),
+        program=Program(loop=Loop.SCAN),
     )
 
 

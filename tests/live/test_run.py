@@ -247,7 +247,9 @@ def test_a_user_error_is_one_message(
     assert not list(tmp_path.glob("runs/*"))
 
 
-@pytest.mark.parametrize(("chunk", "n_chunks"), [(8, 2), (4, 4)])
+@pytest.mark.parametrize(
+    ("chunk", "n_chunks"), [pytest.param(8, 2, marks=pytest.mark.matrix), (4, 4)]
+)
 def test_all_sources_count_the_chunks_of_prefill(
     config_file: Path, tmp_path: Path, chunk: int, n_chunks: int
 ) -> None:

@@ -57,15 +57,15 @@ CASES = [
     Case("gpt_oss", MXFP4_EXPERTS, "dp=2,tp=4,ep=8"),
     Case("gpt_oss", MXFP4_EXPERTS, "tp=2", Loop.SCAN, "v6e"),
     Case("qwen3_moe", "s4_group32", "fsdp=2,tp=2"),
-    Case("qwen3_moe", MXFP4_EXPERTS, "pp=3,tp=2", Loop.SCAN, "v6e"),
     Case("qwen3_moe", "s4_group32_experts", "dp=2,tp=2,ep=4", chip="v6e"),
-    Case("deepseek_v3", "s4_group32_experts", "tp=2"),
-    Case("deepseek_v4", FP8_MXFP4, "tp=2"),
+    Case("deepseek_v4", FP8_MXFP4, "tp=2", Loop.SCAN),
     Case("qwen3_moe", FP8_EXPERTS, "dp=2,tp=2,ep=4", chip="v6e"),
     Case("llama", FP8_MLPS, "fsdp=2,tp=2"),
     Case("qwen3_next", "s4_group32_not_linear", "tp=2"),
 ]
 MATRIX = [
+    Case("deepseek_v3", "s4_group32_experts", "tp=2"),
+    Case("qwen3_moe", MXFP4_EXPERTS, "pp=3,tp=2", Loop.SCAN, "v6e"),
     Case("deepseek_v3", FP8_EXPERTS, "tp=2", Loop.SCAN),
     Case("deepseek_v3", FP8_MLPS, "dp=2,tp=2,ep=4", Loop.SCAN),
     Case("qwen3_moe", INT8_EXPERTS, "fsdp=2,tp=2"),

@@ -1,5 +1,6 @@
 """Tiny random models give the logits of `transformers` in prefill and 16 decode steps, for every plan."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -54,7 +55,20 @@ class Case(NamedTuple):
     chunk: int | None = None
 
 
-# Families that differ from the others in few places: one case each, the others in the matrix.
+def _parameters(cases: Iterable[Case], of_matrix: Iterable[Case]) -> list[Any]:
+    """Each case once, those of the matrix with its marker."""
+    return [pytest.param(case, id=_name(case)) for case in dict.fromkeys(cases)] + [
+        pytest.param(case, id=_name(case), marks=pytest.mark.matrix)
+        for case in dict.fromkeys(of_matrix)
+        if case not in cases
+    ]
+
+
+def _name(case: Case) -> str:
+    return "-".join(str(value) for value in case if value is not None)
+
+
+# Families that differ from the others in few places.
 CLOSE_CONFIGS = (
     "gemma2",
     "gemma3",
@@ -71,12 +85,30 @@ CLOSE_CONFIGS = (
     "phi3",
     "phi4",
 )
-ONE_CASE = (*CLOSE_CONFIGS, "qwen3_5", "qwen3_5_moe", "glm4_moe_lite")
 EXPERTS_OF_TOKEN = {"num_experts_per_tok", "top_k_experts"}
 DENSE = [name for name, config in golden.CONFIGS.items() if not EXPERTS_OF_TOKEN & set(config)]
 MIXTURES = [name for name in golden.CONFIGS if name not in DENSE]
 
-# Every dense family under every plan with both partitioners; scanned layers for one family.
+# Two plans for each family, in which it meets every axis, scanned and unrolled layers.
+RING, ALLGATHER = ContextForm.RING, ContextForm.ALLGATHER
+
+
+def _context(config: str) -> ContextForm:
+    """Latents and keys go around a ring; states of linear attention and entries are gathered."""
+    return ALLGATHER if config in {"qwen3_next", "qwen3_5", "qwen3_5_moe", "deepseek_v4"} else RING
+
+
+FAMILIES = [
+    case
+    for config in golden.CONFIGS
+    for ep in ("" if config in DENSE else ",ep=4",)
+    for case in (
+        Case(config, f"pp=2,dp=2,tp=2,sp{ep}", loop=Loop.SCAN),
+        Case(config, f"fsdp=2,cp=2,tp=2{ep}", context=_context(config)),
+    )
+]
+
+# In the matrix: every dense family under every plan with both partitioners; scanned layers for one family.
 CASES = [
     Case(config, plan, partitioner, loop)
     for config in DENSE
@@ -93,7 +125,6 @@ CASES += [
 ]
 
 # cp alone, with each other axis, and with experts over the data axis.
-RING, ALLGATHER = ContextForm.RING, ContextForm.ALLGATHER
 CONTEXT_CONFIGS = (
     *("llama", "qwen3", "mixtral", "gpt_oss"),
     *("deepseek_v2", "deepseek_v3", "deepseek_v32"),
@@ -198,54 +229,45 @@ PIPELINES += [  # a ring is an error on CPU devices
 ]
 
 
-# The most informative cases for their time; the others are in the matrix. DeepSeek-V3 compiles slowly,
-# so it has one plan for each form of communication.
-TELLING_PLANS = {"tp=8,sp", "dp=2,tp=4,ep=8", "cp=2,tp=4,sp", "pp=2,tp=4"}
-TELLING_V3_PLANS = TELLING_PLANS | {
-    *("dp=8,ep=8", "dp=2,tp=4,ep=8,sp", "fsdp=4,tp=2", "cp=8"),
-    *("pp=2,dp=2,tp=2,ep=4", "pp=2,cp=2,tp=2,sp"),
-}
-TELLING_AUTO_V3_PLANS = {"tp=8", "dp=2,tp=4,ep=8"}
-SLOW = {("deepseek_v4", "tp=8,sp"), ("deepseek_v4", "cp=2,tp=4,sp")}
-
-
-def _is_telling(case: Case) -> bool:
-    is_manual = case.partitioner is Partitioner.MANUAL
-    if (case.config, case.plan) in SLOW:
-        return False
-    if case.config in ONE_CASE:
-        is_shared = (case.config, case.plan) == ("gemma4-shared", "pp=4,tp=2")
-        return is_shared or (is_manual and case.plan == "tp=8,sp")
-    if case.config == "qwen3":
-        return is_manual or case.loop is Loop.UNROLL
-    if case.config == "deepseek_v3":
-        plans = TELLING_V3_PLANS if is_manual else TELLING_AUTO_V3_PLANS
-        return case.plan in plans and (is_manual or case.loop is Loop.UNROLL)
-    return is_manual and case.plan in TELLING_PLANS
-
-
-def _marked(case: Case) -> Any:
-    marks = () if _is_telling(case) else (pytest.mark.matrix,)
-    return pytest.param(case, marks=marks, id="-".join(map(str, case)))
+# What those two plans leave out: heads on several devices, experts on all of them, blocks in a ring,
+# microbatches, stages of unlike layers, the auto partitioner and gathered dispatch.
+TELLING = [
+    Case("qwen3", "tp=1"),
+    Case("qwen3", "tp=8,sp", Partitioner.AUTO),
+    Case("qwen3", "dp=2,tp=4", Partitioner.AUTO, Loop.SCAN),
+    Case("qwen3", "cp=8"),
+    Case("qwen3", "pp=2,tp=4", loop=Loop.SCAN, microbatches=8),
+    Case("qwen3", "pp=2,cp=2,tp=2", loop=Loop.SCAN, context=ALLGATHER),
+    Case("llama-tied", "pp=2,fsdp=2,tp=2", loop=Loop.SCAN),
+    Case("mixtral", "tp=8,ep=8"),
+    Case("gpt_oss", "cp=2,tp=4,sp", loop=Loop.SCAN, context=ALLGATHER),
+    Case("gpt_oss", "pp=4", microbatches=2),
+    Case("deepseek_v3", "dp=2,tp=4,ep=8,sp"),
+    Case("deepseek_v3", "dp=8,ep=8"),
+    Case("deepseek_v3", "tp=8", Partitioner.AUTO),
+    Case("deepseek_v3", "dp=2,tp=4,ep=8", Partitioner.AUTO, dispatch=DispatchForm.GATHERED),
+    Case("deepseek_v32", "cp=8"),
+    Case("gemma4-shared", "pp=4,tp=2", loop=Loop.SCAN, microbatches=2),
+]
 
 
 # Tokens of a chunk on a data-parallel rank; a prompt has 16.
-_CHUNKED = [
-    Case("llama", "dp=2,tp=4", chunk=32),
-    Case("qwen3", "tp=8,sp", loop=Loop.SCAN, chunk=16),
-    Case("gpt_oss", "fsdp=2,tp=4,ep=2", chunk=16),
+CHUNKED = [
     Case("deepseek_v32", "tp=8", chunk=64),
     Case("llama", "dp=8", chunk=4),
     Case("deepseek_v3", "dp=2,tp=4,ep=8", loop=Loop.SCAN, chunk=8),
     Case("llama", "cp=4,tp=2", loop=Loop.SCAN, chunk=8),
-    Case("qwen3", "cp=2,tp=2,sp", chunk=4),
     Case("mixtral", "dp=2,cp=2,tp=2,ep=4", chunk=8),
-    Case("gpt_oss", "cp=2,tp=2", chunk=4),
-    Case("gemma4-shared", "cp=2,tp=2", chunk=8),
+    Case("gemma3", "cp=2,tp=2", loop=Loop.SCAN, chunk=8),
     Case("qwen3_next", "cp=2,tp=2", loop=Loop.SCAN, chunk=8),
-    Case("deepseek_v4", "dp=4,tp=2", chunk=8),
+    Case("deepseek_v4", "dp=4,tp=2", loop=Loop.SCAN, chunk=8),
 ]
-_CHUNKED_MATRIX = [
+CHUNKED_OF_MATRIX = [
+    Case("llama", "dp=2,tp=4", chunk=32),
+    Case("qwen3", "tp=8,sp", loop=Loop.SCAN, chunk=16),
+    Case("gpt_oss", "fsdp=2,tp=4,ep=2", chunk=16),
+    Case("qwen3", "cp=2,tp=2,sp", chunk=4),
+    Case("gemma4-shared", "cp=2,tp=2", chunk=8),
     Case("deepseek_v3", "dp=2,tp=4,ep=8", loop=Loop.SCAN, chunk=16),
     Case("deepseek_v4", "dp=2,tp=4", loop=Loop.SCAN, chunk=32),
     Case("deepseek_v4", "dp=2,tp=2,ep=4,sp", loop=Loop.SCAN, chunk=8),
@@ -256,19 +278,20 @@ _CHUNKED_MATRIX = [
     Case("llama", "dp=4,cp=2", chunk=16),
     Case("gpt_oss", "cp=2,tp=2", chunk=32),  # windows, in chunks of whole prompts
     Case("deepseek_v3", "cp=2,tp=2,ep=2", loop=Loop.SCAN, chunk=8),
-    Case("gemma3", "cp=2,tp=2", loop=Loop.SCAN, chunk=8),
+    Case("gpt_oss", "cp=2,tp=2", chunk=4),
     Case("gemma4-shared", "dp=2,tp=4", loop=Loop.SCAN, chunk=8),
     Case("llama4", "cp=4", chunk=4),
     Case("llama", "cp=2", chunk=8, context=ContextForm.ALLGATHER),
 ]
-CHUNKED = [
-    pytest.param(case, marks=marks, id=f"{case.config}-{case.plan}-chunk{case.chunk}")
-    for cases, marks in ((_CHUNKED, ()), (_CHUNKED_MATRIX, (pytest.mark.matrix,)))
-    for case in cases
-]
 
 
-@pytest.mark.parametrize("case", [_marked(case) for case in CASES + PIPELINES] + CHUNKED)
+@pytest.mark.parametrize(
+    "case",
+    _parameters(
+        [*FAMILIES, *TELLING, *CHUNKED],
+        [*CASES, *PIPELINES, *CHUNKED_OF_MATRIX],
+    ),
+)
 def test_logits_equal_those_of_transformers(case: Case) -> None:
     """The same weights and greedy tokens give logits equal within float32 rounding."""
     program = Program(
@@ -284,14 +307,16 @@ def test_logits_equal_those_of_transformers(case: Case) -> None:
 
 QUANTIZED = [
     Case("qwen3-s8", "tp=8,sp", loop=Loop.SCAN),
-    Case("qwen3-s8", "fsdp=2,tp=4"),
     Case("qwen3-s8", "dp=2,tp=4", Partitioner.AUTO),
     Case("qwen3-f8e4m3fn", "tp=4"),
     Case("llama-tied-s8", "pp=2,fsdp=2,tp=2", loop=Loop.SCAN),
     Case("gpt_oss-s8", "dp=2,tp=4,ep=8"),
     Case("gpt_oss-s8", "dp=2,tp=2", Partitioner.AUTO),
-    Case("deepseek_v3-s8", "dp=2,tp=4,ep=8"),
     Case("deepseek_v3-s8", "cp=2,tp=2", loop=Loop.SCAN),
+]
+QUANTIZED_OF_MATRIX = [
+    Case("qwen3-s8", "fsdp=2,tp=4"),
+    Case("deepseek_v3-s8", "dp=2,tp=4,ep=8"),
 ]
 
 
@@ -307,26 +332,28 @@ def quantized_experiment(case: Case) -> Experiment:
     return tiny_experiment(name, case.plan, program, weight_dtype=dtype)
 
 
-@pytest.mark.parametrize("case", QUANTIZED, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize("case", _parameters(QUANTIZED, QUANTIZED_OF_MATRIX))
 def test_8_bit_weights_give_the_logits_of_dequantized_ones(case: Case) -> None:
     """`transformers` with matrices dequantized in float32, and norms and routers in bfloat16."""
     check_logits(quantized_experiment(case), case.config)
 
 
 FOUR_BIT_CASES = [
-    Case("qwen3-s4_group8", "tp=1"),
     Case("qwen3-s4_group8", "tp=4,sp", loop=Loop.SCAN),
-    Case("qwen3-s4_group8", "fsdp=2,tp=2"),
     Case("qwen3-s4_group8", "pp=2,dp=2,tp=2", loop=Loop.SCAN),
-    Case("gemma3-s4_channel", "dp=2,tp=4"),
     Case("gemma3-s4_channel", "cp=4", loop=Loop.SCAN),
-    Case("qwen3-mxfp4_group8", "tp=4,sp", loop=Loop.SCAN),
     Case("qwen3-mxfp4_group8", "fsdp=2,tp=2"),
+]
+FOUR_BIT_CASES_OF_MATRIX = [
+    Case("qwen3-s4_group8", "tp=1"),
+    Case("qwen3-s4_group8", "fsdp=2,tp=2"),
+    Case("gemma3-s4_channel", "dp=2,tp=4"),
+    Case("qwen3-mxfp4_group8", "tp=4,sp", loop=Loop.SCAN),
 ]
 
 
 @pytest.mark.parametrize("most_rows", [4, 1024])
-@pytest.mark.parametrize("case", FOUR_BIT_CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize("case", _parameters(FOUR_BIT_CASES, FOUR_BIT_CASES_OF_MATRIX))
 def test_4_bit_weights_give_the_logits_of_dequantized_ones(
     case: Case, most_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,7 +373,7 @@ GROUPED_CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", GROUPED_CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize("case", GROUPED_CASES, ids=_name)
 def test_logits_with_the_grouped_kernel_equal_those_of_transformers(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,42 +414,32 @@ def test_scales_of_blocks_give_the_logits_of_dequantized_weights(
     check_logits(experiment, case.config)
 
 
-# Narrow heads share one cache array of keys and values; without joining, each has its own.
 KERNEL_CASES = [
-    (Case("qwen3", "tp=1"), True),
-    (Case("qwen3", "tp=1"), False),
-    (Case("qwen3", "dp=2,tp=4", loop=Loop.SCAN), False),
-    (Case("qwen3", "dp=2,tp=4", Partitioner.AUTO, Loop.SCAN), False),
-    (Case("qwen3", "pp=2,tp=2"), False),
-    (Case("gpt_oss", "tp=4", loop=Loop.SCAN), True),
-    (Case("gemma2", "tp=2", loop=Loop.SCAN), True),
-    (Case("deepseek_v3", "tp=2"), True),
-    (Case("deepseek_v32", "dp=2,tp=2", loop=Loop.SCAN), True),
-    (Case("deepseek_v32", "tp=2", Partitioner.AUTO), True),
-    (Case("deepseek_v3", "tp=2", Partitioner.AUTO, Loop.SCAN), True),
-    (Case("qwen3", "cp=2,tp=4", loop=Loop.SCAN), True),
-    (Case("qwen3", "cp=4"), False),
-    (Case("gpt_oss", "cp=2,tp=2", loop=Loop.SCAN), True),
-    (Case("gemma2", "dp=2,cp=2"), True),
-    (Case("llama4", "cp=2", loop=Loop.SCAN), True),
-    (Case("deepseek_v3", "cp=2,tp=2", loop=Loop.SCAN), True),
-    (Case("deepseek_v3", "pp=2,cp=2"), True),
-    (Case("deepseek_v32", "cp=4"), True),
+    Case("qwen3", "tp=1"),
+    Case("gpt_oss", "cp=2,tp=2", loop=Loop.SCAN),
+    Case("gemma2", "dp=2,cp=2"),
+    Case("llama4", "cp=2", loop=Loop.SCAN),
+    Case("deepseek_v3", "tp=2", Partitioner.AUTO, Loop.SCAN),
+    Case("deepseek_v3", "cp=2,tp=2", loop=Loop.SCAN),
+    Case("deepseek_v32", "dp=2,tp=2", loop=Loop.SCAN),
+]
+KERNEL_CASES_OF_MATRIX = [
+    Case("gpt_oss", "tp=4", loop=Loop.SCAN),
+    Case("gemma2", "tp=2", loop=Loop.SCAN),
+    Case("deepseek_v3", "tp=2"),
+    Case("deepseek_v3", "pp=2,cp=2"),
+    Case("deepseek_v32", "tp=2", Partitioner.AUTO),
+    Case("deepseek_v32", "cp=4"),
+    Case("qwen3", "cp=2,tp=4", loop=Loop.SCAN),
 ]
 
 
-@pytest.mark.parametrize(
-    ("case", "has_joined_heads"),
-    KERNEL_CASES,
-    ids=[f"{case.config}-{case.plan}-{case.partitioner}-{joined}" for case, joined in KERNEL_CASES],
-)
+@pytest.mark.parametrize("case", _parameters(KERNEL_CASES, KERNEL_CASES_OF_MATRIX))
 def test_logits_with_the_decode_kernel_equal_those_of_transformers(
-    case: Case, monkeypatch: pytest.MonkeyPatch, *, has_joined_heads: bool
+    case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel of TPUs, interpreted, in a cache that is longer than the request."""
     interpret_kernels(monkeypatch, "v6e")
-    if not has_joined_heads:
-        monkeypatch.setattr(build, "joined_narrow_heads", lambda arrays: arrays)
     model = model_from_config(golden.CONFIGS[case.config], name="tiny", source="test")
     program = Program(partitioner=case.partitioner, loop=case.loop)
     output = 150 * parse_plan(case.plan).cp
@@ -432,6 +449,26 @@ def test_logits_with_the_decode_kernel_equal_those_of_transformers(
     assert experiment.kernels.decode_attention.kernel is Kernel.FLASH_DECODE
 
     check_logits(experiment, case.config)
+
+
+SEPARATE_CASES = [
+    Case("qwen3", "dp=2,tp=4", Partitioner.AUTO, Loop.SCAN),
+    Case("qwen3", "pp=2,tp=2"),
+    Case("qwen3", "cp=4"),
+]
+SEPARATE_CASES_OF_MATRIX = [
+    Case("qwen3", "tp=1"),
+    Case("qwen3", "dp=2,tp=4", loop=Loop.SCAN),
+]
+
+
+@pytest.mark.parametrize("case", _parameters(SEPARATE_CASES, SEPARATE_CASES_OF_MATRIX))
+def test_the_decode_kernel_reads_keys_and_values_of_narrow_heads_apart(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in a cache array of its own, instead of one for both."""
+    monkeypatch.setattr(build, "joined_narrow_heads", lambda arrays: arrays)
+    test_logits_with_the_decode_kernel_equal_those_of_transformers(case, monkeypatch)
 
 
 @pytest.mark.parametrize("n_prompt", [3, 21])

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the extra 'torchxla' has an environment of its own")
 pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment of its own")
+torch = pytest.importorskip("torch")
 
 import transformers  # noqa: E402  after the skip
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as theirs  # noqa: E402

@@ -2,8 +2,8 @@
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the extra 'torchxla' has an environment of its own")
 pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment of its own")
+torch = pytest.importorskip("torch")
 
 from meshscope.programs.torchxla.linear import (  # noqa: E402
     chunked_delta_rule,
