@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment of its own")
+pytest.importorskip("torch_xla.core", reason="the extra 'torchxla' has an environment of its own")
 
 from meshscope.analysis.join import Verdict, compare
 from meshscope.backends.compile.compile import compile_experiment

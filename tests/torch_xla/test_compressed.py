@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment of its own")
+pytest.importorskip("torch_xla.core", reason="the extra 'torchxla' has an environment of its own")
 torch = pytest.importorskip("torch")
 
 import transformers  # noqa: E402  after the skip

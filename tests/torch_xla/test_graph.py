@@ -46,7 +46,9 @@ with open(sys.argv[1], "wb") as file:
 
 def test_graph_of_the_user_becomes_rows(tmp_path: Path) -> None:
     """An MLP over dp=2,tp=4: one all-reduce over tp, with the scopes that the user opened."""
-    pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment of its own")
+    pytest.importorskip(
+        "torch_xla.core", reason="the extra 'torchxla' has an environment of its own"
+    )
     proto, text = tmp_path / "graph.pb", tmp_path / "graph.hlo.txt.gz"
     subprocess.run([sys.executable, "-c", SAVING, str(proto)], check=True)
 

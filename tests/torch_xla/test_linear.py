@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment of its own")
+pytest.importorskip("torch_xla.core", reason="the extra 'torchxla' has an environment of its own")
 torch = pytest.importorskip("torch")
 
 from meshscope.programs.torchxla.linear import (  # noqa: E402

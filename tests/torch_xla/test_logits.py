@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment of its own")
+pytest.importorskip("torch_xla.core", reason="the extra 'torchxla' has an environment of its own")
 pytestmark = pytest.mark.filterwarnings("ignore:.*XLA_USE_SPMD is being deprecated")
 
 from meshscope.events.enums import Phase  # noqa: E402

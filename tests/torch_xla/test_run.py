@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment of its own")
+pytest.importorskip("torch_xla.core", reason="the extra 'torchxla' has an environment of its own")
 
 from meshscope.analysis.join import compare
 from meshscope.events.enums import Phase, Source
