@@ -13,3 +13,21 @@ ops, steps, and findings about the quality of the capture. Its obligations:
 `merge.py` puts the traces of all files on one clock and one numbering of devices; `groups.py` gives
 the collectives their axis; `attribution.py` assigns steps and phases and makes event table rows.
 """
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+@cache
+def names(table: str) -> dict[str, Any]:
+    """A table of `names.toml`: names that other tools use, and patterns of them."""
+    text = (files(__name__) / "names.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)[table]
+
+
+@cache
+def meanings(table: str) -> dict[str | None, str]:
+    """The meaning of each name in a table of `names.toml` that lists names by their meaning."""
+    return {name: meaning for meaning, listed in names(table).items() for name in listed}

@@ -11,39 +11,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from meshscope.events.enums import Kind
-from meshscope.readers.traces.trace import Category, meanings, names
+from meshscope.readers.traces import meanings, names
+from meshscope.readers.traces.trace import Category
 from meshscope.units import DTYPE_BITS
 
 _ENDINGS = re.compile(r"(?:_|(?<=[a-z]))(?:base|coalesced|into_?tensor|tensor|oop|inplace|single)$")
-_ANY_NCCL = re.compile(r"^(?:void )?(?:nccl|rccl|mscclKernel)\w*(?:Kernel|kernel|Func|_)")
-_OPAQUE = re.compile(
-    r"nvshmem|mscclpp|symm_?mem|ncclDevKernel_Generic|(?:inter|intra)node\w*::",
-    re.IGNORECASE,
-)
-# Words of communication in kernel names of any library, and words of other work: attention that
-# combines parts of the keys, routing, reductions in a block, broadcasting of operands.
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_LIKE_COLLECTIVE = re.compile(
-    r"\b(?:all ?gather|all ?reduce|all ?(?:to|2) ?all|a 2 a|reduce ?scatter|send ?recv)\b"
-)
-_LIKE_EXCHANGE = re.compile(r"\b(?:dispatch|combine)\b")
-_LIKE_BROADCAST = re.compile(
-    r"(?:(?:cross|device|multimem|nvls|p ?2 ?p|ipc|peer|ring|tree|push|pull|one|two|shot|oneshot|twoshot|"
-    r"inter|intra|internode|intranode|node|symm|mem|kernel|broadcast|\d+) ?)+"
-)
-_ON_ONE_DEVICE = re.compile(
-    r"\b(?:warp|block|fusion|fused|attn|attention|fmha|mha|mla|flash|split|splitkv|kv|lse|softmax|"
-    r"routing|layout|scan|sort|policy)\b"
-)
-# Numbers of ranks in templates: <bfloat16, 8>, and after the alignment in PyTorch's symmetric memory.
-_RANKS_IN_TEMPLATE = re.compile(
-    r"(?:cross_device_\w+|(?:one|two)ShotAllReduceKernel|intranode::combine)<[^<>,]*,\s*(\d+)\b"
-    r"|(?:one|two)_shot_all_reduce\w*<[^<>,]*,\s*\d+,\s*(\d+)\b"
-)
-_CUSTOM_DTYPE = re.compile(
-    r"<\s*((?:c10::)?(?:__)?(?:nv_|hip_)?bfloat16|(?:c10::)?(?:__)?half|float)\b",
-    re.IGNORECASE,
-)
 
 
 class KernelCollective(NamedTuple):
@@ -71,7 +44,7 @@ def dtype_of(name: str | None) -> str | None:
 
 def is_nccl(name: str) -> bool:
     """Whether a kernel is one of NCCL or RCCL."""
-    return _ANY_NCCL.search(name) is not None
+    return re.search(names("kernels")["nccl"], name) is not None
 
 
 @lru_cache(maxsize=1 << 16)
@@ -80,17 +53,17 @@ def kernel_collective(name: str) -> KernelCollective | None:
     name = _without_mangling(name)
     if is_nccl(name):
         return _nccl(name)
-    lowered = name.lower()
-    for pattern, kind in names("kernels")["patterns"]:
-        if re.search(pattern, lowered):
-            n_ranks, dtype = _RANKS_IN_TEMPLATE.search(name), _CUSTOM_DTYPE.search(name)
+    known = names("kernels")
+    for pattern, kind in known["patterns"]:
+        if re.search(pattern, name.lower()):
+            n_ranks, dtype = (re.search(known[fact], name) for fact in ("ranks", "dtype"))
             return KernelCollective(
                 kind=Kind(kind),
                 opcode=short_name(name),
                 dtype=dtype_of(dtype[1]) if dtype else None,
                 group_size=int(n_ranks[1] or n_ranks[2]) if n_ranks else None,
             )
-    if _OPAQUE.search(name):
+    if re.search(known["opaque"], name):
         return KernelCollective(kind=None, opcode=short_name(name))
     return None
 
@@ -102,11 +75,12 @@ def is_named_like_communication(name: str) -> bool:
     spaces, last = (
         " ".join(_WORDS.findall(part)).lower() for part in (" ".join(path[:-1]), path[-1])
     )
-    if _ON_ONE_DEVICE.search(last):
+    known = names("kernels")
+    if re.search(known["on_one_device"], last):
         return False
-    is_broadcast = "broadcast" in last and _LIKE_BROADCAST.fullmatch(last)
-    is_exchange = _LIKE_EXCHANGE.search(last)
-    return bool(is_broadcast or is_exchange or _LIKE_COLLECTIVE.search(f"{spaces} {last}"))
+    is_broadcast = "broadcast" in last and re.fullmatch(known["like_broadcast"], last)
+    is_exchange = is_broadcast or re.search(known["like_exchange"], last)
+    return bool(is_exchange or re.search(known["like_collective"], f"{spaces} {last}"))
 
 
 def _without_mangling(name: str) -> str:

@@ -19,6 +19,7 @@ from meshscope.events.collective import size_of_groups
 from meshscope.events.enums import Kind
 from meshscope.plans.mesh import Groups, Mesh
 from meshscope.readers.hlo.groups import CrossesSlices
+from meshscope.readers.traces import names
 from meshscope.readers.traces.merge import MergedTrace
 from meshscope.readers.traces.trace import BETWEEN_SLICES, Category
 
@@ -26,16 +27,6 @@ NO_PLAN = "the plan is unknown: give --plan and --topology, or a card"
 NOT_LISTED = "a transfer between slices, whose devices the trace does not list"
 PAIRS = frozenset({Kind.SEND, Kind.RECV, Kind.PERMUTE})
 _REPLICAS = ("dp", "fsdp")
-
-# Descriptions of process groups: Megatron-LM (parallel_state.py), PyTorch's DeviceMesh, torchtitan.
-_DESCRIPTIONS = {
-    r"TENSOR_MODEL_PARALLEL|\btp\b|_tp$|tensor_parallel": "tp",
-    r"PIPELINE_MODEL_PARALLEL|\bpp\b|_pp$|pipeline_parallel": "pp",
-    r"EXPERT_MODEL_PARALLEL|\bep\b|_ep$|expert_parallel": "ep",
-    r"^CONTEXT_PARALLEL|\bd?cp\b|_cp$": "cp",
-    r"dp_shard|fsdp": "fsdp",
-    r"^DATA_PARALLEL_GROUP$|\bdp\b|_dp$|dp_replicate": "dp",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +184,8 @@ def _axis_of(
     size = len(ranks) if ranks is not None else size
     if description == BETWEEN_SLICES:
         return _between_slices(mesh, crosses_slices)
-    patterns = (p for p in _DESCRIPTIONS if re.search(p, description or "", re.IGNORECASE))
-    described = _DESCRIPTIONS.get(next(patterns, ""))
+    patterns = names("axes").items()
+    described = next((axis for axis, p in patterns if re.search(p, description or "")), None)
     if mesh is None or order is None:
         groups = () if ranks is None else (tuple(ranks),)
         return GroupAxis(described, groups, size, None if described else NO_PLAN)

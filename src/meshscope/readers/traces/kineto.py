@@ -20,6 +20,7 @@ import polars as pl
 from meshscope.errors import TraceError
 from meshscope.hardware.chips import ChipKind
 from meshscope.readers.profile.nesting import Ints, innermost
+from meshscope.readers.traces import meanings
 from meshscope.readers.traces.collectives import (
     dtype_of,
     is_nccl,
@@ -40,7 +41,6 @@ from meshscope.readers.traces.trace import (
     Trace,
     TraceFormat,
     events_table,
-    meanings,
     nanoseconds,
     ops_table,
     step_around,

@@ -25,6 +25,7 @@ from meshscope.errors import TraceError
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.events.measured import ServedBenchmark, ServedTime
 from meshscope.files import read_file
+from meshscope.readers.traces import meanings, names
 from meshscope.readers.traces.json_stream import FAULTS
 
 PHASE_PATTERN = r"(?i)(?:^|[^a-z])(" + "|".join(REQUEST_PHASES) + r")(?:$|[^a-z])"
@@ -60,52 +61,23 @@ class StepAnnotation:
     n_decode: int | None = None
 
 
-# vLLM: execute_context_2(4096)_generation_30(30), and since 2025
-# execute_8192_context_9(sq8155sk8430sqsq...sqsk...)_generation_37(sq37sk34489...): sq are query
-# tokens, sk key tokens, sqsq and sqsk sums of squares and products.
-_VLLM = re.compile(
-    r"^execute_(?:\d+_)?context_(?P<n_prefill>\d+)\((?:sq)?(?P<prefill_tokens>\d+)[^)]*\)"
-    r"_generation_(?P<n_decode>\d+)\((?:sq)?(?P<decode_tokens>\d+)[^)]*\)"
-)
-# vLLM between the two: new requests prefill, cached ones decode or go on with a chunk of prefill.
-_VLLM_REQUESTS = re.compile(r"^execute_new_(?P<new>\d+)_cached_(?P<cached>\d+)")
-# SGLang: step[DECODE bs=16], step[EXTEND bs=2 toks=4096], step[MIXED bs=2].
-_SGLANG = re.compile(
-    r"^step\[(?P<mode>[A-Z_]+)(?: bs=(?P<n>\d+))?(?: toks=(?P<tokens>\d+))?[^\]]*\]"
-)
-# vLLM on TPU (tpu-inference 0.32, runner/tpu_runner.py): execute_model: 8 reqs, 4103 toks.
-_TPU_VLLM = re.compile(r"^execute_model: (?P<n>\d+) reqs, (?P<tokens>\d+) toks")
-# PyTorch's own, TPU steps of older vLLM, and SGLang-JAX (managers/tp_worker_overlap_thread.py,
-# scheduler.py); they do not say what the step processes.
-_PLAIN = re.compile(
-    r"^(?:ProfilerStep[#*]\s*\d+|\$core\.py:\d+ step|StepMarker\b.*"
-    r"|forward_batch_generation(?:_overlap)? \d+)$"
-)
-_SGLANG_KINDS = {
-    "EXTEND": StepKind.PREFILL,
-    "PREFILL": StepKind.PREFILL,
-    "DECODE": StepKind.DECODE,
-    "MIXED": StepKind.MIXED,
-    "TARGET_VERIFY": StepKind.DECODE,
-}
-
-
 @lru_cache(maxsize=1 << 16)
 def read_annotation(name: str) -> StepAnnotation | None:
     """The step that an annotation marks; None if it marks none."""
-    if match := _VLLM.match(name):
+    known = names("steps")
+    if match := re.match(known["vllm"], name):
         n = {key: int(value) for key, value in match.groupdict().items()}
         return StepAnnotation(kind=kind_of_tokens(n["prefill_tokens"], n["decode_tokens"]), **n)
-    if match := _VLLM_REQUESTS.match(name):
+    if match := re.match(known["vllm_requests"], name):
         # Cached requests may be in a later chunk of prefill, so without new ones the kind is unknown.
         new, cached = int(match["new"]), int(match["cached"])
         kind = StepKind.PREFILL if new and not cached else StepKind.MIXED if new else None
         return StepAnnotation(kind=kind, n_prefill=new)
-    if match := _SGLANG.match(name):
+    if match := re.match(known["sglang"], name):
         return _of_sglang(match)
-    if match := _TPU_VLLM.match(name):
+    if match := re.match(known["tpu_vllm"], name):
         return _of_tpu_vllm(int(match["n"]), int(match["tokens"]))
-    return StepAnnotation(kind=None) if _PLAIN.match(name) else None
+    return StepAnnotation(kind=None) if re.match(known["plain"], name) else None
 
 
 def kind_of_tokens(prefill: int, decode: int) -> StepKind | None:
@@ -132,7 +104,8 @@ def _of_tpu_vllm(n: int, tokens: int) -> StepAnnotation:
 
 
 def _of_sglang(match: re.Match[str]) -> StepAnnotation:
-    kind, is_decode = _SGLANG_KINDS.get(match["mode"]), match["mode"] == "DECODE"
+    mode = meanings("step_kinds").get(match["mode"])
+    kind, is_decode = None if mode is None else StepKind(mode), match["mode"] == "DECODE"
     n, tokens = (None if match[key] is None else int(match[key]) for key in ("n", "tokens"))
     if kind is StepKind.PREFILL:
         return StepAnnotation(kind=kind, prefill_tokens=tokens, decode_tokens=0, n_prefill=n)
@@ -181,7 +154,7 @@ def distinct_steps(marks: Iterable[StepMark]) -> list[StepMark]:
     if any(
         _detail(step.name) for step in steps
     ):  # then ProfilerStep#N alone is no step of a server
-        steps = [step for step in steps if not _PLAIN.match(step.name)]
+        steps = [step for step in steps if not re.match(names("steps")["plain"], step.name)]
     return sorted(steps, key=lambda step: step.start_ns)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from meshscope.errors import TraceError
 from meshscope.files import check_regular
 from meshscope.readers.profile.wire import SPAN, VARINT, WIDTHS, WireError, read_varint
-from meshscope.readers.traces.trace import TraceFormat, names
+from meshscope.readers.traces import names
+from meshscope.readers.traces.trace import TraceFormat
 
 HEAD_BYTES = 1 << 20
 _SQLITE = b"SQLite format 3\0"

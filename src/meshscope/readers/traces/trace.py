@@ -1,12 +1,9 @@
 """A trace in columns: the schema that all readers of traces fill, and what they collect columns with."""
 
-import tomllib
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -33,19 +30,6 @@ class TraceFormat(StrEnum):
     XPLANE = "xplane"
     HLO = "hlo text"
     SERVING_BENCHMARK = "serving benchmark json"
-
-
-@cache
-def names(table: str) -> dict[str, Any]:
-    """A table of `names.toml`: names that other tools use."""
-    text = (files(__package__ or "") / "names.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)[table]
-
-
-@cache
-def meanings(table: str) -> dict[str | None, str]:
-    """The meaning of each name in a table of `names.toml` that lists names by their meaning."""
-    return {name: meaning for meaning, listed in names(table).items() for name in listed}
 
 
 class Category(StrEnum):
