@@ -263,10 +263,6 @@ def test_chip_without_published_figures_has_no_time():
         plan_form(experiment, Phase.PREFILL)
 
 
-def test_parts_are_unique():
-    assert len(set(PARTS)) == len(PARTS)
-
-
 def test_fsdp_gathers_overlap_the_layers_on_v5e_and_stall_them_on_v6e():
     hidden, shown = (
         predicted_times(_experiment(LLAMA, f"{chip}-8", "fsdp=8", (8, 2048), 8))[0]

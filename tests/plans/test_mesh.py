@@ -2,7 +2,6 @@
 
 import random
 from itertools import combinations, product
-from math import prod
 
 import pytest
 
@@ -39,22 +38,9 @@ def _choices(mesh: Mesh) -> list[tuple[str, ...]]:
 
 
 @EVERY_MESH
-def test_coordinates_are_row_major(mesh: Mesh) -> None:
-    assert [mesh.coordinates(device) for device in range(mesh.n_devices)] == _coordinates(mesh)
-
-
-@EVERY_MESH
 def test_groups_are_the_devices_that_agree_on_every_other_axis(mesh: Mesh) -> None:
     for names in _choices(mesh):
         assert mesh.groups(*names) == _groups_by_brute_force(mesh, names)
-
-
-@EVERY_MESH
-def test_groups_cover_every_device_once(mesh: Mesh) -> None:
-    for names in _choices(mesh):
-        members = [device for group in mesh.groups(*names) for device in group]
-        assert sorted(members) == list(range(mesh.n_devices))
-        assert {len(group) for group in mesh.groups(*names)} == {prod(map(mesh.size, names))}
 
 
 @EVERY_MESH
@@ -102,11 +88,6 @@ def test_groups_of_no_axis(groups: Groups) -> None:
 )
 def test_the_axis_of_pairs_is_the_one_they_cross(pairs: Groups, axis: str | None) -> None:
     assert Mesh(axes=(("pp", 2), ("tp", 4))).axis_of_pairs(pairs) == axis
-
-
-def test_groups_are_cached() -> None:
-    axes = (("fsdp", 16), ("tp", 64))
-    assert Mesh(axes=axes).groups("tp") is Mesh(axes=axes).groups("tp")
 
 
 def test_groups_of_a_stage_are_those_of_its_devices() -> None:

@@ -97,14 +97,6 @@ def test_the_mesh_has_the_axes_in_order_without_those_of_size_one(text, axes) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "axis", "size"), [("dp=2,tp=4", "dp", 2), ("fsdp=8", "fsdp", 8), ("tp=8", "dp", 1)]
-)
-def test_dp_or_fsdp_splits_the_batch(text: str, axis: str, size: int) -> None:
-    plan = parse_plan(text)
-    assert (plan.data_axis, plan.data_size) == (axis, size)
-
-
-@pytest.mark.parametrize(
     ("text", "n_devices", "filled"),
     [("tp=8", 8, "tp=8"), ("fsdp=-1,tp=2", 8, "fsdp=4,tp=2"), ("tp=-1", 1, "tp=1")],
 )

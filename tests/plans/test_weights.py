@@ -10,12 +10,11 @@ from meshscope.hardware.topology import parse_topology
 from meshscope.model.arrays import stored_arrays
 from meshscope.model.catalog import catalog
 from meshscope.model.config import model_from_config, read_model
-from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.quantization import FP8_BLOCKS
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.experiment import experiment_of
 from meshscope.plans.plan import Plan, parse_plan
-from meshscope.plans.weights import device_weight_bytes, layer_weights, outer_weights, padded_vocab
+from meshscope.plans.weights import device_weight_bytes, layer_weights, outer_weights
 from meshscope.plans.workload import Workload
 
 QWEN = read_model("Qwen3-32B")  # L64 D5120 F25600 N64 K8 H128 V151936, q and k norms, not tied
@@ -36,28 +35,6 @@ SMALL_QWEN2 = model_from_config(
 )
 
 
-def test_local_and_gathered_shapes_of_a_layer() -> None:
-    """Qwen3-32B over fsdp=2, tp=16: two devices share each of the 8 KV heads, so 16 are stored."""
-    plan = parse_plan("fsdp=2,tp=16")
-    shapes = {
-        w.name: (w.shape, w.local_shape(plan), w.gathered_shape(plan))
-        for w in layer_weights(QWEN, plan, QWEN.layers[0])
-    }
-    assert shapes == {
-        "attn_norm": ((5120,), (5120,), (5120,)),
-        "wq": ((5120, 64, 128), (2560, 4, 128), (5120, 4, 128)),
-        "wk": ((5120, 16, 128), (2560, 1, 128), (5120, 1, 128)),
-        "wv": ((5120, 16, 128), (2560, 1, 128), (5120, 1, 128)),
-        "wo": ((64, 128, 5120), (4, 128, 2560), (4, 128, 5120)),
-        "q_norm": ((128,), (128,), (128,)),
-        "k_norm": ((128,), (128,), (128,)),
-        "mlp_norm": ((5120,), (5120,), (5120,)),
-        "w_gate": ((5120, 25600), (2560, 1600), (5120, 1600)),
-        "w_up": ((5120, 25600), (2560, 1600), (5120, 1600)),
-        "w_down": ((25600, 5120), (1600, 2560), (1600, 5120)),
-    }
-
-
 def test_qwen2_biases_are_split_with_their_heads() -> None:
     plan = Plan(tp=4)
     local = {
@@ -74,32 +51,6 @@ def test_qwen2_biases_are_split_with_their_heads() -> None:
     }
 
 
-def test_outer_weights_are_embedding_norm_and_the_head_unless_tied() -> None:
-    plan = Plan(tp=2)
-    assert [(w.name, w.local_shape(plan)) for w in outer_weights(QWEN, plan)] == [
-        ("embed", (75968, 5120)),
-        ("final_norm", (5120,)),
-        ("lm_head", (75968, 5120)),
-    ]
-    assert [w.name for w in outer_weights(LLAMA_3B, plan)] == ["embed", "final_norm"]
-
-
-def test_fsdp_splits_weights_with_a_hidden_dimension() -> None:
-    plan = Plan(fsdp=2)
-    weights = [*layer_weights(QWEN, plan, QWEN.layers[0]), *outer_weights(QWEN, plan)]
-    assert {w.name: w.fsdp_dim(plan) for w in weights if w.fsdp_dim(plan) is not None} == {
-        "wq": 0,
-        "wk": 0,
-        "wv": 0,
-        "wo": 2,
-        "w_gate": 0,
-        "w_up": 0,
-        "w_down": 1,
-        "embed": 1,
-        "lm_head": 1,
-    }
-
-
 @pytest.mark.parametrize("name", catalog())
 def test_every_weight_reads_a_distinct_part_of_the_checkpoint(name: str) -> None:
     model = read_model(name)
@@ -109,16 +60,6 @@ def test_every_weight_reads_a_distinct_part_of_the_checkpoint(name: str) -> None
         parts = {(w.checkpoint, w.columns) for w in weights}
         assert len(parts) == len({w.name for w in weights}) == len(weights)
         assert all(("{layer}" in w.checkpoint) == (w not in outer) for w in weights)
-
-
-@pytest.mark.parametrize(("tp", "n_rows"), [(1, 101), (2, 102), (4, 104), (8, 104)])
-def test_the_vocabulary_is_padded_to_a_multiple_of_tp(tp: int, n_rows: int) -> None:
-    assert padded_vocab(SMALL_QWEN2, Plan(tp=tp)) == n_rows
-
-
-@pytest.mark.parametrize(("tp", "n_heads"), [(1, 2), (2, 2), (4, 4), (8, 8)])
-def test_kv_heads_are_replicated_up_to_tp(tp: int, n_heads: int) -> None:
-    assert grouped_of(SMALL_QWEN2.attention).stored_kv_heads(tp) == n_heads
 
 
 # Explicit, in elements. Qwen3-32B, one layer: q and o 2 x 5120 x 64 x 128, k and v 2 x 5120 x 8 x 128,
@@ -198,27 +139,6 @@ def test_mxfp4_of_gpt_oss_is_that_of_its_experts() -> None:
     """The model card: 60.8 GiB of checkpoint; arXiv 2508.10925, table 1: 114.71e9 of 116.83e9 in MLPs."""
     whole = device_weight_bytes(read_model("openai/gpt-oss-120b"), Plan(), "f4e2m1fn_experts")
     assert whole / 2**30 == pytest.approx(60.8, rel=0.005)
-
-
-def test_scales_are_split_like_their_output_channels() -> None:
-    """DeepSeek-V3 over fsdp, tp and ep: fsdp splits inputs, of which scales have none."""
-    model, plan = read_model("DeepSeek-V3"), parse_plan("dp=2,tp=4,ep=2")
-    arrays = stored_arrays(layer_weights(model, plan, model.layers[-1]), "s8")
-    scales = {w.name: (w.shape, w.local_shape(plan)) for w in arrays if w.dtype == "f32"}
-    assert scales == {
-        "wq_a.scale": ((1536,), (1536,)),
-        "wq_b.scale": ((128, 192), (32, 192)),
-        "wkv_a.scale": ((576,), (576,)),
-        "w_uk.scale": ((128, 128), (32, 128)),
-        "w_uv.scale": ((128, 128), (32, 128)),
-        "wo.scale": ((7168,), (7168,)),
-        "experts_w_gate.scale": ((256, 2048), (128, 512)),
-        "experts_w_up.scale": ((256, 2048), (128, 512)),
-        "experts_w_down.scale": ((256, 7168), (128, 7168)),
-        "shared_w_gate.scale": ((2048,), (512,)),
-        "shared_w_up.scale": ((2048,), (512,)),
-        "shared_w_down.scale": ((7168,), (7168,)),
-    }
 
 
 def test_a_tied_embedding_is_stored_once() -> None:
