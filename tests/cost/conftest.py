@@ -1,8 +1,6 @@
-"""Experiments in one line; makes the list of golden files, `goldens`, importable."""
+"""Experiments in one line."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +12,6 @@ from meshscope.model.model import Model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Engine, Program
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "golden" / "hlo"))
 
 MakeExperiment = Callable[..., Experiment]
 

@@ -1,23 +1,18 @@
 """The closed form against schedules of compiled programs, which are no part of its fit."""
 
-import sys
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import pytest
+from accuracy_published import compared_steps
+from closed_form_grid import CompiledStep, compiled_steps
+from made import experiment_with
+from prefill_compute import PLANS, stored
 
 from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from accuracy_published import compared_steps
-from closed_form_grid import CompiledStep, compiled_steps
-from made import experiment_with
-from prefill_compute import PLANS, stored
 
 STEPS = compiled_steps()
 # 61 layers, 8,192 tokens, 16 heads of 576 x 192 instead of 512 x 128 numbers for keys, at 918 TFLOP/s.

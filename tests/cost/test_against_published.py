@@ -1,13 +1,14 @@
 """The closed form against published steps on real TPUs; docs/evidence/times.md has the distribution."""
 
-import sys
 from dataclasses import replace
 from math import exp, sqrt
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 import pytest
+from accuracy_published import ComparedStep, compared_steps, is_ranked, ranked_pairs
+from made import estimate, experiment_with
+from published_steps import Half, PublishedStep, closed_time, published_steps
 
 from meshscope.cost.closed_form import closed_steps, plan_batch, plan_form
 from meshscope.cost.efficiency import PEAKS
@@ -16,13 +17,6 @@ from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import Activity
 from meshscope.hardware.compiler_facts import fitted_constants
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from accuracy_published import ComparedStep, compared_steps, is_ranked, ranked_pairs
-from made import estimate, experiment_with
-from published_steps import Half, PublishedStep, closed_time, published_steps
 
 STEPS = published_steps()
 STUDENT_95 = 2.015  # the quantile of Student's t for five degrees of freedom

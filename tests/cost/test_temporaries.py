@@ -1,19 +1,13 @@
 """Estimated temporary buffers, against the compiler's memory analysis of the programs of a grid."""
 
-import sys
-from pathlib import Path
-
 import pytest
+from memory_grid import JudgedCase, judged_cases
 
 from meshscope.api.options import request_of
 from meshscope.api.request import ExperimentRequest
 from meshscope.cost.memory import predicted_memory, temp_parts, why_no_estimate
 from meshscope.events.enums import Phase
 from meshscope.plans.experiment import Experiment
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from memory_grid import JudgedCase, judged_cases
 
 
 def experiment(plan: str = "tp=8", **options: int | str) -> Experiment:

@@ -1,10 +1,10 @@
 """Programs compiled for GPUs: their collectives equal the plan's."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from asks import ASKS, GPU_DIR, ONE, asked
 
 from meshscope.analysis.join import Verdict, compare
 from meshscope.backends.compile.compile import check_can_compile, compile_experiment
@@ -22,10 +22,6 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Cycles, Frontend
 from meshscope.programs import gpu
 from meshscope.readers.hlo.parse import read_hlo
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "golden" / "gpu"))
-
-from asks import ASKS, GPU_DIR, ONE, asked
 
 FILES = [(name, phase) for name in ASKS for phase in REQUEST_PHASES]
 

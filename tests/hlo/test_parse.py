@@ -232,14 +232,6 @@ def test_a_partial_text_cut_between_two_lines_is_read() -> None:
     assert [i.name for i in module.entry.instructions] == ["param", "other", "all-reduce"]
 
 
-def test_a_partial_text_cut_inside_a_line_is_read_up_to_the_line_before() -> None:
-    module = parse_hlo(PLAIN[: PLAIN.index('"estimated_cycles"')], "cut.hlo", is_partial=True)
-    assert module.entry is not None
-    last = module.entry.instructions[-1]
-    assert module.cut_off_at == last.line
-    assert PLAIN.splitlines()[last.line].count('"estimated_cycles"') == 1  # the line that was cut
-
-
 @pytest.mark.parametrize("percent", [50, 80, 90, 95, 98, 99])
 @pytest.mark.parametrize(
     "name", ["v6e_tp8_decode_scan.jax-0.10.2", "v5e_fsdp8_prefill_auto_async.jax-0.10.2"]

@@ -33,16 +33,6 @@ def table(*rows: dict[str, object]) -> pl.DataFrame:
     return pl.DataFrame(filled, schema=SCHEMA)
 
 
-def test_the_fastest_participant_sets_the_transfer_time_and_the_rest_waits() -> None:
-    rows = participants(table(reduce(0, 0.0, 5.0), reduce(1, 3.0, 2.0), reduce(2, 0.0, 4.0)))
-    columns = ("device", "group", "wire_s", "wait_s")
-    assert rows.sort("device").select(columns).rows() == [
-        (0, [0, 1], 2.0, 3.0),
-        (1, [0, 1], 2.0, 0.0),
-        (2, [2, 3], 4.0, None),
-    ]
-
-
 def test_waiting_equals_brute_force() -> None:
     chance = random.Random(5)
     rows = [

@@ -5,16 +5,14 @@ S_p = S_d = 128 and two-byte elements throughout, as in the paper. `docs/evidenc
 paper disagrees with itself.
 """
 
-import importlib.util
-import sys
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
+import paper_formulas as paper
 import pytest
 from made import experiment_with
 
@@ -26,22 +24,6 @@ from meshscope.events.enums import Kind, Part, Phase
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Engine
-
-FORMULAS = Path(__file__).parents[2] / "tools" / "paper_formulas.py"
-
-
-def _load_formulas() -> ModuleType:
-    """The module tools/paper_formulas.py, which the package does not ship."""
-    spec = importlib.util.spec_from_file_location("paper_formulas", FORMULAS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-paper = _load_formulas()
 
 LLAMA_3B, LLAMA_8B, LLAMA_13B = "Llama-3.2-3B", "Llama-3.1-8B", "Llama-2-13B"
 PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "paper.md"

@@ -1,9 +1,7 @@
 """A small run: predicted, and compiled with one difference of each verdict."""
 
-import sys
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from made import collective
@@ -13,8 +11,6 @@ from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.plans.experiment_record import record_from_dict
 from meshscope.plans.memory import Memory
 from meshscope.store.run import Manifest, RunRecord
-
-sys.path.insert(0, str(Path(__file__).parent))  # for page_parser and browser
 
 MEMORY = Memory(
     weights_bytes=2**30,

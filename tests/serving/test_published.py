@@ -1,13 +1,8 @@
 """Simulated runs of a server against published ones on real TPUs."""
 
-import sys
-from pathlib import Path
 from statistics import median
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
 from published_serving import PublishedServing, fitted_host_s, published_serving, simulated_serving
 
 HOST_S = 4.57e-3

@@ -1,28 +1,14 @@
 """The CCL-Bench export: card, trace and metrics, and what CCL-Bench's tools compute from the trace."""
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
+import ccl_bench_metrics as ccl_bench
 import pytest
 import yaml
 
 from meshscope.reports.export.ccl_bench import CCL_METRICS, STEP, write_ccl_bench
 from meshscope.reports.export.run_timeline import run_timeline
-
-TOOL = Path(__file__).parents[3] / "tools" / "ccl_bench_metrics.py"
-
-
-@pytest.fixture(scope="module")
-def ccl_bench() -> ModuleType:
-    """The module tools/ccl_bench_metrics.py, which the package does not ship."""
-    spec = importlib.util.spec_from_file_location("ccl_bench_metrics", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def exported(run, folder: Path) -> tuple[dict, list[dict], dict]:
@@ -66,7 +52,7 @@ def test_the_trace_has_what_the_tools_look_for(timed_run, tmp_path: Path) -> Non
     assert {e["pid"] for e in same} == set(range(1, 9))
 
 
-def test_volumes_and_bandwidths_of_both_definitions(timed_run, ccl_bench, tmp_path: Path) -> None:
+def test_volumes_and_bandwidths_of_both_definitions(timed_run, tmp_path: Path) -> None:
     """Payload of one prefill step on one chip, against input and output of all chips in four steps."""
     _, events, document = exported(timed_run, tmp_path / "x")
     name = "collective_vol_allreduce_gb"
@@ -81,12 +67,12 @@ def test_volumes_and_bandwidths_of_both_definitions(timed_run, ccl_bench, tmp_pa
     assert theirs == pytest.approx(2 * 4 * 4096 * 2 / 2**30 * 2 * 7 / 8 / 2e-6)
 
 
-def test_the_tools_read_the_steps_that_the_trace_holds(timed_run, ccl_bench, tmp_path) -> None:
+def test_the_tools_read_the_steps_that_the_trace_holds(timed_run, tmp_path) -> None:
     _, events, _ = exported(timed_run, tmp_path / "x")
     prefill, decode = (s.dur_ns / 1e9 for s in run_timeline(timed_run).steps)
     assert ccl_bench.METRICS["ttft"](events) == pytest.approx(prefill)
     assert ccl_bench.METRICS["tpot"](events) == pytest.approx(decode)
 
 
-def test_the_tool_knows_only_metrics_of_the_document(ccl_bench) -> None:
+def test_the_tool_knows_only_metrics_of_the_document() -> None:
     assert set(ccl_bench.METRICS) <= {metric.name for metric in CCL_METRICS}

@@ -1,6 +1,0 @@
-"""Makes mutations and readers importable from the tests."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

@@ -1,6 +1,0 @@
-"""Makes made_profiles importable from the tests."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
