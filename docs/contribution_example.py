@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "api"))
 
 from test_contribute import measured_record
 
-from meshscope.api.contribute import contribution_of, contribution_text
+from meshscope.api.contribute import contribution_lines, contribution_of
 from meshscope.store.write import write_run
 
 
@@ -19,5 +19,5 @@ def example() -> None:
         path = Path(folder) / "measured"
         path.mkdir()
         write_run(path, measured_record(), metrics={})
-        text = contribution_text(contribution_of(path))
+        text = "\n".join([*contribution_lines(contribution_of(path)), ""])
     sys.stdout.write(f"```text\n{text}```\n")

@@ -25,6 +25,8 @@ from meshscope.errors import CompileError, MeshscopeError, ParseError, RunFailed
 
 MAIN = ("-m", "meshscope.workers")
 PREFIX = b"meshscope: "  # of the worker's lines for its parent; libraries write others
+# Exit codes of a process interrupted by Ctrl-C or SIGTERM: by the signal, or as shells and Python pass it on.
+INTERRUPTED = [s for n in (signal.SIGINT, signal.SIGTERM) for s in (-n, 128 + n)]
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 MAX_MESSAGE = 2000  # characters of a worker's own message
 MAX_LINE = 300
@@ -61,16 +63,12 @@ class WorkerTask:
     def ended(self, returncode: int, log: str) -> MeshscopeError:
         """The error of a worker that ended without an answer."""
         status = exit_status(returncode)
-        signals = (
-            signal.SIGINT,
-            signal.SIGTERM,
-        )  # 130 and 143 are how shells and Python pass them on
         if was_killed(returncode):
             reason = (
                 f"was killed while {self.activity}, probably because the machine ran out of memory. "
                 f"{self.memory_remedy}"
             )
-        elif returncode in {*(-s for s in signals), *(128 + s for s in signals)}:
+        elif returncode in INTERRUPTED:
             reason = f"was interrupted ({status}) while {self.activity}. Run the command again."
         else:
             reason = (
@@ -149,12 +147,6 @@ class Worker:
         returncode = self.process.wait()
         raise task.ended(returncode, self._log.read_text(encoding="utf-8", errors="replace"))
 
-    def end(self) -> None:
-        """Lets the process end by itself."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-
     def close(self) -> None:
         """Ends the process."""
         if self.process.poll() is None:
@@ -180,7 +172,9 @@ def run_worker(  # noqa: PLR0913  what a process has, and who hears of it
     """The result of one request to a worker of its own, with its log in `folder`."""
     with Worker(work, folder, python=python, environment=environment) as worker:
         result = worker.do(request, task, part=part, progress=progress)
-        worker.end()
+        assert worker.process.stdin is not None
+        worker.process.stdin.close()  # it ends by itself
+        worker.process.wait()
     return result
 
 

@@ -189,7 +189,7 @@ def test_ctrl_c_while_tables_are_read_is_no_traceback(sql, monkeypatch) -> None:
     def interrupted(*_: object) -> None:
         raise RuntimeError("Query interrupted")
 
-    monkeypatch.setattr("meshscope.api.database._fill", interrupted)
+    monkeypatch.setattr("meshscope.api.database.scratch_folder", interrupted)
     assert sql("select 1") == (130, "", "")
 
 

@@ -70,7 +70,7 @@ def generated(asked: Experiment, folder: Path, prompt: tuple[int, ...]) -> list[
     from meshscope.programs.jax.values import placed_weights  # noqa: PLC0415
 
     read = Checkpoint(folder).read
-    session = Session.started(
+    session = Session(
         asked,
         jax.devices()[: asked.topology.n_devices],
         make_weights=lambda program: placed_weights(asked, program, read),

@@ -31,7 +31,7 @@ def _session(config_file: Path, *, prefill_chunk: int | None = None) -> Session:
         topology=parse_topology("cpu:4"),
         workload=Workload(batch=4, prompt=16, output=6, prefill_chunk=prefill_chunk),
     )
-    return Session.started(
+    return Session(
         experiment,
         jax.devices()[:4],
         make_weights=lambda program: random_weights(program, seed=1),

@@ -95,8 +95,6 @@ def read_budget_file(path: Path) -> tuple[BudgetedProgram, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
-    """The text of a budget file, to find the line of a key."""
-
     path: Path
     lines: list[str]
 

@@ -111,7 +111,6 @@ class Communication:
 
 
 def _known(kind: type[E], name: str, what: str) -> E:
-    """The member of this name; SpecError with the nearest ones."""
     if name not in set(kind):
         raise SpecError(f"'{name}' is no {what}. {nearest(name, kind)}")
     return kind(name)
@@ -128,13 +127,11 @@ def _filter(
 
 
 def _budget(chosen: Filter, **limits: float | None) -> Budget:
-    """The limits that are given, by their keys in a budget file."""
     given = {name: value for name, value in limits.items() if value is not None}
     return Budget(of=chosen, limits=tuple(replace(LIMITS[n], value=v) for n, v in given.items()))
 
 
 def _entry(row: Collective) -> dict[str, Any]:
-    """A collective of a snapshot."""
     return {
         **{name: getattr(row, name) for name in KEY if name not in {"shape", "wire_bytes"}},
         "shape": None if row.shape is None else list(row.shape),

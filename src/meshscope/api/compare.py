@@ -81,7 +81,6 @@ class RunComparison:
         return rendered(partial(comparison_text, self.comparison, self.left, self.right), width)
 
     def __repr__(self) -> str:
-        """One line with the verdict."""
         return f"<RunComparison of {self.left.name} and {self.right.name}: {self.verdict}>"
 
     def _repr_html_(self) -> str:
@@ -158,7 +157,6 @@ class Explained(tuple[Insertion, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """The sum, then each collective with its cost, its shardings and what avoids it."""
         return "\n".join(insertion_lines(self))
 
 

@@ -102,22 +102,20 @@ def contribution_of(path: Path, *, accept_findings: bool = False) -> Contributio
         refit = _refit(run.timed, run.slice)
     except MeshscopeError as error:
         no_refit = str(error)
-    collectives: list[ModeledCollective] = []
-    for timed in run.timed:
-        time = _modeled(timed, run.slice)
-        collectives.append(
-            ModeledCollective(
-                **picked(timed, "axis", "kind", "payload_bytes"),
-                measured_s=timed.seconds,
-                modeled_s=time.seconds,
-                **picked(time, "low_s", "high_s"),
-            )
-        )
+    times = ((timed, _modeled(timed, run.slice)) for timed in run.timed)
     return Contribution(
         run=run,
         findings=run.findings,
         left_out=left_out,
-        collectives=tuple(collectives),
+        collectives=tuple(
+            ModeledCollective(
+                **picked(timed, "axis", "kind", "payload_bytes"),
+                **picked(time, "low_s", "high_s"),
+                measured_s=timed.seconds,
+                modeled_s=time.seconds,
+            )
+            for timed, time in times
+        ),
         constants=picked(constants_of(run.slice.chip).rates, "latency_s", "efficiency"),
         refit=refit,
         no_refit=no_refit,
@@ -160,12 +158,8 @@ def _refit(timed: Sequence[TimedCollective], topology: Topology) -> Refit:
     )
 
 
-def contribution_text(contribution: Contribution) -> str:
+def contribution_lines(contribution: Contribution) -> Iterator[str]:
     """The description of the pull request."""
-    return "\n".join(_text_lines(contribution)) + "\n"
-
-
-def _text_lines(contribution: Contribution) -> Iterator[str]:
     run, refit = contribution.run, contribution.refit
     collectives = contribution.collectives
     model = "a program" if run.model is None else short(run.model)
@@ -221,7 +215,6 @@ def _text_lines(contribution: Contribution) -> Iterator[str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A Markdown table with aligned columns."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for cells in (head, ["-" * width for width in widths], *rows):
         padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
@@ -247,7 +240,7 @@ def command(asked: ContributeRequest, output: JsonOutput) -> None:
     constants of the chip before and after a fit. Files hold times, versions and conditions, not the command.
     """
     contribution = contribution_of(asked.run, accept_findings=asked.accept_findings)
-    text, name = contribution_text(contribution), contribution.run.name
+    text, name = "\n".join([*contribution_lines(contribution), ""]), contribution.run.name
     if asked.out is not None:
         files = {
             asked.out / FOLDER / f"{name}.json": contributed_text(contribution.run),

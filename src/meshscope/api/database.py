@@ -150,8 +150,7 @@ def named(folders: Sequence[Path]) -> list[tuple[str, Path]]:
 
 def events_table(folders: Sequence[Path]) -> pl.DataFrame:
     """The event tables of all runs, with the run's name as the last column."""
-    tables = [_with_run(read_events(folder), name) for name, folder in named(folders)]
-    return pl.concat(tables)
+    return pl.concat(_with_run(read_events(folder), name) for name, folder in named(folders))
 
 
 def timeline_table(folders: Sequence[Path]) -> pl.DataFrame:
@@ -184,7 +183,13 @@ def database(folders: Sequence[Path]) -> Generator[duckdb.DuckDBPyConnection]:
     }
     try:
         with duckdb.connect(":memory:") as connection:
-            _fill(connection, tables)
+            with (
+                scratch_folder() as scratch
+            ):  # the other ways to create tables need pyarrow or pandas
+                for name, table in tables.items():
+                    path = scratch / f"{name}.parquet"
+                    table.write_parquet(path)
+                    connection.read_parquet(str(path)).create(name)
             if traces:
                 _add_traces(connection, traces)
             connection.execute(
@@ -220,15 +225,6 @@ def _add_traces(connection: duckdb.DuckDBPyConnection, traces: Mapping[str, Path
         f"select {sql_columns(TIMELINE_SCHEMA)} from trace_executions e "
         "join trace_ops o on e.run = o.run and e.op = o.op"
     )
-
-
-def _fill(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pl.DataFrame]) -> None:
-    """Creates the tables from Parquet files: the other ways need pyarrow or pandas."""
-    with scratch_folder() as scratch:
-        for name, table in tables.items():
-            path = scratch / f"{name}.parquet"
-            table.write_parquet(path)
-            connection.read_parquet(str(path)).create(name)
 
 
 def answer(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 from meshscope.analysis.timeline import has_executions
 from meshscope.api.console import note, print_json
@@ -88,16 +88,10 @@ def export(
     is_dots = not runs[0].name.strip(".")
     place = Path(os.path.abspath(runs[0])) if is_dots else runs[0]  # noqa: PTH100  it may be a link
     path = out or place.with_name(place.resolve().name + ENDINGS[to])
-    if len(records) == 1:
-        return Export(path=path, note=_write(records[0], to, path, force=force))
-    return Export(path=path, note=write_plot_folder(records, path, force=force))
-
-
-def _write(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str | None:
-    """Writes the export and returns its note."""
+    run, note = records[0], None
     match to:
         case ExportFormat.PLOTS:
-            return write_plot_folder([run], path, force=force)
+            note = write_plot_folder(records, path, force=force)
         case ExportFormat.CCL_BENCH | ExportFormat.CHAKRA:
             timeline = run_timeline(run)
             with new_directory(path, force=force) as partial:
@@ -106,23 +100,21 @@ def _write(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str 
                 else:
                     write_ccl_bench(run, timeline, partial)
                 _mark(partial, to)
-            return _note(timeline, has_all_devices=to is ExportFormat.CHAKRA)
+            note = _note(timeline, has_all_devices=to is ExportFormat.CHAKRA)
         case ExportFormat.PERFETTO | ExportFormat.CHROME:
             timeline, note = _timeline(run)
             with new_file(path, force=force) as partial:
                 _write_timeline(timeline, partial, path, is_perfetto=to is ExportFormat.PERFETTO)
-            return note
         case ExportFormat.CSV | ExportFormat.PARQUET | ExportFormat.CARD:
+            write = {ExportFormat.CSV: write_csv, ExportFormat.PARQUET: write_parquet}
             with new_file(path, force=force) as partial:
-                if to is ExportFormat.CSV:
-                    write_csv(run, partial)
-                elif to is ExportFormat.PARQUET:
-                    write_parquet(run, partial)
-                else:
-                    partial.write_text(card_text(run), encoding="utf-8")
-            return None
-        case _:
-            assert_never(to)
+                write.get(to, write_card)(run, partial)
+    return Export(path=path, note=note)
+
+
+def write_card(run: RunRecord, path: Path) -> None:
+    """Writes the workload card as YAML."""
+    path.write_text(card_text(run), encoding="utf-8")
 
 
 def _write_timeline(timeline: Timeline, partial: Path, path: Path, *, is_perfetto: bool) -> None:

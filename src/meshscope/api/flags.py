@@ -118,7 +118,6 @@ def read_flags(path: Path) -> Sequence[str]:
 
 
 def _model_programs(options: dict[str, Any]) -> Iterable[tuple[Phase, Any]]:
-    """The steps of a model in StableHLO."""
     experiment = compilable_experiment(request_of(CompileRequest, options))
     devices = described_devices(experiment.topology)
     from meshscope.programs.jax.build import build_program  # imports JAX

@@ -145,7 +145,6 @@ def hints_of(kind: Any) -> dict[str, Any]:
 
 
 def _typed(one: "Field[Any]", value: Any, hint: Any) -> Any:
-    """The value as the type of its option."""
     if value is None and NoneType in get_args(hint):
         return None
     try:
@@ -269,7 +268,6 @@ def parameters_of(kind: Any) -> list[inspect.Parameter]:
 
 
 def _accepted(hint: Any, converter: Any) -> Any:
-    """What Python users may give for a field of this type."""
     if converter is texts:
         return str | Path | Iterable[str | Path]
     if converter in {text, text_or_number}:

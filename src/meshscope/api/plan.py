@@ -1,6 +1,7 @@
 """`meshscope.plan`: the best plan of a model on a slice, by prediction."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -19,9 +20,10 @@ from meshscope.api.options import (
     text,
     text_or_number,
 )
-from meshscope.api.request import AUTO, DTYPE, LAYERS, MODEL, PROFILE, PROGRESS
-from meshscope.api.sweep import ADDRESS, QUEUE, SweepOptions
-from meshscope.backends.sweep.queue import Queue
+from meshscope.api.request import AUTO, DTYPE, LAYERS, MODEL, PROFILE, PROGRESS, CompileRequest
+from meshscope.api.sweep import ADDRESS, QUEUE, SweepOptions, SweepPlan, planned_of, run_sweep
+from meshscope.backends.sweep.folder import PlannedRun, RunCommand
+from meshscope.backends.sweep.queue import Outcome, Queue
 from meshscope.errors import RunError, SpecError, UsageError, public, read_only
 from meshscope.files import path_of
 from meshscope.hardware.interconnect.profile import load_profile
@@ -30,6 +32,7 @@ from meshscope.model.quantization import UNQUANTIZED_DTYPE
 from meshscope.model.stored_format import weight_dtype_of
 from meshscope.plans.chunks import ChunkRule, chunk_option
 from meshscope.plans.experiment import first_layers
+from meshscope.plans.placement import order_text
 from meshscope.plans.workload import Workload
 from meshscope.reports.export.files import check_new, new_file
 from meshscope.reports.plan import (
@@ -46,6 +49,7 @@ from meshscope.reports.slices import (
     slice_search_document,
     slice_search_lines,
 )
+from meshscope.serialize import picked
 from meshscope.serving.grid import LARGE, SearchProgress, n_combinations
 from meshscope.serving.objective import PRESETS, Goal, objective_of
 from meshscope.serving.search import N_BEST, Choice, PlanSearch, plans_of, search
@@ -61,8 +65,9 @@ from meshscope.serving.slices import (
     unreachable,
 )
 from meshscope.serving.space import SearchSpace, parse_batches
-from meshscope.serving.verified import VerifiedChoice
+from meshscope.serving.verified import VerifiedChoice, corrected_order, verified_choice
 from meshscope.store.folder import default_folder
+from meshscope.store.read import read_run
 from meshscope.units import dtype_name
 from meshscope.workers import Progress
 
@@ -230,7 +235,6 @@ class PlanResult:
             yield from verified_lines(self.verified)
 
     def __repr__(self) -> str:
-        """The text of the command."""
         return "\n".join(self.lines())
 
 
@@ -263,21 +267,72 @@ def _check_picture(path: Path) -> None:
 
 
 def verified_result(request: PlanRequest, result: PlanResult) -> PlanResult:
-    """The result with its best plans compiled."""
-    from meshscope.api.verify import verified_choices  # it loads the backends
-
+    """The result with its best plans compiled, the best first; runs that exist are read again."""
     space = result.search.space
     name = space.model.name.rsplit("/", 1)[-1]
-    verified = verified_choices(
-        result.search,
-        model=request.model,
-        layers=request.layers,
-        n_choices=request.verify,
-        out=request.out or default_folder("plan", name, space.topology.name),
-        options=SweepOptions(retry_failed=True, queue=request.queue, address=request.address),
-        progress=request.progress,
+    out = request.out or default_folder("plan", name, space.topology.name)
+    choices = result.search.best[: request.verify]
+    sweep = run_sweep(
+        SweepPlan(file=None, runs=tuple(_planned(c, request) for c in choices), n_repeated=0),
+        out,
+        SweepOptions(retry_failed=True, queue=request.queue, address=request.address),
+        note=lambda _: None,
+        show=lambda *_: nullcontext(CompileProgress(request.progress)),
     )
-    return replace(result, verified=verified)
+    sweep.check_complete()
+    verified: list[VerifiedChoice] = []
+    for chosen, one in zip(choices, sweep.experiments, strict=True):
+        folder = out / one.planned.name
+        if one.failure is None:
+            verified.append(verified_choice(chosen, read_run(folder), str(folder), space.profile))
+        else:  # a plan that the compiler refuses is a result
+            failed = VerifiedChoice(choice=chosen, folder=str(folder), failure=one.failure)
+            verified.append(failed)
+    return replace(result, verified=corrected_order(verified, result.search.objective))
+
+
+class CompileProgress:
+    """Forwards the events of a sweep to a progress callback, each message once."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._last: dict[str, str] = {}
+
+    def started(self, planned: PlannedRun) -> None:
+        """The compilation starts."""
+        self.reported(planned, "started")
+
+    def reported(self, planned: PlannedRun, message: str) -> None:
+        """The last line that the command wrote."""
+        if self._progress is not None and message and self._last.get(planned.name) != message:
+            self._last[planned.name] = message
+            self._progress(planned.name, message, None)
+
+    def ended(self, planned: PlannedRun, outcome: Outcome, seconds: float) -> None:
+        """The compilation ended."""
+        del seconds
+        self.reported(planned, outcome.value)
+
+
+def _planned(choice: Choice, asked: PlanRequest) -> PlannedRun:
+    """The compilation of the choice; SpecError if no compiler can take it."""
+    from meshscope.api.compile import compilable_experiment  # it loads the backends
+
+    experiment, workload = choice.experiment, choice.experiment.workload
+    wide, chunk = workload.activation_dtype, workload.prefill_chunk
+    request = CompileRequest(
+        topology=experiment.topology.name,
+        plan=str(experiment.plan),
+        dtype=AUTO if wide == UNQUANTIZED_DTYPE else wide,
+        device_order=order_text(experiment.mesh, experiment.topology),
+        prefill_chunk=str(chunk or "off"),
+        **picked(asked, "model", "layers"),
+        **picked(workload, "batch", "prompt", "output", "weight_dtype", "cache_dtype"),
+    )
+    plan = str(experiment.plan).replace("=", "").replace(",", "-")
+    dtypes = f"{workload.weight_dtype}-{workload.cache_dtype}"
+    name = f"{plan}-b{workload.batch}-{dtypes}-{f'chunk{chunk}' if chunk else 'whole'}"
+    return planned_of(RunCommand.COMPILE, request, compilable_experiment(request), name)
 
 
 def searched(request: PlanRequest) -> PlanResult:
@@ -411,7 +466,6 @@ def _check_options(request: PlanRequest, output: PlanOutput) -> None:
 
 
 def _print_fits(request: PlanRequest, *, as_json: bool) -> None:
-    """The slices with what they have room for."""
     answers, prices = fit_request(request), request.slice_prices()
     if as_json:
         refused = [

@@ -202,7 +202,6 @@ class Run:
         return run_document(self.record)
 
     def __repr__(self) -> str:
-        """One line: source, model, plan, slice, times, folder."""
         experiment, time = self.experiment, self.time
         topology = None if experiment.topology is None else experiment.topology.name
         names = (experiment.model_name, experiment.layout, topology)

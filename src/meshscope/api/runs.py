@@ -56,15 +56,12 @@ class Metrics(Mapping[str, pl.DataFrame]):
         raise SpecError(f"unknown metric '{name}'. {nearest(name, [m.name for m in METRICS])}")
 
     def __iter__(self) -> Iterator[str]:
-        """The names of the metrics that at least one run has."""
         return iter(self._tables)
 
     def __len__(self) -> int:
-        """The number of metrics that at least one run has."""
         return len(self._tables)
 
     def __repr__(self) -> str:
-        """The names of the metrics."""
         return f"<Metrics: {', '.join(self)}>"
 
     def _repr_html_(self) -> str:
@@ -90,6 +87,13 @@ def metrics_of_runs(runs: Mapping[str, RunRecord]) -> Metrics:
     return Metrics(joined, pl.DataFrame(unknown, schema=schema, orient="row"))
 
 
+def _of_only(name: str) -> Any:
+    return property(
+        lambda runs: getattr(runs._only, name),  # noqa: SLF001  of the class below
+        doc=f"`Run.{name}` of the only run.",
+    )
+
+
 @read_only
 class RunSet(Sequence[Run]):
     """Runs opened together; tables are read on first use.
@@ -102,7 +106,6 @@ class RunSet(Sequence[Run]):
         self.folders = tuple(folders)
 
     def __len__(self) -> int:
-        """The number of runs."""
         return len(self.folders)
 
     def __getitem__(self, index: int) -> Run:  # type: ignore[override]  no slices
@@ -110,7 +113,6 @@ class RunSet(Sequence[Run]):
         return Run(record=read_run(self.folders[index]))
 
     def __repr__(self) -> str:
-        """The run, or the paths of the runs."""
         if len(self) == 1:
             return repr(self._only)
         return f"<RunSet of {len(self)}: {', '.join(str(folder) for folder in self.folders)}>"
@@ -159,30 +161,11 @@ class RunSet(Sequence[Run]):
             raise RunError(f"{len(self)} runs are open. Choose one by its index, such as runs[0].")
         return self[0]
 
-    @property
-    def experiment(self) -> ExperimentRecord:
-        """`Run.experiment` of the only run."""
-        return self._only.experiment
-
-    @property
-    def time(self) -> RunTime:
-        """`Run.time` of the only run."""
-        return self._only.time
-
-    @property
-    def throughput(self) -> Throughput | None:
-        """`Run.throughput` of the only run."""
-        return self._only.throughput
-
-    @property
-    def memory(self) -> Memory | None:
-        """`Run.memory` of the only run."""
-        return self._only.memory
-
-    @property
-    def path(self) -> Path | None:
-        """`Run.path` of the only run."""
-        return self._only.path
+    experiment: ExperimentRecord = _of_only("experiment")
+    time: RunTime = _of_only("time")
+    throughput: Throughput | None = _of_only("throughput")
+    memory: Memory | None = _of_only("memory")
+    path: Path | None = _of_only("path")
 
     def compare(self, other: "Run | str | Path | None" = None) -> RunComparison:
         """`Run.compare` of the only run."""

@@ -188,7 +188,6 @@ class ServingRun:
         save_serving(self.outcome, target, force=force)
 
     def __repr__(self) -> str:
-        """The text of the command."""
         return "\n".join(self.lines())
 
 

@@ -75,8 +75,12 @@ def _print_text(
     names: Sequence[str], rows: Sequence[Sequence[Any]], n_rows: int | None, *, is_wide: bool
 ) -> None:
     """Prints a table, or records where it does not fit the console; notes how many rows are left."""
-    console = new_console()
-    table = _table(names, rows[: n_rows or MAX_ROWS])
+    console, table = new_console(), new_table()
+    tabled = rows[: n_rows or MAX_ROWS]
+    for i, name in enumerate(names):
+        add_column(table, name, is_figure=any(isinstance(row[i], int | float) for row in tabled))
+    for row in tabled:
+        table.add_row(*(Text(_plain_lines(value)) for value in row))
     if is_wide:
         console.width = MAX_WIDTH
     is_table = is_wide or not rows or fits_console(table, console)
@@ -89,7 +93,6 @@ def _print_text(
 
 
 def _records(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[RenderableType]:
-    """Each row as lines of a name and a value, below its number."""
     for number, row in enumerate(rows, start=1):
         yield Text(f"row {number}", "bold")
         grid = Table.grid(padding=(0, 2, 0, 0))
@@ -141,16 +144,6 @@ def _cell(value: Any, null: str) -> str:
     if isinstance(value, list | tuple | dict):
         return json.dumps(_json_value(value), separators=(",", ":"))
     return null if value is None else str(value)
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    table = new_table()
-    for i, name in enumerate(names):
-        is_figure = any(isinstance(row[i], int | float) for row in rows)
-        add_column(table, name, is_figure=is_figure)
-    for row in rows:
-        table.add_row(*(Text(_plain_lines(value)) for value in row))
-    return table
 
 
 def _plain_lines(value: Any) -> str:

@@ -103,9 +103,8 @@ class Release:
     @property
     def pins(self) -> dict[str, str]:
         """The versions that its environment must have."""
-        pinned = (
-            pin.split("==") for pin in (*self.requirements, self.package or "") if "==" in pin
-        )
+        every = (*self.requirements, self.package or "")
+        pinned = (pin.split("==") for pin in every if "==" in pin)
         return {name.partition("[")[0]: version for name, version in pinned}
 
     @property
@@ -534,7 +533,6 @@ def _pip_settings() -> dict[str, str]:
 
 
 def _end_of(done: subprocess.CompletedProcess[str]) -> str:
-    """The last lines of a failed command's output."""
     lines = [line.strip() for line in (done.stderr or done.stdout).strip().splitlines()[-3:]]
     return " ".join(lines) or f"exit code {done.returncode}."
 

@@ -146,7 +146,6 @@ def _build_jax(_experiment: Experiment, chunk: int) -> Build:
 
 
 def _single(build_program: Callable[[Experiment, Phase, list[Any]], Any]) -> Build:
-    """Steps of one program."""
     return lambda experiment, phase, devices: StepPrograms(
         programs={"": build_program(experiment, phase, devices)}, devices=devices
     )

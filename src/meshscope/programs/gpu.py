@@ -7,8 +7,7 @@ same, as autotuning comes later.
 """
 
 import importlib.util
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshscope.errors import MissingToolError, SpecError
 from meshscope.hardware.chips import Chip
@@ -20,8 +19,7 @@ PLUGINS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuTarget:
+class GpuTarget(NamedTuple):
     """The properties of a GPU in XLA's description; shared memory and FP32 units per multiprocessor."""
 
     description: str
@@ -35,25 +33,12 @@ class GpuTarget:
 
 # Source: XLA's repository, xla/tools/hlo_opt/gpu_specs (h100_sxm, a100_sxm_80). An H200 is an H100
 # with other memory (NVIDIA's announcement of 2023-11-13), which `Chip` has.
-_A100 = GpuTarget(
-    description="NVIDIA A100-SXM4-80GB",
-    compute_capability=8,
-    n_multiprocessors=108,
-    n_fp32_units=64,
-    clock_ghz=1.41,
-    shared_memory_bytes=167_936,
-    l2_bytes=41_943_040,
-)
-_H100 = GpuTarget(
-    description="NVIDIA H100 80GB HBM3",
-    compute_capability=9,
-    n_multiprocessors=132,
-    n_fp32_units=128,
-    clock_ghz=1.98,
-    shared_memory_bytes=233_472,
-    l2_bytes=52_428_800,
-)
-TARGETS = {"a100": _A100, "h100": _H100, "h200": replace(_H100, description="NVIDIA H200")}
+_OF_H100 = (9, 132, 128, 1.98, 233_472, 52_428_800)
+TARGETS = {
+    "a100": GpuTarget("NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 167_936, 41_943_040),
+    "h100": GpuTarget("NVIDIA H100 80GB HBM3", *_OF_H100),
+    "h200": GpuTarget("NVIDIA H200", *_OF_H100),
+}
 RESERVED_BYTES = 1024  # shared memory that a block cannot use, by both descriptions
 # Versions that the driver and cuDNN would report: the CUDA of the extra, and cuDNN 9.
 CUDA_VERSION = (12, 9)
@@ -68,7 +53,7 @@ def check_can_compile_for_gpu(topology: Topology) -> None:
             f"'{chip.name}' has no description for XLA's GPU compiler. Use {', '.join(TARGETS)}, "
             "or predict."
         )
-    _shape(topology)  # raises an error for partial hosts
+    shape_of(topology)  # raises an error for partial hosts
     if plugin() is None:
         raise MissingToolError(
             f"compiling for '{topology.name}' needs XLA's CUDA plugin, which is not installed. "
@@ -90,13 +75,13 @@ def gpu_devices(topology: Topology) -> list[Any]:
 
     description = topologies.get_topology_desc(
         platform="cuda",
-        topology="x".join(map(str, _shape(topology))),
+        topology="x".join(map(str, shape_of(topology))),
         target_config=target_config(topology.chip),
     )
     return list(description.devices)
 
 
-def _shape(topology: Topology) -> tuple[int, int, int]:
+def shape_of(topology: Topology) -> tuple[int, int, int]:
     """The numbers of slices, hosts per slice and GPUs per host."""
     n, per_host = topology.devices_per_slice, topology.chip.chips_per_host
     if n > per_host and n % per_host:

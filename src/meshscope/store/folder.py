@@ -102,7 +102,6 @@ def partial_name(path: Path) -> str | None:
 
 
 def _is_barely_begun(path: Path) -> bool:
-    """Whether the folder is empty, or holds only the beginning of the mark."""
     names = [entry.name for entry in path.iterdir()]
     if names != [MANIFEST]:
         return not names

@@ -1,6 +1,6 @@
 """Reads a run folder; every fault of a folder is one RunError with the remedy."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -135,17 +135,13 @@ def _remedy(document: Mapping[str, Any], path: Path) -> str:
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
         return _MAKE_AGAIN
     home = path.parents[1] if path.parent.name == SPECULATION else path  # of a part: its run
-    words = [*_without(command, "--force", "--out"), "--out", str(home), "--force"]
-    return f"Make it again: {join(words)}"
-
-
-def _without(words: Sequence[str], flag: str, option: str) -> Iterator[str]:
-    """The words without the flag, and without the option and its value."""
+    words: list[str] = []
     is_value = False
-    for word in words:
-        if not is_value and word not in {flag, option} and not word.startswith(f"{option}="):
-            yield word
-        is_value = not is_value and word == option
+    for word in command:
+        if not is_value and word not in {"--force", "--out"} and not word.startswith("--out="):
+            words.append(word)
+        is_value = not is_value and word == "--out"
+    return f"Make it again: {join([*words, '--out', str(home), '--force'])}"
 
 
 def read_object(path: Path, remedy: str = _MAKE_AGAIN) -> dict[str, Any]:

@@ -91,7 +91,6 @@ class RunRecord:
         object.__setattr__(self, "rows", rows)
 
     def __repr__(self) -> str:
-        """One short line, for failed tests."""
         experiment = self.manifest.experiment
         topology = None if experiment.topology is None else experiment.topology.name
         names = (self.manifest.source.value, experiment.model_name, experiment.layout, topology)

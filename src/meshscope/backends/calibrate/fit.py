@@ -28,6 +28,7 @@ from meshscope.hardware.topology import Topology
 
 Points = Sequence[TimedCollective]
 Key = tuple[Kind, int]  # kind and group size
+ByKey = dict[Key, list[TimedCollective]]
 
 MIN_POINTS = 6  # per kind and group size; with fewer, all kinds share one line
 SMALL_BYTES = 1 << 16  # latency dominates the time of smaller payloads
@@ -50,11 +51,11 @@ def fit_constants(points: Points, topology: Topology, *, source: str) -> Fitted:
     if not points:
         raise SpecError("there are no points to fit. Measure, or give points of this chip.")
     base = _base(topology)
-    by_key: dict[Key, list[TimedCollective]] = {}
+    by_key: ByKey = {}
     for point in points:
         by_key.setdefault((point.kind, point.group_size), []).append(point)
     if min(map(len, by_key.values())) < MIN_POINTS:
-        return _fitted_together(points, topology, base, source)
+        return _fitted_together(points, by_key, topology, base, source)
     lines: dict[Key, LineFit] = {}
     errors: dict[Key, list[tuple[bool, float]]] = {}
     for key, of_key in by_key.items():
@@ -83,7 +84,7 @@ def fit_constants(points: Points, topology: Topology, *, source: str) -> Fitted:
             efficiency=median(fitted.rates.efficiency for fitted in by_kind),
         ),
         by_kind=by_kind,
-        measured=_ranges(points),
+        measured=_ranges(by_key),
         source=source,
         spreads=_spreads(errors, lines, by_key, topology, base),
     )
@@ -100,7 +101,7 @@ def unfitted(topology: Topology, *, source: str) -> Fitted:
 
 
 def _fitted_together(
-    points: Points, topology: Topology, base: LinkConstants, source: str
+    points: Points, by_key: ByKey, topology: Topology, base: LinkConstants, source: str
 ) -> Fitted:
     """One latency, the median of small collectives, and one bandwidth, fitted to the others."""
     work = [_work(point, topology, base) for point in points]
@@ -144,7 +145,7 @@ def _fitted_together(
         rates=RateConstants(
             latency_s=latency_s, efficiency=1.0 if peak else 1 / line.inverse_bandwidth
         ),
-        measured=_ranges(points),
+        measured=_ranges(by_key),
         source=source,
     )
     together = replace(line, log_errors=tuple(errors))
@@ -196,27 +197,20 @@ def _fit_with_holdout(
     return line, errors
 
 
-def _ranges(points: Points) -> tuple[MeasuredRange, ...]:
-    """The payloads measured for each kind and group size."""
-    payloads: dict[Key, list[int]] = {}
-    for point in points:
-        payloads.setdefault((point.kind, point.group_size), []).append(point.payload_bytes)
-    return tuple(
-        MeasuredRange(
-            kind=kind,
-            min_payload_bytes=min(sizes),
-            max_payload_bytes=max(sizes),
-            min_group_size=group_size,
-            max_group_size=group_size,
-        )
-        for (kind, group_size), sizes in payloads.items()
-    )
+def _ranges(by_key: ByKey) -> tuple[MeasuredRange, ...]:
+    ranges: list[MeasuredRange] = []
+    for (kind, group_size), points in by_key.items():
+        sizes = [point.payload_bytes for point in points]
+        payloads = {"min_payload_bytes": min(sizes), "max_payload_bytes": max(sizes)}
+        groups = dict.fromkeys(("min_group_size", "max_group_size"), group_size)
+        ranges.append(MeasuredRange(kind=kind, **payloads, **groups))
+    return tuple(ranges)
 
 
 def _spreads(
     errors: dict[Key, list[tuple[bool, float]]],
     lines: dict[Key, LineFit],
-    by_key: dict[Key, list[TimedCollective]],
+    by_key: ByKey,
     topology: Topology,
     base: LinkConstants,
 ) -> Spreads | None:

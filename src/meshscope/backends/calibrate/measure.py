@@ -64,7 +64,6 @@ class Pace:
     began_s: float = field(default_factory=time.monotonic)
 
     def __iter__(self) -> Iterator[Work]:
-        """Pieces of work until the budget is spent."""
         for piece in self.work:
             if self.passed_s >= self.budget_s:
                 return

@@ -187,7 +187,6 @@ def _shallow_programs(programs: Iterable[_Program], layers: ShallowLayers) -> It
 
 
 def _seconds(programs: Sequence[_Program], suffix: str = "") -> dict[str, float]:
-    """Wall seconds of each step of the workers."""
     return {
         f"{program.phase}{'.first' * (program.chunk == 0)}{suffix}.{name}": seconds
         for program in programs
@@ -283,7 +282,6 @@ def profiling_environment(environment: Mapping[str, str], folder: Path) -> dict[
 
 
 def _compiling(running: Iterable[_Program], phase: Phase) -> str:
-    """The step of a phase whose programs are running."""
     experiments = [program.experiment for program in running if program.phase is phase]
     labels = [
         f"{e.model.n_layers} {'scanned' if e.is_scanned else 'unrolled'} layers"

@@ -49,9 +49,7 @@ def flag_effects(
             compiled = compile_function(program, topology, compiler=compiler)
             result = read_function(compiled, mesh=program.mesh, topology=topology, phase=phase)
             bases[phase] = canonical_hash(compiled.text), result
-    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
-    n_cores = len(os.sched_getaffinity(0)) if has_affinity else (os.cpu_count() or 1)
-    n_workers = min(len(jobs), n_cores)
+    n_workers = min(len(jobs), len(os.sched_getaffinity(0)))
     idle, done = SimpleQueue[FunctionCompiler | None](), SimpleQueue[int]()
     for _ in range(n_workers):
         idle.put(None)

@@ -7,8 +7,9 @@ the missing ones.
 import importlib.util
 import sys
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 
@@ -112,7 +113,7 @@ def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read
             chip_profile=chip_profile,
             layers=layers,
             lengths=lengths.get(phase, lengths.get(None, ())),
-            notes=() if layers is None else tuple(_depth_notes(layers)),
+            notes=_depth_notes(layers),
         )
         timed = step.rows(read.rows)
         if layers is not None:
@@ -124,13 +125,10 @@ def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read
         summed_time([s.time for s in steps if s.time.phase is phase])
         for phase in dict.fromkeys(step.time.phase for step in steps)
     )
-    others = [
-        other
-        for read in reads
-        for other in read.collectives.others(
-            next(iter(read.phases)) if len(read.phases) == 1 else None
-        )
-    ]
+    others: list[OtherOperation] = []
+    for read in reads:
+        phase, *more = read.phases
+        others += read.collectives.others(None if more else phase)
     return ImportedPrograms(rows=rows, others=tuple(others), steps=tuple(steps), times=tuple(times))
 
 
@@ -160,7 +158,6 @@ def _read(
 
 
 def _check_phase(program: ImportedProgram, rows: Sequence[Collective]) -> None:
-    """ParseError if scopes and the user name different phases."""
     others = sorted({row.phase for row in rows if row.phase is not None} - {program.phase})
     if program.phase is not None and others:
         raise ParseError(
@@ -276,14 +273,8 @@ def _layer_kinds(module: HloModule, rows: Sequence[Collective]) -> list[Hashable
 
 def _n_repeats(kinds: Sequence[Hashable], period: int) -> int:
     """How often the last `period` layers are repeated at the end of the program."""
-    body = kinds[-period:]
-    times = 0
-    while len(kinds) >= (times + 1) * period:
-        end = len(kinds) - times * period
-        if kinds[end - period : end] != body:
-            break
-        times += 1
-    return times
+    bodies = (kinds[end - period : end] for end in range(len(kinds), period - 1, -period))
+    return sum(1 for _ in takewhile(lambda body: body == kinds[-period:], bodies))
 
 
 def _fold(n_layers: int, period: int, times: int, n_missing: int) -> Fold:
@@ -300,26 +291,29 @@ def _fold(n_layers: int, period: int, times: int, n_missing: int) -> Fold:
 
 def rows_of_all_layers(rows: Sequence[Collective], layers: ShallowLayers) -> list[Collective]:
     """The rows of every layer of the model; a missing layer has the rows of its substitute."""
-    n_layers = len(layers.layers) + sum(f.n_layers * (f.times - 1) for f in layers.folds)
     inside = [row for row in rows if row.layer is not None]
     first = rows.index(inside[0]) if inside else len(rows)
     before = [row for row in rows[:first] if row.layer is None]
     behind = [row for row in rows[first:] if row.layer is None]
     repeated = [
         replace(row, layer=layer)
-        for layer in range(n_layers)
+        for layer in range(_n_layers(layers))
         for row in inside
         if row.layer == layers.place_of(layer)[0]
     ]
     return [*before, *repeated, *behind]
 
 
-def _depth_notes(layers: ShallowLayers) -> Iterator[str]:
+def _n_layers(layers: ShallowLayers) -> int:
+    return len(layers.layers) + sum(f.n_layers * (f.times - 1) for f in layers.folds)
+
+
+def _depth_notes(layers: ShallowLayers | None) -> tuple[str, ...]:
     """What the time assumes of layers that the program lacks."""
-    n_layers = len(layers.layers) + sum(f.n_layers * (f.times - 1) for f in layers.folds)
-    if layers.folds:
-        n = len(layers.layers)
-        yield f"time of {n_layers} layers from a program of {n}: {fold_words(layers)}"
+    if layers is None or not layers.folds:
+        return ()
+    n = len(layers.layers)
+    return (f"time of {_n_layers(layers)} layers from a program of {n}: {fold_words(layers)}",)
 
 
 MAX_PROTO_BYTES = 2**31  # protobuf's own limit

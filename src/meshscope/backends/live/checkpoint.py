@@ -52,9 +52,7 @@ class Checkpoint:
             tensor = file.get_slice(stored)
             if role == "down":
                 return tensor[index]
-            half = (
-                tensor.get_shape()[1] // 2
-            )  # the gate is the first half of the rows, up the second
+            half = tensor.get_shape()[1] // 2  # rows of the gate, before those of up
             return tensor[index, :half] if role == "gate" else tensor[index, half:]
 
         return self._of_tensor(name, values)
@@ -95,11 +93,8 @@ class Checkpoint:
         if match is None or name in self._files:
             return name, None, ""
         whole = f"{match['experts']}.{'down' if match['role'] == 'down' else 'gate_up'}_proj"
-        return (
-            (whole, int(match["index"]), match["role"])
-            if whole in self._files
-            else (name, None, "")
-        )
+        is_whole = whole in self._files
+        return (whole, int(match["index"]), match["role"]) if is_whole else (name, None, "")
 
     def _of_tensor(self, name: str, read: Callable[[Any, str, int | None, str], Any]) -> Any:
         """What `read` returns for the tensor in its file."""
@@ -128,13 +123,11 @@ def _text_name(name: str) -> str:
 
 
 def _some(faults: Sequence[str], between: str) -> str:
-    """The first faults and the number of others."""
     more = f" and {len(faults) - MAX_NAMES} more" if len(faults) > MAX_NAMES else ""
     return between.join(faults[:MAX_NAMES]) + more
 
 
 def _files_of(folder: Path) -> dict[str, str]:
-    """The file of each tensor."""
     if (folder / INDEX).is_file():
         document = _read_json(folder / INDEX)
         files = document.get("weight_map")
@@ -185,7 +178,14 @@ class CheckpointText:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises undocumented types
             raise SpecError(f"'{path}' is not a tokenizer: {error}. Copy it again.") from error
-        self._ends = _ends(folder)
+        self._ends = frozenset[int]()
+        for name in (GENERATION, CONFIG):
+            ids = (
+                _read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
+            )
+            if ids is not None:
+                self._ends = frozenset(ids if isinstance(ids, list) else [ids])
+                break
 
     def encoded(self, text: str) -> tuple[int, ...]:
         """Token ids of the text, with the special tokens of the tokenizer."""
@@ -198,16 +198,6 @@ class CheckpointText:
         """The text of these token ids, up to the first end-of-text token."""
         end = next((i for i, token in enumerate(ids) if token in self._ends), len(ids))
         return str(self._tokenizer.decode(list(ids[:end]), skip_special_tokens=False))
-
-
-def _ends(folder: Path) -> frozenset[int]:
-    """End-of-text tokens, from generation_config.json or else config.json."""
-    for name in (GENERATION, CONFIG):
-        path = folder / name
-        ids = _read_json(path).get("eos_token_id") if path.is_file() else None
-        if ids is not None:
-            return frozenset(ids if isinstance(ids, list) else [ids])
-    return frozenset()
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ import polars as pl
 
 from meshscope.backends.compile.function import function_rows
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Kind, Part, Phase, Source
+from meshscope.events.enums import Part, Phase, Source
 from meshscope.events.measured import CollectiveTime, DeviceLoad
 from meshscope.events.step_time import TimeBasis
 from meshscope.hardware.topology import Topology
@@ -32,7 +32,7 @@ from meshscope.readers.profile.ops import Ops
 from meshscope.readers.profile.quality import capture_faults
 from meshscope.readers.profile.steps import ops_in_steps
 from meshscope.readers.profile.xplane import Profile, profile_files, read_profile
-from meshscope.serialize import picked
+from meshscope.serialize import from_plain, picked
 
 Key = tuple[str, str]  # module, instruction
 StageKey = tuple[Phase | None, str | None, int | None]  # phase, instruction, stage
@@ -133,7 +133,6 @@ def _of_modules(ops: Ops, names: set[str]) -> Ops:
 
 
 def _facts(programs: Sequence[ProfiledProgram]) -> dict[Key, dict[str, Any]]:
-    """Facts of every instruction of the programs."""
     facts: dict[Key, dict[str, Any]] = {}
     for program in programs:
         module = program.module
@@ -156,7 +155,6 @@ def _facts(programs: Sequence[ProfiledProgram]) -> dict[Key, dict[str, Any]]:
 
 
 def _by_name(program: ProfiledProgram) -> dict[str, list[Collective]]:
-    """The compiled rows of a program by instruction."""
     rows: dict[str, list[Collective]] = defaultdict(list)
     for row in program.rows:
         if row.hlo_name is not None:
@@ -347,12 +345,7 @@ def _times(rows: pl.DataFrame) -> Iterable[CollectiveTime]:
         pl.len().alias("n_executions"), pl.col("dur_s", "wire_s", "wait_s").mean()
     )
     for record in means.iter_rows(named=True):
-        typed: dict[str, Any] = {
-            "phase": Phase(record["phase"]),
-            "part": None if record["part"] is None else Part(record["part"]),
-            "kind": Kind(record["kind"]),
-        }
-        yield CollectiveTime(**{**record, **typed})
+        yield from_plain(CollectiveTime, record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,8 +382,7 @@ def read_live_function(  # noqa: PLR0913  a program, its devices and its profile
 def _with_durations(timings: ProfileRows) -> list[Collective]:
     """The measured rows with their mean duration over all executions and devices."""
     collectives = timings.ops.filter(pl.col("kind").is_not_null())
-    means = collectives.group_by("hlo_name").agg(pl.col("dur_s").mean()).iter_rows()
-    dur_s = dict(means)
+    dur_s = dict(collectives.group_by("hlo_name").agg(pl.col("dur_s").mean()).iter_rows())
     return [
         replace(row, dur_s=dur_s.get(row.hlo_name), time_basis=TimeBasis.MEASURED.value)
         for row in timings.rows

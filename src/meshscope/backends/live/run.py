@@ -27,6 +27,7 @@ from meshscope.programs.torchxla.configs import check_traceable
 from meshscope.readers.hlo.collectives import program_collectives
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.xplane import Profile, read_profile
+from meshscope.serialize import from_plain
 from meshscope.store.folder import scratch_folder
 from meshscope.store.write import write_table
 from meshscope.workers import Progress, WorkerTask, run_worker
@@ -102,28 +103,20 @@ def run_experiment(
     ]
     timings = measured_of(profile, programs, n_steps=n_steps)
     write_table(timings.ops, folder / TRACE / OPS)
-    timed, is_part = (
-        report["requests"],
-        experiment.is_part_of_decode,
-    )  # which has steps, no requests
-    step_s = tuple(step for request in timed for step in request["decode_s"])
-    requests = () if is_part else timed
+    requests, step_s = report["requests"], dict[Phase, tuple[float, ...]]()
+    if experiment.is_part_of_decode:  # which has steps, no requests
+        step_s[Phase.DECODE] = tuple(step for request in requests for step in request["decode_s"])
+        requests = ()
     measured = Measured(
-        requests=tuple(
-            Request(prefill_s=r["prefill_s"], decode_s=tuple(r["decode_s"])) for r in requests
-        ),
-        step_s={Phase.DECODE: step_s} if is_part else {},
+        requests=from_plain(tuple[Request, ...], requests),
+        step_s=step_s,
         n_profiled_steps=n_steps,
         loads=timings.loads,
         times=timings.times,
         findings=timings.findings,
         # by the compiler; not for loops, whose body counts only once
         costs=tuple(
-            StepCost(
-                phase=Phase(phase),
-                flops=cost.get("flops"),
-                accessed_bytes=cost.get("accessed_bytes"),
-            )
+            StepCost(phase=Phase(phase), **{"flops": None, "accessed_bytes": None, **cost})
             for phase, cost in report["costs"].items()
             if not experiment.is_scanned
         ),
@@ -133,11 +126,8 @@ def run_experiment(
         rows=[*compiled, *timings.rows],
         measured=measured,
         profile=profile,
-        tokens=report["tokens"],
         memory=compiled_memory(experiment, report["memory"].values()),
-        versions=report["versions"],
-        flags=report["flags"],
-        seconds=report["seconds"],
+        **{name: report[name] for name in ("tokens", "versions", "flags", "seconds")},
     )
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,99 +64,90 @@ def merged_tokens(parts: Sequence[Any], *, data_size: int) -> Any:
     return jnp.concatenate(by_device, axis=1).reshape(-1)
 
 
-@dataclass(slots=True, kw_only=True)
 class Session:
     """Programs, weights and inputs that stay on the devices between requests.
 
-    `compiled` has the programs by name. `chunks` are the executions of prefill programs in order;
-    `positions` has the position of each decode step's first token. `new_cache` makes an empty cache,
-    `as_input` turns the result of one step into the input of the next, `as_batch` puts the tokens
-    of the chunks in the order of the batch, and `as_cache` converts the cache to the layout of decode steps.
-    A part of decode has no prefill: its steps follow `first_result` and an empty cache.
+    A part of decode has no prefill: its steps follow an empty cache and `prompt`, the tokens of its first step.
     """
 
-    experiment: Experiment
-    compiled: dict[str, Any]
-    weights: Any
-    chunks: list[ChunkRun]
-    positions: list[Any]
-    new_cache: Any
-    as_input: Any
-    as_batch: Callable[[list[Any]], Any]
-    as_cache: Callable[[Any], Any]
-    first_result: Any = None
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def started(
-        cls,
+    def __init__(
+        self,
         experiment: Experiment,
         devices: list[Any],
         *,
         make_weights: MakeWeights,
         prompt: np.ndarray,
         report: Callable[[str], None],
-    ) -> "Session":
-        """Compiles all phases, then places weights and the prompt [B, S] on the devices.
-
-        A part of decode has the tokens of its first step as `prompt`.
-        """
+    ) -> None:
         report(stage_words("compiling"))
+        self.experiment = experiment
+        self.seconds: dict[str, float] = {}
+        self.compiled: dict[str, Any] = {}  # by the names of the programs
         programs = {
             program.name: build_program(experiment, phase, devices, chunk=chunk)
             for phase in experiment.phases
             for chunk, program in enumerate(experiment.programs(phase))
         }
-        seconds: dict[str, float] = {}
-        compiled: dict[str, Any] = {}
         for name, program in programs.items():
             before = time.perf_counter()
-            compiled[name] = program.lower().compile()
-            seconds[f"{name}.compile"] = time.perf_counter() - before
+            self.compiled[name] = program.lower().compile()
+            self.seconds[f"{name}.compile"] = time.perf_counter() - before
         report(stage_words("placing weights"))
         before = time.perf_counter()
         first, *_, last = (*programs.values(), *programs.values())
-        workload, data_size = experiment.workload, experiment.plan.data_size
-        n_tokens = workload.decode_tokens
-        # the first token of each decode step; the last step ends within the cache
-        starts = [
-            min(workload.prompt + step * n_tokens, workload.context - n_tokens)
-            for step in range(workload.n_decode_steps)
-        ]
-        weights = jax.block_until_ready(make_weights(first))
-        seconds["weights"] = time.perf_counter() - before
+        self.weights = jax.block_until_ready(make_weights(first))
+        self.seconds["weights"] = time.perf_counter() - before
         _, tokens, cache, position = first.arguments
         has_prefill = first.phase is Phase.PREFILL
-        # input of the first step of a part of decode: these tokens and, for a draft, random hidden states
-        first_result: Any = prompt
-        if not has_prefill and isinstance(first.arguments[1], dict):
-            shape = first.arguments[1]["hidden"].shape
-            hidden = np.random.default_rng(0).standard_normal(shape, np.float32)
-            first_result = {"tokens": prompt, "hidden": hidden}
-        return cls(
-            experiment=experiment,
-            compiled=compiled,
-            weights=weights,
-            chunks=[
-                replace(
-                    run,
-                    tokens=on_devices(run.tokens, tokens.sharding),
-                    first_row=on_devices(run.first_row, position.sharding),
-                )
-                for run in (chunk_runs(experiment, prompt) if has_prefill else ())
-            ],
-            positions=[on_devices(np.int32(at), position.sharding) for at in starts],
-            new_cache=_zeros_maker(cache),
-            as_input=_input_maker(last.arguments[1]),
-            as_batch=(
-                (lambda parts: parts[0])
-                if experiment.prefill_chunks.n_sequence_chunks == 1
-                else jax.jit(partial(merged_tokens, data_size=data_size))
-            ),
-            as_cache=_cache_mover(experiment, compiled),
-            first_result=None if has_prefill else first_result,
-            seconds=seconds,
+        # The executions of prefill programs in order.
+        self.chunks = [
+            replace(
+                run,
+                tokens=on_devices(run.tokens, tokens.sharding),
+                first_row=on_devices(run.first_row, position.sharding),
+            )
+            for run in (chunk_runs(experiment, prompt) if has_prefill else ())
+        ]
+        workload = experiment.workload
+        n_tokens = workload.decode_tokens
+        # The first token of each decode step; the last step ends within the cache.
+        self.positions = [
+            on_devices(
+                np.int32(min(workload.prompt + step * n_tokens, workload.context - n_tokens)),
+                position.sharding,
+            )
+            for step in range(workload.n_decode_steps)
+        ]
+        # What the first step of a part of decode follows: these tokens and, for a draft, random hidden states.
+        self.first_result: Any = None if has_prefill else prompt
+        if not has_prefill and isinstance(tokens, dict):
+            hidden = np.random.default_rng(0).standard_normal(tokens["hidden"].shape, np.float32)
+            self.first_result = {"tokens": prompt, "hidden": hidden}
+        self.new_cache: Any = (
+            jax.jit(
+                lambda: jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), cache),
+                out_shardings=_shardings(cache),
+            )
+            .lower()
+            .compile()
         )
+        step_input = last.arguments[1]
+
+        def as_input(result: Any) -> Any:
+            return jax.tree.map(
+                lambda value, like: value.reshape(like.shape).astype(like.dtype), result, step_input
+            )
+
+        # Turns the result of a step, tokens [B*S] and hidden states [B, D] of a draft, into the next input.
+        self.as_input = jax.jit(as_input, out_shardings=_shardings(step_input))
+        self._merged = jax.jit(partial(merged_tokens, data_size=experiment.plan.data_size))
+
+    def as_cache(self, cache: Any) -> Any:
+        """The cache in the layout of decode; the first decode step of a request includes the conversion."""
+        target = self.compiled[Phase.DECODE.value].input_formats[0][2]
+        if not self.chunks or self.compiled[self.chunks[-1].program].output_formats[2] != target:
+            return jax.device_put(cache, target, donate=True)
+        return cache
 
     def hlo_texts(self) -> dict[str, str]:
         """The optimized HLO of each program."""
@@ -199,7 +190,6 @@ class Session:
         return {**seconds, "decode_s": decode_s}, outputs
 
     def _prefill(self, cache: Any) -> tuple[float, Any, Any]:
-        """Runs all chunks, annotated as one step: its seconds, the next tokens and the cache."""
         before = time.perf_counter()
         parts: list[Any] = []
         with jax.profiler.StepTraceAnnotation(Phase.PREFILL.value, step_num=0):
@@ -207,13 +197,12 @@ class Session:
                 program = self.compiled[chunk.program]
                 tokens, _, cache = program(self.weights, chunk.tokens, cache, chunk.first_row)
                 parts += [tokens] if chunk.is_last else []
-            tokens = jax.block_until_ready(self.as_batch(parts))
+            tokens = jax.block_until_ready(parts[0] if len(parts) == 1 else self._merged(parts))
         return time.perf_counter() - before, tokens, cache
 
     def _decode_step(
         self, result: Any, cache: Any, position: Any, number: int
     ) -> tuple[float, Any, Any]:
-        """Runs one decode step, annotated in the trace: its seconds, result and cache."""
         before = time.perf_counter()
         with jax.profiler.StepTraceAnnotation(Phase.DECODE.value, step_num=number):
             step_input, cache = self.as_input(result), self.as_cache(cache)
@@ -247,38 +236,8 @@ def host_tokens(outputs: list[Any]) -> list[list[int]]:
     return np.stack(gathered, axis=1).tolist()
 
 
-def _zeros_maker(abstract: Any) -> Any:
-    """A compiled function that makes zeros with these shapes and shardings."""
-
-    def new_cache() -> Any:
-        return jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), abstract)
-
-    shardings = jax.tree.map(lambda array: array.sharding, abstract)
-    return jax.jit(new_cache, out_shardings=shardings).lower().compile()
-
-
-def _cache_mover(experiment: Experiment, compiled: dict[str, Any]) -> Callable[[Any], Any]:
-    """Converts the cache from the prefill to the decode layout; the identity if they agree.
-
-    The first decode step of a request includes the conversion.
-    """
-    if Phase.DECODE in experiment.phases:
-        target = compiled[Phase.DECODE.value].input_formats[0][2]
-        is_part = experiment.is_part_of_decode
-        if is_part or compiled[Phase.PREFILL.value].output_formats[2] != target:
-            return lambda cache: jax.device_put(cache, target, donate=True)
-    return lambda cache: cache
-
-
-def _input_maker(arguments: Any) -> Callable[[Any], Any]:
-    """Turns the result of a step, tokens [B*S] and hidden states [B, D] of a draft, into these arguments."""
-
-    def as_input(result: Any) -> Any:
-        return jax.tree.map(
-            lambda value, like: value.reshape(like.shape).astype(like.dtype), result, arguments
-        )
-
-    return jax.jit(as_input, out_shardings=jax.tree.map(lambda like: like.sharding, arguments))
+def _shardings(tree: Any) -> Any:
+    return jax.tree.map(lambda array: array.sharding, tree)
 
 
 PLATFORM = {ChipKind.TPU: "tpu", ChipKind.GPU: "gpu", ChipKind.CPU: "cpu"}

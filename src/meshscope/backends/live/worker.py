@@ -97,7 +97,7 @@ def _started(
             return placed_weights(experiment, program, checkpoint.read)
         return random_weights(program, seed=options["seed"], n_experts=n_experts)
 
-    session = live.Session.started(
+    session = live.Session(
         experiment, devices, make_weights=make_weights, prompt=prompt, report=report_progress
     )
     return session, [live.device_record(device) for device in devices]
@@ -121,7 +121,6 @@ def _prompt(experiment: Experiment, options: Mapping[str, Any]) -> Any:
 def _timed(
     session: Any, options: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], list[Any], float]:
-    """Times of the requests, the results of each step of the last one, and seconds of the warm-up."""
     before = time.perf_counter()
     report_progress(stage_words("warming up"))
     for _ in range(options["warmup"]):

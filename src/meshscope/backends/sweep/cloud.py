@@ -70,8 +70,8 @@ class Quota:
     spot: bool
 
     def __str__(self) -> str:
-        """The quota in words."""
-        return f"{self.chips} {_kind(is_spot=self.spot)} {self.chip} chips in {self.zone}"
+        kind = "spot" if self.spot else "on-demand"
+        return f"{self.chips} {kind} {self.chip} chips in {self.zone}"
 
 
 KEYS = tuple(Quota.__slots__)
@@ -96,7 +96,6 @@ def read_quota(path: Path) -> tuple[Quota, ...]:
 
 
 def _fault(table: Any) -> str | None:
-    """What is wrong with a table of a quota file."""
     if not isinstance(table, dict):
         return f" is no table. Give it {', '.join(KEYS)}."
     for key in table:
@@ -130,10 +129,6 @@ def check_quota(
         f"the quota does not cover {asked}, which would be charged. "
         f"It covers {'; '.join(map(str, same))}."
     )
-
-
-def _kind(*, is_spot: bool) -> str:
-    return "spot" if is_spot else "on-demand"
 
 
 def manifest(  # noqa: PLR0913  what a job has
@@ -180,22 +175,20 @@ def manifest(  # noqa: PLR0913  what a job has
         "containers": [container],
         "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": claim}}],
     }
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name},
-        "spec": {"clusterIP": "None", "selector": {"job-name": name}},
+    specs: dict[str, tuple[str, dict[str, Any]]] = {
+        "Service": ("v1", {"clusterIP": "None", "selector": {"job-name": name}}),
+        "Job": (
+            "batch/v1",
+            {
+                "backoffLimit": 0,
+                **dict.fromkeys(("completions", "parallelism"), n),
+                "completionMode": "Indexed",
+                "template": {"spec": pod},
+            },
+        ),
     }
-    job = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name},
-        "spec": {
-            "backoffLimit": 0,
-            "completions": n,
-            "parallelism": n,
-            "completionMode": "Indexed",
-            "template": {"spec": pod},
-        },
-    }
-    return yaml.safe_dump_all([service, job], sort_keys=False)
+    documents = [
+        {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
+        for kind, (version, spec) in specs.items()
+    ]
+    return yaml.safe_dump_all(documents, sort_keys=False)

@@ -114,7 +114,6 @@ class SweepEntry:
     values: Mapping[str, Scalar]
 
     def __str__(self) -> str:
-        """The entry in the words of the file."""
         values = ", ".join(f"{name}: {value}" for name, value in self.values.items())
         return f"{self.section} ({values})"
 
@@ -206,7 +205,6 @@ def _choices(value: Any) -> list[Any]:
 
 
 def _combinations(place: str, options: Mapping[str, Any]) -> Iterator[dict[str, Scalar]]:
-    """Every combination of the listed values."""
     for chosen in product(*map(_choices, options.values())):
         values: dict[str, Scalar] = {}
         for name, value in zip(options, chosen, strict=True):

@@ -63,7 +63,6 @@ class PlannedRun:
     options: Mapping[str, str | int | float | bool]
 
     def __str__(self) -> str:
-        """The command and its options on one line."""
         short = ("model", "topology", "plan")
         texts = (str(v) if name in short else f"{name}={v}" for name, v in self.options.items())
         return " ".join([self.command.value, *texts])

@@ -212,10 +212,12 @@ class TpuMachine:
             raise SpecError(
                 f"the wheel '{wheel}' does not exist. Make one in your clone: pip wheel --no-deps -w dist ."
             )
-        for name in (INSTALL, RUN):
-            with as_file(files("meshscope.backends.sweep") / name) as script:
-                self._copy_to_all(script)
-        self._copy_to_all(wheel)
+        scripts = files("meshscope.backends.sweep")
+        with as_file(scripts / INSTALL) as install, as_file(scripts / RUN) as run:
+            for path in (install, run, wheel):
+                self.gcloud.succeed(
+                    [*VM, "scp", str(path), f"{self.name}:", self._zone, f"--worker={ALL}"]
+                )
         end = self.ssh(shlex.join(["bash", INSTALL, wheel.name, jax_version]))
         if end.returncode:
             raise RunError(f"installing on '{self.name}' failed: {last_words(end.stderr)}")
@@ -237,9 +239,6 @@ class TpuMachine:
         self.gcloud.succeed(
             [*VM, "scp", "--recurse", source, str(parent), self._zone, "--worker=0"]
         )
-
-    def _copy_to_all(self, path: Path) -> None:
-        self.gcloud.succeed([*VM, "scp", str(path), f"{self.name}:", self._zone, f"--worker={ALL}"])
 
     def _n_chips_in_use(self, chip: str, *, is_spot: bool) -> int:
         """Chips of this kind that the project's queued resources in the zone have or wait for."""
@@ -320,12 +319,10 @@ class TpuQueue(CommandQueue):
         raise RunError(f"{N_SLICES} slices were lost while they made it. Try another zone or time.")
 
     def _sleep(self, seconds: float) -> None:
-        """Waits; RunError if the sweep ends."""
         if self.is_ending.wait(seconds):
             raise RunError("the sweep was interrupted.")
 
     def _fetch(self, planned: PlannedRun) -> None:
-        """Copies the run from the slice into the folder, whole or not at all."""
         with tempfile.TemporaryDirectory(prefix="meshscope-tpu-") as scratch:
             self._tpu.machine.fetch(planned.name, Path(scratch))
             fetched = Path(scratch, planned.name)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from meshscope.backends.sweep.folder import PlannedRun, RunCommand, SweepFolder
-from meshscope.workers import MAX_MESSAGE, exit_status, telling_line, was_killed
+from meshscope.workers import INTERRUPTED, MAX_MESSAGE, exit_status, telling_line, was_killed
 
 # The command line as a child: without its parent it ends as by SIGTERM, so that half-written folders are
 # removed, and by force after some seconds.
@@ -28,8 +28,6 @@ LOG_BYTES = 65_536  # read from the end of a command's log
 POLL_S, END_POLL_S = 0.02, 0.2
 WAIT_FOR_END_S = 20.0  # for terminated commands to remove their half-written runs
 MAX_JOBS = 1_000
-# Exit codes of a command interrupted by Ctrl-C or SIGTERM: by the signal, or as shells and Python pass it on.
-INTERRUPTED = [s for n in (signal.SIGINT, signal.SIGTERM) for s in (-n, 128 + n)]
 MESSAGE = "meshscope: "  # prefix of the message of a failed command
 
 
@@ -138,9 +136,7 @@ class LocalQueue(CommandQueue):
 
     def n_jobs(self, planned: Sequence[PlannedRun]) -> int:
         """As many as keep all cores of this process busy."""
-        has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
-        n = len(os.sched_getaffinity(0)) if has_affinity else (os.cpu_count() or 1)
-        return max(1, n // max(n_cores(one.command) for one in planned))
+        return max(1, len(os.sched_getaffinity(0)) // max(n_cores(one.command) for one in planned))
 
     def made(self, planned: PlannedRun) -> EndedCommand:
         """Runs the command as a child, whose log is removed when it has ended."""

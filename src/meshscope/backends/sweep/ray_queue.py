@@ -99,8 +99,15 @@ def _connected_ray(address: str | None) -> Any:
             "--queue ray needs Ray, which is not installed. "
             "Install the extra in your clone: pip install -e '.[ray]'."
         ) from error
-    if address is not None:
-        _check_listens(address)
+    if address is not None:  # Ray itself waits for minutes
+        host, _, port = address.rpartition("//")[2].rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"no Ray cluster listens at '{address}': {error}. "
+                "Give HOST:PORT as 'ray start' prints it, or leave --address out."
+            ) from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a sweep sends nothing to others
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
@@ -116,18 +123,6 @@ def _connected_ray(address: str | None) -> Any:
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray replaces it
     return ray
-
-
-def _check_listens(address: str) -> None:
-    """RunError unless something listens at HOST:PORT; Ray itself waits for minutes."""
-    host, _, port = address.rpartition("//")[2].rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"no Ray cluster listens at '{address}': {error}. "
-            "Give HOST:PORT as 'ray start' prints it, or leave --address out."
-        ) from error
 
 
 def _reason(error: Exception) -> str:

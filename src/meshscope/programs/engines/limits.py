@@ -143,7 +143,6 @@ def _maxtext(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
 
 
 def _axes(experiment: Experiment, known: tuple[str, ...]) -> Iterator[str]:
-    """The axes of the plan that are not known."""
     plan = experiment.plan
     sizes = {"pp": plan.pp, "fsdp": plan.fsdp, "cp": plan.cp, "dp": plan.dp, "ep": plan.ep}
     for axis in [axis for axis, size in sizes.items() if size > 1] + ["sp"] * plan.sp:

@@ -150,7 +150,6 @@ class _StepBuilder:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
     def _pools(self, config: Any) -> Any:
-        """The paged caches of all layers."""
         assert self.experiment.model.attention.mechanism is Mechanism.GROUPED
         kind = memory_pool.MHATokenToKVPool
         memory_pool.jax = _WithoutAllocation()
@@ -204,7 +203,6 @@ class _StepBuilder:
         return _Batch(**values)
 
     def _sampler(self, output: Any, batch: Any, n_vocab: int) -> tuple[Any, ...]:
-        """Greedy sampling with its log probabilities, under the scope of the part."""
         read = sampling_batch_info.SamplingMetadata.from_model_worker_batch
         metadata = read(batch, mesh=self.mesh, **known_options(read, vocab_size=n_vocab))
         options = known_options(Sampler.__call__, use_sort_for_toppk_minp=False)

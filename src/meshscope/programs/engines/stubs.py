@@ -37,8 +37,6 @@ def _shell(name: str) -> type:
 
 
 class _Anything:
-    """Takes any arguments."""
-
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def __call__(self, *arguments: Any, **_: Any) -> Any:
@@ -110,7 +108,6 @@ def _cdiv(a: int, b: int) -> int:
 
 
 def _all_layers(n_layers: int, rank: int, n_ranks: int) -> tuple[int, int]:
-    """The layers of a pipeline's only stage."""
     assert (rank, n_ranks) == (0, 1)
     return 0, n_layers
 

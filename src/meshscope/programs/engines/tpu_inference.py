@@ -217,7 +217,6 @@ class _StepBuilder:
         return jax.jit(lambda array, rows: select(self.runner, array, rows))
 
     def _sampler(self, logits: Any) -> tuple[Any, ...]:
-        """Greedy sampling, under the scope of the part."""
         metadata = TPUSupportedSamplingMetadata(do_sampling=False)
         function = inspect.unwrap(sample)
 
