@@ -240,17 +240,15 @@ def check(path: str | Path, *, compiler: str | None = None) -> CheckResult:
     file = path_of(path)
     programs = read_budget_file(file)
     with default_compiler(compiler):
-        checked = tuple(_checked(program, file) for program in programs)
-    return CheckResult(path=file, programs=checked)
-
-
-def _checked(program: BudgetedProgram, file: Path) -> CheckedProgram:
-    try:
-        run = _run_of(program, file.parent)
-    except MeshscopeError as error:
-        raise type(error)(f"{file}:{program.line}: {error}") from error
-    checks = checks_of(run.record, program.budgets)
-    return CheckedProgram(program=program, run=run, checks=checks)
+        checked: list[CheckedProgram] = []
+        for program in programs:
+            try:
+                run = _run_of(program, file.parent)
+            except MeshscopeError as error:
+                raise type(error)(f"{file}:{program.line}: {error}") from error
+            checks = checks_of(run.record, program.budgets)
+            checked.append(CheckedProgram(program=program, run=run, checks=checks))
+    return CheckResult(path=file, programs=tuple(checked))
 
 
 def _run_of(program: BudgetedProgram, folder: Path) -> Run:

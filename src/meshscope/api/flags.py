@@ -85,7 +85,17 @@ def flags(  # noqa: PLR0913  the options of the command
         programs = [(request.phase or Phase.STEP, program)]
         name = program.name
     else:
-        programs = list(_model_programs({"model": model, "topology": topology, **options}))
+        asked = {"model": model, "topology": topology, **options}
+        experiment = compilable_experiment(request_of(CompileRequest, asked))
+        devices = described_devices(experiment.topology)
+        from meshscope.programs.jax.build import build_program  # imports JAX
+        from meshscope.programs.jax.function import function_program
+
+        programs = [
+            (phase, function_program(lowered, f"{experiment.model.name} {phase}"))
+            for phase in experiment.phases
+            for lowered in [build_program(experiment, phase, devices).lower()]
+        ]
         name = str(model)
 
     def listener(done: int, total: int) -> None:
@@ -115,17 +125,6 @@ def read_flags(path: Path) -> Sequence[str]:
         raise SpecError(f"cannot read '{path}': {reason}. Give a file of flags.") from error
     stripped = (line.split("#")[0].strip() for line in lines)
     return [line for line in stripped if line]
-
-
-def _model_programs(options: dict[str, Any]) -> Iterable[tuple[Phase, Any]]:
-    experiment = compilable_experiment(request_of(CompileRequest, options))
-    devices = described_devices(experiment.topology)
-    from meshscope.programs.jax.build import build_program  # imports JAX
-    from meshscope.programs.jax.function import function_program
-
-    for phase in experiment.phases:
-        lowered = build_program(experiment, phase, devices).lower()
-        yield phase, function_program(lowered, f"{experiment.model.name} {phase}")
 
 
 @request

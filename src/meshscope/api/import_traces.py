@@ -1,6 +1,5 @@
 """Imports traces that other tools recorded: measured rows, times and the quality of the capture."""
 
-import gzip
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured, ServedBenchmark, StepClass, TraceFacts
 from meshscope.events.timeline import DISTINCT_OPS, EXECUTIONS
+from meshscope.files import write_gzip
 from meshscope.hardware.chips import is_chip_named
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.model.config import read_model
@@ -173,8 +173,7 @@ def import_traces(request: "ImportRequest", paths: Sequence[Path]) -> Run:
         if trace.programs:
             (partial / HLO).mkdir()
         for name, text in trace.programs.items():  # the HLO of the trace, which `import` reads, too
-            with gzip.open(partial / HLO / f"{safe_name(name)}.hlo.txt.gz", "wt", 1) as file:
-                file.write(text)
+            write_gzip(partial / HLO / f"{safe_name(name)}.hlo.txt.gz", text)
         if not rows.executions.is_empty():
             (partial / EXECUTIONS).parent.mkdir()
             write_table(rows.executions, partial / EXECUTIONS)

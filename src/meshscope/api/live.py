@@ -123,7 +123,14 @@ def prepared_run(request: LiveRequest) -> PreparedRun:
         request = replace(request, prompt=len(tokens))
     experiment = request.experiment()
     if checkpoint is not None:
-        _check_checkpoint(experiment, checkpoint)
+        asked, model = experiment.model, read_model(str(checkpoint))
+        model = model.first(min(asked.n_layers, model.n_layers))
+        if replace(model, name=asked.name, source=asked.source) != asked:
+            raise SpecError(
+                f"checkpoint '{checkpoint}' belongs to another model than {asked.name}. Also give the "
+                f"folder as MODEL: meshscope run {checkpoint} --checkpoint {checkpoint}."
+            )
+        Checkpoint(checkpoint).check(experiment)
     if experiment.program.frontend.is_own:
         check_can_run()
     return PreparedRun(
@@ -136,18 +143,6 @@ def prepared_run(request: LiveRequest) -> PreparedRun:
         ),
         text=text,
     )
-
-
-def _check_checkpoint(experiment: Experiment, folder: Path) -> None:
-    """SpecError if the checkpoint belongs to another model or lacks tensors."""
-    asked, model = experiment.model, read_model(str(folder))
-    model = model.first(min(asked.n_layers, model.n_layers))
-    if replace(model, name=asked.name, source=asked.source) != asked:
-        raise SpecError(
-            f"checkpoint '{folder}' belongs to another model than {asked.name}. "
-            f"Also give the folder as MODEL: meshscope run {folder} --checkpoint {folder}."
-        )
-    Checkpoint(folder).check(experiment)
 
 
 def command(request: LiveRequest, output: RunOutput) -> None:

@@ -147,8 +147,15 @@ def hints_of(kind: Any) -> dict[str, Any]:
 def _typed(one: "Field[Any]", value: Any, hint: Any) -> Any:
     if value is None and NoneType in get_args(hint):
         return None
+    # A converter raises TypeError to say what the value must be, ValueError to say why not.
+    kind, convert = kinds_of(hint)[0], one.metadata.get("converter")
+    if convert is None and kind in NUMBERS:
+        convert = partial(number_of, one.name, kind=kind)
+    elif convert is None:
+        known: dict[Any, Callable[[Any], Any]] = {Path: path_of, str: text}
+        convert = choice(kind) if _is_a(kind, StrEnum) else known.get(kind, lambda given: given)
     try:
-        converted = _conversion(one, kinds_of(hint)[0])(value)
+        converted = convert(value)
     except TypeError as error:
         raise SpecError(f"{one.name}: {value!r} must be {error}.") from None
     except ValueError as error:
@@ -157,18 +164,6 @@ def _typed(one: "Field[Any]", value: Any, hint: Any) -> Any:
     if least is not None and converted < least:
         raise SpecError(f"{one.name}={converted} is too small. Use {least} or more.")
     return converted
-
-
-def _conversion(one: "Field[Any]", kind: Any) -> Callable[[Any], Any]:
-    """The converter of a field, else of its type: TypeError says what the value must be, ValueError why not."""
-    if (converter := one.metadata.get("converter")) is not None:
-        return converter
-    if kind in NUMBERS:
-        return partial(number_of, one.name, kind=kind)
-    if _is_a(kind, StrEnum):
-        return choice(kind)
-    converters: dict[Any, Callable[[Any], Any]] = {Path: path_of, str: text}
-    return converters.get(kind, lambda value: value)
 
 
 def _is_a(kind: Any, *kinds: type) -> bool:

@@ -1,6 +1,5 @@
 """`meshscope.profile`: a JAX function of the user on live devices, timed and profiled."""
 
-import gzip
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,13 @@ from meshscope.api.compile_function import axis_sizes, function_record
 from meshscope.api.records import new_manifest, write_record
 from meshscope.api.run import Run
 from meshscope.backends.compile.function import function_memory
-from meshscope.backends.live.measurement import ReadFunction, flatten_trace, read_live_function
+from meshscope.backends.live.measurement import ReadFunction, read_live_function
 from meshscope.backends.live.run import OPS
-from meshscope.backends.live.worker import HLO, TRACE, versions
+from meshscope.backends.live.worker import HLO, TRACE, flatten_trace, versions
 from meshscope.errors import SpecError, public
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured, StepCost
-from meshscope.files import path_of
+from meshscope.files import path_of, write_gzip
 from meshscope.hardware.topology import Topology, parse_topology, slice_of_devices
 from meshscope.plans.mesh import Mesh
 from meshscope.programs.environments import check_can_run
@@ -102,8 +101,7 @@ def profile(  # noqa: PLR0913  a function, its arguments, and how long to run it
         folder = scratch / "run"
         text = folder / HLO / program_file(Phase.STEP)
         text.parent.mkdir(parents=True)
-        with gzip.open(text, "wt", 1, encoding="utf-8") as file:
-            file.write(live.text)
+        write_gzip(text, live.text)
         run_profiled(live, folder / TRACE, profiled_steps, phase or Phase.STEP)
         flatten_trace(folder / TRACE)
         read = read_live_function(

@@ -56,18 +56,6 @@ class IdleRule(NamedTuple):
     reason: str
 
 
-def _exchanges_nothing(experiment: Experiment) -> bool:
-    """Whether the program is manual and exchanges no expert rows between devices."""
-    is_manual = experiment.program.partitioner is Partitioner.MANUAL
-    return is_manual and not exchange_axes(experiment.plan, experiment.dispatch_form)
-
-
-def _is_gathered(experiment: Experiment) -> bool:
-    """Whether the compiler exchanges rows that are gathered by index, which have no slots."""
-    is_auto = experiment.program.partitioner is Partitioner.AUTO
-    return is_auto and experiment.dispatch_form is DispatchForm.GATHERED
-
-
 def _ignores_skew(experiment: Experiment) -> bool:
     """Whether the most loaded device takes as long as under balanced routing, in every phase."""
     loads = (device_load, exchange_load)
@@ -94,12 +82,18 @@ RULES: tuple[IdleRule, ...] = (
     ),
     IdleRule(
         _DISPATCH,
-        _exchanges_nothing,
+        lambda experiment: (
+            experiment.program.partitioner is Partitioner.MANUAL
+            and not exchange_axes(experiment.plan, experiment.dispatch_form)
+        ),
         "plan '{plan}' exchanges no rows of experts: it has no ep over dp or fsdp",
     ),
     IdleRule(
         ("capacity_factor",),
-        _is_gathered,
+        lambda experiment: (
+            experiment.program.partitioner is Partitioner.AUTO
+            and experiment.dispatch_form is DispatchForm.GATHERED
+        ),
         "--dispatch gathered has no slots that tokens could exceed",
     ),
     IdleRule(

@@ -133,14 +133,6 @@ class SweepOptions:
         if self.address is not None and self.queue is Queue.LOCAL:
             raise SpecError("--address has no effect with --queue local. Use --queue ray.")
 
-    def queue_of(self, folder: SweepFolder) -> LocalQueue | RayQueue | TpuQueue:
-        """The queue that makes the runs of a folder."""
-        if self.tpu is not None:
-            return TpuQueue(folder, self.tpu, force=self.force)
-        if self.queue is Queue.LOCAL:
-            return LocalQueue(folder, force=self.force)
-        return RayQueue(folder, force=self.force, address=self.address)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
@@ -246,7 +238,13 @@ def planned_run(entry: SweepEntry) -> PlannedRun:
     if missing:
         raise SpecError(f"{command} needs {' and '.join(missing)}.")
     request = request_of(kind, values)
-    experiment = _checked_experiment(command, request)
+    if command is RunCommand.COMPILE:  # imported only if it is used
+        experiment = import_module("meshscope.api.compile").compilable_experiment(request)
+    elif command is RunCommand.RUN:
+        experiment = import_module("meshscope.api.live").prepared_run(request).experiment
+    else:
+        check_prediction_options(request.loop)
+        experiment = request.experiment()
     return planned_of(command, request, experiment, run_folder(request, experiment).name)
 
 
@@ -263,16 +261,6 @@ def planned_of(
         experiment=experiment.record,
         options={n: str(v) if isinstance(v, Path) else v for n, v in options.items()},
     )
-
-
-def _checked_experiment(command: RunCommand, request: ExperimentRequest) -> Experiment:
-    """The experiment after the checks of its command, whose module is imported only if it is used."""
-    if command is RunCommand.COMPILE:
-        return import_module("meshscope.api.compile").compilable_experiment(request)
-    if command is RunCommand.RUN:
-        return import_module("meshscope.api.live").prepared_run(request).experiment
-    check_prediction_options(request.loop)
-    return request.experiment()
 
 
 def sweep_folder(file: Path, out: Path | None) -> Path:
@@ -307,7 +295,12 @@ def run_sweep(
             n_done, n_failed = (states.count(s) for s in (SweepState.DONE, SweepState.FAILED))
             note(f"{len(plan.runs)} experiments: {n_done} done before, {n_failed} failed before")
         if left:
-            queue = options.queue_of(folder)
+            if options.tpu is not None:
+                queue = TpuQueue(folder, options.tpu, force=options.force)
+            elif options.queue is Queue.LOCAL:
+                queue = LocalQueue(folder, force=options.force)
+            else:
+                queue = RayQueue(folder, force=options.force, address=options.address)
             n_jobs = options.n_jobs or queue.n_jobs(left)
             with show(left, n_jobs) as listener:
                 make_runs(left, folder, queue, n_jobs=n_jobs, listener=listener)

@@ -182,9 +182,12 @@ class Release:
             report(f"making an environment with {maker}")
             made = _uv("venv", "--quiet", "--no-project", "--python", maker, str(folder))
             if made.returncode and python is None and not is_new:
+                others = (r for r in known_releases(ENGINES) if r.product == self.product)
+                able = [r.version for r in others if r.least_python <= sys.version_info[:2]]
+                other = f", or install --engine-version {able[-1]}" if able else ""
                 raise MissingToolError(
                     f"{self.label} needs Python {self._least} or newer: {_end_of(made)} Install it, or "
-                    f"name one: --python /path/to/python{self._least}{self._alternative}"
+                    f"name one: --python /path/to/python{self._least}{other}"
                 )
             self._check_done(made)
             report(f"installing {', '.join(self.requirements)}")
@@ -233,13 +236,6 @@ class Release:
     @property
     def _least(self) -> str:
         return ".".join(map(str, self.least_python))
-
-    @property
-    def _alternative(self) -> str:
-        """The option that installs an engine's newest release for this Python; empty without one."""
-        python, releases = sys.version_info[:2], known_releases(ENGINES)
-        others = [r for r in releases if r.product == self.product and r.least_python <= python]
-        return f", or install --engine-version {others[-1].version}" if others else ""
 
     def _install_in(self, folder: Path, settings: Mapping[str, str], *arguments: str) -> None:
         python = str(folder / "bin" / "python")
@@ -453,8 +449,7 @@ def check_torchxla() -> Mapping[str, str]:
             f"the Python of {TORCHXLA_VARIABLE}, '{python}', does not run: {error}. Name one that does, "
             "or unset it."
         ) from error
-    missing = [name for name in TORCHXLA_PACKAGES if name not in versions]
-    if missing:
+    if missing := [name for name in TORCHXLA_PACKAGES if name not in versions]:
         raise MissingToolError(
             f"--frontend torchxla needs {', '.join(missing)}, not installed for {python} (Python "
             f"{versions['python']}). Install the extra, {TORCHXLA_EXTRA}; if another torch must stay, use a "

@@ -177,11 +177,6 @@ def _check_engine(experiment: Experiment) -> None:
     installed_release(experiment.program.frontend, experiment.program.engine_version)
 
 
-def _engine_interpreter(program: Program, scratch: Path) -> tuple[str, dict[str, str]]:
-    release = installed_release(program.frontend, program.engine_version)
-    return release.python, lone_variables(scratch)
-
-
 def _engine(  # noqa: PLR0913  what an engine needs
     module: str,
     package: str,
@@ -197,16 +192,18 @@ def _engine(  # noqa: PLR0913  what an engine needs
     lowered programs do not use, become stubs, as do the engine's own modules in `replaced`.
     """
 
-    def build(
-        experiment: Experiment, _chunk: int
-    ) -> Build:  # the chunks of a prompt run one program
+    def interpreter(program: Program, scratch: Path) -> tuple[str, dict[str, str]]:
+        release = installed_release(program.frontend, program.engine_version)
+        return release.python, lone_variables(scratch)
+
+    def build(experiment: Experiment, _chunk: int) -> Build:  # chunks of a prompt run one program
         os.environ.update(variables(experiment))
         install_stubs(tuple(missing.split()), replaced=replaced)
         return import_module(f"meshscope.programs.engines.{module}").build_step
 
     return FrontendAdapter(
         check=_check_engine,
-        interpreter=_engine_interpreter,
+        interpreter=interpreter,
         builder=build,
         packages=(package, "flax"),
         implies_scopes=implies_scopes,

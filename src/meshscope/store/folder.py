@@ -134,9 +134,12 @@ def _removed_at_end(partial: Path) -> Generator[None]:
     if os.path.lexists(partial):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
-    def remove() -> None:
-        with _uninterrupted():
+    def remove() -> None:  # without interruption: users often press Ctrl-C twice
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
             shutil.rmtree(partial, ignore_errors=True)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     atexit.register(remove)
     try:
@@ -144,16 +147,6 @@ def _removed_at_end(partial: Path) -> Generator[None]:
     finally:
         remove()
         atexit.unregister(remove)
-
-
-@contextmanager
-def _uninterrupted() -> Generator[None]:
-    """Blocks SIGINT and SIGTERM while the block runs: users often press Ctrl-C twice."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

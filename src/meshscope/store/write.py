@@ -30,7 +30,9 @@ def write_run(folder: Path, run: RunRecord, *, metrics: Mapping[str, Any]) -> No
         figures["times"] = to_plain(run.times)
     write_json(folder / METRICS, {**figures, **metrics})
     head = {"tool": TOOL, "schema": SCHEMA_VERSION}
-    manifest = {**head, **manifest_as_dict(run.manifest), "files": _hashes(folder)}
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST)
+    hashes = {path.relative_to(folder).as_posix(): sha256(path) for path in files}
+    manifest = {**head, **manifest_as_dict(run.manifest), "files": hashes}
     write_json(folder / MANIFEST, {**manifest, DIGEST: manifest_digest(manifest)})
 
 
@@ -61,10 +63,3 @@ def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _hashes(folder: Path) -> dict[str, str]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {
-        path.relative_to(folder).as_posix(): sha256(path) for path in files if path.name != MANIFEST
-    }

@@ -4,7 +4,7 @@ A program with the same canonical text as without flags is unchanged, and is not
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -85,12 +85,12 @@ def _effect(
     except CompileError as error:
         return FlagEffect(flag=flag, phase=phase, refused=str(error).splitlines()[0][:300])
     digest, before = base
-    is_changed = canonical_hash(compiled.text) != digest
-    after = (
-        read_function(compiled, mesh=program.mesh, topology=topology, phase=phase)
-        if is_changed
-        else before
-    )
+    after, notes = before, list[str]()
+    if is_changed := canonical_hash(compiled.text) != digest:
+        after = read_function(compiled, mesh=program.mesh, topology=topology, phase=phase)
+        for where, result in (("without the flag", before), ("with the flag", after)):
+            unmeasured = (note for note in result.step.time.notes if NO_MEASURED_BASIS in note)
+            notes += [f"{where}, {note}" for note in unmeasured]
     return FlagEffect(
         flag=flag,
         phase=phase,
@@ -100,14 +100,8 @@ def _effect(
         total_bytes=after.memory.total_bytes,
         base_step_s=before.step.time.step.value_s,
         base_total_bytes=before.memory.total_bytes,
-        notes=tuple(_notes(before.step.time.notes, after.step.time.notes)) if is_changed else (),
+        notes=tuple(notes),
     )
-
-
-def _notes(before: Iterable[str], after: Iterable[str]) -> Iterator[str]:
-    """What has no measured basis in the times without the flag and with it."""
-    for where, notes in (("without the flag", before), ("with the flag", after)):
-        yield from (f"{where}, {note}" for note in notes if NO_MEASURED_BASIS in note)
 
 
 def _facts(rows: Iterable[Collective]) -> list[tuple[object, ...]]:

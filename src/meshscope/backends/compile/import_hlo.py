@@ -101,10 +101,13 @@ def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read
     steps: list[TimedStep] = []
     in_step = _in_steps(reads, topology)
     for read in reads:
-        phase, layers = in_step.get(id(read)), read.layers
+        phase, layers, notes = in_step.get(id(read)), read.layers, ()
         if phase is None:
             rows += read.rows if layers is None else rows_of_all_layers(read.rows, layers)
             continue
+        if layers is not None and layers.folds:  # what the time assumes of layers that it lacks
+            n, words = len(layers.layers), fold_words(layers)
+            notes = (f"time of {_n_layers(layers)} layers from a program of {n}: {words}",)
         step = timed_step(
             read.program.module,
             read.collectives,
@@ -113,7 +116,7 @@ def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read
             chip_profile=chip_profile,
             layers=layers,
             lengths=lengths.get(phase, lengths.get(None, ())),
-            notes=_depth_notes(layers),
+            notes=notes,
         )
         timed = step.rows(read.rows)
         if layers is not None:
@@ -147,7 +150,12 @@ def _read(
         crosses_slices=topology.crosses_slices,
         default_phase=program.phase or program.default_phase,
     )
-    _check_phase(program, rows)
+    others = sorted({row.phase for row in rows if row.phase is not None} - {program.phase})
+    if program.phase is not None and others:
+        raise ParseError(
+            f"{module.origin}:1: is given as {program.phase}, but its scopes name "
+            f"{' and '.join(others)}. Give the file without '{program.phase}='."
+        )
     _check_mesh(module, rows, mesh)
     return _Read(
         program=replace(program, module=module),
@@ -155,15 +163,6 @@ def _read(
         rows=rows,
         layers=None if n_layers is None else _whole_depth(module, rows, n_layers),
     )
-
-
-def _check_phase(program: ImportedProgram, rows: Sequence[Collective]) -> None:
-    others = sorted({row.phase for row in rows if row.phase is not None} - {program.phase})
-    if program.phase is not None and others:
-        raise ParseError(
-            f"{program.module.origin}:1: is given as {program.phase}, but its scopes name "
-            f"{' and '.join(others)}. Give the file without '{program.phase}='."
-        )
 
 
 def _check_mesh(module: HloModule, rows: Sequence[Collective], mesh: Mesh) -> None:
@@ -220,7 +219,8 @@ def _whole_depth(
     if not n_missing:
         return ShallowLayers(layers=indices, folds=())
     for period in range(1, MAX_PERIOD + 1):
-        times = _n_repeats(kinds, period)
+        bodies = (kinds[end - period : end] for end in range(len(kinds), period - 1, -period))
+        times = sum(1 for _ in takewhile(lambda body, last=kinds[-period:]: body == last, bodies))
         if times > 1 and n_missing % period == 0:
             fold = _fold(len(kinds), period, times, n_missing)
             return ShallowLayers(layers=indices, folds=(fold,))
@@ -271,12 +271,6 @@ def _layer_kinds(module: HloModule, rows: Sequence[Collective]) -> list[Hashable
     ]
 
 
-def _n_repeats(kinds: Sequence[Hashable], period: int) -> int:
-    """How often the last `period` layers are repeated at the end of the program."""
-    bodies = (kinds[end - period : end] for end in range(len(kinds), period - 1, -period))
-    return sum(1 for _ in takewhile(lambda body: body == kinds[-period:], bodies))
-
-
 def _fold(n_layers: int, period: int, times: int, n_missing: int) -> Fold:
     """The middle ones of the identical layers; the first and the last are scheduled differently."""
     n_around = min(2, (times - 1) // 2)
@@ -306,14 +300,6 @@ def rows_of_all_layers(rows: Sequence[Collective], layers: ShallowLayers) -> lis
 
 def _n_layers(layers: ShallowLayers) -> int:
     return len(layers.layers) + sum(f.n_layers * (f.times - 1) for f in layers.folds)
-
-
-def _depth_notes(layers: ShallowLayers | None) -> tuple[str, ...]:
-    """What the time assumes of layers that the program lacks."""
-    if layers is None or not layers.folds:
-        return ()
-    n = len(layers.layers)
-    return (f"time of {_n_layers(layers)} layers from a program of {n}: {fold_words(layers)}",)
 
 
 MAX_PROTO_BYTES = 2**31  # protobuf's own limit

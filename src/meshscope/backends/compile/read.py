@@ -106,9 +106,21 @@ def read_phase(
     the text.
     """
     layers = options.layers
-    options = options.noting(*_round_notes(experiment, phase), *_precision(experiment))
+    dispatch = experiment.dispatch(phase)
+    is_manual = experiment.program.partitioner is Partitioner.MANUAL
+    is_balanced = experiment.workload.routing_skew == 1
+    if is_manual and is_balanced and dispatch is not None and dispatch.has_rounds:
+        options = options.noting(dispatch.rounds_note)
+    options = options.noting(*_precision(experiment))
     if layers is None:
-        return read_timed(experiment, phase, path, options.noting(*_loop_notes(experiment, phase)))
+        is_tpu = experiment.topology.chip.kind is ChipKind.TPU
+        if is_tpu and experiment.is_scanned and phase is Phase.DECODE:
+            loop = "auto" if experiment.plan.pp == 1 else "unroll"
+            options = options.noting(
+                "scanned layers cannot prefetch the weights of the next layer, so a step may take twice "
+                f"as long as with --loop {loop}"
+            )
+        return read_timed(experiment, phase, path, options)
     folds, n_layers = fold_words(layers), experiment.model.n_layers
     note = (
         f"of {len(layers.layers)} of the {n_layers} layers: {folds}"
@@ -207,29 +219,11 @@ def placed_rows(rows: Iterable[Collective], start_s: float) -> Iterator[Collecti
         yield row if row.start_s is None else replace(row, start_s=row.start_s + start_s)
 
 
-def _loop_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
-    is_tpu = experiment.topology.chip.kind is ChipKind.TPU
-    if is_tpu and experiment.is_scanned and phase is Phase.DECODE:
-        loop = "auto" if experiment.plan.pp == 1 else "unroll"
-        yield (
-            "scanned layers cannot prefetch the weights of the next layer, so a step may take twice "
-            f"as long as with --loop {loop}"
-        )
-
-
 def _precision(experiment: Experiment) -> Iterator[str]:
     workload = experiment.workload
     yield from precision_notes(
         workload.weight_dtype, workload.activation_dtype, experiment.topology.chip
     )
-
-
-def _round_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
-    dispatch = experiment.dispatch(phase)
-    is_manual = experiment.program.partitioner is Partitioner.MANUAL
-    is_balanced = experiment.workload.routing_skew == 1
-    if is_manual and is_balanced and dispatch is not None and dispatch.has_rounds:
-        yield dispatch.rounds_note
 
 
 def _read_engine(

@@ -4,7 +4,6 @@ A separate process lets programs compile concurrently and turns a compiler crash
 Each function takes a request (`meshscope.workers`), writes the scheduled HLO and returns a report.
 """
 
-import gzip
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.events.enums import Phase
+from meshscope.files import write_gzip
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.experiment import Experiment, experiment_from_dict
@@ -24,7 +24,6 @@ LIBTPU_FLAGS = "--xla_tpu_no_crash_on_oom=true"
 
 FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
 PACKAGES = ("jax", "jaxlib", "libtpu")
-GZIP_LEVEL = 1  # compresses HLO text 15 times; higher levels take seconds for little gain
 
 # What libtpu reads to describe a TPU on a machine without one.
 DESCRIPTION = {
@@ -95,7 +94,7 @@ def compile_program(
         lowered_at = time.perf_counter()
         compiled = lowered.compile()
         compiled_at = time.perf_counter()
-        _write_text(compiled, out_dir / program_file(phase, name))
+        write_gzip(out_dir / program_file(phase, name), compiled.as_text())
         analyses.append(memory_analysis(compiled))
         seconds["lower"] += lowered_at - lowering_since
         seconds["compile"] += compiled_at - lowered_at
@@ -157,7 +156,7 @@ def compile_function(request: Mapping[str, Any]) -> dict[str, Any]:
         options=request["options"],
     )
     compiled_at = time.perf_counter()
-    _write_text(compiled, Path(request["text"]))
+    write_gzip(Path(request["text"]), compiled.as_text())
     return {
         "seconds": {"compile": compiled_at - started},
         "memory": memory_analysis(compiled),
@@ -172,10 +171,6 @@ def compile_graph(request: Mapping[str, Any]) -> dict[str, str]:
 
     traced = Traced(proto=Path(request["proto"]).read_bytes())
     devices = slice_devices(parse_topology(request["topology"]))
-    _write_text(lowered(traced, devices, name="program").compile(), Path(request["text"]))
+    compiled = lowered(traced, devices, name="program").compile()
+    write_gzip(Path(request["text"]), compiled.as_text())
     return {name: version(name) for name in PACKAGES}
-
-
-def _write_text(compiled: Any, path: Path) -> None:
-    with gzip.open(path, "wt", GZIP_LEVEL, encoding="utf-8") as file:
-        file.write(compiled.as_text())

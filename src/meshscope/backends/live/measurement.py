@@ -6,7 +6,6 @@ of its instruction.
 The programs of a live run with their collectives, and rows summed over the chunks of a prompt.
 """
 
-import shutil
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from meshscope.readers.profile.executions import join_hlo, loads, participants, 
 from meshscope.readers.profile.ops import Ops
 from meshscope.readers.profile.quality import capture_faults
 from meshscope.readers.profile.steps import ops_in_steps
-from meshscope.readers.profile.xplane import Profile, profile_files, read_profile
+from meshscope.readers.profile.xplane import Profile, read_profile
 from meshscope.serialize import from_plain, picked
 
 Key = tuple[str, str]  # module, instruction
@@ -102,14 +101,24 @@ def measured_of(
     profile: Profile, programs: Sequence[ProfiledProgram], *, n_steps: Mapping[Phase, int]
 ) -> ProfileRows:
     """Joins the profile of these programs to their compiled rows; it has `n_steps` of each phase."""
-    ops = _of_modules(ops_in_steps(profile), {program.module.name for program in programs})
+    ops = ops_in_steps(profile)
+    # Without those between steps, such as creating a cache.
+    instructions = ops.instructions.filter(
+        pl.col("module").is_in([program.module.name for program in programs])
+    )
+    if not instructions.is_empty():
+        events = ops.events.filter(pl.col("op").is_in(instructions["op"].implode()))
+        ops = Ops(events=events, instructions=instructions)
     facts = _facts(programs)
     expected = _expected(programs)
     rows = _of_stages(join_hlo(ops, facts), programs)
     by_device = _expected_by_device(programs)
     faults = capture_faults(profile, with_hlo(ops, facts), expected={**expected, **by_device})
     steps = {program.phase: n_steps[program.phase] for program in programs}
-    recorded = _recorded(rows)
+    executed = (
+        rows.filter(pl.col("kind").is_not_null()).group_by("module", "hlo_name", "device").len()
+    )
+    recorded = {(module, name, device): n for module, name, device, n in executed.iter_rows()}
     measured = [
         summed_rows([_measured_rows(recorded, p, expected) for p in programs if p.phase is phase])
         for phase in steps
@@ -121,15 +130,6 @@ def measured_of(
         findings=tuple(faults),
         ops=rows,
     )
-
-
-def _of_modules(ops: Ops, names: set[str]) -> Ops:
-    """The ops of these modules, without those between steps, such as creating a cache."""
-    instructions = ops.instructions.filter(pl.col("module").is_in(list(names)))
-    if instructions.is_empty():
-        return ops
-    events = ops.events.filter(pl.col("op").is_in(instructions["op"].implode()))
-    return Ops(events=events, instructions=instructions)
 
 
 def _facts(programs: Sequence[ProfiledProgram]) -> dict[Key, dict[str, Any]]:
@@ -315,13 +315,6 @@ def _expected_in_stages(compiled: Sequence[Collective]) -> dict[StageKey, int]:
     }
 
 
-def _recorded(rows: pl.DataFrame) -> dict[tuple[str, str, int | None], int]:
-    """Executions of each collective instruction by device; None if the device is unknown."""
-    collectives = rows.filter(pl.col("kind").is_not_null())
-    counts = collectives.group_by("module", "hlo_name", "device").len()
-    return {(module, name, device): n for module, name, device, n in counts.iter_rows()}
-
-
 def _loads(rows: pl.DataFrame, n_steps: Mapping[Phase, int]) -> Iterable[DeviceLoad]:
     """Load of each device, summed over the steps of each phase, without the time between steps."""
     wait_s = pl.when(pl.col("wait_s").is_not_null().all()).then(pl.col("wait_s").sum())
@@ -375,22 +368,12 @@ def read_live_function(  # noqa: PLR0913  a program, its devices and its profile
     profile = read_profile(trace, positions=positions)
     program = ProfiledProgram(phase=step, module=module, rows=rows, n_runs=n_steps)
     timings = measured_of(profile, [program], n_steps={step: n_steps})
-    timed = replace(timings, rows=_with_durations(timings))
-    return ReadFunction(phase=step, compiled=tuple(rows), timings=timed, profile=profile)
-
-
-def _with_durations(timings: ProfileRows) -> list[Collective]:
-    """The measured rows with their mean duration over all executions and devices."""
+    # The measured rows have their mean duration over all executions and devices.
     collectives = timings.ops.filter(pl.col("kind").is_not_null())
     dur_s = dict(collectives.group_by("hlo_name").agg(pl.col("dur_s").mean()).iter_rows())
-    return [
+    timed_rows = [
         replace(row, dur_s=dur_s.get(row.hlo_name), time_basis=TimeBasis.MEASURED.value)
         for row in timings.rows
     ]
-
-
-def flatten_trace(folder: Path) -> None:
-    """Moves the profiles that JAX wrote up into the folder, as in other live runs."""
-    for profile in profile_files(folder):
-        profile.rename(folder / profile.name)
-    shutil.rmtree(folder / "plugins")
+    timed = replace(timings, rows=timed_rows)
+    return ReadFunction(phase=step, compiled=tuple(rows), timings=timed, profile=profile)

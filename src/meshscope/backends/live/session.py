@@ -1,7 +1,7 @@
 """An experiment on JAX's live devices: compiled programs, weights, and timed requests with chunks of prefill."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -266,16 +266,6 @@ def device_record(device: Any) -> dict[str, Any]:
     names = ("id", "device_kind", "platform", "process_index")
     fields = {name.removeprefix("device_"): getattr(device, name) for name in names}
     return {**fields, "coords": None if coords is None else list(coords)}
-
-
-def join_processes(options: Mapping[str, Any]) -> None:
-    """Connects to the other processes of the run, if there are any."""
-    if options["coordinator"] is not None:
-        jax.distributed.initialize(
-            coordinator_address=options["coordinator"],
-            num_processes=options["n_processes"],
-            process_id=options["process_id"],
-        )
 
 
 def gather_profiles(trace: Path, *, process_id: int) -> None:

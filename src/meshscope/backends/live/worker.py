@@ -4,7 +4,6 @@ It is separate because JAX reads its platform from the environment and because a
 parent.
 """
 
-import gzip
 import os
 import shutil
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.backends.live.checkpoint import Checkpoint
+from meshscope.files import write_gzip
 from meshscope.plans.experiment import Experiment, experiment_from_dict
 from meshscope.programs.frontends import frontend_of, program_file
 from meshscope.workers import report_progress
@@ -22,7 +22,6 @@ from meshscope.workers import report_progress
 HLO, TRACE = "hlo", "trace"  # folders of a run
 DUMPS = "dumps"  # HLO that XLA writes for torch_xla; removed after reading
 STAGES = ("compiling", "placing weights", "warming up", "timing", "profiling")
-GZIP_LEVEL = 1  # HLO text shrinks 15 times; higher levels take seconds and gain little
 VERSIONED = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")
 
@@ -40,15 +39,11 @@ def run_request(request: Mapping[str, Any]) -> dict[str, Any]:
     from meshscope.backends.live.session import gather_profiles, host_tokens  # imports JAX
 
     for program, text in session.hlo_texts().items():
-        path = out / HLO / program_file(program)
-        with gzip.open(path, "wt", GZIP_LEVEL, encoding="utf-8") as file:
-            file.write(text)
+        write_gzip(out / HLO / program_file(program), text)
     requests, outputs, warm_up_s = _timed(session, options)
     report_progress(stage_words("profiling"))
     profiled = session.profiled(out / TRACE, n_decode_steps=options["profiled_steps"])
-    for profile in (out / TRACE).glob("plugins/profile/*/*.xplane.pb"):  # named by host
-        profile.rename(out / TRACE / profile.name)
-    shutil.rmtree(out / TRACE / "plugins", ignore_errors=True)
+    flatten_trace(out / TRACE)
     if options["coordinator"] is not None:
         gather_profiles(out / TRACE, process_id=options["process_id"])
     memory = session.memory()
@@ -64,6 +59,13 @@ def run_request(request: Mapping[str, Any]) -> dict[str, Any]:
         "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
         "devices": devices,
     }
+
+
+def flatten_trace(folder: Path) -> None:
+    """Moves the profiles that JAX wrote, named by host, up into the folder."""
+    for profile in folder.glob("plugins/profile/*/*.xplane.pb"):
+        profile.rename(folder / profile.name)
+    shutil.rmtree(folder / "plugins", ignore_errors=True)
 
 
 def _started(
@@ -83,7 +85,12 @@ def _started(
         return session, devices
     from meshscope.backends.live import session as live  # imports JAX
 
-    live.join_processes(options)
+    if options["coordinator"] is not None:  # connects to the other processes
+        live.jax.distributed.initialize(
+            coordinator_address=options["coordinator"],
+            num_processes=options["n_processes"],
+            process_id=options["process_id"],
+        )
     devices = live.live_devices(experiment.topology)
     from meshscope.programs.jax.values import placed_weights, random_weights
 

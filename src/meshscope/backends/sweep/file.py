@@ -128,7 +128,12 @@ def entries_of(document: Mapping[str, Any], *, known: Sequence[str]) -> list[Swe
         raise SpecError(f"sweep file: unknown section '{unknown}'. {nearest(unknown, SECTIONS)}")
     names = (*known, COMMAND)
     defaults = _options(document.get("defaults") or {}, "defaults", names, is_plain=True)
-    sections = list(_sections(document, names))
+    sections: list[tuple[str, dict[str, Any]]] = []  # places in the file, and what they hold
+    for section in ("grid", "experiments"):
+        content = document.get(section) or []
+        for number, item in enumerate(_choices(content), start=1):
+            place = section if isinstance(content, dict) else f"{section} {number}"
+            sections.append((place, _options(item, place, names)))
     n = sum(prod(len(_choices(value)) for value in options.values()) for _, options in sections)
     if not 1 <= n <= MAX_EXPERIMENTS:
         raise SpecError(
@@ -155,17 +160,6 @@ def entries_of(document: Mapping[str, Any], *, known: Sequence[str]) -> list[Swe
     if not kept:
         raise SpecError("sweep file: 'exclude' removes every experiment. Remove one.")
     return kept
-
-
-def _sections(
-    document: Mapping[str, Any], names: Sequence[str]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The mappings under `grid` and `experiments`, each with its place in the file."""
-    for section in ("grid", "experiments"):
-        content = document.get(section) or []
-        for number, item in enumerate(_choices(content), start=1):
-            place = section if isinstance(content, dict) else f"{section} {number}"
-            yield place, _options(item, place, names)
 
 
 def _options(

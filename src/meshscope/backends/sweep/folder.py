@@ -142,7 +142,17 @@ def locked_folder(path: Path) -> Generator[SweepFolder]:
             f"cannot create the folder '{path}': {error.strerror}. Choose another --out."
         ) from error
     try:
-        _wait_for_lock(lock, path)
+        last = time.monotonic() + WAIT_FOR_LOCK_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > last:
+                    raise RunError(
+                        f"another sweep is using '{path}'. Wait for it, or choose another --out."
+                    ) from error
+                time.sleep(0.1)
         check_is_sweep(path)
         remove_leftovers(path)
         for pattern in LEFTOVERS:
@@ -168,18 +178,3 @@ def check_is_sweep(path: Path) -> None:
     raise RunError(
         f"'{path}' exists and is not the folder of a sweep; it is not changed. Choose another --out."
     )
-
-
-def _wait_for_lock(lock: int, path: Path) -> None:
-    last = time.monotonic() + WAIT_FOR_LOCK_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() > last:
-                raise RunError(
-                    f"another sweep is using '{path}'. Wait for it, or choose another --out."
-                ) from error
-            time.sleep(0.1)
-        else:
-            return

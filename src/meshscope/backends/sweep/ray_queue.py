@@ -66,7 +66,12 @@ class RayQueue(CommandQueue):
                 ):
                     stored.extractall(partial)  # names stay inside of the folder
         except (self._ray.exceptions.RayError, MeshscopeError) as error:
-            return EndedCommand(returncode=1, failure=_reason(error))
+            cause = getattr(error, "cause", None) or error  # what the task raised on its node
+            if isinstance(cause, MeshscopeError):
+                return EndedCommand(returncode=1, failure=str(cause))
+            lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+            reason = f"({type(cause).__name__}): {lines[-1] if lines else 'no message'}"
+            return EndedCommand(returncode=1, failure=f"the Ray task failed {reason}")
         finally:
             self._tasks.discard(task)
         return end
@@ -123,15 +128,6 @@ def _connected_ray(address: str | None) -> Any:
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray replaces it
     return ray
-
-
-def _reason(error: Exception) -> str:
-    """Why there is no run: our own message, or the last line of Ray's."""
-    cause = getattr(error, "cause", None) or error  # what the task raised on its node
-    if isinstance(cause, MeshscopeError):
-        return str(cause)
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    return f"the Ray task failed ({type(cause).__name__}): {lines[-1] if lines else 'no message'}"
 
 
 def remote_end(

@@ -1,7 +1,9 @@
 """The configuration of an engine for an experiment: Hugging Face's keys of the model, vLLM's, MaxText's."""
 
 import re
+import tomllib
 from collections.abc import Mapping
+from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,33 +152,10 @@ class PallasAttentionBackend:
         return 1 << (smallest - 1).bit_length()
 
 
-# Ids on the Hugging Face Hub and the files of `maxtext/configs/models` (0.2.5). The architectures of a
-# base model and its tuned versions are the same.
-MAXTEXT_MODELS: Mapping[str, str] = {
-    "meta-llama/Llama-2-7B": "llama2-7b",
-    "meta-llama/Llama-2-13B": "llama2-13b",
-    "meta-llama/Llama-2-70B": "llama2-70b",
-    "meta-llama/Meta-Llama-3-8B": "llama3-8b",
-    "meta-llama/Meta-Llama-3-70B": "llama3-70b",
-    "meta-llama/Llama-3.1-8B": "llama3.1-8b",
-    "meta-llama/Llama-3.1-70B": "llama3.1-70b",
-    "meta-llama/Llama-3.1-405B": "llama3.1-405b",
-    "meta-llama/Llama-3.3-70B": "llama3.3-70b",
-    "Qwen/Qwen2.5-1.5B": "qwen2.5-1.5b",
-    "Qwen/Qwen2.5-7B": "qwen2.5-7b",
-    "Qwen/Qwen2.5-14B": "qwen2.5-14b",
-    "Qwen/Qwen3-0.6B": "qwen3-0.6b",
-    "Qwen/Qwen3-1.7B": "qwen3-1.7b",
-    "Qwen/Qwen3-4B": "qwen3-4b",
-    "Qwen/Qwen3-8B": "qwen3-8b",
-    "Qwen/Qwen3-14B": "qwen3-14b",
-    "Qwen/Qwen3-32B": "qwen3-32b",
-    "Qwen/Qwen3-30B-A3B": "qwen3-30b-a3b",
-    "Qwen/Qwen3-235B-A22B": "qwen3-235b-a22b",
-    "mistralai/Mixtral-8x7B": "mixtral-8x7b",
-    "mistralai/Mixtral-8x22B": "mixtral-8x22b",
-    "deepseek-ai/DeepSeek-V2-Lite": "deepseek2-16b",
-}
+# Ids on the Hugging Face Hub, and MaxText's names.
+MAXTEXT_MODELS: Mapping[str, str] = tomllib.loads(
+    (files("meshscope.programs") / "maxtext_models.toml").read_text(encoding="utf-8")
+)
 _TUNED = re.compile(r"(-v0\.1)?(-Instruct|-Base|-Chat|-chat|-it)?(-v0\.1|-2507)?$")
 # MaxText's axes by plan axis. An expert axis also holds the batch of everything else.
 MAXTEXT_AXES: Mapping[str, str] = {"tp": "tensor", "fsdp": "fsdp", "dp": "data"}

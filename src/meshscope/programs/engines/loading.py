@@ -5,7 +5,7 @@ on arrays of the host and of devices; here the same functions run while JAX trac
 shardings that they ask for are kept.
 """
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields

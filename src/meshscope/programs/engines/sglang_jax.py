@@ -174,6 +174,9 @@ class _StepBuilder:
         is_decode = self.phase is Phase.DECODE
         n_requests, n_tokens = self._n_requests, self._n_tokens
         ones = np.ones(n_requests, np.int32)
+        # A list in 0.0.2, a column in releases that know the size of the vocabulary.
+        read = sampling_batch_info.SamplingMetadata.from_model_worker_batch
+        temperatures = (n_requests, *(1 for _ in known_options(read, vocab_size=0)))
         values: dict[str, Any] = {
             "bid": 1,
             "forward_mode": modes.DECODE if is_decode else modes.EXTEND,
@@ -192,7 +195,7 @@ class _StepBuilder:
             "capture_hidden_mode": forward_batch_info.CaptureHiddenMode.NULL,
             "apply_for_deepstack": False,
             "sampling_info": _Batch(
-                temperatures=np.ones(self._temperature_shape, np.float32),
+                temperatures=np.ones(temperatures, np.float32),
                 top_ps=np.ones(n_requests, np.float32),
                 top_ks=ones,
                 min_ps=np.zeros(n_requests, np.float32),
@@ -226,12 +229,6 @@ class _StepBuilder:
     def _placed(self, tree: Any) -> Any:
         """The model's state or output with its sharding over the mesh."""
         return jax.tree.map(self._leaf, tree)
-
-    @property
-    def _temperature_shape(self) -> tuple[int, ...]:
-        """One a request: a list in 0.0.2, a column in releases that know the size of the vocabulary."""
-        read = sampling_batch_info.SamplingMetadata.from_model_worker_batch
-        return (self._n_requests, *(1 for _ in known_options(read, vocab_size=0)))
 
     @property
     def _n_requests(self) -> int:

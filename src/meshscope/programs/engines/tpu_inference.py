@@ -130,6 +130,10 @@ class _StepBuilder:
     def _abstract_model(self) -> tuple[Callable[[Any], Any], Any]:
         """A function that merges leaves into the model with scopes, and abstract leaves."""
         config, mesh = self.runner.vllm_config, self.runner.mesh
+        model, workload = self.experiment.model, self.experiment.workload
+        # gpt-oss keeps its checkpoint's weights.
+        has_experts = model.moe is not None and model.family.traits.experts != "gpt_oss"
+        is_processed = has_experts or workload.weight_dtype in QUANTIZATION
         kind = model_loader._get_model_architecture(config.model_config.hf_config)
         if (quantization := getattr(model_loader, "get_tpu_quantization_config", None)) is not None:
             config.quant_config = quantization(config)
@@ -139,7 +143,7 @@ class _StepBuilder:
             initialize = getattr(getattr(model, "model", None), "initialize_cache", None)
             if initialize is not None:  # the engine calls it after loading weights
                 initialize()
-            if self._is_processed:
+            if is_processed:
                 process_loaded(model, mesh)
             if self.experiment.plan.sp:
                 split_tokens(model, mesh)
@@ -163,7 +167,15 @@ class _StepBuilder:
         """The paged caches of all layers, with the engine's shape and sharding."""
         model, runner = self.experiment.model, self.runner
         is_latent = model.attention.mechanism is Mechanism.LATENT
-        n_heads, head_dim = self._cache_heads
+        # Heads of the cache and their size, padded as the engine's cache manager pads them.
+        if is_latent:
+            latent = latent_of(model.attention)
+            n_heads = 1
+            head_dim = sum(-(n // -LANES) * LANES for n in (latent.kv_rank, latent.rope_dim))
+        else:
+            heads = grouped_of(model.attention)
+            n_heads = utils.get_padded_num_heads(heads.n_kv_heads, runner.mesh.shape["model"])
+            head_dim = utils.get_padded_head_dim(heads.head_dim)
         n_pages = self.experiment.workload.batch * runner.max_num_blocks_per_req
         name = runner.cache_config.cache_dtype
         dtype = runner.dtype if name == "auto" else utils.get_jax_dtype_from_str_dtype(name)
@@ -181,17 +193,6 @@ class _StepBuilder:
             )
         )
         return [_array(cache.shape, cache.dtype, shardings[-1])] * model.n_layers
-
-    @property
-    def _cache_heads(self) -> tuple[int, int]:
-        """Heads of the cache and their size, padded as the engine's cache manager pads them."""
-        attention = self.experiment.model.attention
-        if attention.mechanism is Mechanism.LATENT:
-            latent = latent_of(attention)
-            return 1, sum(-(n // -LANES) * LANES for n in (latent.kv_rank, latent.rope_dim))
-        heads = grouped_of(attention)
-        n_heads = utils.get_padded_num_heads(heads.n_kv_heads, self.runner.mesh.shape["model"])
-        return n_heads, utils.get_padded_head_dim(heads.head_dim)
 
     def _inputs(self) -> tuple[Any, Any]:
         """Token ids and attention metadata; the latter has other fields in each release."""
@@ -226,15 +227,6 @@ class _StepBuilder:
 
         options = _compiler_options("get_sampling_compiler_options")
         return jax.jit(greedy, compiler_options=options), logits
-
-    @property
-    def _is_processed(self) -> bool:
-        """Whether the engine rewrites weights after loading; gpt-oss keeps its checkpoint's."""
-        experiment = self.experiment
-        has_experts = (
-            experiment.model.moe is not None and experiment.model.family.traits.experts != "gpt_oss"
-        )
-        return has_experts or experiment.workload.weight_dtype in QUANTIZATION
 
     @property
     def _n_tokens(self) -> int:
