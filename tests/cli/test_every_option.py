@@ -174,14 +174,14 @@ REFUSED: dict[str, dict[str, tuple[tuple[str, ...], str]]] = {
 }
 
 # Options whose tests are in other files, which name them; a folder stands for its files.
-_COMPILED = ("compile", "function", "programs", "live", "cli/test_compile.py", "api", "engines", "torch_xla", "predict", "published")  # fmt: skip
+_COMPILED = ("compile", "function", "programs", "live", "cli/test_compile.py", "api", "engines", "torch_xla", "cost", "published")  # fmt: skip
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "predict": ("cli", "store"),
-    "plan": ("cli", "planner", "api"),
+    "plan": ("cli", "serving", "api"),
     "serve-sim": ("cli", "serving"),
     "compile": _COMPILED,
     "run": _COMPILED,
-    "sweep": ("cli", "sweep"),
+    "sweep": ("cli", "backends/sweep"),
     "import": ("cli", "traces", "hlo", "compile", "torch_xla"),
     "show": ("cli", "function", "calibrate"),
     "flags": ("function", "cli"),
@@ -190,13 +190,13 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "export": ("cli", "reports"),
     "calibrate": ("calibrate", "cli"),
     "contribute": ("api", "calibrate", "cli"),
-    "tpu create": ("sweep", "cli"),
-    "tpu status": ("sweep",),
-    "tpu install": ("sweep",),
-    "tpu sweep": ("sweep",),
-    "tpu ssh": ("sweep",),
-    "tpu delete": ("sweep",),
-    "tpu manifest": ("sweep", "cli"),
+    "tpu create": ("backends/sweep", "cli"),
+    "tpu status": ("backends/sweep",),
+    "tpu install": ("backends/sweep",),
+    "tpu sweep": ("backends/sweep",),
+    "tpu ssh": ("backends/sweep",),
+    "tpu delete": ("backends/sweep",),
+    "tpu manifest": ("backends/sweep", "cli"),
     "engines install": ("engines",),
     "engines remove": ("engines",),
     "compilers install": ("compile", "engines", "cli"),
