@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["pytester"]
+pytest.importorskip("jax")  # here: an inner session forgets what it imports, and JAX loads once
+pytest_plugins = ["pytester", "meshscope.pytest_plugin"]
 pytestmark = [pytest.mark.slow, pytest.mark.tpu]
 
 PLUGIN = ("-p", "meshscope.pytest_plugin", "-p", "no:cacheprovider")
